@@ -1,0 +1,2 @@
+//! The sock_ops program of rto-agent.
+#![no_std]

@@ -1,0 +1,1 @@
+//! TOML text -> validated [`PolicySet`](crate::policy::PolicySet), with errors that point at the line.

@@ -1,0 +1,1 @@
+//! What this kernel is: HZ, cgroup2 mount, features, other programs.

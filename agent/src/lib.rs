@@ -1,0 +1,9 @@
+//! Per-CIDR TCP retransmission timers for Linux: the library behind the `rto-agent` binary.
+//!
+//! One room for each concern; data flows down once:
+//! [`config`] text becomes a [`policy::PolicySet`], the engine turns it into a
+//! [`policy::plan::Plan`], the datapath writes that to the kernel.
+
+pub mod config;
+pub mod kernel;
+pub mod policy;

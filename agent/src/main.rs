@@ -1,0 +1,2 @@
+//! rto-agent.
+fn main() {}

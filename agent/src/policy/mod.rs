@@ -1,0 +1,105 @@
+//! Policies, entries and what becomes of them on a host: `PolicySet`, units,
+//! quantisation, and `Plan`, the difference of two states of the kernel's maps.
+//!
+//! Pure: no I/O here.
+
+use std::{collections::BTreeMap, path::PathBuf, time::Duration};
+
+mod cidr;
+mod name;
+pub mod compile;
+pub mod plan;
+pub mod units;
+
+pub use cidr::{Cidr, CidrError};
+pub use name::{NameError, PolicyName};
+
+/// What a policy sets. A field that is `None` leaves the kernel's own value.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Settings {
+    /// Timeout of the first SYN or SYN-ACK (RFC 6298 section 2.1), replacing TCP_TIMEOUT_INIT (1 s).
+    pub initial_rto: Option<Duration>,
+    /// Lower bound of the RTO of an established connection (TCP_BPF_RTO_MIN).
+    pub rto_min: Option<Duration>,
+    /// Longest delay of an ACK (TCP_BPF_DELACK_MAX).
+    pub delack_max: Option<Duration>,
+    /// Linear instead of exponential backoff for thin streams (TCP_THIN_LINEAR_TIMEOUTS).
+    pub thin_linear: Option<bool>,
+    /// Upper bound of any RTO (TCP_RTO_MAX_MS, Linux 6.15).
+    pub rto_max: Option<Duration>,
+    /// How long sent data may stay unacknowledged (TCP_USER_TIMEOUT).
+    pub user_timeout: Option<Duration>,
+    /// How many SYN retransmissions connect() makes before it gives up.
+    pub syn_retries: SynRetries,
+    /// Allows a short initial RTO on a very wide prefix.
+    pub force: bool,
+}
+
+/// The `syn_retries` setting (TCP_SYNCNT).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SynRetries {
+    /// Raise it so that connect() gives up no sooner than with the kernel's own timers.
+    #[default]
+    Auto,
+    /// Leave the socket's value: connect() gives up sooner in proportion to the initial RTO.
+    Keep,
+    /// This many, 1 to 127.
+    Fixed(u8),
+}
+
+/// Where something was said, for messages: a file and a line (from 1).
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Location {
+    /// The file.
+    pub path: PathBuf,
+    /// The line, from 1.
+    pub line: usize,
+}
+
+impl std::fmt::Display for Location {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}:{}", self.path.display(), self.line)
+    }
+}
+
+/// A policy of the configuration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Policy {
+    /// Its settings.
+    pub settings: Settings,
+    /// Where its settings stand; `None` for one made by `rto-agent add --initial-rto ...`.
+    pub location: Option<Location>,
+}
+
+/// An entry of the configuration: a CIDR pointing at a policy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// Name of its policy.
+    pub policy: PolicyName,
+    /// Where the CIDR stands; `None` for one added by hand.
+    pub location: Option<Location>,
+}
+
+/// All policies and entries that should be in force.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PolicySet {
+    /// Policies by name.
+    pub policies: BTreeMap<PolicyName, Policy>,
+    /// Entries by CIDR; every `policy` in it is a key of `policies`.
+    pub entries: BTreeMap<Cidr, Entry>,
+}
+
+/// What compiling a policy needs to know of the host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HostFacts {
+    /// Jiffies a second (CONFIG_HZ), measured.
+    pub hz: u32,
+    /// `net.ipv4.tcp_syn_retries` of the daemon's network namespace.
+    pub tcp_syn_retries: u8,
+    /// `net.ipv4.tcp_syn_linear_timeouts`; 0 before Linux 6.5, which has no linear phase.
+    pub tcp_syn_linear_timeouts: u8,
+    /// Whether TCP_RTO_MAX_MS exists (Linux 6.15).
+    pub has_rto_max: bool,
+    /// Whether bpf_setsockopt takes TCP_THIN_LINEAR_TIMEOUTS (Linux 6.1).
+    pub has_bpf_thin_linear: bool,
+}

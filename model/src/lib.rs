@@ -1,0 +1,1 @@
+//! Pure arithmetic of TCP retransmission schedules as the Linux kernel runs them.
