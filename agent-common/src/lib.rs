@@ -50,7 +50,8 @@ pub const PROGRAM: &str = "rto_agent";
 pub struct EntryValue {
     /// Index into `POLICIES`; [`NO_POLICY`] is ignored.
     pub policy: u32,
-    /// Connections this entry has decided (SYNs to it begun, SYNs from it answered). Stays at `u32::MAX`.
+    /// Connections this entry has decided: one for each connect() to it, one for each connection
+    /// request from it that was answered. Stays at `u32::MAX`.
     pub hits: u32,
 }
 
@@ -114,6 +115,30 @@ pub struct Counters {
     pub reserved: u64,
 }
 
+impl Counters {
+    /// The sum of two, for adding up CPUs.
+    #[must_use]
+    pub fn plus(self, other: &Self) -> Self {
+        Self {
+            syn_timeouts_set: self.syn_timeouts_set.wrapping_add(other.syn_timeouts_set),
+            syn_ack_timeouts_set: self
+                .syn_ack_timeouts_set
+                .wrapping_add(other.syn_ack_timeouts_set),
+            established_active: self.established_active.wrapping_add(other.established_active),
+            established_passive: self.established_passive.wrapping_add(other.established_passive),
+            syn_retransmissions: self.syn_retransmissions.wrapping_add(other.syn_retransmissions),
+            syn_ack_retransmissions: self
+                .syn_ack_retransmissions
+                .wrapping_add(other.syn_ack_retransmissions),
+            setsockopt_failures: core::array::from_fn(|i| {
+                self.setsockopt_failures[i].wrapping_add(other.setsockopt_failures[i])
+            }),
+            storage_failures: self.storage_failures.wrapping_add(other.storage_failures),
+            reserved: 0,
+        }
+    }
+}
+
 /// Options the program sets, as index of [`Counters::setsockopt_failures`].
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -164,6 +189,10 @@ pub struct SocketState {
     pub syn_retries_before: u32,
     /// TCP_SYNCNT this program set; 0: not touched.
     pub syn_retries_set: u32,
+    /// 1 once the initial RTO was given for this connection attempt.
+    pub timeouts_set: u32,
+    /// Keeps the size a multiple of 8.
+    pub reserved: u32,
 }
 
 impl Policy {
@@ -202,7 +231,7 @@ const _: () = {
     assert!(size_of::<EntryValue>() == 8);
     assert!(size_of::<Policy>() == 64 + 8 * 4 + 128);
     assert!(size_of::<Counters>() == 128);
-    assert!(size_of::<SocketState>() == 32);
+    assert!(size_of::<SocketState>() == 40);
     assert!(core::mem::offset_of!(Policy, generation) == 64);
     assert!(core::mem::offset_of!(Policy, syn_retries) == 96);
     assert!(core::mem::offset_of!(Counters, setsockopt_failures) == 48);

@@ -1,2 +1,11 @@
-//! rto-agent.
-fn main() {}
+//! The `rto-agent` binary: parse, dispatch, say errors.
+
+use std::process::ExitCode;
+
+use clap::Parser as _;
+use rto_agent::{cli::Cli, commands};
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    commands::dispatch(cli.verb)
+}

@@ -1,0 +1,90 @@
+//! Which operations concern the program, decided from three words of the context.
+
+/// `BPF_SOCK_OPS_TIMEOUT_INIT` (include/uapi/linux/bpf.h).
+pub const TIMEOUT_INIT: u32 = 1;
+/// `BPF_SOCK_OPS_TCP_CONNECT_CB`.
+pub const TCP_CONNECT_CB: u32 = 3;
+/// `BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB`.
+pub const ACTIVE_ESTABLISHED_CB: u32 = 4;
+/// `BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB`.
+pub const PASSIVE_ESTABLISHED_CB: u32 = 5;
+
+/// `BPF_TCP_SYN_SENT`.
+const SYN_SENT: u32 = 2;
+
+/// What to do for a callback.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Nothing: not ours.
+    Leave,
+    /// connect(): choose the policy, set the options that must stand before the SYN.
+    Connect,
+    /// The timeout of a connecting socket's SYN is asked for: at the first SYN, and again by the
+    /// kernel at each SYN timeout (`retransmits_timed_out()`, Linux 6.12).
+    SynTimeout,
+    /// The timeout of a SYN-ACK is asked for: a request socket, or the child that TCP Fast Open
+    /// makes before the handshake is over.
+    SynAckTimeout,
+    /// connect() succeeded.
+    ActiveEstablished,
+    /// An accepted connection is about to be established.
+    PassiveEstablished,
+}
+
+/// Decides on the operation, whether the context has a full socket, and that socket's state.
+#[inline(always)]
+#[must_use]
+pub const fn decide(op: u32, is_fullsock: bool, state: u32) -> Action {
+    match op {
+        TIMEOUT_INIT if is_fullsock && state == SYN_SENT => Action::SynTimeout,
+        TIMEOUT_INIT => Action::SynAckTimeout,
+        TCP_CONNECT_CB if is_fullsock => Action::Connect,
+        ACTIVE_ESTABLISHED_CB if is_fullsock => Action::ActiveEstablished,
+        PASSIVE_ESTABLISHED_CB if is_fullsock => Action::PassiveEstablished,
+        _ => Action::Leave,
+    }
+}
+
+/// Whether an operation number is one of the four above: the first thing the program asks, so
+/// that all others cost a few instructions.
+#[inline(always)]
+#[must_use]
+pub const fn is_ours(op: u32) -> bool {
+    matches!(op, TIMEOUT_INIT | TCP_CONNECT_CB | ACTIVE_ESTABLISHED_CB | PASSIVE_ESTABLISHED_CB)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SYN_RECV: u32 = 3;
+    const NEW_SYN_RECV: u32 = 12;
+
+    #[test]
+    fn every_other_operation_is_left_alone() {
+        for op in (0..64).chain([u32::MAX]) {
+            for full in [false, true] {
+                for state in 0..16 {
+                    let acts = decide(op, full, state) != Action::Leave;
+                    assert!(!acts || is_ours(op), "op {op}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn timeouts_go_by_the_socket() {
+        assert_eq!(decide(TIMEOUT_INIT, true, SYN_SENT), Action::SynTimeout);
+        assert_eq!(decide(TIMEOUT_INIT, false, NEW_SYN_RECV), Action::SynAckTimeout);
+        // TCP Fast Open with data in the SYN.
+        assert_eq!(decide(TIMEOUT_INIT, true, SYN_RECV), Action::SynAckTimeout);
+    }
+
+    #[test]
+    fn only_full_sockets_take_options() {
+        for op in [TCP_CONNECT_CB, ACTIVE_ESTABLISHED_CB, PASSIVE_ESTABLISHED_CB] {
+            assert_eq!(decide(op, false, SYN_SENT), Action::Leave);
+            assert_ne!(decide(op, true, SYN_SENT), Action::Leave);
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! The CLI's half: one request over the Unix socket.
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use http_body_util::{BodyExt as _, Full};
+use hyper::{Method, Request, body::Bytes, client::conn::http1};
+use hyper_util::rt::TokioIo;
+use serde::{Serialize, de::DeserializeOwned};
+use tokio::net::UnixStream;
+
+use super::types::ErrorAnswer;
+
+/// A daemon that does not answer within this is stuck.
+const TIMEOUT: Duration = Duration::from_secs(120);
+
+/// Why a request got no answer. The text says what to do.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ClientError {
+    /// Nobody listens.
+    #[error(
+        "no rto-agent daemon answers at {socket}: {source}; start it (systemctl start rto-agent) \
+         or name its socket with --socket or RTO_AGENT_SOCKET"
+    )]
+    NotRunning {
+        /// The socket.
+        socket: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The socket is not for us.
+    #[error("{socket}: permission denied; the socket is for root and the group set as [agent] group")]
+    NotPermitted {
+        /// The socket.
+        socket: PathBuf,
+    },
+    /// The daemon said no.
+    #[error("{0}")]
+    Refused(String),
+    /// What came back is no answer.
+    #[error("the daemon at {socket} gave no proper answer: {reason}")]
+    Broken {
+        /// The socket.
+        socket: PathBuf,
+        /// What was wrong.
+        reason: String,
+    },
+}
+
+/// A daemon's socket.
+#[derive(Clone, Debug)]
+pub struct Client {
+    socket: PathBuf,
+}
+
+impl Client {
+    /// For the daemon at `socket`.
+    #[must_use]
+    pub fn new(socket: &Path) -> Self {
+        Self { socket: socket.to_owned() }
+    }
+
+    /// `GET path`.
+    ///
+    /// # Errors
+    ///
+    /// As [`ClientError`].
+    pub fn get<A: DeserializeOwned>(&self, path: &str) -> Result<A, ClientError> {
+        self.request(Method::GET, path, Bytes::new())
+    }
+
+    /// `POST path` with a JSON body.
+    ///
+    /// # Errors
+    ///
+    /// As [`ClientError`].
+    pub fn post<A: DeserializeOwned>(
+        &self,
+        path: &str,
+        body: &impl Serialize,
+    ) -> Result<A, ClientError> {
+        let body = serde_json::to_vec(body).map_err(|e| self.broken(e))?;
+        self.request(Method::POST, path, body.into())
+    }
+
+    fn request<A: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        body: Bytes,
+    ) -> Result<A, ClientError> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(|e| self.broken(e))?;
+        let answer = runtime.block_on(async {
+            tokio::time::timeout(TIMEOUT, self.exchange(method, path, body))
+                .await
+                .unwrap_or_else(|_| Err(self.broken(format!("nothing for {} s", TIMEOUT.as_secs()))))
+        })?;
+        serde_json::from_slice(&answer).map_err(|e| self.broken(e))
+    }
+
+    async fn exchange(
+        &self,
+        method: Method,
+        path: &str,
+        body: Bytes,
+    ) -> Result<Bytes, ClientError> {
+        let stream = UnixStream::connect(&self.socket).await.map_err(|source| {
+            let socket = self.socket.clone();
+            if source.kind() == io::ErrorKind::PermissionDenied {
+                ClientError::NotPermitted { socket }
+            } else {
+                ClientError::NotRunning { socket, source }
+            }
+        })?;
+        let (mut sender, connection) =
+            http1::handshake(TokioIo::new(stream)).await.map_err(|e| self.broken(e))?;
+        let driver = tokio::spawn(connection);
+        let request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header("host", "rto-agent")
+            .header("content-type", "application/json")
+            .body(Full::new(body))
+            .map_err(|e| self.broken(e))?;
+        let response = sender.send_request(request).await.map_err(|e| self.broken(e))?;
+        let status = response.status();
+        let bytes = response.into_body().collect().await.map_err(|e| self.broken(e))?.to_bytes();
+        driver.abort();
+        if status.is_success() {
+            return Ok(bytes);
+        }
+        match serde_json::from_slice::<ErrorAnswer>(&bytes) {
+            Ok(answer) => Err(ClientError::Refused(answer.error)),
+            Err(_) => Err(self.broken(format!("HTTP status {status}"))),
+        }
+    }
+
+    fn broken(&self, reason: impl std::fmt::Display) -> ClientError {
+        ClientError::Broken { socket: self.socket.clone(), reason: reason.to_string() }
+    }
+}

@@ -1,0 +1,9 @@
+//! HTTP and JSON on a Unix socket; the client half serves the CLI. Routes and fields: `docs/api.md`.
+
+pub mod client;
+pub mod peer;
+pub mod server;
+pub mod types;
+
+/// Largest request body, bytes: some 300,000 CIDRs in one `add`.
+pub const MAX_BODY: usize = 16 << 20;

@@ -1,0 +1,116 @@
+//! Who is at the other end of the socket, and whether the socket is for them.
+
+use std::os::fd::{AsRawFd as _, BorrowedFd};
+
+use nix::{
+    libc,
+    sys::socket::{getsockopt, sockopt::PeerCredentials},
+    unistd::{Gid, Group},
+};
+
+use super::types::Caller;
+
+/// Peers allowed: root, and members of one group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Allowed {
+    /// Group id of `[agent] group`.
+    pub group: Gid,
+}
+
+/// The peer of a connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// User and process, as they were at connect().
+    pub caller: Caller,
+    /// Its group and supplementary groups.
+    pub groups: Vec<u32>,
+}
+
+impl Allowed {
+    /// Whether this peer may ask.
+    #[must_use]
+    pub fn permits(&self, peer: &Peer) -> bool {
+        peer.caller.uid == 0 || peer.groups.contains(&self.group.as_raw())
+    }
+}
+
+/// Finds the group by name.
+///
+/// # Errors
+///
+/// If there is none, naming the mend.
+pub fn group_id(name: &str) -> anyhow::Result<Gid> {
+    Group::from_name(name)?.map(|group| group.gid).ok_or_else(|| {
+        anyhow::anyhow!("[agent] group = \"{name}\": there is no such group; groupadd --system {name}")
+    })
+}
+
+/// Reads a peer's credentials (SO_PEERCRED) and groups (SO_PEERGROUPS, Linux 4.13).
+///
+/// # Errors
+///
+/// If the kernel does not tell.
+pub fn peer_of(socket: BorrowedFd<'_>) -> std::io::Result<Peer> {
+    let credentials = getsockopt(&socket, PeerCredentials)?;
+    let mut groups = peer_groups(socket)?;
+    groups.push(credentials.gid());
+    Ok(Peer { caller: Caller { uid: credentials.uid(), pid: credentials.pid() }, groups })
+}
+
+fn peer_groups(socket: BorrowedFd<'_>) -> std::io::Result<Vec<u32>> {
+    let mut groups = vec![0u32; 64];
+    loop {
+        let bytes = size_of_val(groups.as_slice());
+        let mut length = libc::socklen_t::try_from(bytes).map_err(std::io::Error::other)?;
+        // SAFETY: the buffer is `length` bytes long and `length` outlives the call, which writes
+        // at most that many bytes into it.
+        let done = unsafe {
+            libc::getsockopt(
+                socket.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_PEERGROUPS,
+                groups.as_mut_ptr().cast(),
+                &raw mut length,
+            )
+        };
+        let count = length as usize / size_of::<u32>();
+        if done == 0 {
+            groups.truncate(count);
+            return Ok(groups);
+        }
+        let error = std::io::Error::last_os_error();
+        // ERANGE: the kernel says how much room it needs.
+        if error.raw_os_error() != Some(libc::ERANGE) || count <= groups.len() {
+            return Err(error);
+        }
+        groups.resize(count, 0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::{fd::AsFd as _, unix::net::UnixStream};
+
+    use super::*;
+
+    #[test]
+    fn a_socketpair_is_ourselves() {
+        let (a, _b) = UnixStream::pair().unwrap();
+        let peer = peer_of(a.as_fd()).unwrap();
+        assert_eq!(peer.caller.uid, nix::unistd::geteuid().as_raw());
+        assert_eq!(peer.caller.pid, nix::unistd::getpid().as_raw());
+        assert!(peer.groups.contains(&nix::unistd::getegid().as_raw()));
+    }
+
+    #[test]
+    fn root_and_the_group_only() {
+        let allowed = Allowed { group: Gid::from_raw(7) };
+        let peer = |uid, groups: &[u32]| Peer {
+            caller: Caller { uid, pid: 1 },
+            groups: groups.to_vec(),
+        };
+        assert!(allowed.permits(&peer(0, &[0])));
+        assert!(allowed.permits(&peer(1000, &[1000, 7])));
+        assert!(!allowed.permits(&peer(1000, &[1000, 8])));
+    }
+}

@@ -1,0 +1,235 @@
+//! The daemon's half: routes on the engine's handle.
+
+use std::{
+    fs, io,
+    net::IpAddr,
+    os::{fd::AsFd as _, unix::fs::PermissionsExt as _},
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use anyhow::Context as _;
+use axum::{
+    Extension, Json, Router,
+    extract::{
+        ConnectInfo, DefaultBodyLimit, Query, Request, State,
+        connect_info::Connected,
+        rejection::{JsonRejection, QueryRejection},
+    },
+    http::StatusCode,
+    middleware::{self, Next},
+    response::{IntoResponse, Response},
+    routing::{get, post},
+    serve::IncomingStream,
+};
+use nix::unistd::{Gid, chown};
+use serde::{Deserialize, Serialize};
+use tokio::net::UnixListener;
+use tracing::warn;
+
+use super::{
+    MAX_BODY,
+    peer::{Allowed, Peer, peer_of},
+    types::{AddRequest, Caller, ErrorAnswer, RemoveRequest},
+};
+use crate::engine::{EngineError, Handle, Message};
+
+/// How long `status` waits for the engine before it answers with what was last published.
+const FRESH_STATUS: Duration = Duration::from_millis(25);
+
+/// The socket, removed when dropped (unless another daemon has put its own there).
+#[derive(Debug)]
+pub struct Socket {
+    path: PathBuf,
+    inode: u64,
+}
+
+/// Binds the socket: mode 0660, root and `group`. A socket left by a killed daemon is replaced;
+/// the caller holds the instance lock, so it cannot be another daemon's.
+///
+/// # Errors
+///
+/// If its directory does not exist or something that is no socket stands at the path.
+pub fn bind(path: &Path, group: Gid) -> anyhow::Result<(UnixListener, Socket)> {
+    use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
+
+    match fs::symlink_metadata(path) {
+        Ok(meta) if meta.file_type().is_socket() => fs::remove_file(path)?,
+        Ok(_) => anyhow::bail!(
+            "{} exists and is no socket; move it away or set [agent] socket",
+            path.display()
+        ),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+        Err(e) => return Err(e).with_context(|| path.display().to_string()),
+    }
+    // Bound without any permission first: nobody gets in before the group is right.
+    let before = nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o777));
+    let bound = UnixListener::bind(path);
+    nix::sys::stat::umask(before);
+    let listener = bound.with_context(|| format!("cannot listen on {}", path.display()))?;
+    chown(path, None, Some(group)).with_context(|| format!("chgrp {}", path.display()))?;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o660))?;
+    let inode = fs::symlink_metadata(path)?.ino();
+    Ok((listener, Socket { path: path.to_owned(), inode }))
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        use std::os::unix::fs::MetadataExt as _;
+
+        if fs::symlink_metadata(&self.path).is_ok_and(|meta| meta.ino() == self.inode) {
+            // Nothing to be done about a socket that cannot be removed; the next start replaces it.
+            let _gone = fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Serves until `stop` resolves.
+///
+/// # Errors
+///
+/// If the listener breaks.
+pub async fn serve(
+    listener: UnixListener,
+    engine: Handle,
+    allowed: Allowed,
+    stop: impl Future<Output = ()> + Send + 'static,
+) -> io::Result<()> {
+    let app = router(engine, allowed).into_make_service_with_connect_info::<PeerInfo>();
+    axum::serve(listener, app).with_graceful_shutdown(stop).await
+}
+
+fn router(engine: Handle, allowed: Allowed) -> Router {
+    Router::new()
+        .route("/v1/status", get(status))
+        .route("/v1/entries", get(list).post(add))
+        .route("/v1/entries/remove", post(remove))
+        .route("/v1/lookup", get(lookup))
+        .route("/v1/reload", post(reload))
+        .route("/v1/detach", post(detach))
+        .fallback(|| async { answer(StatusCode::NOT_FOUND, "no such route; see docs/api.md") })
+        .layer(middleware::from_fn_with_state(allowed, check_peer))
+        .layer(DefaultBodyLimit::max(MAX_BODY))
+        .with_state(engine)
+}
+
+#[derive(Clone)]
+struct PeerInfo(Option<Peer>);
+
+impl Connected<IncomingStream<'_, UnixListener>> for PeerInfo {
+    fn connect_info(stream: IncomingStream<'_, UnixListener>) -> Self {
+        let peer = peer_of(stream.io().as_fd());
+        Self(peer.inspect_err(|e| warn!("a client's credentials cannot be read: {e}")).ok())
+    }
+}
+
+/// The file mode keeps others out already; this holds even where it was loosened.
+async fn check_peer(
+    State(allowed): State<Allowed>,
+    ConnectInfo(PeerInfo(peer)): ConnectInfo<PeerInfo>,
+    mut request: Request,
+    next: Next,
+) -> Response {
+    match peer {
+        Some(peer) if allowed.permits(&peer) => {
+            request.extensions_mut().insert(peer.caller);
+            next.run(request).await
+        }
+        Some(peer) => {
+            let caller = peer.caller;
+            warn!(audit = true, %caller, "refused: neither root nor in the socket's group");
+            let text = format!("{caller} is neither root nor in the group set as [agent] group");
+            answer(StatusCode::FORBIDDEN, &text)
+        }
+        None => answer(StatusCode::FORBIDDEN, "your credentials cannot be read"),
+    }
+}
+
+async fn status(State(engine): State<Handle>) -> Response {
+    // Under a long map write the engine is busy: an answer a few seconds old beats none.
+    let refreshed = tokio::time::timeout(FRESH_STATUS, engine.ask(Message::Refresh)).await;
+    match refreshed {
+        Ok(Err(e)) => error(&e),
+        Ok(Ok(())) | Err(_) => Json(&*engine.status()).into_response(),
+    }
+}
+
+async fn list(State(engine): State<Handle>) -> Response {
+    respond(engine.ask(Message::List).await)
+}
+
+async fn add(
+    State(engine): State<Handle>,
+    Extension(caller): Extension<Caller>,
+    body: Result<Json<AddRequest>, JsonRejection>,
+) -> Response {
+    match body {
+        Ok(Json(request)) => {
+            respond(engine.ask(|reply| Message::Add(request, caller, reply)).await)
+        }
+        Err(e) => answer(e.status(), &e.body_text()),
+    }
+}
+
+async fn remove(
+    State(engine): State<Handle>,
+    Extension(caller): Extension<Caller>,
+    body: Result<Json<RemoveRequest>, JsonRejection>,
+) -> Response {
+    match body {
+        Ok(Json(request)) => {
+            respond(engine.ask(|reply| Message::Remove(request, caller, reply)).await)
+        }
+        Err(e) => answer(e.status(), &e.body_text()),
+    }
+}
+
+#[derive(Deserialize)]
+struct LookupQuery {
+    address: String,
+}
+
+async fn lookup(
+    State(engine): State<Handle>,
+    query: Result<Query<LookupQuery>, QueryRejection>,
+) -> Response {
+    let address = match query {
+        Ok(Query(query)) => query.address,
+        Err(e) => return answer(e.status(), &e.body_text()),
+    };
+    match address.parse::<IpAddr>() {
+        Ok(address) => respond(engine.ask(|reply| Message::Lookup(address, reply)).await),
+        Err(_) => answer(
+            StatusCode::BAD_REQUEST,
+            &format!("{address:?} is no IPv4 or IPv6 address (host names are not looked up)"),
+        ),
+    }
+}
+
+async fn reload(State(engine): State<Handle>, Extension(caller): Extension<Caller>) -> Response {
+    respond(engine.ask(|reply| Message::Reload(caller, reply)).await)
+}
+
+async fn detach(State(engine): State<Handle>, Extension(caller): Extension<Caller>) -> Response {
+    respond(engine.ask(|reply| Message::Detach(caller, reply)).await)
+}
+
+fn respond<T: Serialize>(result: Result<T, EngineError>) -> Response {
+    match result {
+        Ok(value) => Json(value).into_response(),
+        Err(e) => error(&e),
+    }
+}
+
+fn error(error: &EngineError) -> Response {
+    let status = match error {
+        EngineError::Refused(_) => StatusCode::UNPROCESSABLE_ENTITY,
+        EngineError::Failed(_) => StatusCode::INTERNAL_SERVER_ERROR,
+        EngineError::Stopping => StatusCode::SERVICE_UNAVAILABLE,
+    };
+    answer(status, &error.to_string())
+}
+
+fn answer(status: StatusCode, text: &str) -> Response {
+    (status, Json(ErrorAnswer { error: text.to_owned() })).into_response()
+}

@@ -1,0 +1,356 @@
+//! What goes over the socket, and what `--json` prints: stable names, documented in `docs/api.md`.
+//!
+//! Durations are strings with a unit ("100ms"), CIDRs and addresses strings, times Unix seconds.
+
+use std::{collections::BTreeMap, net::IpAddr, path::PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    datapath::{Attachment, Found, Removed},
+    policy::{
+        Cidr, HostFacts, PolicyName, Settings, SynRetries, compile::Effect, plan::ChangeSummary,
+        units,
+    },
+};
+
+/// Who asked, by the socket's peer credentials.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Caller {
+    /// User id.
+    pub uid: u32,
+    /// Process id.
+    pub pid: i32,
+}
+
+impl std::fmt::Display for Caller {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "uid {} (pid {})", self.uid, self.pid)
+    }
+}
+
+/// Settings as text, as a configuration file or a command line has them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SettingsSpec {
+    /// "100ms".
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub initial_rto: Option<String>,
+    /// "5ms".
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rto_min: Option<String>,
+    /// "5ms".
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub delack_max: Option<String>,
+    /// On or off.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub thin_linear: Option<bool>,
+    /// "10s".
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rto_max: Option<String>,
+    /// "30s".
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user_timeout: Option<String>,
+    /// "auto", "keep" or a number from 1 to 127.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub syn_retries: Option<String>,
+    /// Allow a short initial RTO on a very wide prefix.
+    #[serde(default)]
+    pub force: bool,
+}
+
+impl SettingsSpec {
+    /// Whether it sets anything at all.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        *self == Self { force: self.force, ..Self::default() }
+    }
+
+    /// The settings meant.
+    ///
+    /// # Errors
+    ///
+    /// Names the setting that cannot be read, and how it should look.
+    pub fn parse(&self) -> Result<Settings, String> {
+        let duration = |name: &str, text: &Option<String>| match text {
+            Some(text) => {
+                units::parse_duration(text).map(Some).map_err(|e| format!("{name}: {e}"))
+            }
+            None => Ok(None),
+        };
+        Ok(Settings {
+            initial_rto: duration("initial_rto", &self.initial_rto)?,
+            rto_min: duration("rto_min", &self.rto_min)?,
+            delack_max: duration("delack_max", &self.delack_max)?,
+            thin_linear: self.thin_linear,
+            rto_max: duration("rto_max", &self.rto_max)?,
+            user_timeout: duration("user_timeout", &self.user_timeout)?,
+            syn_retries: match self.syn_retries.as_deref() {
+                None => SynRetries::default(),
+                Some(text) => text.parse().map_err(|e| format!("syn_retries: {e}"))?,
+            },
+            force: self.force,
+        })
+    }
+}
+
+impl From<&Settings> for SettingsSpec {
+    fn from(settings: &Settings) -> Self {
+        let text = |d: Option<std::time::Duration>| d.map(units::format_duration);
+        Self {
+            initial_rto: text(settings.initial_rto),
+            rto_min: text(settings.rto_min),
+            delack_max: text(settings.delack_max),
+            thin_linear: settings.thin_linear,
+            rto_max: text(settings.rto_max),
+            user_timeout: text(settings.user_timeout),
+            syn_retries: (settings.syn_retries != SynRetries::default())
+                .then(|| settings.syn_retries.to_string()),
+            force: settings.force,
+        }
+    }
+}
+
+/// `POST /v1/entries`.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AddRequest {
+    /// CIDRs; a bare address is one host.
+    pub cidrs: Vec<String>,
+    /// A policy of the configuration; or else `settings`.
+    #[serde(default)]
+    pub policy: Option<String>,
+    /// Settings of their own.
+    #[serde(default)]
+    pub settings: Option<SettingsSpec>,
+    /// How long they stay, "10m".
+    #[serde(default)]
+    pub ttl: Option<String>,
+    /// Write them to `policies.d/50-cli.toml` instead of keeping them until the boot ends.
+    #[serde(default)]
+    pub save: bool,
+}
+
+/// `POST /v1/entries/remove`.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RemoveRequest {
+    /// CIDRs, exactly as listed.
+    pub cidrs: Vec<String>,
+    /// Remove them from `policies.d/50-cli.toml`.
+    #[serde(default)]
+    pub save: bool,
+    /// Switch entries of the files on again that were removed by hand.
+    #[serde(default)]
+    pub undo: bool,
+}
+
+/// What a change did.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct ChangeAnswer {
+    /// How many entries and policies it added, changed and removed in the kernel.
+    pub changed: ChangeSummary,
+    /// What to know beside that, one sentence each.
+    pub notes: Vec<String>,
+    /// Effects of the policy an entry was added with: what each value became.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub effects: Vec<Effect>,
+}
+
+/// Where an entry comes from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "kebab-case")]
+pub enum SourceView {
+    /// A configuration file.
+    File {
+        /// The file.
+        path: PathBuf,
+        /// The line, from 1.
+        line: usize,
+    },
+    /// `rto-agent add`.
+    Manual {
+        /// Who added it.
+        by: Caller,
+        /// Seconds until it ends; absent: with the boot.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        expires_in_s: Option<u64>,
+    },
+}
+
+impl std::fmt::Display for SourceView {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::File { path, line } => {
+                let name = path.file_name().map_or(path.as_os_str(), |name| name);
+                write!(f, "{}:{line}", name.to_string_lossy())
+            }
+            Self::Manual { expires_in_s: None, .. } => f.write_str("by hand"),
+            Self::Manual { expires_in_s: Some(s), .. } => {
+                let left = humantime::format_duration(std::time::Duration::from_secs(*s));
+                write!(f, "by hand, {left} left")
+            }
+        }
+    }
+}
+
+/// One entry in force.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct EntryView {
+    /// The CIDR.
+    pub cidr: Cidr,
+    /// Its policy.
+    pub policy: PolicyName,
+    /// Where it comes from.
+    pub source: SourceView,
+    /// The policy's settings as given.
+    pub settings: SettingsSpec,
+    /// What they became on this host.
+    pub effects: Vec<Effect>,
+    /// Connections it has decided; stays at 4294967295.
+    pub hits: u32,
+    /// The entry of the files it overrides, if any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub overrides: Option<SourceView>,
+}
+
+/// `GET /v1/entries`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ListAnswer {
+    /// Entries in force, IPv4 first, by address.
+    pub entries: Vec<EntryView>,
+    /// Entries of the files that were switched off by hand.
+    pub masked: Vec<Cidr>,
+}
+
+/// `GET /v1/lookup?address=`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct LookupAnswer {
+    /// The address asked for.
+    pub address: IpAddr,
+    /// The address looked up: the IPv4 one for an IPv4-mapped IPv6 address.
+    pub looked_up: IpAddr,
+    /// The entry a connection to it takes; absent: the kernel's own timers.
+    pub entry: Option<EntryView>,
+    /// Shorter prefixes that match as well and are not applied, longest first.
+    pub shadowed: Vec<Cidr>,
+    /// Why, in a sentence.
+    pub reason: String,
+}
+
+/// How the last reading of the files went.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ReloadView {
+    /// When, Unix seconds.
+    pub at_s: u64,
+    /// What caused it: "start", "file change", "SIGHUP" or who asked.
+    pub cause: String,
+    /// Whether it was taken over.
+    pub ok: bool,
+    /// Why not: the errors, with file and line.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub errors: Vec<String>,
+    /// Things that are allowed but probably not meant.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<String>,
+}
+
+/// `GET /v1/status`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct StatusAnswer {
+    /// Version of the daemon.
+    pub version: String,
+    /// Its process id.
+    pub pid: u32,
+    /// Seconds since it started.
+    pub uptime_s: u64,
+    /// Attached, in sync with the files, last reload good.
+    pub healthy: bool,
+    /// What is amiss, one sentence each; empty when healthy.
+    pub problems: Vec<String>,
+    /// What to know though nothing is amiss.
+    pub warnings: Vec<String>,
+    /// Whether and where the program is in force.
+    pub attachment: Attachment,
+    /// Who detached it, if it was detached on purpose.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub detached_by: Option<Caller>,
+    /// What the start found of an earlier run.
+    pub found_at_start: Found,
+    /// Whether the kernel's maps hold what files and hand-made entries say.
+    pub in_sync: bool,
+    /// Kernel release.
+    pub kernel: String,
+    /// HZ and sysctls the settings were computed with.
+    pub host: HostFacts,
+    /// The configuration file.
+    pub config: PathBuf,
+    /// Where the pins are.
+    pub pin_dir: PathBuf,
+    /// Entries in force.
+    pub entries: usize,
+    /// Of these, added by hand.
+    pub entries_by_hand: usize,
+    /// Room for entries.
+    pub max_entries: u32,
+    /// Policies in force and what they did.
+    pub policies: BTreeMap<PolicyName, CountersView>,
+    /// How the last reading of the files went.
+    pub last_reload: ReloadView,
+}
+
+/// What a policy did since its counters began.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CountersView {
+    /// Initial RTOs set on connecting sockets.
+    pub syn_timeouts_set: u64,
+    /// Initial RTOs set on connection requests.
+    pub syn_ack_timeouts_set: u64,
+    /// Connections established by connect().
+    pub established_active: u64,
+    /// Connections established by accept().
+    pub established_passive: u64,
+    /// SYNs sent again.
+    pub syn_retransmissions: u64,
+    /// SYN-ACKs sent again before a connection was established.
+    pub syn_ack_retransmissions: u64,
+    /// bpf_setsockopt calls the kernel refused, by option; only those that happened.
+    pub setsockopt_failures: BTreeMap<String, u64>,
+    /// Connections left alone for want of memory.
+    pub storage_failures: u64,
+}
+
+impl From<rto_agent_common::Counters> for CountersView {
+    fn from(c: rto_agent_common::Counters) -> Self {
+        let failures = rto_agent_common::SockOpt::NAMES
+            .iter()
+            .map(|(option, name)| ((*name).to_owned(), c.setsockopt_failures[*option as usize]))
+            .filter(|(_, count)| *count > 0);
+        Self {
+            syn_timeouts_set: c.syn_timeouts_set,
+            syn_ack_timeouts_set: c.syn_ack_timeouts_set,
+            established_active: c.established_active,
+            established_passive: c.established_passive,
+            syn_retransmissions: c.syn_retransmissions,
+            syn_ack_retransmissions: c.syn_ack_retransmissions,
+            setsockopt_failures: failures.collect(),
+            storage_failures: c.storage_failures,
+        }
+    }
+}
+
+/// `POST /v1/detach`, and what `rto-agent detach` prints.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct DetachAnswer {
+    /// What was removed.
+    pub removed: Removed,
+    /// Whether a daemon did it (and stays detached until `rto-agent reload`).
+    pub by_daemon: bool,
+}
+
+/// What every failed request answers with.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ErrorAnswer {
+    /// A sentence that says what was wrong and how to mend it; several lines for several errors.
+    pub error: String,
+}

@@ -1,0 +1,72 @@
+//! One file a verb, thin: ask, print, exit status.
+
+use std::{
+    io::{self, Write as _},
+    process::ExitCode,
+};
+
+use serde::Serialize;
+
+use crate::cli::Verb;
+
+mod add;
+mod check;
+mod detach;
+mod doctor;
+mod generate;
+mod list;
+mod lookup;
+mod reload;
+mod remove;
+mod run;
+mod status;
+mod table;
+
+/// Carries a verb out. Exit status: 0 done, 1 refused or failed (clap says 2 for usage).
+#[must_use]
+pub fn dispatch(verb: Verb) -> ExitCode {
+    let result = match verb {
+        Verb::Run(args) => run::run(&args),
+        Verb::Check(args) => check::run(&args),
+        Verb::Add(args) => add::run(args),
+        Verb::Remove(args) => remove::run(args),
+        Verb::List(args) => list::run(&args),
+        Verb::Lookup(args) => lookup::run(&args),
+        Verb::Status(args) => status::run(&args),
+        Verb::Reload(args) => reload::run(&args),
+        Verb::Detach(args) => detach::run(&args),
+        Verb::Doctor(args) => doctor::run(&args),
+        Verb::Completions(args) => generate::completions(&args),
+        Verb::Man(args) => generate::man(&args),
+    };
+    match result {
+        Ok(code) => code,
+        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            // Nowhere left to say it if stderr is gone too.
+            let _told = writeln!(io::stderr(), "rto-agent: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// A reader that has seen enough (`| head`) is no error.
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error
+        .chain()
+        .filter_map(|cause| cause.downcast_ref::<io::Error>())
+        .any(|e| e.kind() == io::ErrorKind::BrokenPipe)
+}
+
+/// Prints a text for people, or the value as JSON.
+fn print<T: Serialize>(json: bool, value: &T, text: impl FnOnce() -> String) -> anyhow::Result<()> {
+    let mut out = io::stdout().lock();
+    if json {
+        serde_json::to_writer_pretty(&mut out, value).map_err(io::Error::from)?;
+        writeln!(out)?;
+    } else {
+        out.write_all(text().as_bytes())?;
+    }
+    out.flush()?;
+    Ok(())
+}

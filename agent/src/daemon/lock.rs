@@ -1,0 +1,165 @@
+//! One daemon for one set of pins.
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io::{self, Read as _, Seek as _, Write as _},
+    os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _},
+    path::{Path, PathBuf},
+};
+
+use nix::{
+    errno::Errno,
+    fcntl::{Flock, FlockArg},
+    libc::O_NOFOLLOW,
+};
+
+const FILE: &str = "lock";
+
+/// Why the lock was not had.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LockError {
+    /// Another daemon runs.
+    #[error(
+        "another rto-agent{holder} holds {path}; stop it first, or give this one its own \
+         state_dir, socket, pin_dir and cgroup"
+    )]
+    Held {
+        /// " (pid N)" where it is known.
+        holder: String,
+        /// The lock.
+        path: PathBuf,
+    },
+    /// The state directory cannot be used.
+    #[error("state_dir {path}: {source}")]
+    StateDir {
+        /// The directory.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// The lock; released when dropped, and by the kernel when the process dies.
+#[derive(Debug)]
+pub struct InstanceLock {
+    _state: Flock<File>,
+    _pins: Option<Flock<File>>,
+}
+
+impl InstanceLock {
+    /// Takes the lock on `state_dir` (made if missing) and, where it exists, on `pin_dir`: two
+    /// agents with state directories of their own must not share pins either.
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::Held`] names the process that has it.
+    pub fn take(state_dir: &Path, pin_dir: &Path) -> Result<Self, LockError> {
+        let state_error = |source| LockError::StateDir { path: state_dir.to_owned(), source };
+        make_state_dir(state_dir).map_err(state_error)?;
+        let path = state_dir.join(FILE);
+        let mut file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o644)
+            .custom_flags(O_NOFOLLOW)
+            .open(&path)
+            .map_err(state_error)?;
+        let holder = read_pid(&mut file);
+        let mut state = lock(file, &path, holder)?;
+        state
+            .set_len(0)
+            .and_then(|()| state.rewind())
+            .and_then(|()| writeln!(state, "{}", std::process::id()))
+            .map_err(state_error)?;
+        let pins = match File::open(pin_dir) {
+            Ok(dir) => Some(lock(dir, pin_dir, None)?),
+            // Made later by the datapath; bpffs may not even be mounted yet.
+            Err(_) => None,
+        };
+        Ok(Self { _state: state, _pins: pins })
+    }
+}
+
+fn lock(file: File, path: &Path, holder: Option<u32>) -> Result<Flock<File>, LockError> {
+    let inode = file.metadata().map(|m| m.ino()).ok();
+    Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| match errno {
+        Errno::EWOULDBLOCK => {
+            let holder = holder.or_else(|| inode.and_then(holder_by_proc));
+            let holder = holder.map(|pid| format!(" (pid {pid})")).unwrap_or_default();
+            LockError::Held { holder, path: path.to_owned() }
+        }
+        errno => LockError::StateDir { path: path.to_owned(), source: errno.into() },
+    })
+}
+
+fn make_state_dir(path: &Path) -> io::Result<()> {
+    fs::DirBuilder::new().mode(0o755).recursive(true).create(path)?;
+    let meta = fs::symlink_metadata(path)?;
+    if !meta.is_dir() {
+        return Err(io::Error::other("it is not a directory"));
+    }
+    if meta.uid() != nix::unistd::geteuid().as_raw() {
+        return Err(io::Error::other(format!("it belongs to uid {}, not to this user", meta.uid())));
+    }
+    if meta.mode() & 0o002 != 0 {
+        return Err(io::Error::other("everybody may write to it; chmod o-w"));
+    }
+    Ok(())
+}
+
+fn read_pid(file: &mut File) -> Option<u32> {
+    let mut text = String::new();
+    file.take(32).read_to_string(&mut text).ok()?;
+    text.trim().parse().ok()
+}
+
+/// The holder of a flock on this inode, from `/proc/locks` (proc(5)).
+fn holder_by_proc(inode: u64) -> Option<u32> {
+    let locks = fs::read_to_string("/proc/locks").ok()?;
+    let suffix = format!(":{inode}");
+    locks.lines().find_map(|line| {
+        let mut fields = line.split_whitespace().skip(1);
+        (fields.next()? == "FLOCK").then_some(())?;
+        let pid = fields.nth(2)?.parse().ok()?;
+        fields.next()?.ends_with(&suffix).then_some(pid)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_second_taker_learns_who_has_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let (state, pins) = (dir.path().join("state"), dir.path().join("pins"));
+        let first = InstanceLock::take(&state, &pins).unwrap();
+        let message = InstanceLock::take(&state, &pins).unwrap_err().to_string();
+        assert!(message.contains(&format!("(pid {})", std::process::id())), "{message}");
+        drop(first);
+        InstanceLock::take(&state, &pins).unwrap();
+    }
+
+    #[test]
+    fn shared_pins_are_noticed_though_the_states_differ() {
+        let dir = tempfile::tempdir().unwrap();
+        let pins = dir.path().join("pins");
+        fs::create_dir(&pins).unwrap();
+        let _first = InstanceLock::take(&dir.path().join("a"), &pins).unwrap();
+        let message = InstanceLock::take(&dir.path().join("b"), &pins).unwrap_err().to_string();
+        assert!(message.contains("pins"), "{message}");
+    }
+
+    #[test]
+    fn a_symbolic_link_is_not_followed() {
+        let dir = tempfile::tempdir().unwrap();
+        let victim = dir.path().join("victim");
+        fs::write(&victim, "precious").unwrap();
+        std::os::unix::fs::symlink(&victim, dir.path().join(FILE)).unwrap();
+        assert!(InstanceLock::take(dir.path(), &dir.path().join("none")).is_err());
+        assert_eq!(fs::read_to_string(victim).unwrap(), "precious");
+    }
+}

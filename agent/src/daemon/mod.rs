@@ -1,0 +1,140 @@
+//! `rto-agent run`: puts the parts together and waits for signals.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use tokio::signal::unix::{SignalKind, signal};
+use tracing::{info, warn};
+
+use crate::{
+    api::{peer, server},
+    config::{CgroupSetting, Config},
+    engine::{Engine, Handle, Message, Start},
+    kernel::{self, facts::host_facts},
+};
+
+pub mod lock;
+mod watch;
+
+use lock::InstanceLock;
+
+/// Where the configuration is unless said otherwise.
+pub const DEFAULT_CONFIG: &str = "/etc/rto-agent/config.toml";
+
+/// Runs the daemon until SIGTERM or SIGINT.
+///
+/// # Errors
+///
+/// If it cannot start (each with the mend), or could not detach at its end.
+pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
+    kernel::preflight::check()?;
+    let host = host_facts()?;
+    let config = Config::load(config_path, &host)?;
+    let agent = &config.agent;
+    let cgroup = resolve_cgroup(cgroup, &agent.cgroup)?;
+    let _lock = InstanceLock::take(&agent.state_dir, &agent.pin_dir)?;
+    let group = peer::group_id(&agent.group)?;
+    for warning in &config.warnings {
+        warn!("{warning}");
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let _entered = runtime.enter();
+    let (listener, _socket) = server::bind(&agent.socket, group)?;
+    let start = Start {
+        config_path: config_path.to_owned(),
+        kernel: kernel::version::running()?.to_string(),
+        cgroup,
+        host,
+        config,
+    };
+    let (engine, handle) = Engine::start(start)?;
+    let mut signals = Signals::install()?;
+    let thread = std::thread::Builder::new()
+        .name("engine".to_owned())
+        .spawn(move || engine.run())
+        .context("cannot start the engine's thread")?;
+    runtime.block_on(async {
+        let watcher = tokio::spawn(watch::watch(config_path.to_owned(), handle.clone()));
+        let (stopped, stop) = tokio::sync::oneshot::channel::<()>();
+        let allowed = peer::Allowed { group };
+        let serving = server::serve(listener, handle.clone(), allowed, async move {
+            // Both a message and a vanished sender mean the end.
+            let _end = stop.await;
+        });
+        let server = tokio::spawn(serving);
+        signals.forward(&handle, &thread).await;
+        watcher.abort();
+        drop(stopped);
+        // Clients that hold a connection open do not hold up the end.
+        let grace = tokio::time::timeout(std::time::Duration::from_millis(200), server).await;
+        if let Ok(Ok(Err(e))) = grace {
+            warn!("socket: {e}");
+        }
+    });
+    drop(handle);
+    match thread.join() {
+        Ok(result) => result,
+        Err(_) => anyhow::bail!("the engine died; what was in force stays in force"),
+    }
+}
+
+/// The cgroup to attach to: the command line's, the configuration's, or the host's root.
+///
+/// # Errors
+///
+/// If it is no cgroup2 directory, or none is mounted.
+pub fn resolve_cgroup(
+    flag: Option<&Path>,
+    setting: &CgroupSetting,
+) -> anyhow::Result<PathBuf> {
+    let chosen = match (flag, setting) {
+        (Some(path), _) => Some(path),
+        (None, CgroupSetting::Path(path)) => Some(path.as_path()),
+        (None, CgroupSetting::Auto) => None,
+    };
+    Ok(kernel::cgroup::resolve(chosen)?)
+}
+
+struct Signals {
+    hangup: tokio::signal::unix::Signal,
+    terminate: tokio::signal::unix::Signal,
+    interrupt: tokio::signal::unix::Signal,
+}
+
+impl Signals {
+    fn install() -> std::io::Result<Self> {
+        Ok(Self {
+            hangup: signal(SignalKind::hangup())?,
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+        })
+    }
+
+    /// Passes signals on; returns once the engine is told to stop or has ended by itself.
+    async fn forward(
+        &mut self,
+        engine: &Handle,
+        thread: &std::thread::JoinHandle<anyhow::Result<()>>,
+    ) {
+        let mut alive = tokio::time::interval(std::time::Duration::from_millis(500));
+        loop {
+            let name = tokio::select! {
+                _ = self.hangup.recv() => {
+                    engine.tell(Message::Hangup);
+                    continue;
+                }
+                _ = self.terminate.recv() => "SIGTERM",
+                _ = self.interrupt.recv() => "SIGINT",
+                _ = alive.tick() => {
+                    if thread.is_finished() {
+                        return;
+                    }
+                    continue;
+                }
+            };
+            info!(signal = name, "stopping");
+            engine.tell(Message::Stop);
+            return;
+        }
+    }
+}

@@ -1,0 +1,541 @@
+//! The only module that touches aya: load, pin, attach, write and read the maps.
+//!
+//! A [`Datapath`] is opened in two steps, so that a program never runs over an empty map and a
+//! running one never loses an entry: [`Datapath::open`] finds or makes the maps (those of an
+//! earlier run keep working meanwhile), the caller writes what should be in them, and
+//! [`Datapath::attach`] puts the link in force and clears away what it replaced.
+
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    os::fd::AsFd as _,
+    path::{Path, PathBuf},
+};
+
+use aya::{
+    EbpfLoader, include_bytes_aligned,
+    maps::{MapData, MapType},
+    programs::{
+        CgroupAttachMode, SockOps,
+        links::{FdLink, PinnedLink},
+    },
+};
+use rto_agent_common::{Counters, EntryValue, LAYOUT_VERSION, PROGRAM, Policy, maps};
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    kernel::programs::attached_ids,
+    policy::{
+        Cidr, PolicyName,
+        plan::{Image, Plan},
+    },
+};
+
+mod error;
+mod pins;
+mod slots;
+mod tables;
+
+pub use error::DatapathError;
+use slots::Slots;
+use tables::{Tables, describe};
+
+/// The compiled eBPF program, as `cargo xtask ebpf` left it.
+static OBJECT: &[u8] = include_bytes_aligned!("rto-agent.bpf.o");
+
+/// What a datapath is opened for.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The cgroup2 directory to attach to.
+    pub cgroup: PathBuf,
+    /// Directory on a BPF file system, for this agent alone.
+    pub pin_dir: PathBuf,
+    /// Entries each address family may have.
+    pub max_entries: u32,
+    /// `net.ipv4.tcp_syn_retries`, for kernels whose program cannot ask the socket (before 6.1).
+    pub host_syn_retries: u8,
+}
+
+/// What [`Datapath::open`] found of an earlier run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Found {
+    /// Nothing: maps and program are new.
+    Nothing,
+    /// The same program in force: adopted as it is.
+    Adopted,
+    /// Maps of the same layout: kept, under a new program.
+    MapsKept,
+    /// Only pins of another layout: replaced.
+    Replaced,
+}
+
+/// Whether the program is in force.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Attachment {
+    /// The kernel lists the program at the cgroup and the link's pin exists.
+    pub attached: bool,
+    /// What is amiss, if anything.
+    pub problem: Option<String>,
+    /// The cgroup.
+    pub cgroup: PathBuf,
+    /// The kernel's id of the program.
+    pub program_id: Option<u32>,
+}
+
+/// The program and its maps in the kernel. Dropping it closes the handles and leaves the kernel as it is.
+pub struct Datapath {
+    options: Options,
+    dir: PathBuf,
+    found: Found,
+    tables: Tables,
+    slots: Slots,
+    link: Option<Link>,
+}
+
+struct Link {
+    fd: FdLink,
+    program_id: u32,
+}
+
+impl Datapath {
+    /// Finds or makes the maps. Nothing in force changes.
+    ///
+    /// # Errors
+    ///
+    /// If the pin directory cannot be used or a map cannot be made; pins made so far are removed.
+    pub fn open(options: Options) -> Result<Self, DatapathError> {
+        let pin_dir = &options.pin_dir;
+        let pin_dir_error = |source| DatapathError::PinDir { path: pin_dir.clone(), source };
+        pins::create_pin_dir(pin_dir).map_err(pin_dir_error)?;
+        let generations = pins::generations(pin_dir).map_err(pin_dir_error)?;
+        let wanted = pin_dir.join(pins::generation_name(OBJECT, options.max_entries));
+
+        if let Some(link) = adoptable_link(&wanted, &options.cgroup)
+            && let Ok(tables) = Tables::open(&wanted)
+        {
+            let slots = Slots::read(tables.policies()?.into_iter());
+            return Ok(Self {
+                dir: wanted,
+                found: Found::Adopted,
+                tables,
+                slots,
+                link: Some(link),
+                options,
+            });
+        }
+
+        let staging = pins::unique(pin_dir, "staging", "");
+        pins::create_private_dir(&staging).map_err(pin_dir_error)?;
+        let opened = Self::stage(&options, &generations, &staging);
+        match opened {
+            Ok((found, tables)) => {
+                let slots = Slots::read(tables.policies()?.into_iter());
+                Ok(Self { dir: staging, found, tables, slots, link: None, options })
+            }
+            Err(e) => {
+                // The first error is the one to tell; a leftover directory is swept by the next start.
+                let _swept = pins::remove_generation(&staging);
+                Err(e)
+            }
+        }
+    }
+
+    /// Pins in `staging` the maps of the newest usable generation, and makes those that are missing.
+    fn stage(
+        options: &Options,
+        generations: &[pins::Generation],
+        staging: &Path,
+    ) -> Result<(Found, Tables), DatapathError> {
+        let mut kept = false;
+        let usable = generations
+            .iter()
+            .filter(|g| g.layout == Some(LAYOUT_VERSION) && g.path.join(pins::LINK).exists());
+        for generation in usable {
+            if keep_maps(&generation.path, staging, kernel_entries(options.max_entries))? {
+                kept = true;
+                break;
+            }
+        }
+        let found = match (kept, generations.is_empty()) {
+            (true, _) => Found::MapsKept,
+            (false, true) => Found::Nothing,
+            (false, false) => Found::Replaced,
+        };
+        if !kept {
+            load(options, staging)?;
+        }
+        Ok((found, Tables::open(staging)?))
+    }
+
+    /// What it was opened for.
+    #[must_use]
+    pub fn options(&self) -> &Options {
+        &self.options
+    }
+
+    /// What an earlier run had left.
+    #[must_use]
+    pub fn found(&self) -> Found {
+        self.found
+    }
+
+    /// The state of the maps.
+    ///
+    /// # Errors
+    ///
+    /// If a map cannot be read.
+    pub fn image(&self) -> Result<Image, DatapathError> {
+        let names = self.slots.by_index();
+        let mut image = Image::default();
+        for (index, mut policy) in self.tables.policies()? {
+            if let Some(name) = names.get(&index) {
+                policy.generation = 0;
+                image.policies.insert((*name).clone(), policy);
+            }
+        }
+        for (cidr, value) in self.tables.entries()? {
+            // An entry of a slot without a policy is inert; as "nameless" it is removed by any plan.
+            let name = names.get(&value.policy).map(|name| (*name).clone());
+            image.entries.insert(cidr, name.unwrap_or_else(PolicyName::nameless));
+        }
+        Ok(image)
+    }
+
+    /// Writes a plan, in its order: policies, entries, removals, freed slots. `current` is the
+    /// state the plan was made against.
+    ///
+    /// # Errors
+    ///
+    /// The first write that fails; what came before it stays written. The caller decides, with
+    /// [`Datapath::image`] as the truth, whether to go back or to try again.
+    pub fn apply(&mut self, current: &Image, plan: &Plan) -> Result<(), DatapathError> {
+        for (name, policy) in &plan.policies_write {
+            self.write_policy(name, policy)?;
+        }
+        for (cidr, name) in &plan.entries_write {
+            let slot = self.slots.get(name).ok_or_else(|| DatapathError::UnknownPolicy {
+                cidr: *cidr,
+                policy: name.clone(),
+            })?;
+            let known = current.entries.contains_key(cidr);
+            let former = if known { self.tables.entry(cidr)? } else { None };
+            let hits = former.map_or(0, |value| value.hits);
+            self.tables.write(cidr, EntryValue { policy: slot.index, hits })?;
+        }
+        for cidr in &plan.entries_remove {
+            self.tables.remove(cidr)?;
+        }
+        for name in &plan.policies_free {
+            if let Some(slot) = self.slots.release(name) {
+                let free = Policy { generation: slot.generation, ..Policy::EMPTY };
+                self.tables.set_policy(slot.index, &free)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn write_policy(&mut self, name: &PolicyName, policy: &Policy) -> Result<(), DatapathError> {
+        let slot = match self.slots.get(name) {
+            Some(slot) => slot,
+            None => {
+                let slot = self
+                    .slots
+                    .take(name)
+                    .ok_or_else(|| DatapathError::PolicyTableFull(name.clone()))?;
+                self.tables.clear_counters(slot.index)?;
+                slot
+            }
+        };
+        self.tables.set_policy(slot.index, &Policy { generation: slot.generation, ..*policy })
+    }
+
+    /// Puts the program in force, if it is not, and removes the pins of everything it replaces.
+    ///
+    /// # Errors
+    ///
+    /// If the program cannot be loaded, attached or pinned; what was in force before stays.
+    pub fn attach(&mut self) -> Result<(), DatapathError> {
+        if self.link.is_none() {
+            let link = load_and_attach(&self.options, &self.dir)?;
+            self.link = Some(link);
+            let wanted = self
+                .options
+                .pin_dir
+                .join(pins::generation_name(OBJECT, self.options.max_entries));
+            if self.dir != wanted {
+                pins::promote(&self.options.pin_dir, &self.dir, &wanted)
+                    .map_err(|e| pin_error(&wanted, &e))?;
+                self.dir = wanted;
+            }
+        }
+        self.sweep()
+    }
+
+    /// Pins the open maps once more, in a staging directory.
+    fn restage(&self) -> Result<PathBuf, DatapathError> {
+        let staging = pins::unique(&self.options.pin_dir, "staging", "");
+        pins::create_pin_dir(&self.options.pin_dir)
+            .and_then(|()| pins::create_private_dir(&staging))
+            .map_err(|e| pin_error(&staging, &e))?;
+        match self.tables.pin(&staging) {
+            Ok(()) => Ok(staging),
+            Err(e) => {
+                let _swept = pins::remove_generation(&staging);
+                Err(e)
+            }
+        }
+    }
+
+    /// Removes every generation but the one in use.
+    fn sweep(&self) -> Result<(), DatapathError> {
+        let all = pins::generations(&self.options.pin_dir)
+            .map_err(|e| pin_error(&self.options.pin_dir, &e))?;
+        for generation in all.iter().filter(|g| g.path != self.dir) {
+            tracing::info!(path = %generation.path.display(), "removing replaced pins");
+            pins::remove_generation(&generation.path)
+                .map_err(|e| pin_error(&generation.path, &e))?;
+        }
+        Ok(())
+    }
+
+    /// Asks the kernel whether the program is in force and its pins are there.
+    #[must_use]
+    pub fn attachment(&self) -> Attachment {
+        let program_id = self.link.as_ref().map(|link| link.program_id);
+        let problem = match program_id {
+            None => Some("the program is not attached".to_owned()),
+            Some(id) => match attached(&self.options.cgroup, id) {
+                Ok(true) if self.dir.join(pins::LINK).exists() => None,
+                Ok(true) => Some(format!("the pins in {} are gone", self.dir.display())),
+                Ok(false) => Some("the kernel no longer lists the program at the cgroup".to_owned()),
+                Err(e) => Some(format!("{}: {e}", self.options.cgroup.display())),
+            },
+        };
+        Attachment {
+            attached: problem.is_none(),
+            problem,
+            cgroup: self.options.cgroup.clone(),
+            program_id,
+        }
+    }
+
+    /// Makes what [`Datapath::attachment`] reports amiss good again: a new link, new pins. The maps stay.
+    ///
+    /// # Errors
+    ///
+    /// As [`Datapath::attach`]; nothing is worse than before.
+    pub fn repair(&mut self) -> Result<(), DatapathError> {
+        if self.attachment().attached {
+            return Ok(());
+        }
+        let staging = self.restage()?;
+        let former_link = self.link.take();
+        let former_dir = std::mem::replace(&mut self.dir, staging);
+        let attached = self.attach();
+        if attached.is_err() {
+            // The former link may still be in force (only its pin was lost): keep it alive.
+            let staging = std::mem::replace(&mut self.dir, former_dir);
+            self.link = former_link;
+            let _swept = pins::remove_generation(&staging);
+        }
+        attached
+    }
+
+    /// Connections decided by each entry.
+    ///
+    /// # Errors
+    ///
+    /// If a map cannot be read.
+    pub fn hits(&self) -> Result<BTreeMap<Cidr, u32>, DatapathError> {
+        Ok(self.tables.entries()?.into_iter().map(|(cidr, value)| (cidr, value.hits)).collect())
+    }
+
+    /// Connections decided by one entry that is known to exist.
+    ///
+    /// # Errors
+    ///
+    /// If the map cannot be read.
+    pub fn hits_of(&self, cidr: &Cidr) -> Result<u32, DatapathError> {
+        Ok(self.tables.entry(cidr)?.map_or(0, |value| value.hits))
+    }
+
+    /// Counters of every policy, summed over the CPUs.
+    ///
+    /// # Errors
+    ///
+    /// If the map cannot be read.
+    pub fn counters(&self) -> Result<BTreeMap<PolicyName, Counters>, DatapathError> {
+        self.slots
+            .iter()
+            .map(|(name, slot)| Ok((name.clone(), self.tables.counters(slot.index)?)))
+            .collect()
+    }
+
+    /// Takes the program out of force and removes every pin.
+    ///
+    /// # Errors
+    ///
+    /// If a pin cannot be removed; the others are removed all the same.
+    pub fn detach(self) -> Result<Removed, DatapathError> {
+        let pin_dir = self.options.pin_dir.clone();
+        drop(self);
+        remove_pins(&pin_dir)
+    }
+}
+
+impl Drop for Datapath {
+    /// A datapath that never came into force leaves nothing behind.
+    fn drop(&mut self) {
+        if self.link.is_none() {
+            let _swept = pins::remove_generation(&self.dir);
+        }
+    }
+}
+
+/// What [`remove_pins`] removed.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Removed {
+    /// Generations of pins.
+    pub generations: Vec<PathBuf>,
+    /// Of these, how many held a link.
+    pub links: usize,
+    /// Things in the directory that are not ours and were left.
+    pub left: Vec<PathBuf>,
+}
+
+/// Removes every pin of ours below `pin_dir`, whatever its version, and the directory itself
+/// if nothing else is in it. No daemon is needed; one that runs must be asked instead.
+///
+/// # Errors
+///
+/// If a pin cannot be removed; the others are removed all the same, and the error names the first.
+pub fn remove_pins(pin_dir: &Path) -> Result<Removed, DatapathError> {
+    let mut removed = Removed::default();
+    let mut failed = None;
+    for generation in pins::generations(pin_dir).map_err(|e| pin_error(pin_dir, &e))? {
+        let had_link = generation.path.join(pins::LINK).exists();
+        match pins::remove_generation(&generation.path) {
+            Ok(()) => {
+                removed.links += usize::from(had_link);
+                removed.generations.push(generation.path);
+            }
+            Err(e) => failed = failed.or(Some(pin_error(&generation.path, &e))),
+        }
+    }
+    if let Ok(rest) = std::fs::read_dir(pin_dir) {
+        removed.left = rest.filter_map(|e| e.ok().map(|e| e.path())).collect();
+    }
+    if removed.left.is_empty()
+        && let Err(e) = std::fs::remove_dir(pin_dir)
+        && e.kind() != std::io::ErrorKind::NotFound
+    {
+        failed = failed.or(Some(pin_error(pin_dir, &e)));
+    }
+    failed.map_or(Ok(removed), Err)
+}
+
+/// Program ids behind the links pinned below `pin_dir`: "ours", for telling foreign programs apart.
+#[must_use]
+pub fn pinned_program_ids(pin_dir: &Path) -> Vec<u32> {
+    let generations = pins::generations(pin_dir).unwrap_or_default();
+    generations.iter().filter_map(|g| link_at(&g.path)).map(|link| link.program_id).collect()
+}
+
+/// Room of a trie for `max_entries`: a reload that exchanges every entry has the old and the new
+/// in it for a moment. The tries take memory by what is in them, not by this number.
+fn kernel_entries(max_entries: u32) -> u32 {
+    max_entries.saturating_mul(2)
+}
+
+fn link_at(dir: &Path) -> Option<Link> {
+    let fd = FdLink::from(PinnedLink::from_pin(dir.join(pins::LINK)).ok()?);
+    let program_id = fd.info().ok()?.program_id();
+    Some(Link { fd, program_id })
+}
+
+/// The link pinned in `dir`, if it is in force at `cgroup`.
+fn adoptable_link(dir: &Path, cgroup: &Path) -> Option<Link> {
+    let link = link_at(dir)?;
+    attached(cgroup, link.program_id).ok()?.then_some(link)
+}
+
+fn attached(cgroup: &Path, program_id: u32) -> std::io::Result<bool> {
+    Ok(attached_ids(File::open(cgroup)?.as_fd())?.contains(&program_id))
+}
+
+/// Pins all maps of `from` in `to` as well, if every one of them is as this version makes it;
+/// otherwise pins none and says `false`.
+fn keep_maps(from: &Path, to: &Path, kernel_entries: u32) -> Result<bool, DatapathError> {
+    let mut opened = Vec::new();
+    for name in maps::ALL {
+        let Ok(map) = MapData::from_pin(from.join(name)) else { return Ok(false) };
+        let Ok(info) = map.info() else { return Ok(false) };
+        let is_trie = info.map_type().is_ok_and(|t| t == MapType::LpmTrie);
+        if is_trie && info.max_entries() != kernel_entries {
+            return Ok(false);
+        }
+        opened.push((name, map));
+    }
+    if Tables::open(from).is_err() {
+        return Ok(false);
+    }
+    for (name, map) in opened {
+        let path = to.join(name);
+        map.pin(&path)
+            .map_err(|e| DatapathError::Pin { path, reason: describe(&e) })?;
+    }
+    Ok(true)
+}
+
+/// Loads the object over the maps pinned in `dir`, making and pinning those that are missing.
+fn load(options: &Options, dir: &Path) -> Result<aya::Ebpf, DatapathError> {
+    let mut loader = EbpfLoader::new();
+    let entries = kernel_entries(options.max_entries);
+    loader
+        .map_max_entries(maps::ENTRIES_V4, entries)
+        .map_max_entries(maps::ENTRIES_V6, entries)
+        .override_global("HOST_SYN_RETRIES", &options.host_syn_retries, false);
+    for name in maps::ALL {
+        loader.map_pin_path(name, dir.join(name));
+    }
+    loader.load(OBJECT).map_err(|e| DatapathError::Load(describe(&e)))
+}
+
+/// Loads the program over the maps pinned in `dir`, attaches it and pins its link there.
+fn load_and_attach(options: &Options, dir: &Path) -> Result<Link, DatapathError> {
+    let attach_error = |reason: String| DatapathError::Attach { cgroup: options.cgroup.clone(), reason };
+    let mut ebpf = load(options, dir)?;
+    let program: &mut SockOps = ebpf
+        .program_mut(PROGRAM)
+        .ok_or_else(|| DatapathError::Load(format!("it has no program {PROGRAM}")))?
+        .try_into()
+        .map_err(|e| DatapathError::Load(describe(&e)))?;
+    program.load().map_err(|e| DatapathError::Load(describe(&e)))?;
+    let cgroup = File::open(&options.cgroup).map_err(|e| attach_error(e.to_string()))?;
+    // A BPF link is always multi-attach; any flag but 0 is EINVAL, which aya spells `Single`.
+    let id = program.attach(cgroup, CgroupAttachMode::Single).map_err(|e| {
+        let mut reason = describe(&e);
+        if reason.contains("os error 1)") {
+            reason.push_str(
+                "; another sock_ops program is attached exclusively here or above: see rto-agent doctor",
+            );
+        }
+        attach_error(reason)
+    })?;
+    let fd: FdLink = program
+        .take_link(id)
+        .map_err(|e| attach_error(describe(&e)))?
+        .try_into()
+        .map_err(|_| attach_error("the kernel is too old for BPF links (5.7)".to_owned()))?;
+    let path = dir.join(pins::LINK);
+    let fd = FdLink::from(
+        fd.pin(&path).map_err(|e| DatapathError::Pin { path, reason: describe(&e) })?,
+    );
+    let program_id = fd.info().map_err(|e| attach_error(describe(&e)))?.program_id();
+    Ok(Link { fd, program_id })
+}
+
+fn pin_error(path: &Path, error: &dyn std::error::Error) -> DatapathError {
+    DatapathError::Pin { path: path.to_owned(), reason: describe(error) }
+}

@@ -1,0 +1,171 @@
+//! Where the program's link and maps are pinned, and how generations of pins follow each other.
+//!
+//! One *generation* is one directory below `pin_dir`: the maps and the link of one object with
+//! one capacity. Its name says what it holds, `l<layout>-<object>-<entries>`, so that a later
+//! daemon knows without opening anything whether it may adopt it. A new generation is built in
+//! `staging-*`, renamed to its name once its link is in force, and only then do the others go:
+//! at no moment is a policy that was in force missing.
+//!
+//! (Names in a BPF file system must not contain dots.)
+
+use std::{
+    fs, io,
+    os::unix::fs::{DirBuilderExt as _, MetadataExt as _},
+    path::{Path, PathBuf},
+};
+
+use rto_agent_common::LAYOUT_VERSION;
+use sha2::{Digest as _, Sha256};
+
+/// Name of the link's pin inside a generation.
+pub(super) const LINK: &str = "link";
+
+/// The directory of one generation, as its name tells it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Generation {
+    /// The directory.
+    pub(super) path: PathBuf,
+    /// Layout version of its maps; `None` for a name this version cannot read.
+    pub(super) layout: Option<u32>,
+}
+
+/// The directory name for an object and a capacity.
+pub(super) fn generation_name(object: &[u8], max_entries: u32) -> String {
+    let digest = Sha256::digest(object);
+    let short: String = digest.iter().take(6).map(|b| format!("{b:02x}")).collect();
+    format!("l{LAYOUT_VERSION}-{short}-{max_entries}")
+}
+
+/// Every generation below `pin_dir`, whatever its layout and state; none if `pin_dir` does not exist.
+/// Names that are not ours are left out (and are never removed).
+pub(super) fn generations(pin_dir: &Path) -> io::Result<Vec<Generation>> {
+    let mut found = Vec::new();
+    let entries = match fs::read_dir(pin_dir) {
+        Ok(entries) => entries,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(found),
+        Err(e) => return Err(e),
+    };
+    for entry in entries {
+        let entry = entry?;
+        if !entry.file_type()?.is_dir() {
+            continue;
+        }
+        let name = entry.file_name();
+        if let Some(layout) = name.to_str().and_then(parse_name) {
+            found.push(Generation { path: entry.path(), layout });
+        }
+    }
+    found.sort_by(|a, b| a.path.cmp(&b.path));
+    Ok(found)
+}
+
+/// `Some(layout)` for a directory name of ours, `Some(None)` for one of ours without a layout.
+fn parse_name(name: &str) -> Option<Option<u32>> {
+    if name.starts_with("staging-") {
+        return Some(None);
+    }
+    let name = name.strip_prefix("old-").map_or(name, |rest| {
+        // `old-<number>-<name>`
+        rest.split_once('-').map_or("", |(_, name)| name)
+    });
+    let mut parts = name.strip_prefix('l')?.split('-');
+    let layout = parts.next()?.parse().ok()?;
+    let object = parts.next()?;
+    let entries = parts.next()?;
+    let ours = parts.next().is_none()
+        && !object.is_empty()
+        && object.bytes().all(|b| b.is_ascii_hexdigit())
+        && entries.parse::<u32>().is_ok();
+    ours.then_some(Some(layout))
+}
+
+/// Makes a directory only root can enter.
+pub(super) fn create_private_dir(path: &Path) -> io::Result<()> {
+    fs::DirBuilder::new().mode(0o700).create(path)
+}
+
+/// Makes `pin_dir` and its missing parents, only for root, and refuses one that is a symbolic
+/// link or somebody else's.
+pub(super) fn create_pin_dir(path: &Path) -> io::Result<()> {
+    fs::DirBuilder::new().mode(0o700).recursive(true).create(path)?;
+    let meta = fs::symlink_metadata(path)?;
+    if !meta.is_dir() {
+        return Err(io::Error::other("it is not a directory"));
+    }
+    if meta.uid() != nix::unistd::geteuid().as_raw() {
+        return Err(io::Error::other(format!("it belongs to uid {}", meta.uid())));
+    }
+    Ok(())
+}
+
+/// Removes one generation: first its link, so that the program stops at once, then the maps.
+pub(super) fn remove_generation(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path.join(LINK)) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+        _ => {}
+    }
+    match fs::remove_dir_all(path) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
+        _ => Ok(()),
+    }
+}
+
+/// Puts `staging` in the place of `target`, moving a former `target` aside (it is removed by the
+/// caller once the new one is in force).
+pub(super) fn promote(pin_dir: &Path, staging: &Path, target: &Path) -> io::Result<()> {
+    if target.exists() {
+        let name = target.file_name().and_then(|n| n.to_str()).unwrap_or_default();
+        let aside = unique(pin_dir, "old", &format!("-{name}"));
+        fs::rename(target, aside)?;
+    }
+    fs::rename(staging, target)
+}
+
+/// A name that no directory below `pin_dir` has: `<prefix>-<number><suffix>`.
+pub(super) fn unique(pin_dir: &Path, prefix: &str, suffix: &str) -> PathBuf {
+    let pid = u64::from(std::process::id());
+    (pid..).map(|n| pin_dir.join(format!("{prefix}-{n}{suffix}"))).find(|p| !p.exists()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_round_trip() {
+        let name = generation_name(b"object", 16384);
+        assert_eq!(parse_name(&name), Some(Some(LAYOUT_VERSION)));
+        assert_eq!(parse_name(&format!("old-17-{name}")), Some(Some(LAYOUT_VERSION)));
+        assert_eq!(parse_name("staging-12"), Some(None));
+    }
+
+    #[test]
+    fn foreign_names_are_not_ours() {
+        for name in ["cilium", "l1", "l1-zz-3", "lx-00-3", "l1-00-3-4", "link", "old-3", ""] {
+            assert_eq!(parse_name(name), None, "{name}");
+        }
+    }
+
+    #[test]
+    fn another_object_or_capacity_is_another_generation() {
+        let name = generation_name(b"object", 16384);
+        assert_ne!(name, generation_name(b"object", 16385));
+        assert_ne!(name, generation_name(b"object2", 16384));
+    }
+
+    #[test]
+    fn promote_moves_the_former_aside() {
+        let dir = tempfile::tempdir().unwrap();
+        let (staging, target) = (dir.path().join("staging-1"), dir.path().join("l1-ab-3"));
+        fs::create_dir(&staging).unwrap();
+        fs::create_dir(&target).unwrap();
+        promote(dir.path(), &staging, &target).unwrap();
+        let all = generations(dir.path()).unwrap();
+        assert_eq!(all.len(), 2);
+        assert!(target.exists() && !staging.exists());
+        for g in all {
+            remove_generation(&g.path).unwrap();
+        }
+        assert_eq!(generations(dir.path()).unwrap(), vec![]);
+    }
+}

@@ -1,0 +1,117 @@
+//! Which slot of the `POLICIES` array belongs to which policy.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use rto_agent_common::{MAX_POLICIES, NO_POLICY, Policy};
+
+use crate::policy::PolicyName;
+
+/// One policy's slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Slot {
+    /// Index into `POLICIES` and `COUNTERS`.
+    pub(super) index: u32,
+    /// The generation written there for this owner.
+    pub(super) generation: u32,
+}
+
+/// The slots in use and the free ones.
+///
+/// A freed slot is used again only after every other free one: sockets that still name it are
+/// told apart by the generation, and the longer it rests the fewer of them there are.
+#[derive(Debug)]
+pub(super) struct Slots {
+    used: BTreeMap<PolicyName, Slot>,
+    free: VecDeque<Slot>,
+}
+
+impl Slots {
+    /// All slots free, as in a new map.
+    pub(super) fn new() -> Self {
+        let free = (NO_POLICY + 1..MAX_POLICIES).map(|index| Slot { index, generation: 0 });
+        Self { used: BTreeMap::new(), free: free.collect() }
+    }
+
+    /// The slots as `policies` (every index but 0, in order) has them. A second slot with the
+    /// same name, or a name this version would not accept, counts as free.
+    pub(super) fn read(policies: impl Iterator<Item = (u32, Policy)>) -> Self {
+        let mut slots = Self { used: BTreeMap::new(), free: VecDeque::new() };
+        for (index, policy) in policies {
+            let slot = Slot { index, generation: policy.generation };
+            match policy.name().and_then(|n| n.parse::<PolicyName>().ok()) {
+                Some(name) if !slots.used.contains_key(&name) => {
+                    slots.used.insert(name, slot);
+                }
+                _ => slots.free.push_back(slot),
+            }
+        }
+        slots
+    }
+
+    /// The slot of a policy.
+    pub(super) fn get(&self, name: &PolicyName) -> Option<Slot> {
+        self.used.get(name).copied()
+    }
+
+    /// The policy of a slot.
+    pub(super) fn by_index(&self) -> BTreeMap<u32, &PolicyName> {
+        self.used.iter().map(|(name, slot)| (slot.index, name)).collect()
+    }
+
+    /// Every policy and its slot.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&PolicyName, Slot)> {
+        self.used.iter().map(|(name, slot)| (name, *slot))
+    }
+
+    /// A slot for a new policy, its generation one above the former owner's; `None` if all are taken.
+    pub(super) fn take(&mut self, name: &PolicyName) -> Option<Slot> {
+        let former = self.free.pop_front()?;
+        let slot = Slot { index: former.index, generation: former.generation.wrapping_add(1) };
+        self.used.insert(name.clone(), slot);
+        Some(slot)
+    }
+
+    /// Gives a policy's slot back.
+    pub(super) fn release(&mut self, name: &PolicyName) -> Option<Slot> {
+        let slot = self.used.remove(name)?;
+        self.free.push_back(slot);
+        Some(slot)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(n: &str) -> PolicyName {
+        n.parse().unwrap()
+    }
+
+    #[test]
+    fn a_freed_slot_comes_back_last_and_with_another_generation() {
+        let mut slots = Slots::new();
+        let first = slots.take(&name("a")).unwrap();
+        assert_eq!(first, Slot { index: 1, generation: 1 });
+        slots.release(&name("a"));
+        let mut last = None;
+        for i in 0.. {
+            match slots.take(&name(&format!("p{i}"))) {
+                Some(slot) => last = Some(slot),
+                None => break,
+            }
+        }
+        assert_eq!(last, Some(Slot { index: 1, generation: 2 }));
+        assert_eq!(slots.iter().count(), MAX_POLICIES as usize - 1);
+    }
+
+    #[test]
+    fn reading_back_keeps_names_and_generations() {
+        let mut policy = Policy::EMPTY;
+        policy.name[..3].copy_from_slice(b"abc");
+        policy.generation = 7;
+        let twin = policy;
+        let slots = Slots::read([(1, Policy::EMPTY), (2, policy), (3, twin)].into_iter());
+        assert_eq!(slots.get(&name("abc")), Some(Slot { index: 2, generation: 7 }));
+        assert_eq!(slots.free.len(), 2);
+    }
+}

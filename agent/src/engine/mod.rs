@@ -1,0 +1,447 @@
+//! The one owner of the datapath. Every change (file reload, CLI call, TTL expiry, signal) is a
+//! message to it, so there is one writer and no lock.
+//!
+//! It runs on a thread of its own: map writes block, and the socket must keep answering meanwhile.
+//! What the kernel should hold is always computed anew from two sources, the files and what was
+//! said by hand, and the difference to what it holds is written; a write that fails is undone.
+
+use std::{
+    path::PathBuf,
+    sync::{Arc, mpsc},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use tokio::sync::{oneshot, watch};
+use tracing::{error, info, warn};
+
+use crate::{
+    api::types::{
+        AddRequest, Caller, ChangeAnswer, DetachAnswer, ListAnswer, LookupAnswer, ReloadView,
+        RemoveRequest, StatusAnswer,
+    },
+    config::{AgentConfig, Config},
+    datapath::{self, Datapath, Found, Options},
+    kernel::facts::host_facts,
+    policy::{HostFacts, plan::ChangeSummary},
+};
+
+mod changes;
+pub mod manual;
+mod state;
+mod systemd;
+mod views;
+
+use manual::{Manual, boottime_ms};
+use state::State;
+
+/// How often the attachment and the host's sysctls are looked at.
+const HEALTH_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Why a request was refused. The text goes to the person who asked.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    /// The request is wrong; nothing changed.
+    #[error("{0}")]
+    Refused(String),
+    /// The request is right and could not be carried out; nothing changed, or `status` says what did.
+    #[error("{0}")]
+    Failed(String),
+    /// The daemon is going down.
+    #[error("the daemon is stopping")]
+    Stopping,
+}
+
+type Reply<T> = oneshot::Sender<Result<T, EngineError>>;
+
+/// What the engine is asked.
+pub enum Message {
+    /// `rto-agent add`.
+    Add(AddRequest, Caller, Reply<ChangeAnswer>),
+    /// `rto-agent remove`.
+    Remove(RemoveRequest, Caller, Reply<ChangeAnswer>),
+    /// `rto-agent list`.
+    List(Reply<ListAnswer>),
+    /// `rto-agent lookup`.
+    Lookup(std::net::IpAddr, Reply<LookupAnswer>),
+    /// `rto-agent reload`.
+    Reload(Caller, Reply<ChangeAnswer>),
+    /// `rto-agent detach`.
+    Detach(Caller, Reply<DetachAnswer>),
+    /// Look at the kernel now and publish a fresh status.
+    Refresh(Reply<()>),
+    /// SIGHUP.
+    Hangup,
+    /// A watched file changed.
+    FilesChanged,
+    /// SIGTERM or SIGINT.
+    Stop,
+}
+
+/// The engine's address.
+#[derive(Clone)]
+pub struct Handle {
+    messages: mpsc::Sender<Message>,
+    status: watch::Receiver<Arc<StatusAnswer>>,
+    files: watch::Receiver<Arc<Vec<PathBuf>>>,
+}
+
+impl Handle {
+    /// Sends a message and waits for the answer.
+    ///
+    /// # Errors
+    ///
+    /// What the engine answers, or [`EngineError::Stopping`] if it is gone.
+    pub async fn ask<T>(&self, message: impl FnOnce(Reply<T>) -> Message) -> Result<T, EngineError> {
+        let (reply, answer) = oneshot::channel();
+        self.messages.send(message(reply)).map_err(|_| EngineError::Stopping)?;
+        answer.await.map_err(|_| EngineError::Stopping)?
+    }
+
+    /// Sends a message that has no answer; a stopped engine needs none.
+    pub fn tell(&self, message: Message) {
+        let _stopped = self.messages.send(message);
+    }
+
+    /// The last published status. Never waits.
+    #[must_use]
+    pub fn status(&self) -> Arc<StatusAnswer> {
+        self.status.borrow().clone()
+    }
+
+    /// The files the configuration was read from, as they change.
+    #[must_use]
+    pub fn files(&self) -> watch::Receiver<Arc<Vec<PathBuf>>> {
+        self.files.clone()
+    }
+}
+
+/// What the daemon is started with.
+#[derive(Clone, Debug)]
+pub struct Start {
+    /// The configuration file.
+    pub config_path: PathBuf,
+    /// The configuration read from it.
+    pub config: Config,
+    /// The cgroup2 directory to attach to.
+    pub cgroup: PathBuf,
+    /// The host.
+    pub host: HostFacts,
+    /// Kernel release, for status.
+    pub kernel: String,
+}
+
+/// The engine: see the module.
+pub struct Engine {
+    start: Start,
+    /// Configuration in force: the last good one.
+    config: Config,
+    manual: Manual,
+    state: State,
+    /// Fingerprint of the files last read, good or bad.
+    fingerprint: u64,
+    last_reload: ReloadView,
+    warnings: Vec<String>,
+    detached_by: Option<Caller>,
+    started: Instant,
+    messages: mpsc::Receiver<Message>,
+    status: watch::Sender<Arc<StatusAnswer>>,
+    files: watch::Sender<Arc<Vec<PathBuf>>>,
+    systemd: systemd::Systemd,
+}
+
+impl Engine {
+    /// Brings the kernel in line with the configuration and attaches.
+    ///
+    /// # Errors
+    ///
+    /// If the program cannot be put in force; what an earlier run left in force stays.
+    pub fn start(start: Start) -> anyhow::Result<(Self, Handle)> {
+        let agent = &start.config.agent;
+        let (mut manual, lost) = Manual::load(&agent.state_dir)?;
+        manual.expire(boottime_ms());
+        let options = Options {
+            cgroup: start.cgroup.clone(),
+            pin_dir: agent.pin_dir.clone(),
+            max_entries: agent.max_entries,
+            host_syn_retries: start.host.tcp_syn_retries,
+        };
+        let datapath = Datapath::open(options)?;
+        let mut state = State::new(datapath, start.host)?;
+        let found = state.found();
+        let changed = state.become_set(manual.over(&start.config.set))?;
+        state.attach()?;
+        log_start(found, &changed, &state);
+
+        let (sender, messages) = mpsc::channel();
+        let config = start.config.clone();
+        let last_reload = reload_view("start", Ok(&config));
+        let (files, files_seen) = watch::channel(Arc::new(config.files.clone()));
+
+        let mut warnings: Vec<String> = lost.into_iter().collect();
+        for warning in &warnings {
+            warn!("{warning}");
+        }
+        warnings.extend(agent_warnings(&config.agent));
+        let status = views::initial(&start, found);
+        let (status, status_seen) = watch::channel(Arc::new(status));
+        let mut engine = Self {
+            fingerprint: crate::config::fingerprint(&start.config_path),
+            start,
+            config,
+            manual,
+            state,
+            last_reload,
+            warnings,
+            detached_by: None,
+            started: Instant::now(),
+            messages,
+            status,
+            files,
+            systemd: systemd::Systemd::from_environment(),
+        };
+        engine.publish();
+        Ok((engine, Handle { messages: sender, status: status_seen, files: files_seen }))
+    }
+
+    /// Serves messages until told to stop, then leaves the kernel as `on_exit` says.
+    ///
+    /// # Errors
+    ///
+    /// If the program could not be detached.
+    pub fn run(mut self) -> anyhow::Result<()> {
+        self.systemd.ready(&self.status_line());
+        let mut next_health = Instant::now() + HEALTH_INTERVAL;
+        loop {
+            let now = Instant::now();
+            if now >= next_health {
+                self.check_health();
+                next_health = now + HEALTH_INTERVAL;
+            }
+            self.expire();
+            self.systemd.watchdog();
+            match self.messages.recv_timeout(self.until_next(next_health)) {
+                Ok(Message::Stop) | Err(mpsc::RecvTimeoutError::Disconnected) => break,
+                Ok(message) => self.handle(message),
+                Err(mpsc::RecvTimeoutError::Timeout) => {}
+            }
+        }
+        self.stop()
+    }
+
+    fn until_next(&self, next_health: Instant) -> Duration {
+        let mut wait = next_health.saturating_duration_since(Instant::now());
+        if let Some(end) = self.manual.next_expiry_ms() {
+            wait = wait.min(Duration::from_millis(end.saturating_sub(boottime_ms())));
+        }
+        wait.min(self.systemd.watchdog_due())
+    }
+
+    fn handle(&mut self, message: Message) {
+        // A client that went away before its answer is no concern of ours.
+        match message {
+            Message::Add(request, by, reply) => drop(reply.send(self.add(&request, by))),
+            Message::Remove(request, by, reply) => drop(reply.send(self.remove(&request, by))),
+            Message::List(reply) => drop(reply.send(self.list())),
+            Message::Lookup(address, reply) => drop(reply.send(self.lookup(address))),
+            Message::Reload(by, reply) => {
+                let answer = self.reload_and_attach(&format!("asked by {by}"));
+                drop(reply.send(answer));
+            }
+            Message::Detach(by, reply) => drop(reply.send(self.detach(by))),
+            Message::Refresh(reply) => {
+                self.publish();
+                drop(reply.send(Ok(())));
+            }
+            Message::Hangup => self.reload_and_attach("SIGHUP").map_or_else(drop_logged, drop),
+            Message::FilesChanged => self.files_changed(),
+            Message::Stop => {}
+        }
+        self.publish();
+    }
+
+    fn files_changed(&mut self) {
+        let fingerprint = crate::config::fingerprint(&self.start.config_path);
+        if fingerprint != self.fingerprint {
+            self.reload("file change").map_or_else(drop_logged, drop);
+        }
+    }
+
+    /// Reads the files again; also ends a detachment made on purpose.
+    fn reload_and_attach(&mut self, cause: &str) -> Result<ChangeAnswer, EngineError> {
+        let mut answer = self.reload(cause)?;
+        if self.detached_by.is_some() {
+            let options = self.state.options().clone();
+            let reopened = Datapath::open(options)
+                .map_err(|e| EngineError::Failed(e.to_string()))
+                .and_then(|datapath| self.state.reopen(datapath));
+            answer.changed = reopened?;
+            self.detached_by = None;
+            answer.notes.push("attached again".to_owned());
+            info!(audit = true, source = cause, "attached again");
+        }
+        Ok(answer)
+    }
+
+    fn reload(&mut self, cause: &str) -> Result<ChangeAnswer, EngineError> {
+        self.systemd.reloading();
+        let result = self.reload_inner(cause);
+        self.systemd.ready(&self.status_line());
+        result
+    }
+
+    fn reload_inner(&mut self, cause: &str) -> Result<ChangeAnswer, EngineError> {
+        self.fingerprint = crate::config::fingerprint(&self.start.config_path);
+        let refused = |engine: &mut Self, text: String| {
+            let kept = "the last good configuration stays in force";
+            error!(source = cause, "configuration refused, {kept}:\n{text}");
+            engine.last_reload = reload_view(cause, Err(&text));
+            EngineError::Refused(format!("{text}\n{kept}"))
+        };
+        let config = match Config::load(&self.start.config_path, self.state.host()) {
+            Ok(config) => config,
+            Err(e) => return Err(refused(self, e.to_string())),
+        };
+        let mut manual = self.manual.clone();
+        let changed = match self.state.become_set(manual.over(&config.set)) {
+            Ok(changed) => changed,
+            Err(e) => return Err(refused(self, e.to_string())),
+        };
+        let mut notes: Vec<String> = config.warnings.iter().map(ToString::to_string).collect();
+        notes.extend(restart_notes(&self.start.config.agent, &config.agent));
+        self.last_reload = reload_view(cause, Ok(&config));
+        self.warnings = restart_notes(&self.start.config.agent, &config.agent);
+        self.manual = manual;
+        self.files.send_replace(Arc::new(config.files.clone()));
+        self.config = config;
+        audit(cause, "reload", &changed);
+        Ok(ChangeAnswer { changed, notes, effects: Vec::new() })
+    }
+
+    fn expire(&mut self) {
+        let mut manual = self.manual.clone();
+        let gone = manual.expire(boottime_ms());
+        if gone.is_empty() {
+            return;
+        }
+        match self.become_manual(manual) {
+            Ok(_) => {
+                for cidr in gone {
+                    info!(audit = true, source = "ttl", %cidr, "entry expired");
+                }
+            }
+            Err(e) => {
+                error!("entries past their time could not be removed, trying again: {e}");
+                // Not in a tight loop: the next try is the next health check's.
+                std::thread::sleep(Duration::from_millis(100));
+            }
+        }
+        self.publish();
+    }
+
+    fn check_health(&mut self) {
+        if self.detached_by.is_some() {
+            return;
+        }
+        self.state.heal();
+        match host_facts() {
+            Ok(host) if host != *self.state.host() => {
+                info!(?host, "the host's TCP settings changed");
+                self.state.set_host(host);
+                let set = self.manual.over(&self.config.set);
+                if let Err(e) = self.state.become_set(set) {
+                    error!("settings could not be computed anew for this host: {e}");
+                }
+            }
+            Ok(_) => {}
+            Err(e) => warn!("{e}"),
+        }
+        self.publish();
+    }
+
+    fn detach(&mut self, by: Caller) -> Result<DetachAnswer, EngineError> {
+        let removed = self.state.detach().map_err(|e| EngineError::Failed(e.to_string()))?;
+        self.detached_by = Some(by);
+        info!(audit = true, %by, "detached: nothing is in force until rto-agent reload");
+        Ok(DetachAnswer { removed, by_daemon: true })
+    }
+
+    fn stop(mut self) -> anyhow::Result<()> {
+        self.systemd.stopping();
+        match self.config.agent.on_exit {
+            crate::config::OnExit::Keep => {
+                info!("stopping; the policies stay in force (on_exit = \"keep\")");
+                Ok(())
+            }
+            crate::config::OnExit::Detach => {
+                let removed = self.state.detach()?;
+                info!(links = removed.links, "stopping; detached");
+                Ok(())
+            }
+        }
+    }
+}
+
+fn drop_logged(error: EngineError) {
+    warn!("{error}");
+}
+
+fn log_start(found: Found, changed: &ChangeSummary, state: &State) {
+    info!(
+        ?found,
+        entries = state.entries(),
+        added = changed.added,
+        changed = changed.changed,
+        removed = changed.removed,
+        cgroup = %state.options().cgroup.display(),
+        "in force"
+    );
+}
+
+fn audit(source: &str, what: &str, changed: &ChangeSummary) {
+    info!(
+        audit = true,
+        source,
+        added = changed.added,
+        changed = changed.changed,
+        removed = changed.removed,
+        "{what}"
+    );
+}
+
+fn reload_view(cause: &str, result: Result<&Config, &str>) -> ReloadView {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    ReloadView {
+        at_s: now.as_secs(),
+        cause: cause.to_owned(),
+        ok: result.is_ok(),
+        errors: result.err().map(|text| vec![text.to_owned()]).unwrap_or_default(),
+        warnings: result
+            .map(|config| config.warnings.iter().map(ToString::to_string).collect())
+            .unwrap_or_default(),
+    }
+}
+
+/// What of `[agent]` a reload does not take over.
+fn restart_notes(started: &AgentConfig, now: &AgentConfig) -> Vec<String> {
+    let differs = [
+        ("cgroup", started.cgroup != now.cgroup),
+        ("pin_dir", started.pin_dir != now.pin_dir),
+        ("socket", started.socket != now.socket),
+        ("state_dir", started.state_dir != now.state_dir),
+        ("group", started.group != now.group),
+        ("metrics", started.metrics != now.metrics),
+        ("max_entries", started.max_entries != now.max_entries),
+    ];
+    differs
+        .into_iter()
+        .filter(|(_, differs)| *differs)
+        .map(|(key, _)| format!("[agent] {key} changed: it takes effect with the next start"))
+        .collect()
+}
+
+fn agent_warnings(_agent: &AgentConfig) -> Vec<String> {
+    Vec::new()
+}
+
+/// For commands that work without a daemon.
+pub use datapath::remove_pins;

@@ -1,0 +1,237 @@
+//! What the kernel holds and what it should hold.
+
+use std::collections::BTreeMap;
+
+use tracing::{error, info, warn};
+
+use super::EngineError;
+use crate::{
+    datapath::{Attachment, Datapath, DatapathError, Found, Options, Removed},
+    policy::{
+        HostFacts, PolicyName, PolicySet,
+        compile::Effect,
+        plan::{ChangeSummary, Image, Plan},
+    },
+};
+
+/// The datapath and the state it is kept in.
+pub(super) struct State {
+    datapath: Option<Datapath>,
+    options: Options,
+    found: Found,
+    host: HostFacts,
+    /// What should be in force.
+    set: PolicySet,
+    effects: BTreeMap<PolicyName, Vec<Effect>>,
+    desired: Image,
+    /// What the maps hold, as last read or written.
+    image: Image,
+    /// Why they differ, if they do.
+    out_of_sync: Option<String>,
+    /// What the last repair could not mend.
+    broken: Option<String>,
+}
+
+impl State {
+    /// Reads what the maps hold.
+    pub(super) fn new(datapath: Datapath, host: HostFacts) -> Result<Self, DatapathError> {
+        let image = datapath.image()?;
+        Ok(Self {
+            options: datapath.options().clone(),
+            found: datapath.found(),
+            datapath: Some(datapath),
+            host,
+            set: PolicySet::default(),
+            effects: BTreeMap::new(),
+            desired: Image::default(),
+            image,
+            out_of_sync: None,
+            broken: None,
+        })
+    }
+
+    pub(super) fn options(&self) -> &Options {
+        &self.options
+    }
+
+    pub(super) fn found(&self) -> Found {
+        self.found
+    }
+
+    pub(super) fn host(&self) -> &HostFacts {
+        &self.host
+    }
+
+    pub(super) fn set_host(&mut self, host: HostFacts) {
+        self.host = host;
+    }
+
+    /// The set in force (or that will be, once attached again).
+    pub(super) fn set(&self) -> &PolicySet {
+        &self.set
+    }
+
+    pub(super) fn effects(&self, policy: &PolicyName) -> &[Effect] {
+        self.effects.get(policy).map_or(&[], Vec::as_slice)
+    }
+
+    pub(super) fn entries(&self) -> usize {
+        self.set.entries.len()
+    }
+
+    pub(super) fn datapath(&self) -> Option<&Datapath> {
+        self.datapath.as_ref()
+    }
+
+    pub(super) fn problems(&self) -> impl Iterator<Item = &String> {
+        self.out_of_sync.iter().chain(&self.broken)
+    }
+
+    pub(super) fn in_sync(&self) -> bool {
+        self.out_of_sync.is_none()
+    }
+
+    /// Makes the kernel hold `set`, or leaves everything as it is.
+    ///
+    /// # Errors
+    ///
+    /// `Refused` if the set cannot be had on this host, `Failed` if a write failed and was undone.
+    pub(super) fn become_set(&mut self, set: PolicySet) -> Result<ChangeSummary, EngineError> {
+        self.check_capacity(&set)?;
+        let (desired, effects) = set.image(&self.host).map_err(|errors| {
+            let lines: Vec<String> = errors.iter().map(ToString::to_string).collect();
+            EngineError::Refused(lines.join("\n"))
+        })?;
+        let plan = Plan::between(&self.image, &desired);
+        if let Some(datapath) = &mut self.datapath {
+            write(datapath, &mut self.image, &plan, &desired, &mut self.out_of_sync)?;
+        }
+        // Said against what was wanted before, not against what the kernel happened to hold.
+        let changed = Plan::between(&self.desired, &desired).summary();
+        self.set = set;
+        self.effects = effects;
+        self.desired = desired;
+        Ok(changed)
+    }
+
+    fn check_capacity(&self, set: &PolicySet) -> Result<(), EngineError> {
+        let max = self.options.max_entries as usize;
+        let count = set.entries.len();
+        if count > max {
+            return Err(EngineError::Refused(format!(
+                "{count} entries are more than max_entries = {max}; raise it in [agent] and restart"
+            )));
+        }
+        Ok(())
+    }
+
+    pub(super) fn attach(&mut self) -> Result<(), DatapathError> {
+        self.datapath.as_mut().map_or(Ok(()), Datapath::attach)
+    }
+
+    pub(super) fn attachment(&self) -> Attachment {
+        match &self.datapath {
+            Some(datapath) => datapath.attachment(),
+            None => Attachment {
+                attached: false,
+                problem: Some("detached on purpose; rto-agent reload attaches again".to_owned()),
+                cgroup: self.options.cgroup.clone(),
+                program_id: None,
+            },
+        }
+    }
+
+    /// Removes everything from the kernel.
+    pub(super) fn detach(&mut self) -> Result<Removed, DatapathError> {
+        self.image = Image::default();
+        self.out_of_sync = None;
+        self.broken = None;
+        match self.datapath.take() {
+            Some(datapath) => datapath.detach(),
+            None => super::remove_pins(&self.options.pin_dir),
+        }
+    }
+
+    /// Fills and attaches a new datapath after [`State::detach`].
+    pub(super) fn reopen(&mut self, datapath: Datapath) -> Result<ChangeSummary, EngineError> {
+        let failed = |e: DatapathError| EngineError::Failed(e.to_string());
+        self.image = datapath.image().map_err(failed)?;
+        self.datapath = Some(datapath);
+        self.desired = Image::default();
+        let changed = self.become_set(self.set.clone())?;
+        self.attach().map_err(failed)?;
+        Ok(changed)
+    }
+
+    /// Looks whether the program is in force and the maps are in step, and mends what is not.
+    pub(super) fn heal(&mut self) {
+        let Some(datapath) = &mut self.datapath else { return };
+        if let Some(problem) = datapath.attachment().problem {
+            match datapath.repair() {
+                Ok(()) => {
+                    warn!(problem, "attached again");
+                    self.broken = None;
+                }
+                Err(e) => {
+                    let text = format!("{problem}; attaching again failed: {e}");
+                    if self.broken.as_ref() != Some(&text) {
+                        error!("{text}");
+                    }
+                    self.broken = Some(text);
+                }
+            }
+        } else {
+            self.broken = None;
+        }
+        if self.out_of_sync.is_some() {
+            let retried = datapath.image().map_err(failed).and_then(|image| {
+                self.image = image;
+                let plan = Plan::between(&self.image, &self.desired);
+                write(datapath, &mut self.image, &plan, &self.desired, &mut self.out_of_sync)
+            });
+            match retried {
+                Ok(()) => info!("the kernel's maps are in step again"),
+                Err(e) => error!("the kernel's maps are still out of step: {e}"),
+            }
+        }
+    }
+}
+
+/// Applies a plan; undoes it if a write fails.
+fn write(
+    datapath: &mut Datapath,
+    image: &mut Image,
+    plan: &Plan,
+    desired: &Image,
+    out_of_sync: &mut Option<String>,
+) -> Result<(), EngineError> {
+    match datapath.apply(image, plan) {
+        Ok(()) => {
+            image.clone_from(desired);
+            *out_of_sync = None;
+            Ok(())
+        }
+        Err(failure) => {
+            error!("{failure}; going back");
+            let undone = datapath.image().and_then(|actual| {
+                let back = Plan::between(&actual, image);
+                datapath.apply(&actual, &back)
+            });
+            match undone {
+                Ok(()) => Err(EngineError::Failed(format!("{failure}; nothing was changed"))),
+                Err(e) => {
+                    let text = format!("{failure}; going back failed as well: {e}");
+                    if let Ok(actual) = datapath.image() {
+                        *image = actual;
+                    }
+                    *out_of_sync = Some(format!("the kernel's maps are out of step: {text}"));
+                    Err(EngineError::Failed(text))
+                }
+            }
+        }
+    }
+}
+
+fn failed(error: DatapathError) -> EngineError {
+    EngineError::Failed(error.to_string())
+}

@@ -1,0 +1,65 @@
+//! Talking to the service manager: readiness, reloads, status, watchdog (sd_notify(3)).
+
+use std::time::{Duration, Instant};
+
+use nix::time::{ClockId, clock_gettime};
+use sd_notify::NotifyState;
+use tracing::warn;
+
+/// The service manager, if there is one.
+pub(super) struct Systemd {
+    /// Half of WATCHDOG_USEC, as sd_watchdog_enabled(3) advises.
+    interval: Option<Duration>,
+    due: Instant,
+}
+
+impl Systemd {
+    /// Reads WATCHDOG_USEC; NOTIFY_SOCKET is read at each message.
+    pub(super) fn from_environment() -> Self {
+        let interval = sd_notify::watchdog_enabled().map(|timeout| timeout / 2);
+        Self { interval, due: Instant::now() }
+    }
+
+    pub(super) fn ready(&self, status: &str) {
+        send(&[NotifyState::Ready, NotifyState::Status(status)]);
+    }
+
+    pub(super) fn reloading(&self) {
+        // Type=notify-reload wants the time at which the reload began.
+        let now = clock_gettime(ClockId::CLOCK_MONOTONIC).map(Duration::from).unwrap_or_default();
+        let usec = i128::try_from(now.as_micros()).unwrap_or_default();
+        send(&[NotifyState::Reloading, NotifyState::MonotonicUsec(usec)]);
+    }
+
+    pub(super) fn status(&self, status: &str) {
+        send(&[NotifyState::Status(status)]);
+    }
+
+    pub(super) fn stopping(&self) {
+        send(&[NotifyState::Stopping, NotifyState::Status("stopping")]);
+    }
+
+    /// Tells the watchdog, when it is time, that the engine is alive.
+    pub(super) fn watchdog(&mut self) {
+        if let Some(interval) = self.interval
+            && Instant::now() >= self.due
+        {
+            send(&[NotifyState::Watchdog]);
+            self.due = Instant::now() + interval;
+        }
+    }
+
+    /// How long until the watchdog must hear of us.
+    pub(super) fn watchdog_due(&self) -> Duration {
+        match self.interval {
+            Some(_) => self.due.saturating_duration_since(Instant::now()),
+            None => Duration::MAX,
+        }
+    }
+}
+
+fn send(state: &[NotifyState<'_>]) {
+    if let Err(e) = sd_notify::notify(state) {
+        warn!("the service manager could not be told: {e}");
+    }
+}

@@ -1,0 +1,215 @@
+//! `cargo xtask ebpf`: the compiled program kept beside its loader.
+//!
+//! The build is reproducible: exact versions of compiler and linker, paths of sources, cargo home
+//! and sysroot remapped, debug sections removed (BTF stays). `--check` builds again and compares
+//! byte for byte.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context as _, bail};
+use sha2::{Digest as _, Sha256};
+
+use crate::{
+    process::{have, output, run as run_command},
+    root,
+};
+
+const RUST: &str = "1.98.0";
+const BPF_LINKER: &str = "0.13.0";
+/// The LLVM that this rustc was built with; bpf-linker must read its bitcode.
+const LLVM: &str = "22";
+const TARGET: &str = "bpfel-unknown-none";
+const OBJECT: &str = "agent/src/datapath/rto-agent.bpf.o";
+
+/// `cargo xtask ebpf`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Fail if the object in the tree is not, byte for byte, what the sources give
+    #[arg(long)]
+    check: bool,
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    let linker = install_tools()?;
+    let built = strip(&build(&linker)?)?;
+    let path = root().join(OBJECT);
+    if !args.check {
+        fs::write(&path, &built)?;
+        println!("{OBJECT}: {} bytes, sha256 {}", built.len(), hex(&built));
+        return Ok(());
+    }
+    lint(&linker)?;
+    let kept = fs::read(&path).with_context(|| path.display().to_string())?;
+    println!("in the tree: {} bytes, sha256 {}", kept.len(), hex(&kept));
+    println!("built now:   {} bytes, sha256 {}", built.len(), hex(&built));
+    if kept != built {
+        bail!("{OBJECT} does not come from these sources; run cargo xtask ebpf and commit it");
+    }
+    println!("{OBJECT} comes from these sources");
+    Ok(())
+}
+
+fn hex(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|b| format!("{b:02x}")).collect()
+}
+
+/// Compiles the program; the unstripped object.
+fn build(linker: &Path) -> anyhow::Result<PathBuf> {
+    run_command(cargo(linker)?.args(["build", "--release"]).args(PACKAGE))?;
+    Ok(target_dir().join(TARGET).join("release/rto-agent-ebpf"))
+}
+
+fn lint(linker: &Path) -> anyhow::Result<()> {
+    run_command(cargo(linker)?.args(["clippy", "--release"]).args(PACKAGE).args(["--", "-Dwarnings"]))
+}
+
+const PACKAGE: [&str; 10] = [
+    "--quiet",
+    "--locked",
+    "--package=rto-agent-ebpf",
+    "--features=program",
+    "--bin=rto-agent-ebpf",
+    "--target",
+    TARGET,
+    "-Zbuild-std=core",
+    "--config=profile.release.panic='abort'",
+    "--config=profile.release.lto='fat'",
+];
+
+fn target_dir() -> PathBuf {
+    root().join("target/ebpf")
+}
+
+/// cargo with everything that decides over the bytes of the object.
+fn cargo(linker: &Path) -> anyhow::Result<Command> {
+    let sysroot = output(Command::new("rustup").args(["run", RUST, "rustc", "--print=sysroot"]))?;
+    let cargo_home = std::env::var("CARGO_HOME").map_or_else(
+        |_| std::env::home_dir().unwrap_or_default().join(".cargo"),
+        PathBuf::from,
+    );
+    let remap = |from: &Path, to: &str| format!("--remap-path-prefix={}={to}", from.display());
+    let flags = [
+        "--cfg=bpf_target_arch=\"x86_64\"".to_owned(),
+        "-Cdebuginfo=2".to_owned(),
+        format!("-Clinker={}", linker.display()),
+        "-Clink-arg=--btf".to_owned(),
+        remap(&root(), "/rto-agent"),
+        remap(&cargo_home, "/cargo"),
+        remap(Path::new(&sysroot), "/rust"),
+    ];
+    let mut cargo = Command::new("rustup");
+    cargo
+        .args(["run", RUST, "cargo"])
+        .current_dir(root())
+        .env("RUSTC_BOOTSTRAP", "1")
+        .env("CARGO_TARGET_DIR", target_dir())
+        .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\u{1f}"))
+        .env("CARGO_PROFILE_RELEASE_STRIP", "none")
+        .env("CARGO_PROFILE_RELEASE_DEBUG", "2")
+        .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "1")
+        .env("CARGO_INCREMENTAL", "0");
+    for leftover in ["RUSTFLAGS", "RUSTC", "RUSTUP_TOOLCHAIN", "CARGO", "CARGO_BUILD_TARGET"] {
+        cargo.env_remove(leftover);
+    }
+    Ok(cargo)
+}
+
+/// Removes the debug sections: two thirds of the file, and nobody but a debugger reads them.
+fn strip(object: &Path) -> anyhow::Result<Vec<u8>> {
+    let stripped = tempfile::NamedTempFile::new()?;
+    run_command(
+        Command::new(llvm_prefix().join("bin/llvm-objcopy"))
+            .arg("--strip-debug")
+            .arg(object)
+            .arg(stripped.path()),
+    )?;
+    Ok(fs::read(stripped.path())?)
+}
+
+fn llvm_prefix() -> PathBuf {
+    PathBuf::from(format!("/usr/lib/llvm-{LLVM}"))
+}
+
+/// Installs what the build needs and is missing, after saying so; returns the linker.
+fn install_tools() -> anyhow::Result<PathBuf> {
+    let installed = output(Command::new("rustup").args([
+        "component",
+        "list",
+        "--installed",
+        "--toolchain",
+        RUST,
+    ]));
+    if !installed.is_ok_and(|list| list.contains("rust-src") && list.contains("clippy")) {
+        println!("installing Rust {RUST} with its sources");
+        run_command(Command::new("rustup").args([
+            "toolchain",
+            "install",
+            RUST,
+            "--profile=minimal",
+            "--component=rust-src,clippy,rustfmt",
+        ]))?;
+    }
+    let tools = root().join("target/tools");
+    let linker = tools.join("bin/bpf-linker");
+    install_llvm()?;
+    if is_wanted_linker(&linker) {
+        return Ok(linker);
+    }
+    println!("building bpf-linker {BPF_LINKER} into {} (about a minute)", tools.display());
+    run_command(
+        Command::new("rustup")
+            .args(["run", RUST, "cargo", "install", "--quiet", "--locked", "--force"])
+            .args([&format!("bpf-linker@{BPF_LINKER}"), "--no-default-features"])
+            .arg(format!("--features=llvm-{LLVM}"))
+            .arg("--root")
+            .arg(&tools)
+            .env("LLVM_PREFIX", llvm_prefix())
+            .env("CARGO_TARGET_DIR", root().join("target/bpf-linker"))
+            .env_remove("RUSTUP_TOOLCHAIN"),
+    )?;
+    Ok(linker)
+}
+
+fn is_wanted_linker(path: &Path) -> bool {
+    path.is_file()
+        && output(Command::new(path).arg("--version"))
+            .is_ok_and(|version| version.ends_with(BPF_LINKER))
+}
+
+fn install_llvm() -> anyhow::Result<()> {
+    let needed = ["include/llvm-c/Core.h", "bin/llvm-objcopy"];
+    if needed.iter().all(|file| llvm_prefix().join(file).exists()) {
+        return Ok(());
+    }
+    let packages = [
+        format!("llvm-{LLVM}"),
+        format!("llvm-{LLVM}-dev"),
+        format!("libpolly-{LLVM}-dev"),
+        "zlib1g-dev".to_owned(),
+        "libzstd-dev".to_owned(),
+        "libxml2-dev".to_owned(),
+    ];
+    if !have("apt-get") {
+        bail!(
+            "rebuilding the eBPF object needs LLVM {LLVM} with headers ({}); install them by hand",
+            packages.join(", ")
+        );
+    }
+    println!("installing {} (to build bpf-linker)", packages.join(" "));
+    let apt = || {
+        let root_user = nix::unistd::geteuid().is_root();
+        let mut command = Command::new(if root_user { "apt-get" } else { "sudo" });
+        if !root_user {
+            command.arg("apt-get");
+        }
+        command.env("DEBIAN_FRONTEND", "noninteractive");
+        command
+    };
+    run_command(apt().args(["update", "-qq"]))?;
+    run_command(apt().args(["install", "-y", "-qq", "--no-install-recommends"]).args(&packages))
+        .context("Debian and Ubuntu releases without these packages have them at apt.llvm.org")
+}
