@@ -1,9 +1,17 @@
 //! Per-CIDR TCP retransmission timers for Linux: the library behind the `rto-agent` binary.
 //!
-//! One room for each concern; data flows down once:
-//! [`config`] text becomes a [`policy::PolicySet`], the engine turns it into a
-//! [`policy::plan::Plan`], the datapath writes that to the kernel.
+//! One room for each concern; data flows down once: [`config`] text becomes a
+//! [`policy::PolicySet`], the [`engine`] turns it into a [`policy::plan::Plan`], the
+//! [`datapath`] writes that to the kernel.
 
+pub mod api;
+pub mod cli;
+pub mod commands;
 pub mod config;
+pub mod daemon;
+pub mod datapath;
+pub mod doctor;
+pub mod engine;
 pub mod kernel;
 pub mod policy;
+pub mod telemetry;

@@ -23,14 +23,14 @@ const TIMEOUT: Duration = Duration::from_secs(120);
 pub enum ClientError {
     /// Nobody listens.
     #[error(
-        "no rto-agent daemon answers at {socket}: {source}; start it (systemctl start rto-agent) \
+        "no rto-agent daemon answers at {socket}: {reason}; start it (systemctl start rto-agent) \
          or name its socket with --socket or RTO_AGENT_SOCKET"
     )]
     NotRunning {
         /// The socket.
         socket: PathBuf,
         /// Why.
-        source: io::Error,
+        reason: io::Error,
     },
     /// The socket is not for us.
     #[error("{socket}: permission denied; the socket is for root and the group set as [agent] group")]
@@ -111,12 +111,12 @@ impl Client {
         path: &str,
         body: Bytes,
     ) -> Result<Bytes, ClientError> {
-        let stream = UnixStream::connect(&self.socket).await.map_err(|source| {
+        let stream = UnixStream::connect(&self.socket).await.map_err(|reason| {
             let socket = self.socket.clone();
-            if source.kind() == io::ErrorKind::PermissionDenied {
+            if reason.kind() == io::ErrorKind::PermissionDenied {
                 ClientError::NotPermitted { socket }
             } else {
-                ClientError::NotRunning { socket, source }
+                ClientError::NotRunning { socket, reason }
             }
         })?;
         let (mut sender, connection) =

@@ -1,1 +1,329 @@
-//! TOML text -> validated [`PolicySet`](crate::policy::PolicySet), with errors that point at the line.
+//! TOML text -> validated [`PolicySet`], with errors that point at the line.
+//!
+//! Read are the configuration file and `policies.d/*.toml` beside it, in name order. All errors of
+//! all files are found before anything is said. A policy's settings stand in one file; other files
+//! may add `cidrs` to it (that is what `rto-agent add --save` writes).
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    hash::{DefaultHasher, Hash as _, Hasher as _},
+    io,
+    path::{Path, PathBuf},
+};
+
+use crate::policy::{
+    Cidr, Entry, HostFacts, Location, Policy, PolicyName, PolicySet,
+    compile::{check_force, compile},
+};
+
+mod parse;
+pub mod save;
+mod source;
+
+use parse::RawPolicy;
+pub use source::{ConfigError, ConfigErrors};
+use source::Source;
+
+/// Socket of the daemon unless said otherwise.
+pub const DEFAULT_SOCKET: &str = "/run/rto-agent/control.sock";
+/// Largest `max_entries`.
+pub const MAX_ENTRIES_LIMIT: u32 = 4 << 20;
+/// Largest file, bytes: some three million CIDRs.
+const MAX_FILE: u64 = 64 << 20;
+const POLICIES_DIR: &str = "policies.d";
+const SAVED_FILE: &str = "50-cli.toml";
+
+/// A configuration that was read and found good for this host.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// `[agent]`.
+    pub agent: AgentConfig,
+    /// Policies and entries.
+    pub set: PolicySet,
+    /// The files read, in order.
+    pub files: Vec<PathBuf>,
+    /// Allowed, but probably not meant; each names its place.
+    pub warnings: Vec<String>,
+}
+
+/// `[agent]`: how the daemon runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AgentConfig {
+    /// The cgroup to attach to.
+    pub cgroup: CgroupSetting,
+    /// Directory on a BPF file system for link and maps.
+    pub pin_dir: PathBuf,
+    /// The control socket.
+    pub socket: PathBuf,
+    /// Entries added by hand, the instance lock.
+    pub state_dir: PathBuf,
+    /// Who may use the socket, beside root.
+    pub group: String,
+    /// What becomes of the policies when the daemon ends.
+    pub on_exit: OnExit,
+    /// `None`: off.
+    pub metrics: Option<std::net::SocketAddr>,
+    /// Entries there is room for.
+    pub max_entries: u32,
+}
+
+/// `cgroup = ...`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CgroupSetting {
+    /// The cgroup2 root.
+    Auto,
+    /// This directory.
+    Path(PathBuf),
+}
+
+/// `on_exit = ...`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnExit {
+    /// Nothing stays in the kernel.
+    Detach,
+    /// The policies stay in force.
+    Keep,
+}
+
+impl Default for AgentConfig {
+    fn default() -> Self {
+        Self {
+            cgroup: CgroupSetting::Auto,
+            pin_dir: "/sys/fs/bpf/rto-agent".into(),
+            socket: DEFAULT_SOCKET.into(),
+            state_dir: "/run/rto-agent".into(),
+            group: "root".to_owned(),
+            on_exit: OnExit::Detach,
+            metrics: None,
+            max_entries: 16384,
+        }
+    }
+}
+
+impl Config {
+    /// Reads and checks everything, for a host.
+    ///
+    /// # Errors
+    ///
+    /// Everything that is wrong, each with its place and the mend.
+    pub fn load(path: &Path, host: &HostFacts) -> Result<Self, ConfigErrors> {
+        let mut loader = Loader::default();
+        loader.read(path, true);
+        match list(&policies_dir(path)) {
+            Ok(files) => {
+                for file in files {
+                    loader.read(&file, false);
+                }
+            }
+            Err(e) => loader.errors.push(ConfigError::whole(&policies_dir(path), e.to_string())),
+        }
+        loader.finish(host)
+    }
+
+    /// Only `[agent]`, for commands that need no more: errors elsewhere do not concern them.
+    ///
+    /// # Errors
+    ///
+    /// If the file cannot be read or its `[agent]` is wrong.
+    pub fn load_agent(path: &Path) -> Result<AgentConfig, ConfigErrors> {
+        let mut loader = Loader::default();
+        loader.read(path, true);
+        let agent = loader.agent.take();
+        match agent {
+            Some(agent) => Ok(agent),
+            None if loader.errors.is_empty() => Ok(AgentConfig::default()),
+            None => Err(ConfigErrors(loader.errors)),
+        }
+    }
+
+    /// The file `rto-agent add --save` writes.
+    #[must_use]
+    pub fn saved_path(path: &Path) -> PathBuf {
+        policies_dir(path).join(SAVED_FILE)
+    }
+}
+
+/// A number that changes when any of the files does.
+#[must_use]
+pub fn fingerprint(path: &Path) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    let files = list(&policies_dir(path)).unwrap_or_default();
+    for file in std::iter::once(path.to_owned()).chain(files) {
+        file.hash(&mut hasher);
+        read(&file).map_err(|e| e.kind()).hash(&mut hasher);
+    }
+    hasher.finish()
+}
+
+fn policies_dir(path: &Path) -> PathBuf {
+    path.parent().unwrap_or(Path::new("")).join(POLICIES_DIR)
+}
+
+/// The files of `policies.d` in name order. Hidden files, editors' leftovers (`x.toml~`) and a
+/// ConfigMap's `..data` do not end in `.toml` or begin with a dot.
+fn list(dir: &Path) -> io::Result<Vec<PathBuf>> {
+    let entries = match fs::read_dir(dir) {
+        Ok(entries) => entries,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(e) => return Err(e),
+    };
+    let mut files = Vec::new();
+    for entry in entries {
+        let path = entry?.path();
+        let name = path.file_name().map(|n| n.as_encoded_bytes()).unwrap_or_default();
+        if !name.starts_with(b".") && name.ends_with(b".toml") {
+            files.push(path);
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+fn read(path: &Path) -> io::Result<String> {
+    let size = fs::metadata(path)?.len();
+    if size > MAX_FILE {
+        return Err(io::Error::other(format!(
+            "{size} bytes are more than a configuration file may have ({MAX_FILE}); split it into policies.d"
+        )));
+    }
+    fs::read_to_string(path)
+}
+
+#[derive(Default)]
+struct Loader {
+    agent: Option<AgentConfig>,
+    sources: Vec<Source>,
+    policies: Vec<(usize, RawPolicy)>,
+    files: Vec<PathBuf>,
+    errors: Vec<ConfigError>,
+}
+
+impl Loader {
+    fn read(&mut self, path: &Path, main: bool) {
+        self.files.push(path.to_owned());
+        let text = match read(path) {
+            Ok(text) => text,
+            Err(e) => {
+                let mend = match e.kind() {
+                    io::ErrorKind::NotFound if main => {
+                        "; write one (an example comes with rto-agent) or name it with --config"
+                    }
+                    io::ErrorKind::InvalidData => "; configuration files are UTF-8 text",
+                    _ => "",
+                };
+                self.errors.push(ConfigError::whole(path, format!("{e}{mend}")));
+                return;
+            }
+        };
+        let source = Source::new(path, text);
+        let (parsed, errors) = parse::parse(&source);
+        self.errors.extend(errors);
+        match parsed.agent {
+            Some(agent) if main => self.agent = Some(agent),
+            Some(_) => {
+                let at = source.text.find("agent").unwrap_or(0);
+                let message = "[agent] stands in the main configuration file only";
+                self.errors.push(source.error(at..at + "agent".len(), message));
+            }
+            None => {}
+        }
+        let index = self.sources.len();
+        self.sources.push(source);
+        self.policies.extend(parsed.policies.into_iter().map(|raw| (index, raw)));
+    }
+
+    fn finish(mut self, host: &HostFacts) -> Result<Config, ConfigErrors> {
+        let agent = self.agent.take().unwrap_or_default();
+        let mut set = PolicySet::default();
+        let mut warnings = Vec::new();
+        self.settings(host, &mut set, &mut warnings);
+        self.entries(agent.max_entries, &mut set);
+        if self.errors.is_empty() {
+            Ok(Config { agent, set, files: self.files, warnings })
+        } else {
+            let order: BTreeMap<&PathBuf, usize> =
+                self.files.iter().enumerate().map(|(i, path)| (path, i)).collect();
+            self.errors.sort_by_key(|e| {
+                (order.get(&e.path).copied().unwrap_or(usize::MAX), e.line, e.column)
+            });
+            self.errors.dedup();
+            Err(ConfigErrors(self.errors))
+        }
+    }
+
+    /// The policies: each set in one place.
+    fn settings(&mut self, host: &HostFacts, set: &mut PolicySet, warnings: &mut Vec<String>) {
+        let mut first: BTreeMap<&PolicyName, (usize, &RawPolicy)> = BTreeMap::new();
+        for (index, raw) in self.policies.iter().filter(|(_, raw)| !raw.is_extension()) {
+            let source = &self.sources[*index];
+            if let Some((other, former)) = first.get(&raw.name) {
+                let other = &self.sources[*other];
+                let at = format!("{}:{}", other.path.display(), other.line(former.span.start));
+                let message = format!(
+                    "the settings of policy {} stand at {at} already; here it may only have cidrs",
+                    raw.name
+                );
+                self.errors.push(source.error(raw.span.clone(), message));
+                continue;
+            }
+            first.insert(&raw.name, (*index, raw));
+            let line = source.line(raw.span.start);
+            match compile(&raw.name, &raw.settings, host) {
+                Ok(compiled) => warnings.extend(compiled.warnings.into_iter().map(|warning| {
+                    format!("{}:{line}: policy {}: {warning}", source.path.display(), raw.name)
+                })),
+                Err(errors) => self.errors.extend(errors.into_iter().map(|error| {
+                    let span = raw.spans.get(error.setting).unwrap_or(&raw.span).clone();
+                    source.error(span, error.to_string())
+                })),
+            }
+            let location = Some(Location { path: source.path.clone(), line });
+            let policy = Policy { settings: raw.settings.clone(), location };
+            set.policies.insert(raw.name.clone(), policy);
+        }
+    }
+
+    fn entries(&mut self, max_entries: u32, set: &mut PolicySet) {
+        let mut first: BTreeMap<Cidr, (usize, usize)> = BTreeMap::new();
+        let mut over = None;
+        for (index, raw) in &self.policies {
+            let source = &self.sources[*index];
+            let Some(policy) = set.policies.get(&raw.name) else {
+                let message = format!(
+                    "unknown policy {}: no file gives it any setting; add one (initial_rto = \"100ms\") or mend the name",
+                    raw.name
+                );
+                self.errors.push(source.error(raw.span.clone(), message));
+                continue;
+            };
+            for (cidr, span) in &raw.cidrs {
+                let line = source.line(span.start);
+                if let Some((other, other_line)) = first.insert(*cidr, (*index, line)) {
+                    let other = self.sources[other].path.display();
+                    let message = format!("{cidr} stands at {other}:{other_line} already");
+                    self.errors.push(source.error(span.clone(), message));
+                    continue;
+                }
+                if let Err(e) = check_force(cidr, &policy.settings) {
+                    self.errors.push(source.error(span.clone(), e.to_string()));
+                }
+                if first.len() > max_entries as usize && over.is_none() {
+                    over = Some((*index, span.clone()));
+                }
+                let location = Some(Location { path: source.path.clone(), line });
+                set.entries.insert(*cidr, Entry { policy: raw.name.clone(), location });
+            }
+        }
+        if let Some((index, span)) = over {
+            let message = format!(
+                "{} entries are more than max_entries = {max_entries}; raise it in [agent]",
+                first.len()
+            );
+            self.errors.push(self.sources[index].error(span, message));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

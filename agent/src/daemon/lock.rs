@@ -31,12 +31,12 @@ pub enum LockError {
         path: PathBuf,
     },
     /// The state directory cannot be used.
-    #[error("state_dir {path}: {source}")]
+    #[error("state_dir {path}: {reason}")]
     StateDir {
         /// The directory.
         path: PathBuf,
         /// Why.
-        source: io::Error,
+        reason: io::Error,
     },
 }
 
@@ -55,7 +55,7 @@ impl InstanceLock {
     ///
     /// [`LockError::Held`] names the process that has it.
     pub fn take(state_dir: &Path, pin_dir: &Path) -> Result<Self, LockError> {
-        let state_error = |source| LockError::StateDir { path: state_dir.to_owned(), source };
+        let state_error = |reason| LockError::StateDir { path: state_dir.to_owned(), reason };
         make_state_dir(state_dir).map_err(state_error)?;
         let path = state_dir.join(FILE);
         let mut file = OpenOptions::new()
@@ -91,7 +91,7 @@ fn lock(file: File, path: &Path, holder: Option<u32>) -> Result<Flock<File>, Loc
             let holder = holder.map(|pid| format!(" (pid {pid})")).unwrap_or_default();
             LockError::Held { holder, path: path.to_owned() }
         }
-        errno => LockError::StateDir { path: path.to_owned(), source: errno.into() },
+        errno => LockError::StateDir { path: path.to_owned(), reason: errno.into() },
     })
 }
 

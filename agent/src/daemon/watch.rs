@@ -26,7 +26,7 @@ const POLL: Duration = Duration::from_secs(30);
 const MAX_HOPS: usize = 40;
 
 /// Watches until the engine stops, telling it when anything near the files changed.
-pub async fn watch(config_path: PathBuf, engine: Handle) {
+pub(super) async fn watch(config_path: PathBuf, engine: Handle) {
     let (sender, mut events) = mpsc::channel(1);
     let watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
         if event.map_or(true, |e| !e.kind.is_access()) {

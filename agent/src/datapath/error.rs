@@ -12,14 +12,14 @@ use crate::policy::{Cidr, PolicyName};
 pub enum DatapathError {
     /// The pin directory cannot be used.
     #[error(
-        "cannot use {path} for pins: {source}; it must lie on a BPF file system that root can \
+        "cannot use {path} for pins: {reason}; it must lie on a BPF file system that root can \
          write (mount -t bpf bpf /sys/fs/bpf)"
     )]
     PinDir {
         /// The directory.
         path: PathBuf,
         /// Why.
-        source: io::Error,
+        reason: io::Error,
     },
     /// The object could not be loaded.
     #[error("the kernel did not take the eBPF program: {0}")]

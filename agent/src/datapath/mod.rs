@@ -94,7 +94,8 @@ pub struct Datapath {
 }
 
 struct Link {
-    fd: FdLink,
+    /// Keeps the link in force even where somebody removes its pin.
+    _fd: FdLink,
     program_id: u32,
 }
 
@@ -106,7 +107,7 @@ impl Datapath {
     /// If the pin directory cannot be used or a map cannot be made; pins made so far are removed.
     pub fn open(options: Options) -> Result<Self, DatapathError> {
         let pin_dir = &options.pin_dir;
-        let pin_dir_error = |source| DatapathError::PinDir { path: pin_dir.clone(), source };
+        let pin_dir_error = |reason| DatapathError::PinDir { path: pin_dir.clone(), reason };
         pins::create_pin_dir(pin_dir).map_err(pin_dir_error)?;
         let generations = pins::generations(pin_dir).map_err(pin_dir_error)?;
         let wanted = pin_dir.join(pins::generation_name(OBJECT, options.max_entries));
@@ -451,7 +452,7 @@ fn kernel_entries(max_entries: u32) -> u32 {
 fn link_at(dir: &Path) -> Option<Link> {
     let fd = FdLink::from(PinnedLink::from_pin(dir.join(pins::LINK)).ok()?);
     let program_id = fd.info().ok()?.program_id();
-    Some(Link { fd, program_id })
+    Some(Link { _fd: fd, program_id })
 }
 
 /// The link pinned in `dir`, if it is in force at `cgroup`.
@@ -533,7 +534,7 @@ fn load_and_attach(options: &Options, dir: &Path) -> Result<Link, DatapathError>
         fd.pin(&path).map_err(|e| DatapathError::Pin { path, reason: describe(&e) })?,
     );
     let program_id = fd.info().map_err(|e| attach_error(describe(&e)))?.program_id();
-    Ok(Link { fd, program_id })
+    Ok(Link { _fd: fd, program_id })
 }
 
 fn pin_error(path: &Path, error: &dyn std::error::Error) -> DatapathError {

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use rto_agent_common::{MAX_POLICIES, NO_POLICY, Policy};
+use rto_agent_common::Policy;
 
 use crate::policy::PolicyName;
 
@@ -26,12 +26,6 @@ pub(super) struct Slots {
 }
 
 impl Slots {
-    /// All slots free, as in a new map.
-    pub(super) fn new() -> Self {
-        let free = (NO_POLICY + 1..MAX_POLICIES).map(|index| Slot { index, generation: 0 });
-        Self { used: BTreeMap::new(), free: free.collect() }
-    }
-
     /// The slots as `policies` (every index but 0, in order) has them. A second slot with the
     /// same name, or a name this version would not accept, counts as free.
     pub(super) fn read(policies: impl Iterator<Item = (u32, Policy)>) -> Self {
@@ -81,6 +75,8 @@ impl Slots {
 
 #[cfg(test)]
 mod tests {
+    use rto_agent_common::MAX_POLICIES;
+
     use super::*;
 
     fn name(n: &str) -> PolicyName {
@@ -89,7 +85,7 @@ mod tests {
 
     #[test]
     fn a_freed_slot_comes_back_last_and_with_another_generation() {
-        let mut slots = Slots::new();
+        let mut slots = Slots::read((1..MAX_POLICIES).map(|index| (index, Policy::EMPTY)));
         let first = slots.take(&name("a")).unwrap();
         assert_eq!(first, Slot { index: 1, generation: 1 });
         slots.release(&name("a"));

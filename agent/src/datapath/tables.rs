@@ -113,7 +113,7 @@ impl Tables {
             IpNetwork::V6(n) => self.v6.remove(&Key::new(n.prefix().into(), n.ip().octets())),
         };
         match done {
-            Err(e) if errno(&e) == Some(nix::libc::ENOENT) => Ok(()),
+            Err(e) if errno(&e) == Some(libc::ENOENT) => Ok(()),
             Err(MapError::KeyNotFound) | Ok(()) => Ok(()),
             Err(e) => Err(entry_error(cidr, &e)),
         }
@@ -169,8 +169,8 @@ fn map_error(map: &'static str, reason: String) -> DatapathError {
 
 fn entry_error(cidr: &Cidr, error: &MapError) -> DatapathError {
     let reason = match errno(error) {
-        Some(nix::libc::ENOSPC) => "the kernel's table is full; raise max_entries".to_owned(),
-        Some(nix::libc::ENOMEM) => "the kernel has no memory for it".to_owned(),
+        Some(libc::ENOSPC) => "the kernel's table is full; raise max_entries".to_owned(),
+        Some(libc::ENOMEM) => "the kernel has no memory for it".to_owned(),
         _ => describe(error),
     };
     DatapathError::Entry { cidr: *cidr, reason }

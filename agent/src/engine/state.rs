@@ -43,7 +43,7 @@ impl State {
             host,
             set: PolicySet::default(),
             effects: BTreeMap::new(),
-            desired: Image::default(),
+            desired: image.clone(),
             image,
             out_of_sync: None,
             broken: None,
@@ -107,7 +107,7 @@ impl State {
             write(datapath, &mut self.image, &plan, &desired, &mut self.out_of_sync)?;
         }
         // Said against what was wanted before, not against what the kernel happened to hold.
-        let changed = Plan::between(&self.desired, &desired).summary();
+        let changed = ChangeSummary::between(&self.desired, &desired);
         self.set = set;
         self.effects = effects;
         self.desired = desired;

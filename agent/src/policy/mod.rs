@@ -90,7 +90,7 @@ pub struct PolicySet {
 }
 
 /// What compiling a policy needs to know of the host.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct HostFacts {
     /// Jiffies a second (CONFIG_HZ), measured.
     pub hz: u32,

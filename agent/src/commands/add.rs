@@ -1,0 +1,51 @@
+//! `rto-agent add`.
+
+use std::process::ExitCode;
+
+use super::{print, table};
+use crate::{
+    api::{
+        client::Client,
+        types::{AddRequest, ChangeAnswer, SettingsSpec},
+    },
+    cli::{Add, SettingsArgs},
+    kernel::hz::measure,
+};
+
+pub(super) fn run(args: Add) -> anyhow::Result<ExitCode> {
+    let settings = spec(args.settings);
+    let request = AddRequest {
+        cidrs: args.cidrs,
+        policy: args.policy,
+        settings: (settings != SettingsSpec::default()).then_some(settings),
+        ttl: args.ttl,
+        save: args.save,
+    };
+    let answer: ChangeAnswer = Client::new(&args.socket.socket).post("/v1/entries", &request)?;
+    let hz = measure().unwrap_or_default();
+    print(args.output.json, &answer, || table::change(&answer, hz))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn spec(args: SettingsArgs) -> SettingsSpec {
+    let SettingsArgs {
+        initial_rto,
+        rto_min,
+        delack_max,
+        thin_linear,
+        rto_max,
+        user_timeout,
+        syn_retries,
+        force,
+    } = args;
+    SettingsSpec {
+        initial_rto,
+        rto_min,
+        delack_max,
+        thin_linear,
+        rto_max,
+        user_timeout,
+        syn_retries,
+        force,
+    }
+}

@@ -1,0 +1,103 @@
+//! `rto-agent check`.
+
+use std::{collections::BTreeMap, path::PathBuf, process::ExitCode};
+
+use serde::Serialize;
+
+use super::{print, table};
+use crate::{
+    cli::Check,
+    config::{Config, ConfigError},
+    kernel::facts::host_facts,
+    policy::{HostFacts, PolicyName, compile::Effect},
+};
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Answer {
+    ok: bool,
+    errors: Vec<ConfigError>,
+    warnings: Vec<String>,
+    files: Vec<PathBuf>,
+    host: HostFacts,
+    entries: usize,
+    policies: BTreeMap<PolicyName, PolicyAnswer>,
+}
+
+#[derive(Serialize)]
+struct PolicyAnswer {
+    entries: usize,
+    effects: Vec<Effect>,
+}
+
+pub(super) fn run(args: &Check) -> anyhow::Result<ExitCode> {
+    let host = host_facts()?;
+    match Config::load(&args.config.config, &host) {
+        Ok(config) => {
+            let answer = good(&config, host)?;
+            print(args.output.json, &answer, || text(&answer))?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Err(errors) if args.output.json => {
+            let answer = Answer {
+                ok: false,
+                errors: errors.0,
+                warnings: Vec::new(),
+                files: Vec::new(),
+                host,
+                entries: 0,
+                policies: BTreeMap::new(),
+            };
+            print(true, &answer, String::new)?;
+            Ok(ExitCode::FAILURE)
+        }
+        Err(errors) => Err(errors.into()),
+    }
+}
+
+fn good(config: &Config, host: HostFacts) -> anyhow::Result<Answer> {
+    let (image, effects) = config.set.image(&host).map_err(|errors| {
+        let lines: Vec<String> = errors.iter().map(ToString::to_string).collect();
+        anyhow::anyhow!(lines.join("\n"))
+    })?;
+    let mut counts: BTreeMap<&PolicyName, usize> = BTreeMap::new();
+    for name in image.entries.values() {
+        *counts.entry(name).or_default() += 1;
+    }
+    let policies = effects
+        .into_iter()
+        .map(|(name, effects)| {
+            let entries = counts.get(&name).copied().unwrap_or(0);
+            (name, PolicyAnswer { entries, effects })
+        })
+        .collect();
+    Ok(Answer {
+        ok: true,
+        errors: Vec::new(),
+        warnings: config.warnings.clone(),
+        files: config.files.clone(),
+        host,
+        entries: image.entries.len(),
+        policies,
+    })
+}
+
+fn text(answer: &Answer) -> String {
+    let mut text = String::new();
+    for (name, policy) in &answer.policies {
+        let entries = policy.entries;
+        let plural = if entries == 1 { "entry" } else { "entries" };
+        text.push_str(&format!("policy {name}: {entries} {plural}\n"));
+        text.push_str(&table::effects(&policy.effects, answer.host.hz, "  "));
+    }
+    for warning in &answer.warnings {
+        text.push_str(&format!("warning: {warning}\n"));
+    }
+    text.push_str(&format!(
+        "good: {} entries, {} policies, {} file(s)\n",
+        answer.entries,
+        answer.policies.len(),
+        answer.files.len()
+    ));
+    text
+}

@@ -1,0 +1,15 @@
+//! `rto-agent reload`.
+
+use std::process::ExitCode;
+
+use super::{print, table};
+use crate::{
+    api::{client::Client, types::ChangeAnswer},
+    cli::Reading,
+};
+
+pub(super) fn run(args: &Reading) -> anyhow::Result<ExitCode> {
+    let answer: ChangeAnswer = Client::new(&args.socket.socket).post("/v1/reload", &())?;
+    print(args.output.json, &answer, || table::change(&answer, 0))?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,265 @@
+//! `policies.d/50-cli.toml`: entries added by hand for good.
+//!
+//! Edited, not rewritten: comments and order stay. Written beside its place and renamed, so that
+//! nobody ever reads half a file.
+
+use std::{
+    fs, io,
+    io::Write as _,
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+};
+
+use toml_edit::{Array, DocumentMut, Item, Table, TableLike, value};
+
+use crate::{
+    api::types::SettingsSpec,
+    policy::{Cidr, PolicyName, Settings},
+};
+
+const HEADER: &str = "# Entries saved by `rto-agent add --save`. They may be edited by hand as well.\n";
+
+/// Why the file was not changed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SaveError {
+    /// It cannot be read or written.
+    #[error("{path}: {reason}; nothing was saved")]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        reason: io::Error,
+    },
+    /// It is not as this version writes it.
+    #[error("{path}: {reason}; nothing was saved")]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
+    /// An entry to be removed is not in it.
+    #[error("{cidr} is not in {path}; entries of other files are removed there")]
+    NotThere {
+        /// The entry.
+        cidr: Cidr,
+        /// The file.
+        path: PathBuf,
+    },
+}
+
+/// The file as it was.
+#[must_use]
+pub struct Undo {
+    path: PathBuf,
+    former: Option<String>,
+}
+
+impl Undo {
+    /// Puts it back.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be written.
+    pub fn undo(self) -> io::Result<()> {
+        match self.former {
+            Some(text) => replace(&self.path, &text),
+            None => fs::remove_file(&self.path),
+        }
+    }
+}
+
+/// Adds entries of a policy. Those the file has under another policy move; `settings` are
+/// written for a policy that has no other place.
+///
+/// # Errors
+///
+/// If the file cannot be read, understood or written; it is as before then.
+pub fn add(
+    path: &Path,
+    cidrs: &[Cidr],
+    policy: &PolicyName,
+    settings: Option<&Settings>,
+) -> Result<Undo, SaveError> {
+    edit(path, |document| {
+        for cidr in cidrs {
+            take_out(document, cidr, Some(policy));
+        }
+        let table = policy_table(document, policy)?;
+        if let Some(settings) = settings {
+            write_settings(table, settings);
+        }
+        let list = table.entry("cidrs").or_insert_with(|| value(Array::new()));
+        let list = list.as_array_mut().ok_or_else(|| format!("cidrs of {policy} is no list"))?;
+        for cidr in cidrs {
+            list.push(cidr.to_string());
+        }
+        Ok(())
+    })
+}
+
+/// Removes entries.
+///
+/// # Errors
+///
+/// If one is not in the file, or the file cannot be read, understood or written; it is as before then.
+pub fn remove(path: &Path, cidrs: &[Cidr]) -> Result<Undo, SaveError> {
+    let mut missing = None;
+    let undo = edit(path, |document| {
+        missing = cidrs.iter().find(|cidr| !take_out(document, cidr, None)).copied();
+        // An edit that fails is not written.
+        if missing.is_some() { Err(String::new()) } else { Ok(()) }
+    });
+    match missing {
+        Some(cidr) => Err(SaveError::NotThere { cidr, path: path.to_owned() }),
+        None => undo,
+    }
+}
+
+fn edit(
+    path: &Path,
+    change: impl FnOnce(&mut DocumentMut) -> Result<(), String>,
+) -> Result<Undo, SaveError> {
+    let io_error = |reason| SaveError::Io { path: path.to_owned(), reason };
+    let unreadable = |reason| SaveError::Unreadable { path: path.to_owned(), reason };
+    let former = match fs::read_to_string(path) {
+        Ok(text) => Some(text),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => None,
+        Err(e) => return Err(io_error(e)),
+    };
+    let text = former.clone().unwrap_or_else(|| HEADER.to_owned());
+    let mut document: DocumentMut = text.parse().map_err(|e: toml_edit::TomlError| unreadable(e.to_string()))?;
+    change(&mut document).map_err(unreadable)?;
+    replace(path, &document.to_string()).map_err(io_error)?;
+    Ok(Undo { path: path.to_owned(), former })
+}
+
+/// Removes an entry wherever it is, and a policy that had no other (but not `keep`); whether it was there.
+fn take_out(document: &mut DocumentMut, cidr: &Cidr, keep: Option<&PolicyName>) -> bool {
+    let Some(policies) = document.get_mut("policy").and_then(Item::as_table_like_mut) else {
+        return false;
+    };
+    let mut found = false;
+    let mut emptied = Vec::new();
+    for (name, policy) in policies.iter_mut() {
+        let Some(list) = policy.get_mut("cidrs").and_then(Item::as_array_mut) else { continue };
+        let before = list.len();
+        list.retain(|item| item.as_str().and_then(|s| s.parse().ok()) != Some(*cidr));
+        found |= list.len() < before;
+        let kept = keep.is_some_and(|keep| keep.as_str() == name.get());
+        if list.is_empty() && before > 0 && !kept {
+            emptied.push(name.get().to_owned());
+        }
+    }
+    for name in emptied {
+        policies.remove(&name);
+    }
+    found
+}
+
+fn policy_table<'d>(
+    document: &'d mut DocumentMut,
+    policy: &PolicyName,
+) -> Result<&'d mut dyn TableLike, String> {
+    let policies = document.entry("policy").or_insert_with(|| {
+        let mut table = Table::new();
+        table.set_implicit(true);
+        Item::Table(table)
+    });
+    policies
+        .as_table_like_mut()
+        .ok_or("policy is no table")?
+        .entry(policy.as_str())
+        .or_insert_with(|| Item::Table(Table::new()))
+        .as_table_like_mut()
+        .ok_or_else(|| format!("policy.{policy} is no table"))
+}
+
+fn write_settings(table: &mut dyn TableLike, settings: &Settings) {
+    let spec = SettingsSpec::from(settings);
+    let texts = [
+        ("initial_rto", spec.initial_rto),
+        ("rto_min", spec.rto_min),
+        ("delack_max", spec.delack_max),
+        ("rto_max", spec.rto_max),
+        ("user_timeout", spec.user_timeout),
+    ];
+    for (key, text) in texts {
+        if let Some(text) = text {
+            table.insert(key, value(text));
+        }
+    }
+    if let Some(on) = spec.thin_linear {
+        table.insert("thin_linear", value(on));
+    }
+    if let Some(text) = spec.syn_retries {
+        let number = text.parse::<i64>().map(value);
+        table.insert("syn_retries", number.unwrap_or_else(|_| value(text)));
+    }
+    if spec.force {
+        table.insert("force", value(true));
+    }
+}
+
+/// Writes a file as a whole or not at all.
+fn replace(path: &Path, text: &str) -> io::Result<()> {
+    let dir = path.parent().unwrap_or(Path::new("."));
+    fs::create_dir_all(dir)?;
+    let mut temporary = tempfile::Builder::new().prefix(".50-cli").tempfile_in(dir)?;
+    temporary.write_all(text.as_bytes())?;
+    temporary.as_file().set_permissions(fs::Permissions::from_mode(0o644))?;
+    temporary.as_file().sync_all()?;
+    temporary.persist(path)?;
+    fs::File::open(dir)?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn cidr(text: &str) -> Cidr {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn adds_moves_and_removes() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("policies.d/50-cli.toml");
+        let settings = Settings { initial_rto: Some(Duration::from_millis(100)), ..Settings::default() };
+        let (near, own) = ("near".parse().unwrap(), "own".parse().unwrap());
+        let _done = add(&path, &[cidr("10.1.0.0/16"), cidr("10.2.0.0/16")], &near, None).unwrap();
+        let _done = add(&path, &[cidr("10.2.0.0/16")], &own, Some(&settings)).unwrap();
+        let text = fs::read_to_string(&path).unwrap();
+        insta::assert_snapshot!(text);
+
+        let _done = remove(&path, &[cidr("10.2.0.0/16")]).unwrap();
+        assert!(!fs::read_to_string(&path).unwrap().contains("own"));
+        let error = remove(&path, &[cidr("10.2.0.0/16")]).map(|_| ()).unwrap_err().to_string();
+        assert!(error.contains("10.2.0.0/16 is not in"), "{error}");
+    }
+
+    #[test]
+    fn comments_stay_and_undo_gives_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("50-cli.toml");
+        let text = "# mine\n[policy.near]\ncidrs = [\n  \"10.1.0.0/16\", # rack 1\n]\n";
+        fs::write(&path, text).unwrap();
+        let undo = add(&path, &[cidr("10.2.0.0/16")], &"near".parse().unwrap(), None).unwrap();
+        let edited = fs::read_to_string(&path).unwrap();
+        assert!(edited.contains("# mine") && edited.contains("# rack 1") && edited.contains("10.2.0.0/16"));
+        undo.undo().unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), text);
+    }
+
+    #[test]
+    fn a_broken_file_is_left_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("50-cli.toml");
+        fs::write(&path, "[policy.near\n").unwrap();
+        assert!(add(&path, &[cidr("10.2.0.0/16")], &"near".parse().unwrap(), None).is_err());
+        assert_eq!(fs::read_to_string(&path).unwrap(), "[policy.near\n");
+    }
+}

@@ -1,0 +1,130 @@
+//! A configuration file's text, and errors that point into it.
+
+use std::{
+    fmt::{self, Write as _},
+    ops::Range,
+    path::{Path, PathBuf},
+};
+
+use serde::Serialize;
+
+/// A file's text with a table of its lines.
+pub(super) struct Source {
+    pub(super) path: PathBuf,
+    pub(super) text: String,
+    /// Byte offset at which each line begins.
+    lines: Vec<usize>,
+}
+
+/// One thing wrong with a file: `path:line:column: message`, the line, and a mark below it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ConfigError {
+    /// The file.
+    pub path: PathBuf,
+    /// The line, from 1; absent if it concerns the file as a whole.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub line: Option<usize>,
+    /// The column, in characters from 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub column: Option<usize>,
+    /// What is wrong, and how to mend it.
+    pub message: String,
+    /// The line's text, and where in it to put how long a mark.
+    #[serde(skip)]
+    excerpt: Option<Excerpt>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Excerpt {
+    line: String,
+    start: usize,
+    width: usize,
+}
+
+/// Everything that is wrong with a configuration.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(transparent)]
+pub struct ConfigErrors(pub Vec<ConfigError>);
+
+impl Source {
+    pub(super) fn new(path: &Path, text: String) -> Self {
+        let begins = text.match_indices('\n').map(|(at, _)| at + 1);
+        let lines = std::iter::once(0).chain(begins).collect();
+        Self { path: path.to_owned(), text, lines }
+    }
+
+    /// The line an offset lies on, from 1.
+    pub(super) fn line(&self, offset: usize) -> usize {
+        self.lines.partition_point(|begin| *begin <= offset)
+    }
+
+    pub(super) fn error(&self, span: Range<usize>, message: impl Into<String>) -> ConfigError {
+        let start = span.start.min(self.text.len());
+        let line = self.line(start);
+        let begin = self.lines.get(line - 1).copied().unwrap_or(0);
+        let text = self.text[begin..].lines().next().unwrap_or_default();
+        let before = self.text.get(begin..start).unwrap_or_default().chars().count();
+        let marked = self.text.get(start..span.end.min(begin + text.len())).unwrap_or_default();
+        ConfigError {
+            path: self.path.clone(),
+            line: Some(line),
+            column: Some(before + 1),
+            message: message.into(),
+            excerpt: Some(Excerpt {
+                line: text.replace('\t', " "),
+                start: before,
+                width: marked.chars().count().max(1),
+            }),
+        }
+    }
+}
+
+impl ConfigError {
+    pub(super) fn whole(path: &Path, message: impl Into<String>) -> Self {
+        Self {
+            path: path.to_owned(),
+            line: None,
+            column: None,
+            message: message.into(),
+            excerpt: None,
+        }
+    }
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.path.display())?;
+        if let (Some(line), Some(column)) = (self.line, self.column) {
+            write!(f, ":{line}:{column}")?;
+        }
+        write!(f, ": {}", self.message)?;
+        if let (Some(number), Some(Excerpt { line, start, width })) = (self.line, &self.excerpt) {
+            // A very long line says no more than its beginning.
+            let shown: String = line.chars().take(160).collect();
+            let mark = "^".repeat((*width).min(160usize.saturating_sub(*start)).max(1));
+            let pad = " ".repeat((*start).min(160));
+            write!(f, "\n  {number} | {shown}")?;
+            let margin = " ".repeat(number.to_string().len());
+            write!(f, "\n  {margin} | {pad}{mark}")?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for ConfigErrors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const SHOWN: usize = 50;
+        for (i, error) in self.0.iter().take(SHOWN).enumerate() {
+            if i > 0 {
+                f.write_char('\n')?;
+            }
+            error.fmt(f)?;
+        }
+        if let Some(more @ 1..) = self.0.len().checked_sub(SHOWN) {
+            write!(f, "\n... and {more} more")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for ConfigErrors {}

@@ -1,0 +1,151 @@
+use std::time::Duration;
+
+use proptest::prelude::*;
+
+use super::*;
+
+const HOST: HostFacts = HostFacts {
+    hz: 250,
+    tcp_syn_retries: 6,
+    tcp_syn_linear_timeouts: 4,
+    has_rto_max: true,
+    has_bpf_thin_linear: true,
+};
+
+/// Loads files given as (name, text); errors have the directory cut off.
+fn load(files: &[(&str, &str)]) -> Result<Config, String> {
+    let dir = tempfile::tempdir().unwrap();
+    fs::create_dir(dir.path().join(POLICIES_DIR)).unwrap();
+    for (name, text) in files {
+        fs::write(dir.path().join(name), text).unwrap();
+    }
+    let prefix = format!("{}/", dir.path().display());
+    Config::load(&dir.path().join("config.toml"), &HOST).map_err(|e| e.to_string().replace(&prefix, ""))
+}
+
+fn refusal(text: &str) -> String {
+    load(&[("config.toml", text)]).unwrap_err()
+}
+
+const GOOD: &str = r#"
+[agent]
+pin_dir = "/sys/fs/bpf/x"
+on_exit = "keep"
+max_entries = 100
+
+[policy.same-zone]
+cidrs = ["10.128.0.0/20", "fd20:0:0:1::/64"]
+initial_rto = "100ms"
+rto_min = "50ms"
+syn_retries = "auto"
+"#;
+
+#[test]
+fn a_good_file() {
+    let config = load(&[("config.toml", GOOD)]).unwrap();
+    assert_eq!(config.agent.on_exit, OnExit::Keep);
+    assert_eq!(config.agent.max_entries, 100);
+    let policy = &config.set.policies[&"same-zone".parse().unwrap()];
+    assert_eq!(policy.settings.initial_rto, Some(Duration::from_millis(100)));
+    let entry = &config.set.entries[&"fd20:0:0:1::/64".parse().unwrap()];
+    assert_eq!(entry.location.as_ref().unwrap().line, 8);
+    assert!(config.warnings.is_empty(), "{:?}", config.warnings);
+}
+
+#[test]
+fn the_example_that_is_shipped() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../config/config.toml");
+    Config::load(&path, &HOST).unwrap();
+}
+
+#[test]
+fn other_files_add_cidrs() {
+    let more = "[policy.same-zone]\ncidrs = [\"10.9.0.0/16\"]\n";
+    let config = load(&[
+        ("config.toml", GOOD),
+        ("policies.d/50-cli.toml", more),
+        ("policies.d/.hidden.toml", "nonsense"),
+        ("policies.d/old.toml~", "nonsense"),
+    ])
+    .unwrap();
+    assert_eq!(config.set.entries.len(), 3);
+    assert_eq!(config.files.len(), 2);
+}
+
+#[test]
+fn every_refusal_names_place_and_mend() {
+    let policy = |line: &str| format!("[policy.near]\ncidrs = [\"10.0.0.0/16\"]\n{line}\n");
+    let rto = "initial_rto = \"100ms\"";
+    let cases = [
+        ("unknown key", policy(&format!("{rto}\ninital_rto = \"5ms\""))),
+        ("unknown table", "[policies.near]\n".to_owned()),
+        ("unknown agent key", "[agent]\npindir = \"/x\"\n".to_owned()),
+        ("host bits", format!("[policy.near]\n{rto}\ncidrs = [\"10.1.2.3/24\"]\n")),
+        ("not a CIDR", format!("[policy.near]\n{rto}\ncidrs = [\"10.1.2/24\"]\n")),
+        ("twice", format!("[policy.near]\n{rto}\ncidrs = [\"10.0.0.0/16\",\n  \"10.0.0.0/16\"]\n")),
+        ("no unit", policy("initial_rto = 100")),
+        ("zero", policy("initial_rto = \"0ms\"")),
+        ("too long", policy("initial_rto = \"2m\"")),
+        ("rto_min too short", policy("rto_min = \"4ms\"")),
+        ("rto_min too long", policy("rto_min = \"300ms\"")),
+        ("rto_max too short", policy("rto_max = \"500ms\"")),
+        ("rto_max below initial_rto", policy("rto_max = \"2s\"\ninitial_rto = \"3s\"")),
+        ("delack above rto_min", policy("rto_min = \"50ms\"\ndelack_max = \"60ms\"")),
+        ("syn_retries", policy("syn_retries = 0")),
+        ("wide", format!("[policy.near]\n{rto}\ncidrs = [\"0.0.0.0/0\", \"fc00::/7\"]\n")),
+        ("too many", format!("[agent]\nmax_entries = 1\n[policy.near]\n{rto}\ncidrs = [\"10.0.0.0/16\", \"10.1.0.0/16\"]\n")),
+        ("sets nothing", "[policy.near]\nforce = true\ncidrs = [\"10.0.0.0/16\"]\n".to_owned()),
+        ("unknown policy", "[policy.near]\ncidrs = [\"10.0.0.0/16\"]\n".to_owned()),
+        ("kind", policy("thin_linear = \"yes\"")),
+        ("name", format!("[policy.\"a b\"]\n{rto}\n")),
+        ("metrics", "[agent]\nmetrics = \"127.0.0.1:9464\"\n".to_owned()),
+        ("dots in pin_dir", "[agent]\npin_dir = \"/sys/fs/bpf/a.b\"\n".to_owned()),
+        ("syntax", "[policy.near\ncidrs = [\n".to_owned()),
+        ("key twice", policy("rto_min = \"50ms\"\nrto_min = \"60ms\"")),
+    ];
+    let all: Vec<String> =
+        cases.iter().map(|(what, text)| format!("## {what}\n{}\n", refusal(text))).collect();
+    insta::assert_snapshot!(all.join("\n"));
+}
+
+#[test]
+fn errors_of_all_files_are_told_at_once() {
+    let errors = load(&[
+        ("config.toml", "[policy.near]\ninitial_rto = \"1\"\ncidrs = [\"10.1.2.3/24\"]\n"),
+        ("policies.d/a.toml", "[agent]\n[policy.near]\nrto_min = \"50ms\"\n"),
+        ("policies.d/b.toml", "[policy.far]\ncidrs = [\"10.0.0.0/16\"]\n"),
+    ])
+    .unwrap_err();
+    insta::assert_snapshot!(errors);
+}
+
+#[test]
+fn a_missing_file_says_what_to_do() {
+    let error = Config::load(Path::new("/nonexistent/config.toml"), &HOST).unwrap_err().to_string();
+    assert!(error.contains("/nonexistent/config.toml") && error.contains("--config"), "{error}");
+}
+
+#[test]
+fn the_fingerprint_follows_every_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("config.toml");
+    let missing = fingerprint(&path);
+    fs::write(&path, GOOD).unwrap();
+    let first = fingerprint(&path);
+    assert_ne!(missing, first);
+    fs::create_dir(dir.path().join(POLICIES_DIR)).unwrap();
+    assert_eq!(first, fingerprint(&path));
+    fs::write(dir.path().join("policies.d/a.toml"), "").unwrap();
+    assert_ne!(first, fingerprint(&path));
+}
+
+proptest! {
+    #[test]
+    fn any_text_is_read_or_refused(text in "(\\[(agent|policy\\.[a-z]{0,3})\\]\n|[a-z_]{1,12} = (\"[^\"]{0,12}\"|[0-9]{1,9}|\\[[^\\]]{0,20}\\]|true)\n|.{0,20}\n){0,12}") {
+        let source = Source::new(Path::new("x"), text);
+        let (_, errors) = parse::parse(&source);
+        for error in errors {
+            prop_assert!(!error.to_string().is_empty());
+        }
+    }
+}

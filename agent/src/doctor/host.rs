@@ -1,0 +1,199 @@
+//! Kernel, privileges, cgroup, BPF file system, HZ.
+
+use std::path::Path;
+
+use nix::{
+    sys::statfs::{BPF_FS_MAGIC, statfs},
+    unistd::{AccessFlags, access},
+};
+
+use super::{Finding, Severity};
+use crate::kernel::{
+    cgroup, features,
+    hz::{from_config, measure},
+    mounts, privileges,
+    version::{self, KernelVersion},
+};
+
+pub(super) fn kernel(kernel: &KernelVersion, findings: &mut Vec<Finding>) {
+    const WHY: &str = "the program needs socket storage and TCP options from sock_ops";
+    let (major, minor) = version::MINIMUM;
+    findings.push(if kernel.at_least(version::MINIMUM) {
+        Finding::ok("kernel-version", format!("{kernel}, at least {major}.{minor}"), WHY)
+    } else {
+        Finding::bad(
+            "kernel-version",
+            Severity::Problem,
+            format!("{kernel} is older than {major}.{minor}"),
+            WHY,
+            "boot a newer kernel",
+        )
+    });
+    for feature in features::all(kernel) {
+        let id = feature.name;
+        let how = format!("{} ({})", feature.needed_for, feature.evidence);
+        findings.push(if feature.present {
+            Finding::ok(id, format!("present, for {how}"), "a setting depends on it")
+        } else {
+            let severity = if feature.required { Severity::Problem } else { Severity::Warning };
+            let found = format!("absent: {how}");
+            let mend = format!("Linux {} or later has it", feature.since);
+            Finding::bad(id, severity, found, "a setting depends on it", mend)
+        });
+    }
+}
+
+pub(super) fn privileges(findings: &mut Vec<Finding>) {
+    const WHY: &str = "loading and attaching eBPF programs is privileged";
+    let root = Path::new("/");
+    let missing = privileges::effective().map(privileges::missing);
+    findings.push(match missing {
+        None => Finding::bad(
+            "capabilities",
+            Severity::Warning,
+            "unknown: /proc/self/status does not tell",
+            WHY,
+            "mount /proc",
+        ),
+        Some(missing) if missing.is_empty() => {
+            Finding::ok("capabilities", "CAP_BPF, CAP_NET_ADMIN", WHY)
+        }
+        Some(missing) => Finding::bad(
+            "capabilities",
+            Severity::Problem,
+            format!("missing {}", missing.join(", ")),
+            WHY,
+            "run as root; in a container grant these capabilities",
+        ),
+    });
+    const LOCKDOWN: &str = "in confidentiality mode the kernel may refuse helpers that read it";
+    findings.push(match privileges::lockdown(root).as_deref() {
+        None => Finding::ok("lockdown", "this kernel has none, or securityfs is not mounted", LOCKDOWN),
+        Some("confidentiality") => Finding::bad(
+            "lockdown",
+            Severity::Warning,
+            "confidentiality",
+            LOCKDOWN,
+            "boot without lockdown=confidentiality if the program is refused",
+        ),
+        Some(state) => Finding::ok("lockdown", state, LOCKDOWN),
+    });
+}
+
+pub(super) fn cgroup(given: Option<&Path>, kernel: (u32, u32), findings: &mut Vec<Finding>) {
+    const WHY: &str = "the program is attached to a cgroup2 directory and acts on the sockets \
+                       that were made by processes in it or below";
+    let mounts = mounts::read().unwrap_or_default();
+    match cgroup::resolve(given) {
+        Err(e) => findings.push(Finding::bad(
+            "cgroup",
+            Severity::Problem,
+            e.to_string(),
+            WHY,
+            "mount cgroup2, or set [agent] cgroup to a directory on it",
+        )),
+        Ok(path) => {
+            let mount = mounts::mount_of(&mounts, &path);
+            let whole = given.is_none() && mount.is_some_and(|mount| !cgroup::is_partial(mount));
+            findings.push(if whole || given.is_some() {
+                let what = if whole { "the hierarchy's root" } else { "as configured" };
+                Finding::ok("cgroup", format!("{}, {what}", path.display()), WHY)
+            } else {
+                Finding::bad(
+                    "cgroup",
+                    Severity::Warning,
+                    format!("{} is only a part of the hierarchy", path.display()),
+                    WHY,
+                    "run outside the container or cgroup namespace to cover the whole host",
+                )
+            });
+        }
+    }
+    v1(&cgroup::v1_network_controllers(&mounts), kernel, findings);
+}
+
+/// Before 5.15 a socket had one pointer for cgroup2 and v1's net_cls and net_prio: once either of
+/// these was used on a host, cgroup2 programs no longer saw new sockets of some tasks
+/// (`sock_cgroup_data`, mended by "bpf, cgroups: Fix cgroup v2 fallback on v1/v2 mixed mode").
+fn v1(mounted: &[&str], kernel: (u32, u32), findings: &mut Vec<Finding>) {
+    const WHY: &str = "on kernels before 5.15 their use switches cgroup2's socket programs off";
+    findings.push(match mounted {
+        [] => Finding::ok("cgroup-v1-network", "net_cls and net_prio are not mounted", WHY),
+        some if kernel >= (5, 15) => Finding::ok(
+            "cgroup-v1-network",
+            format!("{} mounted, which does no harm on this kernel", some.join(" and ")),
+            WHY,
+        ),
+        some => Finding::bad(
+            "cgroup-v1-network",
+            Severity::Warning,
+            format!("{} mounted", some.join(" and ")),
+            WHY,
+            "boot with cgroup_no_v1=net_cls,net_prio, or a kernel from 5.15 on",
+        ),
+    });
+}
+
+pub(super) fn bpffs(pin_dir: &Path, findings: &mut Vec<Finding>) {
+    const WHY: &str = "link and maps are pinned there, so that a killed daemon leaves the \
+                       policies in force and the next one finds them";
+    const MEND: &str = "mount -t bpf bpf /sys/fs/bpf, or set [agent] pin_dir to a directory on one";
+    let existing = pin_dir.ancestors().find(|dir| dir.exists()).unwrap_or(Path::new("/"));
+    let on_bpffs = statfs(existing).is_ok_and(|fs| fs.filesystem_type() == BPF_FS_MAGIC);
+    let place = existing.display();
+    findings.push(if !on_bpffs {
+        let found = format!("{} would not lie on a BPF file system", pin_dir.display());
+        Finding::bad("bpffs", Severity::Problem, found, WHY, MEND)
+    } else if access(existing, AccessFlags::W_OK).is_err() {
+        let found = format!("{place} cannot be written");
+        Finding::bad("bpffs", Severity::Problem, found, WHY, "run as root; mount it read-write")
+    } else {
+        Finding::ok("bpffs", format!("{place} is writable"), WHY)
+    });
+}
+
+pub(super) fn hz(kernel: Option<&KernelVersion>, findings: &mut Vec<Finding>) {
+    const WHY: &str = "timers count in jiffies, 1/HZ s";
+    let configured = kernel.and_then(|k| from_config(Path::new("/"), &k.to_string()));
+    findings.push(match (measure(), configured) {
+        (Err(e), _) => Finding::bad(
+            "hz",
+            Severity::Problem,
+            e.to_string(),
+            WHY,
+            "report this kernel: durations cannot be turned into jiffies",
+        ),
+        (Ok(measured), Some(configured)) if measured != configured => Finding::bad(
+            "hz",
+            Severity::Problem,
+            format!("measured {measured}, but the kernel's configuration says {configured}"),
+            WHY,
+            "report this kernel; the configuration file may belong to another one",
+        ),
+        (Ok(measured), Some(_)) => {
+            Finding::ok("hz", format!("{measured}, measured and configured"), WHY)
+        }
+        (Ok(measured), None) => Finding::ok(
+            "hz",
+            format!("{measured}, measured (the kernel's configuration is not on this host)"),
+            WHY,
+        ),
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn v1_controllers_matter_on_old_kernels_only() {
+        let severity = |mounted: &[&str], kernel| {
+            let mut findings = Vec::new();
+            v1(mounted, kernel, &mut findings);
+            findings[0].severity
+        };
+        assert_eq!(severity(&[], (5, 10)), Severity::Ok);
+        assert_eq!(severity(&["net_cls"], (5, 10)), Severity::Warning);
+        assert_eq!(severity(&["net_cls"], (6, 1)), Severity::Ok);
+    }
+}

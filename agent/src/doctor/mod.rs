@@ -1,0 +1,175 @@
+//! What on this host stands in the way of the agent, why it matters, and how to mend it.
+
+use std::{fmt::Write as _, path::PathBuf};
+
+use serde::Serialize;
+
+use crate::{
+    kernel::version::{self, KernelVersion},
+    policy::PolicySet,
+};
+
+mod host;
+mod network;
+
+/// How bad a finding is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Severity {
+    /// As it should be.
+    Ok,
+    /// Works, but not as one would think.
+    Warning,
+    /// The agent, or a setting, does not work.
+    Problem,
+}
+
+/// One thing that was looked at.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    /// What was looked at; a stable name.
+    pub id: &'static str,
+    /// How bad it is.
+    pub severity: Severity,
+    /// What was found.
+    pub found: String,
+    /// Why it matters.
+    pub why: &'static str,
+    /// How to mend it, if it needs mending.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mend: Option<String>,
+}
+
+/// What to look at.
+#[derive(Debug, Default)]
+pub struct Input<'a> {
+    /// The cgroup to attach to; `None`: the host's root.
+    pub cgroup: Option<PathBuf>,
+    /// Where pins are or will be.
+    pub pin_dir: PathBuf,
+    /// Program ids that are ours.
+    pub ours: Vec<u32>,
+    /// The configuration's entries, for conflicts with routes.
+    pub set: Option<&'a PolicySet>,
+    /// Why the configuration could not be read, if it could not.
+    pub config_error: Option<String>,
+}
+
+/// Everything that was found.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// Kernel release.
+    pub kernel: String,
+    /// The worst of the findings.
+    pub worst: Severity,
+    /// The findings.
+    pub findings: Vec<Finding>,
+}
+
+impl Finding {
+    fn ok(id: &'static str, found: impl Into<String>, why: &'static str) -> Self {
+        Self { id, severity: Severity::Ok, found: found.into(), why, mend: None }
+    }
+
+    fn bad(
+        id: &'static str,
+        severity: Severity,
+        found: impl Into<String>,
+        why: &'static str,
+        mend: impl Into<String>,
+    ) -> Self {
+        Self { id, severity, found: found.into(), why, mend: Some(mend.into()) }
+    }
+}
+
+/// Looks at everything. Nothing is changed.
+#[must_use]
+pub fn examine(input: &Input<'_>) -> Report {
+    let kernel = version::running();
+    let mut findings = Vec::new();
+    match &kernel {
+        Ok(kernel) => host::kernel(kernel, &mut findings),
+        Err(e) => findings.push(Finding::bad(
+            "kernel-version",
+            Severity::Warning,
+            e.to_string(),
+            "features go by it",
+            "report this release string",
+        )),
+    }
+    let number = kernel.as_ref().map_or(version::MINIMUM, |k: &KernelVersion| k.number);
+    host::privileges(&mut findings);
+    host::cgroup(input.cgroup.as_deref(), number, &mut findings);
+    host::bpffs(&input.pin_dir, &mut findings);
+    host::hz(kernel.as_ref().ok(), &mut findings);
+    network::sysctls(&mut findings);
+    network::programs(input.cgroup.as_deref(), &input.ours, &mut findings);
+    network::routes(input.set, &mut findings);
+    if let Some(error) = &input.config_error {
+        findings.push(Finding::bad(
+            "configuration",
+            Severity::Problem,
+            error.clone(),
+            "the daemon does not start with it, and keeps the last good one if it runs",
+            "mend the file; rto-agent check tells when it is right",
+        ));
+    }
+    let worst = findings.iter().map(|f| f.severity).max().unwrap_or(Severity::Ok);
+    Report { kernel: kernel.map_or_else(|e| e.to_string(), |k| k.to_string()), worst, findings }
+}
+
+/// The report for people.
+#[must_use]
+pub fn render(report: &Report) -> String {
+    let mut text = format!("kernel {}\n\n", report.kernel);
+    for finding in &report.findings {
+        let mark = match finding.severity {
+            Severity::Ok => "ok     ",
+            Severity::Warning => "WARNING",
+            Severity::Problem => "PROBLEM",
+        };
+        let found = finding.found.replace('\n', "\n          ");
+        // Writing to a String cannot fail.
+        let _ = writeln!(text, "{mark}  {}: {found}", finding.id);
+        if let Some(mend) = &finding.mend {
+            let _ = writeln!(text, "         why:  {}", finding.why);
+            let _ = writeln!(text, "         mend: {mend}");
+        }
+    }
+    let count = |severity| report.findings.iter().filter(|f| f.severity == severity).count();
+    let _ = writeln!(
+        text,
+        "\n{} ok, {} warnings, {} problems",
+        count(Severity::Ok),
+        count(Severity::Warning),
+        count(Severity::Problem)
+    );
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_bad_finding_says_how_to_mend_it() {
+        let input = Input {
+            cgroup: Some("/proc".into()),
+            pin_dir: "/proc/none".into(),
+            config_error: Some("no such file".to_owned()),
+            ..Input::default()
+        };
+        let report = examine(&input);
+        assert_eq!(report.worst, Severity::Problem);
+        for finding in &report.findings {
+            assert_eq!(finding.severity != Severity::Ok, finding.mend.is_some(), "{finding:?}");
+            assert!(!finding.why.is_empty() && !finding.found.is_empty());
+        }
+        for id in ["cgroup", "bpffs", "configuration"] {
+            let finding = report.findings.iter().find(|f| f.id == id).unwrap();
+            assert_eq!(finding.severity, Severity::Problem, "{finding:?}");
+        }
+        let text = render(&report);
+        assert!(text.contains("PROBLEM  bpffs") && text.contains("mend: "), "{text}");
+    }
+}

@@ -1,0 +1,159 @@
+//! The few bpf(2) commands that aya does not offer: asking what is attached where.
+
+use std::{
+    io,
+    os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd},
+};
+
+use nix::libc;
+
+const BPF_PROG_GET_FD_BY_ID: libc::c_int = 13;
+const BPF_OBJ_GET_INFO_BY_FD: libc::c_int = 15;
+const BPF_PROG_QUERY: libc::c_int = 16;
+const BPF_CGROUP_SOCK_OPS: u32 = 3;
+/// `BPF_F_ALLOW_OVERRIDE` and `BPF_F_ALLOW_MULTI`, as BPF_PROG_QUERY reports them.
+const BPF_F_ALLOW_OVERRIDE: u32 = 1;
+const BPF_F_ALLOW_MULTI: u32 = 2;
+/// A cgroup takes so many programs of one kind (`BPF_CGROUP_MAX_PROGS`, Linux 6.12).
+const MAX_PROGRAMS: usize = 64;
+
+/// How programs are attached to a cgroup beside each other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AttachMode {
+    /// The only one in this cgroup, and none below it (flags 0 of the old call).
+    #[default]
+    Exclusive,
+    /// The only one in this cgroup; a cgroup below may have its own instead.
+    Override,
+    /// Any number, here and below. Links are always attached so.
+    Multi,
+}
+
+/// What is attached to one cgroup.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Attached {
+    /// Program ids, in the order they run.
+    pub ids: Vec<u32>,
+    /// How.
+    pub mode: AttachMode,
+}
+
+/// `attr` of BPF_PROG_QUERY (include/uapi/linux/bpf.h), to the length 5.10 knows.
+#[repr(C)]
+#[derive(Default)]
+struct QueryAttr {
+    target_fd: u32,
+    attach_type: u32,
+    query_flags: u32,
+    attach_flags: u32,
+    prog_ids: u64,
+    prog_cnt: u32,
+    padding: u32,
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct IdAttr {
+    id: u32,
+    next_id: u32,
+    open_flags: u32,
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct InfoAttr {
+    fd: u32,
+    length: u32,
+    info: u64,
+}
+
+/// Begin of `struct bpf_prog_info`.
+#[repr(C)]
+#[derive(Default)]
+struct ProgInfo {
+    kind: u32,
+    id: u32,
+    tag: [u8; 8],
+    jited_prog_len: u32,
+    xlated_prog_len: u32,
+    jited_prog_insns: u64,
+    xlated_prog_insns: u64,
+    load_time: u64,
+    created_by_uid: u32,
+    nr_map_ids: u32,
+    map_ids: u64,
+    name: [u8; 16],
+}
+
+/// Name and tag of a program.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ProgramInfo {
+    /// At most 15 bytes, as the kernel keeps it.
+    pub name: String,
+    /// Hash of its instructions, hexadecimal.
+    pub tag: String,
+}
+
+/// The sock_ops programs attached to this very cgroup (not those above it).
+///
+/// # Errors
+///
+/// The system call's: EPERM without CAP_NET_ADMIN, ENOENT for a removed cgroup.
+pub fn query_sock_ops(cgroup: BorrowedFd<'_>) -> io::Result<Attached> {
+    let mut ids = [0u32; MAX_PROGRAMS];
+    let mut attr = QueryAttr {
+        target_fd: fd_number(cgroup),
+        attach_type: BPF_CGROUP_SOCK_OPS,
+        prog_ids: ids.as_mut_ptr() as u64,
+        prog_cnt: u32::try_from(ids.len()).unwrap_or(0),
+        ..QueryAttr::default()
+    };
+    bpf(BPF_PROG_QUERY, &mut attr)?;
+    let mode = match attr.attach_flags {
+        flags if flags & BPF_F_ALLOW_MULTI != 0 => AttachMode::Multi,
+        flags if flags & BPF_F_ALLOW_OVERRIDE != 0 => AttachMode::Override,
+        _ => AttachMode::Exclusive,
+    };
+    let count = (attr.prog_cnt as usize).min(ids.len());
+    Ok(Attached { ids: ids[..count].to_vec(), mode })
+}
+
+/// Name and tag of a loaded program.
+///
+/// # Errors
+///
+/// The system call's: ENOENT if it is gone, EPERM without CAP_SYS_ADMIN.
+pub fn program_info(id: u32) -> io::Result<ProgramInfo> {
+    let mut attr = IdAttr { id, ..IdAttr::default() };
+    let raw = bpf(BPF_PROG_GET_FD_BY_ID, &mut attr)?;
+    // SAFETY: the kernel has just made this descriptor for us.
+    let program = unsafe { OwnedFd::from_raw_fd(raw) };
+    let mut info = ProgInfo::default();
+    let mut attr = InfoAttr {
+        fd: u32::try_from(program.as_raw_fd()).unwrap_or(u32::MAX),
+        length: u32::try_from(size_of::<ProgInfo>()).unwrap_or(0),
+        info: (&raw mut info) as u64,
+    };
+    bpf(BPF_OBJ_GET_INFO_BY_FD, &mut attr)?;
+    let end = info.name.iter().position(|b| *b == 0).unwrap_or(info.name.len());
+    Ok(ProgramInfo {
+        name: String::from_utf8_lossy(&info.name[..end]).into_owned(),
+        tag: info.tag.iter().map(|b| format!("{b:02x}")).collect(),
+    })
+}
+
+fn fd_number(fd: BorrowedFd<'_>) -> u32 {
+    u32::try_from(fd.as_raw_fd()).unwrap_or(u32::MAX)
+}
+
+fn bpf<A>(command: libc::c_int, attr: &mut A) -> io::Result<libc::c_int> {
+    // SAFETY: `attr` is a live repr(C) struct of the size given, and any pointer in it is to a
+    // buffer that outlives the call and is as long as the attr says.
+    let result = unsafe {
+        libc::syscall(libc::SYS_bpf, command, std::ptr::from_mut(attr), size_of::<A>())
+    };
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    libc::c_int::try_from(result).map_err(io::Error::other)
+}

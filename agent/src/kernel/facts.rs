@@ -1,0 +1,54 @@
+//! What settings are computed with.
+
+use std::os::fd::AsRawFd as _;
+
+use anyhow::Context as _;
+use nix::{
+    errno::Errno,
+    libc,
+    sys::socket::{AddressFamily, SockFlag, SockType, socket},
+};
+
+use super::{hz, sysctl, version};
+use crate::policy::HostFacts;
+
+const TCP_RTO_MAX_MS: libc::c_int = 44;
+
+/// Reads them off this host. Needs no privileges.
+///
+/// # Errors
+///
+/// If the kernel does not tell HZ or `tcp_syn_retries`.
+pub fn host_facts() -> anyhow::Result<HostFacts> {
+    let kernel = version::running()?;
+    Ok(HostFacts {
+        hz: hz::measure().context("HZ cannot be measured")?,
+        tcp_syn_retries: sysctl::ipv4("tcp_syn_retries")
+            .context("net.ipv4.tcp_syn_retries cannot be read; is /proc mounted?")?,
+        tcp_syn_linear_timeouts: sysctl::ipv4("tcp_syn_linear_timeouts").unwrap_or(0),
+        has_rto_max: has_rto_max(),
+        has_bpf_thin_linear: kernel.at_least((6, 1)),
+    })
+}
+
+/// Whether a TCP socket knows TCP_RTO_MAX_MS. What it does not know it refuses with ENOPROTOOPT.
+#[must_use]
+pub fn has_rto_max() -> bool {
+    let Ok(socket) = socket(AddressFamily::Inet, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)
+    else {
+        return false;
+    };
+    let mut value: libc::c_int = 0;
+    let mut length: libc::socklen_t = 4;
+    // SAFETY: buffer and length are on the stack, the length is the buffer's.
+    let done = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            TCP_RTO_MAX_MS,
+            (&raw mut value).cast(),
+            &raw mut length,
+        )
+    };
+    done == 0 || Errno::last() != Errno::ENOPROTOOPT
+}

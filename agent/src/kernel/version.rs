@@ -1,0 +1,76 @@
+//! The running kernel's release.
+
+use std::{fmt, str::FromStr};
+
+/// A kernel version. Distributions' suffixes ("6.1.0-44-cloud-amd64") are kept for show only.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KernelVersion {
+    /// Major and minor, which is what features go by.
+    pub number: (u32, u32),
+    release: String,
+}
+
+/// Oldest kernel this agent works on: BPF_SOCK_OPS with socket storage, links and the options it sets.
+pub const MINIMUM: (u32, u32) = (5, 10);
+
+/// Why a release cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("kernel release {0:?} does not begin with two numbers")]
+pub struct VersionError(String);
+
+/// The running kernel's.
+///
+/// # Errors
+///
+/// If uname(2) says something unheard of.
+pub fn running() -> anyhow::Result<KernelVersion> {
+    let name = nix::sys::utsname::uname()?;
+    Ok(name.release().to_string_lossy().parse()?)
+}
+
+impl KernelVersion {
+    /// Whether it is this version or later.
+    #[must_use]
+    pub fn at_least(&self, number: (u32, u32)) -> bool {
+        self.number >= number
+    }
+}
+
+impl FromStr for KernelVersion {
+    type Err = VersionError;
+
+    fn from_str(release: &str) -> Result<Self, VersionError> {
+        let error = || VersionError(release.to_owned());
+        let mut numbers = release.split(|c: char| !c.is_ascii_digit());
+        let mut next = || numbers.next().and_then(|n| n.parse().ok()).ok_or_else(error);
+        Ok(Self { number: (next()?, next()?), release: release.to_owned() })
+    }
+}
+
+impl fmt::Display for KernelVersion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.release)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn releases_as_distributions_write_them() {
+        for (release, number) in [
+            ("6.18.44-fc-v669", (6, 18)),
+            ("6.1.0-44-cloud-amd64", (6, 1)),
+            ("5.15.0-1053-aws", (5, 15)),
+            ("5.14.0-427.el9.x86_64", (5, 14)),
+            ("7.0-rc3", (7, 0)),
+            ("6.8.12+", (6, 8)),
+        ] {
+            let version: KernelVersion = release.parse().unwrap();
+            assert_eq!(version.number, number, "{release}");
+            assert_eq!(version.to_string(), release);
+        }
+        assert!("linux".parse::<KernelVersion>().is_err());
+    }
+}

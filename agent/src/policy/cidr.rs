@@ -1,0 +1,199 @@
+//! A CIDR as an entry has it: network address and prefix length, no host bits.
+
+use std::{
+    fmt,
+    net::{IpAddr, Ipv6Addr},
+    str::FromStr,
+};
+
+use ipnetwork::IpNetwork;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// An IPv4 or IPv6 prefix without host bits. Ordered by family, address, length.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Cidr(IpNetwork);
+
+/// Why a text is no CIDR of ours. The text names the CIDR meant, where one is likely.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CidrError {
+    /// Not an address with a prefix length at all.
+    #[error("{text:?} is no CIDR; write it like 10.1.2.0/24, fd00:1::/64, or a bare address for one host")]
+    Malformed {
+        /// The text.
+        text: String,
+    },
+    /// Bits beyond the prefix are set.
+    #[error("{text} has host bits set; did you mean {meant}?")]
+    HostBits {
+        /// The text.
+        text: String,
+        /// The network it lies in.
+        meant: IpNetwork,
+    },
+    /// An IPv4-mapped IPv6 prefix: such peers are looked up as IPv4.
+    #[error("{text} is IPv4-mapped; such peers are looked up as IPv4, so write {meant}")]
+    Mapped {
+        /// The text.
+        text: String,
+        /// The IPv4 prefix.
+        meant: IpNetwork,
+    },
+}
+
+impl Cidr {
+    /// The prefix.
+    #[must_use]
+    pub const fn network(&self) -> IpNetwork {
+        self.0
+    }
+
+    /// The prefix length, bits.
+    #[must_use]
+    pub fn prefix(&self) -> u8 {
+        self.0.prefix()
+    }
+
+    /// Whether it is an IPv4 prefix.
+    #[must_use]
+    pub fn is_ipv4(&self) -> bool {
+        self.0.is_ipv4()
+    }
+
+    /// Whether a connection to `address` can take this entry; an IPv4-mapped address counts as IPv4.
+    #[must_use]
+    pub fn contains(&self, address: IpAddr) -> bool {
+        self.0.contains(address.to_canonical())
+    }
+
+    /// Whether every address of `other` lies in this one, and `other` is longer.
+    #[must_use]
+    pub fn contains_cidr(&self, other: &Self) -> bool {
+        self.prefix() < other.prefix() && self.0.contains(other.0.ip())
+    }
+}
+
+impl FromStr for Cidr {
+    type Err = CidrError;
+
+    fn from_str(text: &str) -> Result<Self, CidrError> {
+        let malformed = || CidrError::Malformed { text: text.to_owned() };
+        // ipnetwork takes netmasks ("10.0.0.0/255.0.0.0") as well, which nobody means here.
+        if let Some((_, prefix)) = text.split_once('/')
+            && (prefix.is_empty() || !prefix.bytes().all(|b| b.is_ascii_digit()))
+        {
+            return Err(malformed());
+        }
+        let network: IpNetwork = text.parse().map_err(|_| malformed())?;
+        Self::try_from(network).map_err(|error| match error {
+            CidrError::HostBits { meant, .. } => {
+                CidrError::HostBits { text: text.to_owned(), meant }
+            }
+            CidrError::Mapped { meant, .. } => CidrError::Mapped { text: text.to_owned(), meant },
+            other => other,
+        })
+    }
+}
+
+impl TryFrom<IpNetwork> for Cidr {
+    type Error = CidrError;
+
+    fn try_from(network: IpNetwork) -> Result<Self, CidrError> {
+        let text = || network.to_string();
+        if let Some(meant) = mapped(network) {
+            return Err(CidrError::Mapped { text: text(), meant });
+        }
+        let base = network.network();
+        if base != network.ip() {
+            let meant = IpNetwork::new(base, network.prefix());
+            let meant = meant.map_err(|_| CidrError::Malformed { text: text() })?;
+            return Err(CidrError::HostBits { text: text(), meant });
+        }
+        Ok(Self(network))
+    }
+}
+
+/// The IPv4 prefix of an IPv4-mapped one (`::ffff:0:0/96` and longer).
+fn mapped(network: IpNetwork) -> Option<IpNetwork> {
+    const MAPPED: Ipv6Addr = Ipv6Addr::new(0, 0, 0, 0, 0, 0xffff, 0, 0);
+    let IpNetwork::V6(v6) = network else { return None };
+    let v4 = v6.ip().to_ipv4_mapped()?;
+    let prefix = v6.prefix().checked_sub(96)?;
+    debug_assert!(v6.ip().segments()[..6] == MAPPED.segments()[..6]);
+    let network = ipnetwork::Ipv4Network::new(v4, prefix).ok()?;
+    ipnetwork::Ipv4Network::new(network.network(), prefix).ok().map(IpNetwork::V4)
+}
+
+impl fmt::Display for Cidr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl Serialize for Cidr {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Cidr {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn error(text: &str) -> String {
+        text.parse::<Cidr>().unwrap_err().to_string()
+    }
+
+    #[test]
+    fn reads_and_prints() {
+        for text in ["10.1.2.0/24", "0.0.0.0/0", "::/0", "fd00:1::/64", "192.0.2.1/32"] {
+            assert_eq!(text.parse::<Cidr>().unwrap().to_string(), text);
+        }
+        assert_eq!("192.0.2.1".parse::<Cidr>().unwrap().to_string(), "192.0.2.1/32");
+        assert_eq!("::1".parse::<Cidr>().unwrap().to_string(), "::1/128");
+    }
+
+    #[test]
+    fn refusals_name_the_mend() {
+        assert_eq!(error("10.1.2.3/24"), "10.1.2.3/24 has host bits set; did you mean 10.1.2.0/24?");
+        assert_eq!(error("fd00::1/64"), "fd00::1/64 has host bits set; did you mean fd00::/64?");
+        let mapped = "is IPv4-mapped; such peers are looked up as IPv4, so write";
+        assert_eq!(error("::ffff:10.1.2.0/120"), format!("::ffff:10.1.2.0/120 {mapped} 10.1.2.0/24"));
+        for bad in ["", "10.0.0.0/33", "10.0.0.0/", "10.0.0/8", "host/8", "10.0.0.0/255.0.0.0", "10.0.0.0/+8"] {
+            assert!(error(bad).contains("is no CIDR"), "{bad}");
+        }
+    }
+
+    #[test]
+    fn mapped_addresses_are_ipv4() {
+        let cidr: Cidr = "10.0.0.0/8".parse().unwrap();
+        assert!(cidr.contains("::ffff:10.1.2.3".parse().unwrap()));
+        let all6: Cidr = "::/0".parse().unwrap();
+        assert!(!all6.contains("::ffff:10.1.2.3".parse().unwrap()));
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_read_or_refused(text in ".{0,40}") {
+            let _either = text.parse::<Cidr>();
+        }
+
+        #[test]
+        fn what_is_printed_is_read_again(address: IpAddr, prefix in 0u8..=128) {
+            if let Ok(network) = IpNetwork::new(address, prefix)
+                && let Ok(network) = IpNetwork::new(network.network(), prefix)
+                && let Ok(cidr) = Cidr::try_from(network)
+            {
+                prop_assert_eq!(cidr.to_string().parse::<Cidr>(), Ok(cidr));
+            }
+        }
+    }
+}

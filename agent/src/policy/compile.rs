@@ -1,0 +1,569 @@
+//! What a policy becomes on this host: checked against what its kernel takes, rounded as it
+//! rounds, and in the form the eBPF program reads.
+
+use std::{collections::BTreeMap, str::FromStr, time::Duration};
+
+use rto_agent_common::{Policy as KernelPolicy, SYN_RETRIES_LEN, policy_flags};
+use rto_model::syn::{self, SynTimers};
+use serde::{Deserialize, Serialize};
+
+use super::{
+    Cidr, HostFacts, PolicyName, PolicySet, Settings, SynRetries,
+    plan::Image,
+    units::{format_duration, jiffies_duration, quantise},
+};
+
+/// `TCP_TIMEOUT_MIN`, jiffies (include/net/tcp.h, Linux 6.12).
+const TIMEOUT_MIN: u64 = 2;
+/// `TCP_RTO_MIN` and `TCP_DELACK_MAX`: the largest value TCP_BPF_RTO_MIN and TCP_BPF_DELACK_MAX take.
+const BPF_TIMER_MAX: Duration = Duration::from_millis(200);
+/// `TCP_TIMEOUT_INIT`.
+const KERNEL_INITIAL_RTO: Duration = Duration::from_secs(1);
+/// `TCP_RTO_MAX`.
+const RTO_MAX: Duration = Duration::from_secs(syn::RTO_MAX_S);
+/// Least value of TCP_RTO_MAX_MS.
+const RTO_MAX_MIN: Duration = Duration::from_secs(1);
+/// What a peer with the kernel's defaults may delay an ACK by (`TCP_DELACK_MIN`).
+const PEER_DELACK: Duration = Duration::from_millis(40);
+/// Below this an initial RTO on a very wide prefix needs `force`: round trips across continents
+/// come near it.
+const WIDE_INITIAL_RTO: Duration = Duration::from_millis(200);
+const WIDE_V4: u8 = 8;
+const WIDE_V6: u8 = 16;
+
+/// What one setting becomes on this host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Effect {
+    /// The setting's name in the configuration.
+    pub setting: String,
+    /// As given.
+    pub asked: String,
+    /// As the kernel will have it.
+    pub effective: String,
+    /// In jiffies, where the kernel counts it so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub jiffies: Option<u64>,
+    /// What more there is to say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
+}
+
+impl Effect {
+    /// For people: "5ms -> 8ms, 2 jiffies at HZ=250".
+    #[must_use]
+    pub fn describe(&self, hz: u32) -> String {
+        let mut text = self.asked.clone();
+        if self.effective != self.asked {
+            text.push_str(&format!(" -> {}", self.effective));
+        }
+        if let Some(jiffies) = self.jiffies {
+            let plural = if jiffies == 1 { "jiffy" } else { "jiffies" };
+            text.push_str(&format!(", {jiffies} {plural} at HZ={hz}"));
+        }
+        if let Some(note) = &self.note {
+            text.push_str(&format!(" ({note})"));
+        }
+        text
+    }
+}
+
+/// A setting this kernel, or reason, does not allow.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{setting} = {value}: {reason}")]
+pub struct SettingError {
+    /// The setting's name in the configuration; empty if it is the policy as a whole.
+    pub setting: &'static str,
+    /// The value given.
+    pub value: String,
+    /// Why not, and what would do.
+    pub reason: String,
+}
+
+/// A policy ready for the kernel.
+#[derive(Clone, Debug)]
+pub struct Compiled {
+    /// For the `POLICIES` map; its generation is 0.
+    pub kernel: KernelPolicy,
+    /// What each setting becomes.
+    pub effects: Vec<Effect>,
+    /// Allowed, but probably not meant.
+    pub warnings: Vec<String>,
+}
+
+/// Computes a policy for a host.
+///
+/// # Errors
+///
+/// Every setting that cannot be had, with the reason.
+pub fn compile(
+    name: &PolicyName,
+    settings: &Settings,
+    host: &HostFacts,
+) -> Result<Compiled, Vec<SettingError>> {
+    let mut compiler = Compiler {
+        host,
+        kernel: KernelPolicy { name: name.padded(), ..KernelPolicy::EMPTY },
+        effects: Vec::new(),
+        warnings: Vec::new(),
+        errors: Vec::new(),
+    };
+    compiler.timers(settings);
+    compiler.others(settings);
+    compiler.together(settings);
+    compiler.syn_retries(settings);
+    if compiler.errors.is_empty() {
+        let Compiler { kernel, effects, warnings, .. } = compiler;
+        Ok(Compiled { kernel, effects, warnings })
+    } else {
+        Err(compiler.errors)
+    }
+}
+
+/// Refuses a short initial RTO on a prefix so wide that it cannot all be near, unless forced.
+///
+/// # Errors
+///
+/// If it needs `force` and does not have it.
+pub fn check_force(cidr: &Cidr, settings: &Settings) -> Result<(), SettingError> {
+    let narrowest = if cidr.is_ipv4() { WIDE_V4 } else { WIDE_V6 };
+    match settings.initial_rto {
+        Some(rto) if rto < WIDE_INITIAL_RTO && cidr.prefix() < narrowest && !settings.force => {
+            Err(SettingError {
+                setting: "initial_rto",
+                value: format_duration(rto),
+                reason: format!(
+                    "too short for {cidr}: below {} on a prefix shorter than /{narrowest} needs \
+                     force = true, because so wide a prefix reaches hosts farther away than that",
+                    format_duration(WIDE_INITIAL_RTO)
+                ),
+            })
+        }
+        _ => Ok(()),
+    }
+}
+
+struct Compiler<'a> {
+    host: &'a HostFacts,
+    kernel: KernelPolicy,
+    effects: Vec<Effect>,
+    warnings: Vec<String>,
+    errors: Vec<SettingError>,
+}
+
+impl Compiler<'_> {
+    fn timers(&mut self, settings: &Settings) {
+        if let Some(asked) = settings.initial_rto {
+            let range = Duration::from_nanos(1)..RTO_MAX;
+            let reason = "the kernel takes more than 0 and less than 120s";
+            if self.in_range("initial_rto", asked, range.contains(&asked), reason) {
+                let jiffies = self.quantised("initial_rto", asked, None);
+                self.kernel.initial_rto_jiffies = u32::try_from(jiffies).unwrap_or(u32::MAX);
+            }
+        }
+        if let Some(asked) = settings.rto_min {
+            self.kernel.rto_min_us = self.bpf_timer("rto_min", asked);
+        }
+        if let Some(asked) = settings.delack_max {
+            self.kernel.delack_max_us = self.bpf_timer("delack_max", asked);
+        }
+        if let Some(asked) = settings.rto_max {
+            let range = (RTO_MAX_MIN..=RTO_MAX).contains(&asked) && is_whole_ms(asked);
+            let reason = "the kernel takes 1s to 120s, in whole milliseconds";
+            if !self.host.has_rto_max {
+                let reason = "this kernel has no TCP_RTO_MAX_MS (Linux 6.15 and later)";
+                self.in_range("rto_max", asked, false, reason);
+            } else if self.in_range("rto_max", asked, range, reason) {
+                self.quantised("rto_max", asked, None);
+                self.kernel.rto_max_ms = milliseconds(asked);
+            }
+        }
+    }
+
+    fn others(&mut self, settings: &Settings) {
+        if let Some(asked) = settings.user_timeout {
+            let range = !asked.is_zero() && asked.as_millis() <= i32::MAX as u128 && is_whole_ms(asked);
+            let reason = "the kernel takes 1ms to 24 days, in whole milliseconds";
+            if self.in_range("user_timeout", asked, range, reason) {
+                let text = format_duration(asked);
+                self.effect("user_timeout", &text, text.clone(), None, Some("once established"));
+                self.kernel.user_timeout_ms = milliseconds(asked);
+            }
+        }
+        if let Some(on) = settings.thin_linear {
+            if self.host.has_bpf_thin_linear {
+                let flag = if on { policy_flags::THIN_LINEAR } else { 0 };
+                self.kernel.flags |= policy_flags::THIN_LINEAR_SET | flag;
+                self.effect("thin_linear", &on.to_string(), on.to_string(), None, None);
+            } else {
+                self.errors.push(SettingError {
+                    setting: "thin_linear",
+                    value: on.to_string(),
+                    reason: "this kernel does not let an eBPF program set it (Linux 6.1 and later)"
+                        .to_owned(),
+                });
+            }
+        }
+    }
+
+    /// TCP_BPF_RTO_MIN and TCP_BPF_DELACK_MAX: `usecs_to_jiffies(value)` must be at least
+    /// TCP_TIMEOUT_MIN and at most TCP_RTO_MIN (net/core/filter.c, `bpf_sol_tcp_setsockopt()`, 6.12).
+    fn bpf_timer(&mut self, setting: &'static str, asked: Duration) -> u32 {
+        let hz = self.host.hz;
+        let rounded = quantise(asked, hz);
+        let good = rounded.jiffies >= TIMEOUT_MIN && asked <= BPF_TIMER_MAX;
+        let reason = format!(
+            "the kernel takes 2 jiffies to 200ms: at HZ={hz}, more than {}",
+            format_duration(jiffies_duration(TIMEOUT_MIN - 1, hz))
+        );
+        if !self.in_range(setting, asked, good, &reason) {
+            return 0;
+        }
+        self.quantised(setting, asked, None);
+        // The kernel's unit is the microsecond; a rest of nanoseconds rounds up as jiffies do.
+        u32::try_from(asked.as_nanos().div_ceil(1_000)).unwrap_or(u32::MAX)
+    }
+
+    /// Rules between settings.
+    fn together(&mut self, settings: &Settings) {
+        let hz = self.host.hz;
+        if *settings == (Settings { syn_retries: settings.syn_retries, force: settings.force, ..Settings::default() })
+            && !matches!(settings.syn_retries, SynRetries::Fixed(_))
+        {
+            self.errors.push(SettingError {
+                setting: "initial_rto",
+                value: "(missing)".to_owned(),
+                reason: "the policy sets nothing; give it at least one of initial_rto, rto_min, \
+                         delack_max, thin_linear, rto_max, user_timeout, syn_retries"
+                    .to_owned(),
+            });
+        }
+        if let Some(rto_max) = settings.rto_max {
+            for (name, value) in
+                [("initial_rto", settings.initial_rto), ("rto_min", settings.rto_min)]
+            {
+                if let Some(value) = value.filter(|value| *value > rto_max) {
+                    let reason =
+                        format!("it is below {name} = {}; raise it", format_duration(value));
+                    self.in_range("rto_max", rto_max, false, &reason);
+                }
+            }
+        }
+        if let (Some(rto_min), Some(delack)) = (settings.rto_min, settings.delack_max) {
+            let (rto_min_q, delack_q) = (quantise(rto_min, hz), quantise(delack, hz));
+            if delack_q.jiffies > rto_min_q.jiffies {
+                let reason = format!(
+                    "an ACK delayed longer than rto_min = {} makes a peer with the same policy \
+                     retransmit for nothing; lower it",
+                    format_duration(rto_min)
+                );
+                self.in_range("delack_max", delack, false, &reason);
+            }
+        }
+        if let Some(rto_min) = settings.rto_min.filter(|rto_min| *rto_min <= PEER_DELACK) {
+            self.warnings.push(format!(
+                "rto_min = {}: peers that delay ACKs by up to {} (the default; a host without this \
+                 agent) will be sent segments twice; use it where both ends have delack_max, or \
+                 choose more than {}",
+                format_duration(rto_min),
+                format_duration(PEER_DELACK),
+                format_duration(PEER_DELACK),
+            ));
+        }
+    }
+
+    fn syn_retries(&mut self, settings: &Settings) {
+        match settings.syn_retries {
+            SynRetries::Fixed(n) => {
+                self.kernel.syn_retries = [n; SYN_RETRIES_LEN];
+                self.effect("syn_retries", &n.to_string(), n.to_string(), None, None);
+            }
+            SynRetries::Keep => {
+                self.effect("syn_retries", "keep", "the socket's own".to_owned(), None, None);
+            }
+            SynRetries::Auto => self.syn_retries_auto(settings),
+        }
+    }
+
+    /// For each TCP_SYNCNT a socket may have, the one that keeps the time to ETIMEDOUT.
+    fn syn_retries_auto(&mut self, settings: &Settings) {
+        let (hz, linear) = (u64::from(self.host.hz), self.host.tcp_syn_linear_timeouts);
+        let initial_rto = match settings.initial_rto {
+            Some(rto) => quantise(rto, self.host.hz).jiffies,
+            None => hz,
+        };
+        let rto_max = match settings.rto_max {
+            Some(rto_max) => quantise(rto_max, self.host.hz).jiffies,
+            None => syn::RTO_MAX_S * hz,
+        };
+        // With the kernel's timers or longer ones nothing gives up sooner.
+        if (initial_rto >= hz && rto_max >= syn::RTO_MAX_S * hz) || !self.errors.is_empty() {
+            return;
+        }
+        let timers = |syn_retries| SynTimers { initial_rto, rto_max, syn_retries, linear_timeouts: linear };
+        let kernel = |own| SynTimers::kernel(hz, own, linear).gives_up();
+        let mut unreached = None;
+        for own in 1..=syn::MAX_SYNCNT {
+            let found = syn::retries_for(timers(own), kernel(own));
+            if !found.reached {
+                unreached = unreached.or(Some(own));
+            }
+            self.kernel.syn_retries[usize::from(own)] = found.syn_retries.max(own);
+        }
+        let own = self.host.tcp_syn_retries;
+        let becomes = self.kernel.syn_retries[usize::from(own)];
+        let seconds = |jiffies: u64| format!("{}s", jiffies / hz);
+        let note = format!(
+            "connect() gives up after {}, the kernel's own timers would after {}",
+            seconds(timers(becomes).gives_up()),
+            seconds(kernel(own)),
+        );
+        self.effect("syn_retries", "auto", format!("{becomes} instead of {own}"), None, Some(&note));
+        if unreached.is_some_and(|first| first <= own) {
+            self.warnings.push(
+                "connect() will give up sooner than with the kernel's own timers: even 127 SYN \
+                 retransmissions are not enough; raise initial_rto or rto_max"
+                    .to_owned(),
+            );
+        }
+    }
+
+    fn in_range(&mut self, setting: &'static str, asked: Duration, good: bool, reason: &str) -> bool {
+        if !good {
+            let value = format_duration(asked);
+            self.errors.push(SettingError { setting, value, reason: reason.to_owned() });
+        }
+        good
+    }
+
+    fn quantised(&mut self, setting: &str, asked: Duration, note: Option<&str>) -> u64 {
+        let rounded = quantise(asked, self.host.hz);
+        let effective = format_duration(rounded.effective);
+        let note = match (setting, asked < KERNEL_INITIAL_RTO) {
+            ("initial_rto", false) => Some("not below the kernel's own 1s"),
+            _ => note,
+        };
+        self.effect(setting, &format_duration(asked), effective, Some(rounded.jiffies), note);
+        rounded.jiffies
+    }
+
+    fn effect(
+        &mut self,
+        setting: &str,
+        asked: &str,
+        effective: String,
+        jiffies: Option<u64>,
+        note: Option<&str>,
+    ) {
+        self.effects.push(Effect {
+            setting: setting.to_owned(),
+            asked: asked.to_owned(),
+            effective,
+            jiffies,
+            note: note.map(ToOwned::to_owned),
+        });
+    }
+}
+
+fn is_whole_ms(duration: Duration) -> bool {
+    duration.subsec_nanos().is_multiple_of(1_000_000)
+}
+
+fn milliseconds(duration: Duration) -> u32 {
+    u32::try_from(duration.as_millis()).unwrap_or(u32::MAX)
+}
+
+/// A policy that cannot be had, for callers that know no line numbers.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{}policy {policy}: {error}", location.as_ref().map(|at| format!("{at}: ")).unwrap_or_default())]
+pub struct PolicyError {
+    /// The policy.
+    pub policy: PolicyName,
+    /// Where it stands, if in a file.
+    pub location: Option<super::Location>,
+    /// What is wrong.
+    pub error: SettingError,
+}
+
+impl PolicySet {
+    /// What the kernel's maps should hold for this set on this host, and what each value becomes.
+    ///
+    /// # Errors
+    ///
+    /// Every setting of every policy that cannot be had.
+    pub fn image(
+        &self,
+        host: &HostFacts,
+    ) -> Result<(Image, BTreeMap<PolicyName, Vec<Effect>>), Vec<PolicyError>> {
+        let mut image = Image::default();
+        let mut effects = BTreeMap::new();
+        let mut errors = Vec::new();
+        for (name, policy) in &self.policies {
+            match compile(name, &policy.settings, host) {
+                Ok(compiled) => {
+                    image.policies.insert(name.clone(), compiled.kernel);
+                    effects.insert(name.clone(), compiled.effects);
+                }
+                Err(all) => errors.extend(all.into_iter().map(|error| PolicyError {
+                    policy: name.clone(),
+                    location: policy.location.clone(),
+                    error,
+                })),
+            }
+        }
+        if !errors.is_empty() {
+            return Err(errors);
+        }
+        image.entries =
+            self.entries.iter().map(|(cidr, entry)| (*cidr, entry.policy.clone())).collect();
+        Ok((image, effects))
+    }
+}
+
+impl FromStr for SynRetries {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "keep" => Ok(Self::Keep),
+            number => match number.parse::<u8>() {
+                Ok(n) if (1..=syn::MAX_SYNCNT).contains(&n) => Ok(Self::Fixed(n)),
+                _ => Err(format!("{text:?} is neither \"auto\", \"keep\" nor a number from 1 to 127")),
+            },
+        }
+    }
+}
+
+impl std::fmt::Display for SynRetries {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Keep => f.write_str("keep"),
+            Self::Fixed(n) => n.fmt(f),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    pub(crate) const HOST: HostFacts = HostFacts {
+        hz: 250,
+        tcp_syn_retries: 6,
+        tcp_syn_linear_timeouts: 4,
+        has_rto_max: true,
+        has_bpf_thin_linear: true,
+    };
+
+    fn ms(n: u64) -> Option<Duration> {
+        Some(Duration::from_millis(n))
+    }
+
+    fn compiled(settings: &Settings) -> Compiled {
+        compile(&"p".parse().unwrap(), settings, &HOST).unwrap()
+    }
+
+    fn errors(settings: &Settings, host: &HostFacts) -> Vec<String> {
+        let errors = compile(&"p".parse().unwrap(), settings, host).unwrap_err();
+        errors.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn the_designs_example_at_hz_250() {
+        let compiled = compiled(&Settings {
+            initial_rto: ms(100),
+            rto_min: ms(5),
+            delack_max: ms(5),
+            thin_linear: Some(true),
+            rto_max: ms(10_000),
+            ..Settings::default()
+        });
+        assert_eq!(compiled.kernel.name(), Some("p"));
+        assert_eq!(compiled.kernel.initial_rto_jiffies, 25);
+        assert_eq!(compiled.kernel.rto_min_us, 5_000);
+        assert_eq!(compiled.kernel.rto_max_ms, 10_000);
+        let texts: Vec<String> = compiled.effects.iter().map(|e| e.describe(250)).collect();
+        assert!(texts.contains(&"5ms -> 8ms, 2 jiffies at HZ=250".to_owned()), "{texts:?}");
+        assert!(compiled.warnings[0].contains("rto_min = 5ms"));
+    }
+
+    #[test]
+    fn auto_never_gives_up_sooner_and_respects_an_applications_own_choice() {
+        for rto in [4, 8, 20, 100, 500, 999] {
+            let table = compiled(&Settings { initial_rto: ms(rto), ..Settings::default() }).kernel.syn_retries;
+            assert_eq!(table[0], 0);
+            let jiffies = quantise(Duration::from_millis(rto), 250).jiffies;
+            for own in 1..=40u8 {
+                let kernel = SynTimers::kernel(250, own, 4);
+                let ours = SynTimers { initial_rto: jiffies, syn_retries: table[usize::from(own)], ..kernel };
+                assert!(ours.gives_up() >= kernel.gives_up(), "{rto} ms, {own}");
+                // One doubling later at the most: an application that wants to give up soon still does.
+                assert!(ours.gives_up() <= 2 * kernel.gives_up() + 1, "{rto} ms, {own}");
+            }
+        }
+    }
+
+    #[test]
+    fn auto_touches_nothing_where_nothing_is_shorter() {
+        for settings in [
+            Settings { initial_rto: ms(1000), ..Settings::default() },
+            Settings { rto_min: ms(50), ..Settings::default() },
+        ] {
+            assert_eq!(compiled(&settings).kernel.syn_retries, [0; SYN_RETRIES_LEN]);
+        }
+    }
+
+    #[test]
+    fn keep_and_fixed() {
+        let with = |syn_retries| {
+            compiled(&Settings { initial_rto: ms(100), syn_retries, ..Settings::default() }).kernel.syn_retries
+        };
+        assert_eq!(with(SynRetries::Keep), [0; SYN_RETRIES_LEN]);
+        assert_eq!(with(SynRetries::Fixed(3)), [3; SYN_RETRIES_LEN]);
+    }
+
+    #[test]
+    fn what_the_kernel_does_not_take() {
+        let old = HostFacts { has_rto_max: false, has_bpf_thin_linear: false, ..HOST };
+        let mut all = Vec::new();
+        for settings in [
+            Settings::default(),
+            Settings { initial_rto: ms(0), ..Settings::default() },
+            Settings { initial_rto: ms(120_000), ..Settings::default() },
+            Settings { rto_min: ms(4), ..Settings::default() },
+            Settings { rto_min: ms(201), ..Settings::default() },
+            Settings { delack_max: ms(50), rto_min: ms(45), ..Settings::default() },
+            Settings { rto_max: ms(999), ..Settings::default() },
+            Settings { rto_max: ms(1_000), initial_rto: ms(2_000), ..Settings::default() },
+            Settings { user_timeout: ms(0), ..Settings::default() },
+        ] {
+            all.extend(errors(&settings, &HOST));
+        }
+        let settings = Settings { rto_max: ms(2_000), thin_linear: Some(true), ..Settings::default() };
+        all.extend(errors(&settings, &old));
+        insta::assert_snapshot!(all.join("\n"));
+    }
+
+    #[test]
+    fn wide_prefixes_need_force() {
+        let short = Settings { initial_rto: ms(100), ..Settings::default() };
+        let check = |cidr: &str, settings: &Settings| check_force(&cidr.parse().unwrap(), settings).is_ok();
+        assert!(check("10.0.0.0/8", &short));
+        assert!(!check("10.0.0.0/7", &short));
+        assert!(check("fd00::/16", &short));
+        assert!(!check("fc00::/7", &short));
+        assert!(check("0.0.0.0/0", &Settings { force: true, ..short.clone() }));
+        assert!(check("0.0.0.0/0", &Settings { initial_rto: ms(200), ..short }));
+    }
+
+    #[test]
+    fn syn_retries_texts() {
+        for text in ["auto", "keep", "1", "127"] {
+            assert_eq!(text.parse::<SynRetries>().unwrap().to_string(), text);
+        }
+        for bad in ["0", "128", "-1", "Auto", ""] {
+            assert!(bad.parse::<SynRetries>().is_err(), "{bad}");
+        }
+    }
+}

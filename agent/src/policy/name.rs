@@ -1,0 +1,109 @@
+//! A policy's name.
+
+use std::{fmt, str::FromStr, sync::Arc};
+
+use rto_agent_common::POLICY_NAME_LEN;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use sha2::{Digest as _, Sha256};
+
+use super::Settings;
+
+/// Letters, digits, `.`, `_` and `-`, beginning with a letter or digit; 63 bytes at most (the
+/// kernel's table keeps 64 with the end).
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PolicyName(Arc<str>);
+
+/// Why a text is no policy name.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{0:?} is no policy name; use letters, digits, '.', '_' and '-', beginning with a letter or \
+     digit, {max} characters at most",
+    max = POLICY_NAME_LEN - 1
+)]
+pub struct NameError(String);
+
+impl PolicyName {
+    /// The name.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// The name of a policy that `rto-agent add` makes of settings: the same for the same settings.
+    #[must_use]
+    pub fn for_settings(settings: &Settings) -> Self {
+        let digest = Sha256::digest(format!("{settings:?}"));
+        let short: String = digest.iter().take(4).map(|b| format!("{b:02x}")).collect();
+        Self(format!("adhoc-{short}").into())
+    }
+
+    /// Stands for the owner of a slot that has none; never equal to a name that can be given.
+    #[must_use]
+    pub(crate) fn nameless() -> Self {
+        Self("".into())
+    }
+
+    /// As the kernel's table has it.
+    #[must_use]
+    pub fn padded(&self) -> [u8; POLICY_NAME_LEN] {
+        let mut bytes = [0; POLICY_NAME_LEN];
+        bytes[..self.0.len()].copy_from_slice(self.0.as_bytes());
+        bytes
+    }
+}
+
+impl FromStr for PolicyName {
+    type Err = NameError;
+
+    fn from_str(text: &str) -> Result<Self, NameError> {
+        let first = text.bytes().next();
+        let good = first.is_some_and(|b| b.is_ascii_alphanumeric())
+            && text.len() < POLICY_NAME_LEN
+            && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b));
+        if good { Ok(Self(text.into())) } else { Err(NameError(text.to_owned())) }
+    }
+}
+
+impl fmt::Display for PolicyName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&self.0)
+    }
+}
+
+impl Serialize for PolicyName {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&self.0)
+    }
+}
+
+impl<'de> Deserialize<'de> for PolicyName {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names() {
+        let long = "x".repeat(63);
+        for good in ["a", "same-zone", "eu.west_1", "7", &long] {
+            assert_eq!(good.parse::<PolicyName>().unwrap().as_str(), good);
+        }
+        let longer = "x".repeat(64);
+        for bad in ["", "-a", ".a", "a b", "a/b", "ä", &longer] {
+            assert!(bad.parse::<PolicyName>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn the_same_settings_have_the_same_name() {
+        let a = Settings { thin_linear: Some(true), ..Settings::default() };
+        let b = Settings { thin_linear: Some(false), ..Settings::default() };
+        assert_eq!(PolicyName::for_settings(&a), PolicyName::for_settings(&a));
+        assert_ne!(PolicyName::for_settings(&a), PolicyName::for_settings(&b));
+        assert!(PolicyName::for_settings(&a).as_str().parse::<PolicyName>().is_ok());
+    }
+}

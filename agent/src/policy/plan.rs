@@ -1,0 +1,221 @@
+//! The difference of two states of the kernel's maps, in an order that is safe at each step.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
+
+use rto_agent_common::Policy;
+use serde::{Deserialize, Serialize};
+
+use super::{Cidr, PolicyName};
+
+/// What the maps hold, or should hold. Generations of policies are the datapath's affair and 0 here.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Image {
+    /// Policies, as the kernel has them.
+    pub policies: BTreeMap<PolicyName, Policy>,
+    /// Entries, and the policy each points at.
+    pub entries: BTreeMap<Cidr, PolicyName>,
+}
+
+/// What to do, from top to bottom: at no step does an entry point at a policy that is not there,
+/// and at no step is an address without a policy that has one before and after.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Plan {
+    /// Policies that are new or changed.
+    pub policies_write: Vec<(PolicyName, Policy)>,
+    /// Entries that are new or point elsewhere.
+    pub entries_write: Vec<(Cidr, PolicyName)>,
+    /// Entries that go.
+    pub entries_remove: Vec<Cidr>,
+    /// Policies that go; nothing points at them any more.
+    pub policies_free: Vec<PolicyName>,
+}
+
+/// A plan in numbers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChangeSummary {
+    /// Entries added.
+    pub added: usize,
+    /// Entries that point at another policy, or whose policy changed.
+    pub changed: usize,
+    /// Entries removed.
+    pub removed: usize,
+    /// Policies added.
+    pub policies_added: usize,
+    /// Policies whose settings changed.
+    pub policies_changed: usize,
+    /// Policies removed.
+    pub policies_removed: usize,
+}
+
+impl Plan {
+    /// What turns `current` into `desired`.
+    #[must_use]
+    pub fn between(current: &Image, desired: &Image) -> Self {
+        let differs = |name: &PolicyName, policy: &Policy| current.policies.get(name) != Some(policy);
+        let policies_write = desired.policies.iter().filter(|(n, p)| differs(n, p));
+        let entries_write = desired
+            .entries
+            .iter()
+            .filter(|(cidr, name)| current.entries.get(cidr) != Some(name));
+        let gone = |cidr: &&Cidr| !desired.entries.contains_key(cidr);
+        let unused = |name: &&PolicyName| !desired.policies.contains_key(*name);
+        Self {
+            policies_write: policies_write.map(|(n, p)| (n.clone(), *p)).collect(),
+            entries_write: entries_write.map(|(c, n)| (*c, n.clone())).collect(),
+            entries_remove: current.entries.keys().filter(gone).copied().collect(),
+            policies_free: current.policies.keys().filter(unused).cloned().collect(),
+        }
+    }
+
+    /// Whether there is nothing to do.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+impl ChangeSummary {
+    /// What differs between two states, as a person would count it: an entry whose policy has
+    /// other settings has changed.
+    #[must_use]
+    pub fn between(before: &Image, after: &Image) -> Self {
+        let plan = Plan::between(before, after);
+        let rewritten: BTreeSet<&PolicyName> =
+            plan.policies_write.iter().map(|(name, _)| name).collect();
+        let known = |cidr: &Cidr| before.entries.contains_key(cidr);
+        let pointed = plan.entries_write.iter().filter(|(cidr, _)| known(cidr)).count();
+        let resettled = after
+            .entries
+            .iter()
+            .filter(|(cidr, name)| {
+                before.entries.get(cidr) == Some(name) && rewritten.contains(name)
+            })
+            .count();
+        let new_policy = |name: &PolicyName| !before.policies.contains_key(name);
+        let policies_added = rewritten.iter().filter(|name| new_policy(name)).count();
+        Self {
+            added: plan.entries_write.len() - pointed,
+            changed: pointed + resettled,
+            removed: plan.entries_remove.len(),
+            policies_added,
+            policies_changed: rewritten.len() - policies_added,
+            policies_removed: plan.policies_free.len(),
+        }
+    }
+}
+
+impl std::fmt::Display for ChangeSummary {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { added, changed, removed, .. } = self;
+        if (added, changed, removed) == (&0, &0, &0) {
+            return f.write_str("nothing changed");
+        }
+        write!(f, "{added} added, {changed} changed, {removed} removed")
+    }
+}
+
+/// The entry an address takes: the longest prefix that contains it.
+#[must_use]
+pub fn longest<'a>(entries: impl Iterator<Item = &'a Cidr>, address: IpAddr) -> Option<Cidr> {
+    entries.filter(|cidr| cidr.contains(address)).max_by_key(|cidr| cidr.prefix()).copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Carries a plan out on an image; every step must keep entries pointing at policies.
+    fn apply(image: &Image, plan: &Plan) -> Image {
+        let mut now = image.clone();
+        let sound = |now: &Image| {
+            assert!(now.entries.values().all(|name| now.policies.contains_key(name)));
+        };
+        for (name, policy) in &plan.policies_write {
+            now.policies.insert(name.clone(), *policy);
+        }
+        for (cidr, name) in &plan.entries_write {
+            now.entries.insert(*cidr, name.clone());
+            sound(&now);
+        }
+        for cidr in &plan.entries_remove {
+            assert!(now.entries.remove(cidr).is_some());
+        }
+        for name in &plan.policies_free {
+            assert!(now.policies.remove(name).is_some());
+            sound(&now);
+        }
+        now
+    }
+
+    prop_compose! {
+        fn image()(
+            settings in prop::collection::btree_map(0u8..6, 1u32..4, 1..6),
+            entries in prop::collection::btree_map((0u8..8, 8u8..12), any::<prop::sample::Index>(), 0..12),
+        ) -> Image {
+            let names: Vec<PolicyName> =
+                settings.keys().map(|n| format!("p{n}").parse().unwrap()).collect();
+            let policies = names
+                .iter()
+                .zip(settings.values())
+                .map(|(name, jiffies)| {
+                    (name.clone(), Policy { initial_rto_jiffies: *jiffies, ..Policy::EMPTY })
+                })
+                .collect();
+            let entries = entries
+                .into_iter()
+                .map(|((net, prefix), index)| {
+                    let cidr = format!("{}.0.0.0/{prefix}", net * 16).parse().unwrap();
+                    (cidr, index.get(&names).clone())
+                })
+                .collect();
+            Image { policies, entries }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn carried_out_it_gives_what_was_wanted(current in image(), desired in image()) {
+            let plan = Plan::between(&current, &desired);
+            prop_assert_eq!(apply(&current, &plan), desired.clone());
+            prop_assert!(Plan::between(&desired, &desired).is_empty());
+            // Nothing is written that was there before.
+            for (cidr, name) in &plan.entries_write {
+                prop_assert_ne!(current.entries.get(cidr), Some(name));
+            }
+            let summary = ChangeSummary::between(&current, &desired);
+            prop_assert_eq!(
+                current.entries.len() + summary.added - summary.removed,
+                desired.entries.len()
+            );
+        }
+
+        #[test]
+        fn longest_prefix_is_the_naive_one(
+            cidrs in prop::collection::btree_set((any::<u32>(), 0u8..=32), 0..40),
+            address: u32,
+        ) {
+            let mask = |prefix: u8| u32::MAX.checked_shl(32 - u32::from(prefix)).unwrap_or(0);
+            let cidrs: BTreeSet<Cidr> = cidrs
+                .into_iter()
+                .map(|(bits, prefix)| {
+                    // Near the address, so that prefixes nest.
+                    let bits = (address ^ (bits >> prefix.min(31))) & mask(prefix);
+                    format!("{}/{prefix}", Ipv4Addr::from(bits)).parse().unwrap()
+                })
+                .collect();
+            let naive = (0..=32).rev().find_map(|prefix| {
+                let net = Ipv4Addr::from(address & mask(prefix));
+                let cidr: Cidr = format!("{net}/{prefix}").parse().unwrap();
+                cidrs.contains(&cidr).then_some(cidr)
+            });
+            prop_assert_eq!(longest(cidrs.iter(), Ipv4Addr::from(address).into()), naive);
+        }
+    }
+}

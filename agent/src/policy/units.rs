@@ -1,0 +1,210 @@
+//! Durations as people write them, and what the kernel makes of them.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+/// Why a text is no duration.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{text:?} is no duration; write a number with a unit, like \"5ms\", \"250us\" or \"1s\"{hint}")]
+pub struct DurationError {
+    text: String,
+    hint: String,
+}
+
+/// Reads "5ms", "1s", "250us", "1.5s", "1m 30s".
+///
+/// # Errors
+///
+/// If it is no such text; a number without a unit is refused, as nobody can know which was meant.
+pub fn parse_duration(text: &str) -> Result<Duration, DurationError> {
+    let trimmed = text.trim();
+    let error = |hint: &str| DurationError { text: text.to_owned(), hint: hint.to_owned() };
+    if trimmed.parse::<f64>().is_ok() {
+        return Err(error(&format!(": a unit is missing, perhaps {trimmed}ms")));
+    }
+    if let Some(duration) = parse_fraction(trimmed) {
+        return Ok(duration);
+    }
+    // humantime also takes years, months and days, which no timer here can be.
+    humantime::parse_duration(trimmed).map_err(|_| error(""))
+}
+
+/// One decimal number with one unit ("1.5s"), which humantime does not take.
+fn parse_fraction(text: &str) -> Option<Duration> {
+    let (number, unit) = text.split_at(text.find(|c: char| c.is_ascii_alphabetic())?);
+    let (whole, fraction) = number.trim_end().split_once('.')?;
+    let digits = |s: &str| !s.is_empty() && s.bytes().all(|b| b.is_ascii_digit());
+    if !digits(whole) || !digits(fraction) || fraction.len() > 9 {
+        return None;
+    }
+    let nanos_per_unit: u64 = match unit {
+        "us" => 1_000,
+        "ms" => 1_000_000,
+        "s" => 1_000_000_000,
+        _ => return None,
+    };
+    let whole = whole.parse::<u64>().ok()?.checked_mul(nanos_per_unit)?;
+    let scale = 10u64.checked_pow(u32::try_from(fraction.len()).ok()?)?;
+    let part = fraction.parse::<u64>().ok()?.checked_mul(nanos_per_unit)?;
+    // More digits than nanoseconds: not exact, so not what was meant.
+    part.is_multiple_of(scale).then(|| Duration::from_nanos(whole.saturating_add(part / scale)))
+}
+
+/// The shortest exact text with one unit: "8ms", "1.5s", "250us", "2m".
+#[must_use]
+pub fn format_duration(duration: Duration) -> String {
+    let nanos = duration.as_nanos();
+    let units: [(&str, u128); 5] =
+        [("m", 60_000_000_000), ("s", 1_000_000_000), ("ms", 1_000_000), ("us", 1_000), ("ns", 1)];
+    if nanos == 0 {
+        return "0s".to_owned();
+    }
+    for (unit, size) in units {
+        if nanos.is_multiple_of(size) && (unit != "m" || nanos >= 2 * size) {
+            return format!("{}{unit}", nanos / size);
+        }
+        // "1.5s" reads better than "1500ms"; "0.0015s" does not.
+        let thousandths = size / 1_000;
+        let readable = unit != "m" && nanos > size && thousandths > 0;
+        if readable && nanos.is_multiple_of(thousandths) {
+            let fraction = format!("{:03}", nanos % size / thousandths);
+            return format!("{}.{}{unit}", nanos / size, fraction.trim_end_matches('0'));
+        }
+    }
+    format!("{nanos}ns")
+}
+
+/// What a duration becomes when a timer counts in jiffies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Quantised {
+    /// Jiffies.
+    pub jiffies: u64,
+    /// The duration of so many jiffies.
+    #[serde(with = "as_text")]
+    pub effective: Duration,
+}
+
+/// Rounds up to whole jiffies, as `usecs_to_jiffies()` and `msecs_to_jiffies()` do
+/// (kernel/time/time.c, Linux 6.12).
+#[must_use]
+pub fn quantise(duration: Duration, hz: u32) -> Quantised {
+    let hz = u128::from(hz.max(1));
+    let jiffies = (duration.as_nanos() * hz).div_ceil(1_000_000_000);
+    let jiffies = u64::try_from(jiffies).unwrap_or(u64::MAX);
+    Quantised { jiffies, effective: jiffies_duration(jiffies, u32::try_from(hz).unwrap_or(1)) }
+}
+
+/// The duration of so many jiffies, down to the nanosecond.
+#[must_use]
+pub fn jiffies_duration(jiffies: u64, hz: u32) -> Duration {
+    let nanos = u128::from(jiffies) * 1_000_000_000 / u128::from(hz.max(1));
+    Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
+}
+
+/// serde for durations as texts.
+pub mod as_text {
+    use std::time::Duration;
+
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    /// Writes "8ms".
+    ///
+    /// # Errors
+    ///
+    /// The serializer's.
+    pub fn serialize<S: Serializer>(d: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(&super::format_duration(*d))
+    }
+
+    /// Reads "8ms".
+    ///
+    /// # Errors
+    ///
+    /// If it is no duration.
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        super::parse_duration(&text).map_err(serde::de::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn reads_what_people_write() {
+        for (text, micros) in [
+            ("5ms", 5_000),
+            ("250us", 250),
+            ("1s", 1_000_000),
+            ("1.5s", 1_500_000),
+            ("0.25ms", 250),
+            ("2m", 120_000_000),
+            ("1s 500ms", 1_500_000),
+            (" 10 ms", 10_000),
+        ] {
+            assert_eq!(parse_duration(text), Ok(Duration::from_micros(micros)), "{text}");
+        }
+    }
+
+    #[test]
+    fn refuses_the_rest() {
+        let error = parse_duration("100").unwrap_err().to_string();
+        assert!(error.ends_with("a unit is missing, perhaps 100ms"), "{error}");
+        for bad in ["", "ms", "-5ms", "5 parsecs", "1.2.3s", "1e3s", "NaN", "inf", "1.0000000001s"] {
+            assert!(parse_duration(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn prints_the_shortest_exact_form() {
+        for (micros, text) in [
+            (8_000, "8ms"),
+            (1_500_000, "1.5s"),
+            (250, "250us"),
+            (120_000_000, "2m"),
+            (60_000_000, "60s"),
+            (3_334, "3.334ms"),
+            (0, "0s"),
+        ] {
+            assert_eq!(format_duration(Duration::from_micros(micros)), text);
+        }
+    }
+
+    #[test]
+    fn rounds_up_as_the_kernel_does() {
+        for (micros, hz, jiffies) in
+            [(5_000, 250, 2), (4_000, 250, 1), (4_001, 250, 2), (250, 250, 1), (5_000, 1000, 5), (3_334, 300, 2), (100_000, 100, 10)]
+        {
+            assert_eq!(quantise(Duration::from_micros(micros), hz).jiffies, jiffies, "{micros} {hz}");
+        }
+        assert_eq!(quantise(Duration::from_millis(5), 250).effective, Duration::from_millis(8));
+    }
+
+    proptest! {
+        #[test]
+        fn printed_is_read_again(nanos in 0u64..1 << 60) {
+            let duration = Duration::from_nanos(nanos);
+            prop_assert_eq!(parse_duration(&format_duration(duration)), Ok(duration));
+        }
+
+        #[test]
+        fn never_less_and_at_most_a_jiffy_more(
+            micros in 0u64..200_000_000,
+            hz in prop::sample::select(vec![100u32, 250, 300, 1000]),
+        ) {
+            let asked = Duration::from_micros(micros);
+            let q = quantise(asked, hz);
+            prop_assert!(u128::from(q.jiffies) * 1_000_000_000 >= asked.as_nanos() * u128::from(hz));
+            prop_assert!(q.jiffies == 0 || jiffies_duration(q.jiffies - 1, hz) < asked);
+        }
+
+        #[test]
+        fn any_text_is_read_or_refused(text in ".{0,30}") {
+            let _either = parse_duration(&text);
+        }
+    }
+}

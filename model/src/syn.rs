@@ -1,0 +1,291 @@
+//! Schedules of SYN and SYN-ACK retransmission, and when connect() gives up.
+//!
+//! A connecting socket sends its SYN again after the initial RTO (RFC 6298 section 2.1: one
+//! second). Linux keeps that interval for `tcp_syn_linear_timeouts` more timeouts (6.5 and later,
+//! default 4) and doubles it from then on, up to the maximum RTO (120 s, or TCP_RTO_MAX_MS).
+//!
+//! It gives up with ETIMEDOUT at the first timeout at which either rule of `tcp_write_timeout()`
+//! (net/ipv4/tcp_timer.c, Linux 6.12) holds:
+//!
+//! - as many SYNs were sent again as `TCP_SYNCNT + tcp_syn_linear_timeouts`, or
+//! - since the first SYN as much time has passed as `tcp_model_timeout()` gives for `TCP_SYNCNT`
+//!   doublings of the initial RTO.
+//!
+//! The second rule is why a short initial RTO alone makes connect() give up sooner in proportion.
+
+use crate::wheel;
+
+/// `TCP_RTO_MAX`, seconds.
+pub const RTO_MAX_S: u64 = 120;
+/// Largest value of TCP_SYNCNT (`MAX_TCP_SYNCNT`).
+pub const MAX_SYNCNT: u8 = 127;
+
+/// What a connecting socket's timeouts depend on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SynTimers {
+    /// Initial RTO, jiffies; at least 1.
+    pub initial_rto: u64,
+    /// Largest RTO, jiffies.
+    pub rto_max: u64,
+    /// TCP_SYNCNT, or `net.ipv4.tcp_syn_retries` where the socket has none.
+    pub syn_retries: u8,
+    /// `net.ipv4.tcp_syn_linear_timeouts`; 0 before Linux 6.5.
+    pub linear_timeouts: u8,
+}
+
+/// How exact a schedule is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Granularity {
+    /// Timers fire when they are due.
+    Exact,
+    /// Timers fire when the kernel's timer wheel gets to them, the connection begun at a
+    /// multiple of every level's step.
+    TimerWheel,
+}
+
+/// One connect() that nobody answers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SynSchedule {
+    /// When each SYN was sent, jiffies since the first (which is at 0).
+    pub sent: Vec<u64>,
+    /// When connect() returned ETIMEDOUT, jiffies since the first SYN.
+    pub gives_up: u64,
+}
+
+impl SynSchedule {
+    /// Jiffies between a SYN and the next.
+    pub fn gaps(&self) -> impl Iterator<Item = u64> {
+        self.sent.windows(2).map(|pair| pair[1] - pair[0])
+    }
+}
+
+impl SynTimers {
+    /// The kernel's own at `hz` jiffies a second: 1 s, 120 s.
+    #[must_use]
+    pub const fn kernel(hz: u64, syn_retries: u8, linear_timeouts: u8) -> Self {
+        Self { initial_rto: hz, rto_max: RTO_MAX_S * hz, syn_retries, linear_timeouts }
+    }
+
+    /// The schedule of a connect() that nobody answers.
+    #[must_use]
+    pub fn schedule(&self, granularity: Granularity) -> SynSchedule {
+        let limit = self.elapsed_limit();
+        let most = u32::from(self.syn_retries) + u32::from(self.linear_timeouts);
+        let (mut now, mut rto) = (0, self.initial_rto.max(1));
+        let mut sent = vec![0];
+        for retransmits in 0.. {
+            now = match granularity {
+                Granularity::Exact => now + rto,
+                Granularity::TimerWheel => wheel::fires_at(now, rto),
+            };
+            // The time rule is asked only once something was sent again.
+            if retransmits >= most || (retransmits > 0 && now >= limit) {
+                break;
+            }
+            sent.push(now);
+            if retransmits >= u32::from(self.linear_timeouts) {
+                rto = (rto * 2).min(self.rto_max.max(1));
+            }
+        }
+        SynSchedule { sent, gives_up: now }
+    }
+
+    /// Jiffies from the first SYN until connect() gives up, timers exact.
+    #[must_use]
+    pub fn gives_up(&self) -> u64 {
+        self.schedule(Granularity::Exact).gives_up
+    }
+
+    /// `tcp_model_timeout()`: the time `syn_retries` doublings of the initial RTO would take.
+    fn elapsed_limit(&self) -> u64 {
+        let base = self.initial_rto.max(1);
+        let boundary = u64::from(self.syn_retries);
+        let doublings = u64::from((self.rto_max / base).max(1).ilog2());
+        if boundary <= doublings {
+            ((2 << boundary) - 1) * base
+        } else {
+            ((2 << doublings) - 1) * base + (boundary - doublings) * self.rto_max
+        }
+    }
+}
+
+/// A value for TCP_SYNCNT, and what it gives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Retries {
+    /// The value, 1 to 127.
+    pub syn_retries: u8,
+    /// When connect() gives up with it, jiffies since the first SYN.
+    pub gives_up: u64,
+    /// Whether that is as late as was wanted; if not, even 127 does not reach it.
+    pub reached: bool,
+}
+
+/// The smallest TCP_SYNCNT with which `timers` gives up no sooner than `wanted` jiffies after the
+/// first SYN (`timers.syn_retries` is not looked at).
+#[must_use]
+pub fn retries_for(timers: SynTimers, wanted: u64) -> Retries {
+    let at = |syn_retries| {
+        let gives_up = SynTimers { syn_retries, ..timers }.gives_up();
+        Retries { syn_retries, gives_up, reached: gives_up >= wanted }
+    };
+    // Both rules wait longer for a larger value, so that a bisection finds the smallest.
+    let (mut low, mut high) = (1, MAX_SYNCNT);
+    while low < high {
+        let middle = low.midpoint(high);
+        if at(middle).reached {
+            high = middle;
+        } else {
+            low = middle + 1;
+        }
+    }
+    at(low)
+}
+
+/// When a listener sends its SYN-ACK again, jiffies since the first: `retries`
+/// (`net.ipv4.tcp_synack_retries`) times, the interval doubling at once, up to `rto_max`
+/// (`reqsk_timer_handler()`, net/ipv4/inet_connection_sock.c, Linux 6.12).
+#[must_use]
+pub fn syn_ack_schedule(initial_rto: u64, rto_max: u64, retries: u8) -> Vec<u64> {
+    let mut sent = vec![0];
+    let (mut now, mut rto) = (0, initial_rto.max(1));
+    for _ in 0..retries {
+        now += rto;
+        sent.push(now);
+        rto = (rto * 2).min(rto_max.max(1));
+    }
+    sent
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const HZ: u64 = 250;
+
+    /// Measured on Linux 6.18, HZ 250, syn_retries 6, linear_timeouts 4: initial RTO in jiffies,
+    /// ETIMEDOUT after so many ms.
+    const MEASURED: [(u64, u64); 9] = [
+        (250, 133_800),
+        (25, 13_700),
+        (10, 5_500),
+        (8, 4_300),
+        (5, 2_700),
+        (4, 2_200),
+        (3, 1_700),
+        (2, 1_100),
+        (1, 600),
+    ];
+    /// Gaps measured with the kernel's own timers, ms.
+    const MEASURED_GAPS: [u64; 10] =
+        [1020, 1024, 1028, 1020, 1024, 2016, 4064, 8192, 16128, 32768];
+
+    fn timers(initial_rto: u64) -> SynTimers {
+        SynTimers { initial_rto, ..SynTimers::kernel(HZ, 6, 4) }
+    }
+
+    #[test]
+    fn defaults_are_eleven_syns_and_131_seconds() {
+        let schedule = timers(HZ).schedule(Granularity::Exact);
+        assert_eq!(
+            schedule.gaps().map(|g| g / HZ).collect::<Vec<_>>(),
+            [1, 1, 1, 1, 1, 2, 4, 8, 16, 32]
+        );
+        assert_eq!(schedule.gives_up, 131 * HZ);
+    }
+
+    #[test]
+    fn before_linux_6_5_seven_syns_and_127_seconds() {
+        let schedule = SynTimers::kernel(HZ, 6, 0).schedule(Granularity::Exact);
+        assert_eq!(schedule.sent.len(), 7);
+        assert_eq!(schedule.gives_up, 127 * HZ);
+    }
+
+    #[test]
+    fn the_measured_deadlines() {
+        for (initial_rto, ms) in MEASURED {
+            let wheel = timers(initial_rto).schedule(Granularity::TimerWheel).gives_up * 1000 / HZ;
+            // A run begins anywhere between two steps of the wheel: one jiffy at every SYN, and
+            // one step of the coarsest level.
+            let tolerance = 11 * 4 + ms / 16;
+            assert!(wheel.abs_diff(ms) <= tolerance, "{initial_rto} jiffies: {wheel} vs {ms} ms");
+        }
+    }
+
+    #[test]
+    fn the_measured_gaps_are_the_wheels() {
+        let schedule = timers(HZ).schedule(Granularity::TimerWheel);
+        for (gap, measured) in schedule.gaps().map(|g| g * 1000 / HZ).zip(MEASURED_GAPS) {
+            // One step of the level, as the run began in the middle of one.
+            let tolerance = wheel::step(measured * HZ / 1000) * 1000 / HZ;
+            assert!(gap.abs_diff(measured) <= tolerance, "{gap} vs {measured} ms");
+        }
+    }
+
+    #[test]
+    fn measured_syncnt_with_100_ms() {
+        // TCP_SYNCNT 1, 2, 3: SYNs sent and ETIMEDOUT in ms, measured as above.
+        for (syn_retries, syns, ms) in [(1, 3, 310), (2, 6, 730), (3, 8, 1970)] {
+            let schedule =
+                SynTimers { syn_retries, ..timers(25) }.schedule(Granularity::TimerWheel);
+            assert_eq!(schedule.sent.len(), syns, "TCP_SYNCNT {syn_retries}");
+            let gives_up = schedule.gives_up * 1000 / HZ;
+            assert!(gives_up.abs_diff(ms) <= 11 * 4 + ms / 16, "{gives_up} vs {ms}");
+        }
+    }
+
+    #[test]
+    fn auto_for_100_ms_gives_up_no_sooner() {
+        let wanted = timers(HZ).gives_up();
+        let retries = retries_for(timers(25), wanted);
+        assert!(retries.reached && retries.gives_up >= wanted);
+        let less = SynTimers { syn_retries: retries.syn_retries - 1, ..timers(25) };
+        assert!(less.gives_up() < wanted);
+    }
+
+    #[test]
+    fn a_limit_that_cannot_be_reached_is_said() {
+        let timers = SynTimers { rto_max: 1, ..timers(1) };
+        let retries = retries_for(timers, 1_000_000);
+        assert_eq!((retries.syn_retries, retries.reached), (127, false));
+    }
+
+    #[test]
+    fn syn_acks_double_at_once() {
+        assert_eq!(syn_ack_schedule(25, 30_000, 5), [0, 25, 75, 175, 375, 775]);
+    }
+
+    proptest! {
+        #[test]
+        fn later_with_more_retries(
+            initial_rto in 1u64..30_000,
+            rto_max in 250u64..30_000,
+            linear_timeouts in 0u8..10,
+        ) {
+            let mut before = 0;
+            for syn_retries in 1..=MAX_SYNCNT {
+                let now = SynTimers { initial_rto, rto_max, syn_retries, linear_timeouts }.gives_up();
+                prop_assert!(now >= before);
+                before = now;
+            }
+        }
+
+        #[test]
+        fn found_is_enough_and_the_smallest(
+            initial_rto in 1u64..250,
+            own in 1u8..20,
+            linear_timeouts in 0u8..8,
+        ) {
+            let kernel = SynTimers::kernel(HZ, own, linear_timeouts);
+            let short = SynTimers { initial_rto, ..kernel };
+            let found = retries_for(short, kernel.gives_up());
+            prop_assert!(found.reached);
+            let with = |syn_retries| SynTimers { syn_retries, ..short }.gives_up();
+            prop_assert!(with(found.syn_retries) >= kernel.gives_up());
+            if found.syn_retries > 1 {
+                prop_assert!(with(found.syn_retries - 1) < kernel.gives_up());
+            }
+        }
+    }
+}
