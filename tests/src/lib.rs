@@ -1,1 +1,13 @@
-//! Harness of the integration tests.
+//! Harness of the integration tests: namespaces, cgroups, captures, agents, each as a guard that
+//! removes what it made, also on panic.
+
+pub mod agent;
+pub mod capture;
+pub mod cgroup;
+pub mod foreign;
+pub mod names;
+pub mod netns;
+pub mod notify;
+pub mod process;
+pub mod timing;
+pub mod traffic;

@@ -273,7 +273,10 @@ impl Loader {
                 Ok(compiled) => warnings.extend(compiled.warnings.into_iter().map(|warning| {
                     format!("{}:{line}: policy {}: {warning}", source.path.display(), raw.name)
                 })),
-                Err(errors) => self.errors.extend(errors.into_iter().map(|error| {
+                // A policy whose only value could not be read does not "set nothing".
+                Err(errors) => self.errors.extend(errors.into_iter().filter(|error| {
+                    !error.setting.is_empty() || raw.sets_nothing()
+                }).map(|error| {
                     let span = raw.spans.get(error.setting).unwrap_or(&raw.span).clone();
                     source.error(span, error.to_string())
                 })),

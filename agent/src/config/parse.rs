@@ -35,6 +35,11 @@ pub(super) struct RawPolicy {
 }
 
 impl RawPolicy {
+    /// Whether it has none of the settings, not even one that could not be read.
+    pub(super) fn sets_nothing(&self) -> bool {
+        self.spans.keys().all(|key| ["cidrs", "force"].contains(key))
+    }
+
     /// Whether it only adds CIDRs to a policy that is set elsewhere.
     pub(super) fn is_extension(&self) -> bool {
         self.spans.keys().all(|key| *key == "cidrs")

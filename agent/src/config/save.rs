@@ -17,7 +17,7 @@ use crate::{
     policy::{Cidr, PolicyName, Settings},
 };
 
-const HEADER: &str = "# Entries saved by `rto-agent add --save`. They may be edited by hand as well.\n";
+const HEADER: &str = "# Entries saved by `rto-agent add --save`. They may be edited by hand as well.\n\n";
 
 /// Why the file was not changed.
 #[derive(Debug, thiserror::Error)]
@@ -128,10 +128,11 @@ fn edit(
         Err(e) if e.kind() == io::ErrorKind::NotFound => None,
         Err(e) => return Err(io_error(e)),
     };
-    let text = former.clone().unwrap_or_else(|| HEADER.to_owned());
+    let text = former.clone().unwrap_or_default();
+    let header = if former.is_none() { HEADER } else { "" };
     let mut document: DocumentMut = text.parse().map_err(|e: toml_edit::TomlError| unreadable(e.to_string()))?;
     change(&mut document).map_err(unreadable)?;
-    replace(path, &document.to_string()).map_err(io_error)?;
+    replace(path, &format!("{header}{document}")).map_err(io_error)?;
     Ok(Undo { path: path.to_owned(), former })
 }
 

@@ -1,0 +1,190 @@
+//! tcpdump in a namespace, and its packets.
+
+use std::{
+    fs::File,
+    io::{BufRead as _, BufReader},
+    net::{IpAddr, SocketAddr},
+    process::{Child, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, bail, ensure};
+use etherparse::{NetSlice, SlicedPacket, TransportSlice};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use pcap_parser::{LegacyPcapReader, PcapBlockOwned, PcapError, traits::PcapReaderIterator as _};
+use tempfile::NamedTempFile;
+
+use crate::process::command_in;
+
+/// A running capture; tcpdump ends when it is dropped.
+#[derive(Debug)]
+pub struct Capture {
+    tcpdump: Child,
+    file: NamedTempFile,
+}
+
+/// One TCP segment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// The kernel's timestamp, since the epoch.
+    pub time: Duration,
+    /// Sender.
+    pub from: SocketAddr,
+    /// Receiver.
+    pub to: SocketAddr,
+    /// SYN set.
+    pub syn: bool,
+    /// ACK set.
+    pub ack: bool,
+    /// Sequence number.
+    pub seq: u32,
+    /// Payload, bytes.
+    pub length: usize,
+}
+
+impl Capture {
+    /// Starts tcpdump on a link and returns once it captures.
+    ///
+    /// # Errors
+    ///
+    /// If it does not within five seconds.
+    pub fn start(netns: &str, link: &str) -> anyhow::Result<Self> {
+        let file = NamedTempFile::new()?;
+        let mut tcpdump = command_in(Some(netns), None, "tcpdump")?
+            .args(["-i", link, "-n", "-s", "160", "-U", "--immediate-mode", "-Z", "root"])
+            .args(["--time-stamp-precision=nano", "-w"])
+            .arg(file.path())
+            .arg("tcp")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .context("tcpdump")?;
+        let stderr = tcpdump.stderr.take().context("no stderr")?;
+        let capture = Self { tcpdump, file };
+        let mut lines = BufReader::new(stderr).lines();
+        let said = lines.find(|line| !line.as_ref().is_ok_and(|l| !l.contains("listening on")));
+        ensure!(said.is_some_and(|line| line.is_ok()), "tcpdump did not start");
+        // Its complaints after that go nowhere; the reader must stay open until it ends.
+        std::thread::spawn(move || lines.for_each(drop));
+        let end = Instant::now() + Duration::from_secs(5);
+        while capture.file.path().metadata()?.len() == 0 {
+            ensure!(Instant::now() < end, "tcpdump wrote no header");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        Ok(capture)
+    }
+
+    /// The segments captured so far.
+    ///
+    /// # Errors
+    ///
+    /// If the file cannot be read.
+    pub fn so_far(&self) -> anyhow::Result<Vec<Segment>> {
+        parse(File::open(self.file.path())?)
+    }
+
+    /// Waits until the segments satisfy a condition and returns them.
+    ///
+    /// # Errors
+    ///
+    /// If they do not in time; the error shows what there was.
+    pub fn wait_for(
+        &self,
+        limit: Duration,
+        enough: impl Fn(&[Segment]) -> bool,
+    ) -> anyhow::Result<Vec<Segment>> {
+        let end = Instant::now() + limit;
+        loop {
+            let segments = self.so_far()?;
+            if enough(&segments) {
+                return Ok(segments);
+            }
+            if Instant::now() > end {
+                bail!("not within {limit:?}; captured: {segments:#?}");
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+impl Drop for Capture {
+    fn drop(&mut self) {
+        if let Ok(pid) = i32::try_from(self.tcpdump.id()) {
+            let _ended = kill(Pid::from_raw(pid), Signal::SIGINT);
+        }
+        let _reaped = self.tcpdump.wait();
+    }
+}
+
+/// SYNs (not SYN-ACKs) to an address, in order.
+#[must_use]
+pub fn syns(segments: &[Segment], to: SocketAddr) -> Vec<Segment> {
+    segments.iter().filter(|s| s.syn && !s.ack && s.to == to).cloned().collect()
+}
+
+/// SYN-ACKs from an address, in order.
+#[must_use]
+pub fn syn_acks(segments: &[Segment], from: SocketAddr) -> Vec<Segment> {
+    segments.iter().filter(|s| s.syn && s.ack && s.from == from).cloned().collect()
+}
+
+/// Times between a segment and the next.
+#[must_use]
+pub fn gaps(segments: &[Segment]) -> Vec<Duration> {
+    segments.windows(2).map(|pair| pair[1].time.saturating_sub(pair[0].time)).collect()
+}
+
+fn parse(file: File) -> anyhow::Result<Vec<Segment>> {
+    let mut reader = LegacyPcapReader::new(1 << 16, file).map_err(|e| anyhow::anyhow!("{e:?}"))?;
+    let mut segments = Vec::new();
+    let mut nanoseconds = true;
+    loop {
+        match reader.next() {
+            Ok((offset, block)) => {
+                match block {
+                    PcapBlockOwned::LegacyHeader(header) => {
+                        nanoseconds = header.is_nanosecond_precision();
+                    }
+                    PcapBlockOwned::Legacy(packet) => {
+                        let unit = if nanoseconds { 1 } else { 1_000 };
+                        let time = Duration::from_secs(packet.ts_sec.into())
+                            + Duration::from_nanos(u64::from(packet.ts_usec) * unit);
+                        segments.extend(segment(time, packet.data));
+                    }
+                    PcapBlockOwned::NG(_) => {}
+                }
+                reader.consume(offset);
+            }
+            Err(PcapError::Incomplete(_)) => {
+                if reader.refill().is_err() || reader.reader_exhausted() {
+                    return Ok(segments);
+                }
+            }
+            // The rest of a packet that tcpdump is just writing.
+            Err(_) => return Ok(segments),
+        }
+    }
+}
+
+fn segment(time: Duration, frame: &[u8]) -> Option<Segment> {
+    let packet = SlicedPacket::from_ethernet(frame).ok()?;
+    let (from, to): (IpAddr, IpAddr) = match packet.net? {
+        NetSlice::Ipv4(ip) => (ip.header().source_addr().into(), ip.header().destination_addr().into()),
+        NetSlice::Ipv6(ip) => (ip.header().source_addr().into(), ip.header().destination_addr().into()),
+        NetSlice::Arp(_) => return None,
+    };
+    let Some(TransportSlice::Tcp(tcp)) = packet.transport else { return None };
+    Some(Segment {
+        time,
+        from: SocketAddr::new(from, tcp.source_port()),
+        to: SocketAddr::new(to, tcp.destination_port()),
+        syn: tcp.syn(),
+        ack: tcp.ack(),
+        seq: tcp.sequence_number(),
+        length: tcp.payload().len(),
+    })
+}

@@ -1,0 +1,95 @@
+//! Running programs inside a namespace and a cgroup.
+
+use std::{
+    ffi::OsStr,
+    fs::{self, File},
+    io,
+    os::unix::process::CommandExt as _,
+    path::Path,
+    process::{Command, Output},
+};
+
+use anyhow::{Context as _, bail, ensure};
+use nix::sched::{CloneFlags, setns};
+
+/// A command whose process joins `cgroup` and the network namespace `netns` before it begins:
+/// a socket belongs for good to the cgroup and namespace of the process that made it.
+///
+/// # Errors
+///
+/// If the namespace cannot be opened.
+pub fn command_in(
+    netns: Option<&str>,
+    cgroup: Option<&Path>,
+    program: impl AsRef<OsStr>,
+) -> anyhow::Result<Command> {
+    let namespace = match netns {
+        Some(name) => Some(File::open(format!("/run/netns/{name}")).with_context(|| name.to_owned())?),
+        None => None,
+    };
+    let procs = match cgroup {
+        Some(dir) => Some(File::options().write(true).open(dir.join("cgroup.procs"))?),
+        None => None,
+    };
+    let mut command = Command::new(program);
+    // SAFETY: between fork and exec only system calls are made; nothing is allocated.
+    unsafe {
+        command.pre_exec(move || {
+            if let Some(procs) = &procs {
+                // "0" is the writing process itself.
+                nix::unistd::write(procs, b"0")?;
+            }
+            if let Some(namespace) = &namespace {
+                setns(namespace, CloneFlags::CLONE_NEWNET)?;
+            }
+            Ok::<(), io::Error>(())
+        });
+    }
+    Ok(command)
+}
+
+/// Runs a command line (split at blanks) and returns what it prints.
+///
+/// # Errors
+///
+/// If it fails, with what it said.
+pub fn run(line: &str) -> anyhow::Result<String> {
+    let mut words = line.split_whitespace();
+    let output = Command::new(words.next().unwrap_or_default()).args(words).output().with_context(|| line.to_owned())?;
+    stdout_of(line, output)
+}
+
+/// What a finished program printed.
+///
+/// # Errors
+///
+/// If it failed, with what it said.
+pub fn stdout_of(what: &str, output: Output) -> anyhow::Result<String> {
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    if !output.status.success() {
+        bail!("{what}: {}\n{text}{}", output.status, String::from_utf8_lossy(&output.stderr));
+    }
+    Ok(text)
+}
+
+/// Whether all of these programs can be run; the error names those that cannot.
+///
+/// # Errors
+///
+/// If one is missing.
+pub fn require(programs: &[&str]) -> anyhow::Result<()> {
+    let dirs = std::env::var_os("PATH").unwrap_or_default();
+    let dirs: Vec<_> = std::env::split_paths(&dirs).chain(["/usr/sbin".into()]).collect();
+    let missing: Vec<_> = programs
+        .iter()
+        .filter(|program| !dirs.iter().any(|dir| dir.join(program).exists()))
+        .collect();
+    ensure!(missing.is_empty(), "missing {missing:?}; cargo xtask test installs them");
+    Ok(())
+}
+
+/// Whether a process with this id exists.
+#[must_use]
+pub fn alive(pid: i32) -> bool {
+    fs::exists(format!("/proc/{pid}")).unwrap_or(true)
+}

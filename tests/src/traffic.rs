@@ -1,0 +1,138 @@
+//! Connections made by a child process in a namespace and a cgroup.
+
+use std::{
+    io::{BufRead as _, BufReader},
+    net::SocketAddr,
+    os::fd::AsFd as _,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::Duration,
+};
+
+use anyhow::{Context as _, ensure};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use crate::process::command_in;
+
+/// A child process; killed by its pid and reaped when dropped.
+#[derive(Debug)]
+pub struct Traffic {
+    child: Child,
+}
+
+/// How a connect() ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Outcome {
+    /// "connected" or the errno's name.
+    pub result: String,
+    /// How long connect() took.
+    pub took: Duration,
+}
+
+/// Options of a connection.
+#[derive(Clone, Debug, Default)]
+pub struct Connect {
+    /// Use an AF_INET6 socket and the IPv4-mapped address.
+    pub mapped: bool,
+    /// TCP_SYNCNT the application sets itself.
+    pub syn_retries: Option<u8>,
+    /// Connect the same socket to this address first, and give up on that after 50 ms.
+    pub first: Option<SocketAddr>,
+}
+
+impl Traffic {
+    /// connect() in a child, which keeps the connection until it is dropped.
+    ///
+    /// # Errors
+    ///
+    /// If the child cannot be started.
+    pub fn connect(
+        netns: &str,
+        cgroup: Option<&Path>,
+        to: SocketAddr,
+        options: &Connect,
+    ) -> anyhow::Result<Self> {
+        let mut command = command_in(Some(netns), cgroup, helper()?)?;
+        command.arg("connect").arg("--to").arg(to.to_string());
+        if options.mapped {
+            command.arg("--mapped");
+        }
+        if let Some(n) = options.syn_retries {
+            command.arg("--syn-retries").arg(n.to_string());
+        }
+        if let Some(first) = options.first {
+            command.arg("--first").arg(first.to_string());
+        }
+        Ok(Self { child: spawn(command)? })
+    }
+
+    /// A listener that accepts and keeps connections; returns once it listens.
+    ///
+    /// # Errors
+    ///
+    /// If it does not.
+    pub fn serve(netns: &str, cgroup: Option<&Path>, on: SocketAddr) -> anyhow::Result<Self> {
+        let mut command = command_in(Some(netns), cgroup, helper()?)?;
+        command.arg("serve").arg("--on").arg(on.to_string());
+        let mut traffic = Self { child: spawn(command)? };
+        ensure!(traffic.line()? == "listening", "the listener did not start");
+        Ok(traffic)
+    }
+
+    /// Waits for connect() to end.
+    ///
+    /// # Errors
+    ///
+    /// If the child fails.
+    pub fn outcome(mut self) -> anyhow::Result<Outcome> {
+        let line = self.line()?;
+        let (result, micros) = line.split_once(' ').with_context(|| line.clone())?;
+        Ok(Outcome { result: result.to_owned(), took: Duration::from_micros(micros.parse()?) })
+    }
+
+    /// Whether connect() has ended.
+    ///
+    /// # Errors
+    ///
+    /// If the child cannot be asked.
+    pub fn has_ended(&self) -> anyhow::Result<bool> {
+        let stdout = self.child.stdout.as_ref().context("no stdout")?;
+        let mut fds = [PollFd::new(stdout.as_fd(), PollFlags::POLLIN)];
+        Ok(poll(&mut fds, PollTimeout::ZERO)? > 0)
+    }
+
+    fn line(&mut self) -> anyhow::Result<String> {
+        let stdout = self.child.stdout.as_mut().context("no stdout")?;
+        let mut line = String::new();
+        BufReader::new(stdout).read_line(&mut line)?;
+        Ok(line.trim().to_owned())
+    }
+}
+
+impl Drop for Traffic {
+    fn drop(&mut self) {
+        let _ended = self.child.kill();
+        let _reaped = self.child.wait();
+    }
+}
+
+fn spawn(mut command: Command) -> anyhow::Result<Child> {
+    Ok(command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?)
+}
+
+/// The helper binary, built with the tests.
+fn helper() -> anyhow::Result<PathBuf> {
+    beside("rto-traffic")
+}
+
+/// A binary of this workspace, in the directory above the test's.
+///
+/// # Errors
+///
+/// If it is not there.
+pub fn beside(name: &str) -> anyhow::Result<PathBuf> {
+    let test = std::env::current_exe()?;
+    let path = test.ancestors().nth(2).context("no target directory")?.join(name);
+    ensure!(path.exists(), "{} is missing; run the tests by cargo xtask test", path.display());
+    Ok(path)
+}

@@ -1,0 +1,226 @@
+//! Changes take effect with the next connection, and leave those under way alone.
+
+use std::{fs, os::unix::fs::symlink, time::Duration};
+
+use nix::sys::signal::Signal;
+use rto_tests::{
+    agent::{SOON, World},
+    capture::{Capture, gaps, syns},
+    netns::{CLIENT_LINK, SERVER_V4},
+    timing::assert_gap,
+    traffic::Connect,
+};
+
+use super::{KERNEL, NEAR, Test, near, to};
+
+pub(super) const TESTS: &[Test] = &[
+    ("add_and_remove", add_remove),
+    ("reload", reload),
+    ("sighup", sighup),
+    ("a_connection_keeps_its_policy", keeps),
+    ("ttl", ttl),
+    ("saved_for_good", saved),
+    ("switched_off_and_on_again", masked),
+    ("a_file_edited_in_place", in_place),
+    ("a_file_replaced_by_rename", rename),
+    ("a_config_map_swapped_by_symlink", config_map),
+    ("refused_as_a_whole", refused),
+    ("full_table", full),
+];
+
+const PORT: u16 = 4300;
+const FAST: Duration = Duration::from_millis(52);
+
+fn first_gap(world: &World) -> anyhow::Result<Duration> {
+    Ok(world.syn_gaps(to(SERVER_V4, PORT), &Connect::default(), 1)?[0])
+}
+
+fn world(policies: &str) -> anyhow::Result<World> {
+    let world = World::with(policies)?;
+    world.net.black_hole(PORT)?;
+    Ok(world)
+}
+
+fn fast(cidrs: &str) -> String {
+    format!("[policy.fast]\ninitial_rto = \"52ms\"\ncidrs = [{cidrs}]\n")
+}
+
+fn add_remove() -> anyhow::Result<()> {
+    let world = world(&near("\"192.0.2.0/24\""))?;
+    assert_gap(first_gap(&world)?, KERNEL);
+    world.cli(&["add", "10.88.0.0/24", "--policy", "near"])?;
+    assert_gap(first_gap(&world)?, NEAR);
+    world.cli(&["add", "10.88.0.2", "--initial-rto", "50ms"])?;
+    assert_gap(first_gap(&world)?, FAST);
+    world.cli(&["remove", "10.88.0.2"])?;
+    assert_gap(first_gap(&world)?, NEAR);
+    world.cli(&["remove", "10.88.0.0/24"])?;
+    assert_gap(first_gap(&world)?, KERNEL);
+    Ok(())
+}
+
+fn reload() -> anyhow::Result<()> {
+    let world = world(&near("\"10.88.0.0/24\""))?;
+    assert_gap(first_gap(&world)?, NEAR);
+    world.configure(&fast("\"10.88.0.0/24\""))?;
+    // It may have noticed by itself already; after the answer it is in force in any case.
+    world.cli(&["reload"])?;
+    assert_gap(first_gap(&world)?, FAST);
+    Ok(())
+}
+
+fn sighup() -> anyhow::Result<()> {
+    let mut world = world(&near("\"10.88.0.0/24\""))?;
+    world.configure(&fast("\"10.88.0.0/24\""))?;
+    world.signal(Signal::SIGHUP)?;
+    world.notified("RELOADING=1")?;
+    world.notified("READY=1")?;
+    assert_gap(first_gap(&world)?, FAST);
+    Ok(())
+}
+
+/// The entry goes while SYNs are being sent again: the interval stays, and so does the deadline.
+fn keeps() -> anyhow::Result<()> {
+    let world = world(&near("\"10.88.0.0/24\""))?;
+    let capture = Capture::start(&world.net.client, CLIENT_LINK)?;
+    let address = to(SERVER_V4, PORT);
+    let _traffic = world.connect(address, &Connect::default())?;
+    capture.wait_for(SOON, |all| syns(all, address).len() == 2)?;
+    world.cli(&["remove", "10.88.0.0/24"])?;
+    let all = capture.wait_for(SOON, |all| syns(all, address).len() >= 7)?;
+    let gaps = gaps(&syns(&all, address));
+    for gap in &gaps[..5] {
+        assert_gap(*gap, NEAR);
+    }
+    assert_gap(gaps[5], NEAR * 2);
+    // A new one does not have it any more.
+    assert_gap(first_gap(&world)?, KERNEL);
+    Ok(())
+}
+
+fn ttl() -> anyhow::Result<()> {
+    let world = world(&near("\"192.0.2.0/24\""))?;
+    world.cli(&["add", "10.88.0.0/24", "--policy", "near", "--ttl", "1500ms"])?;
+    assert_gap(first_gap(&world)?, NEAR);
+    world.wait_status("the end of the entry", |status| status["entries_by_hand"] == 0)?;
+    assert_gap(first_gap(&world)?, KERNEL);
+    assert!(world.log().contains("entry expired"), "{}", world.log());
+    Ok(())
+}
+
+fn saved() -> anyhow::Result<()> {
+    let mut world = world(&near("\"192.0.2.0/24\""))?;
+    world.cli(&["add", "10.88.0.0/24", "--initial-rto", "52ms", "--save"])?;
+    let file = world.policies_dir().join("50-cli.toml");
+    assert!(fs::read_to_string(&file)?.contains("10.88.0.0/24"));
+    world.end(Signal::SIGTERM)?;
+    fs::remove_dir_all(world.dir().join("state"))?;
+    world.start()?;
+    assert_gap(first_gap(&world)?, FAST);
+    world.cli(&["remove", "10.88.0.0/24", "--save"])?;
+    assert_gap(first_gap(&world)?, KERNEL);
+    // What is in another file is edited there.
+    let said = world.cli_fails(&["remove", "192.0.2.0/24", "--save"])?;
+    assert!(said.contains("entries of other files are removed there"), "{said}");
+    Ok(())
+}
+
+fn masked() -> anyhow::Result<()> {
+    let world = world(&near("\"10.88.0.0/24\""))?;
+    let said = world.cli(&["remove", "10.88.0.0/24"])?;
+    assert!(said.contains("--undo"), "{said}");
+    assert_gap(first_gap(&world)?, KERNEL);
+    assert_eq!(world.json(&["list"])?["masked"][0], "10.88.0.0/24");
+    // A reload of the files does not bring it back by the way.
+    world.cli(&["reload"])?;
+    assert_gap(first_gap(&world)?, KERNEL);
+    world.cli(&["remove", "--undo", "10.88.0.0/24"])?;
+    assert_gap(first_gap(&world)?, NEAR);
+    Ok(())
+}
+
+fn noticed(world: &World) -> anyhow::Result<()> {
+    world.wait_status("the new policy", |status| !status["policies"]["fast"].is_null())?;
+    assert_gap(first_gap(world)?, FAST);
+    Ok(())
+}
+
+fn in_place() -> anyhow::Result<()> {
+    let world = world(&near("\"10.88.0.0/24\""))?;
+    world.configure(&fast("\"10.88.0.0/24\""))?;
+    noticed(&world)
+}
+
+fn rename() -> anyhow::Result<()> {
+    let world = world(&near("\"192.0.2.0/24\""))?;
+    // Twice: after the first swap the watch must be on the name, not on the old file.
+    for policies in [near("\"10.88.0.0/24\""), fast("\"10.88.0.0/24\"")] {
+        let new = world.dir().join("etc/.config.toml.swp");
+        fs::write(&new, world.config_text(&policies))?;
+        fs::rename(&new, world.config())?;
+        std::thread::sleep(Duration::from_millis(300));
+    }
+    noticed(&world)
+}
+
+/// Kubernetes: config.toml -> ..data/config.toml, ..data -> a directory; `..data` is swapped.
+fn config_map() -> anyhow::Result<()> {
+    let mut world = World::new()?;
+    world.net.black_hole(PORT)?;
+    let etc = world.dir().join("etc");
+    let generation = |name: &str, policies: &str| -> anyhow::Result<()> {
+        let dir = etc.join(name);
+        fs::create_dir(&dir)?;
+        fs::write(dir.join("config.toml"), world.config_text(policies))?;
+        symlink(name, etc.join("..data_tmp"))?;
+        Ok(fs::rename(etc.join("..data_tmp"), etc.join("..data"))?)
+    };
+    generation("..2026_01", &near("\"10.88.0.0/24\""))?;
+    symlink("..data/config.toml", etc.join("config.toml"))?;
+    world.start()?;
+    assert_gap(first_gap(&world)?, NEAR);
+    let generation = |name: &str, policies: &str| -> anyhow::Result<()> {
+        let dir = etc.join(name);
+        fs::create_dir(&dir)?;
+        fs::write(dir.join("config.toml"), world.config_text(policies))?;
+        symlink(name, etc.join("..data_tmp"))?;
+        Ok(fs::rename(etc.join("..data_tmp"), etc.join("..data"))?)
+    };
+    generation("..2026_02", &fast("\"10.88.0.0/24\""))?;
+    fs::remove_dir_all(etc.join("..2026_01"))?;
+    noticed(&world)
+}
+
+/// One bad CIDR among good ones: nothing of the request is taken.
+fn refused() -> anyhow::Result<()> {
+    let world = world(&near("\"192.0.2.0/24\""))?;
+    for (args, message) in [
+        (&["add", "10.88.0.0/24", "10.88.1.1/24", "--policy", "near"][..], "did you mean 10.88.1.0/24?"),
+        (&["add", "10.88.0.0/24", "--policy", "nowhere"], "unknown policy nowhere; the configuration has: near"),
+        (&["add", "10.88.0.0/24"], "no policy: give --policy NAME"),
+        (&["add", "10.88.0.0/24", "--initial-rto", "100"], "a unit is missing"),
+        (&["add", "10.88.0.0/24", "--rto-min", "1ms"], "the kernel takes 2 jiffies to 200ms"),
+        (&["add", "0.0.0.0/0", "--initial-rto", "100ms"], "needs force = true"),
+        (&["add", "10.88.0.0/24", "--policy", "near", "--ttl", "0s"], "--ttl 0s"),
+        (&["remove", "10.88.0.0/24"], "there is no entry 10.88.0.0/24"),
+        (&["lookup", "example.org"], "is no IPv4 or IPv6 address"),
+    ] {
+        let said = world.cli_fails(args)?;
+        assert!(said.contains(message), "{args:?} said {said}");
+    }
+    assert_eq!(world.json(&["status"])?["entries"], 1);
+    assert_gap(first_gap(&world)?, KERNEL);
+    Ok(())
+}
+
+fn full() -> anyhow::Result<()> {
+    let mut world = World::new()?;
+    world.configure(&format!("max_entries = 2\n{}", near("\"192.0.2.0/24\"")))?;
+    world.start()?;
+    world.cli(&["add", "10.88.0.0/24", "--policy", "near"])?;
+    let said = world.cli_fails(&["add", "10.88.1.0/24", "10.88.2.0/24", "--policy", "near"])?;
+    assert!(said.contains("4 entries are more than max_entries = 2"), "{said}");
+    let status = world.json(&["status"])?;
+    assert_eq!((&status["entries"], &status["healthy"]), (&2.into(), &true.into()));
+    Ok(())
+}

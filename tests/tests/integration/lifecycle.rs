@@ -1,0 +1,281 @@
+//! Start, death, restart, stop, detach: the kernel holds what it should at each moment.
+
+use std::{fs, process::Command, time::Duration};
+
+use anyhow::Context as _;
+use nix::sys::signal::Signal;
+use rto_tests::{
+    agent::{World, binary},
+    netns::SERVER_V4,
+    process::run,
+    timing::assert_gap,
+    traffic::Connect,
+};
+use serde_json::Value;
+
+use super::{KERNEL, NEAR, Test, near, to};
+
+pub(super) const TESTS: &[Test] = &[
+    ("killed_it_stays_in_force_and_is_adopted", killed),
+    ("detach_leaves_nothing", detach),
+    ("detach_without_a_daemon", detach_alone),
+    ("stopped_it_leaves_nothing", stopped),
+    ("on_exit_keep", keep),
+    ("two_starts_at_once", two_starts),
+    ("service_manager_is_told", notified),
+    ("the_socket_is_for_root_and_its_group", socket_mode),
+    ("a_vanished_cgroup_is_said_and_mended", vanished_cgroup),
+    ("lost_pins_are_said_and_mended", lost_pins),
+    ("another_capacity_keeps_the_entries", capacity),
+    ("pins_of_another_layout_are_replaced", other_layout),
+];
+
+const PORT: u16 = 4400;
+
+fn first_gap(world: &World) -> anyhow::Result<Duration> {
+    Ok(world.syn_gaps(to(SERVER_V4, PORT), &Connect::default(), 1)?[0])
+}
+
+fn world() -> anyhow::Result<World> {
+    let world = World::with(&near("\"10.88.0.0/24\""))?;
+    world.net.black_hole(PORT)?;
+    Ok(world)
+}
+
+/// The kernel's ids of what an agent has pinned: program, link, maps.
+#[derive(Debug, PartialEq, Eq)]
+struct Kernel {
+    program: i64,
+    link: i64,
+    maps: Vec<i64>,
+}
+
+fn kernel(world: &World) -> anyhow::Result<Kernel> {
+    let dirs: Vec<_> = fs::read_dir(world.pin_dir())?.collect::<Result<_, _>>()?;
+    anyhow::ensure!(dirs.len() == 1, "not one set of pins: {dirs:?}");
+    let dir = dirs[0].path();
+    let show = |kind: &str, name: &str| -> anyhow::Result<Value> {
+        let path = dir.join(name);
+        Ok(serde_json::from_str(&run(&format!("bpftool -j {kind} show pinned {}", path.display()))?)?)
+    };
+    let link = show("link", "link")?;
+    let program = link["prog_id"].as_i64().context("no prog_id")?;
+    let info: Value = serde_json::from_str(&run(&format!("bpftool -j prog show id {program}"))?)?;
+    let maps = info["map_ids"].as_array().context("no map_ids")?;
+    Ok(Kernel {
+        program,
+        link: link["id"].as_i64().context("no link id")?,
+        maps: maps.iter().filter_map(Value::as_i64).collect(),
+    })
+}
+
+/// Which of these still exist. Freed objects go after an RCU grace period: a short wait.
+fn still_there(before: &Kernel) -> anyhow::Result<Vec<String>> {
+    let mut left = Vec::new();
+    for _ in 0..100 {
+        left.clear();
+        let mut ids = vec![("prog", before.program), ("link", before.link)];
+        ids.extend(before.maps.iter().map(|id| ("map", *id)));
+        for (kind, id) in ids {
+            let all: Value = serde_json::from_str(&run(&format!("bpftool -j {kind} show"))?)?;
+            if all.as_array().is_some_and(|all| all.iter().any(|o| o["id"] == id)) {
+                left.push(format!("{kind} {id}"));
+            }
+        }
+        if left.is_empty() {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    Ok(left)
+}
+
+fn killed() -> anyhow::Result<()> {
+    let mut world = world()?;
+    world.cli(&["add", "10.88.1.0/24", "--initial-rto", "52ms"])?;
+    let before = kernel(&world)?;
+    world.end(Signal::SIGKILL)?;
+    assert_gap(first_gap(&world)?, NEAR);
+    world.start()?;
+    assert_eq!(kernel(&world)?, before, "adopted means: the same program, link and maps");
+    assert_eq!(world.json(&["status"])?["found_at_start"], "adopted");
+    assert_gap(first_gap(&world)?, NEAR);
+    let list = world.json(&["list"])?;
+    assert_eq!(list["entries"].as_array().map(Vec::len), Some(2), "{list:#}");
+    assert_eq!(list["entries"][1]["source"]["kind"], "manual");
+    // What changed in the files while it was dead is reconciled.
+    world.end(Signal::SIGKILL)?;
+    world.configure(&near("\"10.88.9.0/24\""))?;
+    world.start()?;
+    assert_gap(first_gap(&world)?, KERNEL);
+    assert_eq!(kernel(&world)?, before);
+    Ok(())
+}
+
+fn detach() -> anyhow::Result<()> {
+    let world = world()?;
+    let before = kernel(&world)?;
+    let said = world.cli(&["detach"])?;
+    assert!(said.contains("1 link(s) and 1 set(s)"), "{said}");
+    assert_eq!(still_there(&before)?, Vec::<String>::new());
+    assert!(!world.pin_dir().exists());
+    assert_gap(first_gap(&world)?, KERNEL);
+    // The daemon runs on and says so; a changed file does not attach, asking for it does.
+    let status = world.json(&["status"])?;
+    assert_eq!((&status["healthy"], &status["detached_by"]["uid"]), (&false.into(), &0.into()));
+    world.cli(&["reload"])?;
+    assert_gap(first_gap(&world)?, NEAR);
+    Ok(())
+}
+
+fn detach_alone() -> anyhow::Result<()> {
+    let mut world = world()?;
+    let before = kernel(&world)?;
+    world.end(Signal::SIGKILL)?;
+    let said = world.cli(&["detach"])?;
+    assert!(said.contains("1 link(s) and 1 set(s)"), "{said}");
+    assert_eq!(still_there(&before)?, Vec::<String>::new());
+    assert!(!world.pin_dir().exists());
+    assert_gap(first_gap(&world)?, KERNEL);
+    assert!(world.cli(&["detach"])?.contains("nothing was attached"));
+    Ok(())
+}
+
+fn stopped() -> anyhow::Result<()> {
+    for signal in [Signal::SIGTERM, Signal::SIGINT] {
+        let mut world = world()?;
+        let before = kernel(&world)?;
+        let status = world.end(signal)?;
+        assert_eq!(status.code(), Some(0), "{}", world.log());
+        assert_eq!(still_there(&before)?, Vec::<String>::new());
+        assert!(!world.pin_dir().exists() && !world.socket().exists());
+    }
+    Ok(())
+}
+
+fn keep() -> anyhow::Result<()> {
+    let mut world = World::new()?;
+    world.net.black_hole(PORT)?;
+    world.configure(&format!("on_exit = \"keep\"\n{}", near("\"10.88.0.0/24\"")))?;
+    world.start()?;
+    let before = kernel(&world)?;
+    assert_eq!(world.end(Signal::SIGTERM)?.code(), Some(0));
+    assert_gap(first_gap(&world)?, NEAR);
+    assert_eq!(kernel(&world)?, before);
+    world.cli(&["detach"])?;
+    assert_eq!(still_there(&before)?, Vec::<String>::new());
+    Ok(())
+}
+
+fn two_starts() -> anyhow::Result<()> {
+    let world = world()?;
+    let second = Command::new(binary()?).arg("run").arg("--config").arg(world.config()).output()?;
+    let said = String::from_utf8_lossy(&second.stderr);
+    assert_eq!(second.status.code(), Some(1), "{said}");
+    assert!(said.contains(&format!("another rto-agent (pid {}) holds", world.pid()?)), "{said}");
+    // The first is none the worse for it.
+    assert_eq!(world.json(&["status"])?["healthy"], true);
+    assert_gap(first_gap(&world)?, NEAR);
+    Ok(())
+}
+
+fn notified() -> anyhow::Result<()> {
+    let mut world = world()?;
+    world.notified("STATUS=1 entries of 1 policies in force")?;
+    world.cli(&["reload"])?;
+    let messages = world.notified("RELOADING=1")?.join("\n");
+    assert!(messages.contains("MONOTONIC_USEC="), "{messages}");
+    world.notified("READY=1")?;
+    world.configure("[policy.near]\ninitial_rto = \"1\"\n")?;
+    world.notified("STATUS=1 entries of 1 policies in force; last reload refused")?;
+    world.signal(Signal::SIGTERM)?;
+    world.notified("STOPPING=1")?;
+    Ok(())
+}
+
+fn socket_mode() -> anyhow::Result<()> {
+    use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown};
+
+    let world = world()?;
+    let meta = fs::metadata(world.socket())?;
+    assert_eq!((meta.mode() & 0o7777, meta.uid(), meta.gid()), (0o660, 0, 0));
+    // Another user is kept out by the mode, and by the daemon where somebody loosened it.
+    let as_nobody = || -> anyhow::Result<String> {
+        let mut command = rto_tests::process::command_in(None, None, "setpriv")?;
+        command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
+        command.arg(binary()?).args(["list", "--socket"]).arg(world.socket());
+        let output = command.output()?;
+        assert_eq!(output.status.code(), Some(1));
+        Ok(String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    fs::set_permissions(world.dir(), fs::Permissions::from_mode(0o755))?;
+    let said = as_nobody()?;
+    assert!(said.contains("permission denied; the socket is for root"), "{said}");
+    fs::set_permissions(world.socket(), fs::Permissions::from_mode(0o666))?;
+    let said = as_nobody()?;
+    assert!(said.contains("uid 65534") && said.contains("neither root nor in the group"), "{said}");
+    // A member of the socket's group gets in: here the group is root's, so give nobody that one.
+    chown(world.socket(), None, Some(0))?;
+    let mut member = rto_tests::process::command_in(None, None, "setpriv")?;
+    member.args(["--reuid=65534", "--regid=65534", "--groups=0"]);
+    member.arg(binary()?).args(["list", "--socket"]).arg(world.socket());
+    assert!(member.output()?.status.success());
+    Ok(())
+}
+
+fn vanished_cgroup() -> anyhow::Result<()> {
+    let world = world()?;
+    fs::remove_dir(world.cgroup.path())?;
+    let status = world.wait_status("the loss", |status| status["healthy"] == false)?;
+    let problem = status["problems"][0].as_str().unwrap_or_default();
+    assert!(problem.contains(&world.cgroup.path().display().to_string()), "{status:#}");
+    assert!(world.try_cli(&["status"])?.status.code() == Some(1));
+    fs::create_dir(world.cgroup.path())?;
+    world.wait_status("the repair", |status| status["healthy"] == true)?;
+    assert_gap(first_gap(&world)?, NEAR);
+    kernel(&world)?;
+    Ok(())
+}
+
+fn lost_pins() -> anyhow::Result<()> {
+    let world = world()?;
+    fs::remove_dir_all(world.pin_dir())?;
+    // Still in force: the daemon holds the link.
+    assert_gap(first_gap(&world)?, NEAR);
+    world.wait_status("the repair", |status| {
+        status["healthy"] == true && world.pin_dir().exists()
+    })?;
+    kernel(&world)?;
+    assert_gap(first_gap(&world)?, NEAR);
+    Ok(())
+}
+
+fn capacity() -> anyhow::Result<()> {
+    let mut world = world()?;
+    let before = kernel(&world)?;
+    world.end(Signal::SIGKILL)?;
+    world.configure(&format!("max_entries = 50\n{}", near("\"10.88.0.0/24\"")))?;
+    world.start()?;
+    let after = kernel(&world)?;
+    assert_ne!(after, before);
+    assert_eq!(still_there(&before)?, Vec::<String>::new());
+    assert_gap(first_gap(&world)?, NEAR);
+    Ok(())
+}
+
+fn other_layout() -> anyhow::Result<()> {
+    let mut world = world()?;
+    let before = kernel(&world)?;
+    world.end(Signal::SIGKILL)?;
+    let ours = fs::read_dir(world.pin_dir())?.next().context("no pins")??.path();
+    fs::rename(&ours, world.pin_dir().join("l99-abcdef-16384"))?;
+    // Somebody else's directory among them is none of our business.
+    fs::create_dir(world.pin_dir().join("somebody"))?;
+    world.start()?;
+    assert_eq!(world.json(&["status"])?["found_at_start"], "replaced");
+    assert_eq!(still_there(&before)?, Vec::<String>::new());
+    fs::remove_dir(world.pin_dir().join("somebody"))?;
+    kernel(&world)?;
+    assert_gap(first_gap(&world)?, NEAR);
+    Ok(())
+}

@@ -1,0 +1,108 @@
+//! Integration tests: the agent driven from outside, on a real kernel, in namespaces and a cgroup
+//! of its own. Run by `cargo xtask test`, as root; without root they are reported as ignored.
+
+use std::{process::ExitCode, sync::mpsc, thread, time::Duration};
+
+use libtest_mimic::{Arguments, Failed, Trial};
+use rto_tests::{agent, cgroup, netns, process::require};
+
+mod changes;
+mod coexistence;
+mod config;
+mod doctor;
+mod lifecycle;
+mod syn;
+mod syn_ack;
+mod syn_retries;
+
+type Test = (&'static str, fn() -> anyhow::Result<()>);
+
+/// A test that takes longer hangs. The longest waits for the kernel's own ETIMEDOUT (134 s).
+const LIMIT: Duration = Duration::from_secs(300);
+/// They mostly wait for timers, so that more run at once than there are cores.
+const THREADS: usize = 6;
+
+fn main() -> ExitCode {
+    let mut arguments = Arguments::from_args();
+    arguments.test_threads.get_or_insert(THREADS);
+    let refusal = refusal();
+    if let Some(reason) = &refusal {
+        eprintln!("ignored: {reason}");
+        if std::env::var_os("RTO_TESTS_REQUIRE_ROOT").is_some() {
+            eprintln!("RTO_TESTS_REQUIRE_ROOT is set, so that this is a failure");
+            return ExitCode::FAILURE;
+        }
+    } else if !arguments.list {
+        netns::sweep();
+        cgroup::sweep();
+        agent::sweep();
+    }
+    let groups: [(&str, &[Test]); 8] = [
+        // The longest first.
+        ("syn_retries", syn_retries::TESTS),
+        ("syn", syn::TESTS),
+        ("syn_ack", syn_ack::TESTS),
+        ("changes", changes::TESTS),
+        ("lifecycle", lifecycle::TESTS),
+        ("coexistence", coexistence::TESTS),
+        ("config", config::TESTS),
+        ("doctor", doctor::TESTS),
+    ];
+    let trials = groups
+        .into_iter()
+        .flat_map(|(group, tests)| tests.iter().map(move |test| (group, *test)))
+        .map(|(group, (name, test))| {
+            Trial::test(format!("{group}::{name}"), move || limited(test))
+                .with_ignored_flag(refusal.is_some())
+        })
+        .collect();
+    libtest_mimic::run(&arguments, trials).exit_code()
+}
+
+/// Why the tests cannot run here.
+fn refusal() -> Option<String> {
+    if !nix::unistd::geteuid().is_root() {
+        return Some("these tests need root (network namespaces, eBPF)".to_owned());
+    }
+    require(&["ip", "nft", "tcpdump", "bpftool", "sysctl"]).err().map(|e| e.to_string())
+}
+
+/// Runs a test on a thread of its own, so that one that hangs is a failure and not a standstill.
+fn limited(test: fn() -> anyhow::Result<()>) -> Result<(), Failed> {
+    let (sender, receiver) = mpsc::channel();
+    let runner = thread::spawn(move || {
+        let result = test();
+        // Nobody listens any more if it took too long.
+        let _late = sender.send(());
+        result
+    });
+    match receiver.recv_timeout(LIMIT) {
+        Err(mpsc::RecvTimeoutError::Timeout) => Err(format!("not done after {LIMIT:?}").into()),
+        // Also when it panicked: then joining says with what.
+        Ok(()) | Err(mpsc::RecvTimeoutError::Disconnected) => match runner.join() {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(e)) => Err(format!("{e:?}").into()),
+            Err(panic) => {
+                let text = panic.downcast_ref::<String>().map(String::as_str);
+                let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+                Err(text.unwrap_or("panicked").to_owned().into())
+            }
+        },
+    }
+}
+
+/// An address of the server's.
+fn to(address: &str, port: u16) -> std::net::SocketAddr {
+    std::net::SocketAddr::new(address.parse().unwrap_or([0, 0, 0, 0].into()), port)
+}
+
+/// The kernel's own initial RTO (RFC 6298 section 2.1).
+const KERNEL: Duration = Duration::from_secs(1);
+
+/// A policy of 100 ms.
+const NEAR: Duration = Duration::from_millis(100);
+
+/// The configuration of policy "near" for these CIDRs.
+fn near(cidrs: &str) -> String {
+    format!("[policy.near]\ninitial_rto = \"100ms\"\nforce = true\ncidrs = [{cidrs}]\n")
+}

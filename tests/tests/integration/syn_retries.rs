@@ -1,0 +1,98 @@
+//! A shorter initial RTO must not make connect() give up sooner.
+
+use std::time::Duration;
+
+use rto_tests::{
+    agent::World,
+    netns::{SERVER_V4, SERVER_V4_OTHER, sysctl},
+    traffic::Connect,
+};
+
+use super::{Test, near, to};
+
+pub(super) const TESTS: &[Test] = &[
+    ("auto_waits_as_long_as_the_kernel_would", defaults),
+    ("auto_respects_an_applications_own_choice", own_choice),
+    ("keep_and_a_number", keep_and_number),
+    ("a_socket_connected_anew_gets_its_own_value_back", reconnect),
+];
+
+const PORT: u16 = 4200;
+/// "No sooner than without the agent, within 10 %."
+const SHARE: f64 = 0.9;
+
+fn timed_out(world: &World, address: &str, options: &Connect) -> anyhow::Result<Duration> {
+    let outcome = world.connect(to(address, PORT), options)?.outcome()?;
+    assert_eq!(outcome.result, "ETIMEDOUT");
+    Ok(outcome.took)
+}
+
+/// With the host's defaults: 134 s at HZ 250 without a policy, so that both run at once.
+fn defaults() -> anyhow::Result<()> {
+    let world = World::with(&near("\"10.88.0.0/24\""))?;
+    world.net.black_hole(PORT)?;
+    let begin = std::time::Instant::now();
+    let policy = world.connect(to(SERVER_V4, PORT), &Connect::default())?;
+    let control = world.connect(to(SERVER_V4_OTHER, PORT), &Connect::default())?;
+    let control = control.outcome()?;
+    assert_eq!(control.result, "ETIMEDOUT");
+    let needed = control.took.mul_f64(SHARE);
+    // Its own deadline is 205 s; that it still waits when the control has given up is the claim.
+    let waited = begin.elapsed();
+    assert!(waited >= needed);
+    let status = world.json(&["status"])?;
+    let sent = status["policies"]["near"]["syn_retransmissions"].as_u64().unwrap_or(0);
+    assert!(sent >= 13, "only {sent} SYNs in {waited:?}");
+    if policy.has_ended()? {
+        let early = policy.outcome()?;
+        assert!(early.took >= needed, "{early:?} against {control:?}");
+    }
+    Ok(())
+}
+
+/// An application that sets TCP_SYNCNT = 1 wants to fail after 3 s; it must neither fail sooner
+/// nor wait as long as one that did not.
+fn own_choice() -> anyhow::Result<()> {
+    let world = World::with(&near("\"10.88.0.0/24\""))?;
+    world.net.black_hole(PORT)?;
+    let own = Connect { syn_retries: Some(1), ..Connect::default() };
+    let control = timed_out(&world, SERVER_V4_OTHER, &own)?;
+    let policy = timed_out(&world, SERVER_V4, &own)?;
+    assert!(policy >= control.mul_f64(SHARE), "{policy:?} is sooner than {control:?}");
+    assert!(policy <= control.mul_f64(2.5), "{policy:?} is much later than {control:?}");
+    Ok(())
+}
+
+fn keep_and_number() -> anyhow::Result<()> {
+    let policies = "
+[policy.keep]
+initial_rto = \"20ms\"
+syn_retries = \"keep\"
+cidrs = [\"10.88.0.0/24\"]
+[policy.number]
+initial_rto = \"100ms\"
+syn_retries = 1
+cidrs = [\"10.88.1.0/24\"]
+";
+    let world = World::with(policies)?;
+    world.net.black_hole(PORT)?;
+    // Measured on Linux 6.18 at HZ 250: 2.7 s with 20 ms (5 jiffies), 0.31 s with 100 ms and 1.
+    let keep = timed_out(&world, SERVER_V4, &Connect::default())?;
+    assert!((2.4..3.2).contains(&keep.as_secs_f64()), "{keep:?}");
+    let number = timed_out(&world, SERVER_V4_OTHER, &Connect::default())?;
+    assert!((0.29..0.5).contains(&number.as_secs_f64()), "{number:?}");
+    Ok(())
+}
+
+/// The same socket, first to an address with a policy, then to one without: it must give up when
+/// a fresh socket would, not by what the policy had set.
+fn reconnect() -> anyhow::Result<()> {
+    let world = World::with(&near("\"10.88.0.0/24\""))?;
+    world.net.black_hole(PORT)?;
+    sysctl(&world.net.client, "net.ipv4.tcp_syn_retries", "1")?;
+    let fresh = timed_out(&world, SERVER_V4_OTHER, &Connect::default())?;
+    let first = Some(to(SERVER_V4, PORT));
+    let again = timed_out(&world, SERVER_V4_OTHER, &Connect { first, ..Connect::default() })?;
+    assert!(again.abs_diff(fresh) < fresh / 5, "{again:?} against {fresh:?}");
+    Ok(())
+}
