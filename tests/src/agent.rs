@@ -23,6 +23,7 @@ use crate::{
     netns::{CLIENT_LINK, Pair, SERVER_LINK},
     notify::NotifySocket,
     process::stdout_of,
+    timing::assert_gap,
     traffic::{Connect, Traffic, beside},
 };
 
@@ -292,6 +293,42 @@ impl World {
         let _traffic = self.connect(to, options)?;
         let enough = |all: &[Segment]| syns(all, to).len() > count;
         Ok(gaps(&syns(&capture.wait_for(SOON, enough)?, to)))
+    }
+
+    /// Asserts that new connections to a black hole have this initial RTO.
+    ///
+    /// # Errors
+    ///
+    /// If there is no gap to measure.
+    ///
+    /// # Panics
+    ///
+    /// If they have another.
+    pub fn assert_syn_gap(
+        &self,
+        to: SocketAddr,
+        options: &Connect,
+        timer: Duration,
+    ) -> anyhow::Result<()> {
+        assert_gap(timer, || Ok(self.syn_gaps(to, options, 1)?[0]))
+    }
+
+    /// Asserts that a server whose clients' ACKs get lost has this initial RTO.
+    ///
+    /// # Errors
+    ///
+    /// If there is no gap to measure.
+    ///
+    /// # Panics
+    ///
+    /// If it has another.
+    pub fn assert_syn_ack_gap(
+        &self,
+        to: SocketAddr,
+        options: &Connect,
+        timer: Duration,
+    ) -> anyhow::Result<()> {
+        assert_gap(timer, || Ok(self.syn_ack_gaps(to, options, 1)?[0]))
     }
 
     /// The first gaps between the SYN-ACKs of a server whose clients' ACKs get lost.

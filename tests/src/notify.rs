@@ -4,15 +4,18 @@ use std::{
     io,
     os::unix::net::UnixDatagram,
     path::{Path, PathBuf},
+    sync::mpsc,
+    thread,
     time::{Duration, Instant},
 };
 
 use anyhow::bail;
 
-/// A socket for NOTIFY_SOCKET.
+/// A socket for NOTIFY_SOCKET, read all the time as a service manager does: a full one would
+/// block the daemon.
 #[derive(Debug)]
 pub struct NotifySocket {
-    socket: UnixDatagram,
+    messages: mpsc::Receiver<String>,
     path: PathBuf,
 }
 
@@ -25,7 +28,22 @@ impl NotifySocket {
     pub fn new(dir: &Path) -> io::Result<Self> {
         let path = dir.join("notify");
         let socket = UnixDatagram::bind(&path)?;
-        Ok(Self { socket, path })
+        socket.set_read_timeout(Some(Duration::from_millis(500)))?;
+        let (sender, messages) = mpsc::channel();
+        let bound = path.clone();
+        thread::spawn(move || {
+            let mut buffer = [0u8; 4096];
+            // Ends once the test has removed its directory.
+            while bound.exists() {
+                if let Ok(length) = socket.recv(&mut buffer) {
+                    let text = String::from_utf8_lossy(&buffer[..length]).into_owned();
+                    if sender.send(text).is_err() {
+                        return;
+                    }
+                }
+            }
+        });
+        Ok(Self { messages, path })
     }
 
     /// For the environment.
@@ -47,24 +65,20 @@ impl NotifySocket {
     ) -> anyhow::Result<Vec<String>> {
         let end = Instant::now() + limit;
         let mut messages = Vec::new();
-        let mut buffer = [0u8; 4096];
-        self.socket.set_read_timeout(Some(Duration::from_millis(20)))?;
         loop {
-            match self.socket.recv(&mut buffer) {
-                Ok(length) => {
-                    let text = String::from_utf8_lossy(&buffer[..length]).into_owned();
+            match self.messages.recv_timeout(Duration::from_millis(20)) {
+                Ok(text) => {
                     let found = text.lines().any(|l| l.starts_with(line));
                     messages.push(text);
                     if found {
                         return Ok(messages);
                     }
                 }
-                Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
+                Err(_) => {
                     if let Some(how) = gone() {
                         bail!("no {line}: the process has ended: {how}");
                     }
                 }
-                Err(e) => return Err(e.into()),
             }
             if Instant::now() > end {
                 bail!("no {line} within {limit:?}; there came {messages:?}");

@@ -4,8 +4,11 @@ use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
 
+mod demo;
 mod ebpf;
 mod process;
+mod setup;
+mod test;
 
 #[derive(Parser)]
 #[command(about, bin_name = "cargo xtask")]
@@ -16,13 +19,22 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Verb {
+    /// Show SYN retransmission before and after, in namespaces of its own
+    Demo,
     /// Build the eBPF object that is kept in the tree, or prove that it comes from the sources
     Ebpf(ebpf::Args),
+    /// Install the system packages that tests and demo need, if they are missing
+    Setup,
+    /// Run all tests: unit, property, documentation, and (as root) integration
+    Test(test::Args),
 }
 
 fn main() -> anyhow::Result<()> {
     match Cli::parse().verb {
+        Verb::Demo => demo::run(),
         Verb::Ebpf(args) => ebpf::run(&args),
+        Verb::Setup => setup::run(),
+        Verb::Test(args) => test::run(&args),
     }
 }
 

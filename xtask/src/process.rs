@@ -33,6 +33,37 @@ pub(crate) fn have(program: &str) -> bool {
         .any(|dir| dir.join(program).is_file())
 }
 
+/// Whether this process is root.
+pub(crate) fn is_root() -> bool {
+    nix::unistd::geteuid().is_root()
+}
+
+/// A command run as root: as it is, or by sudo with the environment kept.
+pub(crate) fn as_root(program: &str) -> Command {
+    if is_root() {
+        Command::new(program)
+    } else {
+        let mut sudo = Command::new("sudo");
+        sudo.arg("--preserve-env=PATH,CI,RTO_TESTS_REQUIRE_ROOT,DEBIAN_FRONTEND").arg(program);
+        sudo
+    }
+}
+
+/// Installs Debian packages, after saying so.
+pub(crate) fn apt_install(packages: &[&str], why: &str) -> anyhow::Result<()> {
+    if !have("apt-get") {
+        bail!("{why} needs {}; this is no Debian or Ubuntu: install them by hand", packages.join(", "));
+    }
+    println!("installing {} ({why})", packages.join(" "));
+    let apt = || {
+        let mut apt = as_root("apt-get");
+        apt.env("DEBIAN_FRONTEND", "noninteractive");
+        apt
+    };
+    run(apt().args(["update", "-qq"]))?;
+    run(apt().args(["install", "-y", "-qq", "--no-install-recommends"]).args(packages))
+}
+
 fn said(command: &Command) -> String {
     let mut words = vec![command.get_program().to_string_lossy()];
     words.extend(command.get_args().map(|arg| arg.to_string_lossy()));

@@ -209,7 +209,8 @@ impl Engine {
     ///
     /// If the program could not be detached.
     pub fn run(mut self) -> anyhow::Result<()> {
-        self.systemd.ready(&self.status_line());
+        let line = self.status_line();
+        self.systemd.ready(&line);
         let mut next_health = Instant::now() + HEALTH_INTERVAL;
         loop {
             let now = Instant::now();
@@ -285,7 +286,8 @@ impl Engine {
     fn reload(&mut self, cause: &str) -> Result<ChangeAnswer, EngineError> {
         self.systemd.reloading();
         let result = self.reload_inner(cause);
-        self.systemd.ready(&self.status_line());
+        let line = self.status_line();
+        self.systemd.ready(&line);
         result
     }
 

@@ -11,16 +11,19 @@ pub(super) struct Systemd {
     /// Half of WATCHDOG_USEC, as sd_watchdog_enabled(3) advises.
     interval: Option<Duration>,
     due: Instant,
+    /// What it was told last: it is told only what is new.
+    told: String,
 }
 
 impl Systemd {
     /// Reads WATCHDOG_USEC; NOTIFY_SOCKET is read at each message.
     pub(super) fn from_environment() -> Self {
         let interval = sd_notify::watchdog_enabled().map(|timeout| timeout / 2);
-        Self { interval, due: Instant::now() }
+        Self { interval, due: Instant::now(), told: String::new() }
     }
 
-    pub(super) fn ready(&self, status: &str) {
+    pub(super) fn ready(&mut self, status: &str) {
+        status.clone_into(&mut self.told);
         send(&[NotifyState::Ready, NotifyState::Status(status)]);
     }
 
@@ -31,8 +34,11 @@ impl Systemd {
         send(&[NotifyState::Reloading, NotifyState::MonotonicUsec(usec)]);
     }
 
-    pub(super) fn status(&self, status: &str) {
-        send(&[NotifyState::Status(status)]);
+    pub(super) fn status(&mut self, status: &str) {
+        if self.told != status {
+            status.clone_into(&mut self.told);
+            send(&[NotifyState::Status(status)]);
+        }
     }
 
     pub(super) fn stopping(&self) {

@@ -7,7 +7,7 @@ use rto_tests::{
     agent::{SOON, World},
     capture::{Capture, gaps, syns},
     netns::{CLIENT_LINK, SERVER_V4},
-    timing::assert_gap,
+    timing::assert_gaps,
     traffic::Connect,
 };
 
@@ -31,8 +31,8 @@ pub(super) const TESTS: &[Test] = &[
 const PORT: u16 = 4300;
 const FAST: Duration = Duration::from_millis(52);
 
-fn first_gap(world: &World) -> anyhow::Result<Duration> {
-    Ok(world.syn_gaps(to(SERVER_V4, PORT), &Connect::default(), 1)?[0])
+fn expect(world: &World, timer: Duration) -> anyhow::Result<()> {
+    world.assert_syn_gap(to(SERVER_V4, PORT), &Connect::default(), timer)
 }
 
 fn world(policies: &str) -> anyhow::Result<World> {
@@ -47,25 +47,25 @@ fn fast(cidrs: &str) -> String {
 
 fn add_remove() -> anyhow::Result<()> {
     let world = world(&near("\"192.0.2.0/24\""))?;
-    assert_gap(first_gap(&world)?, KERNEL);
+    expect(&world, KERNEL)?;
     world.cli(&["add", "10.88.0.0/24", "--policy", "near"])?;
-    assert_gap(first_gap(&world)?, NEAR);
+    expect(&world, NEAR)?;
     world.cli(&["add", "10.88.0.2", "--initial-rto", "50ms"])?;
-    assert_gap(first_gap(&world)?, FAST);
+    expect(&world, FAST)?;
     world.cli(&["remove", "10.88.0.2"])?;
-    assert_gap(first_gap(&world)?, NEAR);
+    expect(&world, NEAR)?;
     world.cli(&["remove", "10.88.0.0/24"])?;
-    assert_gap(first_gap(&world)?, KERNEL);
+    expect(&world, KERNEL)?;
     Ok(())
 }
 
 fn reload() -> anyhow::Result<()> {
     let world = world(&near("\"10.88.0.0/24\""))?;
-    assert_gap(first_gap(&world)?, NEAR);
+    expect(&world, NEAR)?;
     world.configure(&fast("\"10.88.0.0/24\""))?;
     // It may have noticed by itself already; after the answer it is in force in any case.
     world.cli(&["reload"])?;
-    assert_gap(first_gap(&world)?, FAST);
+    expect(&world, FAST)?;
     Ok(())
 }
 
@@ -75,35 +75,35 @@ fn sighup() -> anyhow::Result<()> {
     world.signal(Signal::SIGHUP)?;
     world.notified("RELOADING=1")?;
     world.notified("READY=1")?;
-    assert_gap(first_gap(&world)?, FAST);
+    expect(&world, FAST)?;
     Ok(())
 }
 
 /// The entry goes while SYNs are being sent again: the interval stays, and so does the deadline.
 fn keeps() -> anyhow::Result<()> {
-    let world = world(&near("\"10.88.0.0/24\""))?;
-    let capture = Capture::start(&world.net.client, CLIENT_LINK)?;
+    let world = world(&near("\"192.0.2.0/24\""))?;
     let address = to(SERVER_V4, PORT);
-    let _traffic = world.connect(address, &Connect::default())?;
-    capture.wait_for(SOON, |all| syns(all, address).len() == 2)?;
-    world.cli(&["remove", "10.88.0.0/24"])?;
-    let all = capture.wait_for(SOON, |all| syns(all, address).len() >= 7)?;
-    let gaps = gaps(&syns(&all, address));
-    for gap in &gaps[..5] {
-        assert_gap(*gap, NEAR);
-    }
-    assert_gap(gaps[5], NEAR * 2);
+    let timers = [NEAR, NEAR, NEAR, NEAR, NEAR, NEAR * 2];
+    assert_gaps(&timers, || {
+        world.cli(&["add", "10.88.0.0/24", "--policy", "near"])?;
+        let capture = Capture::start(&world.net.client, CLIENT_LINK)?;
+        let _traffic = world.connect(address, &Connect::default())?;
+        capture.wait_for(SOON, |all| syns(all, address).len() >= 2)?;
+        world.cli(&["remove", "10.88.0.0/24"])?;
+        let all = capture.wait_for(SOON, |all| syns(all, address).len() >= 7)?;
+        Ok(gaps(&syns(&all, address)))
+    })?;
     // A new one does not have it any more.
-    assert_gap(first_gap(&world)?, KERNEL);
+    expect(&world, KERNEL)?;
     Ok(())
 }
 
 fn ttl() -> anyhow::Result<()> {
     let world = world(&near("\"192.0.2.0/24\""))?;
     world.cli(&["add", "10.88.0.0/24", "--policy", "near", "--ttl", "1500ms"])?;
-    assert_gap(first_gap(&world)?, NEAR);
+    expect(&world, NEAR)?;
     world.wait_status("the end of the entry", |status| status["entries_by_hand"] == 0)?;
-    assert_gap(first_gap(&world)?, KERNEL);
+    expect(&world, KERNEL)?;
     assert!(world.log().contains("entry expired"), "{}", world.log());
     Ok(())
 }
@@ -116,9 +116,9 @@ fn saved() -> anyhow::Result<()> {
     world.end(Signal::SIGTERM)?;
     fs::remove_dir_all(world.dir().join("state"))?;
     world.start()?;
-    assert_gap(first_gap(&world)?, FAST);
+    expect(&world, FAST)?;
     world.cli(&["remove", "10.88.0.0/24", "--save"])?;
-    assert_gap(first_gap(&world)?, KERNEL);
+    expect(&world, KERNEL)?;
     // What is in another file is edited there.
     let said = world.cli_fails(&["remove", "192.0.2.0/24", "--save"])?;
     assert!(said.contains("entries of other files are removed there"), "{said}");
@@ -129,19 +129,19 @@ fn masked() -> anyhow::Result<()> {
     let world = world(&near("\"10.88.0.0/24\""))?;
     let said = world.cli(&["remove", "10.88.0.0/24"])?;
     assert!(said.contains("--undo"), "{said}");
-    assert_gap(first_gap(&world)?, KERNEL);
+    expect(&world, KERNEL)?;
     assert_eq!(world.json(&["list"])?["masked"][0], "10.88.0.0/24");
     // A reload of the files does not bring it back by the way.
     world.cli(&["reload"])?;
-    assert_gap(first_gap(&world)?, KERNEL);
+    expect(&world, KERNEL)?;
     world.cli(&["remove", "--undo", "10.88.0.0/24"])?;
-    assert_gap(first_gap(&world)?, NEAR);
+    expect(&world, NEAR)?;
     Ok(())
 }
 
 fn noticed(world: &World) -> anyhow::Result<()> {
     world.wait_status("the new policy", |status| !status["policies"]["fast"].is_null())?;
-    assert_gap(first_gap(world)?, FAST);
+    expect(world, FAST)?;
     Ok(())
 }
 
@@ -178,7 +178,7 @@ fn config_map() -> anyhow::Result<()> {
     generation("..2026_01", &near("\"10.88.0.0/24\""))?;
     symlink("..data/config.toml", etc.join("config.toml"))?;
     world.start()?;
-    assert_gap(first_gap(&world)?, NEAR);
+    expect(&world, NEAR)?;
     let generation = |name: &str, policies: &str| -> anyhow::Result<()> {
         let dir = etc.join(name);
         fs::create_dir(&dir)?;
@@ -209,7 +209,7 @@ fn refused() -> anyhow::Result<()> {
         assert!(said.contains(message), "{args:?} said {said}");
     }
     assert_eq!(world.json(&["status"])?["entries"], 1);
-    assert_gap(first_gap(&world)?, KERNEL);
+    expect(&world, KERNEL)?;
     Ok(())
 }
 

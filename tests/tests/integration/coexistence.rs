@@ -6,7 +6,7 @@ use rto_tests::{
     agent::World,
     foreign::Foreign,
     netns::{SERVER_V4, SERVER_V4_OTHER},
-    timing::{assert_gap, jiffy},
+    timing::jiffy,
     traffic::Connect,
 };
 
@@ -25,8 +25,8 @@ fn foreign_timer() -> Duration {
     jiffy() * FOREIGN_JIFFIES.unsigned_abs()
 }
 
-fn gap(world: &World, address: &str) -> anyhow::Result<Duration> {
-    Ok(world.syn_gaps(to(address, PORT), &Connect::default(), 1)?[0])
+fn expect(world: &World, address: &str, timer: Duration) -> anyhow::Result<()> {
+    world.assert_syn_gap(to(address, PORT), &Connect::default(), timer)
 }
 
 fn before_ours() -> anyhow::Result<()> {
@@ -34,16 +34,16 @@ fn before_ours() -> anyhow::Result<()> {
     world.net.black_hole(PORT)?;
     let foreign = Foreign::attach(world.cgroup.path(), FOREIGN_JIFFIES)?;
     // The control: it works.
-    assert_gap(gap(&world, SERVER_V4)?, foreign_timer());
+    expect(&world, SERVER_V4, foreign_timer())?;
     world.configure(&near("\"10.88.0.0/24\""))?;
     world.start()?;
     // Ours runs after it and has the last word, but only where an entry says so.
-    assert_gap(gap(&world, SERVER_V4)?, NEAR);
-    assert_gap(gap(&world, SERVER_V4_OTHER)?, foreign_timer());
+    expect(&world, SERVER_V4, NEAR)?;
+    expect(&world, SERVER_V4_OTHER, foreign_timer())?;
     world.cli(&["detach"])?;
-    assert_gap(gap(&world, SERVER_V4)?, foreign_timer());
+    expect(&world, SERVER_V4, foreign_timer())?;
     drop(foreign);
-    assert_gap(gap(&world, SERVER_V4)?, KERNEL);
+    expect(&world, SERVER_V4, KERNEL)?;
     Ok(())
 }
 
@@ -51,9 +51,9 @@ fn before_ours() -> anyhow::Result<()> {
 fn after_ours() -> anyhow::Result<()> {
     let world = World::with(&near("\"10.88.0.0/24\""))?;
     world.net.black_hole(PORT)?;
-    assert_gap(gap(&world, SERVER_V4)?, NEAR);
+    expect(&world, SERVER_V4, NEAR)?;
     let _foreign = Foreign::attach(world.cgroup.path(), FOREIGN_JIFFIES)?;
-    assert_gap(gap(&world, SERVER_V4)?, foreign_timer());
+    expect(&world, SERVER_V4, foreign_timer())?;
     // But doctor tells.
     let report = world.json(&["doctor"])?;
     let told = report["findings"].as_array().is_some_and(|all| {
@@ -70,9 +70,9 @@ fn after_ours() -> anyhow::Result<()> {
 fn other_cgroup() -> anyhow::Result<()> {
     let world = World::with(&near("\"10.88.0.0/24\""))?;
     world.net.black_hole(PORT)?;
-    assert_gap(gap(&world, SERVER_V4)?, NEAR);
+    expect(&world, SERVER_V4, NEAR)?;
     let other = World::new()?;
     other.net.black_hole(PORT)?;
-    assert_gap(gap(&other, SERVER_V4)?, KERNEL);
+    expect(&other, SERVER_V4, KERNEL)?;
     Ok(())
 }

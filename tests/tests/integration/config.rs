@@ -5,7 +5,6 @@ use std::fs;
 use rto_tests::{
     agent::World,
     netns::SERVER_V4,
-    timing::assert_gap,
     traffic::Connect,
 };
 
@@ -25,7 +24,7 @@ fn refusals() -> anyhow::Result<()> {
     let rto = "initial_rto = \"200ms\"";
     let policy = |lines: &str| format!("[policy.x]\n{lines}\n");
     let cases = [
-        (policy(&format!("{rto}\ninital_rto = \"5ms\"")), ":7:1: unknown key inital_rto; did you mean initial_rto?"),
+        (policy(&format!("{rto}\ninital_rto = \"5ms\"")), ":8:1: unknown key inital_rto; did you mean initial_rto?"),
         (policy(&format!("{rto}\ncidrs = [\"10.1.2.3/24\"]")), "10.1.2.3/24 has host bits set; did you mean 10.1.2.0/24?"),
         (policy(&format!("{rto}\ncidrs = [\"10.1.0.0/16\", \"10.1.0.0/16\"]")), "10.1.0.0/16 stands at "),
         (policy("initial_rto = \"3m\""), "the kernel takes more than 0 and less than 120s"),
@@ -52,7 +51,7 @@ fn refusals() -> anyhow::Result<()> {
         assert_eq!((&status["healthy"], &status["last_reload"]["ok"]), (&false.into(), &false.into()));
         assert_eq!(status["entries"], 1, "{status:#}");
     }
-    assert_gap(world.syn_gaps(to(SERVER_V4, PORT), &Connect::default(), 1)?[0], NEAR);
+    world.assert_syn_gap(to(SERVER_V4, PORT), &Connect::default(), NEAR)?;
     world.configure(&near("\"10.88.0.0/24\""))?;
     world.cli(&["reload"])?;
     assert_eq!(world.json(&["status"])?["healthy"], true);

@@ -8,7 +8,6 @@ use rto_tests::{
     agent::{World, binary},
     netns::SERVER_V4,
     process::run,
-    timing::assert_gap,
     traffic::Connect,
 };
 use serde_json::Value;
@@ -32,8 +31,8 @@ pub(super) const TESTS: &[Test] = &[
 
 const PORT: u16 = 4400;
 
-fn first_gap(world: &World) -> anyhow::Result<Duration> {
-    Ok(world.syn_gaps(to(SERVER_V4, PORT), &Connect::default(), 1)?[0])
+fn expect(world: &World, timer: Duration) -> anyhow::Result<()> {
+    world.assert_syn_gap(to(SERVER_V4, PORT), &Connect::default(), timer)
 }
 
 fn world() -> anyhow::Result<World> {
@@ -95,11 +94,11 @@ fn killed() -> anyhow::Result<()> {
     world.cli(&["add", "10.88.1.0/24", "--initial-rto", "52ms"])?;
     let before = kernel(&world)?;
     world.end(Signal::SIGKILL)?;
-    assert_gap(first_gap(&world)?, NEAR);
+    expect(&world, NEAR)?;
     world.start()?;
     assert_eq!(kernel(&world)?, before, "adopted means: the same program, link and maps");
     assert_eq!(world.json(&["status"])?["found_at_start"], "adopted");
-    assert_gap(first_gap(&world)?, NEAR);
+    expect(&world, NEAR)?;
     let list = world.json(&["list"])?;
     assert_eq!(list["entries"].as_array().map(Vec::len), Some(2), "{list:#}");
     assert_eq!(list["entries"][1]["source"]["kind"], "manual");
@@ -107,7 +106,7 @@ fn killed() -> anyhow::Result<()> {
     world.end(Signal::SIGKILL)?;
     world.configure(&near("\"10.88.9.0/24\""))?;
     world.start()?;
-    assert_gap(first_gap(&world)?, KERNEL);
+    expect(&world, KERNEL)?;
     assert_eq!(kernel(&world)?, before);
     Ok(())
 }
@@ -119,12 +118,12 @@ fn detach() -> anyhow::Result<()> {
     assert!(said.contains("1 link(s) and 1 set(s)"), "{said}");
     assert_eq!(still_there(&before)?, Vec::<String>::new());
     assert!(!world.pin_dir().exists());
-    assert_gap(first_gap(&world)?, KERNEL);
+    expect(&world, KERNEL)?;
     // The daemon runs on and says so; a changed file does not attach, asking for it does.
     let status = world.json(&["status"])?;
     assert_eq!((&status["healthy"], &status["detached_by"]["uid"]), (&false.into(), &0.into()));
     world.cli(&["reload"])?;
-    assert_gap(first_gap(&world)?, NEAR);
+    expect(&world, NEAR)?;
     Ok(())
 }
 
@@ -136,7 +135,7 @@ fn detach_alone() -> anyhow::Result<()> {
     assert!(said.contains("1 link(s) and 1 set(s)"), "{said}");
     assert_eq!(still_there(&before)?, Vec::<String>::new());
     assert!(!world.pin_dir().exists());
-    assert_gap(first_gap(&world)?, KERNEL);
+    expect(&world, KERNEL)?;
     assert!(world.cli(&["detach"])?.contains("nothing was attached"));
     Ok(())
 }
@@ -160,7 +159,7 @@ fn keep() -> anyhow::Result<()> {
     world.start()?;
     let before = kernel(&world)?;
     assert_eq!(world.end(Signal::SIGTERM)?.code(), Some(0));
-    assert_gap(first_gap(&world)?, NEAR);
+    expect(&world, NEAR)?;
     assert_eq!(kernel(&world)?, before);
     world.cli(&["detach"])?;
     assert_eq!(still_there(&before)?, Vec::<String>::new());
@@ -175,7 +174,7 @@ fn two_starts() -> anyhow::Result<()> {
     assert!(said.contains(&format!("another rto-agent (pid {}) holds", world.pid()?)), "{said}");
     // The first is none the worse for it.
     assert_eq!(world.json(&["status"])?["healthy"], true);
-    assert_gap(first_gap(&world)?, NEAR);
+    expect(&world, NEAR)?;
     Ok(())
 }
 
@@ -232,7 +231,7 @@ fn vanished_cgroup() -> anyhow::Result<()> {
     assert!(world.try_cli(&["status"])?.status.code() == Some(1));
     fs::create_dir(world.cgroup.path())?;
     world.wait_status("the repair", |status| status["healthy"] == true)?;
-    assert_gap(first_gap(&world)?, NEAR);
+    expect(&world, NEAR)?;
     kernel(&world)?;
     Ok(())
 }
@@ -241,12 +240,12 @@ fn lost_pins() -> anyhow::Result<()> {
     let world = world()?;
     fs::remove_dir_all(world.pin_dir())?;
     // Still in force: the daemon holds the link.
-    assert_gap(first_gap(&world)?, NEAR);
+    expect(&world, NEAR)?;
     world.wait_status("the repair", |status| {
         status["healthy"] == true && world.pin_dir().exists()
     })?;
     kernel(&world)?;
-    assert_gap(first_gap(&world)?, NEAR);
+    expect(&world, NEAR)?;
     Ok(())
 }
 
@@ -259,7 +258,7 @@ fn capacity() -> anyhow::Result<()> {
     let after = kernel(&world)?;
     assert_ne!(after, before);
     assert_eq!(still_there(&before)?, Vec::<String>::new());
-    assert_gap(first_gap(&world)?, NEAR);
+    expect(&world, NEAR)?;
     Ok(())
 }
 
@@ -276,6 +275,6 @@ fn other_layout() -> anyhow::Result<()> {
     assert_eq!(still_there(&before)?, Vec::<String>::new());
     fs::remove_dir(world.pin_dir().join("somebody"))?;
     kernel(&world)?;
-    assert_gap(first_gap(&world)?, NEAR);
+    expect(&world, NEAR)?;
     Ok(())
 }

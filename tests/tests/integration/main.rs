@@ -20,7 +20,7 @@ type Test = (&'static str, fn() -> anyhow::Result<()>);
 /// A test that takes longer hangs. The longest waits for the kernel's own ETIMEDOUT (134 s).
 const LIMIT: Duration = Duration::from_secs(300);
 /// They mostly wait for timers, so that more run at once than there are cores.
-const THREADS: usize = 6;
+const THREADS: usize = 4;
 
 fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();

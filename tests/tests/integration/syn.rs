@@ -5,7 +5,7 @@ use std::time::Duration;
 use rto_tests::{
     agent::World,
     netns::{SERVER_V4, SERVER_V4_OTHER, SERVER_V6},
-    timing::assert_gap,
+    timing::assert_gaps,
     traffic::Connect,
 };
 
@@ -35,7 +35,7 @@ fn without_any_agent() -> anyhow::Result<()> {
     let world = World::new()?;
     world.net.black_hole(PORT)?;
     for address in [SERVER_V4, SERVER_V6] {
-        assert_gap(world.syn_gaps(to(address, PORT), &plain(), 1)?[0], KERNEL);
+        world.assert_syn_gap(to(address, PORT), &plain(), KERNEL)?;
     }
     Ok(())
 }
@@ -43,28 +43,26 @@ fn without_any_agent() -> anyhow::Result<()> {
 fn prefix_24() -> anyhow::Result<()> {
     let world = World::with(&near("\"10.88.0.0/24\""))?;
     world.net.black_hole(PORT)?;
-    for gap in world.syn_gaps(to(SERVER_V4, PORT), &plain(), 4)? {
-        assert_gap(gap, NEAR);
-    }
-    assert_gap(world.syn_gaps(to(SERVER_V4_OTHER, PORT), &plain(), 1)?[0], KERNEL);
-    assert_gap(world.syn_gaps(to(SERVER_V6, PORT), &plain(), 1)?[0], KERNEL);
+    assert_gaps(&[NEAR; 4], || world.syn_gaps(to(SERVER_V4, PORT), &plain(), 4))?;
+    world.assert_syn_gap(to(SERVER_V4_OTHER, PORT), &plain(), KERNEL)?;
+    world.assert_syn_gap(to(SERVER_V6, PORT), &plain(), KERNEL)?;
     Ok(())
 }
 
 fn prefix_32() -> anyhow::Result<()> {
     let world = World::with(&near("\"10.88.0.2/32\""))?;
     world.net.black_hole(PORT)?;
-    assert_gap(world.syn_gaps(to(SERVER_V4, PORT), &plain(), 1)?[0], NEAR);
-    assert_gap(world.syn_gaps(to(SERVER_V4_OTHER, PORT), &plain(), 1)?[0], KERNEL);
+    world.assert_syn_gap(to(SERVER_V4, PORT), &plain(), NEAR)?;
+    world.assert_syn_gap(to(SERVER_V4_OTHER, PORT), &plain(), KERNEL)?;
     Ok(())
 }
 
 fn prefix_0() -> anyhow::Result<()> {
     let world = World::with(&near("\"0.0.0.0/0\""))?;
     world.net.black_hole(PORT)?;
-    assert_gap(world.syn_gaps(to(SERVER_V4, PORT), &plain(), 1)?[0], NEAR);
+    world.assert_syn_gap(to(SERVER_V4, PORT), &plain(), NEAR)?;
     // All of IPv4, and nothing of IPv6.
-    assert_gap(world.syn_gaps(to(SERVER_V6, PORT), &plain(), 1)?[0], KERNEL);
+    world.assert_syn_gap(to(SERVER_V6, PORT), &plain(), KERNEL)?;
     Ok(())
 }
 
@@ -82,18 +80,18 @@ cidrs = [\"10.88.0.2/32\"]
 ";
     let world = World::with(policies)?;
     world.net.black_hole(PORT)?;
-    assert_gap(world.syn_gaps(to(SERVER_V4, PORT), &plain(), 1)?[0], Duration::from_millis(52));
-    assert_gap(world.syn_gaps(to(SERVER_V4_OTHER, PORT), &plain(), 1)?[0], Duration::from_millis(300));
+    world.assert_syn_gap(to(SERVER_V4, PORT), &plain(), Duration::from_millis(52))?;
+    world.assert_syn_gap(to(SERVER_V4_OTHER, PORT), &plain(), Duration::from_millis(300))?;
     world.cli(&["remove", "10.88.0.2/32"])?;
-    assert_gap(world.syn_gaps(to(SERVER_V4, PORT), &plain(), 1)?[0], NEAR);
+    world.assert_syn_gap(to(SERVER_V4, PORT), &plain(), NEAR)?;
     Ok(())
 }
 
 fn ipv6() -> anyhow::Result<()> {
     let world = World::with(&near("\"fd88::/64\""))?;
     world.net.black_hole(PORT)?;
-    assert_gap(world.syn_gaps(to(SERVER_V6, PORT), &plain(), 1)?[0], NEAR);
-    assert_gap(world.syn_gaps(to(SERVER_V4, PORT), &plain(), 1)?[0], KERNEL);
+    world.assert_syn_gap(to(SERVER_V6, PORT), &plain(), NEAR)?;
+    world.assert_syn_gap(to(SERVER_V4, PORT), &plain(), KERNEL)?;
     Ok(())
 }
 
@@ -102,9 +100,9 @@ fn mapped() -> anyhow::Result<()> {
     let world = World::with(&near("\"10.88.0.0/24\", \"::/0\""))?;
     world.net.black_hole(PORT)?;
     let mapped = Connect { mapped: true, ..Connect::default() };
-    assert_gap(world.syn_gaps(to(SERVER_V4, PORT), &mapped, 1)?[0], NEAR);
+    world.assert_syn_gap(to(SERVER_V4, PORT), &mapped, NEAR)?;
     // An IPv6 prefix does not catch it, however wide.
-    assert_gap(world.syn_gaps(to(SERVER_V4_OTHER, PORT), &mapped, 1)?[0], KERNEL);
+    world.assert_syn_gap(to(SERVER_V4_OTHER, PORT), &mapped, KERNEL)?;
     Ok(())
 }
 
@@ -120,8 +118,8 @@ cidrs = [\"10.88.1.0/24\"]
     let world = World::with(policies)?;
     world.net.black_hole(PORT)?;
     let jiffy = rto_tests::timing::jiffy();
-    assert_gap(world.syn_gaps(to(SERVER_V4, PORT), &plain(), 1)?[0], jiffy);
-    assert_gap(world.syn_gaps(to(SERVER_V4_OTHER, PORT), &plain(), 1)?[0], Duration::from_secs(2));
+    world.assert_syn_gap(to(SERVER_V4, PORT), &plain(), jiffy)?;
+    world.assert_syn_gap(to(SERVER_V4_OTHER, PORT), &plain(), Duration::from_secs(2))?;
     Ok(())
 }
 
@@ -133,7 +131,7 @@ fn thousand() -> anyhow::Result<()> {
     assert_eq!(world.json(&["list"])?["entries"].as_array().map(Vec::len), Some(1001));
     assert_eq!(world.json(&["lookup", "10.103.231.9"])?["entry"]["cidr"], "10.103.231.0/24");
     world.net.black_hole(PORT)?;
-    assert_gap(world.syn_gaps(to(SERVER_V4, PORT), &plain(), 1)?[0], NEAR);
+    world.assert_syn_gap(to(SERVER_V4, PORT), &plain(), NEAR)?;
     Ok(())
 }
 

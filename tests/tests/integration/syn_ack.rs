@@ -3,7 +3,7 @@
 use rto_tests::{
     agent::World,
     netns::{SERVER_V4, SERVER_V6},
-    timing::assert_gap,
+    timing::assert_gaps,
     traffic::Connect,
 };
 
@@ -28,7 +28,7 @@ fn without_any_agent() -> anyhow::Result<()> {
     let world = World::new()?;
     let _server = world.serve(to(SERVER_V4, PORT))?;
     world.net.drop_final_acks(PORT)?;
-    assert_gap(world.syn_ack_gaps(to(SERVER_V4, PORT), &plain(), 1)?[0], KERNEL);
+    world.assert_syn_ack_gap(to(SERVER_V4, PORT), &plain(), KERNEL)?;
     Ok(())
 }
 
@@ -36,10 +36,8 @@ fn ipv4() -> anyhow::Result<()> {
     let world = World::with(&near("\"10.88.0.0/24\""))?;
     let _server = world.serve(to(SERVER_V4, PORT))?;
     world.net.drop_final_acks(PORT)?;
-    let gaps = world.syn_ack_gaps(to(SERVER_V4, PORT), &plain(), 3)?;
-    for (gap, times) in gaps.iter().zip([1, 2, 4]) {
-        assert_gap(*gap, NEAR * times);
-    }
+    let timers = [NEAR, NEAR * 2, NEAR * 4];
+    assert_gaps(&timers, || world.syn_ack_gaps(to(SERVER_V4, PORT), &plain(), 3))?;
     Ok(())
 }
 
@@ -47,7 +45,7 @@ fn ipv6() -> anyhow::Result<()> {
     let world = World::with(&near("\"fd88::/64\""))?;
     let _server = world.serve(to(SERVER_V6, PORT))?;
     world.net.drop_final_acks(PORT)?;
-    assert_gap(world.syn_ack_gaps(to(SERVER_V6, PORT), &plain(), 1)?[0], NEAR);
+    world.assert_syn_ack_gap(to(SERVER_V6, PORT), &plain(), NEAR)?;
     Ok(())
 }
 
@@ -56,8 +54,8 @@ fn dual_stack() -> anyhow::Result<()> {
     let world = World::with(&near("\"10.88.0.0/24\""))?;
     let _server = world.serve(to("::", PORT))?;
     world.net.drop_final_acks(PORT)?;
-    assert_gap(world.syn_ack_gaps(to(SERVER_V4, PORT), &plain(), 1)?[0], NEAR);
-    assert_gap(world.syn_ack_gaps(to(SERVER_V6, PORT), &plain(), 1)?[0], KERNEL);
+    world.assert_syn_ack_gap(to(SERVER_V4, PORT), &plain(), NEAR)?;
+    world.assert_syn_ack_gap(to(SERVER_V6, PORT), &plain(), KERNEL)?;
     Ok(())
 }
 
@@ -65,7 +63,7 @@ fn unlisted() -> anyhow::Result<()> {
     let world = World::with(&near("\"10.88.1.0/24\""))?;
     let _server = world.serve(to(SERVER_V4, PORT))?;
     world.net.drop_final_acks(PORT)?;
-    assert_gap(world.syn_ack_gaps(to(SERVER_V4, PORT), &plain(), 1)?[0], KERNEL);
+    world.assert_syn_ack_gap(to(SERVER_V4, PORT), &plain(), KERNEL)?;
     Ok(())
 }
 

@@ -1,0 +1,45 @@
+//! `cargo xtask setup`: what tests and demo need of the system.
+
+use std::{fs, path::Path};
+
+use crate::process::{apt_install, as_root, have, run as run_command};
+
+/// A program, and the Debian package it comes in.
+const PROGRAMS: [(&str, &str); 7] = [
+    ("ip", "iproute2"),
+    ("nft", "nftables"),
+    ("tcpdump", "tcpdump"),
+    ("bpftool", "bpftool"),
+    ("sysctl", "procps"),
+    ("setpriv", "util-linux"),
+    ("systemd-analyze", "systemd"),
+];
+
+/// Installs what is missing, after saying so, and mounts the BPF file system.
+pub(crate) fn run() -> anyhow::Result<()> {
+    let mut packages: Vec<&str> =
+        PROGRAMS.iter().filter(|(program, _)| !have(program)).map(|(_, package)| *package).collect();
+    if packages.contains(&"bpftool") && is_ubuntu() {
+        // Ubuntu keeps bpftool among the kernel's tools.
+        packages.retain(|package| *package != "bpftool");
+        packages.extend(["linux-tools-common", "linux-tools-generic"]);
+    }
+    if !packages.is_empty() {
+        apt_install(&packages, "tests and demo")?;
+    }
+    mount_bpffs()
+}
+
+fn is_ubuntu() -> bool {
+    fs::read_to_string("/etc/os-release").is_ok_and(|text| text.lines().any(|l| l == "ID=ubuntu"))
+}
+
+fn mount_bpffs() -> anyhow::Result<()> {
+    let mounts = fs::read_to_string("/proc/self/mounts")?;
+    let mounted = mounts.lines().any(|line| line.split(' ').nth(2) == Some("bpf"));
+    if mounted || !Path::new("/sys/fs/bpf").is_dir() {
+        return Ok(());
+    }
+    println!("mounting the BPF file system at /sys/fs/bpf");
+    run_command(as_root("mount").args(["-t", "bpf", "bpf", "/sys/fs/bpf"]))
+}
