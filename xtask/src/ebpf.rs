@@ -14,7 +14,7 @@ use anyhow::{Context as _, bail};
 use sha2::{Digest as _, Sha256};
 
 use crate::{
-    process::{have, output, run as run_command},
+    process::{apt_install, output, run as run_command},
     root,
 };
 
@@ -193,23 +193,7 @@ fn install_llvm() -> anyhow::Result<()> {
         "libzstd-dev".to_owned(),
         "libxml2-dev".to_owned(),
     ];
-    if !have("apt-get") {
-        bail!(
-            "rebuilding the eBPF object needs LLVM {LLVM} with headers ({}); install them by hand",
-            packages.join(", ")
-        );
-    }
-    println!("installing {} (to build bpf-linker)", packages.join(" "));
-    let apt = || {
-        let root_user = nix::unistd::geteuid().is_root();
-        let mut command = Command::new(if root_user { "apt-get" } else { "sudo" });
-        if !root_user {
-            command.arg("apt-get");
-        }
-        command.env("DEBIAN_FRONTEND", "noninteractive");
-        command
-    };
-    run_command(apt().args(["update", "-qq"]))?;
-    run_command(apt().args(["install", "-y", "-qq", "--no-install-recommends"]).args(&packages))
+    let packages: Vec<&str> = packages.iter().map(String::as_str).collect();
+    apt_install(&packages, "to rebuild the eBPF object")
         .context("Debian and Ubuntu releases without these packages have them at apt.llvm.org")
 }

@@ -1,0 +1,26 @@
+# Thin: the toolchain that rust-toolchain.toml names, then cargo xtask.
+
+TOOLCHAIN := $(shell sed -n 's/^channel = "\(.*\)"/\1/p' rust-toolchain.toml)
+
+.PHONY: demo test ebpf ebpf-check toolchain
+
+# The main job before one's eyes: SYN retransmission without and with the agent.
+demo: toolchain
+	cargo xtask demo
+
+test: toolchain
+	cargo xtask test
+
+# Rebuild the eBPF object kept in the tree; needed only after a change to agent-ebpf or agent-common.
+ebpf: toolchain
+	cargo xtask ebpf
+
+ebpf-check: toolchain
+	cargo xtask ebpf --check
+
+# Also where rustup does not install by itself (RUSTUP_AUTO_INSTALL=0).
+toolchain:
+	@rustup run $(TOOLCHAIN) rustc --version >/dev/null 2>&1 && \
+	  rustup component list --installed --toolchain $(TOOLCHAIN) | grep -q clippy || { \
+	  echo "installing Rust $(TOOLCHAIN)"; \
+	  rustup toolchain install $(TOOLCHAIN) --profile minimal --component clippy,rustfmt,rust-src; }

@@ -1,0 +1,110 @@
+//! `cargo xtask test`: everything is built as the user who calls; what needs root runs as root.
+
+use std::{
+    io::{BufRead as _, BufReader},
+    path::PathBuf,
+    process::{Command, Stdio},
+};
+
+use anyhow::{Context as _, bail};
+
+use crate::{
+    process::{as_root, run as run_command},
+    root, setup,
+};
+
+/// `cargo xtask test`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Only tests whose name has this in it
+    filter: Option<String>,
+    /// Leave the integration tests out
+    #[arg(long)]
+    unprivileged: bool,
+}
+
+#[derive(Default)]
+struct Counts {
+    passed: u64,
+    failed: u64,
+    ignored: u64,
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    if !args.unprivileged {
+        setup::run()?;
+    }
+    run_command(cargo().args(["build", "--workspace", "--bins", "--locked"]))?;
+    let mut all = Counts::default();
+    let mut plain = cargo();
+    plain.args(["test", "--workspace", "--locked", "--no-fail-fast", "--exclude", "rto-tests"]);
+    count(plain.args(args.filter.as_slice()), &mut all)?;
+    let mut harness = cargo();
+    harness.args(["test", "--package", "rto-tests", "--locked", "--no-fail-fast", "--lib"]);
+    count(harness.args(args.filter.as_slice()), &mut all)?;
+    if !args.unprivileged {
+        let before = all.passed + all.failed;
+        let mut integration = as_root(&integration_binary()?.to_string_lossy());
+        count(integration.args(args.filter.as_slice()), &mut all)?;
+        let ran = all.passed + all.failed - before;
+        println!("integration tests run: {ran}");
+        if ran == 0 && args.filter.is_none() {
+            bail!("no integration test ran: they need root");
+        }
+    }
+    let Counts { passed, failed, ignored } = all;
+    println!("\n{passed} passed, {failed} failed, {ignored} skipped");
+    if failed > 0 {
+        bail!("{failed} tests failed");
+    }
+    Ok(())
+}
+
+fn cargo() -> Command {
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo.current_dir(root());
+    cargo
+}
+
+/// Builds the integration tests; their executable.
+fn integration_binary() -> anyhow::Result<PathBuf> {
+    let output = cargo()
+        .args(["test", "--package", "rto-tests", "--locked", "--test", "integration", "--no-run"])
+        .arg("--message-format=json-render-diagnostics")
+        .stderr(Stdio::inherit())
+        .output()?;
+    let messages = String::from_utf8(output.stdout)?;
+    let is_test = |message: &serde_json::Value| message["target"]["name"] == "integration";
+    messages
+        .lines()
+        .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok())
+        .filter(is_test)
+        .find_map(|message| message["executable"].as_str().map(PathBuf::from))
+        .context("the integration tests were not built")
+}
+
+/// Runs a command, shows what it prints, and adds up cargo's "test result" lines. A command that
+/// fails without a failed test (it does not build, or dies) is an error.
+fn count(command: &mut Command, all: &mut Counts) -> anyhow::Result<()> {
+    let mut child = command.stdout(Stdio::piped()).stdin(Stdio::null()).spawn()?;
+    let stdout = child.stdout.take().context("no stdout")?;
+    let failed_before = all.failed;
+    for line in BufReader::new(stdout).lines() {
+        let line = line?;
+        println!("{line}");
+        if let Some(result) = line.strip_prefix("test result: ") {
+            let number = |what: &str| {
+                let part = result.split(['.', ';']).find(|part| part.trim_end().ends_with(what));
+                part.and_then(|part| part.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or(0)
+            };
+            all.passed += number("passed");
+            all.failed += number("failed");
+            all.ignored += number("ignored");
+        }
+    }
+    let status = child.wait()?;
+    if !status.success() && all.failed == failed_before {
+        bail!("a test program ended with {status}");
+    }
+    Ok(())
+}
