@@ -45,8 +45,10 @@ fn begin(ctx: &SockOpsContext, state: &mut SocketState, index: u32, policy: &Pol
     state.timeouts_set = 0;
 }
 
-/// A socket that is connected anew, to an address without an entry: gives back what the entry
-/// of its former address had set and connect() would still honour.
+/// A socket that is connected anew, to an address without an entry: gives TCP_SYNCNT back, which
+/// the next SYN would go by. (The kernel itself resets rto_min and delack_max when a socket is
+/// disconnected: measured on Linux 6.18. TCP_THIN_LINEAR_TIMEOUTS, TCP_RTO_MAX_MS and
+/// TCP_USER_TIMEOUT stay with the socket, as they do when a program sets them itself.)
 #[inline(always)]
 fn forget(ctx: &SockOpsContext) {
     if let Some(state) = socket::storage(ctx, socket::Missing::None) {

@@ -6,9 +6,7 @@ use anyhow::{Context as _, bail};
 
 /// Runs a command; its failure is an error that names it.
 pub(crate) fn run(command: &mut Command) -> anyhow::Result<()> {
-    let status = command
-        .status()
-        .with_context(|| format!("cannot run {}", said(command)))?;
+    let status = command.status().with_context(|| format!("cannot run {}", said(command)))?;
     if !status.success() {
         bail!("{}: {status}", said(command));
     }
