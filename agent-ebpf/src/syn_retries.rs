@@ -11,7 +11,8 @@ use crate::{
 };
 
 /// `net.ipv4.tcp_syn_retries` of the host, for kernels on which the socket cannot be asked
-/// (bpf_getsockopt knows TCP_SYNCNT from 6.1 on). The loader writes it.
+/// (bpf_getsockopt knows TCP_SYNCNT from 6.1 on): there a value the application has set itself is
+/// not seen, and replaced as if it were the host's. The loader writes it.
 #[unsafe(no_mangle)]
 static HOST_SYN_RETRIES: u8 = 6;
 
