@@ -57,7 +57,14 @@ mod tests {
 
     #[test]
     fn others_stay_v6() {
-        for a in ["::", "::1", "fd00::1", "::ffff:0:1.2.3.4", "64:ff9b::1.2.3.4", "::1.2.3.4"] {
+        for a in [
+            "::",
+            "::1",
+            "fd00::1",
+            "::ffff:0:1.2.3.4",
+            "64:ff9b::1.2.3.4",
+            "::1.2.3.4",
+        ] {
             let a: core::net::Ipv6Addr = a.parse().unwrap();
             assert_eq!(peer_v6(words(a)), Peer::V6(a.octets()), "{a}");
         }

@@ -51,8 +51,14 @@ pub struct EntryValue {
     /// Index into `POLICIES`; [`NO_POLICY`] is ignored.
     pub policy: u32,
     /// Connections this entry has decided: one for each connect() to it, one for each connection
-    /// request from it that was answered. Stays at `u32::MAX`.
+    /// request from it that was answered and remembered (under SYN cookies none is). Counting
+    /// ends at [`EntryValue::HITS_MAX`].
     pub hits: u32,
+}
+
+impl EntryValue {
+    /// Hits from here on mean "as many, or more".
+    pub const HITS_MAX: u32 = u32::MAX - u16::MAX as u32;
 }
 
 /// Settings of one policy, in the units the kernel takes. Zero leaves the kernel's own value.
@@ -124,9 +130,15 @@ impl Counters {
             syn_ack_timeouts_set: self
                 .syn_ack_timeouts_set
                 .wrapping_add(other.syn_ack_timeouts_set),
-            established_active: self.established_active.wrapping_add(other.established_active),
-            established_passive: self.established_passive.wrapping_add(other.established_passive),
-            syn_retransmissions: self.syn_retransmissions.wrapping_add(other.syn_retransmissions),
+            established_active: self
+                .established_active
+                .wrapping_add(other.established_active),
+            established_passive: self
+                .established_passive
+                .wrapping_add(other.established_passive),
+            syn_retransmissions: self
+                .syn_retransmissions
+                .wrapping_add(other.syn_retransmissions),
             syn_ack_retransmissions: self
                 .syn_ack_retransmissions
                 .wrapping_add(other.syn_ack_retransmissions),
@@ -185,14 +197,14 @@ pub struct SocketState {
     pub initial_rto_jiffies: u32,
     /// The socket's total_retrans already counted.
     pub retransmissions_counted: u32,
-    /// TCP_SYNCNT the socket had before this program raised it; 0: not touched.
+    /// TCP_SYNCNT the socket had before this program set another; 0: not touched.
     pub syn_retries_before: u32,
     /// TCP_SYNCNT this program set; 0: not touched.
     pub syn_retries_set: u32,
     /// 1 once the initial RTO was given for this connection attempt.
     pub timeouts_set: u32,
-    /// Keeps the size a multiple of 8.
-    pub reserved: u32,
+    /// [`Policy::user_timeout_ms`] this connection began with, for when it is established.
+    pub user_timeout_ms: u32,
 }
 
 impl Policy {
@@ -213,7 +225,11 @@ impl Policy {
     /// The name without its padding; `None` for a free slot or bytes that are not UTF-8.
     #[must_use]
     pub fn name(&self) -> Option<&str> {
-        let end = self.name.iter().position(|&b| b == 0).unwrap_or(POLICY_NAME_LEN);
+        let end = self
+            .name
+            .iter()
+            .position(|&b| b == 0)
+            .unwrap_or(POLICY_NAME_LEN);
         match core::str::from_utf8(&self.name[..end]) {
             Ok("") | Err(_) => None,
             Ok(name) => Some(name),

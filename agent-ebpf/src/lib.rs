@@ -4,4 +4,5 @@
 //! `bpfel-unknown-none`); `cargo xtask ebpf` builds it.
 #![no_std]
 
+pub mod counter;
 pub mod ops;

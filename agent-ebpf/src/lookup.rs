@@ -1,6 +1,6 @@
 //! From the peer's address to its policy.
 
-use aya_ebpf::{bindings::bpf_sock_ops, btf_maps::lpm_trie::Key};
+use aya_ebpf::{btf_maps::lpm_trie::Key, programs::SockOpsContext};
 use rto_agent_common::{
     EntryValue, NO_POLICY, Policy,
     address::{AF_INET, AF_INET6, Peer, peer_v6},
@@ -11,51 +11,39 @@ use crate::{
     tables::{self, ENTRIES_V4, ENTRIES_V6},
 };
 
-/// The policy of the longest prefix that covers the peer, and one hit for its entry.
-#[inline(always)]
-pub(crate) fn policy_of_peer(ops: *mut bpf_sock_ops) -> Option<(u32, &'static Policy)> {
-    let entry = entry_of_peer(ops)?;
-    let found = live_policy(entry)?;
-    count_hit(entry);
-    Some(found)
+/// Whether a lookup is a hit of the entry it finds. A connection is one hit: connect() is, and so
+/// is a connection request; the accepted connection that comes of the request is not.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Hit {
+    Count,
+    Leave,
 }
 
-/// The same without a hit: the connection request of an accepted connection had its own.
+/// The policy of the longest prefix that covers the peer.
 #[inline(always)]
-pub(crate) fn policy_of_peer_uncounted(ops: *mut bpf_sock_ops) -> Option<(u32, &'static Policy)> {
-    live_policy(entry_of_peer(ops)?)
-}
-
-/// A slot without a name is free: an entry that still points at it is inert.
-#[inline(always)]
-fn live_policy(entry: *mut EntryValue) -> Option<(u32, &'static Policy)> {
+pub(crate) fn policy_of_peer(ctx: &SockOpsContext, hit: Hit) -> Option<(u32, &'static Policy)> {
+    let entry = entry_of_peer(ctx)?;
     // SAFETY: a map value; the verifier checks the access.
     let index = unsafe { read(&raw const (*entry).policy) };
     if index == NO_POLICY {
         return None;
     }
     let policy = tables::policy(index)?;
-    if policy.name[0] == 0 { None } else { Some((index, policy)) }
-}
-
-/// Saturates instead of wrapping, so that a busy entry never looks unused. A race between CPUs
-/// may lose a hit: an exact count would need an atomic read-modify-write with a result, which
-/// BPF has from 5.12 on only, and contention on one cache line for the wide prefixes.
-#[inline(always)]
-fn count_hit(entry: *mut EntryValue) {
-    // SAFETY: a map value; the verifier checks both accesses.
-    unsafe {
-        let hits = read(&raw const (*entry).hits);
-        if hits != u32::MAX {
-            core::ptr::write_volatile(&raw mut (*entry).hits, hits + 1);
-        }
+    // A slot without a name is free: an entry that still points at it is inert.
+    if policy.name[0] == 0 {
+        return None;
     }
+    if hit == Hit::Count {
+        tables::count_hit(entry);
+    }
+    Some((index, policy))
 }
 
 /// The family says where the address is: `remote_ip4` means nothing for a pure IPv6 peer, and
 /// IPv4-mapped peers of IPv6 sockets are looked up as IPv4.
 #[inline(always)]
-fn entry_of_peer(ops: *mut bpf_sock_ops) -> Option<*mut EntryValue> {
+fn entry_of_peer(ctx: &SockOpsContext) -> Option<*mut EntryValue> {
+    let ops = ctx.ops;
     // SAFETY: fields of the context; each is read once, by its own load (a compiler that merges
     // loads of different fields makes a context access the verifier refuses).
     let peer = unsafe {

@@ -22,13 +22,26 @@ pub enum Action {
     /// The timeout of a connecting socket's SYN is asked for: at the first SYN, and again by the
     /// kernel at each SYN timeout (`retransmits_timed_out()`, Linux 6.12).
     SynTimeout,
-    /// The timeout of a SYN-ACK is asked for: a request socket, or the child that TCP Fast Open
-    /// makes before the handshake is over.
+    /// The timeout of a SYN-ACK is asked for: of a connection request, or of a full socket in
+    /// SYN_RECV. The latter is the child that TCP Fast Open makes before the handshake is over, or
+    /// a connecting socket whose SYN crossed its peer's (which its storage tells).
     SynAckTimeout,
     /// connect() succeeded.
     ActiveEstablished,
-    /// An accepted connection is about to be established.
+    /// A connection was accepted; or SYNs crossed and the handshake is over, which the kernel
+    /// reports the same way (`tcp_rcv_state_process()`, TCP_SYN_RECV, Linux 6.12).
     PassiveEstablished,
+}
+
+/// Whether an operation number is one of the four above: the first thing the program asks, so
+/// that all others cost a few instructions.
+#[inline(always)]
+#[must_use]
+pub const fn is_ours(op: u32) -> bool {
+    matches!(
+        op,
+        TIMEOUT_INIT | TCP_CONNECT_CB | ACTIVE_ESTABLISHED_CB | PASSIVE_ESTABLISHED_CB
+    )
 }
 
 /// Decides on the operation, whether the context has a full socket, and that socket's state.
@@ -43,14 +56,6 @@ pub const fn decide(op: u32, is_fullsock: bool, state: u32) -> Action {
         PASSIVE_ESTABLISHED_CB if is_fullsock => Action::PassiveEstablished,
         _ => Action::Leave,
     }
-}
-
-/// Whether an operation number is one of the four above: the first thing the program asks, so
-/// that all others cost a few instructions.
-#[inline(always)]
-#[must_use]
-pub const fn is_ours(op: u32) -> bool {
-    matches!(op, TIMEOUT_INIT | TCP_CONNECT_CB | ACTIVE_ESTABLISHED_CB | PASSIVE_ESTABLISHED_CB)
 }
 
 #[cfg(test)]
@@ -75,14 +80,21 @@ mod tests {
     #[test]
     fn timeouts_go_by_the_socket() {
         assert_eq!(decide(TIMEOUT_INIT, true, SYN_SENT), Action::SynTimeout);
-        assert_eq!(decide(TIMEOUT_INIT, false, NEW_SYN_RECV), Action::SynAckTimeout);
-        // TCP Fast Open with data in the SYN.
+        assert_eq!(
+            decide(TIMEOUT_INIT, false, NEW_SYN_RECV),
+            Action::SynAckTimeout
+        );
+        // TCP Fast Open with data in the SYN, and crossed SYNs.
         assert_eq!(decide(TIMEOUT_INIT, true, SYN_RECV), Action::SynAckTimeout);
     }
 
     #[test]
     fn only_full_sockets_take_options() {
-        for op in [TCP_CONNECT_CB, ACTIVE_ESTABLISHED_CB, PASSIVE_ESTABLISHED_CB] {
+        for op in [
+            TCP_CONNECT_CB,
+            ACTIVE_ESTABLISHED_CB,
+            PASSIVE_ESTABLISHED_CB,
+        ] {
             assert_eq!(decide(op, false, SYN_SENT), Action::Leave);
             assert_ne!(decide(op, true, SYN_SENT), Action::Leave);
         }

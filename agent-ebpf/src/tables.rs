@@ -1,4 +1,12 @@
 //! The maps. The loader hands in sizes, pins and values.
+//!
+//! Counts are added by the processor's atomic addition. For the tries that is needed because all
+//! CPUs share an entry. For the per-CPU counters it is because connect() runs the program in
+//! process context, where an interrupt that runs it for another socket may come between the load
+//! and the store of an addition. The instruction is the one without a result (`BPF_XADD`), as the
+//! others came with Linux 5.12.
+
+use core::{arch::asm, ptr::NonNull};
 
 use aya_ebpf::{
     bindings::BPF_F_NO_PREALLOC,
@@ -6,17 +14,20 @@ use aya_ebpf::{
     macros::btf_map,
 };
 use rto_agent_common::{Counters, EntryValue, MAX_POLICIES, Policy, SocketState};
+use rto_agent_ebpf::counter::Counter;
+
+use crate::socket::read;
 
 /// Room of the tries where the loader does not say.
 const ENTRIES: usize = 16384;
 
-#[btf_map]
-pub(crate) static ENTRIES_V4: LpmTrie<[u8; 4], EntryValue, ENTRIES, { BPF_F_NO_PREALLOC as usize }> =
-    LpmTrie::new();
+const NO_PREALLOC: usize = BPF_F_NO_PREALLOC as usize;
 
 #[btf_map]
-pub(crate) static ENTRIES_V6: LpmTrie<[u8; 16], EntryValue, ENTRIES, { BPF_F_NO_PREALLOC as usize }> =
-    LpmTrie::new();
+pub(crate) static ENTRIES_V4: LpmTrie<[u8; 4], EntryValue, ENTRIES, NO_PREALLOC> = LpmTrie::new();
+
+#[btf_map]
+pub(crate) static ENTRIES_V6: LpmTrie<[u8; 16], EntryValue, ENTRIES, NO_PREALLOC> = LpmTrie::new();
 
 #[btf_map]
 static POLICIES: Array<Policy, { MAX_POLICIES as usize }> = Array::new();
@@ -33,12 +44,55 @@ pub(crate) fn policy(index: u32) -> Option<&'static Policy> {
     POLICIES.get(index)
 }
 
-/// This CPU's counters of a policy.
+/// One more hit of an entry, up to [`EntryValue::HITS_MAX`]. (The room above it is for CPUs that
+/// all see the last hit missing at the same time: the number never wraps.)
 #[inline(always)]
-pub(crate) fn counters(index: u32) -> Option<&'static mut Counters> {
-    let counters = COUNTERS.get_ptr_mut(index)?;
-    // SAFETY: a pointer into this CPU's element, which no other program touches while this one
-    // runs (sock_ops programs are not preempted by each other on one CPU), and the verifier
-    // checks every access through it.
-    Some(unsafe { &mut *counters })
+pub(crate) fn count_hit(entry: *mut EntryValue) {
+    // SAFETY: a map value; the verifier checks both accesses, and four-byte alignment.
+    unsafe {
+        let hits = &raw mut (*entry).hits;
+        if read(hits) < EntryValue::HITS_MAX {
+            asm!("lock *(u32 *)({hits} + 0) += {one}", hits = in(reg) hits, one = in(reg) 1u64);
+        }
+    }
+}
+
+/// This CPU's counters of one policy.
+#[derive(Clone, Copy)]
+pub(crate) struct Tally(NonNull<Counters>);
+
+impl Tally {
+    /// Of a policy just looked up.
+    #[inline(always)]
+    pub(crate) fn of(index: u32) -> Option<Self> {
+        COUNTERS.get_ptr_mut(index).and_then(NonNull::new).map(Self)
+    }
+
+    /// Of a socket's policy, if its slot still belongs to that policy.
+    #[inline(always)]
+    pub(crate) fn of_socket(state: &SocketState) -> Option<Self> {
+        if policy(state.policy)?.generation == state.generation {
+            Self::of(state.policy)
+        } else {
+            None
+        }
+    }
+
+    /// Adds to a counter.
+    #[inline(always)]
+    pub(crate) fn add(self, counter: Counter, n: u64) {
+        // SAFETY: within a map value, at a u64; the verifier checks the access.
+        unsafe {
+            let counter = self.0.as_ptr().byte_add(counter.offset());
+            asm!("lock *(u64 *)({counter} + 0) += {n}", counter = in(reg) counter, n = in(reg) n);
+        }
+    }
+}
+
+/// Adds to a counter, if there is somebody to count for.
+#[inline(always)]
+pub(crate) fn add(tally: Option<Tally>, counter: Counter, n: u64) {
+    if let Some(tally) = tally {
+        tally.add(counter, n);
+    }
 }

@@ -3,6 +3,7 @@
 //! The build is reproducible: exact versions of compiler and linker, paths of sources, cargo home
 //! and sysroot remapped, debug sections removed (BTF stays). `--check` builds again and compares
 //! byte for byte.
+#![expect(clippy::print_stdout, reason = "its progress and its result are for a person's terminal")]
 
 use std::{
     fs,

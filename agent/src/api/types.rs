@@ -207,7 +207,7 @@ pub struct EntryView {
     pub settings: SettingsSpec,
     /// What they became on this host.
     pub effects: Vec<Effect>,
-    /// Connections it has decided; stays at 4294967295.
+    /// Connections it has decided; 4294901760 or more means "at least as many".
     pub hits: u32,
     /// The entry of the files it overrides, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]

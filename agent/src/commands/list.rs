@@ -2,6 +2,8 @@
 
 use std::process::ExitCode;
 
+use rto_agent_common::EntryValue;
+
 use super::{print, table};
 use crate::{
     api::{client::Client, types::ListAnswer},
@@ -17,12 +19,12 @@ pub(super) fn run(args: &Reading) -> anyhow::Result<ExitCode> {
 fn text(answer: &ListAnswer) -> String {
     let mut rows = table::new(["CIDR", "POLICY", "SOURCE", "HITS", "SETTINGS"]);
     for entry in &answer.entries {
-        let hits = if entry.hits == u32::MAX { format!("{}+", u32::MAX) } else { entry.hits.to_string() };
+        let more = if entry.hits >= EntryValue::HITS_MAX { "+" } else { "" };
         rows.add_row([
             entry.cidr.to_string(),
             entry.policy.to_string(),
             entry.source.to_string(),
-            hits,
+            format!("{}{more}", entry.hits),
             table::settings(&entry.effects),
         ]);
     }

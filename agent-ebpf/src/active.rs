@@ -1,0 +1,113 @@
+//! Connections this host opens.
+//!
+//! The policy is chosen once, in connect(), and what it says of later moments is copied into the
+//! socket's storage: no reload changes a connection under way. A socket without storage is none
+//! of ours (no entry, or already connecting when the program was attached) and is left alone.
+
+use aya_ebpf::programs::SockOpsContext;
+use rto_agent_common::{NO_POLICY, Policy, SockOpt, SocketState};
+use rto_agent_ebpf::counter::Counter;
+
+use crate::{
+    lookup, options, socket, syn_retries,
+    tables::{self, Tally},
+};
+
+/// TCP_CONNECT_CB: before the SYN is sent.
+#[inline(always)]
+pub(crate) fn connect(ctx: &SockOpsContext) {
+    let Some((index, policy)) = lookup::policy_of_peer(ctx, lookup::Hit::Count) else {
+        forget(ctx);
+        return;
+    };
+    let Some(tally) = Tally::of(index) else {
+        return;
+    };
+    let Some(state) = socket::storage(ctx, socket::Missing::Create) else {
+        tally.add(Counter::STORAGE_FAILURES, 1);
+        return;
+    };
+    begin(ctx, state, index, policy);
+    syn_retries::apply(ctx, state, policy, tally);
+    options::apply(ctx, policy, tally);
+}
+
+/// Fills the storage for a connection that begins. TCP_SYNCNT is not touched: what was done to it
+/// for a former connection attempt of the socket must be known to the new one.
+#[inline(always)]
+fn begin(ctx: &SockOpsContext, state: &mut SocketState, index: u32, policy: &Policy) {
+    state.handshake_start_ns = socket::now();
+    state.policy = index;
+    state.generation = policy.generation;
+    state.initial_rto_jiffies = policy.initial_rto_jiffies;
+    state.user_timeout_ms = policy.user_timeout_ms;
+    state.retransmissions_counted = socket::total_retrans(ctx);
+    state.timeouts_set = 0;
+}
+
+/// A socket that is connected anew, to an address without an entry: gives TCP_SYNCNT back, which
+/// the next SYN would go by. (The kernel itself resets rto_min and delack_max when a socket is
+/// disconnected: measured on Linux 6.18. TCP_THIN_LINEAR_TIMEOUTS, TCP_RTO_MAX_MS and
+/// TCP_USER_TIMEOUT stay with the socket, as they do when a program sets them itself.)
+#[inline(always)]
+fn forget(ctx: &SockOpsContext) {
+    if let Some(state) = socket::storage(ctx, socket::Missing::None) {
+        syn_retries::restore(ctx, state);
+        state.policy = NO_POLICY;
+    }
+}
+
+/// TIMEOUT_INIT of a connecting socket: the first SYN's timeout, and the kernel's questions at
+/// each SYN timeout.
+#[inline(always)]
+pub(crate) fn syn_timeout(ctx: &SockOpsContext) {
+    if let Some(state) = socket::policy_state(ctx) {
+        answer(ctx, state);
+    }
+}
+
+/// The same for a socket known to be ours.
+#[inline(always)]
+pub(crate) fn answer(ctx: &SockOpsContext, state: &mut SocketState) {
+    let tally = Tally::of_socket(state);
+    count_syn_retransmissions(ctx, state, tally);
+    if state.initial_rto_jiffies == 0 {
+        return;
+    }
+    if state.timeouts_set == 0 {
+        state.timeouts_set = 1;
+        tables::add(tally, Counter::SYN_TIMEOUTS_SET, 1);
+    }
+    ctx.set_reply(state.initial_rto_jiffies);
+}
+
+/// ACTIVE_ESTABLISHED_CB: the SYN-ACK has come.
+#[inline(always)]
+pub(crate) fn established(ctx: &SockOpsContext) {
+    if let Some(state) = socket::policy_state(ctx) {
+        finish(ctx, state);
+    }
+}
+
+/// The same for a socket known to be ours.
+#[inline(always)]
+pub(crate) fn finish(ctx: &SockOpsContext, state: &mut SocketState) {
+    let tally = Tally::of_socket(state);
+    count_syn_retransmissions(ctx, state, tally);
+    tables::add(tally, Counter::ESTABLISHED_ACTIVE, 1);
+    // Not before: on a connecting socket it would make connect() give up sooner.
+    options::set_unless_zero(ctx, SockOpt::UserTimeout, state.user_timeout_ms, tally);
+}
+
+/// Adds the SYNs sent again since the last look. The kernel asks for the timeout after each
+/// retransmission (`tcp_retransmit_timer()`, Linux 6.12), so that none is missed even where the
+/// connection never comes about.
+#[inline(always)]
+fn count_syn_retransmissions(ctx: &SockOpsContext, state: &mut SocketState, tally: Option<Tally>) {
+    let total = socket::total_retrans(ctx);
+    let new = total.wrapping_sub(state.retransmissions_counted);
+    if new != 0 {
+        state.retransmissions_counted = total;
+        tables::add(tally, Counter::SYN_RETRANSMISSIONS, new.into());
+    }
+}

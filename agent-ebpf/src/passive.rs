@@ -1,0 +1,64 @@
+//! Connections this host accepts.
+
+use aya_ebpf::programs::SockOpsContext;
+use rto_agent_common::SockOpt;
+use rto_agent_ebpf::counter::Counter;
+
+use crate::{active, lookup, options, socket, tables::Tally};
+
+/// TIMEOUT_INIT of a connection request: its SYN-ACK's timeout. There is no socket yet that could
+/// remember the policy, so that the accepted connection looks it up once more. Under SYN cookies
+/// the kernel does not ask: nothing is kept that could send a SYN-ACK again.
+#[inline(always)]
+pub(crate) fn syn_ack_timeout(ctx: &SockOpsContext) {
+    // A full socket with storage is one that connected and got a SYN instead of a SYN-ACK.
+    if let Some(state) = socket::policy_state(ctx) {
+        active::answer(ctx, state);
+        return;
+    }
+    let Some((index, policy)) = lookup::policy_of_peer(ctx, lookup::Hit::Count) else {
+        return;
+    };
+    if policy.initial_rto_jiffies != 0 {
+        if let Some(tally) = Tally::of(index) {
+            tally.add(Counter::SYN_ACK_TIMEOUTS_SET, 1);
+        }
+        ctx.set_reply(policy.initial_rto_jiffies);
+    }
+}
+
+/// PASSIVE_ESTABLISHED_CB: the last ACK of the handshake has come. (Under TCP Fast Open the data
+/// of the SYN has, and the ACK has not.)
+#[inline(always)]
+pub(crate) fn established(ctx: &SockOpsContext) {
+    if let Some(state) = socket::policy_state(ctx) {
+        active::finish(ctx, state);
+        return;
+    }
+    let Some((index, policy)) = lookup::policy_of_peer(ctx, lookup::Hit::Leave) else {
+        return;
+    };
+    let Some(tally) = Tally::of(index) else {
+        return;
+    };
+    let Some(state) = socket::storage(ctx, socket::Missing::Create) else {
+        tally.add(Counter::STORAGE_FAILURES, 1);
+        return;
+    };
+    let retransmissions = socket::total_retrans(ctx);
+    state.handshake_start_ns = socket::now();
+    state.policy = index;
+    state.generation = policy.generation;
+    state.retransmissions_counted = retransmissions;
+    tally.add(Counter::ESTABLISHED_PASSIVE, 1);
+    if retransmissions != 0 {
+        tally.add(Counter::SYN_ACK_RETRANSMISSIONS, retransmissions.into());
+    }
+    options::apply(ctx, policy, tally);
+    options::set_unless_zero(
+        ctx,
+        SockOpt::UserTimeout,
+        policy.user_timeout_ms,
+        Some(tally),
+    );
+}
