@@ -63,7 +63,12 @@ impl SynTimers {
     /// The kernel's own at `hz` jiffies a second: 1 s, 120 s.
     #[must_use]
     pub const fn kernel(hz: u64, syn_retries: u8, linear_timeouts: u8) -> Self {
-        Self { initial_rto: hz, rto_max: RTO_MAX_S * hz, syn_retries, linear_timeouts }
+        Self {
+            initial_rto: hz,
+            rto_max: RTO_MAX_S * hz,
+            syn_retries,
+            linear_timeouts,
+        }
     }
 
     /// The schedule of a connect() that nobody answers.
@@ -87,7 +92,10 @@ impl SynTimers {
                 rto = (rto * 2).min(self.rto_max.max(1));
             }
         }
-        SynSchedule { sent, gives_up: now }
+        SynSchedule {
+            sent,
+            gives_up: now,
+        }
     }
 
     /// Jiffies from the first SYN until connect() gives up, timers exact.
@@ -125,8 +133,16 @@ pub struct Retries {
 #[must_use]
 pub fn retries_for(timers: SynTimers, wanted: u64) -> Retries {
     let at = |syn_retries| {
-        let gives_up = SynTimers { syn_retries, ..timers }.gives_up();
-        Retries { syn_retries, gives_up, reached: gives_up >= wanted }
+        let gives_up = SynTimers {
+            syn_retries,
+            ..timers
+        }
+        .gives_up();
+        Retries {
+            syn_retries,
+            gives_up,
+            reached: gives_up >= wanted,
+        }
     };
     // Both rules wait longer for a larger value, so that a bisection finds the smallest.
     let (mut low, mut high) = (1, MAX_SYNCNT);
@@ -178,11 +194,13 @@ mod tests {
         (1, 600),
     ];
     /// Gaps measured with the kernel's own timers, ms.
-    const MEASURED_GAPS: [u64; 10] =
-        [1020, 1024, 1028, 1020, 1024, 2016, 4064, 8192, 16128, 32768];
+    const MEASURED_GAPS: [u64; 10] = [1020, 1024, 1028, 1020, 1024, 2016, 4064, 8192, 16128, 32768];
 
     fn timers(initial_rto: u64) -> SynTimers {
-        SynTimers { initial_rto, ..SynTimers::kernel(HZ, 6, 4) }
+        SynTimers {
+            initial_rto,
+            ..SynTimers::kernel(HZ, 6, 4)
+        }
     }
 
     #[test]
@@ -205,11 +223,18 @@ mod tests {
     #[test]
     fn the_measured_deadlines() {
         for (initial_rto, ms) in MEASURED {
-            let wheel = timers(initial_rto).schedule(Granularity::TimerWheel).gives_up * 1000 / HZ;
+            let wheel = timers(initial_rto)
+                .schedule(Granularity::TimerWheel)
+                .gives_up
+                * 1000
+                / HZ;
             // A run begins anywhere between two steps of the wheel: one jiffy at every SYN, and
             // one step of the coarsest level.
             let tolerance = 11 * 4 + ms / 16;
-            assert!(wheel.abs_diff(ms) <= tolerance, "{initial_rto} jiffies: {wheel} vs {ms} ms");
+            assert!(
+                wheel.abs_diff(ms) <= tolerance,
+                "{initial_rto} jiffies: {wheel} vs {ms} ms"
+            );
         }
     }
 
@@ -219,7 +244,10 @@ mod tests {
         for (gap, measured) in schedule.gaps().map(|g| g * 1000 / HZ).zip(MEASURED_GAPS) {
             // One step of the level, as the run began in the middle of one.
             let tolerance = wheel::step(measured * HZ / 1000) * 1000 / HZ;
-            assert!(gap.abs_diff(measured) <= tolerance, "{gap} vs {measured} ms");
+            assert!(
+                gap.abs_diff(measured) <= tolerance,
+                "{gap} vs {measured} ms"
+            );
         }
     }
 
@@ -227,11 +255,17 @@ mod tests {
     fn measured_syncnt_with_100_ms() {
         // TCP_SYNCNT 1, 2, 3: SYNs sent and ETIMEDOUT in ms, measured as above.
         for (syn_retries, syns, ms) in [(1, 3, 310), (2, 6, 730), (3, 8, 1970)] {
-            let schedule =
-                SynTimers { syn_retries, ..timers(25) }.schedule(Granularity::TimerWheel);
+            let schedule = SynTimers {
+                syn_retries,
+                ..timers(25)
+            }
+            .schedule(Granularity::TimerWheel);
             assert_eq!(schedule.sent.len(), syns, "TCP_SYNCNT {syn_retries}");
             let gives_up = schedule.gives_up * 1000 / HZ;
-            assert!(gives_up.abs_diff(ms) <= 11 * 4 + ms / 16, "{gives_up} vs {ms}");
+            assert!(
+                gives_up.abs_diff(ms) <= 11 * 4 + ms / 16,
+                "{gives_up} vs {ms}"
+            );
         }
     }
 
@@ -240,13 +274,19 @@ mod tests {
         let wanted = timers(HZ).gives_up();
         let retries = retries_for(timers(25), wanted);
         assert!(retries.reached && retries.gives_up >= wanted);
-        let less = SynTimers { syn_retries: retries.syn_retries - 1, ..timers(25) };
+        let less = SynTimers {
+            syn_retries: retries.syn_retries - 1,
+            ..timers(25)
+        };
         assert!(less.gives_up() < wanted);
     }
 
     #[test]
     fn a_limit_that_cannot_be_reached_is_said() {
-        let timers = SynTimers { rto_max: 1, ..timers(1) };
+        let timers = SynTimers {
+            rto_max: 1,
+            ..timers(1)
+        };
         let retries = retries_for(timers, 1_000_000);
         assert_eq!((retries.syn_retries, retries.reached), (127, false));
     }

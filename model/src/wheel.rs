@@ -39,7 +39,14 @@ mod tests {
     fn levels_as_the_kernel_documents_them() {
         // The table in kernel/time/timer.c, HZ 250: 0-255 ms in 4 ms, 256-2047 ms in 32 ms,
         // 2048-16383 ms in 256 ms, 16384-131007 ms in 2048 ms.
-        for (ms, granularity) in [(0, 4), (248, 4), (256, 32), (2012, 32), (2048, 256), (16384, 2048)] {
+        for (ms, granularity) in [
+            (0, 4),
+            (248, 4),
+            (256, 32),
+            (2012, 32),
+            (2048, 256),
+            (16384, 2048),
+        ] {
             assert_eq!(step(ms / 4) * 4, granularity, "{ms} ms");
         }
     }

@@ -54,7 +54,14 @@ impl World {
         fs::create_dir_all(dir.path().join("etc/policies.d"))?;
         let notify = NotifySocket::new(dir.path())?;
         let name = names::unique();
-        Ok(Self { name, notify, daemon: None, cgroup: Cgroup::new()?, net: Pair::new()?, dir })
+        Ok(Self {
+            name,
+            notify,
+            daemon: None,
+            cgroup: Cgroup::new()?,
+            net: Pair::new()?,
+            dir,
+        })
     }
 
     /// Makes the surroundings, writes the policies and starts an agent.
@@ -127,7 +134,10 @@ impl World {
     ///
     /// If it does not; the error has its log.
     pub fn start(&mut self) -> anyhow::Result<()> {
-        let log = fs::File::options().create(true).append(true).open(self.log_path())?;
+        let log = fs::File::options()
+            .create(true)
+            .append(true)
+            .open(self.log_path())?;
         let child = Command::new(binary()?)
             .arg("run")
             .arg("--config")
@@ -205,7 +215,10 @@ impl World {
     /// If it cannot be run (not: if it fails).
     pub fn try_cli(&self, args: &[&str]) -> anyhow::Result<Output> {
         let mut command = Command::new(binary()?);
-        command.args(args).env("RTO_AGENT_SOCKET", self.socket()).env("RTO_AGENT_CONFIG", self.config());
+        command
+            .args(args)
+            .env("RTO_AGENT_SOCKET", self.socket())
+            .env("RTO_AGENT_CONFIG", self.config());
         Ok(command.stdin(Stdio::null()).output()?)
     }
 
@@ -227,7 +240,11 @@ impl World {
     pub fn cli_fails(&self, args: &[&str]) -> anyhow::Result<String> {
         let output = self.try_cli(args)?;
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        ensure!(output.status.code() == Some(1), "{args:?}: {}: {said}", output.status);
+        ensure!(
+            output.status.code() == Some(1),
+            "{args:?}: {}: {said}",
+            output.status
+        );
         Ok(said)
     }
 
@@ -239,7 +256,11 @@ impl World {
     pub fn json(&self, args: &[&str]) -> anyhow::Result<Value> {
         let output = self.try_cli(&[args, &["--json"]].concat())?;
         serde_json::from_slice(&output.stdout).with_context(|| {
-            format!("{args:?}: {}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+            format!(
+                "{args:?}: {}{}",
+                String::from_utf8_lossy(&output.stdout),
+                String::from_utf8_lossy(&output.stderr)
+            )
         })
     }
 
@@ -255,7 +276,11 @@ impl World {
             if is(&status) {
                 return Ok(status);
             }
-            ensure!(std::time::Instant::now() < end, "status never showed {what}: {status:#}\n{}", self.log());
+            ensure!(
+                std::time::Instant::now() < end,
+                "status never showed {what}: {status:#}\n{}",
+                self.log()
+            );
             std::thread::sleep(Duration::from_millis(20));
         }
     }

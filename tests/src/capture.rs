@@ -54,7 +54,17 @@ impl Capture {
     pub fn start(netns: &str, link: &str) -> anyhow::Result<Self> {
         let file = NamedTempFile::new()?;
         let mut tcpdump = command_in(Some(netns), None, "tcpdump")?
-            .args(["-i", link, "-n", "-s", "160", "-U", "--immediate-mode", "-Z", "root"])
+            .args([
+                "-i",
+                link,
+                "-n",
+                "-s",
+                "160",
+                "-U",
+                "--immediate-mode",
+                "-Z",
+                "root",
+            ])
             .args(["--time-stamp-precision=nano", "-w"])
             .arg(file.path())
             .arg("tcp")
@@ -67,7 +77,10 @@ impl Capture {
         let capture = Self { tcpdump, file };
         let mut lines = BufReader::new(stderr).lines();
         let said = lines.find(|line| !line.as_ref().is_ok_and(|l| !l.contains("listening on")));
-        ensure!(said.is_some_and(|line| line.is_ok()), "tcpdump did not start");
+        ensure!(
+            said.is_some_and(|line| line.is_ok()),
+            "tcpdump did not start"
+        );
         // Its complaints after that go nowhere; the reader must stay open until it ends.
         std::thread::spawn(move || lines.for_each(drop));
         let end = Instant::now() + Duration::from_secs(5);
@@ -123,19 +136,30 @@ impl Drop for Capture {
 /// SYNs (not SYN-ACKs) to an address, in order.
 #[must_use]
 pub fn syns(segments: &[Segment], to: SocketAddr) -> Vec<Segment> {
-    segments.iter().filter(|s| s.syn && !s.ack && s.to == to).cloned().collect()
+    segments
+        .iter()
+        .filter(|s| s.syn && !s.ack && s.to == to)
+        .cloned()
+        .collect()
 }
 
 /// SYN-ACKs from an address, in order.
 #[must_use]
 pub fn syn_acks(segments: &[Segment], from: SocketAddr) -> Vec<Segment> {
-    segments.iter().filter(|s| s.syn && s.ack && s.from == from).cloned().collect()
+    segments
+        .iter()
+        .filter(|s| s.syn && s.ack && s.from == from)
+        .cloned()
+        .collect()
 }
 
 /// Times between a segment and the next.
 #[must_use]
 pub fn gaps(segments: &[Segment]) -> Vec<Duration> {
-    segments.windows(2).map(|pair| pair[1].time.saturating_sub(pair[0].time)).collect()
+    segments
+        .windows(2)
+        .map(|pair| pair[1].time.saturating_sub(pair[0].time))
+        .collect()
 }
 
 fn parse(file: File) -> anyhow::Result<Vec<Segment>> {
@@ -173,11 +197,19 @@ fn parse(file: File) -> anyhow::Result<Vec<Segment>> {
 fn segment(time: Duration, frame: &[u8]) -> Option<Segment> {
     let packet = SlicedPacket::from_ethernet(frame).ok()?;
     let (from, to): (IpAddr, IpAddr) = match packet.net? {
-        NetSlice::Ipv4(ip) => (ip.header().source_addr().into(), ip.header().destination_addr().into()),
-        NetSlice::Ipv6(ip) => (ip.header().source_addr().into(), ip.header().destination_addr().into()),
+        NetSlice::Ipv4(ip) => (
+            ip.header().source_addr().into(),
+            ip.header().destination_addr().into(),
+        ),
+        NetSlice::Ipv6(ip) => (
+            ip.header().source_addr().into(),
+            ip.header().destination_addr().into(),
+        ),
         NetSlice::Arp(_) => return None,
     };
-    let Some(TransportSlice::Tcp(tcp)) = packet.transport else { return None };
+    let Some(TransportSlice::Tcp(tcp)) = packet.transport else {
+        return None;
+    };
     Some(Segment {
         time,
         from: SocketAddr::new(from, tcp.source_port()),

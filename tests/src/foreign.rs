@@ -28,7 +28,12 @@ struct Instruction {
 }
 
 const fn instruction(code: u8, dst: u8, src: u8, offset: i16, immediate: i32) -> Instruction {
-    Instruction { code, registers: src << 4 | dst, offset, immediate }
+    Instruction {
+        code,
+        registers: src << 4 | dst,
+        offset,
+        immediate,
+    }
 }
 
 #[repr(C)]
@@ -91,7 +96,10 @@ impl Foreign {
             flags: 0,
         };
         let link = bpf(BPF_LINK_CREATE, &mut attr)?;
-        Ok(Self { _program: program, _link: link })
+        Ok(Self {
+            _program: program,
+            _link: link,
+        })
     }
 }
 
@@ -110,7 +118,14 @@ fn load(instructions: &[Instruction]) -> io::Result<OwnedFd> {
 
 fn bpf<A>(command: libc::c_int, attr: &mut A) -> io::Result<OwnedFd> {
     // SAFETY: `attr` is a live repr(C) struct of the size given; what it points to outlives the call.
-    let fd = unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_mut(attr), size_of::<A>()) };
+    let fd = unsafe {
+        libc::syscall(
+            libc::SYS_bpf,
+            command,
+            std::ptr::from_mut(attr),
+            size_of::<A>(),
+        )
+    };
     match i32::try_from(fd) {
         // SAFETY: the kernel has just made this descriptor for us.
         Ok(fd) if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),

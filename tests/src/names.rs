@@ -17,5 +17,10 @@ pub fn unique() -> String {
 /// The process that made a name, if it is one of ours.
 #[must_use]
 pub fn owner(name: &str) -> Option<i32> {
-    name.strip_prefix(PREFIX)?.strip_prefix('-')?.split('-').next()?.parse().ok()
+    name.strip_prefix(PREFIX)?
+        .strip_prefix('-')?
+        .split('-')
+        .next()?
+        .parse()
+        .ok()
 }

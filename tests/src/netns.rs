@@ -55,8 +55,18 @@ impl Pair {
             "ip -n {client} link add {CLIENT_LINK} type veth peer name {SERVER_LINK} netns {server}"
         ))?;
         for (netns, link, v4, v6) in [
-            (client, CLIENT_LINK, &[CLIENT_V4, "10.88.1.1"][..], CLIENT_V6),
-            (server, SERVER_LINK, &[SERVER_V4, SERVER_V4_OTHER][..], SERVER_V6),
+            (
+                client,
+                CLIENT_LINK,
+                &[CLIENT_V4, "10.88.1.1"][..],
+                CLIENT_V6,
+            ),
+            (
+                server,
+                SERVER_LINK,
+                &[SERVER_V4, SERVER_V4_OTHER][..],
+                SERVER_V6,
+            ),
         ] {
             for address in v4 {
                 run(&format!("ip -n {netns} addr add {address}/24 dev {link}"))?;
@@ -100,7 +110,11 @@ impl Pair {
         let file = tempfile::NamedTempFile::new()?;
         fs::write(file.path(), rules)?;
         let netns = &self.server;
-        run(&format!("ip netns exec {netns} nft -f {}", file.path().display())).map(drop)
+        run(&format!(
+            "ip netns exec {netns} nft -f {}",
+            file.path().display()
+        ))
+        .map(drop)
     }
 
     /// Drops nothing any more.
@@ -119,9 +133,11 @@ impl Pair {
 ///
 /// If there is none of that name.
 pub fn sysctl(netns: &str, name: &str, value: &str) -> anyhow::Result<()> {
-    run(&format!("ip netns exec {netns} sysctl -q -w {name}={value}"))
-        .map(drop)
-        .with_context(|| format!("{name} in {netns}"))
+    run(&format!(
+        "ip netns exec {netns} sysctl -q -w {name}={value}"
+    ))
+    .map(drop)
+    .with_context(|| format!("{name} in {netns}"))
 }
 
 impl Drop for Pair {

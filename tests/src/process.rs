@@ -24,7 +24,9 @@ pub fn command_in(
     program: impl AsRef<OsStr>,
 ) -> anyhow::Result<Command> {
     let namespace = match netns {
-        Some(name) => Some(File::open(format!("/run/netns/{name}")).with_context(|| name.to_owned())?),
+        Some(name) => {
+            Some(File::open(format!("/run/netns/{name}")).with_context(|| name.to_owned())?)
+        }
         None => None,
     };
     let procs = match cgroup {
@@ -55,7 +57,10 @@ pub fn command_in(
 /// If it fails, with what it said.
 pub fn run(line: &str) -> anyhow::Result<String> {
     let mut words = line.split_whitespace();
-    let output = Command::new(words.next().unwrap_or_default()).args(words).output().with_context(|| line.to_owned())?;
+    let output = Command::new(words.next().unwrap_or_default())
+        .args(words)
+        .output()
+        .with_context(|| line.to_owned())?;
     stdout_of(line, output)
 }
 
@@ -67,7 +72,11 @@ pub fn run(line: &str) -> anyhow::Result<String> {
 pub fn stdout_of(what: &str, output: Output) -> anyhow::Result<String> {
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     if !output.status.success() {
-        bail!("{what}: {}\n{text}{}", output.status, String::from_utf8_lossy(&output.stderr));
+        bail!(
+            "{what}: {}\n{text}{}",
+            output.status,
+            String::from_utf8_lossy(&output.stderr)
+        );
     }
     Ok(text)
 }
@@ -79,12 +88,17 @@ pub fn stdout_of(what: &str, output: Output) -> anyhow::Result<String> {
 /// If one is missing.
 pub fn require(programs: &[&str]) -> anyhow::Result<()> {
     let dirs = std::env::var_os("PATH").unwrap_or_default();
-    let dirs: Vec<_> = std::env::split_paths(&dirs).chain(["/usr/sbin".into()]).collect();
+    let dirs: Vec<_> = std::env::split_paths(&dirs)
+        .chain(["/usr/sbin".into()])
+        .collect();
     let missing: Vec<_> = programs
         .iter()
         .filter(|program| !dirs.iter().any(|dir| dir.join(program).exists()))
         .collect();
-    ensure!(missing.is_empty(), "missing {missing:?}; cargo xtask test installs them");
+    ensure!(
+        missing.is_empty(),
+        "missing {missing:?}; cargo xtask test installs them"
+    );
     Ok(())
 }
 

@@ -31,7 +31,11 @@ pub fn latest(timer: Duration) -> Duration {
         level_end *= 8;
     }
     let rounded = jiffy * u32::try_from(jiffies).unwrap_or(u32::MAX);
-    let wheel = if step > 1 { jiffy * step } else { Duration::ZERO };
+    let wheel = if step > 1 {
+        jiffy * step
+    } else {
+        Duration::ZERO
+    };
     rounded + jiffy + wheel + SCHEDULING
 }
 
@@ -56,7 +60,10 @@ pub fn assert_gap(
     let mut late = Vec::new();
     for _ in 0..ATTEMPTS {
         let gap = measure()?;
-        assert!(gap >= earliest, "a gap of {gap:?} is too early for a {timer:?} timer");
+        assert!(
+            gap >= earliest,
+            "a gap of {gap:?} is too early for a {timer:?} timer"
+        );
         if gap <= latest {
             return Ok(());
         }
@@ -82,7 +89,10 @@ pub fn assert_gaps(
     for _ in 0..ATTEMPTS {
         let gaps = measure()?;
         let pairs = || gaps.iter().zip(timers);
-        assert!(gaps.len() >= timers.len(), "{gaps:?} are fewer than {timers:?}");
+        assert!(
+            gaps.len() >= timers.len(),
+            "{gaps:?} are fewer than {timers:?}"
+        );
         assert!(
             pairs().all(|(gap, timer)| *gap >= timer.saturating_sub(EARLY)),
             "gaps of {gaps:?} are too early for timers of {timers:?}"
@@ -102,7 +112,10 @@ mod tests {
     #[test]
     fn the_issue_of_100_ms_and_1_s() {
         if jiffy() == Duration::from_millis(4) {
-            assert_eq!(latest(Duration::from_millis(100)), Duration::from_millis(116));
+            assert_eq!(
+                latest(Duration::from_millis(100)),
+                Duration::from_millis(116)
+            );
             assert_eq!(latest(Duration::from_secs(1)), Duration::from_millis(1048));
         }
         assert!(latest(Duration::from_millis(100)) < Duration::from_millis(200));

@@ -63,7 +63,9 @@ impl Traffic {
         if let Some(first) = options.first {
             command.arg("--first").arg(first.to_string());
         }
-        Ok(Self { child: spawn(command)? })
+        Ok(Self {
+            child: spawn(command)?,
+        })
     }
 
     /// A listener that accepts and keeps connections; returns once it listens.
@@ -74,7 +76,9 @@ impl Traffic {
     pub fn serve(netns: &str, cgroup: Option<&Path>, on: SocketAddr) -> anyhow::Result<Self> {
         let mut command = command_in(Some(netns), cgroup, helper()?)?;
         command.arg("serve").arg("--on").arg(on.to_string());
-        let mut traffic = Self { child: spawn(command)? };
+        let mut traffic = Self {
+            child: spawn(command)?,
+        };
         ensure!(traffic.line()? == "listening", "the listener did not start");
         Ok(traffic)
     }
@@ -87,7 +91,10 @@ impl Traffic {
     pub fn outcome(mut self) -> anyhow::Result<Outcome> {
         let line = self.line()?;
         let (result, micros) = line.split_once(' ').with_context(|| line.clone())?;
-        Ok(Outcome { result: result.to_owned(), took: Duration::from_micros(micros.parse()?) })
+        Ok(Outcome {
+            result: result.to_owned(),
+            took: Duration::from_micros(micros.parse()?),
+        })
     }
 
     /// Whether connect() has ended.
@@ -117,7 +124,10 @@ impl Drop for Traffic {
 }
 
 fn spawn(mut command: Command) -> anyhow::Result<Child> {
-    Ok(command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?)
+    Ok(command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()?)
 }
 
 /// The helper binary, built with the tests.
@@ -132,7 +142,15 @@ fn helper() -> anyhow::Result<PathBuf> {
 /// If it is not there.
 pub fn beside(name: &str) -> anyhow::Result<PathBuf> {
     let test = std::env::current_exe()?;
-    let path = test.ancestors().nth(2).context("no target directory")?.join(name);
-    ensure!(path.exists(), "{} is missing; run the tests by cargo xtask test", path.display());
+    let path = test
+        .ancestors()
+        .nth(2)
+        .context("no target directory")?
+        .join(name);
+    ensure!(
+        path.exists(),
+        "{} is missing; run the tests by cargo xtask test",
+        path.display()
+    );
     Ok(path)
 }

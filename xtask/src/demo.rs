@@ -25,11 +25,15 @@ const SYNS: usize = 5;
 pub(crate) fn run() -> anyhow::Result<()> {
     setup::run()?;
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    run_command(
-        Command::new(cargo)
-            .current_dir(root())
-            .args(["build", "--quiet", "--locked", "--package", "rto-agent", "--package", "xtask"]),
-    )?;
+    run_command(Command::new(cargo).current_dir(root()).args([
+        "build",
+        "--quiet",
+        "--locked",
+        "--package",
+        "rto-agent",
+        "--package",
+        "xtask",
+    ]))?;
     if !is_root() {
         // Built as the user; shown as root.
         let myself = std::env::current_exe()?;
@@ -105,9 +109,16 @@ impl Stage {
                 .spawn()?,
         );
         let end = Instant::now() + Duration::from_secs(10);
-        while !self.cli(&["status"]).is_ok_and(|text| text.contains("good")) {
+        while !self.socket().exists()
+            || !self
+                .cli(&["status"])
+                .is_ok_and(|text| text.contains("good"))
+        {
             if Instant::now() > end || daemon.0.try_wait()?.is_some() {
-                bail!("the agent did not start:\n{}", fs::read_to_string(self.dir.path().join("log"))?);
+                bail!(
+                    "the agent did not start:\n{}",
+                    fs::read_to_string(self.dir.path().join("log"))?
+                );
             }
             std::thread::sleep(Duration::from_millis(20));
         }
@@ -129,7 +140,17 @@ impl Stage {
         let filter = format!("dst host {to} and tcp[tcpflags] & tcp-syn != 0");
         let mut tcpdump = Guard(
             self.inside("tcpdump")
-                .args(["-i", "demo0", "-n", "-l", "--immediate-mode", "-tt", "-c", &SYNS.to_string(), &filter])
+                .args([
+                    "-i",
+                    "demo0",
+                    "-n",
+                    "-l",
+                    "--immediate-mode",
+                    "-tt",
+                    "-c",
+                    &SYNS.to_string(),
+                    &filter,
+                ])
                 .stdout(Stdio::piped())
                 .stderr(Stdio::piped())
                 .spawn()?,
@@ -144,8 +165,12 @@ impl Stage {
             self.cgroup.display(),
             self.client()
         );
-        let _connecting =
-            Guard(Command::new("bash").args(["-c", &script]).stderr(Stdio::null()).spawn()?);
+        let _connecting = Guard(
+            Command::new("bash")
+                .args(["-c", &script])
+                .stderr(Stdio::null())
+                .spawn()?,
+        );
         let stdout = tcpdump.0.stdout.take().context("no stdout")?;
         let times = BufReader::new(stdout)
             .lines()
@@ -155,8 +180,10 @@ impl Stage {
                 time.parse::<f64>().with_context(|| line.clone())
             })
             .collect::<anyhow::Result<Vec<f64>>>()?;
-        let gaps: Vec<String> =
-            times.windows(2).map(|t| format!("{:.0} ms", (t[1] - t[0]) * 1000.0)).collect();
+        let gaps: Vec<String> = times
+            .windows(2)
+            .map(|t| format!("{:.0} ms", (t[1] - t[0]) * 1000.0))
+            .collect();
         println!("  to {to}: {}", gaps.join(", "));
         Ok(())
     }
@@ -201,7 +228,8 @@ impl Drop for Stage {
         }
         let _gone = fs::remove_dir_all(Path::new("/sys/fs/bpf").join(&self.name));
         let end = Instant::now() + Duration::from_secs(2);
-        while fs::remove_dir(&self.cgroup).is_err() && self.cgroup.exists() && Instant::now() < end {
+        while fs::remove_dir(&self.cgroup).is_err() && self.cgroup.exists() && Instant::now() < end
+        {
             std::thread::sleep(Duration::from_millis(10));
         }
     }

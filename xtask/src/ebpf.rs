@@ -3,8 +3,6 @@
 //! The build is reproducible: exact versions of compiler and linker, paths of sources, cargo home
 //! and sysroot remapped, debug sections removed (BTF stays). `--check` builds again and compares
 //! byte for byte.
-#![expect(clippy::print_stdout, reason = "its progress and its result are for a person's terminal")]
-
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -55,7 +53,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 }
 
 fn hex(bytes: &[u8]) -> String {
-    Sha256::digest(bytes).iter().map(|b| format!("{b:02x}")).collect()
+    Sha256::digest(bytes)
+        .iter()
+        .map(|b| format!("{b:02x}"))
+        .collect()
 }
 
 /// Compiles the program; the unstripped object.
@@ -65,7 +66,12 @@ fn build(linker: &Path) -> anyhow::Result<PathBuf> {
 }
 
 fn lint(linker: &Path) -> anyhow::Result<()> {
-    run_command(cargo(linker)?.args(["clippy", "--release"]).args(PACKAGE).args(["--", "-Dwarnings"]))
+    run_command(
+        cargo(linker)?
+            .args(["clippy", "--release"])
+            .args(PACKAGE)
+            .args(["--", "-Dwarnings"]),
+    )
 }
 
 const PACKAGE: [&str; 10] = [
@@ -113,7 +119,13 @@ fn cargo(linker: &Path) -> anyhow::Result<Command> {
         .env("CARGO_PROFILE_RELEASE_DEBUG", "2")
         .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "1")
         .env("CARGO_INCREMENTAL", "0");
-    for leftover in ["RUSTFLAGS", "RUSTC", "RUSTUP_TOOLCHAIN", "CARGO", "CARGO_BUILD_TARGET"] {
+    for leftover in [
+        "RUSTFLAGS",
+        "RUSTC",
+        "RUSTUP_TOOLCHAIN",
+        "CARGO",
+        "CARGO_BUILD_TARGET",
+    ] {
         cargo.env_remove(leftover);
     }
     Ok(cargo)
@@ -160,10 +172,15 @@ fn install_tools() -> anyhow::Result<PathBuf> {
     if is_wanted_linker(&linker) {
         return Ok(linker);
     }
-    println!("building bpf-linker {BPF_LINKER} into {} (about a minute)", tools.display());
+    println!(
+        "building bpf-linker {BPF_LINKER} into {} (about a minute)",
+        tools.display()
+    );
     run_command(
         Command::new("rustup")
-            .args(["run", RUST, "cargo", "install", "--quiet", "--locked", "--force"])
+            .args([
+                "run", RUST, "cargo", "install", "--quiet", "--locked", "--force",
+            ])
             .args([&format!("bpf-linker@{BPF_LINKER}"), "--no-default-features"])
             .arg(format!("--features=llvm-{LLVM}"))
             .arg("--root")

@@ -1,4 +1,5 @@
 //! What a developer of rto-agent runs: `cargo xtask VERB`.
+#![expect(clippy::print_stdout, reason = "what a verb does is said on stdout")]
 
 use std::path::PathBuf;
 

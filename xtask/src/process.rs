@@ -6,7 +6,9 @@ use anyhow::{Context as _, bail};
 
 /// Runs a command; its failure is an error that names it.
 pub(crate) fn run(command: &mut Command) -> anyhow::Result<()> {
-    let status = command.status().with_context(|| format!("cannot run {}", said(command)))?;
+    let status = command
+        .status()
+        .with_context(|| format!("cannot run {}", said(command)))?;
     if !status.success() {
         bail!("{}: {status}", said(command));
     }
@@ -44,7 +46,8 @@ pub(crate) fn as_root(program: &str) -> Command {
         Command::new(program)
     } else {
         let mut sudo = Command::new("sudo");
-        sudo.arg("--preserve-env=PATH,CI,RTO_TESTS_REQUIRE_ROOT,DEBIAN_FRONTEND").arg(program);
+        sudo.arg("--preserve-env=PATH,CI,RTO_TESTS_REQUIRE_ROOT,DEBIAN_FRONTEND")
+            .arg(program);
         sudo
     }
 }
@@ -52,7 +55,10 @@ pub(crate) fn as_root(program: &str) -> Command {
 /// Installs Debian packages, after saying so.
 pub(crate) fn apt_install(packages: &[&str], why: &str) -> anyhow::Result<()> {
     if !have("apt-get") {
-        bail!("{why} needs {}; this is no Debian or Ubuntu: install them by hand", packages.join(", "));
+        bail!(
+            "{why} needs {}; this is no Debian or Ubuntu: install them by hand",
+            packages.join(", ")
+        );
     }
     println!("installing {} ({why})", packages.join(" "));
     let apt = || {
@@ -61,7 +67,9 @@ pub(crate) fn apt_install(packages: &[&str], why: &str) -> anyhow::Result<()> {
         apt
     };
     run(apt().args(["update", "-qq"]))?;
-    run(apt().args(["install", "-y", "-qq", "--no-install-recommends"]).args(packages))
+    run(apt()
+        .args(["install", "-y", "-qq", "--no-install-recommends"])
+        .args(packages))
 }
 
 fn said(command: &Command) -> String {

@@ -17,8 +17,11 @@ const PROGRAMS: [(&str, &str); 7] = [
 
 /// Installs what is missing, after saying so, and mounts the BPF file system.
 pub(crate) fn run() -> anyhow::Result<()> {
-    let mut packages: Vec<&str> =
-        PROGRAMS.iter().filter(|(program, _)| !have(program)).map(|(_, package)| *package).collect();
+    let mut packages: Vec<&str> = PROGRAMS
+        .iter()
+        .filter(|(program, _)| !have(program))
+        .map(|(_, package)| *package)
+        .collect();
     if packages.contains(&"bpftool") && is_ubuntu() {
         // Ubuntu keeps bpftool among the kernel's tools.
         packages.retain(|package| *package != "bpftool");
@@ -36,7 +39,9 @@ fn is_ubuntu() -> bool {
 
 fn mount_bpffs() -> anyhow::Result<()> {
     let mounts = fs::read_to_string("/proc/self/mounts")?;
-    let mounted = mounts.lines().any(|line| line.split(' ').nth(2) == Some("bpf"));
+    let mounted = mounts
+        .lines()
+        .any(|line| line.split(' ').nth(2) == Some("bpf"));
     if mounted || !Path::new("/sys/fs/bpf").is_dir() {
         return Ok(());
     }

@@ -37,10 +37,24 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     run_command(cargo().args(["build", "--workspace", "--bins", "--locked"]))?;
     let mut all = Counts::default();
     let mut plain = cargo();
-    plain.args(["test", "--workspace", "--locked", "--no-fail-fast", "--exclude", "rto-tests"]);
+    plain.args([
+        "test",
+        "--workspace",
+        "--locked",
+        "--no-fail-fast",
+        "--exclude",
+        "rto-tests",
+    ]);
     count(plain.args(args.filter.as_slice()), &mut all)?;
     let mut harness = cargo();
-    harness.args(["test", "--package", "rto-tests", "--locked", "--no-fail-fast", "--lib"]);
+    harness.args([
+        "test",
+        "--package",
+        "rto-tests",
+        "--locked",
+        "--no-fail-fast",
+        "--lib",
+    ]);
     count(harness.args(args.filter.as_slice()), &mut all)?;
     if !args.unprivileged {
         let before = all.passed + all.failed;
@@ -52,7 +66,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             bail!("no integration test ran: they need root");
         }
     }
-    let Counts { passed, failed, ignored } = all;
+    let Counts {
+        passed,
+        failed,
+        ignored,
+    } = all;
     println!("\n{passed} passed, {failed} failed, {ignored} skipped");
     if failed > 0 {
         bail!("{failed} tests failed");
@@ -69,7 +87,15 @@ fn cargo() -> Command {
 /// Builds the integration tests; their executable.
 fn integration_binary() -> anyhow::Result<PathBuf> {
     let output = cargo()
-        .args(["test", "--package", "rto-tests", "--locked", "--test", "integration", "--no-run"])
+        .args([
+            "test",
+            "--package",
+            "rto-tests",
+            "--locked",
+            "--test",
+            "integration",
+            "--no-run",
+        ])
         .arg("--message-format=json-render-diagnostics")
         .stderr(Stdio::inherit())
         .output()?;
@@ -86,7 +112,10 @@ fn integration_binary() -> anyhow::Result<PathBuf> {
 /// Runs a command, shows what it prints, and adds up cargo's "test result" lines. A command that
 /// fails without a failed test (it does not build, or dies) is an error.
 fn count(command: &mut Command, all: &mut Counts) -> anyhow::Result<()> {
-    let mut child = command.stdout(Stdio::piped()).stdin(Stdio::null()).spawn()?;
+    let mut child = command
+        .stdout(Stdio::piped())
+        .stdin(Stdio::null())
+        .spawn()?;
     let stdout = child.stdout.take().context("no stdout")?;
     let failed_before = all.failed;
     for line in BufReader::new(stdout).lines() {
@@ -94,8 +123,11 @@ fn count(command: &mut Command, all: &mut Counts) -> anyhow::Result<()> {
         println!("{line}");
         if let Some(result) = line.strip_prefix("test result: ") {
             let number = |what: &str| {
-                let part = result.split(['.', ';']).find(|part| part.trim_end().ends_with(what));
-                part.and_then(|part| part.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or(0)
+                let part = result
+                    .split(['.', ';'])
+                    .find(|part| part.trim_end().ends_with(what));
+                part.and_then(|part| part.split_whitespace().next()?.parse::<u64>().ok())
+                    .unwrap_or(0)
             };
             all.passed += number("passed");
             all.failed += number("failed");

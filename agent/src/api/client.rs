@@ -33,7 +33,9 @@ pub enum ClientError {
         reason: io::Error,
     },
     /// The socket is not for us.
-    #[error("{socket}: permission denied; the socket is for root and the group set as [agent] group")]
+    #[error(
+        "{socket}: permission denied; the socket is for root and the group set as [agent] group"
+    )]
     NotPermitted {
         /// The socket.
         socket: PathBuf,
@@ -61,7 +63,9 @@ impl Client {
     /// For the daemon at `socket`.
     #[must_use]
     pub fn new(socket: &Path) -> Self {
-        Self { socket: socket.to_owned() }
+        Self {
+            socket: socket.to_owned(),
+        }
     }
 
     /// `GET path`.
@@ -100,7 +104,9 @@ impl Client {
         let answer = runtime.block_on(async {
             tokio::time::timeout(TIMEOUT, self.exchange(method, path, body))
                 .await
-                .unwrap_or_else(|_| Err(self.broken(format!("nothing for {} s", TIMEOUT.as_secs()))))
+                .unwrap_or_else(
+                    |_| Err(self.broken(format!("nothing for {} s", TIMEOUT.as_secs()))),
+                )
         })?;
         serde_json::from_slice(&answer).map_err(|e| self.broken(e))
     }
@@ -119,8 +125,9 @@ impl Client {
                 ClientError::NotRunning { socket, reason }
             }
         })?;
-        let (mut sender, connection) =
-            http1::handshake(TokioIo::new(stream)).await.map_err(|e| self.broken(e))?;
+        let (mut sender, connection) = http1::handshake(TokioIo::new(stream))
+            .await
+            .map_err(|e| self.broken(e))?;
         let driver = tokio::spawn(connection);
         let request = Request::builder()
             .method(method)
@@ -129,9 +136,17 @@ impl Client {
             .header("content-type", "application/json")
             .body(Full::new(body))
             .map_err(|e| self.broken(e))?;
-        let response = sender.send_request(request).await.map_err(|e| self.broken(e))?;
+        let response = sender
+            .send_request(request)
+            .await
+            .map_err(|e| self.broken(e))?;
         let status = response.status();
-        let bytes = response.into_body().collect().await.map_err(|e| self.broken(e))?.to_bytes();
+        let bytes = response
+            .into_body()
+            .collect()
+            .await
+            .map_err(|e| self.broken(e))?
+            .to_bytes();
         driver.abort();
         if status.is_success() {
             return Ok(bytes);
@@ -143,6 +158,9 @@ impl Client {
     }
 
     fn broken(&self, reason: impl std::fmt::Display) -> ClientError {
-        ClientError::Broken { socket: self.socket.clone(), reason: reason.to_string() }
+        ClientError::Broken {
+            socket: self.socket.clone(),
+            reason: reason.to_string(),
+        }
     }
 }

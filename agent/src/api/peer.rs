@@ -40,9 +40,13 @@ impl Allowed {
 ///
 /// If there is none, naming the mend.
 pub fn group_id(name: &str) -> anyhow::Result<Gid> {
-    Group::from_name(name)?.map(|group| group.gid).ok_or_else(|| {
-        anyhow::anyhow!("[agent] group = \"{name}\": there is no such group; groupadd --system {name}")
-    })
+    Group::from_name(name)?
+        .map(|group| group.gid)
+        .ok_or_else(|| {
+            anyhow::anyhow!(
+                "[agent] group = \"{name}\": there is no such group; groupadd --system {name}"
+            )
+        })
 }
 
 /// Reads a peer's credentials (SO_PEERCRED) and groups (SO_PEERGROUPS, Linux 4.13).
@@ -54,7 +58,13 @@ pub fn peer_of(socket: BorrowedFd<'_>) -> std::io::Result<Peer> {
     let credentials = getsockopt(&socket, PeerCredentials)?;
     let mut groups = peer_groups(socket)?;
     groups.push(credentials.gid());
-    Ok(Peer { caller: Caller { uid: credentials.uid(), pid: credentials.pid() }, groups })
+    Ok(Peer {
+        caller: Caller {
+            uid: credentials.uid(),
+            pid: credentials.pid(),
+        },
+        groups,
+    })
 }
 
 fn peer_groups(socket: BorrowedFd<'_>) -> std::io::Result<Vec<u32>> {
@@ -104,7 +114,9 @@ mod tests {
 
     #[test]
     fn root_and_the_group_only() {
-        let allowed = Allowed { group: Gid::from_raw(7) };
+        let allowed = Allowed {
+            group: Gid::from_raw(7),
+        };
         let peer = |uid, groups: &[u32]| Peer {
             caller: Caller { uid, pid: 1 },
             groups: groups.to_vec(),

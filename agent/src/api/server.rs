@@ -70,7 +70,13 @@ pub fn bind(path: &Path, group: Gid) -> anyhow::Result<(UnixListener, Socket)> {
     chown(path, None, Some(group)).with_context(|| format!("chgrp {}", path.display()))?;
     fs::set_permissions(path, fs::Permissions::from_mode(0o660))?;
     let inode = fs::symlink_metadata(path)?.ino();
-    Ok((listener, Socket { path: path.to_owned(), inode }))
+    Ok((
+        listener,
+        Socket {
+            path: path.to_owned(),
+            inode,
+        },
+    ))
 }
 
 impl Drop for Socket {
@@ -96,7 +102,9 @@ pub async fn serve(
     stop: impl Future<Output = ()> + Send + 'static,
 ) -> io::Result<()> {
     let app = router(engine, allowed).into_make_service_with_connect_info::<PeerInfo>();
-    axum::serve(listener, app).with_graceful_shutdown(stop).await
+    axum::serve(listener, app)
+        .with_graceful_shutdown(stop)
+        .await
 }
 
 fn router(engine: Handle, allowed: Allowed) -> Router {
@@ -119,7 +127,10 @@ struct PeerInfo(Option<Peer>);
 impl Connected<IncomingStream<'_, UnixListener>> for PeerInfo {
     fn connect_info(stream: IncomingStream<'_, UnixListener>) -> Self {
         let peer = peer_of(stream.io().as_fd());
-        Self(peer.inspect_err(|e| warn!("a client's credentials cannot be read: {e}")).ok())
+        Self(
+            peer.inspect_err(|e| warn!("a client's credentials cannot be read: {e}"))
+                .ok(),
+        )
     }
 }
 
@@ -164,9 +175,11 @@ async fn add(
     body: Result<Json<AddRequest>, JsonRejection>,
 ) -> Response {
     match body {
-        Ok(Json(request)) => {
-            respond(engine.ask(|reply| Message::Add(request, caller, reply)).await)
-        }
+        Ok(Json(request)) => respond(
+            engine
+                .ask(|reply| Message::Add(request, caller, reply))
+                .await,
+        ),
         Err(e) => answer(e.status(), &e.body_text()),
     }
 }
@@ -177,9 +190,11 @@ async fn remove(
     body: Result<Json<RemoveRequest>, JsonRejection>,
 ) -> Response {
     match body {
-        Ok(Json(request)) => {
-            respond(engine.ask(|reply| Message::Remove(request, caller, reply)).await)
-        }
+        Ok(Json(request)) => respond(
+            engine
+                .ask(|reply| Message::Remove(request, caller, reply))
+                .await,
+        ),
         Err(e) => answer(e.status(), &e.body_text()),
     }
 }
@@ -231,5 +246,11 @@ fn error(error: &EngineError) -> Response {
 }
 
 fn answer(status: StatusCode, text: &str) -> Response {
-    (status, Json(ErrorAnswer { error: text.to_owned() })).into_response()
+    (
+        status,
+        Json(ErrorAnswer {
+            error: text.to_owned(),
+        }),
+    )
+        .into_response()
 }

@@ -63,7 +63,11 @@ impl SettingsSpec {
     /// Whether it sets anything at all.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        *self == Self { force: self.force, ..Self::default() }
+        *self
+            == Self {
+                force: self.force,
+                ..Self::default()
+            }
     }
 
     /// The settings meant.
@@ -73,9 +77,9 @@ impl SettingsSpec {
     /// Names the setting that cannot be read, and how it should look.
     pub fn parse(&self) -> Result<Settings, String> {
         let duration = |name: &str, text: &Option<String>| match text {
-            Some(text) => {
-                units::parse_duration(text).map(Some).map_err(|e| format!("{name}: {e}"))
-            }
+            Some(text) => units::parse_duration(text)
+                .map(Some)
+                .map_err(|e| format!("{name}: {e}")),
             None => Ok(None),
         };
         Ok(Settings {
@@ -185,8 +189,13 @@ impl std::fmt::Display for SourceView {
                 let name = path.file_name().map_or(path.as_os_str(), |name| name);
                 write!(f, "{}:{line}", name.to_string_lossy())
             }
-            Self::Manual { expires_in_s: None, .. } => f.write_str("by hand"),
-            Self::Manual { expires_in_s: Some(s), .. } => {
+            Self::Manual {
+                expires_in_s: None, ..
+            } => f.write_str("by hand"),
+            Self::Manual {
+                expires_in_s: Some(s),
+                ..
+            } => {
                 let left = humantime::format_duration(std::time::Duration::from_secs(*s));
                 write!(f, "by hand, {left} left")
             }

@@ -31,7 +31,11 @@ pub(super) fn run(args: &Detach) -> anyhow::Result<ExitCode> {
 /// A host without configuration can still have pins: then the defaults are meant.
 fn agent_config(args: &Detach) -> anyhow::Result<AgentConfig> {
     let path = &args.config.config;
-    let mut agent = if path.exists() { Config::load_agent(path)? } else { AgentConfig::default() };
+    let mut agent = if path.exists() {
+        Config::load_agent(path)?
+    } else {
+        AgentConfig::default()
+    };
     if let Some(pin_dir) = &args.pin_dir {
         agent.pin_dir.clone_from(pin_dir);
     }
@@ -43,7 +47,10 @@ fn alone(agent: &AgentConfig) -> anyhow::Result<DetachAnswer> {
     let _lock = InstanceLock::take(&agent.state_dir, &agent.pin_dir)
         .context("no daemon answers at the socket, and yet one seems to run")?;
     let removed = remove_pins(&agent.pin_dir)?;
-    Ok(DetachAnswer { removed, by_daemon: false })
+    Ok(DetachAnswer {
+        removed,
+        by_daemon: false,
+    })
 }
 
 fn text(answer: &DetachAnswer) -> String {
@@ -53,7 +60,9 @@ fn text(answer: &DetachAnswer) -> String {
         (links, sets) => format!("detached: {links} link(s) and {sets} set(s) of maps removed\n"),
     };
     if answer.by_daemon {
-        text.push_str("the daemon runs on with nothing in force; rto-agent reload attaches again\n");
+        text.push_str(
+            "the daemon runs on with nothing in force; rto-agent reload attaches again\n",
+        );
     }
     for path in &removed.left {
         text.push_str(&format!("left, not ours: {}\n", path.display()));

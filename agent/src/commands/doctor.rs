@@ -30,5 +30,9 @@ pub(super) fn run(args: &Doctor) -> anyhow::Result<ExitCode> {
         config_error: loaded.as_ref().err().map(ToString::to_string),
     });
     print(args.output.json, &report, || render(&report))?;
-    Ok(if report.worst == Severity::Problem { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    Ok(if report.worst == Severity::Problem {
+        ExitCode::FAILURE
+    } else {
+        ExitCode::SUCCESS
+    })
 }

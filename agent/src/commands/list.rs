@@ -19,7 +19,11 @@ pub(super) fn run(args: &Reading) -> anyhow::Result<ExitCode> {
 fn text(answer: &ListAnswer) -> String {
     let mut rows = table::new(["CIDR", "POLICY", "SOURCE", "HITS", "SETTINGS"]);
     for entry in &answer.entries {
-        let more = if entry.hits >= EntryValue::HITS_MAX { "+" } else { "" };
+        let more = if entry.hits >= EntryValue::HITS_MAX {
+            "+"
+        } else {
+            ""
+        };
         rows.add_row([
             entry.cidr.to_string(),
             entry.policy.to_string(),
@@ -34,7 +38,9 @@ fn text(answer: &ListAnswer) -> String {
         table::text(&rows)
     };
     for cidr in &answer.masked {
-        text.push_str(&format!("{cidr} is switched off by hand (rto-agent remove --undo {cidr})\n"));
+        text.push_str(&format!(
+            "{cidr} is switched off by hand (rto-agent remove --undo {cidr})\n"
+        ));
     }
     text
 }

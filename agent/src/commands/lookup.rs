@@ -12,7 +12,10 @@ use crate::{
 pub(super) fn run(args: &Lookup) -> anyhow::Result<ExitCode> {
     // The address goes into a URL: what is no address is refused here, not encoded.
     let address: std::net::IpAddr = args.address.parse().map_err(|_| {
-        anyhow::anyhow!("{:?} is no IPv4 or IPv6 address (host names are not looked up)", args.address)
+        anyhow::anyhow!(
+            "{:?} is no IPv4 or IPv6 address (host names are not looked up)",
+            args.address
+        )
     })?;
     let path = format!("/v1/lookup?address={address}");
     let answer: LookupAnswer = Client::new(&args.socket.socket).get(&path)?;

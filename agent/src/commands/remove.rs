@@ -12,7 +12,11 @@ use crate::{
 };
 
 pub(super) fn run(args: Remove) -> anyhow::Result<ExitCode> {
-    let request = RemoveRequest { cidrs: args.cidrs, save: args.save, undo: args.undo };
+    let request = RemoveRequest {
+        cidrs: args.cidrs,
+        save: args.save,
+        undo: args.undo,
+    };
     let answer: ChangeAnswer =
         Client::new(&args.socket.socket).post("/v1/entries/remove", &request)?;
     print(args.output.json, &answer, || table::change(&answer, 0))?;

@@ -11,7 +11,11 @@ use crate::{
 pub(super) fn run(args: &Reading) -> anyhow::Result<ExitCode> {
     let answer: StatusAnswer = Client::new(&args.socket.socket).get("/v1/status")?;
     print(args.output.json, &answer, || text(&answer))?;
-    Ok(if answer.healthy { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if answer.healthy {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
 }
 
 fn text(status: &StatusAnswer) -> String {
@@ -21,7 +25,13 @@ fn text(status: &StatusAnswer) -> String {
         Some(id) if attachment.attached => {
             format!("yes, {} (program {id})", attachment.cgroup.display())
         }
-        _ => format!("NO: {}", attachment.problem.as_deref().unwrap_or("the program is not in force")),
+        _ => format!(
+            "NO: {}",
+            attachment
+                .problem
+                .as_deref()
+                .unwrap_or("the program is not in force")
+        ),
     };
     let reload = &status.last_reload;
     let ago = std::time::SystemTime::now()
@@ -33,8 +43,18 @@ fn text(status: &StatusAnswer) -> String {
     let outcome = if reload.ok { "good" } else { "REFUSED" };
     let host = &status.host;
     let lines = [
-        ("rto-agent", format!("{}, pid {}, up {uptime}", status.version, status.pid)),
-        ("health", if status.healthy { "good".to_owned() } else { "NOT GOOD".to_owned() }),
+        (
+            "rto-agent",
+            format!("{}, pid {}, up {uptime}", status.version, status.pid),
+        ),
+        (
+            "health",
+            if status.healthy {
+                "good".to_owned()
+            } else {
+                "NOT GOOD".to_owned()
+            },
+        ),
         ("attached", attached),
         ("kernel", status.kernel.clone()),
         (
@@ -51,16 +71,36 @@ fn text(status: &StatusAnswer) -> String {
                 status.entries,
                 status.max_entries,
                 status.entries_by_hand,
-                if status.in_sync { "" } else { ", OUT OF STEP with the kernel" }
+                if status.in_sync {
+                    ""
+                } else {
+                    ", OUT OF STEP with the kernel"
+                }
             ),
         ),
-        ("configuration", format!("{}, {outcome}, {ago} ago ({})", status.config.display(), reload.cause)),
+        (
+            "configuration",
+            format!(
+                "{}, {outcome}, {ago} ago ({})",
+                status.config.display(),
+                reload.cause
+            ),
+        ),
     ];
-    let mut text: String =
-        lines.iter().map(|(name, value)| format!("{name:13}  {value}\n")).collect();
+    let mut text: String = lines
+        .iter()
+        .map(|(name, value)| format!("{name:13}  {value}\n"))
+        .collect();
     if !status.policies.is_empty() {
-        let mut rows =
-            table::new(["POLICY", "CONNECTED", "ACCEPTED", "SYN SET", "SYN AGAIN", "SYN-ACK SET", "SYN-ACK AGAIN"]);
+        let mut rows = table::new([
+            "POLICY",
+            "CONNECTED",
+            "ACCEPTED",
+            "SYN SET",
+            "SYN AGAIN",
+            "SYN-ACK SET",
+            "SYN-ACK AGAIN",
+        ]);
         for (name, c) in &status.policies {
             rows.add_row([
                 name.to_string(),

@@ -10,7 +10,10 @@ use crate::{
 /// A table without lines, as `ip` and `systemctl` print them.
 pub(super) fn new<const N: usize>(header: [&str; N]) -> Table {
     let mut table = Table::new();
-    table.load_style(NOTHING).set_header(header).set_content_arrangement(ContentArrangement::Disabled);
+    table
+        .load_style(NOTHING)
+        .set_header(header)
+        .set_content_arrangement(ContentArrangement::Disabled);
     table
 }
 
@@ -51,7 +54,12 @@ pub(super) fn effects(effects: &[Effect], hz: u32, indent: &str) -> String {
 /// A change in words.
 pub(super) fn change(answer: &ChangeAnswer, hz: u32) -> String {
     let mut text = format!("{}\n", answer.changed);
-    let ChangeSummary { policies_added, policies_changed, policies_removed, .. } = answer.changed;
+    let ChangeSummary {
+        policies_added,
+        policies_changed,
+        policies_removed,
+        ..
+    } = answer.changed;
     if policies_added + policies_changed + policies_removed > 0 {
         text.push_str(&format!(
             "policies: {policies_added} added, {policies_changed} changed, {policies_removed} removed\n"

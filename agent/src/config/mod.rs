@@ -22,8 +22,8 @@ pub mod save;
 mod source;
 
 use parse::RawPolicy;
-pub use source::{ConfigError, ConfigErrors};
 use source::Source;
+pub use source::{ConfigError, ConfigErrors};
 
 /// Socket of the daemon unless said otherwise.
 pub const DEFAULT_SOCKET: &str = "/run/rto-agent/control.sock";
@@ -116,7 +116,9 @@ impl Config {
                     loader.read(&file, false);
                 }
             }
-            Err(e) => loader.errors.push(ConfigError::whole(&policies_dir(path), e.to_string())),
+            Err(e) => loader
+                .errors
+                .push(ConfigError::whole(&policies_dir(path), e.to_string())),
         }
         loader.finish(host)
     }
@@ -171,7 +173,10 @@ fn list(dir: &Path) -> io::Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for entry in entries {
         let path = entry?.path();
-        let name = path.file_name().map(|n| n.as_encoded_bytes()).unwrap_or_default();
+        let name = path
+            .file_name()
+            .map(std::ffi::OsStr::as_encoded_bytes)
+            .unwrap_or_default();
         if !name.starts_with(b".") && name.ends_with(b".toml") {
             files.push(path);
         }
@@ -212,7 +217,8 @@ impl Loader {
                     io::ErrorKind::InvalidData => "; configuration files are UTF-8 text",
                     _ => "",
                 };
-                self.errors.push(ConfigError::whole(path, format!("{e}{mend}")));
+                self.errors
+                    .push(ConfigError::whole(path, format!("{e}{mend}")));
                 return;
             }
         };
@@ -224,13 +230,15 @@ impl Loader {
             Some(_) => {
                 let at = source.text.find("agent").unwrap_or(0);
                 let message = "[agent] stands in the main configuration file only";
-                self.errors.push(source.error(at..at + "agent".len(), message));
+                self.errors
+                    .push(source.error(at..at + "agent".len(), message));
             }
             None => {}
         }
         let index = self.sources.len();
         self.sources.push(source);
-        self.policies.extend(parsed.policies.into_iter().map(|raw| (index, raw)));
+        self.policies
+            .extend(parsed.policies.into_iter().map(|raw| (index, raw)));
     }
 
     fn finish(mut self, host: &HostFacts) -> Result<Config, ConfigErrors> {
@@ -240,12 +248,25 @@ impl Loader {
         self.settings(host, &mut set, &mut warnings);
         self.entries(agent.max_entries, &mut set);
         if self.errors.is_empty() {
-            Ok(Config { agent, set, files: self.files, warnings })
+            Ok(Config {
+                agent,
+                set,
+                files: self.files,
+                warnings,
+            })
         } else {
-            let order: BTreeMap<&PathBuf, usize> =
-                self.files.iter().enumerate().map(|(i, path)| (path, i)).collect();
+            let order: BTreeMap<&PathBuf, usize> = self
+                .files
+                .iter()
+                .enumerate()
+                .map(|(i, path)| (path, i))
+                .collect();
             self.errors.sort_by_key(|e| {
-                (order.get(&e.path).copied().unwrap_or(usize::MAX), e.line, e.column)
+                (
+                    order.get(&e.path).copied().unwrap_or(usize::MAX),
+                    e.line,
+                    e.column,
+                )
             });
             self.errors.dedup();
             Err(ConfigErrors(self.errors))
@@ -271,18 +292,31 @@ impl Loader {
             let line = source.line(raw.span.start);
             match compile(&raw.name, &raw.settings, host) {
                 Ok(compiled) => warnings.extend(compiled.warnings.into_iter().map(|warning| {
-                    format!("{}:{line}: policy {}: {warning}", source.path.display(), raw.name)
+                    format!(
+                        "{}:{line}: policy {}: {warning}",
+                        source.path.display(),
+                        raw.name
+                    )
                 })),
                 // A policy whose only value could not be read does not "set nothing".
-                Err(errors) => self.errors.extend(errors.into_iter().filter(|error| {
-                    !error.setting.is_empty() || raw.sets_nothing()
-                }).map(|error| {
-                    let span = raw.spans.get(error.setting).unwrap_or(&raw.span).clone();
-                    source.error(span, error.to_string())
-                })),
+                Err(errors) => self.errors.extend(
+                    errors
+                        .into_iter()
+                        .filter(|error| !error.setting.is_empty() || raw.sets_nothing())
+                        .map(|error| {
+                            let span = raw.spans.get(error.setting).unwrap_or(&raw.span).clone();
+                            source.error(span, error.to_string())
+                        }),
+                ),
             }
-            let location = Some(Location { path: source.path.clone(), line });
-            let policy = Policy { settings: raw.settings.clone(), location };
+            let location = Some(Location {
+                path: source.path.clone(),
+                line,
+            });
+            let policy = Policy {
+                settings: raw.settings.clone(),
+                location,
+            };
             set.policies.insert(raw.name.clone(), policy);
         }
     }
@@ -314,8 +348,17 @@ impl Loader {
                 if first.len() > max_entries as usize && over.is_none() {
                     over = Some((*index, span.clone()));
                 }
-                let location = Some(Location { path: source.path.clone(), line });
-                set.entries.insert(*cidr, Entry { policy: raw.name.clone(), location });
+                let location = Some(Location {
+                    path: source.path.clone(),
+                    line,
+                });
+                set.entries.insert(
+                    *cidr,
+                    Entry {
+                        policy: raw.name.clone(),
+                        location,
+                    },
+                );
             }
         }
         if let Some((index, span)) = over {

@@ -37,7 +37,9 @@ pub(super) struct RawPolicy {
 impl RawPolicy {
     /// Whether it has none of the settings, not even one that could not be read.
     pub(super) fn sets_nothing(&self) -> bool {
-        self.spans.keys().all(|key| ["cidrs", "force"].contains(key))
+        self.spans
+            .keys()
+            .all(|key| ["cidrs", "force"].contains(key))
     }
 
     /// Whether it only adds CIDRs to a policy that is set elsewhere.
@@ -47,8 +49,16 @@ impl RawPolicy {
 }
 
 const TOP_KEYS: [&str; 2] = ["agent", "policy"];
-const AGENT_KEYS: [&str; 8] =
-    ["cgroup", "pin_dir", "socket", "state_dir", "group", "on_exit", "metrics", "max_entries"];
+const AGENT_KEYS: [&str; 8] = [
+    "cgroup",
+    "pin_dir",
+    "socket",
+    "state_dir",
+    "group",
+    "on_exit",
+    "metrics",
+    "max_entries",
+];
 const POLICY_KEYS: [&str; 9] = [
     "cidrs",
     "initial_rto",
@@ -66,10 +76,15 @@ type Value<'a> = Spanned<DeValue<'a>>;
 pub(super) fn parse(source: &Source) -> (Parsed, Vec<ConfigError>) {
     let (table, syntax) = DeTable::parse_recoverable(&source.text);
     if !syntax.is_empty() {
-        let errors = syntax.iter().map(|e| source.error(e.span().unwrap_or(0..0), e.message()));
+        let errors = syntax
+            .iter()
+            .map(|e| source.error(e.span().unwrap_or(0..0), e.message()));
         return (Parsed::default(), errors.collect());
     }
-    let mut walk = Walk { source, errors: Vec::new() };
+    let mut walk = Walk {
+        source,
+        errors: Vec::new(),
+    };
     let parsed = walk.top(table.get_ref());
     (parsed, walk.errors)
 }
@@ -155,7 +170,11 @@ impl Walk<'_> {
         agent
     }
 
-    fn policy(&mut self, name: &Spanned<std::borrow::Cow<'_, str>>, value: &Value<'_>) -> Option<RawPolicy> {
+    fn policy(
+        &mut self,
+        name: &Spanned<std::borrow::Cow<'_, str>>,
+        value: &Value<'_>,
+    ) -> Option<RawPolicy> {
         let span = name.span();
         let name = match PolicyName::from_str(name.get_ref()) {
             Ok(name) => name,
@@ -220,7 +239,9 @@ impl Walk<'_> {
                 return None;
             }
         };
-        text.parse().map_err(|e: String| self.error(value.span(), e)).ok()
+        text.parse()
+            .map_err(|e: String| self.error(value.span(), e))
+            .ok()
     }
 
     fn duration(&mut self, value: &Value<'_>) -> Option<Duration> {
@@ -234,7 +255,9 @@ impl Walk<'_> {
                 return None;
             }
         };
-        parse_duration(&text).map_err(|e| self.error(value.span(), e.to_string())).ok()
+        parse_duration(&text)
+            .map_err(|e| self.error(value.span(), e.to_string()))
+            .ok()
     }
 
     fn text<'v>(&mut self, value: &'v Value<'_>) -> Option<&'v str> {
@@ -261,7 +284,10 @@ impl Walk<'_> {
     }
 
     fn integer(&mut self, value: &Value<'_>, range: std::ops::RangeInclusive<i64>) -> Option<i64> {
-        let number = value.get_ref().as_integer().map(|n| i64::from_str_radix(n.as_str(), n.radix()));
+        let number = value
+            .get_ref()
+            .as_integer()
+            .map(|n| i64::from_str_radix(n.as_str(), n.radix()));
         match number {
             Some(Ok(number)) if range.contains(&number) => Some(number),
             _ => {
@@ -281,7 +307,10 @@ impl Walk<'_> {
 
     fn wrong_kind(&mut self, value: &Value<'_>, wanted: &str) {
         let found = value.get_ref().type_str();
-        self.error(value.span(), format!("this is {}; wanted is {wanted}", article(found)));
+        self.error(
+            value.span(),
+            format!("this is {}; wanted is {wanted}", article(found)),
+        );
     }
 
     fn unknown(&mut self, key: &Spanned<std::borrow::Cow<'_, str>>, place: &str, known: &[&str]) {
@@ -305,14 +334,23 @@ fn assign<T>(place: &mut T, value: Option<T>) {
 }
 
 fn article(kind: &str) -> String {
-    if kind.starts_with(['a', 'i']) { format!("an {kind}") } else { format!("a {kind}") }
+    if kind.starts_with(['a', 'i']) {
+        format!("an {kind}")
+    } else {
+        format!("a {kind}")
+    }
 }
 
 /// The known key one or two slips of the pen away.
 fn nearest<'k>(text: &str, known: &[&'k str]) -> Option<&'k str> {
     let plain = |s: &str| s.to_ascii_lowercase().replace(['-', '_'], "");
-    let scored = known.iter().map(|k| (distance(&plain(text), &plain(k)), *k));
-    scored.min().filter(|(d, k)| *d <= 2 && *d < k.len() / 2).map(|(_, k)| k)
+    let scored = known
+        .iter()
+        .map(|k| (distance(&plain(text), &plain(k)), *k));
+    scored
+        .min()
+        .filter(|(d, k)| *d <= 2 && *d < k.len() / 2)
+        .map(|(_, k)| k)
 }
 
 /// Levenshtein distance.

@@ -17,7 +17,8 @@ use crate::{
     policy::{Cidr, PolicyName, Settings},
 };
 
-const HEADER: &str = "# Entries saved by `rto-agent add --save`. They may be edited by hand as well.\n\n";
+const HEADER: &str =
+    "# Entries saved by `rto-agent add --save`. They may be edited by hand as well.\n\n";
 
 /// Why the file was not changed.
 #[derive(Debug, thiserror::Error)]
@@ -91,7 +92,9 @@ pub fn add(
             write_settings(table, settings);
         }
         let list = table.entry("cidrs").or_insert_with(|| value(Array::new()));
-        let list = list.as_array_mut().ok_or_else(|| format!("cidrs of {policy} is no list"))?;
+        let list = list
+            .as_array_mut()
+            .ok_or_else(|| format!("cidrs of {policy} is no list"))?;
         for cidr in cidrs {
             list.push(cidr.to_string());
         }
@@ -107,12 +110,22 @@ pub fn add(
 pub fn remove(path: &Path, cidrs: &[Cidr]) -> Result<Undo, SaveError> {
     let mut missing = None;
     let undo = edit(path, |document| {
-        missing = cidrs.iter().find(|cidr| !take_out(document, cidr, None)).copied();
+        missing = cidrs
+            .iter()
+            .find(|cidr| !take_out(document, cidr, None))
+            .copied();
         // An edit that fails is not written.
-        if missing.is_some() { Err(String::new()) } else { Ok(()) }
+        if missing.is_some() {
+            Err(String::new())
+        } else {
+            Ok(())
+        }
     });
     match missing {
-        Some(cidr) => Err(SaveError::NotThere { cidr, path: path.to_owned() }),
+        Some(cidr) => Err(SaveError::NotThere {
+            cidr,
+            path: path.to_owned(),
+        }),
         None => undo,
     }
 }
@@ -121,8 +134,14 @@ fn edit(
     path: &Path,
     change: impl FnOnce(&mut DocumentMut) -> Result<(), String>,
 ) -> Result<Undo, SaveError> {
-    let io_error = |reason| SaveError::Io { path: path.to_owned(), reason };
-    let unreadable = |reason| SaveError::Unreadable { path: path.to_owned(), reason };
+    let io_error = |reason| SaveError::Io {
+        path: path.to_owned(),
+        reason,
+    };
+    let unreadable = |reason| SaveError::Unreadable {
+        path: path.to_owned(),
+        reason,
+    };
     let former = match fs::read_to_string(path) {
         Ok(text) => Some(text),
         Err(e) if e.kind() == io::ErrorKind::NotFound => None,
@@ -130,10 +149,15 @@ fn edit(
     };
     let text = former.clone().unwrap_or_default();
     let header = if former.is_none() { HEADER } else { "" };
-    let mut document: DocumentMut = text.parse().map_err(|e: toml_edit::TomlError| unreadable(e.to_string()))?;
+    let mut document: DocumentMut = text
+        .parse()
+        .map_err(|e: toml_edit::TomlError| unreadable(e.to_string()))?;
     change(&mut document).map_err(unreadable)?;
     replace(path, &format!("{header}{document}")).map_err(io_error)?;
-    Ok(Undo { path: path.to_owned(), former })
+    Ok(Undo {
+        path: path.to_owned(),
+        former,
+    })
 }
 
 /// Removes an entry wherever it is, and a policy that had no other (but not `keep`); whether it was there.
@@ -144,7 +168,9 @@ fn take_out(document: &mut DocumentMut, cidr: &Cidr, keep: Option<&PolicyName>) 
     let mut found = false;
     let mut emptied = Vec::new();
     for (name, policy) in policies.iter_mut() {
-        let Some(list) = policy.get_mut("cidrs").and_then(Item::as_array_mut) else { continue };
+        let Some(list) = policy.get_mut("cidrs").and_then(Item::as_array_mut) else {
+            continue;
+        };
         let before = list.len();
         list.retain(|item| item.as_str().and_then(|s| s.parse().ok()) != Some(*cidr));
         found |= list.len() < before;
@@ -207,9 +233,13 @@ fn write_settings(table: &mut dyn TableLike, settings: &Settings) {
 fn replace(path: &Path, text: &str) -> io::Result<()> {
     let dir = path.parent().unwrap_or(Path::new("."));
     fs::create_dir_all(dir)?;
-    let mut temporary = tempfile::Builder::new().prefix(".50-cli").tempfile_in(dir)?;
+    let mut temporary = tempfile::Builder::new()
+        .prefix(".50-cli")
+        .tempfile_in(dir)?;
     temporary.write_all(text.as_bytes())?;
-    temporary.as_file().set_permissions(fs::Permissions::from_mode(0o644))?;
+    temporary
+        .as_file()
+        .set_permissions(fs::Permissions::from_mode(0o644))?;
     temporary.as_file().sync_all()?;
     temporary.persist(path)?;
     fs::File::open(dir)?.sync_all()
@@ -229,16 +259,28 @@ mod tests {
     fn adds_moves_and_removes() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("policies.d/50-cli.toml");
-        let settings = Settings { initial_rto: Some(Duration::from_millis(100)), ..Settings::default() };
+        let settings = Settings {
+            initial_rto: Some(Duration::from_millis(100)),
+            ..Settings::default()
+        };
         let (near, own) = ("near".parse().unwrap(), "own".parse().unwrap());
-        let _done = add(&path, &[cidr("10.1.0.0/16"), cidr("10.2.0.0/16")], &near, None).unwrap();
+        let _done = add(
+            &path,
+            &[cidr("10.1.0.0/16"), cidr("10.2.0.0/16")],
+            &near,
+            None,
+        )
+        .unwrap();
         let _done = add(&path, &[cidr("10.2.0.0/16")], &own, Some(&settings)).unwrap();
         let text = fs::read_to_string(&path).unwrap();
         insta::assert_snapshot!(text);
 
         let _done = remove(&path, &[cidr("10.2.0.0/16")]).unwrap();
         assert!(!fs::read_to_string(&path).unwrap().contains("own"));
-        let error = remove(&path, &[cidr("10.2.0.0/16")]).map(|_| ()).unwrap_err().to_string();
+        let error = remove(&path, &[cidr("10.2.0.0/16")])
+            .map(|_| ())
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("10.2.0.0/16 is not in"), "{error}");
     }
 
@@ -248,9 +290,19 @@ mod tests {
         let path = dir.path().join("50-cli.toml");
         let text = "# mine\n[policy.near]\ncidrs = [\n  \"10.1.0.0/16\", # rack 1\n]\n";
         fs::write(&path, text).unwrap();
-        let undo = add(&path, &[cidr("10.2.0.0/16")], &"near".parse().unwrap(), None).unwrap();
+        let undo = add(
+            &path,
+            &[cidr("10.2.0.0/16")],
+            &"near".parse().unwrap(),
+            None,
+        )
+        .unwrap();
         let edited = fs::read_to_string(&path).unwrap();
-        assert!(edited.contains("# mine") && edited.contains("# rack 1") && edited.contains("10.2.0.0/16"));
+        assert!(
+            edited.contains("# mine")
+                && edited.contains("# rack 1")
+                && edited.contains("10.2.0.0/16")
+        );
         undo.undo().unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), text);
     }
@@ -260,7 +312,15 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("50-cli.toml");
         fs::write(&path, "[policy.near\n").unwrap();
-        assert!(add(&path, &[cidr("10.2.0.0/16")], &"near".parse().unwrap(), None).is_err());
+        assert!(
+            add(
+                &path,
+                &[cidr("10.2.0.0/16")],
+                &"near".parse().unwrap(),
+                None
+            )
+            .is_err()
+        );
         assert_eq!(fs::read_to_string(&path).unwrap(), "[policy.near\n");
     }
 }

@@ -50,7 +50,11 @@ impl Source {
     pub(super) fn new(path: &Path, text: String) -> Self {
         let begins = text.match_indices('\n').map(|(at, _)| at + 1);
         let lines = std::iter::once(0).chain(begins).collect();
-        Self { path: path.to_owned(), text, lines }
+        Self {
+            path: path.to_owned(),
+            text,
+            lines,
+        }
     }
 
     /// The line an offset lies on, from 1.
@@ -63,8 +67,16 @@ impl Source {
         let line = self.line(start);
         let begin = self.lines.get(line - 1).copied().unwrap_or(0);
         let text = self.text[begin..].lines().next().unwrap_or_default();
-        let before = self.text.get(begin..start).unwrap_or_default().chars().count();
-        let marked = self.text.get(start..span.end.min(begin + text.len())).unwrap_or_default();
+        let before = self
+            .text
+            .get(begin..start)
+            .unwrap_or_default()
+            .chars()
+            .count();
+        let marked = self
+            .text
+            .get(start..span.end.min(begin + text.len()))
+            .unwrap_or_default();
         ConfigError {
             path: self.path.clone(),
             line: Some(line),

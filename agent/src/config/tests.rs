@@ -20,7 +20,8 @@ fn load(files: &[(&str, &str)]) -> Result<Config, String> {
         fs::write(dir.path().join(name), text).unwrap();
     }
     let prefix = format!("{}/", dir.path().display());
-    Config::load(&dir.path().join("config.toml"), &HOST).map_err(|e| e.to_string().replace(&prefix, ""))
+    Config::load(&dir.path().join("config.toml"), &HOST)
+        .map_err(|e| e.to_string().replace(&prefix, ""))
 }
 
 fn refusal(text: &str) -> String {
@@ -46,7 +47,10 @@ fn a_good_file() {
     assert_eq!(config.agent.on_exit, OnExit::Keep);
     assert_eq!(config.agent.max_entries, 100);
     let policy = &config.set.policies[&"same-zone".parse().unwrap()];
-    assert_eq!(policy.settings.initial_rto, Some(Duration::from_millis(100)));
+    assert_eq!(
+        policy.settings.initial_rto,
+        Some(Duration::from_millis(100))
+    );
     let entry = &config.set.entries[&"fd20:0:0:1::/64".parse().unwrap()];
     assert_eq!(entry.location.as_ref().unwrap().line, 8);
     assert!(config.warnings.is_empty(), "{:?}", config.warnings);
@@ -77,43 +81,95 @@ fn every_refusal_names_place_and_mend() {
     let policy = |line: &str| format!("[policy.near]\ncidrs = [\"10.0.0.0/16\"]\n{line}\n");
     let rto = "initial_rto = \"100ms\"";
     let cases = [
-        ("unknown key", policy(&format!("{rto}\ninital_rto = \"5ms\""))),
+        (
+            "unknown key",
+            policy(&format!("{rto}\ninital_rto = \"5ms\"")),
+        ),
         ("unknown table", "[policies.near]\n".to_owned()),
         ("unknown agent key", "[agent]\npindir = \"/x\"\n".to_owned()),
-        ("host bits", format!("[policy.near]\n{rto}\ncidrs = [\"10.1.2.3/24\"]\n")),
-        ("not a CIDR", format!("[policy.near]\n{rto}\ncidrs = [\"10.1.2/24\"]\n")),
-        ("twice", format!("[policy.near]\n{rto}\ncidrs = [\"10.0.0.0/16\",\n  \"10.0.0.0/16\"]\n")),
+        (
+            "host bits",
+            format!("[policy.near]\n{rto}\ncidrs = [\"10.1.2.3/24\"]\n"),
+        ),
+        (
+            "not a CIDR",
+            format!("[policy.near]\n{rto}\ncidrs = [\"10.1.2/24\"]\n"),
+        ),
+        (
+            "twice",
+            format!("[policy.near]\n{rto}\ncidrs = [\"10.0.0.0/16\",\n  \"10.0.0.0/16\"]\n"),
+        ),
         ("no unit", policy("initial_rto = 100")),
         ("zero", policy("initial_rto = \"0ms\"")),
         ("too long", policy("initial_rto = \"2m\"")),
         ("rto_min too short", policy("rto_min = \"4ms\"")),
         ("rto_min too long", policy("rto_min = \"300ms\"")),
         ("rto_max too short", policy("rto_max = \"500ms\"")),
-        ("rto_max below initial_rto", policy("rto_max = \"2s\"\ninitial_rto = \"3s\"")),
-        ("delack above rto_min", policy("rto_min = \"50ms\"\ndelack_max = \"60ms\"")),
+        (
+            "rto_max below initial_rto",
+            policy("rto_max = \"2s\"\ninitial_rto = \"3s\""),
+        ),
+        (
+            "delack above rto_min",
+            policy("rto_min = \"50ms\"\ndelack_max = \"60ms\""),
+        ),
         ("syn_retries", policy("syn_retries = 0")),
-        ("wide", format!("[policy.near]\n{rto}\ncidrs = [\"0.0.0.0/0\", \"fc00::/7\"]\n")),
-        ("too many", format!("[agent]\nmax_entries = 1\n[policy.near]\n{rto}\ncidrs = [\"10.0.0.0/16\", \"10.1.0.0/16\"]\n")),
-        ("sets nothing", "[policy.near]\nforce = true\ncidrs = [\"10.0.0.0/16\"]\n".to_owned()),
-        ("unknown policy", "[policy.near]\ncidrs = [\"10.0.0.0/16\"]\n".to_owned()),
+        (
+            "wide",
+            format!("[policy.near]\n{rto}\ncidrs = [\"0.0.0.0/0\", \"fc00::/7\"]\n"),
+        ),
+        (
+            "too many",
+            format!(
+                "[agent]\nmax_entries = 1\n[policy.near]\n{rto}\ncidrs = [\"10.0.0.0/16\", \"10.1.0.0/16\"]\n"
+            ),
+        ),
+        (
+            "sets nothing",
+            "[policy.near]\nforce = true\ncidrs = [\"10.0.0.0/16\"]\n".to_owned(),
+        ),
+        (
+            "unknown policy",
+            "[policy.near]\ncidrs = [\"10.0.0.0/16\"]\n".to_owned(),
+        ),
         ("kind", policy("thin_linear = \"yes\"")),
         ("name", format!("[policy.\"a b\"]\n{rto}\n")),
-        ("metrics", "[agent]\nmetrics = \"127.0.0.1:9464\"\n".to_owned()),
-        ("dots in pin_dir", "[agent]\npin_dir = \"/sys/fs/bpf/a.b\"\n".to_owned()),
+        (
+            "metrics",
+            "[agent]\nmetrics = \"127.0.0.1:9464\"\n".to_owned(),
+        ),
+        (
+            "dots in pin_dir",
+            "[agent]\npin_dir = \"/sys/fs/bpf/a.b\"\n".to_owned(),
+        ),
         ("syntax", "[policy.near\ncidrs = [\n".to_owned()),
-        ("key twice", policy("rto_min = \"50ms\"\nrto_min = \"60ms\"")),
+        (
+            "key twice",
+            policy("rto_min = \"50ms\"\nrto_min = \"60ms\""),
+        ),
     ];
-    let all: Vec<String> =
-        cases.iter().map(|(what, text)| format!("## {what}\n{}\n", refusal(text))).collect();
+    let all: Vec<String> = cases
+        .iter()
+        .map(|(what, text)| format!("## {what}\n{}\n", refusal(text)))
+        .collect();
     insta::assert_snapshot!(all.join("\n"));
 }
 
 #[test]
 fn errors_of_all_files_are_told_at_once() {
     let errors = load(&[
-        ("config.toml", "[policy.near]\ninitial_rto = \"1\"\ncidrs = [\"10.1.2.3/24\"]\n"),
-        ("policies.d/a.toml", "[agent]\n[policy.near]\nrto_min = \"50ms\"\n"),
-        ("policies.d/b.toml", "[policy.far]\ncidrs = [\"10.0.0.0/16\"]\n"),
+        (
+            "config.toml",
+            "[policy.near]\ninitial_rto = \"1\"\ncidrs = [\"10.1.2.3/24\"]\n",
+        ),
+        (
+            "policies.d/a.toml",
+            "[agent]\n[policy.near]\nrto_min = \"50ms\"\n",
+        ),
+        (
+            "policies.d/b.toml",
+            "[policy.far]\ncidrs = [\"10.0.0.0/16\"]\n",
+        ),
     ])
     .unwrap_err();
     insta::assert_snapshot!(errors);
@@ -121,8 +177,13 @@ fn errors_of_all_files_are_told_at_once() {
 
 #[test]
 fn a_missing_file_says_what_to_do() {
-    let error = Config::load(Path::new("/nonexistent/config.toml"), &HOST).unwrap_err().to_string();
-    assert!(error.contains("/nonexistent/config.toml") && error.contains("--config"), "{error}");
+    let error = Config::load(Path::new("/nonexistent/config.toml"), &HOST)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("/nonexistent/config.toml") && error.contains("--config"),
+        "{error}"
+    );
 }
 
 #[test]

@@ -55,7 +55,10 @@ impl InstanceLock {
     ///
     /// [`LockError::Held`] names the process that has it.
     pub fn take(state_dir: &Path, pin_dir: &Path) -> Result<Self, LockError> {
-        let state_error = |reason| LockError::StateDir { path: state_dir.to_owned(), reason };
+        let state_error = |reason| LockError::StateDir {
+            path: state_dir.to_owned(),
+            reason,
+        };
         make_state_dir(state_dir).map_err(state_error)?;
         let path = state_dir.join(FILE);
         let mut file = OpenOptions::new()
@@ -79,7 +82,10 @@ impl InstanceLock {
             // Made later by the datapath; bpffs may not even be mounted yet.
             Err(_) => None,
         };
-        Ok(Self { _state: state, _pins: pins })
+        Ok(Self {
+            _state: state,
+            _pins: pins,
+        })
     }
 }
 
@@ -88,21 +94,35 @@ fn lock(file: File, path: &Path, holder: Option<u32>) -> Result<Flock<File>, Loc
     Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| match errno {
         Errno::EWOULDBLOCK => {
             let holder = holder.or_else(|| inode.and_then(holder_by_proc));
-            let holder = holder.map(|pid| format!(" (pid {pid})")).unwrap_or_default();
-            LockError::Held { holder, path: path.to_owned() }
+            let holder = holder
+                .map(|pid| format!(" (pid {pid})"))
+                .unwrap_or_default();
+            LockError::Held {
+                holder,
+                path: path.to_owned(),
+            }
         }
-        errno => LockError::StateDir { path: path.to_owned(), reason: errno.into() },
+        errno => LockError::StateDir {
+            path: path.to_owned(),
+            reason: errno.into(),
+        },
     })
 }
 
 fn make_state_dir(path: &Path) -> io::Result<()> {
-    fs::DirBuilder::new().mode(0o755).recursive(true).create(path)?;
+    fs::DirBuilder::new()
+        .mode(0o755)
+        .recursive(true)
+        .create(path)?;
     let meta = fs::symlink_metadata(path)?;
     if !meta.is_dir() {
         return Err(io::Error::other("it is not a directory"));
     }
     if meta.uid() != nix::unistd::geteuid().as_raw() {
-        return Err(io::Error::other(format!("it belongs to uid {}, not to this user", meta.uid())));
+        return Err(io::Error::other(format!(
+            "it belongs to uid {}, not to this user",
+            meta.uid()
+        )));
     }
     if meta.mode() & 0o002 != 0 {
         return Err(io::Error::other("everybody may write to it; chmod o-w"));
@@ -138,7 +158,10 @@ mod tests {
         let (state, pins) = (dir.path().join("state"), dir.path().join("pins"));
         let first = InstanceLock::take(&state, &pins).unwrap();
         let message = InstanceLock::take(&state, &pins).unwrap_err().to_string();
-        assert!(message.contains(&format!("(pid {})", std::process::id())), "{message}");
+        assert!(
+            message.contains(&format!("(pid {})", std::process::id())),
+            "{message}"
+        );
         drop(first);
         InstanceLock::take(&state, &pins).unwrap();
     }
@@ -149,7 +172,9 @@ mod tests {
         let pins = dir.path().join("pins");
         fs::create_dir(&pins).unwrap();
         let _first = InstanceLock::take(&dir.path().join("a"), &pins).unwrap();
-        let message = InstanceLock::take(&dir.path().join("b"), &pins).unwrap_err().to_string();
+        let message = InstanceLock::take(&dir.path().join("b"), &pins)
+            .unwrap_err()
+            .to_string();
         assert!(message.contains("pins"), "{message}");
     }
 

@@ -37,7 +37,9 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
     for warning in &config.warnings {
         warn!("{warning}");
     }
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
     let _entered = runtime.enter();
     let (listener, _socket) = server::bind(&agent.socket, group)?;
     let start = Start {
@@ -83,10 +85,7 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
 /// # Errors
 ///
 /// If it is no cgroup2 directory, or none is mounted.
-pub fn resolve_cgroup(
-    flag: Option<&Path>,
-    setting: &CgroupSetting,
-) -> anyhow::Result<PathBuf> {
+pub fn resolve_cgroup(flag: Option<&Path>, setting: &CgroupSetting) -> anyhow::Result<PathBuf> {
     let chosen = match (flag, setting) {
         (Some(path), _) => Some(path),
         (None, CgroupSetting::Path(path)) => Some(path.as_path()),

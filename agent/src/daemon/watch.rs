@@ -140,7 +140,11 @@ mod tests {
 
         let found = directories(&etc.join("config.toml"), &[]);
         for wanted in [&etc, &mount, &mount.join("..2026_01")] {
-            assert!(found.contains(wanted), "{} not in {found:?}", wanted.display());
+            assert!(
+                found.contains(wanted),
+                "{} not in {found:?}",
+                wanted.display()
+            );
         }
     }
 

@@ -107,7 +107,10 @@ impl Datapath {
     /// If the pin directory cannot be used or a map cannot be made; pins made so far are removed.
     pub fn open(options: Options) -> Result<Self, DatapathError> {
         let pin_dir = &options.pin_dir;
-        let pin_dir_error = |reason| DatapathError::PinDir { path: pin_dir.clone(), reason };
+        let pin_dir_error = |reason| DatapathError::PinDir {
+            path: pin_dir.clone(),
+            reason,
+        };
         pins::create_pin_dir(pin_dir).map_err(pin_dir_error)?;
         let generations = pins::generations(pin_dir).map_err(pin_dir_error)?;
         let wanted = pin_dir.join(pins::generation_name(OBJECT, options.max_entries));
@@ -132,7 +135,14 @@ impl Datapath {
         match opened {
             Ok((found, tables)) => {
                 let slots = Slots::read(tables.policies()?.into_iter());
-                Ok(Self { dir: staging, found, tables, slots, link: None, options })
+                Ok(Self {
+                    dir: staging,
+                    found,
+                    tables,
+                    slots,
+                    link: None,
+                    options,
+                })
             }
             Err(e) => {
                 // The first error is the one to tell; a leftover directory is swept by the next start.
@@ -153,7 +163,11 @@ impl Datapath {
             .iter()
             .filter(|g| g.layout == Some(LAYOUT_VERSION) && g.path.join(pins::LINK).exists());
         for generation in usable {
-            if keep_maps(&generation.path, staging, kernel_entries(options.max_entries))? {
+            if keep_maps(
+                &generation.path,
+                staging,
+                kernel_entries(options.max_entries),
+            )? {
                 kept = true;
                 break;
             }
@@ -198,7 +212,9 @@ impl Datapath {
         for (cidr, value) in self.tables.entries()? {
             // An entry of a slot without a policy is inert; as "nameless" it is removed by any plan.
             let name = names.get(&value.policy).map(|name| (*name).clone());
-            image.entries.insert(cidr, name.unwrap_or_else(PolicyName::nameless));
+            image
+                .entries
+                .insert(cidr, name.unwrap_or_else(PolicyName::nameless));
         }
         Ok(image)
     }
@@ -215,21 +231,37 @@ impl Datapath {
             self.write_policy(name, policy)?;
         }
         for (cidr, name) in &plan.entries_write {
-            let slot = self.slots.get(name).ok_or_else(|| DatapathError::UnknownPolicy {
-                cidr: *cidr,
-                policy: name.clone(),
-            })?;
+            let slot = self
+                .slots
+                .get(name)
+                .ok_or_else(|| DatapathError::UnknownPolicy {
+                    cidr: *cidr,
+                    policy: name.clone(),
+                })?;
             let known = current.entries.contains_key(cidr);
-            let former = if known { self.tables.entry(cidr)? } else { None };
+            let former = if known {
+                self.tables.entry(cidr)?
+            } else {
+                None
+            };
             let hits = former.map_or(0, |value| value.hits);
-            self.tables.write(cidr, EntryValue { policy: slot.index, hits })?;
+            self.tables.write(
+                cidr,
+                EntryValue {
+                    policy: slot.index,
+                    hits,
+                },
+            )?;
         }
         for cidr in &plan.entries_remove {
             self.tables.remove(cidr)?;
         }
         for name in &plan.policies_free {
             if let Some(slot) = self.slots.release(name) {
-                let free = Policy { generation: slot.generation, ..Policy::EMPTY };
+                let free = Policy {
+                    generation: slot.generation,
+                    ..Policy::EMPTY
+                };
                 self.tables.set_policy(slot.index, &free)?;
             }
         }
@@ -248,7 +280,13 @@ impl Datapath {
                 slot
             }
         };
-        self.tables.set_policy(slot.index, &Policy { generation: slot.generation, ..*policy })
+        self.tables.set_policy(
+            slot.index,
+            &Policy {
+                generation: slot.generation,
+                ..*policy
+            },
+        )
     }
 
     /// Puts the program in force, if it is not, and removes the pins of everything it replaces.
@@ -309,7 +347,9 @@ impl Datapath {
             Some(id) => match attached(&self.options.cgroup, id) {
                 Ok(true) if self.dir.join(pins::LINK).exists() => None,
                 Ok(true) => Some(format!("the pins in {} are gone", self.dir.display())),
-                Ok(false) => Some("the kernel no longer lists the program at the cgroup".to_owned()),
+                Ok(false) => {
+                    Some("the kernel no longer lists the program at the cgroup".to_owned())
+                }
                 Err(e) => Some(format!("{}: {e}", self.options.cgroup.display())),
             },
         };
@@ -349,7 +389,12 @@ impl Datapath {
     ///
     /// If a map cannot be read.
     pub fn hits(&self) -> Result<BTreeMap<Cidr, u32>, DatapathError> {
-        Ok(self.tables.entries()?.into_iter().map(|(cidr, value)| (cidr, value.hits)).collect())
+        Ok(self
+            .tables
+            .entries()?
+            .into_iter()
+            .map(|(cidr, value)| (cidr, value.hits))
+            .collect())
     }
 
     /// Connections decided by one entry that is known to exist.
@@ -440,7 +485,11 @@ pub fn remove_pins(pin_dir: &Path) -> Result<Removed, DatapathError> {
 #[must_use]
 pub fn pinned_program_ids(pin_dir: &Path) -> Vec<u32> {
     let generations = pins::generations(pin_dir).unwrap_or_default();
-    generations.iter().filter_map(|g| link_at(&g.path)).map(|link| link.program_id).collect()
+    generations
+        .iter()
+        .filter_map(|g| link_at(&g.path))
+        .map(|link| link.program_id)
+        .collect()
 }
 
 /// Room of a trie for `max_entries`: a reload that exchanges every entry has the old and the new
@@ -452,7 +501,10 @@ fn kernel_entries(max_entries: u32) -> u32 {
 fn link_at(dir: &Path) -> Option<Link> {
     let fd = FdLink::from(PinnedLink::from_pin(dir.join(pins::LINK)).ok()?);
     let program_id = fd.info().ok()?.program_id();
-    Some(Link { _fd: fd, program_id })
+    Some(Link {
+        _fd: fd,
+        program_id,
+    })
 }
 
 /// The link pinned in `dir`, if it is in force at `cgroup`.
@@ -470,8 +522,12 @@ fn attached(cgroup: &Path, program_id: u32) -> std::io::Result<bool> {
 fn keep_maps(from: &Path, to: &Path, kernel_entries: u32) -> Result<bool, DatapathError> {
     let mut opened = Vec::new();
     for name in maps::ALL {
-        let Ok(map) = MapData::from_pin(from.join(name)) else { return Ok(false) };
-        let Ok(info) = map.info() else { return Ok(false) };
+        let Ok(map) = MapData::from_pin(from.join(name)) else {
+            return Ok(false);
+        };
+        let Ok(info) = map.info() else {
+            return Ok(false);
+        };
         let is_trie = info.map_type().is_ok_and(|t| t == MapType::LpmTrie);
         if is_trie && info.max_entries() != kernel_entries {
             return Ok(false);
@@ -483,8 +539,10 @@ fn keep_maps(from: &Path, to: &Path, kernel_entries: u32) -> Result<bool, Datapa
     }
     for (name, map) in opened {
         let path = to.join(name);
-        map.pin(&path)
-            .map_err(|e| DatapathError::Pin { path, reason: describe(&e) })?;
+        map.pin(&path).map_err(|e| DatapathError::Pin {
+            path,
+            reason: describe(&e),
+        })?;
     }
     Ok(true)
 }
@@ -496,23 +554,30 @@ fn load(options: &Options, dir: &Path) -> Result<aya::Ebpf, DatapathError> {
     loader
         .map_max_entries(maps::ENTRIES_V4, entries)
         .map_max_entries(maps::ENTRIES_V6, entries)
-        .override_global("HOST_SYN_RETRIES", &options.host_syn_retries, false);
+        .override_global("HOST_SYN_RETRIES", &options.host_syn_retries, true);
     for name in maps::ALL {
         loader.map_pin_path(name, dir.join(name));
     }
-    loader.load(OBJECT).map_err(|e| DatapathError::Load(describe(&e)))
+    loader
+        .load(OBJECT)
+        .map_err(|e| DatapathError::Load(describe(&e)))
 }
 
 /// Loads the program over the maps pinned in `dir`, attaches it and pins its link there.
 fn load_and_attach(options: &Options, dir: &Path) -> Result<Link, DatapathError> {
-    let attach_error = |reason: String| DatapathError::Attach { cgroup: options.cgroup.clone(), reason };
+    let attach_error = |reason: String| DatapathError::Attach {
+        cgroup: options.cgroup.clone(),
+        reason,
+    };
     let mut ebpf = load(options, dir)?;
     let program: &mut SockOps = ebpf
         .program_mut(PROGRAM)
         .ok_or_else(|| DatapathError::Load(format!("it has no program {PROGRAM}")))?
         .try_into()
         .map_err(|e| DatapathError::Load(describe(&e)))?;
-    program.load().map_err(|e| DatapathError::Load(describe(&e)))?;
+    program
+        .load()
+        .map_err(|e| DatapathError::Load(describe(&e)))?;
     let cgroup = File::open(&options.cgroup).map_err(|e| attach_error(e.to_string()))?;
     // A BPF link is always multi-attach; any flag but 0 is EINVAL, which aya spells `Single`.
     let id = program.attach(cgroup, CgroupAttachMode::Single).map_err(|e| {
@@ -530,13 +595,23 @@ fn load_and_attach(options: &Options, dir: &Path) -> Result<Link, DatapathError>
         .try_into()
         .map_err(|_| attach_error("the kernel is too old for BPF links (5.7)".to_owned()))?;
     let path = dir.join(pins::LINK);
-    let fd = FdLink::from(
-        fd.pin(&path).map_err(|e| DatapathError::Pin { path, reason: describe(&e) })?,
-    );
-    let program_id = fd.info().map_err(|e| attach_error(describe(&e)))?.program_id();
-    Ok(Link { _fd: fd, program_id })
+    let fd = FdLink::from(fd.pin(&path).map_err(|e| DatapathError::Pin {
+        path,
+        reason: describe(&e),
+    })?);
+    let program_id = fd
+        .info()
+        .map_err(|e| attach_error(describe(&e)))?
+        .program_id();
+    Ok(Link {
+        _fd: fd,
+        program_id,
+    })
 }
 
 fn pin_error(path: &Path, error: &dyn std::error::Error) -> DatapathError {
-    DatapathError::Pin { path: path.to_owned(), reason: describe(error) }
+    DatapathError::Pin {
+        path: path.to_owned(),
+        reason: describe(error),
+    }
 }

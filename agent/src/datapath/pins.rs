@@ -52,7 +52,10 @@ pub(super) fn generations(pin_dir: &Path) -> io::Result<Vec<Generation>> {
         }
         let name = entry.file_name();
         if let Some(layout) = name.to_str().and_then(parse_name) {
-            found.push(Generation { path: entry.path(), layout });
+            found.push(Generation {
+                path: entry.path(),
+                layout,
+            });
         }
     }
     found.sort_by(|a, b| a.path.cmp(&b.path));
@@ -87,13 +90,19 @@ pub(super) fn create_private_dir(path: &Path) -> io::Result<()> {
 /// Makes `pin_dir` and its missing parents, only for root, and refuses one that is a symbolic
 /// link or somebody else's.
 pub(super) fn create_pin_dir(path: &Path) -> io::Result<()> {
-    fs::DirBuilder::new().mode(0o700).recursive(true).create(path)?;
+    fs::DirBuilder::new()
+        .mode(0o700)
+        .recursive(true)
+        .create(path)?;
     let meta = fs::symlink_metadata(path)?;
     if !meta.is_dir() {
         return Err(io::Error::other("it is not a directory"));
     }
     if meta.uid() != nix::unistd::geteuid().as_raw() {
-        return Err(io::Error::other(format!("it belongs to uid {}", meta.uid())));
+        return Err(io::Error::other(format!(
+            "it belongs to uid {}",
+            meta.uid()
+        )));
     }
     Ok(())
 }
@@ -114,7 +123,10 @@ pub(super) fn remove_generation(path: &Path) -> io::Result<()> {
 /// caller once the new one is in force).
 pub(super) fn promote(pin_dir: &Path, staging: &Path, target: &Path) -> io::Result<()> {
     if target.exists() {
-        let name = target.file_name().and_then(|n| n.to_str()).unwrap_or_default();
+        let name = target
+            .file_name()
+            .and_then(|n| n.to_str())
+            .unwrap_or_default();
         let aside = unique(pin_dir, "old", &format!("-{name}"));
         fs::rename(target, aside)?;
     }
@@ -124,7 +136,10 @@ pub(super) fn promote(pin_dir: &Path, staging: &Path, target: &Path) -> io::Resu
 /// A name that no directory below `pin_dir` has: `<prefix>-<number><suffix>`.
 pub(super) fn unique(pin_dir: &Path, prefix: &str, suffix: &str) -> PathBuf {
     let pid = u64::from(std::process::id());
-    (pid..).map(|n| pin_dir.join(format!("{prefix}-{n}{suffix}"))).find(|p| !p.exists()).unwrap_or_default()
+    (pid..)
+        .map(|n| pin_dir.join(format!("{prefix}-{n}{suffix}")))
+        .find(|p| !p.exists())
+        .unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -135,13 +150,25 @@ mod tests {
     fn names_round_trip() {
         let name = generation_name(b"object", 16384);
         assert_eq!(parse_name(&name), Some(Some(LAYOUT_VERSION)));
-        assert_eq!(parse_name(&format!("old-17-{name}")), Some(Some(LAYOUT_VERSION)));
+        assert_eq!(
+            parse_name(&format!("old-17-{name}")),
+            Some(Some(LAYOUT_VERSION))
+        );
         assert_eq!(parse_name("staging-12"), Some(None));
     }
 
     #[test]
     fn foreign_names_are_not_ours() {
-        for name in ["cilium", "l1", "l1-zz-3", "lx-00-3", "l1-00-3-4", "link", "old-3", ""] {
+        for name in [
+            "cilium",
+            "l1",
+            "l1-zz-3",
+            "lx-00-3",
+            "l1-00-3-4",
+            "link",
+            "old-3",
+            "",
+        ] {
             assert_eq!(parse_name(name), None, "{name}");
         }
     }

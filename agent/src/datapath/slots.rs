@@ -29,9 +29,15 @@ impl Slots {
     /// The slots as `policies` (every index but 0, in order) has them. A second slot with the
     /// same name, or a name this version would not accept, counts as free.
     pub(super) fn read(policies: impl Iterator<Item = (u32, Policy)>) -> Self {
-        let mut slots = Self { used: BTreeMap::new(), free: VecDeque::new() };
+        let mut slots = Self {
+            used: BTreeMap::new(),
+            free: VecDeque::new(),
+        };
         for (index, policy) in policies {
-            let slot = Slot { index, generation: policy.generation };
+            let slot = Slot {
+                index,
+                generation: policy.generation,
+            };
             match policy.name().and_then(|n| n.parse::<PolicyName>().ok()) {
                 Some(name) if !slots.used.contains_key(&name) => {
                     slots.used.insert(name, slot);
@@ -49,7 +55,10 @@ impl Slots {
 
     /// The policy of a slot.
     pub(super) fn by_index(&self) -> BTreeMap<u32, &PolicyName> {
-        self.used.iter().map(|(name, slot)| (slot.index, name)).collect()
+        self.used
+            .iter()
+            .map(|(name, slot)| (slot.index, name))
+            .collect()
     }
 
     /// Every policy and its slot.
@@ -60,7 +69,10 @@ impl Slots {
     /// A slot for a new policy, its generation one above the former owner's; `None` if all are taken.
     pub(super) fn take(&mut self, name: &PolicyName) -> Option<Slot> {
         let former = self.free.pop_front()?;
-        let slot = Slot { index: former.index, generation: former.generation.wrapping_add(1) };
+        let slot = Slot {
+            index: former.index,
+            generation: former.generation.wrapping_add(1),
+        };
         self.used.insert(name.clone(), slot);
         Some(slot)
     }
@@ -87,7 +99,13 @@ mod tests {
     fn a_freed_slot_comes_back_last_and_with_another_generation() {
         let mut slots = Slots::read((1..MAX_POLICIES).map(|index| (index, Policy::EMPTY)));
         let first = slots.take(&name("a")).unwrap();
-        assert_eq!(first, Slot { index: 1, generation: 1 });
+        assert_eq!(
+            first,
+            Slot {
+                index: 1,
+                generation: 1
+            }
+        );
         slots.release(&name("a"));
         let mut last = None;
         for i in 0.. {
@@ -96,7 +114,13 @@ mod tests {
                 None => break,
             }
         }
-        assert_eq!(last, Some(Slot { index: 1, generation: 2 }));
+        assert_eq!(
+            last,
+            Some(Slot {
+                index: 1,
+                generation: 2
+            })
+        );
         assert_eq!(slots.iter().count(), MAX_POLICIES as usize - 1);
     }
 
@@ -107,7 +131,13 @@ mod tests {
         policy.generation = 7;
         let twin = policy;
         let slots = Slots::read([(1, Policy::EMPTY), (2, policy), (3, twin)].into_iter());
-        assert_eq!(slots.get(&name("abc")), Some(Slot { index: 2, generation: 7 }));
+        assert_eq!(
+            slots.get(&name("abc")),
+            Some(Slot {
+                index: 2,
+                generation: 7
+            })
+        );
         assert_eq!(slots.free.len(), 2);
     }
 }

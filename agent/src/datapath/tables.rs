@@ -25,11 +25,16 @@ pub(super) struct Tables {
 /// Opens a pinned map as the typed handle `$kind`, checking type and sizes against the kernel's.
 macro_rules! open {
     ($dir:expr, $name:expr, $variant:ident) => {{
-        let data = MapData::from_pin($dir.join($name))
-            .map_err(|e| DatapathError::Map { map: $name, reason: describe(&e) })?;
+        let data = MapData::from_pin($dir.join($name)).map_err(|e| DatapathError::Map {
+            map: $name,
+            reason: describe(&e),
+        })?;
         aya::maps::Map::from_map_data(data)
             .and_then(|map| map.try_into())
-            .map_err(|e: MapError| DatapathError::Map { map: $name, reason: describe(&e) })?
+            .map_err(|e: MapError| DatapathError::Map {
+                map: $name,
+                reason: describe(&e),
+            })?
     }};
 }
 
@@ -60,7 +65,8 @@ impl Tables {
     /// Pins the open maps in `dir` as well.
     pub(super) fn pin(&self, dir: &Path) -> Result<(), DatapathError> {
         for (name, map) in &self.handles {
-            map.pin(dir.join(name)).map_err(|e| map_error(name, describe(&e)))?;
+            map.pin(dir.join(name))
+                .map_err(|e| map_error(name, describe(&e)))?;
         }
         Ok(())
     }
@@ -70,11 +76,17 @@ impl Tables {
         let mut all = BTreeMap::new();
         for item in self.v4.iter() {
             let (key, value) = item.map_err(|e| map_error(maps::ENTRIES_V4, describe(&e)))?;
-            all.insert(cidr(maps::ENTRIES_V4, key.data().into(), key.prefix_len())?, value);
+            all.insert(
+                cidr(maps::ENTRIES_V4, key.data().into(), key.prefix_len())?,
+                value,
+            );
         }
         for item in self.v6.iter() {
             let (key, value) = item.map_err(|e| map_error(maps::ENTRIES_V6, describe(&e)))?;
-            all.insert(cidr(maps::ENTRIES_V6, key.data().into(), key.prefix_len())?, value);
+            all.insert(
+                cidr(maps::ENTRIES_V6, key.data().into(), key.prefix_len())?,
+                value,
+            );
         }
         Ok(all)
     }
@@ -83,8 +95,12 @@ impl Tables {
     /// longest prefix not longer than the key's: the caller must know that the entry exists.)
     pub(super) fn entry(&self, cidr: &Cidr) -> Result<Option<EntryValue>, DatapathError> {
         let value = match cidr.network() {
-            IpNetwork::V4(n) => self.v4.get(&Key::new(n.prefix().into(), n.ip().octets()), 0),
-            IpNetwork::V6(n) => self.v6.get(&Key::new(n.prefix().into(), n.ip().octets()), 0),
+            IpNetwork::V4(n) => self
+                .v4
+                .get(&Key::new(n.prefix().into(), n.ip().octets()), 0),
+            IpNetwork::V6(n) => self
+                .v6
+                .get(&Key::new(n.prefix().into(), n.ip().octets()), 0),
         };
         match value {
             Ok(value) => Ok(Some(value)),
@@ -97,10 +113,12 @@ impl Tables {
     pub(super) fn write(&mut self, cidr: &Cidr, value: EntryValue) -> Result<(), DatapathError> {
         match cidr.network() {
             IpNetwork::V4(n) => {
-                self.v4.insert(&Key::new(n.prefix().into(), n.ip().octets()), &value, 0)
+                self.v4
+                    .insert(&Key::new(n.prefix().into(), n.ip().octets()), &value, 0)
             }
             IpNetwork::V6(n) => {
-                self.v6.insert(&Key::new(n.prefix().into(), n.ip().octets()), &value, 0)
+                self.v6
+                    .insert(&Key::new(n.prefix().into(), n.ip().octets()), &value, 0)
             }
         }
         .map_err(|e| entry_error(cidr, &e))
@@ -109,8 +127,12 @@ impl Tables {
     /// Removes an entry; one that is not there is as good as removed.
     pub(super) fn remove(&mut self, cidr: &Cidr) -> Result<(), DatapathError> {
         let done = match cidr.network() {
-            IpNetwork::V4(n) => self.v4.remove(&Key::new(n.prefix().into(), n.ip().octets())),
-            IpNetwork::V6(n) => self.v6.remove(&Key::new(n.prefix().into(), n.ip().octets())),
+            IpNetwork::V4(n) => self
+                .v4
+                .remove(&Key::new(n.prefix().into(), n.ip().octets())),
+            IpNetwork::V6(n) => self
+                .v6
+                .remove(&Key::new(n.prefix().into(), n.ip().octets())),
         };
         match done {
             Err(e) if errno(&e) == Some(libc::ENOENT) => Ok(()),
@@ -142,7 +164,7 @@ impl Tables {
             .counters
             .get(&index, 0)
             .map_err(|e| map_error(maps::COUNTERS, describe(&e)))?;
-        Ok(values.iter().fold(Counters::default(), |sum, one| sum.plus(one)))
+        Ok(values.iter().fold(Counters::default(), Counters::plus))
     }
 
     /// Zeroes a slot's counters on every CPU.
@@ -160,7 +182,12 @@ fn cidr(map: &'static str, address: IpAddr, prefix: u32) -> Result<Cidr, Datapat
         .ok()
         .and_then(|prefix| IpNetwork::new(address, prefix).ok())
         .and_then(|network| Cidr::try_from(network).ok())
-        .ok_or_else(|| map_error(map, format!("holds {address}/{prefix}, which is no CIDR of ours")))
+        .ok_or_else(|| {
+            map_error(
+                map,
+                format!("holds {address}/{prefix}, which is no CIDR of ours"),
+            )
+        })
 }
 
 fn map_error(map: &'static str, reason: String) -> DatapathError {
@@ -173,7 +200,10 @@ fn entry_error(cidr: &Cidr, error: &MapError) -> DatapathError {
         Some(libc::ENOMEM) => "the kernel has no memory for it".to_owned(),
         _ => describe(error),
     };
-    DatapathError::Entry { cidr: *cidr, reason }
+    DatapathError::Entry {
+        cidr: *cidr,
+        reason,
+    }
 }
 
 /// The errno of the system call behind a map error.

@@ -19,7 +19,11 @@ pub(super) fn kernel(kernel: &KernelVersion, findings: &mut Vec<Finding>) {
     const WHY: &str = "the program needs socket storage and TCP options from sock_ops";
     let (major, minor) = version::MINIMUM;
     findings.push(if kernel.at_least(version::MINIMUM) {
-        Finding::ok("kernel-version", format!("{kernel}, at least {major}.{minor}"), WHY)
+        Finding::ok(
+            "kernel-version",
+            format!("{kernel}, at least {major}.{minor}"),
+            WHY,
+        )
     } else {
         Finding::bad(
             "kernel-version",
@@ -35,7 +39,11 @@ pub(super) fn kernel(kernel: &KernelVersion, findings: &mut Vec<Finding>) {
         findings.push(if feature.present {
             Finding::ok(id, format!("present, for {how}"), "a setting depends on it")
         } else {
-            let severity = if feature.required { Severity::Problem } else { Severity::Warning };
+            let severity = if feature.required {
+                Severity::Problem
+            } else {
+                Severity::Warning
+            };
             let found = format!("absent: {how}");
             let mend = format!("Linux {} or later has it", feature.since);
             Finding::bad(id, severity, found, "a setting depends on it", mend)
@@ -68,7 +76,11 @@ pub(super) fn privileges(findings: &mut Vec<Finding>) {
     });
     const LOCKDOWN: &str = "in confidentiality mode the kernel may refuse helpers that read it";
     findings.push(match privileges::lockdown(root).as_deref() {
-        None => Finding::ok("lockdown", "this kernel has none, or securityfs is not mounted", LOCKDOWN),
+        None => Finding::ok(
+            "lockdown",
+            "this kernel has none, or securityfs is not mounted",
+            LOCKDOWN,
+        ),
         Some("confidentiality") => Finding::bad(
             "lockdown",
             Severity::Warning,
@@ -96,7 +108,11 @@ pub(super) fn cgroup(given: Option<&Path>, kernel: (u32, u32), findings: &mut Ve
             let mount = mounts::mount_of(&mounts, &path);
             let whole = given.is_none() && mount.is_some_and(|mount| !cgroup::is_partial(mount));
             findings.push(if whole || given.is_some() {
-                let what = if whole { "the hierarchy's root" } else { "as configured" };
+                let what = if whole {
+                    "the hierarchy's root"
+                } else {
+                    "as configured"
+                };
                 Finding::ok("cgroup", format!("{}, {what}", path.display()), WHY)
             } else {
                 Finding::bad(
@@ -118,10 +134,17 @@ pub(super) fn cgroup(given: Option<&Path>, kernel: (u32, u32), findings: &mut Ve
 fn v1(mounted: &[&str], kernel: (u32, u32), findings: &mut Vec<Finding>) {
     const WHY: &str = "on kernels before 5.15 their use switches cgroup2's socket programs off";
     findings.push(match mounted {
-        [] => Finding::ok("cgroup-v1-network", "net_cls and net_prio are not mounted", WHY),
+        [] => Finding::ok(
+            "cgroup-v1-network",
+            "net_cls and net_prio are not mounted",
+            WHY,
+        ),
         some if kernel >= (5, 15) => Finding::ok(
             "cgroup-v1-network",
-            format!("{} mounted, which does no harm on this kernel", some.join(" and ")),
+            format!(
+                "{} mounted, which does no harm on this kernel",
+                some.join(" and ")
+            ),
             WHY,
         ),
         some => Finding::bad(
@@ -138,7 +161,10 @@ pub(super) fn bpffs(pin_dir: &Path, findings: &mut Vec<Finding>) {
     const WHY: &str = "link and maps are pinned there, so that a killed daemon leaves the \
                        policies in force and the next one finds them";
     const MEND: &str = "mount -t bpf bpf /sys/fs/bpf, or set [agent] pin_dir to a directory on one";
-    let existing = pin_dir.ancestors().find(|dir| dir.exists()).unwrap_or(Path::new("/"));
+    let existing = pin_dir
+        .ancestors()
+        .find(|dir| dir.exists())
+        .unwrap_or(Path::new("/"));
     let on_bpffs = statfs(existing).is_ok_and(|fs| fs.filesystem_type() == BPF_FS_MAGIC);
     let place = existing.display();
     findings.push(if !on_bpffs {
@@ -146,7 +172,13 @@ pub(super) fn bpffs(pin_dir: &Path, findings: &mut Vec<Finding>) {
         Finding::bad("bpffs", Severity::Problem, found, WHY, MEND)
     } else if access(existing, AccessFlags::W_OK).is_err() {
         let found = format!("{place} cannot be written");
-        Finding::bad("bpffs", Severity::Problem, found, WHY, "run as root; mount it read-write")
+        Finding::bad(
+            "bpffs",
+            Severity::Problem,
+            found,
+            WHY,
+            "run as root; mount it read-write",
+        )
     } else {
         Finding::ok("bpffs", format!("{place} is writable"), WHY)
     });

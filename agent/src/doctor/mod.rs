@@ -68,7 +68,13 @@ pub struct Report {
 
 impl Finding {
     fn ok(id: &'static str, found: impl Into<String>, why: &'static str) -> Self {
-        Self { id, severity: Severity::Ok, found: found.into(), why, mend: None }
+        Self {
+            id,
+            severity: Severity::Ok,
+            found: found.into(),
+            why,
+            mend: None,
+        }
     }
 
     fn bad(
@@ -78,7 +84,13 @@ impl Finding {
         why: &'static str,
         mend: impl Into<String>,
     ) -> Self {
-        Self { id, severity, found: found.into(), why, mend: Some(mend.into()) }
+        Self {
+            id,
+            severity,
+            found: found.into(),
+            why,
+            mend: Some(mend.into()),
+        }
     }
 }
 
@@ -97,7 +109,9 @@ pub fn examine(input: &Input<'_>) -> Report {
             "report this release string",
         )),
     }
-    let number = kernel.as_ref().map_or(version::MINIMUM, |k: &KernelVersion| k.number);
+    let number = kernel
+        .as_ref()
+        .map_or(version::MINIMUM, |k: &KernelVersion| k.number);
     host::privileges(&mut findings);
     host::cgroup(input.cgroup.as_deref(), number, &mut findings);
     host::bpffs(&input.pin_dir, &mut findings);
@@ -114,8 +128,16 @@ pub fn examine(input: &Input<'_>) -> Report {
             "mend the file; rto-agent check tells when it is right",
         ));
     }
-    let worst = findings.iter().map(|f| f.severity).max().unwrap_or(Severity::Ok);
-    Report { kernel: kernel.map_or_else(|e| e.to_string(), |k| k.to_string()), worst, findings }
+    let worst = findings
+        .iter()
+        .map(|f| f.severity)
+        .max()
+        .unwrap_or(Severity::Ok);
+    Report {
+        kernel: kernel.map_or_else(|e| e.to_string(), |k| k.to_string()),
+        worst,
+        findings,
+    }
 }
 
 /// The report for people.
@@ -136,7 +158,13 @@ pub fn render(report: &Report) -> String {
             let _ = writeln!(text, "         mend: {mend}");
         }
     }
-    let count = |severity| report.findings.iter().filter(|f| f.severity == severity).count();
+    let count = |severity| {
+        report
+            .findings
+            .iter()
+            .filter(|f| f.severity == severity)
+            .count()
+    };
     let _ = writeln!(
         text,
         "\n{} ok, {} warnings, {} problems",
@@ -162,7 +190,11 @@ mod tests {
         let report = examine(&input);
         assert_eq!(report.worst, Severity::Problem);
         for finding in &report.findings {
-            assert_eq!(finding.severity != Severity::Ok, finding.mend.is_some(), "{finding:?}");
+            assert_eq!(
+                finding.severity != Severity::Ok,
+                finding.mend.is_some(),
+                "{finding:?}"
+            );
             assert!(!finding.why.is_empty() && !finding.found.is_empty());
         }
         for id in ["cgroup", "bpffs", "configuration"] {
@@ -170,6 +202,9 @@ mod tests {
             assert_eq!(finding.severity, Severity::Problem, "{finding:?}");
         }
         let text = render(&report);
-        assert!(text.contains("PROBLEM  bpffs") && text.contains("mend: "), "{text}");
+        assert!(
+            text.contains("PROBLEM  bpffs") && text.contains("mend: "),
+            "{text}"
+        );
     }
 }

@@ -18,7 +18,11 @@ pub(super) fn sysctls(findings: &mut Vec<Finding>) {
                        may have other values";
     findings.push(match sysctl::ipv4::<u8>("tcp_syn_linear_timeouts") {
         Some(n) => Finding::ok("tcp_syn_linear_timeouts", n.to_string(), WHY),
-        None => Finding::ok("tcp_syn_linear_timeouts", "not there (Linux 6.5), which counts as 0", WHY),
+        None => Finding::ok(
+            "tcp_syn_linear_timeouts",
+            "not there (Linux 6.5), which counts as 0",
+            WHY,
+        ),
     });
     findings.push(match sysctl::ipv4::<u8>("tcp_syn_retries") {
         Some(n @ 0..=1) => Finding::bad(
@@ -42,7 +46,9 @@ pub(super) fn sysctls(findings: &mut Vec<Finding>) {
 pub(super) fn programs(given: Option<&Path>, ours: &[u32], findings: &mut Vec<Finding>) {
     const WHY: &str = "programs run child before parent, then in order of attachment, and the last \
                        to write `reply` wins; one that returns 0 turns the initial RTO off for all";
-    let Ok(cgroup) = cgroup::resolve(given) else { return };
+    let Ok(cgroup) = cgroup::resolve(given) else {
+        return;
+    };
     let root = cgroup::resolve(None).unwrap_or_else(|_| cgroup.clone());
     let found = match programs::in_tree(&root, ours) {
         Ok(found) => found,
@@ -60,7 +66,11 @@ pub(super) fn programs(given: Option<&Path>, ours: &[u32], findings: &mut Vec<Fi
     let foreign: Vec<&AttachedProgram> = found.iter().filter(|p| !p.ours).collect();
     if foreign.is_empty() {
         let own = found.len();
-        findings.push(Finding::ok("other-programs", format!("none beside {own} of ours"), WHY));
+        findings.push(Finding::ok(
+            "other-programs",
+            format!("none beside {own} of ours"),
+            WHY,
+        ));
     }
     for program in foreign {
         findings.push(judge(program, &cgroup, WHY));
@@ -77,7 +87,9 @@ fn judge(program: &AttachedProgram, cgroup: &Path, why: &'static str) -> Finding
         return Finding::bad(
             "other-programs",
             Severity::Problem,
-            format!("{name} (id {id}) at {place} is attached so that no other program may be beside it"),
+            format!(
+                "{name} (id {id}) at {place} is attached so that no other program may be beside it"
+            ),
             why,
             "attach it with BPF_F_ALLOW_MULTI or by a link, or set [agent] cgroup to one it does not hold",
         );
@@ -114,15 +126,24 @@ pub(super) fn routes(set: Option<&PolicySet>, findings: &mut Vec<Finding>) {
 }
 
 fn locked_route(route: &LockedRoute, set: Option<&PolicySet>, why: &'static str) -> Finding {
-    let LockedRoute { destination, table, rto_min } = route;
-    let text = format!("{destination} (table {table}) has rto_min {} locked", format_duration(*rto_min));
+    let LockedRoute {
+        destination,
+        table,
+        rto_min,
+    } = route;
+    let text = format!(
+        "{destination} (table {table}) has rto_min {} locked",
+        format_duration(*rto_min)
+    );
     let victim = set.and_then(|set| {
         set.entries.iter().find_map(|(cidr, entry)| {
             set.policies.get(&entry.policy)?.settings.rto_min?;
-            overlap(cidr.network(), *destination).then(|| format!("{cidr} (policy {})", entry.policy))
+            overlap(cidr.network(), *destination)
+                .then(|| format!("{cidr} (policy {})", entry.policy))
         })
     });
-    let mend = format!("ip route change {destination} ... without rto_min, or leave rto_min to the route");
+    let mend =
+        format!("ip route change {destination} ... without rto_min, or leave rto_min to the route");
     match victim {
         Some(entry) => Finding::bad(
             "locked-rto_min",
@@ -176,13 +197,34 @@ mod tests {
         };
         let mut set = PolicySet::default();
         let name: crate::policy::PolicyName = "near".parse().unwrap();
-        set.entries.insert("10.0.0.0/8".parse().unwrap(), Entry { policy: name.clone(), location: None });
-        let mut settings = Settings { initial_rto: Some(Duration::from_millis(100)), ..Settings::default() };
+        set.entries.insert(
+            "10.0.0.0/8".parse().unwrap(),
+            Entry {
+                policy: name.clone(),
+                location: None,
+            },
+        );
+        let mut settings = Settings {
+            initial_rto: Some(Duration::from_millis(100)),
+            ..Settings::default()
+        };
         let severity = |set: &PolicySet| locked_route(&route, Some(set), "why").severity;
-        set.policies.insert(name.clone(), Policy { settings: settings.clone(), location: None });
+        set.policies.insert(
+            name.clone(),
+            Policy {
+                settings: settings.clone(),
+                location: None,
+            },
+        );
         assert_eq!(severity(&set), Severity::Warning);
         settings.rto_min = Some(Duration::from_millis(8));
-        set.policies.insert(name, Policy { settings, location: None });
+        set.policies.insert(
+            name,
+            Policy {
+                settings,
+                location: None,
+            },
+        );
         assert_eq!(severity(&set), Severity::Problem);
     }
 }

@@ -11,9 +11,7 @@ use super::{
 use crate::{
     api::types::{AddRequest, Caller, ChangeAnswer, RemoveRequest},
     config::{Config, save},
-    policy::{
-        Cidr, Entry, PolicyName, Settings, compile::check_force, plan::ChangeSummary, units,
-    },
+    policy::{Cidr, Entry, PolicyName, Settings, compile::check_force, plan::ChangeSummary, units},
 };
 
 /// Longest `--ttl`: beyond it an entry is meant for good and belongs in a file.
@@ -36,24 +34,40 @@ impl Engine {
                 return refused("--ttl and --save exclude each other: a saved entry has no end");
             }
             let inline = request.settings.is_some().then_some(&settings);
-            self.save_and_reload(by, "add --save", |file| save::add(file, &cidrs, &name, inline))?
+            self.save_and_reload(by, "add --save", |file| {
+                save::add(file, &cidrs, &name, inline)
+            })?
         } else {
             let mut manual = self.manual.clone();
             let expires_ms = ttl.map(|ttl| {
                 boottime_ms().saturating_add(u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX))
             });
             for cidr in &cidrs {
-                let entry = ManualEntry { policy: name.clone(), by, expires_ms };
+                let entry = ManualEntry {
+                    policy: name.clone(),
+                    by,
+                    expires_ms,
+                };
                 manual.add(*cidr, entry, settings.clone());
             }
             let changed = self.become_manual(manual)?;
             audit(&by.to_string(), "add", &changed);
-            ChangeAnswer { changed, notes: Vec::new(), effects: Vec::new() }
+            ChangeAnswer {
+                changed,
+                notes: Vec::new(),
+                effects: Vec::new(),
+            }
         };
         for cidr in &cidrs {
             info!(audit = true, %by, %cidr, policy = %name, save = request.save, "entry added");
-            if !request.save && let Some(Entry { location: Some(at), .. }) = self.config.set.entries.get(cidr) {
-                answer.notes.push(format!("{cidr} overrides the entry of {at}"));
+            if !request.save
+                && let Some(Entry {
+                    location: Some(at), ..
+                }) = self.config.set.entries.get(cidr)
+            {
+                answer
+                    .notes
+                    .push(format!("{cidr} overrides the entry of {at}"));
             }
         }
         answer.effects = self.state.effects(&name).to_vec();
@@ -82,10 +96,18 @@ impl Engine {
             }
             let changed = self.become_manual(manual)?;
             audit(&by.to_string(), "remove", &changed);
-            ChangeAnswer { changed, notes, effects: Vec::new() }
+            ChangeAnswer {
+                changed,
+                notes,
+                effects: Vec::new(),
+            }
         };
         for cidr in &cidrs {
-            let what = if request.undo { "entry switched on again" } else { "entry removed" };
+            let what = if request.undo {
+                "entry switched on again"
+            } else {
+                "entry removed"
+            };
             info!(audit = true, %by, %cidr, save = request.save, "{what}");
         }
         self.note_detached(&mut answer);
@@ -93,7 +115,12 @@ impl Engine {
     }
 
     fn remove_one(&self, manual: &mut Manual, cidr: &Cidr) -> Result<Option<String>, EngineError> {
-        let of_file = self.config.set.entries.get(cidr).and_then(|e| e.location.as_ref());
+        let of_file = self
+            .config
+            .set
+            .entries
+            .get(cidr)
+            .and_then(|e| e.location.as_ref());
         match (manual.remove(cidr, &self.config.set), of_file) {
             (Some(Removal::Entry), None) => Ok(None),
             (Some(Removal::Entry), Some(at)) => Ok(Some(format!(
@@ -111,7 +138,9 @@ impl Engine {
             }
             (None, _) => refused(&format!(
                 "there is no entry {cidr}{}",
-                self.covering(cidr).map(|c| format!("; it lies within {c}")).unwrap_or_default()
+                self.covering(cidr)
+                    .map(|c| format!("; it lies within {c}"))
+                    .unwrap_or_default()
             )),
         }
     }
@@ -127,7 +156,11 @@ impl Engine {
     /// The entry whose prefix holds this one.
     fn covering(&self, cidr: &Cidr) -> Option<Cidr> {
         let entries = &self.state.set().entries;
-        entries.keys().filter(|c| c.contains_cidr(cidr)).max_by_key(|c| c.prefix()).copied()
+        entries
+            .keys()
+            .filter(|c| c.contains_cidr(cidr))
+            .max_by_key(|c| c.prefix())
+            .copied()
     }
 
     /// The policy a request means: one by name, or its own settings under a name made of them.
@@ -148,23 +181,35 @@ impl Engine {
                 Ok((PolicyName::for_settings(&settings), settings))
             }
             (Some(_), Some(_)) => refused("give either --policy or settings, not both"),
-            (None, _) => refused(
-                "no policy: give --policy NAME, or settings such as --initial-rto 100ms",
-            ),
+            (None, _) => {
+                refused("no policy: give --policy NAME, or settings such as --initial-rto 100ms")
+            }
         }
     }
 
     fn unknown_policy(&self, name: &PolicyName) -> String {
-        let known: Vec<&str> = self.config.set.policies.keys().map(PolicyName::as_str).collect();
+        let known: Vec<&str> = self
+            .config
+            .set
+            .policies
+            .keys()
+            .map(PolicyName::as_str)
+            .collect();
         if known.is_empty() {
             format!("unknown policy {name}: the configuration has none; give settings instead")
         } else {
-            format!("unknown policy {name}; the configuration has: {}", known.join(", "))
+            format!(
+                "unknown policy {name}; the configuration has: {}",
+                known.join(", ")
+            )
         }
     }
 
     /// Puts a changed set of hand-made entries in force and on disk, or neither.
-    pub(super) fn become_manual(&mut self, mut manual: Manual) -> Result<ChangeSummary, EngineError> {
+    pub(super) fn become_manual(
+        &mut self,
+        mut manual: Manual,
+    ) -> Result<ChangeSummary, EngineError> {
         let set = manual.over(&self.config.set);
         let state_dir = &self.config.agent.state_dir;
         let unsaved = |e: std::io::Error| {
@@ -192,17 +237,24 @@ impl Engine {
         let file = Config::saved_path(&self.start.config_path);
         // An edit of files that are refused as they are would be lost in their errors.
         if let Err(e) = Config::load(&self.start.config_path, self.state.host()) {
-            return refused(&format!("nothing was saved: the files are refused as they are\n{e}"));
+            return refused(&format!(
+                "nothing was saved: the files are refused as they are\n{e}"
+            ));
         }
         let undo = edit(&file).map_err(|e| EngineError::Refused(e.to_string()))?;
         match self.reload(&format!("{what}, {by}")) {
             Ok(mut answer) => {
-                answer.notes.insert(0, format!("saved to {}", file.display()));
+                answer
+                    .notes
+                    .insert(0, format!("saved to {}", file.display()));
                 Ok(answer)
             }
             Err(e) => {
                 undo.undo().map_err(|undo| {
-                    EngineError::Failed(format!("{e}\n{} could not be put back: {undo}", file.display()))
+                    EngineError::Failed(format!(
+                        "{e}\n{} could not be put back: {undo}",
+                        file.display()
+                    ))
                 })?;
                 self.reload("put back")?;
                 Err(e)
@@ -241,9 +293,12 @@ fn parse_cidrs(texts: &[String]) -> Result<Vec<Cidr>, EngineError> {
 }
 
 fn parse_ttl(text: &str) -> Result<Duration, EngineError> {
-    let ttl = units::parse_duration(text).map_err(|e| EngineError::Refused(format!("--ttl: {e}")))?;
+    let ttl =
+        units::parse_duration(text).map_err(|e| EngineError::Refused(format!("--ttl: {e}")))?;
     if ttl.is_zero() || ttl > MAX_TTL {
-        return refused(&format!("--ttl {text}: must be more than 0 and at most a year"));
+        return refused(&format!(
+            "--ttl {text}: must be more than 0 and at most a year"
+        ));
     }
     Ok(ttl)
 }
@@ -251,4 +306,3 @@ fn parse_ttl(text: &str) -> Result<Duration, EngineError> {
 fn refused<T>(text: &str) -> Result<T, EngineError> {
     Err(EngineError::Refused(text.to_owned()))
 }
-

@@ -96,22 +96,36 @@ impl Manual {
         let file: File =
             serde_json::from_str(text).map_err(|e| format!("cannot be understood: {e}"))?;
         if file.format != FORMAT {
-            return Err(format!("has format {}, this version reads {FORMAT}", file.format));
+            return Err(format!(
+                "has format {}, this version reads {FORMAT}",
+                file.format
+            ));
         }
         if file.boot_id != boot_id {
             return Ok(Self::default());
         }
         let mut policies = BTreeMap::new();
         for (name, spec) in file.policies {
-            let settings = spec.parse().map_err(|e| format!("has a bad policy {name}: {e}"))?;
+            let settings = spec
+                .parse()
+                .map_err(|e| format!("has a bad policy {name}: {e}"))?;
             policies.insert(name, settings);
         }
-        if let Some((cidr, entry)) =
-            file.entries.iter().find(|(_, e)| !policies.contains_key(&e.policy))
+        if let Some((cidr, entry)) = file
+            .entries
+            .iter()
+            .find(|(_, e)| !policies.contains_key(&e.policy))
         {
-            return Err(format!("has no settings for policy {} of {cidr}", entry.policy));
+            return Err(format!(
+                "has no settings for policy {} of {cidr}",
+                entry.policy
+            ));
         }
-        Ok(Self { entries: file.entries, policies, masked: file.masked })
+        Ok(Self {
+            entries: file.entries,
+            policies,
+            masked: file.masked,
+        })
     }
 
     /// Writes everything to a temporary file beside its place, so that [`Saved::commit`] has
@@ -125,13 +139,20 @@ impl Manual {
             format: FORMAT,
             boot_id: boot_id(),
             entries: self.entries.clone(),
-            policies: self.policies.iter().map(|(n, s)| (n.clone(), s.into())).collect(),
+            policies: self
+                .policies
+                .iter()
+                .map(|(n, s)| (n.clone(), s.into()))
+                .collect(),
             masked: self.masked.clone(),
         };
         let mut temporary = tempfile::NamedTempFile::new_in(state_dir)?;
         serde_json::to_writer(&mut temporary, &file)?;
         temporary.as_file().sync_all()?;
-        Ok(Saved { temporary, path: state_dir.join(FILE) })
+        Ok(Saved {
+            temporary,
+            path: state_dir.join(FILE),
+        })
     }
 
     /// Adds or replaces an entry.
@@ -186,8 +207,12 @@ impl Manual {
     /// Removes the entries whose time has come.
     pub fn expire(&mut self, now_ms: u64) -> Vec<Cidr> {
         let over = |e: &ManualEntry| e.expires_ms.is_some_and(|end| end <= now_ms);
-        let gone: Vec<Cidr> =
-            self.entries.iter().filter(|(_, e)| over(e)).map(|(cidr, _)| *cidr).collect();
+        let gone: Vec<Cidr> = self
+            .entries
+            .iter()
+            .filter(|(_, e)| over(e))
+            .map(|(cidr, _)| *cidr)
+            .collect();
         for cidr in &gone {
             self.entries.remove(cidr);
         }
@@ -218,13 +243,19 @@ impl Manual {
             match files.policies.get(name) {
                 Some(policy) => settings.clone_from(&policy.settings),
                 None => {
-                    let policy = Policy { settings: settings.clone(), location: None };
+                    let policy = Policy {
+                        settings: settings.clone(),
+                        location: None,
+                    };
                     set.policies.insert(name.clone(), policy);
                 }
             }
         }
         for (cidr, entry) in &self.entries {
-            let entry = Entry { policy: entry.policy.clone(), location: None };
+            let entry = Entry {
+                policy: entry.policy.clone(),
+                location: None,
+            };
             set.entries.insert(*cidr, entry);
         }
         set
@@ -278,18 +309,37 @@ mod tests {
     }
 
     fn settings(ms: u64) -> Settings {
-        Settings { initial_rto: Some(Duration::from_millis(ms)), ..Settings::default() }
+        Settings {
+            initial_rto: Some(Duration::from_millis(ms)),
+            ..Settings::default()
+        }
     }
 
     fn entry(policy: &str, expires_ms: Option<u64>) -> ManualEntry {
-        ManualEntry { policy: policy.parse().unwrap(), by: Caller { uid: 0, pid: 1 }, expires_ms }
+        ManualEntry {
+            policy: policy.parse().unwrap(),
+            by: Caller { uid: 0, pid: 1 },
+            expires_ms,
+        }
     }
 
     fn files() -> PolicySet {
         let mut set = PolicySet::default();
         let policy: PolicyName = "near".parse().unwrap();
-        set.policies.insert(policy.clone(), Policy { settings: settings(50), location: None });
-        set.entries.insert(cidr("10.0.0.0/8"), Entry { policy, location: None });
+        set.policies.insert(
+            policy.clone(),
+            Policy {
+                settings: settings(50),
+                location: None,
+            },
+        );
+        set.entries.insert(
+            cidr("10.0.0.0/8"),
+            Entry {
+                policy,
+                location: None,
+            },
+        );
         set
     }
 
@@ -298,7 +348,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let mut manual = Manual::default();
         manual.add(cidr("10.1.0.0/16"), entry("mine", Some(7)), settings(100));
-        assert_eq!(manual.remove(&cidr("10.0.0.0/8"), &files()), Some(Removal::Masked));
+        assert_eq!(
+            manual.remove(&cidr("10.0.0.0/8"), &files()),
+            Some(Removal::Masked)
+        );
         manual.save(dir.path()).unwrap().commit().unwrap();
         assert_eq!(Manual::load(dir.path()).unwrap(), (manual, None));
 
@@ -322,9 +375,15 @@ mod tests {
         manual.add(cidr("10.0.0.0/8"), entry("mine", None), settings(100));
         let set = manual.over(&files());
         assert_eq!(set.entries[&cidr("10.0.0.0/8")].policy.as_str(), "mine");
-        assert_eq!(manual.remove(&cidr("10.0.0.0/8"), &files()), Some(Removal::Entry));
+        assert_eq!(
+            manual.remove(&cidr("10.0.0.0/8"), &files()),
+            Some(Removal::Entry)
+        );
         assert_eq!(manual.over(&files()), files());
-        assert_eq!(manual.remove(&cidr("10.0.0.0/8"), &files()), Some(Removal::Masked));
+        assert_eq!(
+            manual.remove(&cidr("10.0.0.0/8"), &files()),
+            Some(Removal::Masked)
+        );
         assert!(manual.over(&files()).entries.is_empty());
         assert_eq!(manual.remove(&cidr("10.0.0.0/8"), &files()), None);
         assert!(manual.unmask(&cidr("10.0.0.0/8")));
@@ -336,7 +395,10 @@ mod tests {
         let mut manual = Manual::default();
         manual.add(cidr("10.9.0.0/16"), entry("near", None), settings(50));
         let set = manual.over(&PolicySet::default());
-        assert_eq!(set.policies[&"near".parse().unwrap()].settings, settings(50));
+        assert_eq!(
+            set.policies[&"near".parse().unwrap()].settings,
+            settings(50)
+        );
     }
 
     #[test]

@@ -91,9 +91,14 @@ impl Handle {
     /// # Errors
     ///
     /// What the engine answers, or [`EngineError::Stopping`] if it is gone.
-    pub async fn ask<T>(&self, message: impl FnOnce(Reply<T>) -> Message) -> Result<T, EngineError> {
+    pub async fn ask<T>(
+        &self,
+        message: impl FnOnce(Reply<T>) -> Message,
+    ) -> Result<T, EngineError> {
         let (reply, answer) = oneshot::channel();
-        self.messages.send(message(reply)).map_err(|_| EngineError::Stopping)?;
+        self.messages
+            .send(message(reply))
+            .map_err(|_| EngineError::Stopping)?;
         answer.await.map_err(|_| EngineError::Stopping)?
     }
 
@@ -200,7 +205,14 @@ impl Engine {
             systemd: systemd::Systemd::from_environment(),
         };
         engine.publish();
-        Ok((engine, Handle { messages: sender, status: status_seen, files: files_seen }))
+        Ok((
+            engine,
+            Handle {
+                messages: sender,
+                status: status_seen,
+                files: files_seen,
+            },
+        ))
     }
 
     /// Serves messages until told to stop, then leaves the kernel as `on_exit` says.
@@ -253,7 +265,9 @@ impl Engine {
                 self.publish();
                 drop(reply.send(Ok(())));
             }
-            Message::Hangup => self.reload_and_attach("SIGHUP").map_or_else(drop_logged, drop),
+            Message::Hangup => self
+                .reload_and_attach("SIGHUP")
+                .map_or_else(drop_logged, drop),
             Message::FilesChanged => self.files_changed(),
             Message::Stop => {}
         }
@@ -316,7 +330,11 @@ impl Engine {
         self.files.send_replace(Arc::new(config.files.clone()));
         self.config = config;
         audit(cause, "reload", &changed);
-        Ok(ChangeAnswer { changed, notes, effects: Vec::new() })
+        Ok(ChangeAnswer {
+            changed,
+            notes,
+            effects: Vec::new(),
+        })
     }
 
     fn expire(&mut self) {
@@ -361,10 +379,16 @@ impl Engine {
     }
 
     fn detach(&mut self, by: Caller) -> Result<DetachAnswer, EngineError> {
-        let removed = self.state.detach().map_err(|e| EngineError::Failed(e.to_string()))?;
+        let removed = self
+            .state
+            .detach()
+            .map_err(|e| EngineError::Failed(e.to_string()))?;
         self.detached_by = Some(by);
         info!(audit = true, %by, "detached: nothing is in force until rto-agent reload");
-        Ok(DetachAnswer { removed, by_daemon: true })
+        Ok(DetachAnswer {
+            removed,
+            by_daemon: true,
+        })
     }
 
     fn stop(mut self) -> anyhow::Result<()> {
@@ -411,12 +435,17 @@ fn audit(source: &str, what: &str, changed: &ChangeSummary) {
 }
 
 fn reload_view(cause: &str, result: Result<&Config, &str>) -> ReloadView {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
     ReloadView {
         at_s: now.as_secs(),
         cause: cause.to_owned(),
         ok: result.is_ok(),
-        errors: result.err().map(|text| vec![text.to_owned()]).unwrap_or_default(),
+        errors: result
+            .err()
+            .map(|text| vec![text.to_owned()])
+            .unwrap_or_default(),
         warnings: result
             .map(|config| config.warnings.iter().map(ToString::to_string).collect())
             .unwrap_or_default(),

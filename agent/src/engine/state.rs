@@ -104,7 +104,13 @@ impl State {
         })?;
         let plan = Plan::between(&self.image, &desired);
         if let Some(datapath) = &mut self.datapath {
-            write(datapath, &mut self.image, &plan, &desired, &mut self.out_of_sync)?;
+            write(
+                datapath,
+                &mut self.image,
+                &plan,
+                &desired,
+                &mut self.out_of_sync,
+            )?;
         }
         // Said against what was wanted before, not against what the kernel happened to hold.
         let changed = ChangeSummary::between(&self.desired, &desired);
@@ -165,7 +171,9 @@ impl State {
 
     /// Looks whether the program is in force and the maps are in step, and mends what is not.
     pub(super) fn heal(&mut self) {
-        let Some(datapath) = &mut self.datapath else { return };
+        let Some(datapath) = &mut self.datapath else {
+            return;
+        };
         if let Some(problem) = datapath.attachment().problem {
             match datapath.repair() {
                 Ok(()) => {
@@ -187,7 +195,13 @@ impl State {
             let retried = datapath.image().map_err(failed).and_then(|image| {
                 self.image = image;
                 let plan = Plan::between(&self.image, &self.desired);
-                write(datapath, &mut self.image, &plan, &self.desired, &mut self.out_of_sync)
+                write(
+                    datapath,
+                    &mut self.image,
+                    &plan,
+                    &self.desired,
+                    &mut self.out_of_sync,
+                )
             });
             match retried {
                 Ok(()) => info!("the kernel's maps are in step again"),
@@ -218,7 +232,9 @@ fn write(
                 datapath.apply(&actual, &back)
             });
             match undone {
-                Ok(()) => Err(EngineError::Failed(format!("{failure}; nothing was changed"))),
+                Ok(()) => Err(EngineError::Failed(format!(
+                    "{failure}; nothing was changed"
+                ))),
                 Err(e) => {
                     let text = format!("{failure}; going back failed as well: {e}");
                     if let Ok(actual) = datapath.image() {

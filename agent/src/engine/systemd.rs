@@ -19,7 +19,11 @@ impl Systemd {
     /// Reads WATCHDOG_USEC; NOTIFY_SOCKET is read at each message.
     pub(super) fn from_environment() -> Self {
         let interval = sd_notify::watchdog_enabled().map(|timeout| timeout / 2);
-        Self { interval, due: Instant::now(), told: String::new() }
+        Self {
+            interval,
+            due: Instant::now(),
+            told: String::new(),
+        }
     }
 
     pub(super) fn ready(&mut self, status: &str) {
@@ -29,7 +33,9 @@ impl Systemd {
 
     pub(super) fn reloading(&self) {
         // Type=notify-reload wants the time at which the reload began.
-        let now = clock_gettime(ClockId::CLOCK_MONOTONIC).map(Duration::from).unwrap_or_default();
+        let now = clock_gettime(ClockId::CLOCK_MONOTONIC)
+            .map(Duration::from)
+            .unwrap_or_default();
         let usec = i128::try_from(now.as_micros()).unwrap_or_default();
         send(&[NotifyState::Reloading, NotifyState::MonotonicUsec(usec)]);
     }

@@ -14,7 +14,9 @@ use crate::{
 impl Engine {
     pub(super) fn list(&self) -> Result<ListAnswer, EngineError> {
         let hits = match self.state.datapath() {
-            Some(datapath) => datapath.hits().map_err(|e| EngineError::Failed(e.to_string()))?,
+            Some(datapath) => datapath
+                .hits()
+                .map_err(|e| EngineError::Failed(e.to_string()))?,
             None => Default::default(),
         };
         let entries = &self.state.set().entries;
@@ -23,7 +25,9 @@ impl Engine {
             .map(|(cidr, entry)| self.entry_view(cidr, entry, hits.get(cidr).copied().unwrap_or(0)))
             .collect();
         let masked = self.manual.masked().iter().copied();
-        let masked = masked.filter(|c| self.config.set.entries.contains_key(c)).collect();
+        let masked = masked
+            .filter(|c| self.config.set.entries.contains_key(c))
+            .collect();
         Ok(ListAnswer { entries, masked })
     }
 
@@ -38,17 +42,25 @@ impl Engine {
             format!("{address} is IPv4-mapped and looked up as {looked_up}; ")
         };
         let (entry, reason) = match matching.split_first() {
-            None => (None, format!("{mapped}no entry covers it: the kernel's own timers apply")),
+            None => (
+                None,
+                format!("{mapped}no entry covers it: the kernel's own timers apply"),
+            ),
             Some((best, shadowed)) => {
                 let hits = match self.state.datapath() {
-                    Some(d) => d.hits_of(best).map_err(|e| EngineError::Failed(e.to_string()))?,
+                    Some(d) => d
+                        .hits_of(best)
+                        .map_err(|e| EngineError::Failed(e.to_string()))?,
                     None => 0,
                 };
                 let why = match shadowed {
                     [] => "the only entry that covers it".to_owned(),
                     rest => format!("the longest of {} prefixes that cover it", rest.len() + 1),
                 };
-                (Some(self.entry_view(best, &entries[*best], hits)), format!("{mapped}{why}"))
+                (
+                    Some(self.entry_view(best, &entries[*best], hits)),
+                    format!("{mapped}{why}"),
+                )
             }
         };
         let reason = match (&self.detached_by, &entry) {
@@ -56,24 +68,45 @@ impl Engine {
             _ => reason,
         };
         let shadowed = matching.into_iter().skip(1).copied().collect();
-        Ok(LookupAnswer { address, looked_up, entry, shadowed, reason })
+        Ok(LookupAnswer {
+            address,
+            looked_up,
+            entry,
+            shadowed,
+            reason,
+        })
     }
 
     fn entry_view(&self, cidr: &Cidr, entry: &Entry, hits: u32) -> EntryView {
         let file = |entry: &Entry| {
             let at = entry.location.clone()?;
-            Some(SourceView::File { path: at.path, line: at.line })
+            Some(SourceView::File {
+                path: at.path,
+                line: at.line,
+            })
         };
         let of_file = self.config.set.entries.get(cidr).and_then(file);
         let (source, overrides) = match (self.manual.get(cidr), file(entry)) {
             (Some(manual), _) => {
                 let left = |end: u64| end.saturating_sub(boottime_ms()).div_ceil(1000);
                 let expires_in_s = manual.expires_ms.map(left);
-                (SourceView::Manual { by: manual.by, expires_in_s }, of_file)
+                (
+                    SourceView::Manual {
+                        by: manual.by,
+                        expires_in_s,
+                    },
+                    of_file,
+                )
             }
             (None, Some(source)) => (source, None),
             // Neither by hand nor from a file: cannot be, and must not hide the entry if it is.
-            (None, None) => (SourceView::File { path: self.start.config_path.clone(), line: 0 }, None),
+            (None, None) => (
+                SourceView::File {
+                    path: self.start.config_path.clone(),
+                    line: 0,
+                },
+                None,
+            ),
         };
         let policy = self.state.set().policies.get(&entry.policy);
         EntryView {
@@ -102,7 +135,11 @@ impl Engine {
         }
         let mut warnings = self.warnings.clone();
         warnings.extend(self.last_reload.warnings.iter().cloned());
-        let counters = match self.state.datapath().map(crate::datapath::Datapath::counters) {
+        let counters = match self
+            .state
+            .datapath()
+            .map(crate::datapath::Datapath::counters)
+        {
             Some(Ok(counters)) => counters,
             Some(Err(e)) => {
                 problems.push(e.to_string());
@@ -138,7 +175,10 @@ impl Engine {
             entries: self.state.entries(),
             entries_by_hand: self.manual.len(),
             max_entries: self.state.options().max_entries,
-            policies: counters.into_iter().map(|(n, c)| (n, CountersView::from(c))).collect(),
+            policies: counters
+                .into_iter()
+                .map(|(n, c)| (n, CountersView::from(c)))
+                .collect(),
             last_reload: self.last_reload.clone(),
         };
         let line = self.status_line();

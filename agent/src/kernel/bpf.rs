@@ -115,7 +115,10 @@ pub fn query_sock_ops(cgroup: BorrowedFd<'_>) -> io::Result<Attached> {
         _ => AttachMode::Exclusive,
     };
     let count = (attr.prog_cnt as usize).min(ids.len());
-    Ok(Attached { ids: ids[..count].to_vec(), mode })
+    Ok(Attached {
+        ids: ids[..count].to_vec(),
+        mode,
+    })
 }
 
 /// Name and tag of a loaded program.
@@ -124,7 +127,10 @@ pub fn query_sock_ops(cgroup: BorrowedFd<'_>) -> io::Result<Attached> {
 ///
 /// The system call's: ENOENT if it is gone, EPERM without CAP_SYS_ADMIN.
 pub fn program_info(id: u32) -> io::Result<ProgramInfo> {
-    let mut attr = IdAttr { id, ..IdAttr::default() };
+    let mut attr = IdAttr {
+        id,
+        ..IdAttr::default()
+    };
     let raw = bpf(BPF_PROG_GET_FD_BY_ID, &mut attr)?;
     // SAFETY: the kernel has just made this descriptor for us.
     let program = unsafe { OwnedFd::from_raw_fd(raw) };
@@ -135,7 +141,11 @@ pub fn program_info(id: u32) -> io::Result<ProgramInfo> {
         info: (&raw mut info) as u64,
     };
     bpf(BPF_OBJ_GET_INFO_BY_FD, &mut attr)?;
-    let end = info.name.iter().position(|b| *b == 0).unwrap_or(info.name.len());
+    let end = info
+        .name
+        .iter()
+        .position(|b| *b == 0)
+        .unwrap_or(info.name.len());
     Ok(ProgramInfo {
         name: String::from_utf8_lossy(&info.name[..end]).into_owned(),
         tag: info.tag.iter().map(|b| format!("{b:02x}")).collect(),
@@ -150,7 +160,12 @@ fn bpf<A>(command: libc::c_int, attr: &mut A) -> io::Result<libc::c_int> {
     // SAFETY: `attr` is a live repr(C) struct of the size given, and any pointer in it is to a
     // buffer that outlives the call and is as long as the attr says.
     let result = unsafe {
-        libc::syscall(libc::SYS_bpf, command, std::ptr::from_mut(attr), size_of::<A>())
+        libc::syscall(
+            libc::SYS_bpf,
+            command,
+            std::ptr::from_mut(attr),
+            size_of::<A>(),
+        )
     };
     if result < 0 {
         return Err(io::Error::last_os_error());

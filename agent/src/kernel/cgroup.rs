@@ -42,15 +42,23 @@ pub fn resolve(given: Option<&Path>) -> Result<PathBuf, CgroupError> {
         Some(path) => path.to_owned(),
         None => {
             let mounts = mounts::read().map_err(CgroupError::Mountinfo)?;
-            root_of(&mounts).ok_or(CgroupError::NotMounted)?.point.clone()
+            root_of(&mounts)
+                .ok_or(CgroupError::NotMounted)?
+                .point
+                .clone()
         }
     };
-    let not = |reason: String| CgroupError::NotCgroup2 { path: path.clone(), reason };
+    let not = |reason: String| CgroupError::NotCgroup2 {
+        path: path.clone(),
+        reason,
+    };
     let meta = fs::metadata(&path).map_err(|e| not(e.to_string()))?;
     if !meta.is_dir() {
         return Err(not("is no directory".to_owned()));
     }
-    let kind = statfs(&path).map_err(|e| not(e.to_string()))?.filesystem_type();
+    let kind = statfs(&path)
+        .map_err(|e| not(e.to_string()))?
+        .filesystem_type();
     if kind != CGROUP2_SUPER_MAGIC {
         return Err(not("is not on cgroup2".to_owned()));
     }
@@ -61,16 +69,23 @@ pub fn resolve(given: Option<&Path>) -> Result<PathBuf, CgroupError> {
 #[must_use]
 pub fn root_of(mounts: &[Mount]) -> Option<&Mount> {
     let of_kind = || mounts.iter().filter(|mount| mount.kind == "cgroup2");
-    of_kind().find(|mount| mount.root == Path::new("/")).or_else(|| of_kind().next())
+    of_kind()
+        .find(|mount| mount.root == Path::new("/"))
+        .or_else(|| of_kind().next())
 }
 
 /// cgroup v1 network controllers that are mounted: net_cls, net_prio.
 #[must_use]
 pub fn v1_network_controllers(mounts: &[Mount]) -> Vec<&'static str> {
     let mounted = |name: &str| {
-        mounts.iter().any(|m| m.kind == "cgroup" && m.super_options.split(',').any(|o| o == name))
+        mounts
+            .iter()
+            .any(|m| m.kind == "cgroup" && m.super_options.split(',').any(|o| o == name))
     };
-    ["net_cls", "net_prio"].into_iter().filter(|name| mounted(name)).collect()
+    ["net_cls", "net_prio"]
+        .into_iter()
+        .filter(|name| mounted(name))
+        .collect()
 }
 
 /// Whether a cgroup namespace hides the hierarchy's root from this process: PID 1 of its
@@ -105,7 +120,10 @@ mod tests {
 
     #[test]
     fn v1_controllers() {
-        assert_eq!(v1_network_controllers(&parse(HYBRID)), ["net_cls", "net_prio"]);
+        assert_eq!(
+            v1_network_controllers(&parse(HYBRID)),
+            ["net_cls", "net_prio"]
+        );
         assert!(v1_network_controllers(&parse(UNIFIED)).is_empty());
     }
 
@@ -113,7 +131,9 @@ mod tests {
     fn a_path_elsewhere_is_refused() {
         let error = resolve(Some(Path::new("/proc"))).unwrap_err().to_string();
         assert!(error.contains("/proc: is not on cgroup2"), "{error}");
-        let error = resolve(Some(Path::new("/nonexistent"))).unwrap_err().to_string();
+        let error = resolve(Some(Path::new("/nonexistent")))
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("/nonexistent"), "{error}");
     }
 }

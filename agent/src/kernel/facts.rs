@@ -34,8 +34,12 @@ pub fn host_facts() -> anyhow::Result<HostFacts> {
 /// Whether a TCP socket knows TCP_RTO_MAX_MS. What it does not know it refuses with ENOPROTOOPT.
 #[must_use]
 pub fn has_rto_max() -> bool {
-    let Ok(socket) = socket(AddressFamily::Inet, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)
-    else {
+    let Ok(socket) = socket(
+        AddressFamily::Inet,
+        SockType::Stream,
+        SockFlag::SOCK_CLOEXEC,
+        None,
+    ) else {
         return false;
     };
     let mut value: libc::c_int = 0;

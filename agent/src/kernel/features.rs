@@ -44,10 +44,34 @@ pub fn all(kernel: &KernelVersion) -> Vec<Feature> {
         evidence: PROBED,
     };
     vec![
-        by_version("sock_ops-timeout-init", "4.13", (4, 13), true, "initial_rto"),
-        by_version("cgroup-bpf-link", "5.7", (5, 7), true, "attaching beside other programs"),
-        by_version("sock_ops-socket-storage", "5.10", (5, 10), true, "a connection keeps its policy"),
-        by_version("bpf-rto-min-delack-max", "5.10", (5, 10), true, "rto_min, delack_max"),
+        by_version(
+            "sock_ops-timeout-init",
+            "4.13",
+            (4, 13),
+            true,
+            "initial_rto",
+        ),
+        by_version(
+            "cgroup-bpf-link",
+            "5.7",
+            (5, 7),
+            true,
+            "attaching beside other programs",
+        ),
+        by_version(
+            "sock_ops-socket-storage",
+            "5.10",
+            (5, 10),
+            true,
+            "a connection keeps its policy",
+        ),
+        by_version(
+            "bpf-rto-min-delack-max",
+            "5.10",
+            (5, 10),
+            true,
+            "rto_min, delack_max",
+        ),
         by_version(
             "syn-ack-retransmission-timeout",
             "5.17 (5.15.y since July 2024)",
@@ -55,7 +79,13 @@ pub fn all(kernel: &KernelVersion) -> Vec<Feature> {
             false,
             "initial_rto beyond the first SYN-ACK",
         ),
-        by_version("bpf-getsockopt-syncnt", "6.1", (6, 1), false, "syn_retries = \"auto\" by socket"),
+        by_version(
+            "bpf-getsockopt-syncnt",
+            "6.1",
+            (6, 1),
+            false,
+            "syn_retries = \"auto\" by socket",
+        ),
         by_version("bpf-thin-linear", "6.1", (6, 1), false, "thin_linear"),
         probed(
             "tcp-syn-linear-timeouts",

@@ -22,7 +22,9 @@ pub fn measure() -> io::Result<u32> {
     let resolution = clock_getres(ClockId::CLOCK_MONOTONIC_COARSE)?;
     let nanos = u64::try_from(std::time::Duration::from(resolution).as_nanos()).unwrap_or(u64::MAX);
     from_resolution(nanos).ok_or_else(|| {
-        io::Error::other(format!("CLOCK_MONOTONIC_COARSE has a resolution of {nanos} ns, which is no HZ"))
+        io::Error::other(format!(
+            "CLOCK_MONOTONIC_COARSE has a resolution of {nanos} ns, which is no HZ"
+        ))
     })
 }
 
@@ -35,19 +37,29 @@ fn from_resolution(nanos: u64) -> Option<u32> {
 /// `None` if the host has neither.
 #[must_use]
 pub fn from_config(root: &Path, release: &str) -> Option<u32> {
-    let own = fs::File::open(root.join("proc/config.gz")).ok().and_then(|file| {
-        let mut text = String::new();
-        flate2::read::GzDecoder::new(file).read_to_string(&mut text).ok()?;
-        parse_config(&text)
-    });
-    let places = [format!("boot/config-{release}"), format!("lib/modules/{release}/config")];
+    let own = fs::File::open(root.join("proc/config.gz"))
+        .ok()
+        .and_then(|file| {
+            let mut text = String::new();
+            flate2::read::GzDecoder::new(file)
+                .read_to_string(&mut text)
+                .ok()?;
+            parse_config(&text)
+        });
+    let places = [
+        format!("boot/config-{release}"),
+        format!("lib/modules/{release}/config"),
+    ];
     own.or_else(|| {
-        places.iter().find_map(|place| parse_config(&fs::read_to_string(root.join(place)).ok()?))
+        places
+            .iter()
+            .find_map(|place| parse_config(&fs::read_to_string(root.join(place)).ok()?))
     })
 }
 
 fn parse_config(text: &str) -> Option<u32> {
-    text.lines().find_map(|line| line.strip_prefix("CONFIG_HZ=")?.trim().parse().ok())
+    text.lines()
+        .find_map(|line| line.strip_prefix("CONFIG_HZ=")?.trim().parse().ok())
 }
 
 #[cfg(test)]
@@ -56,7 +68,12 @@ mod tests {
 
     #[test]
     fn resolutions() {
-        for (nanos, hz) in [(4_000_000, 250), (1_000_000, 1000), (3_333_333, 300), (10_000_000, 100)] {
+        for (nanos, hz) in [
+            (4_000_000, 250),
+            (1_000_000, 1000),
+            (3_333_333, 300),
+            (10_000_000, 100),
+        ] {
             assert_eq!(from_resolution(nanos), Some(hz));
         }
         assert_eq!(from_resolution(1), None);
@@ -69,7 +86,10 @@ mod tests {
 
     #[test]
     fn configurations() {
-        assert_eq!(parse_config("# CONFIG_HZ_100 is not set\nCONFIG_HZ_250=y\nCONFIG_HZ=250\n"), Some(250));
+        assert_eq!(
+            parse_config("# CONFIG_HZ_100 is not set\nCONFIG_HZ_250=y\nCONFIG_HZ=250\n"),
+            Some(250)
+        );
         assert_eq!(parse_config("CONFIG_HZ_250=y\n"), None);
     }
 }

@@ -25,7 +25,10 @@ pub fn check() -> anyhow::Result<()> {
             .filter(|(_, name, _)| missing.contains(name))
             .map(|(_, name, why)| format!("{name} (to {why})"))
             .collect();
-        bail!("missing {}; run as root (sudo rto-agent run, or the systemd unit)", why.join(" and "));
+        bail!(
+            "missing {}; run as root (sudo rto-agent run, or the systemd unit)",
+            why.join(" and ")
+        );
     }
     Ok(())
 }

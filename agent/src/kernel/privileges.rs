@@ -19,7 +19,11 @@ pub mod cap {
 /// Capabilities the daemon needs, and for what.
 pub const NEEDED: [(u32, &str, &str); 2] = [
     (cap::BPF, "CAP_BPF", "load the program and make its maps"),
-    (cap::NET_ADMIN, "CAP_NET_ADMIN", "attach it to a cgroup and ask what is attached"),
+    (
+        cap::NET_ADMIN,
+        "CAP_NET_ADMIN",
+        "attach it to a cgroup and ask what is attached",
+    ),
 ];
 
 /// Capabilities in force for this process; `None` if `/proc` does not tell.
@@ -29,7 +33,9 @@ pub fn effective() -> Option<u64> {
 }
 
 fn parse_effective(status: &str) -> Option<u64> {
-    let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"))?;
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("CapEff:"))?;
     u64::from_str_radix(line.trim(), 16).ok()
 }
 
@@ -38,14 +44,20 @@ fn parse_effective(status: &str) -> Option<u64> {
 pub fn missing(effective: u64) -> Vec<&'static str> {
     let has = |bit: u32| effective & (1 << bit) != 0;
     let lacks = |bit: u32| !has(bit) && !(bit == cap::BPF && has(cap::SYS_ADMIN));
-    NEEDED.iter().filter(|(bit, ..)| lacks(*bit)).map(|(_, name, _)| *name).collect()
+    NEEDED
+        .iter()
+        .filter(|(bit, ..)| lacks(*bit))
+        .map(|(_, name, _)| *name)
+        .collect()
 }
 
 /// State of lockdown(7): "none", "integrity" or "confidentiality"; `None` if the kernel has none.
 #[must_use]
 pub fn lockdown(root: &Path) -> Option<String> {
     let text = fs::read_to_string(root.join("sys/kernel/security/lockdown")).ok()?;
-    let chosen = text.split_whitespace().find_map(|word| word.strip_prefix('[')?.strip_suffix(']'))?;
+    let chosen = text
+        .split_whitespace()
+        .find_map(|word| word.strip_prefix('[')?.strip_suffix(']'))?;
     Some(chosen.to_owned())
 }
 
@@ -62,7 +74,10 @@ mod tests {
 
     #[test]
     fn capability_sets() {
-        assert_eq!(parse_effective("Name:\tx\nCapEff:\t000001ffffffffff\n"), Some(0x1_ffff_ffff_ffff >> 8));
+        assert_eq!(
+            parse_effective("Name:\tx\nCapEff:\t000001ffffffffff\n"),
+            Some(0x1_ffff_ffff_ffff >> 8)
+        );
         assert!(missing(u64::MAX).is_empty());
         assert_eq!(missing(0), ["CAP_BPF", "CAP_NET_ADMIN"]);
         assert!(missing(1 << cap::SYS_ADMIN | 1 << cap::NET_ADMIN).is_empty());
@@ -74,7 +89,11 @@ mod tests {
         assert_eq!(lockdown(dir.path()), None);
         let security = dir.path().join("sys/kernel/security");
         fs::create_dir_all(&security).unwrap();
-        fs::write(security.join("lockdown"), "none [integrity] confidentiality\n").unwrap();
+        fs::write(
+            security.join("lockdown"),
+            "none [integrity] confidentiality\n",
+        )
+        .unwrap();
         fs::write(security.join("lsm"), "lockdown,capability,bpf\n").unwrap();
         assert_eq!(lockdown(dir.path()).as_deref(), Some("integrity"));
         assert_eq!(lsms(dir.path()).unwrap().last().unwrap(), "bpf");

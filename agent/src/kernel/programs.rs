@@ -49,7 +49,9 @@ pub fn in_tree(root: &Path, ours: &[u32]) -> io::Result<Vec<AttachedProgram>> {
     visit(root, ours, &mut found)?;
     let mut below = vec![root.to_owned()];
     while let Some(dir) = below.pop() {
-        let Ok(entries) = fs::read_dir(&dir) else { continue };
+        let Ok(entries) = fs::read_dir(&dir) else {
+            continue;
+        };
         for entry in entries.flatten() {
             if entry.file_type().is_ok_and(|t| t.is_dir()) {
                 let path = entry.path();

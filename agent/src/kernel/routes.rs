@@ -29,7 +29,9 @@ pub struct LockedRoute {
 ///
 /// If netlink refuses.
 pub fn locked() -> anyhow::Result<Vec<LockedRoute>> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
     runtime.block_on(async {
         let (connection, handle, _) = rtnetlink::new_connection()?;
         let driver = tokio::spawn(connection);
@@ -48,24 +50,45 @@ pub fn locked() -> anyhow::Result<Vec<LockedRoute>> {
 }
 
 fn locked_route(route: &RouteMessage) -> Option<LockedRoute> {
-    let metrics = route.attributes.iter().find_map(|attribute| match attribute {
-        RouteAttribute::Metrics(metrics) => Some(metrics),
-        _ => None,
-    })?;
-    let lock = metrics.iter().find_map(|m| if let RouteMetric::Lock(bits) = m { Some(*bits) } else { None });
+    let metrics = route
+        .attributes
+        .iter()
+        .find_map(|attribute| match attribute {
+            RouteAttribute::Metrics(metrics) => Some(metrics),
+            _ => None,
+        })?;
+    let lock = metrics.iter().find_map(|m| {
+        if let RouteMetric::Lock(bits) = m {
+            Some(*bits)
+        } else {
+            None
+        }
+    });
     if lock? & (1 << RTAX_RTO_MIN) == 0 {
         return None;
     }
-    let millis = metrics.iter().find_map(|m| if let RouteMetric::RtoMin(ms) = m { Some(*ms) } else { None })?;
-    let table = route.attributes.iter().find_map(|attribute| match attribute {
-        RouteAttribute::Table(table) => Some(*table),
-        _ => None,
-    });
-    let destination = route.attributes.iter().find_map(|attribute| match attribute {
-        RouteAttribute::Destination(RouteAddress::Inet(a)) => Some(IpAddr::V4(*a)),
-        RouteAttribute::Destination(RouteAddress::Inet6(a)) => Some(IpAddr::V6(*a)),
-        _ => None,
-    });
+    let millis = metrics.iter().find_map(|m| {
+        if let RouteMetric::RtoMin(ms) = m {
+            Some(*ms)
+        } else {
+            None
+        }
+    })?;
+    let table = route
+        .attributes
+        .iter()
+        .find_map(|attribute| match attribute {
+            RouteAttribute::Table(table) => Some(*table),
+            _ => None,
+        });
+    let destination = route
+        .attributes
+        .iter()
+        .find_map(|attribute| match attribute {
+            RouteAttribute::Destination(RouteAddress::Inet(a)) => Some(IpAddr::V4(*a)),
+            RouteAttribute::Destination(RouteAddress::Inet6(a)) => Some(IpAddr::V6(*a)),
+            _ => None,
+        });
     let any = match route.header.address_family {
         AddressFamily::Inet6 => IpAddr::V6(std::net::Ipv6Addr::UNSPECIFIED),
         _ => IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED),
@@ -102,7 +125,10 @@ mod tests {
 
     #[test]
     fn only_locked_ones() {
-        let found = locked_route(&route(vec![RouteMetric::Lock(1 << 13), RouteMetric::RtoMin(50)]));
+        let found = locked_route(&route(vec![
+            RouteMetric::Lock(1 << 13),
+            RouteMetric::RtoMin(50),
+        ]));
         assert_eq!(
             found,
             Some(LockedRoute {
@@ -112,7 +138,10 @@ mod tests {
             })
         );
         assert_eq!(locked_route(&route(vec![RouteMetric::RtoMin(50)])), None);
-        assert_eq!(locked_route(&route(vec![RouteMetric::Lock(2), RouteMetric::Mtu(1400)])), None);
+        assert_eq!(
+            locked_route(&route(vec![RouteMetric::Lock(2), RouteMetric::Mtu(1400)])),
+            None
+        );
     }
 
     #[test]

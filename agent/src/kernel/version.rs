@@ -42,8 +42,16 @@ impl FromStr for KernelVersion {
     fn from_str(release: &str) -> Result<Self, VersionError> {
         let error = || VersionError(release.to_owned());
         let mut numbers = release.split(|c: char| !c.is_ascii_digit());
-        let mut next = || numbers.next().and_then(|n| n.parse().ok()).ok_or_else(error);
-        Ok(Self { number: (next()?, next()?), release: release.to_owned() })
+        let mut next = || {
+            numbers
+                .next()
+                .and_then(|n| n.parse().ok())
+                .ok_or_else(error)
+        };
+        Ok(Self {
+            number: (next()?, next()?),
+            release: release.to_owned(),
+        })
     }
 }
 

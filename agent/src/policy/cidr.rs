@@ -18,7 +18,9 @@ pub struct Cidr(IpNetwork);
 #[non_exhaustive]
 pub enum CidrError {
     /// Not an address with a prefix length at all.
-    #[error("{text:?} is no CIDR; write it like 10.1.2.0/24, fd00:1::/64, or a bare address for one host")]
+    #[error(
+        "{text:?} is no CIDR; write it like 10.1.2.0/24, fd00:1::/64, or a bare address for one host"
+    )]
     Malformed {
         /// The text.
         text: String,
@@ -77,7 +79,9 @@ impl FromStr for Cidr {
     type Err = CidrError;
 
     fn from_str(text: &str) -> Result<Self, CidrError> {
-        let malformed = || CidrError::Malformed { text: text.to_owned() };
+        let malformed = || CidrError::Malformed {
+            text: text.to_owned(),
+        };
         // ipnetwork takes netmasks ("10.0.0.0/255.0.0.0") as well, which nobody means here.
         if let Some((_, prefix)) = text.split_once('/')
             && (prefix.is_empty() || !prefix.bytes().all(|b| b.is_ascii_digit()))
@@ -86,10 +90,14 @@ impl FromStr for Cidr {
         }
         let network: IpNetwork = text.parse().map_err(|_| malformed())?;
         Self::try_from(network).map_err(|error| match error {
-            CidrError::HostBits { meant, .. } => {
-                CidrError::HostBits { text: text.to_owned(), meant }
-            }
-            CidrError::Mapped { meant, .. } => CidrError::Mapped { text: text.to_owned(), meant },
+            CidrError::HostBits { meant, .. } => CidrError::HostBits {
+                text: text.to_owned(),
+                meant,
+            },
+            CidrError::Mapped { meant, .. } => CidrError::Mapped {
+                text: text.to_owned(),
+                meant,
+            },
             other => other,
         })
     }
@@ -101,13 +109,19 @@ impl TryFrom<IpNetwork> for Cidr {
     fn try_from(network: IpNetwork) -> Result<Self, CidrError> {
         let text = || network.to_string();
         if let Some(meant) = mapped(network) {
-            return Err(CidrError::Mapped { text: text(), meant });
+            return Err(CidrError::Mapped {
+                text: text(),
+                meant,
+            });
         }
         let base = network.network();
         if base != network.ip() {
             let meant = IpNetwork::new(base, network.prefix());
             let meant = meant.map_err(|_| CidrError::Malformed { text: text() })?;
-            return Err(CidrError::HostBits { text: text(), meant });
+            return Err(CidrError::HostBits {
+                text: text(),
+                meant,
+            });
         }
         Ok(Self(network))
     }
@@ -116,12 +130,16 @@ impl TryFrom<IpNetwork> for Cidr {
 /// The IPv4 prefix of an IPv4-mapped one (`::ffff:0:0/96` and longer).
 fn mapped(network: IpNetwork) -> Option<IpNetwork> {
     const MAPPED: Ipv6Addr = Ipv6Addr::new(0, 0, 0, 0, 0, 0xffff, 0, 0);
-    let IpNetwork::V6(v6) = network else { return None };
+    let IpNetwork::V6(v6) = network else {
+        return None;
+    };
     let v4 = v6.ip().to_ipv4_mapped()?;
     let prefix = v6.prefix().checked_sub(96)?;
     debug_assert!(v6.ip().segments()[..6] == MAPPED.segments()[..6]);
     let network = ipnetwork::Ipv4Network::new(v4, prefix).ok()?;
-    ipnetwork::Ipv4Network::new(network.network(), prefix).ok().map(IpNetwork::V4)
+    ipnetwork::Ipv4Network::new(network.network(), prefix)
+        .ok()
+        .map(IpNetwork::V4)
 }
 
 impl fmt::Display for Cidr {
@@ -138,7 +156,9 @@ impl Serialize for Cidr {
 
 impl<'de> Deserialize<'de> for Cidr {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+        String::deserialize(deserializer)?
+            .parse()
+            .map_err(serde::de::Error::custom)
     }
 }
 
@@ -154,20 +174,46 @@ mod tests {
 
     #[test]
     fn reads_and_prints() {
-        for text in ["10.1.2.0/24", "0.0.0.0/0", "::/0", "fd00:1::/64", "192.0.2.1/32"] {
+        for text in [
+            "10.1.2.0/24",
+            "0.0.0.0/0",
+            "::/0",
+            "fd00:1::/64",
+            "192.0.2.1/32",
+        ] {
             assert_eq!(text.parse::<Cidr>().unwrap().to_string(), text);
         }
-        assert_eq!("192.0.2.1".parse::<Cidr>().unwrap().to_string(), "192.0.2.1/32");
+        assert_eq!(
+            "192.0.2.1".parse::<Cidr>().unwrap().to_string(),
+            "192.0.2.1/32"
+        );
         assert_eq!("::1".parse::<Cidr>().unwrap().to_string(), "::1/128");
     }
 
     #[test]
     fn refusals_name_the_mend() {
-        assert_eq!(error("10.1.2.3/24"), "10.1.2.3/24 has host bits set; did you mean 10.1.2.0/24?");
-        assert_eq!(error("fd00::1/64"), "fd00::1/64 has host bits set; did you mean fd00::/64?");
+        assert_eq!(
+            error("10.1.2.3/24"),
+            "10.1.2.3/24 has host bits set; did you mean 10.1.2.0/24?"
+        );
+        assert_eq!(
+            error("fd00::1/64"),
+            "fd00::1/64 has host bits set; did you mean fd00::/64?"
+        );
         let mapped = "is IPv4-mapped; such peers are looked up as IPv4, so write";
-        assert_eq!(error("::ffff:10.1.2.0/120"), format!("::ffff:10.1.2.0/120 {mapped} 10.1.2.0/24"));
-        for bad in ["", "10.0.0.0/33", "10.0.0.0/", "10.0.0/8", "host/8", "10.0.0.0/255.0.0.0", "10.0.0.0/+8"] {
+        assert_eq!(
+            error("::ffff:10.1.2.0/120"),
+            format!("::ffff:10.1.2.0/120 {mapped} 10.1.2.0/24")
+        );
+        for bad in [
+            "",
+            "10.0.0.0/33",
+            "10.0.0.0/",
+            "10.0.0/8",
+            "host/8",
+            "10.0.0.0/255.0.0.0",
+            "10.0.0.0/+8",
+        ] {
             assert!(error(bad).contains("is no CIDR"), "{bad}");
         }
     }

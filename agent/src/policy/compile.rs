@@ -102,7 +102,10 @@ pub fn compile(
 ) -> Result<Compiled, Vec<SettingError>> {
     let mut compiler = Compiler {
         host,
-        kernel: KernelPolicy { name: name.padded(), ..KernelPolicy::EMPTY },
+        kernel: KernelPolicy {
+            name: name.padded(),
+            ..KernelPolicy::EMPTY
+        },
         effects: Vec::new(),
         warnings: Vec::new(),
         errors: Vec::new(),
@@ -112,8 +115,17 @@ pub fn compile(
     compiler.together(settings);
     compiler.syn_retries(settings);
     if compiler.errors.is_empty() {
-        let Compiler { kernel, effects, warnings, .. } = compiler;
-        Ok(Compiled { kernel, effects, warnings })
+        let Compiler {
+            kernel,
+            effects,
+            warnings,
+            ..
+        } = compiler;
+        Ok(Compiled {
+            kernel,
+            effects,
+            warnings,
+        })
     } else {
         Err(compiler.errors)
     }
@@ -181,11 +193,18 @@ impl Compiler<'_> {
 
     fn others(&mut self, settings: &Settings) {
         if let Some(asked) = settings.user_timeout {
-            let range = !asked.is_zero() && asked.as_millis() <= i32::MAX as u128 && is_whole_ms(asked);
+            let range =
+                !asked.is_zero() && asked.as_millis() <= i32::MAX as u128 && is_whole_ms(asked);
             let reason = "the kernel takes 1ms to 24 days, in whole milliseconds";
             if self.in_range("user_timeout", asked, range, reason) {
                 let text = format_duration(asked);
-                self.effect("user_timeout", &text, text.clone(), None, Some("once established"));
+                self.effect(
+                    "user_timeout",
+                    &text,
+                    text.clone(),
+                    None,
+                    Some("once established"),
+                );
                 self.kernel.user_timeout_ms = milliseconds(asked);
             }
         }
@@ -226,7 +245,12 @@ impl Compiler<'_> {
     /// Rules between settings.
     fn together(&mut self, settings: &Settings) {
         let hz = self.host.hz;
-        if *settings == (Settings { syn_retries: settings.syn_retries, force: settings.force, ..Settings::default() })
+        if *settings
+            == (Settings {
+                syn_retries: settings.syn_retries,
+                force: settings.force,
+                ..Settings::default()
+            })
             && !matches!(settings.syn_retries, SynRetries::Fixed(_))
         {
             self.errors.push(SettingError {
@@ -238,9 +262,10 @@ impl Compiler<'_> {
             });
         }
         if let Some(rto_max) = settings.rto_max {
-            for (name, value) in
-                [("initial_rto", settings.initial_rto), ("rto_min", settings.rto_min)]
-            {
+            for (name, value) in [
+                ("initial_rto", settings.initial_rto),
+                ("rto_min", settings.rto_min),
+            ] {
                 if let Some(value) = value.filter(|value| *value > rto_max) {
                     let reason =
                         format!("it is below {name} = {}; raise it", format_duration(value));
@@ -278,7 +303,13 @@ impl Compiler<'_> {
                 self.effect("syn_retries", &n.to_string(), n.to_string(), None, None);
             }
             SynRetries::Keep => {
-                self.effect("syn_retries", "keep", "the socket's own".to_owned(), None, None);
+                self.effect(
+                    "syn_retries",
+                    "keep",
+                    "the socket's own".to_owned(),
+                    None,
+                    None,
+                );
             }
             SynRetries::Auto => self.syn_retries_auto(settings),
         }
@@ -299,7 +330,12 @@ impl Compiler<'_> {
         if (initial_rto >= hz && rto_max >= syn::RTO_MAX_S * hz) || !self.errors.is_empty() {
             return;
         }
-        let timers = |syn_retries| SynTimers { initial_rto, rto_max, syn_retries, linear_timeouts: linear };
+        let timers = |syn_retries| SynTimers {
+            initial_rto,
+            rto_max,
+            syn_retries,
+            linear_timeouts: linear,
+        };
         let kernel = |own| SynTimers::kernel(hz, own, linear).gives_up();
         let mut unreached = None;
         for own in 1..=syn::MAX_SYNCNT {
@@ -317,7 +353,13 @@ impl Compiler<'_> {
             seconds(timers(becomes).gives_up()),
             seconds(kernel(own)),
         );
-        self.effect("syn_retries", "auto", format!("{becomes} instead of {own}"), None, Some(&note));
+        self.effect(
+            "syn_retries",
+            "auto",
+            format!("{becomes} instead of {own}"),
+            None,
+            Some(&note),
+        );
         if unreached.is_some_and(|first| first <= own) {
             self.warnings.push(
                 "connect() will give up sooner than with the kernel's own timers: even 127 SYN \
@@ -327,10 +369,20 @@ impl Compiler<'_> {
         }
     }
 
-    fn in_range(&mut self, setting: &'static str, asked: Duration, good: bool, reason: &str) -> bool {
+    fn in_range(
+        &mut self,
+        setting: &'static str,
+        asked: Duration,
+        good: bool,
+        reason: &str,
+    ) -> bool {
         if !good {
             let value = format_duration(asked);
-            self.errors.push(SettingError { setting, value, reason: reason.to_owned() });
+            self.errors.push(SettingError {
+                setting,
+                value,
+                reason: reason.to_owned(),
+            });
         }
         good
     }
@@ -342,7 +394,13 @@ impl Compiler<'_> {
             ("initial_rto", false) => Some("not below the kernel's own 1s"),
             _ => note,
         };
-        self.effect(setting, &format_duration(asked), effective, Some(rounded.jiffies), note);
+        self.effect(
+            setting,
+            &format_duration(asked),
+            effective,
+            Some(rounded.jiffies),
+            note,
+        );
         rounded.jiffies
     }
 
@@ -384,16 +442,16 @@ pub struct PolicyError {
     pub error: SettingError,
 }
 
+/// What each value of each policy becomes.
+pub type Effects = BTreeMap<PolicyName, Vec<Effect>>;
+
 impl PolicySet {
     /// What the kernel's maps should hold for this set on this host, and what each value becomes.
     ///
     /// # Errors
     ///
     /// Every setting of every policy that cannot be had.
-    pub fn image(
-        &self,
-        host: &HostFacts,
-    ) -> Result<(Image, BTreeMap<PolicyName, Vec<Effect>>), Vec<PolicyError>> {
+    pub fn image(&self, host: &HostFacts) -> Result<(Image, Effects), Vec<PolicyError>> {
         let mut image = Image::default();
         let mut effects = BTreeMap::new();
         let mut errors = Vec::new();
@@ -413,8 +471,11 @@ impl PolicySet {
         if !errors.is_empty() {
             return Err(errors);
         }
-        image.entries =
-            self.entries.iter().map(|(cidr, entry)| (*cidr, entry.policy.clone())).collect();
+        image.entries = self
+            .entries
+            .iter()
+            .map(|(cidr, entry)| (*cidr, entry.policy.clone()))
+            .collect();
         Ok((image, effects))
     }
 }
@@ -428,7 +489,9 @@ impl FromStr for SynRetries {
             "keep" => Ok(Self::Keep),
             number => match number.parse::<u8>() {
                 Ok(n) if (1..=syn::MAX_SYNCNT).contains(&n) => Ok(Self::Fixed(n)),
-                _ => Err(format!("{text:?} is neither \"auto\", \"keep\" nor a number from 1 to 127")),
+                _ => Err(format!(
+                    "{text:?} is neither \"auto\", \"keep\" nor a number from 1 to 127"
+                )),
             },
         }
     }
@@ -484,22 +547,37 @@ mod tests {
         assert_eq!(compiled.kernel.rto_min_us, 5_000);
         assert_eq!(compiled.kernel.rto_max_ms, 10_000);
         let texts: Vec<String> = compiled.effects.iter().map(|e| e.describe(250)).collect();
-        assert!(texts.contains(&"5ms -> 8ms, 2 jiffies at HZ=250".to_owned()), "{texts:?}");
+        assert!(
+            texts.contains(&"5ms -> 8ms, 2 jiffies at HZ=250".to_owned()),
+            "{texts:?}"
+        );
         assert!(compiled.warnings[0].contains("rto_min = 5ms"));
     }
 
     #[test]
     fn auto_never_gives_up_sooner_and_respects_an_applications_own_choice() {
         for rto in [4, 8, 20, 100, 200, 500] {
-            let table = compiled(&Settings { initial_rto: ms(rto), ..Settings::default() }).kernel.syn_retries;
+            let table = compiled(&Settings {
+                initial_rto: ms(rto),
+                ..Settings::default()
+            })
+            .kernel
+            .syn_retries;
             assert_eq!(table[0], 0);
             let jiffies = quantise(Duration::from_millis(rto), 250).jiffies;
             for own in 1..=40u8 {
                 let kernel = SynTimers::kernel(250, own, 4);
-                let ours = SynTimers { initial_rto: jiffies, syn_retries: table[usize::from(own)], ..kernel };
+                let ours = SynTimers {
+                    initial_rto: jiffies,
+                    syn_retries: table[usize::from(own)],
+                    ..kernel
+                };
                 assert!(ours.gives_up() >= kernel.gives_up(), "{rto} ms, {own}");
                 // One doubling later at the most: an application that wants to give up soon still does.
-                assert!(ours.gives_up() <= 2 * kernel.gives_up() + 1, "{rto} ms, {own}");
+                assert!(
+                    ours.gives_up() <= 2 * kernel.gives_up() + 1,
+                    "{rto} ms, {own}"
+                );
             }
         }
     }
@@ -507,8 +585,14 @@ mod tests {
     #[test]
     fn auto_touches_nothing_where_nothing_is_shorter() {
         for settings in [
-            Settings { initial_rto: ms(1000), ..Settings::default() },
-            Settings { rto_min: ms(50), ..Settings::default() },
+            Settings {
+                initial_rto: ms(1000),
+                ..Settings::default()
+            },
+            Settings {
+                rto_min: ms(50),
+                ..Settings::default()
+            },
         ] {
             assert_eq!(compiled(&settings).kernel.syn_retries, [0; SYN_RETRIES_LEN]);
         }
@@ -517,7 +601,13 @@ mod tests {
     #[test]
     fn keep_and_fixed() {
         let with = |syn_retries| {
-            compiled(&Settings { initial_rto: ms(100), syn_retries, ..Settings::default() }).kernel.syn_retries
+            compiled(&Settings {
+                initial_rto: ms(100),
+                syn_retries,
+                ..Settings::default()
+            })
+            .kernel
+            .syn_retries
         };
         assert_eq!(with(SynRetries::Keep), [0; SYN_RETRIES_LEN]);
         assert_eq!(with(SynRetries::Fixed(3)), [3; SYN_RETRIES_LEN]);
@@ -525,36 +615,86 @@ mod tests {
 
     #[test]
     fn what_the_kernel_does_not_take() {
-        let old = HostFacts { has_rto_max: false, has_bpf_thin_linear: false, ..HOST };
+        let old = HostFacts {
+            has_rto_max: false,
+            has_bpf_thin_linear: false,
+            ..HOST
+        };
         let mut all = Vec::new();
         for settings in [
             Settings::default(),
-            Settings { initial_rto: ms(0), ..Settings::default() },
-            Settings { initial_rto: ms(120_000), ..Settings::default() },
-            Settings { rto_min: ms(4), ..Settings::default() },
-            Settings { rto_min: ms(201), ..Settings::default() },
-            Settings { delack_max: ms(50), rto_min: ms(45), ..Settings::default() },
-            Settings { rto_max: ms(999), ..Settings::default() },
-            Settings { rto_max: ms(1_000), initial_rto: ms(2_000), ..Settings::default() },
-            Settings { user_timeout: ms(0), ..Settings::default() },
+            Settings {
+                initial_rto: ms(0),
+                ..Settings::default()
+            },
+            Settings {
+                initial_rto: ms(120_000),
+                ..Settings::default()
+            },
+            Settings {
+                rto_min: ms(4),
+                ..Settings::default()
+            },
+            Settings {
+                rto_min: ms(201),
+                ..Settings::default()
+            },
+            Settings {
+                delack_max: ms(50),
+                rto_min: ms(45),
+                ..Settings::default()
+            },
+            Settings {
+                rto_max: ms(999),
+                ..Settings::default()
+            },
+            Settings {
+                rto_max: ms(1_000),
+                initial_rto: ms(2_000),
+                ..Settings::default()
+            },
+            Settings {
+                user_timeout: ms(0),
+                ..Settings::default()
+            },
         ] {
             all.extend(errors(&settings, &HOST));
         }
-        let settings = Settings { rto_max: ms(2_000), thin_linear: Some(true), ..Settings::default() };
+        let settings = Settings {
+            rto_max: ms(2_000),
+            thin_linear: Some(true),
+            ..Settings::default()
+        };
         all.extend(errors(&settings, &old));
         insta::assert_snapshot!(all.join("\n"));
     }
 
     #[test]
     fn wide_prefixes_need_force() {
-        let short = Settings { initial_rto: ms(100), ..Settings::default() };
-        let check = |cidr: &str, settings: &Settings| check_force(&cidr.parse().unwrap(), settings).is_ok();
+        let short = Settings {
+            initial_rto: ms(100),
+            ..Settings::default()
+        };
+        let check =
+            |cidr: &str, settings: &Settings| check_force(&cidr.parse().unwrap(), settings).is_ok();
         assert!(check("10.0.0.0/8", &short));
         assert!(!check("10.0.0.0/7", &short));
         assert!(check("fd00::/16", &short));
         assert!(!check("fc00::/7", &short));
-        assert!(check("0.0.0.0/0", &Settings { force: true, ..short.clone() }));
-        assert!(check("0.0.0.0/0", &Settings { initial_rto: ms(200), ..short }));
+        assert!(check(
+            "0.0.0.0/0",
+            &Settings {
+                force: true,
+                ..short.clone()
+            }
+        ));
+        assert!(check(
+            "0.0.0.0/0",
+            &Settings {
+                initial_rto: ms(200),
+                ..short
+            }
+        ));
     }
 
     #[test]

@@ -6,8 +6,8 @@
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
 mod cidr;
-mod name;
 pub mod compile;
+mod name;
 pub mod plan;
 pub mod units;
 

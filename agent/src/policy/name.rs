@@ -59,8 +59,14 @@ impl FromStr for PolicyName {
         let first = text.bytes().next();
         let good = first.is_some_and(|b| b.is_ascii_alphanumeric())
             && text.len() < POLICY_NAME_LEN
-            && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b));
-        if good { Ok(Self(text.into())) } else { Err(NameError(text.to_owned())) }
+            && text
+                .bytes()
+                .all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b));
+        if good {
+            Ok(Self(text.into()))
+        } else {
+            Err(NameError(text.to_owned()))
+        }
     }
 }
 
@@ -78,7 +84,9 @@ impl Serialize for PolicyName {
 
 impl<'de> Deserialize<'de> for PolicyName {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+        String::deserialize(deserializer)?
+            .parse()
+            .map_err(serde::de::Error::custom)
     }
 }
 
@@ -100,10 +108,21 @@ mod tests {
 
     #[test]
     fn the_same_settings_have_the_same_name() {
-        let a = Settings { thin_linear: Some(true), ..Settings::default() };
-        let b = Settings { thin_linear: Some(false), ..Settings::default() };
+        let a = Settings {
+            thin_linear: Some(true),
+            ..Settings::default()
+        };
+        let b = Settings {
+            thin_linear: Some(false),
+            ..Settings::default()
+        };
         assert_eq!(PolicyName::for_settings(&a), PolicyName::for_settings(&a));
         assert_ne!(PolicyName::for_settings(&a), PolicyName::for_settings(&b));
-        assert!(PolicyName::for_settings(&a).as_str().parse::<PolicyName>().is_ok());
+        assert!(
+            PolicyName::for_settings(&a)
+                .as_str()
+                .parse::<PolicyName>()
+                .is_ok()
+        );
     }
 }

@@ -54,7 +54,8 @@ impl Plan {
     /// What turns `current` into `desired`.
     #[must_use]
     pub fn between(current: &Image, desired: &Image) -> Self {
-        let differs = |name: &PolicyName, policy: &Policy| current.policies.get(name) != Some(policy);
+        let differs =
+            |name: &PolicyName, policy: &Policy| current.policies.get(name) != Some(policy);
         let policies_write = desired.policies.iter().filter(|(n, p)| differs(n, p));
         let entries_write = desired
             .entries
@@ -86,7 +87,11 @@ impl ChangeSummary {
         let rewritten: BTreeSet<&PolicyName> =
             plan.policies_write.iter().map(|(name, _)| name).collect();
         let known = |cidr: &Cidr| before.entries.contains_key(cidr);
-        let pointed = plan.entries_write.iter().filter(|(cidr, _)| known(cidr)).count();
+        let pointed = plan
+            .entries_write
+            .iter()
+            .filter(|(cidr, _)| known(cidr))
+            .count();
         let resettled = after
             .entries
             .iter()
@@ -109,7 +114,12 @@ impl ChangeSummary {
 
 impl std::fmt::Display for ChangeSummary {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { added, changed, removed, .. } = self;
+        let Self {
+            added,
+            changed,
+            removed,
+            ..
+        } = self;
         if (added, changed, removed) == (&0, &0, &0) {
             return f.write_str("nothing changed");
         }
@@ -120,7 +130,10 @@ impl std::fmt::Display for ChangeSummary {
 /// The entry an address takes: the longest prefix that contains it.
 #[must_use]
 pub fn longest<'a>(entries: impl Iterator<Item = &'a Cidr>, address: IpAddr) -> Option<Cidr> {
-    entries.filter(|cidr| cidr.contains(address)).max_by_key(|cidr| cidr.prefix()).copied()
+    entries
+        .filter(|cidr| cidr.contains(address))
+        .max_by_key(|cidr| cidr.prefix())
+        .copied()
 }
 
 #[cfg(test)]
@@ -135,7 +148,11 @@ mod tests {
     fn apply(image: &Image, plan: &Plan) -> Image {
         let mut now = image.clone();
         let sound = |now: &Image| {
-            assert!(now.entries.values().all(|name| now.policies.contains_key(name)));
+            assert!(
+                now.entries
+                    .values()
+                    .all(|name| now.policies.contains_key(name))
+            );
         };
         for (name, policy) in &plan.policies_write {
             now.policies.insert(name.clone(), *policy);

@@ -6,7 +6,9 @@ use serde::{Deserialize, Serialize};
 
 /// Why a text is no duration.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is no duration; write a number with a unit, like \"5ms\", \"250us\" or \"1s\"{hint}")]
+#[error(
+    "{text:?} is no duration; write a number with a unit, like \"5ms\", \"250us\" or \"1s\"{hint}"
+)]
 pub struct DurationError {
     text: String,
     hint: String,
@@ -19,7 +21,10 @@ pub struct DurationError {
 /// If it is no such text; a number without a unit is refused, as nobody can know which was meant.
 pub fn parse_duration(text: &str) -> Result<Duration, DurationError> {
     let trimmed = text.trim();
-    let error = |hint: &str| DurationError { text: text.to_owned(), hint: hint.to_owned() };
+    let error = |hint: &str| DurationError {
+        text: text.to_owned(),
+        hint: hint.to_owned(),
+    };
     if trimmed.parse::<f64>().is_ok() {
         return Err(error(&format!(": a unit is missing, perhaps {trimmed}ms")));
     }
@@ -48,15 +53,21 @@ fn parse_fraction(text: &str) -> Option<Duration> {
     let scale = 10u64.checked_pow(u32::try_from(fraction.len()).ok()?)?;
     let part = fraction.parse::<u64>().ok()?.checked_mul(nanos_per_unit)?;
     // More digits than nanoseconds: not exact, so not what was meant.
-    part.is_multiple_of(scale).then(|| Duration::from_nanos(whole.saturating_add(part / scale)))
+    part.is_multiple_of(scale)
+        .then(|| Duration::from_nanos(whole.saturating_add(part / scale)))
 }
 
 /// The shortest exact text with one unit: "8ms", "1.5s", "250us", "2m".
 #[must_use]
 pub fn format_duration(duration: Duration) -> String {
     let nanos = duration.as_nanos();
-    let units: [(&str, u128); 5] =
-        [("m", 60_000_000_000), ("s", 1_000_000_000), ("ms", 1_000_000), ("us", 1_000), ("ns", 1)];
+    let units: [(&str, u128); 5] = [
+        ("m", 60_000_000_000),
+        ("s", 1_000_000_000),
+        ("ms", 1_000_000),
+        ("us", 1_000),
+        ("ns", 1),
+    ];
     if nanos == 0 {
         return "0s".to_owned();
     }
@@ -92,7 +103,10 @@ pub fn quantise(duration: Duration, hz: u32) -> Quantised {
     let hz = u128::from(hz.max(1));
     let jiffies = (duration.as_nanos() * hz).div_ceil(1_000_000_000);
     let jiffies = u64::try_from(jiffies).unwrap_or(u64::MAX);
-    Quantised { jiffies, effective: jiffies_duration(jiffies, u32::try_from(hz).unwrap_or(1)) }
+    Quantised {
+        jiffies,
+        effective: jiffies_duration(jiffies, u32::try_from(hz).unwrap_or(1)),
+    }
 }
 
 /// The duration of so many jiffies, down to the nanosecond.
@@ -146,15 +160,32 @@ mod tests {
             ("1s 500ms", 1_500_000),
             (" 10 ms", 10_000),
         ] {
-            assert_eq!(parse_duration(text), Ok(Duration::from_micros(micros)), "{text}");
+            assert_eq!(
+                parse_duration(text),
+                Ok(Duration::from_micros(micros)),
+                "{text}"
+            );
         }
     }
 
     #[test]
     fn refuses_the_rest() {
         let error = parse_duration("100").unwrap_err().to_string();
-        assert!(error.ends_with("a unit is missing, perhaps 100ms"), "{error}");
-        for bad in ["", "ms", "-5ms", "5 parsecs", "1.2.3s", "1e3s", "NaN", "inf", "1.0000000001s"] {
+        assert!(
+            error.ends_with("a unit is missing, perhaps 100ms"),
+            "{error}"
+        );
+        for bad in [
+            "",
+            "ms",
+            "-5ms",
+            "5 parsecs",
+            "1.2.3s",
+            "1e3s",
+            "NaN",
+            "inf",
+            "1.0000000001s",
+        ] {
             assert!(parse_duration(bad).is_err(), "{bad}");
         }
     }
@@ -176,12 +207,25 @@ mod tests {
 
     #[test]
     fn rounds_up_as_the_kernel_does() {
-        for (micros, hz, jiffies) in
-            [(5_000, 250, 2), (4_000, 250, 1), (4_001, 250, 2), (250, 250, 1), (5_000, 1000, 5), (3_334, 300, 2), (100_000, 100, 10)]
-        {
-            assert_eq!(quantise(Duration::from_micros(micros), hz).jiffies, jiffies, "{micros} {hz}");
+        for (micros, hz, jiffies) in [
+            (5_000, 250, 2),
+            (4_000, 250, 1),
+            (4_001, 250, 2),
+            (250, 250, 1),
+            (5_000, 1000, 5),
+            (3_334, 300, 2),
+            (100_000, 100, 10),
+        ] {
+            assert_eq!(
+                quantise(Duration::from_micros(micros), hz).jiffies,
+                jiffies,
+                "{micros} {hz}"
+            );
         }
-        assert_eq!(quantise(Duration::from_millis(5), 250).effective, Duration::from_millis(8));
+        assert_eq!(
+            quantise(Duration::from_millis(5), 250).effective,
+            Duration::from_millis(8)
+        );
     }
 
     proptest! {

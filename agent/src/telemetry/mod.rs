@@ -30,7 +30,11 @@ pub fn init(format: LogFormat) -> anyhow::Result<()> {
         Err(_) => EnvFilter::new("info"),
     };
     let registry = tracing_subscriber::registry().with(filter);
-    let stderr = || tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_target(false);
+    let stderr = || {
+        tracing_subscriber::fmt::layer()
+            .with_writer(std::io::stderr)
+            .with_target(false)
+    };
     match format {
         LogFormat::Auto if stderr_is_journal() => match tracing_journald::layer() {
             Ok(journal) => registry.with(journal.with_field_prefix(None)).try_init()?,
@@ -47,7 +51,11 @@ pub fn init(format: LogFormat) -> anyhow::Result<()> {
 
 /// Whether stderr is the journal's stream: systemd.exec(5), `$JOURNAL_STREAM` = device:inode.
 fn stderr_is_journal() -> bool {
-    let Ok(stream) = std::env::var("JOURNAL_STREAM") else { return false };
-    let Ok(stat) = nix::sys::stat::fstat(std::io::stderr().as_fd()) else { return false };
+    let Ok(stream) = std::env::var("JOURNAL_STREAM") else {
+        return false;
+    };
+    let Ok(stat) = nix::sys::stat::fstat(std::io::stderr().as_fd()) else {
+        return false;
+    };
     stream == format!("{}:{}", stat.st_dev, stat.st_ino)
 }

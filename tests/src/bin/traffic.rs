@@ -40,7 +40,12 @@ enum Cli {
 
 fn main() -> anyhow::Result<()> {
     match Cli::parse() {
-        Cli::Connect { to, mapped, syn_retries, first } => {
+        Cli::Connect {
+            to,
+            mapped,
+            syn_retries,
+            first,
+        } => {
             let socket = make_socket(to.is_ipv6() || mapped)?;
             if let Some(n) = syn_retries {
                 set_tcp(&socket, libc::TCP_SYNCNT, n.into())?;
@@ -70,27 +75,48 @@ fn main() -> anyhow::Result<()> {
 }
 
 fn make_socket(v6: bool) -> nix::Result<OwnedFd> {
-    let family = if v6 { AddressFamily::Inet6 } else { AddressFamily::Inet };
+    let family = if v6 {
+        AddressFamily::Inet6
+    } else {
+        AddressFamily::Inet
+    };
     socket(family, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)
 }
 
 /// Begins to connect, gives up after 50 ms, and makes the socket fit to connect again.
 fn try_first(socket: &OwnedFd, to: SocketAddr) -> anyhow::Result<()> {
-    let flags = nix::fcntl::OFlag::from_bits_retain(nix::fcntl::fcntl(socket, nix::fcntl::FcntlArg::F_GETFL)?);
+    let flags = nix::fcntl::OFlag::from_bits_retain(nix::fcntl::fcntl(
+        socket,
+        nix::fcntl::FcntlArg::F_GETFL,
+    )?);
     let set = |flags| nix::fcntl::fcntl(socket, nix::fcntl::FcntlArg::F_SETFL(flags));
     set(flags | nix::fcntl::OFlag::O_NONBLOCK)?;
     match connect(socket.as_raw_fd(), &SockaddrStorage::from(to)) {
         Err(Errno::EINPROGRESS) => {}
         other => anyhow::bail!("first connect: {other:?}"),
     }
-    let mut fds = [PollFd::new(std::os::fd::AsFd::as_fd(socket), PollFlags::POLLOUT)];
+    let mut fds = [PollFd::new(
+        std::os::fd::AsFd::as_fd(socket),
+        PollFlags::POLLOUT,
+    )];
     let ready = poll(&mut fds, PollTimeout::from(50u16))?;
-    anyhow::ensure!(ready == 0, "the first address answered: {:?}", getsockopt(socket, sockopt::SocketError));
+    anyhow::ensure!(
+        ready == 0,
+        "the first address answered: {:?}",
+        getsockopt(socket, sockopt::SocketError)
+    );
     // connect() to AF_UNSPEC dissolves the association (connect(2)).
-    let unspecified = libc::sockaddr { sa_family: 0, sa_data: [0; 14] };
+    let unspecified = libc::sockaddr {
+        sa_family: 0,
+        sa_data: [0; 14],
+    };
     // SAFETY: the address is a live sockaddr of the size given.
     let done = unsafe {
-        libc::connect(socket.as_raw_fd(), &raw const unspecified, size_of::<libc::sockaddr>() as libc::socklen_t)
+        libc::connect(
+            socket.as_raw_fd(),
+            &raw const unspecified,
+            length::<libc::sockaddr>(),
+        )
     };
     anyhow::ensure!(done == 0, "disconnect: {}", io::Error::last_os_error());
     set(flags)?;
@@ -105,10 +131,18 @@ fn set_tcp(socket: &OwnedFd, option: libc::c_int, value: libc::c_int) -> io::Res
             libc::IPPROTO_TCP,
             option,
             (&raw const value).cast(),
-            size_of::<libc::c_int>() as libc::socklen_t,
+            length::<libc::c_int>(),
         )
     };
-    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    if done == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+fn length<T>() -> libc::socklen_t {
+    libc::socklen_t::try_from(size_of::<T>()).unwrap_or(0)
 }
 
 fn map(address: SocketAddr) -> SocketAddr {

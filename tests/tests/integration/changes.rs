@@ -102,7 +102,9 @@ fn ttl() -> anyhow::Result<()> {
     let world = world(&near("\"192.0.2.0/24\""))?;
     world.cli(&["add", "10.88.0.0/24", "--policy", "near", "--ttl", "1500ms"])?;
     expect(&world, NEAR)?;
-    world.wait_status("the end of the entry", |status| status["entries_by_hand"] == 0)?;
+    world.wait_status("the end of the entry", |status| {
+        status["entries_by_hand"] == 0
+    })?;
     expect(&world, KERNEL)?;
     assert!(world.log().contains("entry expired"), "{}", world.log());
     Ok(())
@@ -121,7 +123,10 @@ fn saved() -> anyhow::Result<()> {
     expect(&world, KERNEL)?;
     // What is in another file is edited there.
     let said = world.cli_fails(&["remove", "192.0.2.0/24", "--save"])?;
-    assert!(said.contains("entries of other files are removed there"), "{said}");
+    assert!(
+        said.contains("entries of other files are removed there"),
+        "{said}"
+    );
     Ok(())
 }
 
@@ -140,7 +145,9 @@ fn masked() -> anyhow::Result<()> {
 }
 
 fn noticed(world: &World) -> anyhow::Result<()> {
-    world.wait_status("the new policy", |status| !status["policies"]["fast"].is_null())?;
+    world.wait_status("the new policy", |status| {
+        !status["policies"]["fast"].is_null()
+    })?;
     expect(world, FAST)?;
     Ok(())
 }
@@ -195,14 +202,35 @@ fn config_map() -> anyhow::Result<()> {
 fn refused() -> anyhow::Result<()> {
     let world = world(&near("\"192.0.2.0/24\""))?;
     for (args, message) in [
-        (&["add", "10.88.0.0/24", "10.88.1.1/24", "--policy", "near"][..], "did you mean 10.88.1.0/24?"),
-        (&["add", "10.88.0.0/24", "--policy", "nowhere"], "unknown policy nowhere; the configuration has: near"),
+        (
+            &["add", "10.88.0.0/24", "10.88.1.1/24", "--policy", "near"][..],
+            "did you mean 10.88.1.0/24?",
+        ),
+        (
+            &["add", "10.88.0.0/24", "--policy", "nowhere"],
+            "unknown policy nowhere; the configuration has: near",
+        ),
         (&["add", "10.88.0.0/24"], "no policy: give --policy NAME"),
-        (&["add", "10.88.0.0/24", "--initial-rto", "100"], "a unit is missing"),
-        (&["add", "10.88.0.0/24", "--rto-min", "1ms"], "the kernel takes 2 jiffies to 200ms"),
-        (&["add", "0.0.0.0/0", "--initial-rto", "100ms"], "needs force = true"),
-        (&["add", "10.88.0.0/24", "--policy", "near", "--ttl", "0s"], "--ttl 0s"),
-        (&["remove", "10.88.0.0/24"], "there is no entry 10.88.0.0/24"),
+        (
+            &["add", "10.88.0.0/24", "--initial-rto", "100"],
+            "a unit is missing",
+        ),
+        (
+            &["add", "10.88.0.0/24", "--rto-min", "1ms"],
+            "the kernel takes 2 jiffies to 200ms",
+        ),
+        (
+            &["add", "0.0.0.0/0", "--initial-rto", "100ms"],
+            "needs force = true",
+        ),
+        (
+            &["add", "10.88.0.0/24", "--policy", "near", "--ttl", "0s"],
+            "--ttl 0s",
+        ),
+        (
+            &["remove", "10.88.0.0/24"],
+            "there is no entry 10.88.0.0/24",
+        ),
         (&["lookup", "example.org"], "is no IPv4 or IPv6 address"),
     ] {
         let said = world.cli_fails(args)?;
@@ -219,8 +247,14 @@ fn full() -> anyhow::Result<()> {
     world.start()?;
     world.cli(&["add", "10.88.0.0/24", "--policy", "near"])?;
     let said = world.cli_fails(&["add", "10.88.1.0/24", "10.88.2.0/24", "--policy", "near"])?;
-    assert!(said.contains("4 entries are more than max_entries = 2"), "{said}");
+    assert!(
+        said.contains("4 entries are more than max_entries = 2"),
+        "{said}"
+    );
     let status = world.json(&["status"])?;
-    assert_eq!((&status["entries"], &status["healthy"]), (&2.into(), &true.into()));
+    assert_eq!(
+        (&status["entries"], &status["healthy"]),
+        (&2.into(), &true.into())
+    );
     Ok(())
 }

@@ -14,7 +14,10 @@ use super::{KERNEL, NEAR, Test, near, to};
 
 pub(super) const TESTS: &[Test] = &[
     ("a_foreign_program_decides_where_no_entry_does", before_ours),
-    ("a_foreign_program_attached_later_has_the_last_word", after_ours),
+    (
+        "a_foreign_program_attached_later_has_the_last_word",
+        after_ours,
+    ),
     ("other_cgroups_are_left_alone", other_cgroup),
 ];
 
@@ -59,7 +62,8 @@ fn after_ours() -> anyhow::Result<()> {
     let told = report["findings"].as_array().is_some_and(|all| {
         all.iter().any(|f| {
             let found = f["found"].as_str().unwrap_or_default();
-            f["id"] == "other-programs" && found.contains("rtot_foreign")
+            f["id"] == "other-programs"
+                && found.contains("rtot_foreign")
                 && found.contains(&world.cgroup.path().display().to_string())
         })
     });

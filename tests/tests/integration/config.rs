@@ -2,11 +2,7 @@
 
 use std::fs;
 
-use rto_tests::{
-    agent::World,
-    netns::SERVER_V4,
-    traffic::Connect,
-};
+use rto_tests::{agent::World, netns::SERVER_V4, traffic::Connect};
 
 use super::{NEAR, Test, near, to};
 
@@ -24,31 +20,80 @@ fn refusals() -> anyhow::Result<()> {
     let rto = "initial_rto = \"200ms\"";
     let policy = |lines: &str| format!("[policy.x]\n{lines}\n");
     let cases = [
-        (policy(&format!("{rto}\ninital_rto = \"5ms\"")), ":8:1: unknown key inital_rto; did you mean initial_rto?"),
-        (policy(&format!("{rto}\ncidrs = [\"10.1.2.3/24\"]")), "10.1.2.3/24 has host bits set; did you mean 10.1.2.0/24?"),
-        (policy(&format!("{rto}\ncidrs = [\"10.1.0.0/16\", \"10.1.0.0/16\"]")), "10.1.0.0/16 stands at "),
-        (policy("initial_rto = \"3m\""), "the kernel takes more than 0 and less than 120s"),
-        (policy("rto_min = \"1s\""), "the kernel takes 2 jiffies to 200ms"),
-        (policy("delack_max = \"1us\""), "the kernel takes 2 jiffies to 200ms"),
-        (policy("rto_max = \"2s\"\ninitial_rto = \"3s\""), "it is below initial_rto = 3s; raise it"),
-        (policy("initial_rto = \"100ms\"\ncidrs = [\"0.0.0.0/0\"]"), "needs force = true"),
-        (policy("initial_rto = \"100ms\"\ncidrs = [\"fc00::/7\"]"), "on a prefix shorter than /16 needs force = true"),
-        (format!("max_entries = 1\n{}", policy(&format!("{rto}\ncidrs = [\"10.1.0.0/16\", \"10.2.0.0/16\"]"))), "2 entries are more than max_entries = 1"),
+        (
+            policy(&format!("{rto}\ninital_rto = \"5ms\"")),
+            ":8:1: unknown key inital_rto; did you mean initial_rto?",
+        ),
+        (
+            policy(&format!("{rto}\ncidrs = [\"10.1.2.3/24\"]")),
+            "10.1.2.3/24 has host bits set; did you mean 10.1.2.0/24?",
+        ),
+        (
+            policy(&format!(
+                "{rto}\ncidrs = [\"10.1.0.0/16\", \"10.1.0.0/16\"]"
+            )),
+            "10.1.0.0/16 stands at ",
+        ),
+        (
+            policy("initial_rto = \"3m\""),
+            "the kernel takes more than 0 and less than 120s",
+        ),
+        (
+            policy("rto_min = \"1s\""),
+            "the kernel takes 2 jiffies to 200ms",
+        ),
+        (
+            policy("delack_max = \"1us\""),
+            "the kernel takes 2 jiffies to 200ms",
+        ),
+        (
+            policy("rto_max = \"2s\"\ninitial_rto = \"3s\""),
+            "it is below initial_rto = 3s; raise it",
+        ),
+        (
+            policy("initial_rto = \"100ms\"\ncidrs = [\"0.0.0.0/0\"]"),
+            "needs force = true",
+        ),
+        (
+            policy("initial_rto = \"100ms\"\ncidrs = [\"fc00::/7\"]"),
+            "on a prefix shorter than /16 needs force = true",
+        ),
+        (
+            format!(
+                "max_entries = 1\n{}",
+                policy(&format!(
+                    "{rto}\ncidrs = [\"10.1.0.0/16\", \"10.2.0.0/16\"]"
+                ))
+            ),
+            "2 entries are more than max_entries = 1",
+        ),
         (policy("cidrs = [\"10.1.0.0/16\"]"), "unknown policy x"),
         ("[policy.x\n".to_owned(), "unclosed table"),
     ];
     for (text, message) in cases {
         world.configure(&text)?;
         let said = world.cli_fails(&["check"])?;
-        assert!(said.contains(message), "wanted {message:?}, check said {said}");
-        assert!(said.contains(&world.config().display().to_string()), "{said}");
+        assert!(
+            said.contains(message),
+            "wanted {message:?}, check said {said}"
+        );
+        assert!(
+            said.contains(&world.config().display().to_string()),
+            "{said}"
+        );
         let answer = world.json(&["check"])?;
         assert_eq!(answer["ok"], false);
         assert!(answer["errors"][0]["line"].is_u64(), "{answer:#}");
         let said = world.cli_fails(&["reload"])?;
-        assert!(said.contains(message) && said.contains("stays in force"), "{said}");
+        assert!(
+            said.contains(message) && said.contains("stays in force"),
+            "{said}"
+        );
         let status = world.json(&["status"])?;
-        assert_eq!((&status["healthy"], &status["last_reload"]["ok"]), (&false.into(), &false.into()));
+        assert_eq!(
+            (&status["healthy"], &status["last_reload"]["ok"]),
+            (&false.into(), &false.into())
+        );
         assert_eq!(status["entries"], 1, "{status:#}");
     }
     world.assert_syn_gap(to(SERVER_V4, PORT), &Connect::default(), NEAR)?;
@@ -63,17 +108,29 @@ fn check() -> anyhow::Result<()> {
     world.configure(&near("\"10.88.0.0/24\"").replace("100ms", "250us"))?;
     let said = world.cli(&["check"])?;
     let jiffy = rto_tests::timing::jiffy();
-    let becomes = format!("250us -> {}ms, 1 jiffy at HZ={}", jiffy.as_millis(), 1_000_000_000 / jiffy.as_nanos());
+    let becomes = format!(
+        "250us -> {}ms, 1 jiffy at HZ={}",
+        jiffy.as_millis(),
+        1_000_000_000 / jiffy.as_nanos()
+    );
     assert!(said.contains(&becomes), "{said}");
     let answer = world.json(&["check"])?;
-    assert_eq!((&answer["ok"], &answer["entries"]), (&true.into(), &1.into()), "{answer:#}");
+    assert_eq!(
+        (&answer["ok"], &answer["entries"]),
+        (&true.into(), &1.into()),
+        "{answer:#}"
+    );
     Ok(())
 }
 
 fn bad_start() -> anyhow::Result<()> {
     let mut world = World::new()?;
     world.configure("[policy.x]\ninitial_rto = 5\n")?;
-    let error = world.start().err().map(|e| format!("{e:?}")).unwrap_or_default();
+    let error = world
+        .start()
+        .err()
+        .map(|e| format!("{e:?}"))
+        .unwrap_or_default();
     assert!(error.contains("a unit is missing"), "{error}");
     assert!(!world.pin_dir().exists() && !world.socket().exists());
     fs::remove_file(world.config())?;

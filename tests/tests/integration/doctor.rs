@@ -28,7 +28,15 @@ fn good() -> anyhow::Result<()> {
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert_eq!(output.status.code(), Some(0), "{text}");
     let report = world.json(&["doctor"])?;
-    for id in ["kernel-version", "capabilities", "cgroup", "bpffs", "hz", "tcp_syn_retries", "locked-rto_min"] {
+    for id in [
+        "kernel-version",
+        "capabilities",
+        "cgroup",
+        "bpffs",
+        "hz",
+        "tcp_syn_retries",
+        "locked-rto_min",
+    ] {
         assert_eq!(finding(&report, id)["severity"], "ok", "{id}: {report:#}");
         assert!(text.contains(id), "{text}");
     }
@@ -56,14 +64,23 @@ fn bad() -> anyhow::Result<()> {
 fn locked_route() -> anyhow::Result<()> {
     let world = World::new()?;
     world.configure("[policy.near]\nrto_min = \"50ms\"\ncidrs = [\"10.88.0.0/16\"]\n")?;
-    run(&format!("ip -n {} route add 10.88.7.0/24 via 10.88.0.2 rto_min 300ms", world.net.client))?;
+    run(&format!(
+        "ip -n {} route add 10.88.7.0/24 via 10.88.0.2 rto_min 300ms",
+        world.net.client
+    ))?;
     let mut command = command_in(Some(&world.net.client), None, binary()?)?;
-    let output = command.args(["doctor", "--json", "--config"]).arg(world.config()).output()?;
+    let output = command
+        .args(["doctor", "--json", "--config"])
+        .arg(world.config())
+        .output()?;
     let report: Value = serde_json::from_slice(&output.stdout)?;
     let finding = finding(&report, "locked-rto_min");
     assert_eq!(finding["severity"], "problem", "{report:#}");
     let found = finding["found"].as_str().unwrap_or_default();
-    assert!(found.contains("10.88.7.0/24") && found.contains("300ms") && found.contains("10.88.0.0/16"), "{found}");
+    assert!(
+        found.contains("10.88.7.0/24") && found.contains("300ms") && found.contains("10.88.0.0/16"),
+        "{found}"
+    );
     assert_eq!(output.status.code(), Some(1));
     Ok(())
 }
@@ -71,9 +88,18 @@ fn locked_route() -> anyhow::Result<()> {
 fn no_daemon() -> anyhow::Result<()> {
     let world = World::new()?;
     world.configure(&near("\"10.88.0.0/24\""))?;
-    for args in [&["list"][..], &["status"], &["reload"], &["lookup", "10.0.0.1"], &["add", "10.0.0.0/8", "--policy", "near"]] {
+    for args in [
+        &["list"][..],
+        &["status"],
+        &["reload"],
+        &["lookup", "10.0.0.1"],
+        &["add", "10.0.0.0/8", "--policy", "near"],
+    ] {
         let said = world.cli_fails(args)?;
-        assert!(said.contains("no rto-agent daemon answers at") && said.contains("--socket"), "{said}");
+        assert!(
+            said.contains("no rto-agent daemon answers at") && said.contains("--socket"),
+            "{said}"
+        );
     }
     let usage = world.try_cli(&["add", "--policy"])?;
     assert_eq!(usage.status.code(), Some(2));
@@ -84,18 +110,29 @@ fn unprivileged() -> anyhow::Result<()> {
     let world = World::new()?;
     world.configure(&near("\"10.88.0.0/24\""))?;
     let mut command = command_in(None, None, "setpriv")?;
-    command.args(["--bounding-set=-all", "--inh-caps=-all"]).arg(binary()?);
-    let output = command.args(["run", "--config"]).arg(world.config()).output()?;
+    command
+        .args(["--bounding-set=-all", "--inh-caps=-all"])
+        .arg(binary()?);
+    let output = command
+        .args(["run", "--config"])
+        .arg(world.config())
+        .output()?;
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.contains("missing CAP_BPF") && said.contains("run as root"), "{said}");
+    assert!(
+        said.contains("missing CAP_BPF") && said.contains("run as root"),
+        "{said}"
+    );
     Ok(())
 }
 
 fn generated() -> anyhow::Result<()> {
     let world = World::new()?;
     for shell in ["bash", "zsh", "fish"] {
-        assert!(world.cli(&["completions", shell])?.contains("lookup"), "{shell}");
+        assert!(
+            world.cli(&["completions", shell])?.contains("lookup"),
+            "{shell}"
+        );
     }
     assert!(world.cli(&["man"])?.contains(".TH"));
     assert!(world.cli(&["man", "add"])?.contains("initial"));

@@ -64,7 +64,9 @@ fn refusal() -> Option<String> {
     if !nix::unistd::geteuid().is_root() {
         return Some("these tests need root (network namespaces, eBPF)".to_owned());
     }
-    require(&["ip", "nft", "tcpdump", "bpftool", "sysctl"]).err().map(|e| e.to_string())
+    require(&["ip", "nft", "tcpdump", "bpftool", "sysctl"])
+        .err()
+        .map(|e| e.to_string())
 }
 
 /// Runs a test on a thread of its own, so that one that hangs is a failure and not a standstill.

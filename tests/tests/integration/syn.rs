@@ -43,7 +43,9 @@ fn without_any_agent() -> anyhow::Result<()> {
 fn prefix_24() -> anyhow::Result<()> {
     let world = World::with(&near("\"10.88.0.0/24\""))?;
     world.net.black_hole(PORT)?;
-    assert_gaps(&[NEAR; 4], || world.syn_gaps(to(SERVER_V4, PORT), &plain(), 4))?;
+    assert_gaps(&[NEAR; 4], || {
+        world.syn_gaps(to(SERVER_V4, PORT), &plain(), 4)
+    })?;
     world.assert_syn_gap(to(SERVER_V4_OTHER, PORT), &plain(), KERNEL)?;
     world.assert_syn_gap(to(SERVER_V6, PORT), &plain(), KERNEL)?;
     Ok(())
@@ -81,7 +83,11 @@ cidrs = [\"10.88.0.2/32\"]
     let world = World::with(policies)?;
     world.net.black_hole(PORT)?;
     world.assert_syn_gap(to(SERVER_V4, PORT), &plain(), Duration::from_millis(52))?;
-    world.assert_syn_gap(to(SERVER_V4_OTHER, PORT), &plain(), Duration::from_millis(300))?;
+    world.assert_syn_gap(
+        to(SERVER_V4_OTHER, PORT),
+        &plain(),
+        Duration::from_millis(300),
+    )?;
     world.cli(&["remove", "10.88.0.2/32"])?;
     world.assert_syn_gap(to(SERVER_V4, PORT), &plain(), NEAR)?;
     Ok(())
@@ -99,7 +105,10 @@ fn ipv6() -> anyhow::Result<()> {
 fn mapped() -> anyhow::Result<()> {
     let world = World::with(&near("\"10.88.0.0/24\", \"::/0\""))?;
     world.net.black_hole(PORT)?;
-    let mapped = Connect { mapped: true, ..Connect::default() };
+    let mapped = Connect {
+        mapped: true,
+        ..Connect::default()
+    };
     world.assert_syn_gap(to(SERVER_V4, PORT), &mapped, NEAR)?;
     // An IPv6 prefix does not catch it, however wide.
     world.assert_syn_gap(to(SERVER_V4_OTHER, PORT), &mapped, KERNEL)?;
@@ -128,8 +137,14 @@ fn thousand() -> anyhow::Result<()> {
     let cidrs: Vec<String> = many.chain(["\"10.88.0.0/24\"".to_owned()]).collect();
     let world = World::with(&near(&cidrs.join(",\n")))?;
     assert_eq!(world.json(&["status"])?["entries"], 1001);
-    assert_eq!(world.json(&["list"])?["entries"].as_array().map(Vec::len), Some(1001));
-    assert_eq!(world.json(&["lookup", "10.103.231.9"])?["entry"]["cidr"], "10.103.231.0/24");
+    assert_eq!(
+        world.json(&["list"])?["entries"].as_array().map(Vec::len),
+        Some(1001)
+    );
+    assert_eq!(
+        world.json(&["lookup", "10.103.231.9"])?["entry"]["cidr"],
+        "10.103.231.0/24"
+    );
     world.net.black_hole(PORT)?;
     world.assert_syn_gap(to(SERVER_V4, PORT), &plain(), NEAR)?;
     Ok(())

@@ -37,7 +37,9 @@ fn ipv4() -> anyhow::Result<()> {
     let _server = world.serve(to(SERVER_V4, PORT))?;
     world.net.drop_final_acks(PORT)?;
     let timers = [NEAR, NEAR * 2, NEAR * 4];
-    assert_gaps(&timers, || world.syn_ack_gaps(to(SERVER_V4, PORT), &plain(), 3))?;
+    assert_gaps(&timers, || {
+        world.syn_ack_gaps(to(SERVER_V4, PORT), &plain(), 3)
+    })?;
     Ok(())
 }
 
@@ -71,10 +73,13 @@ fn counted() -> anyhow::Result<()> {
     let world = World::with(&near("\"10.88.0.0/24\""))?;
     let _server = world.serve(to(SERVER_V4, PORT))?;
     world.net.drop_final_acks(PORT)?;
-    let capture = rto_tests::capture::Capture::start(&world.net.server, rto_tests::netns::SERVER_LINK)?;
+    let capture =
+        rto_tests::capture::Capture::start(&world.net.server, rto_tests::netns::SERVER_LINK)?;
     let _client = world.connect(to(SERVER_V4, PORT), &plain())?;
     let from = to(SERVER_V4, PORT);
-    capture.wait_for(rto_tests::agent::SOON, |all| rto_tests::capture::syn_acks(all, from).len() == 3)?;
+    capture.wait_for(rto_tests::agent::SOON, |all| {
+        rto_tests::capture::syn_acks(all, from).len() == 3
+    })?;
     // The answer to the next one gets through.
     world.net.drop_nothing()?;
     let status = world.wait_status("the accepted connection", |status| {

@@ -41,7 +41,9 @@ fn defaults() -> anyhow::Result<()> {
     let waited = begin.elapsed();
     assert!(waited >= needed);
     let status = world.json(&["status"])?;
-    let sent = status["policies"]["near"]["syn_retransmissions"].as_u64().unwrap_or(0);
+    let sent = status["policies"]["near"]["syn_retransmissions"]
+        .as_u64()
+        .unwrap_or(0);
     assert!(sent >= 13, "only {sent} SYNs in {waited:?}");
     if policy.has_ended()? {
         let early = policy.outcome()?;
@@ -55,11 +57,20 @@ fn defaults() -> anyhow::Result<()> {
 fn own_choice() -> anyhow::Result<()> {
     let world = World::with(&near("\"10.88.0.0/24\""))?;
     world.net.black_hole(PORT)?;
-    let own = Connect { syn_retries: Some(1), ..Connect::default() };
+    let own = Connect {
+        syn_retries: Some(1),
+        ..Connect::default()
+    };
     let control = timed_out(&world, SERVER_V4_OTHER, &own)?;
     let policy = timed_out(&world, SERVER_V4, &own)?;
-    assert!(policy >= control.mul_f64(SHARE), "{policy:?} is sooner than {control:?}");
-    assert!(policy <= control.mul_f64(2.5), "{policy:?} is much later than {control:?}");
+    assert!(
+        policy >= control.mul_f64(SHARE),
+        "{policy:?} is sooner than {control:?}"
+    );
+    assert!(
+        policy <= control.mul_f64(2.5),
+        "{policy:?} is much later than {control:?}"
+    );
     Ok(())
 }
 
@@ -92,7 +103,17 @@ fn reconnect() -> anyhow::Result<()> {
     sysctl(&world.net.client, "net.ipv4.tcp_syn_retries", "1")?;
     let fresh = timed_out(&world, SERVER_V4_OTHER, &Connect::default())?;
     let first = Some(to(SERVER_V4, PORT));
-    let again = timed_out(&world, SERVER_V4_OTHER, &Connect { first, ..Connect::default() })?;
-    assert!(again.abs_diff(fresh) < fresh / 5, "{again:?} against {fresh:?}");
+    let again = timed_out(
+        &world,
+        SERVER_V4_OTHER,
+        &Connect {
+            first,
+            ..Connect::default()
+        },
+    )?;
+    assert!(
+        again.abs_diff(fresh) < fresh / 5,
+        "{again:?} against {fresh:?}"
+    );
     Ok(())
 }

@@ -1,0 +1,76 @@
+//! The systemd unit: understood by systemd, and hardened.
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "helpers of tests, outside of #[test] functions"
+)]
+
+use std::{fs, path::Path, process::Command};
+
+/// "OK" ends at 4.9 in systemd's own scale; what a daemon of this kind can reach is lower.
+const MOST_EXPOSURE: f64 = 3.0;
+
+fn unit() -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../systemd/rto-agent.service");
+    fs::read_to_string(path).unwrap()
+}
+
+/// The unit in a directory of its own, its program replaced by one that exists here.
+fn staged() -> (tempfile::TempDir, std::path::PathBuf) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("rto-agent.service");
+    fs::write(
+        &path,
+        unit().replace("/usr/local/bin/rto-agent", "/bin/true"),
+    )
+    .unwrap();
+    (dir, path)
+}
+
+fn analyze(args: &[&str], unit: &Path) -> (bool, String) {
+    let output = Command::new("systemd-analyze")
+        .args(args)
+        .arg(unit)
+        .env("SYSTEMD_PAGER", "cat")
+        .output()
+        .expect("systemd-analyze is missing; cargo xtask setup installs it");
+    let text = [output.stdout, output.stderr].concat();
+    (
+        output.status.success(),
+        String::from_utf8_lossy(&text).into_owned(),
+    )
+}
+
+#[test]
+fn systemd_understands_it() {
+    let (_dir, path) = staged();
+    let (good, said) = analyze(&["verify", "--man=no"], &path);
+    let about_us: Vec<&str> = said
+        .lines()
+        .filter(|l| l.contains("rto-agent.service"))
+        .collect();
+    assert!(good && about_us.is_empty(), "{said}");
+}
+
+#[test]
+fn a_mistake_would_be_noticed() {
+    let (_dir, path) = staged();
+    fs::write(&path, unit().replace("Type=notify", "Type=nonsense")).unwrap();
+    let (good, said) = analyze(&["verify", "--man=no"], &path);
+    assert!(!good || said.contains("rto-agent.service"), "{said}");
+}
+
+#[test]
+fn exposure_is_low() {
+    let (_dir, path) = staged();
+    let (_, said) = analyze(&["security", "--offline=true", "--no-pager"], &path);
+    let line = said
+        .lines()
+        .find(|l| l.contains("Overall exposure level"))
+        .expect("no verdict");
+    let exposure: f64 = line
+        .split_whitespace()
+        .find_map(|word| word.parse().ok())
+        .unwrap_or_else(|| panic!("{line}"));
+    assert!(exposure <= MOST_EXPOSURE, "{said}");
+}
