@@ -134,11 +134,27 @@ impl World {
     ///
     /// If it does not; the error has its log.
     pub fn start(&mut self) -> anyhow::Result<()> {
+        self.start_under(&[])
+    }
+
+    /// As [`World::start`], by way of another program with these arguments.
+    ///
+    /// # Errors
+    ///
+    /// As [`World::start`].
+    pub fn start_under(&mut self, wrapper: &[String]) -> anyhow::Result<()> {
         let log = fs::File::options()
             .create(true)
             .append(true)
             .open(self.log_path())?;
-        let child = Command::new(binary()?)
+        let agent = binary()?;
+        let words: Vec<_> = wrapper
+            .iter()
+            .map(Into::into)
+            .chain([agent.into_os_string()])
+            .collect();
+        let child = Command::new(&words[0])
+            .args(&words[1..])
             .arg("run")
             .arg("--config")
             .arg(self.config())

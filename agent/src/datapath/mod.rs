@@ -558,9 +558,7 @@ fn load(options: &Options, dir: &Path) -> Result<aya::Ebpf, DatapathError> {
     for name in maps::ALL {
         loader.map_pin_path(name, dir.join(name));
     }
-    loader
-        .load(OBJECT)
-        .map_err(|e| DatapathError::Load(describe(&e)))
+    loader.load(OBJECT).map_err(|e| load_error(&e))
 }
 
 /// Loads the program over the maps pinned in `dir`, attaches it and pins its link there.
@@ -574,10 +572,8 @@ fn load_and_attach(options: &Options, dir: &Path) -> Result<Link, DatapathError>
         .program_mut(PROGRAM)
         .ok_or_else(|| DatapathError::Load(format!("it has no program {PROGRAM}")))?
         .try_into()
-        .map_err(|e| DatapathError::Load(describe(&e)))?;
-    program
-        .load()
-        .map_err(|e| DatapathError::Load(describe(&e)))?;
+        .map_err(|e| load_error(&e))?;
+    program.load().map_err(|e| load_error(&e))?;
     let cgroup = File::open(&options.cgroup).map_err(|e| attach_error(e.to_string()))?;
     // A BPF link is always multi-attach; any flag but 0 is EINVAL, which aya spells `Single`.
     let id = program.attach(cgroup, CgroupAttachMode::Single).map_err(|e| {
@@ -613,5 +609,19 @@ fn pin_error(path: &Path, error: &dyn std::error::Error) -> DatapathError {
     DatapathError::Pin {
         path: path.to_owned(),
         reason: describe(error),
+    }
+}
+
+/// Why the object was refused. Of a verifier's log the end says it.
+fn load_error(error: &dyn std::error::Error) -> DatapathError {
+    const END: usize = 8;
+    let text = describe(error);
+    let lines: Vec<&str> = text.trim_end().lines().collect();
+    match lines.split_first() {
+        Some((first, rest)) if rest.len() > END => {
+            let end = rest[rest.len() - END..].join("\n");
+            DatapathError::Load(format!("{first}\n...\n{end}"))
+        }
+        _ => DatapathError::Load(text),
     }
 }

@@ -64,7 +64,7 @@ pub(super) fn privileges(findings: &mut Vec<Finding>) {
             "mount /proc",
         ),
         Some(missing) if missing.is_empty() => {
-            Finding::ok("capabilities", "CAP_BPF, CAP_NET_ADMIN", WHY)
+            Finding::ok("capabilities", "CAP_BPF, CAP_PERFMON, CAP_NET_ADMIN", WHY)
         }
         Some(missing) => Finding::bad(
             "capabilities",

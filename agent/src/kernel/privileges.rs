@@ -17,8 +17,13 @@ pub mod cap {
 }
 
 /// Capabilities the daemon needs, and for what.
-pub const NEEDED: [(u32, &str, &str); 2] = [
+pub const NEEDED: [(u32, &str, &str); 3] = [
     (cap::BPF, "CAP_BPF", "load the program and make its maps"),
+    (
+        cap::PERFMON,
+        "CAP_PERFMON",
+        "let the verifier accept arithmetic on pointers to map values",
+    ),
     (
         cap::NET_ADMIN,
         "CAP_NET_ADMIN",
@@ -39,11 +44,11 @@ fn parse_effective(status: &str) -> Option<u64> {
     u64::from_str_radix(line.trim(), 16).ok()
 }
 
-/// Those of [`NEEDED`] a set lacks. CAP_SYS_ADMIN stands in for CAP_BPF.
+/// Those of [`NEEDED`] a set lacks. CAP_SYS_ADMIN stands in for CAP_BPF and CAP_PERFMON.
 #[must_use]
 pub fn missing(effective: u64) -> Vec<&'static str> {
     let has = |bit: u32| effective & (1 << bit) != 0;
-    let lacks = |bit: u32| !has(bit) && !(bit == cap::BPF && has(cap::SYS_ADMIN));
+    let lacks = |bit: u32| !has(bit) && !(bit != cap::NET_ADMIN && has(cap::SYS_ADMIN));
     NEEDED
         .iter()
         .filter(|(bit, ..)| lacks(*bit))
@@ -79,7 +84,7 @@ mod tests {
             Some(0x1_ffff_ffff_ffff >> 8)
         );
         assert!(missing(u64::MAX).is_empty());
-        assert_eq!(missing(0), ["CAP_BPF", "CAP_NET_ADMIN"]);
+        assert_eq!(missing(0), ["CAP_BPF", "CAP_PERFMON", "CAP_NET_ADMIN"]);
         assert!(missing(1 << cap::SYS_ADMIN | 1 << cap::NET_ADMIN).is_empty());
     }
 

@@ -20,6 +20,7 @@ pub(super) const TESTS: &[Test] = &[
     ("detach_without_a_daemon", detach_alone),
     ("stopped_it_leaves_nothing", stopped),
     ("on_exit_keep", keep),
+    ("the_units_capabilities_suffice", unit_capabilities),
     ("two_starts_at_once", two_starts),
     ("service_manager_is_told", notified),
     ("the_socket_is_for_root_and_its_group", socket_mode),
@@ -180,6 +181,44 @@ fn keep() -> anyhow::Result<()> {
     assert_eq!(kernel(&world)?, before);
     world.cli(&["detach"])?;
     assert_eq!(still_there(&before)?, Vec::<String>::new());
+    Ok(())
+}
+
+/// With the systemd unit's capability bounding set and no new privileges: start, change, adopt, stop.
+fn unit_capabilities() -> anyhow::Result<()> {
+    let unit = concat!(env!("CARGO_MANIFEST_DIR"), "/../systemd/rto-agent.service");
+    let unit = fs::read_to_string(unit)?;
+    let set = unit
+        .lines()
+        .find_map(|line| line.strip_prefix("CapabilityBoundingSet="));
+    let set = set.context("no CapabilityBoundingSet")?.to_lowercase();
+    let set: Vec<String> = set
+        .split_whitespace()
+        .map(|cap| cap.replace("cap_", "+"))
+        .collect();
+    let under = |set: &[String]| {
+        let bounding = format!("--bounding-set=-all,{}", set.join(","));
+        ["setpriv".to_owned(), "--no-new-privs".to_owned(), bounding]
+    };
+    let mut world = World::new()?;
+    world.net.black_hole(PORT)?;
+    world.configure(&near("\"10.88.0.0/24\""))?;
+    // Each of them is needed (the socket's group is root's here, so CHOWN is not).
+    for one in set.iter().filter(|cap| *cap != "+chown") {
+        let fewer: Vec<String> = set.iter().filter(|cap| *cap != one).cloned().collect();
+        assert!(
+            world.start_under(&under(&fewer)).is_err(),
+            "{one} is not needed"
+        );
+    }
+    world.start_under(&under(&set))?;
+    world.cli(&["add", "10.88.1.0/24", "--policy", "near"])?;
+    expect(&world, NEAR)?;
+    world.end(Signal::SIGKILL)?;
+    world.start_under(&under(&set))?;
+    assert_eq!(world.json(&["status"])?["found_at_start"], "adopted");
+    assert_eq!(world.end(Signal::SIGTERM)?.code(), Some(0));
+    assert!(!world.pin_dir().exists());
     Ok(())
 }
 
