@@ -14,6 +14,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
 use rto_agent_common::LAYOUT_VERSION;
 use sha2::{Digest as _, Sha256};
 
@@ -88,8 +89,15 @@ pub(super) fn create_private_dir(path: &Path) -> io::Result<()> {
 }
 
 /// Makes `pin_dir` and its missing parents, only for root, and refuses one that is a symbolic
-/// link or somebody else's.
+/// link, somebody else's, or not on a BPF file system.
 pub(super) fn create_pin_dir(path: &Path) -> io::Result<()> {
+    let existing = path.ancestors().find(|dir| dir.exists()).unwrap_or(path);
+    if statfs(existing)?.filesystem_type() != BPF_FS_MAGIC {
+        let place = existing.display();
+        return Err(io::Error::other(format!(
+            "{place} is not on a BPF file system"
+        )));
+    }
     fs::DirBuilder::new()
         .mode(0o700)
         .recursive(true)

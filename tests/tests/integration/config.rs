@@ -133,6 +133,29 @@ fn bad_start() -> anyhow::Result<()> {
         .unwrap_or_default();
     assert!(error.contains("a unit is missing"), "{error}");
     assert!(!world.pin_dir().exists() && !world.socket().exists());
+    // (Below the directory for temporary files, whose own name has a dot.)
+    let elsewhere = std::env::temp_dir().join(rto_tests::names::unique());
+    // Pins cannot be anywhere, nor can the program be attached anywhere; nothing is made there.
+    for (key, wrong, message) in [
+        ("pin_dir", elsewhere.clone(), "mount -t bpf bpf /sys/fs/bpf"),
+        ("cgroup", "/proc".into(), "is not on cgroup2"),
+    ] {
+        world.configure(&near("\"10.88.0.0/24\""))?;
+        let text = fs::read_to_string(world.config())?;
+        let line = text
+            .lines()
+            .find(|l| l.starts_with(key))
+            .unwrap_or_default();
+        let text = text.replace(line, &format!("{key} = \"{}\"", wrong.display()));
+        fs::write(world.config(), text)?;
+        let error = world
+            .start()
+            .err()
+            .map(|e| format!("{e:?}"))
+            .unwrap_or_default();
+        assert!(error.contains(message), "{error}");
+        assert!(!elsewhere.exists() && !world.pin_dir().exists());
+    }
     fs::remove_file(world.config())?;
     let said = world.cli_fails(&["check"])?;
     assert!(said.contains("--config"), "{said}");
