@@ -182,11 +182,10 @@ impl Engine {
         let last_reload = reload_view("start", Ok(&config));
         let (files, files_seen) = watch::channel(Arc::new(config.files.clone()));
 
-        let mut warnings: Vec<String> = lost.into_iter().collect();
+        let warnings: Vec<String> = lost.into_iter().collect();
         for warning in &warnings {
             warn!("{warning}");
         }
-        warnings.extend(agent_warnings(&config.agent));
         let status = views::initial(&start, found);
         let (status, status_seen) = watch::channel(Arc::new(status));
         let mut engine = Self {
@@ -468,10 +467,6 @@ fn restart_notes(started: &AgentConfig, now: &AgentConfig) -> Vec<String> {
         .filter(|(_, differs)| *differs)
         .map(|(key, _)| format!("[agent] {key} changed: it takes effect with the next start"))
         .collect()
-}
-
-fn agent_warnings(_agent: &AgentConfig) -> Vec<String> {
-    Vec::new()
 }
 
 /// For commands that work without a daemon.
