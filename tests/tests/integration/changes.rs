@@ -175,27 +175,25 @@ fn config_map() -> anyhow::Result<()> {
     let mut world = World::new()?;
     world.net.black_hole(PORT)?;
     let etc = world.dir().join("etc");
-    let generation = |name: &str, policies: &str| -> anyhow::Result<()> {
-        let dir = etc.join(name);
-        fs::create_dir(&dir)?;
-        fs::write(dir.join("config.toml"), world.config_text(policies))?;
-        symlink(name, etc.join("..data_tmp"))?;
-        Ok(fs::rename(etc.join("..data_tmp"), etc.join("..data"))?)
-    };
-    generation("..2026_01", &near("\"10.88.0.0/24\""))?;
+    swap(&world, "..2026_01", &near("\"10.88.0.0/24\""))?;
     symlink("..data/config.toml", etc.join("config.toml"))?;
     world.start()?;
     expect(&world, NEAR)?;
-    let generation = |name: &str, policies: &str| -> anyhow::Result<()> {
-        let dir = etc.join(name);
-        fs::create_dir(&dir)?;
-        fs::write(dir.join("config.toml"), world.config_text(policies))?;
-        symlink(name, etc.join("..data_tmp"))?;
-        Ok(fs::rename(etc.join("..data_tmp"), etc.join("..data"))?)
-    };
-    generation("..2026_02", &fast("\"10.88.0.0/24\""))?;
+    swap(&world, "..2026_02", &fast("\"10.88.0.0/24\""))?;
     fs::remove_dir_all(etc.join("..2026_01"))?;
     noticed(&world)
+}
+
+/// Makes a new directory with a configuration the ConfigMap's.
+fn swap(world: &World, name: &str, policies: &str) -> anyhow::Result<()> {
+    let etc = world.dir().join("etc");
+    fs::create_dir(etc.join(name))?;
+    fs::write(
+        etc.join(name).join("config.toml"),
+        world.config_text(policies),
+    )?;
+    symlink(name, etc.join("..data_tmp"))?;
+    Ok(fs::rename(etc.join("..data_tmp"), etc.join("..data"))?)
 }
 
 /// One bad CIDR among good ones: nothing of the request is taken.
