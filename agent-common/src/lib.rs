@@ -10,13 +10,17 @@ pub mod address;
 pub mod syncnt;
 
 /// Version of every struct and map below; it is part of the pins' directory name.
-pub const LAYOUT_VERSION: u32 = 1;
+pub const LAYOUT_VERSION: u32 = 2;
 
 /// Slots of the `POLICIES` and `COUNTERS` arrays.
 pub const MAX_POLICIES: u32 = 1024;
 
 /// Slot 0 is nobody's: a zeroed map value can never name a policy.
 pub const NO_POLICY: u32 = 0;
+
+/// SO_MARK of the agent's own probe of the timers in force: its connection gets its policy as any
+/// other does, and is in no count.
+pub const PROBE_MARK: u32 = 0x7274_6f70;
 
 /// Bytes of a policy name in the kernel, padded with NUL.
 pub const POLICY_NAME_LEN: usize = 64;
@@ -36,12 +40,45 @@ pub mod maps {
     pub const COUNTERS: &str = "COUNTERS";
     /// Socket storage -> [`super::SocketState`].
     pub const SOCKETS: &str = "SOCKETS";
-    /// All of them.
+    /// Array of one: [`super::WalkControl`], what a walk over open sockets is to do. Not pinned.
+    pub const WALK_CONTROL: &str = "WALK_CONTROL";
+    /// Array: policy index -> [`super::WalkCounts`], what the walk did. Not pinned.
+    pub const WALK_COUNTS: &str = "WALK_COUNTS";
+    /// Array of one: [`super::Probe`], what the kernel answered. Not pinned.
+    pub const PROBE: &str = "PROBE";
+    /// All that are pinned.
     pub const ALL: [&str; 5] = [ENTRIES_V4, ENTRIES_V6, POLICIES, COUNTERS, SOCKETS];
 }
 
 /// Name of the sock_ops program in the object.
 pub const PROGRAM: &str = "rto_agent";
+/// Name of the program at `lsm_cgroup/inet_csk_clone`.
+pub const PROGRAM_CLONE: &str = "rto_clone";
+/// Name of the program at `iter/tcp`.
+pub const PROGRAM_WALK: &str = "rto_walk";
+/// Name of the sock_ops program that asks the kernel what it can do.
+pub const PROGRAM_PROBE: &str = "rto_probe";
+
+/// Names of the read-only globals that the loader writes: byte offsets in the running kernel's
+/// structs, from its BTF. The programs at LSM hooks and iterators read these structs.
+pub mod globals {
+    /// u8: `net.ipv4.tcp_syn_retries` of the host.
+    pub const HOST_SYN_RETRIES: &str = "HOST_SYN_RETRIES";
+    /// u64: cookie of the socket to probe with.
+    pub const PROBE_COOKIE: &str = "PROBE_COOKIE";
+    /// u32 each: offsets as [`super::Offsets`] has them, in its order.
+    pub const OFFSETS: [&str; 9] = [
+        "OFFSET_FAMILY",
+        "OFFSET_STATE",
+        "OFFSET_DADDR",
+        "OFFSET_V6_DADDR",
+        "OFFSET_CGROUP",
+        "OFFSET_CGROUP_KN",
+        "OFFSET_KN_ID",
+        "OFFSET_CSS_PARENT",
+        "OFFSET_CSS_CGROUP",
+    ];
+}
 
 /// Value of both tries. Eight bytes: a node with an IPv6 key then still fits the
 /// kernel's 64-byte allocation class.
@@ -117,37 +154,45 @@ pub struct Counters {
     pub setsockopt_failures: [u64; SockOpt::COUNT],
     /// Connections left alone because socket storage could not be had (memory).
     pub storage_failures: u64,
+    /// Retransmission timeouts of established connections (RFC 6298 section 5.4), by how many
+    /// came right before without an answer: 0, 1, ... and 7 or more.
+    pub rtos: [u64; RTO_STEPS],
+    /// Connections given up at a retransmission timeout (ETIMEDOUT).
+    pub expired: u64,
+    /// Tail loss probes (RFC 8985 section 7) that sent a segment again. One that sends new data is
+    /// not seen by a sock_ops program.
+    pub tail_loss_probes: u64,
+    /// Segments sent again by established connections, other than by a tail loss probe.
+    pub segments_retransmitted: u64,
+    /// Times the linear mode of a thin stream was ended by `linear_retries`.
+    pub linear_ended: u64,
+    /// Sockets that were open already and got the policy's options by a walk.
+    pub open_sockets: u64,
     /// Keeps the size a multiple of 64.
-    pub reserved: u64,
+    pub reserved: [u64; 4],
 }
 
+/// Length of [`Counters::rtos`].
+pub const RTO_STEPS: usize = 8;
+
 impl Counters {
+    const WORDS: usize = size_of::<Self>() / size_of::<u64>();
+
     /// The sum of two, for adding up CPUs.
     #[must_use]
     pub fn plus(self, other: &Self) -> Self {
-        Self {
-            syn_timeouts_set: self.syn_timeouts_set.wrapping_add(other.syn_timeouts_set),
-            syn_ack_timeouts_set: self
-                .syn_ack_timeouts_set
-                .wrapping_add(other.syn_ack_timeouts_set),
-            established_active: self
-                .established_active
-                .wrapping_add(other.established_active),
-            established_passive: self
-                .established_passive
-                .wrapping_add(other.established_passive),
-            syn_retransmissions: self
-                .syn_retransmissions
-                .wrapping_add(other.syn_retransmissions),
-            syn_ack_retransmissions: self
-                .syn_ack_retransmissions
-                .wrapping_add(other.syn_ack_retransmissions),
-            setsockopt_failures: core::array::from_fn(|i| {
-                self.setsockopt_failures[i].wrapping_add(other.setsockopt_failures[i])
-            }),
-            storage_failures: self.storage_failures.wrapping_add(other.storage_failures),
-            reserved: 0,
-        }
+        let (a, b) = (self.words(), other.words());
+        Self::from_words(core::array::from_fn(|i| a[i].wrapping_add(b[i])))
+    }
+
+    fn words(&self) -> [u64; Self::WORDS] {
+        // SAFETY: repr(C) of u64 alone, so that both are the same bytes.
+        unsafe { core::mem::transmute(*self) }
+    }
+
+    fn from_words(words: [u64; Self::WORDS]) -> Self {
+        // SAFETY: as above.
+        unsafe { core::mem::transmute(words) }
     }
 }
 
@@ -167,19 +212,22 @@ pub enum SockOpt {
     RtoMax = 4,
     /// TCP_USER_TIMEOUT.
     UserTimeout = 5,
+    /// TCP_BPF_SOCK_OPS_CB_FLAGS, or bpf_sock_ops_cb_flags_set(): the RTO hook.
+    CbFlags = 6,
 }
 
 impl SockOpt {
-    /// Number of options, with room for two more.
+    /// Number of options, with room for one more.
     pub const COUNT: usize = 8;
     /// Every option with the kernel's name for it.
-    pub const NAMES: [(Self, &'static str); 6] = [
+    pub const NAMES: [(Self, &'static str); 7] = [
         (Self::SynCnt, "TCP_SYNCNT"),
         (Self::RtoMin, "TCP_BPF_RTO_MIN"),
         (Self::DelackMax, "TCP_BPF_DELACK_MAX"),
         (Self::ThinLinear, "TCP_THIN_LINEAR_TIMEOUTS"),
         (Self::RtoMax, "TCP_RTO_MAX_MS"),
         (Self::UserTimeout, "TCP_USER_TIMEOUT"),
+        (Self::CbFlags, "TCP_BPF_SOCK_OPS_CB_FLAGS"),
     ];
 }
 
@@ -205,6 +253,170 @@ pub struct SocketState {
     pub timeouts_set: u32,
     /// [`Policy::user_timeout_ms`] this connection began with, for when it is established.
     pub user_timeout_ms: u32,
+    /// [`Policy::linear_retries`] this connection began with; 0: the kernel's own number.
+    pub linear_retries: u32,
+    /// 1 while the RTO hook has linear mode switched off.
+    pub linear_off: u32,
+    /// Bits of bpf_sock_ops.bpf_sock_ops_cb_flags that this program added.
+    pub cb_flags_added: u32,
+    /// 1 if the connection is in no count: the agent's own probe, known by [`PROBE_MARK`].
+    pub uncounted: u32,
+    /// The options that are set on the socket and what they were before.
+    pub rto_min: Remembered,
+    /// As above.
+    pub delack_max: Remembered,
+    /// As above.
+    pub thin_linear: Remembered,
+    /// As above.
+    pub rto_max: Remembered,
+    /// As above.
+    pub user_timeout: Remembered,
+    /// Keeps the size a multiple of 8.
+    pub reserved_end: u32,
+}
+
+/// One option of a socket, so that it can be given back.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Remembered {
+    /// 1 if the program set it.
+    pub is_set: u32,
+    /// The value it set.
+    pub value: u32,
+    /// The value before; [`Remembered::UNKNOWN`] where the kernel does not tell.
+    pub before: u32,
+}
+
+impl Remembered {
+    /// The kernel did not say what the option was.
+    pub const UNKNOWN: u32 = u32::MAX;
+
+    /// What to remember as the value before, when the socket now says `in_force` and the program
+    /// sets the option: what the program set itself does not count.
+    #[inline(always)]
+    #[must_use]
+    pub const fn before(&self, in_force: Option<u32>) -> u32 {
+        match in_force {
+            Some(value) if self.is_set != 0 && value == self.value => self.before,
+            Some(value) => value,
+            None if self.is_set != 0 => self.before,
+            None => Self::UNKNOWN,
+        }
+    }
+
+    /// The value to give back, when the socket now says `in_force`; `None` if the program did not
+    /// set the option or somebody has set another value since. `default` is the kernel's own value.
+    #[inline(always)]
+    #[must_use]
+    pub const fn to_restore(&self, in_force: Option<u32>, default: u32) -> Option<u32> {
+        if self.is_set == 0 {
+            return None;
+        }
+        match in_force {
+            Some(value) if value != self.value => None,
+            _ if self.before == Self::UNKNOWN => Some(default),
+            _ => Some(self.before),
+        }
+    }
+}
+
+/// What a walk over the open sockets of a network namespace is to do.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WalkControl {
+    /// Only sockets of this cgroup or one below, by its id (inode number); 0: of any.
+    pub cgroup: u64,
+    /// One of [`walk_mode`].
+    pub mode: u32,
+    /// The namespace's default of TCP_BPF_RTO_MIN, microseconds.
+    pub rto_min_us: u32,
+    /// The namespace's default of TCP_RTO_MAX_MS, milliseconds.
+    pub rto_max_ms: u32,
+    /// Keeps the size a multiple of 8.
+    pub reserved: u32,
+}
+
+/// Values of [`WalkControl::mode`].
+pub mod walk_mode {
+    /// Give every socket that an entry covers the options of its policy.
+    pub const APPLY: u32 = 0;
+    /// As above, but leave sockets alone that have a policy already.
+    pub const APPLY_TO_NEW: u32 = 1;
+    /// Give the options back that were set.
+    pub const RESTORE: u32 = 2;
+}
+
+/// What a walk did, by policy; slot 0 counts sockets that no entry covers.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WalkCounts {
+    /// Sockets looked at.
+    pub seen: u32,
+    /// Sockets whose options were set, or given back.
+    pub changed: u32,
+    /// Sockets that had a policy already and were left alone.
+    pub kept: u32,
+    /// Sockets of which at least one option was refused.
+    pub refused: u32,
+}
+
+/// Offsets of fields in the running kernel's structs, bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Offsets {
+    /// `sock_common.skc_family`, u16.
+    pub family: u32,
+    /// `sock_common.skc_state`, u8.
+    pub state: u32,
+    /// `sock_common.skc_daddr`, 4 bytes.
+    pub daddr: u32,
+    /// `sock_common.skc_v6_daddr`, 16 bytes.
+    pub v6_daddr: u32,
+    /// `sock.sk_cgrp_data.cgroup`, pointer.
+    pub cgroup: u32,
+    /// `cgroup.kn`, pointer.
+    pub cgroup_kn: u32,
+    /// `kernfs_node.id`, u64.
+    pub kn_id: u32,
+    /// `cgroup.self.parent`, pointer.
+    pub css_parent: u32,
+    /// `cgroup_subsys_state.cgroup`, pointer.
+    pub css_cgroup: u32,
+}
+
+impl Offsets {
+    /// In the order of [`globals::OFFSETS`].
+    #[must_use]
+    pub const fn values(&self) -> [u32; 9] {
+        [
+            self.family,
+            self.state,
+            self.daddr,
+            self.v6_daddr,
+            self.cgroup,
+            self.cgroup_kn,
+            self.kn_id,
+            self.css_parent,
+            self.css_cgroup,
+        ]
+    }
+}
+
+/// What the kernel answered to the probe: 0, or a negative errno.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Probe {
+    /// 1 once the probe's socket was seen.
+    pub ran: i32,
+    /// 0 if socket storage could be had.
+    pub storage: i32,
+    /// bpf_setsockopt, by [`SockOpt`].
+    pub set: [i32; SockOpt::COUNT],
+    /// bpf_getsockopt, by [`SockOpt`].
+    pub get: [i32; SockOpt::COUNT],
+    /// bpf_sock_ops_cb_flags_set().
+    pub cb_flags: i32,
+    /// Keeps the size a multiple of 8.
+    pub reserved: i32,
 }
 
 impl Policy {
@@ -246,8 +458,11 @@ impl Default for Policy {
 const _: () = {
     assert!(size_of::<EntryValue>() == 8);
     assert!(size_of::<Policy>() == 64 + 8 * 4 + 128);
-    assert!(size_of::<Counters>() == 128);
-    assert!(size_of::<SocketState>() == 40);
+    assert!(size_of::<Counters>() == 256);
+    assert!(size_of::<SocketState>() == 56 + 5 * 12 + 4);
+    assert!(size_of::<WalkControl>() == 24);
+    assert!(size_of::<WalkCounts>() == 16);
+    assert!(size_of::<Probe>() == 4 * 20);
     assert!(core::mem::offset_of!(Policy, generation) == 64);
     assert!(core::mem::offset_of!(Policy, syn_retries) == 96);
     assert!(core::mem::offset_of!(Counters, setsockopt_failures) == 48);
@@ -264,4 +479,61 @@ mod pod {
     unsafe impl aya::Pod for super::Counters {}
     // SAFETY: as above.
     unsafe impl aya::Pod for super::SocketState {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for super::WalkControl {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for super::WalkCounts {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for super::Probe {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_add_up_word_by_word() {
+        let mut a = Counters {
+            syn_timeouts_set: 1,
+            ..Counters::default()
+        };
+        a.rtos[7] = 2;
+        a.setsockopt_failures[SockOpt::CbFlags as usize] = 3;
+        let mut b = a;
+        b.open_sockets = 5;
+        let sum = a.plus(&b);
+        assert_eq!(sum.syn_timeouts_set, 2);
+        assert_eq!(sum.rtos, [0, 0, 0, 0, 0, 0, 0, 4]);
+        assert_eq!(sum.setsockopt_failures[6], 6);
+        assert_eq!((sum.open_sockets, sum.expired), (5, 0));
+    }
+
+    const SET: Remembered = Remembered {
+        is_set: 1,
+        value: 8000,
+        before: 200_000,
+    };
+
+    #[test]
+    fn the_value_before_is_never_the_programs_own() {
+        assert_eq!(Remembered::default().before(Some(7)), 7);
+        assert_eq!(Remembered::default().before(None), Remembered::UNKNOWN);
+        assert_eq!(SET.before(Some(8000)), 200_000);
+        // Somebody has set another since.
+        assert_eq!(SET.before(Some(9000)), 9000);
+        assert_eq!(SET.before(None), 200_000);
+    }
+
+    #[test]
+    fn only_what_is_still_the_programs_is_given_back() {
+        assert_eq!(Remembered::default().to_restore(Some(7), 1), None);
+        assert_eq!(SET.to_restore(Some(8000), 1), Some(200_000));
+        assert_eq!(SET.to_restore(Some(9000), 1), None);
+        assert_eq!(SET.to_restore(None, 1), Some(200_000));
+        let unknown = Remembered {
+            before: Remembered::UNKNOWN,
+            ..SET
+        };
+        assert_eq!(unknown.to_restore(Some(8000), 1), Some(1));
+    }
 }

@@ -50,6 +50,7 @@ fn is_ours(state: &SocketState, value: u32) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Remembered;
 
     const HOST: u32 = 6;
     const FRESH: SocketState = SocketState {
@@ -62,6 +63,21 @@ mod tests {
         syn_retries_set: 0,
         timeouts_set: 0,
         user_timeout_ms: 0,
+        linear_retries: 0,
+        linear_off: 0,
+        cb_flags_added: 0,
+        uncounted: 0,
+        rto_min: UNSET,
+        delack_max: UNSET,
+        thin_linear: UNSET,
+        rto_max: UNSET,
+        user_timeout: UNSET,
+        reserved_end: 0,
+    };
+    const UNSET: Remembered = Remembered {
+        is_set: 0,
+        value: 0,
+        before: 0,
     };
     const RAISED: SocketState = SocketState {
         syn_retries_before: 6,

@@ -5,18 +5,26 @@
 //! of ours (no entry, or already connecting when the program was attached) and is left alone.
 
 use aya_ebpf::programs::SockOpsContext;
-use rto_agent_common::{NO_POLICY, Policy, SockOpt, SocketState};
+use rto_agent_common::{NO_POLICY, Policy, SocketState};
 use rto_agent_ebpf::counter::Counter;
 
 use crate::{
-    lookup, options, socket, syn_retries,
+    hook, lookup,
+    options::{KERNEL, Target},
+    socket, syn_retries,
     tables::{self, Tally},
 };
 
 /// TCP_CONNECT_CB: before the SYN is sent.
 #[inline(always)]
 pub(crate) fn connect(ctx: &SockOpsContext) {
-    let Some((index, policy)) = lookup::policy_of_peer(ctx, lookup::Hit::Count) else {
+    let is_probe = socket::is_probe(ctx);
+    let hit = if is_probe {
+        lookup::Hit::Leave
+    } else {
+        lookup::Hit::Count
+    };
+    let Some((index, policy)) = lookup::policy_of_peer(ctx, hit) else {
         forget(ctx);
         return;
     };
@@ -28,8 +36,12 @@ pub(crate) fn connect(ctx: &SockOpsContext) {
         return;
     };
     begin(ctx, state, index, policy);
+    state.uncounted = is_probe.into();
     syn_retries::apply(ctx, state, policy, tally);
-    options::apply(ctx, policy, tally);
+    let target = Target::of(ctx);
+    target.apply(state, policy, KERNEL, Some(tally));
+    // One that an earlier policy of the socket set would make connect() give up sooner.
+    target.user_timeout(state, 0, Some(tally));
 }
 
 /// Fills the storage for a connection that begins. TCP_SYNCNT is not touched: what was done to it
@@ -45,14 +57,13 @@ fn begin(ctx: &SockOpsContext, state: &mut SocketState, index: u32, policy: &Pol
     state.timeouts_set = 0;
 }
 
-/// A socket that is connected anew, to an address without an entry: gives TCP_SYNCNT back, which
-/// the next SYN would go by. (The kernel itself resets rto_min and delack_max when a socket is
-/// disconnected: measured on Linux 6.18. TCP_THIN_LINEAR_TIMEOUTS, TCP_RTO_MAX_MS and
-/// TCP_USER_TIMEOUT stay with the socket, as they do when a program sets them itself.)
+/// A socket that is connected anew, to an address without an entry: gives everything back.
 #[inline(always)]
 fn forget(ctx: &SockOpsContext) {
     if let Some(state) = socket::storage(ctx, socket::Missing::None) {
         syn_retries::restore(ctx, state);
+        Target::of(ctx).restore(state, KERNEL, None);
+        hook::disable(ctx, state);
         state.policy = NO_POLICY;
     }
 }
@@ -96,7 +107,9 @@ pub(crate) fn finish(ctx: &SockOpsContext, state: &mut SocketState) {
     count_syn_retransmissions(ctx, state, tally);
     tables::add(tally, Counter::ESTABLISHED_ACTIVE, 1);
     // Not before: on a connecting socket it would make connect() give up sooner.
-    options::set_unless_zero(ctx, SockOpt::UserTimeout, state.user_timeout_ms, tally);
+    let millis = state.user_timeout_ms;
+    Target::of(ctx).user_timeout(state, millis, tally);
+    hook::enable(ctx, state, tally);
 }
 
 /// Adds the SYNs sent again since the last look. The kernel asks for the timeout after each

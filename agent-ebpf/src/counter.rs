@@ -2,7 +2,7 @@
 
 use core::mem::{offset_of, size_of};
 
-use rto_agent_common::{Counters, SockOpt};
+use rto_agent_common::{Counters, RTO_STEPS, SockOpt};
 
 /// One counter, as its place in [`Counters`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,6 +24,23 @@ impl Counter {
     /// [`Counters::storage_failures`].
     pub const STORAGE_FAILURES: Self = Self(offset_of!(Counters, storage_failures));
 
+    /// [`Counters::expired`].
+    pub const EXPIRED: Self = Self(offset_of!(Counters, expired));
+    /// [`Counters::tail_loss_probes`].
+    pub const TAIL_LOSS_PROBES: Self = Self(offset_of!(Counters, tail_loss_probes));
+    /// [`Counters::segments_retransmitted`].
+    pub const SEGMENTS_RETRANSMITTED: Self = Self(offset_of!(Counters, segments_retransmitted));
+    /// [`Counters::linear_ended`].
+    pub const LINEAR_ENDED: Self = Self(offset_of!(Counters, linear_ended));
+    /// [`Counters::open_sockets`].
+    pub const OPEN_SOCKETS: Self = Self(offset_of!(Counters, open_sockets));
+    /// [`Counters::rtos`] after so many timeouts in a row; those beyond the last step belong to it.
+    #[inline(always)]
+    #[must_use]
+    pub const fn rtos(step: Step) -> Self {
+        Self(offset_of!(Counters, rtos) + step.0 * size_of::<u64>())
+    }
+
     /// [`Counters::setsockopt_failures`] of an option.
     #[inline(always)]
     #[must_use]
@@ -39,9 +56,47 @@ impl Counter {
     }
 }
 
+/// An index into [`Counters::rtos`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Step(usize);
+
+impl Step {
+    /// Of a number of timeouts right before.
+    #[inline(always)]
+    #[must_use]
+    pub const fn of(before: u32) -> Self {
+        let last = RTO_STEPS - 1;
+        let before = before as usize;
+        Self(if before > last { last } else { before })
+    }
+
+    /// The index.
+    #[inline(always)]
+    #[must_use]
+    pub const fn index(self) -> usize {
+        self.0
+    }
+
+    /// Of an index below [`RTO_STEPS`].
+    #[inline(always)]
+    #[must_use]
+    pub const fn with_index(index: usize) -> Self {
+        Self(index)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn steps_end_at_the_last() {
+        for before in [0, 1, 6, 7, 8, u32::MAX] {
+            let step = Step::of(before);
+            assert_eq!(step.0, before.min(7) as usize);
+            assert!(step.index() < RTO_STEPS);
+        }
+    }
 
     #[test]
     fn every_counter_is_a_word_of_its_own() {
@@ -53,12 +108,21 @@ mod tests {
             Counter::SYN_RETRANSMISSIONS,
             Counter::SYN_ACK_RETRANSMISSIONS,
             Counter::STORAGE_FAILURES,
+            Counter::EXPIRED,
+            Counter::TAIL_LOSS_PROBES,
+            Counter::SEGMENTS_RETRANSMITTED,
+            Counter::LINEAR_ENDED,
+            Counter::OPEN_SOCKETS,
         ];
         let mut seen = [false; size_of::<Counters>() / size_of::<u64>()];
         let failures = SockOpt::NAMES
             .iter()
             .map(|(option, _)| Counter::failures_of(*option));
-        for counter in named.into_iter().chain(failures) {
+        for counter in named
+            .into_iter()
+            .chain(failures)
+            .chain((0..8).map(|n| Counter::rtos(Step::of(n))))
+        {
             assert_eq!(counter.offset() % size_of::<u64>(), 0);
             let word = &mut seen[counter.offset() / size_of::<u64>()];
             assert!(!*word, "{counter:?} twice");

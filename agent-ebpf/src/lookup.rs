@@ -19,10 +19,16 @@ pub(crate) enum Hit {
     Leave,
 }
 
-/// The policy of the longest prefix that covers the peer.
+/// The policy of the longest prefix that covers the peer of a sock_ops context.
 #[inline(always)]
 pub(crate) fn policy_of_peer(ctx: &SockOpsContext, hit: Hit) -> Option<(u32, &'static Policy)> {
-    let entry = entry_of_peer(ctx)?;
+    policy_of(peer(ctx), hit)
+}
+
+/// The policy of the longest prefix that covers an address.
+#[inline(always)]
+pub(crate) fn policy_of(peer: Option<Peer>, hit: Hit) -> Option<(u32, &'static Policy)> {
+    let entry = entry_of(peer?)?;
     // SAFETY: a map value; the verifier checks the access.
     let index = unsafe { read(&raw const (*entry).policy) };
     if index == NO_POLICY {
@@ -42,22 +48,26 @@ pub(crate) fn policy_of_peer(ctx: &SockOpsContext, hit: Hit) -> Option<(u32, &'s
 /// The family says where the address is: `remote_ip4` means nothing for a pure IPv6 peer, and
 /// IPv4-mapped peers of IPv6 sockets are looked up as IPv4.
 #[inline(always)]
-fn entry_of_peer(ctx: &SockOpsContext) -> Option<*mut EntryValue> {
+fn peer(ctx: &SockOpsContext) -> Option<Peer> {
     let ops = ctx.ops;
     // SAFETY: fields of the context; each is read once, by its own load (a compiler that merges
     // loads of different fields makes a context access the verifier refuses).
-    let peer = unsafe {
+    unsafe {
         match read(&raw const (*ops).family) {
-            AF_INET => Peer::V4(read(&raw const (*ops).remote_ip4).to_ne_bytes()),
-            AF_INET6 => peer_v6([
+            AF_INET => Some(Peer::V4(read(&raw const (*ops).remote_ip4).to_ne_bytes())),
+            AF_INET6 => Some(peer_v6([
                 read(&raw const (*ops).remote_ip6[0]),
                 read(&raw const (*ops).remote_ip6[1]),
                 read(&raw const (*ops).remote_ip6[2]),
                 read(&raw const (*ops).remote_ip6[3]),
-            ]),
-            _ => return None,
+            ])),
+            _ => None,
         }
-    };
+    }
+}
+
+#[inline(always)]
+fn entry_of(peer: Peer) -> Option<*mut EntryValue> {
     let entry = match peer {
         Peer::V4(address) => ENTRIES_V4.get(&Key::new(32, address))?,
         Peer::V6(address) => ENTRIES_V6.get(&Key::new(128, address))?,

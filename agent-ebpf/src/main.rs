@@ -1,4 +1,7 @@
 //! The sock_ops program: initial RTO, and TCP options, by longest prefix of the peer's address.
+//! Beside it, and loaded only where the kernel has the place for them: one for accepted sockets
+//! ([`clone`]), one for sockets already open ([`walk`]), and one that asks the kernel what it can
+//! do ([`probe`]).
 //!
 //! It returns 1 always and writes `reply` only where an entry says so: any other sock_ops
 //! program on the host must not notice it (a `reply` of an earlier program is kept).
@@ -11,12 +14,17 @@
 #![feature(asm_experimental_arch)]
 
 mod active;
+mod clone;
+mod hook;
 mod lookup;
 mod options;
 mod passive;
+mod probe;
 mod socket;
+mod structs;
 mod syn_retries;
 mod tables;
+mod walk;
 
 use aya_ebpf::{macros::sock_ops, programs::SockOpsContext};
 use rto_agent_ebpf::ops::{Action, decide, is_ours};
@@ -36,6 +44,8 @@ fn rto_agent(ctx: SockOpsContext) -> u32 {
             Action::SynAckTimeout => passive::syn_ack_timeout(&ctx),
             Action::ActiveEstablished => active::established(&ctx),
             Action::PassiveEstablished => passive::established(&ctx),
+            Action::RetransmissionTimeout => hook::rto(&ctx),
+            Action::Retransmitted => hook::retransmitted(&ctx),
         }
     }
     CONTINUE

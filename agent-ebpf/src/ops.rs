@@ -8,6 +8,10 @@ pub const TCP_CONNECT_CB: u32 = 3;
 pub const ACTIVE_ESTABLISHED_CB: u32 = 4;
 /// `BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB`.
 pub const PASSIVE_ESTABLISHED_CB: u32 = 5;
+/// `BPF_SOCK_OPS_RTO_CB`.
+pub const RTO_CB: u32 = 8;
+/// `BPF_SOCK_OPS_RETRANS_CB`.
+pub const RETRANS_CB: u32 = 9;
 
 /// `BPF_TCP_SYN_SENT`.
 const SYN_SENT: u32 = 2;
@@ -31,16 +35,25 @@ pub enum Action {
     /// A connection was accepted; or SYNs crossed and the handshake is over, which the kernel
     /// reports the same way (`tcp_rcv_state_process()`, TCP_SYN_RECV, Linux 6.12).
     PassiveEstablished,
+    /// A retransmission timer fired.
+    RetransmissionTimeout,
+    /// A segment was sent again.
+    Retransmitted,
 }
 
-/// Whether an operation number is one of the four above: the first thing the program asks, so
+/// Whether an operation number is one of those above: the first thing the program asks, so
 /// that all others cost a few instructions.
 #[inline(always)]
 #[must_use]
 pub const fn is_ours(op: u32) -> bool {
     matches!(
         op,
-        TIMEOUT_INIT | TCP_CONNECT_CB | ACTIVE_ESTABLISHED_CB | PASSIVE_ESTABLISHED_CB
+        TIMEOUT_INIT
+            | TCP_CONNECT_CB
+            | ACTIVE_ESTABLISHED_CB
+            | PASSIVE_ESTABLISHED_CB
+            | RTO_CB
+            | RETRANS_CB
     )
 }
 
@@ -54,6 +67,8 @@ pub const fn decide(op: u32, is_fullsock: bool, state: u32) -> Action {
         TCP_CONNECT_CB if is_fullsock => Action::Connect,
         ACTIVE_ESTABLISHED_CB if is_fullsock => Action::ActiveEstablished,
         PASSIVE_ESTABLISHED_CB if is_fullsock => Action::PassiveEstablished,
+        RTO_CB if is_fullsock => Action::RetransmissionTimeout,
+        RETRANS_CB if is_fullsock => Action::Retransmitted,
         _ => Action::Leave,
     }
 }
@@ -94,6 +109,8 @@ mod tests {
             TCP_CONNECT_CB,
             ACTIVE_ESTABLISHED_CB,
             PASSIVE_ESTABLISHED_CB,
+            RTO_CB,
+            RETRANS_CB,
         ] {
             assert_eq!(decide(op, false, SYN_SENT), Action::Leave);
             assert_ne!(decide(op, true, SYN_SENT), Action::Leave);

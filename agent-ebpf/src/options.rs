@@ -1,67 +1,259 @@
-//! TCP options a policy sets.
+//! TCP options a policy sets, and how a socket gets back what it had before.
+//!
+//! An option is set only where the socket has another value, and what it had is kept in the
+//! socket's storage: when the socket is connected anew to somebody else, or everything is to be
+//! given back, nothing of an application's own choice is lost. (Before Linux 6.1 most options
+//! cannot be read by a program, TCP_BPF_RTO_MIN and TCP_BPF_DELACK_MAX not before 6.15: there the
+//! kernel's default stands in.)
 
-use aya_ebpf::{helpers::generated::bpf_setsockopt, programs::SockOpsContext};
+use core::ffi::c_void;
+
+use aya_ebpf::{
+    helpers::generated::{bpf_getsockopt, bpf_setsockopt},
+    programs::SockOpsContext,
+};
 use rto_agent_common::{
-    Policy, SockOpt,
+    Policy, Remembered, SockOpt, SocketState,
     policy_flags::{THIN_LINEAR, THIN_LINEAR_SET},
 };
 use rto_agent_ebpf::counter::Counter;
 
 use crate::tables::{self, Tally};
 
-pub(crate) const SOL_TCP: i32 = 6;
+const SOL_TCP: i32 = 6;
 
 // include/uapi/linux/tcp.h and, from 1000 on, include/uapi/linux/bpf.h.
-pub(crate) const TCP_SYNCNT: i32 = 7;
+const TCP_SYNCNT: i32 = 7;
 const TCP_THIN_LINEAR_TIMEOUTS: i32 = 16;
 const TCP_USER_TIMEOUT: i32 = 18;
 const TCP_RTO_MAX_MS: i32 = 44;
 const TCP_BPF_DELACK_MAX: i32 = 1003;
 const TCP_BPF_RTO_MIN: i32 = 1004;
+const TCP_BPF_SOCK_OPS_CB_FLAGS: i32 = 1008;
 
-/// The options of a policy that may stand before the handshake is over.
-#[inline(always)]
-pub(crate) fn apply(ctx: &SockOpsContext, policy: &Policy, tally: Tally) {
-    let tally = Some(tally);
-    set_unless_zero(ctx, SockOpt::RtoMin, policy.rto_min_us, tally);
-    set_unless_zero(ctx, SockOpt::DelackMax, policy.delack_max_us, tally);
-    if policy.flags & THIN_LINEAR_SET != 0 {
-        let on = u32::from(policy.flags & THIN_LINEAR != 0);
-        set(ctx, SockOpt::ThinLinear, on, tally);
-    }
-    set_unless_zero(ctx, SockOpt::RtoMax, policy.rto_max_ms, tally);
+/// The kernel's own values, for sockets that cannot be asked.
+#[derive(Clone, Copy)]
+pub(crate) struct Defaults {
+    pub(crate) rto_min_us: u32,
+    pub(crate) rto_max_ms: u32,
 }
 
-/// Sets an option for which 0 means that the policy does not.
-#[inline(always)]
-pub(crate) fn set_unless_zero(
-    ctx: &SockOpsContext,
-    option: SockOpt,
-    value: u32,
-    tally: Option<Tally>,
-) {
-    if value != 0 {
-        set(ctx, option, value, tally);
+/// `TCP_RTO_MIN`, which is also the largest value the option takes, and `TCP_RTO_MAX`.
+pub(crate) const KERNEL: Defaults = Defaults {
+    rto_min_us: DELACK_MAX_US,
+    rto_max_ms: 120_000,
+};
+/// `TCP_DELACK_MAX`.
+const DELACK_MAX_US: u32 = 200_000;
+
+/// Whose options: what bpf_setsockopt takes as its first argument.
+#[derive(Clone, Copy)]
+pub(crate) struct Target(*mut c_void);
+
+impl Target {
+    /// The socket of a sock_ops context.
+    #[inline(always)]
+    pub(crate) fn of(ctx: &SockOpsContext) -> Self {
+        Self(ctx.ops.cast())
+    }
+
+    /// A `struct sock` or `struct sock_common`, not null, that the verifier tracks and whose lock
+    /// the kernel holds.
+    #[inline(always)]
+    pub(crate) fn socket(sk: *mut c_void) -> Self {
+        Self(sk)
+    }
+
+    /// Sets an option, and says whether the kernel took it; a refusal is counted.
+    #[inline(always)]
+    pub(crate) fn set(self, option: SockOpt, value: u32, tally: Option<Tally>) -> bool {
+        let failed = self.try_set(option, value) != 0;
+        if failed {
+            tables::add(tally, Counter::failures_of(option), 1);
+        }
+        !failed
+    }
+
+    /// Sets an option; what the kernel answers.
+    #[inline(always)]
+    pub(crate) fn try_set(self, option: SockOpt, value: u32) -> i32 {
+        let mut value = value;
+        // SAFETY: the value is on the stack and four bytes long, as every option here takes it.
+        let answer =
+            unsafe { bpf_setsockopt(self.0, SOL_TCP, number(option), (&raw mut value).cast(), 4) };
+        answer as i32
+    }
+
+    /// The option's value; `None` where the kernel does not tell.
+    #[inline(always)]
+    pub(crate) fn get(self, option: SockOpt) -> Option<u32> {
+        self.try_get(option).ok()
+    }
+
+    /// The option's value, or what the kernel answers.
+    #[inline(always)]
+    pub(crate) fn try_get(self, option: SockOpt) -> Result<u32, i32> {
+        let mut value = 0u32;
+        // SAFETY: the buffer is on the stack and as long as said.
+        let answer =
+            unsafe { bpf_getsockopt(self.0, SOL_TCP, number(option), (&raw mut value).cast(), 4) };
+        if answer == 0 {
+            Ok(value)
+        } else {
+            Err(answer as i32)
+        }
+    }
+
+    /// Sets an option that a policy decides and remembers what it was, or gives back what an
+    /// earlier policy of the socket had set.
+    #[inline(always)]
+    pub(crate) fn settle(
+        self,
+        option: SockOpt,
+        remembered: &mut Remembered,
+        wanted: Option<u32>,
+        default: u32,
+        tally: Option<Tally>,
+    ) -> bool {
+        if wanted.is_none() && remembered.is_set == 0 {
+            return true;
+        }
+        let in_force = self.get(option);
+        let Some(wanted) = wanted else {
+            let before = remembered.to_restore(in_force, default);
+            *remembered = Remembered::default();
+            return before.is_none_or(|before| self.set(option, before, tally));
+        };
+        if in_force == Some(wanted) {
+            return true;
+        }
+        let before = remembered.before(in_force);
+        let taken = self.set(option, wanted, tally);
+        if taken {
+            *remembered = Remembered {
+                is_set: 1,
+                value: wanted,
+                before,
+            };
+        }
+        taken
+    }
+
+    /// The options of a policy that may stand before the handshake is over. Says whether the
+    /// kernel took all of them.
+    #[inline(always)]
+    pub(crate) fn apply(
+        self,
+        state: &mut SocketState,
+        policy: &Policy,
+        defaults: Defaults,
+        tally: Option<Tally>,
+    ) -> bool {
+        let thin = if policy.flags & THIN_LINEAR_SET != 0 {
+            Some(u32::from(policy.flags & THIN_LINEAR != 0))
+        } else {
+            None
+        };
+        state.linear_retries = policy.linear_retries;
+        self.all(
+            state,
+            [
+                unless_zero(policy.rto_min_us),
+                unless_zero(policy.delack_max_us),
+                thin,
+                unless_zero(policy.rto_max_ms),
+            ],
+            defaults,
+            tally,
+        )
+    }
+
+    /// Gives back what was set, user_timeout included.
+    #[inline(always)]
+    pub(crate) fn restore(
+        self,
+        state: &mut SocketState,
+        defaults: Defaults,
+        tally: Option<Tally>,
+    ) -> bool {
+        state.linear_retries = 0;
+        self.all(state, [None; 4], defaults, tally) & self.user_timeout(state, 0, tally)
+    }
+
+    #[inline(always)]
+    fn all(
+        self,
+        state: &mut SocketState,
+        wanted: [Option<u32>; 4],
+        defaults: Defaults,
+        tally: Option<Tally>,
+    ) -> bool {
+        self.linear_mode_on(state, tally);
+        let [rto_min, delack_max, thin, rto_max] = wanted;
+        self.settle(
+            SockOpt::RtoMin,
+            &mut state.rto_min,
+            rto_min,
+            defaults.rto_min_us,
+            tally,
+        ) & self.settle(
+            SockOpt::DelackMax,
+            &mut state.delack_max,
+            delack_max,
+            DELACK_MAX_US,
+            tally,
+        ) & self.settle(SockOpt::ThinLinear, &mut state.thin_linear, thin, 0, tally)
+            & self.settle(
+                SockOpt::RtoMax,
+                &mut state.rto_max,
+                rto_max,
+                defaults.rto_max_ms,
+                tally,
+            )
+    }
+
+    /// TCP_USER_TIMEOUT; 0 gives back what was set.
+    #[inline(always)]
+    pub(crate) fn user_timeout(
+        self,
+        state: &mut SocketState,
+        millis: u32,
+        tally: Option<Tally>,
+    ) -> bool {
+        self.settle(
+            SockOpt::UserTimeout,
+            &mut state.user_timeout,
+            unless_zero(millis),
+            0,
+            tally,
+        )
+    }
+
+    /// Ends what the RTO hook did to linear mode, if it did.
+    #[inline(always)]
+    pub(crate) fn linear_mode_on(self, state: &mut SocketState, tally: Option<Tally>) {
+        if state.linear_off != 0 {
+            state.linear_off = 0;
+            let _taken = self.set(SockOpt::ThinLinear, 1, tally);
+        }
     }
 }
 
-/// Sets an option, and says whether the kernel took it; a refusal is counted.
+/// 0 means that the policy does not set the option.
 #[inline(always)]
-pub(crate) fn set(ctx: &SockOpsContext, option: SockOpt, value: u32, tally: Option<Tally>) -> bool {
-    let name = match option {
+fn unless_zero(value: u32) -> Option<u32> {
+    if value == 0 { None } else { Some(value) }
+}
+
+#[inline(always)]
+fn number(option: SockOpt) -> i32 {
+    match option {
         SockOpt::SynCnt => TCP_SYNCNT,
         SockOpt::RtoMin => TCP_BPF_RTO_MIN,
         SockOpt::DelackMax => TCP_BPF_DELACK_MAX,
         SockOpt::ThinLinear => TCP_THIN_LINEAR_TIMEOUTS,
         SockOpt::RtoMax => TCP_RTO_MAX_MS,
         SockOpt::UserTimeout => TCP_USER_TIMEOUT,
-    };
-    let mut value = value;
-    // SAFETY: the value is on the stack and four bytes long, as every option here takes it.
-    let failed =
-        unsafe { bpf_setsockopt(ctx.ops.cast(), SOL_TCP, name, (&raw mut value).cast(), 4) };
-    if failed != 0 {
-        tables::add(tally, Counter::failures_of(option), 1);
+        SockOpt::CbFlags => TCP_BPF_SOCK_OPS_CB_FLAGS,
     }
-    failed == 0
 }

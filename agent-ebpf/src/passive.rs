@@ -1,10 +1,14 @@
 //! Connections this host accepts.
 
 use aya_ebpf::programs::SockOpsContext;
-use rto_agent_common::SockOpt;
 use rto_agent_ebpf::counter::Counter;
 
-use crate::{active, lookup, options, socket, tables::Tally};
+use crate::{
+    active, hook, lookup,
+    options::{KERNEL, Target},
+    socket,
+    tables::Tally,
+};
 
 /// TIMEOUT_INIT of a connection request: its SYN-ACK's timeout. There is no socket yet that could
 /// remember the policy, so that the accepted connection looks it up once more. Under SYN cookies
@@ -54,11 +58,8 @@ pub(crate) fn established(ctx: &SockOpsContext) {
     if retransmissions != 0 {
         tally.add(Counter::SYN_ACK_RETRANSMISSIONS, retransmissions.into());
     }
-    options::apply(ctx, policy, tally);
-    options::set_unless_zero(
-        ctx,
-        SockOpt::UserTimeout,
-        policy.user_timeout_ms,
-        Some(tally),
-    );
+    let (target, tally) = (Target::of(ctx), Some(tally));
+    target.apply(state, policy, KERNEL, tally);
+    target.user_timeout(state, policy.user_timeout_ms, tally);
+    hook::enable(ctx, state, tally);
 }

@@ -1,11 +1,14 @@
 //! The socket behind a context, and its storage.
 
+use core::ffi::c_void;
+
 use aya_ebpf::{
     bindings::BPF_SK_STORAGE_GET_F_CREATE,
+    btf_maps::SkStorage,
     helpers::{bpf_ktime_get_ns, generated::bpf_sk_storage_get},
     programs::SockOpsContext,
 };
-use rto_agent_common::{NO_POLICY, SocketState};
+use rto_agent_common::{NO_POLICY, PROBE_MARK, SocketState};
 
 use crate::tables::SOCKETS;
 
@@ -41,6 +44,15 @@ pub(crate) fn state(ctx: &SockOpsContext) -> u32 {
     unsafe { read(&raw const (*ctx.ops).state) }
 }
 
+/// Whether it is the agent's own probe. (The mark is read of the socket that the context points to.)
+#[inline(always)]
+pub(crate) fn is_probe(ctx: &SockOpsContext) -> bool {
+    // SAFETY: a field of the context.
+    let sk = unsafe { read(&raw const (*ctx.ops).__bindgen_anon_2.sk) };
+    // SAFETY: not null, and a field the verifier lets programs read.
+    !sk.is_null() && unsafe { read(&raw const (*sk).mark) } == PROBE_MARK
+}
+
 /// Its retransmissions so far, SYNs (or SYN-ACKs) included.
 #[inline(always)]
 pub(crate) fn total_retrans(ctx: &SockOpsContext) -> u32 {
@@ -65,27 +77,50 @@ pub(crate) fn policy_state(ctx: &SockOpsContext) -> Option<&'static mut SocketSt
 /// looks at the storage meanwhile.
 #[inline(always)]
 pub(crate) fn storage(ctx: &SockOpsContext, missing: Missing) -> Option<&'static mut SocketState> {
+    let sk = sk(ctx);
+    if sk.is_null() {
+        return None;
+    }
+    storage_of(sk, missing)
+}
+
+/// As [`storage`], for a socket that is not null and that the verifier tracks.
+#[inline(always)]
+pub(crate) fn storage_of(sk: *mut c_void, missing: Missing) -> Option<&'static mut SocketState> {
+    // SAFETY: null, or the socket's own value, whose size the map's definition gives.
+    unsafe { get(&SOCKETS, sk, missing).cast::<SocketState>().as_mut() }
+}
+
+/// Whether a socket can have storage in this map.
+#[inline(always)]
+pub(crate) fn probe_storage<T>(ctx: &SockOpsContext, map: &SkStorage<T>) -> bool {
+    let sk = sk(ctx);
+    !sk.is_null() && !get(map, sk, Missing::Create).is_null()
+}
+
+#[inline(always)]
+fn sk(ctx: &SockOpsContext) -> *mut c_void {
+    // SAFETY: a field of the context.
+    unsafe { read(&raw const (*ctx.ops).__bindgen_anon_2.sk).cast() }
+}
+
+#[inline(always)]
+fn get<T>(map: &SkStorage<T>, sk: *mut c_void, missing: Missing) -> *mut c_void {
     let flags = if missing == Missing::Create {
         BPF_SK_STORAGE_GET_F_CREATE
     } else {
         0
     };
-    // SAFETY: a field of the context.
-    let sk = unsafe { read(&raw const (*ctx.ops).__bindgen_anon_2.sk) };
-    if sk.is_null() {
-        return None;
-    }
     // SAFETY: the map is a socket storage map; `sk` is a socket that the verifier tracks, not null.
-    let state = unsafe {
+    unsafe {
         bpf_sk_storage_get(
-            core::ptr::from_ref(&SOCKETS).cast_mut().cast(),
-            sk.cast(),
+            core::ptr::from_ref(map).cast_mut().cast(),
+            sk,
             core::ptr::null_mut(),
             flags.into(),
         )
-    };
-    // SAFETY: null, or the socket's own value, whose size the map's definition gives.
-    unsafe { state.cast::<SocketState>().as_mut() }
+        .cast()
+    }
 }
 
 /// Nanoseconds since boot, CLOCK_MONOTONIC.

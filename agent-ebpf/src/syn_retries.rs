@@ -1,14 +1,10 @@
 //! TCP_SYNCNT, which a short initial RTO needs more of: the kernel gives up after a time that is
 //! a multiple of it (`retransmits_timed_out()`, Linux 6.12).
 
-use aya_ebpf::{helpers::generated::bpf_getsockopt, programs::SockOpsContext};
+use aya_ebpf::programs::SockOpsContext;
 use rto_agent_common::{Policy, SockOpt, SocketState, syncnt};
 
-use crate::{
-    options::{self, SOL_TCP, TCP_SYNCNT},
-    socket::read,
-    tables::Tally,
-};
+use crate::{options::Target, socket::read, tables::Tally};
 
 /// `net.ipv4.tcp_syn_retries` of the host, for kernels on which the socket cannot be asked
 /// (bpf_getsockopt knows TCP_SYNCNT from 6.1 on): there a value the application has set itself is
@@ -22,7 +18,7 @@ pub(crate) fn apply(ctx: &SockOpsContext, state: &mut SocketState, policy: &Poli
     let own = syncnt::own(state, in_force(ctx), host());
     match syncnt::wanted(policy, own) {
         Some(wanted) => {
-            if options::set(ctx, SockOpt::SynCnt, wanted, Some(tally)) {
+            if Target::of(ctx).set(SockOpt::SynCnt, wanted, Some(tally)) {
                 state.syn_retries_before = own;
                 state.syn_retries_set = wanted;
             }
@@ -39,7 +35,7 @@ pub(crate) fn restore(ctx: &SockOpsContext, state: &mut SocketState) {
     }
     if let Some(before) = syncnt::to_restore(state, in_force(ctx)) {
         // The option held this very value before, so that the kernel takes it.
-        let _taken = options::set(ctx, SockOpt::SynCnt, before, None);
+        let _taken = Target::of(ctx).set(SockOpt::SynCnt, before, None);
     }
     state.syn_retries_set = 0;
     state.syn_retries_before = 0;
@@ -48,18 +44,7 @@ pub(crate) fn restore(ctx: &SockOpsContext, state: &mut SocketState) {
 /// TCP_SYNCNT of the socket, or its namespace's `tcp_syn_retries`; `None` before Linux 6.1.
 #[inline(always)]
 fn in_force(ctx: &SockOpsContext) -> Option<u32> {
-    let mut value = 0u32;
-    // SAFETY: the buffer is on the stack and as long as said.
-    let failed = unsafe {
-        bpf_getsockopt(
-            ctx.ops.cast(),
-            SOL_TCP,
-            TCP_SYNCNT,
-            (&raw mut value).cast(),
-            4,
-        )
-    };
-    if failed == 0 { Some(value) } else { None }
+    Target::of(ctx).get(SockOpt::SynCnt)
 }
 
 #[inline(always)]

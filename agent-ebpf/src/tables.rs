@@ -13,8 +13,11 @@ use aya_ebpf::{
     btf_maps::{Array, LpmTrie, PerCpuArray, SkStorage},
     macros::btf_map,
 };
-use rto_agent_common::{Counters, EntryValue, MAX_POLICIES, Policy, SocketState};
-use rto_agent_ebpf::counter::Counter;
+use rto_agent_common::{
+    Counters, EntryValue, MAX_POLICIES, Policy, Probe, RTO_STEPS, SocketState, WalkControl,
+    WalkCounts,
+};
+use rto_agent_ebpf::counter::{Counter, Step};
 
 use crate::socket::read;
 
@@ -38,6 +41,18 @@ static COUNTERS: PerCpuArray<Counters, { MAX_POLICIES as usize }> = PerCpuArray:
 #[btf_map]
 pub(crate) static SOCKETS: SkStorage<SocketState> = SkStorage::new();
 
+#[btf_map]
+static WALK_CONTROL: Array<WalkControl, 1> = Array::new();
+
+#[btf_map]
+static WALK_COUNTS: Array<WalkCounts, { MAX_POLICIES as usize }> = Array::new();
+
+#[btf_map]
+static PROBE: Array<Probe, 1> = Array::new();
+
+#[btf_map]
+pub(crate) static PROBE_STORAGE: SkStorage<u64> = SkStorage::new();
+
 /// A policy's settings.
 #[inline(always)]
 pub(crate) fn policy(index: u32) -> Option<&'static Policy> {
@@ -57,6 +72,46 @@ pub(crate) fn count_hit(entry: *mut EntryValue) {
     }
 }
 
+/// What the walk is to do.
+#[inline(always)]
+pub(crate) fn walk_control() -> Option<&'static WalkControl> {
+    WALK_CONTROL.get(0)
+}
+
+/// What can be said of a socket on a walk: the fields of [`WalkCounts`].
+#[derive(Clone, Copy)]
+pub(crate) enum Walked {
+    Seen,
+    Changed,
+    Kept,
+    Refused,
+}
+
+/// Counts one socket of a walk. (One walk at a time has the map, and a walk is one thread.)
+#[inline(always)]
+pub(crate) fn count_walked(policy: u32, what: Walked) {
+    let Some(counts) = WALK_COUNTS.get_ptr_mut(policy) else {
+        return;
+    };
+    // SAFETY: a map value; the verifier checks the access.
+    unsafe {
+        let field = match what {
+            Walked::Seen => &raw mut (*counts).seen,
+            Walked::Changed => &raw mut (*counts).changed,
+            Walked::Kept => &raw mut (*counts).kept,
+            Walked::Refused => &raw mut (*counts).refused,
+        };
+        *field = read(field).wrapping_add(1);
+    }
+}
+
+/// Where the probe's answers go.
+#[inline(always)]
+pub(crate) fn probe() -> Option<&'static mut Probe> {
+    // SAFETY: a map value or null; one probe at a time has the map.
+    unsafe { PROBE.get_ptr_mut(0)?.as_mut() }
+}
+
 /// This CPU's counters of one policy.
 #[derive(Clone, Copy)]
 pub(crate) struct Tally(NonNull<Counters>);
@@ -71,10 +126,10 @@ impl Tally {
     /// Of a socket's policy, if its slot still belongs to that policy.
     #[inline(always)]
     pub(crate) fn of_socket(state: &SocketState) -> Option<Self> {
-        if policy(state.policy)?.generation == state.generation {
-            Self::of(state.policy)
-        } else {
+        if state.uncounted != 0 || policy(state.policy)?.generation != state.generation {
             None
+        } else {
+            Self::of(state.policy)
         }
     }
 
@@ -88,6 +143,21 @@ impl Tally {
         }
     }
 }
+
+/// Which step of the backoff a timeout is, with a bound that the verifier sees (the compiler would
+/// compute the place of the counter from the unbounded number).
+#[inline(always)]
+pub(crate) fn step(before: u32) -> Step {
+    let mut index = Step::of(before).index();
+    // SAFETY: arithmetic on one register.
+    unsafe {
+        asm!("{index} &= {mask}", index = inout(reg) index, mask = const RTO_STEPS - 1,
+            options(pure, nomem, nostack));
+    }
+    Step::with_index(index)
+}
+
+const _: () = assert!(RTO_STEPS.is_power_of_two());
 
 /// Adds to a counter, if there is somebody to count for.
 #[inline(always)]

@@ -37,6 +37,8 @@ pub enum Verb {
     Status(Reading),
     /// Read the files again; the answer is what changed, or the error
     Reload(Reading),
+    /// Give sockets that are open already the options of their policies
+    Apply(Apply),
     /// Remove every trace from the kernel, daemon or not
     Detach(Detach),
     /// What on this host stands in the way, and how to mend it; exit status 1 on a problem
@@ -45,6 +47,9 @@ pub enum Verb {
     Completions(Completions),
     /// The manual page (roff), on stdout
     Man(Man),
+    /// The child process of a probe
+    #[command(name = crate::kernel::interference::VERB, hide = true)]
+    Probe(Probe),
 }
 
 /// Which files.
@@ -138,6 +143,9 @@ pub struct SettingsArgs {
     /// Linear instead of exponential backoff for thin streams
     #[arg(long, value_name = "BOOL")]
     pub thin_linear: Option<bool>,
+    /// Timeouts in a row before a thin stream's interval doubles, 1 to 6; needs --thin-linear true
+    #[arg(long, value_name = "N")]
+    pub linear_retries: Option<u8>,
     /// Upper bound of any RTO (1s to 120s, Linux 6.15)
     #[arg(long, value_name = "DURATION")]
     pub rto_max: Option<String>,
@@ -208,6 +216,9 @@ pub struct Detach {
     /// The pins' directory [default: the configuration's]
     #[arg(long)]
     pub pin_dir: Option<PathBuf>,
+    /// Also give every open socket back the options it had before a policy set them
+    #[arg(long)]
+    pub restore: bool,
     #[command(flatten)]
     #[expect(missing_docs, reason = "documented at its type")]
     pub output: OutputArg,
@@ -225,6 +236,29 @@ pub struct Doctor {
     #[command(flatten)]
     #[expect(missing_docs, reason = "documented at its type")]
     pub output: OutputArg,
+}
+
+/// `rto-agent apply`.
+#[derive(Debug, Args)]
+pub struct Apply {
+    /// Leave sockets alone that have a policy already
+    #[arg(long)]
+    pub new_only: bool,
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "documented at its type")]
+    pub socket: SocketArg,
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "documented at its type")]
+    pub output: OutputArg,
+}
+
+/// The child process of a probe: what it needs is made by its parent.
+#[derive(Debug, Args)]
+pub struct Probe {
+    /// A cgroup to move into
+    pub cgroup: PathBuf,
+    /// The address to begin a connection to
+    pub address: std::net::IpAddr,
 }
 
 /// `rto-agent completions`.

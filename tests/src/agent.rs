@@ -23,6 +23,7 @@ use crate::{
     netns::{CLIENT_LINK, Pair, SERVER_LINK},
     notify::NotifySocket,
     process::stdout_of,
+    talk::{self, Talk},
     timing::assert_gap,
     traffic::{Connect, Traffic, beside},
 };
@@ -317,6 +318,33 @@ impl World {
     /// If it does not listen.
     pub fn serve(&self, on: SocketAddr) -> anyhow::Result<Traffic> {
         Traffic::serve(&self.net.server, Some(self.cgroup.path()), on)
+    }
+
+    /// Answers conversations in the server's namespace and the agent's cgroup.
+    ///
+    /// # Errors
+    ///
+    /// If it does not listen.
+    pub fn answer(&self, on: SocketAddr) -> anyhow::Result<Traffic> {
+        Traffic::answer(&self.net.server, Some(self.cgroup.path()), on, false)
+    }
+
+    /// As [`World::answer`], by MPTCP.
+    ///
+    /// # Errors
+    ///
+    /// If it does not listen.
+    pub fn answer_mptcp(&self, on: SocketAddr) -> anyhow::Result<Traffic> {
+        Traffic::answer(&self.net.server, Some(self.cgroup.path()), on, true)
+    }
+
+    /// Begins a conversation in the client's namespace and the agent's cgroup.
+    ///
+    /// # Errors
+    ///
+    /// If it does not connect.
+    pub fn talk(&self, to: SocketAddr, options: talk::Options) -> anyhow::Result<Talk> {
+        Talk::to(&self.net.client, Some(self.cgroup.path()), to, options)
     }
 
     /// The first gaps between the SYNs of a new connection to a black hole.

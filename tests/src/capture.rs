@@ -9,7 +9,7 @@ use std::{
 };
 
 use anyhow::{Context as _, bail, ensure};
-use etherparse::{NetSlice, SlicedPacket, TransportSlice};
+use etherparse::{LaxNetSlice, LaxSlicedPacket, TransportSlice};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
@@ -41,7 +41,7 @@ pub struct Segment {
     pub ack: bool,
     /// Sequence number.
     pub seq: u32,
-    /// Payload, bytes.
+    /// Payload, bytes, as far as it was captured.
     pub length: usize,
 }
 
@@ -59,7 +59,7 @@ impl Capture {
                 link,
                 "-n",
                 "-s",
-                "160",
+                "256",
                 "-U",
                 "--immediate-mode",
                 "-Z",
@@ -195,17 +195,18 @@ fn parse(file: File) -> anyhow::Result<Vec<Segment>> {
 }
 
 fn segment(time: Duration, frame: &[u8]) -> Option<Segment> {
-    let packet = SlicedPacket::from_ethernet(frame).ok()?;
+    // Lax: long segments are cut off by the capture.
+    let packet = LaxSlicedPacket::from_ethernet(frame).ok()?;
     let (from, to): (IpAddr, IpAddr) = match packet.net? {
-        NetSlice::Ipv4(ip) => (
+        LaxNetSlice::Ipv4(ip) => (
             ip.header().source_addr().into(),
             ip.header().destination_addr().into(),
         ),
-        NetSlice::Ipv6(ip) => (
+        LaxNetSlice::Ipv6(ip) => (
             ip.header().source_addr().into(),
             ip.header().destination_addr().into(),
         ),
-        NetSlice::Arp(_) => return None,
+        LaxNetSlice::Arp(_) => return None,
     };
     let Some(TransportSlice::Tcp(tcp)) = packet.transport else {
         return None;

@@ -57,7 +57,7 @@ impl Drop for Cgroup {
     fn drop(&mut self) {
         // A process that was just reaped may be accounted a moment longer.
         let end = Instant::now() + Duration::from_secs(2);
-        while fs::remove_dir(&self.path).is_err() && self.path.exists() && Instant::now() < end {
+        while remove(&self.path).is_err() && self.path.exists() && Instant::now() < end {
             std::thread::sleep(Duration::from_millis(5));
         }
     }
@@ -69,7 +69,17 @@ pub fn sweep() {
     for entry in fs::read_dir(root).into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
         if names::owner(&name).is_some_and(|pid| !alive(pid)) {
-            let _gone = fs::remove_dir(entry.path());
+            let _gone = remove(&entry.path());
         }
     }
+}
+
+/// With what an agent that was killed while it probed has left below.
+fn remove(path: &Path) -> std::io::Result<()> {
+    for entry in fs::read_dir(path)?.flatten() {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            let _in_use = fs::remove_dir(entry.path());
+        }
+    }
+    fs::remove_dir(path)
 }

@@ -9,5 +9,6 @@ pub mod names;
 pub mod netns;
 pub mod notify;
 pub mod process;
+pub mod talk;
 pub mod timing;
 pub mod traffic;

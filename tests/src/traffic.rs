@@ -83,6 +83,29 @@ impl Traffic {
         Ok(traffic)
     }
 
+    /// A listener that answers conversations ([`crate::talk`]); returns once it listens.
+    ///
+    /// # Errors
+    ///
+    /// If it does not.
+    pub fn answer(
+        netns: &str,
+        cgroup: Option<&Path>,
+        on: SocketAddr,
+        mptcp: bool,
+    ) -> anyhow::Result<Self> {
+        let mut command = command_in(Some(netns), cgroup, helper()?)?;
+        command.arg("answer").arg("--on").arg(on.to_string());
+        if mptcp {
+            command.arg("--mptcp");
+        }
+        let mut traffic = Self {
+            child: spawn(command)?,
+        };
+        ensure!(traffic.line()? == "listening", "the listener did not start");
+        Ok(traffic)
+    }
+
     /// Waits for connect() to end.
     ///
     /// # Errors

@@ -11,6 +11,7 @@ use std::{
 use anyhow::Context as _;
 use axum::{
     Extension, Json, Router,
+    body::Bytes,
     extract::{
         ConnectInfo, DefaultBodyLimit, Query, Request, State,
         connect_info::Connected,
@@ -30,9 +31,12 @@ use tracing::warn;
 use super::{
     MAX_BODY,
     peer::{Allowed, Peer, peer_of},
-    types::{AddRequest, Caller, ErrorAnswer, RemoveRequest},
+    types::{AddRequest, ApplyRequest, Caller, DetachRequest, ErrorAnswer, RemoveRequest},
 };
-use crate::engine::{EngineError, Handle, Message};
+use crate::{
+    engine::{EngineError, Handle, Message},
+    kernel::interference::Verdict,
+};
 
 /// How long `status` waits for the engine before it answers with what was last published.
 const FRESH_STATUS: Duration = Duration::from_millis(25);
@@ -115,6 +119,8 @@ fn router(engine: Handle, allowed: Allowed) -> Router {
         .route("/v1/lookup", get(lookup))
         .route("/v1/reload", post(reload))
         .route("/v1/detach", post(detach))
+        .route("/v1/apply", get(walk).post(apply))
+        .route("/v1/probe", post(probed))
         .fallback(|| async { answer(StatusCode::NOT_FOUND, "no such route; see docs/api.md") })
         .layer(middleware::from_fn_with_state(allowed, check_peer))
         .layer(DefaultBodyLimit::max(MAX_BODY))
@@ -225,8 +231,59 @@ async fn reload(State(engine): State<Handle>, Extension(caller): Extension<Calle
     respond(engine.ask(|reply| Message::Reload(caller, reply)).await)
 }
 
-async fn detach(State(engine): State<Handle>, Extension(caller): Extension<Caller>) -> Response {
-    respond(engine.ask(|reply| Message::Detach(caller, reply)).await)
+async fn detach(
+    State(engine): State<Handle>,
+    Extension(caller): Extension<Caller>,
+    body: Bytes,
+) -> Response {
+    // Clients of before there was anything to say send nothing, or null.
+    let request = if body.is_empty() {
+        Ok(None)
+    } else {
+        serde_json::from_slice::<Option<DetachRequest>>(&body)
+    };
+    match request {
+        Ok(request) => {
+            let request = request.unwrap_or_default();
+            let asked = engine.ask(|reply| Message::Detach(request, caller, reply));
+            respond(asked.await)
+        }
+        Err(e) => answer(StatusCode::BAD_REQUEST, &e.to_string()),
+    }
+}
+
+async fn walk(State(engine): State<Handle>) -> Response {
+    Json(&*engine.walk()).into_response()
+}
+
+async fn apply(
+    State(engine): State<Handle>,
+    Extension(caller): Extension<Caller>,
+    body: Result<Json<ApplyRequest>, JsonRejection>,
+) -> Response {
+    match body {
+        Ok(Json(request)) => {
+            let asked = engine.ask(|reply| Message::Apply(request, caller, reply));
+            respond(asked.await)
+        }
+        Err(e) => answer(e.status(), &e.body_text()),
+    }
+}
+
+/// A verdict is shown to everybody as a fact: only root may state one.
+async fn probed(
+    State(engine): State<Handle>,
+    Extension(caller): Extension<Caller>,
+    body: Result<Json<Verdict>, JsonRejection>,
+) -> Response {
+    match body {
+        Ok(_) if caller.uid != 0 => answer(StatusCode::FORBIDDEN, "only root reports a probe"),
+        Ok(Json(verdict)) => {
+            let asked = engine.ask(|reply| Message::Probed(verdict, caller, reply));
+            respond(asked.await)
+        }
+        Err(e) => answer(e.status(), &e.body_text()),
+    }
 }
 
 fn respond<T: Serialize>(result: Result<T, EngineError>) -> Response {

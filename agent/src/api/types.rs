@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     datapath::{Attachment, Found, Removed},
+    kernel::{features::Feature, interference::Verdict},
     policy::{
         Cidr, HostFacts, PolicyName, Settings, SynRetries, compile::Effect, plan::ChangeSummary,
         units,
@@ -45,6 +46,9 @@ pub struct SettingsSpec {
     /// On or off.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub thin_linear: Option<bool>,
+    /// 1 to 6.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub linear_retries: Option<u8>,
     /// "10s".
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rto_max: Option<String>,
@@ -87,6 +91,7 @@ impl SettingsSpec {
             rto_min: duration("rto_min", &self.rto_min)?,
             delack_max: duration("delack_max", &self.delack_max)?,
             thin_linear: self.thin_linear,
+            linear_retries: self.linear_retries,
             rto_max: duration("rto_max", &self.rto_max)?,
             user_timeout: duration("user_timeout", &self.user_timeout)?,
             syn_retries: match self.syn_retries.as_deref() {
@@ -106,6 +111,7 @@ impl From<&Settings> for SettingsSpec {
             rto_min: text(settings.rto_min),
             delack_max: text(settings.delack_max),
             thin_linear: settings.thin_linear,
+            linear_retries: settings.linear_retries,
             rto_max: text(settings.rto_max),
             user_timeout: text(settings.user_timeout),
             syn_retries: (settings.syn_retries != SynRetries::default())
@@ -306,6 +312,86 @@ pub struct StatusAnswer {
     pub policies: BTreeMap<PolicyName, CountersView>,
     /// How the last reading of the files went.
     pub last_reload: ReloadView,
+    /// What this kernel has, as asked when the daemon started.
+    pub features: Vec<Feature>,
+    /// The last probe of the timers in force; absent before the first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub probe: Option<ProbeView>,
+    /// The last walk over sockets that were open already; absent before the first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub open_sockets: Option<WalkView>,
+}
+
+/// A probe of the timers in force.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProbeView {
+    /// When, Unix seconds.
+    pub at_s: u64,
+    /// Who probed: the daemon, or `rto-agent doctor` and who ran it.
+    pub by: String,
+    /// What was found.
+    #[serde(flatten)]
+    pub verdict: Verdict,
+}
+
+/// `POST /v1/apply`.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ApplyRequest {
+    /// Leave sockets alone that have a policy already.
+    #[serde(default)]
+    pub new_only: bool,
+}
+
+/// A walk over sockets that were open already (`GET /v1/apply`: the one that runs, or the last).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WalkView {
+    /// Whether it still runs.
+    pub running: bool,
+    /// What caused it; empty: there was none yet.
+    pub cause: String,
+    /// When it began, Unix seconds.
+    pub began_at_s: u64,
+    /// How long it took, milliseconds; 0 while it runs.
+    pub took_ms: u64,
+    /// Network namespaces found.
+    pub namespaces: usize,
+    /// Of these, walked through.
+    pub namespaces_done: usize,
+    /// Of these, left out.
+    pub skipped: Vec<SkippedNamespace>,
+    /// Established sockets that no entry covers.
+    pub uncovered: u64,
+    /// Established sockets by the policy that covers them.
+    pub policies: BTreeMap<PolicyName, OpenSocketsView>,
+    /// What could not be done.
+    pub problems: Vec<String>,
+    /// What to know.
+    pub notes: Vec<String>,
+}
+
+/// A network namespace that a walk left out.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SkippedNamespace {
+    /// Its number, as in `readlink /proc/self/ns/net`.
+    pub inode: u64,
+    /// Where it was found.
+    pub place: PathBuf,
+    /// Why it was left out.
+    pub reason: String,
+}
+
+/// What a walk did to the sockets of a policy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OpenSocketsView {
+    /// Looked at.
+    pub seen: u64,
+    /// Options set, or given back.
+    pub changed: u64,
+    /// Had a policy already and were left alone.
+    pub kept: u64,
+    /// At least one option was refused by the kernel.
+    pub refused: u64,
 }
 
 /// What a policy did since its counters began.
@@ -327,6 +413,19 @@ pub struct CountersView {
     pub setsockopt_failures: BTreeMap<String, u64>,
     /// Connections left alone for want of memory.
     pub storage_failures: u64,
+    /// Retransmission timeouts of established connections, by how many came right before without an
+    /// answer: 0, 1, ... 6, and 7 or more.
+    pub rtos: [u64; rto_agent_common::RTO_STEPS],
+    /// Connections given up at a retransmission timeout.
+    pub expired: u64,
+    /// Tail loss probes that sent a segment again.
+    pub tail_loss_probes: u64,
+    /// Segments sent again by established connections, other than by a tail loss probe.
+    pub segments_retransmitted: u64,
+    /// Times linear mode was ended by `linear_retries`.
+    pub linear_ended: u64,
+    /// Sockets that were open already and got the policy's options.
+    pub open_sockets: u64,
 }
 
 impl From<rto_agent_common::Counters> for CountersView {
@@ -344,17 +443,35 @@ impl From<rto_agent_common::Counters> for CountersView {
             syn_ack_retransmissions: c.syn_ack_retransmissions,
             setsockopt_failures: failures.collect(),
             storage_failures: c.storage_failures,
+            rtos: c.rtos,
+            expired: c.expired,
+            tail_loss_probes: c.tail_loss_probes,
+            segments_retransmitted: c.segments_retransmitted,
+            linear_ended: c.linear_ended,
+            open_sockets: c.open_sockets,
         }
     }
 }
 
-/// `POST /v1/detach`, and what `rto-agent detach` prints.
+/// `POST /v1/detach`. An empty body means all fields left out.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DetachRequest {
+    /// Give every socket back what it had before.
+    #[serde(default)]
+    pub restore: bool,
+}
+
+/// What `POST /v1/detach` answers, and what `rto-agent detach` prints.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct DetachAnswer {
     /// What was removed.
     pub removed: Removed,
     /// Whether a daemon did it (and stays detached until `rto-agent reload`).
     pub by_daemon: bool,
+    /// What was given back to sockets, if that was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub restored: Option<WalkView>,
 }
 
 /// What every failed request answers with.

@@ -8,7 +8,8 @@ use super::{print, table};
 use crate::{
     cli::Check,
     config::{Config, ConfigError},
-    kernel::facts::host_facts,
+    datapath::probe,
+    kernel::{facts::host_facts, features::judge},
     policy::{HostFacts, PolicyName, compile::Effect},
 };
 
@@ -31,7 +32,7 @@ struct PolicyAnswer {
 }
 
 pub(super) fn run(args: &Check) -> anyhow::Result<ExitCode> {
-    let host = host_facts()?;
+    let host = host_facts(&judge(&probe::run()))?;
     match Config::load(&args.config.config, &host) {
         Ok(config) => {
             let answer = good(&config, host)?;

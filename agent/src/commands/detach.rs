@@ -4,24 +4,28 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 
-use super::print;
+use super::{print, table};
 use crate::{
     api::{
         client::{Client, ClientError},
-        types::DetachAnswer,
+        types::{DetachAnswer, DetachRequest},
     },
     cli::Detach,
     config::{AgentConfig, Config},
-    daemon::lock::InstanceLock,
-    engine::remove_pins,
+    daemon::{lock::InstanceLock, resolve_cgroup},
+    engine::{for_restoring, remove_links, remove_pins, walk},
+    kernel::interference,
 };
 
 pub(super) fn run(args: &Detach) -> anyhow::Result<ExitCode> {
     let agent = agent_config(args)?;
     let socket = args.socket.as_ref().unwrap_or(&agent.socket);
-    let answer = match Client::new(socket).post("/v1/detach", &()) {
+    let request = DetachRequest {
+        restore: args.restore,
+    };
+    let answer = match Client::new(socket).post("/v1/detach", &request) {
         Ok(answer) => answer,
-        Err(ClientError::NotRunning { .. }) => alone(&agent)?,
+        Err(ClientError::NotRunning { .. }) => alone(&agent, args.restore)?,
         Err(e) => return Err(e.into()),
     };
     print(args.output.json, &answer, || text(&answer))?;
@@ -43,13 +47,24 @@ fn agent_config(args: &Detach) -> anyhow::Result<AgentConfig> {
 }
 
 /// No daemon answers: remove the pins, unless one holds the lock all the same.
-fn alone(agent: &AgentConfig) -> anyhow::Result<DetachAnswer> {
+fn alone(agent: &AgentConfig, restore: bool) -> anyhow::Result<DetachAnswer> {
     let _lock = InstanceLock::take(&agent.state_dir, &agent.pin_dir)
         .context("no daemon answers at the socket, and yet one seems to run")?;
+    let restored = if restore {
+        let walkers = for_restoring(&agent.pin_dir)?;
+        remove_links(&agent.pin_dir)?;
+        Some(walk::restore(walkers)?)
+    } else {
+        None
+    };
     let removed = remove_pins(&agent.pin_dir)?;
+    if let Ok(cgroup) = resolve_cgroup(None, &agent.cgroup) {
+        interference::sweep(&cgroup);
+    }
     Ok(DetachAnswer {
         removed,
         by_daemon: false,
+        restored,
     })
 }
 
@@ -63,6 +78,10 @@ fn text(answer: &DetachAnswer) -> String {
         text.push_str(
             "the daemon runs on with nothing in force; rto-agent reload attaches again\n",
         );
+    }
+    if let Some(restored) = &answer.restored {
+        text.push_str("given back to open sockets:\n");
+        text.push_str(&table::walk(restored));
     }
     for path in &removed.left {
         text.push_str(&format!("left, not ours: {}\n", path.display()));

@@ -1,19 +1,31 @@
 //! `rto-agent doctor`.
 
-use std::process::ExitCode;
+use std::{path::Path, process::ExitCode};
 
 use super::print;
 use crate::{
+    api::{client::Client, types::LookupAnswer},
     cli::Doctor,
     config::{AgentConfig, CgroupSetting, Config},
-    datapath::pinned_program_ids,
+    datapath::{pinned_program_ids, probe},
     doctor::{Input, Severity, examine, render},
-    kernel::facts::host_facts,
+    kernel::{
+        cgroup,
+        facts::host_facts,
+        features::judge,
+        interference::{self, Target, Verdict},
+    },
+    policy::{HostFacts, PolicySet},
 };
 
 pub(super) fn run(args: &Doctor) -> anyhow::Result<ExitCode> {
     let path = &args.config.config;
-    let loaded = host_facts().and_then(|host| Ok(Config::load(path, &host)?));
+    let features = judge(&probe::run());
+    let facts = host_facts(&features);
+    let loaded = match &facts {
+        Ok(host) => Config::load(path, host).map_err(anyhow::Error::from),
+        Err(e) => Err(anyhow::anyhow!("{e:#}")),
+    };
     let agent = match &loaded {
         Ok(config) => config.agent.clone(),
         Err(_) => Config::load_agent(path).unwrap_or_else(|_| AgentConfig::default()),
@@ -22,11 +34,23 @@ pub(super) fn run(args: &Doctor) -> anyhow::Result<ExitCode> {
         CgroupSetting::Auto => None,
         CgroupSetting::Path(path) => Some(path.clone()),
     });
+    let ours = pinned_program_ids(&agent.pin_dir);
+    let set = loaded.as_ref().ok().map(|config| &config.set);
+    let attached_to = cgroup::resolve(cgroup.as_deref()).ok();
+    let verdict = match (&attached_to, &facts, set) {
+        // Without a program of ours there every timer would be the kernel's own.
+        (Some(cgroup), Ok(host), Some(set)) if !ours.is_empty() => {
+            probe_timers(cgroup, &agent.socket, set, host)
+        }
+        _ => None,
+    };
     let report = examine(&Input {
         cgroup,
-        ours: pinned_program_ids(&agent.pin_dir),
+        ours,
         pin_dir: agent.pin_dir,
-        set: loaded.as_ref().ok().map(|config| &config.set),
+        features: &features,
+        verdict,
+        set,
         config_error: loaded.as_ref().err().map(ToString::to_string),
     });
     print(args.output.json, &report, || render(&report))?;
@@ -35,4 +59,35 @@ pub(super) fn run(args: &Doctor) -> anyhow::Result<ExitCode> {
     } else {
         ExitCode::SUCCESS
     })
+}
+
+/// Probes, and lets a daemon know what came of it. `None` if no entry has a timer to look at.
+fn probe_timers(
+    cgroup: &Path,
+    socket: &Path,
+    set: &PolicySet,
+    host: &HostFacts,
+) -> Option<Verdict> {
+    let (address, mut initial_rto_us) = set.probe_target(host)?;
+    let client = Client::new(socket);
+    // What the daemon has in force counts: entries added by hand override the files'.
+    let path = format!("/v1/lookup?address={address}");
+    if let Ok(answer) = client.get::<LookupAnswer>(&path) {
+        let effects = answer.entry?.effects;
+        let jiffies = effects
+            .iter()
+            .find(|effect| effect.setting == "initial_rto")?
+            .jiffies?;
+        initial_rto_us = jiffies * 1_000_000 / u64::from(host.hz);
+    }
+    let verdict = interference::probe(
+        cgroup,
+        &Target {
+            address,
+            initial_rto_us,
+        },
+    );
+    // Without a daemon, or as somebody else than root, there is nobody to tell.
+    let _told = client.post::<()>("/v1/probe", &verdict);
+    Some(verdict)
 }

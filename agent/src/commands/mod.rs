@@ -10,12 +10,14 @@ use serde::Serialize;
 use crate::cli::Verb;
 
 mod add;
+mod apply;
 mod check;
 mod detach;
 mod doctor;
 mod generate;
 mod list;
 mod lookup;
+mod probe;
 mod reload;
 mod remove;
 mod run;
@@ -34,10 +36,12 @@ pub fn dispatch(verb: Verb) -> ExitCode {
         Verb::Lookup(args) => lookup::run(&args),
         Verb::Status(args) => status::run(&args),
         Verb::Reload(args) => reload::run(&args),
+        Verb::Apply(args) => apply::run(&args),
         Verb::Detach(args) => detach::run(&args),
         Verb::Doctor(args) => doctor::run(&args),
         Verb::Completions(args) => generate::completions(&args),
         Verb::Man(args) => generate::man(&args),
+        Verb::Probe(args) => probe::run(&args),
     };
     match result {
         Ok(code) => code,

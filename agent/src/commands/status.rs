@@ -4,8 +4,13 @@ use std::{process::ExitCode, time::Duration};
 
 use super::{print, table};
 use crate::{
-    api::{client::Client, types::StatusAnswer},
+    api::{
+        client::Client,
+        types::{StatusAnswer, WalkView},
+    },
     cli::Reading,
+    datapath::Accepted,
+    kernel::features::{Feature, Presence},
 };
 
 pub(super) fn run(args: &Reading) -> anyhow::Result<ExitCode> {
@@ -34,12 +39,7 @@ fn text(status: &StatusAnswer) -> String {
         ),
     };
     let reload = &status.last_reload;
-    let ago = std::time::SystemTime::now()
-        .duration_since(std::time::UNIX_EPOCH)
-        .unwrap_or_default()
-        .as_secs()
-        .saturating_sub(reload.at_s);
-    let ago = humantime::format_duration(Duration::from_secs(ago));
+    let ago = since(reload.at_s);
     let outcome = if reload.ok { "good" } else { "REFUSED" };
     let host = &status.host;
     let lines = [
@@ -56,6 +56,7 @@ fn text(status: &StatusAnswer) -> String {
             },
         ),
         ("attached", attached),
+        ("accepted", accepted(attachment.accepted.as_ref())),
         ("kernel", status.kernel.clone()),
         (
             "host",
@@ -87,8 +88,23 @@ fn text(status: &StatusAnswer) -> String {
             ),
         ),
     ];
+    let probe = status.probe.as_ref().map(|probe| {
+        let ago = since(probe.at_s);
+        (
+            "probe",
+            format!("{}, {ago} ago ({})", probe.verdict.describe(), probe.by),
+        )
+    });
+    let walk = status
+        .open_sockets
+        .as_ref()
+        .map(|walk| ("open sockets", walked(walk)));
+    let absent = ("not possible", lacking(&status.features));
+    let more = probe.into_iter().chain(walk);
+    let more = more.chain((!absent.1.is_empty()).then_some(absent));
     let mut text: String = lines
-        .iter()
+        .into_iter()
+        .chain(more)
         .map(|(name, value)| format!("{name:13}  {value}\n"))
         .collect();
     if !status.policies.is_empty() {
@@ -114,6 +130,8 @@ fn text(status: &StatusAnswer) -> String {
         }
         text.push('\n');
         text.push_str(&table::text(&rows));
+        text.push('\n');
+        text.push_str(&table::text(&established(status)));
     }
     for problem in status.problems.iter().chain(&reload.errors) {
         text.push_str(&format!("\nproblem: {problem}\n"));
@@ -122,4 +140,87 @@ fn text(status: &StatusAnswer) -> String {
         text.push_str(&format!("\nwarning: {warning}\n"));
     }
     text
+}
+
+/// What became of established connections.
+fn established(status: &StatusAnswer) -> comfy_table::Table {
+    let mut rows = table::new([
+        "POLICY",
+        "RTO",
+        "IN A ROW",
+        "GIVEN UP",
+        "TLP",
+        "SENT AGAIN",
+        "LINEAR ENDED",
+        "OPEN BEFORE",
+    ]);
+    for (name, c) in &status.policies {
+        let rtos: u64 = c.rtos.iter().sum();
+        // The first of a row is no repetition.
+        let repeated = rtos - c.rtos[0];
+        rows.add_row([
+            name.to_string(),
+            rtos.to_string(),
+            repeated.to_string(),
+            c.expired.to_string(),
+            c.tail_loss_probes.to_string(),
+            c.segments_retransmitted.to_string(),
+            c.linear_ended.to_string(),
+            c.open_sockets.to_string(),
+        ]);
+    }
+    rows
+}
+
+fn accepted(accepted: Option<&Accepted>) -> String {
+    match accepted {
+        None => "nothing in force".to_owned(),
+        Some(Accepted::BeforeFirstSample) => {
+            "rto_min stands before the first RTT sample (BPF LSM)".to_owned()
+        }
+        Some(Accepted::AfterFirstSample { reason }) => format!(
+            "rto_min comes after the first RTT sample; the RTO sinks to it by a quarter of the \
+             excess each round trip ({})",
+            reason.lines().next().unwrap_or_default()
+        ),
+    }
+}
+
+fn since(at_s: u64) -> String {
+    let now = std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .unwrap_or_default();
+    let ago = Duration::from_secs(now.as_secs().saturating_sub(at_s));
+    humantime::format_duration(ago).to_string()
+}
+
+fn walked(walk: &WalkView) -> String {
+    let changed: u64 = walk.policies.values().map(|p| p.changed).sum();
+    let (done, all) = (walk.namespaces_done, walk.namespaces);
+    let state = if walk.running { "walk under way: " } else { "" };
+    let first = walk
+        .problems
+        .iter()
+        .chain(walk.skipped.iter().map(|s| &s.reason));
+    let problem = first.take(1).map(|text| format!("; {text}"));
+    let problem: String = problem.collect();
+    format!(
+        "{state}{changed} changed in {done} of {all} network namespaces, {} ago ({}){problem}",
+        since(walk.began_at_s),
+        walk.cause
+    )
+}
+
+/// Settings that this kernel cannot have, or not in full.
+fn lacking(features: &[Feature]) -> String {
+    let lacking = features.iter().filter(|f| f.presence != Presence::Present);
+    let lacking = lacking.map(|f| {
+        let presence = match f.presence {
+            Presence::Refused => " (refused)",
+            Presence::Unknown => " (could not be asked)",
+            Presence::Absent | Presence::Present => "",
+        };
+        format!("{}{presence}", f.needed_for)
+    });
+    lacking.collect::<Vec<_>>().join("; ")
 }

@@ -3,7 +3,7 @@
 use comfy_table::{ContentArrangement, Table, presets::NOTHING};
 
 use crate::{
-    api::types::ChangeAnswer,
+    api::types::{ChangeAnswer, WalkView},
     policy::{compile::Effect, plan::ChangeSummary},
 };
 
@@ -67,6 +67,45 @@ pub(super) fn change(answer: &ChangeAnswer, hz: u32) -> String {
     }
     text.push_str(&effects(&answer.effects, hz, ""));
     for note in &answer.notes {
+        text.push_str(&format!("note: {note}\n"));
+    }
+    text
+}
+
+/// What a walk over the open sockets did.
+pub(super) fn walk(walk: &WalkView) -> String {
+    let mut text = String::new();
+    if walk.policies.is_empty() {
+        text.push_str("no open socket that a policy covers\n");
+    } else {
+        let mut rows = new(["POLICY", "SOCKETS", "CHANGED", "KEPT", "REFUSED"]);
+        for (name, counts) in &walk.policies {
+            rows.add_row([
+                name.to_string(),
+                counts.seen.to_string(),
+                counts.changed.to_string(),
+                counts.kept.to_string(),
+                counts.refused.to_string(),
+            ]);
+        }
+        text.push_str(&self::text(&rows));
+    }
+    text.push_str(&format!(
+        "{} of {} network namespaces, {} ms\n",
+        walk.namespaces_done, walk.namespaces, walk.took_ms
+    ));
+    for skipped in &walk.skipped {
+        text.push_str(&format!(
+            "left out: namespace {} ({}): {}\n",
+            skipped.inode,
+            skipped.place.display(),
+            skipped.reason
+        ));
+    }
+    for problem in &walk.problems {
+        text.push_str(&format!("problem: {problem}\n"));
+    }
+    for note in &walk.notes {
         text.push_str(&format!("note: {note}\n"));
     }
     text

@@ -66,6 +66,8 @@ pub struct AgentConfig {
     pub metrics: Option<std::net::SocketAddr>,
     /// Entries there is room for.
     pub max_entries: u32,
+    /// Whether sockets that are open already get the options of a policy that comes to cover them.
+    pub apply_to_open: bool,
 }
 
 /// `cgroup = ...`.
@@ -97,6 +99,7 @@ impl Default for AgentConfig {
             on_exit: OnExit::Detach,
             metrics: None,
             max_entries: 16384,
+            apply_to_open: false,
         }
     }
 }

@@ -49,7 +49,7 @@ impl RawPolicy {
 }
 
 const TOP_KEYS: [&str; 2] = ["agent", "policy"];
-const AGENT_KEYS: [&str; 8] = [
+const AGENT_KEYS: [&str; 9] = [
     "cgroup",
     "pin_dir",
     "socket",
@@ -58,13 +58,15 @@ const AGENT_KEYS: [&str; 8] = [
     "on_exit",
     "metrics",
     "max_entries",
+    "apply_to_open",
 ];
-const POLICY_KEYS: [&str; 9] = [
+const POLICY_KEYS: [&str; 10] = [
     "cidrs",
     "initial_rto",
     "rto_min",
     "delack_max",
     "thin_linear",
+    "linear_retries",
     "rto_max",
     "user_timeout",
     "syn_retries",
@@ -164,6 +166,7 @@ impl Walk<'_> {
                         agent.max_entries = u32::try_from(n).unwrap_or(u32::MAX);
                     }
                 }
+                "apply_to_open" => assign(&mut agent.apply_to_open, self.boolean(value)),
                 _ => self.unknown(key, "[agent] ", &AGENT_KEYS),
             }
         }
@@ -206,6 +209,11 @@ impl Walk<'_> {
                 "rto_max" => settings.rto_max = self.duration(value),
                 "user_timeout" => settings.user_timeout = self.duration(value),
                 "thin_linear" => settings.thin_linear = self.boolean(value),
+                "linear_retries" => {
+                    let range = 0..=u8::MAX.into();
+                    let number = self.integer(value, range);
+                    settings.linear_retries = number.and_then(|n| u8::try_from(n).ok());
+                }
                 "force" => settings.force = self.boolean(value).unwrap_or_default(),
                 "syn_retries" => assign(&mut settings.syn_retries, self.syn_retries(value)),
                 _ => {}

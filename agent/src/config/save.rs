@@ -217,6 +217,9 @@ fn write_settings(table: &mut dyn TableLike, settings: &Settings) {
             table.insert(key, value(text));
         }
     }
+    if let Some(retries) = spec.linear_retries {
+        table.insert("linear_retries", value(i64::from(retries)));
+    }
     if let Some(on) = spec.thin_linear {
         table.insert("thin_linear", value(on));
     }

@@ -9,6 +9,7 @@ use tracing::{info, warn};
 use crate::{
     api::{peer, server},
     config::{CgroupSetting, Config},
+    datapath::probe,
     engine::{Engine, Handle, Message, Start},
     kernel::{self, facts::host_facts},
 };
@@ -28,7 +29,8 @@ pub const DEFAULT_CONFIG: &str = "/etc/rto-agent/config.toml";
 /// If it cannot start (each with the mend), or could not detach at its end.
 pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
     kernel::preflight::check()?;
-    let host = host_facts()?;
+    let features = kernel::features::judge(&probe::run());
+    let host = host_facts(&features)?;
     let config = Config::load(config_path, &host)?;
     let agent = &config.agent;
     let cgroup = resolve_cgroup(cgroup, &agent.cgroup)?;
@@ -48,6 +50,7 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
         cgroup,
         host,
         config,
+        features,
     };
     let (engine, handle) = Engine::start(start)?;
     let mut signals = Signals::install()?;

@@ -71,3 +71,8 @@ pub enum DatapathError {
     )]
     PolicyTableFull(PolicyName),
 }
+
+/// [`DatapathError::Map`].
+pub(super) fn map(map: &'static str, reason: String) -> DatapathError {
+    DatapathError::Map { map, reason }
+}

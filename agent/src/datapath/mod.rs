@@ -13,7 +13,6 @@ use std::{
 };
 
 use aya::{
-    EbpfLoader, include_bytes_aligned,
     maps::{MapData, MapType},
     programs::{
         CgroupAttachMode, SockOps,
@@ -31,17 +30,20 @@ use crate::{
     },
 };
 
+mod accepted;
 mod error;
+mod object;
 mod pins;
+pub mod probe;
 mod slots;
 mod tables;
+pub mod walk;
 
+pub use accepted::Accepted;
 pub use error::DatapathError;
+use object::{OBJECT, Values, program};
 use slots::Slots;
 use tables::{Tables, describe};
-
-/// The compiled eBPF program, as `cargo xtask ebpf` left it.
-static OBJECT: &[u8] = include_bytes_aligned!("rto-agent.bpf.o");
 
 /// What a datapath is opened for.
 #[derive(Clone, Debug)]
@@ -54,6 +56,16 @@ pub struct Options {
     pub max_entries: u32,
     /// `net.ipv4.tcp_syn_retries`, for kernels whose program cannot ask the socket (before 6.1).
     pub host_syn_retries: u8,
+}
+
+impl Options {
+    fn values(&self) -> Values {
+        Values {
+            trie_entries: Some(kernel_entries(self.max_entries)),
+            host_syn_retries: self.host_syn_retries,
+            ..Values::default()
+        }
+    }
 }
 
 /// What [`Datapath::open`] found of an earlier run.
@@ -81,6 +93,9 @@ pub struct Attachment {
     pub cgroup: PathBuf,
     /// The kernel's id of the program.
     pub program_id: Option<u32>,
+    /// When accepted sockets get `rto_min`; absent while nothing is attached.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub accepted: Option<Accepted>,
 }
 
 /// The program and its maps in the kernel. Dropping it closes the handles and leaves the kernel as it is.
@@ -91,6 +106,8 @@ pub struct Datapath {
     tables: Tables,
     slots: Slots,
     link: Option<Link>,
+    /// The second program's, for accepted sockets.
+    hook: Option<accepted::Hook>,
 }
 
 struct Link {
@@ -125,6 +142,7 @@ impl Datapath {
                 tables,
                 slots,
                 link: Some(link),
+                hook: None,
                 options,
             });
         }
@@ -141,6 +159,7 @@ impl Datapath {
                     tables,
                     slots,
                     link: None,
+                    hook: None,
                     options,
                 })
             }
@@ -178,7 +197,7 @@ impl Datapath {
             (false, false) => Found::Replaced,
         };
         if !kept {
-            load(options, staging)?;
+            object::load(Some(staging), &options.values())?;
         }
         Ok((found, Tables::open(staging)?))
     }
@@ -308,6 +327,9 @@ impl Datapath {
                 self.dir = wanted;
             }
         }
+        if self.hook.is_none() {
+            self.hook = Some(accepted::Hook::adopt_or_attach(&self.options, &self.dir));
+        }
         self.sweep()
     }
 
@@ -358,6 +380,7 @@ impl Datapath {
             problem,
             cgroup: self.options.cgroup.clone(),
             program_id,
+            accepted: self.hook.as_ref().map(accepted::Hook::view),
         }
     }
 
@@ -373,11 +396,14 @@ impl Datapath {
         let staging = self.restage()?;
         let former_link = self.link.take();
         let former_dir = std::mem::replace(&mut self.dir, staging);
+        // Its pin went with the others, or its cgroup did.
+        let former_hook = self.hook.take();
         let attached = self.attach();
         if attached.is_err() {
             // The former link may still be in force (only its pin was lost): keep it alive.
             let staging = std::mem::replace(&mut self.dir, former_dir);
             self.link = former_link;
+            self.hook = former_hook;
             let _swept = pins::remove_generation(&staging);
         }
         attached
@@ -416,6 +442,29 @@ impl Datapath {
             .iter()
             .map(|(name, slot)| Ok((name.clone(), self.tables.counters(slot.index)?)))
             .collect()
+    }
+
+    /// What walks over the sockets that are open, with the policies as they are now. It has handles
+    /// of its own and can be used on another thread.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel does not take the iterator.
+    pub fn walker(&self, mode: walk::Mode) -> Result<walk::Walker, DatapathError> {
+        walk::Walker::load(&self.dir, &self.options.cgroup, mode)
+    }
+
+    /// Takes the programs out of force; maps and their pins stay, so that a walker can still read
+    /// what the sockets had.
+    ///
+    /// # Errors
+    ///
+    /// If a link's pin cannot be removed.
+    pub fn unlink(&mut self) -> Result<(), DatapathError> {
+        pins::remove_links(&self.dir).map_err(|e| pin_error(&self.dir, &e))?;
+        self.link = None;
+        self.hook = None;
+        Ok(())
     }
 
     /// Takes the program out of force and removes every pin.
@@ -479,6 +528,18 @@ pub fn remove_pins(pin_dir: &Path) -> Result<Removed, DatapathError> {
         failed = failed.or(Some(pin_error(pin_dir, &e)));
     }
     failed.map_or(Ok(removed), Err)
+}
+
+/// Takes the programs of every generation below `pin_dir` out of force; the maps stay.
+///
+/// # Errors
+///
+/// If a link's pin cannot be removed.
+pub fn remove_links(pin_dir: &Path) -> Result<(), DatapathError> {
+    for generation in pins::generations(pin_dir).map_err(|e| pin_error(pin_dir, &e))? {
+        pins::remove_links(&generation.path).map_err(|e| pin_error(&generation.path, &e))?;
+    }
+    Ok(())
 }
 
 /// Program ids behind the links pinned below `pin_dir`: "ours", for telling foreign programs apart.
@@ -547,33 +608,15 @@ fn keep_maps(from: &Path, to: &Path, kernel_entries: u32) -> Result<bool, Datapa
     Ok(true)
 }
 
-/// Loads the object over the maps pinned in `dir`, making and pinning those that are missing.
-fn load(options: &Options, dir: &Path) -> Result<aya::Ebpf, DatapathError> {
-    let mut loader = EbpfLoader::new();
-    let entries = kernel_entries(options.max_entries);
-    loader
-        .map_max_entries(maps::ENTRIES_V4, entries)
-        .map_max_entries(maps::ENTRIES_V6, entries)
-        .override_global("HOST_SYN_RETRIES", &options.host_syn_retries, true);
-    for name in maps::ALL {
-        loader.map_pin_path(name, dir.join(name));
-    }
-    loader.load(OBJECT).map_err(|e| load_error(&e))
-}
-
 /// Loads the program over the maps pinned in `dir`, attaches it and pins its link there.
 fn load_and_attach(options: &Options, dir: &Path) -> Result<Link, DatapathError> {
     let attach_error = |reason: String| DatapathError::Attach {
         cgroup: options.cgroup.clone(),
         reason,
     };
-    let mut ebpf = load(options, dir)?;
-    let program: &mut SockOps = ebpf
-        .program_mut(PROGRAM)
-        .ok_or_else(|| DatapathError::Load(format!("it has no program {PROGRAM}")))?
-        .try_into()
-        .map_err(|e| load_error(&e))?;
-    program.load().map_err(|e| load_error(&e))?;
+    let mut ebpf = object::load(Some(dir), &options.values())?;
+    let program = program!(ebpf, PROGRAM, SockOps)?;
+    program.load().map_err(|e| object::load_error(&e))?;
     let cgroup = File::open(&options.cgroup).map_err(|e| attach_error(e.to_string()))?;
     // A BPF link is always multi-attach; any flag but 0 is EINVAL, which aya spells `Single`.
     let id = program.attach(cgroup, CgroupAttachMode::Single).map_err(|e| {
@@ -609,19 +652,5 @@ fn pin_error(path: &Path, error: &dyn std::error::Error) -> DatapathError {
     DatapathError::Pin {
         path: path.to_owned(),
         reason: describe(error),
-    }
-}
-
-/// Why the object was refused. Of a verifier's log the end says it.
-fn load_error(error: &dyn std::error::Error) -> DatapathError {
-    const END: usize = 8;
-    let text = describe(error);
-    let lines: Vec<&str> = text.trim_end().lines().collect();
-    match lines.split_first() {
-        Some((first, rest)) if rest.len() > END => {
-            let end = rest[rest.len() - END..].join("\n");
-            DatapathError::Load(format!("{first}\n...\n{end}"))
-        }
-        _ => DatapathError::Load(text),
     }
 }

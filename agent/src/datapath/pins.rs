@@ -20,6 +20,8 @@ use sha2::{Digest as _, Sha256};
 
 /// Name of the link's pin inside a generation.
 pub(super) const LINK: &str = "link";
+/// Name of the pin of the LSM program's link, where there is one.
+pub(super) const CLONE_LINK: &str = "clone_link";
 
 /// The directory of one generation, as its name tells it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -115,12 +117,20 @@ pub(super) fn create_pin_dir(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Removes one generation: first its link, so that the program stops at once, then the maps.
-pub(super) fn remove_generation(path: &Path) -> io::Result<()> {
-    match fs::remove_file(path.join(LINK)) {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
-        _ => {}
+/// Removes the links of one generation, so that its programs stop.
+pub(super) fn remove_links(path: &Path) -> io::Result<()> {
+    for name in [LINK, CLONE_LINK] {
+        match fs::remove_file(path.join(name)) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+            _ => {}
+        }
     }
+    Ok(())
+}
+
+/// Removes one generation: first its links, so that the programs stop at once, then the maps.
+pub(super) fn remove_generation(path: &Path) -> io::Result<()> {
+    remove_links(path)?;
     match fs::remove_dir_all(path) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
         _ => Ok(()),

@@ -8,7 +8,7 @@ use aya::maps::{
 use ipnetwork::IpNetwork;
 use rto_agent_common::{Counters, EntryValue, MAX_POLICIES, NO_POLICY, Policy, SocketState, maps};
 
-use super::error::DatapathError;
+use super::error::{DatapathError, map as map_error};
 use crate::policy::Cidr;
 
 /// Handles of every map the daemon reads or writes.
@@ -188,10 +188,6 @@ fn cidr(map: &'static str, address: IpAddr, prefix: u32) -> Result<Cidr, Datapat
                 format!("holds {address}/{prefix}, which is no CIDR of ours"),
             )
         })
-}
-
-fn map_error(map: &'static str, reason: String) -> DatapathError {
-    DatapathError::Map { map, reason }
 }
 
 fn entry_error(cidr: &Cidr, error: &MapError) -> DatapathError {

@@ -9,7 +9,8 @@ use nix::{
 
 use super::{Finding, Severity};
 use crate::kernel::{
-    cgroup, features,
+    cgroup,
+    features::{Feature, Presence},
     hz::{from_config, measure},
     mounts, privileges,
     version::{self, KernelVersion},
@@ -33,21 +34,45 @@ pub(super) fn kernel(kernel: &KernelVersion, findings: &mut Vec<Finding>) {
             "boot a newer kernel",
         )
     });
-    for feature in features::all(kernel) {
-        let id = feature.name;
-        let how = format!("{} ({})", feature.needed_for, feature.evidence);
-        findings.push(if feature.present {
-            Finding::ok(id, format!("present, for {how}"), "a setting depends on it")
-        } else {
-            let severity = if feature.required {
-                Severity::Problem
-            } else {
-                Severity::Warning
-            };
-            let found = format!("absent: {how}");
-            let mend = format!("Linux {} or later has it", feature.since);
-            Finding::bad(id, severity, found, "a setting depends on it", mend)
-        });
+}
+
+pub(super) fn features(features: &[Feature], findings: &mut Vec<Finding>) {
+    findings.extend(features.iter().map(feature));
+}
+
+fn feature(feature: &Feature) -> Finding {
+    const WHY: &str = "settings depend on it";
+    let id = feature.name.clone();
+    let how = format!("{} ({})", feature.needed_for, feature.evidence);
+    let severity = if feature.required {
+        Severity::Problem
+    } else {
+        Severity::Warning
+    };
+    let since = &feature.since;
+    match feature.presence {
+        Presence::Present => Finding::ok(id, format!("present, for {how}"), WHY),
+        Presence::Absent => Finding::bad(
+            id,
+            severity,
+            format!("absent: {how}"),
+            WHY,
+            format!("Linux {since} or later has it"),
+        ),
+        Presence::Refused => Finding::bad(
+            id,
+            severity,
+            format!("refused: {how}"),
+            WHY,
+            "see lockdown, the active LSMs and the seccomp filter of where the agent runs",
+        ),
+        Presence::Unknown => Finding::bad(
+            id,
+            Severity::Warning,
+            format!("could not be asked: {how}"),
+            WHY,
+            "run as root",
+        ),
     }
 }
 

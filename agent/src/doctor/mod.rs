@@ -5,7 +5,11 @@ use std::{fmt::Write as _, path::PathBuf};
 use serde::Serialize;
 
 use crate::{
-    kernel::version::{self, KernelVersion},
+    kernel::{
+        features::Feature,
+        interference::Verdict,
+        version::{self, KernelVersion},
+    },
     policy::PolicySet,
 };
 
@@ -28,7 +32,7 @@ pub enum Severity {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
     /// What was looked at; a stable name.
-    pub id: &'static str,
+    pub id: String,
     /// How bad it is.
     pub severity: Severity,
     /// What was found.
@@ -53,6 +57,10 @@ pub struct Input<'a> {
     pub set: Option<&'a PolicySet>,
     /// Why the configuration could not be read, if it could not.
     pub config_error: Option<String>,
+    /// What the kernel has.
+    pub features: &'a [Feature],
+    /// What a probe of the timers in force found, if one was made.
+    pub verdict: Option<Verdict>,
 }
 
 /// Everything that was found.
@@ -67,9 +75,9 @@ pub struct Report {
 }
 
 impl Finding {
-    fn ok(id: &'static str, found: impl Into<String>, why: &'static str) -> Self {
+    fn ok(id: impl Into<String>, found: impl Into<String>, why: &'static str) -> Self {
         Self {
-            id,
+            id: id.into(),
             severity: Severity::Ok,
             found: found.into(),
             why,
@@ -78,14 +86,14 @@ impl Finding {
     }
 
     fn bad(
-        id: &'static str,
+        id: impl Into<String>,
         severity: Severity,
         found: impl Into<String>,
         why: &'static str,
         mend: impl Into<String>,
     ) -> Self {
         Self {
-            id,
+            id: id.into(),
             severity,
             found: found.into(),
             why,
@@ -94,7 +102,7 @@ impl Finding {
     }
 }
 
-/// Looks at everything. Nothing is changed.
+/// Looks at everything, and puts it together with what was probed. Nothing is changed.
 #[must_use]
 pub fn examine(input: &Input<'_>) -> Report {
     let kernel = version::running();
@@ -112,13 +120,17 @@ pub fn examine(input: &Input<'_>) -> Report {
     let number = kernel
         .as_ref()
         .map_or(version::MINIMUM, |k: &KernelVersion| k.number);
+    host::features(input.features, &mut findings);
     host::privileges(&mut findings);
     host::cgroup(input.cgroup.as_deref(), number, &mut findings);
     host::bpffs(&input.pin_dir, &mut findings);
     host::hz(kernel.as_ref().ok(), &mut findings);
     network::sysctls(&mut findings);
     network::programs(input.cgroup.as_deref(), &input.ours, &mut findings);
+    network::interference(input.verdict.as_ref(), &mut findings);
     network::routes(input.set, &mut findings);
+    network::rto_min_default(&mut findings);
+    network::metrics(input.set, &mut findings);
     if let Some(error) = &input.config_error {
         findings.push(Finding::bad(
             "configuration",

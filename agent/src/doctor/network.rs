@@ -5,10 +5,13 @@ use std::path::Path;
 use super::{Finding, Severity};
 use crate::{
     kernel::{
-        cgroup, programs,
+        cgroup,
+        interference::Verdict,
+        programs,
         programs::AttachedProgram,
         routes::{self, LockedRoute, overlap},
         sysctl,
+        tcp_metrics::{self, Metric},
     },
     policy::{PolicySet, units::format_duration},
 };
@@ -102,6 +105,123 @@ fn judge(program: &AttachedProgram, cgroup: &Path, why: &'static str) -> Finding
         "see that it returns 1 and writes `reply` only where it means to; try: rto-agent lookup, \
          tcpdump on a SYN to a black hole",
     )
+}
+
+pub(super) fn interference(verdict: Option<&Verdict>, findings: &mut Vec<Finding>) {
+    const WHY: &str = "a connection was begun in a throw-away network namespace and cgroup, to see \
+                       which timer the kernel chooses: another sock_ops program can overwrite a \
+                       policy's, and the kernel tells nobody";
+    let Some(verdict) = verdict else {
+        return;
+    };
+    let text = verdict.describe();
+    findings.push(match verdict {
+        Verdict::Good { .. } => Finding::ok("probe", text, WHY),
+        Verdict::Interference { .. } => Finding::bad(
+            "probe",
+            Severity::Problem,
+            text,
+            WHY,
+            "see other-programs: detach the one that returns 0 or writes `reply` for every \
+             operation, or have it attached before rto-agent (rto-agent detach; rto-agent reload)",
+        ),
+        Verdict::NotProbed { .. } => Finding::bad(
+            "probe",
+            Severity::Warning,
+            text,
+            WHY,
+            "run rto-agent doctor as root",
+        ),
+    });
+}
+
+/// The default of this namespace's sockets; a policy overrides it either way (measured on 6.18).
+pub(super) fn rto_min_default(findings: &mut Vec<Finding>) {
+    const WHY: &str = "it is the rto_min of connections without a policy that sets one, in this \
+                       network namespace alone, and is taken when a socket is made";
+    const KERNEL: u32 = 200_000;
+    findings.push(match sysctl::ipv4::<u32>("tcp_rto_min_us") {
+        Some(KERNEL) => Finding::ok("tcp_rto_min_us", "200ms, the kernel's own", WHY),
+        Some(us) => Finding::bad(
+            "tcp_rto_min_us",
+            Severity::Warning,
+            format!("{us} us instead of the kernel's own 200 ms"),
+            WHY,
+            "sysctl net.ipv4.tcp_rto_min_us=200000 unless this is meant; a policy's rto_min \
+             overrides it, and detach --restore gives back this value (at most 200 ms)",
+        ),
+        None => Finding::ok(
+            "tcp_rto_min_us",
+            "not there (Linux 6.11), which counts as 200ms",
+            WHY,
+        ),
+    });
+}
+
+/// Cached round trip times of destinations that a policy with rto_min covers.
+pub(super) fn metrics(set: Option<&PolicySet>, findings: &mut Vec<Finding>) {
+    const ID: &str = "tcp_metrics";
+    const WHY: &str = "a new connection begins with the round trip time and its variation that were \
+                       cached of an earlier one: after a slower past the RTO begins far above \
+                       rto_min and sinks only over some round trips";
+    let Some(set) = set else {
+        return;
+    };
+    let cached = match tcp_metrics::all() {
+        Ok(cached) => cached,
+        Err(e) => {
+            findings.push(Finding::bad(
+                ID,
+                Severity::Warning,
+                format!("the cache cannot be read: {e}"),
+                WHY,
+                "look with: ip tcp_metrics show",
+            ));
+            return;
+        }
+    };
+    let slow: Vec<String> = cached
+        .iter()
+        .filter_map(|metric| slow_start(metric, set))
+        .collect();
+    findings.push(match slow.split_first() {
+        None => Finding::ok(
+            ID,
+            format!("{} cached, none in the way of an rto_min", cached.len()),
+            WHY,
+        ),
+        Some((first, rest)) => Finding::bad(
+            ID,
+            Severity::Warning,
+            match rest.len() {
+                0 => first.clone(),
+                more => format!("{first}; and {more} more"),
+            },
+            WHY,
+            "ip tcp_metrics delete ADDRESS (or flush), or sysctl net.ipv4.tcp_no_metrics_save=1",
+        ),
+    });
+}
+
+/// Whether a cached destination makes connections of a policy begin with more than twice its
+/// rto_min. (`tcp_init_metrics()`, Linux 6.12: the cached RTT counts, and a variation of at least
+/// itself; the RTO is then about three of it.)
+fn slow_start(metric: &Metric, set: &PolicySet) -> Option<String> {
+    let covering = set
+        .entries
+        .iter()
+        .filter(|(c, _)| c.contains(metric.address));
+    let (_, entry) = covering.max_by_key(|(cidr, _)| cidr.prefix())?;
+    let rto_min = set.policies.get(&entry.policy)?.settings.rto_min?;
+    (metric.rtt > rto_min).then(|| {
+        format!(
+            "{}: a round trip of {} is cached, more than the rto_min {} of policy {}",
+            metric.address,
+            format_duration(metric.rtt),
+            format_duration(rto_min),
+            entry.policy
+        )
+    })
 }
 
 pub(super) fn routes(set: Option<&PolicySet>, findings: &mut Vec<Finding>) {

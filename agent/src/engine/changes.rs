@@ -58,6 +58,9 @@ impl Engine {
                 effects: Vec::new(),
             }
         };
+        if !request.save {
+            self.apply_to_open(&format!("add, {by}"));
+        }
         for cidr in &cidrs {
             info!(audit = true, %by, %cidr, policy = %name, save = request.save, "entry added");
             if !request.save

@@ -16,23 +16,31 @@ use tracing::{error, info, warn};
 
 use crate::{
     api::types::{
-        AddRequest, Caller, ChangeAnswer, DetachAnswer, ListAnswer, LookupAnswer, ReloadView,
-        RemoveRequest, StatusAnswer,
+        AddRequest, ApplyRequest, Caller, ChangeAnswer, DetachAnswer, DetachRequest, ListAnswer,
+        LookupAnswer, ReloadView, RemoveRequest, StatusAnswer, WalkView,
     },
     config::{AgentConfig, Config},
-    datapath::{self, Datapath, Found, Options},
-    kernel::facts::host_facts,
+    datapath::{self, Datapath, DatapathError, Found, Options, walk::Mode},
+    kernel::{
+        facts::host_facts,
+        features::{Feature, can_set},
+        interference::{Target, Verdict},
+    },
     policy::{HostFacts, plan::ChangeSummary},
 };
 
 mod changes;
 pub mod manual;
+mod probing;
 mod state;
 mod systemd;
 mod views;
+pub mod walk;
 
 use manual::{Manual, boottime_ms};
+use probing::Probing;
 use state::State;
+use walk::Walks;
 
 /// How often the attachment and the host's sysctls are looked at.
 const HEALTH_INTERVAL: Duration = Duration::from_secs(5);
@@ -66,7 +74,11 @@ pub enum Message {
     /// `rto-agent reload`.
     Reload(Caller, Reply<ChangeAnswer>),
     /// `rto-agent detach`.
-    Detach(Caller, Reply<DetachAnswer>),
+    Detach(DetachRequest, Caller, Reply<DetachAnswer>),
+    /// `rto-agent apply`.
+    Apply(ApplyRequest, Caller, Reply<WalkView>),
+    /// What `rto-agent doctor` found by its own probe.
+    Probed(Verdict, Caller, Reply<()>),
     /// Look at the kernel now and publish a fresh status.
     Refresh(Reply<()>),
     /// SIGHUP.
@@ -83,6 +95,7 @@ pub struct Handle {
     messages: mpsc::Sender<Message>,
     status: watch::Receiver<Arc<StatusAnswer>>,
     files: watch::Receiver<Arc<Vec<PathBuf>>>,
+    walk: watch::Receiver<Arc<WalkView>>,
 }
 
 impl Handle {
@@ -113,6 +126,12 @@ impl Handle {
         self.status.borrow().clone()
     }
 
+    /// The walk over open sockets that runs, or the last one. Never waits.
+    #[must_use]
+    pub fn walk(&self) -> Arc<WalkView> {
+        self.walk.borrow().clone()
+    }
+
     /// The files the configuration was read from, as they change.
     #[must_use]
     pub fn files(&self) -> watch::Receiver<Arc<Vec<PathBuf>>> {
@@ -133,6 +152,8 @@ pub struct Start {
     pub host: HostFacts,
     /// Kernel release, for status.
     pub kernel: String,
+    /// What the kernel has.
+    pub features: Vec<Feature>,
 }
 
 /// The engine: see the module.
@@ -152,6 +173,8 @@ pub struct Engine {
     status: watch::Sender<Arc<StatusAnswer>>,
     files: watch::Sender<Arc<Vec<PathBuf>>>,
     systemd: systemd::Systemd,
+    walks: Walks,
+    probing: Probing,
 }
 
 impl Engine {
@@ -188,6 +211,7 @@ impl Engine {
         }
         let status = views::initial(&start, found);
         let (status, status_seen) = watch::channel(Arc::new(status));
+        let (walks, walk_seen) = Walks::new();
         let mut engine = Self {
             fingerprint: crate::config::fingerprint(&start.config_path),
             start,
@@ -202,7 +226,10 @@ impl Engine {
             status,
             files,
             systemd: systemd::Systemd::from_environment(),
+            walks,
+            probing: Probing::new(),
         };
+        engine.apply_to_open("start");
         engine.publish();
         Ok((
             engine,
@@ -210,6 +237,7 @@ impl Engine {
                 messages: sender,
                 status: status_seen,
                 files: files_seen,
+                walk: walk_seen,
             },
         ))
     }
@@ -222,6 +250,7 @@ impl Engine {
     pub fn run(mut self) -> anyhow::Result<()> {
         let line = self.status_line();
         self.systemd.ready(&line);
+        self.consider_probe();
         let mut next_health = Instant::now() + HEALTH_INTERVAL;
         loop {
             let now = Instant::now();
@@ -230,6 +259,9 @@ impl Engine {
                 next_health = now + HEALTH_INTERVAL;
             }
             self.expire();
+            if self.walks.take_again() {
+                self.apply_to_open("entries changed");
+            }
             self.systemd.watchdog();
             match self.messages.recv_timeout(self.until_next(next_health)) {
                 Ok(Message::Stop) | Err(mpsc::RecvTimeoutError::Disconnected) => break,
@@ -259,7 +291,14 @@ impl Engine {
                 let answer = self.reload_and_attach(&format!("asked by {by}"));
                 drop(reply.send(answer));
             }
-            Message::Detach(by, reply) => drop(reply.send(self.detach(by))),
+            Message::Detach(request, by, reply) => {
+                drop(reply.send(self.detach(&request, by)));
+            }
+            Message::Apply(request, by, reply) => drop(reply.send(self.apply(&request, by))),
+            Message::Probed(verdict, by, reply) => {
+                self.probing.tell(verdict, &format!("doctor, {by}"));
+                drop(reply.send(Ok(())));
+            }
             Message::Refresh(reply) => {
                 self.publish();
                 drop(reply.send(Ok(())));
@@ -292,6 +331,7 @@ impl Engine {
             self.detached_by = None;
             answer.notes.push("attached again".to_owned());
             info!(audit = true, source = cause, "attached again");
+            self.apply_to_open(cause);
         }
         Ok(answer)
     }
@@ -329,6 +369,9 @@ impl Engine {
         self.files.send_replace(Arc::new(config.files.clone()));
         self.config = config;
         audit(cause, "reload", &changed);
+        if changed.added + changed.changed > 0 {
+            self.apply_to_open(cause);
+        }
         Ok(ChangeAnswer {
             changed,
             notes,
@@ -362,7 +405,8 @@ impl Engine {
             return;
         }
         self.state.heal();
-        match host_facts() {
+        self.consider_probe();
+        match host_facts(&self.start.features) {
             Ok(host) if host != *self.state.host() => {
                 info!(?host, "the host's TCP settings changed");
                 self.state.set_host(host);
@@ -377,21 +421,94 @@ impl Engine {
         self.publish();
     }
 
-    fn detach(&mut self, by: Caller) -> Result<DetachAnswer, EngineError> {
-        let removed = self
-            .state
-            .detach()
+    /// Walks over the open sockets, if the configuration says so.
+    fn apply_to_open(&mut self, cause: &str) {
+        if !self.config.agent.apply_to_open || self.detached_by.is_some() {
+            return;
+        }
+        if self.walks.is_running() {
+            self.walks.ask_again();
+        } else if let Err(e) = self.begin_walk(Mode::ApplyToNew, cause) {
+            warn!("open sockets were left alone: {e}");
+            self.walks.refused(cause, e.to_string());
+        }
+    }
+
+    fn apply(&mut self, request: &ApplyRequest, by: Caller) -> Result<WalkView, EngineError> {
+        if self.walks.is_running() {
+            return Err(EngineError::Refused(
+                "a walk over the open sockets runs already; see rto-agent status".to_owned(),
+            ));
+        }
+        let mode = if request.new_only {
+            Mode::ApplyToNew
+        } else {
+            Mode::Apply
+        };
+        self.begin_walk(mode, &format!("asked by {by}"))
+    }
+
+    fn begin_walk(&mut self, mode: Mode, cause: &str) -> Result<WalkView, EngineError> {
+        let Some(datapath) = self.state.datapath() else {
+            return Err(EngineError::Refused(
+                "nothing is in force; rto-agent reload attaches again".to_owned(),
+            ));
+        };
+        let walker = datapath
+            .walker(mode)
             .map_err(|e| EngineError::Failed(e.to_string()))?;
+        let has_hook = can_set(&self.start.features, "rto-hook-on-open-sockets") != Some(false);
+        let mut policies = self.state.set().policies.values();
+        let sets_rto_min = policies.any(|policy| policy.settings.rto_min.is_some());
+        let notes = walk::notes(sets_rto_min, has_hook);
+        info!(
+            audit = true,
+            source = cause,
+            ?mode,
+            "walk over open sockets"
+        );
+        Ok(self.walks.begin(walker, cause, notes))
+    }
+
+    fn consider_probe(&mut self) {
+        if self.detached_by.is_none() {
+            let target = self.state.set().probe_target(self.state.host());
+            let target = target.map(|(address, initial_rto_us)| Target {
+                address,
+                initial_rto_us,
+            });
+            self.probing.consider(&self.state.options().cgroup, target);
+        }
+    }
+
+    fn detach(&mut self, request: &DetachRequest, by: Caller) -> Result<DetachAnswer, EngineError> {
+        let failed = |e: DatapathError| EngineError::Failed(e.to_string());
+        let restored = if request.restore {
+            if self.walks.is_running() {
+                return Err(EngineError::Refused(
+                    "a walk over the open sockets runs; try again when it has ended".to_owned(),
+                ));
+            }
+            let walker = self.state.unlink_for_restoring().map_err(failed)?;
+            let walkers = walker.into_iter().collect();
+            let restored = walk::restore(walkers);
+            Some(restored.map_err(|e| EngineError::Failed(e.to_string()))?)
+        } else {
+            None
+        };
+        let removed = self.state.detach().map_err(failed)?;
         self.detached_by = Some(by);
         info!(audit = true, %by, "detached: nothing is in force until rto-agent reload");
         Ok(DetachAnswer {
             removed,
             by_daemon: true,
+            restored,
         })
     }
 
     fn stop(mut self) -> anyhow::Result<()> {
         self.systemd.stopping();
+        self.probing.finish();
         match self.config.agent.on_exit {
             crate::config::OnExit::Keep => {
                 info!("stopping; the policies stay in force (on_exit = \"keep\")");
@@ -470,4 +587,4 @@ fn restart_notes(started: &AgentConfig, now: &AgentConfig) -> Vec<String> {
 }
 
 /// For commands that work without a daemon.
-pub use datapath::remove_pins;
+pub use datapath::{remove_links, remove_pins, walk::for_restoring};

@@ -6,7 +6,10 @@ use tracing::{error, info, warn};
 
 use super::EngineError;
 use crate::{
-    datapath::{Attachment, Datapath, DatapathError, Found, Options, Removed},
+    datapath::{
+        Attachment, Datapath, DatapathError, Found, Options, Removed,
+        walk::{Mode, Walker},
+    },
     policy::{
         HostFacts, PolicyName, PolicySet,
         compile::Effect,
@@ -143,8 +146,21 @@ impl State {
                 problem: Some("detached on purpose; rto-agent reload attaches again".to_owned()),
                 cgroup: self.options.cgroup.clone(),
                 program_id: None,
+                accepted: None,
             },
         }
+    }
+
+    /// Takes the programs out of force and returns what gives the sockets back what they had; `None`
+    /// if nothing is in force. The maps stay until [`State::detach`].
+    pub(super) fn unlink_for_restoring(&mut self) -> Result<Option<Walker>, DatapathError> {
+        let Some(datapath) = &mut self.datapath else {
+            return Ok(None);
+        };
+        // First: where it cannot be had, nothing has changed.
+        let walker = datapath.walker(Mode::Restore)?;
+        datapath.unlink()?;
+        Ok(Some(walker))
     }
 
     /// Removes everything from the kernel.

@@ -5,9 +5,11 @@ use std::{net::IpAddr, sync::Arc};
 use super::{Engine, EngineError, Start, manual::boottime_ms};
 use crate::{
     api::types::{
-        CountersView, EntryView, ListAnswer, LookupAnswer, ReloadView, SourceView, StatusAnswer,
+        CountersView, EntryView, ListAnswer, LookupAnswer, ProbeView, ReloadView, SourceView,
+        StatusAnswer,
     },
     datapath::{Attachment, Found},
+    kernel::interference::Verdict,
     policy::{Cidr, Entry},
 };
 
@@ -122,6 +124,7 @@ impl Engine {
 
     /// Publishes the state as it is now.
     pub(super) fn publish(&mut self) {
+        self.probing.collect();
         let attachment = self.state.attachment();
         let mut problems: Vec<String> = self.state.problems().cloned().collect();
         if problems.is_empty() {
@@ -147,6 +150,16 @@ impl Engine {
             }
             None => Default::default(),
         };
+        if let Some(ProbeView {
+            verdict: verdict @ Verdict::Interference { .. },
+            ..
+        }) = self.probing.last()
+        {
+            warnings.push(format!(
+                "probe: {}; rto-agent doctor names the other programs",
+                verdict.describe()
+            ));
+        }
         for (name, counters) in &counters {
             let failures: u64 = counters.setsockopt_failures.iter().sum();
             if failures + counters.storage_failures > 0 {
@@ -180,6 +193,11 @@ impl Engine {
                 .map(|(n, c)| (n, CountersView::from(c)))
                 .collect(),
             last_reload: self.last_reload.clone(),
+            features: self.start.features.clone(),
+            probe: self.probing.last().cloned(),
+            open_sockets: Some(self.walks.last())
+                .filter(|walk| !walk.cause.is_empty())
+                .map(|walk| (*walk).clone()),
         };
         let line = self.status_line();
         self.systemd.status(&line);
@@ -217,6 +235,7 @@ pub(super) fn initial(start: &Start, found: Found) -> StatusAnswer {
             problem: None,
             cgroup: start.cgroup.clone(),
             program_id: None,
+            accepted: None,
         },
         detached_by: None,
         found_at_start: found,
@@ -236,5 +255,8 @@ pub(super) fn initial(start: &Start, found: Found) -> StatusAnswer {
             errors: Vec::new(),
             warnings: Vec::new(),
         },
+        features: start.features.clone(),
+        probe: None,
+        open_sockets: None,
     }
 }

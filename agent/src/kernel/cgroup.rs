@@ -65,6 +65,30 @@ pub fn resolve(given: Option<&Path>) -> Result<PathBuf, CgroupError> {
     Ok(path)
 }
 
+/// Whether this is the root of the hierarchy: the one cgroup that says nothing of its kind.
+#[must_use]
+pub fn is_root(path: &Path) -> bool {
+    path.is_dir() && !path.join("cgroup.type").exists()
+}
+
+/// The directory of this process's own cgroup; `None` if no cgroup2 mount shows it.
+#[must_use]
+pub fn own() -> Option<PathBuf> {
+    let text = fs::read_to_string("/proc/self/cgroup").ok()?;
+    let mounts = mounts::read().ok()?;
+    own_of(&text, root_of(&mounts)?)
+}
+
+/// From the line "0::/path" of `/proc/self/cgroup`, where the path is below the mount's root.
+fn own_of(text: &str, mount: &Mount) -> Option<PathBuf> {
+    let path = text.lines().find_map(|line| line.strip_prefix("0::"))?;
+    let below = Path::new(path).strip_prefix(&mount.root).ok()?;
+    let plain = below
+        .components()
+        .all(|part| matches!(part, std::path::Component::Normal(_)));
+    plain.then(|| mount.point.join(below))
+}
+
 /// The cgroup2 mount that shows most of the hierarchy: its root, for unified and hybrid hosts.
 #[must_use]
 pub fn root_of(mounts: &[Mount]) -> Option<&Mount> {
@@ -116,6 +140,18 @@ mod tests {
         assert_eq!(point(CONTAINER), Some("/sys/fs/cgroup".into()));
         assert!(is_partial(root_of(&parse(CONTAINER)).unwrap()));
         assert_eq!(point("24 1 254:0 / / rw - ext4 /dev/vda rw\n"), None);
+    }
+
+    #[test]
+    fn the_own_cgroup() {
+        let mounts = parse(UNIFIED);
+        let root = root_of(&mounts).unwrap();
+        let own = |text| own_of(text, root);
+        assert_eq!(own("0::/a/b\n"), Some(PathBuf::from("/sys/fs/cgroup/a/b")));
+        assert_eq!(own("5:cpu:/x\n0::/\n"), Some("/sys/fs/cgroup/".into()));
+        // Above the root of a cgroup namespace, and no cgroup2 at all.
+        assert_eq!(own("0::/../x\n"), None);
+        assert_eq!(own("5:cpu:/x\n"), None);
     }
 
     #[test]

@@ -9,25 +9,29 @@ use nix::{
     sys::socket::{AddressFamily, SockFlag, SockType, socket},
 };
 
-use super::{hz, sysctl, version};
+use super::{
+    features::{self, Feature},
+    hz, sysctl, version,
+};
 use crate::policy::HostFacts;
 
 const TCP_RTO_MAX_MS: libc::c_int = 44;
 
-/// Reads them off this host. Needs no privileges.
+/// Reads them off this host. What `features` leaves open, or does not hold, is judged as far as that
+/// is possible without privileges.
 ///
 /// # Errors
 ///
 /// If the kernel does not tell HZ or `tcp_syn_retries`.
-pub fn host_facts() -> anyhow::Result<HostFacts> {
-    let kernel = version::running()?;
+pub fn host_facts(features: &[Feature]) -> anyhow::Result<HostFacts> {
+    let (thin_linear, rto_max) = features::unprivileged(&version::running()?);
     Ok(HostFacts {
         hz: hz::measure().context("HZ cannot be measured")?,
         tcp_syn_retries: sysctl::ipv4("tcp_syn_retries")
             .context("net.ipv4.tcp_syn_retries cannot be read; is /proc mounted?")?,
         tcp_syn_linear_timeouts: sysctl::ipv4("tcp_syn_linear_timeouts").unwrap_or(0),
-        has_rto_max: has_rto_max(),
-        has_bpf_thin_linear: kernel.at_least((6, 1)),
+        has_rto_max: features::can_set(features, "tcp-rto-max").unwrap_or(rto_max),
+        has_bpf_thin_linear: features::can_set(features, "bpf-thin-linear").unwrap_or(thin_linear),
     })
 }
 

@@ -1,104 +1,420 @@
-//! What the agent uses of the kernel, and since when it is there.
+//! What the agent uses of the kernel, and whether it is there: asked of the running kernel, not
+//! concluded from its version (distributions bring features to older versions, and lockdown or an
+//! LSM takes them away from newer ones).
 
-use serde::Serialize;
+use std::path::Path;
 
-use super::{facts::has_rto_max, sysctl, version::KernelVersion};
+use nix::errno::Errno;
+use rto_agent_common::{Probe, SockOpt};
+use serde::{Deserialize, Serialize};
 
-/// Something the kernel has or lacks.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Feature {
-    /// Its name.
-    pub name: &'static str,
-    /// First mainline version with it.
-    pub since: &'static str,
-    /// Whether it is there.
-    pub present: bool,
-    /// Whether nothing works without it.
-    pub required: bool,
-    /// What depends on it.
-    pub needed_for: &'static str,
-    /// How this was found out.
-    pub evidence: &'static str,
+use super::{btf::Btf, facts::has_rto_max, privileges, sysctl, version::KernelVersion};
+
+/// Whether something is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Presence {
+    /// It works.
+    Present,
+    /// This kernel does not have it.
+    Absent,
+    /// The kernel may have it, and lockdown, an LSM or missing privileges forbid it.
+    Refused,
+    /// It could not be asked.
+    Unknown,
 }
 
-const BY_VERSION: &str = "by kernel version";
-const PROBED: &str = "probed";
+/// Something the kernel has or lacks.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Feature {
+    /// Its name.
+    pub name: String,
+    /// First mainline version with it.
+    pub since: String,
+    /// Whether it is there.
+    pub presence: Presence,
+    /// Whether nothing works without it.
+    pub required: bool,
+    /// The settings that depend on it.
+    pub settings: Vec<String>,
+    /// What depends on it, in words.
+    pub needed_for: String,
+    /// How this was found out.
+    pub evidence: String,
+}
+
+/// What was asked of the kernel; see `datapath::probe`. Each error says why there is no answer.
+#[derive(Clone, Debug)]
+pub struct Asked {
+    /// Answers of bpf_setsockopt and others.
+    pub options: Result<Probe, String>,
+    /// Whether the program for accepted sockets loads.
+    pub clone: Result<(), String>,
+    /// Whether LSM programs are run.
+    pub lsm_active: Result<(), String>,
+    /// Whether the iterator over open sockets loads.
+    pub walk: Result<(), String>,
+}
+
+impl Asked {
+    /// For a caller that may not ask.
+    #[must_use]
+    pub fn nothing(why: &str) -> Self {
+        let none = || Err(why.to_owned());
+        Self {
+            options: Err(why.to_owned()),
+            clone: none(),
+            lsm_active: none(),
+            walk: none(),
+        }
+    }
+}
+
+/// A feature as this module knows it: name, first version, settings, what for.
+struct Known(
+    &'static str,
+    &'static str,
+    &'static [&'static str],
+    &'static str,
+);
+
+impl Known {
+    fn found(&self, presence: Presence, evidence: impl Into<String>) -> Feature {
+        Feature {
+            name: self.0.to_owned(),
+            since: self.1.to_owned(),
+            presence,
+            required: false,
+            settings: self.2.iter().map(|s| (*s).to_owned()).collect(),
+            needed_for: self.3.to_owned(),
+            evidence: evidence.into(),
+        }
+    }
+
+    fn required(&self, presence: Presence, evidence: impl Into<String>) -> Feature {
+        Feature {
+            required: true,
+            ..self.found(presence, evidence)
+        }
+    }
+}
 
 /// The features of this kernel.
 #[must_use]
-pub fn all(kernel: &KernelVersion) -> Vec<Feature> {
-    let by_version = |name, since, number, required, needed_for| Feature {
-        name,
-        since,
-        present: kernel.at_least(number),
-        required,
-        needed_for,
-        evidence: BY_VERSION,
-    };
-    let probed = |name, since, present, needed_for| Feature {
-        name,
-        since,
-        present,
-        required: false,
-        needed_for,
-        evidence: PROBED,
-    };
-    vec![
-        by_version(
-            "sock_ops-timeout-init",
-            "4.13",
-            (4, 13),
-            true,
-            "initial_rto",
-        ),
-        by_version(
-            "cgroup-bpf-link",
-            "5.7",
-            (5, 7),
-            true,
-            "attaching beside other programs",
-        ),
-        by_version(
-            "sock_ops-socket-storage",
-            "5.10",
-            (5, 10),
-            true,
-            "a connection keeps its policy",
-        ),
-        by_version(
-            "bpf-rto-min-delack-max",
-            "5.10",
-            (5, 10),
-            true,
-            "rto_min, delack_max",
-        ),
-        by_version(
-            "syn-ack-retransmission-timeout",
-            "5.17 (5.15.y since July 2024)",
-            (5, 15),
-            false,
-            "initial_rto beyond the first SYN-ACK",
-        ),
-        by_version(
-            "bpf-getsockopt-syncnt",
-            "6.1",
-            (6, 1),
-            false,
-            "syn_retries = \"auto\" by socket",
-        ),
-        by_version("bpf-thin-linear", "6.1", (6, 1), false, "thin_linear"),
-        probed(
+pub fn judge(asked: &Asked) -> Vec<Feature> {
+    let mut features = options(asked);
+    let linear = sysctl::ipv4::<u8>("tcp_syn_linear_timeouts");
+    features.push(
+        Known(
             "tcp-syn-linear-timeouts",
             "6.5",
-            sysctl::ipv4::<u8>("tcp_syn_linear_timeouts").is_some(),
+            &["initial_rto"],
             "five SYNs at the initial RTO before it doubles",
+        )
+        .found(
+            present(linear.is_some()),
+            "sysctl net.ipv4.tcp_syn_linear_timeouts",
         ),
-        probed("tcp-rto-max", "6.15", has_rto_max(), "rto_max"),
-        probed(
-            "btf",
-            "5.4",
-            std::path::Path::new("/sys/kernel/btf/vmlinux").exists(),
-            "nothing yet",
+    );
+    let btf = Btf::vmlinux();
+    let known = Known(
+        "syn-ack-retransmission-timeout",
+        "5.17 (5.15.y since July 2024)",
+        &["initial_rto"],
+        "the initial RTO beyond the first SYN-ACK",
+    );
+    features.push(match &btf {
+        Ok(btf) => {
+            let there = btf.offset("request_sock", &["timeout"]).is_ok();
+            known.found(present(there), "BTF: request_sock.timeout")
+        }
+        Err(e) => known.found(Presence::Unknown, e.to_string()),
+    });
+    let known = Known(
+        "btf",
+        "5.4",
+        &["rto_min", "apply_to_open"],
+        "accepted sockets before their first RTT sample, and open sockets",
+    );
+    features.push(match btf.and_then(|btf| btf.offsets()) {
+        Ok(_) => known.found(Presence::Present, "/sys/kernel/btf/vmlinux"),
+        Err(e) => known.found(Presence::Absent, e.to_string()),
+    });
+    features.push(accepted(asked));
+    let known = Known(
+        "iter-tcp",
+        "5.15",
+        &["apply_to_open"],
+        "sockets that are open already, and detach --restore",
+    );
+    features.push(match &asked.walk {
+        Ok(()) => known.found(Presence::Present, "loaded"),
+        Err(e) => known.found(of_error(e), first_line(e)),
+    });
+    features
+}
+
+fn accepted(asked: &Asked) -> Feature {
+    let known = Known(
+        "bpf-lsm-cgroup",
+        "6.0, and \"bpf\" among the active LSMs",
+        &["rto_min"],
+        "rto_min on accepted sockets before their first RTT sample",
+    );
+    match (&asked.clone, &asked.lsm_active) {
+        (Ok(()), Ok(())) => known.found(Presence::Present, "loaded, and \"bpf\" is active"),
+        (Ok(()), Err(why)) => known.found(Presence::Absent, why.as_str()),
+        (Err(e), _) => known.found(of_error(e), first_line(e)),
+    }
+}
+
+/// What the probe's socket told.
+fn options(asked: &Asked) -> Vec<Feature> {
+    const ALL: [(Known, fn(&Probe) -> i32, bool); 11] = [
+        (
+            Known(
+                "cgroup-bpf-link",
+                "5.7",
+                &[],
+                "attaching beside other programs",
+            ),
+            |p| 1 - p.ran,
+            true,
         ),
-    ]
+        (
+            Known(
+                "sock_ops-socket-storage",
+                "5.10",
+                &[],
+                "a connection keeps its policy",
+            ),
+            |p| p.storage,
+            true,
+        ),
+        (
+            Known("bpf-rto-min", "5.10", &["rto_min"], "rto_min"),
+            |p| p.set[SockOpt::RtoMin as usize],
+            false,
+        ),
+        (
+            Known("bpf-delack-max", "5.10", &["delack_max"], "delack_max"),
+            |p| p.set[SockOpt::DelackMax as usize],
+            false,
+        ),
+        (
+            Known(
+                "bpf-thin-linear",
+                "6.1",
+                &["thin_linear", "linear_retries"],
+                "thin_linear and linear_retries",
+            ),
+            |p| p.set[SockOpt::ThinLinear as usize],
+            false,
+        ),
+        (
+            Known("tcp-rto-max", "6.15", &["rto_max"], "rto_max"),
+            |p| p.set[SockOpt::RtoMax as usize],
+            false,
+        ),
+        (
+            Known(
+                "bpf-user-timeout",
+                "5.10",
+                &["user_timeout"],
+                "user_timeout",
+            ),
+            |p| p.set[SockOpt::UserTimeout as usize],
+            false,
+        ),
+        (
+            Known("bpf-syncnt", "4.14", &["syn_retries"], "syn_retries"),
+            |p| p.set[SockOpt::SynCnt as usize],
+            false,
+        ),
+        (
+            Known(
+                "bpf-getsockopt-syncnt",
+                "6.1",
+                &["syn_retries"],
+                "syn_retries = \"auto\" by socket",
+            ),
+            |p| p.get[SockOpt::SynCnt as usize],
+            false,
+        ),
+        (
+            Known(
+                "rto-hook",
+                "4.16",
+                &["linear_retries"],
+                "linear_retries; counts of RTOs and tail loss probes",
+            ),
+            |p| p.cb_flags,
+            false,
+        ),
+        (
+            Known(
+                "rto-hook-on-open-sockets",
+                "6.12",
+                &["apply_to_open"],
+                "linear_retries and counts on sockets that were open already",
+            ),
+            |p| p.set[SockOpt::CbFlags as usize],
+            false,
+        ),
+    ];
+    ALL.into_iter()
+        .map(|(known, answer, required)| {
+            let (presence, evidence) = match &asked.options {
+                Ok(probe) => of_answer(answer(probe)),
+                Err(e) => match of_error(e) {
+                    // That one thing cannot be asked says nothing of the other.
+                    Presence::Absent => (Presence::Unknown, first_line(e)),
+                    presence => (presence, first_line(e)),
+                },
+            };
+            if required {
+                known.required(presence, evidence)
+            } else {
+                known.found(presence, evidence)
+            }
+        })
+        .collect()
+}
+
+fn present(there: bool) -> Presence {
+    if there {
+        Presence::Present
+    } else {
+        Presence::Absent
+    }
+}
+
+/// From what a helper answered on the probe's socket.
+fn of_answer(answer: i32) -> (Presence, String) {
+    let errno = Errno::from_raw(-answer);
+    match answer {
+        0 => (Presence::Present, "probed".to_owned()),
+        _ => match errno {
+            Errno::EPERM | Errno::EACCES => (Presence::Refused, format!("probed: {errno}")),
+            _ => (Presence::Absent, format!("probed: {errno}")),
+        },
+    }
+}
+
+/// From the text of a failed load or attach.
+fn of_error(text: &str) -> Presence {
+    let says = |errno: i32| text.contains(&format!("(os error {errno})"));
+    if text.contains(NOT_ASKED) {
+        Presence::Unknown
+    } else if says(Errno::EPERM as i32)
+        || says(Errno::EACCES as i32) && !text.contains("processed ")
+    {
+        // (A verifier that refuses a program says EACCES as well, and how many instructions it saw.)
+        Presence::Refused
+    } else {
+        Presence::Absent
+    }
+}
+
+/// What texts have in them that say that nothing was asked.
+pub const NOT_ASKED: &str = "not asked: ";
+
+fn first_line(text: &str) -> String {
+    let line = text.lines().next().unwrap_or_default().trim_end();
+    // What aya puts where the verifier's log would begin.
+    let line = line.trim_end_matches(". Verifier output:");
+    match privileges::lockdown(Path::new("/")) {
+        Some(state) if state != "none" && of_error(text) == Presence::Refused => {
+            format!("{line} (lockdown: {state})")
+        }
+        _ => line.to_owned(),
+    }
+}
+
+/// Whether a setting can be had: `Some` once it was asked, or told by something else than a probe.
+#[must_use]
+pub fn can_set(features: &[Feature], name: &str) -> Option<bool> {
+    let feature = features.iter().find(|f| f.name == name)?;
+    match feature.presence {
+        Presence::Present => Some(true),
+        Presence::Absent | Presence::Refused => Some(false),
+        Presence::Unknown => None,
+    }
+}
+
+/// What settings are judged by where nobody may ask: the version for thin_linear, and for rto_max a
+/// socket of this process's own.
+#[must_use]
+pub fn unprivileged(kernel: &KernelVersion) -> (bool, bool) {
+    (kernel.at_least((6, 1)), has_rto_max())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn asked(options: Result<Probe, String>) -> Asked {
+        Asked {
+            options,
+            clone: Err("bpf_prog_load: Operation not permitted (os error 1)".to_owned()),
+            lsm_active: Ok(()),
+            walk: Ok(()),
+        }
+    }
+
+    fn presence(features: &[Feature], name: &str) -> Presence {
+        let feature = features.iter().find(|f| f.name == name);
+        feature.map_or(Presence::Unknown, |f| f.presence)
+    }
+
+    #[test]
+    fn by_what_the_kernel_answers() {
+        let mut probe = Probe {
+            ran: 1,
+            ..Probe::default()
+        };
+        probe.set[SockOpt::RtoMax as usize] = -(Errno::EINVAL as i32);
+        probe.set[SockOpt::DelackMax as usize] = -(Errno::EPERM as i32);
+        let features = judge(&asked(Ok(probe)));
+        assert_eq!(presence(&features, "cgroup-bpf-link"), Presence::Present);
+        assert_eq!(presence(&features, "bpf-rto-min"), Presence::Present);
+        assert_eq!(presence(&features, "tcp-rto-max"), Presence::Absent);
+        assert_eq!(presence(&features, "bpf-delack-max"), Presence::Refused);
+        assert_eq!(presence(&features, "bpf-lsm-cgroup"), Presence::Refused);
+        assert_eq!(presence(&features, "iter-tcp"), Presence::Present);
+        assert_eq!(can_set(&features, "tcp-rto-max"), Some(false));
+        assert_eq!(can_set(&features, "bpf-thin-linear"), Some(true));
+        assert_eq!(can_set(&features, "no such feature"), None);
+    }
+
+    #[test]
+    fn what_was_not_asked_is_unknown() {
+        let features = judge(&Asked::nothing("not asked: needs CAP_BPF"));
+        for name in ["bpf-rto-min", "iter-tcp", "bpf-lsm-cgroup"] {
+            assert_eq!(presence(&features, name), Presence::Unknown, "{name}");
+        }
+        assert_eq!(can_set(&features, "bpf-rto-min"), None);
+        // But one refusal is told as such.
+        let features = judge(&asked(Err("x: Permission denied (os error 13)".to_owned())));
+        assert_eq!(presence(&features, "bpf-rto-min"), Presence::Refused);
+    }
+
+    #[test]
+    fn every_setting_depends_on_something() {
+        let features = judge(&Asked::nothing("not asked: test"));
+        for setting in [
+            "initial_rto",
+            "rto_min",
+            "delack_max",
+            "thin_linear",
+            "linear_retries",
+            "rto_max",
+            "user_timeout",
+            "syn_retries",
+            "apply_to_open",
+        ] {
+            let named = |f: &Feature| f.settings.iter().any(|s| s == setting);
+            assert!(features.iter().any(named), "{setting}");
+        }
+    }
 }

@@ -1,14 +1,18 @@
 //! What this kernel is: HZ, cgroup2 mount, features, other programs. No aya here.
 
 pub mod bpf;
+pub mod btf;
 pub mod cgroup;
 pub mod facts;
 pub mod features;
 pub mod hz;
+pub mod interference;
 pub mod mounts;
+pub mod netns;
 pub mod preflight;
 pub mod privileges;
 pub mod programs;
 pub mod routes;
 pub mod sysctl;
+pub mod tcp_metrics;
 pub mod version;

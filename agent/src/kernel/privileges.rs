@@ -2,6 +2,8 @@
 
 use std::{fs, path::Path};
 
+use nix::libc;
+
 /// Bits of capability sets (include/uapi/linux/capability.h).
 pub mod cap {
     /// Change the group of the socket.
@@ -66,11 +68,57 @@ pub fn lockdown(root: &Path) -> Option<String> {
     Some(chosen.to_owned())
 }
 
-/// Active LSMs; `None` if securityfs does not tell.
+/// Active LSMs, by securityfs or the kernel's own list (Linux 6.8); `None` if neither tells.
 #[must_use]
 pub fn lsms(root: &Path) -> Option<Vec<String>> {
-    let text = fs::read_to_string(root.join("sys/kernel/security/lsm")).ok()?;
-    Some(text.trim().split(',').map(ToOwned::to_owned).collect())
+    match fs::read_to_string(root.join("sys/kernel/security/lsm")) {
+        Ok(text) => Some(text.trim().split(',').map(ToOwned::to_owned).collect()),
+        Err(_) => lsm_list_modules(),
+    }
+}
+
+/// lsm_list_modules(2), and the names of its numbers (include/uapi/linux/lsm.h, Linux 6.12).
+fn lsm_list_modules() -> Option<Vec<String>> {
+    const LSM_LIST_MODULES: libc::c_long = 461;
+    const FIRST: u64 = 100;
+    const NAMES: [&str; 14] = [
+        "capability",
+        "selinux",
+        "smack",
+        "tomoyo",
+        "apparmor",
+        "yama",
+        "loadpin",
+        "safesetid",
+        "lockdown",
+        "bpf",
+        "landlock",
+        "ima",
+        "evm",
+        "ipe",
+    ];
+    let mut ids = [0u64; 64];
+    let mut size = u32::try_from(size_of_val(&ids)).ok()?;
+    // SAFETY: the buffer is as long as `size` says, and both outlive the call.
+    let count = unsafe {
+        libc::syscall(
+            LSM_LIST_MODULES,
+            ids.as_mut_ptr(),
+            &raw mut size,
+            0 as libc::c_uint,
+        )
+    };
+    let count = usize::try_from(count).ok()?.min(ids.len());
+    let name = |id: &u64| {
+        let index = usize::try_from(id.checked_sub(FIRST)?).ok()?;
+        NAMES.get(index)
+    };
+    let known = ids[..count].iter();
+    Some(
+        known
+            .map(|id| name(id).map_or_else(|| format!("lsm-{id}"), |name| (*name).to_owned()))
+            .collect(),
+    )
 }
 
 #[cfg(test)]

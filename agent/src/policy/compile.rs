@@ -23,6 +23,8 @@ const KERNEL_INITIAL_RTO: Duration = Duration::from_secs(1);
 const RTO_MAX: Duration = Duration::from_secs(syn::RTO_MAX_S);
 /// Least value of TCP_RTO_MAX_MS.
 const RTO_MAX_MIN: Duration = Duration::from_secs(1);
+/// 1 to TCP_THIN_LINEAR_RETRIES (include/net/tcp.h, Linux 6.12).
+const LINEAR_RETRIES: std::ops::RangeInclusive<u8> = 1..=6;
 /// What a peer with the kernel's defaults may delay an ACK by (`TCP_DELACK_MIN`).
 const PEER_DELACK: Duration = Duration::from_millis(40);
 /// Below this an initial RTO on a very wide prefix needs `force`: round trips across continents
@@ -185,8 +187,8 @@ impl Compiler<'_> {
                 let reason = "this kernel has no TCP_RTO_MAX_MS (Linux 6.15 and later)";
                 self.in_range("rto_max", asked, false, reason);
             } else if self.in_range("rto_max", asked, range, reason) {
-                self.quantised("rto_max", asked, None);
-                self.kernel.rto_max_ms = milliseconds(asked);
+                let jiffies = self.quantised("rto_max", asked, None);
+                self.kernel.rto_max_ms = self.whole(jiffies, 1_000);
             }
         }
     }
@@ -222,6 +224,28 @@ impl Compiler<'_> {
                 });
             }
         }
+        if let Some(retries) = settings.linear_retries {
+            self.linear_retries(retries, settings.thin_linear);
+        }
+    }
+
+    fn linear_retries(&mut self, retries: u8, thin_linear: Option<bool>) {
+        let reason = if !LINEAR_RETRIES.contains(&retries) {
+            "it can be 1 to 6: after 6 timeouts the kernel itself ends linear mode"
+        } else if thin_linear != Some(true) {
+            "it says when linear mode ends, which thin_linear = true begins; add that"
+        } else {
+            self.kernel.linear_retries = retries.into();
+            let text = retries.to_string();
+            let note = "timeouts in a row before the interval doubles";
+            self.effect("linear_retries", &text, text.clone(), None, Some(note));
+            return;
+        };
+        self.errors.push(SettingError {
+            setting: "linear_retries",
+            value: retries.to_string(),
+            reason: reason.to_owned(),
+        });
     }
 
     /// TCP_BPF_RTO_MIN and TCP_BPF_DELACK_MAX: `usecs_to_jiffies(value)` must be at least
@@ -237,9 +261,14 @@ impl Compiler<'_> {
         if !self.in_range(setting, asked, good, &reason) {
             return 0;
         }
-        self.quantised(setting, asked, None);
-        // The kernel's unit is the microsecond; a rest of nanoseconds rounds up as jiffies do.
-        u32::try_from(asked.as_nanos().div_ceil(1_000)).unwrap_or(u32::MAX)
+        let jiffies = self.quantised(setting, asked, None);
+        self.whole(jiffies, 1_000_000)
+    }
+
+    /// Jiffies in the kernel's unit (so many a second), as the kernel itself tells them when it is
+    /// asked for the option: rounded down, and rounded up again to the same jiffies when it is set.
+    fn whole(&self, jiffies: u64, units_a_second: u64) -> u32 {
+        u32::try_from(jiffies * units_a_second / u64::from(self.host.hz)).unwrap_or(u32::MAX)
     }
 
     /// Rules between settings.
@@ -275,11 +304,18 @@ impl Compiler<'_> {
         }
         if let (Some(rto_min), Some(delack)) = (settings.rto_min, settings.delack_max) {
             let (rto_min_q, delack_q) = (quantise(rto_min, hz), quantise(delack, hz));
-            if delack_q.jiffies > rto_min_q.jiffies {
+            let text = format_duration(rto_min);
+            if delack_q.jiffies == TIMEOUT_MIN && rto_min_q.jiffies == TIMEOUT_MIN {
+                self.warnings.push(format!(
+                    "rto_min = {text} and delack_max = {} are both the least the kernel takes: \
+                     an ACK may come as late as the timeout, and the segment be sent twice; a \
+                     larger rto_min avoids it",
+                    format_duration(delack)
+                ));
+            } else if delack_q.jiffies >= rto_min_q.jiffies {
                 let reason = format!(
-                    "an ACK delayed longer than rto_min = {} makes a peer with the same policy \
-                     retransmit for nothing; lower it",
-                    format_duration(rto_min)
+                    "an ACK delayed as long as rto_min = {text} makes a peer with the same policy \
+                     retransmit for nothing; make it shorter"
                 );
                 self.in_range("delack_max", delack, false, &reason);
             }
@@ -544,7 +580,8 @@ mod tests {
         });
         assert_eq!(compiled.kernel.name(), Some("p"));
         assert_eq!(compiled.kernel.initial_rto_jiffies, 25);
-        assert_eq!(compiled.kernel.rto_min_us, 5_000);
+        // As the kernel will tell it when it is asked for the option.
+        assert_eq!(compiled.kernel.rto_min_us, 8_000);
         assert_eq!(compiled.kernel.rto_max_ms, 10_000);
         let texts: Vec<String> = compiled.effects.iter().map(|e| e.describe(250)).collect();
         assert!(
@@ -655,6 +692,20 @@ mod tests {
             },
             Settings {
                 user_timeout: ms(0),
+                ..Settings::default()
+            },
+            Settings {
+                delack_max: ms(20),
+                rto_min: ms(20),
+                ..Settings::default()
+            },
+            Settings {
+                linear_retries: Some(7),
+                thin_linear: Some(true),
+                ..Settings::default()
+            },
+            Settings {
+                linear_retries: Some(1),
                 ..Settings::default()
             },
         ] {

@@ -9,6 +9,7 @@ mod cidr;
 pub mod compile;
 mod name;
 pub mod plan;
+mod target;
 pub mod units;
 
 pub use cidr::{Cidr, CidrError};
@@ -25,6 +26,9 @@ pub struct Settings {
     pub delack_max: Option<Duration>,
     /// Linear instead of exponential backoff for thin streams (TCP_THIN_LINEAR_TIMEOUTS).
     pub thin_linear: Option<bool>,
+    /// How many timeouts in a row keep their interval in linear mode, 1 to 6
+    /// (TCP_THIN_LINEAR_RETRIES, the kernel's own, is 6); then it doubles.
+    pub linear_retries: Option<u8>,
     /// Upper bound of any RTO (TCP_RTO_MAX_MS, Linux 6.15).
     pub rto_max: Option<Duration>,
     /// How long sent data may stay unacknowledged (TCP_USER_TIMEOUT).

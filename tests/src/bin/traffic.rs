@@ -1,9 +1,9 @@
 //! Makes one connection, or listens; driven by the tests.
 
 use std::{
-    io::{self, Write as _},
-    net::{IpAddr, SocketAddr, SocketAddrV6, TcpListener},
-    os::fd::{AsRawFd as _, OwnedFd},
+    io::{self, BufRead as _, Read as _, Write as _},
+    net::{IpAddr, SocketAddr, SocketAddrV6, TcpListener, TcpStream},
+    os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
     thread,
     time::{Duration, Instant},
 };
@@ -14,7 +14,8 @@ use nix::{
     libc,
     poll::{PollFd, PollFlags, PollTimeout, poll},
     sys::socket::{
-        AddressFamily, SockFlag, SockType, SockaddrStorage, connect, getsockopt, socket, sockopt,
+        AddressFamily, Backlog, SockFlag, SockType, SockaddrStorage, bind, connect, getsockopt,
+        listen, setsockopt, socket, sockopt,
     },
 };
 
@@ -31,6 +32,30 @@ enum Cli {
         #[arg(long)]
         first: Option<SocketAddr>,
     },
+    /// connect(), then do what stdin says, one line an order, one line an answer
+    Talk {
+        #[arg(long)]
+        to: SocketAddr,
+        #[arg(long)]
+        mapped: bool,
+        /// IPPROTO_MPTCP
+        #[arg(long)]
+        mptcp: bool,
+        /// Send the first request in the SYN
+        #[arg(long)]
+        fast_open: bool,
+        /// TCP_USER_TIMEOUT the application sets itself, milliseconds
+        #[arg(long)]
+        user_timeout: Option<i32>,
+    },
+    /// Accept connections, and answer each request of a talk that wants an answer
+    Answer {
+        #[arg(long)]
+        on: SocketAddr,
+        /// IPPROTO_MPTCP
+        #[arg(long)]
+        mptcp: bool,
+    },
     /// Accept and keep connections
     Serve {
         #[arg(long)]
@@ -46,7 +71,7 @@ fn main() -> anyhow::Result<()> {
             syn_retries,
             first,
         } => {
-            let socket = make_socket(to.is_ipv6() || mapped)?;
+            let socket = make_socket(to.is_ipv6() || mapped, false)?;
             if let Some(n) = syn_retries {
                 set_tcp(&socket, libc::TCP_SYNCNT, n.into())?;
             }
@@ -62,6 +87,35 @@ fn main() -> anyhow::Result<()> {
             keep();
             drop(socket);
         }
+        Cli::Talk {
+            to,
+            mapped,
+            mptcp,
+            fast_open,
+            user_timeout,
+        } => {
+            let socket = make_socket(to.is_ipv6() || mapped, mptcp)?;
+            if let Some(millis) = user_timeout {
+                set_tcp(&socket, libc::TCP_USER_TIMEOUT, millis)?;
+            }
+            if fast_open {
+                set_tcp(&socket, libc::TCP_FASTOPEN_CONNECT, 1)?;
+            }
+            let to = if mapped { map(to) } else { to };
+            connect(socket.as_raw_fd(), &SockaddrStorage::from(to))?;
+            talk(TcpStream::from(socket))?;
+        }
+        Cli::Answer { on, mptcp } => {
+            let socket = make_socket(on.is_ipv6(), mptcp)?;
+            setsockopt(&socket, sockopt::ReuseAddr, &true)?;
+            bind(socket.as_raw_fd(), &SockaddrStorage::from(on))?;
+            listen(&socket, Backlog::new(64)?)?;
+            say("listening")?;
+            for connection in TcpListener::from(socket).incoming() {
+                let connection = connection?;
+                thread::spawn(move || answer(connection));
+            }
+        }
         Cli::Serve { on } => {
             let listener = TcpListener::bind(on)?;
             say("listening")?;
@@ -74,13 +128,99 @@ fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-fn make_socket(v6: bool) -> nix::Result<OwnedFd> {
+/// Length of a request.
+const REQUEST: usize = 100;
+/// First byte of a request that wants an answer of one byte.
+const ANSWER: u8 = b'R';
+/// Of one that does not.
+const SILENT: u8 = b'S';
+
+fn talk(mut stream: TcpStream) -> anyhow::Result<()> {
+    stream.set_nodelay(true)?;
+    say("connected")?;
+    for line in io::stdin().lock().lines() {
+        let line = line?;
+        let words: Vec<&str> = line.split(' ').collect();
+        let reply = match words[..] {
+            // So many requests and answers, with a pause of so many milliseconds before each.
+            ["rounds", count, pause] => {
+                for _ in 0..count.parse()? {
+                    thread::sleep(Duration::from_millis(pause.parse()?));
+                    stream.write_all(&[ANSWER; REQUEST])?;
+                    stream.read_exact(&mut [0])?;
+                }
+                "done".to_owned()
+            }
+            // So many bytes that get no answer.
+            ["send", bytes] => {
+                stream.write_all(&vec![SILENT; bytes.parse()?])?;
+                "done".to_owned()
+            }
+            // Until the connection fails: with what, and after how many microseconds.
+            ["fail"] => {
+                let begin = Instant::now();
+                let error = stream.read(&mut [0]).err().and_then(|e| e.raw_os_error());
+                let error =
+                    error.map_or("none".to_owned(), |e| format!("{:?}", Errno::from_raw(e)));
+                format!("{error} {}", begin.elapsed().as_micros())
+            }
+            // The value of a TCP option.
+            ["option", number] => get_tcp(&stream, number.parse()?)
+                .map_or_else(|e| e.to_string(), |value| value.to_string()),
+            _ => anyhow::bail!("{line:?} is no order"),
+        };
+        say(&reply)?;
+    }
+    Ok(())
+}
+
+fn answer(mut stream: TcpStream) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    let mut request = [0; REQUEST];
+    loop {
+        stream.read_exact(&mut request)?;
+        if request[0] == ANSWER {
+            stream.write_all(b"A")?;
+        }
+    }
+}
+
+fn get_tcp(stream: &TcpStream, option: libc::c_int) -> io::Result<libc::c_int> {
+    let mut value: libc::c_int = 0;
+    let mut size = length::<libc::c_int>();
+    // SAFETY: buffer and length are on the stack, the length is the buffer's.
+    let done = unsafe {
+        libc::getsockopt(
+            stream.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            option,
+            (&raw mut value).cast(),
+            &raw mut size,
+        )
+    };
+    if done == 0 {
+        Ok(value)
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+fn make_socket(v6: bool, mptcp: bool) -> nix::Result<OwnedFd> {
     let family = if v6 {
         AddressFamily::Inet6
     } else {
         AddressFamily::Inet
     };
-    socket(family, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)
+    if !mptcp {
+        return socket(family, SockType::Stream, SockFlag::SOCK_CLOEXEC, None);
+    }
+    // nix has no name for it.
+    const IPPROTO_MPTCP: libc::c_int = 262;
+    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
+    // SAFETY: the call takes three numbers.
+    let raw = Errno::result(unsafe { libc::socket(family as libc::c_int, kind, IPPROTO_MPTCP) })?;
+    // SAFETY: the kernel has just made this descriptor for us.
+    Ok(unsafe { OwnedFd::from_raw_fd(raw) })
 }
 
 /// Begins to connect, gives up after 50 ms, and makes the socket fit to connect again.

@@ -301,6 +301,8 @@ fn socket_mode() -> anyhow::Result<()> {
 
 fn vanished_cgroup() -> anyhow::Result<()> {
     let world = world()?;
+    // The probe at the start has a cgroup below for a moment.
+    world.wait_status("the probe", |status| status["probe"].is_object())?;
     fs::remove_dir(world.cgroup.path())?;
     let status = world.wait_status("the loss", |status| status["healthy"] == false)?;
     let problem = status["problems"][0].as_str().unwrap_or_default();

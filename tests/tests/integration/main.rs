@@ -10,7 +10,9 @@ mod changes;
 mod coexistence;
 mod config;
 mod doctor;
+mod established;
 mod lifecycle;
+mod open_sockets;
 mod syn;
 mod syn_ack;
 mod syn_retries;
@@ -37,9 +39,11 @@ fn main() -> ExitCode {
         cgroup::sweep();
         agent::sweep();
     }
-    let groups: [(&str, &[Test]); 8] = [
+    let groups: [(&str, &[Test]); 10] = [
         // The longest first.
         ("syn_retries", syn_retries::TESTS),
+        ("established", established::TESTS),
+        ("open_sockets", open_sockets::TESTS),
         ("syn", syn::TESTS),
         ("syn_ack", syn_ack::TESTS),
         ("changes", changes::TESTS),
@@ -64,7 +68,7 @@ fn refusal() -> Option<String> {
     if !nix::unistd::geteuid().is_root() {
         return Some("these tests need root (network namespaces, eBPF)".to_owned());
     }
-    require(&["ip", "nft", "tcpdump", "bpftool", "sysctl"])
+    require(&["ip", "ss", "nft", "tcpdump", "bpftool", "sysctl"])
         .err()
         .map(|e| e.to_string())
 }

@@ -1,0 +1,56 @@
+//! `lsm_cgroup/inet_csk_clone`: an accepted socket, before its first RTT sample.
+//!
+//! PASSIVE_ESTABLISHED comes after that sample, and the RTO then sinks only by a quarter of the
+//! excess each round trip. Here the socket has just been made of the listener
+//! (`inet_csk_clone_lock()`, Linux 6.12), so that its very first RTO sees rto_min.
+
+use core::ffi::c_void;
+
+use rto_agent_common::SockOpt;
+use rto_agent_ebpf::counter::Counter;
+
+use crate::{
+    lookup,
+    options::{KERNEL, Target},
+    socket::{self, read},
+    structs::SockCommon,
+    tables::Tally,
+};
+
+/// What a program at a hook without a result must return.
+const VOID: i32 = 1;
+
+/// The arguments of the hook: the new socket, and the connection request it comes of.
+#[unsafe(no_mangle)]
+#[unsafe(link_section = "lsm_cgroup/inet_csk_clone")]
+extern "C" fn rto_clone(arguments: *const [*mut c_void; 2]) -> i32 {
+    // SAFETY: the context of the hook, each argument read by a load of its own.
+    let (sk, request) = unsafe {
+        (
+            read((&raw const (*arguments)[0]).cast::<*mut c_void>()),
+            read((&raw const (*arguments)[1]).cast::<*mut c_void>()),
+        )
+    };
+    // SAFETY: a request begins with a `sock_common`; the hook's arguments are never null. (The
+    // socket's own address is not filled in yet.)
+    let peer = unsafe { SockCommon::new(request) }.peer();
+    if let Some((index, policy)) = lookup::policy_of(peer, lookup::Hit::Leave)
+        && policy.rto_min_us != 0
+        && let Some(tally) = Tally::of(index)
+    {
+        // The state has no policy yet: PASSIVE_ESTABLISHED chooses it, and only adds to this.
+        match socket::storage_of(sk, socket::Missing::Create) {
+            Some(state) => {
+                let _taken = Target::socket(sk).settle(
+                    SockOpt::RtoMin,
+                    &mut state.rto_min,
+                    Some(policy.rto_min_us),
+                    KERNEL.rto_min_us,
+                    Some(tally),
+                );
+            }
+            None => tally.add(Counter::STORAGE_FAILURES, 1),
+        }
+    }
+    VOID
+}

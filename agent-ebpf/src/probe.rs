@@ -1,0 +1,66 @@
+//! Asks the kernel, on a socket of the loader's own, which options it lets a program set.
+
+use aya_ebpf::{
+    helpers::generated::{bpf_get_socket_cookie, bpf_sock_ops_cb_flags_set},
+    macros::sock_ops,
+    programs::SockOpsContext,
+};
+use rto_agent_common::{Probe, SockOpt};
+use rto_agent_ebpf::ops::TCP_CONNECT_CB;
+
+use crate::{
+    CONTINUE,
+    options::Target,
+    socket::{self, read},
+    tables::{self, PROBE_STORAGE},
+};
+
+/// The socket to ask on; all others are left alone. The loader writes it.
+#[unsafe(no_mangle)]
+static PROBE_COOKIE: u64 = 0;
+
+/// The program. It is attached for the moment of one connect().
+#[sock_ops]
+fn rto_probe(ctx: SockOpsContext) -> u32 {
+    // SAFETY: the context of this callback; a constant that the loader has written.
+    if ctx.op() == TCP_CONNECT_CB
+        && unsafe { bpf_get_socket_cookie(ctx.ops.cast()) == read(&raw const PROBE_COOKIE) }
+        && let Some(answers) = tables::probe()
+    {
+        ask(&ctx, answers);
+    }
+    CONTINUE
+}
+
+#[inline(always)]
+fn ask(ctx: &SockOpsContext, answers: &mut Probe) {
+    const OUT_OF_MEMORY: i32 = -12;
+    answers.storage = if socket::probe_storage(ctx, &PROBE_STORAGE) {
+        0
+    } else {
+        OUT_OF_MEMORY
+    };
+    let target = Target::of(ctx);
+    macro_rules! ask {
+        ($($option:ident = $value:literal,)*) => {
+            $(
+                answers.set[SockOpt::$option as usize] = target.try_set(SockOpt::$option, $value);
+                answers.get[SockOpt::$option as usize] =
+                    target.try_get(SockOpt::$option).err().unwrap_or(0);
+            )*
+        };
+    }
+    // Values every kernel that knows the option takes.
+    ask! {
+        SynCnt = 3,
+        RtoMin = 100_000,
+        DelackMax = 100_000,
+        ThinLinear = 1,
+        RtoMax = 60_000,
+        UserTimeout = 60_000,
+        CbFlags = 1,
+    }
+    // SAFETY: the context of this very callback.
+    answers.cb_flags = unsafe { bpf_sock_ops_cb_flags_set(ctx.ops, 0) as i32 };
+    answers.ran = 1;
+}

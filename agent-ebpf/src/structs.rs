@@ -1,0 +1,121 @@
+//! The kernel's own structs, read by offsets that the loader takes from the running kernel's BTF.
+//!
+//! The verifier knows these structs by the same BTF: an offset that is not the field it should be
+//! makes the load fail, it cannot read anything else.
+
+use core::ffi::c_void;
+
+use aya_ebpf::helpers::generated::bpf_skc_to_tcp_sock;
+use rto_agent_common::address::{AF_INET, AF_INET6, Peer, peer_v6};
+
+use crate::socket::read;
+
+macro_rules! offsets {
+    ($($name:ident)*) => {
+        $(
+            #[unsafe(no_mangle)]
+            static $name: u32 = 0;
+        )*
+    };
+}
+
+offsets! {
+    OFFSET_FAMILY
+    OFFSET_STATE
+    OFFSET_DADDR
+    OFFSET_V6_DADDR
+    OFFSET_CGROUP
+    OFFSET_CGROUP_KN
+    OFFSET_KN_ID
+    OFFSET_CSS_PARENT
+    OFFSET_CSS_CGROUP
+}
+
+/// Depth of the cgroup tree that is looked at.
+const CGROUP_DEPTH: usize = 64;
+
+/// Reads a field.
+///
+/// # Safety
+///
+/// `base` must be a pointer the verifier tracks, not null, and `offset` a global of this module.
+#[inline(always)]
+unsafe fn field<T: Copy>(base: *const c_void, offset: *const u32) -> T {
+    // SAFETY: by the contract; the loader has written the constant.
+    unsafe { read(base.byte_add(read(offset) as usize).cast::<T>()) }
+}
+
+/// A `struct sock_common`: the beginning of every socket and connection request.
+#[derive(Clone, Copy)]
+pub(crate) struct SockCommon(*const c_void);
+
+impl SockCommon {
+    /// # Safety
+    ///
+    /// The pointer must be to one, tracked by the verifier and not null.
+    #[inline(always)]
+    pub(crate) unsafe fn new(pointer: *const c_void) -> Self {
+        Self(pointer)
+    }
+
+    /// `BPF_TCP_*`.
+    #[inline(always)]
+    pub(crate) fn state(self) -> u8 {
+        // SAFETY: by the contract of `new`.
+        unsafe { field(self.0, &raw const OFFSET_STATE) }
+    }
+
+    /// The remote address; `None` for another family.
+    #[inline(always)]
+    pub(crate) fn peer(self) -> Option<Peer> {
+        // SAFETY: by the contract of `new`.
+        unsafe {
+            let family: u16 = field(self.0, &raw const OFFSET_FAMILY);
+            match u32::from(family) {
+                AF_INET => {
+                    let address: u32 = field(self.0, &raw const OFFSET_DADDR);
+                    Some(Peer::V4(address.to_ne_bytes()))
+                }
+                AF_INET6 => {
+                    let word = |i: usize| -> u32 {
+                        field(self.0.byte_add(4 * i), &raw const OFFSET_V6_DADDR)
+                    };
+                    Some(peer_v6([word(0), word(1), word(2), word(3)]))
+                }
+                _ => None,
+            }
+        }
+    }
+
+    /// Whether the socket belongs to the cgroup with this id, or to one below it.
+    #[inline(always)]
+    pub(crate) fn is_in_cgroup(self, id: u64) -> bool {
+        // SAFETY: by the contract of `new`; the kernel gives a full TCP socket or null. Pointers
+        // read from it may be anything: the verifier makes loads through them safe.
+        unsafe {
+            let tcp = bpf_skc_to_tcp_sock(self.0.cast_mut()).cast::<c_void>();
+            if tcp.is_null() {
+                return false;
+            }
+            let mut cgroup: *const c_void = field(tcp, &raw const OFFSET_CGROUP);
+            for _ in 0..CGROUP_DEPTH {
+                if cgroup.is_null() {
+                    return false;
+                }
+                let node: *const c_void = field(cgroup, &raw const OFFSET_CGROUP_KN);
+                if node.is_null() {
+                    return false;
+                }
+                if field::<u64>(node, &raw const OFFSET_KN_ID) == id {
+                    return true;
+                }
+                let parent: *const c_void = field(cgroup, &raw const OFFSET_CSS_PARENT);
+                if parent.is_null() {
+                    return false;
+                }
+                cgroup = field(parent, &raw const OFFSET_CSS_CGROUP);
+            }
+        }
+        false
+    }
+}

@@ -1,0 +1,54 @@
+//! `rto-agent apply`.
+
+use std::{
+    io::{self, IsTerminal as _, Write as _},
+    process::ExitCode,
+    time::Duration,
+};
+
+use super::{print, table};
+use crate::{
+    api::{
+        client::Client,
+        types::{ApplyRequest, WalkView},
+    },
+    cli::Apply,
+};
+
+/// How often to ask how far it is.
+const INTERVAL: Duration = Duration::from_millis(100);
+
+pub(super) fn run(args: &Apply) -> anyhow::Result<ExitCode> {
+    let client = Client::new(&args.socket.socket);
+    let request = ApplyRequest {
+        new_only: args.new_only,
+    };
+    let mut walk: WalkView = client.post("/v1/apply", &request)?;
+    while walk.running {
+        std::thread::sleep(INTERVAL);
+        walk = client.get("/v1/apply")?;
+        progress(&walk);
+    }
+    print(args.output.json, &walk, || table::walk(&walk))?;
+    Ok(if walk.skipped.is_empty() && walk.problems.is_empty() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+/// One line that is written over, for who watches.
+fn progress(walk: &WalkView) {
+    let mut err = io::stderr();
+    if err.is_terminal() {
+        let end = if walk.running { "\r" } else { "\x1b[2K\r" };
+        let seen: u64 = walk.policies.values().map(|p| p.seen).sum();
+        // Nobody is worse off if it cannot be shown.
+        let _shown = write!(
+            err,
+            "\x1b[2K{} of {} network namespaces, {seen} sockets covered{end}",
+            walk.namespaces_done + walk.skipped.len(),
+            walk.namespaces,
+        );
+    }
+}

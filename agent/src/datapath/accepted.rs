@@ -1,0 +1,128 @@
+//! Accepted sockets: whether rto_min stands before their first RTT sample.
+
+use std::{fs::File, path::Path};
+
+use aya::programs::{
+    LsmCgroup,
+    links::{FdLink, PinnedLink},
+};
+use rto_agent_common::PROGRAM_CLONE;
+use serde::{Deserialize, Serialize};
+
+use super::{
+    DatapathError, Options,
+    object::{self, Values, program},
+    pins,
+    tables::describe,
+};
+use crate::kernel::{btf::Btf, privileges};
+
+/// The hook; its function in the kernel's BTF is `bpf_lsm_<hook>`.
+const HOOK: &str = "inet_csk_clone";
+
+/// When accepted sockets get `rto_min`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "when", rename_all = "kebab-case")]
+pub enum Accepted {
+    /// Before their first RTT sample, by `lsm_cgroup/inet_csk_clone`: the RTO is right at once.
+    BeforeFirstSample,
+    /// When they are established, after that sample: the RTO sinks to the new minimum by a quarter
+    /// of the excess each round trip.
+    AfterFirstSample {
+        /// Why not before.
+        reason: String,
+    },
+}
+
+/// The program's link, or why there is none.
+pub(super) enum Hook {
+    Attached {
+        /// Keeps it in force even where somebody removes its pin.
+        _link: FdLink,
+    },
+    Unavailable(String),
+}
+
+impl Hook {
+    /// Takes over a link that is pinned in `dir`, or attaches the program over the maps pinned there.
+    /// It is an addition: where it cannot be had, the reason is kept and nothing fails.
+    pub(super) fn adopt_or_attach(options: &Options, dir: &Path) -> Self {
+        let path = dir.join(pins::CLONE_LINK);
+        if let Ok(pinned) = PinnedLink::from_pin(&path) {
+            return Self::Attached {
+                _link: pinned.into(),
+            };
+        }
+        match active().and_then(|()| attach(options, dir).map_err(|e| e.to_string())) {
+            Ok(link) => Self::Attached { _link: link },
+            Err(reason) => Self::Unavailable(reason),
+        }
+    }
+
+    pub(super) fn view(&self) -> Accepted {
+        match self {
+            Self::Attached { .. } => Accepted::BeforeFirstSample,
+            Self::Unavailable(reason) => Accepted::AfterFirstSample {
+                reason: reason.clone(),
+            },
+        }
+    }
+}
+
+/// Whether programs at LSM hooks are run at all: they can be attached where they are not.
+pub(super) fn active() -> Result<(), String> {
+    match privileges::lsms(Path::new("/")) {
+        Some(lsms) if lsms.iter().any(|lsm| lsm == "bpf") => Ok(()),
+        Some(lsms) => Err(format!(
+            "\"bpf\" is not among the active LSMs ({}); boot with lsm=...,bpf",
+            lsms.join(",")
+        )),
+        None => Err(
+            "the kernel does not say which LSMs are active (before 6.8: mount securityfs)"
+                .to_owned(),
+        ),
+    }
+}
+
+fn attach(options: &Options, dir: &Path) -> Result<FdLink, DatapathError> {
+    let failed = |reason: String| DatapathError::Attach {
+        cgroup: options.cgroup.clone(),
+        reason,
+    };
+    let mut ebpf = object::load(
+        Some(dir),
+        &Values {
+            offsets: offsets()?,
+            ..options.values()
+        },
+    )?;
+    let program = program!(ebpf, PROGRAM_CLONE, LsmCgroup)?;
+    program
+        .load(HOOK, &object::kernel_types()?)
+        .map_err(|e| object::load_error(&e))?;
+    let cgroup = File::open(&options.cgroup).map_err(|e| failed(e.to_string()))?;
+    let id = program.attach(cgroup).map_err(|e| failed(describe(&e)))?;
+    let link: FdLink = program
+        .take_link(id)
+        .map_err(|e| failed(describe(&e)))?
+        .into();
+    let path = dir.join(pins::CLONE_LINK);
+    let pinned = link.pin(&path).map_err(|e| DatapathError::Pin {
+        path,
+        reason: describe(&e),
+    })?;
+    Ok(pinned.into())
+}
+
+/// Loads the program without attaching it: whether this kernel takes it.
+pub(super) fn try_load(ebpf: &mut aya::Ebpf) -> Result<(), DatapathError> {
+    program!(ebpf, PROGRAM_CLONE, LsmCgroup)?
+        .load(HOOK, &object::kernel_types()?)
+        .map_err(|e| object::load_error(&e))
+}
+
+pub(super) fn offsets() -> Result<rto_agent_common::Offsets, DatapathError> {
+    Btf::vmlinux()
+        .and_then(|btf| btf.offsets())
+        .map_err(|e| DatapathError::Load(e.to_string()))
+}

@@ -1,0 +1,85 @@
+//! Loading the compiled object.
+
+use std::path::Path;
+
+use aya::{Btf, Ebpf, EbpfLoader, include_bytes_aligned};
+use rto_agent_common::{Offsets, globals, maps};
+
+use super::{error::DatapathError, tables::describe};
+
+/// The compiled eBPF programs, as `cargo xtask ebpf` left them.
+pub(super) static OBJECT: &[u8] = include_bytes_aligned!("rto-agent.bpf.o");
+
+/// What a load writes into the object before the kernel sees it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Values {
+    /// Room of each trie; `None`: as in the object, for maps that exist.
+    pub(super) trie_entries: Option<u32>,
+    /// [`globals::HOST_SYN_RETRIES`].
+    pub(super) host_syn_retries: u8,
+    /// [`globals::PROBE_COOKIE`].
+    pub(super) probe_cookie: u64,
+    /// [`globals::OFFSETS`]; only the programs at LSM hooks and iterators read them.
+    pub(super) offsets: Offsets,
+    /// No policy will be used: small maps do.
+    pub(super) without_policies: bool,
+}
+
+/// Makes the maps and relocates the programs; nothing is verified or attached yet. With `pins`
+/// the maps pinned there are used, and those that are missing are made and pinned.
+pub(super) fn load(pins: Option<&Path>, values: &Values) -> Result<Ebpf, DatapathError> {
+    let offsets = values.offsets.values();
+    let mut loader = EbpfLoader::new();
+    loader
+        .override_global(globals::HOST_SYN_RETRIES, &values.host_syn_retries, true)
+        .override_global(globals::PROBE_COOKIE, &values.probe_cookie, true);
+    for (name, offset) in globals::OFFSETS.into_iter().zip(&offsets) {
+        loader.override_global(name, offset, true);
+    }
+    if let Some(entries) = values.trie_entries {
+        loader
+            .map_max_entries(maps::ENTRIES_V4, entries)
+            .map_max_entries(maps::ENTRIES_V6, entries);
+    }
+    if values.without_policies {
+        for name in [maps::POLICIES, maps::COUNTERS, maps::WALK_COUNTS] {
+            loader.map_max_entries(name, 1);
+        }
+    }
+    if let Some(dir) = pins {
+        for name in maps::ALL {
+            loader.map_pin_path(name, dir.join(name));
+        }
+    }
+    loader.load(OBJECT).map_err(|e| load_error(&e))
+}
+
+/// The kernel's types, for programs that are attached by them.
+pub(super) fn kernel_types() -> Result<Btf, DatapathError> {
+    Btf::from_sys_fs().map_err(|e| DatapathError::Load(format!("BTF: {}", describe(&e))))
+}
+
+/// The program of this name, as its kind.
+macro_rules! program {
+    ($ebpf:expr, $name:expr, $kind:ty) => {
+        $ebpf
+            .program_mut($name)
+            .ok_or_else(|| DatapathError::Load(format!("it has no program {}", $name)))
+            .and_then(|program| <&mut $kind>::try_from(program).map_err(|e| object::load_error(&e)))
+    };
+}
+pub(super) use program;
+
+/// Why the object was refused. Of a verifier's log the end says it.
+pub(super) fn load_error(error: &dyn std::error::Error) -> DatapathError {
+    const END: usize = 8;
+    let text = describe(error);
+    let lines: Vec<&str> = text.trim_end().lines().collect();
+    match lines.split_first() {
+        Some((first, rest)) if rest.len() > END => {
+            let end = rest[rest.len() - END..].join("\n");
+            DatapathError::Load(format!("{first}\n...\n{end}"))
+        }
+        _ => DatapathError::Load(text),
+    }
+}

@@ -1,0 +1,227 @@
+//! Sockets that are open already: the iterator over TCP sockets of one network namespace.
+
+use std::{
+    collections::BTreeMap,
+    io::Read as _,
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
+};
+
+use aya::{
+    Ebpf,
+    maps::{Array, MapData},
+    programs::Iter,
+};
+use rto_agent_common::{
+    MAX_POLICIES, NO_POLICY, PROGRAM_WALK, WalkControl, WalkCounts, maps, walk_mode,
+};
+
+use super::{
+    DatapathError, accepted, error,
+    object::{self, Values, program},
+    pins,
+    slots::Slots,
+    tables::{Tables, describe},
+};
+use crate::{kernel::cgroup, policy::PolicyName};
+
+/// The type of iterator; its function in the kernel's BTF is `bpf_iter_<type>`.
+const ITERATOR: &str = "tcp";
+
+/// What to do to the sockets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Give all that an entry covers the options of its policy.
+    Apply,
+    /// The same, but leave those alone that have a policy already.
+    ApplyToNew,
+    /// Give back what was set.
+    Restore,
+}
+
+/// A network namespace's own values, which [`Mode::Restore`] gives to sockets whose former value
+/// the kernel did not tell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Defaults {
+    /// `net.ipv4.tcp_rto_min_us`; before Linux 6.11 always 200,000. The option takes no more than that.
+    pub rto_min_us: u32,
+    /// `net.ipv4.tcp_rto_max_ms`; before Linux 6.15 always 120,000.
+    pub rto_max_ms: u32,
+}
+
+/// What was done in one network namespace.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Walked {
+    /// By policy.
+    pub policies: BTreeMap<PolicyName, WalkCounts>,
+    /// Sockets that no entry covers.
+    pub uncovered: u32,
+}
+
+/// The loaded program and its maps.
+pub struct Walker {
+    ebpf: Ebpf,
+    control: Array<MapData, WalkControl>,
+    counts: Array<MapData, WalkCounts>,
+    names: BTreeMap<u32, PolicyName>,
+    cgroup: u64,
+    mode: Mode,
+}
+
+impl Walker {
+    /// Loads the program over the maps pinned in `dir`, for the sockets of `cgroup` and those below.
+    pub(super) fn load(dir: &Path, cgroup: &Path, mode: Mode) -> Result<Self, DatapathError> {
+        let mut ebpf = object::load(
+            Some(dir),
+            &Values {
+                offsets: accepted::offsets()?,
+                ..Values::default()
+            },
+        )?;
+        try_load(&mut ebpf)?;
+        let names = Slots::read(Tables::open(dir)?.policies()?.into_iter());
+        let names = names
+            .by_index()
+            .into_iter()
+            .map(|(index, name)| (index, name.clone()))
+            .collect();
+        Ok(Self {
+            control: take(&mut ebpf, maps::WALK_CONTROL)?,
+            counts: take(&mut ebpf, maps::WALK_COUNTS)?,
+            ebpf,
+            names,
+            cgroup: filter(cgroup)?,
+            mode,
+        })
+    }
+
+    /// Walks the sockets of the network namespace this thread is in.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel does not run the iterator; what it did until then stays done.
+    pub fn walk(&mut self, defaults: Defaults) -> Result<Walked, DatapathError> {
+        let control = WalkControl {
+            cgroup: if self.mode == Mode::Restore {
+                0
+            } else {
+                self.cgroup
+            },
+            mode: match self.mode {
+                Mode::Apply => walk_mode::APPLY,
+                Mode::ApplyToNew => walk_mode::APPLY_TO_NEW,
+                Mode::Restore => walk_mode::RESTORE,
+            },
+            rto_min_us: defaults.rto_min_us,
+            rto_max_ms: defaults.rto_max_ms,
+            reserved: 0,
+        };
+        set(&mut self.control, maps::WALK_CONTROL, 0, control)?;
+        for index in 0..MAX_POLICIES {
+            if index == NO_POLICY || self.names.contains_key(&index) {
+                set(
+                    &mut self.counts,
+                    maps::WALK_COUNTS,
+                    index,
+                    WalkCounts::default(),
+                )?;
+            }
+        }
+        self.run()?;
+        let counts = |index: u32| {
+            self.counts
+                .get(&index, 0)
+                .map_err(|e| error::map(maps::WALK_COUNTS, describe(&e)))
+        };
+        let mut walked = Walked {
+            uncovered: counts(NO_POLICY)?.seen,
+            ..Walked::default()
+        };
+        for (index, name) in &self.names {
+            let counts = counts(*index)?;
+            if counts != WalkCounts::default() {
+                walked.policies.insert(name.clone(), counts);
+            }
+        }
+        Ok(walked)
+    }
+
+    fn run(&mut self) -> Result<(), DatapathError> {
+        let failed = |e: &dyn std::error::Error| {
+            DatapathError::Load(format!("iterator over TCP sockets: {}", describe(e)))
+        };
+        let program = program!(self.ebpf, PROGRAM_WALK, Iter)?;
+        let id = program.attach().map_err(|e| failed(&e))?;
+        let link = program.take_link(id).map_err(|e| failed(&e))?;
+        let mut file = link.into_file().map_err(|e| failed(&e))?;
+        // The program writes nothing: reading runs it.
+        let mut nothing = [0u8; 64];
+        loop {
+            match file.read(&mut nothing) {
+                Ok(0) => return Ok(()),
+                Ok(_) => {}
+                // After a million sockets the kernel wants to be asked to go on.
+                Err(e)
+                    if matches!(
+                        e.kind(),
+                        std::io::ErrorKind::WouldBlock | std::io::ErrorKind::Interrupted
+                    ) => {}
+                Err(e) => return Err(failed(&e)),
+            }
+        }
+    }
+}
+
+/// Walkers for restoring, one for each generation of pins that this version can read.
+///
+/// # Errors
+///
+/// If the program cannot be loaded.
+pub fn for_restoring(pin_dir: &Path) -> Result<Vec<Walker>, DatapathError> {
+    let generations = pins::generations(pin_dir).map_err(|e| super::pin_error(pin_dir, &e))?;
+    generations
+        .iter()
+        .filter(|g| g.layout == Some(rto_agent_common::LAYOUT_VERSION))
+        .map(|g| Walker::load(&g.path, &PathBuf::new(), Mode::Restore))
+        .collect()
+}
+
+/// Has the verifier look at the program.
+pub(super) fn try_load(ebpf: &mut Ebpf) -> Result<(), DatapathError> {
+    program!(ebpf, PROGRAM_WALK, Iter)?
+        .load(ITERATOR, &object::kernel_types()?)
+        .map_err(|e| object::load_error(&e))
+}
+
+/// The id to compare with; 0 where every socket is in the cgroup: the hierarchy's root.
+fn filter(path: &Path) -> Result<u64, DatapathError> {
+    if path.as_os_str().is_empty() || cgroup::is_root(path) {
+        return Ok(0);
+    }
+    std::fs::metadata(path)
+        .map(|meta| meta.ino())
+        .map_err(|e| DatapathError::Attach {
+            cgroup: path.to_owned(),
+            reason: e.to_string(),
+        })
+}
+
+fn take<T: aya::Pod>(
+    ebpf: &mut Ebpf,
+    name: &'static str,
+) -> Result<Array<MapData, T>, DatapathError> {
+    ebpf.take_map(name)
+        .ok_or_else(|| error::map(name, "is not in the object".to_owned()))?
+        .try_into()
+        .map_err(|e: aya::maps::MapError| error::map(name, describe(&e)))
+}
+
+fn set<T: aya::Pod>(
+    map: &mut Array<MapData, T>,
+    name: &'static str,
+    index: u32,
+    value: T,
+) -> Result<(), DatapathError> {
+    map.set(index, &value, 0)
+        .map_err(|e| error::map(name, describe(&e)))
+}

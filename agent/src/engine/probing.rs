@@ -1,0 +1,116 @@
+//! The probe of the timers in force: when it is made, and its last verdict.
+
+use std::{
+    path::Path,
+    sync::mpsc,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use tracing::{info, warn};
+
+use crate::{
+    api::types::ProbeView,
+    kernel::{
+        cgroup,
+        interference::{self, Target, Verdict},
+        programs,
+    },
+};
+
+/// Probes on a thread of its own, and remembers what came of it.
+pub(super) struct Probing {
+    last: Option<ProbeView>,
+    /// Programs that ran on the way from the root to the attached cgroup when it was last probed.
+    programs: Vec<u32>,
+    pending: Option<mpsc::Receiver<Verdict>>,
+}
+
+impl Probing {
+    pub(super) fn new() -> Self {
+        Self {
+            last: None,
+            programs: Vec::new(),
+            pending: None,
+        }
+    }
+
+    pub(super) fn last(&self) -> Option<&ProbeView> {
+        self.last.as_ref()
+    }
+
+    /// Begins a probe if the programs on the way are others than at the last one: each of them can
+    /// interfere, and nothing else can.
+    pub(super) fn consider(&mut self, cgroup: &Path, target: Option<Target>) {
+        if self.pending.is_some() {
+            return;
+        }
+        let Some(target) = target else {
+            // Asked again once there is something to see.
+            self.programs.clear();
+            return;
+        };
+        let now = ids(cgroup);
+        if now == self.programs {
+            return;
+        }
+        self.programs = now;
+        let cgroup = cgroup.to_owned();
+        let (answer, pending) = mpsc::channel();
+        let thread = std::thread::Builder::new().name("probe".to_owned());
+        let begun = thread.spawn(move || {
+            // The engine may have gone.
+            let _stopped = answer.send(interference::probe(&cgroup, &target));
+        });
+        if begun.is_ok() {
+            self.pending = Some(pending);
+        }
+    }
+
+    /// Waits for a probe that is under way, so that it leaves nothing behind.
+    pub(super) fn finish(&mut self) {
+        const LIMIT: Duration = Duration::from_secs(2);
+        if let Some(pending) = self.pending.take() {
+            let _answer = pending.recv_timeout(LIMIT);
+        }
+    }
+
+    /// Takes over an answer that has come meanwhile.
+    pub(super) fn collect(&mut self) {
+        let answer = match &self.pending {
+            Some(pending) => match pending.try_recv() {
+                Ok(verdict) => Some(verdict),
+                Err(mpsc::TryRecvError::Empty) => return,
+                Err(mpsc::TryRecvError::Disconnected) => None,
+            },
+            None => return,
+        };
+        self.pending = None;
+        if let Some(verdict) = answer {
+            self.tell(verdict, "the daemon");
+        }
+    }
+
+    /// Remembers a verdict.
+    pub(super) fn tell(&mut self, verdict: Verdict, by: &str) {
+        match &verdict {
+            Verdict::Interference { .. } => warn!(by, "probe: {}", verdict.describe()),
+            _ => info!(by, "probe: {}", verdict.describe()),
+        }
+        self.last = Some(ProbeView {
+            at_s: SystemTime::now()
+                .duration_since(UNIX_EPOCH)
+                .unwrap_or_default()
+                .as_secs(),
+            by: by.to_owned(),
+            verdict,
+        });
+    }
+}
+
+fn ids(attached: &Path) -> Vec<u32> {
+    let Ok(root) = cgroup::resolve(None) else {
+        return Vec::new();
+    };
+    let found = programs::on_the_way(&root, attached, &[]);
+    found.into_iter().map(|program| program.id).collect()
+}

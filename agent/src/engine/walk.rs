@@ -1,0 +1,237 @@
+//! Sockets that are open already, in every network namespace of the host.
+//!
+//! A walk enters one namespace after the other, which changes the thread it runs on: it always has
+//! a thread of its own, and tells how far it is while the engine goes on.
+
+use std::{
+    sync::Arc,
+    thread::JoinHandle,
+    time::{Instant, SystemTime, UNIX_EPOCH},
+};
+
+use nix::sched::{CloneFlags, setns};
+use tokio::sync::watch;
+use tracing::{info, warn};
+
+use crate::{
+    api::types::{OpenSocketsView, SkippedNamespace, WalkView},
+    datapath::walk::{Defaults, Walked, Walker},
+    kernel::{netns, sysctl},
+};
+
+/// Largest value TCP_BPF_RTO_MIN takes, and its default (`TCP_RTO_MIN`).
+const RTO_MIN_US: u32 = 200_000;
+/// `TCP_RTO_MAX`.
+const RTO_MAX_MS: u32 = 120_000;
+
+/// The walks of an engine: one at a time.
+pub(super) struct Walks {
+    progress: watch::Sender<Arc<WalkView>>,
+    running: Option<JoinHandle<()>>,
+    /// Entries changed while one ran.
+    again: bool,
+}
+
+impl Walks {
+    pub(super) fn new() -> (Self, watch::Receiver<Arc<WalkView>>) {
+        let (progress, seen) = watch::channel(Arc::new(WalkView::default()));
+        let walks = Self {
+            progress,
+            running: None,
+            again: false,
+        };
+        (walks, seen)
+    }
+
+    pub(super) fn is_running(&self) -> bool {
+        self.running.as_ref().is_some_and(|run| !run.is_finished())
+    }
+
+    pub(super) fn last(&self) -> Arc<WalkView> {
+        self.progress.borrow().clone()
+    }
+
+    /// Asks for another walk once the one that runs has ended.
+    pub(super) fn ask_again(&mut self) {
+        self.again = true;
+    }
+
+    /// Whether another walk was asked for and can begin now.
+    pub(super) fn take_again(&mut self) -> bool {
+        !self.is_running() && std::mem::take(&mut self.again)
+    }
+
+    /// Begins a walk; the caller has seen that none is running.
+    pub(super) fn begin(&mut self, walker: Walker, cause: &str, notes: Vec<String>) -> WalkView {
+        let view = WalkView {
+            running: true,
+            cause: cause.to_owned(),
+            began_at_s: now_s(),
+            notes,
+            ..WalkView::default()
+        };
+        self.progress.send_replace(Arc::new(view.clone()));
+        let progress = self.progress.clone();
+        let begun = view.clone();
+        let run = std::thread::Builder::new()
+            .name("walk".to_owned())
+            .spawn(move || {
+                let publish = |view: &WalkView| {
+                    progress.send_replace(Arc::new(view.clone()));
+                };
+                let done = walk_all(vec![walker], begun, &publish);
+                log(&done);
+                publish(&done);
+            });
+        match run {
+            Ok(run) => self.running = Some(run),
+            Err(e) => {
+                let failed = WalkView {
+                    running: false,
+                    problems: vec![format!("no thread for the walk: {e}")],
+                    ..view.clone()
+                };
+                self.progress.send_replace(Arc::new(failed));
+            }
+        }
+        view
+    }
+
+    /// Says that a walk could not begin.
+    pub(super) fn refused(&mut self, cause: &str, why: String) {
+        self.progress.send_replace(Arc::new(WalkView {
+            cause: cause.to_owned(),
+            began_at_s: now_s(),
+            problems: vec![why],
+            ..WalkView::default()
+        }));
+    }
+}
+
+/// Gives back what was set on every socket of the host; returns when it is done.
+///
+/// # Errors
+///
+/// If no thread can be had.
+pub fn restore(walkers: Vec<Walker>) -> std::io::Result<WalkView> {
+    let begun = WalkView {
+        running: true,
+        cause: "detach --restore".to_owned(),
+        began_at_s: now_s(),
+        ..WalkView::default()
+    };
+    let thread = std::thread::Builder::new().name("restore".to_owned());
+    let run = thread.spawn(move || walk_all(walkers, begun, &|_| {}))?;
+    let done = run
+        .join()
+        .map_err(|_| std::io::Error::other("the walk died"))?;
+    log(&done);
+    Ok(done)
+}
+
+fn log(done: &WalkView) {
+    let changed: u64 = done.policies.values().map(|p| p.changed).sum();
+    info!(
+        audit = true,
+        source = done.cause,
+        changed,
+        namespaces = done.namespaces_done,
+        skipped = done.skipped.len(),
+        "open sockets"
+    );
+    for problem in &done.problems {
+        warn!("open sockets: {problem}");
+    }
+}
+
+/// On this very thread.
+fn walk_all(mut walkers: Vec<Walker>, mut view: WalkView, publish: &dyn Fn(&WalkView)) -> WalkView {
+    let begin = Instant::now();
+    match netns::all() {
+        Ok(found) => {
+            view.namespaces = found.namespaces.len();
+            if found.hidden_processes > 0 {
+                view.problems.push(format!(
+                    "{} processes could not be asked for their network namespace \
+                     (CAP_SYS_PTRACE): sockets of namespaces that only they are in were left alone",
+                    found.hidden_processes
+                ));
+            }
+            for (i, namespace) in found.namespaces.iter().enumerate() {
+                publish(&view);
+                // The first is this thread's own.
+                let entered = match i {
+                    0 => Ok(()),
+                    _ => setns(&namespace.handle, CloneFlags::CLONE_NEWNET)
+                        .map_err(|e| format!("cannot be entered: {e} (CAP_SYS_ADMIN is needed)")),
+                };
+                let walked = entered.and_then(|()| {
+                    let defaults = defaults();
+                    walkers.iter_mut().try_for_each(|walker| {
+                        let walked = walker.walk(defaults).map_err(|e| e.to_string())?;
+                        add(&mut view, walked);
+                        Ok(())
+                    })
+                });
+                match walked {
+                    Ok(()) => view.namespaces_done += 1,
+                    Err(reason) => view.skipped.push(SkippedNamespace {
+                        inode: namespace.inode,
+                        place: namespace.place.clone(),
+                        reason,
+                    }),
+                }
+            }
+        }
+        Err(e) => view.problems.push(format!("/proc: {e}")),
+    }
+    view.running = false;
+    view.took_ms = u64::try_from(begin.elapsed().as_millis()).unwrap_or(u64::MAX);
+    view
+}
+
+fn add(view: &mut WalkView, walked: Walked) {
+    view.uncovered += u64::from(walked.uncovered);
+    for (name, counts) in walked.policies {
+        let sum: &mut OpenSocketsView = view.policies.entry(name).or_default();
+        sum.seen += u64::from(counts.seen);
+        sum.changed += u64::from(counts.changed);
+        sum.kept += u64::from(counts.kept);
+        sum.refused += u64::from(counts.refused);
+    }
+}
+
+/// Of the network namespace this thread is in.
+fn defaults() -> Defaults {
+    Defaults {
+        rto_min_us: sysctl::ipv4("tcp_rto_min_us").map_or(RTO_MIN_US, |us: u32| us.min(RTO_MIN_US)),
+        rto_max_ms: sysctl::ipv4("tcp_rto_max_ms").unwrap_or(RTO_MAX_MS),
+    }
+}
+
+/// What to know about the settings in force, where they meet open sockets.
+pub(super) fn notes(sets_rto_min: bool, has_hook: bool) -> Vec<String> {
+    let mut notes = Vec::new();
+    if sets_rto_min {
+        notes.push(
+            "rto_min: the RTO of an open socket sinks to a lower minimum over about 20 round \
+             trips; a higher one does not raise it"
+                .to_owned(),
+        );
+    }
+    if !has_hook {
+        notes.push(
+            "this kernel has no way to the RTO hook of open sockets (Linux 6.12): linear_retries \
+             and the counts of RTOs and tail loss probes begin with new connections"
+                .to_owned(),
+        );
+    }
+    notes
+}
+
+fn now_s() -> u64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default()
+        .as_secs()
+}

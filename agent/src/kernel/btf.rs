@@ -1,0 +1,292 @@
+//! Places of fields in the running kernel's structs, from its BTF
+//! (Documentation/bpf/btf.rst, Linux 6.12). Only as much of the format as that takes.
+
+use std::{collections::HashMap, fs, io, path::Path};
+
+use rto_agent_common::Offsets;
+
+const VMLINUX: &str = "/sys/kernel/btf/vmlinux";
+
+const MAGIC: u16 = 0xeb9f;
+/// `struct btf_type`: name, info, size or type.
+const TYPE_LEN: usize = 12;
+/// `struct btf_member`: name, type, offset.
+const MEMBER_LEN: usize = 12;
+
+const KIND_PTR: u32 = 2;
+const KIND_STRUCT: u32 = 4;
+const KIND_UNION: u32 = 5;
+/// Kinds that only name or qualify another type: typedef, volatile, const, restrict, type_tag.
+const MODIFIERS: [u32; 5] = [8, 9, 10, 11, 18];
+
+/// Why a field cannot be found.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BtfError {
+    /// The kernel has no BTF, or it cannot be read.
+    #[error("{VMLINUX}: {0}; the kernel must be built with CONFIG_DEBUG_INFO_BTF")]
+    Unreadable(#[from] io::Error),
+    /// It is not in the form this version knows.
+    #[error("{VMLINUX} is not in a form this version can read: {0}")]
+    Malformed(&'static str),
+    /// A struct or field is not there.
+    #[error("this kernel has no {0}")]
+    Missing(String),
+}
+
+/// A parsed index over the raw bytes.
+pub struct Btf {
+    data: Vec<u8>,
+    strings: usize,
+    /// Where each type begins; type ids count from 1.
+    types: Vec<usize>,
+    /// Structs by name.
+    structs: HashMap<String, usize>,
+}
+
+impl Btf {
+    /// The running kernel's.
+    ///
+    /// # Errors
+    ///
+    /// If it has none, or in another form.
+    pub fn vmlinux() -> Result<Self, BtfError> {
+        Self::parse(fs::read(Path::new(VMLINUX))?)
+    }
+
+    fn parse(data: Vec<u8>) -> Result<Self, BtfError> {
+        let word = |at: usize| u32_at(&data, at).map(|w| w as usize);
+        let magic = data.get(..2).map(|b| u16::from_ne_bytes([b[0], b[1]]));
+        if magic != Some(MAGIC) {
+            return Err(BtfError::Malformed("magic number"));
+        }
+        let (header, types_at, types_len, strings_at) = (word(4)?, word(8)?, word(12)?, word(16)?);
+        let mut btf = Self {
+            strings: header + strings_at,
+            types: Vec::new(),
+            structs: HashMap::new(),
+            data,
+        };
+        let mut at = header + types_at;
+        let end = at + types_len;
+        while at < end {
+            let info = u32_at(&btf.data, at + 4)?;
+            if kind(info) == KIND_STRUCT {
+                let name = btf.string(u32_at(&btf.data, at)? as usize)?;
+                // The first of a name: others are of modules or of files that differ.
+                btf.structs.entry(name).or_insert(btf.types.len());
+            }
+            btf.types.push(at);
+            at += TYPE_LEN + trailer(info)?;
+        }
+        Ok(btf)
+    }
+
+    fn string(&self, offset: usize) -> Result<String, BtfError> {
+        let rest = self.data.get(self.strings + offset..);
+        let rest = rest.ok_or(BtfError::Malformed("string offset"))?;
+        let end = rest.iter().position(|b| *b == 0).unwrap_or(rest.len());
+        Ok(String::from_utf8_lossy(&rest[..end]).into_owned())
+    }
+
+    fn type_at(&self, id: u32) -> Result<usize, BtfError> {
+        (id as usize)
+            .checked_sub(1)
+            .and_then(|index| self.types.get(index))
+            .copied()
+            .ok_or(BtfError::Malformed("type id"))
+    }
+
+    /// The type behind names and qualifiers.
+    fn plain(&self, mut id: u32) -> Result<usize, BtfError> {
+        // Longer chains do not occur; a circle would not end.
+        for _ in 0..32 {
+            let at = self.type_at(id)?;
+            if !MODIFIERS.contains(&kind(u32_at(&self.data, at + 4)?)) {
+                return Ok(at);
+            }
+            id = u32_at(&self.data, at + 8)?;
+        }
+        Err(BtfError::Malformed("endless type"))
+    }
+
+    /// Byte offset and type of a field, also of one within anonymous structs and unions.
+    fn member(&self, at: usize, name: &str) -> Result<Option<(u32, usize)>, BtfError> {
+        let info = u32_at(&self.data, at + 4)?;
+        if ![KIND_STRUCT, KIND_UNION].contains(&kind(info)) {
+            return Ok(None);
+        }
+        for index in 0..(info & 0xffff) as usize {
+            let member = at + TYPE_LEN + index * MEMBER_LEN;
+            let own = self.string(u32_at(&self.data, member)? as usize)?;
+            let id = u32_at(&self.data, member + 4)?;
+            let raw = u32_at(&self.data, member + 8)?;
+            // With the kind's flag the upper byte is the size of a bit field.
+            let bits = if info >> 31 == 1 {
+                raw & 0x00ff_ffff
+            } else {
+                raw
+            };
+            if own == name {
+                return Ok(Some((bits / 8, self.plain(id)?)));
+            }
+            if own.is_empty()
+                && let Some((inner, at)) = self.member(self.plain(id)?, name)?
+            {
+                return Ok(Some((bits / 8 + inner, at)));
+            }
+        }
+        Ok(None)
+    }
+
+    fn find(&self, of: &str, path: &[&str]) -> Result<(u32, usize), BtfError> {
+        let missing = || BtfError::Missing(format!("{of}.{}", path.join(".")));
+        let index = self.structs.get(of).ok_or_else(missing)?;
+        let mut found = (0, self.types[*index]);
+        for name in path {
+            let (offset, at) = self.member(found.1, name)?.ok_or_else(missing)?;
+            found = (found.0 + offset, at);
+        }
+        Ok(found)
+    }
+
+    /// Byte offset of a field.
+    ///
+    /// # Errors
+    ///
+    /// [`BtfError::Missing`] if the kernel has no such struct or field.
+    pub fn offset(&self, of: &str, path: &[&str]) -> Result<u32, BtfError> {
+        Ok(self.find(of, path)?.0)
+    }
+
+    /// Byte offset of a field that is a pointer.
+    ///
+    /// # Errors
+    ///
+    /// [`BtfError::Missing`] if the kernel has no such field, or it is no pointer.
+    fn pointer(&self, of: &str, path: &[&str]) -> Result<u32, BtfError> {
+        let (offset, at) = self.find(of, path)?;
+        if kind(u32_at(&self.data, at + 4)?) == KIND_PTR {
+            Ok(offset)
+        } else {
+            let text = format!("pointer {of}.{}", path.join("."));
+            Err(BtfError::Missing(text))
+        }
+    }
+
+    /// What the programs at LSM hooks and iterators read.
+    ///
+    /// # Errors
+    ///
+    /// Names the first field the kernel does not have.
+    pub fn offsets(&self) -> Result<Offsets, BtfError> {
+        Ok(Offsets {
+            family: self.offset("sock_common", &["skc_family"])?,
+            state: self.offset("sock_common", &["skc_state"])?,
+            daddr: self.offset("sock_common", &["skc_daddr"])?,
+            v6_daddr: self.offset("sock_common", &["skc_v6_daddr"])?,
+            cgroup: self.pointer("sock", &["sk_cgrp_data", "cgroup"])?,
+            cgroup_kn: self.pointer("cgroup", &["kn"])?,
+            kn_id: self.offset("kernfs_node", &["id"])?,
+            css_parent: self.pointer("cgroup", &["self", "parent"])?,
+            css_cgroup: self.pointer("cgroup_subsys_state", &["cgroup"])?,
+        })
+    }
+}
+
+fn kind(info: u32) -> u32 {
+    (info >> 24) & 0x1f
+}
+
+/// Bytes that follow a `struct btf_type`, by its kind.
+fn trailer(info: u32) -> Result<usize, BtfError> {
+    let count = (info & 0xffff) as usize;
+    Ok(match kind(info) {
+        // int, var, decl_tag
+        1 | 14 | 17 => 4,
+        // array
+        3 => 12,
+        // struct, union, datasec, enum64
+        4 | 5 | 15 | 19 => 12 * count,
+        // enum, func_proto
+        6 | 13 => 8 * count,
+        // pointer, forward, typedef, volatile, const, restrict, func, float, type_tag
+        2 | 7..=12 | 16 | 18 => 0,
+        _ => return Err(BtfError::Malformed("a kind of type that is too new")),
+    })
+}
+
+fn u32_at(data: &[u8], at: usize) -> Result<u32, BtfError> {
+    data.get(at..at + 4)
+        .and_then(|bytes| bytes.try_into().ok())
+        .map(u32::from_ne_bytes)
+        .ok_or(BtfError::Malformed("too short"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `struct pair { int a; union { int b; int *p; }; }` by hand.
+    fn sample() -> Vec<u8> {
+        let strings = b"\0pair\0a\0b\0p\0int\0";
+        let int = 12u32;
+        let types: Vec<u32> = [
+            // 1: int
+            vec![int, 1 << 24, 4, 32],
+            // 2: int *
+            vec![0, 2 << 24, 1],
+            // 3: union
+            vec![0, 5 << 24 | 2, 8, 8, 1, 0, 10, 2, 0],
+            // 4: const of 3
+            vec![0, 10 << 24, 3],
+            // 5: struct pair, its offsets with a bit-field size in the upper byte
+            vec![1, 1 << 31 | 4 << 24 | 2, 16, 6, 1, 32 << 24, 0, 4, 64],
+        ]
+        .concat();
+        let header = [
+            0x0001_eb9f,
+            24,
+            0,
+            u32::try_from(types.len() * 4).unwrap(),
+            u32::try_from(types.len() * 4).unwrap(),
+            u32::try_from(strings.len()).unwrap(),
+        ];
+        let words = header.into_iter().chain(types);
+        let mut bytes: Vec<u8> = words.flat_map(u32::to_ne_bytes).collect();
+        bytes.extend_from_slice(strings);
+        bytes
+    }
+
+    #[test]
+    fn fields_also_of_anonymous_unions() {
+        let btf = Btf::parse(sample()).unwrap();
+        assert_eq!(btf.offset("pair", &["a"]).unwrap(), 0);
+        assert_eq!(btf.offset("pair", &["b"]).unwrap(), 8);
+        assert_eq!(btf.pointer("pair", &["p"]).unwrap(), 8);
+        let missing = |r: Result<u32, BtfError>| r.unwrap_err().to_string();
+        assert!(missing(btf.pointer("pair", &["b"])).contains("pointer pair.b"));
+        assert!(missing(btf.offset("pair", &["c"])).contains("pair.c"));
+        assert!(missing(btf.offset("none", &["c"])).contains("none.c"));
+    }
+
+    #[test]
+    fn what_is_cut_short_is_refused() {
+        let whole = sample();
+        assert!(Btf::parse(Vec::new()).is_err());
+        for length in 0..whole.len() - 16 {
+            // No panic, whatever is missing.
+            let _refused = Btf::parse(whole[..length].to_vec());
+        }
+    }
+
+    #[test]
+    fn this_kernel_has_the_fields() {
+        let Ok(btf) = Btf::vmlinux() else {
+            return;
+        };
+        let offsets = btf.offsets().unwrap();
+        assert!(offsets.v6_daddr > offsets.daddr);
+        assert_ne!(offsets.cgroup, 0);
+    }
+}

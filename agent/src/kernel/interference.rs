@@ -1,0 +1,301 @@
+//! Whether the initial RTO of a policy reaches the kernel: another sock_ops program may overwrite it
+//! or turn it off, and the kernel tells nobody.
+//!
+//! A child process moves itself into a throw-away cgroup below the attached one and into a network
+//! namespace of its own, where every packet to the probed address is dropped, begins a connection
+//! there, and asks the kernel which timer it chose (TCP_INFO). No packet leaves the namespace. The
+//! connection is marked, so that the agent's own program leaves it out of every count.
+
+use std::{
+    fs, io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    os::fd::AsRawFd as _,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    time::Duration,
+};
+
+use anyhow::Context as _;
+use nix::{
+    errno::Errno,
+    libc,
+    sched::{CloneFlags, unshare},
+    sys::socket::{
+        AddressFamily, SockFlag, SockType, SockaddrStorage, connect, setsockopt, socket, sockopt,
+    },
+};
+use rtnetlink::{LinkUnspec, RouteMessageBuilder};
+use rto_agent_common::PROBE_MARK;
+use serde::{Deserialize, Serialize};
+
+/// Name of the hidden verb that the child process is started with.
+pub const VERB: &str = "__probe";
+/// Names of the throw-away cgroups begin so.
+const CGROUP_PREFIX: &str = "rto-agent-probe-";
+/// The loopback interface of a new namespace.
+const LOOPBACK: u32 = 1;
+/// Nobody listens there; nothing gets there.
+const PORT: u16 = 9;
+const SOURCE_V4: Ipv4Addr = Ipv4Addr::new(169, 254, 114, 116);
+const SOURCE_V6: Ipv6Addr = Ipv6Addr::new(0xfd72, 0x746f, 0, 0, 0, 0, 0, 1);
+
+/// What a probe found.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "verdict", rename_all = "kebab-case")]
+pub enum Verdict {
+    /// The kernel chose the policy's timer.
+    Good {
+        /// The address probed.
+        address: IpAddr,
+        /// The initial RTO, microseconds.
+        initial_rto_us: u64,
+    },
+    /// It chose another: a program of somebody else interferes.
+    Interference {
+        /// The address probed.
+        address: IpAddr,
+        /// The policy's initial RTO, microseconds.
+        expected_us: u64,
+        /// The one the kernel chose.
+        found_us: u64,
+    },
+    /// There is no answer.
+    NotProbed {
+        /// Why.
+        reason: String,
+    },
+}
+
+impl Verdict {
+    /// In a sentence.
+    #[must_use]
+    pub fn describe(&self) -> String {
+        let text = |us: u64| humantime::format_duration(Duration::from_micros(us)).to_string();
+        match self {
+            Self::Good {
+                address,
+                initial_rto_us,
+            } => format!(
+                "good: a connection to {address} began with {}",
+                text(*initial_rto_us)
+            ),
+            Self::Interference {
+                address,
+                expected_us,
+                found_us,
+            } => format!(
+                "INTERFERENCE: a connection to {address} began with {} instead of {}",
+                text(*found_us),
+                text(*expected_us)
+            ),
+            Self::NotProbed { reason } => format!("not probed: {reason}"),
+        }
+    }
+}
+
+/// What to probe: an address that an entry covers, and the initial RTO of its policy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// The address.
+    pub address: IpAddr,
+    /// The initial RTO, microseconds.
+    pub initial_rto_us: u64,
+}
+
+/// Probes below `cgroup`. Takes some ten milliseconds.
+#[must_use]
+pub fn probe(cgroup: &Path, target: &Target) -> Verdict {
+    match child_answer(cgroup, target.address) {
+        Ok(found_us) if found_us == target.initial_rto_us => Verdict::Good {
+            address: target.address,
+            initial_rto_us: found_us,
+        },
+        Ok(found_us) => Verdict::Interference {
+            address: target.address,
+            expected_us: target.initial_rto_us,
+            found_us,
+        },
+        Err(e) => Verdict::NotProbed {
+            reason: format!("{e:#}"),
+        },
+    }
+}
+
+fn child_answer(parent: &Path, address: IpAddr) -> anyhow::Result<u64> {
+    let cgroup = Throwaway::new(parent)?;
+    let program = std::env::current_exe().context("the agent's own binary")?;
+    let output = Command::new(program)
+        .arg(VERB)
+        .arg(&cgroup.path)
+        .arg(address.to_string())
+        .stdin(Stdio::null())
+        .output()
+        .context("cannot start the probe")?;
+    let said = String::from_utf8_lossy(&output.stdout);
+    match said.trim().parse() {
+        Ok(rto_us) if output.status.success() => Ok(rto_us),
+        _ => {
+            let why = String::from_utf8_lossy(&output.stderr);
+            let why = why.trim().trim_start_matches("rto-agent: ");
+            anyhow::bail!("{why}; rto-agent doctor, as root, probes as well")
+        }
+    }
+}
+
+/// A cgroup that is removed with its guard.
+struct Throwaway {
+    path: PathBuf,
+}
+
+impl Throwaway {
+    fn new(parent: &Path) -> anyhow::Result<Self> {
+        sweep(parent);
+        let pid = std::process::id();
+        let path = parent.join(format!("{CGROUP_PREFIX}{pid}"));
+        match fs::create_dir(&path) {
+            Ok(()) => Ok(Self { path }),
+            Err(e) => {
+                Err(e).with_context(|| format!("cannot make a cgroup below {}", parent.display()))
+            }
+        }
+    }
+}
+
+impl Drop for Throwaway {
+    fn drop(&mut self) {
+        // The child has ended; the kernel may take a moment to see the cgroup empty.
+        for _ in 0..50 {
+            match fs::remove_dir(&self.path) {
+                Err(e) if e.raw_os_error() == Some(libc::EBUSY) => {
+                    std::thread::sleep(Duration::from_millis(2));
+                }
+                _ => return,
+            }
+        }
+    }
+}
+
+/// Removes the cgroups that killed probes left below `parent`. (One that is in use cannot be removed.)
+pub fn sweep(parent: &Path) {
+    for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        if name.to_string_lossy().starts_with(CGROUP_PREFIX) {
+            let _in_use = fs::remove_dir(entry.path());
+        }
+    }
+}
+
+/// The child process: see the module. The initial RTO the kernel chose, microseconds.
+///
+/// # Errors
+///
+/// Names what could not be done: without root most of it cannot.
+pub fn child(cgroup: &Path, address: IpAddr) -> anyhow::Result<u64> {
+    fs::write(cgroup.join("cgroup.procs"), "0")
+        .with_context(|| format!("cannot move into {}", cgroup.display()))?;
+    unshare(CloneFlags::CLONE_NEWNET).context("cannot make a network namespace (CAP_SYS_ADMIN)")?;
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?
+        .block_on(black_hole(address))
+        .context("cannot set the namespace up")?;
+    let family = match address {
+        IpAddr::V4(_) => AddressFamily::Inet,
+        IpAddr::V6(_) => AddressFamily::Inet6,
+    };
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    // Only now: a socket belongs to the cgroup and namespace it was made in.
+    let socket = socket(family, SockType::Stream, flags, None)?;
+    setsockopt(&socket, sockopt::Mark, &PROBE_MARK).context("SO_MARK (CAP_NET_ADMIN)")?;
+    let to = SockaddrStorage::from(SocketAddr::new(address, PORT));
+    match connect(socket.as_raw_fd(), &to) {
+        Err(Errno::EINPROGRESS) => rto_us(socket.as_raw_fd()).context("TCP_INFO"),
+        Ok(()) => anyhow::bail!("the connection to nobody succeeded"),
+        Err(e) => Err(e).context("cannot begin a connection"),
+    }
+}
+
+/// Every packet to `address` leaves by the loopback interface and is dropped as it comes in: it is
+/// for nobody here, and nothing is forwarded.
+async fn black_hole(address: IpAddr) -> anyhow::Result<()> {
+    let (connection, handle, _) = rtnetlink::new_connection()?;
+    let driver = tokio::spawn(connection);
+    let up = LinkUnspec::new_with_index(LOOPBACK).up().build();
+    handle.link().set(up).execute().await?;
+    let source = match address {
+        IpAddr::V4(_) => IpAddr::V4(SOURCE_V4),
+        IpAddr::V6(_) => IpAddr::V6(SOURCE_V6),
+    };
+    let bits = if source.is_ipv4() { 32 } else { 128 };
+    let added = handle.address().add(LOOPBACK, source, bits);
+    added.execute().await?;
+    let route = match address {
+        IpAddr::V4(address) => RouteMessageBuilder::<Ipv4Addr>::new()
+            .destination_prefix(address, bits)
+            .output_interface(LOOPBACK)
+            .build(),
+        IpAddr::V6(address) => RouteMessageBuilder::<Ipv6Addr>::new()
+            .destination_prefix(address, bits)
+            .output_interface(LOOPBACK)
+            .build(),
+    };
+    handle.route().add(route).execute().await?;
+    driver.abort();
+    Ok(())
+}
+
+/// `tcpi_rto`.
+fn rto_us(socket: libc::c_int) -> io::Result<u64> {
+    // SAFETY: a struct of integers, for which all zeroes is a value.
+    let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
+    let mut length = libc::socklen_t::try_from(size_of_val(&info)).unwrap_or(0);
+    // SAFETY: buffer and length are on the stack, the length is the buffer's.
+    let done = unsafe {
+        libc::getsockopt(
+            socket,
+            libc::IPPROTO_TCP,
+            libc::TCP_INFO,
+            (&raw mut info).cast(),
+            &raw mut length,
+        )
+    };
+    if done == 0 {
+        Ok(info.tcpi_rto.into())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn verdicts_in_words() {
+        let address = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
+        let good = Verdict::Good {
+            address,
+            initial_rto_us: 100_000,
+        };
+        assert_eq!(
+            good.describe(),
+            "good: a connection to 10.0.0.1 began with 100ms"
+        );
+        let bad = Verdict::Interference {
+            address,
+            expected_us: 100_000,
+            found_us: 1_000_000,
+        };
+        assert!(bad.describe().ends_with("began with 1s instead of 100ms"));
+    }
+
+    #[test]
+    fn what_cannot_be_probed_says_why() {
+        let target = Target {
+            address: IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1)),
+            initial_rto_us: 1,
+        };
+        let verdict = probe(Path::new("/nonexistent"), &target);
+        assert!(verdict.describe().contains("/nonexistent"), "{verdict:?}");
+    }
+}

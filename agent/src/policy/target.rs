@@ -1,0 +1,139 @@
+//! Which address to probe, to see that a policy's initial RTO reaches the kernel.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use ipnetwork::IpNetwork;
+
+use super::{HostFacts, PolicySet, units::quantise};
+
+/// How many entries are looked at before giving up: one is as good as the other.
+const TRIES: usize = 64;
+/// Addresses for examples (RFC 5737, RFC 3849), for prefixes that have no good first address.
+const ELSEWHERE: [IpAddr; 2] = [
+    IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)),
+    IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)),
+];
+
+impl PolicySet {
+    /// An address whose policy has an initial RTO other than the kernel's own, and that initial RTO
+    /// in microseconds; `None` if there is none.
+    #[must_use]
+    pub fn probe_target(&self, host: &HostFacts) -> Option<(IpAddr, u64)> {
+        self.entries.keys().take(TRIES).find_map(|cidr| {
+            let address = candidate(cidr.network())?;
+            let jiffies = self.initial_rto_of(address, host)?;
+            // As the kernel tells it: jiffies_to_usecs().
+            (jiffies != u64::from(host.hz))
+                .then(|| (address, jiffies * 1_000_000 / u64::from(host.hz)))
+        })
+    }
+
+    fn initial_rto_of(&self, address: IpAddr, host: &HostFacts) -> Option<u64> {
+        let covering = self.entries.iter().filter(|(c, _)| c.contains(address));
+        let (_, entry) = covering.max_by_key(|(cidr, _)| cidr.prefix())?;
+        let settings = &self.policies.get(&entry.policy)?.settings;
+        Some(quantise(settings.initial_rto?, host.hz).jiffies)
+    }
+}
+
+/// An address of the prefix that a connection can be begun to.
+fn candidate(network: IpNetwork) -> Option<IpAddr> {
+    let first = match network {
+        IpNetwork::V4(n) => IpAddr::V4(n.nth(1).unwrap_or(n.network())),
+        IpNetwork::V6(n) => IpAddr::V6(n.nth(1).unwrap_or(n.network())),
+    };
+    [first]
+        .into_iter()
+        .chain(ELSEWHERE)
+        .find(|address| network.contains(*address) && is_ordinary(*address))
+}
+
+fn is_ordinary(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(a) => {
+            !(a.octets()[0] == 0 || a.octets()[0] >= 224 || a.is_loopback() || a.is_link_local())
+        }
+        IpAddr::V6(a) => {
+            !(a.is_unspecified()
+                || a.is_loopback()
+                || a.is_multicast()
+                || a.is_unicast_link_local()
+                || a.to_ipv4_mapped().is_some())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::policy::{Entry, Policy, Settings};
+
+    const HOST: HostFacts = HostFacts {
+        hz: 250,
+        tcp_syn_retries: 6,
+        tcp_syn_linear_timeouts: 4,
+        has_rto_max: true,
+        has_bpf_thin_linear: true,
+    };
+
+    fn set(entries: &[(&str, Option<u64>)]) -> PolicySet {
+        let mut set = PolicySet::default();
+        for (i, (cidr, rto)) in entries.iter().enumerate() {
+            let name: crate::policy::PolicyName = format!("p{i}").parse().unwrap();
+            let settings = Settings {
+                initial_rto: rto.map(Duration::from_millis),
+                ..Settings::default()
+            };
+            let location = None;
+            set.policies
+                .insert(name.clone(), Policy { settings, location });
+            let entry = Entry {
+                policy: name,
+                location: None,
+            };
+            set.entries.insert(cidr.parse().unwrap(), entry);
+        }
+        set
+    }
+
+    fn target(entries: &[(&str, Option<u64>)]) -> Option<(String, u64)> {
+        let (address, us) = set(entries).probe_target(&HOST)?;
+        Some((address.to_string(), us))
+    }
+
+    #[test]
+    fn an_address_whose_policy_has_an_initial_rto() {
+        let found = |address: &str, us| Some((address.to_owned(), us));
+        assert_eq!(
+            target(&[("10.0.0.0/8", Some(99))]),
+            found("10.0.0.1", 100_000)
+        );
+        assert_eq!(target(&[("fd00::/64", Some(5))]), found("fd00::1", 8_000));
+        assert_eq!(
+            target(&[("10.0.0.7/32", Some(5))]),
+            found("10.0.0.7", 8_000)
+        );
+        assert_eq!(target(&[("0.0.0.0/0", Some(5))]), found("192.0.2.1", 8_000));
+        assert_eq!(target(&[("::/0", Some(5))]), found("2001:db8::1", 8_000));
+    }
+
+    #[test]
+    fn the_longest_prefix_decides() {
+        assert_eq!(
+            target(&[("10.0.0.0/8", Some(100)), ("10.0.0.0/24", Some(20))]),
+            Some(("10.0.0.1".to_owned(), 20_000))
+        );
+    }
+
+    #[test]
+    fn none_where_there_is_nothing_to_see() {
+        assert_eq!(target(&[]), None);
+        assert_eq!(target(&[("10.0.0.0/8", None)]), None);
+        // The kernel's own value cannot be told from no policy.
+        assert_eq!(target(&[("10.0.0.0/8", Some(1000))]), None);
+        assert_eq!(target(&[("127.0.0.0/8", Some(5))]), None);
+        assert_eq!(target(&[("224.0.0.0/4", Some(5))]), None);
+    }
+}

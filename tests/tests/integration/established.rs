@@ -1,0 +1,517 @@
+//! Timers of established connections: what a policy sets is seen in ss(8) and on the wire, and
+//! what it does not set is as without the agent.
+
+use std::{net::SocketAddr, time::Duration};
+
+use rto_tests::{
+    agent::{SOON, World},
+    capture::{Capture, Segment},
+    netns::{CLIENT_LINK, SERVER_LINK, SERVER_V4, SERVER_V4_OTHER, SERVER_V6, sysctl},
+    talk::{self, REQUEST, Talk, option},
+    timing::{assert_gaps, jiffy, latest},
+};
+
+use super::{Test, to};
+
+pub(super) const TESTS: &[Test] = &[
+    ("without_a_policy_all_is_the_kernels_own", unlisted),
+    ("without_any_agent_the_kernels_200_ms", without_any_agent),
+    (
+        "rto_min_is_in_force_at_the_first_sample",
+        rto_min_first_sample,
+    ),
+    ("rto_min_8_ms_on_the_wire", || rto_min_on_the_wire(8)),
+    ("rto_min_50_ms_on_the_wire", || rto_min_on_the_wire(50)),
+    ("an_accepted_socket_gets_there", accepted),
+    ("thin_linear_keeps_the_interval", || linear(None)),
+    ("linear_retries_1", || linear(Some(1))),
+    ("linear_retries_3", || linear(Some(3))),
+    ("linear_retries_6_is_the_kernels_own", || linear(Some(6))),
+    ("linear_mode_comes_back_after_a_recovery", linear_again),
+    ("a_thick_stream_doubles", thick),
+    ("rto_max_caps_the_backoff", rto_max),
+    ("user_timeout_ends_the_connection", user_timeout),
+    ("delack_max_on_the_wire", delayed_ack),
+    ("tail_loss_probes_are_told_from_timeouts", tail_loss_probe),
+    ("retransmissions_are_counted", counted),
+    ("mapped_addresses_and_ipv6", mapped),
+    ("mptcp", mptcp),
+    ("fast_open", fast_open),
+];
+
+const PORT: u16 = 4300;
+/// The kernel's own minimum (`TCP_RTO_MIN`).
+const KERNEL_RTO_MIN: Duration = Duration::from_millis(200);
+/// The kernel's own delay of an ACK (`TCP_DELACK_MIN`, and a jiffy).
+const KERNEL_DELACK: Duration = Duration::from_millis(40);
+/// Round trips after which the estimator knows a veth.
+const ROUNDS: usize = 5;
+const NO_PAUSE: Duration = Duration::ZERO;
+
+/// A policy for the near server.
+pub(super) fn policy(settings: &str) -> String {
+    format!("[policy.near]\n{settings}\ncidrs = [\"10.88.0.0/24\", \"fd88::/64\"]\n")
+}
+
+/// With the congestion control that every kernel has, so that all measure the same.
+pub(super) fn reno(world: &World) -> anyhow::Result<()> {
+    for netns in [&world.net.client, &world.net.server] {
+        sysctl(netns, "net.ipv4.tcp_congestion_control", "reno")?;
+    }
+    Ok(())
+}
+
+fn world(settings: &str) -> anyhow::Result<World> {
+    let world = World::with(&policy(settings))?;
+    reno(&world)?;
+    Ok(world)
+}
+
+/// A conversation with a server, after some round trips.
+fn begin(world: &World, address: &str) -> anyhow::Result<Talk> {
+    let mut talk = world.talk(to(address, PORT), talk::Options::default())?;
+    talk.rounds(ROUNDS, NO_PAUSE)?;
+    Ok(talk)
+}
+
+fn client_rto(world: &World) -> anyhow::Result<Duration> {
+    talk::rto(&world.net.client, &format!("dport = :{PORT}"))
+}
+
+fn server_rto(world: &World) -> anyhow::Result<Duration> {
+    talk::rto(&world.net.server, &format!("sport = :{PORT}"))
+}
+
+/// What the RTO is where the round trip is next to nothing: the minimum and a jiffy or two.
+fn is_rto_of(rto: Duration, rto_min: Duration) -> bool {
+    (rto_min..=rto_min + 3 * jiffy()).contains(&rto)
+}
+
+/// Data segments of the client, without those that leave in the same burst (2 ms).
+fn bursts(segments: &[Segment], server: SocketAddr) -> Vec<Duration> {
+    let mut times: Vec<Duration> = Vec::new();
+    for segment in segments.iter().filter(|s| s.to == server && s.length > 0) {
+        match times.last() {
+            Some(last) if segment.time.saturating_sub(*last) < Duration::from_millis(2) => {}
+            _ => times.push(segment.time),
+        }
+    }
+    times
+}
+
+/// The gaps between transmissions of one piece of data into a black hole.
+fn data_gaps(
+    world: &World,
+    address: &str,
+    bytes: usize,
+    count: usize,
+) -> anyhow::Result<Vec<Duration>> {
+    let server = to(address, PORT);
+    let _server = world.answer(server)?;
+    let mut talk = begin(world, address)?;
+    world.net.black_hole(PORT)?;
+    let capture = Capture::start(&world.net.client, CLIENT_LINK)?;
+    talk.send(bytes)?;
+    let enough = |all: &[Segment]| bursts(all, server).len() > count;
+    let times = bursts(&capture.wait_for(SOON, enough)?, server);
+    drop(talk);
+    world.net.drop_nothing()?;
+    Ok(times
+        .windows(2)
+        .map(|t| t[1].saturating_sub(t[0]))
+        .collect())
+}
+
+/// A first gap of the tail loss probe, then this many times the RTO, then doubling.
+fn schedule(rto: Duration, linear: u32, doublings: u32) -> Vec<Duration> {
+    let mut timers = vec![rto];
+    timers.extend((0..linear).map(|_| rto));
+    timers.extend((1..=doublings).map(|n| rto * (1 << n)));
+    timers
+}
+
+fn assert_schedule(
+    world: &World,
+    address: &str,
+    bytes: usize,
+    timers: &[Duration],
+) -> anyhow::Result<()> {
+    assert_gaps(timers, || data_gaps(world, address, bytes, timers.len()))
+}
+
+/// What a host sees that has no entry for the peer: RTO, probe, backoff and ACKs as without an
+/// agent (the control is the test after this one).
+fn unlisted() -> anyhow::Result<()> {
+    let world = world("rto_min = \"8ms\"\ndelack_max = \"8ms\"\nthin_linear = true")?;
+    kernels_own(&world, SERVER_V4_OTHER)?;
+    let status = world.json(&["status"])?;
+    let near = &status["policies"]["near"];
+    assert_eq!(near["tail_loss_probes"], 0, "{near:#}");
+    assert_eq!(near["rtos"], serde_json::json!([0, 0, 0, 0, 0, 0, 0, 0]));
+    Ok(())
+}
+
+fn without_any_agent() -> anyhow::Result<()> {
+    let world = World::new()?;
+    reno(&world)?;
+    kernels_own(&world, SERVER_V4_OTHER)?;
+    kernels_own(&world, SERVER_V4)
+}
+
+fn kernels_own(world: &World, address: &str) -> anyhow::Result<()> {
+    let rto = {
+        let _server = world.answer(to(address, PORT))?;
+        let _talk = begin(world, address)?;
+        client_rto(world)?
+    };
+    assert!(is_rto_of(rto, KERNEL_RTO_MIN), "{rto:?}");
+    assert_schedule(world, address, REQUEST, &schedule(rto, 1, 1))?;
+    assert_ack_delay(world, address, KERNEL_DELACK)
+}
+
+/// On a connecting socket it is set before the SYN: the first RTO is right.
+fn rto_min_first_sample() -> anyhow::Result<()> {
+    let world = world("rto_min = \"8ms\"")?;
+    let _server = world.answer(to(SERVER_V4, PORT))?;
+    let _talk = world.talk(to(SERVER_V4, PORT), talk::Options::default())?;
+    let rto = client_rto(&world)?;
+    assert!(is_rto_of(rto, quantised(8)), "{rto:?}");
+    Ok(())
+}
+
+/// Milliseconds as the kernel has them.
+fn quantised(millis: u64) -> Duration {
+    let jiffy = jiffy();
+    let jiffies = Duration::from_millis(millis)
+        .as_nanos()
+        .div_ceil(jiffy.as_nanos());
+    jiffy * u32::try_from(jiffies).unwrap_or(u32::MAX)
+}
+
+fn rto_min_on_the_wire(millis: u64) -> anyhow::Result<()> {
+    let world = world(&format!("rto_min = \"{millis}ms\""))?;
+    let rto = {
+        let _server = world.answer(to(SERVER_V4, PORT))?;
+        let _talk = begin(&world, SERVER_V4)?;
+        client_rto(&world)?
+    };
+    assert!(is_rto_of(rto, quantised(millis)), "{rto:?}");
+    assert_schedule(&world, SERVER_V4, REQUEST, &schedule(rto, 1, 3))
+}
+
+/// At once where the kernel has BPF LSM, over some twenty round trips where it does not; status
+/// says which.
+fn accepted() -> anyhow::Result<()> {
+    let world = world("rto_min = \"8ms\"")?;
+    let status = world.json(&["status"])?;
+    let accepted = &status["attachment"]["accepted"];
+    let at_once = accepted["when"] == "before-first-sample";
+    if std::env::var_os("RTO_TESTS_EXPECT_LSM").is_some() {
+        assert!(at_once, "{accepted:#}");
+    }
+    let text = world.cli(&["status"])?;
+    if !at_once {
+        assert!(accepted["reason"].is_string(), "{accepted:#}");
+        assert!(text.contains("quarter of the excess"), "{text}");
+    }
+    let _server = world.answer(to(SERVER_V4, PORT))?;
+    let mut talk = world.talk(to(SERVER_V4, PORT), talk::Options::default())?;
+    talk.rounds(1, NO_PAUSE)?;
+    let first = server_rto(&world)?;
+    if at_once {
+        assert!(is_rto_of(first, quantised(8)), "{first:?}");
+    } else {
+        assert!(is_rto_of(first, KERNEL_RTO_MIN), "{first:?}");
+        talk.rounds(40, NO_PAUSE)?;
+        let later = server_rto(&world)?;
+        assert!(is_rto_of(later, quantised(8)), "{later:?}");
+    }
+    Ok(())
+}
+
+/// A minimum that is far from its double, for tests that tell the two apart.
+const LINEAR: &str = "rto_min = \"50ms\"\nthin_linear = true";
+
+fn linear(retries: Option<u32>) -> anyhow::Result<()> {
+    let line = retries.map_or(String::new(), |n| format!("\nlinear_retries = {n}"));
+    let world = world(&format!("{LINEAR}{line}"))?;
+    let rto = {
+        let _server = world.answer(to(SERVER_V4, PORT))?;
+        let _talk = begin(&world, SERVER_V4)?;
+        client_rto(&world)?
+    };
+    // The timeout itself, and so many repetitions of its interval.
+    let linear = 1 + retries.unwrap_or(6);
+    assert_schedule(&world, SERVER_V4, REQUEST, &schedule(rto, linear, 2))?;
+    let status = world.json(&["status"])?;
+    let ended = status["policies"]["near"]["linear_ended"].as_u64();
+    assert_eq!(ended > Some(0), retries.is_some(), "{status:#}");
+    assert_eq!(
+        status["policies"]["near"]["setsockopt_failures"],
+        serde_json::json!({})
+    );
+    Ok(())
+}
+
+/// The hook switches linear mode off for the rest of one outage only.
+fn linear_again() -> anyhow::Result<()> {
+    let world = world(&format!("{LINEAR}\nlinear_retries = 1"))?;
+    let server = to(SERVER_V4, PORT);
+    let _server = world.answer(server)?;
+    let mut talk = begin(&world, SERVER_V4)?;
+    let rto = client_rto(&world)?;
+    let timers = schedule(rto, 2, 1);
+    assert_gaps(&timers, || {
+        world.net.black_hole(PORT)?;
+        let capture = Capture::start(&world.net.client, CLIENT_LINK)?;
+        talk.send(REQUEST)?;
+        let enough = |all: &[Segment]| bursts(all, server).len() > timers.len();
+        let times = bursts(&capture.wait_for(SOON, enough)?, server);
+        world.net.drop_nothing()?;
+        // Recovered once an answer has come.
+        talk.rounds(ROUNDS, NO_PAUSE)?;
+        assert_eq!(talk.option(option::THIN_LINEAR)?, 0);
+        Ok(times
+            .windows(2)
+            .map(|t| t[1].saturating_sub(t[0]))
+            .collect())
+    })?;
+    // Once more on the same connection: one repetition again, then doubling.
+    assert_gaps(&timers, || {
+        world.net.black_hole(PORT)?;
+        let capture = Capture::start(&world.net.client, CLIENT_LINK)?;
+        talk.send(REQUEST)?;
+        let enough = |all: &[Segment]| bursts(all, server).len() > timers.len();
+        let times = bursts(&capture.wait_for(SOON, enough)?, server);
+        world.net.drop_nothing()?;
+        talk.rounds(ROUNDS, NO_PAUSE)?;
+        Ok(times
+            .windows(2)
+            .map(|t| t[1].saturating_sub(t[0]))
+            .collect())
+    })
+}
+
+/// Linear mode is for streams with fewer than four packets in flight.
+fn thick() -> anyhow::Result<()> {
+    let world = world(LINEAR)?;
+    let rto = {
+        let _server = world.answer(to(SERVER_V4, PORT))?;
+        let _talk = begin(&world, SERVER_V4)?;
+        client_rto(&world)?
+    };
+    let gaps = data_gaps(&world, SERVER_V4, 200 * REQUEST, 4)?;
+    // Gap 0 is the probe's, which comes sooner where more than one packet is out.
+    assert!(gaps[0] < latest(rto), "{gaps:?}");
+    assert_gaps(&schedule(rto, 0, 2), || {
+        let gaps = data_gaps(&world, SERVER_V4, 200 * REQUEST, 4)?;
+        Ok(gaps[1..].to_vec())
+    })
+}
+
+fn rto_max() -> anyhow::Result<()> {
+    let mut world = World::new()?;
+    world.configure(&policy("rto_min = \"200ms\"\nrto_max = \"1s\""))?;
+    reno(&world)?;
+    if lacks(&world, "tcp-rto-max")? {
+        let said = world.cli_fails(&["check"])?;
+        assert!(said.contains("rto_max = 1s: this kernel has no"), "{said}");
+        return Ok(());
+    }
+    world.start()?;
+    let rto = {
+        let _server = world.answer(to(SERVER_V4, PORT))?;
+        let _talk = begin(&world, SERVER_V4)?;
+        client_rto(&world)?
+    };
+    let mut timers = schedule(rto, 1, 2);
+    timers.extend([Duration::from_secs(1); 2]);
+    assert_schedule(&world, SERVER_V4, REQUEST, &timers)
+}
+
+fn user_timeout() -> anyhow::Result<()> {
+    const TIMEOUT: Duration = Duration::from_millis(1500);
+    let world = world("user_timeout = \"1500ms\"")?;
+    let _server = world.answer(to(SERVER_V4, PORT))?;
+    let mut talk = begin(&world, SERVER_V4)?;
+    // The control has no policy and lives on.
+    let _other = world.answer(to(SERVER_V4_OTHER, PORT))?;
+    let mut control = begin(&world, SERVER_V4_OTHER)?;
+    world.net.black_hole(PORT)?;
+    control.send(REQUEST)?;
+    talk.send(REQUEST)?;
+    let (errno, took) = talk.fail()?;
+    assert_eq!(errno, "ETIMEDOUT");
+    // It ends at the first timeout at which so much time has passed: measured 1.43 to 1.92 s.
+    assert!(
+        (TIMEOUT - 5 * jiffy()..TIMEOUT * 2).contains(&took),
+        "{took:?}"
+    );
+    let filter = format!("dst {SERVER_V4_OTHER} dport = :{PORT}");
+    talk::rto(&world.net.client, &filter)?;
+    let status = world.json(&["status"])?;
+    assert_eq!(status["policies"]["near"]["expired"], 1, "{status:#}");
+    Ok(())
+}
+
+/// The time from a segment that is not answered to its ACK.
+fn assert_ack_delay(world: &World, address: &str, delay: Duration) -> anyhow::Result<()> {
+    let server = to(address, PORT);
+    let _server = world.answer(server)?;
+    let mut talk = begin(world, address)?;
+    // Enough of a dialogue for the server to leave the ACKs of the beginning, which are not delayed.
+    talk.rounds(30, NO_PAUSE)?;
+    // The delay is a timer of the server's; a TLP of the client's that comes first would cut it.
+    assert_gaps(&[delay], || {
+        let capture = Capture::start(&world.net.server, SERVER_LINK)?;
+        talk.send(REQUEST)?;
+        let ack = |all: &[Segment]| -> Option<(Duration, Duration)> {
+            let data = all.iter().position(|s| s.to == server && s.length > 0)?;
+            let ack = all[data..].iter().find(|s| s.from == server && s.ack)?;
+            Some((all[data].time, ack.time))
+        };
+        let all = capture.wait_for(SOON, |all| ack(all).is_some())?;
+        talk.rounds(ROUNDS, NO_PAUSE)?;
+        let (data, ack) = ack(&all).unwrap_or_default();
+        Ok(vec![ack.saturating_sub(data)])
+    })
+}
+
+fn delayed_ack() -> anyhow::Result<()> {
+    // The client keeps its patience: what is measured is the server's delay, of its accepted socket.
+    let world = world("delack_max = \"20ms\"")?;
+    assert_ack_delay(&world, SERVER_V4, quantised(20))?;
+    assert_ack_delay(&world, SERVER_V4_OTHER, KERNEL_DELACK)
+}
+
+fn tail_loss_probe() -> anyhow::Result<()> {
+    let world = world("rto_min = \"50ms\"")?;
+    let server = to(SERVER_V4, PORT);
+    let _server = world.answer(server)?;
+    let mut talk = begin(&world, SERVER_V4)?;
+    let capture = Capture::start(&world.net.client, CLIENT_LINK)?;
+    // The first data segment is lost, and nothing else.
+    world.net.server_drops(&format!(
+        "tcp dport {PORT} meta length > 120 limit rate 1/hour burst 1 packets"
+    ))?;
+    talk.rounds(1, NO_PAUSE)?;
+    let sent = bursts(&capture.so_far()?, server);
+    assert_eq!(sent.len(), 2, "{sent:?}");
+    let status = world.json(&["status"])?;
+    let near = &status["policies"]["near"];
+    assert_eq!(near["tail_loss_probes"], 1, "{near:#}");
+    assert_eq!(near["rtos"], serde_json::json!([0, 0, 0, 0, 0, 0, 0, 0]));
+    assert_eq!(near["segments_retransmitted"], 0, "{near:#}");
+    Ok(())
+}
+
+/// Every retransmission of the capture is in a count, and of the right kind.
+fn counted() -> anyhow::Result<()> {
+    let world = world("rto_min = \"50ms\"")?;
+    let server = to(SERVER_V4, PORT);
+    let _server = world.answer(server)?;
+    let mut talk = begin(&world, SERVER_V4)?;
+    world.net.black_hole(PORT)?;
+    let capture = Capture::start(&world.net.client, CLIENT_LINK)?;
+    talk.send(REQUEST)?;
+    capture.wait_for(SOON, |all| bursts(all, server).len() >= 5)?;
+    world.net.drop_nothing()?;
+    // Recovered: nothing more is sent again.
+    talk.rounds(1, NO_PAUSE)?;
+    let all = capture.so_far()?;
+    let data = all.iter().filter(|s| s.to == server && s.length > 0);
+    let first = data.clone().map(|s| s.seq).min();
+    let sent = data.filter(|s| Some(s.seq) == first).count() as u64;
+    let status = world.json(&["status"])?;
+    let near = &status["policies"]["near"];
+    let rtos: Vec<u64> = near["rtos"]
+        .as_array()
+        .map(|all| all.iter().filter_map(serde_json::Value::as_u64).collect())
+        .unwrap_or_default();
+    // The data itself, the probe, and a retransmission a timeout.
+    let timeouts = sent - 2;
+    assert_eq!(near["tail_loss_probes"], 1, "{near:#}");
+    assert_eq!(near["segments_retransmitted"], timeouts, "{near:#}");
+    let steps: Vec<u64> = (0..8).map(|step| u64::from(step < timeouts)).collect();
+    assert_eq!(rtos, steps, "{near:#}");
+    assert_eq!(near["expired"], 0, "{near:#}");
+    Ok(())
+}
+
+fn mapped() -> anyhow::Result<()> {
+    let world = world("rto_min = \"8ms\"")?;
+    let _server = world.answer(to("::", PORT))?;
+    let mapped = talk::Options {
+        mapped: true,
+        ..talk::Options::default()
+    };
+    for (address, options) in [(SERVER_V4, mapped), (SERVER_V6, talk::Options::default())] {
+        let mut talk = world.talk(to(address, PORT), options)?;
+        talk.rounds(40, NO_PAUSE)?;
+        for rto in [client_rto(&world)?, server_rto(&world)?] {
+            assert!(is_rto_of(rto, quantised(8)), "{address}: {rto:?}");
+        }
+    }
+    Ok(())
+}
+
+/// Each subflow is a TCP connection with its peer's policy, on both sides.
+fn mptcp() -> anyhow::Result<()> {
+    let world = world("rto_min = \"8ms\"")?;
+    for netns in [&world.net.client, &world.net.server] {
+        sysctl(netns, "net.mptcp.enabled", "1")?;
+    }
+    let _server = world.answer_mptcp(to(SERVER_V4, PORT))?;
+    let options = talk::Options {
+        mptcp: true,
+        ..talk::Options::default()
+    };
+    let mut talk = world.talk(to(SERVER_V4, PORT), options)?;
+    let rto = client_rto(&world)?;
+    assert!(is_rto_of(rto, quantised(8)), "{rto:?}");
+    talk.rounds(40, NO_PAUSE)?;
+    let rto = server_rto(&world)?;
+    assert!(is_rto_of(rto, quantised(8)), "{rto:?}");
+    let status = world.json(&["status"])?;
+    let near = &status["policies"]["near"];
+    assert_eq!(near["established_active"], 1, "{near:#}");
+    assert_eq!(near["established_passive"], 1, "{near:#}");
+    Ok(())
+}
+
+/// Data in the SYN: the connecting socket as any other; the accepted one is established before
+/// the handshake is over, and its first sample comes later.
+fn fast_open() -> anyhow::Result<()> {
+    let world = world("rto_min = \"8ms\"\nuser_timeout = \"30s\"")?;
+    for netns in [&world.net.client, &world.net.server] {
+        // Client and server, without cookies, for every listener (Documentation/networking/ip-sysctl.rst).
+        sysctl(netns, "net.ipv4.tcp_fastopen", "1543")?;
+    }
+    let server = to(SERVER_V4, PORT);
+    let _server = world.answer(server)?;
+    let capture = Capture::start(&world.net.client, CLIENT_LINK)?;
+    let options = talk::Options {
+        fast_open: true,
+        ..talk::Options::default()
+    };
+    let mut talk = world.talk(server, options)?;
+    talk.rounds(1, NO_PAUSE)?;
+    let all = capture.so_far()?;
+    let syn = all.iter().find(|s| s.syn && s.to == server);
+    assert_eq!(syn.map(|s| s.length), Some(REQUEST), "{all:#?}");
+    let rto = client_rto(&world)?;
+    assert!(is_rto_of(rto, quantised(8)), "{rto:?}");
+    assert_eq!(talk.option(option::USER_TIMEOUT)?, 30_000);
+    talk.rounds(40, NO_PAUSE)?;
+    let rto = server_rto(&world)?;
+    assert!(is_rto_of(rto, quantised(8)), "{rto:?}");
+    Ok(())
+}
+
+/// Whether a feature is missing here, as `doctor` says.
+fn lacks(world: &World, feature: &str) -> anyhow::Result<bool> {
+    let report = world.json(&["doctor"])?;
+    let findings = report["findings"].as_array().cloned().unwrap_or_default();
+    let finding = findings.iter().find(|f| f["id"] == feature);
+    Ok(finding.is_some_and(|f| f["severity"] != "ok"))
+}

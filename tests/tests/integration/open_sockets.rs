@@ -1,0 +1,287 @@
+//! Sockets that were open before a policy covered them, and giving back what was set.
+
+use std::time::Duration;
+
+use rto_tests::{
+    agent::World,
+    netns::{SERVER_V4, SERVER_V4_OTHER},
+    talk::{self, Talk, option},
+    timing::jiffy,
+    traffic::Traffic,
+};
+use serde_json::Value;
+
+use super::{
+    Test,
+    established::{policy, reno},
+    to,
+};
+
+pub(super) const TESTS: &[Test] = &[
+    ("apply_reaches_sockets_of_two_namespaces", apply),
+    ("apply_to_open_does_so_by_itself", by_itself),
+    ("sockets_of_other_cgroups_are_left_alone", other_cgroup),
+    ("sockets_with_a_policy_are_kept_unless_asked", kept),
+    ("a_larger_rto_min_is_not_claimed_to_raise_the_rto", raised),
+    ("detach_restore_gives_back_what_was_there", restore),
+    ("detach_restore_without_a_daemon", restore_alone),
+    ("without_restore_sockets_keep_their_options", detach_only),
+    ("namespaces_that_cannot_be_entered_are_said", no_privileges),
+];
+
+const PORT: u16 = 4400;
+const NO_PAUSE: Duration = Duration::ZERO;
+/// Round trips after which an RTO has sunk to its minimum.
+const MANY: usize = 40;
+const OTHERS: &str = "[policy.other]\ninitial_rto = \"100ms\"\ncidrs = [\"10.77.0.0/24\"]\n";
+
+struct Pair {
+    talk: Talk,
+    _server: Traffic,
+}
+
+fn begin(world: &World, options: talk::Options) -> anyhow::Result<Pair> {
+    reno(world)?;
+    let server = world.answer(to(SERVER_V4, PORT))?;
+    let mut talk = world.talk(to(SERVER_V4, PORT), options)?;
+    talk.rounds(5, NO_PAUSE)?;
+    Ok(Pair {
+        talk,
+        _server: server,
+    })
+}
+
+/// RTO of the client's and of the server's socket, after many round trips.
+fn rtos(world: &World, pair: &mut Pair) -> anyhow::Result<[Duration; 2]> {
+    pair.talk.rounds(MANY, NO_PAUSE)?;
+    Ok([
+        talk::rto(&world.net.client, &format!("dport = :{PORT}"))?,
+        talk::rto(&world.net.server, &format!("sport = :{PORT}"))?,
+    ])
+}
+
+fn are_short(rtos: [Duration; 2]) -> bool {
+    rtos.iter().all(|rto| *rto <= 5 * jiffy())
+}
+
+fn are_kernels(rtos: [Duration; 2]) -> bool {
+    rtos.iter().all(|rto| *rto >= Duration::from_millis(200))
+}
+
+fn plain() -> talk::Options {
+    talk::Options::default()
+}
+
+fn apply() -> anyhow::Result<()> {
+    let world = World::with(OTHERS)?;
+    let mut pair = begin(&world, plain())?;
+    world.cli(&[
+        "add",
+        "10.88.0.0/24",
+        "--rto-min",
+        "8ms",
+        "--user-timeout",
+        "30s",
+    ])?;
+    // The control: an entry alone does not touch them.
+    let before = rtos(&world, &mut pair)?;
+    assert!(are_kernels(before), "{before:?}");
+    let walk = world.json(&["apply"])?;
+    let (_, counts) = only_policy(&walk);
+    assert_eq!(counts["seen"], 2, "{walk:#}");
+    assert_eq!(counts["changed"], 2, "{walk:#}");
+    assert_eq!(counts["refused"], 0, "{walk:#}");
+    assert!(walk["namespaces_done"].as_u64() >= Some(2), "{walk:#}");
+    assert!(
+        walk["notes"].to_string().contains("about 20 round trips"),
+        "{walk:#}"
+    );
+    let after = rtos(&world, &mut pair)?;
+    assert!(are_short(after), "{after:?}");
+    assert_eq!(pair.talk.option(option::USER_TIMEOUT)?, 30_000);
+    // They are counted, and in the RTO hook as well.
+    let status = world.json(&["status"])?;
+    let (name, _) = only_policy(&walk);
+    let policy = &status["policies"][name];
+    assert_eq!(policy["open_sockets"], 2, "{policy:#}");
+    world.net.black_hole(PORT)?;
+    pair.talk.send(talk::REQUEST)?;
+    let name = name.to_owned();
+    world.wait_status("a timeout of the open socket", |status| {
+        let policy = &status["policies"][&name];
+        policy["rtos"][1] == 1 && policy["tail_loss_probes"] == 1
+    })?;
+    Ok(())
+}
+
+fn only_policy(walk: &Value) -> (&str, &Value) {
+    let policies = walk["policies"].as_object();
+    let mut policies = policies.into_iter().flatten();
+    match (policies.next(), policies.next()) {
+        (Some((name, counts)), None) => (name, counts),
+        _ => ("", &Value::Null),
+    }
+}
+
+fn by_itself() -> anyhow::Result<()> {
+    let mut world = World::new()?;
+    let mut pair = begin(&world, plain())?;
+    // At the start,
+    world.configure(&format!(
+        "apply_to_open = true\n{}",
+        policy("rto_min = \"8ms\"")
+    ))?;
+    world.start()?;
+    world.wait_status("the walk", |status| {
+        status["policies"]["near"]["open_sockets"] == 2
+            && status["open_sockets"]["running"] == false
+    })?;
+    let after = rtos(&world, &mut pair)?;
+    assert!(are_short(after), "{after:?}");
+    // and when an entry comes to cover others.
+    let _server = world.answer(to(SERVER_V4_OTHER, PORT + 1))?;
+    let _other = world.talk(to(SERVER_V4_OTHER, PORT + 1), plain())?;
+    world.cli(&["add", "10.88.1.0/24", "--policy", "near"])?;
+    // The server sees the client's first address, which is covered already.
+    world.wait_status("another walk", |status| {
+        status["policies"]["near"]["open_sockets"] == 3
+    })?;
+    Ok(())
+}
+
+fn other_cgroup() -> anyhow::Result<()> {
+    let world = World::with(&policy("rto_min = \"8ms\""))?;
+    reno(&world)?;
+    let other = rto_tests::cgroup::Cgroup::new()?;
+    let to = to(SERVER_V4, PORT);
+    let server = Traffic::answer(&world.net.server, Some(other.path()), to, false)?;
+    let mut pair = Pair {
+        talk: Talk::to(&world.net.client, Some(other.path()), to, plain())?,
+        _server: server,
+    };
+    let walk = world.json(&["apply"])?;
+    assert_eq!(walk["policies"], serde_json::json!({}), "{walk:#}");
+    assert_eq!(walk["uncovered"], 0, "{walk:#}");
+    let after = rtos(&world, &mut pair)?;
+    assert!(are_kernels(after), "{after:?}");
+    Ok(())
+}
+
+fn kept() -> anyhow::Result<()> {
+    let world = World::with(&policy("rto_min = \"50ms\"\nuser_timeout = \"30s\""))?;
+    let mut pair = begin(&world, plain())?;
+    world.configure(&policy("rto_min = \"8ms\"\nuser_timeout = \"40s\""))?;
+    world.cli(&["reload"])?;
+    let walk = world.json(&["apply", "--new-only"])?;
+    let (_, counts) = only_policy(&walk);
+    assert_eq!(
+        (&counts["kept"], &counts["changed"]),
+        (&2.into(), &0.into())
+    );
+    assert_eq!(pair.talk.option(option::USER_TIMEOUT)?, 30_000);
+    let walk = world.json(&["apply"])?;
+    let (_, counts) = only_policy(&walk);
+    assert_eq!(
+        (&counts["kept"], &counts["changed"]),
+        (&0.into(), &2.into())
+    );
+    assert_eq!(pair.talk.option(option::USER_TIMEOUT)?, 40_000);
+    let after = rtos(&world, &mut pair)?;
+    assert!(are_short(after), "{after:?}");
+    Ok(())
+}
+
+/// The kernel takes the value and leaves the RTO where it was: `apply` must say so.
+fn raised() -> anyhow::Result<()> {
+    let world = World::with(&policy("rto_min = \"8ms\""))?;
+    let mut pair = begin(&world, plain())?;
+    let before = rtos(&world, &mut pair)?;
+    assert!(are_short(before), "{before:?}");
+    world.configure(&policy("rto_min = \"150ms\""))?;
+    world.cli(&["reload"])?;
+    let text = world.cli(&["apply"])?;
+    assert!(text.contains("a higher one does not raise it"), "{text}");
+    let after = rtos(&world, &mut pair)?;
+    assert!(are_short(after), "{after:?}");
+    Ok(())
+}
+
+/// An application's own choices, which must survive.
+const OWN_USER_TIMEOUT: Duration = Duration::from_secs(7);
+
+fn restore_world() -> anyhow::Result<(World, Pair)> {
+    let world = World::with(&policy(
+        "rto_min = \"8ms\"\ndelack_max = \"8ms\"\nthin_linear = true\nuser_timeout = \"30s\"",
+    ))?;
+    let own = talk::Options {
+        user_timeout: Some(OWN_USER_TIMEOUT),
+        ..plain()
+    };
+    let mut pair = begin(&world, own)?;
+    assert_eq!(pair.talk.option(option::USER_TIMEOUT)?, 30_000);
+    assert_eq!(pair.talk.option(option::THIN_LINEAR)?, 1);
+    Ok((world, pair))
+}
+
+fn assert_restored(pair: &mut Pair) -> anyhow::Result<()> {
+    assert_eq!(pair.talk.option(option::USER_TIMEOUT)?, 7_000);
+    assert_eq!(pair.talk.option(option::THIN_LINEAR)?, 0);
+    // Linux 6.15 tells these as well.
+    if let Ok(rto_min) = pair.talk.option(option::RTO_MIN_US) {
+        assert_eq!(rto_min, 200_000);
+        assert_eq!(pair.talk.option(option::DELACK_MAX_US)?, 200_000);
+    }
+    Ok(())
+}
+
+fn restore() -> anyhow::Result<()> {
+    let (world, mut pair) = restore_world()?;
+    let answer = world.json(&["detach", "--restore"])?;
+    let (name, counts) = only_policy(&answer["restored"]);
+    assert_eq!(
+        (name, &counts["changed"]),
+        ("near", &2.into()),
+        "{answer:#}"
+    );
+    assert_eq!(counts["refused"], 0, "{answer:#}");
+    assert_restored(&mut pair)
+}
+
+fn restore_alone() -> anyhow::Result<()> {
+    let (mut world, mut pair) = restore_world()?;
+    world.end(nix::sys::signal::Signal::SIGKILL)?;
+    let text = world.cli(&["detach", "--restore"])?;
+    assert!(text.contains("given back to open sockets"), "{text}");
+    assert_restored(&mut pair)?;
+    assert!(!world.pin_dir().exists());
+    Ok(())
+}
+
+fn detach_only() -> anyhow::Result<()> {
+    let (world, mut pair) = restore_world()?;
+    world.cli(&["detach"])?;
+    assert_eq!(pair.talk.option(option::USER_TIMEOUT)?, 30_000);
+    Ok(())
+}
+
+/// With the capabilities of the unit only its own namespace can be walked, and it says so.
+fn no_privileges() -> anyhow::Result<()> {
+    let mut world = World::new()?;
+    world.configure(&policy("initial_rto = \"100ms\"\nrto_min = \"8ms\""))?;
+    let unit = "+chown,+net_admin,+bpf,+perfmon";
+    world.start_under(&[
+        "setpriv".to_owned(),
+        format!("--bounding-set=-all,{unit}"),
+        "--inh-caps=-all".to_owned(),
+    ])?;
+    let _pair = begin(&world, plain())?;
+    let output = world.try_cli(&["apply"])?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains("CAP_SYS_ADMIN"), "{text}");
+    // Nor can it probe, which is said as well.
+    let status = world.wait_status("the probe", |status| status["probe"].is_object())?;
+    assert_eq!(status["probe"]["verdict"], "not-probed", "{status:#}");
+    assert_eq!(status["healthy"], true, "{status:#}");
+    Ok(())
+}
