@@ -24,6 +24,7 @@ pub struct Talk {
     child: Child,
     orders: ChildStdin,
     replies: BufReader<ChildStdout>,
+    port: u16,
 }
 
 /// Options of a conversation.
@@ -91,9 +92,18 @@ impl Talk {
             child,
             orders,
             replies,
+            port: 0,
         };
-        ensure!(talk.reply()? == "connected", "not connected");
+        let reply = talk.reply()?;
+        let port = reply.strip_prefix("connected ").context("not connected")?;
+        talk.port = port.parse()?;
         Ok(talk)
+    }
+
+    /// The client's port.
+    #[must_use]
+    pub fn port(&self) -> u16 {
+        self.port
     }
 
     /// So many requests and answers, one after the other.

@@ -75,6 +75,7 @@ impl Walker {
             Some(dir),
             &Values {
                 offsets: accepted::offsets()?,
+                trie_entries: Some(pinned_entries(dir)?),
                 ..Values::default()
             },
         )?;
@@ -191,6 +192,14 @@ pub(super) fn try_load(ebpf: &mut Ebpf) -> Result<(), DatapathError> {
     program!(ebpf, PROGRAM_WALK, Iter)?
         .load(ITERATOR, &object::kernel_types()?)
         .map_err(|e| object::load_error(&e))
+}
+
+/// Room of the tries pinned in `dir`, whatever it was made for.
+fn pinned_entries(dir: &Path) -> Result<u32, DatapathError> {
+    let name = maps::ENTRIES_V4;
+    MapData::from_pin(dir.join(name))
+        .and_then(|map| Ok(map.info()?.max_entries()))
+        .map_err(|e| error::map(name, describe(&e)))
 }
 
 /// The id to compare with; 0 where every socket is in the cgroup: the hierarchy's root.

@@ -16,7 +16,7 @@ use tracing::{info, warn};
 use crate::{
     api::types::{OpenSocketsView, SkippedNamespace, WalkView},
     datapath::walk::{Defaults, Walked, Walker},
-    kernel::{netns, sysctl},
+    kernel::{netns, privileges, sysctl},
 };
 
 /// Largest value TCP_BPF_RTO_MIN takes, and its default (`TCP_RTO_MIN`).
@@ -151,11 +151,18 @@ fn walk_all(mut walkers: Vec<Walker>, mut view: WalkView, publish: &dyn Fn(&Walk
         Ok(found) => {
             view.namespaces = found.namespaces.len();
             if found.hidden_processes > 0 {
-                view.problems.push(format!(
-                    "{} processes could not be asked for their network namespace \
-                     (CAP_SYS_PTRACE): sockets of namespaces that only they are in were left alone",
+                let text = format!(
+                    "{} process(es) could not be asked for their network namespace: sockets of \
+                     namespaces that only they are in were left alone",
                     found.hidden_processes
-                ));
+                );
+                // With the capability it takes a process that is better protected than root's.
+                if privileges::has(privileges::cap::SYS_PTRACE) {
+                    view.notes.push(text);
+                } else {
+                    view.problems
+                        .push(format!("{text} (CAP_SYS_PTRACE is needed)"));
+                }
             }
             for (i, namespace) in found.namespaces.iter().enumerate() {
                 publish(&view);

@@ -58,7 +58,8 @@ pub fn all() -> io::Result<Found> {
             }
             Err(e) => denied |= e.kind() == io::ErrorKind::PermissionDenied,
         }
-        found.hidden_processes += usize::from(denied);
+        // One that has ended meanwhile is "denied" as well.
+        found.hidden_processes += usize::from(denied && process.exists());
     }
     for mount in mounts::read().unwrap_or_default() {
         if mount.kind == "nsfs" {

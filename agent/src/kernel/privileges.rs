@@ -10,7 +10,9 @@ pub mod cap {
     pub const CHOWN: u32 = 0;
     /// Attach to cgroups, query what is attached.
     pub const NET_ADMIN: u32 = 12;
-    /// Before Linux 5.8: all of bpf(2).
+    /// See the namespaces and descriptors of other processes.
+    pub const SYS_PTRACE: u32 = 19;
+    /// Before Linux 5.8: all of bpf(2). Enter namespaces.
     pub const SYS_ADMIN: u32 = 21;
     /// Load tracing programs; pointers in programs.
     pub const PERFMON: u32 = 38;
@@ -37,6 +39,12 @@ pub const NEEDED: [(u32, &str, &str); 3] = [
 #[must_use]
 pub fn effective() -> Option<u64> {
     parse_effective(&fs::read_to_string("/proc/self/status").ok()?)
+}
+
+/// Whether this process has a capability of [`cap`].
+#[must_use]
+pub fn has(bit: u32) -> bool {
+    effective().is_some_and(|set| set & (1 << bit) != 0)
 }
 
 fn parse_effective(status: &str) -> Option<u64> {

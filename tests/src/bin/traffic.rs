@@ -137,7 +137,7 @@ const SILENT: u8 = b'S';
 
 fn talk(mut stream: TcpStream) -> anyhow::Result<()> {
     stream.set_nodelay(true)?;
-    say("connected")?;
+    say(&format!("connected {}", stream.local_addr()?.port()))?;
     for line in io::stdin().lock().lines() {
         let line = line?;
         let words: Vec<&str> = line.split(' ').collect();

@@ -9,6 +9,7 @@ use rto_tests::{
     netns::{CLIENT_LINK, SERVER_LINK, SERVER_V4, SERVER_V4_OTHER, SERVER_V6, sysctl},
     talk::{self, REQUEST, Talk, option},
     timing::{assert_gaps, jiffy, latest},
+    traffic::Traffic,
 };
 
 use super::{Test, to};
@@ -67,11 +68,18 @@ fn world(settings: &str) -> anyhow::Result<World> {
     Ok(world)
 }
 
-/// A conversation with a server, after some round trips.
+/// A conversation with a server, after some round trips, and once the last answer is acknowledged:
+/// a server that sends it again would have a part in what follows.
 fn begin(world: &World, address: &str) -> anyhow::Result<Talk> {
     let mut talk = world.talk(to(address, PORT), talk::Options::default())?;
     talk.rounds(ROUNDS, NO_PAUSE)?;
+    quiet();
     Ok(talk)
+}
+
+/// Longer than an ACK is delayed.
+fn quiet() {
+    std::thread::sleep(2 * KERNEL_DELACK);
 }
 
 fn client_rto(world: &World) -> anyhow::Result<Duration> {
@@ -87,10 +95,12 @@ fn is_rto_of(rto: Duration, rto_min: Duration) -> bool {
     (rto_min..=rto_min + 3 * jiffy()).contains(&rto)
 }
 
-/// Data segments of the client, without those that leave in the same burst (2 ms).
-fn bursts(segments: &[Segment], server: SocketAddr) -> Vec<Duration> {
+/// Data segments of the client with this port (another that was ended may still try), without those
+/// that leave in the same burst (2 ms).
+fn bursts(segments: &[Segment], port: u16) -> Vec<Duration> {
     let mut times: Vec<Duration> = Vec::new();
-    for segment in segments.iter().filter(|s| s.to == server && s.length > 0) {
+    let of_client = |s: &&Segment| s.from.port() == port && s.length > 0;
+    for segment in segments.iter().filter(of_client) {
         match times.last() {
             Some(last) if segment.time.saturating_sub(*last) < Duration::from_millis(2) => {}
             _ => times.push(segment.time),
@@ -112,8 +122,9 @@ fn data_gaps(
     world.net.black_hole(PORT)?;
     let capture = Capture::start(&world.net.client, CLIENT_LINK)?;
     talk.send(bytes)?;
-    let enough = |all: &[Segment]| bursts(all, server).len() > count;
-    let times = bursts(&capture.wait_for(SOON, enough)?, server);
+    let port = talk.port();
+    let enough = |all: &[Segment]| bursts(all, port).len() > count;
+    let times = bursts(&capture.wait_for(SOON, enough)?, port);
     drop(talk);
     world.net.drop_nothing()?;
     Ok(times
@@ -222,11 +233,27 @@ fn accepted() -> anyhow::Result<()> {
         assert!(is_rto_of(first, quantised(8)), "{first:?}");
     } else {
         assert!(is_rto_of(first, KERNEL_RTO_MIN), "{first:?}");
-        talk.rounds(40, NO_PAUSE)?;
-        let later = server_rto(&world)?;
-        assert!(is_rto_of(later, quantised(8)), "{later:?}");
+        assert_sinks(&mut talk, quantised(8), || server_rto(&world))?;
     }
     Ok(())
+}
+
+/// An accepted socket's RTO comes to its minimum, within some hundred round trips at the most: one
+/// that is held up by a busy machine makes it rise again.
+fn assert_sinks(
+    talk: &mut Talk,
+    rto_min: Duration,
+    rto: impl Fn() -> anyhow::Result<Duration>,
+) -> anyhow::Result<()> {
+    let mut seen = Vec::new();
+    for _ in 0..10 {
+        talk.rounds(40, NO_PAUSE)?;
+        seen.push(rto()?);
+        if seen.last().is_some_and(|rto| is_rto_of(*rto, rto_min)) {
+            return Ok(());
+        }
+    }
+    panic!("{seen:?} do not come to {rto_min:?}");
 }
 
 /// A minimum that is far from its double, for tests that tell the two apart.
@@ -261,15 +288,17 @@ fn linear_again() -> anyhow::Result<()> {
     let mut talk = begin(&world, SERVER_V4)?;
     let rto = client_rto(&world)?;
     let timers = schedule(rto, 2, 1);
+    let port = talk.port();
     assert_gaps(&timers, || {
         world.net.black_hole(PORT)?;
         let capture = Capture::start(&world.net.client, CLIENT_LINK)?;
         talk.send(REQUEST)?;
-        let enough = |all: &[Segment]| bursts(all, server).len() > timers.len();
-        let times = bursts(&capture.wait_for(SOON, enough)?, server);
+        let enough = |all: &[Segment]| bursts(all, port).len() > timers.len();
+        let times = bursts(&capture.wait_for(SOON, enough)?, port);
         world.net.drop_nothing()?;
         // Recovered once an answer has come.
         talk.rounds(ROUNDS, NO_PAUSE)?;
+        quiet();
         assert_eq!(talk.option(option::THIN_LINEAR)?, 0);
         Ok(times
             .windows(2)
@@ -281,10 +310,11 @@ fn linear_again() -> anyhow::Result<()> {
         world.net.black_hole(PORT)?;
         let capture = Capture::start(&world.net.client, CLIENT_LINK)?;
         talk.send(REQUEST)?;
-        let enough = |all: &[Segment]| bursts(all, server).len() > timers.len();
-        let times = bursts(&capture.wait_for(SOON, enough)?, server);
+        let enough = |all: &[Segment]| bursts(all, port).len() > timers.len();
+        let times = bursts(&capture.wait_for(SOON, enough)?, port);
         world.net.drop_nothing()?;
         talk.rounds(ROUNDS, NO_PAUSE)?;
+        quiet();
         Ok(times
             .windows(2)
             .map(|t| t[1].saturating_sub(t[0]))
@@ -332,7 +362,7 @@ fn rto_max() -> anyhow::Result<()> {
 fn user_timeout() -> anyhow::Result<()> {
     const TIMEOUT: Duration = Duration::from_millis(1500);
     let world = world("user_timeout = \"1500ms\"")?;
-    let _server = world.answer(to(SERVER_V4, PORT))?;
+    let _server = uncovered_server(&world, to(SERVER_V4, PORT))?;
     let mut talk = begin(&world, SERVER_V4)?;
     // The control has no policy and lives on.
     let _other = world.answer(to(SERVER_V4_OTHER, PORT))?;
@@ -384,10 +414,15 @@ fn delayed_ack() -> anyhow::Result<()> {
     assert_ack_delay(&world, SERVER_V4_OTHER, KERNEL_DELACK)
 }
 
+/// Outside of the agent's cgroup: what it sends again is in no count.
+fn uncovered_server(world: &World, on: SocketAddr) -> anyhow::Result<Traffic> {
+    Traffic::answer(&world.net.server, None, on, false)
+}
+
 fn tail_loss_probe() -> anyhow::Result<()> {
     let world = world("rto_min = \"50ms\"")?;
     let server = to(SERVER_V4, PORT);
-    let _server = world.answer(server)?;
+    let _server = uncovered_server(&world, server)?;
     let mut talk = begin(&world, SERVER_V4)?;
     let capture = Capture::start(&world.net.client, CLIENT_LINK)?;
     // The first data segment is lost, and nothing else.
@@ -395,7 +430,7 @@ fn tail_loss_probe() -> anyhow::Result<()> {
         "tcp dport {PORT} meta length > 120 limit rate 1/hour burst 1 packets"
     ))?;
     talk.rounds(1, NO_PAUSE)?;
-    let sent = bursts(&capture.so_far()?, server);
+    let sent = bursts(&capture.so_far()?, talk.port());
     assert_eq!(sent.len(), 2, "{sent:?}");
     let status = world.json(&["status"])?;
     let near = &status["policies"]["near"];
@@ -409,12 +444,13 @@ fn tail_loss_probe() -> anyhow::Result<()> {
 fn counted() -> anyhow::Result<()> {
     let world = world("rto_min = \"50ms\"")?;
     let server = to(SERVER_V4, PORT);
-    let _server = world.answer(server)?;
+    let _server = uncovered_server(&world, server)?;
     let mut talk = begin(&world, SERVER_V4)?;
     world.net.black_hole(PORT)?;
     let capture = Capture::start(&world.net.client, CLIENT_LINK)?;
     talk.send(REQUEST)?;
-    capture.wait_for(SOON, |all| bursts(all, server).len() >= 5)?;
+    let port = talk.port();
+    capture.wait_for(SOON, |all| bursts(all, port).len() >= 5)?;
     world.net.drop_nothing()?;
     // Recovered: nothing more is sent again.
     talk.rounds(1, NO_PAUSE)?;
@@ -446,11 +482,12 @@ fn mapped() -> anyhow::Result<()> {
         ..talk::Options::default()
     };
     for (address, options) in [(SERVER_V4, mapped), (SERVER_V6, talk::Options::default())] {
+        // The first one waits for the neighbour to be found, which makes a round trip of a second.
+        drop(world.talk(to(address, PORT), options)?);
         let mut talk = world.talk(to(address, PORT), options)?;
-        talk.rounds(40, NO_PAUSE)?;
-        for rto in [client_rto(&world)?, server_rto(&world)?] {
-            assert!(is_rto_of(rto, quantised(8)), "{address}: {rto:?}");
-        }
+        let rto = client_rto(&world)?;
+        assert!(is_rto_of(rto, quantised(8)), "{address}: {rto:?}");
+        assert_sinks(&mut talk, quantised(8), || server_rto(&world))?;
     }
     Ok(())
 }
@@ -469,9 +506,7 @@ fn mptcp() -> anyhow::Result<()> {
     let mut talk = world.talk(to(SERVER_V4, PORT), options)?;
     let rto = client_rto(&world)?;
     assert!(is_rto_of(rto, quantised(8)), "{rto:?}");
-    talk.rounds(40, NO_PAUSE)?;
-    let rto = server_rto(&world)?;
-    assert!(is_rto_of(rto, quantised(8)), "{rto:?}");
+    assert_sinks(&mut talk, quantised(8), || server_rto(&world))?;
     let status = world.json(&["status"])?;
     let near = &status["policies"]["near"];
     assert_eq!(near["established_active"], 1, "{near:#}");
@@ -502,9 +537,7 @@ fn fast_open() -> anyhow::Result<()> {
     let rto = client_rto(&world)?;
     assert!(is_rto_of(rto, quantised(8)), "{rto:?}");
     assert_eq!(talk.option(option::USER_TIMEOUT)?, 30_000);
-    talk.rounds(40, NO_PAUSE)?;
-    let rto = server_rto(&world)?;
-    assert!(is_rto_of(rto, quantised(8)), "{rto:?}");
+    assert_sinks(&mut talk, quantised(8), || server_rto(&world))?;
     Ok(())
 }
 
