@@ -10,6 +10,7 @@ mod ebpf;
 mod process;
 mod setup;
 mod test;
+mod vm;
 
 #[derive(Parser)]
 #[command(about, bin_name = "cargo xtask")]
@@ -28,6 +29,8 @@ enum Verb {
     Setup,
     /// Run all tests: unit, property, documentation, and (as root) integration
     Test(test::Args),
+    /// Run integration tests on another kernel, in a small virtual machine
+    Vm(vm::Args),
 }
 
 fn main() -> anyhow::Result<()> {
@@ -36,6 +39,7 @@ fn main() -> anyhow::Result<()> {
         Verb::Ebpf(args) => ebpf::run(&args),
         Verb::Setup => setup::run(),
         Verb::Test(args) => test::run(&args),
+        Verb::Vm(args) => vm::run(&args),
     }
 }
 

@@ -34,7 +34,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if !args.unprivileged {
         setup::run()?;
     }
-    run_command(cargo().args(["build", "--workspace", "--bins", "--locked"]))?;
+    build_programs()?;
     let mut all = Counts::default();
     let mut plain = cargo();
     plain.args([
@@ -84,8 +84,13 @@ fn cargo() -> Command {
     cargo
 }
 
+/// Builds the programs that the integration tests drive.
+pub(crate) fn build_programs() -> anyhow::Result<()> {
+    run_command(cargo().args(["build", "--workspace", "--bins", "--locked"]))
+}
+
 /// Builds the integration tests; their executable.
-fn integration_binary() -> anyhow::Result<PathBuf> {
+pub(crate) fn integration_binary() -> anyhow::Result<PathBuf> {
     let output = cargo()
         .args([
             "test",

@@ -1,11 +1,16 @@
 //! The network namespaces of the host.
 
 use std::{
-    collections::BTreeMap,
-    fs::{self, File},
+    collections::BTreeSet,
+    fs::{self, File, OpenOptions},
     io,
-    os::unix::fs::MetadataExt as _,
+    os::unix::fs::{MetadataExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
+};
+
+use nix::{
+    libc,
+    sys::statfs::{NSFS_MAGIC, fstatfs},
 };
 
 use super::mounts;
@@ -37,22 +42,25 @@ pub struct Found {
 ///
 /// If this thread's own cannot be opened: `/proc` is not mounted.
 pub fn all() -> io::Result<Found> {
-    let own = Path::new("/proc/thread-self/ns/net");
-    let mut places: BTreeMap<u64, PathBuf> = BTreeMap::new();
     let mut found = Found::default();
+    let mut seen = Seen::default();
+    let own = Path::new("/proc/thread-self/ns/net");
+    found.namespaces.push(open(own)?);
+    seen.0.extend(found.namespaces.iter().map(|own| own.inode));
     for process in numbered(Path::new("/proc"))? {
         let mut denied = false;
         for thread in numbered(&process.join("task")).unwrap_or_default() {
-            match fs::read_link(thread.join("ns/net")) {
-                Ok(link) => note(&mut places, &link, || thread.join("ns/net")),
+            let place = thread.join("ns/net");
+            match fs::read_link(&place) {
+                Ok(link) => found.namespaces.extend(seen.new(&link, &place)),
                 Err(e) => denied |= e.kind() == io::ErrorKind::PermissionDenied,
             }
         }
         match numbered(&process.join("fd")) {
             Ok(descriptors) => {
-                for descriptor in descriptors {
-                    if let Ok(link) = fs::read_link(&descriptor) {
-                        note(&mut places, &link, || descriptor);
+                for place in descriptors {
+                    if let Ok(link) = fs::read_link(&place) {
+                        found.namespaces.extend(seen.new(&link, &place));
                     }
                 }
             }
@@ -63,33 +71,45 @@ pub fn all() -> io::Result<Found> {
     }
     for mount in mounts::read().unwrap_or_default() {
         if mount.kind == "nsfs" {
-            note(&mut places, &mount.root, || mount.point.clone());
-        }
-    }
-    let handle = File::open(own)?;
-    let inode = handle.metadata()?.ino();
-    found.namespaces.push(Netns {
-        inode,
-        place: own.to_owned(),
-        handle,
-    });
-    for (number, place) in places {
-        if number == inode {
-            continue;
-        }
-        // One that ended meanwhile has no sockets left.
-        let Ok(handle) = File::open(&place) else {
-            continue;
-        };
-        if handle.metadata().is_ok_and(|meta| meta.ino() == number) {
-            found.namespaces.push(Netns {
-                inode: number,
-                place,
-                handle,
-            });
+            found.namespaces.extend(seen.new(&mount.root, &mount.point));
         }
     }
     Ok(found)
+}
+
+/// The namespaces that are held open already.
+#[derive(Default)]
+struct Seen(BTreeSet<u64>);
+
+impl Seen {
+    /// Opens a namespace that was not seen yet. A place that is gone by now does not count: the
+    /// namespace may have others.
+    fn new(&mut self, link: &Path, place: &Path) -> Option<Netns> {
+        let inode = parse(link)?;
+        if self.0.contains(&inode) {
+            return None;
+        }
+        let opened = open(place).ok()?;
+        self.0.insert(opened.inode).then_some(opened)
+    }
+}
+
+fn open(place: &Path) -> io::Result<Netns> {
+    // A descriptor's link may by now lead to something that opening waits for, or that becomes the
+    // terminal of this process.
+    let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
+    let handle = OpenOptions::new()
+        .read(true)
+        .custom_flags(flags)
+        .open(place)?;
+    if fstatfs(&handle)?.filesystem_type() != NSFS_MAGIC {
+        return Err(io::Error::other("is no namespace"));
+    }
+    Ok(Netns {
+        inode: handle.metadata()?.ino(),
+        place: place.to_owned(),
+        handle,
+    })
 }
 
 /// Entries of a directory whose names are numbers.
@@ -102,12 +122,6 @@ fn numbered(dir: &Path) -> io::Result<Vec<PathBuf>> {
         })
         .map(|entry| entry.path())
         .collect())
-}
-
-fn note(places: &mut BTreeMap<u64, PathBuf>, link: &Path, place: impl FnOnce() -> PathBuf) {
-    if let Some(inode) = parse(link) {
-        places.entry(inode).or_insert_with(place);
-    }
 }
 
 /// The number in "net:[4026531840]".
