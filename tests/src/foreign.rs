@@ -76,18 +76,38 @@ impl Foreign {
     ///
     /// If the kernel refuses it.
     pub fn attach(cgroup: &Path, jiffies: i32) -> io::Result<Self> {
-        let program = load(&[
-            // r2 = ctx->op
-            instruction(0x61, 2, 1, 0, 0),
-            // if r2 != BPF_SOCK_OPS_TIMEOUT_INIT goto +2
-            instruction(0x55, 2, 0, 2, 1),
-            // r3 = jiffies; ctx->reply = r3
-            instruction(0xb7, 3, 0, 0, jiffies),
-            instruction(0x63, 1, 3, 4, 0),
-            // return 1
-            instruction(0xb7, 0, 0, 0, 1),
-            instruction(0x95, 0, 0, 0, 0),
-        ])?;
+        Self::load_and_attach(
+            cgroup,
+            &[
+                // r2 = ctx->op
+                instruction(0x61, 2, 1, 0, 0),
+                // if r2 != BPF_SOCK_OPS_TIMEOUT_INIT goto +2
+                instruction(0x55, 2, 0, 2, 1),
+                // r3 = jiffies; ctx->reply = r3
+                instruction(0xb7, 3, 0, 0, jiffies),
+                instruction(0x63, 1, 3, 4, 0),
+                // return 1
+                instruction(0xb7, 0, 0, 0, 1),
+                instruction(0x95, 0, 0, 0, 0),
+            ],
+        )
+    }
+
+    /// Attaches a program that returns 0, as several public ones do: it turns the initial RTO of
+    /// every program off.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses it.
+    pub fn attach_rejecting(cgroup: &Path) -> io::Result<Self> {
+        Self::load_and_attach(
+            cgroup,
+            &[instruction(0xb7, 0, 0, 0, 0), instruction(0x95, 0, 0, 0, 0)],
+        )
+    }
+
+    fn load_and_attach(cgroup: &Path, instructions: &[Instruction]) -> io::Result<Self> {
+        let program = load(instructions)?;
         let cgroup = File::open(cgroup)?;
         let mut attr = LinkAttr {
             prog_fd: program.as_raw_fd().unsigned_abs(),

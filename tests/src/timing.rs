@@ -85,10 +85,25 @@ pub fn assert_gaps(
     timers: &[Duration],
     mut measure: impl FnMut() -> anyhow::Result<Vec<Duration>>,
 ) -> anyhow::Result<()> {
+    assert_measured(|| Ok((timers.to_vec(), measure()?)))
+}
+
+/// As [`assert_gaps`], where the timers are of the connection that was measured.
+///
+/// # Errors
+///
+/// Those of `measure`, which gives the timers and the gaps.
+///
+/// # Panics
+///
+/// As [`assert_gap`].
+pub fn assert_measured(
+    mut measure: impl FnMut() -> anyhow::Result<(Vec<Duration>, Vec<Duration>)>,
+) -> anyhow::Result<()> {
     let mut late = Vec::new();
     for _ in 0..ATTEMPTS {
-        let gaps = measure()?;
-        let pairs = || gaps.iter().zip(timers);
+        let (timers, gaps) = measure()?;
+        let pairs = || gaps.iter().zip(&timers);
         assert!(
             gaps.len() >= timers.len(),
             "{gaps:?} are fewer than {timers:?}"
@@ -100,9 +115,9 @@ pub fn assert_gaps(
         if pairs().all(|(gap, timer)| *gap <= latest(*timer)) {
             return Ok(());
         }
-        late.push(gaps);
+        late.push((gaps, timers));
     }
-    panic!("gaps of {late:?} are not those of timers of {timers:?}");
+    panic!("gaps are not those of their timers: {late:?}");
 }
 
 #[cfg(test)]

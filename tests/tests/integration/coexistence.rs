@@ -19,6 +19,9 @@ pub(super) const TESTS: &[Test] = &[
         after_ours,
     ),
     ("other_cgroups_are_left_alone", other_cgroup),
+    ("a_probe_is_good_and_in_no_count", probe_good),
+    ("a_probe_finds_a_program_that_returns_0", probe_rejecting),
+    ("a_probe_finds_a_program_that_overwrites", probe_overwriting),
 ];
 
 const PORT: u16 = 4500;
@@ -68,6 +71,86 @@ fn after_ours() -> anyhow::Result<()> {
         })
     });
     assert!(told, "{report:#}");
+    Ok(())
+}
+
+fn probe_good() -> anyhow::Result<()> {
+    for (cidr, address) in [
+        ("10.88.0.0/24", "10.88.0.1"),
+        ("fd88::/64", "fd88::1"),
+        ("0.0.0.0/0", "192.0.2.1"),
+    ] {
+        let world = World::with(&near(&format!("\"{cidr}\"")))?;
+        let status =
+            world.wait_status("the daemon's probe", |status| status["probe"].is_object())?;
+        let probe = &status["probe"];
+        assert_eq!(probe["verdict"], "good", "{probe:#}");
+        assert_eq!(probe["address"], address, "{probe:#}");
+        assert_eq!(probe["by"], "the daemon");
+        let finding = probe_finding(&world)?;
+        assert_eq!(finding["severity"], "ok", "{finding:#}");
+        let status = world.json(&["status"])?;
+        let by = status["probe"]["by"].as_str().unwrap_or_default();
+        assert!(by.starts_with("doctor, uid 0"), "{by}");
+        // Two probes, and not a connection.
+        let policy = &status["policies"]["near"];
+        assert_eq!(policy["syn_timeouts_set"], 0, "{policy:#}");
+        assert_eq!(world.json(&["list"])?["entries"][0]["hits"], 0);
+        // Nothing is left of them.
+        let below = std::fs::read_dir(world.cgroup.path())?.flatten();
+        let dirs = below.filter(|entry| entry.path().is_dir()).count();
+        assert_eq!(dirs, 0);
+    }
+    Ok(())
+}
+
+fn probe_finding(world: &World) -> anyhow::Result<serde_json::Value> {
+    let report = world.json(&["doctor"])?;
+    let findings = report["findings"].as_array().cloned().unwrap_or_default();
+    let finding = findings.into_iter().find(|f| f["id"] == "probe");
+    Ok(finding.unwrap_or_default())
+}
+
+fn probe_rejecting() -> anyhow::Result<()> {
+    assert_interference(&KERNEL, |world| {
+        Foreign::attach_rejecting(world.cgroup.path())
+    })
+}
+
+fn probe_overwriting() -> anyhow::Result<()> {
+    assert_interference(&foreign_timer(), |world| {
+        Foreign::attach(world.cgroup.path(), FOREIGN_JIFFIES)
+    })
+}
+
+fn assert_interference(
+    found: &Duration,
+    attach: impl Fn(&World) -> std::io::Result<Foreign>,
+) -> anyhow::Result<()> {
+    let world = World::with(&near("\"10.88.0.0/24\""))?;
+    world.wait_status("a good probe", |status| {
+        status["probe"]["verdict"] == "good"
+    })?;
+    let foreign = attach(&world)?;
+    // The daemon sees that there is another program, and probes again.
+    let status = world.wait_status("interference", |status| {
+        status["probe"]["verdict"] == "interference"
+    })?;
+    let probe = &status["probe"];
+    assert_eq!(probe["expected_us"], 100_000, "{probe:#}");
+    assert_eq!(
+        probe["found_us"].as_u64(),
+        u64::try_from(found.as_micros()).ok()
+    );
+    assert!(status["warnings"].to_string().contains("INTERFERENCE"));
+    assert!(world.cli(&["status"])?.contains("INTERFERENCE"));
+    // And it is true.
+    world.net.black_hole(PORT)?;
+    expect(&world, SERVER_V4, *found)?;
+    let finding = probe_finding(&world)?;
+    assert_eq!(finding["severity"], "problem", "{finding:#}");
+    drop(foreign);
+    world.wait_status("good again", |status| status["probe"]["verdict"] == "good")?;
     Ok(())
 }
 

@@ -9,6 +9,10 @@ use super::{NEAR, Test, near, to};
 pub(super) const TESTS: &[Test] = &[
     ("every_refusal_of_check_and_of_a_running_daemon", refusals),
     ("check_says_what_values_become", check),
+    (
+        "every_setting_by_file_cli_list_lookup_and_json",
+        every_setting,
+    ),
     ("a_start_without_a_good_file_leaves_nothing", bad_start),
 ];
 
@@ -41,6 +45,18 @@ fn refusals() -> anyhow::Result<()> {
         (
             policy("rto_min = \"1s\""),
             "the kernel takes 2 jiffies to 200ms",
+        ),
+        (
+            policy("rto_min = \"20ms\"\ndelack_max = \"20ms\""),
+            "delack_max = 20ms: an ACK delayed as long as rto_min = 20ms",
+        ),
+        (
+            policy("thin_linear = true\nlinear_retries = 7"),
+            "linear_retries = 7: it can be 1 to 6",
+        ),
+        (
+            policy("rto_min = \"50ms\"\nlinear_retries = 2"),
+            "linear_retries = 2: it says when linear mode ends, which thin_linear = true begins",
         ),
         (
             policy("delack_max = \"1us\""),
@@ -159,5 +175,70 @@ fn bad_start() -> anyhow::Result<()> {
     fs::remove_file(world.config())?;
     let said = world.cli_fails(&["check"])?;
     assert!(said.contains("--config"), "{said}");
+    Ok(())
+}
+
+fn every_setting() -> anyhow::Result<()> {
+    let world = World::with(
+        "[policy.all]\nrto_min = \"50ms\"\ndelack_max = \"20ms\"\nthin_linear = true\n\
+         linear_retries = 3\nuser_timeout = \"30s\"\ncidrs = [\"10.1.0.0/16\"]\n",
+    )?;
+    world.cli(&[
+        "add",
+        "10.2.0.0/16",
+        "--rto-min",
+        "50ms",
+        "--delack-max",
+        "20ms",
+        "--thin-linear",
+        "true",
+        "--linear-retries",
+        "3",
+        "--user-timeout",
+        "30s",
+    ])?;
+    let list = world.json(&["list"])?;
+    let settings = |i: usize| list["entries"][i]["settings"].clone();
+    assert_eq!(settings(0), settings(1), "{list:#}");
+    assert_eq!(
+        settings(0),
+        serde_json::json!({
+            "rto_min": "50ms", "delack_max": "20ms", "thin_linear": true, "linear_retries": 3,
+            "user_timeout": "30s", "force": false
+        })
+    );
+    let text = world.cli(&["list"])?;
+    assert!(text.contains("linear_retries 3"), "{text}");
+    let lookup = world.cli(&["lookup", "10.2.3.4"])?;
+    for line in [
+        "rto_min         50ms -> 52ms, 13 jiffies",
+        "linear_retries  3",
+        "user_timeout    30s",
+    ] {
+        let line = if rto_tests::timing::jiffy().as_millis() == 4 {
+            line
+        } else {
+            line.split("  ").next().unwrap_or_default()
+        };
+        assert!(lookup.contains(line), "{lookup}");
+    }
+    // For good: the same in a file.
+    world.cli(&[
+        "add",
+        "10.3.0.0/16",
+        "--thin-linear",
+        "true",
+        "--linear-retries",
+        "1",
+        "--save",
+    ])?;
+    let saved = fs::read_to_string(world.policies_dir().join("50-cli.toml"))?;
+    assert!(saved.contains("linear_retries = 1"), "{saved}");
+    let said = world.cli_fails(&["add", "10.4.0.0/16", "--linear-retries", "2"])?;
+    assert!(said.contains("thin_linear = true"), "{said}");
+    assert_eq!(
+        world.json(&["list"])?["entries"].as_array().map(Vec::len),
+        Some(3)
+    );
     Ok(())
 }

@@ -2,7 +2,9 @@
 
 use rto_tests::{
     agent::{World, binary},
+    netns::{SERVER_V4, sysctl},
     process::{command_in, run},
+    talk,
 };
 use serde_json::Value;
 
@@ -12,6 +14,9 @@ pub(super) const TESTS: &[Test] = &[
     ("a_good_host_has_no_problem", good),
     ("a_missing_cgroup_and_bpffs_are_problems", bad),
     ("a_locked_route_is_found", locked_route),
+    ("another_default_of_rto_min_is_found", rto_min_default),
+    ("cached_metrics_of_a_slower_past_are_found", metrics),
+    ("features_are_probed_and_listed", features),
     ("verbs_without_a_daemon_say_so", no_daemon),
     ("without_privileges_the_mend_is_said", unprivileged),
     ("completions_and_manual", generated),
@@ -82,6 +87,116 @@ fn locked_route() -> anyhow::Result<()> {
         "{found}"
     );
     assert_eq!(output.status.code(), Some(1));
+    Ok(())
+}
+
+/// `doctor` in the client's namespace.
+fn doctor_inside(world: &World) -> anyhow::Result<Value> {
+    let mut command = command_in(Some(&world.net.client), None, binary()?)?;
+    let output = command
+        .args(["doctor", "--json", "--config"])
+        .arg(world.config())
+        .output()?;
+    Ok(serde_json::from_slice(&output.stdout)?)
+}
+
+fn rto_min_default() -> anyhow::Result<()> {
+    let world = World::new()?;
+    world.configure(&near("\"10.88.0.0/24\""))?;
+    let before = finding(&doctor_inside(&world)?, "tcp_rto_min_us");
+    assert_eq!(before["severity"], "ok", "{before:#}");
+    if sysctl(&world.net.client, "net.ipv4.tcp_rto_min_us", "50000").is_err() {
+        assert!(
+            before["found"].to_string().contains("not there"),
+            "{before:#}"
+        );
+        return Ok(());
+    }
+    let found = finding(&doctor_inside(&world)?, "tcp_rto_min_us");
+    assert_eq!(found["severity"], "warning", "{found:#}");
+    assert!(found["found"].to_string().contains("50000 us"), "{found:#}");
+    Ok(())
+}
+
+/// A connection whose peer delayed its ACKs leaves a long round trip time behind.
+fn metrics() -> anyhow::Result<()> {
+    let world = World::new()?;
+    world.configure("[policy.near]\nrto_min = \"8ms\"\ncidrs = [\"10.88.0.0/24\"]\n")?;
+    let before = finding(&doctor_inside(&world)?, "tcp_metrics");
+    assert_eq!(before["severity"], "ok", "{before:#}");
+    sysctl(&world.net.client, "net.ipv4.tcp_no_metrics_save", "0")?;
+    let to = super::to(SERVER_V4, 4700);
+    let _server = world.answer(to)?;
+    let mut talk = world.talk(to, talk::Options::default())?;
+    talk.rounds(20, std::time::Duration::ZERO)?;
+    for _ in 0..25 {
+        // An answer makes the server delay its next ACK: half of the samples are of 40 ms.
+        talk.rounds(1, std::time::Duration::ZERO)?;
+        talk.send(talk::REQUEST)?;
+        std::thread::sleep(std::time::Duration::from_millis(60));
+    }
+    // The end of a connection writes the cache.
+    drop(talk);
+    let found = finding(&doctor_inside(&world)?, "tcp_metrics");
+    assert_eq!(found["severity"], "warning", "{found:#}");
+    let text = found["found"].to_string();
+    assert!(
+        text.contains(SERVER_V4) && text.contains("rto_min 8ms of policy near"),
+        "{text}"
+    );
+    Ok(())
+}
+
+/// Each feature is asked of this kernel, and says which settings need it.
+fn features() -> anyhow::Result<()> {
+    let world = World::with(&near("\"10.88.0.0/24\""))?;
+    let status = world.json(&["status"])?;
+    let features = status["features"].as_array().cloned().unwrap_or_default();
+    let report = world.json(&["doctor"])?;
+    let feature = |name: &str| {
+        let found = features.iter().find(|f| f["name"] == name).cloned();
+        found.unwrap_or_default()
+    };
+    for (name, setting) in [
+        ("bpf-rto-min", "rto_min"),
+        ("bpf-delack-max", "delack_max"),
+        ("bpf-thin-linear", "thin_linear"),
+        ("tcp-rto-max", "rto_max"),
+        ("bpf-user-timeout", "user_timeout"),
+        ("bpf-lsm-cgroup", "rto_min"),
+        ("iter-tcp", "apply_to_open"),
+        ("rto-hook", "linear_retries"),
+    ] {
+        let feature = feature(name);
+        let settings = feature["settings"].as_array().cloned().unwrap_or_default();
+        assert!(settings.contains(&setting.into()), "{name}: {feature:#}");
+        let there = feature["presence"] == "present";
+        let finding = finding(&report, name);
+        assert_eq!(
+            finding["severity"] == "ok",
+            there,
+            "{feature:#} {finding:#}"
+        );
+    }
+    // On every kernel that the agent runs on; and asked, not concluded.
+    for name in ["cgroup-bpf-link", "sock_ops-socket-storage", "bpf-rto-min"] {
+        let feature = feature(name);
+        assert_eq!(feature["presence"], "present", "{feature:#}");
+        assert_eq!(feature["evidence"], "probed", "{feature:#}");
+    }
+    // Without privileges nothing can be asked, and that is what is said.
+    let mut command = command_in(None, None, "setpriv")?;
+    command
+        .args(["--bounding-set=-all", "--inh-caps=-all"])
+        .arg(binary()?)
+        .args(["doctor", "--json", "--config"])
+        .arg(world.config());
+    let report: Value = serde_json::from_slice(&command.output()?.stdout)?;
+    let text = finding(&report, "bpf-rto-min")["found"].to_string();
+    assert!(
+        text.contains("could not be asked") && text.contains("CAP_BPF"),
+        "{text}"
+    );
     Ok(())
 }
 

@@ -8,7 +8,7 @@ use rto_tests::{
     capture::{Capture, Segment},
     netns::{CLIENT_LINK, SERVER_LINK, SERVER_V4, SERVER_V4_OTHER, SERVER_V6, sysctl},
     talk::{self, REQUEST, Talk, option},
-    timing::{assert_gaps, jiffy, latest},
+    timing::{assert_gaps, assert_measured, jiffy, latest},
     traffic::Traffic,
 };
 
@@ -109,24 +109,36 @@ fn bursts(segments: &[Segment], port: u16) -> Vec<Duration> {
     times
 }
 
-/// The gaps between transmissions of one piece of data into a black hole.
+/// The RTO of a connection as ss(8) shows it, and the gaps between transmissions of one piece of
+/// data into a black hole.
 fn data_gaps(
     world: &World,
     address: &str,
     bytes: usize,
     count: usize,
-) -> anyhow::Result<Vec<Duration>> {
-    let server = to(address, PORT);
-    let _server = world.answer(server)?;
+) -> anyhow::Result<(Duration, Vec<Duration>)> {
+    let _server = world.answer(to(address, PORT))?;
     let mut talk = begin(world, address)?;
+    let rto = client_rto(world)?;
     world.net.black_hole(PORT)?;
+    let gaps = gaps_of(world, &mut talk, bytes, count)?;
+    drop(talk);
+    world.net.drop_nothing()?;
+    Ok((rto, gaps))
+}
+
+/// The gaps of one connection, while its data gets lost.
+fn gaps_of(
+    world: &World,
+    talk: &mut Talk,
+    bytes: usize,
+    count: usize,
+) -> anyhow::Result<Vec<Duration>> {
     let capture = Capture::start(&world.net.client, CLIENT_LINK)?;
     talk.send(bytes)?;
     let port = talk.port();
     let enough = |all: &[Segment]| bursts(all, port).len() > count;
     let times = bursts(&capture.wait_for(SOON, enough)?, port);
-    drop(talk);
-    world.net.drop_nothing()?;
     Ok(times
         .windows(2)
         .map(|t| t[1].saturating_sub(t[0]))
@@ -141,13 +153,19 @@ fn schedule(rto: Duration, linear: u32, doublings: u32) -> Vec<Duration> {
     timers
 }
 
+/// Asserts that a connection whose data gets lost has an RTO of this minimum, and these timers.
 fn assert_schedule(
     world: &World,
     address: &str,
-    bytes: usize,
-    timers: &[Duration],
+    rto_min: Duration,
+    timers: impl Fn(Duration) -> Vec<Duration>,
 ) -> anyhow::Result<()> {
-    assert_gaps(timers, || data_gaps(world, address, bytes, timers.len()))
+    let count = timers(rto_min).len();
+    assert_measured(|| {
+        let (rto, gaps) = data_gaps(world, address, REQUEST, count)?;
+        assert!(is_rto_of(rto, rto_min), "{rto:?} of {rto_min:?}");
+        Ok((timers(rto), gaps))
+    })
 }
 
 /// What a host sees that has no entry for the peer: RTO, probe, backoff and ACKs as without an
@@ -170,13 +188,7 @@ fn without_any_agent() -> anyhow::Result<()> {
 }
 
 fn kernels_own(world: &World, address: &str) -> anyhow::Result<()> {
-    let rto = {
-        let _server = world.answer(to(address, PORT))?;
-        let _talk = begin(world, address)?;
-        client_rto(world)?
-    };
-    assert!(is_rto_of(rto, KERNEL_RTO_MIN), "{rto:?}");
-    assert_schedule(world, address, REQUEST, &schedule(rto, 1, 1))?;
+    assert_schedule(world, address, KERNEL_RTO_MIN, |rto| schedule(rto, 1, 1))?;
     assert_ack_delay(world, address, KERNEL_DELACK)
 }
 
@@ -201,13 +213,9 @@ fn quantised(millis: u64) -> Duration {
 
 fn rto_min_on_the_wire(millis: u64) -> anyhow::Result<()> {
     let world = world(&format!("rto_min = \"{millis}ms\""))?;
-    let rto = {
-        let _server = world.answer(to(SERVER_V4, PORT))?;
-        let _talk = begin(&world, SERVER_V4)?;
-        client_rto(&world)?
-    };
-    assert!(is_rto_of(rto, quantised(millis)), "{rto:?}");
-    assert_schedule(&world, SERVER_V4, REQUEST, &schedule(rto, 1, 3))
+    assert_schedule(&world, SERVER_V4, quantised(millis), |rto| {
+        schedule(rto, 1, 3)
+    })
 }
 
 /// At once where the kernel has BPF LSM, over some twenty round trips where it does not; status
@@ -262,14 +270,11 @@ const LINEAR: &str = "rto_min = \"50ms\"\nthin_linear = true";
 fn linear(retries: Option<u32>) -> anyhow::Result<()> {
     let line = retries.map_or(String::new(), |n| format!("\nlinear_retries = {n}"));
     let world = world(&format!("{LINEAR}{line}"))?;
-    let rto = {
-        let _server = world.answer(to(SERVER_V4, PORT))?;
-        let _talk = begin(&world, SERVER_V4)?;
-        client_rto(&world)?
-    };
     // The timeout itself, and so many repetitions of its interval.
     let linear = 1 + retries.unwrap_or(6);
-    assert_schedule(&world, SERVER_V4, REQUEST, &schedule(rto, linear, 2))?;
+    assert_schedule(&world, SERVER_V4, quantised(50), |rto| {
+        schedule(rto, linear, 2)
+    })?;
     let status = world.json(&["status"])?;
     let ended = status["policies"]["near"]["linear_ended"].as_u64();
     assert_eq!(ended > Some(0), retries.is_some(), "{status:#}");
@@ -283,59 +288,34 @@ fn linear(retries: Option<u32>) -> anyhow::Result<()> {
 /// The hook switches linear mode off for the rest of one outage only.
 fn linear_again() -> anyhow::Result<()> {
     let world = world(&format!("{LINEAR}\nlinear_retries = 1"))?;
-    let server = to(SERVER_V4, PORT);
-    let _server = world.answer(server)?;
+    let _server = world.answer(to(SERVER_V4, PORT))?;
     let mut talk = begin(&world, SERVER_V4)?;
-    let rto = client_rto(&world)?;
-    let timers = schedule(rto, 2, 1);
-    let port = talk.port();
-    assert_gaps(&timers, || {
-        world.net.black_hole(PORT)?;
-        let capture = Capture::start(&world.net.client, CLIENT_LINK)?;
-        talk.send(REQUEST)?;
-        let enough = |all: &[Segment]| bursts(all, port).len() > timers.len();
-        let times = bursts(&capture.wait_for(SOON, enough)?, port);
-        world.net.drop_nothing()?;
-        // Recovered once an answer has come.
-        talk.rounds(ROUNDS, NO_PAUSE)?;
-        quiet();
-        assert_eq!(talk.option(option::THIN_LINEAR)?, 0);
-        Ok(times
-            .windows(2)
-            .map(|t| t[1].saturating_sub(t[0]))
-            .collect())
-    })?;
-    // Once more on the same connection: one repetition again, then doubling.
-    assert_gaps(&timers, || {
-        world.net.black_hole(PORT)?;
-        let capture = Capture::start(&world.net.client, CLIENT_LINK)?;
-        talk.send(REQUEST)?;
-        let enough = |all: &[Segment]| bursts(all, port).len() > timers.len();
-        let times = bursts(&capture.wait_for(SOON, enough)?, port);
-        world.net.drop_nothing()?;
-        talk.rounds(ROUNDS, NO_PAUSE)?;
-        quiet();
-        Ok(times
-            .windows(2)
-            .map(|t| t[1].saturating_sub(t[0]))
-            .collect())
-    })
+    // On the same connection: one repetition, then doubling; and the same in the next outage.
+    for _ in 0..2 {
+        assert_measured(|| {
+            let timers = schedule(client_rto(&world)?, 2, 1);
+            world.net.black_hole(PORT)?;
+            let gaps = gaps_of(&world, &mut talk, REQUEST, timers.len())?;
+            world.net.drop_nothing()?;
+            // Recovered once an answer has come.
+            talk.rounds(ROUNDS, NO_PAUSE)?;
+            quiet();
+            assert_eq!(talk.option(option::THIN_LINEAR)?, 0);
+            Ok((timers, gaps))
+        })?;
+    }
+    Ok(())
 }
 
 /// Linear mode is for streams with fewer than four packets in flight.
 fn thick() -> anyhow::Result<()> {
     let world = world(LINEAR)?;
-    let rto = {
-        let _server = world.answer(to(SERVER_V4, PORT))?;
-        let _talk = begin(&world, SERVER_V4)?;
-        client_rto(&world)?
-    };
-    let gaps = data_gaps(&world, SERVER_V4, 200 * REQUEST, 4)?;
-    // Gap 0 is the probe's, which comes sooner where more than one packet is out.
-    assert!(gaps[0] < latest(rto), "{gaps:?}");
-    assert_gaps(&schedule(rto, 0, 2), || {
-        let gaps = data_gaps(&world, SERVER_V4, 200 * REQUEST, 4)?;
-        Ok(gaps[1..].to_vec())
+    assert_measured(|| {
+        let (rto, mut gaps) = data_gaps(&world, SERVER_V4, 200 * REQUEST, 4)?;
+        // The probe comes sooner where more than one packet is out.
+        let probe = gaps.remove(0);
+        assert!(probe < latest(rto), "{probe:?}");
+        Ok((schedule(rto, 0, 2), gaps))
     })
 }
 
@@ -349,14 +329,11 @@ fn rto_max() -> anyhow::Result<()> {
         return Ok(());
     }
     world.start()?;
-    let rto = {
-        let _server = world.answer(to(SERVER_V4, PORT))?;
-        let _talk = begin(&world, SERVER_V4)?;
-        client_rto(&world)?
-    };
-    let mut timers = schedule(rto, 1, 2);
-    timers.extend([Duration::from_secs(1); 2]);
-    assert_schedule(&world, SERVER_V4, REQUEST, &timers)
+    assert_schedule(&world, SERVER_V4, KERNEL_RTO_MIN, |rto| {
+        let mut timers = schedule(rto, 1, 2);
+        timers.extend([Duration::from_secs(1); 2]);
+        timers
+    })
 }
 
 fn user_timeout() -> anyhow::Result<()> {
@@ -534,15 +511,14 @@ fn fast_open() -> anyhow::Result<()> {
     let all = capture.so_far()?;
     let syn = all.iter().find(|s| s.syn && s.to == server);
     assert_eq!(syn.map(|s| s.length), Some(REQUEST), "{all:#?}");
-    let rto = client_rto(&world)?;
-    assert!(is_rto_of(rto, quantised(8)), "{rto:?}");
+    assert_sinks(&mut talk, quantised(8), || client_rto(&world))?;
     assert_eq!(talk.option(option::USER_TIMEOUT)?, 30_000);
     assert_sinks(&mut talk, quantised(8), || server_rto(&world))?;
     Ok(())
 }
 
 /// Whether a feature is missing here, as `doctor` says.
-fn lacks(world: &World, feature: &str) -> anyhow::Result<bool> {
+pub(super) fn lacks(world: &World, feature: &str) -> anyhow::Result<bool> {
     let report = world.json(&["doctor"])?;
     let findings = report["findings"].as_array().cloned().unwrap_or_default();
     let finding = findings.iter().find(|f| f["id"] == feature);
