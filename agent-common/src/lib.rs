@@ -406,17 +406,15 @@ impl Offsets {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Probe {
     /// 1 once the probe's socket was seen.
-    pub ran: i32,
+    pub ran: i64,
     /// 0 if socket storage could be had.
-    pub storage: i32,
+    pub storage: i64,
     /// bpf_setsockopt, by [`SockOpt`].
-    pub set: [i32; SockOpt::COUNT],
+    pub set: [i64; SockOpt::COUNT],
     /// bpf_getsockopt, by [`SockOpt`].
-    pub get: [i32; SockOpt::COUNT],
+    pub get: [i64; SockOpt::COUNT],
     /// bpf_sock_ops_cb_flags_set().
-    pub cb_flags: i32,
-    /// Keeps the size a multiple of 8.
-    pub reserved: i32,
+    pub cb_flags: i64,
 }
 
 impl Policy {
@@ -462,7 +460,7 @@ const _: () = {
     assert!(size_of::<SocketState>() == 56 + 5 * 12 + 4);
     assert!(size_of::<WalkControl>() == 24);
     assert!(size_of::<WalkCounts>() == 16);
-    assert!(size_of::<Probe>() == 4 * 20);
+    assert!(size_of::<Probe>() == 8 * 19);
     assert!(core::mem::offset_of!(Policy, generation) == 64);
     assert!(core::mem::offset_of!(Policy, syn_retries) == 96);
     assert!(core::mem::offset_of!(Counters, setsockopt_failures) == 48);

@@ -140,5 +140,5 @@ fn flags(ctx: &SockOpsContext) -> u32 {
 #[inline(always)]
 fn set(ctx: &SockOpsContext, flags: u32) -> i64 {
     // SAFETY: the context of this very callback.
-    unsafe { bpf_sock_ops_cb_flags_set(ctx.ops, flags as i32).into() }
+    unsafe { bpf_sock_ops_cb_flags_set(ctx.ops, flags.cast_signed()) }
 }

@@ -76,12 +76,11 @@ impl Target {
 
     /// Sets an option; what the kernel answers.
     #[inline(always)]
-    pub(crate) fn try_set(self, option: SockOpt, value: u32) -> i32 {
+    pub(crate) fn try_set(self, option: SockOpt, value: u32) -> i64 {
         let mut value = value;
+        let pointer = (&raw mut value).cast();
         // SAFETY: the value is on the stack and four bytes long, as every option here takes it.
-        let answer =
-            unsafe { bpf_setsockopt(self.0, SOL_TCP, number(option), (&raw mut value).cast(), 4) };
-        answer as i32
+        unsafe { bpf_setsockopt(self.0, SOL_TCP, number(option), pointer, 4) }
     }
 
     /// The option's value; `None` where the kernel does not tell.
@@ -92,16 +91,12 @@ impl Target {
 
     /// The option's value, or what the kernel answers.
     #[inline(always)]
-    pub(crate) fn try_get(self, option: SockOpt) -> Result<u32, i32> {
+    pub(crate) fn try_get(self, option: SockOpt) -> Result<u32, i64> {
         let mut value = 0u32;
         // SAFETY: the buffer is on the stack and as long as said.
         let answer =
             unsafe { bpf_getsockopt(self.0, SOL_TCP, number(option), (&raw mut value).cast(), 4) };
-        if answer == 0 {
-            Ok(value)
-        } else {
-            Err(answer as i32)
-        }
+        if answer == 0 { Ok(value) } else { Err(answer) }
     }
 
     /// Sets an option that a policy decides and remembers what it was, or gives back what an

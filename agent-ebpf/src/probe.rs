@@ -22,9 +22,8 @@ static PROBE_COOKIE: u64 = 0;
 /// The program. It is attached for the moment of one connect().
 #[sock_ops]
 fn rto_probe(ctx: SockOpsContext) -> u32 {
-    // SAFETY: the context of this callback; a constant that the loader has written.
     if ctx.op() == TCP_CONNECT_CB
-        && unsafe { bpf_get_socket_cookie(ctx.ops.cast()) == read(&raw const PROBE_COOKIE) }
+        && is_ours(&ctx)
         && let Some(answers) = tables::probe()
     {
         ask(&ctx, answers);
@@ -33,8 +32,14 @@ fn rto_probe(ctx: SockOpsContext) -> u32 {
 }
 
 #[inline(always)]
+fn is_ours(ctx: &SockOpsContext) -> bool {
+    // SAFETY: the context of this callback; a constant that the loader has written.
+    unsafe { bpf_get_socket_cookie(ctx.ops.cast()) == read(&raw const PROBE_COOKIE) }
+}
+
+#[inline(always)]
 fn ask(ctx: &SockOpsContext, answers: &mut Probe) {
-    const OUT_OF_MEMORY: i32 = -12;
+    const OUT_OF_MEMORY: i64 = -12;
     answers.storage = if socket::probe_storage(ctx, &PROBE_STORAGE) {
         0
     } else {
@@ -61,6 +66,6 @@ fn ask(ctx: &SockOpsContext, answers: &mut Probe) {
         CbFlags = 1,
     }
     // SAFETY: the context of this very callback.
-    answers.cb_flags = unsafe { bpf_sock_ops_cb_flags_set(ctx.ops, 0) as i32 };
+    answers.cb_flags = unsafe { bpf_sock_ops_cb_flags_set(ctx.ops, 0) };
     answers.ran = 1;
 }

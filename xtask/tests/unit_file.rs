@@ -53,6 +53,23 @@ fn systemd_understands_it() {
 }
 
 #[test]
+fn systemd_understands_the_drop_in() {
+    let (dir, path) = staged();
+    let drop_in = Path::new(env!("CARGO_MANIFEST_DIR")).join("../systemd/open-sockets.conf");
+    let place = dir.path().join("rto-agent.service.d");
+    fs::create_dir(&place).unwrap();
+    fs::copy(&drop_in, place.join("open-sockets.conf")).unwrap();
+    let (good, said) = analyze(&["verify", "--man=no"], &path);
+    assert!(good && !said.contains("open-sockets.conf"), "{said}");
+    // The control: a mistake in it would be noticed.
+    let text = fs::read_to_string(&drop_in).unwrap();
+    let wrong = text.replace("RestrictNamespaces=net", "RestrictNamespaces=nonsense");
+    fs::write(place.join("open-sockets.conf"), wrong).unwrap();
+    let (good, said) = analyze(&["verify", "--man=no"], &path);
+    assert!(!good || said.contains("open-sockets.conf"), "{said}");
+}
+
+#[test]
 fn a_mistake_would_be_noticed() {
     let (_dir, path) = staged();
     fs::write(&path, unit().replace("Type=notify", "Type=nonsense")).unwrap();

@@ -2,9 +2,12 @@
 
 use std::{fs::File, path::Path};
 
-use aya::programs::{
-    LsmCgroup,
-    links::{FdLink, PinnedLink},
+use aya::{
+    Btf, Ebpf,
+    programs::{
+        LsmCgroup,
+        links::{FdLink, PinnedLink},
+    },
 };
 use rto_agent_common::PROGRAM_CLONE;
 use serde::{Deserialize, Serialize};
@@ -15,7 +18,7 @@ use super::{
     pins,
     tables::describe,
 };
-use crate::kernel::{btf::Btf, privileges};
+use crate::kernel::{btf, privileges};
 
 /// The hook; its function in the kernel's BTF is `bpf_lsm_<hook>`.
 const HOOK: &str = "inet_csk_clone";
@@ -115,14 +118,14 @@ fn attach(options: &Options, dir: &Path) -> Result<FdLink, DatapathError> {
 }
 
 /// Loads the program without attaching it: whether this kernel takes it.
-pub(super) fn try_load(ebpf: &mut aya::Ebpf) -> Result<(), DatapathError> {
+pub(super) fn try_load(ebpf: &mut Ebpf, types: &Btf) -> Result<(), DatapathError> {
     program!(ebpf, PROGRAM_CLONE, LsmCgroup)?
-        .load(HOOK, &object::kernel_types()?)
+        .load(HOOK, types)
         .map_err(|e| object::load_error(&e))
 }
 
 pub(super) fn offsets() -> Result<rto_agent_common::Offsets, DatapathError> {
-    Btf::vmlinux()
+    btf::Btf::vmlinux()
         .and_then(|btf| btf.offsets())
         .map_err(|e| DatapathError::Load(e.to_string()))
 }

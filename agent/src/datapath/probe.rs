@@ -12,6 +12,7 @@ use std::{
 };
 
 use aya::{
+    Btf, Ebpf,
     maps::Array,
     programs::{CgroupAttachMode, SockOps},
 };
@@ -44,75 +45,92 @@ pub fn run() -> Asked {
     if !missing.is_empty() {
         return Asked::nothing(&format!("{NOT_ASKED}needs {}", missing.join(", ")));
     }
+    let offsets = accepted::offsets().map_err(|e| e.to_string());
+    let loaded = Asking::begin(offsets.clone().unwrap_or_default());
+    let mut asking = match loaded {
+        Ok(asking) => asking,
+        Err(e) => return Asked::nothing(&e.to_string()),
+    };
     let options = match cgroup::own() {
-        Some(cgroup) => ask(&cgroup).map_err(|e| e.to_string()),
+        Some(cgroup) => asking.options(&cgroup).map_err(|e| e.to_string()),
         None => Err(format!(
             "{NOT_ASKED}this process's own cgroup is not below a cgroup2 mount"
         )),
     };
-    let offsets = accepted::offsets();
-    let load = |what: fn(&mut aya::Ebpf) -> Result<(), DatapathError>| {
-        let offsets = offsets.as_ref().map_err(ToString::to_string)?;
-        let mut ebpf = object::load(None, &values(0, *offsets)).map_err(|e| e.to_string())?;
-        what(&mut ebpf).map_err(|e| e.to_string())
+    // Programs that are attached by the kernel's types, or read its structs.
+    let types = object::kernel_types();
+    let mut try_load = |load: fn(&mut Ebpf, &Btf) -> Result<(), DatapathError>| {
+        offsets.clone()?;
+        let types = types.as_ref().map_err(ToString::to_string)?;
+        load(&mut asking.ebpf, types).map_err(|e| e.to_string())
     };
     Asked {
         options,
-        clone: load(accepted::try_load),
+        clone: try_load(accepted::try_load),
         lsm_active: accepted::active(),
-        walk: load(walk::try_load),
+        walk: try_load(walk::try_load),
     }
 }
 
-fn values(probe_cookie: u64, offsets: Offsets) -> Values {
-    Values {
-        trie_entries: Some(1),
-        without_policies: true,
-        probe_cookie,
-        offsets,
-        ..Values::default()
+/// The object over small maps of its own, and a socket to ask on.
+struct Asking {
+    ebpf: Ebpf,
+    socket: OwnedFd,
+}
+
+impl Asking {
+    fn begin(offsets: Offsets) -> Result<Self, DatapathError> {
+        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+        let socket = socket(AddressFamily::Inet, SockType::Stream, flags, None)
+            .map_err(|e| not_asked(&format!("no TCP socket: {e}")))?;
+        let cookie = cookie(&socket).map_err(|e| not_asked(&format!("SO_COOKIE: {e}")))?;
+        let values = Values {
+            trie_entries: Some(1),
+            without_policies: true,
+            probe_cookie: cookie,
+            offsets,
+            ..Values::default()
+        };
+        Ok(Self {
+            ebpf: object::load(None, &values)?,
+            socket,
+        })
+    }
+
+    fn options(&mut self, cgroup: &Path) -> Result<Probe, DatapathError> {
+        // A program of somebody else that stands in the way says nothing about the kernel.
+        let failed =
+            |reason: &str| not_asked(&format!("cannot attach to {}: {reason}", cgroup.display()));
+        let program = program!(self.ebpf, PROGRAM_PROBE, SockOps)?;
+        program.load().map_err(|e| object::load_error(&e))?;
+        let dir = File::open(cgroup).map_err(|e| failed(&e.to_string()))?;
+        let link = program
+            .attach(dir, CgroupAttachMode::Single)
+            .map_err(|e| failed(&describe(&e)))?;
+        let address = SockaddrIn::from(SocketAddrV4::new(Ipv4Addr::LOCALHOST, PORT));
+        // What comes of it does not matter: the program runs before the SYN is sent.
+        let connected = connect(self.socket.as_raw_fd(), &address);
+        program.detach(link).map_err(|e| failed(&describe(&e)))?;
+        let map = self
+            .ebpf
+            .map(maps::PROBE)
+            .ok_or_else(|| super::error::map(maps::PROBE, "is not in the object".to_owned()))?;
+        let answers = Array::<_, Probe>::try_from(map)
+            .and_then(|map| map.get(&0, 0))
+            .map_err(|e| super::error::map(maps::PROBE, describe(&e)))?;
+        if answers.ran == 0 {
+            let outcome = connected.err().map_or("it succeeded", Errno::desc);
+            return Err(not_asked(&format!(
+                "the probe's connect() to {}:{PORT} was not seen by the program ({outcome})",
+                Ipv4Addr::LOCALHOST
+            )));
+        }
+        Ok(answers)
     }
 }
 
-fn ask(cgroup: &Path) -> Result<Probe, DatapathError> {
-    // A program of somebody else that stands in the way says nothing about the kernel.
-    let failed = |reason: String| {
-        let cgroup = cgroup.display();
-        DatapathError::Load(format!("{NOT_ASKED}cannot attach to {cgroup}: {reason}"))
-    };
-    let socket = socket(
-        AddressFamily::Inet,
-        SockType::Stream,
-        SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK,
-        None,
-    )
-    .map_err(|e| failed(e.to_string()))?;
-    let cookie = cookie(&socket).map_err(|e| failed(format!("SO_COOKIE: {e}")))?;
-    let mut ebpf = object::load(None, &values(cookie, Offsets::default()))?;
-    let program = program!(ebpf, PROGRAM_PROBE, SockOps)?;
-    program.load().map_err(|e| object::load_error(&e))?;
-    let dir = File::open(cgroup).map_err(|e| failed(e.to_string()))?;
-    let link = program
-        .attach(dir, CgroupAttachMode::Single)
-        .map_err(|e| failed(describe(&e)))?;
-    let address = SockaddrIn::from(SocketAddrV4::new(Ipv4Addr::LOCALHOST, PORT));
-    // What comes of it does not matter: the program runs before the SYN is sent.
-    let connected = connect(socket.as_raw_fd(), &address);
-    program.detach(link).map_err(|e| failed(describe(&e)))?;
-    let map = ebpf
-        .map(maps::PROBE)
-        .ok_or_else(|| super::error::map(maps::PROBE, "is not in the object".to_owned()))?;
-    let answers = Array::<_, Probe>::try_from(map)
-        .and_then(|map| map.get(&0, 0))
-        .map_err(|e| super::error::map(maps::PROBE, describe(&e)))?;
-    if answers.ran == 0 {
-        let outcome = connected.err().map_or("it succeeded", Errno::desc);
-        return Err(DatapathError::Load(format!(
-            "{NOT_ASKED}the probe's connect() to {}:{PORT} was not seen by the program ({outcome})",
-            Ipv4Addr::LOCALHOST
-        )));
-    }
-    Ok(answers)
+fn not_asked(why: &str) -> DatapathError {
+    DatapathError::Load(format!("{NOT_ASKED}{why}"))
 }
 
 /// SO_COOKIE, which nix does not have for reading.

@@ -8,7 +8,7 @@ use std::{
 };
 
 use aya::{
-    Ebpf,
+    Btf, Ebpf,
     maps::{Array, MapData},
     programs::Iter,
 };
@@ -79,7 +79,7 @@ impl Walker {
                 ..Values::default()
             },
         )?;
-        try_load(&mut ebpf)?;
+        try_load(&mut ebpf, &object::kernel_types()?)?;
         let names = Slots::read(Tables::open(dir)?.policies()?.into_iter());
         let names = names
             .by_index()
@@ -188,9 +188,9 @@ pub fn for_restoring(pin_dir: &Path) -> Result<Vec<Walker>, DatapathError> {
 }
 
 /// Has the verifier look at the program.
-pub(super) fn try_load(ebpf: &mut Ebpf) -> Result<(), DatapathError> {
+pub(super) fn try_load(ebpf: &mut Ebpf, types: &Btf) -> Result<(), DatapathError> {
     program!(ebpf, PROGRAM_WALK, Iter)?
-        .load(ITERATOR, &object::kernel_types()?)
+        .load(ITERATOR, types)
         .map_err(|e| object::load_error(&e))
 }
 

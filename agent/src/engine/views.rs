@@ -2,6 +2,8 @@
 
 use std::{net::IpAddr, sync::Arc};
 
+use rto_agent_common::SockOpt;
+
 use super::{Engine, EngineError, Start, manual::boottime_ms};
 use crate::{
     api::types::{
@@ -161,11 +163,17 @@ impl Engine {
             ));
         }
         for (name, counters) in &counters {
-            let failures: u64 = counters.setsockopt_failures.iter().sum();
-            if failures + counters.storage_failures > 0 {
+            for (option, text) in SockOpt::NAMES {
+                let count = counters.setsockopt_failures[option as usize];
+                if count > 0 {
+                    warnings.push(format!(
+                        "policy {name}: the kernel refused {text} {count} times"
+                    ));
+                }
+            }
+            if counters.storage_failures > 0 {
                 warnings.push(format!(
-                    "policy {name}: {failures} socket options refused by the kernel, {} \
-                     connections left alone for want of memory",
+                    "policy {name}: {} connections left alone for want of memory",
                     counters.storage_failures
                 ));
             }

@@ -168,9 +168,12 @@ fn accepted(asked: &Asked) -> Feature {
     }
 }
 
+/// Where in a probe the answer to a question is.
+type Answer = fn(&Probe) -> i64;
+
 /// What the probe's socket told.
 fn options(asked: &Asked) -> Vec<Feature> {
-    const ALL: [(Known, fn(&Probe) -> i32, bool); 11] = [
+    const ALL: [(Known, Answer, bool); 11] = [
         (
             Known(
                 "cgroup-bpf-link",
@@ -290,8 +293,8 @@ fn present(there: bool) -> Presence {
 }
 
 /// From what a helper answered on the probe's socket.
-fn of_answer(answer: i32) -> (Presence, String) {
-    let errno = Errno::from_raw(-answer);
+fn of_answer(answer: i64) -> (Presence, String) {
+    let errno = Errno::from_raw(i32::try_from(-answer).unwrap_or(0));
     match answer {
         0 => (Presence::Present, "probed".to_owned()),
         _ => match errno {
@@ -373,8 +376,8 @@ mod tests {
             ran: 1,
             ..Probe::default()
         };
-        probe.set[SockOpt::RtoMax as usize] = -(Errno::EINVAL as i32);
-        probe.set[SockOpt::DelackMax as usize] = -(Errno::EPERM as i32);
+        probe.set[SockOpt::RtoMax as usize] = -(Errno::EINVAL as i64);
+        probe.set[SockOpt::DelackMax as usize] = -(Errno::EPERM as i64);
         let features = judge(&asked(Ok(probe)));
         assert_eq!(presence(&features, "cgroup-bpf-link"), Presence::Present);
         assert_eq!(presence(&features, "bpf-rto-min"), Presence::Present);

@@ -88,7 +88,9 @@ impl Verdict {
                 text(*found_us),
                 text(*expected_us)
             ),
-            Self::NotProbed { reason } => format!("not probed: {reason}"),
+            Self::NotProbed { reason } => {
+                format!("not probed: {reason} (rto-agent doctor, as root, probes as well)")
+            }
         }
     }
 }
@@ -137,7 +139,7 @@ fn child_answer(parent: &Path, address: IpAddr) -> anyhow::Result<u64> {
         _ => {
             let why = String::from_utf8_lossy(&output.stderr);
             let why = why.trim().trim_start_matches("rto-agent: ");
-            anyhow::bail!("{why}; rto-agent doctor, as root, probes as well")
+            anyhow::bail!("{why}")
         }
     }
 }

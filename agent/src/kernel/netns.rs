@@ -52,7 +52,7 @@ pub fn all() -> io::Result<Found> {
         for thread in numbered(&process.join("task")).unwrap_or_default() {
             let place = thread.join("ns/net");
             match fs::read_link(&place) {
-                Ok(link) => found.namespaces.extend(seen.new(&link, &place)),
+                Ok(link) => found.namespaces.extend(seen.open_new(&link, &place)),
                 Err(e) => denied |= e.kind() == io::ErrorKind::PermissionDenied,
             }
         }
@@ -60,7 +60,7 @@ pub fn all() -> io::Result<Found> {
             Ok(descriptors) => {
                 for place in descriptors {
                     if let Ok(link) = fs::read_link(&place) {
-                        found.namespaces.extend(seen.new(&link, &place));
+                        found.namespaces.extend(seen.open_new(&link, &place));
                     }
                 }
             }
@@ -71,7 +71,9 @@ pub fn all() -> io::Result<Found> {
     }
     for mount in mounts::read().unwrap_or_default() {
         if mount.kind == "nsfs" {
-            found.namespaces.extend(seen.new(&mount.root, &mount.point));
+            found
+                .namespaces
+                .extend(seen.open_new(&mount.root, &mount.point));
         }
     }
     Ok(found)
@@ -84,7 +86,7 @@ struct Seen(BTreeSet<u64>);
 impl Seen {
     /// Opens a namespace that was not seen yet. A place that is gone by now does not count: the
     /// namespace may have others.
-    fn new(&mut self, link: &Path, place: &Path) -> Option<Netns> {
+    fn open_new(&mut self, link: &Path, place: &Path) -> Option<Netns> {
         let inode = parse(link)?;
         if self.0.contains(&inode) {
             return None;

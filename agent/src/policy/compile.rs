@@ -320,11 +320,12 @@ impl Compiler<'_> {
                 self.in_range("delack_max", delack, false, &reason);
             }
         }
-        if let Some(rto_min) = settings.rto_min.filter(|rto_min| *rto_min <= PEER_DELACK) {
+        let bare = settings.rto_min.filter(|_| settings.delack_max.is_none());
+        if let Some(rto_min) = bare.filter(|rto_min| *rto_min <= PEER_DELACK) {
             self.warnings.push(format!(
-                "rto_min = {}: peers that delay ACKs by up to {} (the default; a host without this \
-                 agent) will be sent segments twice; use it where both ends have delack_max, or \
-                 choose more than {}",
+                "rto_min = {} without delack_max: peers that delay ACKs by up to {} (the default; \
+                 a host without this policy) will be sent segments twice; give both ends a \
+                 delack_max below it, or choose more than {}",
                 format_duration(rto_min),
                 format_duration(PEER_DELACK),
                 format_duration(PEER_DELACK),

@@ -27,6 +27,7 @@ pub(super) const TESTS: &[Test] = &[
     ("detach_restore_without_a_daemon", restore_alone),
     ("without_restore_sockets_keep_their_options", detach_only),
     ("namespaces_that_cannot_be_entered_are_said", no_privileges),
+    ("with_the_drop_in_all_namespaces_are_reached", drop_in),
 ];
 
 const PORT: u16 = 4400;
@@ -271,12 +272,7 @@ fn detach_only() -> anyhow::Result<()> {
 fn no_privileges() -> anyhow::Result<()> {
     let mut world = World::new()?;
     world.configure(&policy("initial_rto = \"100ms\"\nrto_min = \"8ms\""))?;
-    let unit = "+chown,+net_admin,+bpf,+perfmon";
-    world.start_under(&[
-        "setpriv".to_owned(),
-        format!("--bounding-set=-all,{unit}"),
-        "--inh-caps=-all".to_owned(),
-    ])?;
+    world.start_under(&bounded(&["rto-agent.service"])?)?;
     let _pair = begin(&world, plain())?;
     let output = world.try_cli(&["apply"])?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -287,4 +283,37 @@ fn no_privileges() -> anyhow::Result<()> {
     assert_eq!(status["probe"]["verdict"], "not-probed", "{status:#}");
     assert_eq!(status["healthy"], true, "{status:#}");
     Ok(())
+}
+
+/// With those of the drop-in as well, all of them.
+fn drop_in() -> anyhow::Result<()> {
+    let mut world = World::new()?;
+    world.configure(&policy("initial_rto = \"100ms\"\nrto_min = \"8ms\""))?;
+    world.start_under(&bounded(&["rto-agent.service", "open-sockets.conf"])?)?;
+    let _pair = begin(&world, plain())?;
+    let walk = world.json(&["apply"])?;
+    assert_eq!(walk["skipped"], serde_json::json!([]), "{walk:#}");
+    assert_eq!(walk["problems"], serde_json::json!([]), "{walk:#}");
+    let (_, counts) = only_policy(&walk);
+    assert_eq!(counts["seen"], 2, "{walk:#}");
+    let status = world.wait_status("the probe", |status| status["probe"].is_object())?;
+    assert_eq!(status["probe"]["verdict"], "good", "{status:#}");
+    Ok(())
+}
+
+/// The command that starts a daemon with the capabilities of files in `systemd/` and no others.
+fn bounded(files: &[&str]) -> anyhow::Result<Vec<String>> {
+    let mut set = vec!["--bounding-set=-all".to_owned()];
+    for file in files {
+        let path = format!("{}/../systemd/{file}", env!("CARGO_MANIFEST_DIR"));
+        let text = std::fs::read_to_string(path)?;
+        let lines = text.lines();
+        let sets = lines.filter_map(|line| line.strip_prefix("CapabilityBoundingSet="));
+        for name in sets.flat_map(str::split_whitespace) {
+            set.push(name.to_lowercase().replace("cap_", "+"));
+        }
+    }
+    let words = ["setpriv", "--no-new-privs", "--inh-caps=-all"];
+    let words = words.into_iter().map(ToOwned::to_owned);
+    Ok(words.chain([set.join(",")]).collect())
 }
