@@ -34,6 +34,9 @@ pub(crate) struct Args {
     /// Seconds after which the machine is stopped
     #[arg(long, default_value_t = 600)]
     limit: u64,
+    /// A kernel package that is unpacked already (dpkg-deb -x), instead of --kernel
+    #[arg(long, value_name = "DIR")]
+    unpacked: Option<PathBuf>,
     /// Use KVM (there are hosts that have it and on which it does not work)
     #[arg(long)]
     kvm: bool,
@@ -82,17 +85,18 @@ const EXIT: &str = "vm-exit-status ";
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     setup::run()?;
     install()?;
-    let kernel = KERNELS
-        .iter()
-        .find(|kernel| kernel.version == args.kernel)
-        .with_context(|| {
+    let known = KERNELS.iter().find(|k| k.version == args.kernel);
+    let (package, has_lsm) = match (&args.unpacked, known) {
+        (Some(dir), _) => (dir.clone(), false),
+        (None, Some(kernel)) => (unpack(kernel)?, kernel.lsm),
+        (None, None) => {
             let known: Vec<_> = KERNELS.iter().map(|k| k.version).collect();
-            format!("no kernel {}; known are {}", args.kernel, known.join(", "))
-        })?;
+            bail!("no kernel {}; known are {}", args.kernel, known.join(", "))
+        }
+    };
     test::build_programs()?;
     let integration = test::integration_binary()?;
-    let package = unpack(kernel)?;
-    let image = initramfs(&package, &integration, kernel, &args.filter)?;
+    let image = initramfs(&package, &integration, has_lsm, &args.filter)?;
     let status = boot(&package, &image, args.kvm, Duration::from_secs(args.limit))?;
     if status != 0 {
         bail!("the tests in the virtual machine ended with status {status}");
@@ -154,7 +158,7 @@ fn unpack(kernel: &Kernel) -> anyhow::Result<PathBuf> {
 fn initramfs(
     package: &Path,
     integration: &Path,
-    kernel: &Kernel,
+    has_lsm: bool,
     filter: &str,
 ) -> anyhow::Result<PathBuf> {
     let dir = tempfile::tempdir()?;
@@ -200,13 +204,22 @@ fn initramfs(
     copy(Path::new(BUSYBOX), &top.join("bin/busybox"))?;
     symlink("/bin/busybox", top.join("sbin/modprobe"))?;
     modules(package, top)?;
+    // Read by tests, by the path they were built with.
+    let sources = top.join(root().strip_prefix("/").unwrap_or(&root()));
+    fs::create_dir_all(sources.join("tests"))?;
+    run_command(
+        Command::new("cp")
+            .arg("-r")
+            .arg(root().join("systemd"))
+            .arg(&sources),
+    )?;
     fs::write(
         top.join("etc/passwd"),
         "root:x:0:0::/root:/bin/sh\nnobody:x:65534:65534::/:/bin/sh\n",
     )?;
     fs::write(top.join("etc/group"), "root:x:0:\nnogroup:x:65534:\n")?;
     let init = top.join("init");
-    fs::write(&init, init_script(kernel, filter))?;
+    fs::write(&init, init_script(has_lsm, filter))?;
     fs::set_permissions(&init, fs::Permissions::from_mode(0o755))?;
     let image = root().join("target/vm/initramfs.gz");
     let pack = format!(
@@ -217,8 +230,8 @@ fn initramfs(
     Ok(image)
 }
 
-fn init_script(kernel: &Kernel, filter: &str) -> String {
-    let expect = if kernel.lsm {
+fn init_script(has_lsm: bool, filter: &str) -> String {
+    let expect = if has_lsm {
         "export RTO_TESTS_EXPECT_LSM=1"
     } else {
         ":"

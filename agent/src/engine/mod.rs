@@ -454,6 +454,7 @@ impl Engine {
                 "nothing is in force; rto-agent reload attaches again".to_owned(),
             ));
         };
+        self.check_can_walk()?;
         let walker = datapath
             .walker(mode)
             .map_err(|e| EngineError::Failed(e.to_string()))?;
@@ -468,6 +469,17 @@ impl Engine {
             "walk over open sockets"
         );
         Ok(self.walks.begin(walker, cause, notes))
+    }
+
+    fn check_can_walk(&self) -> Result<(), EngineError> {
+        if can_set(&self.start.features, "iter-tcp") == Some(false) {
+            return Err(EngineError::Refused(
+                "this kernel does not let a program walk over open sockets (Linux 5.15 and later; \
+                 see iter-tcp in rto-agent doctor); nothing was changed"
+                    .to_owned(),
+            ));
+        }
+        Ok(())
     }
 
     fn consider_probe(&mut self) {
@@ -489,6 +501,7 @@ impl Engine {
                     "a walk over the open sockets runs; try again when it has ended".to_owned(),
                 ));
             }
+            self.check_can_walk()?;
             let walker = self.state.unlink_for_restoring().map_err(failed)?;
             let walkers = walker.into_iter().collect();
             let restored = walk::restore(walkers);
