@@ -123,6 +123,29 @@ impl Foreign {
     }
 }
 
+/// Has the kernel count how often each program runs, as long as the descriptor is open.
+///
+/// # Errors
+///
+/// If the kernel refuses (before Linux 5.8).
+pub fn count_runs() -> io::Result<OwnedFd> {
+    const BPF_ENABLE_STATS: libc::c_int = 32;
+    const BPF_STATS_RUN_TIME: u32 = 0;
+    let mut attr = BPF_STATS_RUN_TIME;
+    bpf(BPF_ENABLE_STATS, &mut attr)
+}
+
+/// How often a program has run since runs are counted.
+///
+/// # Errors
+///
+/// If bpftool does not say.
+pub fn runs_of(program_id: u64) -> anyhow::Result<u64> {
+    let text = crate::process::run(&format!("bpftool --json prog show id {program_id}"))?;
+    let shown: serde_json::Value = serde_json::from_str(&text)?;
+    Ok(shown["run_cnt"].as_u64().unwrap_or(0))
+}
+
 fn load(instructions: &[Instruction]) -> io::Result<OwnedFd> {
     let mut attr = LoadAttr {
         prog_type: BPF_PROG_TYPE_SOCK_OPS,

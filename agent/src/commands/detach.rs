@@ -53,7 +53,7 @@ fn alone(agent: &AgentConfig, restore: bool) -> anyhow::Result<DetachAnswer> {
     let restored = if restore {
         let walkers = for_restoring(&agent.pin_dir)?;
         remove_links(&agent.pin_dir)?;
-        Some(walk::restore(walkers)?)
+        Some(walk::restore(walkers, || {})?)
     } else {
         None
     };

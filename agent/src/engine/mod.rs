@@ -229,7 +229,6 @@ impl Engine {
             walks,
             probing: Probing::new(),
         };
-        engine.apply_to_open("start");
         engine.publish();
         Ok((
             engine,
@@ -250,6 +249,7 @@ impl Engine {
     pub fn run(mut self) -> anyhow::Result<()> {
         let line = self.status_line();
         self.systemd.ready(&line);
+        self.apply_to_open("start");
         self.consider_probe();
         let mut next_health = Instant::now() + HEALTH_INTERVAL;
         loop {
@@ -365,11 +365,12 @@ impl Engine {
         notes.extend(restart_notes(&self.start.config.agent, &config.agent));
         self.last_reload = reload_view(cause, Ok(&config));
         self.warnings = restart_notes(&self.start.config.agent, &config.agent);
+        let was_off = !self.config.agent.apply_to_open;
         self.manual = manual;
         self.files.send_replace(Arc::new(config.files.clone()));
         self.config = config;
         audit(cause, "reload", &changed);
-        if changed.added + changed.changed > 0 {
+        if changed.added + changed.changed > 0 || was_off {
             self.apply_to_open(cause);
         }
         Ok(ChangeAnswer {
@@ -504,7 +505,8 @@ impl Engine {
             self.check_can_walk()?;
             let walker = self.state.unlink_for_restoring().map_err(failed)?;
             let walkers = walker.into_iter().collect();
-            let restored = walk::restore(walkers);
+            let systemd = &mut self.systemd;
+            let restored = walk::restore(walkers, || systemd.watchdog());
             Some(restored.map_err(|e| EngineError::Failed(e.to_string()))?)
         } else {
             None

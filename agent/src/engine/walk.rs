@@ -6,7 +6,7 @@
 use std::{
     sync::Arc,
     thread::JoinHandle,
-    time::{Instant, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use nix::sched::{CloneFlags, setns};
@@ -21,6 +21,8 @@ use crate::{
 
 /// Largest value TCP_BPF_RTO_MIN takes, and its default (`TCP_RTO_MIN`).
 const RTO_MIN_US: u32 = 200_000;
+/// How often the caller of [`restore`] has a turn.
+const TICK: Duration = Duration::from_millis(10);
 /// `TCP_RTO_MAX`.
 const RTO_MAX_MS: u32 = 120_000;
 
@@ -108,12 +110,13 @@ impl Walks {
     }
 }
 
-/// Gives back what was set on every socket of the host; returns when it is done.
+/// Gives back what was set on every socket of the host; returns when it is done. Meanwhile `tick`
+/// is called now and then.
 ///
 /// # Errors
 ///
 /// If no thread can be had.
-pub fn restore(walkers: Vec<Walker>) -> std::io::Result<WalkView> {
+pub fn restore(walkers: Vec<Walker>, mut tick: impl FnMut()) -> std::io::Result<WalkView> {
     let begun = WalkView {
         running: true,
         cause: "detach --restore".to_owned(),
@@ -122,6 +125,10 @@ pub fn restore(walkers: Vec<Walker>) -> std::io::Result<WalkView> {
     };
     let thread = std::thread::Builder::new().name("restore".to_owned());
     let run = thread.spawn(move || walk_all(walkers, begun, &|_| {}))?;
+    while !run.is_finished() {
+        tick();
+        std::thread::sleep(TICK);
+    }
     let done = run
         .join()
         .map_err(|_| std::io::Error::other("the walk died"))?;

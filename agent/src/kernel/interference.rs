@@ -125,8 +125,8 @@ pub fn probe(cgroup: &Path, target: &Target) -> Verdict {
 
 fn child_answer(parent: &Path, address: IpAddr) -> anyhow::Result<u64> {
     let cgroup = Throwaway::new(parent)?;
-    let program = std::env::current_exe().context("the agent's own binary")?;
-    let output = Command::new(program)
+    // This very program, also where its file was replaced since.
+    let output = Command::new("/proc/self/exe")
         .arg(VERB)
         .arg(&cgroup.path)
         .arg(address.to_string())

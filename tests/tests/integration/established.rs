@@ -6,6 +6,7 @@ use std::{net::SocketAddr, time::Duration};
 use rto_tests::{
     agent::{SOON, World},
     capture::{Capture, Segment},
+    foreign,
     netns::{CLIENT_LINK, SERVER_LINK, SERVER_V4, SERVER_V4_OTHER, SERVER_V6, sysctl},
     talk::{self, REQUEST, Talk, option},
     timing::{assert_gaps, assert_measured, jiffy, latest},
@@ -35,6 +36,7 @@ pub(super) const TESTS: &[Test] = &[
     ("delack_max_on_the_wire", delayed_ack),
     ("tail_loss_probes_are_told_from_timeouts", tail_loss_probe),
     ("retransmissions_are_counted", counted),
+    ("the_hook_is_not_called_without_a_policy", no_calls),
     ("mapped_addresses_and_ipv6", mapped),
     ("mptcp", mptcp),
     ("fast_open", fast_open),
@@ -407,7 +409,11 @@ fn tail_loss_probe() -> anyhow::Result<()> {
         "tcp dport {PORT} meta length > 120 limit rate 1/hour burst 1 packets"
     ))?;
     talk.rounds(1, NO_PAUSE)?;
-    let sent = bursts(&capture.so_far()?, talk.port());
+    // tcpdump may be a moment behind; the answer is the last segment with data.
+    let all = capture.wait_for(SOON, |all| {
+        all.iter().any(|s| s.from == server && s.length > 0)
+    })?;
+    let sent = bursts(&all, talk.port());
     assert_eq!(sent.len(), 2, "{sent:?}");
     let status = world.json(&["status"])?;
     let near = &status["policies"]["near"];
@@ -429,9 +435,11 @@ fn counted() -> anyhow::Result<()> {
     let port = talk.port();
     capture.wait_for(SOON, |all| bursts(all, port).len() >= 5)?;
     world.net.drop_nothing()?;
-    // Recovered: nothing more is sent again.
+    // Recovered: nothing more is sent again. The answer is the last segment with data.
     talk.rounds(1, NO_PAUSE)?;
-    let all = capture.so_far()?;
+    let all = capture.wait_for(SOON, |all| {
+        all.iter().any(|s| s.from == server && s.length > 0)
+    })?;
     let data = all.iter().filter(|s| s.to == server && s.length > 0);
     let first = data.clone().map(|s| s.seq).min();
     let sent = data.filter(|s| Some(s.seq) == first).count() as u64;
@@ -448,6 +456,29 @@ fn counted() -> anyhow::Result<()> {
     let steps: Vec<u64> = (0..8).map(|step| u64::from(step < timeouts)).collect();
     assert_eq!(rtos, steps, "{near:#}");
     assert_eq!(near["expired"], 0, "{near:#}");
+    Ok(())
+}
+
+/// Timeouts of a connection without a policy do not run the program; of one with a policy they do.
+fn no_calls() -> anyhow::Result<()> {
+    let world = world("rto_min = \"50ms\"")?;
+    let _counting = foreign::count_runs()?;
+    let status = world.json(&["status"])?;
+    let id = status["attachment"]["program_id"].as_u64().unwrap_or(0);
+    let runs_in_an_outage = |address: &str| -> anyhow::Result<u64> {
+        let _server = uncovered_server(&world, to(address, PORT))?;
+        let mut talk = begin(&world, address)?;
+        world.net.black_hole(PORT)?;
+        let before = foreign::runs_of(id)?;
+        gaps_of(&world, &mut talk, REQUEST, 3)?;
+        let after = foreign::runs_of(id)?;
+        world.net.drop_nothing()?;
+        Ok(after - before)
+    };
+    assert_eq!(runs_in_an_outage(SERVER_V4_OTHER)?, 0);
+    // A probe, two timeouts, and each retransmission: at least five.
+    let runs = runs_in_an_outage(SERVER_V4)?;
+    assert!(runs >= 5, "{runs}");
     Ok(())
 }
 
@@ -508,7 +539,7 @@ fn fast_open() -> anyhow::Result<()> {
     };
     let mut talk = world.talk(server, options)?;
     talk.rounds(1, NO_PAUSE)?;
-    let all = capture.so_far()?;
+    let all = capture.wait_for(SOON, |all| all.iter().any(|s| s.syn && s.to == server))?;
     let syn = all.iter().find(|s| s.syn && s.to == server);
     assert_eq!(syn.map(|s| s.length), Some(REQUEST), "{all:#?}");
     assert_sinks(&mut talk, quantised(8), || client_rto(&world))?;
