@@ -50,14 +50,16 @@ fn agent_config(args: &Detach) -> anyhow::Result<AgentConfig> {
 fn alone(agent: &AgentConfig, restore: bool) -> anyhow::Result<DetachAnswer> {
     let _lock = InstanceLock::take(&agent.state_dir, &agent.pin_dir)
         .context("no daemon answers at the socket, and yet one seems to run")?;
+    let mut unlinked = 0;
     let restored = if restore {
         let walkers = for_restoring(&agent.pin_dir)?;
-        remove_links(&agent.pin_dir)?;
+        unlinked = remove_links(&agent.pin_dir)?;
         Some(walk::restore(walkers, || {})?)
     } else {
         None
     };
-    let removed = remove_pins(&agent.pin_dir)?;
+    let mut removed = remove_pins(&agent.pin_dir)?;
+    removed.links += unlinked;
     if let Ok(cgroup) = resolve_cgroup(None, &agent.cgroup) {
         interference::sweep(&cgroup);
     }

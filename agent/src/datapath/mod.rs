@@ -106,6 +106,8 @@ pub struct Datapath {
     tables: Tables,
     slots: Slots,
     link: Option<Link>,
+    /// It was in force, and [`Datapath::unlink`] took it out.
+    unlinked: bool,
     /// The second program's, for accepted sockets.
     hook: Option<accepted::Hook>,
 }
@@ -142,6 +144,7 @@ impl Datapath {
                 tables,
                 slots,
                 link: Some(link),
+                unlinked: false,
                 hook: None,
                 options,
             });
@@ -159,6 +162,7 @@ impl Datapath {
                     tables,
                     slots,
                     link: None,
+                    unlinked: false,
                     hook: None,
                     options,
                 })
@@ -462,7 +466,7 @@ impl Datapath {
     /// If a link's pin cannot be removed.
     pub fn unlink(&mut self) -> Result<(), DatapathError> {
         pins::remove_links(&self.dir).map_err(|e| pin_error(&self.dir, &e))?;
-        self.link = None;
+        self.unlinked |= self.link.take().is_some();
         self.hook = None;
         Ok(())
     }
@@ -474,15 +478,18 @@ impl Datapath {
     /// If a pin cannot be removed; the others are removed all the same.
     pub fn detach(self) -> Result<Removed, DatapathError> {
         let pin_dir = self.options.pin_dir.clone();
+        let unlinked = self.unlinked;
         drop(self);
-        remove_pins(&pin_dir)
+        let mut removed = remove_pins(&pin_dir)?;
+        removed.links += usize::from(unlinked);
+        Ok(removed)
     }
 }
 
 impl Drop for Datapath {
     /// A datapath that never came into force leaves nothing behind.
     fn drop(&mut self) {
-        if self.link.is_none() {
+        if self.link.is_none() && !self.unlinked {
             let _swept = pins::remove_generation(&self.dir);
         }
     }
@@ -530,16 +537,19 @@ pub fn remove_pins(pin_dir: &Path) -> Result<Removed, DatapathError> {
     failed.map_or(Ok(removed), Err)
 }
 
-/// Takes the programs of every generation below `pin_dir` out of force; the maps stay.
+/// Takes the programs of every generation below `pin_dir` out of force; the maps stay. Says how many
+/// generations had one.
 ///
 /// # Errors
 ///
 /// If a link's pin cannot be removed.
-pub fn remove_links(pin_dir: &Path) -> Result<(), DatapathError> {
+pub fn remove_links(pin_dir: &Path) -> Result<usize, DatapathError> {
+    let mut count = 0;
     for generation in pins::generations(pin_dir).map_err(|e| pin_error(pin_dir, &e))? {
+        count += usize::from(generation.path.join(pins::LINK).exists());
         pins::remove_links(&generation.path).map_err(|e| pin_error(&generation.path, &e))?;
     }
-    Ok(())
+    Ok(count)
 }
 
 /// Program ids behind the links pinned below `pin_dir`: "ours", for telling foreign programs apart.

@@ -223,5 +223,9 @@ pub(super) fn describe(error: &dyn std::error::Error) -> String {
         }
         cause = error.source();
     }
+    // What aya says where a verifier's log would follow.
+    if let Some(short) = text.trim_end().strip_suffix(". Verifier output:") {
+        text.truncate(short.len());
+    }
     text
 }

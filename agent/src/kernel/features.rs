@@ -323,9 +323,7 @@ fn of_error(text: &str) -> Presence {
 pub const NOT_ASKED: &str = "not asked: ";
 
 fn first_line(text: &str) -> String {
-    let line = text.lines().next().unwrap_or_default().trim_end();
-    // What aya puts where the verifier's log would begin.
-    let line = line.trim_end_matches(". Verifier output:");
+    let line = text.lines().next().unwrap_or_default();
     match privileges::lockdown(Path::new("/")) {
         Some(state) if state != "none" && of_error(text) == Presence::Refused => {
             format!("{line} (lockdown: {state})")

@@ -248,7 +248,13 @@ fn restore() -> anyhow::Result<()> {
         "{answer:#}"
     );
     assert_eq!(counts["refused"], 0, "{answer:#}");
-    assert_restored(&mut pair)
+    assert_eq!(answer["removed"]["links"], 1, "{answer:#}");
+    assert!(!world.pin_dir().exists());
+    assert_restored(&mut pair)?;
+    // New connections are nobody's, and attaching again works.
+    world.cli(&["reload"])?;
+    assert_eq!(world.json(&["status"])?["healthy"], true);
+    Ok(())
 }
 
 fn restore_alone() -> anyhow::Result<()> {
@@ -256,6 +262,7 @@ fn restore_alone() -> anyhow::Result<()> {
     world.end(nix::sys::signal::Signal::SIGKILL)?;
     let text = world.cli(&["detach", "--restore"])?;
     assert!(text.contains("given back to open sockets"), "{text}");
+    assert!(text.contains("detached: 1 link(s) and 1 set(s)"), "{text}");
     assert_restored(&mut pair)?;
     assert!(!world.pin_dir().exists());
     Ok(())
