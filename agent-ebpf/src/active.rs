@@ -28,20 +28,18 @@ pub(crate) fn connect(ctx: &SockOpsContext) {
         forget(ctx);
         return;
     };
-    let Some(tally) = Tally::of(index) else {
-        return;
-    };
+    let tally = if is_probe { None } else { Tally::of(index) };
     let Some(state) = socket::storage(ctx, socket::Missing::Create) else {
-        tally.add(Counter::STORAGE_FAILURES, 1);
+        tables::add(tally, Counter::STORAGE_FAILURES, 1);
         return;
     };
     begin(ctx, state, index, policy);
     state.uncounted = is_probe.into();
     syn_retries::apply(ctx, state, policy, tally);
     let target = Target::of(ctx);
-    target.apply(state, policy, KERNEL, Some(tally));
+    let _settled = target.apply(state, policy, KERNEL, tally);
     // One that an earlier policy of the socket set would make connect() give up sooner.
-    target.user_timeout(state, 0, Some(tally));
+    let _settled = target.user_timeout(state, 0, tally);
 }
 
 /// Fills the storage for a connection that begins. TCP_SYNCNT is not touched: what was done to it
@@ -61,8 +59,8 @@ fn begin(ctx: &SockOpsContext, state: &mut SocketState, index: u32, policy: &Pol
 #[inline(always)]
 fn forget(ctx: &SockOpsContext) {
     if let Some(state) = socket::storage(ctx, socket::Missing::None) {
-        syn_retries::restore(ctx, state);
-        Target::of(ctx).restore(state, KERNEL, None);
+        syn_retries::restore(Target::of(ctx), state);
+        let _settled = Target::of(ctx).restore(state, KERNEL, None);
         hook::disable(ctx, state);
         state.policy = NO_POLICY;
     }
@@ -108,7 +106,7 @@ pub(crate) fn finish(ctx: &SockOpsContext, state: &mut SocketState) {
     tables::add(tally, Counter::ESTABLISHED_ACTIVE, 1);
     // Not before: on a connecting socket it would make connect() give up sooner.
     let millis = state.user_timeout_ms;
-    Target::of(ctx).user_timeout(state, millis, tally);
+    let _settled = Target::of(ctx).user_timeout(state, millis, tally);
     hook::enable(ctx, state, tally);
 }
 

@@ -6,12 +6,11 @@
 
 use core::ffi::c_void;
 
-use rto_agent_common::SockOpt;
 use rto_agent_ebpf::counter::Counter;
 
 use crate::{
     lookup,
-    options::{KERNEL, Target},
+    options::Target,
     socket::{self, read},
     structs::SockCommon,
     tables::Tally,
@@ -41,13 +40,7 @@ extern "C" fn rto_clone(arguments: *const [*mut c_void; 2]) -> i32 {
         // The state has no policy yet: PASSIVE_ESTABLISHED chooses it, and only adds to this.
         match socket::storage_of(sk, socket::Missing::Create) {
             Some(state) => {
-                let _taken = Target::socket(sk).settle(
-                    SockOpt::RtoMin,
-                    &mut state.rto_min,
-                    Some(policy.rto_min_us),
-                    KERNEL.rto_min_us,
-                    Some(tally),
-                );
+                Target::socket(sk).rto_min(state, policy.rto_min_us, Some(tally));
             }
             None => tally.add(Counter::STORAGE_FAILURES, 1),
         }

@@ -94,10 +94,17 @@ pub(crate) fn rto(ctx: &SockOpsContext) {
     let target = Target::of(ctx);
     if before < state.linear_retries {
         target.linear_mode_on(state, tally);
-    } else if state.linear_off == 0 && target.set(SockOpt::ThinLinear, 0, tally) {
+    } else if state.linear_off == 0 && is_thin(ctx) && target.set(SockOpt::ThinLinear, 0, tally) {
         state.linear_off = 1;
         tables::add(tally, Counter::LINEAR_ENDED, 1);
     }
+}
+
+/// Whether linear mode is for this stream at all (`tcp_stream_is_thin()`, Linux 6.12).
+#[inline(always)]
+fn is_thin(ctx: &SockOpsContext) -> bool {
+    // SAFETY: a field of the context.
+    unsafe { read(&raw const (*ctx.ops).packets_out) < 4 }
 }
 
 /// RETRANS_CB: a segment was sent again. The arguments: its sequence number, how many segments

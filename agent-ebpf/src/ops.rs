@@ -15,6 +15,8 @@ pub const RETRANS_CB: u32 = 9;
 
 /// `BPF_TCP_SYN_SENT`.
 const SYN_SENT: u32 = 2;
+/// `BPF_TCP_SYN_RECV`.
+const SYN_RECV: u32 = 3;
 
 /// What to do for a callback.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,17 +69,22 @@ pub const fn decide(op: u32, is_fullsock: bool, state: u32) -> Action {
         TCP_CONNECT_CB if is_fullsock => Action::Connect,
         ACTIVE_ESTABLISHED_CB if is_fullsock => Action::ActiveEstablished,
         PASSIVE_ESTABLISHED_CB if is_fullsock => Action::PassiveEstablished,
-        RTO_CB if is_fullsock => Action::RetransmissionTimeout,
-        RETRANS_CB if is_fullsock => Action::Retransmitted,
+        RTO_CB if is_fullsock && !in_handshake(state) => Action::RetransmissionTimeout,
+        RETRANS_CB if is_fullsock && !in_handshake(state) => Action::Retransmitted,
         _ => Action::Leave,
     }
+}
+
+/// A socket that was connected before keeps the flags of its hook: what it sends again before it
+/// is established is counted by the timeouts of its SYN.
+const fn in_handshake(state: u32) -> bool {
+    state == SYN_SENT || state == SYN_RECV
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const SYN_RECV: u32 = 3;
     const NEW_SYN_RECV: u32 = 12;
 
     #[test]
@@ -109,11 +116,20 @@ mod tests {
             TCP_CONNECT_CB,
             ACTIVE_ESTABLISHED_CB,
             PASSIVE_ESTABLISHED_CB,
-            RTO_CB,
-            RETRANS_CB,
         ] {
             assert_eq!(decide(op, false, SYN_SENT), Action::Leave);
             assert_ne!(decide(op, true, SYN_SENT), Action::Leave);
+        }
+    }
+
+    #[test]
+    fn the_hook_is_for_established_connections() {
+        const ESTABLISHED: u32 = 1;
+        for op in [RTO_CB, RETRANS_CB] {
+            assert_ne!(decide(op, true, ESTABLISHED), Action::Leave);
+            assert_eq!(decide(op, false, ESTABLISHED), Action::Leave);
+            assert_eq!(decide(op, true, SYN_SENT), Action::Leave);
+            assert_eq!(decide(op, true, SYN_RECV), Action::Leave);
         }
     }
 }

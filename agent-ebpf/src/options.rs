@@ -38,13 +38,42 @@ pub(crate) struct Defaults {
     pub(crate) rto_max_ms: u32,
 }
 
-/// `TCP_RTO_MIN`, which is also the largest value the option takes, and `TCP_RTO_MAX`.
+/// `TCP_RTO_MIN` and `TCP_RTO_MAX`.
 pub(crate) const KERNEL: Defaults = Defaults {
-    rto_min_us: DELACK_MAX_US,
+    rto_min_us: LARGEST_US,
     rto_max_ms: 120_000,
 };
-/// `TCP_DELACK_MAX`.
-const DELACK_MAX_US: u32 = 200_000;
+/// `TCP_RTO_MIN` and `TCP_DELACK_MAX`: also the largest values the options take, though a
+/// namespace's default may be larger.
+const LARGEST_US: u32 = 200_000;
+
+/// What became of options.
+#[derive(Clone, Copy)]
+pub(crate) struct Settled(u32);
+
+impl Settled {
+    /// Nothing to do.
+    pub(crate) const SAME: Self = Self(0);
+    /// The kernel took a value.
+    const CHANGED: Self = Self(1);
+    /// It did not.
+    const REFUSED: Self = Self(2);
+
+    #[inline(always)]
+    pub(crate) fn and(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    #[inline(always)]
+    pub(crate) fn is_changed(self) -> bool {
+        self.0 & Self::CHANGED.0 != 0
+    }
+
+    #[inline(always)]
+    pub(crate) fn is_refused(self) -> bool {
+        self.0 & Self::REFUSED.0 != 0
+    }
+}
 
 /// Whose options: what bpf_setsockopt takes as its first argument.
 #[derive(Clone, Copy)]
@@ -102,40 +131,57 @@ impl Target {
     /// Sets an option that a policy decides and remembers what it was, or gives back what an
     /// earlier policy of the socket had set.
     #[inline(always)]
-    pub(crate) fn settle(
+    fn settle(
         self,
         option: SockOpt,
         remembered: &mut Remembered,
         wanted: Option<u32>,
         default: u32,
         tally: Option<Tally>,
-    ) -> bool {
+    ) -> Settled {
         if wanted.is_none() && remembered.is_set == 0 {
-            return true;
+            return Settled::SAME;
         }
         let in_force = self.get(option);
         let Some(wanted) = wanted else {
-            let before = remembered.to_restore(in_force, default);
+            let Some(before) = remembered.to_restore(in_force, default) else {
+                *remembered = Remembered::default();
+                return Settled::SAME;
+            };
+            if !self.set(option, at_most(option, before), tally) {
+                return Settled::REFUSED;
+            }
             *remembered = Remembered::default();
-            return before.is_none_or(|before| self.set(option, before, tally));
+            return Settled::CHANGED;
         };
         if in_force == Some(wanted) {
-            return true;
+            return Settled::SAME;
         }
         let before = remembered.before(in_force);
-        let taken = self.set(option, wanted, tally);
-        if taken {
-            *remembered = Remembered {
-                is_set: 1,
-                value: wanted,
-                before,
-            };
+        if !self.set(option, wanted, tally) {
+            return Settled::REFUSED;
         }
-        taken
+        *remembered = Remembered {
+            is_set: 1,
+            value: wanted,
+            before,
+        };
+        Settled::CHANGED
     }
 
-    /// The options of a policy that may stand before the handshake is over. Says whether the
-    /// kernel took all of them.
+    /// rto_min alone, for a socket whose policy is not chosen yet.
+    #[inline(always)]
+    pub(crate) fn rto_min(self, state: &mut SocketState, micros: u32, tally: Option<Tally>) {
+        let _settled = self.settle(
+            SockOpt::RtoMin,
+            &mut state.rto_min,
+            unless_zero(micros),
+            KERNEL.rto_min_us,
+            tally,
+        );
+    }
+
+    /// The options of a policy that may stand before the handshake is over.
     #[inline(always)]
     pub(crate) fn apply(
         self,
@@ -143,7 +189,7 @@ impl Target {
         policy: &Policy,
         defaults: Defaults,
         tally: Option<Tally>,
-    ) -> bool {
+    ) -> Settled {
         let thin = if policy.flags & THIN_LINEAR_SET != 0 {
             Some(u32::from(policy.flags & THIN_LINEAR != 0))
         } else {
@@ -170,9 +216,10 @@ impl Target {
         state: &mut SocketState,
         defaults: Defaults,
         tally: Option<Tally>,
-    ) -> bool {
+    ) -> Settled {
         state.linear_retries = 0;
-        self.all(state, [None; 4], defaults, tally) & self.user_timeout(state, 0, tally)
+        let settled = self.all(state, [None; 4], defaults, tally);
+        settled.and(self.user_timeout(state, 0, tally))
     }
 
     #[inline(always)]
@@ -182,7 +229,7 @@ impl Target {
         wanted: [Option<u32>; 4],
         defaults: Defaults,
         tally: Option<Tally>,
-    ) -> bool {
+    ) -> Settled {
         self.linear_mode_on(state, tally);
         let [rto_min, delack_max, thin, rto_max] = wanted;
         self.settle(
@@ -191,20 +238,22 @@ impl Target {
             rto_min,
             defaults.rto_min_us,
             tally,
-        ) & self.settle(
+        )
+        .and(self.settle(
             SockOpt::DelackMax,
             &mut state.delack_max,
             delack_max,
-            DELACK_MAX_US,
+            LARGEST_US,
             tally,
-        ) & self.settle(SockOpt::ThinLinear, &mut state.thin_linear, thin, 0, tally)
-            & self.settle(
-                SockOpt::RtoMax,
-                &mut state.rto_max,
-                rto_max,
-                defaults.rto_max_ms,
-                tally,
-            )
+        ))
+        .and(self.settle(SockOpt::ThinLinear, &mut state.thin_linear, thin, 0, tally))
+        .and(self.settle(
+            SockOpt::RtoMax,
+            &mut state.rto_max,
+            rto_max,
+            defaults.rto_max_ms,
+            tally,
+        ))
     }
 
     /// TCP_USER_TIMEOUT; 0 gives back what was set.
@@ -214,7 +263,7 @@ impl Target {
         state: &mut SocketState,
         millis: u32,
         tally: Option<Tally>,
-    ) -> bool {
+    ) -> Settled {
         self.settle(
             SockOpt::UserTimeout,
             &mut state.user_timeout,
@@ -238,6 +287,14 @@ impl Target {
 #[inline(always)]
 fn unless_zero(value: u32) -> Option<u32> {
     if value == 0 { None } else { Some(value) }
+}
+
+#[inline(always)]
+fn at_most(option: SockOpt, value: u32) -> u32 {
+    match option {
+        SockOpt::RtoMin | SockOpt::DelackMax if value > LARGEST_US => LARGEST_US,
+        _ => value,
+    }
 }
 
 #[inline(always)]

@@ -59,7 +59,7 @@ pub(crate) fn established(ctx: &SockOpsContext) {
         tally.add(Counter::SYN_ACK_RETRANSMISSIONS, retransmissions.into());
     }
     let (target, tally) = (Target::of(ctx), Some(tally));
-    target.apply(state, policy, KERNEL, tally);
-    target.user_timeout(state, policy.user_timeout_ms, tally);
+    let _settled = target.apply(state, policy, KERNEL, tally);
+    let _settled = target.user_timeout(state, policy.user_timeout_ms, tally);
     hook::enable(ctx, state, tally);
 }

@@ -14,37 +14,37 @@ static HOST_SYN_RETRIES: u8 = 6;
 
 /// Sets TCP_SYNCNT as the policy wants it, and remembers what it was.
 #[inline(always)]
-pub(crate) fn apply(ctx: &SockOpsContext, state: &mut SocketState, policy: &Policy, tally: Tally) {
-    let own = syncnt::own(state, in_force(ctx), host());
+pub(crate) fn apply(
+    ctx: &SockOpsContext,
+    state: &mut SocketState,
+    policy: &Policy,
+    tally: Option<Tally>,
+) {
+    let own = syncnt::own(state, Target::of(ctx).get(SockOpt::SynCnt), host());
     match syncnt::wanted(policy, own) {
         Some(wanted) => {
-            if Target::of(ctx).set(SockOpt::SynCnt, wanted, Some(tally)) {
+            if Target::of(ctx).set(SockOpt::SynCnt, wanted, tally) {
                 state.syn_retries_before = own;
                 state.syn_retries_set = wanted;
             }
         }
-        None => restore(ctx, state),
+        None => restore(Target::of(ctx), state),
     }
 }
 
 /// Gives the socket's own TCP_SYNCNT back, unless somebody has set another since.
 #[inline(always)]
-pub(crate) fn restore(ctx: &SockOpsContext, state: &mut SocketState) {
+pub(crate) fn restore(target: Target, state: &mut SocketState) {
     if state.syn_retries_set == 0 {
         return;
     }
-    if let Some(before) = syncnt::to_restore(state, in_force(ctx)) {
+    // TCP_SYNCNT of the socket, or its namespace's `tcp_syn_retries`; unknown before Linux 6.1.
+    if let Some(before) = syncnt::to_restore(state, target.get(SockOpt::SynCnt)) {
         // The option held this very value before, so that the kernel takes it.
-        let _taken = Target::of(ctx).set(SockOpt::SynCnt, before, None);
+        let _taken = target.set(SockOpt::SynCnt, before, None);
     }
     state.syn_retries_set = 0;
     state.syn_retries_before = 0;
-}
-
-/// TCP_SYNCNT of the socket, or its namespace's `tcp_syn_retries`; `None` before Linux 6.1.
-#[inline(always)]
-fn in_force(ctx: &SockOpsContext) -> Option<u32> {
-    Target::of(ctx).get(SockOpt::SynCnt)
 }
 
 #[inline(always)]

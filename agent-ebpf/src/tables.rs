@@ -14,8 +14,8 @@ use aya_ebpf::{
     macros::btf_map,
 };
 use rto_agent_common::{
-    Counters, EntryValue, MAX_POLICIES, Policy, Probe, RTO_STEPS, SocketState, WalkControl,
-    WalkCounts,
+    Counters, EntryValue, MAX_POLICIES, NO_POLICY, Policy, Probe, RTO_STEPS, SocketState,
+    WalkControl, WalkCounts,
 };
 use rto_agent_ebpf::counter::{Counter, Step};
 
@@ -57,6 +57,18 @@ pub(crate) static PROBE_STORAGE: SkStorage<u64> = SkStorage::new();
 #[inline(always)]
 pub(crate) fn policy(index: u32) -> Option<&'static Policy> {
     POLICIES.get(index)
+}
+
+/// The slot of a socket's policy, if it still belongs to that policy; else [`NO_POLICY`].
+#[inline(always)]
+pub(crate) fn owner(state: &SocketState) -> u32 {
+    match policy(state.policy) {
+        // A freed slot keeps its generation until it gets another owner, and has no name.
+        Some(policy) if policy.generation == state.generation && policy.name[0] != 0 => {
+            state.policy
+        }
+        _ => NO_POLICY,
+    }
 }
 
 /// One more hit of an entry, up to [`EntryValue::HITS_MAX`]. (The room above it is for CPUs that
@@ -126,10 +138,10 @@ impl Tally {
     /// Of a socket's policy, if its slot still belongs to that policy.
     #[inline(always)]
     pub(crate) fn of_socket(state: &SocketState) -> Option<Self> {
-        if state.uncounted != 0 || policy(state.policy)?.generation != state.generation {
-            None
-        } else {
-            Self::of(state.policy)
+        match owner(state) {
+            NO_POLICY => None,
+            _ if state.uncounted != 0 => None,
+            index => Self::of(index),
         }
     }
 

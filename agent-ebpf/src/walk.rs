@@ -13,6 +13,7 @@ use crate::{
     options::{Defaults, Target},
     socket::{self, read},
     structs::SockCommon,
+    syn_retries,
     tables::{self, Tally, Walked},
 };
 
@@ -39,14 +40,16 @@ extern "C" fn rto_walk(ctx: *const Context) -> i32 {
     }
     // SAFETY: not null, and the verifier knows it as what it is.
     let common = unsafe { SockCommon::new(sk) };
-    if let ESTABLISHED | CLOSE_WAIT = common.state()
-        && let Some(control) = tables::walk_control()
+    let Some(control) = tables::walk_control() else {
+        return 0;
+    };
+    if control.mode == walk_mode::RESTORE {
+        // In any state: options are set before the SYN, and count until the last ACK.
+        restore(sk, control);
+    } else if let ESTABLISHED | CLOSE_WAIT = common.state()
+        && (control.cgroup == 0 || common.is_in_cgroup(control.cgroup))
     {
-        if control.mode == walk_mode::RESTORE {
-            restore(sk, control);
-        } else if control.cgroup == 0 || common.is_in_cgroup(control.cgroup) {
-            apply(sk, common, control);
-        }
+        apply(sk, common, control);
     }
     0
 }
@@ -66,7 +69,8 @@ fn apply(sk: *mut c_void, common: SockCommon, control: &WalkControl) {
         tables::count_walked(index, Walked::Refused);
         return;
     };
-    if state.policy != NO_POLICY && control.mode == walk_mode::APPLY_TO_NEW {
+    let is_new = state.policy == NO_POLICY;
+    if !is_new && control.mode == walk_mode::APPLY_TO_NEW {
         tables::count_walked(index, Walked::Kept);
         return;
     }
@@ -75,12 +79,17 @@ fn apply(sk: *mut c_void, common: SockCommon, control: &WalkControl) {
     state.generation = policy.generation;
     state.initial_rto_jiffies = policy.initial_rto_jiffies;
     state.user_timeout_ms = policy.user_timeout_ms;
-    let taken = target.apply(state, policy, defaults(control), Some(tally))
-        & target.user_timeout(state, policy.user_timeout_ms, Some(tally))
-        & hook::enable_on(target, state, Some(tally));
-    tally.add(Counter::OPEN_SOCKETS, 1);
-    tables::count_walked(index, Walked::Changed);
-    if !taken {
+    let settled = target
+        .apply(state, policy, defaults(control), Some(tally))
+        .and(target.user_timeout(state, policy.user_timeout_ms, Some(tally)));
+    let has_hook = hook::enable_on(target, state, Some(tally));
+    if is_new {
+        tally.add(Counter::OPEN_SOCKETS, 1);
+    }
+    if settled.is_changed() {
+        tables::count_walked(index, Walked::Changed);
+    }
+    if settled.is_refused() || !has_hook {
         tables::count_walked(index, Walked::Refused);
     }
 }
@@ -90,27 +99,32 @@ fn restore(sk: *mut c_void, control: &WalkControl) {
     let Some(state) = socket::storage_of(sk, socket::Missing::None) else {
         return;
     };
-    let policy = state.policy;
-    if policy == NO_POLICY {
+    let touched = state.policy != NO_POLICY
+        || is_set(state)
+        || state.syn_retries_set != 0
+        || state.cb_flags_added != 0;
+    if !touched {
         return;
     }
+    // A socket of a policy that is gone, or that was set before its policy was chosen, is nobody's.
+    let policy = tables::owner(state);
     tables::count_walked(policy, Walked::Seen);
     let target = Target::socket(sk);
-    let changed = has_changes(state);
-    let taken = target.restore(state, defaults(control), None);
+    let settled = target.restore(state, defaults(control), None);
+    syn_retries::restore(target, state);
     hook::disable_on(target, state);
     state.policy = NO_POLICY;
-    if changed {
+    if settled.is_changed() {
         tables::count_walked(policy, Walked::Changed);
     }
-    if !taken {
+    if settled.is_refused() {
         tables::count_walked(policy, Walked::Refused);
     }
 }
 
 /// Whether an option of the socket is a policy's.
 #[inline(always)]
-fn has_changes(state: &SocketState) -> bool {
+fn is_set(state: &SocketState) -> bool {
     let set = state.rto_min.is_set
         | state.delack_max.is_set
         | state.thin_linear.is_set

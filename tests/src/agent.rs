@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    io::{Read as _, Write as _},
     net::SocketAddr,
     path::{Path, PathBuf},
     process::{Child, Command, Output, Stdio},
@@ -279,6 +280,25 @@ impl World {
                 String::from_utf8_lossy(&output.stderr)
             )
         })
+    }
+
+    /// A request to the daemon's socket, as another client than the CLI would make it; the answer.
+    ///
+    /// # Errors
+    ///
+    /// If it is no JSON.
+    pub fn socket_request(&self, method: &str, path: &str, body: &str) -> anyhow::Result<Value> {
+        let mut stream = std::os::unix::net::UnixStream::connect(self.socket())?;
+        let length = body.len();
+        write!(
+            stream,
+            "{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\
+             content-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
+        )?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        let (_, json) = answer.split_once("\r\n\r\n").context("no body")?;
+        serde_json::from_str(json).with_context(|| answer.clone())
     }
 
     /// Waits until `status` shows something.

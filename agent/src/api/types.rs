@@ -362,12 +362,39 @@ pub struct WalkView {
     pub skipped: Vec<SkippedNamespace>,
     /// Established sockets that no entry covers.
     pub uncovered: u64,
+    /// When giving back: sockets of policies that are gone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub former: Option<OpenSocketsView>,
     /// Established sockets by the policy that covers them.
     pub policies: BTreeMap<PolicyName, OpenSocketsView>,
     /// What could not be done.
     pub problems: Vec<String>,
     /// What to know.
     pub notes: Vec<String>,
+}
+
+impl WalkView {
+    /// Whether it has ended and reached everything.
+    #[must_use]
+    pub fn is_complete(&self) -> bool {
+        !self.running && self.skipped.is_empty() && self.problems.is_empty()
+    }
+
+    /// Adds what another walk did.
+    pub fn add_counts_of(&mut self, other: &Self) {
+        let sum = |into: &mut OpenSocketsView, more: &OpenSocketsView| {
+            into.seen += more.seen;
+            into.changed += more.changed;
+            into.kept += more.kept;
+            into.refused += more.refused;
+        };
+        for (name, counts) in &other.policies {
+            sum(self.policies.entry(name.clone()).or_default(), counts);
+        }
+        if let Some(former) = &other.former {
+            sum(self.former.get_or_insert_default(), former);
+        }
+    }
 }
 
 /// A network namespace that a walk left out.
@@ -469,9 +496,13 @@ pub struct DetachAnswer {
     pub removed: Removed,
     /// Whether a daemon did it (and stays detached until `rto-agent reload`).
     pub by_daemon: bool,
-    /// What was given back to sockets, if that was asked for.
+    /// What was given back to sockets, if that was asked for. Where sockets could not be reached the
+    /// maps are kept, so that it can be finished: `rto-agent detach --restore` as root does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restored: Option<WalkView>,
+    /// Where the maps were kept, because not every socket was reached.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kept: Option<PathBuf>,
 }
 
 /// What every failed request answers with.

@@ -30,7 +30,7 @@ pub(super) fn run(args: &Apply) -> anyhow::Result<ExitCode> {
         progress(&walk);
     }
     print(args.output.json, &walk, || table::walk(&walk))?;
-    Ok(if walk.skipped.is_empty() && walk.problems.is_empty() {
+    Ok(if walk.is_complete() {
         ExitCode::SUCCESS
     } else {
         ExitCode::FAILURE

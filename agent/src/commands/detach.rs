@@ -8,13 +8,14 @@ use super::{print, table};
 use crate::{
     api::{
         client::{Client, ClientError},
-        types::{DetachAnswer, DetachRequest},
+        types::{DetachAnswer, DetachRequest, WalkView},
     },
     cli::Detach,
     config::{AgentConfig, Config},
     daemon::{lock::InstanceLock, resolve_cgroup},
+    datapath::Removed,
     engine::{for_restoring, remove_links, remove_pins, walk},
-    kernel::interference,
+    kernel::{interference, privileges},
 };
 
 pub(super) fn run(args: &Detach) -> anyhow::Result<ExitCode> {
@@ -28,8 +29,33 @@ pub(super) fn run(args: &Detach) -> anyhow::Result<ExitCode> {
         Err(ClientError::NotRunning { .. }) => alone(&agent, args.restore)?,
         Err(e) => return Err(e.into()),
     };
+    let answer = finish(answer)?;
     print(args.output.json, &answer, || text(&answer))?;
-    Ok(ExitCode::SUCCESS)
+    Ok(if answer.kept.is_none() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+/// What a daemon without the privileges for it left over, root's own process can do.
+fn finish(mut answer: DetachAnswer) -> anyhow::Result<DetachAnswer> {
+    if let (Some(pin_dir), Some(first)) = (&answer.kept, &answer.restored)
+        && answer.by_daemon
+        && privileges::has(privileges::cap::SYS_ADMIN)
+    {
+        let mut second = walk::restore(for_restoring(pin_dir)?)?;
+        second.add_counts_of(first);
+        if second.is_complete() {
+            let pin_dir = pin_dir.clone();
+            answer.removed = remove_pins(&pin_dir)?;
+            // The daemon has taken it out of force.
+            answer.removed.links = answer.removed.links.max(1);
+            answer.kept = None;
+        }
+        answer.restored = Some(second);
+    }
+    Ok(answer)
 }
 
 /// A host without configuration can still have pins: then the defaults are meant.
@@ -54,11 +80,16 @@ fn alone(agent: &AgentConfig, restore: bool) -> anyhow::Result<DetachAnswer> {
     let restored = if restore {
         let walkers = for_restoring(&agent.pin_dir)?;
         unlinked = remove_links(&agent.pin_dir)?;
-        Some(walk::restore(walkers, || {})?)
+        Some(walk::restore(walkers)?)
     } else {
         None
     };
-    let mut removed = remove_pins(&agent.pin_dir)?;
+    let complete = restored.as_ref().is_none_or(WalkView::is_complete);
+    let mut removed = if complete {
+        remove_pins(&agent.pin_dir)?
+    } else {
+        Removed::default()
+    };
     removed.links += unlinked;
     if let Ok(cgroup) = resolve_cgroup(None, &agent.cgroup) {
         interference::sweep(&cgroup);
@@ -66,6 +97,7 @@ fn alone(agent: &AgentConfig, restore: bool) -> anyhow::Result<DetachAnswer> {
     Ok(DetachAnswer {
         removed,
         by_daemon: false,
+        kept: (!complete).then(|| agent.pin_dir.clone()),
         restored,
     })
 }
@@ -73,6 +105,7 @@ fn alone(agent: &AgentConfig, restore: bool) -> anyhow::Result<DetachAnswer> {
 fn text(answer: &DetachAnswer) -> String {
     let removed = &answer.removed;
     let mut text = match (removed.links, removed.generations.len()) {
+        _ if answer.kept.is_some() => "out of force\n".to_owned(),
         (0, 0) => "nothing was attached\n".to_owned(),
         (links, sets) => format!("detached: {links} link(s) and {sets} set(s) of maps removed\n"),
     };
@@ -84,6 +117,13 @@ fn text(answer: &DetachAnswer) -> String {
     if let Some(restored) = &answer.restored {
         text.push_str("given back to open sockets:\n");
         text.push_str(&table::walk(restored));
+    }
+    if let Some(kept) = &answer.kept {
+        text.push_str(&format!(
+            "not all of them were reached: {} is kept, so that rto-agent detach --restore can \
+             finish it (as root)\n",
+            kept.display()
+        ));
     }
     for path in &removed.left {
         text.push_str(&format!("left, not ours: {}\n", path.display()));

@@ -4,10 +4,10 @@ use std::{path::Path, process::ExitCode};
 
 use super::print;
 use crate::{
-    api::{client::Client, types::LookupAnswer},
+    api::client::Client,
     cli::Doctor,
     config::{AgentConfig, CgroupSetting, Config},
-    datapath::{pinned_program_ids, probe},
+    datapath::{pinned_initial_rto, pinned_program_ids, probe},
     doctor::{Input, Severity, examine, render},
     kernel::{
         cgroup,
@@ -40,7 +40,7 @@ pub(super) fn run(args: &Doctor) -> anyhow::Result<ExitCode> {
     let verdict = match (&attached_to, &facts, set) {
         // Without a program of ours there every timer would be the kernel's own.
         (Some(cgroup), Ok(host), Some(set)) if !ours.is_empty() => {
-            probe_timers(cgroup, &agent.socket, set, host)
+            probe_timers(cgroup, &agent, set, host)
         }
         _ => None,
     };
@@ -64,30 +64,19 @@ pub(super) fn run(args: &Doctor) -> anyhow::Result<ExitCode> {
 /// Probes, and lets a daemon know what came of it. `None` if no entry has a timer to look at.
 fn probe_timers(
     cgroup: &Path,
-    socket: &Path,
+    agent: &AgentConfig,
     set: &PolicySet,
     host: &HostFacts,
 ) -> Option<Verdict> {
-    let (address, mut initial_rto_us) = set.probe_target(host)?;
-    let client = Client::new(socket);
-    // What the daemon has in force counts: entries added by hand override the files'.
-    let path = format!("/v1/lookup?address={address}");
-    if let Ok(answer) = client.get::<LookupAnswer>(&path) {
-        let effects = answer.entry?.effects;
-        let jiffies = effects
-            .iter()
-            .find(|effect| effect.setting == "initial_rto")?
-            .jiffies?;
-        initial_rto_us = jiffies * 1_000_000 / u64::from(host.hz);
-    }
-    let verdict = interference::probe(
-        cgroup,
-        &Target {
-            address,
-            initial_rto_us,
-        },
-    );
+    let (address, _) = set.probe_target(host)?;
+    // What is in force counts, which may be by hand, or of files that were edited since.
+    let jiffies = pinned_initial_rto(&agent.pin_dir, address)?;
+    let target = Target {
+        address,
+        initial_rto_us: u64::from(jiffies) * 1_000_000 / u64::from(host.hz),
+    };
+    let verdict = interference::probe(cgroup, &target);
     // Without a daemon, or as somebody else than root, there is nobody to tell.
-    let _told = client.post::<()>("/v1/probe", &verdict);
+    let _told = Client::new(&agent.socket).post::<()>("/v1/probe", &verdict);
     Some(verdict)
 }

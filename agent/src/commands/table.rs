@@ -75,13 +75,21 @@ pub(super) fn change(answer: &ChangeAnswer, hz: u32) -> String {
 /// What a walk over the open sockets did.
 pub(super) fn walk(walk: &WalkView) -> String {
     let mut text = String::new();
-    if walk.policies.is_empty() {
+    if walk.policies.is_empty() && walk.former.is_none() {
         text.push_str("no open socket that a policy covers\n");
     } else {
         let mut rows = new(["POLICY", "SOCKETS", "CHANGED", "KEPT", "REFUSED"]);
-        for (name, counts) in &walk.policies {
+        let named = walk
+            .policies
+            .iter()
+            .map(|(name, counts)| (name.to_string(), counts));
+        let former = walk
+            .former
+            .iter()
+            .map(|counts| ("(gone)".to_owned(), counts));
+        for (name, counts) in named.chain(former) {
             rows.add_row([
-                name.to_string(),
+                name,
                 counts.seen.to_string(),
                 counts.changed.to_string(),
                 counts.kept.to_string(),

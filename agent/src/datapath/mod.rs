@@ -10,6 +10,7 @@ use std::{
     fs::File,
     os::fd::AsFd as _,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use aya::{
@@ -23,7 +24,7 @@ use rto_agent_common::{Counters, EntryValue, LAYOUT_VERSION, PROGRAM, Policy, ma
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    kernel::programs::attached_ids,
+    kernel::{bpf::program_info, programs::attached_ids},
     policy::{
         Cidr, PolicyName,
         plan::{Image, Plan},
@@ -466,8 +467,13 @@ impl Datapath {
     /// If a link's pin cannot be removed.
     pub fn unlink(&mut self) -> Result<(), DatapathError> {
         pins::remove_links(&self.dir).map_err(|e| pin_error(&self.dir, &e))?;
-        self.unlinked |= self.link.take().is_some();
         self.hook = None;
+        if let Some(Link { program_id, .. }) = self.link.take() {
+            self.unlinked = true;
+            // The link goes some time after its last handle: a connection that is made meanwhile
+            // still gets its policy.
+            wait_until(|| !attached(&self.options.cgroup, program_id).unwrap_or(false));
+        }
         Ok(())
     }
 
@@ -545,11 +551,43 @@ pub fn remove_pins(pin_dir: &Path) -> Result<Removed, DatapathError> {
 /// If a link's pin cannot be removed.
 pub fn remove_links(pin_dir: &Path) -> Result<usize, DatapathError> {
     let mut count = 0;
+    let programs = pinned_program_ids(pin_dir);
     for generation in pins::generations(pin_dir).map_err(|e| pin_error(pin_dir, &e))? {
         count += usize::from(generation.path.join(pins::LINK).exists());
         pins::remove_links(&generation.path).map_err(|e| pin_error(&generation.path, &e))?;
     }
+    wait_until(|| programs.iter().all(|id| program_info(*id).is_err()));
     Ok(count)
+}
+
+/// Waits, for a second at the most, until the kernel has done something.
+fn wait_until(done: impl Fn() -> bool) {
+    const STEP: Duration = Duration::from_millis(2);
+    for _ in 0..500 {
+        if done() {
+            return;
+        }
+        std::thread::sleep(STEP);
+    }
+}
+
+/// The initial RTO in jiffies that the maps pinned below `pin_dir` have for an address; `None` if
+/// none is in force or no entry with one covers it.
+#[must_use]
+pub fn pinned_initial_rto(pin_dir: &Path, address: std::net::IpAddr) -> Option<u32> {
+    let generations = pins::generations(pin_dir).ok()?;
+    let in_force = generations
+        .iter()
+        .find(|g| g.layout == Some(LAYOUT_VERSION) && g.path.join(pins::LINK).exists())?;
+    let tables = Tables::open(&in_force.path).ok()?;
+    let host: Cidr = address.to_string().parse().ok()?;
+    let entry = tables.entry(&host).ok()??;
+    let (_, policy) = tables
+        .policies()
+        .ok()?
+        .into_iter()
+        .find(|(index, _)| *index == entry.policy)?;
+    (policy.initial_rto_jiffies != 0).then_some(policy.initial_rto_jiffies)
 }
 
 /// Program ids behind the links pinned below `pin_dir`: "ours", for telling foreign programs apart.

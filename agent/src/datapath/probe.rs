@@ -19,9 +19,11 @@ use aya::{
 use nix::{
     errno::Errno,
     libc,
-    sys::socket::{AddressFamily, SockFlag, SockType, SockaddrIn, connect, socket},
+    sys::socket::{
+        AddressFamily, SockFlag, SockType, SockaddrIn, connect, setsockopt, socket, sockopt,
+    },
 };
-use rto_agent_common::{Offsets, PROGRAM_PROBE, Probe, maps};
+use rto_agent_common::{Offsets, PROBE_MARK, PROGRAM_PROBE, Probe, maps};
 
 use super::{
     DatapathError, accepted,
@@ -83,6 +85,9 @@ impl Asking {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let socket = socket(AddressFamily::Inet, SockType::Stream, flags, None)
             .map_err(|e| not_asked(&format!("no TCP socket: {e}")))?;
+        // So that a policy that covers the loopback does not count it. Without the mark it would be
+        // one connection of that policy.
+        let _marked = setsockopt(&socket, sockopt::Mark, &PROBE_MARK);
         let cookie = cookie(&socket).map_err(|e| not_asked(&format!("SO_COOKIE: {e}")))?;
         let values = Values {
             trie_entries: Some(1),

@@ -54,8 +54,8 @@ pub struct Defaults {
 pub struct Walked {
     /// By policy.
     pub policies: BTreeMap<PolicyName, WalkCounts>,
-    /// Sockets that no entry covers.
-    pub uncovered: u32,
+    /// Of no policy: sockets that no entry covers, or, when restoring, those of policies that are gone.
+    pub others: WalkCounts,
 }
 
 /// The loaded program and its maps.
@@ -94,6 +94,12 @@ impl Walker {
             cgroup: filter(cgroup)?,
             mode,
         })
+    }
+
+    /// What it does.
+    #[must_use]
+    pub fn mode(&self) -> Mode {
+        self.mode
     }
 
     /// Walks the sockets of the network namespace this thread is in.
@@ -135,7 +141,7 @@ impl Walker {
                 .map_err(|e| error::map(maps::WALK_COUNTS, describe(&e)))
         };
         let mut walked = Walked {
-            uncovered: counts(NO_POLICY)?.seen,
+            others: counts(NO_POLICY)?,
             ..Walked::default()
         };
         for (index, name) in &self.names {

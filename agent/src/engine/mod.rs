@@ -20,7 +20,7 @@ use crate::{
         LookupAnswer, ReloadView, RemoveRequest, StatusAnswer, WalkView,
     },
     config::{AgentConfig, Config},
-    datapath::{self, Datapath, DatapathError, Found, Options, walk::Mode},
+    datapath::{self, Datapath, Found, Options, walk::Mode},
     kernel::{
         facts::host_facts,
         features::{Feature, can_set},
@@ -44,6 +44,11 @@ use walk::Walks;
 
 /// How often the attachment and the host's sysctls are looked at.
 const HEALTH_INTERVAL: Duration = Duration::from_secs(5);
+
+/// How long `detach --restore` may take: less than its client waits.
+const RESTORE_LIMIT: Duration = Duration::from_secs(60);
+/// How often it is looked at meanwhile.
+const RESTORE_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Why a request was refused. The text goes to the person who asked.
 #[derive(Debug, thiserror::Error)]
@@ -174,7 +179,15 @@ pub struct Engine {
     files: watch::Sender<Arc<Vec<PathBuf>>>,
     systemd: systemd::Systemd,
     walks: Walks,
+    restoring: Option<Restoring>,
     probing: Probing,
+}
+
+/// A detachment whose sockets are being given back what they had.
+struct Restoring {
+    by: Caller,
+    reply: Reply<DetachAnswer>,
+    deadline: Instant,
 }
 
 impl Engine {
@@ -227,6 +240,7 @@ impl Engine {
             files,
             systemd: systemd::Systemd::from_environment(),
             walks,
+            restoring: None,
             probing: Probing::new(),
         };
         engine.publish();
@@ -259,6 +273,7 @@ impl Engine {
                 next_health = now + HEALTH_INTERVAL;
             }
             self.expire();
+            self.finish_restore();
             if self.walks.take_again() {
                 self.apply_to_open("entries changed");
             }
@@ -277,10 +292,24 @@ impl Engine {
         if let Some(end) = self.manual.next_expiry_ms() {
             wait = wait.min(Duration::from_millis(end.saturating_sub(boottime_ms())));
         }
+        if self.restoring.is_some() {
+            wait = wait.min(RESTORE_INTERVAL);
+        }
         wait.min(self.systemd.watchdog_due())
     }
 
     fn handle(&mut self, message: Message) {
+        let only_reads = matches!(
+            message,
+            Message::List(_)
+                | Message::Lookup(..)
+                | Message::Refresh(_)
+                | Message::Probed(..)
+                | Message::Apply(..)
+        );
+        if !only_reads {
+            self.probing.disturb();
+        }
         // A client that went away before its answer is no concern of ours.
         match message {
             Message::Add(request, by, reply) => drop(reply.send(self.add(&request, by))),
@@ -291,9 +320,7 @@ impl Engine {
                 let answer = self.reload_and_attach(&format!("asked by {by}"));
                 drop(reply.send(answer));
             }
-            Message::Detach(request, by, reply) => {
-                drop(reply.send(self.detach(&request, by)));
-            }
+            Message::Detach(request, by, reply) => self.detach(request, by, reply),
             Message::Apply(request, by, reply) => drop(reply.send(self.apply(&request, by))),
             Message::Probed(verdict, by, reply) => {
                 self.probing.tell(verdict, &format!("doctor, {by}"));
@@ -321,6 +348,9 @@ impl Engine {
 
     /// Reads the files again; also ends a detachment made on purpose.
     fn reload_and_attach(&mut self, cause: &str) -> Result<ChangeAnswer, EngineError> {
+        if self.restoring.is_some() {
+            return Err(restore_runs());
+        }
         let mut answer = self.reload(cause)?;
         if self.detached_by.is_some() {
             let options = self.state.options().clone();
@@ -469,7 +499,7 @@ impl Engine {
             ?mode,
             "walk over open sockets"
         );
-        Ok(self.walks.begin(walker, cause, notes))
+        Ok(self.walks.begin(vec![walker], cause, notes))
     }
 
     fn check_can_walk(&self) -> Result<(), EngineError> {
@@ -494,36 +524,114 @@ impl Engine {
         }
     }
 
-    fn detach(&mut self, request: &DetachRequest, by: Caller) -> Result<DetachAnswer, EngineError> {
-        let failed = |e: DatapathError| EngineError::Failed(e.to_string());
-        let restored = if request.restore {
-            if self.walks.is_running() {
-                return Err(EngineError::Refused(
-                    "a walk over the open sockets runs; try again when it has ended".to_owned(),
-                ));
-            }
-            self.check_can_walk()?;
-            let walker = self.state.unlink_for_restoring().map_err(failed)?;
-            let walkers = walker.into_iter().collect();
-            let systemd = &mut self.systemd;
-            let restored = walk::restore(walkers, || systemd.watchdog());
-            Some(restored.map_err(|e| EngineError::Failed(e.to_string()))?)
+    fn detach(&mut self, request: DetachRequest, by: Caller, reply: Reply<DetachAnswer>) {
+        let begun = if self.restoring.is_some() {
+            Err(restore_runs())
+        } else if request.restore && self.state.datapath().is_some() {
+            self.begin_restore(by)
         } else {
-            None
+            drop(reply.send(self.detach_now(by)));
+            return;
         };
-        let removed = self.state.detach().map_err(failed)?;
-        self.detached_by = Some(by);
-        info!(audit = true, %by, "detached: nothing is in force until rto-agent reload");
+        match begun {
+            Ok(()) => {
+                self.restoring = Some(Restoring {
+                    by,
+                    reply,
+                    deadline: Instant::now() + RESTORE_LIMIT,
+                });
+            }
+            Err(e) => drop(reply.send(Err(e))),
+        }
+    }
+
+    fn detach_now(&mut self, by: Caller) -> Result<DetachAnswer, EngineError> {
+        self.walks.stop();
+        let removed = self
+            .state
+            .detach()
+            .map_err(|e| EngineError::Failed(e.to_string()))?;
+        self.detached(by);
         Ok(DetachAnswer {
             removed,
             by_daemon: true,
-            restored,
+            ..DetachAnswer::default()
         })
+    }
+
+    fn detached(&mut self, by: Caller) {
+        self.detached_by = Some(by);
+        info!(audit = true, %by, "detached: nothing is in force until rto-agent reload");
+    }
+
+    /// Takes the programs out of force and begins to give sockets back what they had; the rest of
+    /// the detachment comes when that is done.
+    fn begin_restore(&mut self, by: Caller) -> Result<(), EngineError> {
+        self.check_can_walk()?;
+        self.walks.stop();
+        if self.walks.is_running() {
+            return Err(EngineError::Refused(
+                "a walk over the open sockets is held up; try again, or detach without --restore"
+                    .to_owned(),
+            ));
+        }
+        let walker = self
+            .state
+            .unlink_for_restoring()
+            .map_err(|e| EngineError::Failed(e.to_string()))?;
+        self.detached(by);
+        let walkers = walker.into_iter().collect();
+        self.walks.begin(walkers, walk::RESTORE, Vec::new());
+        Ok(())
+    }
+
+    /// Ends a detachment once its walk has ended, or has taken too long.
+    fn finish_restore(&mut self) {
+        let over = |restoring: &Restoring| Instant::now() >= restoring.deadline;
+        if self.walks.is_running() && !self.restoring.as_ref().is_some_and(over) {
+            return;
+        }
+        let Some(Restoring { by, reply, .. }) = self.restoring.take() else {
+            return;
+        };
+        let mut restored = (*self.walks.last()).clone();
+        if self.walks.is_running() {
+            self.walks.stop();
+            restored.problems.push(format!(
+                "not done after {} s: a socket that is in use holds it up",
+                RESTORE_LIMIT.as_secs()
+            ));
+        }
+        let answer = if restored.is_complete() {
+            let removed = self.state.detach();
+            removed.map(|removed| (removed, None))
+        } else {
+            Ok((datapath::Removed::default(), Some(self.state.leave_maps())))
+        };
+        info!(audit = true, %by, complete = restored.is_complete(), "gave back to open sockets");
+        let answer = answer.map(|(removed, kept)| DetachAnswer {
+            removed,
+            by_daemon: true,
+            restored: Some(restored),
+            kept,
+        });
+        drop(reply.send(answer.map_err(|e| EngineError::Failed(e.to_string()))));
+        self.publish();
     }
 
     fn stop(mut self) -> anyhow::Result<()> {
         self.systemd.stopping();
         self.probing.finish();
+        self.walks.stop();
+        if self.restoring.is_some() {
+            let kept = self.state.leave_maps();
+            warn!(
+                "stopping while sockets are given back what they had: the maps in {} are kept; \
+                 rto-agent detach --restore finishes it",
+                kept.display()
+            );
+            return Ok(());
+        }
         match self.config.agent.on_exit {
             crate::config::OnExit::Keep => {
                 info!("stopping; the policies stay in force (on_exit = \"keep\")");
@@ -536,6 +644,10 @@ impl Engine {
             }
         }
     }
+}
+
+fn restore_runs() -> EngineError {
+    EngineError::Refused("sockets are being given back what they had; try again soon".to_owned())
 }
 
 fn drop_logged(error: EngineError) {

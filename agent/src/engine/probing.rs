@@ -17,12 +17,19 @@ use crate::{
     },
 };
 
+/// Times a probe without an answer is made again.
+const ATTEMPTS: u32 = 3;
+
 /// Probes on a thread of its own, and remembers what came of it.
 pub(super) struct Probing {
     last: Option<ProbeView>,
     /// Programs that ran on the way from the root to the attached cgroup when it was last probed.
     programs: Vec<u32>,
     pending: Option<mpsc::Receiver<Verdict>>,
+    /// What is in force has changed while one was under way: its answer is of neither state.
+    disturbed: bool,
+    /// Probes without an answer in a row.
+    unanswered: u32,
 }
 
 impl Probing {
@@ -31,7 +38,14 @@ impl Probing {
             last: None,
             programs: Vec::new(),
             pending: None,
+            disturbed: false,
+            unanswered: 0,
         }
+    }
+
+    /// What is in force changes.
+    pub(super) fn disturb(&mut self) {
+        self.disturbed = self.pending.is_some();
     }
 
     pub(super) fn last(&self) -> Option<&ProbeView> {
@@ -54,6 +68,7 @@ impl Probing {
             return;
         }
         self.programs = now;
+        self.disturbed = false;
         let cgroup = cgroup.to_owned();
         let (answer, pending) = mpsc::channel();
         let thread = std::thread::Builder::new().name("probe".to_owned());
@@ -61,8 +76,9 @@ impl Probing {
             // The engine may have gone.
             let _stopped = answer.send(interference::probe(&cgroup, &target));
         });
-        if begun.is_ok() {
-            self.pending = Some(pending);
+        match begun {
+            Ok(_) => self.pending = Some(pending),
+            Err(_) => self.programs.clear(),
         }
     }
 
@@ -85,8 +101,20 @@ impl Probing {
             None => return,
         };
         self.pending = None;
-        if let Some(verdict) = answer {
-            self.tell(verdict, "the daemon");
+        match answer {
+            Some(verdict) if !self.disturbed => {
+                if matches!(verdict, Verdict::NotProbed { .. }) {
+                    self.unanswered += 1;
+                    if self.unanswered < ATTEMPTS {
+                        self.programs.clear();
+                    }
+                } else {
+                    self.unanswered = 0;
+                }
+                self.tell(verdict, "the daemon");
+            }
+            // Asked again at the next health check.
+            Some(_) | None => self.programs.clear(),
         }
     }
 

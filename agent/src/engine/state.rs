@@ -1,6 +1,6 @@
 //! What the kernel holds and what it should hold.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, path::PathBuf};
 
 use tracing::{error, info, warn};
 
@@ -161,6 +161,16 @@ impl State {
         let walker = datapath.walker(Mode::Restore)?;
         datapath.unlink()?;
         Ok(Some(walker))
+    }
+
+    /// Lets go of what [`State::unlink_for_restoring`] took out of force and leaves the maps, which
+    /// know what sockets had; says where.
+    pub(super) fn leave_maps(&mut self) -> PathBuf {
+        self.image = Image::default();
+        self.out_of_sync = None;
+        self.broken = None;
+        self.datapath = None;
+        self.options.pin_dir.clone()
     }
 
     /// Removes everything from the kernel.

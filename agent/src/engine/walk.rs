@@ -4,25 +4,35 @@
 //! a thread of its own, and tells how far it is while the engine goes on.
 
 use std::{
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     thread::JoinHandle,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use nix::sched::{CloneFlags, setns};
+use rto_agent_common::WalkCounts;
 use tokio::sync::watch;
 use tracing::{info, warn};
 
 use crate::{
     api::types::{OpenSocketsView, SkippedNamespace, WalkView},
-    datapath::walk::{Defaults, Walked, Walker},
-    kernel::{netns, privileges, sysctl},
+    datapath::walk::{Defaults, Mode, Walked, Walker},
+    kernel::{
+        netns::{self, Netns},
+        privileges, sysctl,
+    },
 };
 
 /// Largest value TCP_BPF_RTO_MIN takes, and its default (`TCP_RTO_MIN`).
 const RTO_MIN_US: u32 = 200_000;
-/// How often the caller of [`restore`] has a turn.
-const TICK: Duration = Duration::from_millis(10);
+/// The cause of a walk that gives everything back.
+pub(super) const RESTORE: &str = "detach --restore";
+/// How long [`Walks::stop`] waits.
+const PATIENCE: Duration = Duration::from_secs(2);
+const TICK: Duration = Duration::from_millis(5);
 /// `TCP_RTO_MAX`.
 const RTO_MAX_MS: u32 = 120_000;
 
@@ -30,6 +40,7 @@ const RTO_MAX_MS: u32 = 120_000;
 pub(super) struct Walks {
     progress: watch::Sender<Arc<WalkView>>,
     running: Option<JoinHandle<()>>,
+    stop: Arc<AtomicBool>,
     /// Entries changed while one ran.
     again: bool,
 }
@@ -40,6 +51,7 @@ impl Walks {
         let walks = Self {
             progress,
             running: None,
+            stop: Arc::default(),
             again: false,
         };
         (walks, seen)
@@ -63,8 +75,27 @@ impl Walks {
         !self.is_running() && std::mem::take(&mut self.again)
     }
 
+    /// Has a walk that runs end before its next namespace, and waits for that a moment. (A socket
+    /// whose owner holds its lock holds the walk up for as long.)
+    pub(super) fn stop(&mut self) {
+        self.again = false;
+        self.stop.store(true, Ordering::Relaxed);
+        let end = Instant::now() + PATIENCE;
+        while self.is_running() && Instant::now() < end {
+            std::thread::sleep(TICK);
+        }
+        if self.is_running() {
+            warn!("a walk over open sockets is held up by a socket that is in use");
+        }
+    }
+
     /// Begins a walk; the caller has seen that none is running.
-    pub(super) fn begin(&mut self, walker: Walker, cause: &str, notes: Vec<String>) -> WalkView {
+    pub(super) fn begin(
+        &mut self,
+        walkers: Vec<Walker>,
+        cause: &str,
+        notes: Vec<String>,
+    ) -> WalkView {
         let view = WalkView {
             running: true,
             cause: cause.to_owned(),
@@ -73,28 +104,21 @@ impl Walks {
             ..WalkView::default()
         };
         self.progress.send_replace(Arc::new(view.clone()));
-        let progress = self.progress.clone();
-        let begun = view.clone();
-        let run = std::thread::Builder::new()
-            .name("walk".to_owned())
-            .spawn(move || {
-                let publish = |view: &WalkView| {
-                    progress.send_replace(Arc::new(view.clone()));
-                };
-                let done = walk_all(vec![walker], begun, &publish);
-                log(&done);
-                publish(&done);
-            });
+        // One that was told to stop keeps its own flag.
+        self.stop = Arc::default();
+        let (progress, stop, begun) = (self.progress.clone(), self.stop.clone(), view.clone());
+        let thread = std::thread::Builder::new().name("walk".to_owned());
+        let run = thread.spawn(move || {
+            let publish = |view: &WalkView| {
+                progress.send_replace(Arc::new(view.clone()));
+            };
+            let done = walk_all(walkers, begun, &stop, &publish);
+            log(&done);
+            publish(&done);
+        });
         match run {
             Ok(run) => self.running = Some(run),
-            Err(e) => {
-                let failed = WalkView {
-                    running: false,
-                    problems: vec![format!("no thread for the walk: {e}")],
-                    ..view.clone()
-                };
-                self.progress.send_replace(Arc::new(failed));
-            }
+            Err(e) => self.refused(cause, format!("no thread for the walk: {e}")),
         }
         view
     }
@@ -110,30 +134,22 @@ impl Walks {
     }
 }
 
-/// Gives back what was set on every socket of the host; returns when it is done. Meanwhile `tick`
-/// is called now and then.
+/// Gives back what was set on every socket of the host; returns when it is done. For commands.
 ///
 /// # Errors
 ///
 /// If no thread can be had.
-pub fn restore(walkers: Vec<Walker>, mut tick: impl FnMut()) -> std::io::Result<WalkView> {
+pub fn restore(walkers: Vec<Walker>) -> std::io::Result<WalkView> {
     let begun = WalkView {
         running: true,
-        cause: "detach --restore".to_owned(),
+        cause: RESTORE.to_owned(),
         began_at_s: now_s(),
         ..WalkView::default()
     };
     let thread = std::thread::Builder::new().name("restore".to_owned());
-    let run = thread.spawn(move || walk_all(walkers, begun, &|_| {}))?;
-    while !run.is_finished() {
-        tick();
-        std::thread::sleep(TICK);
-    }
-    let done = run
-        .join()
-        .map_err(|_| std::io::Error::other("the walk died"))?;
-    log(&done);
-    Ok(done)
+    let run = thread.spawn(move || walk_all(walkers, begun, &AtomicBool::new(false), &|_| {}))?;
+    run.join()
+        .map_err(|_| std::io::Error::other("the walk died"))
 }
 
 fn log(done: &WalkView) {
@@ -152,46 +168,29 @@ fn log(done: &WalkView) {
 }
 
 /// On this very thread.
-fn walk_all(mut walkers: Vec<Walker>, mut view: WalkView, publish: &dyn Fn(&WalkView)) -> WalkView {
+fn walk_all(
+    mut walkers: Vec<Walker>,
+    mut view: WalkView,
+    stop: &AtomicBool,
+    publish: &dyn Fn(&WalkView),
+) -> WalkView {
     let begin = Instant::now();
     match netns::all() {
         Ok(found) => {
             view.namespaces = found.namespaces.len();
-            if found.hidden_processes > 0 {
-                let text = format!(
-                    "{} process(es) could not be asked for their network namespace: sockets of \
-                     namespaces that only they are in were left alone",
-                    found.hidden_processes
-                );
-                // With the capability it takes a process that is better protected than root's.
-                if privileges::has(privileges::cap::SYS_PTRACE) {
-                    view.notes.push(text);
-                } else {
-                    view.problems
-                        .push(format!("{text} (CAP_SYS_PTRACE is needed)"));
-                }
-            }
-            for (i, namespace) in found.namespaces.iter().enumerate() {
+            tell_hidden(found.hidden_processes, &mut view);
+            for namespace in &found.namespaces {
                 publish(&view);
-                // The first is this thread's own.
-                let entered = match i {
-                    0 => Ok(()),
-                    _ => setns(&namespace.handle, CloneFlags::CLONE_NEWNET)
-                        .map_err(|e| format!("cannot be entered: {e} (CAP_SYS_ADMIN is needed)")),
-                };
-                let walked = entered.and_then(|()| {
-                    let defaults = defaults();
-                    walkers.iter_mut().try_for_each(|walker| {
-                        let walked = walker.walk(defaults).map_err(|e| e.to_string())?;
-                        add(&mut view, walked);
-                        Ok(())
-                    })
-                });
-                match walked {
+                if stop.load(Ordering::Relaxed) {
+                    view.problems.push("stopped before it was done".to_owned());
+                    break;
+                }
+                let is_own = namespace.inode == found.own;
+                match walk_one(&mut walkers, namespace, is_own, &mut view) {
                     Ok(()) => view.namespaces_done += 1,
                     Err(reason) => view.skipped.push(SkippedNamespace {
                         inode: namespace.inode,
-                        place: namespace.place.clone(),
+                        place: namespace.places.first().cloned().unwrap_or_default(),
                         reason,
                     }),
                 }
@@ -204,15 +203,69 @@ fn walk_all(mut walkers: Vec<Walker>, mut view: WalkView, publish: &dyn Fn(&Walk
     view
 }
 
-fn add(view: &mut WalkView, walked: Walked) {
-    view.uncovered += u64::from(walked.uncovered);
-    for (name, counts) in walked.policies {
-        let sum: &mut OpenSocketsView = view.policies.entry(name).or_default();
-        sum.seen += u64::from(counts.seen);
-        sum.changed += u64::from(counts.changed);
-        sum.kept += u64::from(counts.kept);
-        sum.refused += u64::from(counts.refused);
+/// Enters a namespace and walks through it. The thread stays in it.
+fn walk_one(
+    walkers: &mut [Walker],
+    namespace: &Netns,
+    is_own: bool,
+    view: &mut WalkView,
+) -> Result<(), String> {
+    match namespace.open() {
+        // Nobody is in it any more, and nothing else holds it.
+        Ok(None) => return Ok(()),
+        // Without the privilege to enter any, this thread has not left its own.
+        Ok(Some(handle)) => match setns(&handle, CloneFlags::CLONE_NEWNET) {
+            Err(_) if is_own && !privileges::has(privileges::cap::SYS_ADMIN) => {}
+            result => {
+                result.map_err(|e| format!("cannot be entered: {e} (CAP_SYS_ADMIN is needed)"))?;
+            }
+        },
+        Err(_) if is_own && !privileges::has(privileges::cap::SYS_ADMIN) => {}
+        Err(e) => return Err(e.to_string()),
     }
+    let defaults = defaults();
+    for walker in walkers {
+        let walked = walker.walk(defaults).map_err(|e| e.to_string())?;
+        add(view, &walked, walker.mode());
+    }
+    Ok(())
+}
+
+fn tell_hidden(hidden: usize, view: &mut WalkView) {
+    if hidden == 0 {
+        return;
+    }
+    let text = format!(
+        "{hidden} process(es) could not be asked for their network namespace: sockets of \
+         namespaces that only they are in were left alone"
+    );
+    // With the capability it takes a process that is better protected than root's.
+    if privileges::has(privileges::cap::SYS_PTRACE) {
+        view.notes.push(text);
+    } else {
+        view.problems
+            .push(format!("{text} (CAP_SYS_PTRACE is needed)"));
+    }
+}
+
+fn add(view: &mut WalkView, walked: &Walked, mode: Mode) {
+    if mode == Mode::Restore {
+        if walked.others.seen > 0 {
+            add_counts(view.former.get_or_insert_default(), &walked.others);
+        }
+    } else {
+        view.uncovered += u64::from(walked.others.seen);
+    }
+    for (name, counts) in &walked.policies {
+        add_counts(view.policies.entry(name.clone()).or_default(), counts);
+    }
+}
+
+fn add_counts(sum: &mut OpenSocketsView, counts: &WalkCounts) {
+    sum.seen += u64::from(counts.seen);
+    sum.changed += u64::from(counts.changed);
+    sum.kept += u64::from(counts.kept);
+    sum.refused += u64::from(counts.refused);
 }
 
 /// Of the network namespace this thread is in.

@@ -1,7 +1,7 @@
 //! The network namespaces of the host.
 
 use std::{
-    collections::BTreeSet,
+    collections::BTreeMap,
     fs::{self, File, OpenOptions},
     io,
     os::unix::fs::{MetadataExt as _, OpenOptionsExt as _},
@@ -15,44 +15,74 @@ use nix::{
 
 use super::mounts;
 
-/// A network namespace, held open.
-#[derive(Debug)]
+/// A network namespace.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Netns {
     /// Its inode number, as `readlink /proc/self/ns/net` shows it.
     pub inode: u64,
-    /// Where it was found: a process's link, a bind mount or a descriptor.
-    pub place: PathBuf,
-    /// The handle for setns(2).
-    pub handle: File,
+    /// Where it was found: bind mounts, links of threads, descriptors. Any may be gone by now.
+    pub places: Vec<PathBuf>,
+}
+
+impl Netns {
+    /// Opens it for setns(2); `None` if it is nowhere any more.
+    ///
+    /// # Errors
+    ///
+    /// If it is there and cannot be opened.
+    pub fn open(&self) -> io::Result<Option<File>> {
+        let mut failed = None;
+        for place in &self.places {
+            match open(place, self.inode) {
+                Ok(Some(handle)) => return Ok(Some(handle)),
+                Ok(None) => {}
+                Err(e) if is_gone(&e) => {}
+                Err(e) => failed = Some(e),
+            }
+        }
+        failed.map_or(Ok(None), Err)
+    }
 }
 
 /// What [`all`] found.
 #[derive(Debug, Default)]
 pub struct Found {
-    /// The namespaces, this thread's own first.
+    /// The namespaces, by number.
     pub namespaces: Vec<Netns>,
+    /// This thread's own.
+    pub own: u64,
     /// Processes that may be in a namespace that was not found, because this process may not look.
     pub hidden_processes: usize,
 }
 
+/// So many places of a namespace are remembered: it is rare that all are gone when it is opened.
+const PLACES: usize = 8;
+
 /// Every network namespace that has a process or thread in it, is bind-mounted (`ip netns`), or
-/// is held open by a descriptor.
+/// is held open by a descriptor. Nothing is held open, as there may be more than descriptors.
 ///
 /// # Errors
 ///
-/// If this thread's own cannot be opened: `/proc` is not mounted.
+/// If `/proc` is not mounted.
 pub fn all() -> io::Result<Found> {
-    let mut found = Found::default();
-    let mut seen = Seen::default();
     let own = Path::new("/proc/thread-self/ns/net");
-    found.namespaces.push(open(own)?);
-    seen.0.extend(found.namespaces.iter().map(|own| own.inode));
+    let mut found = Found {
+        own: fs::metadata(own)?.ino(),
+        ..Found::default()
+    };
+    let mut places: BTreeMap<u64, Vec<PathBuf>> = BTreeMap::new();
+    // These stay longest, so they come first.
+    for mount in mounts::read().unwrap_or_default() {
+        if mount.kind == "nsfs" {
+            note(&mut places, &mount.root, &mount.point);
+        }
+    }
     for process in numbered(Path::new("/proc"))? {
         let mut denied = false;
         for thread in numbered(&process.join("task")).unwrap_or_default() {
             let place = thread.join("ns/net");
             match fs::read_link(&place) {
-                Ok(link) => found.namespaces.extend(seen.open_new(&link, &place)),
+                Ok(link) => note(&mut places, &link, &place),
                 Err(e) => denied |= e.kind() == io::ErrorKind::PermissionDenied,
             }
         }
@@ -60,7 +90,7 @@ pub fn all() -> io::Result<Found> {
             Ok(descriptors) => {
                 for place in descriptors {
                     if let Ok(link) = fs::read_link(&place) {
-                        found.namespaces.extend(seen.open_new(&link, &place));
+                        note(&mut places, &link, &place);
                     }
                 }
             }
@@ -69,34 +99,32 @@ pub fn all() -> io::Result<Found> {
         // One that has ended meanwhile is "denied" as well.
         found.hidden_processes += usize::from(denied && process.exists());
     }
-    for mount in mounts::read().unwrap_or_default() {
-        if mount.kind == "nsfs" {
-            found
-                .namespaces
-                .extend(seen.open_new(&mount.root, &mount.point));
-        }
-    }
+    let namespaces = places.into_iter();
+    found.namespaces = namespaces
+        .map(|(inode, places)| Netns { inode, places })
+        .collect();
     Ok(found)
 }
 
-/// The namespaces that are held open already.
-#[derive(Default)]
-struct Seen(BTreeSet<u64>);
-
-impl Seen {
-    /// Opens a namespace that was not seen yet. A place that is gone by now does not count: the
-    /// namespace may have others.
-    fn open_new(&mut self, link: &Path, place: &Path) -> Option<Netns> {
-        let inode = parse(link)?;
-        if self.0.contains(&inode) {
-            return None;
+fn note(places: &mut BTreeMap<u64, Vec<PathBuf>>, link: &Path, place: &Path) {
+    if let Some(inode) = parse(link) {
+        let known = places.entry(inode).or_default();
+        if known.len() < PLACES {
+            known.push(place.to_owned());
         }
-        let opened = open(place).ok()?;
-        self.0.insert(opened.inode).then_some(opened)
     }
 }
 
-fn open(place: &Path) -> io::Result<Netns> {
+fn is_gone(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        // A process that has ended; a link without a process says EACCES.
+        Some(libc::ENOENT | libc::ESRCH | libc::EACCES)
+    )
+}
+
+/// The namespace at a place; `None` if there is something else by now.
+fn open(place: &Path, inode: u64) -> io::Result<Option<File>> {
     // A descriptor's link may by now lead to something that opening waits for, or that becomes the
     // terminal of this process.
     let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
@@ -104,14 +132,9 @@ fn open(place: &Path) -> io::Result<Netns> {
         .read(true)
         .custom_flags(flags)
         .open(place)?;
-    if fstatfs(&handle)?.filesystem_type() != NSFS_MAGIC {
-        return Err(io::Error::other("is no namespace"));
-    }
-    Ok(Netns {
-        inode: handle.metadata()?.ino(),
-        place: place.to_owned(),
-        handle,
-    })
+    let is_namespace = fstatfs(&handle)?.filesystem_type() == NSFS_MAGIC;
+    let is_it = is_namespace && handle.metadata()?.ino() == inode;
+    Ok(is_it.then_some(handle))
 }
 
 /// Entries of a directory whose names are numbers.
@@ -145,11 +168,16 @@ mod tests {
     }
 
     #[test]
-    fn this_one_comes_first_and_once() {
+    fn this_one_is_found_and_can_be_opened() {
         let found = all().unwrap();
         let own = fs::metadata("/proc/self/ns/net").unwrap().ino();
-        let numbers: Vec<u64> = found.namespaces.iter().map(|n| n.inode).collect();
-        assert_eq!(numbers[0], own);
-        assert_eq!(numbers.iter().filter(|n| **n == own).count(), 1);
+        assert_eq!(found.own, own);
+        let this = found.namespaces.iter().find(|n| n.inode == own).unwrap();
+        assert!(this.open().unwrap().is_some());
+        let gone = Netns {
+            inode: own,
+            places: vec!["/proc/0/ns/net".into(), "/dev/null".into()],
+        };
+        assert!(gone.open().unwrap().is_none());
     }
 }

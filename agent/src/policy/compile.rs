@@ -188,7 +188,9 @@ impl Compiler<'_> {
                 self.in_range("rto_max", asked, false, reason);
             } else if self.in_range("rto_max", asked, range, reason) {
                 let jiffies = self.quantised("rto_max", asked, None);
-                self.kernel.rto_max_ms = self.whole(jiffies, 1_000);
+                // jiffies_to_msecs() rounds up, unlike jiffies_to_usecs() below.
+                let millis = (jiffies * 1_000).div_ceil(u64::from(self.host.hz));
+                self.kernel.rto_max_ms = u32::try_from(millis).unwrap_or(u32::MAX);
             }
         }
     }
@@ -262,13 +264,9 @@ impl Compiler<'_> {
             return 0;
         }
         let jiffies = self.quantised(setting, asked, None);
-        self.whole(jiffies, 1_000_000)
-    }
-
-    /// Jiffies in the kernel's unit (so many a second), as the kernel itself tells them when it is
-    /// asked for the option: rounded down, and rounded up again to the same jiffies when it is set.
-    fn whole(&self, jiffies: u64, units_a_second: u64) -> u32 {
-        u32::try_from(jiffies * units_a_second / u64::from(self.host.hz)).unwrap_or(u32::MAX)
+        // As the kernel itself tells it when it is asked for the option: jiffies_to_usecs() rounds
+        // down, and usecs_to_jiffies() up again to the same jiffies.
+        u32::try_from(jiffies * 1_000_000 / u64::from(hz)).unwrap_or(u32::MAX)
     }
 
     /// Rules between settings.

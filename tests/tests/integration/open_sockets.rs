@@ -7,7 +7,7 @@ use rto_tests::{
     netns::{SERVER_V4, SERVER_V4_OTHER},
     talk::{self, Talk, option},
     timing::jiffy,
-    traffic::Traffic,
+    traffic::{Connect, Traffic},
 };
 use serde_json::Value;
 
@@ -25,6 +25,11 @@ pub(super) const TESTS: &[Test] = &[
     ("a_larger_rto_min_is_not_claimed_to_raise_the_rto", raised),
     ("detach_restore_gives_back_what_was_there", restore),
     ("detach_restore_without_a_daemon", restore_alone),
+    ("detach_restore_is_finished_by_root", restore_bounded),
+    (
+        "detach_restore_reaches_handshakes_and_former_policies",
+        restore_all,
+    ),
     ("without_restore_sockets_keep_their_options", detach_only),
     ("namespaces_that_cannot_be_entered_are_said", no_privileges),
     ("with_the_drop_in_all_namespaces_are_reached", drop_in),
@@ -213,15 +218,20 @@ fn raised() -> anyhow::Result<()> {
 /// An application's own choices, which must survive.
 const OWN_USER_TIMEOUT: Duration = Duration::from_secs(7);
 
-fn restore_world() -> anyhow::Result<(World, Pair)> {
-    let world = World::with(&policy(
-        "rto_min = \"8ms\"\ndelack_max = \"8ms\"\nthin_linear = true\nuser_timeout = \"30s\"",
-    ))?;
+const RESTORED: &str =
+    "rto_min = \"8ms\"\ndelack_max = \"8ms\"\nthin_linear = true\nuser_timeout = \"30s\"";
+
+fn begin_own(world: &World) -> anyhow::Result<Pair> {
     let own = talk::Options {
         user_timeout: Some(OWN_USER_TIMEOUT),
         ..plain()
     };
-    let mut pair = begin(&world, own)?;
+    begin(world, own)
+}
+
+fn restore_world() -> anyhow::Result<(World, Pair)> {
+    let world = World::with(&policy(RESTORED))?;
+    let mut pair = begin_own(&world)?;
     assert_eq!(pair.talk.option(option::USER_TIMEOUT)?, 30_000);
     assert_eq!(pair.talk.option(option::THIN_LINEAR)?, 1);
     Ok((world, pair))
@@ -266,6 +276,60 @@ fn restore_alone() -> anyhow::Result<()> {
     assert_restored(&mut pair)?;
     assert!(!world.pin_dir().exists());
     Ok(())
+}
+
+/// The daemon with the unit's capabilities does what it can and keeps the maps; root's command
+/// does the rest.
+fn restore_bounded() -> anyhow::Result<()> {
+    let mut world = World::new()?;
+    world.configure(&policy(RESTORED))?;
+    world.start_under(&bounded(&["rto-agent.service"])?)?;
+    let mut pair = begin_own(&world)?;
+    let mut alone = world.socket_request("POST", "/v1/detach", "{\"restore\":true}")?;
+    let kept = alone["kept"].take();
+    assert_eq!(kept, world.pin_dir().display().to_string(), "{alone:#}");
+    assert!(world.pin_dir().exists());
+    assert_eq!(pair.talk.option(option::USER_TIMEOUT)?, 30_000);
+    // Out of force all the same.
+    assert_eq!(world.json(&["status"])?["attachment"]["attached"], false);
+    world.end(nix::sys::signal::Signal::SIGKILL)?;
+    let answer = world.json(&["detach", "--restore"])?;
+    assert!(answer["kept"].is_null(), "{answer:#}");
+    assert_restored(&mut pair)?;
+    assert!(!world.pin_dir().exists());
+    drop(pair);
+    // And in one go.
+    world.start_under(&bounded(&["rto-agent.service"])?)?;
+    let mut pair = begin_own(&world)?;
+    let answer = world.json(&["detach", "--restore"])?;
+    let (_, counts) = only_policy(&answer["restored"]);
+    assert_eq!(counts["changed"], 2, "{answer:#}");
+    assert!(answer["kept"].is_null(), "{answer:#}");
+    assert_restored(&mut pair)?;
+    assert!(!world.pin_dir().exists());
+    Ok(())
+}
+
+fn restore_all() -> anyhow::Result<()> {
+    let (world, mut pair) = restore_world()?;
+    // Its policy goes while it lives; and another connection is still in its handshake.
+    world.configure("[policy.later]\nrto_min = \"50ms\"\ncidrs = [\"10.88.1.0/24\"]\n")?;
+    world.cli(&["reload"])?;
+    world.net.server_drops(&format!("tcp dport {}", PORT + 1))?;
+    let connecting = world.connect(to(SERVER_V4_OTHER, PORT + 1), &Connect::default())?;
+    std::thread::sleep(Duration::from_millis(100));
+    let answer = world.json(&["detach", "--restore"])?;
+    let restored = &answer["restored"];
+    assert_eq!(restored["former"]["changed"], 2, "{answer:#}");
+    let (name, counts) = only_policy(restored);
+    assert_eq!(
+        (name, &counts["changed"]),
+        ("later", &1.into()),
+        "{answer:#}"
+    );
+    drop(connecting);
+    world.net.drop_nothing()?;
+    assert_restored(&mut pair)
 }
 
 fn detach_only() -> anyhow::Result<()> {
