@@ -312,6 +312,8 @@ pub struct StatusAnswer {
     pub policies: BTreeMap<PolicyName, CountersView>,
     /// How the last reading of the files went.
     pub last_reload: ReloadView,
+    /// sock_ops programs of others between the hierarchy's root and the attached cgroup.
+    pub foreign_programs: usize,
     /// What this kernel has, as asked when the daemon started.
     pub features: Vec<Feature>,
     /// The last probe of the timers in force; absent before the first.

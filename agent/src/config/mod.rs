@@ -62,8 +62,8 @@ pub struct AgentConfig {
     pub group: String,
     /// What becomes of the policies when the daemon ends.
     pub on_exit: OnExit,
-    /// `None`: off.
-    pub metrics: Option<std::net::SocketAddr>,
+    /// Where the metrics are served.
+    pub metrics: MetricsSetting,
     /// Entries there is room for.
     pub max_entries: u32,
     /// Whether sockets that are open already get the options of a policy that comes to cover them.
@@ -77,6 +77,44 @@ pub enum CgroupSetting {
     Auto,
     /// This directory.
     Path(PathBuf),
+}
+
+/// `metrics = ...`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MetricsSetting {
+    /// Nowhere.
+    Off,
+    /// At an address and port.
+    Tcp(std::net::SocketAddr),
+    /// At a Unix socket.
+    Unix(PathBuf),
+}
+
+impl std::str::FromStr for MetricsSetting {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "off" {
+            return Ok(Self::Off);
+        }
+        if let Some(path) = text.strip_prefix("unix:") {
+            let path = PathBuf::from(path);
+            return if path.is_absolute() {
+                Ok(Self::Unix(path))
+            } else {
+                Err("after unix: comes an absolute path".to_owned())
+            };
+        }
+        match text.parse::<std::net::SocketAddr>() {
+            Ok(address) if address.port() == 0 => Err("port 0 is no port".to_owned()),
+            Ok(address) => Ok(Self::Tcp(address)),
+            Err(_) => Err(
+                "metrics is \"off\", an address and port like \"127.0.0.1:9464\", or \
+                 \"unix:/run/rto-agent/metrics.sock\""
+                    .to_owned(),
+            ),
+        }
+    }
 }
 
 /// `on_exit = ...`.
@@ -97,7 +135,7 @@ impl Default for AgentConfig {
             state_dir: "/run/rto-agent".into(),
             group: "root".to_owned(),
             on_exit: OnExit::Detach,
-            metrics: None,
+            metrics: MetricsSetting::Off,
             max_entries: 16384,
             apply_to_open: false,
         }

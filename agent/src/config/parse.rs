@@ -11,7 +11,7 @@ use toml::{
 };
 
 use super::{
-    AgentConfig, CgroupSetting, OnExit,
+    AgentConfig, CgroupSetting, MetricsSetting, OnExit,
     source::{ConfigError, Source},
 };
 use crate::policy::{Cidr, PolicyName, Settings, SynRetries, units::parse_duration};
@@ -153,12 +153,10 @@ impl Walk<'_> {
                     Some(_) => self.error(span, "on_exit is \"detach\" or \"keep\""),
                     None => {}
                 },
-                "metrics" => match self.text(value) {
-                    Some("off") | None => {}
-                    Some(_) => self.error(
-                        span,
-                        "this version has no metrics endpoint; the only value is \"off\"",
-                    ),
+                "metrics" => match self.text(value).map(str::parse::<MetricsSetting>) {
+                    Some(Ok(metrics)) => agent.metrics = metrics,
+                    Some(Err(e)) => self.error(span, e),
+                    None => {}
                 },
                 "max_entries" => {
                     let range = 1..=i64::from(super::MAX_ENTRIES_LIMIT);

@@ -134,10 +134,7 @@ fn every_refusal_names_place_and_mend() {
         ),
         ("kind", policy("thin_linear = \"yes\"")),
         ("name", format!("[policy.\"a b\"]\n{rto}\n")),
-        (
-            "metrics",
-            "[agent]\nmetrics = \"127.0.0.1:9464\"\n".to_owned(),
-        ),
+        ("metrics", "[agent]\nmetrics = \"localhost\"\n".to_owned()),
         (
             "dots in pin_dir",
             "[agent]\npin_dir = \"/sys/fs/bpf/a.b\"\n".to_owned(),

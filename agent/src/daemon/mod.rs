@@ -8,10 +8,11 @@ use tracing::{info, warn};
 
 use crate::{
     api::{peer, server},
-    config::{CgroupSetting, Config},
+    config::{CgroupSetting, Config, MetricsSetting},
     datapath::probe,
     engine::{Engine, Handle, Message, Start},
     kernel::{self, facts::host_facts},
+    telemetry::http,
 };
 
 pub mod lock;
@@ -44,6 +45,7 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
         .build()?;
     let _entered = runtime.enter();
     let (listener, _socket) = server::bind(&agent.socket, group)?;
+    let metrics = bind_metrics(&agent.metrics, group)?;
     let start = Start {
         config_path: config_path.to_owned(),
         kernel: kernel::version::running()?.to_string(),
@@ -67,8 +69,15 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
             let _end = stop.await;
         });
         let server = tokio::spawn(serving);
+        let metrics = metrics.map(|(listener, socket)| {
+            let serving = http::serve(listener, handle.clone());
+            (tokio::spawn(serving), socket)
+        });
         signals.forward(&handle, &thread).await;
         watcher.abort();
+        if let Some((serving, _socket)) = &metrics {
+            serving.abort();
+        }
         drop(stopped);
         // Clients that hold a connection open do not hold up the end.
         let grace = tokio::time::timeout(std::time::Duration::from_millis(200), server).await;
@@ -81,6 +90,29 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
         Ok(result) => result,
         Err(_) => anyhow::bail!("the engine died; what was in force stays in force"),
     }
+}
+
+/// The metrics' listener, and the guard that removes a Unix socket.
+fn bind_metrics(
+    setting: &MetricsSetting,
+    group: nix::unistd::Gid,
+) -> anyhow::Result<Option<(http::Listener, Option<server::Socket>)>> {
+    Ok(match setting {
+        MetricsSetting::Off => None,
+        MetricsSetting::Unix(path) => {
+            let (listener, socket) = server::bind(path, group)?;
+            Some((http::Listener::Unix(listener), Some(socket)))
+        }
+        MetricsSetting::Tcp(address) => {
+            let listener = std::net::TcpListener::bind(address).with_context(|| {
+                format!("cannot listen on {address} for metrics; set [agent] metrics to another")
+            })?;
+            listener.set_nonblocking(true)?;
+            let listener = tokio::net::TcpListener::from_std(listener)?;
+            info!(%address, "metrics are served");
+            Some((http::Listener::Tcp(listener), None))
+        }
+    })
 }
 
 /// The cgroup to attach to: the command line's, the configuration's, or the host's root.

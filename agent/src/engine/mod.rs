@@ -86,6 +86,8 @@ pub enum Message {
     Probed(Verdict, Caller, Reply<()>),
     /// Look at the kernel now and publish a fresh status.
     Refresh(Reply<()>),
+    /// Compare the kernel's maps with what they should hold; what is amiss, if anything.
+    Verify(Reply<Vec<String>>),
     /// SIGHUP.
     Hangup,
     /// A watched file changed.
@@ -306,6 +308,7 @@ impl Engine {
                 | Message::Refresh(_)
                 | Message::Probed(..)
                 | Message::Apply(..)
+                | Message::Verify(_)
         );
         if !only_reads {
             self.probing.disturb();
@@ -329,6 +332,23 @@ impl Engine {
             Message::Refresh(reply) => {
                 self.publish();
                 drop(reply.send(Ok(())));
+            }
+            Message::Verify(reply) => {
+                self.state.verify();
+                self.publish();
+                let status = self.status.borrow().clone();
+                let ready = status.attachment.attached && status.in_sync;
+                let mut problems = status
+                    .attachment
+                    .problem
+                    .iter()
+                    .cloned()
+                    .collect::<Vec<_>>();
+                problems.extend(self.state.problems().cloned());
+                if !ready && problems.is_empty() {
+                    problems.push("not attached".to_owned());
+                }
+                drop(reply.send(Ok(if ready { Vec::new() } else { problems })));
             }
             Message::Hangup => self
                 .reload_and_attach("SIGHUP")

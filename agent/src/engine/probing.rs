@@ -25,6 +25,8 @@ pub(super) struct Probing {
     last: Option<ProbeView>,
     /// Programs that ran on the way from the root to the attached cgroup when it was last probed.
     programs: Vec<u32>,
+    /// Those that run there now.
+    on_the_way: Vec<u32>,
     pending: Option<mpsc::Receiver<Verdict>>,
     /// What is in force has changed while one was under way: its answer is of neither state.
     disturbed: bool,
@@ -37,6 +39,7 @@ impl Probing {
         Self {
             last: None,
             programs: Vec::new(),
+            on_the_way: Vec::new(),
             pending: None,
             disturbed: false,
             unanswered: 0,
@@ -48,6 +51,14 @@ impl Probing {
         self.disturbed = self.pending.is_some();
     }
 
+    /// How many programs but ours were on the way when that was last looked at.
+    pub(super) fn foreign(&self, ours: Option<u32>) -> usize {
+        self.on_the_way
+            .iter()
+            .filter(|id| Some(**id) != ours)
+            .count()
+    }
+
     pub(super) fn last(&self) -> Option<&ProbeView> {
         self.last.as_ref()
     }
@@ -55,6 +66,7 @@ impl Probing {
     /// Begins a probe if the programs on the way are others than at the last one: each of them can
     /// interfere, and nothing else can.
     pub(super) fn consider(&mut self, cgroup: &Path, target: Option<Target>) {
+        self.on_the_way = ids(cgroup);
         if self.pending.is_some() {
             return;
         }
@@ -63,7 +75,7 @@ impl Probing {
             self.programs.clear();
             return;
         };
-        let now = ids(cgroup);
+        let now = self.on_the_way.clone();
         if now == self.programs {
             return;
         }

@@ -195,6 +195,28 @@ impl State {
         Ok(changed)
     }
 
+    /// Compares the kernel's maps with what they should hold; [`State::heal`] mends a difference.
+    pub(super) fn verify(&mut self) {
+        let Some(datapath) = &self.datapath else {
+            return;
+        };
+        match datapath.image() {
+            Ok(image) => {
+                let same = image == self.desired;
+                if !same && self.out_of_sync.is_none() {
+                    let text = "the kernel's maps hold something else than they should";
+                    error!("{text}");
+                    self.out_of_sync = Some(text.to_owned());
+                }
+                self.image = image;
+                if same {
+                    self.out_of_sync = None;
+                }
+            }
+            Err(e) => self.out_of_sync = Some(format!("the kernel's maps cannot be read: {e}")),
+        }
+    }
+
     /// Looks whether the program is in force and the maps are in step, and mends what is not.
     pub(super) fn heal(&mut self) {
         let Some(datapath) = &mut self.datapath else {

@@ -201,6 +201,7 @@ impl Engine {
                 .map(|(n, c)| (n, CountersView::from(c)))
                 .collect(),
             last_reload: self.last_reload.clone(),
+            foreign_programs: self.probing.foreign(self.state.attachment().program_id),
             features: self.start.features.clone(),
             probe: self.probing.last().cloned(),
             open_sockets: Some(self.walks.last())
@@ -263,6 +264,7 @@ pub(super) fn initial(start: &Start, found: Found) -> StatusAnswer {
             errors: Vec::new(),
             warnings: Vec::new(),
         },
+        foreign_programs: 0,
         features: start.features.clone(),
         probe: None,
         open_sockets: None,

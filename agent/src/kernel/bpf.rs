@@ -67,7 +67,7 @@ struct InfoAttr {
     info: u64,
 }
 
-/// Begin of `struct bpf_prog_info`.
+/// `struct bpf_prog_info` up to what is read here.
 #[repr(C)]
 #[derive(Default)]
 struct ProgInfo {
@@ -83,6 +83,38 @@ struct ProgInfo {
     nr_map_ids: u32,
     map_ids: u64,
     name: [u8; 16],
+    ifindex: u32,
+    flags: u32,
+    netns_dev: u64,
+    netns_ino: u64,
+    /// Counts, lengths and pointers from `nr_jited_ksyms` to `prog_tags`, none of which is asked for.
+    between: [u32; 22],
+    run_time_ns: u64,
+    run_cnt: u64,
+}
+
+/// How often a program ran, and how long in all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Runs {
+    /// Runs.
+    pub count: u64,
+    /// Their time.
+    pub time: std::time::Duration,
+}
+
+/// What the kernel counted of a program's runs; `None` where it does not count them
+/// (`kernel.bpf_stats_enabled`) or does not tell (CAP_SYS_ADMIN).
+#[must_use]
+pub fn runs(id: u32) -> Option<Runs> {
+    let enabled = std::fs::read_to_string("/proc/sys/kernel/bpf_stats_enabled").ok()?;
+    if enabled.trim() != "1" {
+        return None;
+    }
+    let info = info(id).ok()?;
+    Some(Runs {
+        count: info.run_cnt,
+        time: std::time::Duration::from_nanos(info.run_time_ns),
+    })
 }
 
 /// Name and tag of a program.
@@ -127,6 +159,19 @@ pub fn query_sock_ops(cgroup: BorrowedFd<'_>) -> io::Result<Attached> {
 ///
 /// The system call's: ENOENT if it is gone, EPERM without CAP_SYS_ADMIN.
 pub fn program_info(id: u32) -> io::Result<ProgramInfo> {
+    let info = info(id)?;
+    let end = info
+        .name
+        .iter()
+        .position(|b| *b == 0)
+        .unwrap_or(info.name.len());
+    Ok(ProgramInfo {
+        name: String::from_utf8_lossy(&info.name[..end]).into_owned(),
+        tag: info.tag.iter().map(|b| format!("{b:02x}")).collect(),
+    })
+}
+
+fn info(id: u32) -> io::Result<ProgInfo> {
     let mut attr = IdAttr {
         id,
         ..IdAttr::default()
@@ -141,15 +186,7 @@ pub fn program_info(id: u32) -> io::Result<ProgramInfo> {
         info: (&raw mut info) as u64,
     };
     bpf(BPF_OBJ_GET_INFO_BY_FD, &mut attr)?;
-    let end = info
-        .name
-        .iter()
-        .position(|b| *b == 0)
-        .unwrap_or(info.name.len());
-    Ok(ProgramInfo {
-        name: String::from_utf8_lossy(&info.name[..end]).into_owned(),
-        tag: info.tag.iter().map(|b| format!("{b:02x}")).collect(),
-    })
+    Ok(info)
 }
 
 fn fd_number(fd: BorrowedFd<'_>) -> u32 {

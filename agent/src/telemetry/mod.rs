@@ -1,4 +1,7 @@
-//! Logs. (stdout is data; logs go to the journal or to stderr.)
+//! Logs and metrics. (stdout is data; logs go to the journal or to stderr.)
+
+pub mod http;
+pub mod metrics;
 
 use std::os::fd::AsFd as _;
 

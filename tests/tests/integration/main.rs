@@ -12,6 +12,7 @@ mod config;
 mod doctor;
 mod established;
 mod lifecycle;
+mod metrics;
 mod open_sockets;
 mod syn;
 mod syn_ack;
@@ -39,7 +40,7 @@ fn main() -> ExitCode {
         cgroup::sweep();
         agent::sweep();
     }
-    let groups: [(&str, &[Test]); 10] = [
+    let groups: [(&str, &[Test]); 11] = [
         // The longest first.
         ("syn_retries", syn_retries::TESTS),
         ("established", established::TESTS),
@@ -51,6 +52,7 @@ fn main() -> ExitCode {
         ("coexistence", coexistence::TESTS),
         ("config", config::TESTS),
         ("doctor", doctor::TESTS),
+        ("metrics", metrics::TESTS),
     ];
     let trials = groups
         .into_iter()

@@ -1,0 +1,290 @@
+//! The metrics endpoint: OpenMetrics text, health, readiness; and that dashboards and alerts only use
+//! what there is.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    net::TcpStream,
+    os::unix::net::UnixStream,
+};
+
+use anyhow::{Context as _, ensure};
+use rto_tests::{agent::World, netns::SERVER_V4, process::run, traffic::Connect};
+
+use super::{Test, near, to};
+
+pub(super) const TESTS: &[Test] = &[
+    ("every_line_is_openmetrics", well_formed),
+    ("counts_are_those_of_status", counts),
+    ("a_unix_socket_serves_as_well", unix_socket),
+    ("readiness_asks_the_kernel", readiness),
+    ("dashboards_and_alerts_use_what_there_is", dashboards),
+    ("off_serves_nothing", off),
+];
+
+const PORT: u16 = 4800;
+
+/// One GET, as Prometheus would make it; status, headers and body.
+fn get(mut stream: impl std::io::Read + std::io::Write, path: &str) -> anyhow::Result<Answer> {
+    write!(
+        stream,
+        "GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+    )?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text)?;
+    let (head, body) = text.split_once("\r\n\r\n").context("no body")?;
+    let status = head.split(' ').nth(1).context("no status")?.parse()?;
+    Ok(Answer {
+        status,
+        head: head.to_lowercase(),
+        body: body.to_owned(),
+    })
+}
+
+struct Answer {
+    status: u16,
+    head: String,
+    body: String,
+}
+
+/// A world whose agent serves metrics at a port of its own.
+fn world(policies: &str) -> anyhow::Result<(World, u16)> {
+    // Free a moment ago; another test's agent has another one.
+    let port = std::net::TcpListener::bind("127.0.0.1:0")?
+        .local_addr()?
+        .port();
+    let mut world = World::new()?;
+    world.configure(&format!("metrics = \"127.0.0.1:{port}\"\n{policies}"))?;
+    world.start()?;
+    Ok((world, port))
+}
+
+fn scrape(port: u16, path: &str) -> anyhow::Result<Answer> {
+    get(TcpStream::connect(("127.0.0.1", port))?, path)
+}
+
+/// Samples by name, checked line by line (OpenMetrics 1.0.0): families declared once and before
+/// their samples, the suffix that their type wants, labels quoted, numbers, no sample twice, an end.
+fn parse(text: &str) -> anyhow::Result<BTreeMap<String, f64>> {
+    let mut types: BTreeMap<String, String> = BTreeMap::new();
+    let mut helps = BTreeSet::new();
+    let mut samples = BTreeMap::new();
+    let body = text
+        .strip_suffix("# EOF\n")
+        .context("no # EOF at the end")?;
+    for line in body.lines() {
+        let problem = || format!("{line:?}");
+        if let Some(rest) = line.strip_prefix("# TYPE ") {
+            let (name, kind) = rest.split_once(' ').with_context(problem)?;
+            ensure!(["counter", "gauge", "info"].contains(&kind), problem());
+            ensure!(
+                types.insert(name.to_owned(), kind.to_owned()).is_none(),
+                problem()
+            );
+        } else if let Some(rest) = line.strip_prefix("# HELP ") {
+            let (name, help) = rest.split_once(' ').with_context(problem)?;
+            ensure!(helps.insert(name.to_owned()) && !help.is_empty(), problem());
+        } else if let Some(rest) = line.strip_prefix("# UNIT ") {
+            let (name, unit) = rest.split_once(' ').with_context(problem)?;
+            ensure!(name.ends_with(unit), problem());
+        } else {
+            let (key, value) = line.rsplit_once(' ').with_context(problem)?;
+            let name = key.split('{').next().unwrap_or_default();
+            if let Some(labels) = key.strip_prefix(name).filter(|l| !l.is_empty()) {
+                let inner = labels.strip_prefix('{').and_then(|l| l.strip_suffix('}'));
+                for label in inner.with_context(problem)?.split(',') {
+                    let (label, value) = label.split_once("=\"").with_context(problem)?;
+                    ensure!(value.ends_with('"') && !value.contains(".88."), problem());
+                    ensure!(label.bytes().all(|b| b.is_ascii_lowercase()), problem());
+                }
+            }
+            let suffix = |kind: &str| match kind {
+                "counter" => "_total",
+                "info" => "_info",
+                _ => "",
+            };
+            let family = types
+                .iter()
+                .find(|(family, kind)| name.strip_suffix(suffix(kind)) == Some(family.as_str()));
+            let (family, _) = family.with_context(problem)?;
+            ensure!(
+                helps.contains(family) && name.starts_with("rto_agent_"),
+                problem()
+            );
+            let value: f64 = value.parse().with_context(problem)?;
+            ensure!(samples.insert(key.to_owned(), value).is_none(), problem());
+        }
+    }
+    Ok(samples)
+}
+
+fn well_formed() -> anyhow::Result<()> {
+    let (world, port) = world(&near("\"10.88.0.0/24\""))?;
+    let answer = scrape(port, "/metrics")?;
+    assert_eq!(answer.status, 200);
+    assert!(
+        answer
+            .head
+            .contains("content-type: application/openmetrics-text; version=1.0.0"),
+        "{}",
+        answer.head
+    );
+    let samples = parse(&answer.body)?;
+    assert_eq!(samples["rto_agent_attached"], 1.0);
+    assert_eq!(samples["rto_agent_in_sync"], 1.0);
+    assert_eq!(samples["rto_agent_last_reload_successful"], 1.0);
+    assert_eq!(samples["rto_agent_entries{source=\"file\"}"], 1.0);
+    assert_eq!(samples["rto_agent_foreign_programs"], 0.0);
+    // The parser is no rubber stamp.
+    for wrong in [
+        answer.body.replace("# EOF\n", ""),
+        answer
+            .body
+            .replace("rto_agent_connections_total{", "rto_agent_connections{"),
+        answer
+            .body
+            .replacen("# TYPE rto_agent_attached gauge\n", "", 1),
+        answer
+            .body
+            .replace("rto_agent_attached 1", "rto_agent_attached one"),
+    ] {
+        assert!(wrong == answer.body || parse(&wrong).is_err());
+        assert_ne!(wrong, answer.body);
+    }
+    // What was refused is seen as well.
+    world.configure(&format!("metrics = \"127.0.0.1:{port}\"\n[policy.x]\n"))?;
+    world.wait_status("the refusal", |status| status["last_reload"]["ok"] == false)?;
+    let samples = parse(&scrape(port, "/metrics")?.body)?;
+    assert_eq!(samples["rto_agent_last_reload_successful"], 0.0);
+    let landing = scrape(port, "/")?;
+    assert!(landing.status == 200 && landing.body.contains("href=\"/metrics\""));
+    assert_eq!(scrape(port, "/healthz")?.status, 200);
+    assert_eq!(scrape(port, "/other")?.status, 404);
+    Ok(())
+}
+
+fn counts() -> anyhow::Result<()> {
+    let (world, port) = world(&near("\"10.88.0.0/24\""))?;
+    let _server = world.serve(to(SERVER_V4, PORT))?;
+    let client = world.connect(to(SERVER_V4, PORT), &Connect::default())?;
+    assert_eq!(client.outcome()?.result, "connected");
+    let samples = parse(&scrape(port, "/metrics")?.body)?;
+    for (name, value) in [
+        (
+            "connections_total{policy=\"near\",direction=\"active\"}",
+            1.0,
+        ),
+        (
+            "connections_total{policy=\"near\",direction=\"passive\"}",
+            1.0,
+        ),
+        (
+            "initial_rto_set_total{policy=\"near\",direction=\"active\"}",
+            1.0,
+        ),
+        (
+            "initial_rto_set_total{policy=\"near\",direction=\"passive\"}",
+            1.0,
+        ),
+        (
+            "handshake_retransmissions_total{policy=\"near\",direction=\"active\"}",
+            0.0,
+        ),
+        (
+            "retransmission_timeouts_total{policy=\"near\",step=\"0\"}",
+            0.0,
+        ),
+        (
+            "setsockopt_failures_total{policy=\"near\",option=\"TCP_SYNCNT\"}",
+            0.0,
+        ),
+    ] {
+        let name = format!("rto_agent_{name}");
+        assert_eq!(samples.get(&name), Some(&value), "{name}: {samples:#?}");
+    }
+    Ok(())
+}
+
+fn unix_socket() -> anyhow::Result<()> {
+    let mut world = World::new()?;
+    let path = world.dir().join("metrics.sock");
+    let near = near("\"10.88.0.0/24\"");
+    world.configure(&format!("metrics = \"unix:{}\"\n{near}", path.display()))?;
+    world.start()?;
+    let answer = get(UnixStream::connect(&path)?, "/metrics")?;
+    assert!(!parse(&answer.body)?.is_empty());
+    world.end(nix::sys::signal::Signal::SIGTERM)?;
+    assert!(!path.exists());
+    Ok(())
+}
+
+/// Not only what the daemon believes: an entry that somebody else deletes from the map is noticed.
+fn readiness() -> anyhow::Result<()> {
+    let (world, port) = world(&near("\"10.88.0.0/24\""))?;
+    let ready = scrape(port, "/readyz")?;
+    assert_eq!((ready.status, ready.body.as_str()), (200, "ready\n"));
+    let dir = fs::read_dir(world.pin_dir())?
+        .flatten()
+        .next()
+        .context("no pins")?;
+    let map = dir.path().join("ENTRIES_V4");
+    // The key: prefix length 24, then the address.
+    run(&format!(
+        "bpftool map delete pinned {} key 24 0 0 0 10 88 0 0",
+        map.display()
+    ))?;
+    let answer = scrape(port, "/readyz")?;
+    assert_eq!(answer.status, 503, "{}", answer.body);
+    assert!(
+        answer.body.contains("something else than they should"),
+        "{}",
+        answer.body
+    );
+    let samples = parse(&scrape(port, "/metrics")?.body)?;
+    assert_eq!(samples["rto_agent_in_sync"], 0.0);
+    // And mended.
+    world.wait_status("the repair", |status| status["in_sync"] == true)?;
+    assert_eq!(scrape(port, "/readyz")?.status, 200);
+    world.cli(&["detach"])?;
+    assert_eq!(scrape(port, "/readyz")?.status, 503);
+    let samples = parse(&scrape(port, "/metrics")?.body)?;
+    assert_eq!(samples["rto_agent_attached"], 0.0);
+    Ok(())
+}
+
+fn dashboards() -> anyhow::Result<()> {
+    let (world, port) = world(&near("\"10.88.0.0/24\""))?;
+    world.wait_status("the probe", |status| status["probe"].is_object())?;
+    let body = scrape(port, "/metrics")?.body;
+    let mut there: BTreeSet<String> = parse(&body)?
+        .into_keys()
+        .map(|key| key.split('{').next().unwrap_or_default().to_owned())
+        .collect();
+    // Where the kernel counts runs.
+    there.insert("rto_agent_program_runs_total".to_owned());
+    there.insert("rto_agent_program_run_seconds_total".to_owned());
+    let config = concat!(env!("CARGO_MANIFEST_DIR"), "/../config");
+    for file in ["prometheus/alerts.yml", "grafana/rto-agent.json"] {
+        let text = fs::read_to_string(format!("{config}/{file}"))?;
+        let used: BTreeSet<String> = text
+            .split(|c: char| !c.is_ascii_alphanumeric() && c != '_')
+            .filter(|word| word.starts_with("rto_agent_"))
+            .map(ToOwned::to_owned)
+            .collect();
+        assert!(used.len() > 5, "{file}: {used:?}");
+        let missing: Vec<_> = used.difference(&there).collect();
+        assert!(missing.is_empty(), "{file} uses {missing:?}");
+    }
+    let grafana = fs::read_to_string(format!("{config}/grafana/rto-agent.json"))?;
+    let grafana: serde_json::Value = serde_json::from_str(&grafana)?;
+    assert!(grafana["panels"].as_array().is_some_and(|p| p.len() > 5));
+    Ok(())
+}
+
+fn off() -> anyhow::Result<()> {
+    let world = World::with(&near("\"10.88.0.0/24\""))?;
+    let listening = run("ss -tlnpH")?;
+    let pid = format!("pid={},", world.pid()?);
+    assert!(!listening.contains(&pid), "{listening}");
+    Ok(())
+}
