@@ -65,10 +65,12 @@ pub(crate) fn enable_on(target: Target, state: &mut SocketState, tally: Option<T
 /// As [`disable`].
 #[inline(always)]
 pub(crate) fn disable_on(target: Target, state: &mut SocketState) {
-    if state.cb_flags_added != 0
-        && let Some(flags) = target.get(SockOpt::CbFlags)
-    {
-        let _taken = target.set(SockOpt::CbFlags, flags & !state.cb_flags_added, None);
+    if state.cb_flags_added != 0 {
+        if let Some(flags) = target.get(SockOpt::CbFlags) {
+            let _taken = target.set(SockOpt::CbFlags, flags & !state.cb_flags_added, None);
+        }
+        // Where there is no such option nothing more can be done; the flags ask for callbacks that
+        // no program answers.
         state.cb_flags_added = 0;
     }
 }

@@ -14,7 +14,7 @@ use crate::{
     config::{AgentConfig, Config},
     daemon::{lock::InstanceLock, resolve_cgroup},
     datapath::Removed,
-    engine::{for_restoring, remove_links, remove_pins, walk},
+    engine::{for_restoring, remove_kept_pins, remove_links, remove_pins, walk},
     kernel::{interference, privileges},
 };
 
@@ -38,23 +38,31 @@ pub(super) fn run(args: &Detach) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// What a daemon without the privileges for it left over, root's own process can do.
+/// What a daemon without the privileges for it left over, root's own process can do. (Not what a
+/// socket in use held up: it would hold this process up as well.)
 fn finish(mut answer: DetachAnswer) -> anyhow::Result<DetachAnswer> {
-    if let (Some(pin_dir), Some(first)) = (&answer.kept, &answer.restored)
-        && answer.by_daemon
-        && privileges::has(privileges::cap::SYS_ADMIN)
-    {
-        let mut second = walk::restore(for_restoring(pin_dir)?)?;
-        second.add_counts_of(first);
-        if second.is_complete() {
-            let pin_dir = pin_dir.clone();
-            answer.removed = remove_pins(&pin_dir)?;
-            // The daemon has taken it out of force.
-            answer.removed.links = answer.removed.links.max(1);
-            answer.kept = None;
-        }
-        answer.restored = Some(second);
+    let (Some(pin_dir), Some(first)) = (answer.kept.clone(), &answer.restored) else {
+        return Ok(answer);
+    };
+    if !answer.by_daemon || first.running || !privileges::has(privileges::cap::SYS_ADMIN) {
+        return Ok(answer);
     }
+    let walkers = for_restoring(&pin_dir)?;
+    if walkers.is_empty() {
+        // The daemon's pins are not to be seen from here: in another mount namespace.
+        return Ok(answer);
+    }
+    let mut second = walk::restore(walkers)?;
+    second.add_counts_of(first);
+    if second.is_complete()
+        && let Some(removed) = remove_kept_pins(&pin_dir)?
+    {
+        answer.removed = removed;
+        // The daemon has taken it out of force.
+        answer.removed.links = answer.removed.links.max(1);
+        answer.kept = None;
+    }
+    answer.restored = Some(second);
     Ok(answer)
 }
 

@@ -183,10 +183,14 @@ impl Datapath {
         staging: &Path,
     ) -> Result<(Found, Tables), DatapathError> {
         let mut kept = false;
-        let usable = generations
+        // One without a link was kept because sockets could not all be given back what they had: its
+        // maps know what that was. One in force goes before it.
+        let of_layout = generations
             .iter()
-            .filter(|g| g.layout == Some(LAYOUT_VERSION) && g.path.join(pins::LINK).exists());
-        for generation in usable {
+            .filter(|g| g.layout == Some(LAYOUT_VERSION));
+        let (in_force, kept_maps): (Vec<_>, Vec<_>) =
+            of_layout.partition(|g| g.path.join(pins::LINK).exists());
+        for generation in in_force.into_iter().chain(kept_maps) {
             if keep_maps(
                 &generation.path,
                 staging,
@@ -468,7 +472,9 @@ impl Datapath {
     pub fn unlink(&mut self) -> Result<(), DatapathError> {
         pins::remove_links(&self.dir).map_err(|e| pin_error(&self.dir, &e))?;
         self.hook = None;
-        if let Some(Link { program_id, .. }) = self.link.take() {
+        if let Some(link) = self.link.take() {
+            let program_id = link.program_id;
+            drop(link);
             self.unlinked = true;
             // The link goes some time after its last handle: a connection that is made meanwhile
             // still gets its policy.
@@ -588,6 +594,20 @@ pub fn pinned_initial_rto(pin_dir: &Path, address: std::net::IpAddr) -> Option<u
         .into_iter()
         .find(|(index, _)| *index == entry.policy)?;
     (policy.initial_rto_jiffies != 0).then_some(policy.initial_rto_jiffies)
+}
+
+/// As [`remove_pins`], but only if none of them is in force: a daemon may have begun anew. Says
+/// whether they were removed.
+///
+/// # Errors
+///
+/// As [`remove_pins`].
+pub fn remove_kept_pins(pin_dir: &Path) -> Result<Option<Removed>, DatapathError> {
+    let generations = pins::generations(pin_dir).map_err(|e| pin_error(pin_dir, &e))?;
+    if generations.iter().any(|g| g.path.join(pins::LINK).exists()) {
+        return Ok(None);
+    }
+    remove_pins(pin_dir).map(Some)
 }
 
 /// Program ids behind the links pinned below `pin_dir`: "ours", for telling foreign programs apart.

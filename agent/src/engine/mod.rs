@@ -47,6 +47,8 @@ const HEALTH_INTERVAL: Duration = Duration::from_secs(5);
 
 /// How long `detach --restore` may take: less than its client waits.
 const RESTORE_LIMIT: Duration = Duration::from_secs(60);
+/// Readiness may be asked more often than reading the maps is worth.
+const VERIFY_INTERVAL: Duration = Duration::from_secs(1);
 /// How often it is looked at meanwhile.
 const RESTORE_INTERVAL: Duration = Duration::from_millis(10);
 
@@ -183,6 +185,8 @@ pub struct Engine {
     walks: Walks,
     restoring: Option<Restoring>,
     probing: Probing,
+    /// When the kernel's maps were last compared.
+    verified: Option<Instant>,
 }
 
 /// A detachment whose sockets are being given back what they had.
@@ -244,6 +248,7 @@ impl Engine {
             walks,
             restoring: None,
             probing: Probing::new(),
+            verified: None,
         };
         engine.publish();
         Ok((
@@ -329,12 +334,20 @@ impl Engine {
                 self.probing.tell(verdict, &format!("doctor, {by}"));
                 drop(reply.send(Ok(())));
             }
+            // Who has gone meanwhile is not waited for by anybody.
+            Message::Refresh(reply) if reply.is_closed() => return,
+            Message::Verify(reply) if reply.is_closed() => return,
             Message::Refresh(reply) => {
                 self.publish();
                 drop(reply.send(Ok(())));
+                return;
             }
             Message::Verify(reply) => {
-                self.state.verify();
+                let age = self.verified.map(|at| at.elapsed());
+                if age.is_none_or(|age| age >= VERIFY_INTERVAL) {
+                    self.state.verify();
+                    self.verified = Some(Instant::now());
+                }
                 self.publish();
                 let status = self.status.borrow().clone();
                 let ready = status.attachment.attached && status.in_sync;
@@ -349,6 +362,7 @@ impl Engine {
                     problems.push("not attached".to_owned());
                 }
                 drop(reply.send(Ok(if ready { Vec::new() } else { problems })));
+                return;
             }
             Message::Hangup => self
                 .reload_and_attach("SIGHUP")
@@ -379,6 +393,7 @@ impl Engine {
                 .and_then(|datapath| self.state.reopen(datapath));
             answer.changed = reopened?;
             self.detached_by = None;
+            self.probing.look(&self.state.options().cgroup);
             answer.notes.push("attached again".to_owned());
             info!(audit = true, source = cause, "attached again");
             self.apply_to_open(cause);
@@ -436,6 +451,7 @@ impl Engine {
         if gone.is_empty() {
             return;
         }
+        self.probing.disturb();
         match self.become_manual(manual) {
             Ok(_) => {
                 for cidr in gone {
@@ -452,6 +468,7 @@ impl Engine {
     }
 
     fn check_health(&mut self) {
+        self.probing.look(&self.state.options().cgroup);
         if self.detached_by.is_some() {
             return;
         }
@@ -460,6 +477,7 @@ impl Engine {
         match host_facts(&self.start.features) {
             Ok(host) if host != *self.state.host() => {
                 info!(?host, "the host's TCP settings changed");
+                self.probing.disturb();
                 self.state.set_host(host);
                 let set = self.manual.over(&self.config.set);
                 if let Err(e) = self.state.become_set(set) {
@@ -500,7 +518,10 @@ impl Engine {
     }
 
     fn begin_walk(&mut self, mode: Mode, cause: &str) -> Result<WalkView, EngineError> {
-        let Some(datapath) = self.state.datapath() else {
+        if self.restoring.is_some() {
+            return Err(restore_runs());
+        }
+        let Some(datapath) = self.state.datapath().filter(|_| self.detached_by.is_none()) else {
             return Err(EngineError::Refused(
                 "nothing is in force; rto-agent reload attaches again".to_owned(),
             ));
@@ -547,7 +568,8 @@ impl Engine {
     fn detach(&mut self, request: DetachRequest, by: Caller, reply: Reply<DetachAnswer>) {
         let begun = if self.restoring.is_some() {
             Err(restore_runs())
-        } else if request.restore && self.state.datapath().is_some() {
+        } else if request.restore && (self.state.datapath().is_some() || self.state.has_kept_maps())
+        {
             self.begin_restore(by)
         } else {
             drop(reply.send(self.detach_now(by)));
@@ -581,6 +603,7 @@ impl Engine {
 
     fn detached(&mut self, by: Caller) {
         self.detached_by = Some(by);
+        self.probing.look(&self.state.options().cgroup);
         info!(audit = true, %by, "detached: nothing is in force until rto-agent reload");
     }
 
@@ -595,12 +618,11 @@ impl Engine {
                     .to_owned(),
             ));
         }
-        let walker = self
+        let walkers = self
             .state
             .unlink_for_restoring()
             .map_err(|e| EngineError::Failed(e.to_string()))?;
         self.detached(by);
-        let walkers = walker.into_iter().collect();
         self.walks.begin(walkers, walk::RESTORE, Vec::new());
         Ok(())
     }
@@ -643,11 +665,11 @@ impl Engine {
         self.systemd.stopping();
         self.probing.finish();
         self.walks.stop();
-        if self.restoring.is_some() {
+        if self.restoring.is_some() || self.state.has_kept_maps() {
             let kept = self.state.leave_maps();
             warn!(
-                "stopping while sockets are given back what they had: the maps in {} are kept; \
-                 rto-agent detach --restore finishes it",
+                "not every socket was given back what it had: the maps in {} are kept; rto-agent \
+                 detach --restore, as root, finishes it",
                 kept.display()
             );
             return Ok(());
@@ -734,4 +756,4 @@ fn restart_notes(started: &AgentConfig, now: &AgentConfig) -> Vec<String> {
 }
 
 /// For commands that work without a daemon.
-pub use datapath::{remove_links, remove_pins, walk::for_restoring};
+pub use datapath::{remove_kept_pins, remove_links, remove_pins, walk::for_restoring};

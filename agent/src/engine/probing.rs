@@ -51,6 +51,11 @@ impl Probing {
         self.disturbed = self.pending.is_some();
     }
 
+    /// Looks which programs are on the way.
+    pub(super) fn look(&mut self, cgroup: &Path) {
+        self.on_the_way = ids(cgroup);
+    }
+
     /// How many programs but ours were on the way when that was last looked at.
     pub(super) fn foreign(&self, ours: Option<u32>) -> usize {
         self.on_the_way
@@ -66,7 +71,7 @@ impl Probing {
     /// Begins a probe if the programs on the way are others than at the last one: each of them can
     /// interfere, and nothing else can.
     pub(super) fn consider(&mut self, cgroup: &Path, target: Option<Target>) {
-        self.on_the_way = ids(cgroup);
+        self.look(cgroup);
         if self.pending.is_some() {
             return;
         }

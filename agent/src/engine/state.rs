@@ -8,7 +8,7 @@ use super::EngineError;
 use crate::{
     datapath::{
         Attachment, Datapath, DatapathError, Found, Options, Removed,
-        walk::{Mode, Walker},
+        walk::{self, Mode, Walker},
     },
     policy::{
         HostFacts, PolicyName, PolicySet,
@@ -33,6 +33,8 @@ pub(super) struct State {
     out_of_sync: Option<String>,
     /// What the last repair could not mend.
     broken: Option<String>,
+    /// Maps without a program were left, see [`State::leave_maps`].
+    kept: bool,
 }
 
 impl State {
@@ -50,6 +52,7 @@ impl State {
             image,
             out_of_sync: None,
             broken: None,
+            kept: false,
         })
     }
 
@@ -151,16 +154,16 @@ impl State {
         }
     }
 
-    /// Takes the programs out of force and returns what gives the sockets back what they had; `None`
-    /// if nothing is in force. The maps stay until [`State::detach`].
-    pub(super) fn unlink_for_restoring(&mut self) -> Result<Option<Walker>, DatapathError> {
+    /// Takes the programs out of force, if they are, and returns what gives the sockets back what they
+    /// had. The maps stay until [`State::detach`].
+    pub(super) fn unlink_for_restoring(&mut self) -> Result<Vec<Walker>, DatapathError> {
         let Some(datapath) = &mut self.datapath else {
-            return Ok(None);
+            return walk::for_restoring(&self.options.pin_dir);
         };
         // First: where it cannot be had, nothing has changed.
         let walker = datapath.walker(Mode::Restore)?;
         datapath.unlink()?;
-        Ok(Some(walker))
+        Ok(vec![walker])
     }
 
     /// Lets go of what [`State::unlink_for_restoring`] took out of force and leaves the maps, which
@@ -170,7 +173,13 @@ impl State {
         self.out_of_sync = None;
         self.broken = None;
         self.datapath = None;
+        self.kept = true;
         self.options.pin_dir.clone()
+    }
+
+    /// Whether maps were left that still know what sockets had.
+    pub(super) fn has_kept_maps(&self) -> bool {
+        self.kept
     }
 
     /// Removes everything from the kernel.
@@ -178,6 +187,7 @@ impl State {
         self.image = Image::default();
         self.out_of_sync = None;
         self.broken = None;
+        self.kept = false;
         match self.datapath.take() {
             Some(datapath) => datapath.detach(),
             None => super::remove_pins(&self.options.pin_dir),
@@ -189,6 +199,7 @@ impl State {
         let failed = |e: DatapathError| EngineError::Failed(e.to_string());
         self.image = datapath.image().map_err(failed)?;
         self.datapath = Some(datapath);
+        self.kept = false;
         self.desired = Image::default();
         let changed = self.become_set(self.set.clone())?;
         self.attach().map_err(failed)?;

@@ -179,11 +179,12 @@ impl Drop for Throwaway {
 
 /// Removes the cgroups that killed probes left below `parent`. (One that is in use cannot be removed.)
 pub fn sweep(parent: &Path) {
+    let own = std::process::id().to_string();
     for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
         if let Some(pid) = name.strip_prefix(CGROUP_PREFIX)
-            // Another process's, just made and not yet moved into.
-            && !Path::new("/proc").join(pid).exists()
+            // Another process's may be just made and not yet moved into.
+            && (pid == own || !Path::new("/proc").join(pid).exists())
         {
             let _in_use = fs::remove_dir(entry.path());
         }

@@ -11,7 +11,10 @@ use axum::{
 };
 use tokio::net::{TcpListener, UnixListener};
 
-use super::metrics::{CONTENT_TYPE, render};
+use super::{
+    limit::Limited,
+    metrics::{CONTENT_TYPE, render},
+};
 use crate::{
     engine::{Handle, Message},
     kernel::bpf,
@@ -39,8 +42,8 @@ pub enum Listener {
 pub async fn serve(listener: Listener, engine: Handle) -> io::Result<()> {
     let app = router(engine);
     match listener {
-        Listener::Tcp(listener) => axum::serve(listener, app).await,
-        Listener::Unix(listener) => axum::serve(listener, app).await,
+        Listener::Tcp(listener) => axum::serve(Limited::new(listener), app).await,
+        Listener::Unix(listener) => axum::serve(Limited::new(listener), app).await,
     }
 }
 

@@ -6,10 +6,16 @@ use std::{
     fs,
     net::TcpStream,
     os::unix::net::UnixStream,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, ensure};
-use rto_tests::{agent::World, netns::SERVER_V4, process::run, traffic::Connect};
+use rto_tests::{
+    agent::{SOON, World},
+    netns::SERVER_V4,
+    process::run,
+    traffic::Connect,
+};
 
 use super::{Test, near, to};
 
@@ -233,8 +239,7 @@ fn readiness() -> anyhow::Result<()> {
         "bpftool map delete pinned {} key 24 0 0 0 10 88 0 0",
         map.display()
     ))?;
-    let answer = scrape(port, "/readyz")?;
-    assert_eq!(answer.status, 503, "{}", answer.body);
+    let answer = readyz_becomes(port, 503)?;
     assert!(
         answer.body.contains("something else than they should"),
         "{}",
@@ -244,12 +249,25 @@ fn readiness() -> anyhow::Result<()> {
     assert_eq!(samples["rto_agent_in_sync"], 0.0);
     // And mended.
     world.wait_status("the repair", |status| status["in_sync"] == true)?;
-    assert_eq!(scrape(port, "/readyz")?.status, 200);
+    readyz_becomes(port, 200)?;
     world.cli(&["detach"])?;
-    assert_eq!(scrape(port, "/readyz")?.status, 503);
+    readyz_becomes(port, 503)?;
     let samples = parse(&scrape(port, "/metrics")?.body)?;
     assert_eq!(samples["rto_agent_attached"], 0.0);
     Ok(())
+}
+
+/// The maps are compared once a second at the most.
+fn readyz_becomes(port: u16, status: u16) -> anyhow::Result<Answer> {
+    let end = Instant::now() + SOON;
+    loop {
+        let answer = scrape(port, "/readyz")?;
+        if answer.status == status {
+            return Ok(answer);
+        }
+        ensure!(Instant::now() < end, "{}: {}", answer.status, answer.body);
+        std::thread::sleep(Duration::from_millis(50));
+    }
 }
 
 fn dashboards() -> anyhow::Result<()> {

@@ -290,8 +290,15 @@ fn restore_bounded() -> anyhow::Result<()> {
     assert_eq!(kept, world.pin_dir().display().to_string(), "{alone:#}");
     assert!(world.pin_dir().exists());
     assert_eq!(pair.talk.option(option::USER_TIMEOUT)?, 30_000);
-    // Out of force all the same.
+    // Out of force all the same; and asked again, or stopped, it does not forget.
     assert_eq!(world.json(&["status"])?["attachment"]["attached"], false);
+    let again = world.socket_request("POST", "/v1/detach", "{\"restore\":true}")?;
+    assert!(again["kept"].is_string(), "{again:#}");
+    world.end(nix::sys::signal::Signal::SIGTERM)?;
+    assert!(world.pin_dir().exists());
+    // Nor does another start: the sockets are still known.
+    world.start_under(&bounded(&["rto-agent.service"])?)?;
+    assert_eq!(world.json(&["status"])?["found_at_start"], "maps-kept");
     world.end(nix::sys::signal::Signal::SIGKILL)?;
     let answer = world.json(&["detach", "--restore"])?;
     assert!(answer["kept"].is_null(), "{answer:#}");
