@@ -27,6 +27,7 @@ pub(super) fn sysctls(findings: &mut Vec<Finding>) {
             WHY,
         ),
     });
+    findings.push(thin_linear(sysctl::ipv4("tcp_thin_linear_timeouts")));
     findings.push(match sysctl::ipv4::<u8>("tcp_syn_retries") {
         Some(n @ 0..=1) => Finding::bad(
             "tcp_syn_retries",
@@ -44,6 +45,23 @@ pub(super) fn sysctls(findings: &mut Vec<Finding>) {
             "mount /proc where the agent runs",
         ),
     });
+}
+
+/// The sysctl and a socket's own option are one or the other (`tcp_retransmit_timer()`, Linux 6.12).
+fn thin_linear(value: Option<u8>) -> Finding {
+    const ID: &str = "tcp_thin_linear_timeouts";
+    const WHY: &str = "where it is on, thin streams are linear whatever a policy says: thin_linear = \
+                       false and linear_retries have no effect in this network namespace";
+    match value {
+        Some(0) | None => Finding::ok(ID, "off, so that policies decide", WHY),
+        Some(_) => Finding::bad(
+            ID,
+            Severity::Warning,
+            "on for every socket",
+            WHY,
+            "sysctl net.ipv4.tcp_thin_linear_timeouts=0, and thin_linear = true in policies",
+        ),
+    }
 }
 
 pub(super) fn programs(given: Option<&Path>, ours: &[u32], findings: &mut Vec<Finding>) {
@@ -306,6 +324,13 @@ mod tests {
         assert_eq!(severity(program("/cg", false, true)), Severity::Warning);
         assert_eq!(severity(program("/cg/a/b", true, false)), Severity::Warning);
         assert_eq!(severity(program("/cg/a", false, false)), Severity::Warning);
+    }
+
+    #[test]
+    fn thin_streams_by_sysctl_are_told() {
+        assert_eq!(thin_linear(Some(0)).severity, Severity::Ok);
+        assert_eq!(thin_linear(None).severity, Severity::Ok);
+        assert_eq!(thin_linear(Some(1)).severity, Severity::Warning);
     }
 
     #[test]
