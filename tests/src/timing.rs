@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_issue_of_100_ms_and_1_s() {
+    fn timers_of_100_ms_and_1_s() {
         if jiffy() == Duration::from_millis(4) {
             assert_eq!(
                 latest(Duration::from_millis(100)),

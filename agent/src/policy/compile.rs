@@ -568,7 +568,7 @@ mod tests {
     }
 
     #[test]
-    fn the_designs_example_at_hz_250() {
+    fn a_full_policy_at_hz_250() {
         let compiled = compiled(&Settings {
             initial_rto: ms(100),
             rto_min: ms(5),
