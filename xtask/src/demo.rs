@@ -5,14 +5,14 @@ use std::{
     fs,
     io::{BufRead as _, BufReader},
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    process::{Command, Stdio},
     time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, bail};
 
 use crate::{
-    process::{is_root, output, run as run_command},
+    process::{Guard, is_root, output, run as run_command},
     root, setup,
 };
 
@@ -232,16 +232,6 @@ impl Drop for Stage {
         {
             std::thread::sleep(Duration::from_millis(10));
         }
-    }
-}
-
-/// A process that ends with its guard.
-struct Guard(Child);
-
-impl Drop for Guard {
-    fn drop(&mut self) {
-        let _ended = self.0.kill();
-        let _reaped = self.0.wait();
     }
 }
 

@@ -1,6 +1,9 @@
 //! Running other programs, loudly.
 
-use std::process::{Command, Stdio};
+use std::{
+    path::PathBuf,
+    process::{Child, Command, Stdio},
+};
 
 use anyhow::{Context as _, bail};
 
@@ -29,10 +32,26 @@ pub(crate) fn output(command: &mut Command) -> anyhow::Result<String> {
 
 /// Whether a program can be found.
 pub(crate) fn have(program: &str) -> bool {
+    find(program).is_some()
+}
+
+/// Where a program is: in PATH, or where administrators' programs are.
+pub(crate) fn find(program: &str) -> Option<PathBuf> {
     let paths = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&paths)
         .chain(["/usr/sbin".into(), "/sbin".into()])
-        .any(|dir| dir.join(program).is_file())
+        .map(|dir| dir.join(program))
+        .find(|path| path.is_file())
+}
+
+/// A process that ends with its guard.
+pub(crate) struct Guard(pub(crate) Child);
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        let _ended = self.0.kill();
+        let _reaped = self.0.wait();
+    }
 }
 
 /// Whether this process is root.

@@ -11,14 +11,14 @@ use std::{
     io::{BufRead as _, BufReader, Write as _},
     os::unix::fs::{PermissionsExt as _, symlink},
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    process::{Command, Stdio},
     time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, bail};
 
 use crate::{
-    process::{apt_install, have, output, run as run_command},
+    process::{Guard, apt_install, find, have, output, run as run_command},
     root, setup, test,
 };
 
@@ -66,11 +66,10 @@ const KERNELS: [Kernel; 2] = [
     },
 ];
 
-/// Programs that the tests call, and where they are looked for.
+/// Programs that the tests call.
 const PROGRAMS: [&str; 8] = [
     "ip", "ss", "nft", "tcpdump", "bpftool", "sysctl", "setpriv", "bash",
 ];
-const PLACES: [&str; 4] = ["/usr/sbin", "/usr/bin", "/sbin", "/bin"];
 /// Directories of the kernel's modules that the tests may need.
 const MODULES: [&str; 4] = [
     "kernel/net",
@@ -180,9 +179,7 @@ fn initramfs(
     }
     let mut libraries = BTreeSet::new();
     for program in PROGRAMS {
-        let found = PLACES.iter().map(|dir| Path::new(dir).join(program));
-        let found = found.into_iter().find(|path| path.is_file());
-        let found = found.with_context(|| format!("{program} is not installed"))?;
+        let found = find(program).with_context(|| format!("{program} is not installed"))?;
         copy(&found, &top.join("usr/sbin").join(program))?;
         libraries.extend(needed(&found)?);
     }
@@ -356,7 +353,7 @@ fn boot(package: &Path, image: &Path, kvm: bool, limit: Duration) -> anyhow::Res
     .arg("-initrd")
     .arg(image)
     .args(["-append", "console=ttyS0 quiet panic=-1"]);
-    let mut machine = Machine(
+    let mut machine = Guard(
         qemu.stdin(Stdio::null())
             .stdout(Stdio::piped())
             .spawn()
@@ -391,14 +388,4 @@ fn boot(package: &Path, image: &Path, kvm: bool, limit: Duration) -> anyhow::Res
         }
     }
     status.context("the virtual machine ended without a result")
-}
-
-/// A machine that ends with its guard.
-struct Machine(Child);
-
-impl Drop for Machine {
-    fn drop(&mut self) {
-        let _ended = self.0.kill();
-        let _reaped = self.0.wait();
-    }
 }

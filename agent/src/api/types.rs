@@ -2,7 +2,13 @@
 //!
 //! Durations are strings with a unit ("100ms"), CIDRs and addresses strings, times Unix seconds.
 
-use std::{collections::BTreeMap, net::IpAddr, path::PathBuf};
+use std::{
+    collections::BTreeMap,
+    net::IpAddr,
+    ops::AddAssign,
+    path::PathBuf,
+    time::{SystemTime, UNIX_EPOCH},
+};
 
 use serde::{Deserialize, Serialize};
 
@@ -14,6 +20,15 @@ use crate::{
         units,
     },
 };
+
+/// The time now, Unix seconds.
+#[must_use]
+pub fn now_s() -> u64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default()
+        .as_secs()
+}
 
 /// Who asked, by the socket's peer credentials.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -376,6 +391,17 @@ pub struct WalkView {
 }
 
 impl WalkView {
+    /// A walk that begins now.
+    #[must_use]
+    pub fn begin(cause: &str) -> Self {
+        Self {
+            running: true,
+            cause: cause.to_owned(),
+            began_at_s: now_s(),
+            ..Self::default()
+        }
+    }
+
     /// Whether it has ended and reached everything.
     #[must_use]
     pub fn is_complete(&self) -> bool {
@@ -384,17 +410,11 @@ impl WalkView {
 
     /// Adds what another walk did.
     pub fn add_counts_of(&mut self, other: &Self) {
-        let sum = |into: &mut OpenSocketsView, more: &OpenSocketsView| {
-            into.seen += more.seen;
-            into.changed += more.changed;
-            into.kept += more.kept;
-            into.refused += more.refused;
-        };
         for (name, counts) in &other.policies {
-            sum(self.policies.entry(name.clone()).or_default(), counts);
+            *self.policies.entry(name.clone()).or_default() += *counts;
         }
-        if let Some(former) = &other.former {
-            sum(self.former.get_or_insert_default(), former);
+        if let Some(former) = other.former {
+            *self.former.get_or_insert_default() += former;
         }
     }
 }
@@ -421,6 +441,26 @@ pub struct OpenSocketsView {
     pub kept: u64,
     /// At least one option was refused by the kernel.
     pub refused: u64,
+}
+
+impl AddAssign for OpenSocketsView {
+    fn add_assign(&mut self, more: Self) {
+        self.seen += more.seen;
+        self.changed += more.changed;
+        self.kept += more.kept;
+        self.refused += more.refused;
+    }
+}
+
+impl From<rto_agent_common::WalkCounts> for OpenSocketsView {
+    fn from(counts: rto_agent_common::WalkCounts) -> Self {
+        Self {
+            seen: counts.seen.into(),
+            changed: counts.changed.into(),
+            kept: counts.kept.into(),
+            refused: counts.refused.into(),
+        }
+    }
 }
 
 /// What a policy did since its counters began.

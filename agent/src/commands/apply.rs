@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use super::{print, table};
+use super::{exit, print, table};
 use crate::{
     api::{
         client::Client,
@@ -30,11 +30,7 @@ pub(super) fn run(args: &Apply) -> anyhow::Result<ExitCode> {
         progress(&walk);
     }
     print(args.output.json, &walk, || table::walk(&walk))?;
-    Ok(if walk.is_complete() {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    })
+    Ok(exit(walk.is_complete()))
 }
 
 /// One line that is written over, for who watches.

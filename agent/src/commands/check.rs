@@ -9,7 +9,7 @@ use crate::{
     cli::Check,
     config::{Config, ConfigError},
     datapath::probe,
-    kernel::{facts::host_facts, features::judge},
+    kernel::facts::host_facts,
     policy::{HostFacts, PolicyName, compile::Effect},
 };
 
@@ -32,7 +32,7 @@ struct PolicyAnswer {
 }
 
 pub(super) fn run(args: &Check) -> anyhow::Result<ExitCode> {
-    let host = host_facts(&judge(&probe::run()))?;
+    let host = host_facts(&probe::features())?;
     match Config::load(&args.config.config, &host) {
         Ok(config) => {
             let answer = good(&config, host)?;

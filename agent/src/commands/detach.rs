@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 
-use super::{print, table};
+use super::{exit, print, table};
 use crate::{
     api::{
         client::{Client, ClientError},
@@ -31,11 +31,7 @@ pub(super) fn run(args: &Detach) -> anyhow::Result<ExitCode> {
     };
     let answer = finish(answer)?;
     print(args.output.json, &answer, || text(&answer))?;
-    Ok(if answer.kept.is_none() {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    })
+    Ok(exit(answer.kept.is_none()))
 }
 
 /// What a daemon without the privileges for it left over, root's own process can do. (Not what a

@@ -2,7 +2,7 @@
 
 use std::{path::Path, process::ExitCode};
 
-use super::print;
+use super::{exit, print};
 use crate::{
     api::client::Client,
     cli::Doctor,
@@ -12,15 +12,14 @@ use crate::{
     kernel::{
         cgroup,
         facts::host_facts,
-        features::judge,
         interference::{self, Target, Verdict},
     },
-    policy::{HostFacts, PolicySet},
+    policy::{HostFacts, PolicySet, units::jiffies_to_usecs},
 };
 
 pub(super) fn run(args: &Doctor) -> anyhow::Result<ExitCode> {
     let path = &args.config.config;
-    let features = judge(&probe::run());
+    let features = probe::features();
     let facts = host_facts(&features);
     let loaded = match &facts {
         Ok(host) => Config::load(path, host).map_err(anyhow::Error::from),
@@ -54,11 +53,7 @@ pub(super) fn run(args: &Doctor) -> anyhow::Result<ExitCode> {
         config_error: loaded.as_ref().err().map(ToString::to_string),
     });
     print(args.output.json, &report, || render(&report))?;
-    Ok(if report.worst == Severity::Problem {
-        ExitCode::FAILURE
-    } else {
-        ExitCode::SUCCESS
-    })
+    Ok(exit(report.worst != Severity::Problem))
 }
 
 /// Probes, and lets a daemon know what came of it. `None` if no entry has a timer to look at.
@@ -73,7 +68,7 @@ fn probe_timers(
     let jiffies = pinned_initial_rto(&agent.pin_dir, address)?;
     let target = Target {
         address,
-        initial_rto_us: u64::from(jiffies) * 1_000_000 / u64::from(host.hz),
+        initial_rto_us: jiffies_to_usecs(jiffies.into(), host.hz),
     };
     let verdict = interference::probe(cgroup, &target);
     // Without a daemon, or as somebody else than root, there is nobody to tell.

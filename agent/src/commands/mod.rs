@@ -54,6 +54,15 @@ pub fn dispatch(verb: Verb) -> ExitCode {
     }
 }
 
+/// Exit status 0, or 1 where what was asked for is not so.
+fn exit(good: bool) -> ExitCode {
+    if good {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
+}
+
 /// A reader that has seen enough (`| head`) is no error.
 fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error

@@ -2,11 +2,11 @@
 
 use std::{process::ExitCode, time::Duration};
 
-use super::{print, table};
+use super::{exit, print, table};
 use crate::{
     api::{
         client::Client,
-        types::{StatusAnswer, WalkView},
+        types::{StatusAnswer, WalkView, now_s},
     },
     cli::Reading,
     datapath::Accepted,
@@ -16,11 +16,7 @@ use crate::{
 pub(super) fn run(args: &Reading) -> anyhow::Result<ExitCode> {
     let answer: StatusAnswer = Client::new(&args.socket.socket).get("/v1/status")?;
     print(args.output.json, &answer, || text(&answer))?;
-    Ok(if answer.healthy {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    })
+    Ok(exit(answer.healthy))
 }
 
 fn text(status: &StatusAnswer) -> String {
@@ -187,10 +183,7 @@ fn accepted(accepted: Option<&Accepted>) -> String {
 }
 
 fn since(at_s: u64) -> String {
-    let now = std::time::SystemTime::now()
-        .duration_since(std::time::UNIX_EPOCH)
-        .unwrap_or_default();
-    let ago = Duration::from_secs(now.as_secs().saturating_sub(at_s));
+    let ago = Duration::from_secs(now_s().saturating_sub(at_s));
     humantime::format_duration(ago).to_string()
 }
 

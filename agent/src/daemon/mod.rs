@@ -30,7 +30,7 @@ pub const DEFAULT_CONFIG: &str = "/etc/rto-agent/config.toml";
 /// If it cannot start (each with the mend), or could not detach at its end.
 pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
     kernel::preflight::check()?;
-    let features = kernel::features::judge(&probe::run());
+    let features = probe::features();
     let host = host_facts(&features)?;
     let config = Config::load(config_path, &host)?;
     let agent = &config.agent;

@@ -460,7 +460,7 @@ impl Datapath {
     ///
     /// If the kernel does not take the iterator.
     pub fn walker(&self, mode: walk::Mode) -> Result<walk::Walker, DatapathError> {
-        walk::Walker::load(&self.dir, &self.options.cgroup, mode)
+        walk::Walker::load(&self.dir, Some(&self.options.cgroup), mode)
     }
 
     /// Takes the programs out of force; maps and their pins stay, so that a walker can still read
@@ -588,11 +588,7 @@ pub fn pinned_initial_rto(pin_dir: &Path, address: std::net::IpAddr) -> Option<u
     let tables = Tables::open(&in_force.path).ok()?;
     let host: Cidr = address.to_string().parse().ok()?;
     let entry = tables.entry(&host).ok()??;
-    let (_, policy) = tables
-        .policies()
-        .ok()?
-        .into_iter()
-        .find(|(index, _)| *index == entry.policy)?;
+    let policy = tables.policy(entry.policy).ok()?;
     (policy.initial_rto_jiffies != 0).then_some(policy.initial_rto_jiffies)
 }
 

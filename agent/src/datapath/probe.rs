@@ -32,22 +32,31 @@ use super::{
     walk,
 };
 use crate::kernel::{
-    cgroup,
-    features::{Asked, NOT_ASKED},
+    btf, cgroup,
+    features::{Asked, Feature, NOT_ASKED, judge},
     privileges,
 };
 
 /// A closed port: tcpmux, which nobody has.
 const PORT: u16 = 1;
 
-/// Asks the kernel. Takes some milliseconds.
+/// The features of this kernel. Asking takes some ten milliseconds.
 #[must_use]
-pub fn run() -> Asked {
+pub fn features() -> Vec<Feature> {
+    // Large, and read once: for what programs read of it, and for what it tells by itself.
+    let btf = btf::Btf::vmlinux();
+    judge(&ask(&btf), &btf)
+}
+
+fn ask(btf: &Result<btf::Btf, btf::BtfError>) -> Asked {
     let missing = privileges::missing(privileges::effective().unwrap_or(u64::MAX));
     if !missing.is_empty() {
         return Asked::nothing(&format!("{NOT_ASKED}needs {}", missing.join(", ")));
     }
-    let offsets = accepted::offsets().map_err(|e| e.to_string());
+    let offsets = match btf {
+        Ok(btf) => btf.offsets().map_err(|e| e.to_string()),
+        Err(e) => Err(e.to_string()),
+    };
     let loaded = Asking::begin(offsets.clone().unwrap_or_default());
     let mut asking = match loaded {
         Ok(asking) => asking,

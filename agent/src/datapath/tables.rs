@@ -144,11 +144,15 @@ impl Tables {
     /// Every slot of the policy table but the reserved one.
     pub(super) fn policies(&self) -> Result<Vec<(u32, Policy)>, DatapathError> {
         (NO_POLICY + 1..MAX_POLICIES)
-            .map(|index| match self.policies.get(&index, 0) {
-                Ok(policy) => Ok((index, policy)),
-                Err(e) => Err(map_error(maps::POLICIES, describe(&e))),
-            })
+            .map(|index| Ok((index, self.policy(index)?)))
             .collect()
+    }
+
+    /// One slot of the policy table.
+    pub(super) fn policy(&self, index: u32) -> Result<Policy, DatapathError> {
+        self.policies
+            .get(&index, 0)
+            .map_err(|e| map_error(maps::POLICIES, describe(&e)))
     }
 
     /// Writes one slot of the policy table.

@@ -1,11 +1,6 @@
 //! Sockets that are open already: the iterator over TCP sockets of one network namespace.
 
-use std::{
-    collections::BTreeMap,
-    io::Read as _,
-    os::unix::fs::MetadataExt as _,
-    path::{Path, PathBuf},
-};
+use std::{collections::BTreeMap, io::Read as _, os::unix::fs::MetadataExt as _, path::Path};
 
 use aya::{
     Btf, Ebpf,
@@ -69,8 +64,12 @@ pub struct Walker {
 }
 
 impl Walker {
-    /// Loads the program over the maps pinned in `dir`, for the sockets of `cgroup` and those below.
-    pub(super) fn load(dir: &Path, cgroup: &Path, mode: Mode) -> Result<Self, DatapathError> {
+    /// Loads the program over the maps pinned in `dir`, for the sockets of `cgroup` and those below, or of any. (What restores goes by what sockets remember.)
+    pub(super) fn load(
+        dir: &Path,
+        cgroup: Option<&Path>,
+        mode: Mode,
+    ) -> Result<Self, DatapathError> {
         let mut ebpf = object::load(
             Some(dir),
             &Values {
@@ -91,7 +90,7 @@ impl Walker {
             counts: take(&mut ebpf, maps::WALK_COUNTS)?,
             ebpf,
             names,
-            cgroup: filter(cgroup)?,
+            cgroup: cgroup.map_or(Ok(0), filter)?,
             mode,
         })
     }
@@ -109,11 +108,7 @@ impl Walker {
     /// If the kernel does not run the iterator; what it did until then stays done.
     pub fn walk(&mut self, defaults: Defaults) -> Result<Walked, DatapathError> {
         let control = WalkControl {
-            cgroup: if self.mode == Mode::Restore {
-                0
-            } else {
-                self.cgroup
-            },
+            cgroup: self.cgroup,
             mode: match self.mode {
                 Mode::Apply => walk_mode::APPLY,
                 Mode::ApplyToNew => walk_mode::APPLY_TO_NEW,
@@ -189,7 +184,7 @@ pub fn for_restoring(pin_dir: &Path) -> Result<Vec<Walker>, DatapathError> {
     generations
         .iter()
         .filter(|g| g.layout == Some(rto_agent_common::LAYOUT_VERSION))
-        .map(|g| Walker::load(&g.path, &PathBuf::new(), Mode::Restore))
+        .map(|g| Walker::load(&g.path, None, Mode::Restore))
         .collect()
 }
 
@@ -210,7 +205,7 @@ fn pinned_entries(dir: &Path) -> Result<u32, DatapathError> {
 
 /// The id to compare with; 0 where every socket is in the cgroup: the hierarchy's root.
 fn filter(path: &Path) -> Result<u64, DatapathError> {
-    if path.as_os_str().is_empty() || cgroup::is_root(path) {
+    if cgroup::is_root(path) {
         return Ok(0);
     }
     std::fs::metadata(path)

@@ -225,12 +225,8 @@ pub(super) fn metrics(set: Option<&PolicySet>, findings: &mut Vec<Finding>) {
 /// rto_min. (`tcp_init_metrics()`, Linux 6.12: the cached RTT counts, and a variation of at least
 /// itself; the RTO is then about three of it.)
 fn slow_start(metric: &Metric, set: &PolicySet) -> Option<String> {
-    let covering = set
-        .entries
-        .iter()
-        .filter(|(c, _)| c.contains(metric.address));
-    let (_, entry) = covering.max_by_key(|(cidr, _)| cidr.prefix())?;
-    let rto_min = set.policies.get(&entry.policy)?.settings.rto_min?;
+    let (entry, policy) = set.entry_for(metric.address)?;
+    let rto_min = policy.settings.rto_min?;
     (metric.rtt > rto_min).then(|| {
         format!(
             "{}: a round trip of {} is cached, more than the rto_min {} of policy {}",

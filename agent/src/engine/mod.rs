@@ -8,7 +8,7 @@
 use std::{
     path::PathBuf,
     sync::{Arc, mpsc},
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant},
 };
 
 use tokio::sync::{oneshot, watch};
@@ -17,7 +17,7 @@ use tracing::{error, info, warn};
 use crate::{
     api::types::{
         AddRequest, ApplyRequest, Caller, ChangeAnswer, DetachAnswer, DetachRequest, ListAnswer,
-        LookupAnswer, ReloadView, RemoveRequest, StatusAnswer, WalkView,
+        LookupAnswer, ReloadView, RemoveRequest, StatusAnswer, WalkView, now_s,
     },
     config::{AgentConfig, Config},
     datapath::{self, Datapath, Found, Options, walk::Mode},
@@ -468,8 +468,8 @@ impl Engine {
     }
 
     fn check_health(&mut self) {
-        self.probing.look(&self.state.options().cgroup);
         if self.detached_by.is_some() {
+            self.probing.look(&self.state.options().cgroup);
             return;
         }
         self.state.heal();
@@ -720,11 +720,8 @@ fn audit(source: &str, what: &str, changed: &ChangeSummary) {
 }
 
 fn reload_view(cause: &str, result: Result<&Config, &str>) -> ReloadView {
-    let now = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default();
     ReloadView {
-        at_s: now.as_secs(),
+        at_s: now_s(),
         cause: cause.to_owned(),
         ok: result.is_ok(),
         errors: result

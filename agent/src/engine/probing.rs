@@ -1,15 +1,11 @@
 //! The probe of the timers in force: when it is made, and its last verdict.
 
-use std::{
-    path::Path,
-    sync::mpsc,
-    time::{Duration, SystemTime, UNIX_EPOCH},
-};
+use std::{path::Path, sync::mpsc, time::Duration};
 
 use tracing::{info, warn};
 
 use crate::{
-    api::types::ProbeView,
+    api::types::{ProbeView, now_s},
     kernel::{
         cgroup,
         interference::{self, Target, Verdict},
@@ -142,10 +138,7 @@ impl Probing {
             _ => info!(by, "probe: {}", verdict.describe()),
         }
         self.last = Some(ProbeView {
-            at_s: SystemTime::now()
-                .duration_since(UNIX_EPOCH)
-                .unwrap_or_default()
-                .as_secs(),
+            at_s: now_s(),
             by: by.to_owned(),
             verdict,
         });

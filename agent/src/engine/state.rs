@@ -169,12 +169,17 @@ impl State {
     /// Lets go of what [`State::unlink_for_restoring`] took out of force and leaves the maps, which
     /// know what sockets had; says where.
     pub(super) fn leave_maps(&mut self) -> PathBuf {
-        self.image = Image::default();
-        self.out_of_sync = None;
-        self.broken = None;
+        self.forget();
         self.datapath = None;
         self.kept = true;
         self.options.pin_dir.clone()
+    }
+
+    /// There is nothing in the kernel that could be out of step.
+    fn forget(&mut self) {
+        self.image = Image::default();
+        self.out_of_sync = None;
+        self.broken = None;
     }
 
     /// Whether maps were left that still know what sockets had.
@@ -184,9 +189,7 @@ impl State {
 
     /// Removes everything from the kernel.
     pub(super) fn detach(&mut self) -> Result<Removed, DatapathError> {
-        self.image = Image::default();
-        self.out_of_sync = None;
-        self.broken = None;
+        self.forget();
         self.kept = false;
         match self.datapath.take() {
             Some(datapath) => datapath.detach(),

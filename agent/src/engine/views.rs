@@ -185,6 +185,7 @@ impl Engine {
             healthy: problems.is_empty(),
             problems,
             warnings,
+            foreign_programs: self.probing.foreign(attachment.program_id),
             attachment,
             detached_by: self.detached_by,
             found_at_start: self.state.found(),
@@ -201,7 +202,6 @@ impl Engine {
                 .map(|(n, c)| (n, CountersView::from(c)))
                 .collect(),
             last_reload: self.last_reload.clone(),
-            foreign_programs: self.probing.foreign(self.state.attachment().program_id),
             features: self.start.features.clone(),
             probe: self.probing.last().cloned(),
             open_sockets: Some(self.walks.last())

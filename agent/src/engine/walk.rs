@@ -9,11 +9,10 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     thread::JoinHandle,
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant},
 };
 
 use nix::sched::{CloneFlags, setns};
-use rto_agent_common::WalkCounts;
 use tokio::sync::watch;
 use tracing::{info, warn};
 
@@ -97,11 +96,8 @@ impl Walks {
         notes: Vec<String>,
     ) -> WalkView {
         let view = WalkView {
-            running: true,
-            cause: cause.to_owned(),
-            began_at_s: now_s(),
             notes,
-            ..WalkView::default()
+            ..WalkView::begin(cause)
         };
         self.progress.send_replace(Arc::new(view.clone()));
         // One that was told to stop keeps its own flag.
@@ -126,10 +122,9 @@ impl Walks {
     /// Says that a walk could not begin.
     pub(super) fn refused(&mut self, cause: &str, why: String) {
         self.progress.send_replace(Arc::new(WalkView {
-            cause: cause.to_owned(),
-            began_at_s: now_s(),
+            running: false,
             problems: vec![why],
-            ..WalkView::default()
+            ..WalkView::begin(cause)
         }));
     }
 }
@@ -140,12 +135,7 @@ impl Walks {
 ///
 /// If no thread can be had.
 pub fn restore(walkers: Vec<Walker>) -> std::io::Result<WalkView> {
-    let begun = WalkView {
-        running: true,
-        cause: RESTORE.to_owned(),
-        began_at_s: now_s(),
-        ..WalkView::default()
-    };
+    let begun = WalkView::begin(RESTORE);
     let thread = std::thread::Builder::new().name("restore".to_owned());
     let run = thread.spawn(move || walk_all(walkers, begun, &AtomicBool::new(false), &|_| {}))?;
     run.join()
@@ -210,18 +200,14 @@ fn walk_one(
     is_own: bool,
     view: &mut WalkView,
 ) -> Result<(), String> {
-    match namespace.open() {
-        // Nobody is in it any more, and nothing else holds it.
-        Ok(None) => return Ok(()),
-        // Without the privilege to enter any, this thread has not left its own.
-        Ok(Some(handle)) => match setns(&handle, CloneFlags::CLONE_NEWNET) {
-            Err(_) if is_own && !privileges::has(privileges::cap::SYS_ADMIN) => {}
-            result => {
-                result.map_err(|e| format!("cannot be entered: {e} (CAP_SYS_ADMIN is needed)"))?;
-            }
-        },
-        Err(_) if is_own && !privileges::has(privileges::cap::SYS_ADMIN) => {}
-        Err(e) => return Err(e.to_string()),
+    // Without the privilege to enter any, this thread has not left its own.
+    if !is_own || privileges::has(privileges::cap::SYS_ADMIN) {
+        // Where nobody is in it any more, and nothing else holds it, there is no socket either.
+        let Some(handle) = namespace.open().map_err(|e| e.to_string())? else {
+            return Ok(());
+        };
+        setns(&handle, CloneFlags::CLONE_NEWNET)
+            .map_err(|e| format!("cannot be entered: {e} (CAP_SYS_ADMIN is needed)"))?;
     }
     let defaults = defaults();
     for walker in walkers {
@@ -251,21 +237,14 @@ fn tell_hidden(hidden: usize, view: &mut WalkView) {
 fn add(view: &mut WalkView, walked: &Walked, mode: Mode) {
     if mode == Mode::Restore {
         if walked.others.seen > 0 {
-            add_counts(view.former.get_or_insert_default(), &walked.others);
+            *view.former.get_or_insert_default() += walked.others.into();
         }
     } else {
         view.uncovered += u64::from(walked.others.seen);
     }
     for (name, counts) in &walked.policies {
-        add_counts(view.policies.entry(name.clone()).or_default(), counts);
+        *view.policies.entry(name.clone()).or_default() += OpenSocketsView::from(*counts);
     }
-}
-
-fn add_counts(sum: &mut OpenSocketsView, counts: &WalkCounts) {
-    sum.seen += u64::from(counts.seen);
-    sum.changed += u64::from(counts.changed);
-    sum.kept += u64::from(counts.kept);
-    sum.refused += u64::from(counts.refused);
 }
 
 /// Of the network namespace this thread is in.
@@ -294,11 +273,4 @@ pub(super) fn notes(sets_rto_min: bool, has_hook: bool) -> Vec<String> {
         );
     }
     notes
-}
-
-fn now_s() -> u64 {
-    SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default()
-        .as_secs()
 }

@@ -10,7 +10,7 @@ use nix::{
 };
 
 use super::{
-    features::{self, Feature},
+    features::{Feature, can_set},
     hz, sysctl, version,
 };
 use crate::policy::HostFacts;
@@ -24,20 +24,22 @@ const TCP_RTO_MAX_MS: libc::c_int = 44;
 ///
 /// If the kernel does not tell HZ or `tcp_syn_retries`.
 pub fn host_facts(features: &[Feature]) -> anyhow::Result<HostFacts> {
-    let (thin_linear, rto_max) = features::unprivileged(&version::running()?);
+    let has_bpf_thin_linear = match can_set(features, "bpf-thin-linear") {
+        Some(has) => has,
+        None => version::running()?.at_least((6, 1)),
+    };
     Ok(HostFacts {
         hz: hz::measure().context("HZ cannot be measured")?,
         tcp_syn_retries: sysctl::ipv4("tcp_syn_retries")
             .context("net.ipv4.tcp_syn_retries cannot be read; is /proc mounted?")?,
         tcp_syn_linear_timeouts: sysctl::ipv4("tcp_syn_linear_timeouts").unwrap_or(0),
-        has_rto_max: features::can_set(features, "tcp-rto-max").unwrap_or(rto_max),
-        has_bpf_thin_linear: features::can_set(features, "bpf-thin-linear").unwrap_or(thin_linear),
+        has_rto_max: can_set(features, "tcp-rto-max").unwrap_or_else(has_rto_max),
+        has_bpf_thin_linear,
     })
 }
 
 /// Whether a TCP socket knows TCP_RTO_MAX_MS. What it does not know it refuses with ENOPROTOOPT.
-#[must_use]
-pub fn has_rto_max() -> bool {
+fn has_rto_max() -> bool {
     let Ok(socket) = socket(
         AddressFamily::Inet,
         SockType::Stream,

@@ -8,7 +8,10 @@ use nix::errno::Errno;
 use rto_agent_common::{Probe, SockOpt};
 use serde::{Deserialize, Serialize};
 
-use super::{btf::Btf, facts::has_rto_max, privileges, sysctl, version::KernelVersion};
+use super::{
+    btf::{Btf, BtfError},
+    privileges, sysctl,
+};
 
 /// Whether something is there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -90,18 +93,11 @@ impl Known {
             evidence: evidence.into(),
         }
     }
-
-    fn required(&self, presence: Presence, evidence: impl Into<String>) -> Feature {
-        Feature {
-            required: true,
-            ..self.found(presence, evidence)
-        }
-    }
 }
 
-/// The features of this kernel.
+/// The features of this kernel, by what was asked of it and its BTF.
 #[must_use]
-pub fn judge(asked: &Asked) -> Vec<Feature> {
+pub fn judge(asked: &Asked, btf: &Result<Btf, BtfError>) -> Vec<Feature> {
     let mut features = options(asked);
     let linear = sysctl::ipv4::<u8>("tcp_syn_linear_timeouts");
     features.push(
@@ -116,14 +112,13 @@ pub fn judge(asked: &Asked) -> Vec<Feature> {
             "sysctl net.ipv4.tcp_syn_linear_timeouts",
         ),
     );
-    let btf = Btf::vmlinux();
     let known = Known(
         "syn-ack-retransmission-timeout",
         "5.17 (5.15.y since July 2024)",
         &["initial_rto"],
         "the initial RTO beyond the first SYN-ACK",
     );
-    features.push(match &btf {
+    features.push(match btf {
         Ok(btf) => {
             let there = btf.offset("request_sock", &["timeout"]).is_ok();
             known.found(present(there), "BTF: request_sock.timeout")
@@ -136,9 +131,13 @@ pub fn judge(asked: &Asked) -> Vec<Feature> {
         &["rto_min", "apply_to_open"],
         "accepted sockets before their first RTT sample, and open sockets",
     );
-    features.push(match btf.and_then(|btf| btf.offsets()) {
-        Ok(_) => known.found(Presence::Present, "/sys/kernel/btf/vmlinux"),
-        Err(e) => known.found(Presence::Absent, e.to_string()),
+    let missing = match btf {
+        Ok(btf) => btf.offsets().err().map(|e| e.to_string()),
+        Err(e) => Some(e.to_string()),
+    };
+    features.push(match missing {
+        None => known.found(Presence::Present, "/sys/kernel/btf/vmlinux"),
+        Some(why) => known.found(Presence::Absent, why),
     });
     features.push(accepted(asked));
     let known = Known(
@@ -275,10 +274,9 @@ fn options(asked: &Asked) -> Vec<Feature> {
                     presence => (presence, first_line(e)),
                 },
             };
-            if required {
-                known.required(presence, evidence)
-            } else {
-                known.found(presence, evidence)
+            Feature {
+                required,
+                ..known.found(presence, evidence)
             }
         })
         .collect()
@@ -343,13 +341,6 @@ pub fn can_set(features: &[Feature], name: &str) -> Option<bool> {
     }
 }
 
-/// What settings are judged by where nobody may ask: the version for thin_linear, and for rto_max a
-/// socket of this process's own.
-#[must_use]
-pub fn unprivileged(kernel: &KernelVersion) -> (bool, bool) {
-    (kernel.at_least((6, 1)), has_rto_max())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -376,7 +367,7 @@ mod tests {
         };
         probe.set[SockOpt::RtoMax as usize] = -(Errno::EINVAL as i64);
         probe.set[SockOpt::DelackMax as usize] = -(Errno::EPERM as i64);
-        let features = judge(&asked(Ok(probe)));
+        let features = judge(&asked(Ok(probe)), &Btf::vmlinux());
         assert_eq!(presence(&features, "cgroup-bpf-link"), Presence::Present);
         assert_eq!(presence(&features, "bpf-rto-min"), Presence::Present);
         assert_eq!(presence(&features, "tcp-rto-max"), Presence::Absent);
@@ -390,19 +381,20 @@ mod tests {
 
     #[test]
     fn what_was_not_asked_is_unknown() {
-        let features = judge(&Asked::nothing("not asked: needs CAP_BPF"));
+        let features = judge(&Asked::nothing("not asked: needs CAP_BPF"), &Btf::vmlinux());
         for name in ["bpf-rto-min", "iter-tcp", "bpf-lsm-cgroup"] {
             assert_eq!(presence(&features, name), Presence::Unknown, "{name}");
         }
         assert_eq!(can_set(&features, "bpf-rto-min"), None);
         // But one refusal is told as such.
-        let features = judge(&asked(Err("x: Permission denied (os error 13)".to_owned())));
+        let refused = asked(Err("x: Permission denied (os error 13)".to_owned()));
+        let features = judge(&refused, &Btf::vmlinux());
         assert_eq!(presence(&features, "bpf-rto-min"), Presence::Refused);
     }
 
     #[test]
     fn every_setting_depends_on_something() {
-        let features = judge(&Asked::nothing("not asked: test"));
+        let features = judge(&Asked::nothing("not asked: test"), &Btf::vmlinux());
         for setting in [
             "initial_rto",
             "rto_min",

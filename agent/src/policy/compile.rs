@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     Cidr, HostFacts, PolicyName, PolicySet, Settings, SynRetries,
     plan::Image,
-    units::{format_duration, jiffies_duration, quantise},
+    units::{format_duration, jiffies_duration, jiffies_to_usecs, quantise},
 };
 
 /// `TCP_TIMEOUT_MIN`, jiffies (include/net/tcp.h, Linux 6.12).
@@ -170,7 +170,7 @@ impl Compiler<'_> {
             let range = Duration::from_nanos(1)..RTO_MAX;
             let reason = "the kernel takes more than 0 and less than 120s";
             if self.in_range("initial_rto", asked, range.contains(&asked), reason) {
-                let jiffies = self.quantised("initial_rto", asked, None);
+                let jiffies = self.quantised("initial_rto", asked);
                 self.kernel.initial_rto_jiffies = u32::try_from(jiffies).unwrap_or(u32::MAX);
             }
         }
@@ -187,7 +187,7 @@ impl Compiler<'_> {
                 let reason = "this kernel has no TCP_RTO_MAX_MS (Linux 6.15 and later)";
                 self.in_range("rto_max", asked, false, reason);
             } else if self.in_range("rto_max", asked, range, reason) {
-                let jiffies = self.quantised("rto_max", asked, None);
+                let jiffies = self.quantised("rto_max", asked);
                 // jiffies_to_msecs() rounds up, unlike jiffies_to_usecs() below.
                 let millis = (jiffies * 1_000).div_ceil(u64::from(self.host.hz));
                 self.kernel.rto_max_ms = u32::try_from(millis).unwrap_or(u32::MAX);
@@ -263,10 +263,9 @@ impl Compiler<'_> {
         if !self.in_range(setting, asked, good, &reason) {
             return 0;
         }
-        let jiffies = self.quantised(setting, asked, None);
-        // As the kernel itself tells it when it is asked for the option: jiffies_to_usecs() rounds
-        // down, and usecs_to_jiffies() up again to the same jiffies.
-        u32::try_from(jiffies * 1_000_000 / u64::from(hz)).unwrap_or(u32::MAX)
+        let jiffies = self.quantised(setting, asked);
+        // As the kernel tells it when it is asked for the option.
+        u32::try_from(jiffies_to_usecs(jiffies, hz)).unwrap_or(u32::MAX)
     }
 
     /// Rules between settings.
@@ -422,12 +421,12 @@ impl Compiler<'_> {
         good
     }
 
-    fn quantised(&mut self, setting: &str, asked: Duration, note: Option<&str>) -> u64 {
+    fn quantised(&mut self, setting: &str, asked: Duration) -> u64 {
         let rounded = quantise(asked, self.host.hz);
         let effective = format_duration(rounded.effective);
         let note = match (setting, asked < KERNEL_INITIAL_RTO) {
             ("initial_rto", false) => Some("not below the kernel's own 1s"),
-            _ => note,
+            _ => None,
         };
         self.effect(
             setting,

@@ -93,6 +93,17 @@ pub struct PolicySet {
     pub entries: BTreeMap<Cidr, Entry>,
 }
 
+impl PolicySet {
+    /// The entry a connection to an address takes, and its policy; `None` if none covers it.
+    #[must_use]
+    pub fn entry_for(&self, address: std::net::IpAddr) -> Option<(&Entry, &Policy)> {
+        let entry = self
+            .entries
+            .get(&plan::longest(self.entries.keys(), address)?)?;
+        Some((entry, self.policies.get(&entry.policy)?))
+    }
+}
+
 /// What compiling a policy needs to know of the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct HostFacts {

@@ -4,7 +4,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnetwork::IpNetwork;
 
-use super::{HostFacts, PolicySet, units::quantise};
+use super::{
+    HostFacts, PolicySet,
+    units::{jiffies_to_usecs, quantise},
+};
 
 /// How many entries are looked at before giving up: one is as good as the other.
 const TRIES: usize = 64;
@@ -22,17 +25,13 @@ impl PolicySet {
         self.entries.keys().take(TRIES).find_map(|cidr| {
             let address = candidate(cidr.network())?;
             let jiffies = self.initial_rto_of(address, host)?;
-            // As the kernel tells it: jiffies_to_usecs().
-            (jiffies != u64::from(host.hz))
-                .then(|| (address, jiffies * 1_000_000 / u64::from(host.hz)))
+            (jiffies != u64::from(host.hz)).then(|| (address, jiffies_to_usecs(jiffies, host.hz)))
         })
     }
 
     fn initial_rto_of(&self, address: IpAddr, host: &HostFacts) -> Option<u64> {
-        let covering = self.entries.iter().filter(|(c, _)| c.contains(address));
-        let (_, entry) = covering.max_by_key(|(cidr, _)| cidr.prefix())?;
-        let settings = &self.policies.get(&entry.policy)?.settings;
-        Some(quantise(settings.initial_rto?, host.hz).jiffies)
+        let (_, policy) = self.entry_for(address)?;
+        Some(quantise(policy.settings.initial_rto?, host.hz).jiffies)
     }
 }
 

@@ -109,6 +109,13 @@ pub fn quantise(duration: Duration, hz: u32) -> Quantised {
     }
 }
 
+/// So many jiffies as the kernel tells them in microseconds: jiffies_to_usecs() rounds down, and
+/// usecs_to_jiffies() up again to the same jiffies.
+#[must_use]
+pub fn jiffies_to_usecs(jiffies: u64, hz: u32) -> u64 {
+    jiffies * 1_000_000 / u64::from(hz)
+}
+
 /// The duration of so many jiffies, down to the nanosecond.
 #[must_use]
 pub fn jiffies_duration(jiffies: u64, hz: u32) -> Duration {
