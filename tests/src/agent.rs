@@ -2,8 +2,8 @@
 
 use std::{
     fs,
-    io::{Read as _, Write as _},
     net::SocketAddr,
+    os::unix::net::UnixStream,
     path::{Path, PathBuf},
     process::{Child, Command, Output, Stdio},
     time::Duration,
@@ -20,7 +20,7 @@ use tempfile::TempDir;
 use crate::{
     capture::{Capture, Segment, gaps, syn_acks, syns},
     cgroup::Cgroup,
-    names,
+    http, names,
     netns::{CLIENT_LINK, Pair, SERVER_LINK},
     notify::NotifySocket,
     process::stdout_of,
@@ -288,17 +288,9 @@ impl World {
     ///
     /// If it is no JSON.
     pub fn socket_request(&self, method: &str, path: &str, body: &str) -> anyhow::Result<Value> {
-        let mut stream = std::os::unix::net::UnixStream::connect(self.socket())?;
-        let length = body.len();
-        write!(
-            stream,
-            "{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\
-             content-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
-        )?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer)?;
-        let (_, json) = answer.split_once("\r\n\r\n").context("no body")?;
-        serde_json::from_str(json).with_context(|| answer.clone())
+        let stream = UnixStream::connect(self.socket())?;
+        let answer = http::request(stream, method, path, body)?;
+        serde_json::from_str(&answer.body).with_context(|| format!("{answer:?}"))
     }
 
     /// Waits until `status` shows something.

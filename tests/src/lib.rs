@@ -5,6 +5,7 @@ pub mod agent;
 pub mod capture;
 pub mod cgroup;
 pub mod foreign;
+pub mod http;
 pub mod names;
 pub mod netns;
 pub mod notify;

@@ -73,12 +73,7 @@ fn locked_route() -> anyhow::Result<()> {
         "ip -n {} route add 10.88.7.0/24 via 10.88.0.2 rto_min 300ms",
         world.net.client
     ))?;
-    let mut command = command_in(Some(&world.net.client), None, binary()?)?;
-    let output = command
-        .args(["doctor", "--json", "--config"])
-        .arg(world.config())
-        .output()?;
-    let report: Value = serde_json::from_slice(&output.stdout)?;
+    let (report, status) = doctor_inside(&world)?;
     let finding = finding(&report, "locked-rto_min");
     assert_eq!(finding["severity"], "problem", "{report:#}");
     let found = finding["found"].as_str().unwrap_or_default();
@@ -86,24 +81,25 @@ fn locked_route() -> anyhow::Result<()> {
         found.contains("10.88.7.0/24") && found.contains("300ms") && found.contains("10.88.0.0/16"),
         "{found}"
     );
-    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(status, Some(1));
     Ok(())
 }
 
-/// `doctor` in the client's namespace.
-fn doctor_inside(world: &World) -> anyhow::Result<Value> {
+/// `doctor` in the client's namespace: its report and exit status.
+fn doctor_inside(world: &World) -> anyhow::Result<(Value, Option<i32>)> {
     let mut command = command_in(Some(&world.net.client), None, binary()?)?;
     let output = command
         .args(["doctor", "--json", "--config"])
         .arg(world.config())
         .output()?;
-    Ok(serde_json::from_slice(&output.stdout)?)
+    let report = serde_json::from_slice(&output.stdout)?;
+    Ok((report, output.status.code()))
 }
 
 fn rto_min_default() -> anyhow::Result<()> {
     let world = World::new()?;
     world.configure(&near("\"10.88.0.0/24\""))?;
-    let before = finding(&doctor_inside(&world)?, "tcp_rto_min_us");
+    let before = finding(&doctor_inside(&world)?.0, "tcp_rto_min_us");
     assert_eq!(before["severity"], "ok", "{before:#}");
     if sysctl(&world.net.client, "net.ipv4.tcp_rto_min_us", "50000").is_err() {
         assert!(
@@ -112,7 +108,7 @@ fn rto_min_default() -> anyhow::Result<()> {
         );
         return Ok(());
     }
-    let found = finding(&doctor_inside(&world)?, "tcp_rto_min_us");
+    let found = finding(&doctor_inside(&world)?.0, "tcp_rto_min_us");
     assert_eq!(found["severity"], "warning", "{found:#}");
     assert!(found["found"].to_string().contains("50000 us"), "{found:#}");
     Ok(())
@@ -122,7 +118,7 @@ fn rto_min_default() -> anyhow::Result<()> {
 fn metrics() -> anyhow::Result<()> {
     let world = World::new()?;
     world.configure("[policy.near]\nrto_min = \"8ms\"\ncidrs = [\"10.88.0.0/24\"]\n")?;
-    let before = finding(&doctor_inside(&world)?, "tcp_metrics");
+    let before = finding(&doctor_inside(&world)?.0, "tcp_metrics");
     assert_eq!(before["severity"], "ok", "{before:#}");
     sysctl(&world.net.client, "net.ipv4.tcp_no_metrics_save", "0")?;
     let to = super::to(SERVER_V4, 4700);
@@ -137,7 +133,7 @@ fn metrics() -> anyhow::Result<()> {
     }
     // The end of a connection writes the cache.
     drop(talk);
-    let found = finding(&doctor_inside(&world)?, "tcp_metrics");
+    let found = finding(&doctor_inside(&world)?.0, "tcp_metrics");
     assert_eq!(found["severity"], "warning", "{found:#}");
     let text = found["found"].to_string();
     assert!(

@@ -12,6 +12,7 @@ use std::{
 use anyhow::{Context as _, ensure};
 use rto_tests::{
     agent::{SOON, World},
+    http::{self, Answer},
     netns::SERVER_V4,
     process::run,
     traffic::Connect,
@@ -30,29 +31,6 @@ pub(super) const TESTS: &[Test] = &[
 
 const PORT: u16 = 4800;
 
-/// One GET, as Prometheus would make it; status, headers and body.
-fn get(mut stream: impl std::io::Read + std::io::Write, path: &str) -> anyhow::Result<Answer> {
-    write!(
-        stream,
-        "GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
-    )?;
-    let mut text = String::new();
-    stream.read_to_string(&mut text)?;
-    let (head, body) = text.split_once("\r\n\r\n").context("no body")?;
-    let status = head.split(' ').nth(1).context("no status")?.parse()?;
-    Ok(Answer {
-        status,
-        head: head.to_lowercase(),
-        body: body.to_owned(),
-    })
-}
-
-struct Answer {
-    status: u16,
-    head: String,
-    body: String,
-}
-
 /// A world whose agent serves metrics at a port of its own.
 fn world(policies: &str) -> anyhow::Result<(World, u16)> {
     // Free a moment ago; another test's agent has another one.
@@ -66,7 +44,7 @@ fn world(policies: &str) -> anyhow::Result<(World, u16)> {
 }
 
 fn scrape(port: u16, path: &str) -> anyhow::Result<Answer> {
-    get(TcpStream::connect(("127.0.0.1", port))?, path)
+    http::request(TcpStream::connect(("127.0.0.1", port))?, "GET", path, "")
 }
 
 /// Samples by name, checked line by line (OpenMetrics 1.0.0): families declared once and before
@@ -217,7 +195,7 @@ fn unix_socket() -> anyhow::Result<()> {
     let near = near("\"10.88.0.0/24\"");
     world.configure(&format!("metrics = \"unix:{}\"\n{near}", path.display()))?;
     world.start()?;
-    let answer = get(UnixStream::connect(&path)?, "/metrics")?;
+    let answer = http::request(UnixStream::connect(&path)?, "GET", "/metrics", "")?;
     assert!(!parse(&answer.body)?.is_empty());
     world.end(nix::sys::signal::Signal::SIGTERM)?;
     assert!(!path.exists());
