@@ -7,16 +7,46 @@
 #![no_std]
 
 pub mod address;
+pub mod event;
+pub mod histogram;
 pub mod syncnt;
 
-/// Version of every struct and map below; it is part of the pins' directory name.
-pub const LAYOUT_VERSION: u32 = 2;
+use event::COMM_LEN;
+use histogram::Histogram;
 
-/// Slots of the `POLICIES` and `COUNTERS` arrays.
+/// Version of every struct and map below; it is part of the pins' directory name.
+pub const LAYOUT_VERSION: u32 = 3;
+
+/// Slots of the `POLICIES` array.
 pub const MAX_POLICIES: u32 = 1024;
 
 /// Slot 0 is nobody's: a zeroed map value can never name a policy.
 pub const NO_POLICY: u32 = 0;
+
+/// The slot of connections that no entry covers, where these are counted: a policy without settings.
+pub const UNLISTED: u32 = 1;
+
+/// The first slot that a policy of the configuration may have.
+pub const FIRST_SLOT: u32 = 2;
+
+/// Who began a connection; a policy has one [`Statistics`] for each.
+pub mod direction {
+    /// This host, by connect().
+    pub const ACTIVE: u32 = 0;
+    /// The peer; this host accepted it.
+    pub const PASSIVE: u32 = 1;
+    /// Not known: the socket was open already when its policy came.
+    pub const UNKNOWN: u32 = 2;
+    /// All of them.
+    pub const ALL: [u32; 3] = [ACTIVE, PASSIVE, UNKNOWN];
+}
+
+/// Key of a policy's `STATISTICS` for a direction; 0 is nobody's.
+#[inline(always)]
+#[must_use]
+pub const fn statistics_key(policy: u32, direction: u32) -> u32 {
+    policy << 2 | direction
+}
 
 /// SO_MARK of the agent's own probe of the timers in force: its connection gets its policy as any
 /// other does, and is in no count.
@@ -36,10 +66,14 @@ pub mod maps {
     pub const ENTRIES_V6: &str = "ENTRIES_V6";
     /// Array: index -> [`super::Policy`].
     pub const POLICIES: &str = "POLICIES";
-    /// Per-CPU array, same index -> [`super::Counters`].
-    pub const COUNTERS: &str = "COUNTERS";
+    /// Per-CPU hash: [`super::statistics_key`] -> [`super::Statistics`].
+    pub const STATISTICS: &str = "STATISTICS";
     /// Socket storage -> [`super::SocketState`].
     pub const SOCKETS: &str = "SOCKETS";
+    /// Ring buffer of [`super::event::Event`].
+    pub const EVENTS: &str = "EVENTS";
+    /// Array of one: [`super::event::EventControl`].
+    pub const EVENT_CONTROL: &str = "EVENT_CONTROL";
     /// Array of one: [`super::WalkControl`], what a walk over open sockets is to do. Not pinned.
     pub const WALK_CONTROL: &str = "WALK_CONTROL";
     /// Array: policy index -> [`super::WalkCounts`], what the walk did. Not pinned.
@@ -47,7 +81,15 @@ pub mod maps {
     /// Array of one: [`super::Probe`], what the kernel answered. Not pinned.
     pub const PROBE: &str = "PROBE";
     /// All that are pinned.
-    pub const ALL: [&str; 5] = [ENTRIES_V4, ENTRIES_V6, POLICIES, COUNTERS, SOCKETS];
+    pub const ALL: [&str; 7] = [
+        ENTRIES_V4,
+        ENTRIES_V6,
+        POLICIES,
+        STATISTICS,
+        SOCKETS,
+        EVENTS,
+        EVENT_CONTROL,
+    ];
 }
 
 /// Name of the sock_ops program in the object.
@@ -64,6 +106,11 @@ pub const PROGRAM_PROBE: &str = "rto_probe";
 pub mod globals {
     /// u8: `net.ipv4.tcp_syn_retries` of the host.
     pub const HOST_SYN_RETRIES: &str = "HOST_SYN_RETRIES";
+    /// u8: bits of [`super::statistics`].
+    pub const STATISTICS_MODE: &str = "STATISTICS_MODE";
+    /// u64: least time between two samples of a connection's smoothed RTT, nanoseconds; 0: none but
+    /// the one at its end.
+    pub const RTT_INTERVAL_NS: &str = "RTT_INTERVAL_NS";
     /// u64: cookie of the socket to probe with.
     pub const PROBE_COOKIE: &str = "PROBE_COOKIE";
     /// u32 each: offsets as [`super::Offsets`] has them, in its order.
@@ -78,6 +125,18 @@ pub mod globals {
         "OFFSET_CSS_PARENT",
         "OFFSET_CSS_CGROUP",
     ];
+}
+
+/// Bits of [`globals::STATISTICS_MODE`].
+pub mod statistics {
+    /// Anything is counted at all.
+    pub const ON: u8 = 1 << 0;
+    /// Connections that no entry covers are counted at [`super::UNLISTED`].
+    pub const UNLISTED: u8 = 1 << 1;
+    /// The smoothed RTT of a connection is sampled when it ends.
+    pub const RTT_AT_END: u8 = 1 << 2;
+    /// The kernel tells sock_ops programs the current process (`bpf_get_current_comm()`).
+    pub const PROCESS: u8 = 1 << 3;
 }
 
 /// Value of both tries. Eight bytes: a node with an IPv6 key then still fits the
@@ -121,9 +180,21 @@ pub struct Policy {
     pub flags: u32,
     /// RTOs in linear (thin) mode before backoff turns exponential; for the RTO hook.
     pub linear_retries: u32,
+    /// The initial RTO in force, the kernel's own included, microseconds: an answer that took no
+    /// longer is no answer to a copy sent too early.
+    pub initial_rto_us: u32,
+    /// What the first so many retransmissions of a SYN ([`direction::ACTIVE`]) or SYN-ACK
+    /// ([`direction::PASSIVE`]) gain over the kernel's own timers, microseconds: negative where the
+    /// policy's are longer.
+    pub gain_us: [[i32; GAINS]; 2],
     /// TCP_SYNCNT to set, by the value in force on the socket; 0 leaves it.
     pub syn_retries: [u8; SYN_RETRIES_LEN],
+    /// Keeps the size a multiple of 8.
+    pub reserved: u32,
 }
+
+/// Retransmissions that [`Policy::gain_us`] tells apart; more count as the last.
+pub const GAINS: usize = 8;
 
 /// Bits of [`Policy::flags`].
 pub mod policy_flags {
@@ -133,23 +204,29 @@ pub mod policy_flags {
     pub const THIN_LINEAR: u32 = 1 << 1;
 }
 
-/// What a policy did; one per policy and CPU.
+/// What a policy did; one per policy, direction and CPU.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Initial RTOs set on connecting sockets, once a connection.
-    pub syn_timeouts_set: u64,
-    /// Initial RTOs set on connection requests (SYN-ACK), once a request.
-    pub syn_ack_timeouts_set: u64,
-    /// connect() calls that reached ESTABLISHED.
-    pub established_active: u64,
-    /// Accepted connections that reached ESTABLISHED.
-    pub established_passive: u64,
-    /// SYNs sent again, also by connections that never got through.
-    pub syn_retransmissions: u64,
-    /// SYN-ACKs sent again before a connection was established. Those of
-    /// requests that never complete are not seen by a sock_ops program.
-    pub syn_ack_retransmissions: u64,
+    /// Connections that reached ESTABLISHED.
+    pub connections: u64,
+    /// Initial RTOs set: on connecting sockets, once a connection; on connection requests, once a
+    /// request.
+    pub initial_rtos_set: u64,
+    /// SYNs sent again, also by connections that never got through; SYN-ACKs sent again before a
+    /// connection was established (those of requests that never complete are not seen by a sock_ops
+    /// program).
+    pub handshake_retransmissions: u64,
+    /// Of these, needless: the answer to an earlier copy was on its way.
+    pub spurious: u64,
+    /// Of these, those of established connections of which it could not be told.
+    pub undecided: u64,
+    /// Connections that a needed retransmission brought about.
+    pub recovered: u64,
+    /// By how much sooner than with the kernel's own timers, microseconds.
+    pub time_saved_us: u64,
+    /// By how much later, where the policy's timers are longer, microseconds.
+    pub time_lost_us: u64,
     /// Failed bpf_setsockopt calls, by [`SockOpt`].
     pub setsockopt_failures: [u64; SockOpt::COUNT],
     /// Connections left alone because socket storage could not be had (memory).
@@ -168,14 +245,29 @@ pub struct Counters {
     pub linear_ended: u64,
     /// Sockets that were open already and got the policy's options by a walk.
     pub open_sockets: u64,
+    /// Connections that ended without both sides having finished: reset, timed out, or closed with
+    /// data unread. Those in `expired` are among them.
+    pub aborted: u64,
     /// Keeps the size a multiple of 64.
-    pub reserved: [u64; 4],
+    pub reserved: u64,
+}
+
+/// Everything that is counted for a policy, a direction and a CPU.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Statistics {
+    /// Counts.
+    pub counters: Counters,
+    /// How long handshakes took: from connect(), or from the first SYN-ACK, to the end of it.
+    pub handshake: Histogram,
+    /// Smoothed round-trip times (RFC 6298 section 2, SRTT).
+    pub srtt: Histogram,
 }
 
 /// Length of [`Counters::rtos`].
 pub const RTO_STEPS: usize = 8;
 
-impl Counters {
+impl Statistics {
     const WORDS: usize = size_of::<Self>() / size_of::<u64>();
 
     /// The sum of two, for adding up CPUs.
@@ -237,6 +329,8 @@ impl SockOpt {
 pub struct SocketState {
     /// bpf_ktime_get_ns() when the handshake began (active) or was seen to end (passive).
     pub handshake_start_ns: u64,
+    /// bpf_ktime_get_ns() of the last sample of the smoothed RTT that was counted.
+    pub srtt_sampled_ns: u64,
     /// Index into `POLICIES`; [`NO_POLICY`] once the socket was reconnected to an address without an entry.
     pub policy: u32,
     /// [`Policy::generation`] of that policy at that time.
@@ -271,8 +365,23 @@ pub struct SocketState {
     pub rto_max: Remembered,
     /// As above.
     pub user_timeout: Remembered,
-    /// Keeps the size a multiple of 8.
-    pub reserved_end: u32,
+    /// One of [`direction`].
+    pub direction: u32,
+    /// [`Policy::initial_rto_us`] this connection began with.
+    pub initial_rto_us: u32,
+    /// Retransmissions of the handshake of which it is not known yet whether they were needed.
+    pub in_question: u32,
+    /// RTT samples seen since.
+    pub samples: u32,
+    /// snd_nxt at the last retransmission timeout: until it is acknowledged, what is sent again
+    /// belongs to that timeout.
+    pub loss_end: u32,
+    /// 1 while that is so.
+    pub in_loss: u32,
+    /// Process that called connect(); 0: not known.
+    pub pid: u32,
+    /// Its name, padded with NUL.
+    pub comm: [u8; COMM_LEN],
 }
 
 /// One option of a socket, so that it can be given back.
@@ -429,7 +538,10 @@ impl Policy {
         user_timeout_ms: 0,
         flags: 0,
         linear_retries: 0,
+        initial_rto_us: 0,
+        gain_us: [[0; GAINS]; 2],
         syn_retries: [0; SYN_RETRIES_LEN],
+        reserved: 0,
     };
 
     /// The name without its padding; `None` for a free slot or bytes that are not UTF-8.
@@ -455,16 +567,19 @@ impl Default for Policy {
 
 const _: () = {
     assert!(size_of::<EntryValue>() == 8);
-    assert!(size_of::<Policy>() == 64 + 8 * 4 + 128);
+    assert!(size_of::<Policy>() == 64 + 9 * 4 + 64 + 128 + 4);
     assert!(size_of::<Counters>() == 256);
-    assert!(size_of::<SocketState>() == 56 + 5 * 12 + 4);
+    assert!(size_of::<Statistics>() == 256 + 2 * (8 + 8 * histogram::BUCKETS));
+    assert!(size_of::<SocketState>() == 64 + 5 * 12 + 7 * 4 + 16);
     assert!(size_of::<WalkControl>() == 24);
     assert!(size_of::<WalkCounts>() == 16);
     assert!(size_of::<Probe>() == 8 * 19);
     assert!(core::mem::offset_of!(Policy, generation) == 64);
-    assert!(core::mem::offset_of!(Policy, syn_retries) == 96);
-    assert!(core::mem::offset_of!(Counters, setsockopt_failures) == 48);
-    assert!(core::mem::offset_of!(SocketState, policy) == 8);
+    assert!(core::mem::offset_of!(Policy, syn_retries) == 164);
+    assert!(core::mem::offset_of!(Statistics, counters) == 0);
+    assert!(core::mem::offset_of!(Statistics, handshake) == 256);
+    assert!(core::mem::offset_of!(Counters, setsockopt_failures) == 64);
+    assert!(core::mem::offset_of!(SocketState, policy) == 16);
 };
 
 #[cfg(feature = "user")]
@@ -474,7 +589,9 @@ mod pod {
     // SAFETY: as above.
     unsafe impl aya::Pod for super::Policy {}
     // SAFETY: as above.
-    unsafe impl aya::Pod for super::Counters {}
+    unsafe impl aya::Pod for super::Statistics {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for super::event::EventControl {}
     // SAFETY: as above.
     unsafe impl aya::Pod for super::SocketState {}
     // SAFETY: as above.
@@ -490,20 +607,31 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counters_add_up_word_by_word() {
-        let mut a = Counters {
-            syn_timeouts_set: 1,
-            ..Counters::default()
-        };
-        a.rtos[7] = 2;
-        a.setsockopt_failures[SockOpt::CbFlags as usize] = 3;
+    fn statistics_add_up_word_by_word() {
+        let mut a = Statistics::default();
+        a.counters.connections = 1;
+        a.counters.rtos[7] = 2;
+        a.counters.setsockopt_failures[SockOpt::CbFlags as usize] = 3;
+        a.handshake.buckets[5] = 4;
         let mut b = a;
-        b.open_sockets = 5;
+        b.counters.aborted = 5;
+        b.srtt.sum_us = 6;
         let sum = a.plus(&b);
-        assert_eq!(sum.syn_timeouts_set, 2);
-        assert_eq!(sum.rtos, [0, 0, 0, 0, 0, 0, 0, 4]);
-        assert_eq!(sum.setsockopt_failures[6], 6);
-        assert_eq!((sum.open_sockets, sum.expired), (5, 0));
+        assert_eq!(sum.counters.connections, 2);
+        assert_eq!(sum.counters.rtos, [0, 0, 0, 0, 0, 0, 0, 4]);
+        assert_eq!(sum.counters.setsockopt_failures[6], 6);
+        assert_eq!((sum.counters.aborted, sum.counters.expired), (5, 0));
+        assert_eq!((sum.handshake.buckets[5], sum.srtt.sum_us), (8, 6));
+    }
+
+    #[test]
+    fn no_key_of_a_policy_is_nobodys() {
+        for policy in [UNLISTED, FIRST_SLOT, MAX_POLICIES - 1] {
+            for direction in direction::ALL {
+                assert_ne!(statistics_key(policy, direction), 0);
+            }
+        }
+        assert_eq!(statistics_key(NO_POLICY, direction::ACTIVE), 0);
     }
 
     const SET: Remembered = Remembered {

@@ -50,40 +50,24 @@ fn is_ours(state: &SocketState, value: u32) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Remembered;
 
     const HOST: u32 = 6;
-    const FRESH: SocketState = SocketState {
-        handshake_start_ns: 0,
-        policy: 1,
-        generation: 1,
-        initial_rto_jiffies: 25,
-        retransmissions_counted: 0,
-        syn_retries_before: 0,
-        syn_retries_set: 0,
-        timeouts_set: 0,
-        user_timeout_ms: 0,
-        linear_retries: 0,
-        linear_off: 0,
-        cb_flags_added: 0,
-        uncounted: 0,
-        rto_min: UNSET,
-        delack_max: UNSET,
-        thin_linear: UNSET,
-        rto_max: UNSET,
-        user_timeout: UNSET,
-        reserved_end: 0,
-    };
-    const UNSET: Remembered = Remembered {
-        is_set: 0,
-        value: 0,
-        before: 0,
-    };
-    const RAISED: SocketState = SocketState {
-        syn_retries_before: 6,
-        syn_retries_set: 9,
-        ..FRESH
-    };
+    fn fresh() -> SocketState {
+        SocketState {
+            policy: 2,
+            generation: 1,
+            initial_rto_jiffies: 25,
+            ..SocketState::default()
+        }
+    }
+
+    fn raised() -> SocketState {
+        SocketState {
+            syn_retries_before: 6,
+            syn_retries_set: 9,
+            ..fresh()
+        }
+    }
 
     #[test]
     fn the_table_decides_by_the_sockets_own_value() {
@@ -99,34 +83,34 @@ mod tests {
 
     #[test]
     fn a_fresh_socket_says_its_own_value() {
-        assert_eq!(own(&FRESH, Some(3), HOST), 3);
-        assert_eq!(own(&FRESH, None, HOST), HOST);
-        assert_eq!(to_restore(&FRESH, Some(3)), None);
-        assert_eq!(to_restore(&FRESH, None), None);
+        assert_eq!(own(&fresh(), Some(3), HOST), 3);
+        assert_eq!(own(&fresh(), None, HOST), HOST);
+        assert_eq!(to_restore(&fresh(), Some(3)), None);
+        assert_eq!(to_restore(&fresh(), None), None);
     }
 
     #[test]
     fn what_the_program_set_is_not_the_sockets_own() {
-        assert_eq!(own(&RAISED, Some(9), HOST), 6);
-        assert_eq!(to_restore(&RAISED, Some(9)), Some(6));
+        assert_eq!(own(&raised(), Some(9), HOST), 6);
+        assert_eq!(to_restore(&raised(), Some(9)), Some(6));
         // Before Linux 6.1 the socket cannot be asked: the storage remembers.
         assert_eq!(
             own(
                 &SocketState {
                     syn_retries_before: 5,
-                    ..RAISED
+                    ..raised()
                 },
                 None,
                 HOST
             ),
             5
         );
-        assert_eq!(to_restore(&RAISED, None), Some(6));
+        assert_eq!(to_restore(&raised(), None), Some(6));
     }
 
     #[test]
     fn what_somebody_else_set_since_stands() {
-        assert_eq!(own(&RAISED, Some(2), HOST), 2);
-        assert_eq!(to_restore(&RAISED, Some(2)), None);
+        assert_eq!(own(&raised(), Some(2), HOST), 2);
+        assert_eq!(to_restore(&raised(), Some(2)), None);
     }
 }

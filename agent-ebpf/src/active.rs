@@ -5,11 +5,11 @@
 //! of ours (no entry, or already connecting when the program was attached) and is left alone.
 
 use aya_ebpf::programs::SockOpsContext;
-use rto_agent_common::{NO_POLICY, Policy, SocketState};
+use rto_agent_common::{NO_POLICY, Policy, SocketState, direction, event::kind};
 use rto_agent_ebpf::counter::Counter;
 
 use crate::{
-    hook, lookup,
+    events, handshake, hook, lookup,
     options::{KERNEL, Target},
     socket, syn_retries,
     tables::{self, Tally},
@@ -24,17 +24,22 @@ pub(crate) fn connect(ctx: &SockOpsContext) {
     } else {
         lookup::Hit::Count
     };
-    let Some((index, policy)) = lookup::policy_of_peer(ctx, hit) else {
+    let Some((index, policy)) = lookup::policy_or_unlisted(ctx, hit) else {
         forget(ctx);
         return;
     };
-    let tally = if is_probe { None } else { Tally::of(index) };
+    let tally = if is_probe {
+        None
+    } else {
+        Some(Tally::of(index, direction::ACTIVE))
+    };
     let Some(state) = socket::storage(ctx, socket::Missing::Create) else {
         tables::add(tally, Counter::STORAGE_FAILURES, 1);
         return;
     };
     begin(ctx, state, index, policy);
     state.uncounted = is_probe.into();
+    socket::note_process(state);
     syn_retries::apply(ctx, state, policy, tally);
     let target = Target::of(ctx);
     let _settled = target.apply(state, policy, KERNEL, tally);
@@ -49,7 +54,9 @@ fn begin(ctx: &SockOpsContext, state: &mut SocketState, index: u32, policy: &Pol
     state.handshake_start_ns = socket::now();
     state.policy = index;
     state.generation = policy.generation;
+    state.direction = direction::ACTIVE;
     state.initial_rto_jiffies = policy.initial_rto_jiffies;
+    state.initial_rto_us = policy.initial_rto_us;
     state.user_timeout_ms = policy.user_timeout_ms;
     state.retransmissions_counted = socket::total_retrans(ctx);
     state.timeouts_set = 0;
@@ -78,16 +85,14 @@ pub(crate) fn syn_timeout(ctx: &SockOpsContext) {
 /// The same for a socket known to be ours.
 #[inline(always)]
 pub(crate) fn answer(ctx: &SockOpsContext, state: &mut SocketState) {
-    let tally = Tally::of_socket(state);
-    count_syn_retransmissions(ctx, state, tally);
-    if state.initial_rto_jiffies == 0 {
-        return;
+    if state.initial_rto_jiffies != 0 {
+        ctx.set_reply(state.initial_rto_jiffies);
+        if state.timeouts_set == 0 {
+            state.timeouts_set = 1;
+            tables::add(Tally::of_socket(state), Counter::INITIAL_RTOS_SET, 1);
+        }
     }
-    if state.timeouts_set == 0 {
-        state.timeouts_set = 1;
-        tables::add(tally, Counter::SYN_TIMEOUTS_SET, 1);
-    }
-    ctx.set_reply(state.initial_rto_jiffies);
+    count_syn_retransmissions(ctx, state);
 }
 
 /// ACTIVE_ESTABLISHED_CB: the SYN-ACK has come.
@@ -101,24 +106,30 @@ pub(crate) fn established(ctx: &SockOpsContext) {
 /// The same for a socket known to be ours.
 #[inline(always)]
 pub(crate) fn finish(ctx: &SockOpsContext, state: &mut SocketState) {
+    let retransmissions = socket::total_retrans(ctx);
+    let took_us = socket::now().wrapping_sub(state.handshake_start_ns) / 1000;
+    handshake::begin(state, retransmissions);
     let tally = Tally::of_socket(state);
-    count_syn_retransmissions(ctx, state, tally);
-    tables::add(tally, Counter::ESTABLISHED_ACTIVE, 1);
     // Not before: on a connecting socket it would make connect() give up sooner.
     let millis = state.user_timeout_ms;
     let _settled = Target::of(ctx).user_timeout(state, millis, tally);
     hook::enable(ctx, state, tally);
+    handshake::established(ctx, state, retransmissions, took_us.max(1));
+    count_syn_retransmissions(ctx, state);
 }
 
 /// Adds the SYNs sent again since the last look. The kernel asks for the timeout after each
 /// retransmission (`tcp_retransmit_timer()`, Linux 6.12), so that none is missed even where the
 /// connection never comes about.
 #[inline(always)]
-fn count_syn_retransmissions(ctx: &SockOpsContext, state: &mut SocketState, tally: Option<Tally>) {
+fn count_syn_retransmissions(ctx: &SockOpsContext, state: &mut SocketState) {
     let total = socket::total_retrans(ctx);
     let new = total.wrapping_sub(state.retransmissions_counted);
-    if new != 0 {
-        state.retransmissions_counted = total;
-        tables::add(tally, Counter::SYN_RETRANSMISSIONS, new.into());
+    if new == 0 {
+        return;
     }
+    state.retransmissions_counted = total;
+    let tally = Tally::of_socket(state);
+    tables::add(tally, Counter::HANDSHAKE_RETRANSMISSIONS, new.into());
+    events::tell(ctx, kind::SYN, total, state.initial_rto_jiffies);
 }

@@ -6,6 +6,7 @@
 
 use core::ffi::c_void;
 
+use rto_agent_common::direction;
 use rto_agent_ebpf::counter::Counter;
 
 use crate::{
@@ -35,8 +36,8 @@ extern "C" fn rto_clone(arguments: *const [*mut c_void; 2]) -> i32 {
     let peer = unsafe { SockCommon::new(request) }.peer();
     if let Some((index, policy)) = lookup::policy_of(peer, lookup::Hit::Leave)
         && policy.rto_min_us != 0
-        && let Some(tally) = Tally::of(index)
     {
+        let tally = Tally::of(index, direction::PASSIVE);
         // The state has no policy yet: PASSIVE_ESTABLISHED chooses it, and only adds to this.
         match socket::storage_of(sk, socket::Missing::Create) {
             Some(state) => {

@@ -9,18 +9,23 @@ use rto_agent_common::{Counters, RTO_STEPS, SockOpt};
 pub struct Counter(usize);
 
 impl Counter {
-    /// [`Counters::syn_timeouts_set`].
-    pub const SYN_TIMEOUTS_SET: Self = Self(offset_of!(Counters, syn_timeouts_set));
-    /// [`Counters::syn_ack_timeouts_set`].
-    pub const SYN_ACK_TIMEOUTS_SET: Self = Self(offset_of!(Counters, syn_ack_timeouts_set));
-    /// [`Counters::established_active`].
-    pub const ESTABLISHED_ACTIVE: Self = Self(offset_of!(Counters, established_active));
-    /// [`Counters::established_passive`].
-    pub const ESTABLISHED_PASSIVE: Self = Self(offset_of!(Counters, established_passive));
-    /// [`Counters::syn_retransmissions`].
-    pub const SYN_RETRANSMISSIONS: Self = Self(offset_of!(Counters, syn_retransmissions));
-    /// [`Counters::syn_ack_retransmissions`].
-    pub const SYN_ACK_RETRANSMISSIONS: Self = Self(offset_of!(Counters, syn_ack_retransmissions));
+    /// [`Counters::connections`].
+    pub const CONNECTIONS: Self = Self(offset_of!(Counters, connections));
+    /// [`Counters::initial_rtos_set`].
+    pub const INITIAL_RTOS_SET: Self = Self(offset_of!(Counters, initial_rtos_set));
+    /// [`Counters::handshake_retransmissions`].
+    pub const HANDSHAKE_RETRANSMISSIONS: Self =
+        Self(offset_of!(Counters, handshake_retransmissions));
+    /// [`Counters::spurious`].
+    pub const SPURIOUS: Self = Self(offset_of!(Counters, spurious));
+    /// [`Counters::undecided`].
+    pub const UNDECIDED: Self = Self(offset_of!(Counters, undecided));
+    /// [`Counters::recovered`].
+    pub const RECOVERED: Self = Self(offset_of!(Counters, recovered));
+    /// [`Counters::time_saved_us`].
+    pub const TIME_SAVED: Self = Self(offset_of!(Counters, time_saved_us));
+    /// [`Counters::time_lost_us`].
+    pub const TIME_LOST: Self = Self(offset_of!(Counters, time_lost_us));
     /// [`Counters::storage_failures`].
     pub const STORAGE_FAILURES: Self = Self(offset_of!(Counters, storage_failures));
 
@@ -34,6 +39,8 @@ impl Counter {
     pub const LINEAR_ENDED: Self = Self(offset_of!(Counters, linear_ended));
     /// [`Counters::open_sockets`].
     pub const OPEN_SOCKETS: Self = Self(offset_of!(Counters, open_sockets));
+    /// [`Counters::aborted`].
+    pub const ABORTED: Self = Self(offset_of!(Counters, aborted));
     /// [`Counters::rtos`] after so many timeouts in a row; those beyond the last step belong to it.
     #[inline(always)]
     #[must_use]
@@ -101,12 +108,15 @@ mod tests {
     #[test]
     fn every_counter_is_a_word_of_its_own() {
         let named = [
-            Counter::SYN_TIMEOUTS_SET,
-            Counter::SYN_ACK_TIMEOUTS_SET,
-            Counter::ESTABLISHED_ACTIVE,
-            Counter::ESTABLISHED_PASSIVE,
-            Counter::SYN_RETRANSMISSIONS,
-            Counter::SYN_ACK_RETRANSMISSIONS,
+            Counter::CONNECTIONS,
+            Counter::INITIAL_RTOS_SET,
+            Counter::HANDSHAKE_RETRANSMISSIONS,
+            Counter::SPURIOUS,
+            Counter::UNDECIDED,
+            Counter::RECOVERED,
+            Counter::TIME_SAVED,
+            Counter::TIME_LOST,
+            Counter::ABORTED,
             Counter::STORAGE_FAILURES,
             Counter::EXPIRED,
             Counter::TAIL_LOSS_PROBES,

@@ -4,10 +4,11 @@
 //! sockets of a policy: others cost nothing.
 
 use aya_ebpf::{helpers::generated::bpf_sock_ops_cb_flags_set, programs::SockOpsContext};
-use rto_agent_common::{SockOpt, SocketState};
+use rto_agent_common::{SockOpt, SocketState, event::kind, statistics};
 use rto_agent_ebpf::counter::Counter;
 
 use crate::{
+    events, handshake,
     options::Target,
     socket::{self, read},
     tables::{self, Tally},
@@ -16,14 +17,31 @@ use crate::{
 // include/uapi/linux/bpf.h
 const RTO_CB_FLAG: u32 = 1 << 0;
 const RETRANS_CB_FLAG: u32 = 1 << 1;
-/// What the hook needs.
-pub(crate) const FLAGS: u32 = RTO_CB_FLAG | RETRANS_CB_FLAG;
+const STATE_CB_FLAG: u32 = 1 << 2;
+const RTT_CB_FLAG: u32 = 1 << 3;
+
+/// The callbacks that a connection needs. They are never taken back while it lasts: another program
+/// may have come to rely on them.
+#[inline(always)]
+fn wanted(state: &SocketState) -> u32 {
+    let mut flags = 0;
+    if tables::counts(statistics::ON) && state.uncounted == 0 {
+        flags |= RTO_CB_FLAG | RETRANS_CB_FLAG | STATE_CB_FLAG;
+        if state.in_question != 0 || handshake::samples_rtt() {
+            flags |= RTT_CB_FLAG;
+        }
+    }
+    if state.linear_retries != 0 {
+        flags |= RTO_CB_FLAG;
+    }
+    flags
+}
 
 /// Asks for the callbacks, beside those that other programs asked for.
 #[inline(always)]
 pub(crate) fn enable(ctx: &SockOpsContext, state: &mut SocketState, tally: Option<Tally>) {
     let flags = flags(ctx);
-    let missing = FLAGS & !flags;
+    let missing = wanted(state) & !flags;
     if missing == 0 {
         return;
     }
@@ -51,7 +69,7 @@ pub(crate) fn enable_on(target: Target, state: &mut SocketState, tally: Option<T
     let Some(flags) = target.get(SockOpt::CbFlags) else {
         return true;
     };
-    let missing = FLAGS & !flags;
+    let missing = wanted(state) & !flags;
     if missing == 0 {
         return true;
     }
@@ -90,16 +108,21 @@ pub(crate) fn rto(ctx: &SockOpsContext) {
         return;
     }
     tables::add(tally, Counter::rtos(tables::step(before)), 1);
-    if state.linear_retries == 0 {
-        return;
+    state.in_loss = 1;
+    // SAFETY: a field of the context.
+    state.loss_end = unsafe { read(&raw const (*ctx.ops).snd_nxt) };
+    if state.linear_retries != 0 {
+        let target = Target::of(ctx);
+        if before < state.linear_retries {
+            target.linear_mode_on(state, tally);
+        } else if state.linear_off == 0 && is_thin(ctx) && target.set(SockOpt::ThinLinear, 0, tally)
+        {
+            state.linear_off = 1;
+            tables::add(tally, Counter::LINEAR_ENDED, 1);
+        }
     }
-    let target = Target::of(ctx);
-    if before < state.linear_retries {
-        target.linear_mode_on(state, tally);
-    } else if state.linear_off == 0 && is_thin(ctx) && target.set(SockOpt::ThinLinear, 0, tally) {
-        state.linear_off = 1;
-        tables::add(tally, Counter::LINEAR_ENDED, 1);
-    }
+    let attempt = before.wrapping_add(1);
+    events::tell(ctx, kind::RTO, attempt, argument(ctx, 1));
 }
 
 /// Whether linear mode is for this stream at all (`tcp_stream_is_thin()`, Linux 6.12).
@@ -124,18 +147,31 @@ pub(crate) fn retransmitted(ctx: &SockOpsContext) {
         return;
     }
     let tally = Tally::of_socket(state);
-    // SAFETY: a field of the context.
-    let lost = unsafe { read(&raw const (*ctx.ops).lost_out) };
-    if lost == 0 {
+    // SAFETY: fields of the context.
+    let (lost, acknowledged) = unsafe {
+        (
+            read(&raw const (*ctx.ops).lost_out),
+            read(&raw const (*ctx.ops).snd_una),
+        )
+    };
+    let kind = if lost == 0 {
         tables::add(tally, Counter::TAIL_LOSS_PROBES, 1);
+        kind::TLP
     } else {
         let segments = argument(ctx, 1);
         tables::add(tally, Counter::SEGMENTS_RETRANSMITTED, segments.into());
-    }
+        if state.in_loss != 0 && acknowledged.wrapping_sub(state.loss_end).cast_signed() < 0 {
+            // Part of the recovery that the timeout began, which was told.
+            return;
+        }
+        state.in_loss = 0;
+        kind::FAST
+    };
+    events::tell(ctx, kind, 1, 0);
 }
 
 #[inline(always)]
-fn argument(ctx: &SockOpsContext, index: usize) -> u32 {
+pub(crate) fn argument(ctx: &SockOpsContext, index: usize) -> u32 {
     // SAFETY: a field of the context.
     unsafe { read(&raw const (*ctx.ops).__bindgen_anon_1.args[index]) }
 }

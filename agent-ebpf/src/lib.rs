@@ -6,3 +6,4 @@
 
 pub mod counter;
 pub mod ops;
+pub mod verdict;

@@ -2,8 +2,9 @@
 
 use aya_ebpf::{btf_maps::lpm_trie::Key, programs::SockOpsContext};
 use rto_agent_common::{
-    EntryValue, NO_POLICY, Policy,
+    EntryValue, NO_POLICY, Policy, UNLISTED,
     address::{AF_INET, AF_INET6, Peer, peer_v6},
+    statistics,
 };
 
 use crate::{
@@ -23,6 +24,17 @@ pub(crate) enum Hit {
 #[inline(always)]
 pub(crate) fn policy_of_peer(ctx: &SockOpsContext, hit: Hit) -> Option<(u32, &'static Policy)> {
     policy_of(peer(ctx), hit)
+}
+
+/// As [`policy_of_peer`]; where those that no entry covers are counted, they have [`UNLISTED`], which
+/// sets nothing.
+#[inline(always)]
+pub(crate) fn policy_or_unlisted(ctx: &SockOpsContext, hit: Hit) -> Option<(u32, &'static Policy)> {
+    let found = policy_of_peer(ctx, hit);
+    if found.is_some() || !tables::counts(statistics::ON) || !tables::counts(statistics::UNLISTED) {
+        return found;
+    }
+    Some((UNLISTED, tables::policy(UNLISTED)?))
 }
 
 /// The policy of the longest prefix that covers an address.

@@ -15,6 +15,8 @@
 
 mod active;
 mod clone;
+mod events;
+mod handshake;
 mod hook;
 mod lookup;
 mod options;
@@ -46,6 +48,8 @@ fn rto_agent(ctx: SockOpsContext) -> u32 {
             Action::PassiveEstablished => passive::established(&ctx),
             Action::RetransmissionTimeout => hook::rto(&ctx),
             Action::Retransmitted => hook::retransmitted(&ctx),
+            Action::StateChange => handshake::state_changed(&ctx),
+            Action::RttSample => handshake::rtt_sample(&ctx),
         }
     }
     CONTINUE

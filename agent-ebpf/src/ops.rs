@@ -13,6 +13,11 @@ pub const RTO_CB: u32 = 8;
 /// `BPF_SOCK_OPS_RETRANS_CB`.
 pub const RETRANS_CB: u32 = 9;
 
+/// `BPF_SOCK_OPS_STATE_CB`.
+pub const STATE_CB: u32 = 10;
+/// `BPF_SOCK_OPS_RTT_CB`.
+pub const RTT_CB: u32 = 12;
+
 /// `BPF_TCP_SYN_SENT`.
 const SYN_SENT: u32 = 2;
 /// `BPF_TCP_SYN_RECV`.
@@ -41,6 +46,10 @@ pub enum Action {
     RetransmissionTimeout,
     /// A segment was sent again.
     Retransmitted,
+    /// The state of the connection changes.
+    StateChange,
+    /// A round-trip time was measured.
+    RttSample,
 }
 
 /// Whether an operation number is one of those above: the first thing the program asks, so
@@ -56,6 +65,8 @@ pub const fn is_ours(op: u32) -> bool {
             | PASSIVE_ESTABLISHED_CB
             | RTO_CB
             | RETRANS_CB
+            | STATE_CB
+            | RTT_CB
     )
 }
 
@@ -71,7 +82,43 @@ pub const fn decide(op: u32, is_fullsock: bool, state: u32) -> Action {
         PASSIVE_ESTABLISHED_CB if is_fullsock => Action::PassiveEstablished,
         RTO_CB if is_fullsock && !in_handshake(state) => Action::RetransmissionTimeout,
         RETRANS_CB if is_fullsock && !in_handshake(state) => Action::Retransmitted,
+        STATE_CB if is_fullsock && !in_handshake(state) => Action::StateChange,
+        RTT_CB if is_fullsock && !in_handshake(state) => Action::RttSample,
         _ => Action::Leave,
+    }
+}
+
+/// The state of a connection that ends (`BPF_TCP_CLOSE`).
+const CLOSE: u32 = 7;
+
+/// What a change of state means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// Nothing that is counted.
+    Other,
+    /// The connection ends, both sides having finished.
+    Finished,
+    /// The connection ends otherwise: reset, timed out, or closed with data unread.
+    Aborted,
+}
+
+/// Decides on a change of state (the arguments of STATE_CB). From FIN_WAIT2 on nothing that was
+/// sent can be lost any more: the kernel ends such a connection by itself after a while.
+#[inline(always)]
+#[must_use]
+pub const fn change(from: u32, to: u32) -> Change {
+    const ESTABLISHED: u32 = 1;
+    const FIN_WAIT1: u32 = 4;
+    const FIN_WAIT2: u32 = 5;
+    const TIME_WAIT: u32 = 6;
+    const CLOSE_WAIT: u32 = 8;
+    const LAST_ACK: u32 = 9;
+    const CLOSING: u32 = 11;
+    match from {
+        _ if to != CLOSE => Change::Other,
+        ESTABLISHED | CLOSE_WAIT | FIN_WAIT1 => Change::Aborted,
+        FIN_WAIT2 | TIME_WAIT | LAST_ACK | CLOSING => Change::Finished,
+        _ => Change::Other,
     }
 }
 
@@ -123,9 +170,24 @@ mod tests {
     }
 
     #[test]
+    fn only_the_end_of_a_connection_is_counted() {
+        for from in 0..16 {
+            for to in (0..16).filter(|to| *to != CLOSE) {
+                assert_eq!(change(from, to), Change::Other);
+            }
+        }
+        // Connecting, listening, closed already.
+        for from in [0, SYN_SENT, SYN_RECV, CLOSE, 10, NEW_SYN_RECV] {
+            assert_eq!(change(from, CLOSE), Change::Other);
+        }
+        assert_eq!(change(1, CLOSE), Change::Aborted);
+        assert_eq!(change(9, CLOSE), Change::Finished);
+    }
+
+    #[test]
     fn the_hook_is_for_established_connections() {
         const ESTABLISHED: u32 = 1;
-        for op in [RTO_CB, RETRANS_CB] {
+        for op in [RTO_CB, RETRANS_CB, STATE_CB, RTT_CB] {
             assert_ne!(decide(op, true, ESTABLISHED), Action::Leave);
             assert_eq!(decide(op, false, ESTABLISHED), Action::Leave);
             assert_eq!(decide(op, true, SYN_SENT), Action::Leave);

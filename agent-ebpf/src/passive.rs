@@ -1,10 +1,11 @@
 //! Connections this host accepts.
 
 use aya_ebpf::programs::SockOpsContext;
+use rto_agent_common::{direction, event::kind};
 use rto_agent_ebpf::counter::Counter;
 
 use crate::{
-    active, hook, lookup,
+    active, events, handshake, hook, lookup,
     options::{KERNEL, Target},
     socket,
     tables::Tally,
@@ -20,13 +21,10 @@ pub(crate) fn syn_ack_timeout(ctx: &SockOpsContext) {
         active::answer(ctx, state);
         return;
     }
-    let Some((index, policy)) = lookup::policy_of_peer(ctx, lookup::Hit::Count) else {
-        return;
-    };
-    if policy.initial_rto_jiffies != 0 {
-        if let Some(tally) = Tally::of(index) {
-            tally.add(Counter::SYN_ACK_TIMEOUTS_SET, 1);
-        }
+    if let Some((index, policy)) = lookup::policy_of_peer(ctx, lookup::Hit::Count)
+        && policy.initial_rto_jiffies != 0
+    {
+        Tally::of(index, direction::PASSIVE).add(Counter::INITIAL_RTOS_SET, 1);
         ctx.set_reply(policy.initial_rto_jiffies);
     }
 }
@@ -39,12 +37,10 @@ pub(crate) fn established(ctx: &SockOpsContext) {
         active::finish(ctx, state);
         return;
     }
-    let Some((index, policy)) = lookup::policy_of_peer(ctx, lookup::Hit::Leave) else {
+    let Some((index, policy)) = lookup::policy_or_unlisted(ctx, lookup::Hit::Leave) else {
         return;
     };
-    let Some(tally) = Tally::of(index) else {
-        return;
-    };
+    let tally = Tally::of(index, direction::PASSIVE);
     let Some(state) = socket::storage(ctx, socket::Missing::Create) else {
         tally.add(Counter::STORAGE_FAILURES, 1);
         return;
@@ -53,13 +49,19 @@ pub(crate) fn established(ctx: &SockOpsContext) {
     state.handshake_start_ns = socket::now();
     state.policy = index;
     state.generation = policy.generation;
+    state.direction = direction::PASSIVE;
+    state.initial_rto_us = policy.initial_rto_us;
     state.retransmissions_counted = retransmissions;
-    tally.add(Counter::ESTABLISHED_PASSIVE, 1);
-    if retransmissions != 0 {
-        tally.add(Counter::SYN_ACK_RETRANSMISSIONS, retransmissions.into());
-    }
+    handshake::begin(state, retransmissions);
     let (target, tally) = (Target::of(ctx), Some(tally));
     let _settled = target.apply(state, policy, KERNEL, tally);
     let _settled = target.user_timeout(state, policy.user_timeout_ms, tally);
     hook::enable(ctx, state, tally);
+    handshake::established(ctx, state, retransmissions, 0);
+    if retransmissions != 0 {
+        let tally = Tally::of(index, direction::PASSIVE);
+        tally.add(Counter::HANDSHAKE_RETRANSMISSIONS, retransmissions.into());
+        let timer = policy.initial_rto_jiffies;
+        events::tell(ctx, kind::SYN_ACK, retransmissions, timer);
+    }
 }

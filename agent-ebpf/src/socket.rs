@@ -5,12 +5,15 @@ use core::ffi::c_void;
 use aya_ebpf::{
     bindings::BPF_SK_STORAGE_GET_F_CREATE,
     btf_maps::SkStorage,
-    helpers::{bpf_ktime_get_ns, generated::bpf_sk_storage_get},
+    helpers::{
+        bpf_ktime_get_ns,
+        generated::{bpf_get_current_comm, bpf_get_current_pid_tgid, bpf_sk_storage_get},
+    },
     programs::SockOpsContext,
 };
-use rto_agent_common::{NO_POLICY, PROBE_MARK, SocketState};
+use rto_agent_common::{NO_POLICY, PROBE_MARK, SocketState, event::COMM_LEN, statistics};
 
-use crate::tables::SOCKETS;
+use crate::tables::{self, SOCKETS};
 
 /// What to do about storage a socket does not have.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -58,6 +61,34 @@ pub(crate) fn is_probe(ctx: &SockOpsContext) -> bool {
 pub(crate) fn total_retrans(ctx: &SockOpsContext) -> u32 {
     // SAFETY: a field of the context.
     unsafe { read(&raw const (*ctx.ops).total_retrans) }
+}
+
+/// Its smoothed RTT, microseconds; 0: none yet.
+#[inline(always)]
+pub(crate) fn srtt_us(ctx: &SockOpsContext) -> u32 {
+    // SAFETY: a field of the context; the kernel keeps it in eighths.
+    unsafe { read(&raw const (*ctx.ops).srtt_us) >> 3 }
+}
+
+/// The least RTT it has seen lately, microseconds; `u32::MAX`: none yet.
+#[inline(always)]
+pub(crate) fn rtt_min_us(ctx: &SockOpsContext) -> u32 {
+    // SAFETY: a field of the context.
+    unsafe { read(&raw const (*ctx.ops).rtt_min) }
+}
+
+/// The current process and its name, where the kernel tells.
+#[inline(always)]
+pub(crate) fn note_process(state: &mut SocketState) {
+    if !tables::counts(statistics::PROCESS) {
+        return;
+    }
+    // SAFETY: the helper takes nothing.
+    state.pid = unsafe { (bpf_get_current_pid_tgid() >> 32) as u32 };
+    // SAFETY: the buffer is as long as said; on failure it is zeroed by the kernel.
+    unsafe {
+        bpf_get_current_comm((&raw mut state.comm).cast(), COMM_LEN as u32);
+    }
 }
 
 /// The storage of a socket that a policy was chosen for; `None` for any other.

@@ -1,21 +1,24 @@
 //! The maps. The loader hands in sizes, pins and values.
 //!
 //! Counts are added by the processor's atomic addition. For the tries that is needed because all
-//! CPUs share an entry. For the per-CPU counters it is because connect() runs the program in
+//! CPUs share an entry. For the per-CPU statistics it is because connect() runs the program in
 //! process context, where an interrupt that runs it for another socket may come between the load
 //! and the store of an addition. The instruction is the one without a result (`BPF_XADD`), as the
 //! others came with Linux 5.12.
 
-use core::{arch::asm, ptr::NonNull};
+use core::{arch::asm, mem::offset_of};
 
 use aya_ebpf::{
     bindings::BPF_F_NO_PREALLOC,
-    btf_maps::{Array, LpmTrie, PerCpuArray, SkStorage},
+    btf_maps::{Array, LpmTrie, PerCpuHashMap, RingBuf, SkStorage},
     macros::btf_map,
 };
 use rto_agent_common::{
     Counters, EntryValue, MAX_POLICIES, NO_POLICY, Policy, Probe, RTO_STEPS, SocketState,
-    WalkControl, WalkCounts,
+    Statistics, WalkControl, WalkCounts, direction,
+    event::{Event, EventControl, RING_BYTES},
+    histogram::{BUCKETS, Histogram, bucket_of},
+    statistics, statistics_key,
 };
 use rto_agent_ebpf::counter::{Counter, Step};
 
@@ -36,7 +39,16 @@ pub(crate) static ENTRIES_V6: LpmTrie<[u8; 16], EntryValue, ENTRIES, NO_PREALLOC
 static POLICIES: Array<Policy, { MAX_POLICIES as usize }> = Array::new();
 
 #[btf_map]
-static COUNTERS: PerCpuArray<Counters, { MAX_POLICIES as usize }> = PerCpuArray::new();
+static STATISTICS: PerCpuHashMap<u32, Statistics, STATISTICS_ROOM, NO_PREALLOC> =
+    PerCpuHashMap::new();
+/// The daemon makes those of the policies there are: each is 1.7 kB a CPU.
+const STATISTICS_ROOM: usize = MAX_POLICIES as usize * direction::ALL.len();
+
+#[btf_map]
+static EVENTS: RingBuf<(), { RING_BYTES as usize }> = RingBuf::new();
+
+#[btf_map]
+static EVENT_CONTROL: Array<EventControl, 1> = Array::new();
 
 #[btf_map]
 pub(crate) static SOCKETS: SkStorage<SocketState> = SkStorage::new();
@@ -124,35 +136,140 @@ pub(crate) fn probe() -> Option<&'static mut Probe> {
     unsafe { PROBE.get_ptr_mut(0)?.as_mut() }
 }
 
-/// This CPU's counters of one policy.
+/// Bits of [`statistics`]: what is counted. The loader writes it, so that what is off is not even
+/// part of the program that runs.
+#[unsafe(no_mangle)]
+static STATISTICS_MODE: u8 = statistics::ON;
+
+/// Whether something is counted.
+#[inline(always)]
+pub(crate) fn counts(what: u8) -> bool {
+    // SAFETY: a constant, which the loader may have written before the program was loaded.
+    unsafe { read(&raw const STATISTICS_MODE) & what != 0 }
+}
+
+/// Whose statistics: the key of a policy and a direction.
 #[derive(Clone, Copy)]
-pub(crate) struct Tally(NonNull<Counters>);
+pub(crate) struct Tally(u32);
 
 impl Tally {
     /// Of a policy just looked up.
     #[inline(always)]
-    pub(crate) fn of(index: u32) -> Option<Self> {
-        COUNTERS.get_ptr_mut(index).and_then(NonNull::new).map(Self)
+    pub(crate) fn of(policy: u32, direction: u32) -> Self {
+        Self(statistics_key(policy, direction))
     }
 
     /// Of a socket's policy, if its slot still belongs to that policy.
     #[inline(always)]
     pub(crate) fn of_socket(state: &SocketState) -> Option<Self> {
+        if !counts(statistics::ON) || state.uncounted != 0 {
+            return None;
+        }
         match owner(state) {
             NO_POLICY => None,
-            _ if state.uncounted != 0 => None,
-            index => Self::of(index),
+            policy => Some(Self::of(policy, state.direction)),
         }
     }
 
     /// Adds to a counter.
     #[inline(always)]
     pub(crate) fn add(self, counter: Counter, n: u64) {
-        // SAFETY: within a map value, at a u64; the verifier checks the access.
-        unsafe {
-            let counter = self.0.as_ptr().byte_add(counter.offset());
-            asm!("lock *(u64 *)({counter} + 0) += {n}", counter = in(reg) counter, n = in(reg) n);
+        if counts(statistics::ON) {
+            rto_count(self.0, counter.offset() as u64, n);
         }
+    }
+
+    /// Counts a time in a histogram.
+    #[inline(always)]
+    pub(crate) fn time(self, times: Times, us: u64) {
+        if counts(statistics::ON) {
+            rto_time(self.0, times as u32, us);
+        }
+    }
+}
+
+/// A histogram of [`Statistics`].
+#[derive(Clone, Copy)]
+pub(crate) enum Times {
+    Handshake = 0,
+    Srtt = 1,
+}
+
+/// Adds to a counter, by its place. Like all functions with a symbol it is verified once, not again
+/// at each call; such a function takes numbers and the context, and returns a number.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn rto_count(key: u32, offset: u64, n: u64) -> u32 {
+    const LAST: u64 = (size_of::<Counters>() - size_of::<u64>()) as u64;
+    const { assert!(size_of::<Counters>().is_power_of_two()) };
+    if let Some(sheet) = STATISTICS.get_ptr_mut(&key) {
+        // SAFETY: counters lie at the beginning (asserted), at a u64 each, and nowhere past the last.
+        unsafe { add_at(sheet, (offset & LAST) as usize, n) };
+    }
+    0
+}
+
+/// Counts a time in a histogram, by its number.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn rto_time(key: u32, times: u32, us: u64) -> u32 {
+    let Some(sheet) = STATISTICS.get_ptr_mut(&key) else {
+        return 0;
+    };
+    let histogram = if times == Times::Handshake as u32 {
+        offset_of!(Statistics, handshake)
+    } else {
+        offset_of!(Statistics, srtt)
+    };
+    let mut bucket = bucket_of(us);
+    // A bound that the verifier sees: the compiler knows the one below and would leave it out.
+    // SAFETY: arithmetic on one register.
+    unsafe {
+        asm!("{bucket} &= 127", bucket = inout(reg) bucket, options(pure, nomem, nostack));
+    }
+    if bucket >= BUCKETS {
+        return 0;
+    }
+    let buckets = histogram + offset_of!(Histogram, buckets);
+    // SAFETY: both within the histogram.
+    unsafe {
+        add_at(sheet, histogram + offset_of!(Histogram, sum_us), us);
+        add_at(sheet, buckets + bucket * size_of::<u64>(), 1);
+    }
+    0
+}
+
+/// # Safety
+///
+/// A u64 of [`Statistics`] must lie at the offset.
+#[inline(always)]
+unsafe fn add_at(sheet: *mut Statistics, offset: usize, n: u64) {
+    // SAFETY: by the contract; the verifier checks the access.
+    unsafe {
+        let word = sheet.byte_add(offset);
+        asm!("lock *(u64 *)({word} + 0) += {n}", word = in(reg) word, n = in(reg) n);
+    }
+}
+
+/// Where events go, while somebody listens.
+#[inline(always)]
+pub(crate) fn event_control() -> Option<*mut EventControl> {
+    EVENT_CONTROL.get_ptr_mut(0)
+}
+
+/// Passes an event on; one for which there is no room is counted.
+#[inline(always)]
+pub(crate) fn tell(control: *mut EventControl, fill: impl FnOnce(*mut Event)) {
+    match EVENTS.reserve_untyped::<Event>(0) {
+        Some(mut entry) => {
+            fill(entry.as_mut_ptr());
+            entry.submit(0);
+        }
+        // SAFETY: a map value; the verifier checks the access.
+        None => unsafe {
+            let lost = &raw mut (*control).lost;
+            asm!("lock *(u64 *)({lost} + 0) += {one}", lost = in(reg) lost, one = in(reg) 1u64);
+        },
     }
 }
 

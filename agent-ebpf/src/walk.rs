@@ -5,7 +5,7 @@
 
 use core::ffi::c_void;
 
-use rto_agent_common::{NO_POLICY, SocketState, WalkControl, walk_mode};
+use rto_agent_common::{NO_POLICY, SocketState, UNLISTED, WalkControl, direction, walk_mode};
 use rto_agent_ebpf::counter::Counter;
 
 use crate::{
@@ -60,16 +60,17 @@ fn apply(sk: *mut c_void, common: SockCommon, control: &WalkControl) {
         tables::count_walked(NO_POLICY, Walked::Seen);
         return;
     };
-    let Some(tally) = Tally::of(index) else {
-        return;
-    };
     tables::count_walked(index, Walked::Seen);
     let Some(state) = socket::storage_of(sk, socket::Missing::Create) else {
-        tally.add(Counter::STORAGE_FAILURES, 1);
+        Tally::of(index, direction::UNKNOWN).add(Counter::STORAGE_FAILURES, 1);
         tables::count_walked(index, Walked::Refused);
         return;
     };
-    let is_new = state.policy == NO_POLICY;
+    let is_new = matches!(state.policy, NO_POLICY | UNLISTED);
+    if state.policy == NO_POLICY {
+        state.direction = direction::UNKNOWN;
+    }
+    let tally = Tally::of(index, state.direction);
     if !is_new && control.mode == walk_mode::APPLY_TO_NEW {
         tables::count_walked(index, Walked::Kept);
         return;
@@ -78,6 +79,7 @@ fn apply(sk: *mut c_void, common: SockCommon, control: &WalkControl) {
     state.policy = index;
     state.generation = policy.generation;
     state.initial_rto_jiffies = policy.initial_rto_jiffies;
+    state.initial_rto_us = policy.initial_rto_us;
     state.user_timeout_ms = policy.user_timeout_ms;
     let settled = target
         .apply(state, policy, defaults(control), Some(tally))

@@ -1,0 +1,77 @@
+//! What the program tells while somebody listens: one retransmission each.
+
+/// One retransmission (an item of the ring buffer `EVENTS`).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Event {
+    /// bpf_ktime_get_ns(): CLOCK_MONOTONIC.
+    pub time_ns: u64,
+    /// Local address: IPv4 in the first word, or IPv6; network byte order.
+    pub local: [u32; 4],
+    /// Remote address, likewise.
+    pub remote: [u32; 4],
+    /// Local port.
+    pub local_port: u32,
+    /// Remote port as bpf_sock_ops has it: network byte order, in the upper half on little-endian.
+    pub remote_port: u32,
+    /// AF_INET or AF_INET6.
+    pub family: u32,
+    /// One of [`kind`].
+    pub kind: u32,
+    /// Which retransmission it is: 1 for the first.
+    pub attempt: u32,
+    /// The timer that fired, jiffies; 0 where the program cannot know.
+    pub timer_jiffies: u32,
+    /// `BPF_TCP_*`.
+    pub state: u32,
+    /// Index into `POLICIES`.
+    pub policy: u32,
+    /// [`super::Policy::generation`] at the connection's beginning.
+    pub generation: u32,
+    /// One of [`super::direction`].
+    pub direction: u32,
+    /// Process that called connect(); 0: not known.
+    pub pid: u32,
+    /// Its name, padded with NUL.
+    pub comm: [u8; COMM_LEN],
+    /// Keeps the size a multiple of 8.
+    pub reserved: u32,
+}
+
+/// `TASK_COMM_LEN`.
+pub const COMM_LEN: usize = 16;
+
+/// Values of [`Event::kind`].
+pub mod kind {
+    /// A SYN was sent again.
+    pub const SYN: u32 = 1;
+    /// A SYN-ACK was sent again; told when the connection is established.
+    pub const SYN_ACK: u32 = 2;
+    /// A retransmission timeout of an established connection.
+    pub const RTO: u32 = 3;
+    /// A tail loss probe that sent a segment again.
+    pub const TLP: u32 = 4;
+    /// A segment was sent again without a timeout: fast retransmit, RACK.
+    pub const FAST: u32 = 5;
+}
+
+/// Whether anybody listens, and what was lost meanwhile.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EventControl {
+    /// Events for which the ring buffer had no room.
+    pub lost: u64,
+    /// 1 while somebody listens.
+    pub on: u32,
+    /// Keeps the size a multiple of 8.
+    pub reserved: u32,
+}
+
+/// Bytes of the ring buffer: some 1,800 events.
+pub const RING_BYTES: u32 = 1 << 18;
+
+const _: () = {
+    assert!(size_of::<Event>() == 8 + 16 + 16 + 11 * 4 + 16 + 4);
+    assert!(size_of::<Event>() == 104);
+    assert!(size_of::<EventControl>() == 16);
+};

@@ -1,0 +1,93 @@
+//! Log-linear histograms of times: four buckets to each power of two, from 16 us to 64 s.
+
+/// Buckets: one below, [`SUB`] for each power of two from 2^[`FIRST`] to 2^[`LAST`] us, one above.
+pub const BUCKETS: usize = 2 + SUB * (LAST - FIRST);
+/// Buckets to a power of two: the relative width of one is a quarter at the most.
+pub const SUB: usize = 4;
+/// 2^4 us = 16 us is the lower end of the first full bucket.
+pub const FIRST: usize = 4;
+/// 2^26 us = 67.1 s is the upper end of the last full one.
+pub const LAST: usize = 26;
+
+/// Times and how often they were seen; one per policy, direction and CPU.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Histogram {
+    /// Sum of all times, microseconds.
+    pub sum_us: u64,
+    /// Times by [`bucket_of`].
+    pub buckets: [u64; BUCKETS],
+}
+
+impl Default for Histogram {
+    fn default() -> Self {
+        Self {
+            sum_us: 0,
+            buckets: [0; BUCKETS],
+        }
+    }
+}
+
+/// The bucket that a time in microseconds belongs to.
+#[inline(always)]
+#[must_use]
+#[expect(clippy::cast_possible_truncation, reason = "two bits are kept")]
+pub const fn bucket_of(us: u64) -> usize {
+    if us < 1 << FIRST {
+        return 0;
+    }
+    if us >= 1 << LAST {
+        return BUCKETS - 1;
+    }
+    let power = 63 - us.leading_zeros() as usize;
+    // The two bits after the leading one.
+    let sub = (us >> (power - 2)) as usize & (SUB - 1);
+    1 + (power - FIRST) * SUB + sub
+}
+
+/// The end of a bucket, microseconds: times below it belong to it or to one before; `None` for the last.
+#[must_use]
+pub const fn bucket_end_us(bucket: usize) -> Option<u64> {
+    if bucket + 1 >= BUCKETS {
+        return None;
+    }
+    let (power, sub) = (FIRST + bucket / SUB, bucket % SUB);
+    Some(((SUB + sub) as u64) << (power - 2))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_time_lies_below_the_end_of_its_bucket_and_not_below_that_of_the_one_before() {
+        let near = |n: u64| [n.saturating_sub(1), n, n + 1];
+        let powers = (0..40).flat_map(|p| near(1 << p));
+        let between = (0..40).flat_map(|p| near(5 << p));
+        for us in powers.chain(between).chain(0..5000).chain([u64::MAX]) {
+            let bucket = bucket_of(us);
+            if let Some(end) = bucket_end_us(bucket) {
+                assert!(us < end, "{us} in {bucket}, which ends at {end}");
+            }
+            if let Some(before) = bucket.checked_sub(1) {
+                let begin = bucket_end_us(before).unwrap();
+                assert!(us >= begin, "{us} in {bucket}, which begins at {begin}");
+            }
+        }
+    }
+
+    #[test]
+    fn buckets_are_a_quarter_wide_at_the_most() {
+        assert_eq!(BUCKETS, 90);
+        assert_eq!(bucket_end_us(0), Some(16));
+        assert_eq!(bucket_end_us(1), Some(20));
+        assert_eq!(bucket_end_us(4), Some(32));
+        assert_eq!(bucket_end_us(BUCKETS - 2), Some(1 << 26));
+        assert_eq!(bucket_end_us(BUCKETS - 1), None);
+        for bucket in 1..BUCKETS - 1 {
+            let (begin, end) = (bucket_end_us(bucket - 1), bucket_end_us(bucket));
+            let (begin, end) = (begin.unwrap(), end.unwrap());
+            assert!(begin < end && (end - begin) * 4 <= begin);
+        }
+    }
+}

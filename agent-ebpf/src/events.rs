@@ -1,0 +1,72 @@
+//! What is told while somebody listens.
+
+use aya_ebpf::{bindings::bpf_sock_ops, programs::SockOpsContext};
+use rto_agent_common::{event::Event, statistics};
+
+use crate::{
+    socket::{self, read},
+    tables,
+};
+
+/// Tells of a retransmission of a connection that has a policy, if somebody listens.
+#[inline(always)]
+pub(crate) fn tell(ctx: &SockOpsContext, kind: u32, attempt: u32, timer_jiffies: u32) {
+    if tables::counts(statistics::ON) {
+        rto_tell(ctx.ops, kind, attempt, timer_jiffies);
+    }
+}
+
+/// A function with a symbol: see `tables`.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn rto_tell(ops: *mut bpf_sock_ops, kind: u32, attempt: u32, timer_jiffies: u32) -> u32 {
+    let Some(control) = tables::event_control() else {
+        return 0;
+    };
+    // SAFETY: a map value; the verifier checks the access.
+    if unsafe { read(&raw const (*control).on) } == 0 {
+        return 0;
+    }
+    let Some(state) = socket::policy_state(&SockOpsContext::new(ops)) else {
+        return 0;
+    };
+    if state.uncounted != 0 {
+        return 0;
+    }
+    tables::tell(control, |event: *mut Event| {
+        // SAFETY: room for one event, and fields of the context, each read by a load of its own.
+        unsafe {
+            (*event).time_ns = socket::now();
+            (*event).family = read(&raw const (*ops).family);
+            let v4 = (*event).family == rto_agent_common::address::AF_INET;
+            macro_rules! address {
+                ($field:ident, $ip4:ident, $ip6:ident) => {
+                    // Both are loaded always: a load by a chosen pointer is refused.
+                    let (ip4, first) = (
+                        read(&raw const (*ops).$ip4),
+                        read(&raw const (*ops).$ip6[0]),
+                    );
+                    (*event).$field[0] = if v4 { ip4 } else { first };
+                    (*event).$field[1] = read(&raw const (*ops).$ip6[1]);
+                    (*event).$field[2] = read(&raw const (*ops).$ip6[2]);
+                    (*event).$field[3] = read(&raw const (*ops).$ip6[3]);
+                };
+            }
+            address!(local, local_ip4, local_ip6);
+            address!(remote, remote_ip4, remote_ip6);
+            (*event).local_port = read(&raw const (*ops).local_port);
+            (*event).remote_port = read(&raw const (*ops).remote_port);
+            (*event).kind = kind;
+            (*event).attempt = attempt;
+            (*event).timer_jiffies = timer_jiffies;
+            (*event).state = read(&raw const (*ops).state);
+            (*event).policy = state.policy;
+            (*event).generation = state.generation;
+            (*event).direction = state.direction;
+            (*event).pid = state.pid;
+            (*event).comm = state.comm;
+            (*event).reserved = 0;
+        }
+    });
+    0
+}

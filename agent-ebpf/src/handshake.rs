@@ -1,0 +1,213 @@
+//! The end of a handshake: how long it took, and what its retransmissions were good for.
+
+use core::arch::asm;
+
+use aya_ebpf::programs::SockOpsContext;
+use rto_agent_common::{GAINS, SocketState, statistics};
+use rto_agent_ebpf::{
+    counter::Counter,
+    ops::{Change, change},
+    verdict::{Verdict, after_samples, at_establishment},
+};
+
+use crate::{
+    hook::argument,
+    socket::{self, read},
+    tables::{self, Tally, Times},
+};
+
+/// Least time between two samples of a connection's smoothed RTT; 0: none but the one at its end. The
+/// loader writes it.
+#[unsafe(no_mangle)]
+static RTT_INTERVAL_NS: u64 = 0;
+
+/// Whether smoothed RTTs are sampled while connections last.
+#[inline(always)]
+pub(crate) fn samples_rtt() -> bool {
+    rtt_interval_ns() != 0
+}
+
+#[inline(always)]
+fn rtt_interval_ns() -> u64 {
+    // SAFETY: a constant, which the loader may have written before the program was loaded.
+    unsafe { read(&raw const RTT_INTERVAL_NS) }
+}
+
+/// Notes what is to be asked, before the hook is asked for.
+#[inline(always)]
+pub(crate) fn begin(state: &mut SocketState, retransmissions: u32) {
+    state.in_question = retransmissions;
+    state.samples = 0;
+}
+
+/// Counts a connection that has just been established, last of all: what is decided here would be
+/// multiplied, for the verifier, with all that follows.
+/// `took_us`: since the first copy of what was
+/// sent again, 0 if it is not known.
+#[inline(always)]
+pub(crate) fn established(
+    ctx: &SockOpsContext,
+    state: &mut SocketState,
+    retransmissions: u32,
+    took_us: u64,
+) {
+    let Some(tally) = Tally::of_socket(state) else {
+        return;
+    };
+    tally.add(Counter::CONNECTIONS, 1);
+    if took_us != 0 {
+        tally.time(Times::Handshake, took_us);
+    } else {
+        passive_time(ctx, state, tally, retransmissions);
+    }
+    if retransmissions != 0 {
+        let srtt_us = socket::srtt_us(ctx);
+        match at_establishment(retransmissions, srtt_us, took_us, state.initial_rto_us) {
+            Verdict::Open => {}
+            Verdict::Spurious(spurious) => {
+                state.in_question = 0;
+                judge(state, tally, retransmissions, spurious);
+            }
+        }
+    }
+}
+
+/// An accepted connection's handshake is not seen to begin: its request has no storage. With
+/// timestamps, or where nothing was sent again, the RTT tells; else the timers that have fired do.
+#[inline(always)]
+fn passive_time(ctx: &SockOpsContext, state: &SocketState, tally: Tally, retransmissions: u32) {
+    let srtt_us = socket::srtt_us(ctx);
+    let initial_rto_us = state.initial_rto_us;
+    let took_us = if retransmissions != 0 && srtt_us < initial_rto_us {
+        // 1 + 2 + 4 + ... initial RTOs; more than 16 retransmissions is not allowed by anybody.
+        let doublings = if retransmissions > 16 {
+            16
+        } else {
+            retransmissions
+        };
+        u64::from(initial_rto_us) * ((1u64 << doublings) - 1) + u64::from(srtt_us)
+    } else {
+        u64::from(srtt_us)
+    };
+    if took_us != 0 {
+        tally.time(Times::Handshake, took_us);
+    }
+}
+
+/// Counts what the retransmissions of a handshake were good for.
+#[inline(always)]
+fn judge(state: &SocketState, tally: Tally, retransmissions: u32, spurious: u32) {
+    if spurious != 0 {
+        tally.add(Counter::SPURIOUS, spurious.into());
+    }
+    let needed = retransmissions.saturating_sub(spurious);
+    if needed == 0 {
+        return;
+    }
+    tally.add(Counter::RECOVERED, 1);
+    let Some(policy) = tables::policy(state.policy) else {
+        return;
+    };
+    let last = if needed as usize > GAINS {
+        GAINS
+    } else {
+        needed as usize
+    };
+    let (mut index, mut direction) = (last - 1, state.direction as usize);
+    // Bounds that the verifier sees.
+    // SAFETY: arithmetic on registers.
+    unsafe {
+        asm!("{index} &= {mask}", index = inout(reg) index, mask = const GAINS - 1,
+            options(pure, nomem, nostack));
+        asm!("{direction} &= 1", direction = inout(reg) direction,
+            options(pure, nomem, nostack));
+    }
+    // SAFETY: within the table, by the two bounds; the verifier checks the access.
+    let gain = unsafe {
+        let table = (&raw const policy.gain_us).cast::<i32>();
+        read(table.add(direction * GAINS + index))
+    };
+    if gain >= 0 {
+        tally.add(Counter::TIME_SAVED, u64::from(gain.unsigned_abs()));
+    } else {
+        tally.add(Counter::TIME_LOST, u64::from(gain.unsigned_abs()));
+    }
+}
+
+const _: () = assert!(GAINS.is_power_of_two());
+
+/// RTT_CB: a round-trip time was measured, at most one each round trip (`tcp_rtt_estimator()`, Linux
+/// 6.12). The least so far contains it already; the smoothed one does not yet.
+#[inline(always)]
+pub(crate) fn rtt_sample(ctx: &SockOpsContext) {
+    let Some(state) = socket::policy_state(ctx) else {
+        return;
+    };
+    if state.in_question != 0 {
+        state.samples += 1;
+        reconsider(ctx, state, false);
+    }
+    let interval_ns = rtt_interval_ns();
+    if interval_ns == 0 {
+        return;
+    }
+    let now = socket::now();
+    if now.wrapping_sub(state.srtt_sampled_ns) < interval_ns {
+        return;
+    }
+    state.srtt_sampled_ns = now;
+    if let Some(tally) = Tally::of_socket(state) {
+        count_srtt(ctx, tally);
+    }
+}
+
+/// STATE_CB: the connection may have ended.
+#[inline(always)]
+pub(crate) fn state_changed(ctx: &SockOpsContext) {
+    let change = change(argument(ctx, 0), argument(ctx, 1));
+    if change == Change::Other {
+        return;
+    }
+    let Some(state) = socket::policy_state(ctx) else {
+        return;
+    };
+    if state.in_question != 0 {
+        reconsider(ctx, state, true);
+    }
+    let Some(tally) = Tally::of_socket(state) else {
+        return;
+    };
+    if change == Change::Aborted {
+        tally.add(Counter::ABORTED, 1);
+    }
+    if tables::counts(statistics::RTT_AT_END) {
+        count_srtt(ctx, tally);
+    }
+}
+
+#[inline(always)]
+fn count_srtt(ctx: &SockOpsContext, tally: Tally) {
+    let srtt_us = socket::srtt_us(ctx);
+    if srtt_us != 0 {
+        tally.time(Times::Srtt, srtt_us.into());
+    }
+}
+
+/// Looks at the retransmissions in question again, with what is known now.
+#[inline(always)]
+fn reconsider(ctx: &SockOpsContext, state: &mut SocketState, last: bool) {
+    let (retransmissions, samples) = (state.in_question, state.samples);
+    let least = socket::rtt_min_us(ctx);
+    let verdict = after_samples(retransmissions, samples, least, state.initial_rto_us, last);
+    if verdict == Verdict::Open && !last {
+        return;
+    }
+    state.in_question = 0;
+    let Some(tally) = Tally::of_socket(state) else {
+        return;
+    };
+    match verdict {
+        Verdict::Open => tally.add(Counter::UNDECIDED, retransmissions.into()),
+        Verdict::Spurious(spurious) => judge(state, tally, retransmissions, spurious),
+    }
+}
