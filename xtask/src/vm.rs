@@ -249,7 +249,7 @@ mount -t bpf bpf /sys/fs/bpf
 mkdir -p /run/netns
 dmesg -n 1
 ip link set lo up
-for module in veth nf_tables nft_limit; do modprobe $module; done
+for module in veth tun nf_tables nft_limit; do modprobe $module; done
 echo \"kernel $(uname -r), LSMs $(cat /sys/kernel/security/lsm)\"
 {expect}
 /t/debug/deps/integration --test-threads 1 '{filter}'

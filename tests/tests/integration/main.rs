@@ -14,6 +14,7 @@ mod established;
 mod lifecycle;
 mod metrics;
 mod open_sockets;
+mod relay;
 mod syn;
 mod syn_ack;
 mod syn_retries;
@@ -40,7 +41,7 @@ fn main() -> ExitCode {
         cgroup::sweep();
         agent::sweep();
     }
-    let groups: [(&str, &[Test]); 11] = [
+    let groups: [(&str, &[Test]); 12] = [
         // The longest first.
         ("syn_retries", syn_retries::TESTS),
         ("established", established::TESTS),
@@ -53,6 +54,7 @@ fn main() -> ExitCode {
         ("config", config::TESTS),
         ("doctor", doctor::TESTS),
         ("metrics", metrics::TESTS),
+        ("relay", relay::TESTS),
     ];
     let trials = groups
         .into_iter()

@@ -1,0 +1,170 @@
+//! The harness itself: the link that delays and drops packets. No agent runs.
+
+use std::{
+    io::{self, PipeReader, Read as _},
+    os::unix::process::CommandExt as _,
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+    process::Command,
+    thread,
+    time::Duration,
+};
+
+use rto_tests::{
+    netns::Pair,
+    process::run,
+    relay::{
+        Kind, RELAY_CLIENT_LINK, RELAY_SERVER_LINK, RELAY_SERVER_V4, RELAY_SERVER_V6, Relay,
+        Relayed,
+    },
+    talk::{Options, Talk},
+    timing::assert_gap,
+    traffic::{Connect, Traffic},
+};
+
+use super::{KERNEL, Test, to};
+
+pub(super) const TESTS: &[Test] = &[
+    ("delays_both_directions", delays),
+    ("a_lost_syn", lost_syn),
+    ("a_lost_syn_ack", lost_syn_ack),
+    ("lost_segments_of_a_conversation", lost_segments),
+    ("leaves_no_device_also_on_panic", leaves_nothing),
+];
+
+const PORT: u16 = 4900;
+
+const ONE_WAY: Duration = Duration::from_millis(20);
+const RTT: Duration = ONE_WAY.saturating_mul(2);
+
+/// connect() over a new link that loses the first packet of a kind: how long it took, and what the
+/// link carried.
+fn connect(server: &str, lost: Option<Kind>) -> anyhow::Result<(Duration, Vec<Relayed>)> {
+    let pair = Pair::new()?;
+    let relay = Relay::new(&pair)?;
+    relay.set_delay(ONE_WAY);
+    if let Some(kind) = lost {
+        relay.drop_next(kind, 1);
+    }
+    let _server = Traffic::serve(&pair.server, None, to(server, PORT))?;
+    let client = Traffic::connect(&pair.client, None, to(server, PORT), &Connect::default())?;
+    let outcome = client.outcome()?;
+    assert_eq!(outcome.result, "connected");
+    // Whatever is late, nothing is faster than the link.
+    assert!(outcome.took >= RTT, "{outcome:?} over {RTT:?}");
+    Ok((outcome.took, relay.log()))
+}
+
+/// How many of a kind were dropped, and how many passed.
+fn count(log: &[Relayed], kind: Kind) -> (usize, usize) {
+    let of_kind = || log.iter().filter(|packet| packet.kind == Some(kind));
+    let dropped = of_kind().filter(|packet| packet.dropped).count();
+    (dropped, of_kind().count() - dropped)
+}
+
+fn delays() -> anyhow::Result<()> {
+    for server in [RELAY_SERVER_V4, RELAY_SERVER_V6] {
+        assert_gap(RTT, || {
+            let (took, log) = connect(server, None)?;
+            assert!(log.iter().all(|packet| !packet.dropped), "{log:#?}");
+            assert_eq!(count(&log, Kind::Syn), (0, 1), "{log:#?}");
+            assert_eq!(count(&log, Kind::SynAck), (0, 1), "{log:#?}");
+            Ok(took)
+        })?;
+    }
+    Ok(())
+}
+
+fn lost_syn() -> anyhow::Result<()> {
+    assert_gap(KERNEL + RTT, || {
+        let (took, log) = connect(RELAY_SERVER_V4, Some(Kind::Syn))?;
+        assert_eq!(count(&log, Kind::Syn), (1, 1), "{log:#?}");
+        assert_eq!(count(&log, Kind::SynAck), (0, 1), "{log:#?}");
+        Ok(took)
+    })
+}
+
+/// Either side's timer makes up for it, whichever expires first.
+fn lost_syn_ack() -> anyhow::Result<()> {
+    assert_gap(KERNEL + RTT, || {
+        let (took, log) = connect(RELAY_SERVER_V4, Some(Kind::SynAck))?;
+        let (dropped, passed) = count(&log, Kind::SynAck);
+        assert_eq!(dropped, 1, "{log:#?}");
+        assert!(passed >= 1, "{log:#?}");
+        let lost = log.iter().filter(|packet| packet.dropped).count();
+        assert_eq!(lost, 1, "{log:#?}");
+        Ok(took)
+    })
+}
+
+fn lost_segments() -> anyhow::Result<()> {
+    let pair = Pair::new()?;
+    let relay = Relay::new(&pair)?;
+    relay.set_delay(ONE_WAY);
+    let server = to(RELAY_SERVER_V4, PORT);
+    let _server = Traffic::answer(&pair.server, None, server, false)?;
+    let mut talk = Talk::to(&pair.client, None, server, Options::default())?;
+    for (kind, lost) in [
+        (Kind::ClientData, 1),
+        (Kind::ServerData, 2),
+        (Kind::ClientAck, 1),
+    ] {
+        let before = relay.log().len();
+        relay.drop_next(kind, lost);
+        // The conversation goes on all the same.
+        talk.rounds(3, ONE_WAY * 4)?;
+        let log = relay.log().split_off(before);
+        let (dropped, passed) = count(&log, kind);
+        assert_eq!(dropped, lost, "{kind:?} {log:#?}");
+        assert!(passed >= 1, "{kind:?} {log:#?}");
+        let all_dropped = log.iter().filter(|packet| packet.dropped).count();
+        assert_eq!(all_dropped, lost, "{kind:?} {log:#?}");
+    }
+    Ok(())
+}
+
+fn leaves_nothing() -> anyhow::Result<()> {
+    let pair = Pair::new()?;
+    let ends = [
+        (&pair.client, RELAY_CLIENT_LINK),
+        (&pair.server, RELAY_SERVER_LINK),
+    ];
+    let there = |(netns, link): (&String, &str)| {
+        run(&format!("ip -n {netns} -brief link")).map(|links| links.contains(link))
+    };
+    let relay = Relay::new(&pair)?;
+    for end in ends {
+        assert!(there(end)?, "{end:?}");
+    }
+    thread::scope(|scope| {
+        let (mut forked, mut child) = slow_child()?;
+        let child = scope.spawn(move || child.status());
+        forked.read_exact(&mut [0])?;
+        let panicked = catch_unwind(AssertUnwindSafe(move || {
+            let _relay = relay;
+            resume_unwind(Box::new("a test failed"));
+        }));
+        assert!(panicked.is_err());
+        for end in ends {
+            assert!(!there(end)?, "{end:?}");
+        }
+        let _again = Relay::new(&pair)?;
+        child.join().unwrap_or_else(|panic| resume_unwind(panic))?;
+        Ok(())
+    })
+}
+
+/// A child that writes to the pipe when it is forked and execs only later: until then it has every
+/// descriptor of this process, as any child of a test beside this one.
+fn slow_child() -> anyhow::Result<(PipeReader, Command)> {
+    let (forked, in_child) = io::pipe()?;
+    let mut command = Command::new("true");
+    // SAFETY: between fork and exec only system calls are made; nothing is allocated.
+    unsafe {
+        command.pre_exec(move || {
+            nix::unistd::write(&in_child, b"f")?;
+            thread::sleep(Duration::from_millis(250));
+            Ok(())
+        });
+    }
+    Ok((forked, command))
+}
