@@ -33,6 +33,12 @@ pub enum Verb {
     List(Reading),
     /// Which entry a connection to an address takes, and why
     Lookup(Lookup),
+    /// What each policy did: connections, retransmissions, handshake and round-trip times
+    Stats(Stats),
+    /// Retransmissions as they happen
+    Watch(Watch),
+    /// A live view of what each policy does
+    Top(Top),
     /// Attached where, kernel, HZ, last reload, health; exit status 1 if something is amiss
     Status(Reading),
     /// Read the files again; the answer is what changed, or the error
@@ -189,6 +195,60 @@ pub struct Reading {
     #[command(flatten)]
     #[expect(missing_docs, reason = "documented at its type")]
     pub output: OutputArg,
+}
+
+/// `rto-agent stats`.
+#[derive(Debug, Args)]
+pub struct Stats {
+    /// Only this policy ("unlisted": connections that no entry covers)
+    #[arg(long, short, value_name = "NAME")]
+    pub policy: Option<String>,
+    /// Again and again, what came meanwhile: on a terminal in place, with --json a line each
+    #[arg(long, short)]
+    pub watch: bool,
+    /// Time between two looks with --watch
+    #[arg(
+        long,
+        short,
+        value_name = "DURATION",
+        default_value = "2s",
+        requires = "watch"
+    )]
+    pub interval: String,
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "documented at its type")]
+    pub socket: SocketArg,
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "documented at its type")]
+    pub output: OutputArg,
+}
+
+/// `rto-agent watch`.
+#[derive(Debug, Args)]
+pub struct Watch {
+    /// Only connections of this policy ("unlisted": those that no entry covers)
+    #[arg(long, short, value_name = "NAME")]
+    pub policy: Option<String>,
+    /// Only connections with a peer in this prefix; may be given again for others
+    #[arg(long, short, value_name = "CIDR")]
+    pub cidr: Vec<String>,
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "documented at its type")]
+    pub socket: SocketArg,
+    /// Print a JSON object a line; its fields are documented and stable
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `rto-agent top`.
+#[derive(Debug, Args)]
+pub struct Top {
+    /// Time between two looks
+    #[arg(long, short, value_name = "DURATION", default_value = "1s")]
+    pub interval: String,
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "documented at its type")]
+    pub socket: SocketArg,
 }
 
 /// `rto-agent lookup`.

@@ -3,6 +3,7 @@
 pub mod client;
 pub mod peer;
 pub mod server;
+pub mod stats;
 pub mod types;
 
 /// Largest request body, bytes: some 300,000 CIDRs in one `add`.

@@ -114,6 +114,7 @@ pub async fn serve(
 fn router(engine: Handle, allowed: Allowed) -> Router {
     Router::new()
         .route("/v1/status", get(status))
+        .route("/v1/stats", get(stats))
         .route("/v1/entries", get(list).post(add))
         .route("/v1/entries/remove", post(remove))
         .route("/v1/lookup", get(lookup))
@@ -168,6 +169,14 @@ async fn status(State(engine): State<Handle>) -> Response {
     match refreshed {
         Ok(Err(e)) => error(&e),
         Ok(Ok(())) | Err(_) => Json(&*engine.status()).into_response(),
+    }
+}
+
+async fn stats(State(engine): State<Handle>) -> Response {
+    let refreshed = tokio::time::timeout(FRESH_STATUS, engine.ask(Message::Refresh)).await;
+    match refreshed {
+        Ok(Err(e)) => error(&e),
+        Ok(Ok(())) | Err(_) => Json(&*engine.stats()).into_response(),
     }
 }
 

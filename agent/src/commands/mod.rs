@@ -3,11 +3,12 @@
 use std::{
     io::{self, Write as _},
     process::ExitCode,
+    time::Duration,
 };
 
 use serde::Serialize;
 
-use crate::cli::Verb;
+use crate::{cli::Verb, policy::units::parse_duration};
 
 mod add;
 mod apply;
@@ -21,8 +22,11 @@ mod probe;
 mod reload;
 mod remove;
 mod run;
+mod stats;
 mod status;
 mod table;
+mod top;
+mod watch;
 
 /// Carries a verb out. Exit status: 0 done, 1 refused or failed (clap says 2 for usage).
 #[must_use]
@@ -34,6 +38,9 @@ pub fn dispatch(verb: Verb) -> ExitCode {
         Verb::Remove(args) => remove::run(args),
         Verb::List(args) => list::run(&args),
         Verb::Lookup(args) => lookup::run(&args),
+        Verb::Stats(args) => stats::run(&args),
+        Verb::Watch(args) => watch::run(&args),
+        Verb::Top(args) => top::run(&args),
         Verb::Status(args) => status::run(&args),
         Verb::Reload(args) => reload::run(&args),
         Verb::Apply(args) => apply::run(&args),
@@ -61,6 +68,18 @@ fn exit(good: bool) -> ExitCode {
     } else {
         ExitCode::FAILURE
     }
+}
+
+/// The time between two looks.
+fn interval(text: &str) -> anyhow::Result<Duration> {
+    const RANGE: std::ops::RangeInclusive<Duration> =
+        Duration::from_millis(100)..=Duration::from_secs(3600);
+    let interval = parse_duration(text)?;
+    anyhow::ensure!(
+        RANGE.contains(&interval),
+        "--interval {text}: it can be 100ms to 1h"
+    );
+    Ok(interval)
 }
 
 /// A reader that has seen enough (`| head`) is no error.

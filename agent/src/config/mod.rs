@@ -10,11 +10,13 @@ use std::{
     hash::{DefaultHasher, Hash as _, Hasher as _},
     io,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use crate::policy::{
     Cidr, Entry, HostFacts, Location, Policy, PolicyName, PolicySet,
     compile::{check_force, compile},
+    units::{format_duration, parse_duration},
 };
 
 mod parse;
@@ -68,6 +70,12 @@ pub struct AgentConfig {
     pub max_entries: u32,
     /// Whether sockets that are open already get the options of a policy that comes to cover them.
     pub apply_to_open: bool,
+    /// Whether anything is counted.
+    pub statistics: bool,
+    /// Whether connections are counted that no entry covers.
+    pub count_unlisted: bool,
+    /// When smoothed RTTs are sampled.
+    pub rtt_sampling: RttSampling,
 }
 
 /// `cgroup = ...`.
@@ -117,6 +125,51 @@ impl std::str::FromStr for MetricsSetting {
     }
 }
 
+/// `rtt_sampling = ...`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RttSampling {
+    /// Never.
+    Off,
+    /// When a connection ends.
+    AtEnd,
+    /// Then, and meanwhile no more often than this.
+    Every(Duration),
+}
+
+/// Shortest and longest `rtt_sampling`.
+const RTT_SAMPLING: std::ops::RangeInclusive<Duration> =
+    Duration::from_millis(1)..=Duration::from_secs(24 * 3600);
+
+impl std::str::FromStr for RttSampling {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "off" => Ok(Self::Off),
+            "end" => Ok(Self::AtEnd),
+            _ => match parse_duration(text) {
+                Ok(interval) if RTT_SAMPLING.contains(&interval) => Ok(Self::Every(interval)),
+                Ok(_) => Err("an interval of rtt_sampling is 1ms to 24h".to_owned()),
+                Err(_) => Err(
+                    "rtt_sampling is \"off\", \"end\" (of each connection), or also an interval like \
+                     \"1s\""
+                        .to_owned(),
+                ),
+            },
+        }
+    }
+}
+
+impl std::fmt::Display for RttSampling {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Off => f.write_str("off"),
+            Self::AtEnd => f.write_str("end"),
+            Self::Every(interval) => f.write_str(&format_duration(*interval)),
+        }
+    }
+}
+
 /// `on_exit = ...`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnExit {
@@ -138,6 +191,9 @@ impl Default for AgentConfig {
             metrics: MetricsSetting::Off,
             max_entries: 16384,
             apply_to_open: false,
+            statistics: true,
+            count_unlisted: false,
+            rtt_sampling: RttSampling::AtEnd,
         }
     }
 }

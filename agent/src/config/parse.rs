@@ -11,7 +11,7 @@ use toml::{
 };
 
 use super::{
-    AgentConfig, CgroupSetting, MetricsSetting, OnExit,
+    AgentConfig, CgroupSetting, MetricsSetting, OnExit, RttSampling,
     source::{ConfigError, Source},
 };
 use crate::policy::{Cidr, PolicyName, Settings, SynRetries, units::parse_duration};
@@ -49,7 +49,7 @@ impl RawPolicy {
 }
 
 const TOP_KEYS: [&str; 2] = ["agent", "policy"];
-const AGENT_KEYS: [&str; 9] = [
+const AGENT_KEYS: [&str; 12] = [
     "cgroup",
     "pin_dir",
     "socket",
@@ -59,6 +59,9 @@ const AGENT_KEYS: [&str; 9] = [
     "metrics",
     "max_entries",
     "apply_to_open",
+    "statistics",
+    "count_unlisted",
+    "rtt_sampling",
 ];
 const POLICY_KEYS: [&str; 10] = [
     "cidrs",
@@ -165,6 +168,13 @@ impl Walk<'_> {
                     }
                 }
                 "apply_to_open" => assign(&mut agent.apply_to_open, self.boolean(value)),
+                "statistics" => assign(&mut agent.statistics, self.boolean(value)),
+                "count_unlisted" => assign(&mut agent.count_unlisted, self.boolean(value)),
+                "rtt_sampling" => match self.text(value).map(str::parse::<RttSampling>) {
+                    Some(Ok(sampling)) => agent.rtt_sampling = sampling,
+                    Some(Err(e)) => self.error(span, e),
+                    None => {}
+                },
                 _ => self.unknown(key, "[agent] ", &AGENT_KEYS),
             }
         }
@@ -184,6 +194,13 @@ impl Walk<'_> {
                 return None;
             }
         };
+        if name == PolicyName::unlisted() {
+            self.error(
+                span,
+                "connections that no entry covers are counted under this name; choose another",
+            );
+            return None;
+        }
         let table = self.table(value, "[policy.NAME]")?;
         let mut raw = RawPolicy {
             name,

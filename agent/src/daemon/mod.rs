@@ -53,6 +53,7 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
         host,
         config,
         features,
+        tells_process: probe::tells_process(),
     };
     let (engine, handle) = Engine::start(start)?;
     let mut signals = Signals::install()?;

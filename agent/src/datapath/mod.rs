@@ -20,7 +20,9 @@ use aya::{
         links::{FdLink, PinnedLink},
     },
 };
-use rto_agent_common::{Counters, EntryValue, LAYOUT_VERSION, PROGRAM, Policy, maps};
+use rto_agent_common::{
+    EntryValue, LAYOUT_VERSION, PROGRAM, Policy, Statistics, UNLISTED, maps, statistics,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -33,6 +35,7 @@ use crate::{
 
 mod accepted;
 mod error;
+pub mod events;
 mod object;
 mod pins;
 pub mod probe;
@@ -55,8 +58,51 @@ pub struct Options {
     pub pin_dir: PathBuf,
     /// Entries each address family may have.
     pub max_entries: u32,
+    /// What is counted.
+    pub statistics: StatisticsOptions,
     /// `net.ipv4.tcp_syn_retries`, for kernels whose program cannot ask the socket (before 6.1).
     pub host_syn_retries: u8,
+}
+
+/// What the program counts. Another choice is another program: what is off costs nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StatisticsOptions {
+    /// Anything at all.
+    pub on: bool,
+    /// Connections that no entry covers.
+    pub unlisted: bool,
+    /// When smoothed RTTs are sampled.
+    pub rtt: RttSampling,
+    /// The kernel tells the program the current process.
+    pub process: bool,
+}
+
+/// When the smoothed RTT of a connection is sampled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RttSampling {
+    /// Never.
+    Off,
+    /// When it ends.
+    AtEnd,
+    /// When it ends, and meanwhile no more often than this.
+    Every(Duration),
+}
+
+impl StatisticsOptions {
+    fn mode(self) -> u8 {
+        let bit = |bit: u8, on: bool| if on { bit } else { 0 };
+        bit(statistics::ON, self.on)
+            | bit(statistics::UNLISTED, self.on && self.unlisted)
+            | bit(statistics::RTT_AT_END, self.rtt != RttSampling::Off)
+            | bit(statistics::PROCESS, self.process)
+    }
+
+    fn rtt_interval_ns(self) -> u64 {
+        match self.rtt {
+            RttSampling::Off | RttSampling::AtEnd => 0,
+            RttSampling::Every(interval) => u64::try_from(interval.as_nanos()).unwrap_or(u64::MAX),
+        }
+    }
 }
 
 impl Options {
@@ -64,8 +110,23 @@ impl Options {
         Values {
             trie_entries: Some(kernel_entries(self.max_entries)),
             host_syn_retries: self.host_syn_retries,
+            statistics_mode: self.statistics.mode(),
+            rtt_interval_ns: self.statistics.rtt_interval_ns(),
             ..Values::default()
         }
+    }
+
+    /// Where the pins of this program go.
+    fn generation(&self) -> PathBuf {
+        let constants = [
+            &[self.statistics.mode()][..],
+            &self.statistics.rtt_interval_ns().to_le_bytes(),
+        ];
+        self.pin_dir.join(pins::generation_name(
+            OBJECT,
+            &constants.concat(),
+            self.max_entries,
+        ))
     }
 }
 
@@ -133,12 +194,13 @@ impl Datapath {
         };
         pins::create_pin_dir(pin_dir).map_err(pin_dir_error)?;
         let generations = pins::generations(pin_dir).map_err(pin_dir_error)?;
-        let wanted = pin_dir.join(pins::generation_name(OBJECT, options.max_entries));
+        let wanted = options.generation();
 
         if let Some(link) = adoptable_link(&wanted, &options.cgroup)
-            && let Ok(tables) = Tables::open(&wanted)
+            && let Ok(mut tables) = Tables::open(&wanted)
         {
             let slots = Slots::read(tables.policies()?.into_iter());
+            prepare(&mut tables, &slots, options.statistics)?;
             return Ok(Self {
                 dir: wanted,
                 found: Found::Adopted,
@@ -155,8 +217,9 @@ impl Datapath {
         pins::create_private_dir(&staging).map_err(pin_dir_error)?;
         let opened = Self::stage(&options, &generations, &staging);
         match opened {
-            Ok((found, tables)) => {
+            Ok((found, mut tables)) => {
                 let slots = Slots::read(tables.policies()?.into_iter());
+                prepare(&mut tables, &slots, options.statistics)?;
                 Ok(Self {
                     dir: staging,
                     found,
@@ -291,6 +354,7 @@ impl Datapath {
                     ..Policy::EMPTY
                 };
                 self.tables.set_policy(slot.index, &free)?;
+                self.tables.remove_statistics(slot.index)?;
             }
         }
         Ok(())
@@ -304,7 +368,9 @@ impl Datapath {
                     .slots
                     .take(name)
                     .ok_or_else(|| DatapathError::PolicyTableFull(name.clone()))?;
-                self.tables.clear_counters(slot.index)?;
+                if self.options.statistics.on {
+                    begin_statistics(&mut self.tables, name, slot.index);
+                }
                 slot
             }
         };
@@ -326,10 +392,7 @@ impl Datapath {
         if self.link.is_none() {
             let link = load_and_attach(&self.options, &self.dir)?;
             self.link = Some(link);
-            let wanted = self
-                .options
-                .pin_dir
-                .join(pins::generation_name(OBJECT, self.options.max_entries));
+            let wanted = self.options.generation();
             if self.dir != wanted {
                 pins::promote(&self.options.pin_dir, &self.dir, &wanted)
                     .map_err(|e| pin_error(&wanted, &e))?;
@@ -441,16 +504,40 @@ impl Datapath {
         Ok(self.tables.entry(cidr)?.map_or(0, |value| value.hits))
     }
 
-    /// Counters of every policy, summed over the CPUs.
+    /// Statistics of every policy, by [`rto_agent_common::direction::ALL`] and summed over the CPUs; those of connections
+    /// that no entry covers belong to [`PolicyName::unlisted`].
     ///
     /// # Errors
     ///
     /// If the map cannot be read.
-    pub fn counters(&self) -> Result<BTreeMap<PolicyName, Counters>, DatapathError> {
+    pub fn statistics(&self) -> Result<BTreeMap<PolicyName, [Statistics; 3]>, DatapathError> {
+        let unlisted = self.options.statistics.on && self.options.statistics.unlisted;
+        let unlisted = unlisted.then(|| (PolicyName::unlisted(), UNLISTED));
         self.slots
             .iter()
-            .map(|(name, slot)| Ok((name.clone(), self.tables.counters(slot.index)?)))
+            .map(|(name, slot)| (name.clone(), slot.index))
+            .chain(unlisted)
+            .map(|(name, index)| Ok((name, self.tables.statistics(index)?)))
             .collect()
+    }
+
+    /// The names of slots and their generations, for telling whose an event is.
+    #[must_use]
+    pub fn owners(&self) -> BTreeMap<(u32, u32), PolicyName> {
+        self.slots
+            .iter()
+            .map(|(name, slot)| ((slot.index, slot.generation), name.clone()))
+            .chain([((UNLISTED, 0), PolicyName::unlisted())])
+            .collect()
+    }
+
+    /// What reads events; it has handles of its own and can be used on another thread.
+    ///
+    /// # Errors
+    ///
+    /// If the maps cannot be opened.
+    pub fn events(&self) -> Result<events::Reader, DatapathError> {
+        events::Reader::open(&self.dir)
     }
 
     /// What walks over the sockets that are open, with the policies as they are now. It has handles
@@ -504,6 +591,44 @@ impl Drop for Datapath {
         if self.link.is_none() && !self.unlinked {
             let _swept = pins::remove_generation(&self.dir);
         }
+    }
+}
+
+/// Sees to it that what is to be counted has a place, and that what is not has none.
+fn prepare(
+    tables: &mut Tables,
+    slots: &Slots,
+    statistics: StatisticsOptions,
+) -> Result<(), DatapathError> {
+    if !statistics.on || !statistics.unlisted {
+        if tables.policy(UNLISTED)? != Policy::EMPTY {
+            tables.set_policy(UNLISTED, &Policy::EMPTY)?;
+            tables.remove_statistics(UNLISTED)?;
+        }
+    } else if tables.policy(UNLISTED)? == Policy::EMPTY {
+        let unlisted = Policy {
+            name: PolicyName::unlisted().padded(),
+            // The kernel's own: TCP_TIMEOUT_INIT.
+            initial_rto_us: 1_000_000,
+            ..Policy::EMPTY
+        };
+        begin_statistics(tables, &PolicyName::unlisted(), UNLISTED);
+        tables.set_policy(UNLISTED, &unlisted)?;
+    }
+    if statistics.on {
+        for (name, slot) in slots.iter() {
+            if !tables.has_statistics(slot.index) {
+                begin_statistics(tables, name, slot.index);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Timers matter more than counts: without memory for them the policy is in force all the same.
+fn begin_statistics(tables: &mut Tables, name: &PolicyName, slot: u32) {
+    if let Err(e) = tables.clear_statistics(slot) {
+        tracing::warn!(policy = %name, "nothing will be counted: {e}");
     }
 }
 

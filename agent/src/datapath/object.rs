@@ -17,6 +17,10 @@ pub(super) struct Values {
     pub(super) trie_entries: Option<u32>,
     /// [`globals::HOST_SYN_RETRIES`].
     pub(super) host_syn_retries: u8,
+    /// [`globals::STATISTICS_MODE`].
+    pub(super) statistics_mode: u8,
+    /// [`globals::RTT_INTERVAL_NS`].
+    pub(super) rtt_interval_ns: u64,
     /// [`globals::PROBE_COOKIE`].
     pub(super) probe_cookie: u64,
     /// [`globals::OFFSETS`]; only the programs at LSM hooks and iterators read them.
@@ -32,6 +36,8 @@ pub(super) fn load(pins: Option<&Path>, values: &Values) -> Result<Ebpf, Datapat
     let mut loader = EbpfLoader::new();
     loader
         .override_global(globals::HOST_SYN_RETRIES, &values.host_syn_retries, true)
+        .override_global(globals::STATISTICS_MODE, &values.statistics_mode, true)
+        .override_global(globals::RTT_INTERVAL_NS, &values.rtt_interval_ns, true)
         .override_global(globals::PROBE_COOKIE, &values.probe_cookie, true);
     for (name, offset) in globals::OFFSETS.into_iter().zip(&offsets) {
         loader.override_global(name, offset, true);
@@ -42,7 +48,7 @@ pub(super) fn load(pins: Option<&Path>, values: &Values) -> Result<Ebpf, Datapat
             .map_max_entries(maps::ENTRIES_V6, entries);
     }
     if values.without_policies {
-        for name in [maps::POLICIES, maps::COUNTERS, maps::WALK_COUNTS] {
+        for name in [maps::POLICIES, maps::STATISTICS, maps::WALK_COUNTS] {
             loader.map_max_entries(name, 1);
         }
     }

@@ -32,9 +32,10 @@ pub(super) struct Generation {
     pub(super) layout: Option<u32>,
 }
 
-/// The directory name for an object and a capacity.
-pub(super) fn generation_name(object: &[u8], max_entries: u32) -> String {
-    let digest = Sha256::digest(object);
+/// The directory name for an object, what is written into it before it is loaded, and a capacity.
+pub(super) fn generation_name(object: &[u8], constants: &[u8], max_entries: u32) -> String {
+    let digest = Sha256::new().chain_update(object).chain_update(constants);
+    let digest = digest.finalize();
     let short: String = digest.iter().take(6).map(|b| format!("{b:02x}")).collect();
     format!("l{LAYOUT_VERSION}-{short}-{max_entries}")
 }
@@ -166,7 +167,7 @@ mod tests {
 
     #[test]
     fn names_round_trip() {
-        let name = generation_name(b"object", 16384);
+        let name = generation_name(b"object", b"", 16384);
         assert_eq!(parse_name(&name), Some(Some(LAYOUT_VERSION)));
         assert_eq!(
             parse_name(&format!("old-17-{name}")),
@@ -193,9 +194,10 @@ mod tests {
 
     #[test]
     fn another_object_or_capacity_is_another_generation() {
-        let name = generation_name(b"object", 16384);
-        assert_ne!(name, generation_name(b"object", 16385));
-        assert_ne!(name, generation_name(b"object2", 16384));
+        let name = generation_name(b"object", b"", 16384);
+        assert_ne!(name, generation_name(b"object", b"", 16385));
+        assert_ne!(name, generation_name(b"object2", b"", 16384));
+        assert_ne!(name, generation_name(b"object", b"1", 16384));
     }
 
     #[test]

@@ -14,7 +14,8 @@ use std::{
 use aya::{
     Btf, Ebpf,
     maps::Array,
-    programs::{CgroupAttachMode, SockOps},
+    programs::{CgroupAttachMode, ProgramType, SockOps},
+    sys::{BpfHelper, is_helper_supported},
 };
 use nix::{
     errno::Errno,
@@ -39,6 +40,19 @@ use crate::kernel::{
 
 /// A closed port: tcpmux, which nobody has.
 const PORT: u16 = 1;
+
+/// Whether the kernel tells sock_ops programs which process made the system call they run in
+/// (`bpf_get_current_comm()`; for all kinds of programs since Linux 6.16).
+#[must_use]
+pub fn tells_process() -> bool {
+    let helpers = [
+        BpfHelper::BPF_FUNC_get_current_comm,
+        BpfHelper::BPF_FUNC_get_current_pid_tgid,
+    ];
+    helpers
+        .into_iter()
+        .all(|helper| is_helper_supported(ProgramType::SockOps, helper).unwrap_or(false))
+}
 
 /// The features of this kernel. Asking takes some ten milliseconds.
 #[must_use]

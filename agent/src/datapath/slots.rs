@@ -9,7 +9,7 @@ use crate::policy::PolicyName;
 /// One policy's slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Slot {
-    /// Index into `POLICIES` and `COUNTERS`.
+    /// Index into `POLICIES`.
     pub(super) index: u32,
     /// The generation written there for this owner.
     pub(super) generation: u32,
@@ -26,7 +26,7 @@ pub(super) struct Slots {
 }
 
 impl Slots {
-    /// The slots as `policies` (every index but 0, in order) has them. A second slot with the
+    /// The slots as `policies` (every index from `FIRST_SLOT` on, in order) has them. A second slot with the
     /// same name, or a name this version would not accept, counts as free.
     pub(super) fn read(policies: impl Iterator<Item = (u32, Policy)>) -> Self {
         let mut slots = Self {
@@ -87,7 +87,7 @@ impl Slots {
 
 #[cfg(test)]
 mod tests {
-    use rto_agent_common::MAX_POLICIES;
+    use rto_agent_common::{FIRST_SLOT, MAX_POLICIES};
 
     use super::*;
 
@@ -97,12 +97,12 @@ mod tests {
 
     #[test]
     fn a_freed_slot_comes_back_last_and_with_another_generation() {
-        let mut slots = Slots::read((1..MAX_POLICIES).map(|index| (index, Policy::EMPTY)));
+        let mut slots = Slots::read((FIRST_SLOT..MAX_POLICIES).map(|index| (index, Policy::EMPTY)));
         let first = slots.take(&name("a")).unwrap();
         assert_eq!(
             first,
             Slot {
-                index: 1,
+                index: FIRST_SLOT,
                 generation: 1
             }
         );
@@ -117,11 +117,11 @@ mod tests {
         assert_eq!(
             last,
             Some(Slot {
-                index: 1,
+                index: FIRST_SLOT,
                 generation: 2
             })
         );
-        assert_eq!(slots.iter().count(), MAX_POLICIES as usize - 1);
+        assert_eq!(slots.iter().count(), (MAX_POLICIES - FIRST_SLOT) as usize);
     }
 
     #[test]

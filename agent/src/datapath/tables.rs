@@ -1,12 +1,16 @@
 //! The maps, typed.
 
-use std::{collections::BTreeMap, net::IpAddr, path::Path};
+use std::{collections::BTreeMap, net::IpAddr, path::Path, time::Duration};
 
 use aya::maps::{
-    Array, LpmTrie, MapData, MapError, PerCpuArray, PerCpuValues, SkStorage, lpm_trie::Key,
+    Array, LpmTrie, MapData, MapError, PerCpuHashMap, PerCpuValues, RingBuf, SkStorage,
+    lpm_trie::Key,
 };
 use ipnetwork::IpNetwork;
-use rto_agent_common::{Counters, EntryValue, MAX_POLICIES, NO_POLICY, Policy, SocketState, maps};
+use rto_agent_common::{
+    EntryValue, FIRST_SLOT, MAX_POLICIES, Policy, SocketState, Statistics, direction,
+    event::EventControl, maps, statistics_key,
+};
 
 use super::error::{DatapathError, map as map_error};
 use crate::policy::Cidr;
@@ -16,7 +20,7 @@ pub(super) struct Tables {
     v4: LpmTrie<MapData, [u8; 4], EntryValue>,
     v6: LpmTrie<MapData, [u8; 16], EntryValue>,
     policies: Array<MapData, Policy>,
-    counters: PerCpuArray<MapData, Counters>,
+    statistics: PerCpuHashMap<MapData, u32, Statistics>,
     cpus: usize,
     // A second handle of each map: aya's typed ones are consumed by pinning.
     handles: Vec<(&'static str, MapData)>,
@@ -43,7 +47,7 @@ impl Tables {
     pub(super) fn open(dir: &Path) -> Result<Self, DatapathError> {
         let _sockets: SkStorage<MapData, SocketState> = open!(dir, maps::SOCKETS, SkStorage);
         let cpus = aya::util::nr_cpus()
-            .map_err(|(file, e)| map_error(maps::COUNTERS, format!("{file}: {e}")))?
+            .map_err(|(file, e)| map_error(maps::STATISTICS, format!("{file}: {e}")))?
             .get() as usize;
         let handles = maps::ALL
             .into_iter()
@@ -56,7 +60,7 @@ impl Tables {
             v4: open!(dir, maps::ENTRIES_V4, LpmTrie),
             v6: open!(dir, maps::ENTRIES_V6, LpmTrie),
             policies: open!(dir, maps::POLICIES, Array),
-            counters: open!(dir, maps::COUNTERS, PerCpuArray),
+            statistics: open!(dir, maps::STATISTICS, PerCpuHashMap),
             cpus,
             handles,
         })
@@ -141,9 +145,9 @@ impl Tables {
         }
     }
 
-    /// Every slot of the policy table but the reserved one.
+    /// Every slot of the policy table but the reserved ones.
     pub(super) fn policies(&self) -> Result<Vec<(u32, Policy)>, DatapathError> {
-        (NO_POLICY + 1..MAX_POLICIES)
+        (FIRST_SLOT..MAX_POLICIES)
             .map(|index| Ok((index, self.policy(index)?)))
             .collect()
     }
@@ -162,23 +166,75 @@ impl Tables {
             .map_err(|e| map_error(maps::POLICIES, describe(&e)))
     }
 
-    /// A slot's counters, summed over the CPUs.
-    pub(super) fn counters(&self, index: u32) -> Result<Counters, DatapathError> {
-        let values = self
-            .counters
-            .get(&index, 0)
-            .map_err(|e| map_error(maps::COUNTERS, describe(&e)))?;
-        Ok(values.iter().fold(Counters::default(), Counters::plus))
+    /// A slot's statistics by [`direction::ALL`], summed over the CPUs; where there are none they are 0.
+    pub(super) fn statistics(&self, index: u32) -> Result<[Statistics; 3], DatapathError> {
+        let mut all = [Statistics::default(); 3];
+        for (sum, direction) in all.iter_mut().zip(direction::ALL) {
+            match self.statistics.get(&statistics_key(index, direction), 0) {
+                Ok(values) => *sum = values.iter().fold(*sum, Statistics::plus),
+                Err(MapError::KeyNotFound) => {}
+                Err(e) => return Err(map_error(maps::STATISTICS, describe(&e))),
+            }
+        }
+        Ok(all)
     }
 
-    /// Zeroes a slot's counters on every CPU.
-    pub(super) fn clear_counters(&mut self, index: u32) -> Result<(), DatapathError> {
-        let zero = PerCpuValues::try_from(vec![Counters::default(); self.cpus])
-            .map_err(|e| map_error(maps::COUNTERS, e.to_string()))?;
-        self.counters
-            .set(index, zero, 0)
-            .map_err(|e| map_error(maps::COUNTERS, describe(&e)))
+    /// Whether a slot has statistics.
+    pub(super) fn has_statistics(&self, index: u32) -> bool {
+        direction::ALL
+            .into_iter()
+            .all(|d| self.statistics.get(&statistics_key(index, d), 0).is_ok())
     }
+
+    /// Gives a slot statistics that begin at 0.
+    pub(super) fn clear_statistics(&mut self, index: u32) -> Result<(), DatapathError> {
+        for direction in direction::ALL {
+            let key = statistics_key(index, direction);
+            self.insert_statistics(key)
+                .map_err(|e| map_error(maps::STATISTICS, describe(&e)))?;
+        }
+        Ok(())
+    }
+
+    /// The kernel allocates what it needs for every CPU from a small reserve, which it fills again a
+    /// moment later.
+    fn insert_statistics(&mut self, key: u32) -> Result<(), MapError> {
+        const ATTEMPTS: u32 = 50;
+        const PAUSE: Duration = Duration::from_millis(2);
+        let mut attempt = 0;
+        loop {
+            let zero = PerCpuValues::try_from(vec![Statistics::default(); self.cpus])?;
+            match self.statistics.insert(&key, zero, 0) {
+                Err(e) if errno(&e) == Some(libc::ENOMEM) && attempt < ATTEMPTS => {
+                    attempt += 1;
+                    std::thread::sleep(PAUSE);
+                }
+                result => return result,
+            }
+        }
+    }
+
+    /// Takes a slot's statistics away; where there are none nothing is done.
+    pub(super) fn remove_statistics(&mut self, index: u32) -> Result<(), DatapathError> {
+        for direction in direction::ALL {
+            match self.statistics.remove(&statistics_key(index, direction)) {
+                Ok(()) | Err(MapError::KeyNotFound) => {}
+                Err(e) if errno(&e) == Some(libc::ENOENT) => {}
+                Err(e) => return Err(map_error(maps::STATISTICS, describe(&e))),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The maps that events come by, pinned in `dir`.
+pub(super) fn open_events(
+    dir: &Path,
+) -> Result<(RingBuf<MapData>, Array<MapData, EventControl>), DatapathError> {
+    Ok((
+        open!(dir, maps::EVENTS, RingBuf),
+        open!(dir, maps::EVENT_CONTROL, Array),
+    ))
 }
 
 fn cidr(map: &'static str, address: IpAddr, prefix: u32) -> Result<Cidr, DatapathError> {

@@ -15,12 +15,15 @@ use tokio::sync::{oneshot, watch};
 use tracing::{error, info, warn};
 
 use crate::{
-    api::types::{
-        AddRequest, ApplyRequest, Caller, ChangeAnswer, DetachAnswer, DetachRequest, ListAnswer,
-        LookupAnswer, ReloadView, RemoveRequest, StatusAnswer, WalkView, now_s,
+    api::{
+        stats::StatsAnswer,
+        types::{
+            AddRequest, ApplyRequest, Caller, ChangeAnswer, DetachAnswer, DetachRequest,
+            ListAnswer, LookupAnswer, ReloadView, RemoveRequest, StatusAnswer, WalkView, now_s,
+        },
     },
-    config::{AgentConfig, Config},
-    datapath::{self, Datapath, Found, Options, walk::Mode},
+    config::{self, AgentConfig, Config},
+    datapath::{self, Datapath, Found, Options, StatisticsOptions, walk::Mode},
     kernel::{
         facts::host_facts,
         features::{Feature, can_set},
@@ -103,6 +106,7 @@ pub enum Message {
 pub struct Handle {
     messages: mpsc::Sender<Message>,
     status: watch::Receiver<Arc<StatusAnswer>>,
+    stats: watch::Receiver<Arc<StatsAnswer>>,
     files: watch::Receiver<Arc<Vec<PathBuf>>>,
     walk: watch::Receiver<Arc<WalkView>>,
 }
@@ -135,6 +139,12 @@ impl Handle {
         self.status.borrow().clone()
     }
 
+    /// The statistics published with it. Never waits.
+    #[must_use]
+    pub fn stats(&self) -> Arc<StatsAnswer> {
+        self.stats.borrow().clone()
+    }
+
     /// The walk over open sockets that runs, or the last one. Never waits.
     #[must_use]
     pub fn walk(&self) -> Arc<WalkView> {
@@ -163,6 +173,8 @@ pub struct Start {
     pub kernel: String,
     /// What the kernel has.
     pub features: Vec<Feature>,
+    /// It tells a program which process called connect().
+    pub tells_process: bool,
 }
 
 /// The engine: see the module.
@@ -180,6 +192,7 @@ pub struct Engine {
     started: Instant,
     messages: mpsc::Receiver<Message>,
     status: watch::Sender<Arc<StatusAnswer>>,
+    stats: watch::Sender<Arc<StatsAnswer>>,
     files: watch::Sender<Arc<Vec<PathBuf>>>,
     systemd: systemd::Systemd,
     walks: Walks,
@@ -210,6 +223,7 @@ impl Engine {
             cgroup: start.cgroup.clone(),
             pin_dir: agent.pin_dir.clone(),
             max_entries: agent.max_entries,
+            statistics: statistics_options(agent, start.tells_process),
             host_syn_retries: start.host.tcp_syn_retries,
         };
         let datapath = Datapath::open(options)?;
@@ -230,9 +244,10 @@ impl Engine {
         }
         let status = views::initial(&start, found);
         let (status, status_seen) = watch::channel(Arc::new(status));
+        let (stats, stats_seen) = watch::channel(Arc::new(StatsAnswer::default()));
         let (walks, walk_seen) = Walks::new();
         let mut engine = Self {
-            fingerprint: crate::config::fingerprint(&start.config_path),
+            fingerprint: config::fingerprint(&start.config_path),
             start,
             config,
             manual,
@@ -243,6 +258,7 @@ impl Engine {
             started: Instant::now(),
             messages,
             status,
+            stats,
             files,
             systemd: systemd::Systemd::from_environment(),
             walks,
@@ -256,6 +272,7 @@ impl Engine {
             Handle {
                 messages: sender,
                 status: status_seen,
+                stats: stats_seen,
                 files: files_seen,
                 walk: walk_seen,
             },
@@ -374,7 +391,7 @@ impl Engine {
     }
 
     fn files_changed(&mut self) {
-        let fingerprint = crate::config::fingerprint(&self.start.config_path);
+        let fingerprint = config::fingerprint(&self.start.config_path);
         if fingerprint != self.fingerprint {
             self.reload("file change").map_or_else(drop_logged, drop);
         }
@@ -410,7 +427,7 @@ impl Engine {
     }
 
     fn reload_inner(&mut self, cause: &str) -> Result<ChangeAnswer, EngineError> {
-        self.fingerprint = crate::config::fingerprint(&self.start.config_path);
+        self.fingerprint = config::fingerprint(&self.start.config_path);
         let refused = |engine: &mut Self, text: String| {
             let kept = "the last good configuration stays in force";
             error!(source = cause, "configuration refused, {kept}:\n{text}");
@@ -675,11 +692,11 @@ impl Engine {
             return Ok(());
         }
         match self.config.agent.on_exit {
-            crate::config::OnExit::Keep => {
+            config::OnExit::Keep => {
                 info!("stopping; the policies stay in force (on_exit = \"keep\")");
                 Ok(())
             }
-            crate::config::OnExit::Detach => {
+            config::OnExit::Detach => {
                 let removed = self.state.detach()?;
                 info!(links = removed.links, "stopping; detached");
                 Ok(())
@@ -734,6 +751,19 @@ fn reload_view(cause: &str, result: Result<&Config, &str>) -> ReloadView {
     }
 }
 
+fn statistics_options(agent: &AgentConfig, process: bool) -> StatisticsOptions {
+    StatisticsOptions {
+        on: agent.statistics,
+        unlisted: agent.count_unlisted,
+        rtt: match agent.rtt_sampling {
+            config::RttSampling::Off => datapath::RttSampling::Off,
+            config::RttSampling::AtEnd => datapath::RttSampling::AtEnd,
+            config::RttSampling::Every(interval) => datapath::RttSampling::Every(interval),
+        },
+        process,
+    }
+}
+
 /// What of `[agent]` a reload does not take over.
 fn restart_notes(started: &AgentConfig, now: &AgentConfig) -> Vec<String> {
     let differs = [
@@ -744,6 +774,12 @@ fn restart_notes(started: &AgentConfig, now: &AgentConfig) -> Vec<String> {
         ("group", started.group != now.group),
         ("metrics", started.metrics != now.metrics),
         ("max_entries", started.max_entries != now.max_entries),
+        ("statistics", started.statistics != now.statistics),
+        (
+            "count_unlisted",
+            started.count_unlisted != now.count_unlisted,
+        ),
+        ("rtt_sampling", started.rtt_sampling != now.rtt_sampling),
     ];
     differs
         .into_iter()

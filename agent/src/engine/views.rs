@@ -1,18 +1,19 @@
 //! What the engine tells: list, lookup, status.
 
-use std::{net::IpAddr, sync::Arc};
-
-use rto_agent_common::SockOpt;
+use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
 use super::{Engine, EngineError, Start, manual::boottime_ms};
 use crate::{
-    api::types::{
-        CountersView, EntryView, ListAnswer, LookupAnswer, ProbeView, ReloadView, SourceView,
-        StatusAnswer,
+    api::{
+        stats::{PolicyStats, StatsAnswer},
+        types::{
+            CountersView, EntryView, ListAnswer, LookupAnswer, ProbeView, ReloadView, SourceView,
+            StatusAnswer, now_ms,
+        },
     },
-    datapath::{Attachment, Found},
+    datapath::{Attachment, Datapath, Found},
     kernel::interference::Verdict,
-    policy::{Cidr, Entry},
+    policy::{Cidr, Entry, PolicyName},
 };
 
 impl Engine {
@@ -140,18 +141,24 @@ impl Engine {
         }
         let mut warnings = self.warnings.clone();
         warnings.extend(self.last_reload.warnings.iter().cloned());
-        let counters = match self
-            .state
-            .datapath()
-            .map(crate::datapath::Datapath::counters)
-        {
-            Some(Ok(counters)) => counters,
+        let stats = self.state.datapath().map(Datapath::statistics);
+        let stats: BTreeMap<_, _> = match stats {
+            Some(Ok(stats)) => stats
+                .iter()
+                .map(|(name, stats)| (name.clone(), PolicyStats::from(stats)))
+                .collect(),
             Some(Err(e)) => {
                 problems.push(e.to_string());
-                Default::default()
+                BTreeMap::new()
             }
-            None => Default::default(),
+            None => BTreeMap::new(),
         };
+        let unlisted = PolicyName::unlisted();
+        let policies: BTreeMap<_, _> = stats
+            .iter()
+            .filter(|(name, _)| **name != unlisted)
+            .map(|(name, stats)| (name.clone(), CountersView::from(stats)))
+            .collect();
         if let Some(ProbeView {
             verdict: verdict @ Verdict::Interference { .. },
             ..
@@ -162,14 +169,11 @@ impl Engine {
                 verdict.describe()
             ));
         }
-        for (name, counters) in &counters {
-            for (option, text) in SockOpt::NAMES {
-                let count = counters.setsockopt_failures[option as usize];
-                if count > 0 {
-                    warnings.push(format!(
-                        "policy {name}: the kernel refused {text} {count} times"
-                    ));
-                }
+        for (name, counters) in &policies {
+            for (option, count) in &counters.setsockopt_failures {
+                warnings.push(format!(
+                    "policy {name}: the kernel refused {option} {count} times"
+                ));
             }
             if counters.storage_failures > 0 {
                 warnings.push(format!(
@@ -197,10 +201,7 @@ impl Engine {
             entries: self.state.entries(),
             entries_by_hand: self.manual.len(),
             max_entries: self.state.options().max_entries,
-            policies: counters
-                .into_iter()
-                .map(|(n, c)| (n, CountersView::from(c)))
-                .collect(),
+            policies,
             last_reload: self.last_reload.clone(),
             features: self.start.features.clone(),
             probe: self.probing.last().cloned(),
@@ -211,6 +212,13 @@ impl Engine {
         let line = self.status_line();
         self.systemd.status(&line);
         self.status.send_replace(Arc::new(status));
+        let agent = &self.start.config.agent;
+        self.stats.send_replace(Arc::new(StatsAnswer {
+            at_ms: now_ms(),
+            on: agent.statistics,
+            rtt_sampling: agent.rtt_sampling.to_string(),
+            policies: stats,
+        }));
     }
 
     /// One line for `systemctl status`.
@@ -256,7 +264,7 @@ pub(super) fn initial(start: &Start, found: Found) -> StatusAnswer {
         entries: 0,
         entries_by_hand: 0,
         max_entries: start.config.agent.max_entries,
-        policies: std::collections::BTreeMap::new(),
+        policies: BTreeMap::new(),
         last_reload: ReloadView {
             at_s: 0,
             cause: "start".to_owned(),

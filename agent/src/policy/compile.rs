@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Cidr, HostFacts, PolicyName, PolicySet, Settings, SynRetries,
+    gain::gains,
     plan::Image,
     units::{format_duration, jiffies_duration, jiffies_to_usecs, quantise},
 };
@@ -117,6 +118,9 @@ pub fn compile(
     compiler.together(settings);
     compiler.syn_retries(settings);
     if compiler.errors.is_empty() {
+        let (initial_rto_us, gain_us) = gains(&compiler.kernel, host);
+        compiler.kernel.initial_rto_us = initial_rto_us;
+        compiler.kernel.gain_us = gain_us;
         let Compiler {
             kernel,
             effects,

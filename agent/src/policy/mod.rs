@@ -7,6 +7,7 @@ use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
 mod cidr;
 pub mod compile;
+mod gain;
 mod name;
 pub mod plan;
 mod target;

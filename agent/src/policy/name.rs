@@ -43,6 +43,12 @@ impl PolicyName {
         Self("".into())
     }
 
+    /// The name under which connections are counted that no entry covers; no policy may have it.
+    #[must_use]
+    pub fn unlisted() -> Self {
+        Self("unlisted".into())
+    }
+
     /// As the kernel's table has it.
     #[must_use]
     pub fn padded(&self) -> [u8; POLICY_NAME_LEN] {

@@ -1,0 +1,326 @@
+//! `rto-agent stats`.
+
+use std::{
+    io::{self, IsTerminal as _, Write as _},
+    process::ExitCode,
+    time::Duration,
+};
+
+use anyhow::Context as _;
+
+use super::{print, table};
+use crate::{
+    api::{
+        client::Client,
+        stats::{DirectionStats, HistogramView, PolicyStats, StatsAnswer},
+    },
+    cli::Stats,
+    policy::{PolicyName, units::format_duration},
+};
+
+/// Longest bar of a histogram.
+const BAR: usize = 40;
+
+pub(super) fn run(args: &Stats) -> anyhow::Result<ExitCode> {
+    let client = Client::new(&args.socket.socket);
+    let policy = args.policy.as_deref().map(str::parse).transpose()?;
+    let first = ask(&client, policy.as_ref())?;
+    if !args.watch {
+        print(args.output.json, &first, || text(&first, policy.is_some()))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    watch(args, &client, policy.as_ref(), first)
+}
+
+/// Asks, and keeps what was asked for.
+fn ask(client: &Client, policy: Option<&PolicyName>) -> anyhow::Result<StatsAnswer> {
+    let mut answer: StatsAnswer = client.get("/v1/stats")?;
+    if let Some(policy) = policy {
+        let known: Vec<_> = answer.policies.keys().map(ToString::to_string).collect();
+        let known = known.join(", ");
+        let stats = answer
+            .policies
+            .remove(policy)
+            .with_context(|| format!("no policy {policy} is in force; there is: {known}"))?;
+        answer.policies = [(policy.clone(), stats)].into();
+    }
+    Ok(answer)
+}
+
+fn watch(
+    args: &Stats,
+    client: &Client,
+    policy: Option<&PolicyName>,
+    mut before: StatsAnswer,
+) -> anyhow::Result<ExitCode> {
+    let interval = super::interval(&args.interval)?;
+    loop {
+        std::thread::sleep(interval);
+        let now = ask(client, policy)?;
+        let mut out = io::stdout().lock();
+        let since = since(&before, &now);
+        if args.output.json {
+            serde_json::to_writer(&mut out, &since).map_err(io::Error::from)?;
+            writeln!(out)?;
+        } else {
+            if out.is_terminal() {
+                // Home, and clear.
+                write!(out, "\x1b[H\x1b[2J")?;
+            }
+            let took = Duration::from_millis(now.at_ms.saturating_sub(before.at_ms));
+            writeln!(out, "in {}:\n", format_duration(took))?;
+            out.write_all(text(&since, policy.is_some()).as_bytes())?;
+            writeln!(out)?;
+        }
+        out.flush()?;
+        before = now;
+    }
+}
+
+/// What came between two looks.
+fn since(before: &StatsAnswer, now: &StatsAnswer) -> StatsAnswer {
+    let none = PolicyStats::default();
+    let policies = now.policies.iter().map(|(name, stats)| {
+        let before = before.policies.get(name).unwrap_or(&none);
+        (name.clone(), stats.since(before))
+    });
+    StatsAnswer {
+        policies: policies.collect(),
+        ..now.clone()
+    }
+}
+
+fn text(answer: &StatsAnswer, in_full: bool) -> String {
+    if !answer.on {
+        return "nothing is counted: statistics = false in [agent]\n".to_owned();
+    }
+    if answer.policies.is_empty() {
+        return "no policy is in force\n".to_owned();
+    }
+    let mut text = table::text(&overview(answer));
+    if in_full {
+        for (name, stats) in &answer.policies {
+            for (direction, stats) in stats.directions() {
+                text.push_str(&details(name, direction, stats));
+            }
+        }
+        if answer.rtt_sampling == "off" {
+            text.push_str("\nsmoothed RTTs are not sampled (rtt_sampling = \"off\" in [agent])\n");
+        }
+    }
+    text
+}
+
+fn overview(answer: &StatsAnswer) -> comfy_table::Table {
+    let mut rows = table::new([
+        "POLICY",
+        "DIRECTION",
+        "CONNECTIONS",
+        "SENT AGAIN",
+        "NEEDLESS",
+        "UNKNOWN",
+        "RECOVERED",
+        "SAVED",
+        "HANDSHAKE P50",
+        "P99",
+        "RTT P50",
+        "P99",
+        "ABORTED",
+    ]);
+    for (name, stats) in &answer.policies {
+        for (direction, stats) in stats.directions() {
+            // Nobody wonders about sockets from before, unless there are some.
+            if direction == "unknown" && *stats == DirectionStats::default() {
+                continue;
+            }
+            rows.add_row([
+                name.to_string(),
+                direction.to_owned(),
+                stats.connections.to_string(),
+                stats.handshake_retransmissions.to_string(),
+                stats.spurious.to_string(),
+                stats.undecided.to_string(),
+                stats.recovered.to_string(),
+                saved(stats),
+                quantile(&stats.handshake, 0.5),
+                quantile(&stats.handshake, 0.99),
+                quantile(&stats.srtt, 0.5),
+                quantile(&stats.srtt, 0.99),
+                stats.aborted.to_string(),
+            ]);
+        }
+    }
+    rows
+}
+
+fn saved(stats: &DirectionStats) -> String {
+    if stats.time_lost_us > stats.time_saved_us {
+        return format!("-{}", time(stats.time_lost_us - stats.time_saved_us));
+    }
+    time(stats.time_saved_us - stats.time_lost_us)
+}
+
+fn quantile(histogram: &HistogramView, share: f64) -> String {
+    histogram
+        .quantile_us(share)
+        .map_or_else(|| "-".to_owned(), short_us)
+}
+
+/// Three digits of a time, as a histogram knows no more: "1.25ms".
+pub(super) fn short_us(us: f64) -> String {
+    let (value, unit) = match us {
+        us if us < 1e3 => (us, "us"),
+        us if us < 1e6 => (us / 1e3, "ms"),
+        us => (us / 1e6, "s"),
+    };
+    match value {
+        v if v < 10.0 => format!("{v:.2}{unit}"),
+        v if v < 100.0 => format!("{v:.1}{unit}"),
+        v => format!("{v:.0}{unit}"),
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "three digits are shown")]
+fn time(us: u64) -> String {
+    if us == 0 {
+        return "0s".to_owned();
+    }
+    short_us(us as f64)
+}
+
+fn details(name: &PolicyName, direction: &str, stats: &DirectionStats) -> String {
+    if *stats == DirectionStats::default() {
+        return String::new();
+    }
+    let mut text = format!("\n{name}, {direction}\n");
+    let rtos: Vec<_> = stats.rtos.iter().map(ToString::to_string).collect();
+    let failures: Vec<_> = stats
+        .setsockopt_failures
+        .iter()
+        .map(|(option, count)| format!("{option} {count}"))
+        .collect();
+    let failures = if failures.is_empty() {
+        "none".to_owned()
+    } else {
+        failures.join(", ")
+    };
+    for (what, value) in [
+        ("initial RTOs set", stats.initial_rtos_set.to_string()),
+        ("RTOs, first to 8th and later in a row", rtos.join(" ")),
+        ("tail loss probes", stats.tail_loss_probes.to_string()),
+        (
+            "segments sent again",
+            stats.segments_retransmitted.to_string(),
+        ),
+        ("given up", stats.expired.to_string()),
+        ("linear mode ended", stats.linear_ended.to_string()),
+        ("open sockets taken over", stats.open_sockets.to_string()),
+        ("options refused", failures),
+        ("without memory", stats.storage_failures.to_string()),
+    ] {
+        text.push_str(&format!("  {what:38} {value}\n"));
+    }
+    for (what, histogram) in [
+        ("handshake time", &stats.handshake),
+        ("smoothed RTT", &stats.srtt),
+    ] {
+        text.push_str(&drawn(what, histogram));
+    }
+    text
+}
+
+/// A histogram in text.
+fn drawn(what: &str, histogram: &HistogramView) -> String {
+    let Some(mean) = histogram.mean_us() else {
+        return String::new();
+    };
+    let mut text = format!(
+        "\n  {what}: {}, mean {}, p50 {}, p90 {}, p99 {}\n",
+        histogram.count,
+        short_us(mean),
+        quantile(histogram, 0.5),
+        quantile(histogram, 0.9),
+        quantile(histogram, 0.99),
+    );
+    let most = histogram.buckets.iter().map(|b| b.count).max().unwrap_or(1);
+    for bucket in &histogram.buckets {
+        let end = bucket.below_us.map_or_else(String::new, time);
+        let length =
+            usize::try_from((u128::from(bucket.count) * BAR as u128).div_ceil(u128::from(most)))
+                .unwrap_or(BAR);
+        text.push_str(&format!(
+            "  {:>8} to {end:>8}  {:BAR$}  {}\n",
+            time(bucket.from_us),
+            "#".repeat(length),
+            bucket.count
+        ));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use rto_agent_common::{Statistics, histogram::bucket_of};
+
+    use super::*;
+    use crate::policy::units::parse_duration;
+
+    fn sample() -> StatsAnswer {
+        let mut active = Statistics::default();
+        active.counters.connections = 1000;
+        active.counters.initial_rtos_set = 1003;
+        active.counters.handshake_retransmissions = 12;
+        active.counters.spurious = 2;
+        active.counters.recovered = 8;
+        active.counters.time_saved_us = 7_200_000;
+        active.counters.rtos = [5, 2, 1, 0, 0, 0, 0, 0];
+        active.counters.setsockopt_failures[1] = 3;
+        for us in (0..1000).map(|n| 90 + n / 2) {
+            active.handshake.sum_us += us;
+            active.handshake.buckets[bucket_of(us)] += 1;
+        }
+        active.handshake.buckets[bucket_of(100_300)] += 8;
+        active.handshake.sum_us += 8 * 100_300;
+        let stats = PolicyStats::from(&[active, Statistics::default(), Statistics::default()]);
+        StatsAnswer {
+            at_ms: 0,
+            on: true,
+            rtt_sampling: "end".to_owned(),
+            policies: [("near".parse().unwrap(), stats)].into(),
+        }
+    }
+
+    #[test]
+    fn in_full() {
+        insta::assert_snapshot!(text(&sample(), true));
+    }
+
+    #[test]
+    fn what_came_since_nothing_is_everything() {
+        let nothing = StatsAnswer {
+            on: true,
+            ..StatsAnswer::default()
+        };
+        let now = sample();
+        assert_eq!(since(&nothing, &now), now);
+        let none = since(&now, &now);
+        assert_eq!(none.policies.values().next(), Some(&PolicyStats::default()));
+    }
+
+    #[test]
+    fn times_have_three_digits() {
+        for (us, text) in [
+            (9.0, "9.00us"),
+            (100.0, "100us"),
+            (1250.0, "1.25ms"),
+            (99_900.0, "99.9ms"),
+            (2e6, "2.00s"),
+        ] {
+            assert_eq!(short_us(us), text);
+        }
+        assert_eq!(
+            parse_duration(&short_us(1250.0)),
+            Ok(Duration::from_micros(1250))
+        );
+    }
+}
