@@ -3,11 +3,11 @@
 use core::arch::asm;
 
 use aya_ebpf::programs::SockOpsContext;
-use rto_agent_common::{GAINS, SocketState, statistics};
+use rto_agent_common::{GAINS, SocketState, direction, statistics};
 use rto_agent_ebpf::{
     counter::Counter,
     ops::{Change, change},
-    verdict::{Verdict, after_samples, at_establishment},
+    verdict::{Verdict, after_samples, at_establishment, timer_expiries},
 };
 
 use crate::{
@@ -79,7 +79,8 @@ fn passive_time(ctx: &SockOpsContext, state: &SocketState, tally: Tally, retrans
     let srtt_us = socket::srtt_us(ctx);
     let initial_rto_us = state.initial_rto_us;
     let took_us = if retransmissions != 0 && srtt_us < initial_rto_us {
-        // 1 + 2 + 4 + ... initial RTOs; more than 16 retransmissions is not allowed by anybody.
+        // 1 + 2 + 4 + ... initial RTOs; nobody allows more than 16.
+        let retransmissions = timer_expiries(retransmissions, false);
         let doublings = if retransmissions > 16 {
             16
         } else {
@@ -104,6 +105,7 @@ fn judge(state: &SocketState, tally: Tally, retransmissions: u32, spurious: u32)
     if needed == 0 {
         return;
     }
+    let needed = timer_expiries(needed, state.direction == direction::ACTIVE);
     tally.add(Counter::RECOVERED, 1);
     let Some(policy) = tables::policy(state.policy) else {
         return;
@@ -197,8 +199,14 @@ fn count_srtt(ctx: &SockOpsContext, tally: Tally) {
 #[inline(always)]
 fn reconsider(ctx: &SockOpsContext, state: &mut SocketState, last: bool) {
     let (retransmissions, samples) = (state.in_question, state.samples);
-    let least = socket::rtt_min_us(ctx);
-    let verdict = after_samples(retransmissions, samples, least, state.initial_rto_us, last);
+    let verdict = after_samples(
+        retransmissions,
+        samples,
+        socket::rtt_min_us(ctx),
+        state.initial_rto_us,
+        state.direction == direction::ACTIVE,
+        last,
+    );
     if verdict == Verdict::Open && !last {
         return;
     }

@@ -50,7 +50,8 @@ pub const fn at_establishment(
 }
 
 /// After a number of RTT samples since, `rtt_min_us` the least of them and of the handshake's. `last`:
-/// there will be no more.
+/// there will be no more. A listener also answers SYNs that come twice, which follow the peer's timers:
+/// how many fit into a round trip says nothing there.
 #[inline(always)]
 #[must_use]
 pub const fn after_samples(
@@ -58,6 +59,7 @@ pub const fn after_samples(
     samples: u32,
     rtt_min_us: u32,
     initial_rto_us: u32,
+    is_active: bool,
     last: bool,
 ) -> Verdict {
     if samples == 0 || initial_rto_us == 0 {
@@ -67,9 +69,25 @@ pub const fn after_samples(
         return Verdict::Spurious(0);
     }
     if samples >= SAMPLES || last {
-        return Verdict::Spurious(at_most(retransmissions, rtt_min_us / initial_rto_us));
+        return Verdict::Spurious(if is_active {
+            at_most(retransmissions, rtt_min_us / initial_rto_us)
+        } else {
+            retransmissions
+        });
     }
     Verdict::Open
+}
+
+/// How often the timer of an accepted connection's SYN-ACK fired, at the least: a lost SYN-ACK makes
+/// the peer send its SYN again as well, and that is answered by another copy.
+#[inline(always)]
+#[must_use]
+pub const fn timer_expiries(retransmissions: u32, is_active: bool) -> u32 {
+    if is_active {
+        retransmissions
+    } else {
+        retransmissions.div_ceil(2)
+    }
 }
 
 #[inline(always)]
@@ -106,18 +124,33 @@ mod tests {
         assert_eq!(at_establishment(1, 115_000, 115_000, RTO), Open);
         assert_eq!(at_establishment(1, 150_000, 150_000, RTO), Open);
         assert_eq!(at_establishment(1, 0, 150_000, RTO), Open);
-        assert_eq!(after_samples(1, 1, 10_000, RTO, false), Spurious(0));
-        assert_eq!(after_samples(1, 1, 150_000, RTO, false), Open);
-        assert_eq!(after_samples(1, 3, 150_000, RTO, false), Spurious(1));
-        assert_eq!(after_samples(1, 1, 150_000, RTO, true), Spurious(1));
-        assert_eq!(after_samples(1, 0, u32::MAX, RTO, true), Open);
+        assert_eq!(after_samples(1, 1, 10_000, RTO, true, false), Spurious(0));
+        assert_eq!(after_samples(1, 1, 150_000, RTO, true, false), Open);
+        assert_eq!(after_samples(1, 3, 150_000, RTO, true, false), Spurious(1));
+        assert_eq!(after_samples(1, 1, 150_000, RTO, true, true), Spurious(1));
+        assert_eq!(after_samples(1, 0, u32::MAX, RTO, true, true), Open);
     }
 
     #[test]
     fn as_many_are_needless_as_fit_into_a_round_trip() {
         // RTT 90 ms, RTO 24 ms: three copies of the first.
-        assert_eq!(after_samples(3, 3, 90_000, 24_000, false), Spurious(3));
+        assert_eq!(
+            after_samples(3, 3, 90_000, 24_000, true, false),
+            Spurious(3)
+        );
         // Only two fit: the path became slower meanwhile, or one was lost.
-        assert_eq!(after_samples(3, 3, 50_000, 24_000, false), Spurious(2));
+        assert_eq!(
+            after_samples(3, 3, 50_000, 24_000, true, false),
+            Spurious(2)
+        );
+    }
+
+    #[test]
+    fn a_listener_answers_every_syn() {
+        // Its own timer, and the peer's second SYN.
+        assert_eq!(after_samples(2, 3, 120_000, RTO, false, false), Spurious(2));
+        assert_eq!(timer_expiries(2, false), 1);
+        assert_eq!(timer_expiries(2, true), 2);
+        assert_eq!(timer_expiries(1, false), 1);
     }
 }

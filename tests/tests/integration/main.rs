@@ -15,6 +15,7 @@ mod lifecycle;
 mod metrics;
 mod open_sockets;
 mod relay;
+mod statistics;
 mod syn;
 mod syn_ack;
 mod syn_retries;
@@ -41,7 +42,7 @@ fn main() -> ExitCode {
         cgroup::sweep();
         agent::sweep();
     }
-    let groups: [(&str, &[Test]); 12] = [
+    let groups: [(&str, &[Test]); 13] = [
         // The longest first.
         ("syn_retries", syn_retries::TESTS),
         ("established", established::TESTS),
@@ -54,6 +55,7 @@ fn main() -> ExitCode {
         ("config", config::TESTS),
         ("doctor", doctor::TESTS),
         ("metrics", metrics::TESTS),
+        ("statistics", statistics::TESTS),
         ("relay", relay::TESTS),
     ];
     let trials = groups

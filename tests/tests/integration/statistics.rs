@@ -1,0 +1,422 @@
+//! What policies did, as `rto-agent stats` tells: handshakes and their retransmissions on a link that
+//! delays and drops, histograms, connections that end badly, traffic that no entry covers.
+
+use std::time::{Duration, Instant};
+
+use anyhow::ensure;
+use rto_tests::{
+    agent::{SOON, World},
+    netns::{SERVER_V4, SERVER_V6, sysctl},
+    relay::{Kind, RELAY_SERVER_V4, RELAY_SERVER_V6, Relay},
+    talk::{self, Talk},
+    timing::jiffy,
+    traffic::{Connect, Traffic},
+};
+use serde_json::Value;
+
+use super::{Test, to};
+
+pub(super) const TESTS: &[Test] = &[
+    ("a_lost_syn_is_recovered", || {
+        lost(Kind::Syn, "active", true)
+    }),
+    ("a_lost_syn_without_timestamps", || {
+        lost(Kind::Syn, "active", false)
+    }),
+    ("a_lost_syn_ack_is_recovered", || {
+        lost(Kind::SynAck, "active", true)
+    }),
+    ("a_lost_syn_ack_without_timestamps", || {
+        lost(Kind::SynAck, "active", false)
+    }),
+    ("a_lost_final_ack_is_recovered", || {
+        lost(Kind::ClientAck, "passive", true)
+    }),
+    ("a_lost_final_ack_without_timestamps", || {
+        lost(Kind::ClientAck, "passive", false)
+    }),
+    ("an_rtt_just_below_the_initial_rto", below),
+    ("an_rtt_beyond_it_is_spurious", || beyond(true)),
+    ("an_rtt_beyond_it_without_timestamps", || beyond(false)),
+    ("an_rtt_of_several_initial_rtos", several),
+    ("a_lost_syn_on_a_slow_path", lost_on_a_slow_path),
+    ("ipv6_over_a_slow_path", slow_ipv6),
+    ("longer_timers_lose_time", longer),
+    ("histograms_hold_the_times_there_were", histograms),
+    ("rtt_sampling_off_and_by_interval", sampling),
+    ("a_reset_connection_is_aborted", aborted),
+    ("what_no_entry_covers_is_counted_if_asked", unlisted),
+    ("counting_nothing_still_sets_timers", off),
+    ("what_is_counted_changes_with_a_restart", restart),
+    ("watching_prints_what_came_meanwhile", watching),
+];
+
+const PORT: u16 = 4900;
+const INITIAL_RTO_MS: u64 = 100;
+/// Below half of the initial RTO and of its share that a lost SYN adds.
+const NEAR_ONE_WAY: Duration = Duration::from_millis(5);
+
+fn policy(initial_rto_ms: u64) -> String {
+    format!(
+        "[policy.near]\ninitial_rto = \"{initial_rto_ms}ms\"\n\
+         cidrs = [\"10.88.0.0/24\", \"10.89.0.0/24\", \"fd88::/64\", \"fd89::/64\"]\n"
+    )
+}
+
+/// A world, a link with a delay, and a server at its far end.
+struct Link {
+    relay: Relay,
+    world: World,
+}
+
+impl Link {
+    fn new(initial_rto_ms: u64, one_way: Duration, timestamps: bool) -> anyhow::Result<Self> {
+        let world = World::with(&policy(initial_rto_ms))?;
+        for netns in [&world.net.client, &world.net.server] {
+            sysctl(netns, "net.ipv4.tcp_congestion_control", "reno")?;
+            let on = if timestamps { "1" } else { "0" };
+            sysctl(netns, "net.ipv4.tcp_timestamps", on)?;
+        }
+        let relay = Relay::new(&world.net)?;
+        relay.set_delay(one_way);
+        Ok(Self { relay, world })
+    }
+
+    /// A connection with some requests and answers; then both sides' statistics, once all that was
+    /// sent again has been judged.
+    fn converse(&self, address: &str) -> anyhow::Result<Value> {
+        self.converse_after(Duration::ZERO, address)
+    }
+
+    /// As above, with a pause before the first request.
+    fn converse_after(&self, pause: Duration, address: &str) -> anyhow::Result<Value> {
+        let _server = self.world.answer(to(address, PORT))?;
+        let mut talk = self
+            .world
+            .talk(to(address, PORT), talk::Options::default())?;
+        std::thread::sleep(pause);
+        talk.rounds(ROUNDS, Duration::ZERO)?;
+        drop(talk);
+        stats_when(&self.world, "a verdict", |near| {
+            ["active", "passive"].into_iter().all(|direction| {
+                let side = &near[direction];
+                let [again, verdicts @ ..] = outcome(side);
+                side["connections"] == 1 && (again == 0 || verdicts.iter().sum::<u64>() > 0)
+            })
+        })
+    }
+}
+
+/// As many as give a verdict, and one for the ACK of the last answer.
+const ROUNDS: usize = 5;
+
+fn near(world: &World) -> anyhow::Result<Value> {
+    Ok(world.json(&["stats", "--policy", "near"])?["policies"]["near"].clone())
+}
+
+fn stats_when(world: &World, what: &str, is: impl Fn(&Value) -> bool) -> anyhow::Result<Value> {
+    let end = Instant::now() + SOON;
+    loop {
+        let near = near(world)?;
+        if is(&near) {
+            return Ok(near);
+        }
+        ensure!(Instant::now() < end, "stats never showed {what}: {near:#}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// A side's retransmissions, needless ones, undecided ones, recovered connections.
+fn outcome(side: &Value) -> [u64; 4] {
+    [
+        "handshake_retransmissions",
+        "spurious",
+        "undecided",
+        "recovered",
+    ]
+    .map(|name| side[name].as_u64().unwrap_or(u64::MAX))
+}
+
+fn lost(what: Kind, direction: &str, timestamps: bool) -> anyhow::Result<()> {
+    let link = Link::new(INITIAL_RTO_MS, NEAR_ONE_WAY, timestamps)?;
+    link.relay.drop_next(what, 1);
+    // A request would do for the lost ACK.
+    let pause = match what {
+        Kind::ClientAck => Duration::from_millis(2 * INITIAL_RTO_MS),
+        _ => Duration::ZERO,
+    };
+    let near = link.converse_after(pause, RELAY_SERVER_V4)?;
+    assert_eq!(link.relay.log().iter().filter(|r| r.dropped).count(), 1);
+    let side = &near[direction];
+    assert_eq!(outcome(side), [1, 0, 0, 1], "{near:#}");
+    // One second, by the kernel's own timer.
+    let saved = (1000 - INITIAL_RTO_MS) * 1000;
+    assert_eq!(side["time_saved_us"], saved, "{near:#}");
+    assert_eq!(side["time_lost_us"], 0, "{near:#}");
+    if what == Kind::SynAck {
+        // Its own timer fired, and it answered the second SYN: one loss, whoever was first.
+        let passive = &near["passive"];
+        assert_eq!(passive["spurious"], 0, "{near:#}");
+        assert_eq!(passive["time_saved_us"], saved, "{near:#}");
+    }
+    let (handshake, earliest) = (&side["handshake"], INITIAL_RTO_MS * 1000);
+    assert_eq!(handshake["count"], 1, "{near:#}");
+    assert!(handshake["sum_us"].as_u64() >= Some(earliest), "{near:#}");
+    assert!(
+        handshake["sum_us"].as_u64() < Some(2 * earliest),
+        "{near:#}"
+    );
+    Ok(())
+}
+
+/// The control of those beyond.
+fn below() -> anyhow::Result<()> {
+    // A core that is taken away for 16 ms makes it more than the RTO: a wrong rule is wrong each time.
+    const ATTEMPTS: usize = 3;
+    let mut seen = Vec::new();
+    for _ in 0..ATTEMPTS {
+        let link = Link::new(INITIAL_RTO_MS, Duration::from_millis(42), true)?;
+        let near = link.converse(RELAY_SERVER_V4)?;
+        let sides = ["active", "passive"].map(|direction| outcome(&near[direction]));
+        if sides == [[0; 4]; 2] {
+            return Ok(());
+        }
+        assert_eq!([sides[0][1], sides[1][1]], [0, 0], "{near:#}");
+        seen.push(sides);
+    }
+    panic!("segments were sent again each time: {seen:?}");
+}
+
+fn beyond(timestamps: bool) -> anyhow::Result<()> {
+    let link = Link::new(INITIAL_RTO_MS, Duration::from_millis(60), timestamps)?;
+    let near = link.converse(RELAY_SERVER_V4)?;
+    assert_eq!(link.relay.log().iter().filter(|r| r.dropped).count(), 0);
+    assert_eq!(outcome(&near["active"]), [1, 1, 0, 0], "{near:#}");
+    assert_eq!(near["active"]["time_saved_us"], 0, "{near:#}");
+    // The listener's own timer, and the second SYN, which it answers: both needless.
+    let [again, spurious, undecided, recovered] = outcome(&near["passive"]);
+    assert!((1..=2).contains(&again), "{near:#}");
+    assert_eq!([spurious, undecided, recovered], [again, 0, 0], "{near:#}");
+    Ok(())
+}
+
+fn several() -> anyhow::Result<()> {
+    let rto = 6 * jiffy();
+    let rto_ms = u64::try_from(rto.as_millis())?;
+    let link = Link::new(rto_ms, Duration::from_millis(45), true)?;
+    let near = link.converse(RELAY_SERVER_V4)?;
+    // 24 ms and one jiffy at the most: three in 90 ms.
+    let [again, spurious, undecided, recovered] = outcome(&near["active"]);
+    assert!((2..=3).contains(&again), "{near:#}");
+    assert_eq!([spurious, undecided, recovered], [again, 0, 0], "{near:#}");
+    Ok(())
+}
+
+/// The first SYN lost, the second answered later than an initial RTO: that one was needed, the third not.
+fn lost_on_a_slow_path() -> anyhow::Result<()> {
+    let link = Link::new(INITIAL_RTO_MS, Duration::from_millis(65), true)?;
+    link.relay.drop_next(Kind::Syn, 1);
+    let near = link.converse(RELAY_SERVER_V4)?;
+    assert_eq!(outcome(&near["active"]), [2, 1, 0, 1], "{near:#}");
+    Ok(())
+}
+
+fn slow_ipv6() -> anyhow::Result<()> {
+    let link = Link::new(INITIAL_RTO_MS, Duration::from_millis(60), true)?;
+    let near = link.converse(RELAY_SERVER_V6)?;
+    assert_eq!(outcome(&near["active"]), [1, 1, 0, 0], "{near:#}");
+    Ok(())
+}
+
+fn longer() -> anyhow::Result<()> {
+    let link = Link::new(1200, NEAR_ONE_WAY, true)?;
+    link.relay.drop_next(Kind::Syn, 1);
+    let near = link.converse(RELAY_SERVER_V4)?;
+    assert_eq!(outcome(&near["active"]), [1, 0, 0, 1], "{near:#}");
+    assert_eq!(near["active"]["time_saved_us"], 0, "{near:#}");
+    assert_eq!(near["active"]["time_lost_us"], 200_000, "{near:#}");
+    Ok(())
+}
+
+/// 20 ms there and back, as the wire has it: within the bucket's quarter, and a jiffy.
+fn histograms() -> anyhow::Result<()> {
+    let link = Link::new(INITIAL_RTO_MS, Duration::from_millis(10), true)?;
+    link.converse(RELAY_SERVER_V4)?;
+    let near = stats_when(&link.world, "both ends", |near| {
+        ["active", "passive"]
+            .into_iter()
+            .all(|direction| near[direction]["srtt"]["count"] == 1)
+    })?;
+    for direction in ["active", "passive"] {
+        for what in ["handshake", "srtt"] {
+            let histogram = &near[direction][what];
+            assert_eq!(histogram["count"], 1, "{direction} {what}: {near:#}");
+            let sum_us = histogram["sum_us"].as_u64().unwrap_or(0);
+            // A delayed ACK is in the smoothed RTT of the side that waits for one.
+            assert!((20_000..60_000).contains(&sum_us), "{direction}: {near:#}");
+            let bucket = &histogram["buckets"][0];
+            let range = bucket["from_us"].as_u64()..bucket["below_us"].as_u64();
+            assert!(range.contains(&Some(sum_us)), "{direction}: {near:#}");
+        }
+    }
+    let text = link.world.cli(&["stats", "--policy", "near"])?;
+    assert!(
+        text.contains("handshake time: 1, mean 2") && text.contains("####"),
+        "{text}"
+    );
+    Ok(())
+}
+
+fn sampling() -> anyhow::Result<()> {
+    let mut world = World::new()?;
+    world.configure(&format!("rtt_sampling = \"off\"\n{}", policy(100)))?;
+    world.start()?;
+    let served = |world: &World, rounds: usize, pause_ms: u64| -> anyhow::Result<()> {
+        let _server = world.answer(to(SERVER_V4, PORT))?;
+        let mut talk = world.talk(to(SERVER_V4, PORT), talk::Options::default())?;
+        talk.rounds(rounds, Duration::from_millis(pause_ms))
+    };
+    served(&world, 3, 0)?;
+    let near = near(&world)?;
+    assert_eq!(near["active"]["srtt"]["count"], 0, "{near:#}");
+    assert_eq!(near["active"]["handshake"]["count"], 1, "{near:#}");
+    world.end(nix::sys::signal::Signal::SIGTERM)?;
+    // Every 50 ms at the most, while it lasts.
+    world.configure(&format!("rtt_sampling = \"50ms\"\n{}", policy(100)))?;
+    world.start()?;
+    let _server = world.answer(to(SERVER_V4, PORT))?;
+    let mut talk = world.talk(to(SERVER_V4, PORT), talk::Options::default())?;
+    talk.rounds(20, Duration::from_millis(20))?;
+    let before_its_end = stats_when(&world, "samples", |near| {
+        near["active"]["srtt"]["count"].as_u64() > Some(1)
+    })?;
+    let count = before_its_end["active"]["srtt"]["count"].as_u64();
+    assert!(count < Some(20), "{before_its_end:#}");
+    Ok(())
+}
+
+/// Closed with an answer unread: a reset.
+fn aborted() -> anyhow::Result<()> {
+    let world = World::with(&policy(100))?;
+    let begin = || -> anyhow::Result<(Traffic, Talk)> {
+        let server = world.answer(to(SERVER_V4, PORT))?;
+        let mut talk = world.talk(to(SERVER_V4, PORT), talk::Options::default())?;
+        talk.rounds(2, Duration::ZERO)?;
+        Ok((server, talk))
+    };
+    let (server, talk) = begin()?;
+    drop(talk);
+    // The control: finished by both.
+    std::thread::sleep(Duration::from_millis(100));
+    drop(server);
+    let finished = near(&world)?;
+    assert_eq!(finished["active"]["aborted"], 0, "{finished:#}");
+    assert_eq!(finished["passive"]["aborted"], 0, "{finished:#}");
+    let (_server, talk) = begin()?;
+    // What an administrator does to a connection.
+    rto_tests::process::run(&format!(
+        "ip netns exec {} ss -K dport = :{PORT}",
+        world.net.client
+    ))?;
+    let near = stats_when(&world, "the end", |near| near["active"]["aborted"] == 1)?;
+    assert_eq!(near["active"]["expired"], 0, "{near:#}");
+    stats_when(&world, "the other end", |near| {
+        near["passive"]["aborted"] == 1
+    })?;
+    drop(talk);
+    Ok(())
+}
+
+fn unlisted() -> anyhow::Result<()> {
+    let elsewhere = "[policy.near]\ninitial_rto = \"100ms\"\ncidrs = [\"10.88.1.0/24\"]\n";
+    let mut world = World::new()?;
+    world.configure(elsewhere)?;
+    world.start()?;
+    let connect = |world: &World, address: &str| -> anyhow::Result<()> {
+        let _server = world.serve(to(address, PORT))?;
+        let client = world.connect(to(address, PORT), &Connect::default())?;
+        assert_eq!(client.outcome()?.result, "connected");
+        Ok(())
+    };
+    connect(&world, SERVER_V4)?;
+    let stats = world.json(&["stats"])?;
+    assert!(stats["policies"]["unlisted"].is_null(), "{stats:#}");
+    world.end(nix::sys::signal::Signal::SIGTERM)?;
+    world.configure(&format!("count_unlisted = true\n{elsewhere}"))?;
+    world.start()?;
+    connect(&world, SERVER_V4)?;
+    connect(&world, SERVER_V6)?;
+    // Counted, and otherwise left alone: the kernel's own second.
+    world.net.black_hole(PORT)?;
+    world.assert_syn_gap(to(SERVER_V4, PORT), &Connect::default(), super::KERNEL)?;
+    let stats = world.json(&["stats"])?;
+    let unlisted = &stats["policies"]["unlisted"];
+    assert_eq!(unlisted["active"]["connections"], 2, "{stats:#}");
+    assert_eq!(unlisted["passive"]["connections"], 2, "{stats:#}");
+    assert_eq!(unlisted["active"]["initial_rtos_set"], 0, "{stats:#}");
+    assert!(
+        unlisted["active"]["handshake_retransmissions"].as_u64() >= Some(1),
+        "{stats:#}"
+    );
+    assert_eq!(stats["policies"]["near"]["active"]["connections"], 0);
+    // It is no policy: neither listed nor looked up.
+    assert!(world.json(&["status"])?["policies"]["unlisted"].is_null());
+    let looked_up = world.json(&["lookup", SERVER_V4])?;
+    assert!(looked_up["entry"].is_null(), "{looked_up:#}");
+    Ok(())
+}
+
+fn off() -> anyhow::Result<()> {
+    let mut world = World::new()?;
+    world.configure(&format!("statistics = false\n{}", policy(100)))?;
+    world.start()?;
+    world.net.black_hole(PORT)?;
+    world.assert_syn_gap(
+        to(SERVER_V4, PORT),
+        &Connect::default(),
+        Duration::from_millis(100),
+    )?;
+    let near = near(&world)?;
+    assert_eq!(outcome(&near["active"]), [0; 4], "{near:#}");
+    let text = world.cli(&["stats"])?;
+    assert!(text.contains("nothing is counted"), "{text}");
+    Ok(())
+}
+
+/// Another choice is another program over the same maps: entries and counts stay.
+fn restart() -> anyhow::Result<()> {
+    let mut world = World::new()?;
+    world.configure(&format!("on_exit = \"keep\"\n{}", policy(100)))?;
+    world.start()?;
+    let _server = world.serve(to(SERVER_V4, PORT))?;
+    let connect = |world: &World| -> anyhow::Result<()> {
+        let client = world.connect(to(SERVER_V4, PORT), &Connect::default())?;
+        assert_eq!(client.outcome()?.result, "connected");
+        Ok(())
+    };
+    connect(&world)?;
+    world.configure(&format!(
+        "on_exit = \"keep\"\nrtt_sampling = \"1s\"\n{}",
+        policy(100)
+    ))?;
+    let noted = world.cli(&["reload"])?;
+    assert!(noted.contains("rtt_sampling changed"), "{noted}");
+    world.end(nix::sys::signal::Signal::SIGTERM)?;
+    world.notified("STOPPING=1")?;
+    world.start()?;
+    connect(&world)?;
+    let status = world.json(&["status"])?;
+    assert_eq!(status["found_at_start"], "maps-kept", "{status:#}");
+    let near = near(&world)?;
+    assert_eq!(near["active"]["connections"], 2, "{near:#}");
+    Ok(())
+}
+
+fn watching() -> anyhow::Result<()> {
+    let world = World::with(&policy(100))?;
+    let refused = world.cli_fails(&["stats", "--policy", "nobody"])?;
+    assert!(refused.contains("there is: near"), "{refused}");
+    let refused = world.cli_fails(&["stats", "--watch", "--interval", "1us"])?;
+    assert!(refused.contains("100ms to 1h"), "{refused}");
+    Ok(())
+}
