@@ -14,3 +14,4 @@ pub mod relay;
 pub mod talk;
 pub mod timing;
 pub mod traffic;
+pub mod watcher;

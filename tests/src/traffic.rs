@@ -106,6 +106,27 @@ impl Traffic {
         Ok(traffic)
     }
 
+    /// Begins so many connections at once, without waiting for any; returns once all are begun.
+    ///
+    /// # Errors
+    ///
+    /// If they cannot be begun.
+    pub fn knock(
+        netns: &str,
+        cgroup: Option<&Path>,
+        to: SocketAddr,
+        count: usize,
+    ) -> anyhow::Result<Self> {
+        let mut command = command_in(Some(netns), cgroup, helper()?)?;
+        command.arg("knock").arg("--to").arg(to.to_string());
+        command.arg("--count").arg(count.to_string());
+        let mut traffic = Self {
+            child: spawn(command)?,
+        };
+        ensure!(traffic.line()? == "begun", "the connections were not begun");
+        Ok(traffic)
+    }
+
     /// Waits for connect() to end.
     ///
     /// # Errors

@@ -7,10 +7,14 @@ use std::{
 };
 
 use http_body_util::{BodyExt as _, Full};
-use hyper::{Method, Request, body::Bytes, client::conn::http1};
+use hyper::{
+    Method, Request, Response,
+    body::{Bytes, Incoming},
+    client::conn::http1,
+};
 use hyper_util::rt::TokioIo;
 use serde::{Serialize, de::DeserializeOwned};
-use tokio::net::UnixStream;
+use tokio::{net::UnixStream, runtime::Runtime, task::JoinHandle};
 
 use super::types::ErrorAnswer;
 
@@ -43,6 +47,12 @@ pub enum ClientError {
     /// The daemon said no.
     #[error("{0}")]
     Refused(String),
+    /// The daemon ended while it was listened to.
+    #[error("the daemon at {socket} has ended")]
+    Ended {
+        /// The socket.
+        socket: PathBuf,
+    },
     /// What came back is no answer.
     #[error("the daemon at {socket} gave no proper answer: {reason}")]
     Broken {
@@ -91,32 +101,81 @@ impl Client {
         self.request(Method::POST, path, body.into())
     }
 
+    /// `GET path`, an endless answer: hands each line to `take` until that fails or the daemon ends.
+    ///
+    /// # Errors
+    ///
+    /// As [`ClientError`], or what `take` says; never `Ok`.
+    pub fn lines<E: From<ClientError>>(
+        &self,
+        path: &str,
+        mut take: impl FnMut(&[u8]) -> Result<(), E>,
+    ) -> Result<std::convert::Infallible, E> {
+        let runtime = self.runtime()?;
+        runtime.block_on(async {
+            let exchange = self.exchange(Method::GET, path, Bytes::new());
+            let exchange = tokio::time::timeout(TIMEOUT, exchange).await;
+            let (response, _driver) = exchange.unwrap_or_else(|_| Err(self.silent()))?;
+            let mut body = response.into_body();
+            let mut rest = Vec::new();
+            while let Some(frame) = body.frame().await {
+                // One that is killed does not end the stream properly.
+                let Ok(frame) = frame else {
+                    break;
+                };
+                let Ok(data) = frame.into_data() else {
+                    continue;
+                };
+                rest.extend_from_slice(&data);
+                let whole = rest
+                    .iter()
+                    .rposition(|b| *b == b'\n')
+                    .map_or(0, |at| at + 1);
+                for line in rest[..whole].split(|b| *b == b'\n') {
+                    if !line.is_empty() {
+                        take(line)?;
+                    }
+                }
+                rest.drain(..whole);
+            }
+            let socket = self.socket.clone();
+            Err(ClientError::Ended { socket }.into())
+        })
+    }
+
     fn request<A: DeserializeOwned>(
         &self,
         method: Method,
         path: &str,
         body: Bytes,
     ) -> Result<A, ClientError> {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .map_err(|e| self.broken(e))?;
-        let answer = runtime.block_on(async {
-            tokio::time::timeout(TIMEOUT, self.exchange(method, path, body))
-                .await
-                .unwrap_or_else(
-                    |_| Err(self.broken(format!("nothing for {} s", TIMEOUT.as_secs()))),
-                )
+        let answer = self.runtime()?.block_on(async {
+            let whole = async {
+                let (response, driver) = self.exchange(method, path, body).await?;
+                let collected = response.into_body().collect().await;
+                driver.abort();
+                Ok(collected.map_err(|e| self.broken(e))?.to_bytes())
+            };
+            let whole = tokio::time::timeout(TIMEOUT, whole).await;
+            whole.unwrap_or_else(|_| Err(self.silent()))
         })?;
         serde_json::from_slice(&answer).map_err(|e| self.broken(e))
     }
 
+    fn runtime(&self) -> Result<Runtime, ClientError> {
+        tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(|e| self.broken(e))
+    }
+
+    /// The head of a good answer, its body to come, and what drives the connection meanwhile.
     async fn exchange(
         &self,
         method: Method,
         path: &str,
         body: Bytes,
-    ) -> Result<Bytes, ClientError> {
+    ) -> Result<(Response<Incoming>, JoinHandle<hyper::Result<()>>), ClientError> {
         let stream = UnixStream::connect(&self.socket).await.map_err(|reason| {
             let socket = self.socket.clone();
             if reason.kind() == io::ErrorKind::PermissionDenied {
@@ -141,20 +200,20 @@ impl Client {
             .await
             .map_err(|e| self.broken(e))?;
         let status = response.status();
-        let bytes = response
-            .into_body()
-            .collect()
-            .await
-            .map_err(|e| self.broken(e))?
-            .to_bytes();
-        driver.abort();
         if status.is_success() {
-            return Ok(bytes);
+            return Ok((response, driver));
         }
+        let bytes = response.into_body().collect().await;
+        let bytes = bytes.map_err(|e| self.broken(e))?.to_bytes();
+        driver.abort();
         match serde_json::from_slice::<ErrorAnswer>(&bytes) {
             Ok(answer) => Err(ClientError::Refused(answer.error)),
             Err(_) => Err(self.broken(format!("HTTP status {status}"))),
         }
+    }
+
+    fn silent(&self) -> ClientError {
+        self.broken(format!("nothing for {} s", TIMEOUT.as_secs()))
     }
 
     fn broken(&self, reason: impl std::fmt::Display) -> ClientError {

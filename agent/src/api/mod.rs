@@ -1,6 +1,7 @@
 //! HTTP and JSON on a Unix socket; the client half serves the CLI. Routes and fields: `docs/api.md`.
 
 pub mod client;
+pub mod events;
 pub mod peer;
 pub mod server;
 pub mod stats;

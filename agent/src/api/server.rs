@@ -5,19 +5,20 @@ use std::{
     net::IpAddr,
     os::{fd::AsFd as _, unix::fs::PermissionsExt as _},
     path::{Path, PathBuf},
+    sync::Arc,
     time::Duration,
 };
 
 use anyhow::Context as _;
 use axum::{
     Extension, Json, Router,
-    body::Bytes,
+    body::{Body, Bytes},
     extract::{
         ConnectInfo, DefaultBodyLimit, Query, Request, State,
         connect_info::Connected,
         rejection::{JsonRejection, QueryRejection},
     },
-    http::StatusCode,
+    http::{StatusCode, header},
     middleware::{self, Next},
     response::{IntoResponse, Response},
     routing::{get, post},
@@ -25,17 +26,19 @@ use axum::{
 };
 use nix::unistd::{Gid, chown};
 use serde::{Deserialize, Serialize};
-use tokio::net::UnixListener;
+use tokio::{net::UnixListener, sync::broadcast::error::RecvError};
 use tracing::warn;
 
 use super::{
     MAX_BODY,
+    events::Line,
     peer::{Allowed, Peer, peer_of},
     types::{AddRequest, ApplyRequest, Caller, DetachRequest, ErrorAnswer, RemoveRequest},
 };
 use crate::{
     engine::{EngineError, Handle, Message},
     kernel::interference::Verdict,
+    policy::{Cidr, PolicyName},
 };
 
 /// How long `status` waits for the engine before it answers with what was last published.
@@ -115,6 +118,7 @@ fn router(engine: Handle, allowed: Allowed) -> Router {
     Router::new()
         .route("/v1/status", get(status))
         .route("/v1/stats", get(stats))
+        .route("/v1/events", get(events))
         .route("/v1/entries", get(list).post(add))
         .route("/v1/entries/remove", post(remove))
         .route("/v1/lookup", get(lookup))
@@ -178,6 +182,74 @@ async fn stats(State(engine): State<Handle>) -> Response {
         Ok(Err(e)) => error(&e),
         Ok(Ok(())) | Err(_) => Json(&*engine.stats()).into_response(),
     }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct EventsQuery {
+    #[serde(default)]
+    policy: Option<String>,
+    /// Separated by commas.
+    #[serde(default)]
+    cidr: Option<String>,
+}
+
+/// Tells the engine when a client that watches has gone.
+struct Watching(Handle);
+
+impl Drop for Watching {
+    fn drop(&mut self) {
+        self.0.tell(Message::Unwatched);
+    }
+}
+
+/// A stream of lines, until the client goes or the daemon ends.
+async fn events(
+    State(engine): State<Handle>,
+    query: Result<Query<EventsQuery>, QueryRejection>,
+) -> Response {
+    let query = match query {
+        Ok(Query(query)) => query,
+        Err(e) => return answer(e.status(), &e.body_text()),
+    };
+    let policy = match query.policy.as_deref().map(str::parse::<PolicyName>) {
+        None => None,
+        Some(Ok(policy)) => Some(policy),
+        Some(Err(e)) => return answer(StatusCode::BAD_REQUEST, &e.to_string()),
+    };
+    let texts = query.cidr.as_deref().unwrap_or_default().split(',');
+    let cidrs: Result<Vec<Cidr>, _> = texts.filter(|t| !t.is_empty()).map(str::parse).collect();
+    let cidrs = match cidrs {
+        Ok(cidrs) => cidrs,
+        Err(e) => return answer(StatusCode::BAD_REQUEST, &e.to_string()),
+    };
+    let asked = policy.clone();
+    let lines = match engine.ask(|reply| Message::Watch(asked, reply)).await {
+        Ok(lines) => lines,
+        Err(e) => return error(&e),
+    };
+    let state = (lines, Watching(engine), policy, cidrs);
+    let stream = futures_util::stream::unfold(state, |mut state| async {
+        let (lines, _, policy, cidrs) = &mut state;
+        let text = loop {
+            let line = match lines.recv().await {
+                Ok(line) => line,
+                Err(RecvError::Lagged(lost)) => Arc::new(Line::Lost { lost }),
+                Err(RecvError::Closed) => return None,
+            };
+            let wanted = match &*line {
+                Line::Event(event) => event.matches(policy.as_ref(), cidrs),
+                Line::Lost { .. } => true,
+            };
+            if wanted && let Ok(mut text) = serde_json::to_string(&*line) {
+                text.push('\n');
+                break text;
+            }
+        };
+        Some((Ok::<_, std::convert::Infallible>(text), state))
+    });
+    let headers = [(header::CONTENT_TYPE, "application/x-ndjson")];
+    (headers, Body::from_stream(stream)).into_response()
 }
 
 async fn list(State(engine): State<Handle>) -> Response {

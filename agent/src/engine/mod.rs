@@ -11,11 +11,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokio::sync::{oneshot, watch};
+use tokio::sync::{broadcast, oneshot, watch};
 use tracing::{error, info, warn};
 
 use crate::{
     api::{
+        events::Line,
         stats::StatsAnswer,
         types::{
             AddRequest, ApplyRequest, Caller, ChangeAnswer, DetachAnswer, DetachRequest,
@@ -29,10 +30,11 @@ use crate::{
         features::{Feature, can_set},
         interference::{Target, Verdict},
     },
-    policy::{HostFacts, plan::ChangeSummary},
+    policy::{HostFacts, PolicyName, plan::ChangeSummary},
 };
 
 mod changes;
+mod events;
 pub mod manual;
 mod probing;
 mod state;
@@ -93,6 +95,10 @@ pub enum Message {
     Refresh(Reply<()>),
     /// Compare the kernel's maps with what they should hold; what is amiss, if anything.
     Verify(Reply<Vec<String>>),
+    /// `rto-agent watch`: retransmissions from now on.
+    Watch(Option<PolicyName>, Reply<broadcast::Receiver<Arc<Line>>>),
+    /// Somebody who watched has gone.
+    Unwatched,
     /// SIGHUP.
     Hangup,
     /// A watched file changed.
@@ -195,6 +201,7 @@ pub struct Engine {
     stats: watch::Sender<Arc<StatsAnswer>>,
     files: watch::Sender<Arc<Vec<PathBuf>>>,
     systemd: systemd::Systemd,
+    events: events::Events,
     walks: Walks,
     restoring: Option<Restoring>,
     probing: Probing,
@@ -261,6 +268,7 @@ impl Engine {
             stats,
             files,
             systemd: systemd::Systemd::from_environment(),
+            events: events::Events::new(),
             walks,
             restoring: None,
             probing: Probing::new(),
@@ -331,6 +339,8 @@ impl Engine {
                 | Message::Probed(..)
                 | Message::Apply(..)
                 | Message::Verify(_)
+                | Message::Watch(..)
+                | Message::Unwatched
         );
         if !only_reads {
             self.probing.disturb();
@@ -381,6 +391,14 @@ impl Engine {
                 drop(reply.send(Ok(if ready { Vec::new() } else { problems })));
                 return;
             }
+            Message::Watch(policy, reply) => {
+                drop(reply.send(self.watch(policy.as_ref())));
+                return;
+            }
+            Message::Unwatched => {
+                self.events.end_if_unwatched();
+                return;
+            }
             Message::Hangup => self
                 .reload_and_attach("SIGHUP")
                 .map_or_else(drop_logged, drop),
@@ -388,6 +406,31 @@ impl Engine {
             Message::Stop => {}
         }
         self.publish();
+    }
+
+    fn watch(
+        &mut self,
+        policy: Option<&PolicyName>,
+    ) -> Result<broadcast::Receiver<Arc<Line>>, EngineError> {
+        let agent = &self.start.config.agent;
+        if !agent.statistics {
+            return Err(EngineError::Refused(
+                "nothing is told: statistics = false in [agent]".to_owned(),
+            ));
+        }
+        let policies = &self.state.set().policies;
+        if let Some(policy) = policy {
+            let is_unlisted = agent.count_unlisted && *policy == PolicyName::unlisted();
+            if !is_unlisted && !policies.contains_key(policy) {
+                let known: Vec<_> = policies.keys().map(PolicyName::as_str).collect();
+                return Err(EngineError::Refused(format!(
+                    "no policy {policy} is in force; there is: {}",
+                    known.join(", ")
+                )));
+            }
+        }
+        self.events
+            .subscribe(self.state.datapath(), self.state.host())
     }
 
     fn files_changed(&mut self) {
@@ -410,6 +453,9 @@ impl Engine {
                 .and_then(|datapath| self.state.reopen(datapath));
             answer.changed = reopened?;
             self.detached_by = None;
+            if let Some(datapath) = self.state.datapath() {
+                self.events.resume(datapath, self.state.host());
+            }
             self.probing.look(&self.state.options().cgroup);
             answer.notes.push("attached again".to_owned());
             info!(audit = true, source = cause, "attached again");
@@ -485,6 +531,7 @@ impl Engine {
     }
 
     fn check_health(&mut self) {
+        self.events.end_if_unwatched();
         if self.detached_by.is_some() {
             self.probing.look(&self.state.options().cgroup);
             return;
@@ -619,6 +666,8 @@ impl Engine {
     }
 
     fn detached(&mut self, by: Caller) {
+        // The maps it reads are gone; who watches waits for the next ones.
+        self.events.end();
         self.detached_by = Some(by);
         self.probing.look(&self.state.options().cgroup);
         info!(audit = true, %by, "detached: nothing is in force until rto-agent reload");
@@ -680,6 +729,7 @@ impl Engine {
 
     fn stop(mut self) -> anyhow::Result<()> {
         self.systemd.stopping();
+        self.events.end();
         self.probing.finish();
         self.walks.stop();
         if self.restoring.is_some() || self.state.has_kept_maps() {

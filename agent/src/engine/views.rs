@@ -128,6 +128,7 @@ impl Engine {
     /// Publishes the state as it is now.
     pub(super) fn publish(&mut self) {
         self.probing.collect();
+        self.events.policies_changed(self.state.datapath());
         let attachment = self.state.attachment();
         let mut problems: Vec<String> = self.state.problems().cloned().collect();
         if problems.is_empty() {

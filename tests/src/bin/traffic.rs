@@ -11,6 +11,7 @@ use std::{
 use clap::Parser;
 use nix::{
     errno::Errno,
+    fcntl::{FcntlArg, OFlag},
     libc,
     poll::{PollFd, PollFlags, PollTimeout, poll},
     sys::socket::{
@@ -55,6 +56,13 @@ enum Cli {
         /// IPPROTO_MPTCP
         #[arg(long)]
         mptcp: bool,
+    },
+    /// Begin many connections at once, and keep trying
+    Knock {
+        #[arg(long)]
+        to: SocketAddr,
+        #[arg(long)]
+        count: usize,
     },
     /// Accept and keep connections
     Serve {
@@ -104,6 +112,21 @@ fn main() -> anyhow::Result<()> {
             let to = if mapped { map(to) } else { to };
             connect(socket.as_raw_fd(), &SockaddrStorage::from(to))?;
             talk(TcpStream::from(socket))?;
+        }
+        Cli::Knock { to, count } => {
+            let sockets = (0..count)
+                .map(|_| {
+                    let socket = make_socket(to.is_ipv6(), false)?;
+                    nix::fcntl::fcntl(&socket, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
+                    match connect(socket.as_raw_fd(), &SockaddrStorage::from(to)) {
+                        Ok(()) | Err(Errno::EINPROGRESS) => Ok(socket),
+                        Err(e) => Err(e.into()),
+                    }
+                })
+                .collect::<anyhow::Result<Vec<_>>>()?;
+            say("begun")?;
+            keep();
+            drop(sockets);
         }
         Cli::Answer { on, mptcp } => {
             let socket = make_socket(on.is_ipv6(), mptcp)?;
@@ -225,12 +248,9 @@ fn make_socket(v6: bool, mptcp: bool) -> nix::Result<OwnedFd> {
 
 /// Begins to connect, gives up after 50 ms, and makes the socket fit to connect again.
 fn try_first(socket: &OwnedFd, to: SocketAddr) -> anyhow::Result<()> {
-    let flags = nix::fcntl::OFlag::from_bits_retain(nix::fcntl::fcntl(
-        socket,
-        nix::fcntl::FcntlArg::F_GETFL,
-    )?);
-    let set = |flags| nix::fcntl::fcntl(socket, nix::fcntl::FcntlArg::F_SETFL(flags));
-    set(flags | nix::fcntl::OFlag::O_NONBLOCK)?;
+    let flags = OFlag::from_bits_retain(nix::fcntl::fcntl(socket, FcntlArg::F_GETFL)?);
+    let set = |flags| nix::fcntl::fcntl(socket, FcntlArg::F_SETFL(flags));
+    set(flags | OFlag::O_NONBLOCK)?;
     match connect(socket.as_raw_fd(), &SockaddrStorage::from(to)) {
         Err(Errno::EINPROGRESS) => {}
         other => anyhow::bail!("first connect: {other:?}"),

@@ -19,6 +19,7 @@ mod statistics;
 mod syn;
 mod syn_ack;
 mod syn_retries;
+mod watch;
 
 type Test = (&'static str, fn() -> anyhow::Result<()>);
 
@@ -42,7 +43,7 @@ fn main() -> ExitCode {
         cgroup::sweep();
         agent::sweep();
     }
-    let groups: [(&str, &[Test]); 13] = [
+    let groups: [(&str, &[Test]); 14] = [
         // The longest first.
         ("syn_retries", syn_retries::TESTS),
         ("established", established::TESTS),
@@ -56,6 +57,7 @@ fn main() -> ExitCode {
         ("doctor", doctor::TESTS),
         ("metrics", metrics::TESTS),
         ("statistics", statistics::TESTS),
+        ("watch", watch::TESTS),
         ("relay", relay::TESTS),
     ];
     let trials = groups

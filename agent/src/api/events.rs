@@ -1,0 +1,275 @@
+//! `GET /v1/events`: retransmissions as they happen, a JSON object a line.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use rto_agent_common::{
+    address::{AF_INET, AF_INET6},
+    direction,
+    event::{Event, kind},
+};
+use rto_model::syn::{Granularity, MAX_SYNCNT, RTO_MAX_S, SynTimers, syn_ack_schedule};
+use serde::{Deserialize, Serialize};
+
+use crate::policy::{Cidr, HostFacts, PolicyName, units::jiffies_to_usecs};
+
+/// One line.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Line {
+    /// A retransmission.
+    Event(EventView),
+    /// Retransmissions of which nothing more is known: there was no room for them.
+    Lost {
+        /// How many.
+        lost: u64,
+    },
+}
+
+/// A retransmission.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EventView {
+    /// When, Unix microseconds.
+    pub at_us: u64,
+    /// What was sent again, and why.
+    pub kind: Kind,
+    /// Which retransmission it is, 1 for the first; of a SYN-ACK, all until the connection was
+    /// established.
+    pub attempt: u32,
+    /// The timer that fired, microseconds; absent where none did, or it is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timer_us: Option<u64>,
+    /// Local address.
+    pub local: IpAddr,
+    /// Local port.
+    pub local_port: u16,
+    /// The peer's address.
+    pub remote: IpAddr,
+    /// The peer's port.
+    pub remote_port: u16,
+    /// State of the socket, as ss(8) names it.
+    pub state: String,
+    /// Policy of the connection; absent if it is gone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub policy: Option<PolicyName>,
+    /// Who began the connection: "active", "passive" or "unknown".
+    pub direction: String,
+    /// Process that called connect(), where the kernel tells.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pid: Option<u32>,
+    /// Its name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub process: Option<String>,
+}
+
+/// What was sent again, and why.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Kind {
+    /// A SYN.
+    Syn,
+    /// A SYN-ACK; told when the connection is established.
+    SynAck,
+    /// A timeout of an established connection.
+    Rto,
+    /// A tail loss probe.
+    Tlp,
+    /// Without a timeout: fast retransmit, RACK.
+    Fast,
+}
+
+impl std::fmt::Display for Kind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(match self {
+            Self::Syn => "SYN",
+            Self::SynAck => "SYN-ACK",
+            Self::Rto => "RTO",
+            Self::Tlp => "TLP",
+            Self::Fast => "fast",
+        })
+    }
+}
+
+impl EventView {
+    /// An event of the program, at a time, of a policy; `None` if it is none this version knows.
+    #[must_use]
+    pub fn of(
+        event: &Event,
+        at_us: u64,
+        policy: Option<PolicyName>,
+        host: &HostFacts,
+    ) -> Option<Self> {
+        let kind = match event.kind {
+            kind::SYN => Kind::Syn,
+            kind::SYN_ACK => Kind::SynAck,
+            kind::RTO => Kind::Rto,
+            kind::TLP => Kind::Tlp,
+            kind::FAST => Kind::Fast,
+            _ => return None,
+        };
+        let process = String::from_utf8_lossy(&event.comm);
+        let process = process.trim_end_matches('\0');
+        Some(Self {
+            at_us,
+            kind,
+            attempt: event.attempt,
+            timer_us: timer(kind, event, host).map(|jiffies| jiffies_to_usecs(jiffies, host.hz)),
+            local: address(event.family, &event.local)?,
+            local_port: u16::try_from(event.local_port).ok()?,
+            remote: address(event.family, &event.remote)?,
+            remote_port: u16::try_from(u32::from_be(event.remote_port)).ok()?,
+            state: state(event.state),
+            policy,
+            direction: match event.direction {
+                direction::ACTIVE => "active",
+                direction::PASSIVE => "passive",
+                _ => "unknown",
+            }
+            .to_owned(),
+            pid: (event.pid != 0).then_some(event.pid),
+            process: (!process.is_empty()).then(|| process.to_owned()),
+        })
+    }
+
+    /// Whether it is of this policy (if one is asked for) and its peer in one of these prefixes (if
+    /// there are any).
+    #[must_use]
+    pub fn matches(&self, policy: Option<&PolicyName>, cidrs: &[Cidr]) -> bool {
+        policy.is_none_or(|policy| self.policy.as_ref() == Some(policy))
+            && (cidrs.is_empty() || cidrs.iter().any(|cidr| cidr.contains(self.remote)))
+    }
+}
+
+/// The timer that fired, jiffies. Of a handshake the program knows the first one only; the others
+/// follow from it.
+fn timer(kind: Kind, event: &Event, host: &HostFacts) -> Option<u64> {
+    let hz = u64::from(host.hz);
+    let before = usize::try_from(event.attempt.checked_sub(1)?).ok()?;
+    let own = u64::from(event.timer_jiffies);
+    let initial_rto = if own == 0 { hz } else { own };
+    match kind {
+        Kind::Rto => Some(own),
+        Kind::Syn => SynTimers {
+            initial_rto,
+            ..SynTimers::kernel(hz, MAX_SYNCNT, host.tcp_syn_linear_timeouts)
+        }
+        .schedule(Granularity::Exact)
+        .gaps()
+        .nth(before),
+        Kind::SynAck => {
+            let sent = syn_ack_schedule(initial_rto, RTO_MAX_S * hz, MAX_SYNCNT);
+            sent.windows(2).nth(before).map(|pair| pair[1] - pair[0])
+        }
+        Kind::Tlp | Kind::Fast => None,
+    }
+}
+
+fn address(family: u32, words: &[u32; 4]) -> Option<IpAddr> {
+    match family {
+        AF_INET => Some(Ipv4Addr::from(words[0].to_ne_bytes()).into()),
+        AF_INET6 => {
+            // Each word is in network byte order as it lies in memory.
+            let [a, b, c, d] = words.map(|word| u128::from(u32::from_be(word)));
+            let bytes = a << 96 | b << 64 | c << 32 | d;
+            Some(IpAddr::from(Ipv6Addr::from_bits(bytes)).to_canonical())
+        }
+        _ => None,
+    }
+}
+
+/// `BPF_TCP_*` as ss(8) names it.
+fn state(state: u32) -> String {
+    let name = match state {
+        1 => "ESTAB",
+        2 => "SYN-SENT",
+        3 | 12 => "SYN-RECV",
+        4 => "FIN-WAIT-1",
+        5 => "FIN-WAIT-2",
+        6 => "TIME-WAIT",
+        7 => "UNCONN",
+        8 => "CLOSE-WAIT",
+        9 => "LAST-ACK",
+        10 => "LISTEN",
+        11 => "CLOSING",
+        other => return other.to_string(),
+    };
+    name.to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOST: HostFacts = HostFacts {
+        hz: 250,
+        tcp_syn_retries: 6,
+        tcp_syn_linear_timeouts: 4,
+        has_rto_max: true,
+        has_bpf_thin_linear: true,
+    };
+
+    fn event(kind: u32, attempt: u32, timer_jiffies: u32) -> Event {
+        Event {
+            kind,
+            attempt,
+            timer_jiffies,
+            family: AF_INET,
+            remote: [u32::from_ne_bytes([10, 0, 0, 2]), 9, 9, 9],
+            remote_port: 443u32.to_be(),
+            local_port: 50_000,
+            state: 2,
+            ..Event::default()
+        }
+    }
+
+    fn view(event: &Event) -> EventView {
+        EventView::of(event, 0, None, &HOST).unwrap()
+    }
+
+    #[test]
+    fn timers_of_handshakes_follow_from_the_first() {
+        for (kind, attempt, jiffies, ms) in [
+            (kind::SYN, 1, 25, Some(100)),
+            (kind::SYN, 5, 25, Some(100)),
+            (kind::SYN, 6, 25, Some(200)),
+            (kind::SYN, 1, 0, Some(1000)),
+            (kind::SYN_ACK, 3, 25, Some(400)),
+            (kind::RTO, 3, 51, Some(204)),
+            (kind::TLP, 1, 0, None),
+        ] {
+            let timer_us = view(&event(kind, attempt, jiffies)).timer_us;
+            assert_eq!(timer_us, ms.map(|ms| ms * 1000), "{kind} {attempt}");
+        }
+    }
+
+    #[test]
+    fn addresses_and_ports() {
+        let v4 = view(&event(kind::SYN, 1, 0));
+        assert_eq!(
+            (v4.remote.to_string(), v4.remote_port),
+            ("10.0.0.2".to_owned(), 443)
+        );
+        assert_eq!((v4.local_port, v4.state.as_str()), (50_000, "SYN-SENT"));
+        let mapped = Event {
+            family: AF_INET6,
+            remote: [0, 0, 0xffffu32.to_be(), u32::from_ne_bytes([10, 0, 0, 2])],
+            ..event(kind::SYN, 1, 0)
+        };
+        assert_eq!(view(&mapped).remote.to_string(), "10.0.0.2");
+        let cidr: Cidr = "10.0.0.0/24".parse().unwrap();
+        assert!(v4.matches(None, &[cidr]));
+        assert!(!v4.matches(None, &["10.0.1.0/24".parse().unwrap()]));
+        assert!(!v4.matches(Some(&"near".parse().unwrap()), &[]));
+    }
+
+    #[test]
+    fn what_is_unknown_is_left_out() {
+        assert_eq!(EventView::of(&event(99, 1, 0), 0, None, &HOST), None);
+        let strange = Event {
+            family: 1,
+            ..event(kind::SYN, 1, 0)
+        };
+        assert_eq!(EventView::of(&strange, 0, None, &HOST), None);
+        // No attempt has the number 0: nothing is subtracted from it.
+        assert_eq!(view(&event(kind::SYN, 0, 25)).timer_us, None);
+    }
+}

@@ -1,0 +1,169 @@
+//! Retransmissions for those who watch: a thread reads them while there is anybody.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::JoinHandle,
+    time::Duration,
+};
+
+use nix::time::{ClockId, clock_gettime};
+use tokio::sync::{broadcast, watch};
+use tracing::warn;
+
+use super::EngineError;
+use crate::{
+    api::events::{EventView, Line},
+    datapath::{Datapath, events::Reader},
+    policy::{HostFacts, PolicyName},
+};
+
+/// Lines kept for a watcher that is slower than they come.
+const BACKLOG: usize = 4096;
+/// How soon the thread notices that it is to end.
+const WAIT: Duration = Duration::from_millis(100);
+
+/// Whose slots are.
+pub(super) type Owners = BTreeMap<(u32, u32), PolicyName>;
+
+/// The thread, if it runs, and where lines go.
+pub(super) struct Events {
+    lines: broadcast::Sender<Arc<Line>>,
+    owners: watch::Sender<Arc<Owners>>,
+    reader: Option<Running>,
+}
+
+struct Running {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<()>,
+}
+
+impl Events {
+    pub(super) fn new() -> Self {
+        Self {
+            lines: broadcast::Sender::new(BACKLOG),
+            owners: watch::Sender::new(Arc::default()),
+            reader: None,
+        }
+    }
+
+    /// Lines from now on.
+    pub(super) fn subscribe(
+        &mut self,
+        datapath: Option<&Datapath>,
+        host: &HostFacts,
+    ) -> Result<broadcast::Receiver<Arc<Line>>, EngineError> {
+        let receiver = self.lines.subscribe();
+        if let Some(datapath) = datapath {
+            self.begin(datapath, host)?;
+        }
+        Ok(receiver)
+    }
+
+    /// After the maps have been made anew: whoever watches goes on watching.
+    pub(super) fn resume(&mut self, datapath: &Datapath, host: &HostFacts) {
+        self.end();
+        if self.lines.receiver_count() > 0
+            && let Err(e) = self.begin(datapath, host)
+        {
+            warn!("retransmissions cannot be watched: {e}");
+        }
+    }
+
+    fn begin(&mut self, datapath: &Datapath, host: &HostFacts) -> Result<(), EngineError> {
+        if self
+            .reader
+            .as_ref()
+            .is_some_and(|r| !r.thread.is_finished())
+        {
+            return Ok(());
+        }
+        let failed = |e: &dyn std::fmt::Display| EngineError::Failed(e.to_string());
+        let reader = datapath.events().map_err(|e| failed(&e))?;
+        self.owners.send_replace(Arc::new(datapath.owners()));
+        let stop = Arc::new(AtomicBool::new(false));
+        let (lines, owners) = (self.lines.clone(), self.owners.subscribe());
+        let (told, host) = (stop.clone(), *host);
+        let thread = std::thread::Builder::new()
+            .name("events".to_owned())
+            .spawn(move || read(reader, &lines, &owners, &host, &told))
+            .map_err(|e| failed(&e))?;
+        self.reader = Some(Running { stop, thread });
+        Ok(())
+    }
+
+    /// Policies may have come and gone.
+    pub(super) fn policies_changed(&self, datapath: Option<&Datapath>) {
+        if let Some(datapath) = datapath.filter(|_| self.reader.is_some()) {
+            self.owners.send_replace(Arc::new(datapath.owners()));
+        }
+    }
+
+    /// Ends the thread if nobody watches any more.
+    pub(super) fn end_if_unwatched(&mut self) {
+        if self.lines.receiver_count() == 0 {
+            self.end();
+        }
+    }
+
+    /// Ends the thread.
+    pub(super) fn end(&mut self) {
+        if let Some(Running { stop, thread }) = self.reader.take() {
+            stop.store(true, Ordering::Relaxed);
+            if thread.join().is_err() {
+                warn!("the thread that reads retransmissions had died");
+            }
+        }
+    }
+}
+
+impl Drop for Events {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+fn read(
+    mut reader: Reader,
+    lines: &broadcast::Sender<Arc<Line>>,
+    owners: &watch::Receiver<Arc<Owners>>,
+    host: &HostFacts,
+    stop: &AtomicBool,
+) {
+    let mut lost_before = 0;
+    while !stop.load(Ordering::Relaxed) {
+        reader.wait(WAIT);
+        let offset_ns = real_minus_monotonic_ns();
+        let owners = owners.borrow().clone();
+        while let Some(event) = reader.take() {
+            let policy = owners.get(&(event.policy, event.generation)).cloned();
+            let at_us = event.time_ns.saturating_add_signed(offset_ns) / 1000;
+            if let Some(view) = EventView::of(&event, at_us, policy, host) {
+                // Without a watcher there is nobody to tell.
+                let _nobody = lines.send(Arc::new(Line::Event(view)));
+            }
+        }
+        match reader.lost() {
+            Ok(lost) if lost > lost_before => {
+                let lost_now = lost - lost_before;
+                let _nobody = lines.send(Arc::new(Line::Lost { lost: lost_now }));
+                lost_before = lost;
+            }
+            Ok(_) => {}
+            Err(e) => warn!("lost events cannot be counted: {e}"),
+        }
+    }
+}
+
+/// What to add to CLOCK_MONOTONIC for the time of day, nanoseconds.
+fn real_minus_monotonic_ns() -> i64 {
+    let ns = |clock| {
+        clock_gettime(clock).map_or(0, |time| {
+            i64::try_from(Duration::from(time).as_nanos()).unwrap_or(i64::MAX)
+        })
+    };
+    ns(ClockId::CLOCK_REALTIME) - ns(ClockId::CLOCK_MONOTONIC)
+}

@@ -1,0 +1,103 @@
+//! `rto-agent watch --json`, running beside a test.
+
+use std::{
+    io::{BufRead as _, BufReader},
+    process::{Child, Command, Stdio},
+    sync::mpsc::{Receiver, RecvTimeoutError, channel},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, bail};
+use serde_json::Value;
+
+use crate::agent::{World, binary};
+
+/// Longest wait for a line.
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// The verb; ended by its pid when dropped.
+#[derive(Debug)]
+pub struct Watcher {
+    child: Child,
+    lines: Receiver<Value>,
+}
+
+impl Watcher {
+    /// Starts it, and returns once the daemon has the program tell.
+    ///
+    /// # Errors
+    ///
+    /// If it does not.
+    pub fn start(world: &World, args: &[&str]) -> anyhow::Result<Self> {
+        let mut child = Command::new(binary()?)
+            .args(["watch", "--json"])
+            .args(args)
+            .env("RTO_AGENT_SOCKET", world.socket())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let stdout = BufReader::new(child.stdout.take().context("no stdout")?);
+        let (sender, lines) = channel();
+        std::thread::spawn(move || {
+            for line in stdout.lines().map_while(Result::ok) {
+                // A line that is no JSON is told as what it is; a test that is over reads no more.
+                let value = serde_json::from_str(&line).unwrap_or(Value::String(line));
+                let _over = sender.send(value);
+            }
+        });
+        let watcher = Self { child, lines };
+        let end = Instant::now() + LIMIT;
+        while !is_told(world)? {
+            if Instant::now() > end {
+                bail!("the program was never asked to tell; {}", world.log());
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(watcher)
+    }
+
+    /// The next line that is as wanted; others are passed over.
+    ///
+    /// # Errors
+    ///
+    /// If none comes in time; the error has those that came.
+    pub fn next(&self, what: &str, is: impl Fn(&Value) -> bool) -> anyhow::Result<Value> {
+        let mut others = Vec::new();
+        let end = Instant::now() + LIMIT;
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            match self.lines.recv_timeout(left) {
+                Ok(line) if is(&line) => return Ok(line),
+                Ok(line) => others.push(line),
+                Err(RecvTimeoutError::Timeout) => bail!("no {what}, but {others:#?}"),
+                Err(RecvTimeoutError::Disconnected) => bail!("it ended; no {what}: {others:#?}"),
+            }
+        }
+    }
+
+    /// Lines that have come already.
+    #[must_use]
+    pub fn so_far(&self) -> Vec<Value> {
+        self.lines.try_iter().collect()
+    }
+}
+
+impl Drop for Watcher {
+    fn drop(&mut self) {
+        let _ended = self.child.kill();
+        let _reaped = self.child.wait();
+    }
+}
+
+/// Whether the program tells what it sees, by the map in the kernel.
+///
+/// # Errors
+///
+/// If there is no such map.
+pub fn is_told(world: &World) -> anyhow::Result<bool> {
+    let pins = std::fs::read_dir(world.pin_dir())?.flatten().next();
+    let map = pins.context("no pins")?.path().join("EVENT_CONTROL");
+    let dump = crate::process::run(&format!("bpftool --json map dump pinned {}", map.display()))?;
+    let dump: Value = serde_json::from_str(&dump)?;
+    Ok(dump[0]["formatted"]["value"]["on"] == 1)
+}
