@@ -326,6 +326,8 @@ pub struct StatusAnswer {
     pub entries: usize,
     /// Of these, added by hand.
     pub entries_by_hand: usize,
+    /// The same by source and address family.
+    pub entries_of: EntriesView,
     /// Room for entries.
     pub max_entries: u32,
     /// Policies in force and what they did.
@@ -342,6 +344,24 @@ pub struct StatusAnswer {
     /// The last walk over sockets that were open already; absent before the first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub open_sockets: Option<WalkView>,
+}
+
+/// Entries by where they come from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EntriesView {
+    /// The files.
+    pub file: FamiliesView,
+    /// `rto-agent add`.
+    pub manual: FamiliesView,
+}
+
+/// Entries by address family.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FamiliesView {
+    /// IPv4.
+    pub ipv4: usize,
+    /// IPv6.
+    pub ipv6: usize,
 }
 
 /// A probe of the timers in force.

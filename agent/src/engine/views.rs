@@ -7,8 +7,8 @@ use crate::{
     api::{
         stats::{PolicyStats, StatsAnswer},
         types::{
-            CountersView, EntryView, ListAnswer, LookupAnswer, ProbeView, ReloadView, SourceView,
-            StatusAnswer, now_ms,
+            CountersView, EntriesView, EntryView, ListAnswer, LookupAnswer, ProbeView, ReloadView,
+            SourceView, StatusAnswer, now_ms,
         },
     },
     datapath::{Attachment, Datapath, Found},
@@ -201,6 +201,7 @@ impl Engine {
             pin_dir: self.state.options().pin_dir.clone(),
             entries: self.state.entries(),
             entries_by_hand: self.manual.len(),
+            entries_of: self.entries_of(),
             max_entries: self.state.options().max_entries,
             policies,
             last_reload: self.last_reload.clone(),
@@ -220,6 +221,24 @@ impl Engine {
             rtt_sampling: agent.rtt_sampling.to_string(),
             policies: stats,
         }));
+    }
+
+    fn entries_of(&self) -> EntriesView {
+        let mut of = EntriesView::default();
+        for cidr in self.state.set().entries.keys() {
+            let source = if self.manual.get(cidr).is_some() {
+                &mut of.manual
+            } else {
+                &mut of.file
+            };
+            let family = if cidr.is_ipv4() {
+                &mut source.ipv4
+            } else {
+                &mut source.ipv6
+            };
+            *family += 1;
+        }
+        of
     }
 
     /// One line for `systemctl status`.
@@ -264,6 +283,7 @@ pub(super) fn initial(start: &Start, found: Found) -> StatusAnswer {
         pin_dir: start.config.agent.pin_dir.clone(),
         entries: 0,
         entries_by_hand: 0,
+        entries_of: EntriesView::default(),
         max_entries: start.config.agent.max_entries,
         policies: BTreeMap::new(),
         last_reload: ReloadView {

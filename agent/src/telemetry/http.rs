@@ -72,7 +72,7 @@ async fn metrics(State(engine): State<Handle>) -> Response {
     let _stale = tokio::time::timeout(FRESH, engine.ask(Message::Refresh)).await;
     let status = engine.status();
     let runs = status.attachment.program_id.and_then(bpf::runs);
-    match render(&status, runs) {
+    match render(&status, &engine.stats(), runs) {
         Ok(text) => ([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response(),
         Err(e) => (StatusCode::INTERNAL_SERVER_ERROR, e.to_string()).into_response(),
     }

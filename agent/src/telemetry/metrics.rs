@@ -1,19 +1,22 @@
-//! Prometheus metrics: a status in OpenMetrics text.
+//! Prometheus metrics: a status and statistics in OpenMetrics text.
 //!
 //! Names follow the Prometheus conventions (prefix, base units, `_total`, `_info`). Labels are
-//! bounded: policies, directions, options, sources, verdicts, and never an address.
+//! bounded: policies, directions, families, options, sources, verdicts, and never an address.
 
 use std::fmt;
 
 use prometheus_client::{
     collector::Collector,
-    encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder, text::encode},
+    encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder, NoLabelSet, text::encode},
     metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge},
     registry::{Registry, Unit},
 };
 
 use crate::{
-    api::types::{CountersView, StatusAnswer},
+    api::{
+        stats::{DirectionStats, HistogramView, StatsAnswer},
+        types::StatusAnswer,
+    },
     kernel::{bpf::Runs, features::Presence, interference::Verdict},
 };
 
@@ -23,14 +26,18 @@ pub const PREFIX: &str = "rto_agent";
 /// The media type of [`render`]'s text.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// The metrics of a status. `runs`: how often the program ran, where the kernel counts that.
+/// The metrics of a status and of statistics. `runs`: how often the program ran, where the kernel counts that.
 ///
 /// # Errors
 ///
 /// Never for want of anything outside: writing to a string does not fail.
-pub fn render(status: &StatusAnswer, runs: Option<Runs>) -> Result<String, fmt::Error> {
+pub fn render(
+    status: &StatusAnswer,
+    stats: &StatsAnswer,
+    runs: Option<Runs>,
+) -> Result<String, fmt::Error> {
     let mut registry = Registry::with_prefix(PREFIX);
-    registry.register_collector(Box::new(Snapshot(families(status, runs))));
+    registry.register_collector(Box::new(Snapshot(families(status, stats, runs))));
     let mut text = String::new();
     encode(&mut text, &registry)?;
     Ok(text)
@@ -53,7 +60,48 @@ enum Samples {
     /// A counter of a quantity that has fractions, like seconds.
     Amount(Vec<(Labels, f64)>),
     Gauge(Vec<(Labels, f64)>),
+    Histogram(Vec<(Labels, Distribution)>),
     Info(Labels),
+}
+
+/// A histogram of times.
+#[derive(Debug)]
+struct Distribution {
+    sum_s: f64,
+    count: u64,
+    /// End in seconds, and how many lie between it and the one before.
+    buckets: Vec<(f64, u64)>,
+}
+
+impl From<&HistogramView> for Distribution {
+    /// One bucket to a power of two: four, as they are counted, would be some 90 series each.
+    #[expect(clippy::cast_precision_loss, reason = "seconds are a double")]
+    fn from(view: &HistogramView) -> Self {
+        let mut buckets = Vec::new();
+        let mut before = 0;
+        for (end_us, below) in view.cumulative() {
+            if end_us.is_none_or(u64::is_power_of_two) {
+                let end_s = end_us.map_or(f64::INFINITY, |us| us as f64 / 1e6);
+                buckets.push((end_s, below - before));
+                before = below;
+            }
+        }
+        Self {
+            sum_s: view.sum_us as f64 / 1e6,
+            count: view.count,
+            buckets,
+        }
+    }
+}
+
+impl EncodeMetric for Distribution {
+    fn encode(&self, mut encoder: MetricEncoder<'_>) -> Result<(), fmt::Error> {
+        encoder.encode_histogram::<NoLabelSet>(self.sum_s, self.count, &self.buckets, None)
+    }
+
+    fn metric_type(&self) -> MetricType {
+        MetricType::Histogram
+    }
 }
 
 #[derive(Debug)]
@@ -65,6 +113,7 @@ impl Collector for Snapshot {
             let kind = match family.samples {
                 Samples::Counter(_) | Samples::Amount(_) => MetricType::Counter,
                 Samples::Gauge(_) => MetricType::Gauge,
+                Samples::Histogram(_) => MetricType::Histogram,
                 Samples::Info(_) => MetricType::Info,
             };
             let unit = family.unit.as_ref();
@@ -75,6 +124,13 @@ impl Collector for Snapshot {
                 }
                 Samples::Amount(all) => samples(metric, all, |value| ConstCounter::new(*value))?,
                 Samples::Gauge(all) => samples(metric, all, |value| ConstGauge::new(*value))?,
+                Samples::Histogram(all) => {
+                    let mut metric = metric;
+                    for (labels, value) in all {
+                        let labels = labels.as_slice();
+                        value.encode(metric.encode_family(&labels)?)?;
+                    }
+                }
                 Samples::Info(labels) => {
                     let mut metric = metric;
                     metric.encode_info(&labels.as_slice())?;
@@ -103,10 +159,12 @@ fn samples<V, M: EncodeMetric>(
     Ok(())
 }
 
-fn families(status: &StatusAnswer, runs: Option<Runs>) -> Vec<Family> {
+fn families(status: &StatusAnswer, stats: &StatsAnswer, runs: Option<Runs>) -> Vec<Family> {
     let mut all = about(status);
     all.extend(health(status));
-    all.extend(policies(status));
+    if stats.on {
+        all.extend(policies(stats));
+    }
     if let Some(runs) = runs {
         all.push(Family {
             name: "program_runs",
@@ -191,7 +249,12 @@ fn about(status: &StatusAnswer) -> Vec<Family> {
 }
 
 fn health(status: &StatusAnswer) -> Vec<Family> {
-    let by_files = status.entries.saturating_sub(status.entries_by_hand);
+    let entries = [
+        ("file", "ipv4", status.entries_of.file.ipv4),
+        ("file", "ipv6", status.entries_of.file.ipv6),
+        ("manual", "ipv4", status.entries_of.manual.ipv4),
+        ("manual", "ipv6", status.entries_of.manual.ipv6),
+    ];
     let mut all = vec![
         flag(
             "attached",
@@ -215,15 +278,18 @@ fn health(status: &StatusAnswer) -> Vec<Family> {
         ),
         Family {
             name: "entries",
-            help: "Entries in force, by where they come from",
+            help: "Entries in force, by where they come from and their address family",
             unit: None,
-            samples: Samples::Gauge(vec![
-                (vec![("source", "file".to_owned())], number(by_files)),
-                (
-                    vec![("source", "manual".to_owned())],
-                    number(status.entries_by_hand),
-                ),
-            ]),
+            samples: Samples::Gauge(
+                entries
+                    .into_iter()
+                    .map(|(source, family, count)| {
+                        let labels =
+                            vec![("source", source.to_owned()), ("family", family.to_owned())];
+                        (labels, number(count))
+                    })
+                    .collect(),
+            ),
         },
         gauge(
             "entries_max",
@@ -271,101 +337,246 @@ fn health(status: &StatusAnswer) -> Vec<Family> {
     all
 }
 
-/// Counters by policy.
-fn policies(status: &StatusAnswer) -> Vec<Family> {
-    const ACTIVE: &str = "active";
-    const PASSIVE: &str = "passive";
-    let by = |name, help, samples: &dyn Fn(&CountersView) -> Vec<(Labels, u64)>| Family {
+/// What policies did, by who began the connections.
+fn policies(stats: &StatsAnswer) -> Vec<Family> {
+    let mut all = handshakes(stats);
+    all.extend(established(stats));
+    all
+}
+
+/// Directions of handshakes: those of sockets that were open before are not known.
+const BEGUN: &[&str] = &["active", "passive"];
+const ALL: &[&str] = &["active", "passive", "unknown"];
+
+/// Each policy and direction.
+fn each<'a>(
+    stats: &'a StatsAnswer,
+    directions: &'a [&str],
+) -> impl Iterator<Item = (Labels, &'a DirectionStats)> {
+    stats.policies.iter().flat_map(move |(policy, stats)| {
+        let known = stats.directions().into_iter();
+        known
+            .filter(|(direction, _)| directions.contains(direction))
+            .map(move |(direction, stats)| {
+                let labels = vec![
+                    ("policy", policy.to_string()),
+                    ("direction", direction.to_owned()),
+                ];
+                (labels, stats)
+            })
+    })
+}
+
+fn counter(
+    name: &'static str,
+    help: &'static str,
+    stats: &StatsAnswer,
+    directions: &[&str],
+    value: impl Fn(&DirectionStats) -> u64,
+) -> Family {
+    let samples = each(stats, directions).map(|(labels, stats)| (labels, value(stats)));
+    Family {
+        name,
+        help,
+        unit: None,
+        samples: Samples::Counter(samples.collect()),
+    }
+}
+
+/// A sum of times, given in microseconds.
+#[expect(clippy::cast_precision_loss, reason = "seconds are a double")]
+fn total_time(
+    name: &'static str,
+    help: &'static str,
+    stats: &StatsAnswer,
+    value_us: impl Fn(&DirectionStats) -> u64,
+) -> Family {
+    let samples = each(stats, BEGUN);
+    let samples = samples.map(|(labels, stats)| (labels, value_us(stats) as f64 / 1e6));
+    Family {
+        name,
+        help,
+        unit: Some(Unit::Seconds),
+        samples: Samples::Amount(samples.collect()),
+    }
+}
+
+fn times<'a>(
+    name: &'static str,
+    help: &'static str,
+    samples: impl Iterator<Item = (Labels, &'a HistogramView)>,
+) -> Family {
+    Family {
+        name,
+        help,
+        unit: Some(Unit::Seconds),
+        samples: Samples::Histogram(samples.map(|(l, view)| (l, view.into())).collect()),
+    }
+}
+
+fn handshakes(stats: &StatsAnswer) -> Vec<Family> {
+    let mut all = vec![
+        counter(
+            "initial_rto_set",
+            "Initial RTOs set, on connecting sockets (active) and on connection requests (passive)",
+            stats,
+            BEGUN,
+            |s| s.initial_rtos_set,
+        ),
+        counter(
+            "connections",
+            "Connections established, by connect() (active) and accept() (passive)",
+            stats,
+            BEGUN,
+            |s| s.connections,
+        ),
+        counter(
+            "handshake_retransmissions",
+            "SYNs (active) and SYN-ACKs (passive) sent again",
+            stats,
+            BEGUN,
+            |s| s.handshake_retransmissions,
+        ),
+        counter(
+            "spurious_handshake_retransmissions",
+            "Of these, needless ones: the answer to an earlier copy was on its way",
+            stats,
+            BEGUN,
+            |s| s.spurious,
+        ),
+        counter(
+            "undecided_handshake_retransmissions",
+            "Of these, those of which it could not be told whether they were needed",
+            stats,
+            BEGUN,
+            |s| s.undecided,
+        ),
+        counter(
+            "recovered_handshakes",
+            "Connections that a needed retransmission brought about",
+            stats,
+            BEGUN,
+            |s| s.recovered,
+        ),
+        total_time(
+            "handshake_time_saved",
+            "By how much sooner these were established than with the kernel's own timers (estimate)",
+            stats,
+            |s| s.time_saved_us,
+        ),
+        total_time(
+            "handshake_time_lost",
+            "By how much later, where a policy's timers are longer (estimate)",
+            stats,
+            |s| s.time_lost_us,
+        ),
+    ];
+    all.push(times(
+        "handshake_duration",
+        "How long handshakes took, from connect() or the first SYN-ACK",
+        each(stats, BEGUN).map(|(labels, stats)| (labels, &stats.handshake)),
+    ));
+    if stats.rtt_sampling != "off" {
+        // Sockets from before are not counted on every host.
+        let before = each(stats, &["unknown"]).filter(|(_, stats)| stats.srtt.count > 0);
+        let samples = each(stats, BEGUN).chain(before);
+        all.push(times(
+            "smoothed_rtt",
+            "Smoothed round-trip times of connections (RFC 6298), as rtt_sampling says",
+            samples.map(|(labels, stats)| (labels, &stats.srtt)),
+        ));
+    }
+    all
+}
+
+fn established(stats: &StatsAnswer) -> Vec<Family> {
+    let labelled = |name, help, more: &dyn Fn(&DirectionStats) -> Vec<(Labels, u64)>| Family {
         name,
         help,
         unit: None,
         samples: Samples::Counter(
-            status
-                .policies
-                .iter()
-                .flat_map(|(policy, counters)| {
-                    samples(counters).into_iter().map(move |(more, value)| {
-                        let mut labels = vec![("policy", policy.to_string())];
-                        labels.extend(more);
-                        (labels, value)
+            each(stats, ALL)
+                .flat_map(|(labels, stats)| {
+                    more(stats).into_iter().map(move |(more, value)| {
+                        let labels = labels.iter().cloned().chain(more);
+                        (labels.collect(), value)
                     })
                 })
                 .collect(),
         ),
     };
-    let plain = |value: u64| vec![(Vec::new(), value)];
-    let directions = |active: u64, passive: u64| {
-        let label = |direction: &str| vec![("direction", direction.to_owned())];
-        vec![(label(ACTIVE), active), (label(PASSIVE), passive)]
-    };
     vec![
-        by(
-            "initial_rto_set",
-            "Initial RTOs set, on connecting sockets (active) and on connection requests (passive)",
-            &|c| directions(c.syn_timeouts_set, c.syn_ack_timeouts_set),
-        ),
-        by(
-            "connections",
-            "Connections established, by connect() (active) and accept() (passive)",
-            &|c| directions(c.established_active, c.established_passive),
-        ),
-        by(
-            "handshake_retransmissions",
-            "SYNs (active) and SYN-ACKs (passive) sent again",
-            &|c| directions(c.syn_retransmissions, c.syn_ack_retransmissions),
-        ),
-        by(
+        labelled(
             "retransmission_timeouts",
             "Retransmission timeouts of established connections, by how many came right before \
              without an answer (7: or more)",
-            &|c| {
-                let steps = c.rtos.iter().enumerate();
+            &|s| {
+                let steps = s.rtos.iter().enumerate();
                 steps
                     .map(|(step, count)| (vec![("step", step.to_string())], *count))
                     .collect()
             },
         ),
-        by(
+        counter(
             "tail_loss_probes",
             "Tail loss probes that sent a segment again",
-            &|c| plain(c.tail_loss_probes),
+            stats,
+            ALL,
+            |s| s.tail_loss_probes,
         ),
-        by(
+        counter(
             "retransmitted_segments",
             "Segments sent again by established connections, other than by a tail loss probe",
-            &|c| plain(c.segments_retransmitted),
+            stats,
+            ALL,
+            |s| s.segments_retransmitted,
         ),
-        by(
+        counter(
+            "aborted_connections",
+            "Connections that ended without both sides having finished",
+            stats,
+            ALL,
+            |s| s.aborted,
+        ),
+        counter(
             "expired_connections",
-            "Connections given up at a retransmission timeout",
-            &|c| plain(c.expired),
+            "Of these, connections given up at a retransmission timeout",
+            stats,
+            ALL,
+            |s| s.expired,
         ),
-        by(
+        counter(
             "linear_mode_ended",
             "Times linear mode was ended by linear_retries",
-            &|c| plain(c.linear_ended),
+            stats,
+            ALL,
+            |s| s.linear_ended,
         ),
-        by(
+        counter(
             "open_sockets",
             "Sockets that were open already and got the policy",
-            &|c| plain(c.open_sockets),
+            stats,
+            ALL,
+            |s| s.open_sockets,
         ),
-        by(
+        labelled(
             "setsockopt_failures",
             "Socket options the kernel refused",
-            &|c| {
+            &|s| {
                 let all = rto_agent_common::SockOpt::NAMES.into_iter();
                 all.map(|(_, option)| {
-                    let count = c.setsockopt_failures.get(option).copied();
+                    let count = s.setsockopt_failures.get(option).copied();
                     (vec![("option", option.to_owned())], count.unwrap_or(0))
                 })
                 .collect()
             },
         ),
-        by(
+        counter(
             "storage_failures",
             "Connections left alone for want of memory",
-            &|c| plain(c.storage_failures),
+            stats,
+            ALL,
+            |s| s.storage_failures,
         ),
     ]
 }

@@ -60,7 +60,8 @@ fn parse(text: &str) -> anyhow::Result<BTreeMap<String, f64>> {
         let problem = || format!("{line:?}");
         if let Some(rest) = line.strip_prefix("# TYPE ") {
             let (name, kind) = rest.split_once(' ').with_context(problem)?;
-            ensure!(["counter", "gauge", "info"].contains(&kind), problem());
+            let kinds = ["counter", "gauge", "info", "histogram"];
+            ensure!(kinds.contains(&kind), problem());
             ensure!(
                 types.insert(name.to_owned(), kind.to_owned()).is_none(),
                 problem()
@@ -82,14 +83,16 @@ fn parse(text: &str) -> anyhow::Result<BTreeMap<String, f64>> {
                     ensure!(label.bytes().all(|b| b.is_ascii_lowercase()), problem());
                 }
             }
-            let suffix = |kind: &str| match kind {
-                "counter" => "_total",
-                "info" => "_info",
-                _ => "",
+            let suffixes = |kind: &str| match kind {
+                "counter" => &["_total"][..],
+                "info" => &["_info"],
+                "histogram" => &["_bucket", "_sum", "_count"],
+                _ => &[""],
             };
-            let family = types
-                .iter()
-                .find(|(family, kind)| name.strip_suffix(suffix(kind)) == Some(family.as_str()));
+            let family = types.iter().find(|(family, kind)| {
+                let mut suffixes = suffixes(kind).iter();
+                suffixes.any(|suffix| name.strip_suffix(suffix) == Some(family.as_str()))
+            });
             let (family, _) = family.with_context(problem)?;
             ensure!(
                 helps.contains(family) && name.starts_with("rto_agent_"),
@@ -99,7 +102,33 @@ fn parse(text: &str) -> anyhow::Result<BTreeMap<String, f64>> {
             ensure!(samples.insert(key.to_owned(), value).is_none(), problem());
         }
     }
+    check_histograms(&samples)?;
     Ok(samples)
+}
+
+/// A histogram's buckets grow with their ends, and the last, which has none, holds all.
+fn check_histograms(samples: &BTreeMap<String, f64>) -> anyhow::Result<()> {
+    for (key, count) in samples.iter().filter(|(key, _)| key.contains("_count{")) {
+        let series = key.replace("_count{", "_bucket{");
+        let mut buckets: Vec<(f64, f64)> = Vec::new();
+        for (bucket, value) in samples {
+            let Some((before, rest)) = bucket.split_once("le=\"") else {
+                continue;
+            };
+            let (end, after) = rest.split_once('"').with_context(|| bucket.clone())?;
+            // Wherever it stands among the labels.
+            if format!("{before}{}", after.trim_start_matches(',')) == series {
+                buckets.push((end.parse()?, *value));
+            }
+        }
+        buckets.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let all = buckets.last().with_context(|| key.clone())?;
+        ensure!(all.0.is_infinite() && all.1 == *count, "{key}: {buckets:?}");
+        let grows = |pair: &[(f64, f64)]| pair[0].1 <= pair[1].1;
+        ensure!(buckets.windows(2).all(grows), "{key}: {buckets:?}");
+        ensure!(buckets.len() > 20, "{key}: {buckets:?}");
+    }
+    Ok(())
 }
 
 fn well_formed() -> anyhow::Result<()> {
@@ -117,7 +146,10 @@ fn well_formed() -> anyhow::Result<()> {
     assert_eq!(samples["rto_agent_attached"], 1.0);
     assert_eq!(samples["rto_agent_in_sync"], 1.0);
     assert_eq!(samples["rto_agent_last_reload_successful"], 1.0);
-    assert_eq!(samples["rto_agent_entries{source=\"file\"}"], 1.0);
+    assert_eq!(
+        samples["rto_agent_entries{source=\"file\",family=\"ipv4\"}"],
+        1.0
+    );
     assert_eq!(samples["rto_agent_foreign_programs"], 0.0);
     // The parser is no rubber stamp.
     for wrong in [
@@ -131,6 +163,7 @@ fn well_formed() -> anyhow::Result<()> {
         answer
             .body
             .replace("rto_agent_attached 1", "rto_agent_attached one"),
+        answer.body.replace("le=\"+Inf\"", "le=\"1e9\""),
     ] {
         assert!(wrong == answer.body || parse(&wrong).is_err());
         assert_ne!(wrong, answer.body);
@@ -175,11 +208,27 @@ fn counts() -> anyhow::Result<()> {
             0.0,
         ),
         (
-            "retransmission_timeouts_total{policy=\"near\",step=\"0\"}",
+            "retransmission_timeouts_total{policy=\"near\",direction=\"active\",step=\"0\"}",
             0.0,
         ),
         (
-            "setsockopt_failures_total{policy=\"near\",option=\"TCP_SYNCNT\"}",
+            "setsockopt_failures_total{policy=\"near\",direction=\"passive\",option=\"TCP_SYNCNT\"}",
+            0.0,
+        ),
+        (
+            "handshake_duration_seconds_count{policy=\"near\",direction=\"active\"}",
+            1.0,
+        ),
+        (
+            "handshake_duration_seconds_bucket{le=\"+Inf\",policy=\"near\",direction=\"active\"}",
+            1.0,
+        ),
+        (
+            "handshake_duration_seconds_bucket{le=\"0.000016\",policy=\"near\",direction=\"active\"}",
+            0.0,
+        ),
+        (
+            "handshake_time_saved_seconds_total{policy=\"near\",direction=\"active\"}",
             0.0,
         ),
     ] {
