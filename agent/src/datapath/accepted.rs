@@ -56,6 +56,9 @@ impl Hook {
                 _link: pinned.into(),
             };
         }
+        if let Some(reason) = &options.without_clone {
+            return Self::Unavailable(reason.clone());
+        }
         match active().and_then(|()| attach(options, dir).map_err(|e| e.to_string())) {
             Ok(link) => Self::Attached { _link: link },
             Err(reason) => Self::Unavailable(reason),

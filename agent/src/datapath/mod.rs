@@ -60,6 +60,8 @@ pub struct Options {
     pub max_entries: u32,
     /// What is counted.
     pub statistics: StatisticsOptions,
+    /// Why there can be no program at `lsm_cgroup/inet_csk_clone`, where that was found out already.
+    pub without_clone: Option<String>,
     /// `net.ipv4.tcp_syn_retries`, for kernels whose program cannot ask the socket (before 6.1).
     pub host_syn_retries: u8,
 }

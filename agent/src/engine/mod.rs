@@ -27,7 +27,7 @@ use crate::{
     datapath::{self, Datapath, Found, Options, StatisticsOptions, walk::Mode},
     kernel::{
         facts::host_facts,
-        features::{Feature, can_set},
+        features::{Feature, Presence, can_set},
         interference::{Target, Verdict},
     },
     policy::{HostFacts, PolicyName, plan::ChangeSummary},
@@ -231,6 +231,7 @@ impl Engine {
             pin_dir: agent.pin_dir.clone(),
             max_entries: agent.max_entries,
             statistics: statistics_options(agent, start.tells_process),
+            without_clone: without_clone(&start.features),
             host_syn_retries: start.host.tcp_syn_retries,
         };
         let datapath = Datapath::open(options)?;
@@ -812,6 +813,13 @@ fn statistics_options(agent: &AgentConfig, process: bool) -> StatisticsOptions {
         },
         process,
     }
+}
+
+/// Reading the kernel's types once more, only to be refused once more, would take a third of the start.
+fn without_clone(features: &[Feature]) -> Option<String> {
+    let feature = features.iter().find(|f| f.name == "bpf-lsm-cgroup")?;
+    let refused = matches!(feature.presence, Presence::Absent | Presence::Refused);
+    refused.then(|| feature.evidence.clone())
 }
 
 /// What of `[agent]` a reload does not take over.
