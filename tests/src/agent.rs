@@ -39,6 +39,7 @@ pub struct World {
     name: String,
     notify: NotifySocket,
     daemon: Option<Child>,
+    log_format: &'static str,
     /// The cgroup it attaches to.
     pub cgroup: Cgroup,
     /// Client and server.
@@ -60,6 +61,7 @@ impl World {
             name,
             notify,
             daemon: None,
+            log_format: "text",
             cgroup: Cgroup::new()?,
             net: Pair::new()?,
             dir,
@@ -160,7 +162,7 @@ impl World {
             .arg("run")
             .arg("--config")
             .arg(self.config())
-            .args(["--log-format", "text"])
+            .args(["--log-format", self.log_format])
             .env("NOTIFY_SOCKET", self.notify.path())
             .env("RTO_AGENT_LOG", "info")
             .stdin(Stdio::null())
@@ -184,6 +186,11 @@ impl World {
         };
         let messages = self.notify.wait_for(line, SOON, gone);
         messages.with_context(|| format!("the daemon's log:\n{}", self.log()))
+    }
+
+    /// Has daemons that are started from now on log in this form.
+    pub fn log_as(&mut self, format: &'static str) {
+        self.log_format = format;
     }
 
     /// What the daemon logged.

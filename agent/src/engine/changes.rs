@@ -2,10 +2,9 @@
 
 use std::time::Duration;
 
-use tracing::info;
-
 use super::{
-    Engine, EngineError, audit,
+    Engine, EngineError,
+    audit::Cause,
     manual::{Manual, ManualEntry, Removal, boottime_ms},
 };
 use crate::{
@@ -51,7 +50,7 @@ impl Engine {
                 manual.add(*cidr, entry, settings.clone());
             }
             let changed = self.become_manual(manual)?;
-            audit(&by.to_string(), "add", &changed);
+            Cause::asked(by).audit("add", &changed, self.state.last_change());
             ChangeAnswer {
                 changed,
                 notes: Vec::new(),
@@ -59,10 +58,9 @@ impl Engine {
             }
         };
         if !request.save {
-            self.apply_to_open(&format!("add, {by}"));
+            self.apply_to_open(&Cause::done("add", by));
         }
         for cidr in &cidrs {
-            info!(audit = true, %by, %cidr, policy = %name, save = request.save, "entry added");
             if !request.save
                 && let Some(Entry {
                     location: Some(at), ..
@@ -98,21 +96,18 @@ impl Engine {
                 notes.extend(note);
             }
             let changed = self.become_manual(manual)?;
-            audit(&by.to_string(), "remove", &changed);
+            let action = if request.undo {
+                "remove --undo"
+            } else {
+                "remove"
+            };
+            Cause::asked(by).audit(action, &changed, self.state.last_change());
             ChangeAnswer {
                 changed,
                 notes,
                 effects: Vec::new(),
             }
         };
-        for cidr in &cidrs {
-            let what = if request.undo {
-                "entry switched on again"
-            } else {
-                "entry removed"
-            };
-            info!(audit = true, %by, %cidr, save = request.save, "{what}");
-        }
         self.note_detached(&mut answer);
         Ok(answer)
     }
@@ -234,7 +229,7 @@ impl Engine {
     fn save_and_reload(
         &mut self,
         by: Caller,
-        what: &str,
+        what: &'static str,
         edit: impl FnOnce(&std::path::Path) -> Result<save::Undo, save::SaveError>,
     ) -> Result<ChangeAnswer, EngineError> {
         let file = Config::saved_path(&self.start.config_path);
@@ -245,7 +240,7 @@ impl Engine {
             ));
         }
         let undo = edit(&file).map_err(|e| EngineError::Refused(e.to_string()))?;
-        match self.reload(&format!("{what}, {by}")) {
+        match self.reload(&Cause::done(what, by)) {
             Ok(mut answer) => {
                 answer
                     .notes
@@ -259,7 +254,7 @@ impl Engine {
                         file.display()
                     ))
                 })?;
-                self.reload("put back")?;
+                self.reload(&Cause::put_back(by))?;
                 Err(e)
             }
         }

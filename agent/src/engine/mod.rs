@@ -30,9 +30,10 @@ use crate::{
         features::{Feature, Presence, can_set},
         interference::{Target, Verdict},
     },
-    policy::{HostFacts, PolicyName, plan::ChangeSummary},
+    policy::{HostFacts, PolicyName},
 };
 
+mod audit;
 mod changes;
 mod events;
 pub mod manual;
@@ -42,6 +43,7 @@ mod systemd;
 mod views;
 pub mod walk;
 
+use audit::{Cause, Source};
 use manual::{Manual, boottime_ms};
 use probing::Probing;
 use state::State;
@@ -211,7 +213,6 @@ pub struct Engine {
 
 /// A detachment whose sockets are being given back what they had.
 struct Restoring {
-    by: Caller,
     reply: Reply<DetachAnswer>,
     deadline: Instant,
 }
@@ -239,11 +240,12 @@ impl Engine {
         let found = state.found();
         let changed = state.become_set(manual.over(&start.config.set))?;
         state.attach()?;
-        log_start(found, &changed, &state);
+        log_start(found, &state);
+        Cause::from(Source::Start).audit("start", &changed, state.last_change());
 
         let (sender, messages) = mpsc::channel();
         let config = start.config.clone();
-        let last_reload = reload_view("start", Ok(&config));
+        let last_reload = reload_view(&Source::Start.into(), Ok(&config));
         let (files, files_seen) = watch::channel(Arc::new(config.files.clone()));
 
         let warnings: Vec<String> = lost.into_iter().collect();
@@ -296,7 +298,7 @@ impl Engine {
     pub fn run(mut self) -> anyhow::Result<()> {
         let line = self.status_line();
         self.systemd.ready(&line);
-        self.apply_to_open("start");
+        self.apply_to_open(&Source::Start.into());
         self.consider_probe();
         let mut next_health = Instant::now() + HEALTH_INTERVAL;
         loop {
@@ -308,7 +310,7 @@ impl Engine {
             self.expire();
             self.finish_restore();
             if self.walks.take_again() {
-                self.apply_to_open("entries changed");
+                self.apply_to_open(&Source::File.into());
             }
             self.systemd.watchdog();
             match self.messages.recv_timeout(self.until_next(next_health)) {
@@ -353,7 +355,7 @@ impl Engine {
             Message::List(reply) => drop(reply.send(self.list())),
             Message::Lookup(address, reply) => drop(reply.send(self.lookup(address))),
             Message::Reload(by, reply) => {
-                let answer = self.reload_and_attach(&format!("asked by {by}"));
+                let answer = self.reload_and_attach(&Cause::asked(by));
                 drop(reply.send(answer));
             }
             Message::Detach(request, by, reply) => self.detach(request, by, reply),
@@ -401,7 +403,7 @@ impl Engine {
                 return;
             }
             Message::Hangup => self
-                .reload_and_attach("SIGHUP")
+                .reload_and_attach(&Source::Signal.into())
                 .map_or_else(drop_logged, drop),
             Message::FilesChanged => self.files_changed(),
             Message::Stop => {}
@@ -437,12 +439,13 @@ impl Engine {
     fn files_changed(&mut self) {
         let fingerprint = config::fingerprint(&self.start.config_path);
         if fingerprint != self.fingerprint {
-            self.reload("file change").map_or_else(drop_logged, drop);
+            self.reload(&Source::File.into())
+                .map_or_else(drop_logged, drop);
         }
     }
 
     /// Reads the files again; also ends a detachment made on purpose.
-    fn reload_and_attach(&mut self, cause: &str) -> Result<ChangeAnswer, EngineError> {
+    fn reload_and_attach(&mut self, cause: &Cause) -> Result<ChangeAnswer, EngineError> {
         if self.restoring.is_some() {
             return Err(restore_runs());
         }
@@ -459,13 +462,13 @@ impl Engine {
             }
             self.probing.look(&self.state.options().cgroup);
             answer.notes.push("attached again".to_owned());
-            info!(audit = true, source = cause, "attached again");
+            cause.audit_other("attach");
             self.apply_to_open(cause);
         }
         Ok(answer)
     }
 
-    fn reload(&mut self, cause: &str) -> Result<ChangeAnswer, EngineError> {
+    fn reload(&mut self, cause: &Cause) -> Result<ChangeAnswer, EngineError> {
         self.systemd.reloading();
         let result = self.reload_inner(cause);
         let line = self.status_line();
@@ -473,11 +476,11 @@ impl Engine {
         result
     }
 
-    fn reload_inner(&mut self, cause: &str) -> Result<ChangeAnswer, EngineError> {
+    fn reload_inner(&mut self, cause: &Cause) -> Result<ChangeAnswer, EngineError> {
         self.fingerprint = config::fingerprint(&self.start.config_path);
         let refused = |engine: &mut Self, text: String| {
             let kept = "the last good configuration stays in force";
-            error!(source = cause, "configuration refused, {kept}:\n{text}");
+            error!(%cause, "configuration refused, {kept}:\n{text}");
             engine.last_reload = reload_view(cause, Err(&text));
             EngineError::Refused(format!("{text}\n{kept}"))
         };
@@ -498,7 +501,7 @@ impl Engine {
         self.manual = manual;
         self.files.send_replace(Arc::new(config.files.clone()));
         self.config = config;
-        audit(cause, "reload", &changed);
+        cause.audit("reload", &changed, self.state.last_change());
         if changed.added + changed.changed > 0 || was_off {
             self.apply_to_open(cause);
         }
@@ -517,10 +520,9 @@ impl Engine {
         }
         self.probing.disturb();
         match self.become_manual(manual) {
-            Ok(_) => {
-                for cidr in gone {
-                    info!(audit = true, source = "ttl", %cidr, "entry expired");
-                }
+            Ok(changed) => {
+                let detail = self.state.last_change();
+                Cause::from(Source::Ttl).audit("expire", &changed, detail);
             }
             Err(e) => {
                 error!("entries past their time could not be removed, trying again: {e}");
@@ -545,8 +547,12 @@ impl Engine {
                 self.probing.disturb();
                 self.state.set_host(host);
                 let set = self.manual.over(&self.config.set);
-                if let Err(e) = self.state.become_set(set) {
-                    error!("settings could not be computed anew for this host: {e}");
+                match self.state.become_set(set) {
+                    Ok(changed) => {
+                        let detail = self.state.last_change();
+                        Cause::from(Source::Host).audit("compute anew", &changed, detail);
+                    }
+                    Err(e) => error!("settings could not be computed anew for this host: {e}"),
                 }
             }
             Ok(_) => {}
@@ -556,7 +562,7 @@ impl Engine {
     }
 
     /// Walks over the open sockets, if the configuration says so.
-    fn apply_to_open(&mut self, cause: &str) {
+    fn apply_to_open(&mut self, cause: &Cause) {
         if !self.config.agent.apply_to_open || self.detached_by.is_some() {
             return;
         }
@@ -564,7 +570,7 @@ impl Engine {
             self.walks.ask_again();
         } else if let Err(e) = self.begin_walk(Mode::ApplyToNew, cause) {
             warn!("open sockets were left alone: {e}");
-            self.walks.refused(cause, e.to_string());
+            self.walks.refused(&cause.to_string(), e.to_string());
         }
     }
 
@@ -579,10 +585,10 @@ impl Engine {
         } else {
             Mode::Apply
         };
-        self.begin_walk(mode, &format!("asked by {by}"))
+        self.begin_walk(mode, &Cause::asked(by))
     }
 
-    fn begin_walk(&mut self, mode: Mode, cause: &str) -> Result<WalkView, EngineError> {
+    fn begin_walk(&mut self, mode: Mode, cause: &Cause) -> Result<WalkView, EngineError> {
         if self.restoring.is_some() {
             return Err(restore_runs());
         }
@@ -599,13 +605,13 @@ impl Engine {
         let mut policies = self.state.set().policies.values();
         let sets_rto_min = policies.any(|policy| policy.settings.rto_min.is_some());
         let notes = walk::notes(sets_rto_min, has_hook);
-        info!(
-            audit = true,
-            source = cause,
-            ?mode,
-            "walk over open sockets"
-        );
-        Ok(self.walks.begin(vec![walker], cause, notes))
+        cause.audit_other(match mode {
+            Mode::Apply => "apply to open sockets",
+            Mode::ApplyToNew => "apply to new open sockets",
+            Mode::Restore => "give back to open sockets",
+        });
+        let cause = cause.to_string();
+        Ok(self.walks.begin(vec![walker], &cause, notes))
     }
 
     fn check_can_walk(&self) -> Result<(), EngineError> {
@@ -643,7 +649,6 @@ impl Engine {
         match begun {
             Ok(()) => {
                 self.restoring = Some(Restoring {
-                    by,
                     reply,
                     deadline: Instant::now() + RESTORE_LIMIT,
                 });
@@ -671,7 +676,8 @@ impl Engine {
         self.events.end();
         self.detached_by = Some(by);
         self.probing.look(&self.state.options().cgroup);
-        info!(audit = true, %by, "detached: nothing is in force until rto-agent reload");
+        Cause::asked(by).audit_other("detach");
+        info!("detached: nothing is in force until rto-agent reload");
     }
 
     /// Takes the programs out of force and begins to give sockets back what they had; the rest of
@@ -700,7 +706,7 @@ impl Engine {
         if self.walks.is_running() && !self.restoring.as_ref().is_some_and(over) {
             return;
         }
-        let Some(Restoring { by, reply, .. }) = self.restoring.take() else {
+        let Some(Restoring { reply, .. }) = self.restoring.take() else {
             return;
         };
         let mut restored = (*self.walks.last()).clone();
@@ -717,7 +723,10 @@ impl Engine {
         } else {
             Ok((datapath::Removed::default(), Some(self.state.leave_maps())))
         };
-        info!(audit = true, %by, complete = restored.is_complete(), "gave back to open sockets");
+        info!(
+            complete = restored.is_complete(),
+            "gave back to open sockets"
+        );
         let answer = answer.map(|(removed, kept)| DetachAnswer {
             removed,
             by_daemon: true,
@@ -764,33 +773,19 @@ fn drop_logged(error: EngineError) {
     warn!("{error}");
 }
 
-fn log_start(found: Found, changed: &ChangeSummary, state: &State) {
+fn log_start(found: Found, state: &State) {
     info!(
         ?found,
         entries = state.entries(),
-        added = changed.added,
-        changed = changed.changed,
-        removed = changed.removed,
         cgroup = %state.options().cgroup.display(),
         "in force"
     );
 }
 
-fn audit(source: &str, what: &str, changed: &ChangeSummary) {
-    info!(
-        audit = true,
-        source,
-        added = changed.added,
-        changed = changed.changed,
-        removed = changed.removed,
-        "{what}"
-    );
-}
-
-fn reload_view(cause: &str, result: Result<&Config, &str>) -> ReloadView {
+fn reload_view(cause: &Cause, result: Result<&Config, &str>) -> ReloadView {
     ReloadView {
         at_s: now_s(),
-        cause: cause.to_owned(),
+        cause: cause.to_string(),
         ok: result.is_ok(),
         errors: result
             .err()

@@ -17,6 +17,9 @@ use crate::{
     },
 };
 
+/// So many changes are told one by one.
+const WORDS: usize = 12;
+
 /// The datapath and the state it is kept in.
 pub(super) struct State {
     datapath: Option<Datapath>,
@@ -33,6 +36,8 @@ pub(super) struct State {
     out_of_sync: Option<String>,
     /// What the last repair could not mend.
     broken: Option<String>,
+    /// The last change in words.
+    last_change: String,
     /// Maps without a program were left, see [`State::leave_maps`].
     kept: bool,
 }
@@ -52,6 +57,7 @@ impl State {
             image,
             out_of_sync: None,
             broken: None,
+            last_change: String::new(),
             kept: false,
         })
     }
@@ -118,12 +124,19 @@ impl State {
                 &mut self.out_of_sync,
             )?;
         }
+        let known = |name: &PolicyName| self.desired.policies.contains_key(name);
+        self.last_change = plan.describe(WORDS, known);
         // Said against what was wanted before, not against what the kernel happened to hold.
         let changed = ChangeSummary::between(&self.desired, &desired);
         self.set = set;
         self.effects = effects;
         self.desired = desired;
         Ok(changed)
+    }
+
+    /// Which entries and policies the last change was about.
+    pub(super) fn last_change(&self) -> &str {
+        &self.last_change
     }
 
     fn check_capacity(&self, set: &PolicySet) -> Result<(), EngineError> {

@@ -145,8 +145,7 @@ pub fn restore(walkers: Vec<Walker>) -> std::io::Result<WalkView> {
 fn log(done: &WalkView) {
     let changed: u64 = done.policies.values().map(|p| p.changed).sum();
     info!(
-        audit = true,
-        source = done.cause,
+        cause = done.cause,
         changed,
         namespaces = done.namespaces_done,
         skipped = done.skipped.len(),

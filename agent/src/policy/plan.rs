@@ -71,6 +71,32 @@ impl Plan {
         }
     }
 
+    /// The first `limit` changes in words, and how many more there are: "+10.0.0.0/24 near, ~policy near".
+    #[must_use]
+    pub fn describe(&self, limit: usize, known: impl Fn(&PolicyName) -> bool) -> String {
+        let policies = self.policies_write.iter().map(|(name, _)| {
+            let sign = if known(name) { '~' } else { '+' };
+            format!("{sign}policy {name}")
+        });
+        let written = self.entries_write.iter();
+        let written = written.map(|(cidr, name)| format!("+{cidr} {name}"));
+        let removed = self.entries_remove.iter().map(|cidr| format!("-{cidr}"));
+        let freed = self
+            .policies_free
+            .iter()
+            .map(|name| format!("-policy {name}"));
+        let count = self.policies_write.len()
+            + self.entries_write.len()
+            + self.entries_remove.len()
+            + self.policies_free.len();
+        let all = policies.chain(written).chain(removed).chain(freed);
+        let mut text = all.take(limit).collect::<Vec<_>>().join(", ");
+        if count > limit {
+            text.push_str(&format!(" and {} more", count - limit));
+        }
+        text
+    }
+
     /// Whether there is nothing to do.
     #[must_use]
     pub fn is_empty(&self) -> bool {

@@ -10,6 +10,7 @@ use rto_tests::{
     timing::assert_gaps,
     traffic::Connect,
 };
+use serde_json::Value;
 
 use super::{KERNEL, NEAR, Test, near, to};
 
@@ -26,6 +27,7 @@ pub(super) const TESTS: &[Test] = &[
     ("a_config_map_swapped_by_symlink", config_map),
     ("refused_as_a_whole", refused),
     ("full_table", full),
+    ("one_audit_line_a_change", audit),
 ];
 
 const PORT: u16 = 4300;
@@ -106,7 +108,11 @@ fn ttl() -> anyhow::Result<()> {
         status["entries_by_hand"] == 0
     })?;
     expect(&world, KERNEL)?;
-    assert!(world.log().contains("entry expired"), "{}", world.log());
+    assert!(
+        world.log().contains("action=\"expire\" source=\"ttl\""),
+        "{}",
+        world.log()
+    );
     Ok(())
 }
 
@@ -254,5 +260,69 @@ fn full() -> anyhow::Result<()> {
         (&status["entries"], &status["healthy"]),
         (&2.into(), &true.into())
     );
+    Ok(())
+}
+
+/// Who, what, from which source.
+fn audit() -> anyhow::Result<()> {
+    let mut world = World::new()?;
+    world.log_as("json");
+    world.configure(&near("\"192.0.2.0/24\""))?;
+    world.start()?;
+    let lines = |world: &World| -> anyhow::Result<Vec<Value>> {
+        let log = world.log();
+        let lines = log.lines().map(serde_json::from_str);
+        let lines = lines.collect::<Result<Vec<Value>, _>>()?;
+        let is_audit = |line: &Value| line["fields"]["audit"] == true;
+        Ok(lines.into_iter().filter(is_audit).collect())
+    };
+    let fields = |line: &Value| {
+        let fields = &line["fields"];
+        ["action", "source", "detail"].map(|name| fields[name].as_str().unwrap_or("").to_owned())
+    };
+    let begun = lines(&world)?;
+    assert_eq!(begun.len(), 1, "{begun:#?}");
+    assert_eq!(
+        fields(&begun[0]),
+        ["start", "start", "+policy near, +192.0.2.0/24 near"]
+    );
+    let mut known = 1;
+    for (args, said) in [
+        (
+            &["add", "10.1.0.0/24", "10.2.0.0/24", "--policy", "near"][..],
+            ["add", "socket", "+10.1.0.0/24 near, +10.2.0.0/24 near"],
+        ),
+        (
+            &["remove", "10.1.0.0/24"],
+            ["remove", "socket", "-10.1.0.0/24"],
+        ),
+        (&["reload"], ["reload", "socket", ""]),
+        (&["detach"], ["detach", "socket", ""]),
+    ] {
+        world.cli(args)?;
+        let all = lines(&world)?;
+        assert_eq!(all.len(), known + 1, "{args:?}: {all:#?}");
+        let last = &all[known];
+        known += 1;
+        assert_eq!(fields(last), said, "{last:#}");
+        assert_eq!(last["fields"]["uid"], 0, "{last:#}");
+        assert!(last["fields"]["pid"].as_u64() > Some(0), "{last:#}");
+    }
+    // What is refused changes nothing, and is no line.
+    world.cli_fails(&["add", "10.1.0.1/24", "--policy", "near"])?;
+    assert_eq!(lines(&world)?.len(), known);
+    // By a file, by nobody.
+    world.cli(&["reload"])?;
+    known = lines(&world)?.len();
+    world.configure(&near("\"192.0.2.0/24\", \"198.51.100.0/24\""))?;
+    let end = std::time::Instant::now() + SOON;
+    while lines(&world)?.len() == known {
+        anyhow::ensure!(std::time::Instant::now() < end, "{}", world.log());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let last = &lines(&world)?[known];
+    let expected = ["reload", "file change", "+198.51.100.0/24 near"];
+    assert_eq!(fields(last), expected, "{last:#}");
+    assert!(last["fields"]["uid"].is_null(), "{last:#}");
     Ok(())
 }

@@ -1,0 +1,122 @@
+//! Who changed what: one line a change, with fields for the journal.
+
+use std::fmt;
+
+use tracing::info;
+
+use crate::{api::types::Caller, policy::plan::ChangeSummary};
+
+/// Why something is done.
+#[derive(Clone, Debug)]
+pub(super) struct Cause {
+    /// Where it comes from.
+    source: Source,
+    /// What it is, if not just what its source always does.
+    what: Option<&'static str>,
+    /// Who asked, if anybody did.
+    by: Option<Caller>,
+}
+
+/// Where a change comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Source {
+    /// The daemon's start.
+    Start,
+    /// The control socket.
+    Socket,
+    /// A configuration file that changed.
+    File,
+    /// SIGHUP.
+    Signal,
+    /// The end of an entry's time.
+    Ttl,
+    /// The host's own TCP settings.
+    Host,
+}
+
+impl Source {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Start => "start",
+            Self::Socket => "socket",
+            Self::File => "file change",
+            Self::Signal => "SIGHUP",
+            Self::Ttl => "ttl",
+            Self::Host => "host",
+        }
+    }
+}
+
+impl From<Source> for Cause {
+    fn from(source: Source) -> Self {
+        Self {
+            source,
+            what: None,
+            by: None,
+        }
+    }
+}
+
+impl Cause {
+    /// Somebody asked for it by the socket.
+    pub(super) const fn asked(by: Caller) -> Self {
+        Self {
+            source: Source::Socket,
+            what: None,
+            by: Some(by),
+        }
+    }
+
+    /// Somebody did something that leads to it.
+    pub(super) const fn done(what: &'static str, by: Caller) -> Self {
+        Self {
+            source: Source::Socket,
+            what: Some(what),
+            by: Some(by),
+        }
+    }
+
+    /// A refused change is taken back.
+    pub(super) const fn put_back(by: Caller) -> Self {
+        Self::done("put back", by)
+    }
+
+    /// Writes the line of a change that was made. `changed`: what became of entries; `detail`: which.
+    pub(super) fn audit(&self, action: &str, changed: &ChangeSummary, detail: &str) {
+        info!(
+            audit = true,
+            action = self.what.unwrap_or(action),
+            source = self.source.name(),
+            uid = self.by.map(|by| by.uid),
+            pid = self.by.map(|by| by.pid),
+            added = changed.added,
+            changed = changed.changed,
+            removed = changed.removed,
+            detail,
+            "policies changed"
+        );
+    }
+
+    /// Writes the line of something else that was done.
+    pub(super) fn audit_other(&self, action: &str) {
+        info!(
+            audit = true,
+            action,
+            source = self.source.name(),
+            uid = self.by.map(|by| by.uid),
+            pid = self.by.map(|by| by.pid),
+            "done"
+        );
+    }
+}
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.what, &self.by) {
+            (Some(what), Some(by)) => write!(f, "{what}, {by}"),
+            (None, Some(by)) => write!(f, "asked by {by}"),
+            (Some(what), None) => f.write_str(what),
+            (None, None) => f.write_str(self.source.name()),
+        }
+    }
+}
