@@ -37,6 +37,7 @@ pub const SOON: Duration = Duration::from_secs(10);
 pub struct World {
     dir: TempDir,
     name: String,
+    agent: PathBuf,
     notify: NotifySocket,
     daemon: Option<Child>,
     log_format: &'static str,
@@ -53,12 +54,22 @@ impl World {
     ///
     /// If something cannot be made.
     pub fn new() -> anyhow::Result<Self> {
+        Self::of(binary()?)
+    }
+
+    /// As [`World::new`], for this binary of the agent.
+    ///
+    /// # Errors
+    ///
+    /// As [`World::new`].
+    pub fn of(agent: PathBuf) -> anyhow::Result<Self> {
         let dir = TempDir::new()?;
         fs::create_dir_all(dir.path().join("etc/policies.d"))?;
         let notify = NotifySocket::new(dir.path())?;
         let name = names::unique();
         Ok(Self {
             name,
+            agent,
             notify,
             daemon: None,
             log_format: "text",
@@ -151,11 +162,10 @@ impl World {
             .create(true)
             .append(true)
             .open(self.log_path())?;
-        let agent = binary()?;
         let words: Vec<_> = wrapper
             .iter()
             .map(Into::into)
-            .chain([agent.into_os_string()])
+            .chain([self.agent.clone().into_os_string()])
             .collect();
         let child = Command::new(&words[0])
             .args(&words[1..])
@@ -239,7 +249,7 @@ impl World {
     ///
     /// If it cannot be run (not: if it fails).
     pub fn try_cli(&self, args: &[&str]) -> anyhow::Result<Output> {
-        let mut command = Command::new(binary()?);
+        let mut command = Command::new(&self.agent);
         command
             .args(args)
             .env("RTO_AGENT_SOCKET", self.socket())

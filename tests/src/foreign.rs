@@ -8,6 +8,7 @@ use std::{
     io,
     os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
     path::Path,
+    time::Duration,
 };
 
 use nix::libc;
@@ -123,7 +124,16 @@ impl Foreign {
     }
 }
 
-/// Has the kernel count how often each program runs, as long as the descriptor is open.
+/// How often a program has run since runs are counted, and how long that took in all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Runs {
+    /// How often.
+    pub count: u64,
+    /// How long.
+    pub time: Duration,
+}
+
+/// Has the kernel count how often and how long each program runs, as long as the descriptor is open.
 ///
 /// # Errors
 ///
@@ -135,15 +145,20 @@ pub fn count_runs() -> io::Result<OwnedFd> {
     bpf(BPF_ENABLE_STATS, &mut attr)
 }
 
-/// How often a program has run since runs are counted.
+/// The runs of a program so far.
 ///
 /// # Errors
 ///
 /// If bpftool does not say.
-pub fn runs_of(program_id: u64) -> anyhow::Result<u64> {
+pub fn runs_of(program_id: u64) -> anyhow::Result<Runs> {
     let text = crate::process::run(&format!("bpftool --json prog show id {program_id}"))?;
     let shown: serde_json::Value = serde_json::from_str(&text)?;
-    Ok(shown["run_cnt"].as_u64().unwrap_or(0))
+    // Left out as long as they are 0.
+    let number = |key: &str| shown[key].as_u64().unwrap_or(0);
+    Ok(Runs {
+        count: number("run_cnt"),
+        time: Duration::from_nanos(number("run_time_ns")),
+    })
 }
 
 fn load(instructions: &[Instruction]) -> io::Result<OwnedFd> {

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
 
+mod bench;
 mod demo;
 mod ebpf;
 mod process;
@@ -21,6 +22,8 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Verb {
+    /// Measure what the agent costs
+    Bench(bench::Args),
     /// Show SYN retransmission before and after, in namespaces of its own
     Demo,
     /// Build the eBPF object that is kept in the tree, or prove that it comes from the sources
@@ -35,6 +38,7 @@ enum Verb {
 
 fn main() -> anyhow::Result<()> {
     match Cli::parse().verb {
+        Verb::Bench(args) => bench::run(&args),
         Verb::Demo => demo::run(),
         Verb::Ebpf(args) => ebpf::run(&args),
         Verb::Setup => setup::run(),

@@ -2,7 +2,7 @@
 
 use std::{
     io::{self, BufRead as _, Read as _, Write as _},
-    net::{IpAddr, SocketAddr, SocketAddrV6, TcpListener, TcpStream},
+    net::{IpAddr, Shutdown, SocketAddr, SocketAddrV6, TcpListener, TcpStream},
     os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
     thread,
     time::{Duration, Instant},
@@ -66,6 +66,12 @@ enum Cli {
     },
     /// Accept and keep connections
     Serve {
+        #[arg(long)]
+        on: SocketAddr,
+    },
+    /// As often as stdin says, one line a number, make a connection to itself and end it; print how many
+    /// nanoseconds that took
+    Rate {
         #[arg(long)]
         on: SocketAddr,
     },
@@ -147,8 +153,38 @@ fn main() -> anyhow::Result<()> {
                 kept.push(connection?);
             }
         }
+        Cli::Rate { on } => {
+            let listener = TcpListener::bind(on)?;
+            say("listening")?;
+            for line in io::stdin().lock().lines() {
+                let count: u32 = line?.parse()?;
+                let begin = Instant::now();
+                for _ in 0..count {
+                    converse(&listener, on)?;
+                }
+                say(&begin.elapsed().as_nanos().to_string())?;
+            }
+        }
     }
     Ok(())
+}
+
+/// One connection: a request and an answer of a byte each, then an orderly end that the client begins.
+/// Both ends are in one thread: with two, what is measured is on which CPUs the scheduler puts them.
+fn converse(listener: &TcpListener, on: SocketAddr) -> io::Result<()> {
+    let mut client = TcpStream::connect(on)?;
+    let (mut server, _) = listener.accept()?;
+    client.write_all(&[ANSWER])?;
+    server.read_exact(&mut [0])?;
+    server.write_all(b"A")?;
+    client.read_exact(&mut [0])?;
+    client.shutdown(Shutdown::Write)?;
+    let more = server.read(&mut [0])?;
+    drop(server);
+    match more + client.read(&mut [0])? {
+        0 => Ok(()),
+        _ => Err(io::Error::other("bytes where an end was due")),
+    }
 }
 
 /// Length of a request.

@@ -469,9 +469,9 @@ fn no_calls() -> anyhow::Result<()> {
         let _server = uncovered_server(&world, to(address, PORT))?;
         let mut talk = begin(&world, address)?;
         world.net.black_hole(PORT)?;
-        let before = foreign::runs_of(id)?;
+        let before = foreign::runs_of(id)?.count;
         gaps_of(&world, &mut talk, REQUEST, 3)?;
-        let after = foreign::runs_of(id)?;
+        let after = foreign::runs_of(id)?.count;
         world.net.drop_nothing()?;
         Ok(after - before)
     };

@@ -1,0 +1,173 @@
+//! `cargo xtask bench`: what the agent costs, measured on its release build, in namespaces and cgroups
+//! of the bench's own.
+
+use std::{
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    sync::atomic::{AtomicBool, Ordering},
+};
+
+use anyhow::{Context as _, bail};
+use clap::Subcommand;
+use nix::{
+    libc,
+    sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction},
+};
+use rto_tests::{agent, cgroup, netns};
+
+use crate::{
+    process::{is_root, run as run_command},
+    root, setup,
+};
+
+mod overhead;
+
+/// `cargo xtask bench`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    what: What,
+    /// Where rto-agent and rto-traffic are built already, instead of building this tree
+    #[arg(long, global = true, value_name = "DIR")]
+    programs: Option<PathBuf>,
+}
+
+#[derive(Subcommand)]
+enum What {
+    /// The time of a callback, and connections per second, with statistics and without
+    Overhead(overhead::Args),
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    setup::run()?;
+    let programs = match &args.programs {
+        Some(dir) => dir.clone(),
+        None => build()?,
+    };
+    if !is_root() {
+        // Built as the user; measured as root.
+        return run_command(
+            Command::new("sudo")
+                .arg(std::env::current_exe()?)
+                .args(std::env::args_os().skip(1))
+                .arg("--programs")
+                .arg(programs),
+        );
+    }
+    netns::sweep();
+    cgroup::sweep();
+    agent::sweep();
+    catch_signals()?;
+    match &args.what {
+        What::Overhead(args) => overhead::run(args, &programs),
+    }
+}
+
+/// Builds what is measured and what measures; the directory they are in.
+fn build() -> anyhow::Result<PathBuf> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let output = Command::new(cargo)
+        .current_dir(root())
+        .args(["build", "--release", "--locked", "--bins"])
+        .args(["--package", "rto-agent", "--package", "rto-tests"])
+        .arg("--message-format=json-render-diagnostics")
+        .stderr(Stdio::inherit())
+        .output()?;
+    if !output.status.success() {
+        bail!("cargo build: {}", output.status);
+    }
+    let messages = String::from_utf8(output.stdout)?;
+    messages
+        .lines()
+        .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok())
+        .filter(|message| message["target"]["name"] == "rto-agent")
+        .find_map(|message| {
+            let executable = Path::new(message["executable"].as_str()?);
+            Some(executable.parent()?.to_owned())
+        })
+        .context("the agent was not built")
+}
+
+static STOPPED: AtomicBool = AtomicBool::new(false);
+
+/// An interrupted bench goes the way of a failed one, which removes what it made.
+fn catch_signals() -> anyhow::Result<()> {
+    extern "C" fn stop(_: libc::c_int) {
+        STOPPED.store(true, Ordering::Relaxed);
+    }
+    let action = SigAction::new(
+        SigHandler::Handler(stop),
+        SaFlags::SA_RESTART,
+        SigSet::empty(),
+    );
+    for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
+        // SAFETY: the handler stores to an atomic and does nothing else.
+        unsafe { sigaction(signal, &action) }?;
+    }
+    Ok(())
+}
+
+/// An error once a signal has asked for the end.
+fn go_on() -> anyhow::Result<()> {
+    if STOPPED.load(Ordering::Relaxed) {
+        bail!("interrupted");
+    }
+    Ok(())
+}
+
+/// What several measurements of the same thing say.
+struct Sample {
+    sorted: Vec<f64>,
+}
+
+impl Sample {
+    fn of(values: impl Iterator<Item = f64>) -> Self {
+        let mut sorted: Vec<f64> = values.collect();
+        sorted.sort_by(f64::total_cmp);
+        Self { sorted }
+    }
+
+    fn median(&self) -> f64 {
+        self.quarter(2)
+    }
+
+    /// The value that so many quarters of the others are below; between two where none is.
+    fn quarter(&self, quarters: usize) -> f64 {
+        let Some(last) = self.sorted.len().checked_sub(1) else {
+            return f64::NAN;
+        };
+        let (index, rest) = (last * quarters / 4, last * quarters % 4);
+        let (low, high) = (self.sorted[index], self.sorted[(index + 1).min(last)]);
+        low + (high - low) * [0.0, 0.25, 0.5, 0.75][rest]
+    }
+}
+
+impl std::fmt::Display for Sample {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "median {:.3}, half of them {:.3} to {:.3}, all {:.3} to {:.3}",
+            self.median(),
+            self.quarter(1),
+            self.quarter(3),
+            self.quarter(0),
+            self.quarter(4),
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Sample;
+
+    #[test]
+    fn quarters() {
+        let five = Sample::of([5.0, 1.0, 4.0, 2.0, 3.0].into_iter());
+        assert_eq!(
+            [0, 1, 2, 3, 4].map(|q| five.quarter(q)),
+            [1.0, 2.0, 3.0, 4.0, 5.0]
+        );
+        assert_eq!(Sample::of([2.0, 1.0].into_iter()).median(), 1.5);
+        assert!(Sample::of(std::iter::empty()).median().is_nan());
+    }
+}
