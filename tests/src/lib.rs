@@ -10,6 +10,7 @@ pub mod names;
 pub mod netns;
 pub mod notify;
 pub mod process;
+pub mod pty;
 pub mod relay;
 pub mod talk;
 pub mod timing;
