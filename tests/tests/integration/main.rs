@@ -18,6 +18,7 @@ mod relay;
 mod syn;
 mod syn_ack;
 mod syn_retries;
+mod top;
 
 type Test = (&'static str, fn() -> anyhow::Result<()>);
 
@@ -41,7 +42,7 @@ fn main() -> ExitCode {
         cgroup::sweep();
         agent::sweep();
     }
-    let groups: [(&str, &[Test]); 12] = [
+    let groups: [(&str, &[Test]); 13] = [
         // The longest first.
         ("syn_retries", syn_retries::TESTS),
         ("established", established::TESTS),
@@ -55,6 +56,7 @@ fn main() -> ExitCode {
         ("doctor", doctor::TESTS),
         ("metrics", metrics::TESTS),
         ("relay", relay::TESTS),
+        ("top", top::TESTS),
     ];
     let trials = groups
         .into_iter()
