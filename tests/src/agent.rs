@@ -24,6 +24,7 @@ use crate::{
     netns::{CLIENT_LINK, Pair, SERVER_LINK},
     notify::NotifySocket,
     process::stdout_of,
+    pty::Terminal,
     talk::{self, Talk},
     timing::assert_gap,
     traffic::{Connect, Traffic, beside},
@@ -297,6 +298,20 @@ impl World {
                 String::from_utf8_lossy(&output.stderr)
             )
         })
+    }
+
+    /// Runs a client verb on a terminal.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be run.
+    pub fn on_terminal(&self, args: &[&str]) -> anyhow::Result<Terminal> {
+        let mut command = Command::new(binary()?);
+        command
+            .args(args)
+            .env("RTO_AGENT_SOCKET", self.socket())
+            .env("RTO_AGENT_CONFIG", self.config());
+        Terminal::start(command)
     }
 
     /// A request to the daemon's socket, as another client than the CLI would make it; the answer.

@@ -10,6 +10,7 @@ pub mod names;
 pub mod netns;
 pub mod notify;
 pub mod process;
+pub mod pty;
 pub mod rate;
 pub mod relay;
 pub mod talk;

@@ -19,6 +19,7 @@ mod statistics;
 mod syn;
 mod syn_ack;
 mod syn_retries;
+mod top;
 mod watch;
 
 type Test = (&'static str, fn() -> anyhow::Result<()>);
@@ -43,7 +44,7 @@ fn main() -> ExitCode {
         cgroup::sweep();
         agent::sweep();
     }
-    let groups: [(&str, &[Test]); 14] = [
+    let groups: [(&str, &[Test]); 15] = [
         // The longest first.
         ("syn_retries", syn_retries::TESTS),
         ("established", established::TESTS),
@@ -59,6 +60,7 @@ fn main() -> ExitCode {
         ("statistics", statistics::TESTS),
         ("watch", watch::TESTS),
         ("relay", relay::TESTS),
+        ("top", top::TESTS),
     ];
     let trials = groups
         .into_iter()

@@ -1,0 +1,256 @@
+//! What `top` has seen of one policy, and what its row shows of it.
+
+use std::collections::VecDeque;
+
+use crate::{
+    api::stats::{DirectionStats, PolicyStats},
+    policy::PolicyName,
+};
+
+/// Looks that are kept for the sparkline.
+pub(super) const LOOKS: usize = 60;
+
+/// From when on counts are taken that are no rates.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Scope {
+    /// Since the policy (or the boot): what the daemon says.
+    #[default]
+    Policy,
+    /// Since `top` saw it first.
+    Top,
+}
+
+/// Looks at one policy.
+#[derive(Clone, Debug)]
+pub(super) struct Course {
+    first: PolicyStats,
+    now: PolicyStats,
+    connections_s: Option<f64>,
+    aborted_s: Option<f64>,
+    past: VecDeque<f64>,
+}
+
+impl Course {
+    /// After the first look: no rates yet.
+    pub(super) fn new(stats: PolicyStats) -> Self {
+        Self {
+            first: stats.clone(),
+            now: stats,
+            connections_s: None,
+            aborted_s: None,
+            past: VecDeque::new(),
+        }
+    }
+
+    /// One more look, so many milliseconds after the one before.
+    pub(super) fn update(&mut self, stats: PolicyStats, took_ms: u64) {
+        let (before, now) = (self.now.total(), stats.total());
+        if now.connections < before.connections || now.aborted < before.aborted {
+            // They began again: another policy of the same name, or the same once more.
+            *self = Self {
+                past: std::mem::take(&mut self.past),
+                ..Self::new(PolicyStats::default())
+            };
+            self.now = stats;
+            return;
+        }
+        self.now = stats;
+        if took_ms == 0 {
+            return;
+        }
+        let since = now.since(&before);
+        let per_second = |count: u64| float(count) * 1e3 / float(took_ms);
+        let connections_s = per_second(since.connections);
+        self.connections_s = Some(connections_s);
+        self.aborted_s = Some(per_second(since.aborted));
+        self.past.push_back(connections_s);
+        if self.past.len() > LOOKS {
+            self.past.pop_front();
+        }
+    }
+
+    /// Its counts.
+    pub(super) fn stats(&self, scope: Scope) -> PolicyStats {
+        match scope {
+            Scope::Policy => self.now.clone(),
+            Scope::Top => self.now.since(&self.first),
+        }
+    }
+
+    /// Its row.
+    pub(super) fn row<'a>(&'a self, name: &'a PolicyName, scope: Scope) -> Row<'a> {
+        Row {
+            name,
+            stats: self.stats(scope).total(),
+            course: self,
+        }
+    }
+}
+
+/// The columns that can be sorted by, in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Column {
+    Policy,
+    ConnectionRate,
+    Retransmissions,
+    Spurious,
+    HandshakeP50,
+    HandshakeP99,
+    SrttP50,
+    SrttP99,
+    AbortedRate,
+    Connections,
+}
+
+impl Column {
+    /// All, from left to right.
+    pub(super) const ALL: [Self; 10] = [
+        Self::Policy,
+        Self::ConnectionRate,
+        Self::Retransmissions,
+        Self::Spurious,
+        Self::HandshakeP50,
+        Self::HandshakeP99,
+        Self::SrttP50,
+        Self::SrttP99,
+        Self::AbortedRate,
+        Self::Connections,
+    ];
+
+    /// What stands above it.
+    pub(super) fn title(self) -> &'static str {
+        match self {
+            Self::Policy => "POLICY",
+            Self::ConnectionRate => "CONN/S",
+            Self::Retransmissions => "RETR%",
+            Self::Spurious => "SPUR%",
+            Self::HandshakeP50 => "HS P50",
+            Self::HandshakeP99 => "HS P99",
+            Self::SrttP50 => "RTT P50",
+            Self::SrttP99 => "RTT P99",
+            Self::AbortedRate => "ABRT/S",
+            Self::Connections => "CONNS",
+        }
+    }
+
+    /// The next one to sort by.
+    pub(super) fn next(self) -> Self {
+        let at = Self::ALL.iter().position(|c| *c == self).unwrap_or(0);
+        Self::ALL[(at + 1) % Self::ALL.len()]
+    }
+}
+
+/// What is shown of a policy: its directions together.
+#[derive(Clone, Debug)]
+pub(super) struct Row<'a> {
+    pub(super) name: &'a PolicyName,
+    stats: DirectionStats,
+    course: &'a Course,
+}
+
+impl Row<'_> {
+    /// Connections per second at the last looks, the latest last.
+    pub(super) fn past(&self) -> impl DoubleEndedIterator<Item = f64> {
+        self.course.past.iter().copied()
+    }
+
+    /// A column's number; `None` where there is nothing to say.
+    pub(super) fn value(&self, column: Column) -> Option<f64> {
+        let stats = &self.stats;
+        match column {
+            Column::Policy => None,
+            Column::ConnectionRate => self.course.connections_s,
+            Column::Retransmissions => share(stats.handshake_retransmissions, stats.connections),
+            Column::Spurious => share(stats.spurious, stats.handshake_retransmissions),
+            Column::HandshakeP50 => stats.handshake.quantile_us(0.5),
+            Column::HandshakeP99 => stats.handshake.quantile_us(0.99),
+            Column::SrttP50 => stats.srtt.quantile_us(0.5),
+            Column::SrttP99 => stats.srtt.quantile_us(0.99),
+            Column::AbortedRate => self.course.aborted_s,
+            Column::Connections => Some(float(stats.connections)),
+        }
+    }
+}
+
+/// Infinite where nothing but retransmissions came about: nobody answers at all.
+pub(super) fn share(part: u64, whole: u64) -> Option<f64> {
+    (part > 0 || whole > 0).then(|| float(part) / float(whole))
+}
+
+#[expect(clippy::cast_precision_loss, reason = "three digits are shown")]
+pub(super) fn float(count: u64) -> f64 {
+    count as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stats(connections: u64, aborted: u64) -> PolicyStats {
+        let active = DirectionStats {
+            connections,
+            aborted,
+            ..DirectionStats::default()
+        };
+        PolicyStats {
+            passive: active.clone(),
+            active,
+            ..PolicyStats::default()
+        }
+    }
+
+    fn rates(course: &Course) -> (Option<f64>, Option<f64>) {
+        (course.connections_s, course.aborted_s)
+    }
+
+    #[test]
+    fn rates_are_of_all_directions_since_the_last_look() {
+        let mut course = Course::new(stats(100, 7));
+        assert_eq!(rates(&course), (None, None));
+        course.update(stats(110, 8), 500);
+        assert_eq!(rates(&course), (Some(40.0), Some(4.0)));
+        course.update(stats(110, 8), 500);
+        assert_eq!(rates(&course), (Some(0.0), Some(0.0)));
+        assert_eq!(course.past, [40.0, 0.0]);
+        let name = "x".parse().unwrap();
+        let total = |scope| course.row(&name, scope).value(Column::Connections);
+        assert_eq!(total(Scope::Policy), Some(220.0));
+        assert_eq!(total(Scope::Top), Some(20.0));
+    }
+
+    #[test]
+    fn two_looks_at_the_same_time_leave_the_rate() {
+        let mut course = Course::new(stats(0, 0));
+        course.update(stats(2, 0), 1000);
+        course.update(stats(4, 0), 0);
+        assert_eq!(course.connections_s, Some(4.0));
+    }
+
+    #[test]
+    fn counts_that_begin_again_have_no_rate() {
+        let mut course = Course::new(stats(100, 0));
+        course.update(stats(200, 0), 1000);
+        course.update(stats(3, 0), 1000);
+        assert_eq!(rates(&course), (None, None));
+        assert_eq!(course.stats(Scope::Top).total().connections, 6);
+        course.update(stats(4, 0), 1000);
+        assert_eq!(course.connections_s, Some(2.0));
+        assert_eq!(course.past, [200.0, 2.0]);
+    }
+
+    #[test]
+    fn only_the_last_looks_are_kept() {
+        let mut course = Course::new(stats(0, 0));
+        for n in 1..200 {
+            course.update(stats(n, 0), 1000);
+        }
+        assert_eq!(course.past.len(), LOOKS);
+    }
+
+    #[test]
+    fn shares_of_nothing() {
+        assert_eq!(share(0, 0), None);
+        assert_eq!(share(0, 5), Some(0.0));
+        assert_eq!(share(1, 0), Some(f64::INFINITY));
+    }
+}

@@ -1,0 +1,212 @@
+//! One policy, open: histograms of each direction.
+
+use ratatui::{
+    Frame,
+    layout::{Constraint, Layout, Rect},
+    style::Stylize as _,
+    text::Line,
+    widgets::Paragraph,
+};
+use rto_agent_common::histogram::{bucket_end_us, bucket_of};
+
+use super::{
+    bars,
+    course::{Course, float, share},
+    state::State,
+    table::{number, percent},
+};
+use crate::{
+    api::stats::{DirectionStats, HistogramView},
+    commands::stats::short_us,
+    policy::PolicyName,
+};
+
+/// Lines of a direction beside its bars: counts, quantiles, the axis.
+const BESIDE: u16 = 3;
+/// Bars as high as this say no more when they are higher.
+const HIGHEST: u16 = 12;
+/// A bar is not wider than this.
+const WIDEST: usize = 3;
+
+/// Draws it.
+pub(super) fn draw(
+    frame: &mut Frame<'_>,
+    area: Rect,
+    state: &State,
+    name: &PolicyName,
+    course: &Course,
+) {
+    let stats = course.stats(state.scope);
+    let directions = stats.directions();
+    let seen = directions.iter().filter(|(_, stats)| !is_empty(stats));
+    let seen = u16::try_from(seen.count()).unwrap_or(1);
+    // The name, and a line for each direction without anything.
+    let others = 1 + (3 - seen.min(3));
+    let each = area.height.saturating_sub(others) / seen.max(1);
+    let each = each.clamp(BESIDE + 1, BESIDE + HIGHEST);
+    let heights = directions.map(|(_, stats)| if is_empty(stats) { 1 } else { each });
+    let mut constraints = vec![Constraint::Length(1)];
+    constraints.extend(heights.map(Constraint::Length));
+    let areas = Layout::vertical(constraints).split(area);
+    frame.render_widget(Line::from(name.as_str()).bold(), areas[0]);
+    // One axis for all, so that directions can be compared.
+    let handshake = Axis::of(directions.map(|(_, stats)| &stats.handshake));
+    let srtt = Axis::of(directions.map(|(_, stats)| &stats.srtt));
+    for ((direction, stats), area) in directions.into_iter().zip(&areas[1..]) {
+        let [counts, histograms] =
+            Layout::vertical([Constraint::Length(1), Constraint::Fill(1)]).areas(*area);
+        frame.render_widget(self::counts(direction, stats), counts);
+        let [left, right] = Layout::horizontal([Constraint::Fill(1); 2])
+            .spacing(2)
+            .areas(histograms);
+        if is_empty(stats) {
+            continue;
+        }
+        let bars = each - BESIDE;
+        draw_histogram(
+            frame,
+            left,
+            bars,
+            "handshake time",
+            &handshake,
+            &stats.handshake,
+        );
+        let sampled = state.rtt_sampling != "off";
+        if sampled || stats.srtt.count > 0 {
+            draw_histogram(frame, right, bars, "srtt", &srtt, &stats.srtt);
+        } else {
+            let why = Line::from("srtt: rtt_sampling = \"off\" in [agent]").dim();
+            frame.render_widget(why, right);
+        }
+    }
+}
+
+fn is_empty(stats: &DirectionStats) -> bool {
+    *stats == DirectionStats::default()
+}
+
+fn counts(direction: &str, stats: &DirectionStats) -> Line<'static> {
+    let text = if is_empty(stats) {
+        ": none".to_owned()
+    } else {
+        let again = share(stats.handshake_retransmissions, stats.connections);
+        format!(
+            ": {} connections, {} retransmissions ({}), {} spurious, {} aborted",
+            number(float(stats.connections)),
+            number(float(stats.handshake_retransmissions)),
+            again.map_or_else(|| "-".to_owned(), percent),
+            number(float(stats.spurious)),
+            number(float(stats.aborted)),
+        )
+    };
+    Line::from(vec![direction.to_owned().cyan(), text.into()])
+}
+
+/// The buckets from the first to the last that has something in any direction.
+struct Axis {
+    first: usize,
+    last: usize,
+}
+
+impl Axis {
+    fn of(histograms: [&HistogramView; 3]) -> Self {
+        let buckets = || histograms.iter().flat_map(|h| &h.buckets);
+        Self {
+            first: buckets().map(|b| bucket_of(b.from_us)).min().unwrap_or(0),
+            last: buckets().map(|b| bucket_of(b.from_us)).max().unwrap_or(0),
+        }
+    }
+
+    /// Counts bucket by bucket, with those in between that have none; several together where there
+    /// is not enough room.
+    fn counts(&self, histogram: &HistogramView, width: usize) -> Vec<f64> {
+        let buckets = self.last - self.first + 1;
+        let together = buckets.div_ceil(width.max(1));
+        let mut counts = vec![0.0; buckets.div_ceil(together)];
+        for bucket in &histogram.buckets {
+            let at = bucket_of(bucket.from_us).saturating_sub(self.first) / together;
+            if let Some(count) = counts.get_mut(at) {
+                *count += float(bucket.count);
+            }
+        }
+        counts
+    }
+
+    /// Where it begins and ends, as far apart as the bars are wide.
+    fn labels(&self, width: usize) -> String {
+        let before = self.first.checked_sub(1).and_then(bucket_end_us);
+        let from = short_us(float(before.unwrap_or(0)));
+        let to =
+            bucket_end_us(self.last).map_or_else(|| "any".to_owned(), |us| short_us(float(us)));
+        let gap = width.saturating_sub(from.len() + to.len()).max(2);
+        format!("{from}{:gap$}{to}", "")
+    }
+}
+
+fn draw_histogram(
+    frame: &mut Frame<'_>,
+    area: Rect,
+    height: u16,
+    what: &str,
+    axis: &Axis,
+    histogram: &HistogramView,
+) {
+    let quantile = |share| histogram.quantile_us(share).map(short_us);
+    let Some((p50, p99)) = quantile(0.5).zip(quantile(0.99)) else {
+        frame.render_widget(Line::from(format!("{what}: none")), area);
+        return;
+    };
+    let width = usize::from(area.width);
+    let counts = axis.counts(histogram, width);
+    let wide = (width / counts.len()).clamp(1, WIDEST);
+    let widened: Vec<_> = counts
+        .iter()
+        .flat_map(|c| std::iter::repeat_n(*c, wide))
+        .collect();
+    let title = format!("{what} p50 {p50}, p99 {p99}");
+    let mut lines = vec![Line::from(title)];
+    let bars = bars::lines(&widened, height);
+    lines.extend(bars.into_iter().map(|bar| Line::from(bar).green()));
+    lines.push(Line::from(axis.labels(widened.len())).dim());
+    frame.render_widget(Paragraph::new(lines), area);
+}
+
+#[cfg(test)]
+mod tests {
+    use rto_agent_common::histogram::{BUCKETS, Histogram};
+
+    use super::*;
+
+    fn of(times_us: &[u64]) -> HistogramView {
+        let mut histogram = Histogram::default();
+        for us in times_us {
+            histogram.buckets[bucket_of(*us)] += 1;
+        }
+        (&histogram).into()
+    }
+
+    #[test]
+    fn an_axis_has_the_buckets_of_all_and_those_between() {
+        let (a, b) = (of(&[100, 100]), of(&[120, 250]));
+        let axis = Axis::of([&a, &b, &of(&[])]);
+        assert_eq!(axis.counts(&a, 80), [2.0, 0.0, 0.0, 0.0, 0.0, 0.0]);
+        assert_eq!(
+            axis.counts(&b, 80),
+            [0.0, 1.0, 0.0, 0.0, 0.0, 1.0].map(f64::from)
+        );
+        assert_eq!(axis.counts(&b, 3), [1.0, 0.0, 1.0]);
+        assert_eq!(axis.counts(&b, 0), [2.0]);
+        assert_eq!(axis.labels(20), "96.0us         256us");
+        assert_eq!(axis.labels(0), "96.0us  256us");
+    }
+
+    #[test]
+    fn an_axis_can_have_every_bucket_or_none() {
+        let all = of(&[0, u64::MAX]);
+        let axis = Axis::of([&all, &of(&[]), &of(&[])]);
+        assert_eq!(axis.counts(&all, 200).len(), BUCKETS);
+        assert_eq!(axis.labels(0), "0.00us  any");
+        let none = Axis::of([&of(&[]), &of(&[]), &of(&[])]);
+        assert_eq!(none.counts(&of(&[]), 10), [0.0]);
+    }
+}

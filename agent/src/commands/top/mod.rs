@@ -1,0 +1,163 @@
+//! `rto-agent top`: the loop. What is known is in [`state`], what keys do to it in [`keys`], how
+//! it looks in [`view`].
+
+use std::{
+    io::{self, IsTerminal as _},
+    iter,
+    ops::ControlFlow,
+    panic::{self, AssertUnwindSafe},
+    process::ExitCode,
+    sync::mpsc::{self, RecvTimeoutError, Sender},
+    thread,
+    time::{Duration, Instant},
+};
+
+use nix::sys::signal::{SigSet, Signal};
+use ratatui::{
+    DefaultTerminal,
+    crossterm::event::{self, Event},
+};
+
+use self::state::State;
+use crate::{
+    api::{client::Client, stats::StatsAnswer},
+    cli::Top,
+};
+
+mod bars;
+mod course;
+mod details;
+mod keys;
+#[cfg(test)]
+mod samples;
+mod state;
+mod table;
+mod view;
+
+/// The time since the last look is told in seconds.
+const TICK: Duration = Duration::from_millis(500);
+
+/// What can happen.
+enum Happening {
+    Look(Result<Box<StatsAnswer>, String>),
+    Terminal(io::Result<Event>),
+    Signal,
+    Panic,
+}
+
+pub(super) fn run(args: &Top) -> anyhow::Result<ExitCode> {
+    let interval = super::interval(&args.interval)?;
+    anyhow::ensure!(
+        io::stdout().is_terminal(),
+        "top needs a terminal; rto-agent stats --watch prints"
+    );
+    let client = Client::new(&args.socket.socket);
+    // A daemon that is not there from the beginning is an error like that of any other verb.
+    let first = client.get("/v1/stats")?;
+    let socket = args.socket.socket.display().to_string();
+    let mut state = State::new(socket, interval, first, Instant::now());
+
+    // Before there are threads: they inherit the mask, so that only the one that waits is told.
+    let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP]);
+    signals.thread_block()?;
+    let mut screen = Screen::open()?;
+    let (sender, happenings) = mpsc::channel();
+    // None of these is joined: each may wait for something that does not come any more.
+    spawn(&sender, move |sender| looks(&client, interval, sender));
+    spawn(&sender, events);
+    spawn(&sender, move |sender| {
+        let _which = signals.wait();
+        let _gone = sender.send(Happening::Signal);
+    });
+    loop {
+        screen
+            .terminal
+            .draw(|frame| view::draw(frame, &state, Instant::now()))?;
+        let next = match happenings.recv_timeout(TICK) {
+            Ok(next) => next,
+            Err(RecvTimeoutError::Timeout) => continue,
+            Err(RecvTimeoutError::Disconnected) => break,
+        };
+        // All that has come already, for one picture.
+        for happening in iter::once(next).chain(happenings.try_iter()) {
+            if take(&mut state, happening)?.is_break() {
+                return Ok(ExitCode::SUCCESS);
+            }
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn take(state: &mut State, happening: Happening) -> io::Result<ControlFlow<()>> {
+    match happening {
+        Happening::Look(Ok(answer)) => state.update(*answer, Instant::now()),
+        Happening::Look(Err(error)) => state.failed(error),
+        Happening::Terminal(event) => {
+            if let Event::Key(key) = event? {
+                return Ok(state.key(key));
+            }
+        }
+        Happening::Panic => return Err(io::Error::other("a thread of top has panicked")),
+        Happening::Signal => return Ok(ControlFlow::Break(())),
+    }
+    Ok(ControlFlow::Continue(()))
+}
+
+fn spawn(sender: &Sender<Happening>, body: impl FnOnce(&Sender<Happening>) + Send + 'static) {
+    let sender = sender.clone();
+    thread::spawn(move || {
+        // The hook has restored the terminal by then: there is nothing to draw on.
+        if panic::catch_unwind(AssertUnwindSafe(|| body(&sender))).is_err() {
+            let _gone = sender.send(Happening::Panic);
+        }
+    });
+}
+
+/// Asks again and again; apart from the keys, as a daemon can take its time.
+fn looks(client: &Client, interval: Duration, sender: &Sender<Happening>) {
+    loop {
+        thread::sleep(interval);
+        let answer = client.get("/v1/stats").map_err(|e| e.to_string());
+        if sender.send(Happening::Look(answer)).is_err() {
+            return;
+        }
+    }
+}
+
+/// Keys and new sizes.
+fn events(sender: &Sender<Happening>) {
+    loop {
+        let event = event::read();
+        let last = event.is_err();
+        if sender.send(Happening::Terminal(event)).is_err() || last {
+            return;
+        }
+    }
+}
+
+/// The terminal in raw mode with the alternate screen; as it was once dropped, and at a panic by the
+/// hook that ratatui sets.
+struct Screen {
+    terminal: DefaultTerminal,
+}
+
+impl Screen {
+    fn open() -> io::Result<Self> {
+        let opened = ratatui::try_init();
+        if opened.is_err() {
+            // Half of it may be done.
+            let _restored = ratatui::try_restore();
+        }
+        Ok(Self { terminal: opened? })
+    }
+}
+
+impl Drop for Screen {
+    fn drop(&mut self) {
+        // Twice would put the cursor onto what the panic said.
+        if !thread::panicking() {
+            // Nothing can be done for a terminal that is gone.
+            let _restored = ratatui::try_restore();
+        }
+    }
+}

@@ -1,0 +1,251 @@
+//! How a [`State`] looks on a terminal of any size.
+
+use std::time::{Duration, Instant};
+
+use ratatui::{
+    Frame,
+    layout::{Constraint, Layout, Rect},
+    style::Stylize as _,
+    text::{Line, Text},
+    widgets::{Block, Clear, Paragraph},
+};
+
+use super::{
+    course::Scope,
+    details,
+    state::State,
+    table::{self, shortened},
+};
+use crate::policy::units::format_duration;
+
+/// Draws everything.
+pub(super) fn draw(frame: &mut Frame<'_>, state: &State, now: Instant) {
+    let [header, body, footer] = Layout::vertical([
+        Constraint::Length(2),
+        Constraint::Fill(1),
+        Constraint::Length(1),
+    ])
+    .areas(frame.area());
+    draw_header(frame, header, state, now);
+    if let Some((name, course)) = state.opened() {
+        details::draw(frame, body, state, name, course);
+    } else {
+        table::draw(frame, body, state);
+    }
+    draw_footer(frame, footer, state);
+    if state.help {
+        draw_help(frame);
+    }
+}
+
+fn draw_header(frame: &mut Frame<'_>, area: Rect, state: &State, now: Instant) {
+    let trouble = state.trouble(now);
+    let age = format_duration(Duration::from_secs(state.age(now).as_secs()));
+    let looked = match trouble {
+        Some(_) => format!("no answer for {age}").red().bold(),
+        None => format!("last look {age} ago").into(),
+    };
+    let mut right = vec![
+        format!("  every {}, ", format_duration(state.interval)).into(),
+        looked,
+    ];
+    if state.paused {
+        right.push("  PAUSED".yellow().bold());
+    }
+    let right = Line::from(right);
+    let width = u16::try_from(right.width()).unwrap_or(u16::MAX);
+    let [first, second] =
+        Layout::vertical([Constraint::Length(1), Constraint::Length(1)]).areas(area);
+    // How the daemon is doing is worth more than where it is.
+    let [left_area, right_area] =
+        Layout::horizontal([Constraint::Fill(1), Constraint::Length(width)]).areas(first);
+    let title = "rto-agent top  ";
+    let room = usize::from(left_area.width).saturating_sub(title.len());
+    let left = Line::from(vec![title.bold(), shortened(&state.socket, room).into()]);
+    frame.render_widget(left, left_area);
+    frame.render_widget(right, right_area);
+    let said = match trouble {
+        Some(trouble) => trouble.to_owned().red().bold(),
+        None if !state.on => "nothing is counted: statistics = false in [agent]".yellow(),
+        None => meaning(state).dim(),
+    };
+    frame.render_widget(Line::from(said), second);
+}
+
+/// What the numbers are counted from, and their order.
+fn meaning(state: &State) -> String {
+    let began = match state.scope {
+        Scope::Policy => "the policy",
+        Scope::Top => "top",
+    };
+    let order = if state.ascending() {
+        "ascending"
+    } else {
+        "descending"
+    };
+    let sort = state.sort.title();
+    format!("/S since the last look, the rest since {began} began; by {sort}, {order}")
+}
+
+fn draw_footer(frame: &mut Frame<'_>, area: Rect, state: &State) {
+    let line = if state.typing {
+        Line::from(vec![
+            "/".bold(),
+            state.filter.as_str().into(),
+            "█".into(),
+            "  Enter keep  Esc drop".dim(),
+        ])
+    } else if state.opened().is_some() {
+        Line::from("Esc back  up/down policy  t since  p pause  ? help  q quit").dim()
+    } else {
+        let keys = "q quit  Enter open  s sort  r reverse  / filter  t since  p pause  ? help";
+        let filter = match state.filter.as_str() {
+            "" => String::new(),
+            filter => format!("/{filter}  "),
+        };
+        Line::from(vec![filter.yellow(), keys.dim()])
+    };
+    frame.render_widget(line, area);
+}
+
+fn draw_help(frame: &mut Frame<'_>) {
+    const HELP: &str = "\
+up, down, k, j   select a policy
+Enter            its histograms; Esc goes back
+s, r             sort by the next column, reverse
+/                only policies with this in their name
+t                count since the policy or since top began
+p                hold the picture
+q, Esc, Ctrl-C   quit
+
+CONN/S   connections established per second
+RETR%    SYNs and SYN-ACKs sent again, per connection
+SPUR%    of these, needless: an answer was on its way
+HS       how long handshakes took
+RTT      smoothed round-trip time
+ABRT/S   connections that ended unfinished, per second
+CONNS    connections established
+HISTORY  CONN/S at the last looks";
+    let text = Text::from(HELP);
+    let size = |n: usize| u16::try_from(n + 2).unwrap_or(u16::MAX);
+    let area = frame.area();
+    let area = area.centered(
+        Constraint::Length(size(text.width()).min(area.width)),
+        Constraint::Length(size(text.height()).min(area.height)),
+    );
+    let block = Block::bordered().title(" any key closes ");
+    frame.render_widget(Clear, area);
+    frame.render_widget(Paragraph::new(text).block(block), area);
+}
+
+#[cfg(test)]
+mod tests {
+    use ratatui::{Terminal, backend::TestBackend, style::Color};
+
+    use super::{
+        super::{
+            course::Column,
+            samples::{busy, press, state},
+        },
+        *,
+    };
+
+    fn screen(state: &State, width: u16, height: u16, now: Instant) -> Terminal<TestBackend> {
+        let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
+        terminal.draw(|frame| draw(frame, state, now)).unwrap();
+        terminal
+    }
+
+    fn text(state: &State) -> String {
+        let now = Instant::now();
+        screen(state, 80, 24, now).backend().to_string()
+    }
+
+    #[test]
+    fn the_table() {
+        insta::assert_snapshot!(text(&busy()));
+    }
+
+    #[test]
+    fn the_help() {
+        let mut state = busy();
+        press(&mut state, "?");
+        insta::assert_snapshot!(text(&state));
+    }
+
+    #[test]
+    fn a_filter_being_typed() {
+        let mut state = busy();
+        press(&mut state, "rp/ne");
+        insta::assert_snapshot!(text(&state));
+    }
+
+    #[test]
+    fn an_open_policy() {
+        let mut state = busy();
+        press(&mut state, "j\n");
+        insta::assert_snapshot!(text(&state));
+    }
+
+    #[test]
+    fn a_daemon_that_is_gone() {
+        let mut state = busy();
+        state.failed("no rto-agent daemon answers at /run/x: refused".to_owned());
+        let now = Instant::now() + Duration::from_secs(75);
+        let terminal = screen(&state, 80, 24, now);
+        let text = terminal.backend().to_string();
+        let top: Vec<_> = text.lines().take(4).collect();
+        insta::assert_snapshot!(top.join("\n"));
+        let buffer = terminal.backend().buffer();
+        assert_eq!(buffer[(0, 1)].fg, Color::Red);
+        assert_eq!(buffer[(79, 0)].fg, Color::Red);
+    }
+
+    #[test]
+    fn nothing_to_show() {
+        let now = Instant::now();
+        let empty = state(&[]);
+        assert!(text(&empty).contains("no policy is in force"));
+        let mut filtered = state(&[("a", 1)]);
+        press(&mut filtered, "/b\n");
+        assert!(text(&filtered).contains("no policy's name has \"b\" in it"));
+        let mut off = state(&[("a", 1)]);
+        off.on = false;
+        let terminal = screen(&off, 80, 24, now);
+        assert!(
+            terminal
+                .backend()
+                .to_string()
+                .contains("statistics = false")
+        );
+    }
+
+    #[test]
+    fn too_many_needless_retransmissions_are_red() {
+        let state = busy();
+        let terminal = screen(&state, 80, 24, Instant::now());
+        let buffer = terminal.backend().buffer();
+        let red: Vec<_> = (0..24)
+            .filter(|y| (0..80).any(|x| buffer[(x, *y)].fg == Color::Red))
+            .collect();
+        let rows = state.rows();
+        let expected: Vec<_> = (3..)
+            .zip(&rows)
+            .filter(|(_, row)| row.value(Column::Spurious).is_some_and(|v| v > 0.01))
+            .map(|(y, _)| y)
+            .collect();
+        assert_eq!((red.len(), red), (1, expected));
+    }
+
+    #[test]
+    fn no_size_is_too_small() {
+        let now = Instant::now();
+        for keys in ["", "?", "p/x", "j\n", "jjj\n"] {
+            let mut state = busy();
+            press(&mut state, keys);
+            for (width, height) in (1..=100).flat_map(|w| (1..=40).map(move |h| (w, h))) {
+                screen(&state, width, height, now);
+            }
+        }
+    }
+}

@@ -1,0 +1,225 @@
+//! A terminal of a test's own, with a program on it and somebody who reads the screen.
+
+use std::{
+    fs::File,
+    io::{self, Read as _, Write as _},
+    num::NonZeroU16,
+    os::{
+        fd::{AsFd as _, AsRawFd as _},
+        unix::{fs::OpenOptionsExt as _, process::CommandExt as _},
+    },
+    process::{Child, Command, ExitStatus},
+    time::{Duration, Instant},
+};
+
+use anyhow::{bail, ensure};
+use nix::{
+    fcntl::OFlag,
+    libc,
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+    pty::{PtyMaster, Winsize, grantpt, posix_openpt, ptsname_r, unlockpt},
+    sys::{
+        signal::{Signal, kill},
+        termios::{Termios, tcgetattr},
+    },
+    unistd::{Pid, setsid},
+};
+
+use crate::agent::SOON;
+
+/// Rows and columns, the size that everything must work in.
+const SIZE: (u16, u16) = (24, 80);
+/// Between two looks at a program that may end.
+const STEP: Duration = Duration::from_millis(20);
+
+/// A pseudo-terminal and the program on it; killed by its pid and reaped when dropped.
+pub struct Terminal {
+    master: PtyMaster,
+    /// Kept open, so that its settings can be read when the program has ended.
+    slave: File,
+    before: Termios,
+    child: Child,
+    parser: vt100::Parser,
+}
+
+/// What a program left behind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Left {
+    /// How it ended.
+    pub status: ExitStatus,
+    /// Whether the settings of the terminal are those from before.
+    pub settings: bool,
+    /// Whether the screen is the one from before, with its cursor.
+    pub screen: bool,
+}
+
+impl Left {
+    /// Whether it ended well and left the terminal as it was.
+    #[must_use]
+    pub fn is_clean(&self) -> bool {
+        self.status.success() && self.settings && self.screen
+    }
+}
+
+impl Terminal {
+    /// Starts a program on a new terminal of 80 columns and 24 rows, which controls it.
+    ///
+    /// # Errors
+    ///
+    /// If there is no terminal to be had, or the program cannot be started.
+    pub fn start(mut command: Command) -> anyhow::Result<Self> {
+        let flags = OFlag::O_RDWR | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
+        let master = posix_openpt(flags)?;
+        grantpt(&master)?;
+        unlockpt(&master)?;
+        let slave = File::options()
+            .read(true)
+            .write(true)
+            .custom_flags(libc::O_NOCTTY)
+            .open(ptsname_r(&master)?)?;
+        set_size(&slave, SIZE)?;
+        let before = tcgetattr(&slave)?;
+        command
+            .env("TERM", "xterm-256color")
+            .stdin(slave.try_clone()?)
+            .stdout(slave.try_clone()?)
+            .stderr(slave.try_clone()?);
+        // SAFETY: between fork and exec only system calls are made; nothing is allocated.
+        unsafe {
+            command.pre_exec(|| {
+                setsid()?;
+                // Stdin is the terminal by now.
+                if libc::ioctl(0, libc::TIOCSCTTY, 0) < 0 {
+                    return Err(io::Error::last_os_error());
+                }
+                Ok(())
+            });
+        }
+        Ok(Self {
+            child: command.spawn()?,
+            master,
+            slave,
+            before,
+            parser: vt100::Parser::new(one(SIZE.0), one(SIZE.1), 0),
+        })
+    }
+
+    /// Presses keys: text, and control characters as a keyboard sends them.
+    ///
+    /// # Errors
+    ///
+    /// If the terminal is gone.
+    pub fn press(&mut self, keys: &str) -> anyhow::Result<()> {
+        Ok(self.master.write_all(keys.as_bytes())?)
+    }
+
+    /// Sends the program a signal.
+    ///
+    /// # Errors
+    ///
+    /// If it has ended.
+    pub fn signal(&self, signal: Signal) -> anyhow::Result<()> {
+        let pid = Pid::from_raw(i32::try_from(self.child.id())?);
+        Ok(kill(pid, signal)?)
+    }
+
+    /// Gives the terminal another size, rows and columns; the kernel tells the program.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses.
+    pub fn resize(&mut self, rows: u16, columns: u16) -> anyhow::Result<()> {
+        self.parser.screen_mut().set_size(one(rows), one(columns));
+        Ok(set_size(&self.slave, (rows, columns))?)
+    }
+
+    /// Waits until the screen shows something; the screen then.
+    ///
+    /// # Errors
+    ///
+    /// If it does not in time; the error has what it shows.
+    pub fn wait_for(&mut self, what: &str, is: impl Fn(&str) -> bool) -> anyhow::Result<String> {
+        let end = Instant::now() + SOON;
+        loop {
+            self.read(STEP)?;
+            let text = self.parser.screen().contents();
+            if is(&text) {
+                return Ok(text);
+            }
+            if let Some(status) = self.child.try_wait()? {
+                bail!("{status} before the screen showed {what}:\n{text}");
+            }
+            ensure!(
+                Instant::now() < end,
+                "the screen never showed {what}:\n{text}"
+            );
+        }
+    }
+
+    /// Waits for the program's end.
+    ///
+    /// # Errors
+    ///
+    /// If it does not end in time; the error has what the screen shows.
+    pub fn left(mut self) -> anyhow::Result<Left> {
+        let end = Instant::now() + SOON;
+        let status = loop {
+            // What nobody reads can keep it from ending.
+            self.read(STEP)?;
+            if let Some(status) = self.child.try_wait()? {
+                break status;
+            }
+            ensure!(
+                Instant::now() < end,
+                "it does not end:\n{}",
+                self.parser.screen().contents()
+            );
+        };
+        while self.read(Duration::ZERO)? {}
+        let screen = self.parser.screen();
+        Ok(Left {
+            status,
+            settings: tcgetattr(&self.slave)? == self.before,
+            screen: !screen.alternate_screen() && !screen.hide_cursor(),
+        })
+    }
+
+    /// Takes what the program has written; whether there was something in time.
+    fn read(&mut self, limit: Duration) -> anyhow::Result<bool> {
+        let mut fds = [PollFd::new(self.master.as_fd(), PollFlags::POLLIN)];
+        if poll(&mut fds, PollTimeout::try_from(limit)?)? == 0 {
+            return Ok(false);
+        }
+        let mut buffer = [0; 4096];
+        let length = self.master.read(&mut buffer)?;
+        self.parser.process(&buffer[..length]);
+        Ok(length > 0)
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        let _ended = self.child.kill();
+        let _reaped = self.child.wait();
+    }
+}
+
+/// A screen has at least that.
+fn one(length: u16) -> NonZeroU16 {
+    NonZeroU16::new(length).unwrap_or(NonZeroU16::MIN)
+}
+
+fn set_size(terminal: &File, (rows, columns): (u16, u16)) -> io::Result<()> {
+    let size = Winsize {
+        ws_row: rows,
+        ws_col: columns,
+        ws_xpixel: 0,
+        ws_ypixel: 0,
+    };
+    // SAFETY: the file is open and the kernel only reads the size.
+    let done = unsafe { libc::ioctl(terminal.as_raw_fd(), libc::TIOCSWINSZ, &raw const size) };
+    if done < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
