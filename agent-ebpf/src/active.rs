@@ -52,6 +52,8 @@ pub(crate) fn connect(ctx: &SockOpsContext) {
 #[inline(always)]
 fn begin(ctx: &SockOpsContext, state: &mut SocketState, index: u32, policy: &Policy) {
     state.handshake_start_ns = socket::now();
+    // A short connection has the sample at its end.
+    state.srtt_sampled_ns = state.handshake_start_ns;
     state.policy = index;
     state.generation = policy.generation;
     state.direction = direction::ACTIVE;

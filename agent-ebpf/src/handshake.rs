@@ -54,12 +54,12 @@ pub(crate) fn established(
     let Some(tally) = Tally::of_socket(state) else {
         return;
     };
-    tally.add(Counter::CONNECTIONS, 1);
-    if took_us != 0 {
-        tally.time(Times::Handshake, took_us);
+    let time_us = if took_us != 0 {
+        took_us
     } else {
-        passive_time(ctx, state, tally, retransmissions);
-    }
+        passive_time_us(ctx, state, retransmissions)
+    };
+    tally.time(Times::Handshake, time_us, Some(Counter::CONNECTIONS));
     if retransmissions != 0 {
         let srtt_us = socket::srtt_us(ctx);
         match at_establishment(retransmissions, srtt_us, took_us, state.initial_rto_us) {
@@ -75,10 +75,10 @@ pub(crate) fn established(
 /// An accepted connection's handshake is not seen to begin: its request has no storage. With
 /// timestamps, or where nothing was sent again, the RTT tells; else the timers that have fired do.
 #[inline(always)]
-fn passive_time(ctx: &SockOpsContext, state: &SocketState, tally: Tally, retransmissions: u32) {
+fn passive_time_us(ctx: &SockOpsContext, state: &SocketState, retransmissions: u32) -> u64 {
     let srtt_us = socket::srtt_us(ctx);
     let initial_rto_us = state.initial_rto_us;
-    let took_us = if retransmissions != 0 && srtt_us < initial_rto_us {
+    if retransmissions != 0 && srtt_us < initial_rto_us {
         // 1 + 2 + 4 + ... initial RTOs; nobody allows more than 16.
         let retransmissions = timer_expiries(retransmissions, false);
         let doublings = if retransmissions > 16 {
@@ -89,9 +89,6 @@ fn passive_time(ctx: &SockOpsContext, state: &SocketState, tally: Tally, retrans
         u64::from(initial_rto_us) * ((1u64 << doublings) - 1) + u64::from(srtt_us)
     } else {
         u64::from(srtt_us)
-    };
-    if took_us != 0 {
-        tally.time(Times::Handshake, took_us);
     }
 }
 
@@ -159,7 +156,7 @@ pub(crate) fn rtt_sample(ctx: &SockOpsContext) {
     }
     state.srtt_sampled_ns = now;
     if let Some(tally) = Tally::of_socket(state) {
-        count_srtt(ctx, tally);
+        tally.time(Times::Srtt, socket::srtt_us(ctx).into(), None);
     }
 }
 
@@ -179,19 +176,14 @@ pub(crate) fn state_changed(ctx: &SockOpsContext) {
     let Some(tally) = Tally::of_socket(state) else {
         return;
     };
-    if change == Change::Aborted {
-        tally.add(Counter::ABORTED, 1);
-    }
-    if tables::counts(statistics::RTT_AT_END) {
-        count_srtt(ctx, tally);
-    }
-}
-
-#[inline(always)]
-fn count_srtt(ctx: &SockOpsContext, tally: Tally) {
-    let srtt_us = socket::srtt_us(ctx);
-    if srtt_us != 0 {
-        tally.time(Times::Srtt, srtt_us.into());
+    let aborted = (change == Change::Aborted).then_some(Counter::ABORTED);
+    let srtt_us = if tables::counts(statistics::RTT_AT_END) {
+        socket::srtt_us(ctx)
+    } else {
+        0
+    };
+    if srtt_us != 0 || aborted.is_some() {
+        tally.time(Times::Srtt, srtt_us.into(), aborted);
     }
 }
 

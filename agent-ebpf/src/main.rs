@@ -29,7 +29,7 @@ mod tables;
 mod walk;
 
 use aya_ebpf::{macros::sock_ops, programs::SockOpsContext};
-use rto_agent_ebpf::ops::{Action, decide, is_ours};
+use rto_agent_ebpf::ops::{Action, STATE_CB, decide, is_end, is_ours};
 
 /// What every callback answers: "go on".
 const CONTINUE: u32 = 1;
@@ -38,6 +38,10 @@ const CONTINUE: u32 = 1;
 #[sock_ops]
 fn rto_agent(ctx: SockOpsContext) -> u32 {
     let op = ctx.op();
+    // Most changes of state are not the end, and come several times a connection.
+    if op == STATE_CB && !is_end(hook::argument(&ctx, 1)) {
+        return CONTINUE;
+    }
     if is_ours(op) {
         match decide(op, socket::is_full(&ctx), socket::state(&ctx)) {
             Action::Leave => {}

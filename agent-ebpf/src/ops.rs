@@ -91,6 +91,13 @@ pub const fn decide(op: u32, is_fullsock: bool, state: u32) -> Action {
 /// The state of a connection that ends (`BPF_TCP_CLOSE`).
 const CLOSE: u32 = 7;
 
+/// Whether a connection that gets into this state has ended.
+#[inline(always)]
+#[must_use]
+pub const fn is_end(to: u32) -> bool {
+    to == CLOSE
+}
+
 /// What a change of state means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
@@ -115,7 +122,7 @@ pub const fn change(from: u32, to: u32) -> Change {
     const LAST_ACK: u32 = 9;
     const CLOSING: u32 = 11;
     match from {
-        _ if to != CLOSE => Change::Other,
+        _ if !is_end(to) => Change::Other,
         ESTABLISHED | CLOSE_WAIT | FIN_WAIT1 => Change::Aborted,
         FIN_WAIT2 | TIME_WAIT | LAST_ACK | CLOSING => Change::Finished,
         _ => Change::Other,

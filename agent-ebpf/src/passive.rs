@@ -47,6 +47,7 @@ pub(crate) fn established(ctx: &SockOpsContext) {
     };
     let retransmissions = socket::total_retrans(ctx);
     state.handshake_start_ns = socket::now();
+    state.srtt_sampled_ns = state.handshake_start_ns;
     state.policy = index;
     state.generation = policy.generation;
     state.direction = direction::PASSIVE;

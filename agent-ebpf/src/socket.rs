@@ -85,9 +85,12 @@ pub(crate) fn note_process(state: &mut SocketState) {
     }
     // SAFETY: the helper takes nothing.
     state.pid = unsafe { (bpf_get_current_pid_tgid() >> 32) as u32 };
+    const { assert!(COMM_LEN <= u8::MAX as usize) };
+    #[expect(clippy::cast_possible_truncation, reason = "asserted")]
+    let size = COMM_LEN as u32;
     // SAFETY: the buffer is as long as said; on failure it is zeroed by the kernel.
     unsafe {
-        bpf_get_current_comm((&raw mut state.comm).cast(), COMM_LEN as u32);
+        bpf_get_current_comm((&raw mut state.comm).cast(), size);
     }
 }
 

@@ -179,14 +179,18 @@ impl Tally {
         }
     }
 
-    /// Counts a time in a histogram.
+    /// Counts a time in a histogram and, by the same look, adds 1 to a counter.
     #[inline(always)]
-    pub(crate) fn time(self, times: Times, us: u64) {
+    pub(crate) fn time(self, times: Times, us: u64, counter: Option<Counter>) {
         if counts(statistics::ON) {
-            rto_time(self.0, times as u32, us);
+            let counter = counter.map_or(NO_COUNTER, |counter| counter.offset() as u64);
+            rto_time(self.0, times as u32, us, counter);
         }
     }
 }
+
+/// Beyond the counters.
+const NO_COUNTER: u64 = 1 << 32;
 
 /// A histogram of [`Statistics`].
 #[derive(Clone, Copy)]
@@ -200,22 +204,31 @@ pub(crate) enum Times {
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn rto_count(key: u32, offset: u64, n: u64) -> u32 {
-    const LAST: u64 = (size_of::<Counters>() - size_of::<u64>()) as u64;
-    const { assert!(size_of::<Counters>().is_power_of_two()) };
     if let Some(sheet) = STATISTICS.get_ptr_mut(&key) {
         // SAFETY: counters lie at the beginning (asserted), at a u64 each, and nowhere past the last.
-        unsafe { add_at(sheet, (offset & LAST) as usize, n) };
+        unsafe { add_at(sheet, (offset & LAST_COUNTER) as usize, n) };
     }
     0
 }
 
-/// Counts a time in a histogram, by its number.
+/// Where the last counter is, and a mask that leads to none beyond it.
+const LAST_COUNTER: u64 = (size_of::<Counters>() - size_of::<u64>()) as u64;
+const _: () = assert!(size_of::<Counters>().is_power_of_two());
+
+/// Counts a time (0: none) in a histogram, by its number, and adds 1 to a counter.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn rto_time(key: u32, times: u32, us: u64) -> u32 {
+extern "C" fn rto_time(key: u32, times: u32, us: u64, counter: u64) -> u32 {
     let Some(sheet) = STATISTICS.get_ptr_mut(&key) else {
         return 0;
     };
+    if counter != NO_COUNTER {
+        // SAFETY: as in `rto_count`.
+        unsafe { add_at(sheet, (counter & LAST_COUNTER) as usize, 1) };
+    }
+    if us == 0 {
+        return 0;
+    }
     let histogram = if times == Times::Handshake as u32 {
         offset_of!(Statistics, handshake)
     } else {

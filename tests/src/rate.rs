@@ -21,7 +21,8 @@ pub struct Rate {
 }
 
 impl Rate {
-    /// Starts the helper binary `program`; `on` is an address of the namespace itself. From now on
+    /// Starts the helper binary `program`; `on` is an address of the namespace itself. It connects in
+    /// `cgroup`, and accepts there or, if given, in `accepts_in`. From now on
     /// the namespace keeps no TIME_WAIT: tens of thousands of them would slow later connections down.
     ///
     /// # Errors
@@ -31,17 +32,19 @@ impl Rate {
         program: &Path,
         netns: &str,
         cgroup: &Path,
+        accepts_in: Option<&Path>,
         on: SocketAddr,
     ) -> anyhow::Result<Self> {
         sysctl(netns, "net.ipv4.tcp_max_tw_buckets", "0")?;
         // Before what else runs on the host.
-        let mut command = command_in(Some(netns), Some(cgroup), "nice")?;
+        let begins_in = accepts_in.unwrap_or(cgroup);
+        let mut command = command_in(Some(netns), Some(begins_in), "nice")?;
+        command.args(["-n", "-20"]).arg(program).arg("rate");
+        command.arg("--on").arg(on.to_string());
+        if accepts_in.is_some() {
+            command.arg("--join").arg(cgroup);
+        }
         let mut child = command
-            .args(["-n", "-20"])
-            .arg(program)
-            .arg("rate")
-            .arg("--on")
-            .arg(on.to_string())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()?;

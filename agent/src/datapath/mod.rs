@@ -95,8 +95,11 @@ impl StatisticsOptions {
         let bit = |bit: u8, on: bool| if on { bit } else { 0 };
         bit(statistics::ON, self.on)
             | bit(statistics::UNLISTED, self.on && self.unlisted)
-            | bit(statistics::RTT_AT_END, self.rtt != RttSampling::Off)
-            | bit(statistics::PROCESS, self.process)
+            | bit(
+                statistics::RTT_AT_END,
+                self.on && self.rtt != RttSampling::Off,
+            )
+            | bit(statistics::PROCESS, self.on && self.process)
     }
 
     fn rtt_interval_ns(self) -> u64 {

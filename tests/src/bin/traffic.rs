@@ -4,6 +4,7 @@ use std::{
     io::{self, BufRead as _, Read as _, Write as _},
     net::{IpAddr, Shutdown, SocketAddr, SocketAddrV6, TcpListener, TcpStream},
     os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
+    path::PathBuf,
     thread,
     time::{Duration, Instant},
 };
@@ -74,6 +75,9 @@ enum Cli {
     Rate {
         #[arg(long)]
         on: SocketAddr,
+        /// A cgroup to join once it listens: the accepted sockets stay with the listener
+        #[arg(long)]
+        join: Option<PathBuf>,
     },
 }
 
@@ -153,8 +157,12 @@ fn main() -> anyhow::Result<()> {
                 kept.push(connection?);
             }
         }
-        Cli::Rate { on } => {
+        Cli::Rate { on, join } => {
             let listener = TcpListener::bind(on)?;
+            if let Some(cgroup) = join {
+                // "0" is the writing process itself.
+                std::fs::write(cgroup.join("cgroup.procs"), "0")?;
+            }
             say("listening")?;
             for line in io::stdin().lock().lines() {
                 let count: u32 = line?.parse()?;

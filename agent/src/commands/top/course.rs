@@ -161,7 +161,8 @@ impl Row<'_> {
             Column::Policy => None,
             Column::ConnectionRate => self.course.connections_s,
             Column::Retransmissions => share(stats.handshake_retransmissions, stats.connections),
-            Column::Spurious => share(stats.spurious, stats.handshake_retransmissions),
+            // Of connections, not of retransmissions: on a good network a few of a few say nothing.
+            Column::Spurious => share(stats.spurious, stats.connections),
             Column::HandshakeP50 => stats.handshake.quantile_us(0.5),
             Column::HandshakeP99 => stats.handshake.quantile_us(0.99),
             Column::SrttP50 => stats.srtt.quantile_us(0.5),

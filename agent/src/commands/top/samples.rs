@@ -93,7 +93,7 @@ pub(super) fn busy() -> State {
             (
                 "database-replicas-of-the-other-site",
                 [
-                    statistics(wave * 2, 4, 21_000),
+                    statistics(wave * 2, wave * 2 / 81, 21_000),
                     none,
                     statistics(9, 0, 25_000),
                 ],
