@@ -12,7 +12,7 @@ use crate::{
     events, handshake, hook, lookup,
     options::{KERNEL, Target},
     socket, syn_retries,
-    tables::{self, Tally},
+    tables::Tally,
 };
 
 /// TCP_CONNECT_CB: before the SYN is sent.
@@ -29,12 +29,12 @@ pub(crate) fn connect(ctx: &SockOpsContext) {
         return;
     };
     let tally = if is_probe {
-        None
+        Tally::NOBODY
     } else {
-        Some(Tally::of(index, direction::ACTIVE))
+        Tally::of(index, direction::ACTIVE)
     };
     let Some(state) = socket::storage(ctx, socket::Missing::Create) else {
-        tables::add(tally, Counter::STORAGE_FAILURES, 1);
+        tally.add(Counter::STORAGE_FAILURES, 1);
         return;
     };
     begin(ctx, state, index, policy);
@@ -69,7 +69,7 @@ fn begin(ctx: &SockOpsContext, state: &mut SocketState, index: u32, policy: &Pol
 fn forget(ctx: &SockOpsContext) {
     if let Some(state) = socket::storage(ctx, socket::Missing::None) {
         syn_retries::restore(Target::of(ctx), state);
-        let _settled = Target::of(ctx).restore(state, KERNEL, None);
+        let _settled = Target::of(ctx).restore(state, KERNEL, Tally::NOBODY);
         hook::disable(ctx, state);
         state.policy = NO_POLICY;
     }
@@ -91,7 +91,7 @@ pub(crate) fn answer(ctx: &SockOpsContext, state: &mut SocketState) {
         ctx.set_reply(state.initial_rto_jiffies);
         if state.timeouts_set == 0 {
             state.timeouts_set = 1;
-            tables::add(Tally::of_socket(state), Counter::INITIAL_RTOS_SET, 1);
+            Tally::of_socket(state).add(Counter::INITIAL_RTOS_SET, 1);
         }
     }
     count_syn_retransmissions(ctx, state);
@@ -132,6 +132,6 @@ fn count_syn_retransmissions(ctx: &SockOpsContext, state: &mut SocketState) {
     }
     state.retransmissions_counted = total;
     let tally = Tally::of_socket(state);
-    tables::add(tally, Counter::HANDSHAKE_RETRANSMISSIONS, new.into());
+    tally.add(Counter::HANDSHAKE_RETRANSMISSIONS, new.into());
     events::tell(ctx, kind::SYN, total, state.initial_rto_jiffies);
 }

@@ -41,7 +41,7 @@ extern "C" fn rto_clone(arguments: *const [*mut c_void; 2]) -> i32 {
         // The state has no policy yet: PASSIVE_ESTABLISHED chooses it, and only adds to this.
         match socket::storage_of(sk, socket::Missing::Create) {
             Some(state) => {
-                Target::socket(sk).rto_min(state, policy.rto_min_us, Some(tally));
+                Target::socket(sk).rto_min(state, policy.rto_min_us, tally);
             }
             None => tally.add(Counter::STORAGE_FAILURES, 1),
         }

@@ -51,9 +51,10 @@ pub(crate) fn established(
     retransmissions: u32,
     took_us: u64,
 ) {
-    let Some(tally) = Tally::of_socket(state) else {
+    let tally = Tally::of_socket(state);
+    if tally.is_nobody() {
         return;
-    };
+    }
     let time_us = if took_us != 0 {
         took_us
     } else {
@@ -66,7 +67,7 @@ pub(crate) fn established(
             Verdict::Open => {}
             Verdict::Spurious(spurious) => {
                 state.in_question = 0;
-                judge(state, tally, retransmissions, spurious);
+                judge(state, retransmissions, spurious);
             }
         }
     }
@@ -94,43 +95,47 @@ fn passive_time_us(ctx: &SockOpsContext, state: &SocketState, retransmissions: u
 
 /// Counts what the retransmissions of a handshake were good for.
 #[inline(always)]
-fn judge(state: &SocketState, tally: Tally, retransmissions: u32, spurious: u32) {
+fn judge(state: &SocketState, retransmissions: u32, spurious: u32) {
+    rto_judge(state.policy, state.direction, retransmissions, spurious);
+}
+
+/// A function with a symbol: see `tables`.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn rto_judge(slot: u32, direction: u32, retransmissions: u32, spurious: u32) -> u32 {
+    let tally = Tally::of(slot, direction);
     if spurious != 0 {
         tally.add(Counter::SPURIOUS, spurious.into());
     }
     let needed = retransmissions.saturating_sub(spurious);
     if needed == 0 {
-        return;
+        return 0;
     }
-    let needed = timer_expiries(needed, state.direction == direction::ACTIVE);
     tally.add(Counter::RECOVERED, 1);
-    let Some(policy) = tables::policy(state.policy) else {
-        return;
+    let Some(policy) = tables::policy(slot) else {
+        return 0;
     };
-    let last = if needed as usize > GAINS {
-        GAINS
-    } else {
-        needed as usize
-    };
-    let (mut index, mut direction) = (last - 1, state.direction as usize);
+    let expiries = timer_expiries(needed, direction == direction::ACTIVE) as usize;
+    let last = if expiries > GAINS { GAINS } else { expiries };
+    let (mut index, mut side) = (last - 1, direction as usize);
     // Bounds that the verifier sees.
     // SAFETY: arithmetic on registers.
     unsafe {
         asm!("{index} &= {mask}", index = inout(reg) index, mask = const GAINS - 1,
             options(pure, nomem, nostack));
-        asm!("{direction} &= 1", direction = inout(reg) direction,
-            options(pure, nomem, nostack));
+        asm!("{side} &= 1", side = inout(reg) side, options(pure, nomem, nostack));
     }
     // SAFETY: within the table, by the two bounds; the verifier checks the access.
     let gain = unsafe {
         let table = (&raw const policy.gain_us).cast::<i32>();
-        read(table.add(direction * GAINS + index))
+        read(table.add(side * GAINS + index))
     };
     if gain >= 0 {
         tally.add(Counter::TIME_SAVED, u64::from(gain.unsigned_abs()));
     } else {
         tally.add(Counter::TIME_LOST, u64::from(gain.unsigned_abs()));
     }
+    0
 }
 
 const _: () = assert!(GAINS.is_power_of_two());
@@ -155,9 +160,8 @@ pub(crate) fn rtt_sample(ctx: &SockOpsContext) {
         return;
     }
     state.srtt_sampled_ns = now;
-    if let Some(tally) = Tally::of_socket(state) {
-        tally.time(Times::Srtt, socket::srtt_us(ctx).into(), None);
-    }
+    let srtt_us = socket::srtt_us(ctx);
+    Tally::of_socket(state).time(Times::Srtt, srtt_us.into(), None);
 }
 
 /// STATE_CB: the connection may have ended.
@@ -173,9 +177,10 @@ pub(crate) fn state_changed(ctx: &SockOpsContext) {
     if state.in_question != 0 {
         reconsider(ctx, state, true);
     }
-    let Some(tally) = Tally::of_socket(state) else {
+    let tally = Tally::of_socket(state);
+    if tally.is_nobody() {
         return;
-    };
+    }
     let aborted = (change == Change::Aborted).then_some(Counter::ABORTED);
     let srtt_us = if tables::counts(statistics::RTT_AT_END) {
         socket::srtt_us(ctx)
@@ -203,11 +208,12 @@ fn reconsider(ctx: &SockOpsContext, state: &mut SocketState, last: bool) {
         return;
     }
     state.in_question = 0;
-    let Some(tally) = Tally::of_socket(state) else {
+    let tally = Tally::of_socket(state);
+    if tally.is_nobody() {
         return;
-    };
+    }
     match verdict {
         Verdict::Open => tally.add(Counter::UNDECIDED, retransmissions.into()),
-        Verdict::Spurious(spurious) => judge(state, tally, retransmissions, spurious),
+        Verdict::Spurious(spurious) => judge(state, retransmissions, spurious),
     }
 }

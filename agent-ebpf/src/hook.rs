@@ -39,7 +39,7 @@ fn wanted(state: &SocketState) -> u32 {
 
 /// Asks for the callbacks, beside those that other programs asked for.
 #[inline(always)]
-pub(crate) fn enable(ctx: &SockOpsContext, state: &mut SocketState, tally: Option<Tally>) {
+pub(crate) fn enable(ctx: &SockOpsContext, state: &mut SocketState, tally: Tally) {
     let flags = flags(ctx);
     let missing = wanted(state) & !flags;
     if missing == 0 {
@@ -48,7 +48,7 @@ pub(crate) fn enable(ctx: &SockOpsContext, state: &mut SocketState, tally: Optio
     if set(ctx, flags | missing) == 0 {
         state.cb_flags_added |= missing;
     } else {
-        tables::add(tally, Counter::failures_of(SockOpt::CbFlags), 1);
+        tally.add(Counter::failures_of(SockOpt::CbFlags), 1);
     }
 }
 
@@ -65,7 +65,7 @@ pub(crate) fn disable(ctx: &SockOpsContext, state: &mut SocketState) {
 /// As [`enable`], for a socket outside of a sock_ops program. Before Linux 6.12 there is no such
 /// option, which is no refusal of this socket's.
 #[inline(always)]
-pub(crate) fn enable_on(target: Target, state: &mut SocketState, tally: Option<Tally>) -> bool {
+pub(crate) fn enable_on(target: Target, state: &mut SocketState, tally: Tally) -> bool {
     let Some(flags) = target.get(SockOpt::CbFlags) else {
         return true;
     };
@@ -85,7 +85,11 @@ pub(crate) fn enable_on(target: Target, state: &mut SocketState, tally: Option<T
 pub(crate) fn disable_on(target: Target, state: &mut SocketState) {
     if state.cb_flags_added != 0 {
         if let Some(flags) = target.get(SockOpt::CbFlags) {
-            let _taken = target.set(SockOpt::CbFlags, flags & !state.cb_flags_added, None);
+            let _taken = target.set(
+                SockOpt::CbFlags,
+                flags & !state.cb_flags_added,
+                Tally::NOBODY,
+            );
         }
         // Where there is no such option nothing more can be done; the flags ask for callbacks that
         // no program answers.
@@ -104,10 +108,10 @@ pub(crate) fn rto(ctx: &SockOpsContext) {
     let tally = Tally::of_socket(state);
     let before = argument(ctx, 0);
     if argument(ctx, 2) != 0 {
-        tables::add(tally, Counter::EXPIRED, 1);
+        tally.add(Counter::EXPIRED, 1);
         return;
     }
-    tables::add(tally, Counter::rtos(tables::step(before)), 1);
+    tally.add(Counter::rtos(tables::step(before)), 1);
     state.in_loss = 1;
     // SAFETY: a field of the context.
     state.loss_end = unsafe { read(&raw const (*ctx.ops).snd_nxt) };
@@ -118,7 +122,7 @@ pub(crate) fn rto(ctx: &SockOpsContext) {
         } else if state.linear_off == 0 && is_thin(ctx) && target.set(SockOpt::ThinLinear, 0, tally)
         {
             state.linear_off = 1;
-            tables::add(tally, Counter::LINEAR_ENDED, 1);
+            tally.add(Counter::LINEAR_ENDED, 1);
         }
     }
     let attempt = before.wrapping_add(1);
@@ -155,11 +159,11 @@ pub(crate) fn retransmitted(ctx: &SockOpsContext) {
         )
     };
     let kind = if lost == 0 {
-        tables::add(tally, Counter::TAIL_LOSS_PROBES, 1);
+        tally.add(Counter::TAIL_LOSS_PROBES, 1);
         kind::TLP
     } else {
         let segments = argument(ctx, 1);
-        tables::add(tally, Counter::SEGMENTS_RETRANSMITTED, segments.into());
+        tally.add(Counter::SEGMENTS_RETRANSMITTED, segments.into());
         if state.in_loss != 0 && acknowledged.wrapping_sub(state.loss_end).cast_signed() < 0 {
             // Part of the recovery that the timeout began, which was told.
             return;

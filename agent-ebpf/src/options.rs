@@ -18,7 +18,7 @@ use rto_agent_common::{
 };
 use rto_agent_ebpf::counter::Counter;
 
-use crate::tables::{self, Tally};
+use crate::tables::Tally;
 
 const SOL_TCP: i32 = 6;
 
@@ -95,10 +95,10 @@ impl Target {
 
     /// Sets an option, and says whether the kernel took it; a refusal is counted.
     #[inline(always)]
-    pub(crate) fn set(self, option: SockOpt, value: u32, tally: Option<Tally>) -> bool {
+    pub(crate) fn set(self, option: SockOpt, value: u32, tally: Tally) -> bool {
         let failed = self.try_set(option, value) != 0;
         if failed {
-            tables::add(tally, Counter::failures_of(option), 1);
+            tally.add(Counter::failures_of(option), 1);
         }
         !failed
     }
@@ -137,7 +137,7 @@ impl Target {
         remembered: &mut Remembered,
         wanted: Option<u32>,
         default: u32,
-        tally: Option<Tally>,
+        tally: Tally,
     ) -> Settled {
         if wanted.is_none() && remembered.is_set == 0 {
             return Settled::SAME;
@@ -171,7 +171,7 @@ impl Target {
 
     /// rto_min alone, for a socket whose policy is not chosen yet.
     #[inline(always)]
-    pub(crate) fn rto_min(self, state: &mut SocketState, micros: u32, tally: Option<Tally>) {
+    pub(crate) fn rto_min(self, state: &mut SocketState, micros: u32, tally: Tally) {
         let _settled = self.settle(
             SockOpt::RtoMin,
             &mut state.rto_min,
@@ -188,7 +188,7 @@ impl Target {
         state: &mut SocketState,
         policy: &Policy,
         defaults: Defaults,
-        tally: Option<Tally>,
+        tally: Tally,
     ) -> Settled {
         let thin = if policy.flags & THIN_LINEAR_SET != 0 {
             Some(u32::from(policy.flags & THIN_LINEAR != 0))
@@ -215,7 +215,7 @@ impl Target {
         self,
         state: &mut SocketState,
         defaults: Defaults,
-        tally: Option<Tally>,
+        tally: Tally,
     ) -> Settled {
         state.linear_retries = 0;
         let settled = self.all(state, [None; 4], defaults, tally);
@@ -228,7 +228,7 @@ impl Target {
         state: &mut SocketState,
         wanted: [Option<u32>; 4],
         defaults: Defaults,
-        tally: Option<Tally>,
+        tally: Tally,
     ) -> Settled {
         self.linear_mode_on(state, tally);
         let [rto_min, delack_max, thin, rto_max] = wanted;
@@ -262,7 +262,7 @@ impl Target {
         self,
         state: &mut SocketState,
         millis: u32,
-        tally: Option<Tally>,
+        tally: Tally,
     ) -> Settled {
         self.settle(
             SockOpt::UserTimeout,
@@ -275,7 +275,7 @@ impl Target {
 
     /// Ends what the RTO hook did to linear mode, if it did.
     #[inline(always)]
-    pub(crate) fn linear_mode_on(self, state: &mut SocketState, tally: Option<Tally>) {
+    pub(crate) fn linear_mode_on(self, state: &mut SocketState, tally: Tally) {
         if state.linear_off != 0 {
             state.linear_off = 0;
             let _taken = self.set(SockOpt::ThinLinear, 1, tally);

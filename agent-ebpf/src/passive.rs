@@ -54,7 +54,7 @@ pub(crate) fn established(ctx: &SockOpsContext) {
     state.initial_rto_us = policy.initial_rto_us;
     state.retransmissions_counted = retransmissions;
     handshake::begin(state, retransmissions);
-    let (target, tally) = (Target::of(ctx), Some(tally));
+    let target = Target::of(ctx);
     let _settled = target.apply(state, policy, KERNEL, tally);
     let _settled = target.user_timeout(state, policy.user_timeout_ms, tally);
     hook::enable(ctx, state, tally);

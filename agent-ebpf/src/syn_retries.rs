@@ -14,12 +14,7 @@ static HOST_SYN_RETRIES: u8 = 6;
 
 /// Sets TCP_SYNCNT as the policy wants it, and remembers what it was.
 #[inline(always)]
-pub(crate) fn apply(
-    ctx: &SockOpsContext,
-    state: &mut SocketState,
-    policy: &Policy,
-    tally: Option<Tally>,
-) {
+pub(crate) fn apply(ctx: &SockOpsContext, state: &mut SocketState, policy: &Policy, tally: Tally) {
     let own = syncnt::own(state, Target::of(ctx).get(SockOpt::SynCnt), host());
     match syncnt::wanted(policy, own) {
         Some(wanted) => {
@@ -41,7 +36,7 @@ pub(crate) fn restore(target: Target, state: &mut SocketState) {
     // TCP_SYNCNT of the socket, or its namespace's `tcp_syn_retries`; unknown before Linux 6.1.
     if let Some(before) = syncnt::to_restore(state, target.get(SockOpt::SynCnt)) {
         // The option held this very value before, so that the kernel takes it.
-        let _taken = target.set(SockOpt::SynCnt, before, None);
+        let _taken = target.set(SockOpt::SynCnt, before, Tally::NOBODY);
     }
     state.syn_retries_set = 0;
     state.syn_retries_before = 0;

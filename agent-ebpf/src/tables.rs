@@ -149,10 +149,22 @@ pub(crate) fn counts(what: u8) -> bool {
 }
 
 /// Whose statistics: the key of a policy and a direction.
+///
+/// (Not an `Option`: what such a one does not hold is loaded all the same, from a stack that verifiers
+/// before Linux 6.3 know to be unwritten.)
 #[derive(Clone, Copy)]
 pub(crate) struct Tally(u32);
 
 impl Tally {
+    /// Nothing is counted.
+    pub(crate) const NOBODY: Self = Self(0);
+
+    /// Whether nothing is counted.
+    #[inline(always)]
+    pub(crate) fn is_nobody(self) -> bool {
+        !counts(statistics::ON) || self.0 == 0
+    }
+
     /// Of a policy just looked up.
     #[inline(always)]
     pub(crate) fn of(policy: u32, direction: u32) -> Self {
@@ -161,20 +173,20 @@ impl Tally {
 
     /// Of a socket's policy, if its slot still belongs to that policy.
     #[inline(always)]
-    pub(crate) fn of_socket(state: &SocketState) -> Option<Self> {
+    pub(crate) fn of_socket(state: &SocketState) -> Self {
         if !counts(statistics::ON) || state.uncounted != 0 {
-            return None;
+            return Self::NOBODY;
         }
         match owner(state) {
-            NO_POLICY => None,
-            policy => Some(Self::of(policy, state.direction)),
+            NO_POLICY => Self::NOBODY,
+            policy => Self::of(policy, state.direction),
         }
     }
 
     /// Adds to a counter.
     #[inline(always)]
     pub(crate) fn add(self, counter: Counter, n: u64) {
-        if counts(statistics::ON) {
+        if !self.is_nobody() {
             rto_count(self.0, counter.offset() as u64, n);
         }
     }
@@ -182,7 +194,7 @@ impl Tally {
     /// Counts a time in a histogram and, by the same look, adds 1 to a counter.
     #[inline(always)]
     pub(crate) fn time(self, times: Times, us: u64, counter: Option<Counter>) {
-        if counts(statistics::ON) {
+        if !self.is_nobody() {
             let counter = counter.map_or(NO_COUNTER, |counter| counter.offset() as u64);
             rto_time(self.0, times as u32, us, counter);
         }
@@ -300,11 +312,3 @@ pub(crate) fn step(before: u32) -> Step {
 }
 
 const _: () = assert!(RTO_STEPS.is_power_of_two());
-
-/// Adds to a counter, if there is somebody to count for.
-#[inline(always)]
-pub(crate) fn add(tally: Option<Tally>, counter: Counter, n: u64) {
-    if let Some(tally) = tally {
-        tally.add(counter, n);
-    }
-}

@@ -82,9 +82,9 @@ fn apply(sk: *mut c_void, common: SockCommon, control: &WalkControl) {
     state.initial_rto_us = policy.initial_rto_us;
     state.user_timeout_ms = policy.user_timeout_ms;
     let settled = target
-        .apply(state, policy, defaults(control), Some(tally))
-        .and(target.user_timeout(state, policy.user_timeout_ms, Some(tally)));
-    let has_hook = hook::enable_on(target, state, Some(tally));
+        .apply(state, policy, defaults(control), tally)
+        .and(target.user_timeout(state, policy.user_timeout_ms, tally));
+    let has_hook = hook::enable_on(target, state, tally);
     if is_new {
         tally.add(Counter::OPEN_SOCKETS, 1);
     }
@@ -112,7 +112,7 @@ fn restore(sk: *mut c_void, control: &WalkControl) {
     let policy = tables::owner(state);
     tables::count_walked(policy, Walked::Seen);
     let target = Target::socket(sk);
-    let settled = target.restore(state, defaults(control), None);
+    let settled = target.restore(state, defaults(control), Tally::NOBODY);
     syn_retries::restore(target, state);
     hook::disable_on(target, state);
     state.policy = NO_POLICY;
