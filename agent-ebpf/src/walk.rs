@@ -81,6 +81,8 @@ fn apply(sk: *mut c_void, common: SockCommon, control: &WalkControl) {
     state.initial_rto_jiffies = policy.initial_rto_jiffies;
     state.initial_rto_us = policy.initial_rto_us;
     state.user_timeout_ms = policy.user_timeout_ms;
+    // What its handshake was is no affair of the new policy.
+    state.in_question = 0;
     let settled = target
         .apply(state, policy, defaults(control), tally)
         .and(target.user_timeout(state, policy.user_timeout_ms, tally));

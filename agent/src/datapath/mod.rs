@@ -552,7 +552,7 @@ impl Datapath {
     ///
     /// If the kernel does not take the iterator.
     pub fn walker(&self, mode: walk::Mode) -> Result<walk::Walker, DatapathError> {
-        walk::Walker::load(&self.dir, Some(&self.options.cgroup), mode)
+        walk::Walker::load(&self.dir, Some(&self.options), mode)
     }
 
     /// Takes the programs out of force; maps and their pins stay, so that a walker can still read

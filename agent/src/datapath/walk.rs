@@ -12,7 +12,7 @@ use rto_agent_common::{
 };
 
 use super::{
-    DatapathError, accepted, error,
+    DatapathError, Options, accepted, error,
     object::{self, Values, program},
     pins,
     slots::Slots,
@@ -64,10 +64,12 @@ pub struct Walker {
 }
 
 impl Walker {
-    /// Loads the program over the maps pinned in `dir`, for the sockets of `cgroup` and those below, or of any. (What restores goes by what sockets remember.)
+    /// Loads the program over the maps pinned in `dir`, for the sockets of the options' cgroup and those
+    /// below, counting as they say; or of any, counting nothing. (What restores goes by what sockets
+    /// remember.)
     pub(super) fn load(
         dir: &Path,
-        cgroup: Option<&Path>,
+        options: Option<&Options>,
         mode: Mode,
     ) -> Result<Self, DatapathError> {
         let mut ebpf = object::load(
@@ -75,7 +77,7 @@ impl Walker {
             &Values {
                 offsets: accepted::offsets()?,
                 trie_entries: Some(pinned_entries(dir)?),
-                ..Values::default()
+                ..options.map(Options::values).unwrap_or_default()
             },
         )?;
         try_load(&mut ebpf, &object::kernel_types()?)?;
@@ -90,7 +92,7 @@ impl Walker {
             counts: take(&mut ebpf, maps::WALK_COUNTS)?,
             ebpf,
             names,
-            cgroup: cgroup.map_or(Ok(0), filter)?,
+            cgroup: options.map_or(Ok(0), |options| filter(&options.cgroup))?,
             mode,
         })
     }
