@@ -45,7 +45,8 @@ pub const COMM_LEN: usize = 16;
 pub mod kind {
     /// A SYN was sent again.
     pub const SYN: u32 = 1;
-    /// A SYN-ACK was sent again; told when the connection is established.
+    /// A SYN-ACK was sent again; told at once where [`super::LIVE`], else when the connection is
+    /// established.
     pub const SYN_ACK: u32 = 2;
     /// A retransmission timeout of an established connection.
     pub const RTO: u32 = 3;
@@ -61,11 +62,18 @@ pub mod kind {
 pub struct EventControl {
     /// Events for which the ring buffer had no room.
     pub lost: u64,
-    /// 1 while somebody listens.
+    /// Only listeners of this cgroup or one below, by its id (inode number); 0: of any.
+    pub cgroup: u64,
+    /// [`ON`] or [`LIVE`] while somebody listens, else 0.
     pub on: u32,
     /// Keeps the size a multiple of 8.
     pub reserved: u32,
 }
+
+/// Somebody listens.
+pub const ON: u32 = 1;
+/// The same, and SYN-ACKs are told by the tracepoint, as they are sent again.
+pub const LIVE: u32 = 2;
 
 /// Bytes of the ring buffer: some 1,800 events.
 pub const RING_BYTES: u32 = 1 << 18;
@@ -73,5 +81,5 @@ pub const RING_BYTES: u32 = 1 << 18;
 const _: () = {
     assert!(size_of::<Event>() == 8 + 16 + 16 + 11 * 4 + 16 + 4);
     assert!(size_of::<Event>() == 104);
-    assert!(size_of::<EventControl>() == 16);
+    assert!(size_of::<EventControl>() == 24);
 };

@@ -98,6 +98,8 @@ pub const PROGRAM: &str = "rto_agent";
 pub const PROGRAM_CLONE: &str = "rto_clone";
 /// Name of the program at `iter/tcp`.
 pub const PROGRAM_WALK: &str = "rto_walk";
+/// Name of the program at `tp_btf/tcp_retransmit_synack`.
+pub const PROGRAM_SYN_ACK: &str = "rto_synack";
 /// Name of the sock_ops program that asks the kernel what it can do.
 pub const PROGRAM_PROBE: &str = "rto_probe";
 
@@ -114,7 +116,7 @@ pub mod globals {
     /// u64: cookie of the socket to probe with.
     pub const PROBE_COOKIE: &str = "PROBE_COOKIE";
     /// u32 each: offsets as [`super::Offsets`] has them, in its order.
-    pub const OFFSETS: [&str; 9] = [
+    pub const OFFSETS: [&str; 14] = [
         "OFFSET_FAMILY",
         "OFFSET_STATE",
         "OFFSET_DADDR",
@@ -124,6 +126,11 @@ pub mod globals {
         "OFFSET_KN_ID",
         "OFFSET_CSS_PARENT",
         "OFFSET_CSS_CGROUP",
+        "OFFSET_RCV_SADDR",
+        "OFFSET_V6_RCV_SADDR",
+        "OFFSET_DPORT",
+        "OFFSET_NUM",
+        "OFFSET_NUM_RETRANS",
     ];
 }
 
@@ -490,12 +497,22 @@ pub struct Offsets {
     pub css_parent: u32,
     /// `cgroup_subsys_state.cgroup`, pointer.
     pub css_cgroup: u32,
+    /// `sock_common.skc_rcv_saddr`, 4 bytes.
+    pub rcv_saddr: u32,
+    /// `sock_common.skc_v6_rcv_saddr`, 16 bytes.
+    pub v6_rcv_saddr: u32,
+    /// `sock_common.skc_dport`, u16 in network byte order.
+    pub dport: u32,
+    /// `sock_common.skc_num`, u16.
+    pub num: u32,
+    /// `request_sock.num_retrans`, u8.
+    pub num_retrans: u32,
 }
 
 impl Offsets {
     /// In the order of [`globals::OFFSETS`].
     #[must_use]
-    pub const fn values(&self) -> [u32; 9] {
+    pub const fn values(&self) -> [u32; 14] {
         [
             self.family,
             self.state,
@@ -506,6 +523,11 @@ impl Offsets {
             self.kn_id,
             self.css_parent,
             self.css_cgroup,
+            self.rcv_saddr,
+            self.v6_rcv_saddr,
+            self.dport,
+            self.num,
+            self.num_retrans,
         ]
     }
 }

@@ -1,7 +1,10 @@
 //! What is told while somebody listens.
 
 use aya_ebpf::{bindings::bpf_sock_ops, programs::SockOpsContext};
-use rto_agent_common::{event::Event, statistics};
+use rto_agent_common::{
+    event::{Event, LIVE, kind},
+    statistics,
+};
 
 use crate::{
     socket::{self, read},
@@ -24,7 +27,9 @@ extern "C" fn rto_tell(ops: *mut bpf_sock_ops, kind: u32, attempt: u32, timer_ji
         return 0;
     };
     // SAFETY: a map value; the verifier checks the access.
-    if unsafe { read(&raw const (*control).on) } == 0 {
+    let on = unsafe { read(&raw const (*control).on) };
+    // Each SYN-ACK has been told already.
+    if on == 0 || (on == LIVE && kind == kind::SYN_ACK) {
         return 0;
     }
     let Some(state) = socket::policy_state(&SockOpsContext::new(ops)) else {

@@ -30,7 +30,12 @@ pub(crate) fn policy_of_peer(ctx: &SockOpsContext, hit: Hit) -> Option<(u32, &'s
 /// sets nothing.
 #[inline(always)]
 pub(crate) fn policy_or_unlisted(ctx: &SockOpsContext, hit: Hit) -> Option<(u32, &'static Policy)> {
-    let found = policy_of_peer(ctx, hit);
+    or_unlisted(policy_of_peer(ctx, hit))
+}
+
+/// What was found, or else [`UNLISTED`] where such are counted.
+#[inline(always)]
+pub(crate) fn or_unlisted(found: Option<(u32, &'static Policy)>) -> Option<(u32, &'static Policy)> {
     if found.is_some() || !tables::counts(statistics::ON) || !tables::counts(statistics::UNLISTED) {
         return found;
     }

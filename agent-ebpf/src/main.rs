@@ -1,7 +1,7 @@
 //! The sock_ops program: initial RTO, and TCP options, by longest prefix of the peer's address.
 //! Beside it, and loaded only where the kernel has the place for them: one for accepted sockets
-//! ([`clone`]), one for sockets already open ([`walk`]), and one that asks the kernel what it can
-//! do ([`probe`]).
+//! ([`clone`]), one for sockets already open ([`walk`]), one for SYN-ACKs while somebody watches
+//! ([`syn_ack`]), and one that asks the kernel what it can do ([`probe`]).
 //!
 //! It returns 1 always and writes `reply` only where an entry says so: any other sock_ops
 //! program on the host must not notice it (a `reply` of an earlier program is kept).
@@ -24,6 +24,7 @@ mod passive;
 mod probe;
 mod socket;
 mod structs;
+mod syn_ack;
 mod syn_retries;
 mod tables;
 mod walk;

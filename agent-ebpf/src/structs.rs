@@ -29,6 +29,11 @@ offsets! {
     OFFSET_KN_ID
     OFFSET_CSS_PARENT
     OFFSET_CSS_CGROUP
+    OFFSET_RCV_SADDR
+    OFFSET_V6_RCV_SADDR
+    OFFSET_DPORT
+    OFFSET_NUM
+    OFFSET_NUM_RETRANS
 }
 
 /// Depth of the cgroup tree that is looked at.
@@ -87,6 +92,54 @@ impl SockCommon {
         }
     }
 
+    /// Whether its family is AF_INET.
+    #[inline(always)]
+    pub(crate) fn is_v4(self) -> bool {
+        // SAFETY: by the contract of `new`.
+        let family: u16 = unsafe { field(self.0, &raw const OFFSET_FAMILY) };
+        u32::from(family) == AF_INET
+    }
+
+    /// The local address: IPv4 in the first word, or IPv6; network byte order.
+    #[inline(always)]
+    pub(crate) fn local_words(self) -> [u32; 4] {
+        self.words(&raw const OFFSET_RCV_SADDR, &raw const OFFSET_V6_RCV_SADDR)
+    }
+
+    /// The remote address, likewise.
+    #[inline(always)]
+    pub(crate) fn remote_words(self) -> [u32; 4] {
+        self.words(&raw const OFFSET_DADDR, &raw const OFFSET_V6_DADDR)
+    }
+
+    #[inline(always)]
+    fn words(self, v4: *const u32, v6: *const u32) -> [u32; 4] {
+        // SAFETY: by the contract of `new`; offsets of 4 and of 16 bytes.
+        unsafe {
+            if self.is_v4() {
+                return [field(self.0, v4), 0, 0, 0];
+            }
+            let word = |i: usize| -> u32 { field(self.0.byte_add(4 * i), v6) };
+            [word(0), word(1), word(2), word(3)]
+        }
+    }
+
+    /// The local port.
+    #[inline(always)]
+    pub(crate) fn local_port(self) -> u32 {
+        // SAFETY: by the contract of `new`.
+        let port: u16 = unsafe { field(self.0, &raw const OFFSET_NUM) };
+        port.into()
+    }
+
+    /// The remote port as bpf_sock_ops has it.
+    #[inline(always)]
+    pub(crate) fn remote_port(self) -> u32 {
+        // SAFETY: by the contract of `new`.
+        let port: u16 = unsafe { field(self.0, &raw const OFFSET_DPORT) };
+        u32::from(port) << 16
+    }
+
     /// Whether the socket belongs to the cgroup with this id, or to one below it.
     #[inline(always)]
     pub(crate) fn is_in_cgroup(self, id: u64) -> bool {
@@ -117,5 +170,33 @@ impl SockCommon {
             }
         }
         false
+    }
+}
+
+/// A `struct request_sock`.
+#[derive(Clone, Copy)]
+pub(crate) struct Request(*const c_void);
+
+impl Request {
+    /// # Safety
+    ///
+    /// The pointer must be to one, tracked by the verifier and not null.
+    #[inline(always)]
+    pub(crate) unsafe fn new(pointer: *const c_void) -> Self {
+        Self(pointer)
+    }
+
+    /// What it begins with.
+    #[inline(always)]
+    pub(crate) fn common(self) -> SockCommon {
+        SockCommon(self.0)
+    }
+
+    /// How often its SYN-ACK was sent again before.
+    #[inline(always)]
+    pub(crate) fn retransmissions(self) -> u32 {
+        // SAFETY: by the contract of `new`.
+        let count: u8 = unsafe { field(self.0, &raw const OFFSET_NUM_RETRANS) };
+        count.into()
     }
 }

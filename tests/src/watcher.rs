@@ -1,4 +1,4 @@
-//! `rto-agent watch --json`, running beside a test.
+//! `rto-agent watch --json`, or another verb that prints JSON by lines, running beside a test.
 
 use std::{
     io::{BufRead as _, BufReader},
@@ -29,8 +29,25 @@ impl Watcher {
     ///
     /// If it does not.
     pub fn start(world: &World, args: &[&str]) -> anyhow::Result<Self> {
+        let watcher = Self::of(world, &[&["watch", "--json"], args].concat())?;
+        let end = Instant::now() + LIMIT;
+        // SYN-ACKs come last.
+        while told(world)? != Told::Live {
+            if Instant::now() > end {
+                bail!("the program was never asked to tell; {}", world.log());
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(watcher)
+    }
+
+    /// Another verb.
+    ///
+    /// # Errors
+    ///
+    /// If it does not start.
+    pub fn of(world: &World, args: &[&str]) -> anyhow::Result<Self> {
         let mut child = Command::new(binary()?)
-            .args(["watch", "--json"])
             .args(args)
             .env("RTO_AGENT_SOCKET", world.socket())
             .stdin(Stdio::null())
@@ -45,15 +62,7 @@ impl Watcher {
                 let _over = sender.send(value);
             }
         });
-        let watcher = Self { child, lines };
-        let end = Instant::now() + LIMIT;
-        while !is_told(world)? {
-            if Instant::now() > end {
-                bail!("the program was never asked to tell; {}", world.log());
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        Ok(watcher)
+        Ok(Self { child, lines })
     }
 
     /// The next line that is as wanted; others are passed over.
@@ -89,15 +98,31 @@ impl Drop for Watcher {
     }
 }
 
-/// Whether the program tells what it sees, by the map in the kernel.
+/// What the program tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Told {
+    /// Nothing.
+    Nothing,
+    /// What its own callbacks see.
+    Callbacks,
+    /// Also SYN-ACKs as they are sent again.
+    Live,
+}
+
+/// What the program tells, by the map in the kernel.
 ///
 /// # Errors
 ///
 /// If there is no such map.
-pub fn is_told(world: &World) -> anyhow::Result<bool> {
+pub fn told(world: &World) -> anyhow::Result<Told> {
     let pins = std::fs::read_dir(world.pin_dir())?.flatten().next();
     let map = pins.context("no pins")?.path().join("EVENT_CONTROL");
     let dump = crate::process::run(&format!("bpftool --json map dump pinned {}", map.display()))?;
     let dump: Value = serde_json::from_str(&dump)?;
-    Ok(dump[0]["formatted"]["value"]["on"] == 1)
+    match dump[0]["formatted"]["value"]["on"].as_u64() {
+        Some(0) => Ok(Told::Nothing),
+        Some(1) => Ok(Told::Callbacks),
+        Some(2) => Ok(Told::Live),
+        _ => bail!("{dump:#}"),
+    }
 }

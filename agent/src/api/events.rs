@@ -32,8 +32,7 @@ pub struct EventView {
     pub at_us: u64,
     /// What was sent again, and why.
     pub kind: Kind,
-    /// Which retransmission it is, 1 for the first; of a SYN-ACK, all until the connection was
-    /// established.
+    /// Which retransmission it is, 1 for the first.
     pub attempt: u32,
     /// The timer that fired, microseconds; absent where none did, or it is not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]

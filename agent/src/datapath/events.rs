@@ -1,19 +1,33 @@
 //! Events of the program: read while somebody listens.
 
-use std::{os::fd::AsFd as _, path::Path, time::Duration};
+use std::{
+    os::fd::AsFd as _,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
-use aya::maps::{Array, MapData, RingBuf};
+use aya::{
+    Ebpf,
+    maps::{Array, MapData, RingBuf},
+    programs::BtfTracePoint,
+};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rto_agent_common::{
-    event::{Event, EventControl},
+    PROGRAM_SYN_ACK,
+    event::{Event, EventControl, LIVE, ON},
     maps,
 };
 
 use super::{
-    DatapathError,
+    DatapathError, Options, accepted,
     error::map as map_error,
+    object::{self, Values, program},
     tables::{describe, open_events},
+    walk,
 };
+
+/// The tracepoint; its type in the kernel's BTF is `btf_trace_<name>`.
+const TRACEPOINT: &str = "tcp_retransmit_synack";
 
 /// Reads events. The program tells them as long as one of these exists.
 pub struct Reader {
@@ -21,6 +35,16 @@ pub struct Reader {
     control: Array<MapData, EventControl>,
     /// Lost before this reader began.
     lost_before: u64,
+    /// The program at the tracepoint; detached when dropped.
+    syn_acks: Option<Ebpf>,
+}
+
+/// What it takes to attach the program at the tracepoint; that reads the kernel's types, which takes a
+/// while.
+#[derive(Clone, Debug)]
+pub struct SynAcks {
+    dir: PathBuf,
+    options: Options,
 }
 
 impl Reader {
@@ -32,11 +56,35 @@ impl Reader {
             ring,
             control,
             lost_before: 0,
+            syn_acks: None,
         };
         while reader.ring.next().is_some() {}
         reader.lost_before = reader.control()?.lost;
-        reader.switch(true)?;
+        reader.switch(ON, 0)?;
         Ok(reader)
+    }
+
+    /// Has SYN-ACKs told as they are sent again, and not only when their connection is established.
+    ///
+    /// # Errors
+    ///
+    /// If this kernel does not take the program; all else is told as before.
+    pub fn tell_syn_acks(&mut self, with: &SynAcks) -> Result<(), DatapathError> {
+        let mut ebpf = object::load(
+            Some(&with.dir),
+            &Values {
+                offsets: accepted::offsets()?,
+                ..with.options.values()
+            },
+        )?;
+        let program = program!(ebpf, PROGRAM_SYN_ACK, BtfTracePoint)?;
+        program
+            .load(TRACEPOINT, &object::kernel_types()?)
+            .map_err(|e| object::load_error(&e))?;
+        program.attach().map_err(|e| object::load_error(&e))?;
+        self.switch(LIVE, walk::filter(&with.options.cgroup)?)?;
+        self.syn_acks = Some(ebpf);
+        Ok(())
     }
 
     /// Waits for events, so long at the most.
@@ -69,9 +117,10 @@ impl Reader {
             .map_err(|e| map_error(maps::EVENT_CONTROL, describe(&e)))
     }
 
-    fn switch(&mut self, on: bool) -> Result<(), DatapathError> {
+    fn switch(&mut self, on: u32, cgroup: u64) -> Result<(), DatapathError> {
         let control = EventControl {
-            on: on.into(),
+            on,
+            cgroup,
             ..self.control()?
         };
         self.control
@@ -80,10 +129,19 @@ impl Reader {
     }
 }
 
+impl SynAcks {
+    pub(super) fn new(dir: &Path, options: &Options) -> Self {
+        Self {
+            dir: dir.to_owned(),
+            options: options.clone(),
+        }
+    }
+}
+
 impl Drop for Reader {
     fn drop(&mut self) {
         // Without a reader events only fill the ring: no harm, and the next reader throws them away.
-        let _off = self.switch(false);
+        let _off = self.switch(0, 0);
     }
 }
 

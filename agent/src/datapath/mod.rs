@@ -545,6 +545,12 @@ impl Datapath {
         events::Reader::open(&self.dir)
     }
 
+    /// What such a reader needs to have SYN-ACKs told as they are sent again.
+    #[must_use]
+    pub fn syn_acks(&self) -> events::SynAcks {
+        events::SynAcks::new(&self.dir, &self.options)
+    }
+
     /// What walks over the sockets that are open, with the policies as they are now. It has handles
     /// of its own and can be used on another thread.
     ///

@@ -206,7 +206,7 @@ fn pinned_entries(dir: &Path) -> Result<u32, DatapathError> {
 }
 
 /// The id to compare with; 0 where every socket is in the cgroup: the hierarchy's root.
-fn filter(path: &Path) -> Result<u64, DatapathError> {
+pub(super) fn filter(path: &Path) -> Result<u64, DatapathError> {
     if cgroup::is_root(path) {
         return Ok(0);
     }

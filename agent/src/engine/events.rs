@@ -12,7 +12,7 @@ use std::{
 
 use nix::time::{ClockId, clock_gettime};
 use tokio::sync::{broadcast, watch};
-use tracing::warn;
+use tracing::{info, warn};
 
 use super::EngineError;
 use crate::{
@@ -86,10 +86,17 @@ impl Events {
         self.owners.send_replace(Arc::new(datapath.owners()));
         let stop = Arc::new(AtomicBool::new(false));
         let (lines, owners) = (self.lines.clone(), self.owners.subscribe());
-        let (told, host) = (stop.clone(), *host);
+        let (told, host, syn_acks) = (stop.clone(), *host, datapath.syn_acks());
         let thread = std::thread::Builder::new()
             .name("events".to_owned())
-            .spawn(move || read(reader, &lines, &owners, &host, &told))
+            .spawn(move || {
+                let mut reader = reader;
+                // Here, as it takes longer than the engine should be busy.
+                if let Err(e) = reader.tell_syn_acks(&syn_acks) {
+                    info!("SYN-ACKs are told when their connection is established: {e}");
+                }
+                read(reader, &lines, &owners, &host, &told);
+            })
             .map_err(|e| failed(&e))?;
         self.reader = Some(Running { stop, thread });
         Ok(())

@@ -190,6 +190,11 @@ impl Btf {
             kn_id: self.offset("kernfs_node", &["id"])?,
             css_parent: self.pointer("cgroup", &["self", "parent"])?,
             css_cgroup: self.pointer("cgroup_subsys_state", &["cgroup"])?,
+            rcv_saddr: self.offset("sock_common", &["skc_rcv_saddr"])?,
+            v6_rcv_saddr: self.offset("sock_common", &["skc_v6_rcv_saddr"])?,
+            dport: self.offset("sock_common", &["skc_dport"])?,
+            num: self.offset("sock_common", &["skc_num"])?,
+            num_retrans: self.offset("request_sock", &["num_retrans"])?,
         })
     }
 }

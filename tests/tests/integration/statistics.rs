@@ -14,6 +14,7 @@ use rto_tests::{
     talk::{self, Talk},
     timing::jiffy,
     traffic::{Connect, Traffic},
+    watcher::Watcher,
 };
 use serde_json::Value;
 
@@ -428,5 +429,27 @@ fn watching() -> anyhow::Result<()> {
     assert!(refused.contains("there is: near"), "{refused}");
     let refused = world.cli_fails(&["stats", "--watch", "--interval", "1us"])?;
     assert!(refused.contains("100ms to 1h"), "{refused}");
+    let _server = world.serve(to(SERVER_V4, PORT))?;
+    let connect = || -> anyhow::Result<()> {
+        let client = world.connect(to(SERVER_V4, PORT), &Connect::default())?;
+        assert_eq!(client.outcome()?.result, "connected");
+        Ok(())
+    };
+    // Not what was before.
+    connect()?;
+    let watcher = Watcher::of(
+        &world,
+        &["stats", "--watch", "--interval", "200ms", "--json"],
+    )?;
+    watcher.next("a look at nothing", |line| {
+        line["policies"]["near"]["active"]["connections"] == 0
+    })?;
+    connect()?;
+    watcher.next("the connection", |line| {
+        line["policies"]["near"]["active"]["connections"] == 1
+    })?;
+    watcher.next("nothing again", |line| {
+        line["policies"]["near"]["active"]["connections"] == 0
+    })?;
     Ok(())
 }
