@@ -56,7 +56,8 @@ pub mod kind {
     pub const FAST: u32 = 5;
 }
 
-/// Whether anybody listens, and what was lost meanwhile.
+/// Whether anybody listens ([`CONTROL`], written by the daemon alone), and what was lost ([`LOST`],
+/// written by the programs alone).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EventControl {
@@ -75,7 +76,12 @@ pub const ON: u32 = 1;
 /// The same, and SYN-ACKs are told by the tracepoint, as they are sent again.
 pub const LIVE: u32 = 2;
 
-/// Bytes of the ring buffer: some 1,800 events.
+/// Index of what the daemon says.
+pub const CONTROL: u32 = 0;
+/// Index of what the programs count.
+pub const LOST: u32 = 1;
+
+/// Bytes of the ring buffer: 2,340 events.
 pub const RING_BYTES: u32 = 1 << 18;
 
 const _: () = {

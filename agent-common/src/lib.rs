@@ -72,7 +72,7 @@ pub mod maps {
     pub const SOCKETS: &str = "SOCKETS";
     /// Ring buffer of [`super::event::Event`].
     pub const EVENTS: &str = "EVENTS";
-    /// Array of one: [`super::event::EventControl`].
+    /// Array of two: [`super::event::EventControl`].
     pub const EVENT_CONTROL: &str = "EVENT_CONTROL";
     /// Array of one: [`super::WalkControl`], what a walk over open sockets is to do. Not pinned.
     pub const WALK_CONTROL: &str = "WALK_CONTROL";
@@ -338,6 +338,9 @@ pub struct SocketState {
     pub handshake_start_ns: u64,
     /// bpf_ktime_get_ns() of the last sample of the smoothed RTT that was counted.
     pub srtt_sampled_ns: u64,
+    /// Bytes that will have been acknowledged once everything is that was outstanding at the last
+    /// retransmission timeout: until then what is sent again belongs to that timeout. 0: none was.
+    pub loss_end: u64,
     /// Index into `POLICIES`; [`NO_POLICY`] once the socket was reconnected to an address without an entry.
     pub policy: u32,
     /// [`Policy::generation`] of that policy at that time.
@@ -380,11 +383,6 @@ pub struct SocketState {
     pub in_question: u32,
     /// RTT samples seen since.
     pub samples: u32,
-    /// snd_nxt at the last retransmission timeout: until it is acknowledged, what is sent again
-    /// belongs to that timeout.
-    pub loss_end: u32,
-    /// 1 while that is so.
-    pub in_loss: u32,
     /// Process that called connect(); 0: not known.
     pub pid: u32,
     /// Its name, padded with NUL.
@@ -592,7 +590,7 @@ const _: () = {
     assert!(size_of::<Policy>() == 64 + 9 * 4 + 64 + 128 + 4);
     assert!(size_of::<Counters>() == 256);
     assert!(size_of::<Statistics>() == 256 + 2 * (8 + 8 * histogram::BUCKETS));
-    assert!(size_of::<SocketState>() == 64 + 5 * 12 + 7 * 4 + 16);
+    assert!(size_of::<SocketState>() == 72 + 5 * 12 + 5 * 4 + 16);
     assert!(size_of::<WalkControl>() == 24);
     assert!(size_of::<WalkCounts>() == 16);
     assert!(size_of::<Probe>() == 8 * 19);
@@ -601,7 +599,7 @@ const _: () = {
     assert!(core::mem::offset_of!(Statistics, counters) == 0);
     assert!(core::mem::offset_of!(Statistics, handshake) == 256);
     assert!(core::mem::offset_of!(Counters, setsockopt_failures) == 64);
-    assert!(core::mem::offset_of!(SocketState, policy) == 16);
+    assert!(core::mem::offset_of!(SocketState, policy) == 24);
 };
 
 #[cfg(feature = "user")]

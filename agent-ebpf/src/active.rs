@@ -62,6 +62,8 @@ fn begin(ctx: &SockOpsContext, state: &mut SocketState, index: u32, policy: &Pol
     state.user_timeout_ms = policy.user_timeout_ms;
     state.retransmissions_counted = socket::total_retrans(ctx);
     state.timeouts_set = 0;
+    state.loss_end = 0;
+    handshake::begin(state, 0);
 }
 
 /// A socket that is connected anew, to an address without an entry: gives everything back.

@@ -15,14 +15,14 @@ use crate::{
 #[inline(always)]
 pub(crate) fn tell(ctx: &SockOpsContext, kind: u32, attempt: u32, timer_jiffies: u32) {
     if tables::counts(statistics::ON) {
-        rto_tell(ctx.ops, kind, attempt, timer_jiffies);
+        tell_now(ctx.ops, kind, attempt, timer_jiffies);
     }
 }
 
-/// A function with a symbol: see `tables`.
-#[unsafe(no_mangle)]
+/// Unlike those in `tables` a function without a symbol, verified at each call: to take a context on
+/// its own word the verifier needs the kernel's BTF, which not every kernel has.
 #[inline(never)]
-extern "C" fn rto_tell(ops: *mut bpf_sock_ops, kind: u32, attempt: u32, timer_jiffies: u32) -> u32 {
+fn tell_now(ops: *mut bpf_sock_ops, kind: u32, attempt: u32, timer_jiffies: u32) -> u32 {
     let Some(control) = tables::event_control() else {
         return 0;
     };
@@ -38,7 +38,7 @@ extern "C" fn rto_tell(ops: *mut bpf_sock_ops, kind: u32, attempt: u32, timer_ji
     if state.uncounted != 0 {
         return 0;
     }
-    tables::tell(control, |event: *mut Event| {
+    tables::tell(|event: *mut Event| {
         // SAFETY: room for one event, and fields of the context, each read by a load of its own.
         unsafe {
             (*event).time_ns = socket::now();

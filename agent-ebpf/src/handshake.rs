@@ -167,7 +167,10 @@ pub(crate) fn rtt_sample(ctx: &SockOpsContext) {
 /// STATE_CB: the connection may have ended.
 #[inline(always)]
 pub(crate) fn state_changed(ctx: &SockOpsContext) {
-    let change = change(argument(ctx, 0), argument(ctx, 1));
+    // SAFETY: fields of the context.
+    let is_acknowledged =
+        unsafe { read(&raw const (*ctx.ops).snd_una) == read(&raw const (*ctx.ops).snd_nxt) };
+    let change = change(argument(ctx, 0), argument(ctx, 1), is_acknowledged);
     if change == Change::Other {
         return;
     }

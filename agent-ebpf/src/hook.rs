@@ -112,9 +112,11 @@ pub(crate) fn rto(ctx: &SockOpsContext) {
         return;
     }
     tally.add(Counter::rtos(tables::step(before)), 1);
-    state.in_loss = 1;
-    // SAFETY: a field of the context.
-    state.loss_end = unsafe { read(&raw const (*ctx.ops).snd_nxt) };
+    // SAFETY: fields of the context.
+    let outstanding = unsafe {
+        read(&raw const (*ctx.ops).snd_nxt).wrapping_sub(read(&raw const (*ctx.ops).snd_una))
+    };
+    state.loss_end = acknowledged(ctx) + u64::from(outstanding);
     if state.linear_retries != 0 {
         let target = Target::of(ctx);
         if before < state.linear_retries {
@@ -127,6 +129,13 @@ pub(crate) fn rto(ctx: &SockOpsContext) {
     }
     let attempt = before.wrapping_add(1);
     events::tell(ctx, kind::RTO, attempt, argument(ctx, 1));
+}
+
+/// Bytes that the peer has acknowledged. (Sequence numbers begin again after 4 GiB.)
+#[inline(always)]
+fn acknowledged(ctx: &SockOpsContext) -> u64 {
+    // SAFETY: a field of the context.
+    unsafe { read(&raw const (*ctx.ops).bytes_acked) }
 }
 
 /// Whether linear mode is for this stream at all (`tcp_stream_is_thin()`, Linux 6.12).
@@ -151,24 +160,18 @@ pub(crate) fn retransmitted(ctx: &SockOpsContext) {
         return;
     }
     let tally = Tally::of_socket(state);
-    // SAFETY: fields of the context.
-    let (lost, acknowledged) = unsafe {
-        (
-            read(&raw const (*ctx.ops).lost_out),
-            read(&raw const (*ctx.ops).snd_una),
-        )
-    };
+    // SAFETY: a field of the context.
+    let lost = unsafe { read(&raw const (*ctx.ops).lost_out) };
     let kind = if lost == 0 {
         tally.add(Counter::TAIL_LOSS_PROBES, 1);
         kind::TLP
     } else {
         let segments = argument(ctx, 1);
         tally.add(Counter::SEGMENTS_RETRANSMITTED, segments.into());
-        if state.in_loss != 0 && acknowledged.wrapping_sub(state.loss_end).cast_signed() < 0 {
+        if acknowledged(ctx) < state.loss_end {
             // Part of the recovery that the timeout began, which was told.
             return;
         }
-        state.in_loss = 0;
         kind::FAST
     };
     events::tell(ctx, kind, 1, 0);

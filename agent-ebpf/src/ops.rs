@@ -109,11 +109,11 @@ pub enum Change {
     Aborted,
 }
 
-/// Decides on a change of state (the arguments of STATE_CB). From FIN_WAIT2 on nothing that was
-/// sent can be lost any more: the kernel ends such a connection by itself after a while.
+/// Decides on a change of state (the arguments of STATE_CB), and on whether the peer has acknowledged
+/// all that was sent. In FIN_WAIT2 it has: the kernel ends such a connection by itself after a while.
 #[inline(always)]
 #[must_use]
-pub const fn change(from: u32, to: u32) -> Change {
+pub const fn change(from: u32, to: u32, is_acknowledged: bool) -> Change {
     const ESTABLISHED: u32 = 1;
     const FIN_WAIT1: u32 = 4;
     const FIN_WAIT2: u32 = 5;
@@ -124,6 +124,7 @@ pub const fn change(from: u32, to: u32) -> Change {
     match from {
         _ if !is_end(to) => Change::Other,
         ESTABLISHED | CLOSE_WAIT | FIN_WAIT1 => Change::Aborted,
+        LAST_ACK | CLOSING if !is_acknowledged => Change::Aborted,
         FIN_WAIT2 | TIME_WAIT | LAST_ACK | CLOSING => Change::Finished,
         _ => Change::Other,
     }
@@ -180,15 +181,20 @@ mod tests {
     fn only_the_end_of_a_connection_is_counted() {
         for from in 0..16 {
             for to in (0..16).filter(|to| *to != CLOSE) {
-                assert_eq!(change(from, to), Change::Other);
+                assert_eq!(change(from, to, true), Change::Other);
             }
         }
         // Connecting, listening, closed already.
         for from in [0, SYN_SENT, SYN_RECV, CLOSE, 10, NEW_SYN_RECV] {
-            assert_eq!(change(from, CLOSE), Change::Other);
+            assert_eq!(change(from, CLOSE, false), Change::Other);
         }
-        assert_eq!(change(1, CLOSE), Change::Aborted);
-        assert_eq!(change(9, CLOSE), Change::Finished);
+        assert_eq!(change(1, CLOSE, true), Change::Aborted);
+        assert_eq!(change(5, CLOSE, true), Change::Finished);
+        for closing in [9, 11] {
+            assert_eq!(change(closing, CLOSE, true), Change::Finished);
+            // Reset, or given up, before the last of it was acknowledged.
+            assert_eq!(change(closing, CLOSE, false), Change::Aborted);
+        }
     }
 
     #[test]

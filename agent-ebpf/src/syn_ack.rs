@@ -56,7 +56,7 @@ extern "C" fn rto_synack(arguments: *const [*mut c_void; 2]) -> i32 {
     let Some((index, policy)) = lookup::or_unlisted(found) else {
         return 0;
     };
-    tables::tell(control, |event| {
+    tables::tell(|event| {
         // SAFETY: room for one event.
         unsafe {
             (*event).time_ns = socket::now();

@@ -16,7 +16,7 @@ use aya_ebpf::{
 use rto_agent_common::{
     Counters, EntryValue, MAX_POLICIES, NO_POLICY, Policy, Probe, RTO_STEPS, SocketState,
     Statistics, WalkControl, WalkCounts, direction,
-    event::{Event, EventControl, RING_BYTES},
+    event::{CONTROL, Event, EventControl, LOST, RING_BYTES},
     histogram::{BUCKETS, Histogram, bucket_of},
     statistics, statistics_key,
 };
@@ -48,7 +48,7 @@ const STATISTICS_ROOM: usize = MAX_POLICIES as usize * direction::ALL.len();
 static EVENTS: RingBuf<(), { RING_BYTES as usize }> = RingBuf::new();
 
 #[btf_map]
-static EVENT_CONTROL: Array<EventControl, 1> = Array::new();
+static EVENT_CONTROL: Array<EventControl, 2> = Array::new();
 
 #[btf_map]
 pub(crate) static SOCKETS: SkStorage<SocketState> = SkStorage::new();
@@ -279,22 +279,28 @@ unsafe fn add_at(sheet: *mut Statistics, offset: usize, n: u64) {
 /// Where events go, while somebody listens.
 #[inline(always)]
 pub(crate) fn event_control() -> Option<*mut EventControl> {
-    EVENT_CONTROL.get_ptr_mut(0)
+    EVENT_CONTROL.get_ptr_mut(CONTROL)
 }
 
 /// Passes an event on; one for which there is no room is counted.
 #[inline(always)]
-pub(crate) fn tell(control: *mut EventControl, fill: impl FnOnce(*mut Event)) {
+pub(crate) fn tell(fill: impl FnOnce(*mut Event)) {
     match EVENTS.reserve_untyped::<Event>(0) {
         Some(mut entry) => {
             fill(entry.as_mut_ptr());
             entry.submit(0);
         }
-        // SAFETY: a map value; the verifier checks the access.
-        None => unsafe {
-            let lost = &raw mut (*control).lost;
-            asm!("lock *(u64 *)({lost} + 0) += {one}", lost = in(reg) lost, one = in(reg) 1u64);
-        },
+        None => {
+            // Where the daemon never writes.
+            if let Some(counts) = EVENT_CONTROL.get_ptr_mut(LOST) {
+                // SAFETY: a map value; the verifier checks the access.
+                unsafe {
+                    let lost = &raw mut (*counts).lost;
+                    asm!("lock *(u64 *)({lost} + 0) += {one}", lost = in(reg) lost,
+                        one = in(reg) 1u64);
+                }
+            }
+        }
     }
 }
 

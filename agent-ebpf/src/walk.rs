@@ -76,13 +76,16 @@ fn apply(sk: *mut c_void, common: SockCommon, control: &WalkControl) {
         return;
     }
     let target = Target::socket(sk);
+    if state.in_question != 0 && (state.policy != index || state.generation != policy.generation) {
+        // What its handshake was is no affair of the new policy.
+        Tally::of_socket(state).add(Counter::UNDECIDED, state.in_question.into());
+        state.in_question = 0;
+    }
     state.policy = index;
     state.generation = policy.generation;
     state.initial_rto_jiffies = policy.initial_rto_jiffies;
     state.initial_rto_us = policy.initial_rto_us;
     state.user_timeout_ms = policy.user_timeout_ms;
-    // What its handshake was is no affair of the new policy.
-    state.in_question = 0;
     let settled = target
         .apply(state, policy, defaults(control), tally)
         .and(target.user_timeout(state, policy.user_timeout_ms, tally));
@@ -111,7 +114,10 @@ fn restore(sk: *mut c_void, control: &WalkControl) {
         return;
     }
     // A socket of a policy that is gone, or that was set before its policy was chosen, is nobody's.
-    let policy = tables::owner(state);
+    let policy = match tables::owner(state) {
+        UNLISTED => NO_POLICY,
+        policy => policy,
+    };
     tables::count_walked(policy, Walked::Seen);
     let target = Target::socket(sk);
     let settled = target.restore(state, defaults(control), Tally::NOBODY);

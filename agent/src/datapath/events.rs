@@ -14,7 +14,7 @@ use aya::{
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rto_agent_common::{
     PROGRAM_SYN_ACK,
-    event::{Event, EventControl, LIVE, ON},
+    event::{CONTROL, Event, EventControl, LIVE, LOST, ON},
     maps,
 };
 
@@ -59,7 +59,7 @@ impl Reader {
             syn_acks: None,
         };
         while reader.ring.next().is_some() {}
-        reader.lost_before = reader.control()?.lost;
+        reader.lost_before = reader.counted()?;
         reader.switch(ON, 0)?;
         Ok(reader)
     }
@@ -108,24 +108,18 @@ impl Reader {
     ///
     /// If the map cannot be read.
     pub fn lost(&self) -> Result<u64, DatapathError> {
-        Ok(self.control()?.lost.saturating_sub(self.lost_before))
+        Ok(self.counted()?.saturating_sub(self.lost_before))
     }
 
-    fn control(&self) -> Result<EventControl, DatapathError> {
-        self.control
-            .get(&0, 0)
+    fn counted(&self) -> Result<u64, DatapathError> {
+        let counts = self.control.get(&LOST, 0);
+        counts
+            .map(|counts| counts.lost)
             .map_err(|e| map_error(maps::EVENT_CONTROL, describe(&e)))
     }
 
     fn switch(&mut self, on: u32, cgroup: u64) -> Result<(), DatapathError> {
-        let control = EventControl {
-            on,
-            cgroup,
-            ..self.control()?
-        };
-        self.control
-            .set(0, &control, 0)
-            .map_err(|e| map_error(maps::EVENT_CONTROL, describe(&e)))
+        set(&mut self.control, on, cgroup)
     }
 }
 
@@ -143,6 +137,27 @@ impl Drop for Reader {
         // Without a reader events only fill the ring: no harm, and the next reader throws them away.
         let _off = self.switch(0, 0);
     }
+}
+
+/// Has the program of the maps pinned in `dir` tell nothing: a daemon that was killed may have left it
+/// telling.
+pub(super) fn silence(dir: &Path) -> Result<(), DatapathError> {
+    set(&mut open_events(dir)?.1, 0, 0)
+}
+
+fn set(
+    control: &mut Array<MapData, EventControl>,
+    on: u32,
+    cgroup: u64,
+) -> Result<(), DatapathError> {
+    let value = EventControl {
+        on,
+        cgroup,
+        ..EventControl::default()
+    };
+    control
+        .set(CONTROL, &value, 0)
+        .map_err(|e| map_error(maps::EVENT_CONTROL, describe(&e)))
 }
 
 /// An event as the ring buffer has it.

@@ -6,7 +6,7 @@
 //! [`Datapath::attach`] puts the link in force and clears away what it replaced.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs::File,
     os::fd::AsFd as _,
     path::{Path, PathBuf},
@@ -91,10 +91,14 @@ pub enum RttSampling {
 }
 
 impl StatisticsOptions {
+    fn counts_unlisted(self) -> bool {
+        self.on && self.unlisted
+    }
+
     fn mode(self) -> u8 {
         let bit = |bit: u8, on: bool| if on { bit } else { 0 };
         bit(statistics::ON, self.on)
-            | bit(statistics::UNLISTED, self.on && self.unlisted)
+            | bit(statistics::UNLISTED, self.counts_unlisted())
             | bit(
                 statistics::RTT_AT_END,
                 self.on && self.rtt != RttSampling::Off,
@@ -172,6 +176,8 @@ pub struct Datapath {
     found: Found,
     tables: Tables,
     slots: Slots,
+    /// Policies that there was no memory to count for.
+    uncounted: BTreeSet<PolicyName>,
     link: Option<Link>,
     /// It was in force, and [`Datapath::unlink`] took it out.
     unlinked: bool,
@@ -205,8 +211,10 @@ impl Datapath {
             && let Ok(mut tables) = Tables::open(&wanted)
         {
             let slots = Slots::read(tables.policies()?.into_iter());
-            prepare(&mut tables, &slots, options.statistics)?;
+            events::silence(&wanted)?;
+            let uncounted = prepare(&mut tables, &slots, options.statistics)?;
             return Ok(Self {
+                uncounted,
                 dir: wanted,
                 found: Found::Adopted,
                 tables,
@@ -224,8 +232,10 @@ impl Datapath {
         match opened {
             Ok((found, mut tables)) => {
                 let slots = Slots::read(tables.policies()?.into_iter());
-                prepare(&mut tables, &slots, options.statistics)?;
+                events::silence(&staging)?;
+                let uncounted = prepare(&mut tables, &slots, options.statistics)?;
                 Ok(Self {
+                    uncounted,
                     dir: staging,
                     found,
                     tables,
@@ -323,6 +333,7 @@ impl Datapath {
     /// The first write that fails; what came before it stays written. The caller decides, with
     /// [`Datapath::image`] as the truth, whether to go back or to try again.
     pub fn apply(&mut self, current: &Image, plan: &Plan) -> Result<(), DatapathError> {
+        self.tables.be_patient();
         for (name, policy) in &plan.policies_write {
             self.write_policy(name, policy)?;
         }
@@ -360,6 +371,7 @@ impl Datapath {
                 };
                 self.tables.set_policy(slot.index, &free)?;
                 self.tables.remove_statistics(slot.index)?;
+                self.uncounted.remove(name);
             }
         }
         Ok(())
@@ -373,8 +385,10 @@ impl Datapath {
                     .slots
                     .take(name)
                     .ok_or_else(|| DatapathError::PolicyTableFull(name.clone()))?;
-                if self.options.statistics.on {
-                    begin_statistics(&mut self.tables, name, slot.index);
+                if self.options.statistics.on
+                    && !begin_statistics(&mut self.tables, name, slot.index)
+                {
+                    self.uncounted.insert(name.clone());
                 }
                 slot
             }
@@ -403,6 +417,10 @@ impl Datapath {
                     .map_err(|e| pin_error(&wanted, &e))?;
                 self.dir = wanted;
             }
+        }
+        if !self.options.statistics.counts_unlisted() {
+            // Not before: a program that was in force until now may have counted them.
+            retire_unlisted(&mut self.tables)?;
         }
         if self.hook.is_none() {
             self.hook = Some(accepted::Hook::adopt_or_attach(&self.options, &self.dir));
@@ -516,7 +534,7 @@ impl Datapath {
     ///
     /// If the map cannot be read.
     pub fn statistics(&self) -> Result<BTreeMap<PolicyName, [Statistics; 3]>, DatapathError> {
-        let unlisted = self.options.statistics.on && self.options.statistics.unlisted;
+        let unlisted = self.options.statistics.counts_unlisted();
         let unlisted = unlisted.then(|| (PolicyName::unlisted(), UNLISTED));
         self.slots
             .iter()
@@ -532,8 +550,36 @@ impl Datapath {
         self.slots
             .iter()
             .map(|(name, slot)| ((slot.index, slot.generation), name.clone()))
-            .chain([((UNLISTED, 0), PolicyName::unlisted())])
+            .chain(self.unlisted_owner())
             .collect()
+    }
+
+    fn unlisted_owner(&self) -> Option<((u32, u32), PolicyName)> {
+        if !self.options.statistics.counts_unlisted() {
+            return None;
+        }
+        let generation = self.tables.policy(UNLISTED).ok()?.generation;
+        Some(((UNLISTED, generation), PolicyName::unlisted()))
+    }
+
+    /// Policies that nothing is counted for, as there was no memory.
+    #[must_use]
+    pub fn uncounted(&self) -> &BTreeSet<PolicyName> {
+        &self.uncounted
+    }
+
+    /// Tries once more to have them counted.
+    pub fn count_uncounted(&mut self) {
+        for name in std::mem::take(&mut self.uncounted) {
+            let slot = if name == PolicyName::unlisted() {
+                Some(UNLISTED)
+            } else {
+                self.slots.get(&name).map(|slot| slot.index)
+            };
+            if slot.is_some_and(|slot| self.tables.clear_statistics(slot).is_err()) {
+                self.uncounted.insert(name);
+            }
+        }
     }
 
     /// What reads events; it has handles of its own and can be used on another thread.
@@ -605,41 +651,65 @@ impl Drop for Datapath {
     }
 }
 
-/// Sees to it that what is to be counted has a place, and that what is not has none.
+/// Sees to it that what is to be counted has a place; what there is no memory for is returned.
 fn prepare(
     tables: &mut Tables,
     slots: &Slots,
     statistics: StatisticsOptions,
-) -> Result<(), DatapathError> {
-    if !statistics.on || !statistics.unlisted {
-        if tables.policy(UNLISTED)? != Policy::EMPTY {
-            tables.set_policy(UNLISTED, &Policy::EMPTY)?;
-            tables.remove_statistics(UNLISTED)?;
+) -> Result<BTreeSet<PolicyName>, DatapathError> {
+    let mut uncounted = BTreeSet::new();
+    tables.be_patient();
+    if statistics.counts_unlisted() {
+        let former = tables.policy(UNLISTED)?;
+        if former.name().is_none() {
+            let name = PolicyName::unlisted();
+            let unlisted = Policy {
+                name: name.padded(),
+                // Sockets of an earlier time are not counted again.
+                generation: former.generation.wrapping_add(1),
+                // The kernel's own: TCP_TIMEOUT_INIT.
+                initial_rto_us: 1_000_000,
+                ..Policy::EMPTY
+            };
+            if !begin_statistics(tables, &name, UNLISTED) {
+                uncounted.insert(name);
+            }
+            tables.set_policy(UNLISTED, &unlisted)?;
         }
-    } else if tables.policy(UNLISTED)? == Policy::EMPTY {
-        let unlisted = Policy {
-            name: PolicyName::unlisted().padded(),
-            // The kernel's own: TCP_TIMEOUT_INIT.
-            initial_rto_us: 1_000_000,
-            ..Policy::EMPTY
-        };
-        begin_statistics(tables, &PolicyName::unlisted(), UNLISTED);
-        tables.set_policy(UNLISTED, &unlisted)?;
     }
     if statistics.on {
         for (name, slot) in slots.iter() {
-            if !tables.has_statistics(slot.index) {
-                begin_statistics(tables, name, slot.index);
+            if !tables.has_statistics(slot.index) && !begin_statistics(tables, name, slot.index) {
+                uncounted.insert(name.clone());
             }
         }
+    }
+    Ok(uncounted)
+}
+
+/// Takes the place away where connections were counted that no entry covers.
+fn retire_unlisted(tables: &mut Tables) -> Result<(), DatapathError> {
+    let former = tables.policy(UNLISTED)?;
+    if former.name().is_some() {
+        let free = Policy {
+            generation: former.generation,
+            ..Policy::EMPTY
+        };
+        tables.set_policy(UNLISTED, &free)?;
+        tables.remove_statistics(UNLISTED)?;
     }
     Ok(())
 }
 
-/// Timers matter more than counts: without memory for them the policy is in force all the same.
-fn begin_statistics(tables: &mut Tables, name: &PolicyName, slot: u32) {
-    if let Err(e) = tables.clear_statistics(slot) {
-        tracing::warn!(policy = %name, "nothing will be counted: {e}");
+/// Timers matter more than counts: without memory for them the policy is in force all the same. Says
+/// whether it is counted.
+fn begin_statistics(tables: &mut Tables, name: &PolicyName, slot: u32) -> bool {
+    match tables.clear_statistics(slot) {
+        Ok(()) => true,
+        Err(e) => {
+            tracing::warn!(policy = %name, "nothing is counted: {e}");
+            false
+        }
     }
 }
 

@@ -21,10 +21,15 @@ pub(super) struct Tables {
     v6: LpmTrie<MapData, [u8; 16], EntryValue>,
     policies: Array<MapData, Policy>,
     statistics: PerCpuHashMap<MapData, u32, Statistics>,
+    /// How often memory for them may be waited for.
+    patience: u32,
     cpus: usize,
     // A second handle of each map: aya's typed ones are consumed by pinning.
     handles: Vec<(&'static str, MapData)>,
 }
+
+/// Waits of 2 ms for memory, in one piece of work.
+const PATIENCE: u32 = 200;
 
 /// Opens a pinned map as the typed handle `$kind`, checking type and sizes against the kernel's.
 macro_rules! open {
@@ -61,6 +66,7 @@ impl Tables {
             v6: open!(dir, maps::ENTRIES_V6, LpmTrie),
             policies: open!(dir, maps::POLICIES, Array),
             statistics: open!(dir, maps::STATISTICS, PerCpuHashMap),
+            patience: PATIENCE,
             cpus,
             handles,
         })
@@ -186,6 +192,11 @@ impl Tables {
             .all(|d| self.statistics.get(&statistics_key(index, d), 0).is_ok())
     }
 
+    /// Before a piece of work: waiting for memory must not make all of it take long.
+    pub(super) fn be_patient(&mut self) {
+        self.patience = PATIENCE;
+    }
+
     /// Gives a slot statistics that begin at 0.
     pub(super) fn clear_statistics(&mut self, index: u32) -> Result<(), DatapathError> {
         for direction in direction::ALL {
@@ -199,14 +210,12 @@ impl Tables {
     /// The kernel allocates what it needs for every CPU from a small reserve, which it fills again a
     /// moment later.
     fn insert_statistics(&mut self, key: u32) -> Result<(), MapError> {
-        const ATTEMPTS: u32 = 50;
         const PAUSE: Duration = Duration::from_millis(2);
-        let mut attempt = 0;
         loop {
             let zero = PerCpuValues::try_from(vec![Statistics::default(); self.cpus])?;
             match self.statistics.insert(&key, zero, 0) {
-                Err(e) if errno(&e) == Some(libc::ENOMEM) && attempt < ATTEMPTS => {
-                    attempt += 1;
+                Err(e) if errno(&e) == Some(libc::ENOMEM) && self.patience > 0 => {
+                    self.patience -= 1;
                     std::thread::sleep(PAUSE);
                 }
                 result => return result,

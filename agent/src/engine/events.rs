@@ -74,13 +74,12 @@ impl Events {
     }
 
     fn begin(&mut self, datapath: &Datapath, host: &HostFacts) -> Result<(), EngineError> {
-        if self
-            .reader
-            .as_ref()
-            .is_some_and(|r| !r.thread.is_finished())
-        {
+        let goes_on = |r: &Running| !r.thread.is_finished() && !r.stop.load(Ordering::Relaxed);
+        if self.reader.as_ref().is_some_and(goes_on) {
             return Ok(());
         }
+        // It switches the program off when it ends: not after the next one has switched it on.
+        self.end();
         let failed = |e: &dyn std::fmt::Display| EngineError::Failed(e.to_string());
         let reader = datapath.events().map_err(|e| failed(&e))?;
         self.owners.send_replace(Arc::new(datapath.owners()));
@@ -109,10 +108,12 @@ impl Events {
         }
     }
 
-    /// Ends the thread if nobody watches any more.
+    /// Has the thread end soon if nobody watches any more; nothing waits for it.
     pub(super) fn end_if_unwatched(&mut self) {
-        if self.lines.receiver_count() == 0 {
-            self.end();
+        if self.lines.receiver_count() == 0
+            && let Some(Running { stop, .. }) = &self.reader
+        {
+            stop.store(true, Ordering::Relaxed);
         }
     }
 
@@ -145,7 +146,8 @@ fn read(
         reader.wait(WAIT);
         let offset_ns = real_minus_monotonic_ns();
         let owners = owners.borrow().clone();
-        while let Some(event) = reader.take() {
+        // Events may come as fast as they are read: the end and the lost ones are looked at in between.
+        for event in std::iter::from_fn(|| reader.take()).take(BACKLOG) {
             let policy = owners.get(&(event.policy, event.generation)).cloned();
             let at_us = event.time_ns.saturating_add_signed(offset_ns) / 1000;
             if let Some(view) = EventView::of(&event, at_us, policy, host) {

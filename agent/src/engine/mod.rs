@@ -201,6 +201,8 @@ pub struct Engine {
     messages: mpsc::Receiver<Message>,
     status: watch::Sender<Arc<StatusAnswer>>,
     stats: watch::Sender<Arc<StatsAnswer>>,
+    /// When the statistics were last read, and how long that took.
+    stats_read: (Instant, Duration),
     files: watch::Sender<Arc<Vec<PathBuf>>>,
     systemd: systemd::Systemd,
     events: events::Events,
@@ -269,6 +271,7 @@ impl Engine {
             messages,
             status,
             stats,
+            stats_read: (Instant::now(), Duration::ZERO),
             files,
             systemd: systemd::Systemd::from_environment(),
             events: events::Events::new(),
@@ -659,6 +662,8 @@ impl Engine {
 
     fn detach_now(&mut self, by: Caller) -> Result<DetachAnswer, EngineError> {
         self.walks.stop();
+        // Its thread loads a program over the very pins that go.
+        self.events.end();
         let removed = self
             .state
             .detach()
@@ -672,7 +677,7 @@ impl Engine {
     }
 
     fn detached(&mut self, by: Caller) {
-        // The maps it reads are gone; who watches waits for the next ones.
+        // Who watches waits for the next maps.
         self.events.end();
         self.detached_by = Some(by);
         self.probing.look(&self.state.options().cgroup);
@@ -685,6 +690,7 @@ impl Engine {
     fn begin_restore(&mut self, by: Caller) -> Result<(), EngineError> {
         self.check_can_walk()?;
         self.walks.stop();
+        self.events.end();
         if self.walks.is_running() {
             return Err(EngineError::Refused(
                 "a walk over the open sockets is held up; try again, or detach without --restore"

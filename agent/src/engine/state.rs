@@ -249,6 +249,7 @@ impl State {
         let Some(datapath) = &mut self.datapath else {
             return;
         };
+        datapath.count_uncounted();
         if let Some(problem) = datapath.attachment().problem {
             match datapath.repair() {
                 Ok(()) => {

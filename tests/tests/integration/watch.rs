@@ -27,6 +27,8 @@ pub(super) const TESTS: &[Test] = &[
     ("fast_retransmissions", fast),
     ("only_what_was_asked_for", filters),
     ("nothing_is_told_while_nobody_listens", quiet),
+    ("nothing_is_told_after_a_killed_daemon", killed),
+    ("detaching_while_the_watch_begins", detached_at_once),
     ("lost_events_are_counted", lost),
     ("watching_outlasts_a_detachment", detached),
     ("the_end_of_the_daemon_is_said", end),
@@ -217,6 +219,30 @@ fn quiet() -> anyhow::Result<()> {
     assert_eq!(told(&world)?, Told::Live, "one of two has gone");
     drop(other);
     becomes(&world, Told::Nothing)
+}
+
+/// What it left on is switched off by the next.
+fn killed() -> anyhow::Result<()> {
+    let mut world = World::with(POLICIES)?;
+    let _watcher = Watcher::start(&world, &[])?;
+    world.end(Signal::SIGKILL)?;
+    assert_ne!(told(&world)?, Told::Nothing, "the control");
+    world.start()?;
+    assert_eq!(told(&world)?, Told::Nothing);
+    Ok(())
+}
+
+/// The thread that reads also loads a program, over the pins that a detachment removes.
+fn detached_at_once() -> anyhow::Result<()> {
+    let world = World::with(POLICIES)?;
+    for pause_ms in [0, 2, 5, 10, 20, 40] {
+        let _watcher = Watcher::of(&world, &["watch", "--json"])?;
+        std::thread::sleep(Duration::from_millis(pause_ms));
+        world.cli(&["detach"])?;
+        assert!(!world.pin_dir().exists(), "after {pause_ms} ms");
+        world.cli(&["reload"])?;
+    }
+    Ok(())
 }
 
 fn becomes(world: &World, what: Told) -> anyhow::Result<()> {
