@@ -43,6 +43,8 @@ pub enum Verb {
     Status(Reading),
     /// Read the files again; the answer is what changed, or the error
     Reload(Reading),
+    /// How long connections would be idle in disruptions, with a setting and without
+    Predict(Predict),
     /// Give sockets that are open already the options of their policies
     Apply(Apply),
     /// Remove every trace from the kernel, daemon or not
@@ -259,6 +261,42 @@ pub struct Lookup {
     #[command(flatten)]
     #[expect(missing_docs, reason = "documented at its type")]
     pub socket: SocketArg,
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "documented at its type")]
+    pub output: OutputArg,
+}
+
+/// `rto-agent predict`.
+#[derive(Debug, Args)]
+pub struct Predict {
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "documented at its type")]
+    pub config: ConfigArg,
+    /// A policy of the configuration; or else the values below
+    #[arg(long, short, value_name = "NAME", conflicts_with_all = ["rto_min", "thin_linear", "linear_retries", "rto_max"])]
+    pub policy: Option<String>,
+    /// Lower bound of the RTO
+    #[arg(long, value_name = "DURATION")]
+    pub rto_min: Option<String>,
+    /// Linear instead of exponential backoff for thin streams
+    #[arg(long, value_name = "BOOL")]
+    pub thin_linear: Option<bool>,
+    /// Timeouts in a row before a thin stream's interval doubles, 1 to 6; needs --thin-linear true
+    #[arg(long, value_name = "N")]
+    pub linear_retries: Option<u8>,
+    /// Upper bound of any RTO
+    #[arg(long, value_name = "DURATION")]
+    pub rto_max: Option<String>,
+    /// Disruptions: durations separated by commas, or a range, of which 1, 2 and 5 of each power of ten
+    /// are taken
+    #[arg(long, short, value_name = "LIST|FROM..TO", default_value = "10ms..20s")]
+    pub disruption: String,
+    /// Smoothed round-trip time of the connection
+    #[arg(long, value_name = "DURATION", default_value = "200us")]
+    pub rtt: String,
+    /// Print lines of comma-separated values
+    #[arg(long, conflicts_with = "json")]
+    pub csv: bool,
     #[command(flatten)]
     #[expect(missing_docs, reason = "documented at its type")]
     pub output: OutputArg,

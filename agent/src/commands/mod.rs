@@ -18,6 +18,7 @@ mod doctor;
 mod generate;
 mod list;
 mod lookup;
+mod predict;
 mod probe;
 mod reload;
 mod remove;
@@ -43,6 +44,7 @@ pub fn dispatch(verb: Verb) -> ExitCode {
         Verb::Top(args) => top::run(&args),
         Verb::Status(args) => status::run(&args),
         Verb::Reload(args) => reload::run(&args),
+        Verb::Predict(args) => predict::run(&args),
         Verb::Apply(args) => apply::run(&args),
         Verb::Detach(args) => detach::run(&args),
         Verb::Doctor(args) => doctor::run(&args),

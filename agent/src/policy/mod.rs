@@ -10,6 +10,7 @@ pub mod compile;
 mod gain;
 mod name;
 pub mod plan;
+pub mod predict;
 mod target;
 pub mod units;
 

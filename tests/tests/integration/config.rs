@@ -14,9 +14,72 @@ pub(super) const TESTS: &[Test] = &[
         every_setting,
     ),
     ("a_start_without_a_good_file_leaves_nothing", bad_start),
+    ("predict_by_policy_and_by_values", predict),
 ];
 
 const PORT: u16 = 4600;
+
+/// No daemon is needed.
+fn predict() -> anyhow::Result<()> {
+    let world = World::new()?;
+    world.configure(&format!(
+        "{}[policy.low]\nrto_min = \"50ms\"\nthin_linear = true\n",
+        near("\"10.88.0.0/24\"")
+    ))?;
+    let by_policy = world.json(&["predict", "--policy", "low", "-d", "10ms..20s"])?;
+    let by_values = &["predict", "--rto-min", "50ms", "--thin-linear", "true"];
+    assert_eq!(
+        by_policy["predictions"],
+        world.json(by_values)?["predictions"]
+    );
+    let all = by_policy["predictions"].as_array().map_or(0, Vec::len);
+    assert_eq!(all, 11, "{by_policy:#}");
+    let first = &by_policy["predictions"][0];
+    let [kernel, policy] = ["kernel_ms", "policy_ms"].map(|name| first[name].as_f64());
+    assert!(kernel >= Some(200.0) && policy < Some(75.0), "{first:#}");
+    assert_eq!(first["worse"], false, "{first:#}");
+    // It does not hide where the setting loses.
+    assert!(
+        by_policy["predictions"]
+            .to_string()
+            .contains("\"worse\":true")
+    );
+    let table = world.cli(by_values)?;
+    assert!(table.contains("WORSE") && table.contains("13 jiffies") || jiffy_is_not_4_ms());
+    let csv = world.cli(&["predict", "--rto-min", "50ms", "--csv"])?;
+    assert!(
+        csv.starts_with("disruption_ms,kernel_ms,policy_ms,worse\n10,"),
+        "{csv}"
+    );
+    // A policy for handshakes has nothing that matters here, and is as the kernel.
+    let same = world.json(&["predict", "--policy", "near", "-d", "1s"])?;
+    let same = &same["predictions"][0];
+    assert_eq!(same["kernel_ms"], same["policy_ms"]);
+    for (args, said) in [
+        (&["predict"][..], "nothing to predict"),
+        (
+            &["predict", "--policy", "nobody"],
+            "the configuration has: low, near",
+        ),
+        (
+            &["predict", "--rto-min", "1s"],
+            "the kernel takes 2 jiffies to 200ms",
+        ),
+        (&["predict", "--rto-min", "50ms", "-d", "0s"], "more than 0"),
+        (
+            &["predict", "--rto-min", "50ms", "--rtt", "2m"],
+            "at most 60s",
+        ),
+    ] {
+        let refused = world.cli_fails(args)?;
+        assert!(refused.contains(said), "{args:?}: {refused}");
+    }
+    Ok(())
+}
+
+fn jiffy_is_not_4_ms() -> bool {
+    rto_tests::timing::jiffy() != std::time::Duration::from_millis(4)
+}
 
 fn refusals() -> anyhow::Result<()> {
     let world = World::with(&near("\"10.88.0.0/24\""))?;

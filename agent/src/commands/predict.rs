@@ -1,0 +1,204 @@
+//! `rto-agent predict`.
+
+use std::{process::ExitCode, time::Duration};
+
+use anyhow::{Context as _, bail, ensure};
+use serde::Serialize;
+
+use super::{print, stats::short_us, table};
+use crate::{
+    api::types::SettingsSpec,
+    cli::Predict,
+    config::Config,
+    datapath::probe,
+    kernel::facts::host_facts,
+    policy::{
+        HostFacts, PolicyName, Settings,
+        compile::{Effect, compile},
+        predict::{Prediction, predict},
+        units::{format_duration, parse_duration},
+    },
+};
+
+/// Longest disruption: no connection waits longer.
+const LONGEST: Duration = Duration::from_secs(3600);
+/// Longest round trip.
+const LONGEST_RTT: Duration = Duration::from_secs(60);
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Answer {
+    /// Jiffies a second.
+    hz: u32,
+    /// Of the connection, microseconds.
+    srtt_us: u64,
+    /// What the values become on this host.
+    effects: Vec<Effect>,
+    /// One a disruption.
+    predictions: Vec<Prediction>,
+}
+
+pub(super) fn run(args: &Predict) -> anyhow::Result<ExitCode> {
+    let host = host_facts(&probe::features())?;
+    let (name, settings) = settings(args, &host)?;
+    let compiled = compile(&name, &settings, &host).map_err(|errors| {
+        let lines: Vec<String> = errors.iter().map(ToString::to_string).collect();
+        anyhow::anyhow!(lines.join("\n"))
+    })?;
+    let srtt = parse_duration(&args.rtt).context("--rtt")?;
+    ensure!(srtt <= LONGEST_RTT, "--rtt {}: at most 60s", args.rtt);
+    let disruptions = disruptions(&args.disruption)?;
+    let answer = Answer {
+        hz: host.hz,
+        srtt_us: u64::try_from(srtt.as_micros()).unwrap_or(u64::MAX),
+        predictions: predict(&compiled.kernel, &host, srtt, &disruptions),
+        effects: compiled.effects,
+    };
+    print(args.output.json, &answer, || {
+        if args.csv {
+            csv(&answer)
+        } else {
+            text(&answer)
+        }
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Of a policy of the files, or as given.
+fn settings(args: &Predict, host: &HostFacts) -> anyhow::Result<(PolicyName, Settings)> {
+    if let Some(name) = &args.policy {
+        let name: PolicyName = name.parse()?;
+        let config = Config::load(&args.config.config, host)?;
+        let Some(policy) = config.set.policies.get(&name) else {
+            let known: Vec<_> = config.set.policies.keys().map(PolicyName::as_str).collect();
+            bail!(
+                "unknown policy {name}; the configuration has: {}",
+                known.join(", ")
+            );
+        };
+        return Ok((name, policy.settings.clone()));
+    }
+    let spec = SettingsSpec {
+        rto_min: args.rto_min.clone(),
+        thin_linear: args.thin_linear,
+        linear_retries: args.linear_retries,
+        rto_max: args.rto_max.clone(),
+        ..SettingsSpec::default()
+    };
+    ensure!(
+        !spec.is_empty(),
+        "nothing to predict: give --policy NAME, or values such as --rto-min 10ms"
+    );
+    let settings: Settings = spec.parse().map_err(anyhow::Error::msg)?;
+    Ok((PolicyName::for_settings(&settings), settings))
+}
+
+fn disruptions(text: &str) -> anyhow::Result<Vec<Duration>> {
+    let one = |text: &str| -> anyhow::Result<Duration> {
+        let duration = parse_duration(text.trim()).context("--disruption")?;
+        ensure!(
+            !duration.is_zero() && duration <= LONGEST,
+            "--disruption {text}: more than 0 and at most 1h"
+        );
+        Ok(duration)
+    };
+    let Some((from, to)) = text.split_once("..") else {
+        return text.split(',').map(one).collect();
+    };
+    let (from, to) = (one(from)?, one(to)?);
+    ensure!(
+        from <= to,
+        "--disruption {text}: the range ends before it begins"
+    );
+    let powers = std::iter::successors(Some(Duration::from_micros(1)), |d| d.checked_mul(10));
+    let steps = powers.flat_map(|power| [power, power * 2, power * 5]);
+    let within: Vec<_> = steps
+        .skip_while(|step| *step < from)
+        .take_while(|step| *step <= to)
+        .collect();
+    ensure!(
+        !within.is_empty(),
+        "--disruption {text}: neither 1, 2 nor 5 of any power of ten lies in it; give a list"
+    );
+    Ok(within)
+}
+
+fn text(answer: &Answer) -> String {
+    let mut text = table::effects(&answer.effects, answer.hz, "");
+    text.push_str(&format!(
+        "all packets lost from the moment a request is sent, RTT {}, HZ {}; idle until the answer:\n\n",
+        format_duration(Duration::from_micros(answer.srtt_us)),
+        answer.hz
+    ));
+    let mut rows = table::new(["LOST FOR", "KERNEL", "WITH IT", "", ""]);
+    for p in &answer.predictions {
+        let time = |ms: f64| short_us(ms * 1000.0);
+        rows.add_row([
+            time(p.disruption_ms),
+            time(p.kernel_ms),
+            time(p.policy_ms),
+            format!("{:.2}x", p.policy_ms / p.kernel_ms),
+            if p.worse { "WORSE" } else { "" }.to_owned(),
+        ]);
+    }
+    text.push_str(&table::text(&rows));
+    text
+}
+
+fn csv(answer: &Answer) -> String {
+    let mut text = "disruption_ms,kernel_ms,policy_ms,worse\n".to_owned();
+    for p in &answer.predictions {
+        text.push_str(&format!(
+            "{},{},{},{}\n",
+            p.disruption_ms, p.kernel_ms, p.policy_ms, p.worse
+        ));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_and_ranges() {
+        let ms = |text: &str| -> Vec<u128> {
+            let all = disruptions(text).unwrap();
+            all.iter().map(Duration::as_millis).collect()
+        };
+        assert_eq!(ms("10ms, 1s,30ms"), [10, 1000, 30]);
+        assert_eq!(ms("10ms..200ms"), [10, 20, 50, 100, 200]);
+        assert_eq!(ms("15ms..60ms"), [20, 50]);
+        for (text, said) in [
+            ("", "--disruption"),
+            ("0s", "more than 0"),
+            ("2h", "at most 1h"),
+            ("1s..10ms", "ends before it begins"),
+            ("30ms..40ms", "give a list"),
+            ("10", "--disruption"),
+        ] {
+            let error = format!("{:#}", disruptions(text).unwrap_err());
+            assert!(error.contains(said), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn as_table_and_csv() {
+        let prediction = |disruption_ms, kernel_ms, policy_ms, worse| Prediction {
+            disruption_ms,
+            kernel_ms,
+            policy_ms,
+            worse,
+        };
+        let answer = Answer {
+            hz: 250,
+            srtt_us: 200,
+            effects: Vec::new(),
+            predictions: vec![
+                prediction(10.0, 208.0, 16.0, false),
+                prediction(2000.0, 3680.0, 3776.0, true),
+            ],
+        };
+        insta::assert_snapshot!(format!("{}\n{}", text(&answer), csv(&answer)));
+    }
+}

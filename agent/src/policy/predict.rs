@@ -1,0 +1,135 @@
+//! What a policy gains and costs a connection whose packets are all lost for a while.
+
+use std::time::Duration;
+
+use rto_agent_common::{Policy as KernelPolicy, policy_flags};
+use rto_model::data::{Kernel, RTO_MAX_US, THIN_LINEAR_RETRIES};
+use serde::Serialize;
+
+use super::HostFacts;
+
+/// One disruption: how long a request and response are idle for it, milliseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Prediction {
+    /// How long everything is lost, milliseconds.
+    pub disruption_ms: f64,
+    /// Idle with the kernel's own timers, milliseconds.
+    pub kernel_ms: f64,
+    /// Idle with the policy, milliseconds.
+    pub policy_ms: f64,
+    /// Whether the policy is worse, by more than the jiffy that chance decides over.
+    pub worse: bool,
+}
+
+/// For an established connection of one small request at a time, whose smoothed RTT is steady: all is lost
+/// from the moment a request is sent. The median over where in the timer wheel's steps that is.
+#[must_use]
+pub fn predict(
+    policy: &KernelPolicy,
+    host: &HostFacts,
+    srtt: Duration,
+    disruptions: &[Duration],
+) -> Vec<Prediction> {
+    let kernel = Kernel::near(host.hz.into(), micros(srtt));
+    let own = with_policy(kernel, policy);
+    let jiffy_us = 1_000_000 / u64::from(host.hz.max(1));
+    disruptions
+        .iter()
+        .map(|disruption| {
+            let disruption_us = micros(*disruption);
+            let kernel_us = kernel.median_idle_us(disruption_us);
+            let policy_us = own.median_idle_us(disruption_us);
+            Prediction {
+                disruption_ms: millis(disruption_us),
+                kernel_ms: millis(kernel_us),
+                policy_ms: millis(policy_us),
+                worse: policy_us > kernel_us + jiffy_us,
+            }
+        })
+        .collect()
+}
+
+fn with_policy(kernel: Kernel, policy: &KernelPolicy) -> Kernel {
+    let mut own = kernel;
+    if policy.rto_min_us != 0 {
+        own = own.with_rto_min(policy.rto_min_us.into());
+    }
+    if policy.rto_max_ms != 0 {
+        own.rto_max_us = (u64::from(policy.rto_max_ms) * 1000).min(RTO_MAX_US);
+    }
+    if policy.flags & policy_flags::THIN_LINEAR != 0 {
+        own.linear_retries = match policy.linear_retries {
+            0 => THIN_LINEAR_RETRIES,
+            retries => retries,
+        };
+    }
+    own
+}
+
+fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+}
+
+#[expect(clippy::cast_precision_loss, reason = "some minutes at the most")]
+fn millis(us: u64) -> f64 {
+    us as f64 / 1000.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOST: HostFacts = HostFacts {
+        hz: 250,
+        tcp_syn_retries: 6,
+        tcp_syn_linear_timeouts: 4,
+        has_rto_max: true,
+        has_bpf_thin_linear: true,
+    };
+    const SRTT: Duration = Duration::from_micros(100);
+
+    fn of(policy: &KernelPolicy, disruption_ms: u64) -> Prediction {
+        let disruption = Duration::from_millis(disruption_ms);
+        predict(policy, &HOST, SRTT, &[disruption])[0]
+    }
+
+    #[test]
+    fn a_policy_without_timers_changes_nothing() {
+        for disruption_ms in [1, 50, 700, 20_000] {
+            let same = of(&KernelPolicy::EMPTY, disruption_ms);
+            assert_eq!(same.kernel_ms, same.policy_ms);
+            assert!(!same.worse);
+        }
+    }
+
+    #[test]
+    fn a_lower_rto_min_gains_most_in_short_disruptions_and_loses_in_some_long_ones() {
+        let low = KernelPolicy {
+            rto_min_us: 8_000,
+            ..KernelPolicy::EMPTY
+        };
+        let short = of(&low, 10);
+        assert_eq!((short.kernel_ms, short.policy_ms), (208.0, 16.0));
+        let all: Vec<_> = (1..100).map(|n| of(&low, n * 100)).collect();
+        assert!(all.iter().any(|p| p.worse) && all.iter().any(|p| !p.worse));
+        // Linear timeouts never cost more than one of them, as long as they last.
+        let thin = KernelPolicy {
+            rto_min_us: 48_000,
+            flags: policy_flags::THIN_LINEAR_SET | policy_flags::THIN_LINEAR,
+            ..KernelPolicy::EMPTY
+        };
+        for p in (1..40).map(|n| of(&thin, n * 10)) {
+            assert!(p.policy_ms - p.disruption_ms <= 60.0, "{p:?}");
+        }
+    }
+
+    #[test]
+    fn rto_max_caps_what_a_long_disruption_costs() {
+        let capped = KernelPolicy {
+            rto_max_ms: 1000,
+            ..KernelPolicy::EMPTY
+        };
+        let long = of(&capped, 10_000);
+        assert!(long.policy_ms < 11_200.0 && long.kernel_ms > long.policy_ms);
+    }
+}
