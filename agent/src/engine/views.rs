@@ -147,6 +147,9 @@ impl Engine {
         }
         let mut warnings = self.warnings.clone();
         warnings.extend(self.last_reload.warnings.iter().cloned());
+        if !self.start.config.agent.statistics {
+            warnings.push("nothing is counted (statistics = false in [agent])".to_owned());
+        }
         if let Err(e) = self.read_stats() {
             problems.push(e.to_string());
         }

@@ -389,8 +389,10 @@ fn off() -> anyhow::Result<()> {
     )?;
     let near = near(&world)?;
     assert_eq!(outcome(&near["active"]), [0; 4], "{near:#}");
-    let text = world.cli(&["stats"])?;
-    assert!(text.contains("nothing is counted"), "{text}");
+    for verb in ["stats", "status"] {
+        let text = world.cli(&[verb])?;
+        assert!(text.contains("nothing is counted"), "{text}");
+    }
     Ok(())
 }
 
