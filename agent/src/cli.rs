@@ -297,6 +297,9 @@ pub struct Predict {
     /// Print lines of comma-separated values
     #[arg(long, conflicts_with = "json")]
     pub csv: bool,
+    /// Draw it as well: idle time on logarithmic and on linear axes, and the improvement
+    #[arg(long, value_name = "FILE.svg|FILE.html")]
+    pub chart: Option<PathBuf>,
     #[command(flatten)]
     #[expect(missing_docs, reason = "documented at its type")]
     pub output: OutputArg,

@@ -51,6 +51,16 @@ fn predict() -> anyhow::Result<()> {
         csv.starts_with("disruption_ms,kernel_ms,policy_ms,worse\n10,"),
         "{csv}"
     );
+    let chart = world.dir().join("chart.svg");
+    let drawn = [
+        "predict",
+        "--rto-min",
+        "50ms",
+        "--chart",
+        &chart.to_string_lossy(),
+    ];
+    assert_eq!(world.cli(&drawn)?, world.cli(&drawn[..3])?);
+    assert!(fs::read_to_string(chart)?.contains("</svg>"));
     // A policy for handshakes has nothing that matters here, and is as the kernel.
     let same = world.json(&["predict", "--policy", "near", "-d", "1s"])?;
     let same = &same["predictions"][0];
@@ -66,6 +76,10 @@ fn predict() -> anyhow::Result<()> {
             "the kernel takes 2 jiffies to 200ms",
         ),
         (&["predict", "--rto-min", "50ms", "-d", "0s"], "more than 0"),
+        (
+            &["predict", "--rto-min", "50ms", "--chart", "/nowhere/x.png"],
+            ".svg or .html",
+        ),
         (
             &["predict", "--rto-min", "50ms", "--rtt", "2m"],
             "at most 60s",

@@ -5,6 +5,8 @@ use std::{process::ExitCode, time::Duration};
 use anyhow::{Context as _, bail, ensure};
 use serde::Serialize;
 
+mod chart;
+
 use super::{print, stats::short_us, table};
 use crate::{
     api::types::SettingsSpec,
@@ -54,6 +56,12 @@ pub(super) fn run(args: &Predict) -> anyhow::Result<ExitCode> {
         predictions: predict(&compiled.kernel, &host, srtt, &disruptions),
         effects: compiled.effects,
     };
+    if let Some(path) = &args.chart {
+        let dense = chart::disruptions(&disruptions);
+        let title = table::settings(&answer.effects);
+        let drawn = predict(&compiled.kernel, &host, srtt, &dense);
+        chart::write(path, &title, &drawn)?;
+    }
     print(args.output.json, &answer, || {
         if args.csv {
             csv(&answer)
