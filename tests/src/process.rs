@@ -3,10 +3,10 @@
 use std::{
     ffi::OsStr,
     fs::{self, File},
-    io,
+    io::{self, BufRead as _, BufReader, Write as _},
     os::unix::process::CommandExt as _,
     path::Path,
-    process::{Command, Output},
+    process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio},
 };
 
 use anyhow::{Context as _, bail, ensure};
@@ -48,6 +48,67 @@ pub fn command_in(
         });
     }
     Ok(command)
+}
+
+/// A child process; killed by its pid and reaped when dropped.
+#[derive(Debug)]
+pub struct Guard(pub Child);
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        let _ended = self.0.kill();
+        let _reaped = self.0.wait();
+    }
+}
+
+/// A child process that is told what to do on stdin, a line an order, and says on stdout what came of it,
+/// a line an answer.
+#[derive(Debug)]
+pub struct Dialogue {
+    _child: Guard,
+    orders: ChildStdin,
+    replies: BufReader<ChildStdout>,
+}
+
+impl Dialogue {
+    /// Starts it.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be started.
+    pub fn start(command: &mut Command) -> anyhow::Result<Self> {
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = Guard(command.spawn()?);
+        let orders = child.0.stdin.take().context("no stdin")?;
+        let replies = BufReader::new(child.0.stdout.take().context("no stdout")?);
+        Ok(Self {
+            _child: child,
+            orders,
+            replies,
+        })
+    }
+
+    /// Gives an order, and waits for the answer.
+    ///
+    /// # Errors
+    ///
+    /// If it ends instead.
+    pub fn ask(&mut self, order: &str) -> anyhow::Result<String> {
+        writeln!(self.orders, "{order}")?;
+        self.reply().with_context(|| order.to_owned())
+    }
+
+    /// What it says next.
+    ///
+    /// # Errors
+    ///
+    /// If it ends instead.
+    pub fn reply(&mut self) -> anyhow::Result<String> {
+        let mut line = String::new();
+        self.replies.read_line(&mut line)?;
+        ensure!(!line.is_empty(), "the child ended");
+        Ok(line.trim().to_owned())
+    }
 }
 
 /// Runs a command line (split at blanks) and returns what it prints.

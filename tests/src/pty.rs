@@ -8,7 +8,7 @@ use std::{
         fd::{AsFd as _, AsRawFd as _},
         unix::{fs::OpenOptionsExt as _, process::CommandExt as _},
     },
-    process::{Child, Command, ExitStatus},
+    process::{Command, ExitStatus},
     time::{Duration, Instant},
 };
 
@@ -25,7 +25,7 @@ use nix::{
     unistd::{Pid, setsid},
 };
 
-use crate::agent::SOON;
+use crate::{agent::SOON, process::Guard};
 
 /// Rows and columns, the size that everything must work in.
 const SIZE: (u16, u16) = (24, 80);
@@ -38,7 +38,7 @@ pub struct Terminal {
     /// Kept open, so that its settings can be read when the program has ended.
     slave: File,
     before: Termios,
-    child: Child,
+    child: Guard,
     parser: vt100::Parser,
 }
 
@@ -96,7 +96,7 @@ impl Terminal {
             });
         }
         Ok(Self {
-            child: command.spawn()?,
+            child: Guard(command.spawn()?),
             master,
             slave,
             before,
@@ -119,7 +119,7 @@ impl Terminal {
     ///
     /// If it has ended.
     pub fn signal(&self, signal: Signal) -> anyhow::Result<()> {
-        let pid = Pid::from_raw(i32::try_from(self.child.id())?);
+        let pid = Pid::from_raw(i32::try_from(self.child.0.id())?);
         Ok(kill(pid, signal)?)
     }
 
@@ -146,7 +146,7 @@ impl Terminal {
             if is(&text) {
                 return Ok(text);
             }
-            if let Some(status) = self.child.try_wait()? {
+            if let Some(status) = self.child.0.try_wait()? {
                 bail!("{status} before the screen showed {what}:\n{text}");
             }
             ensure!(
@@ -166,7 +166,7 @@ impl Terminal {
         let status = loop {
             // What nobody reads can keep it from ending.
             self.read(STEP)?;
-            if let Some(status) = self.child.try_wait()? {
+            if let Some(status) = self.child.0.try_wait()? {
                 break status;
             }
             ensure!(
@@ -194,13 +194,6 @@ impl Terminal {
         let length = self.master.read(&mut buffer)?;
         self.parser.process(&buffer[..length]);
         Ok(length > 0)
-    }
-}
-
-impl Drop for Terminal {
-    fn drop(&mut self) {
-        let _ended = self.child.kill();
-        let _reaped = self.child.wait();
     }
 }
 

@@ -1,24 +1,17 @@
 //! How long it takes to make connections, by a child process that has both their ends.
 
-use std::{
-    io::{BufRead as _, BufReader, Write as _},
-    net::SocketAddr,
-    path::Path,
-    process::{Child, ChildStdin, ChildStdout, Stdio},
-    time::Duration,
-};
+use std::{net::SocketAddr, path::Path, time::Duration};
 
 use anyhow::{Context as _, ensure};
 
-use crate::{netns::sysctl, process::command_in};
+use crate::{
+    netns::sysctl,
+    process::{Dialogue, command_in},
+};
 
 /// The child process; killed and reaped when dropped.
 #[derive(Debug)]
-pub struct Rate {
-    child: Child,
-    orders: ChildStdin,
-    replies: BufReader<ChildStdout>,
-}
+pub struct Rate(Dialogue);
 
 impl Rate {
     /// Starts the helper binary `program`; `on` is an address of the namespace itself. It connects in
@@ -44,19 +37,9 @@ impl Rate {
         if accepts_in.is_some() {
             command.arg("--join").arg(cgroup);
         }
-        let mut child = command
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()?;
-        let orders = child.stdin.take().context("no stdin")?;
-        let replies = BufReader::new(child.stdout.take().context("no stdout")?);
-        let mut rate = Self {
-            child,
-            orders,
-            replies,
-        };
-        ensure!(rate.reply()? == "listening", "the child did not start");
-        Ok(rate)
+        let mut child = Dialogue::start(&mut command)?;
+        ensure!(child.reply()? == "listening", "the child did not start");
+        Ok(Self(child))
     }
 
     /// Makes, uses and ends so many connections one after the other; how long that took.
@@ -65,23 +48,8 @@ impl Rate {
     ///
     /// If one fails.
     pub fn connections(&mut self, count: u32) -> anyhow::Result<Duration> {
-        writeln!(self.orders, "{count}")?;
-        let reply = self.reply()?;
+        let reply = self.0.ask(&count.to_string())?;
         let nanos = reply.parse().with_context(|| reply.clone())?;
         Ok(Duration::from_nanos(nanos))
-    }
-
-    fn reply(&mut self) -> anyhow::Result<String> {
-        let mut line = String::new();
-        self.replies.read_line(&mut line)?;
-        ensure!(!line.is_empty(), "the child ended");
-        Ok(line.trim().to_owned())
-    }
-}
-
-impl Drop for Rate {
-    fn drop(&mut self) {
-        let _ended = self.child.kill();
-        let _reaped = self.child.wait();
     }
 }

@@ -1,17 +1,11 @@
 //! Conversations over an established connection, and how its two sockets are seen from outside.
 
-use std::{
-    io::{BufRead as _, BufReader, Write as _},
-    net::SocketAddr,
-    path::Path,
-    process::{Child, ChildStdin, ChildStdout, Stdio},
-    time::Duration,
-};
+use std::{net::SocketAddr, path::Path, time::Duration};
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{Context as _, bail};
 
 use crate::{
-    process::{command_in, stdout_of},
+    process::{Dialogue, command_in, stdout_of},
     traffic::beside,
 };
 
@@ -21,9 +15,7 @@ pub const REQUEST: usize = 100;
 /// A client that does what it is told; ended by its pid when dropped.
 #[derive(Debug)]
 pub struct Talk {
-    child: Child,
-    orders: ChildStdin,
-    replies: BufReader<ChildStdout>,
+    client: Dialogue,
     port: u16,
 }
 
@@ -82,22 +74,11 @@ impl Talk {
                 .arg("--user-timeout")
                 .arg(timeout.as_millis().to_string());
         }
-        let mut child = command
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()?;
-        let orders = child.stdin.take().context("no stdin")?;
-        let replies = BufReader::new(child.stdout.take().context("no stdout")?);
-        let mut talk = Self {
-            child,
-            orders,
-            replies,
-            port: 0,
-        };
-        let reply = talk.reply()?;
+        let mut client = Dialogue::start(&mut command)?;
+        let reply = client.reply()?;
         let port = reply.strip_prefix("connected ").context("not connected")?;
-        talk.port = port.parse()?;
-        Ok(talk)
+        let port = port.parse()?;
+        Ok(Self { client, port })
     }
 
     /// The client's port.
@@ -112,7 +93,8 @@ impl Talk {
     ///
     /// If the connection fails.
     pub fn rounds(&mut self, count: usize, pause: Duration) -> anyhow::Result<()> {
-        self.ask(&format!("rounds {count} {}", pause.as_millis()))
+        self.client
+            .ask(&format!("rounds {count} {}", pause.as_millis()))
             .map(drop)
     }
 
@@ -122,7 +104,7 @@ impl Talk {
     ///
     /// If the connection fails.
     pub fn send(&mut self, bytes: usize) -> anyhow::Result<()> {
-        self.ask(&format!("send {bytes}")).map(drop)
+        self.client.ask(&format!("send {bytes}")).map(drop)
     }
 
     /// The value of an option of [`option`], as the application sees it.
@@ -131,7 +113,7 @@ impl Talk {
     ///
     /// If the kernel does not know it.
     pub fn option(&mut self, number: i32) -> anyhow::Result<i32> {
-        let reply = self.ask(&format!("option {number}"))?;
+        let reply = self.client.ask(&format!("option {number}"))?;
         reply.parse().with_context(|| reply.clone())
     }
 
@@ -141,28 +123,9 @@ impl Talk {
     ///
     /// If the child cannot be asked.
     pub fn fail(&mut self) -> anyhow::Result<(String, Duration)> {
-        let reply = self.ask("fail")?;
+        let reply = self.client.ask("fail")?;
         let (errno, micros) = reply.split_once(' ').with_context(|| reply.clone())?;
         Ok((errno.to_owned(), Duration::from_micros(micros.parse()?)))
-    }
-
-    fn ask(&mut self, order: &str) -> anyhow::Result<String> {
-        writeln!(self.orders, "{order}")?;
-        self.reply().with_context(|| order.to_owned())
-    }
-
-    fn reply(&mut self) -> anyhow::Result<String> {
-        let mut line = String::new();
-        self.replies.read_line(&mut line)?;
-        ensure!(!line.is_empty(), "the client ended");
-        Ok(line.trim().to_owned())
-    }
-}
-
-impl Drop for Talk {
-    fn drop(&mut self) {
-        let _ended = self.child.kill();
-        let _reaped = self.child.wait();
     }
 }
 

@@ -5,19 +5,19 @@ use std::{
     net::SocketAddr,
     os::fd::AsFd as _,
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    process::{Command, Stdio},
     time::Duration,
 };
 
 use anyhow::{Context as _, ensure};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use crate::process::command_in;
+use crate::process::{Guard, command_in};
 
 /// A child process; killed by its pid and reaped when dropped.
 #[derive(Debug)]
 pub struct Traffic {
-    child: Child,
+    child: Guard,
 }
 
 /// How a connect() ended.
@@ -147,31 +147,22 @@ impl Traffic {
     ///
     /// If the child cannot be asked.
     pub fn has_ended(&self) -> anyhow::Result<bool> {
-        let stdout = self.child.stdout.as_ref().context("no stdout")?;
+        let stdout = self.child.0.stdout.as_ref().context("no stdout")?;
         let mut fds = [PollFd::new(stdout.as_fd(), PollFlags::POLLIN)];
         Ok(poll(&mut fds, PollTimeout::ZERO)? > 0)
     }
 
     fn line(&mut self) -> anyhow::Result<String> {
-        let stdout = self.child.stdout.as_mut().context("no stdout")?;
+        let stdout = self.child.0.stdout.as_mut().context("no stdout")?;
         let mut line = String::new();
         BufReader::new(stdout).read_line(&mut line)?;
         Ok(line.trim().to_owned())
     }
 }
 
-impl Drop for Traffic {
-    fn drop(&mut self) {
-        let _ended = self.child.kill();
-        let _reaped = self.child.wait();
-    }
-}
-
-fn spawn(mut command: Command) -> anyhow::Result<Child> {
-    Ok(command
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .spawn()?)
+fn spawn(mut command: Command) -> anyhow::Result<Guard> {
+    command.stdin(Stdio::null()).stdout(Stdio::piped());
+    Ok(Guard(command.spawn()?))
 }
 
 /// The helper binary, built with the tests.

@@ -2,7 +2,7 @@
 
 use std::{
     io::{BufRead as _, BufReader},
-    process::{Child, Command, Stdio},
+    process::{Command, Stdio},
     sync::mpsc::{Receiver, RecvTimeoutError, channel},
     time::{Duration, Instant},
 };
@@ -10,7 +10,10 @@ use std::{
 use anyhow::{Context as _, bail};
 use serde_json::Value;
 
-use crate::agent::{World, binary};
+use crate::{
+    agent::{World, binary},
+    process::Guard,
+};
 
 /// Longest wait for a line.
 const LIMIT: Duration = Duration::from_secs(20);
@@ -18,7 +21,7 @@ const LIMIT: Duration = Duration::from_secs(20);
 /// The verb; ended by its pid when dropped.
 #[derive(Debug)]
 pub struct Watcher {
-    child: Child,
+    _child: Guard,
     lines: Receiver<Value>,
 }
 
@@ -47,13 +50,14 @@ impl Watcher {
     ///
     /// If it does not start.
     pub fn of(world: &World, args: &[&str]) -> anyhow::Result<Self> {
-        let mut child = Command::new(binary()?)
+        let child = Command::new(binary()?)
             .args(args)
             .env("RTO_AGENT_SOCKET", world.socket())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
-            .spawn()?;
-        let stdout = BufReader::new(child.stdout.take().context("no stdout")?);
+            .spawn();
+        let mut child = Guard(child?);
+        let stdout = BufReader::new(child.0.stdout.take().context("no stdout")?);
         let (sender, lines) = channel();
         std::thread::spawn(move || {
             for line in stdout.lines().map_while(Result::ok) {
@@ -62,7 +66,10 @@ impl Watcher {
                 let _over = sender.send(value);
             }
         });
-        Ok(Self { child, lines })
+        Ok(Self {
+            _child: child,
+            lines,
+        })
     }
 
     /// The next line that is as wanted; others are passed over.
@@ -88,13 +95,6 @@ impl Watcher {
     #[must_use]
     pub fn so_far(&self) -> Vec<Value> {
         self.lines.try_iter().collect()
-    }
-}
-
-impl Drop for Watcher {
-    fn drop(&mut self) {
-        let _ended = self.child.kill();
-        let _reaped = self.child.wait();
     }
 }
 

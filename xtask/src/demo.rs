@@ -10,9 +10,10 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
+use rto_tests::process::Guard;
 
 use crate::{
-    process::{Guard, is_root, output, run as run_command},
+    process::{is_root, output, run as run_command},
     root, setup,
 };
 

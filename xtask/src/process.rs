@@ -2,7 +2,7 @@
 
 use std::{
     path::PathBuf,
-    process::{Child, Command, Stdio},
+    process::{Command, Stdio},
 };
 
 use anyhow::{Context as _, bail};
@@ -42,16 +42,6 @@ pub(crate) fn find(program: &str) -> Option<PathBuf> {
         .chain(["/usr/sbin".into(), "/sbin".into()])
         .map(|dir| dir.join(program))
         .find(|path| path.is_file())
-}
-
-/// A process that ends with its guard.
-pub(crate) struct Guard(pub(crate) Child);
-
-impl Drop for Guard {
-    fn drop(&mut self) {
-        let _ended = self.0.kill();
-        let _reaped = self.0.wait();
-    }
 }
 
 /// Whether this process is root.

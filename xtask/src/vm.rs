@@ -16,9 +16,10 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
+use rto_tests::process::Guard;
 
 use crate::{
-    process::{Guard, apt_install, find, have, output, run as run_command},
+    process::{apt_install, find, have, output, run as run_command},
     root, setup, test,
 };
 
