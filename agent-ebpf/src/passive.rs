@@ -60,7 +60,6 @@ pub(crate) fn established(ctx: &SockOpsContext) {
     hook::enable(ctx, state, tally);
     handshake::established(ctx, state, retransmissions, 0);
     if retransmissions != 0 {
-        let tally = Tally::of(index, direction::PASSIVE);
         tally.add(Counter::HANDSHAKE_RETRANSMISSIONS, retransmissions.into());
         let timer = policy.initial_rto_jiffies;
         events::tell(ctx, kind::SYN_ACK, retransmissions, timer);
