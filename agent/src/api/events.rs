@@ -197,14 +197,7 @@ fn state(state: u32) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    const HOST: HostFacts = HostFacts {
-        hz: 250,
-        tcp_syn_retries: 6,
-        tcp_syn_linear_timeouts: 4,
-        has_rto_max: true,
-        has_bpf_thin_linear: true,
-    };
+    use crate::policy::compile::tests::HOST;
 
     fn event(kind: u32, attempt: u32, timer_jiffies: u32) -> Event {
         Event {

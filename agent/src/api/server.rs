@@ -41,8 +41,8 @@ use crate::{
     policy::{Cidr, PolicyName},
 };
 
-/// How long `status` waits for the engine before it answers with what was last published.
-const FRESH_STATUS: Duration = Duration::from_millis(25);
+/// How long `status` and `stats` wait for the engine before they answer with what was last published.
+const FRESH: Duration = Duration::from_millis(25);
 
 /// The socket, removed when dropped (unless another daemon has put its own there).
 #[derive(Debug)]
@@ -168,19 +168,20 @@ async fn check_peer(
 }
 
 async fn status(State(engine): State<Handle>) -> Response {
-    // Under a long map write the engine is busy: an answer a few seconds old beats none.
-    let refreshed = tokio::time::timeout(FRESH_STATUS, engine.ask(Message::Refresh)).await;
-    match refreshed {
-        Ok(Err(e)) => error(&e),
-        Ok(Ok(())) | Err(_) => Json(&*engine.status()).into_response(),
-    }
+    fresh(&engine, Handle::status).await
 }
 
 async fn stats(State(engine): State<Handle>) -> Response {
-    let refreshed = tokio::time::timeout(FRESH_STATUS, engine.ask(Message::Refresh)).await;
+    fresh(&engine, Handle::stats).await
+}
+
+/// What is published, as fresh as it can be had soon.
+async fn fresh<T: Serialize>(engine: &Handle, published: fn(&Handle) -> Arc<T>) -> Response {
+    // Under a long map write the engine is busy: an answer a few seconds old beats none.
+    let refreshed = tokio::time::timeout(FRESH, engine.ask(Message::Refresh)).await;
     match refreshed {
         Ok(Err(e)) => error(&e),
-        Ok(Ok(())) | Err(_) => Json(&*engine.stats()).into_response(),
+        Ok(Ok(())) | Err(_) => Json(&*published(engine)).into_response(),
     }
 }
 

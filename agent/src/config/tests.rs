@@ -3,14 +3,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use super::*;
-
-const HOST: HostFacts = HostFacts {
-    hz: 250,
-    tcp_syn_retries: 6,
-    tcp_syn_linear_timeouts: 4,
-    has_rto_max: true,
-    has_bpf_thin_linear: true,
-};
+use crate::policy::compile::tests::HOST;
 
 /// Loads files given as (name, text); errors have the directory cut off.
 fn load(files: &[(&str, &str)]) -> Result<Config, String> {

@@ -26,6 +26,7 @@ use rto_agent_common::{
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    config::RttSampling,
     kernel::{bpf::program_info, programs::attached_ids},
     policy::{
         Cidr, PolicyName,
@@ -77,17 +78,6 @@ pub struct StatisticsOptions {
     pub rtt: RttSampling,
     /// The kernel tells the program the current process.
     pub process: bool,
-}
-
-/// When the smoothed RTT of a connection is sampled.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RttSampling {
-    /// Never.
-    Off,
-    /// When it ends.
-    AtEnd,
-    /// When it ends, and meanwhile no more often than this.
-    Every(Duration),
 }
 
 impl StatisticsOptions {

@@ -807,11 +807,7 @@ fn statistics_options(agent: &AgentConfig, process: bool) -> StatisticsOptions {
     StatisticsOptions {
         on: agent.statistics,
         unlisted: agent.count_unlisted,
-        rtt: match agent.rtt_sampling {
-            config::RttSampling::Off => datapath::RttSampling::Off,
-            config::RttSampling::AtEnd => datapath::RttSampling::AtEnd,
-            config::RttSampling::Every(interval) => datapath::RttSampling::Every(interval),
-        },
+        rtt: agent.rtt_sampling,
         process,
     }
 }

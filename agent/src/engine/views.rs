@@ -153,7 +153,7 @@ impl Engine {
         if let Err(e) = self.read_stats() {
             problems.push(e.to_string());
         }
-        let stats = &self.stats.borrow().policies.clone();
+        let stats = self.stats.borrow().clone();
         for name in self
             .state
             .datapath()
@@ -166,6 +166,7 @@ impl Engine {
         }
         let unlisted = PolicyName::unlisted();
         let policies: BTreeMap<_, _> = stats
+            .policies
             .iter()
             .filter(|(name, _)| **name != unlisted)
             .map(|(name, stats)| (name.clone(), CountersView::from(stats)))

@@ -546,9 +546,10 @@ impl std::fmt::Display for SynRetries {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
+    /// A host with everything, at HZ 250.
     pub(crate) const HOST: HostFacts = HostFacts {
         hz: 250,
         tcp_syn_retries: 6,

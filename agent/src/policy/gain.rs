@@ -49,14 +49,7 @@ fn difference(kernel: &[u64], own: &[u64], hz: u32) -> [i32; GAINS] {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    const HOST: HostFacts = HostFacts {
-        hz: 250,
-        tcp_syn_retries: 6,
-        tcp_syn_linear_timeouts: 4,
-        has_rto_max: true,
-        has_bpf_thin_linear: true,
-    };
+    use crate::policy::compile::tests::HOST;
 
     fn with(initial_rto_jiffies: u32) -> (u32, [[i32; GAINS]; 2]) {
         let policy = KernelPolicy {

@@ -78,14 +78,8 @@ fn millis(us: u64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::policy::compile::tests::HOST;
 
-    const HOST: HostFacts = HostFacts {
-        hz: 250,
-        tcp_syn_retries: 6,
-        tcp_syn_linear_timeouts: 4,
-        has_rto_max: true,
-        has_bpf_thin_linear: true,
-    };
     const SRTT: Duration = Duration::from_micros(100);
 
     fn of(policy: &KernelPolicy, disruption_ms: u64) -> Prediction {

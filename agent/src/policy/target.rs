@@ -67,15 +67,8 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::policy::compile::tests::HOST;
     use crate::policy::{Entry, Policy, Settings};
-
-    const HOST: HostFacts = HostFacts {
-        hz: 250,
-        tcp_syn_retries: 6,
-        tcp_syn_linear_timeouts: 4,
-        has_rto_max: true,
-        has_bpf_thin_linear: true,
-    };
 
     fn set(entries: &[(&str, Option<u64>)]) -> PolicySet {
         let mut set = PolicySet::default();
