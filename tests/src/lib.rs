@@ -3,13 +3,8 @@
 
 pub mod agent;
 pub mod capture;
-pub mod cgroup;
 pub mod foreign;
 pub mod http;
-pub mod names;
-pub mod netns;
-pub mod notify;
-pub mod process;
 pub mod pty;
 pub mod rate;
 pub mod relay;
@@ -17,3 +12,5 @@ pub mod talk;
 pub mod timing;
 pub mod traffic;
 pub mod watcher;
+
+pub use rto_lab::ground::{cgroup, names, netns, process};

@@ -4,10 +4,7 @@ use std::{net::SocketAddr, path::Path, time::Duration};
 
 use anyhow::{Context as _, bail};
 
-use crate::{
-    process::{Dialogue, command_in, stdout_of},
-    traffic::beside,
-};
+use crate::process::{Dialogue, beside, command_in, stdout_of};
 
 /// Bytes of a request.
 pub const REQUEST: usize = 100;

@@ -12,7 +12,7 @@ use std::{
 use anyhow::{Context as _, ensure};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use crate::process::{Guard, command_in};
+use crate::process::{Guard, beside, command_in};
 
 /// A child process; killed by its pid and reaped when dropped.
 #[derive(Debug)]
@@ -168,24 +168,4 @@ fn spawn(mut command: Command) -> anyhow::Result<Guard> {
 /// The helper binary, built with the tests.
 fn helper() -> anyhow::Result<PathBuf> {
     beside("rto-traffic")
-}
-
-/// A binary of this workspace, in the directory above the test's.
-///
-/// # Errors
-///
-/// If it is not there.
-pub fn beside(name: &str) -> anyhow::Result<PathBuf> {
-    let test = std::env::current_exe()?;
-    let path = test
-        .ancestors()
-        .nth(2)
-        .context("no target directory")?
-        .join(name);
-    ensure!(
-        path.exists(),
-        "{} is missing; run the tests by cargo xtask test",
-        path.display()
-    );
-    Ok(path)
 }

@@ -12,10 +12,7 @@ use std::{
 use rto_tests::{
     netns::Pair,
     process::run,
-    relay::{
-        Kind, RELAY_CLIENT_LINK, RELAY_SERVER_LINK, RELAY_SERVER_V4, RELAY_SERVER_V6, Relay,
-        Relayed,
-    },
+    relay::{Matching, RELAY_SERVER_V4, RELAY_SERVER_V6, Relayed, relay},
     talk::{Options, Talk},
     timing::assert_gap,
     traffic::{Connect, Traffic},
@@ -38,9 +35,9 @@ const RTT: Duration = ONE_WAY.saturating_mul(2);
 
 /// connect() over a new link that loses the first packet of a kind: how long it took, and what the
 /// link carried.
-fn connect(server: &str, lost: Option<Kind>) -> anyhow::Result<(Duration, Vec<Relayed>)> {
+fn connect(server: &str, lost: Option<Matching>) -> anyhow::Result<(Duration, Vec<Relayed>)> {
     let pair = Pair::new()?;
-    let relay = Relay::new(&pair)?;
+    let relay = relay(&pair)?;
     relay.set_delay(ONE_WAY);
     if let Some(kind) = lost {
         relay.drop_next(kind, 1);
@@ -55,9 +52,9 @@ fn connect(server: &str, lost: Option<Kind>) -> anyhow::Result<(Duration, Vec<Re
 }
 
 /// How many of a kind were dropped, and how many passed.
-fn count(log: &[Relayed], kind: Kind) -> (usize, usize) {
-    let of_kind = || log.iter().filter(|packet| packet.kind == Some(kind));
-    let dropped = of_kind().filter(|packet| packet.dropped).count();
+fn count(log: &[Relayed], kind: Matching) -> (usize, usize) {
+    let of_kind = || log.iter().filter(|packet| packet.is(&kind));
+    let dropped = of_kind().filter(|packet| packet.dropped()).count();
     (dropped, of_kind().count() - dropped)
 }
 
@@ -65,9 +62,9 @@ fn delays() -> anyhow::Result<()> {
     for server in [RELAY_SERVER_V4, RELAY_SERVER_V6] {
         assert_gap(RTT, || {
             let (took, log) = connect(server, None)?;
-            assert!(log.iter().all(|packet| !packet.dropped), "{log:#?}");
-            assert_eq!(count(&log, Kind::Syn), (0, 1), "{log:#?}");
-            assert_eq!(count(&log, Kind::SynAck), (0, 1), "{log:#?}");
+            assert!(log.iter().all(|packet| !packet.dropped()), "{log:#?}");
+            assert_eq!(count(&log, Matching::SYN), (0, 1), "{log:#?}");
+            assert_eq!(count(&log, Matching::SYN_ACK), (0, 1), "{log:#?}");
             Ok(took)
         })?;
     }
@@ -76,9 +73,9 @@ fn delays() -> anyhow::Result<()> {
 
 fn lost_syn() -> anyhow::Result<()> {
     assert_gap(KERNEL + RTT, || {
-        let (took, log) = connect(RELAY_SERVER_V4, Some(Kind::Syn))?;
-        assert_eq!(count(&log, Kind::Syn), (1, 1), "{log:#?}");
-        assert_eq!(count(&log, Kind::SynAck), (0, 1), "{log:#?}");
+        let (took, log) = connect(RELAY_SERVER_V4, Some(Matching::SYN))?;
+        assert_eq!(count(&log, Matching::SYN), (1, 1), "{log:#?}");
+        assert_eq!(count(&log, Matching::SYN_ACK), (0, 1), "{log:#?}");
         Ok(took)
     })
 }
@@ -86,11 +83,11 @@ fn lost_syn() -> anyhow::Result<()> {
 /// Either side's timer makes up for it, whichever expires first.
 fn lost_syn_ack() -> anyhow::Result<()> {
     assert_gap(KERNEL + RTT, || {
-        let (took, log) = connect(RELAY_SERVER_V4, Some(Kind::SynAck))?;
-        let (dropped, passed) = count(&log, Kind::SynAck);
+        let (took, log) = connect(RELAY_SERVER_V4, Some(Matching::SYN_ACK))?;
+        let (dropped, passed) = count(&log, Matching::SYN_ACK);
         assert_eq!(dropped, 1, "{log:#?}");
         assert!(passed >= 1, "{log:#?}");
-        let lost = log.iter().filter(|packet| packet.dropped).count();
+        let lost = log.iter().filter(|packet| packet.dropped()).count();
         assert_eq!(lost, 1, "{log:#?}");
         Ok(took)
     })
@@ -98,25 +95,25 @@ fn lost_syn_ack() -> anyhow::Result<()> {
 
 fn lost_segments() -> anyhow::Result<()> {
     let pair = Pair::new()?;
-    let relay = Relay::new(&pair)?;
+    let relay = relay(&pair)?;
     relay.set_delay(ONE_WAY);
     let server = to(RELAY_SERVER_V4, PORT);
     let _server = Traffic::answer(&pair.server, None, server, false)?;
     let mut talk = Talk::to(&pair.client, None, server, Options::default())?;
     for (kind, lost) in [
-        (Kind::ClientData, 1),
-        (Kind::ServerData, 2),
-        (Kind::ClientAck, 1),
+        (Matching::CLIENT_DATA, 1),
+        (Matching::SERVER_DATA, 2),
+        (Matching::CLIENT_ACK, 1),
     ] {
         let before = relay.log().len();
-        relay.drop_next(kind, lost);
+        relay.drop_next(kind, u64::try_from(lost)?);
         // The conversation goes on all the same.
         talk.rounds(3, ONE_WAY * 4)?;
         let log = relay.log().split_off(before);
         let (dropped, passed) = count(&log, kind);
         assert_eq!(dropped, lost, "{kind:?} {log:#?}");
         assert!(passed >= 1, "{kind:?} {log:#?}");
-        let all_dropped = log.iter().filter(|packet| packet.dropped).count();
+        let all_dropped = log.iter().filter(|packet| packet.dropped()).count();
         assert_eq!(all_dropped, lost, "{kind:?} {log:#?}");
     }
     Ok(())
@@ -124,14 +121,12 @@ fn lost_segments() -> anyhow::Result<()> {
 
 fn leaves_nothing() -> anyhow::Result<()> {
     let pair = Pair::new()?;
-    let ends = [
-        (&pair.client, RELAY_CLIENT_LINK),
-        (&pair.server, RELAY_SERVER_LINK),
-    ];
-    let there = |(netns, link): (&String, &str)| {
-        run(&format!("ip -n {netns} -brief link")).map(|links| links.contains(link))
+    let there = |(netns, link): (&String, &String)| {
+        run(&format!("ip -n {netns} -brief link")).map(|links| links.contains(link.as_str()))
     };
-    let relay = Relay::new(&pair)?;
+    let link = relay(&pair)?;
+    let (client, server) = (link.client_device(), link.server_device());
+    let ends = [(&pair.client, &client), (&pair.server, &server)];
     for end in ends {
         assert!(there(end)?, "{end:?}");
     }
@@ -140,14 +135,14 @@ fn leaves_nothing() -> anyhow::Result<()> {
         let child = scope.spawn(move || child.status());
         forked.read_exact(&mut [0])?;
         let panicked = catch_unwind(AssertUnwindSafe(move || {
-            let _relay = relay;
+            let _link = link;
             resume_unwind(Box::new("a test failed"));
         }));
         assert!(panicked.is_err());
         for end in ends {
             assert!(!there(end)?, "{end:?}");
         }
-        let _again = Relay::new(&pair)?;
+        let _again = relay(&pair)?;
         child.join().unwrap_or_else(|panic| resume_unwind(panic))?;
         Ok(())
     })

@@ -10,7 +10,7 @@ use anyhow::ensure;
 use rto_tests::{
     agent::{SOON, World},
     netns::{SERVER_V4, SERVER_V6, sysctl},
-    relay::{Kind, RELAY_SERVER_V4, RELAY_SERVER_V6, Relay},
+    relay::{Matching, RELAY_SERVER_V4, RELAY_SERVER_V6, Relay, relay},
     talk::{self, Talk},
     timing::jiffy,
     traffic::{Connect, Traffic},
@@ -22,22 +22,22 @@ use super::{Test, to};
 
 pub(super) const TESTS: &[Test] = &[
     ("a_lost_syn_is_recovered", || {
-        lost(Kind::Syn, "active", true)
+        lost(Matching::SYN, "active", true)
     }),
     ("a_lost_syn_without_timestamps", || {
-        lost(Kind::Syn, "active", false)
+        lost(Matching::SYN, "active", false)
     }),
     ("a_lost_syn_ack_is_recovered", || {
-        lost(Kind::SynAck, "active", true)
+        lost(Matching::SYN_ACK, "active", true)
     }),
     ("a_lost_syn_ack_without_timestamps", || {
-        lost(Kind::SynAck, "active", false)
+        lost(Matching::SYN_ACK, "active", false)
     }),
     ("a_lost_final_ack_is_recovered", || {
-        lost(Kind::ClientAck, "passive", true)
+        lost(Matching::CLIENT_ACK, "passive", true)
     }),
     ("a_lost_final_ack_without_timestamps", || {
-        lost(Kind::ClientAck, "passive", false)
+        lost(Matching::CLIENT_ACK, "passive", false)
     }),
     ("an_rtt_just_below_the_initial_rto", below),
     ("an_rtt_beyond_it_is_spurious", || beyond(true)),
@@ -81,7 +81,7 @@ impl Link {
             let on = if timestamps { "1" } else { "0" };
             sysctl(netns, "net.ipv4.tcp_timestamps", on)?;
         }
-        let relay = Relay::new(&world.net)?;
+        let relay = relay(&world.net)?;
         relay.set_delay(one_way);
         Ok(Self { relay, world })
     }
@@ -141,23 +141,23 @@ fn outcome(side: &Value) -> [u64; 4] {
     .map(|name| side[name].as_u64().unwrap_or(u64::MAX))
 }
 
-fn lost(what: Kind, direction: &str, timestamps: bool) -> anyhow::Result<()> {
+fn lost(what: Matching, direction: &str, timestamps: bool) -> anyhow::Result<()> {
     let link = Link::new(INITIAL_RTO_MS, NEAR_ONE_WAY, timestamps)?;
     link.relay.drop_next(what, 1);
     // A request would do for the lost ACK.
     let pause = match what {
-        Kind::ClientAck => Duration::from_millis(2 * INITIAL_RTO_MS),
+        Matching::CLIENT_ACK => Duration::from_millis(2 * INITIAL_RTO_MS),
         _ => Duration::ZERO,
     };
     let near = link.converse_after(pause, RELAY_SERVER_V4)?;
-    assert_eq!(link.relay.log().iter().filter(|r| r.dropped).count(), 1);
+    assert_eq!(link.relay.log().iter().filter(|r| r.dropped()).count(), 1);
     let side = &near[direction];
     assert_eq!(outcome(side), [1, 0, 0, 1], "{near:#}");
     // One second, by the kernel's own timer.
     let saved = (1000 - INITIAL_RTO_MS) * 1000;
     assert_eq!(side["time_saved_us"], saved, "{near:#}");
     assert_eq!(side["time_lost_us"], 0, "{near:#}");
-    if what == Kind::SynAck {
+    if what == Matching::SYN_ACK {
         // Its own timer fired, and it answered the second SYN: one loss, whoever was first.
         let passive = &near["passive"];
         assert_eq!(passive["spurious"], 0, "{near:#}");
@@ -194,7 +194,7 @@ fn below() -> anyhow::Result<()> {
 fn beyond(timestamps: bool) -> anyhow::Result<()> {
     let link = Link::new(INITIAL_RTO_MS, Duration::from_millis(60), timestamps)?;
     let near = link.converse(RELAY_SERVER_V4)?;
-    assert_eq!(link.relay.log().iter().filter(|r| r.dropped).count(), 0);
+    assert_eq!(link.relay.log().iter().filter(|r| r.dropped()).count(), 0);
     assert_eq!(outcome(&near["active"]), [1, 1, 0, 0], "{near:#}");
     assert_eq!(near["active"]["time_saved_us"], 0, "{near:#}");
     // The listener's own timer, and the second SYN, which it answers: both needless.
@@ -219,7 +219,7 @@ fn several() -> anyhow::Result<()> {
 /// The first SYN lost, the second answered later than an initial RTO: that one was needed, the third not.
 fn lost_on_a_slow_path() -> anyhow::Result<()> {
     let link = Link::new(INITIAL_RTO_MS, Duration::from_millis(65), true)?;
-    link.relay.drop_next(Kind::Syn, 1);
+    link.relay.drop_next(Matching::SYN, 1);
     let near = link.converse(RELAY_SERVER_V4)?;
     // Before Linux 6.5 the second interval is twice the first, and the answer comes before its end.
     let is_linear = Path::new("/proc/sys/net/ipv4/tcp_syn_linear_timeouts").exists();
@@ -241,7 +241,7 @@ fn slow_ipv6() -> anyhow::Result<()> {
 
 fn longer() -> anyhow::Result<()> {
     let link = Link::new(1200, NEAR_ONE_WAY, true)?;
-    link.relay.drop_next(Kind::Syn, 1);
+    link.relay.drop_next(Matching::SYN, 1);
     let near = link.converse(RELAY_SERVER_V4)?;
     assert_eq!(outcome(&near["active"]), [1, 0, 0, 1], "{near:#}");
     assert_eq!(near["active"]["time_saved_us"], 0, "{near:#}");

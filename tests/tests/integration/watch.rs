@@ -10,7 +10,7 @@ use nix::sys::signal::Signal;
 use rto_tests::{
     agent::{SOON, World},
     netns::{SERVER_V4, SERVER_V4_OTHER, SERVER_V6},
-    relay::{Kind, RELAY_SERVER_V4, Relay},
+    relay::{Matching, RELAY_SERVER_V4, relay},
     talk,
     traffic::{Connect, Traffic},
     watcher::{Told, Watcher, told},
@@ -118,10 +118,10 @@ fn syn_acks() -> anyhow::Result<()> {
 /// Not once more when the connection is established.
 fn each_syn_ack_once() -> anyhow::Result<()> {
     let world = World::with(POLICIES)?;
-    let relay = Relay::new(&world.net)?;
+    let relay = relay(&world.net)?;
     let _server = world.serve(to(RELAY_SERVER_V4, PORT))?;
     let watcher = Watcher::start(&world, &[])?;
-    relay.drop_next(Kind::ClientAck, 1);
+    relay.drop_next(Matching::CLIENT_ACK, 1);
     let _client = world.connect(to(RELAY_SERVER_V4, PORT), &Connect::default())?;
     watcher.next("SYN-ACK", is("syn-ack"))?;
     world.wait_status("the accepted connection", |status| {
@@ -166,13 +166,13 @@ fn fast() -> anyhow::Result<()> {
     const BYTES: usize = 200 * talk::REQUEST;
     let world = World::with(POLICIES)?;
     established::reno(&world)?;
-    let relay = Relay::new(&world.net)?;
+    let relay = relay(&world.net)?;
     relay.set_delay(Duration::from_millis(10));
     let _server = world.answer(to(RELAY_SERVER_V4, PORT))?;
     let mut talk = world.talk(to(RELAY_SERVER_V4, PORT), talk::Options::default())?;
     talk.rounds(3, Duration::ZERO)?;
     let watcher = Watcher::start(&world, &[])?;
-    relay.drop_next(Kind::ClientData, 1);
+    relay.drop_next(Matching::CLIENT_DATA, 1);
     talk.send(BYTES)?;
     let event = watcher.next("fast retransmission", is("fast"))?;
     assert_eq!(event["state"], "ESTAB", "{event:#}");

@@ -5,7 +5,7 @@ use std::{
     fs::{self, File},
     io::{self, BufRead as _, BufReader, Write as _},
     os::unix::process::CommandExt as _,
-    path::Path,
+    path::{Path, PathBuf},
     process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio},
 };
 
@@ -109,6 +109,25 @@ impl Dialogue {
         ensure!(!line.is_empty(), "the child ended");
         Ok(line.trim().to_owned())
     }
+}
+
+/// Another binary of this workspace: in the directory of this one, or above it (tests are one below).
+///
+/// # Errors
+///
+/// If it is not there.
+pub fn beside(name: &str) -> anyhow::Result<PathBuf> {
+    let own = std::env::current_exe()?;
+    let found = own
+        .ancestors()
+        .skip(1)
+        .take(2)
+        .map(|dir| dir.join(name))
+        .find(|path| path.is_file());
+    found.with_context(|| {
+        let dir = own.parent().unwrap_or(&own).display();
+        format!("{name} is neither in {dir} nor above it: cargo build --workspace --bins builds it")
+    })
 }
 
 /// Runs a command line (split at blanks) and returns what it prints.

@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::Context as _;
 
-use crate::{names, process::alive};
+use super::{names, process::alive};
 
 /// A child of the cgroup2 root; removed when dropped.
 #[derive(Debug)]

@@ -4,7 +4,7 @@ use std::{fs, marker::PhantomData, process::Command};
 
 use anyhow::Context as _;
 
-use crate::{
+use super::{
     names,
     process::{alive, run},
 };

@@ -1,0 +1,282 @@
+//! What a packet on the link is, and where in its flow.
+
+use std::{collections::HashMap, net::IpAddr};
+
+use etherparse::{NetSlice, SlicedPacket, TransportSlice};
+
+/// Which way a packet goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Direction {
+    /// From the client's namespace to the server's.
+    ToServer,
+    /// From the server's to the client's.
+    ToClient,
+}
+
+impl Direction {
+    /// Both.
+    pub const BOTH: [Self; 2] = [Self::ToServer, Self::ToClient];
+}
+
+/// What a TCP packet is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// A SYN, with or without data.
+    Syn,
+    /// A SYN-ACK.
+    SynAck,
+    /// A segment with data, whatever its other flags but RST.
+    Data,
+    /// An ACK alone; also a keepalive probe.
+    Ack,
+    /// A FIN without data.
+    Fin,
+    /// A reset.
+    Rst,
+}
+
+/// A TCP packet that came to the link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Packet {
+    /// Which way it goes.
+    pub direction: Direction,
+    /// What it is.
+    pub kind: Kind,
+    /// Port of the client's end.
+    pub client_port: u16,
+    /// Port of the server's end.
+    pub server_port: u16,
+    /// Its first sequence number.
+    pub seq: u32,
+    /// What it acknowledges, if it does.
+    pub ack: Option<u32>,
+    /// Bytes of data.
+    pub payload: u32,
+    /// Bytes of its flow's data before its first one; `None` if the link has not seen the SYN.
+    pub offset: Option<u64>,
+    /// Whether the link has seen all its sequence numbers before, dropped or not: it is sent again.
+    pub repeated: bool,
+}
+
+/// Flows, as far as the link has seen them.
+#[derive(Debug, Default)]
+pub(super) struct Flows(HashMap<Flow, Seen>);
+
+/// One direction of a connection: from and to.
+type Flow = ((IpAddr, u16), (IpAddr, u16));
+
+#[derive(Debug)]
+struct Seen {
+    /// Of the first byte of data, if the SYN was seen.
+    first: Option<u32>,
+    /// After everything seen.
+    next: u32,
+    /// Bytes of data before `next`.
+    bytes: u64,
+}
+
+impl Flows {
+    /// What a packet is; `None` if it is not TCP.
+    pub(super) fn packet(&mut self, direction: Direction, bytes: &[u8]) -> Option<Packet> {
+        let sliced = SlicedPacket::from_ip(bytes).ok()?;
+        let (from, to): (IpAddr, IpAddr) = match sliced.net? {
+            NetSlice::Ipv4(ip) => (
+                ip.header().source_addr().into(),
+                ip.header().destination_addr().into(),
+            ),
+            NetSlice::Ipv6(ip) => (
+                ip.header().source_addr().into(),
+                ip.header().destination_addr().into(),
+            ),
+            NetSlice::Arp(_) => return None,
+        };
+        let Some(TransportSlice::Tcp(tcp)) = sliced.transport else {
+            return None;
+        };
+        let payload = u32::try_from(tcp.payload().len()).ok()?;
+        let kind = match (tcp.syn(), tcp.ack()) {
+            _ if tcp.rst() => Kind::Rst,
+            (true, false) => Kind::Syn,
+            (true, true) => Kind::SynAck,
+            _ if payload > 0 => Kind::Data,
+            _ if tcp.fin() => Kind::Fin,
+            _ => Kind::Ack,
+        };
+        let (source, destination) = (tcp.source_port(), tcp.destination_port());
+        let (client_port, server_port) = match direction {
+            Direction::ToServer => (source, destination),
+            Direction::ToClient => (destination, source),
+        };
+        let flow = ((from, source), (to, destination));
+        let seq = tcp.sequence_number();
+        // SYN and FIN have a number of their own.
+        let length = payload + u32::from(tcp.syn()) + u32::from(tcp.fin());
+        let (offset, repeated) = if kind == Kind::Rst {
+            (None, false)
+        } else {
+            self.place(flow, seq, tcp.syn(), length, payload)
+        };
+        Some(Packet {
+            direction,
+            kind,
+            client_port,
+            server_port,
+            seq,
+            ack: tcp.ack().then(|| tcp.acknowledgment_number()),
+            payload,
+            offset,
+            repeated,
+        })
+    }
+
+    /// Offset of the first byte, and whether all was seen before.
+    fn place(
+        &mut self,
+        flow: Flow,
+        seq: u32,
+        syn: bool,
+        length: u32,
+        payload: u32,
+    ) -> (Option<u64>, bool) {
+        let end = seq.wrapping_add(length);
+        let first = syn.then(|| seq.wrapping_add(1));
+        let fresh = Seen {
+            first,
+            next: end,
+            bytes: payload.into(),
+        };
+        let Some(seen) = self.0.get_mut(&flow) else {
+            self.0.insert(flow, fresh);
+            return (first.map(|_| 0), false);
+        };
+        if syn && seen.first != first {
+            // A new connection of the same ports.
+            *seen = fresh;
+            return (Some(0), false);
+        }
+        let ahead = end.wrapping_sub(seen.next);
+        // Half of the space ahead is new, the other half is old (RFC 9293 section 3.4).
+        let new = length > 0 && ahead != 0 && ahead < 1 << 31;
+        let before = seen.next.wrapping_sub(seq);
+        let offset = seen.first.map(|_| {
+            let data_before = if before < 1 << 31 {
+                seen.bytes.saturating_sub(before.into())
+            } else {
+                // A gap: what was never seen is data as well.
+                seen.bytes + u64::from(seq.wrapping_sub(seen.next))
+            };
+            if syn { 0 } else { data_before }
+        });
+        if new {
+            seen.bytes += u64::from(ahead);
+            seen.next = end;
+        }
+        (offset, length > 0 && !new)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use etherparse::PacketBuilder;
+
+    use super::*;
+
+    const CLIENT_PORT: u16 = 40_000;
+    const SERVER_PORT: u16 = 80;
+
+    fn bytes(direction: Direction, v6: bool, flags: &str, seq: u32, payload: &[u8]) -> Vec<u8> {
+        let (source, destination) = match direction {
+            Direction::ToServer => (CLIENT_PORT, SERVER_PORT),
+            Direction::ToClient => (SERVER_PORT, CLIENT_PORT),
+        };
+        let builder = if v6 {
+            PacketBuilder::ipv6([0; 16], [1; 16], 64)
+        } else {
+            PacketBuilder::ipv4([10, 89, 0, 1], [10, 89, 0, 2], 64)
+        };
+        let mut step = builder.tcp(source, destination, seq, 4);
+        for flag in flags.chars() {
+            step = match flag {
+                'S' => step.syn(),
+                'A' => step.ack(5),
+                'F' => step.fin(),
+                _ => step.rst(),
+            };
+        }
+        let mut packet = Vec::new();
+        step.write(&mut packet, payload).unwrap();
+        packet
+    }
+
+    #[test]
+    fn kinds() {
+        use Direction::{ToClient, ToServer};
+        for v6 in [false, true] {
+            for (direction, flags, data, kind) in [
+                (ToServer, "S", "", Kind::Syn),
+                (ToServer, "S", "fast open", Kind::Syn),
+                (ToClient, "SA", "", Kind::SynAck),
+                (ToServer, "A", "", Kind::Ack),
+                (ToServer, "A", "x", Kind::Data),
+                (ToServer, "AF", "x", Kind::Data),
+                (ToClient, "AF", "", Kind::Fin),
+                (ToServer, "AR", "", Kind::Rst),
+                (ToServer, "R", "", Kind::Rst),
+            ] {
+                let packet = bytes(direction, v6, flags, 3, data.as_bytes());
+                let packet = Flows::default().packet(direction, &packet).unwrap();
+                assert_eq!((packet.kind, packet.direction), (kind, direction));
+                assert_eq!(
+                    (packet.client_port, packet.server_port),
+                    (CLIENT_PORT, SERVER_PORT)
+                );
+                assert_eq!(packet.payload as usize, data.len());
+                assert_eq!(packet.ack, flags.contains('A').then_some(5));
+            }
+        }
+        assert_eq!(
+            Flows::default().packet(ToServer, b"not a packet"),
+            None,
+            "bytes"
+        );
+    }
+
+    /// (flags, relative seq, length) -> (offset, repeated), with an initial sequence number that wraps.
+    #[test]
+    fn offsets_and_repetitions() {
+        let isn = u32::MAX - 100;
+        let mut flows = Flows::default();
+        for (flags, relative, length, offset, repeated) in [
+            ("S", 0, 0, Some(0), false),
+            ("S", 0, 0, Some(0), true),
+            ("A", 1, 0, Some(0), false),
+            ("A", 1, 90, Some(0), false),
+            ("A", 91, 90, Some(90), false),
+            ("A", 91, 90, Some(90), true),
+            // One was lost before it came here.
+            ("A", 271, 90, Some(270), false),
+            ("A", 181, 90, Some(180), true),
+            ("A", 361, 0, Some(360), false),
+            ("AF", 361, 0, Some(360), false),
+            ("AF", 361, 0, Some(360), true),
+        ] {
+            let data = vec![0; length];
+            let seq = isn.wrapping_add(relative);
+            let packet = bytes(Direction::ToServer, false, flags, seq, &data);
+            let packet = flows.packet(Direction::ToServer, &packet).unwrap();
+            assert_eq!(
+                (packet.offset, packet.repeated),
+                (offset, repeated),
+                "{flags} {relative} {length}"
+            );
+        }
+        // The same ports again.
+        let packet = bytes(Direction::ToServer, false, "S", 77, b"");
+        let packet = flows.packet(Direction::ToServer, &packet).unwrap();
+        assert_eq!((packet.offset, packet.repeated), (Some(0), false));
+        // A connection from before the link.
+        let packet = bytes(Direction::ToClient, false, "A", 77, b"x");
+        let packet = flows.packet(Direction::ToClient, &packet).unwrap();
+        assert_eq!((packet.offset, packet.repeated), (None, false));
+    }
+}

@@ -1,0 +1,3 @@
+//! The `rto-lab` binary.
+
+fn main() {}
