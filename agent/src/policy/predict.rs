@@ -3,26 +3,14 @@
 use std::time::Duration;
 
 use rto_agent_common::{Policy as KernelPolicy, policy_flags};
-use rto_model::data::{Kernel, RTO_MAX_US, THIN_LINEAR_RETRIES};
-use serde::Serialize;
+use rto_model::{
+    data::{Kernel, RTO_MAX_US, THIN_LINEAR_RETRIES},
+    predict::{self, Prediction},
+};
 
 use super::HostFacts;
 
-/// One disruption: how long a request and response are idle for it, milliseconds.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Prediction {
-    /// How long everything is lost, milliseconds.
-    pub disruption_ms: f64,
-    /// Idle with the kernel's own timers, milliseconds.
-    pub kernel_ms: f64,
-    /// Idle with the policy, milliseconds.
-    pub policy_ms: f64,
-    /// Whether the policy is worse, by more than the jiffy that chance decides over.
-    pub worse: bool,
-}
-
-/// For an established connection of one small request at a time, whose smoothed RTT is steady: all is lost
-/// from the moment a request is sent. The median over where in the timer wheel's steps that is.
+/// For an established connection of one small request at a time on this host, whose smoothed RTT is steady.
 #[must_use]
 pub fn predict(
     policy: &KernelPolicy,
@@ -30,23 +18,9 @@ pub fn predict(
     srtt: Duration,
     disruptions: &[Duration],
 ) -> Vec<Prediction> {
-    let kernel = Kernel::near(host.hz.into(), micros(srtt));
-    let own = with_policy(kernel, policy);
-    let jiffy_us = 1_000_000 / u64::from(host.hz.max(1));
-    disruptions
-        .iter()
-        .map(|disruption| {
-            let disruption_us = micros(*disruption);
-            let kernel_us = kernel.median_idle_us(disruption_us);
-            let policy_us = own.median_idle_us(disruption_us);
-            Prediction {
-                disruption_ms: millis(disruption_us),
-                kernel_ms: millis(kernel_us),
-                policy_ms: millis(policy_us),
-                worse: policy_us > kernel_us + jiffy_us,
-            }
-        })
-        .collect()
+    let srtt_us = u64::try_from(srtt.as_micros()).unwrap_or(u64::MAX);
+    let kernel = Kernel::near(host.hz.into(), srtt_us);
+    predict::predict(&kernel, &with_policy(kernel, policy), disruptions)
 }
 
 fn with_policy(kernel: Kernel, policy: &KernelPolicy) -> Kernel {
@@ -64,15 +38,6 @@ fn with_policy(kernel: Kernel, policy: &KernelPolicy) -> Kernel {
         };
     }
     own
-}
-
-fn micros(duration: Duration) -> u64 {
-    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
-}
-
-#[expect(clippy::cast_precision_loss, reason = "some minutes at the most")]
-fn millis(us: u64) -> f64 {
-    us as f64 / 1000.0
 }
 
 #[cfg(test)]

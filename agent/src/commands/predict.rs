@@ -1,11 +1,13 @@
 //! `rto-agent predict`.
 
-use std::{process::ExitCode, time::Duration};
+use std::{fs, process::ExitCode, time::Duration};
 
 use anyhow::{Context as _, bail, ensure};
+use rto_model::{
+    chart,
+    predict::{self, Prediction},
+};
 use serde::Serialize;
-
-mod chart;
 
 use super::{print, stats::short_us, table};
 use crate::{
@@ -17,7 +19,7 @@ use crate::{
     policy::{
         HostFacts, PolicyName, Settings,
         compile::{Effect, compile},
-        predict::{Prediction, predict},
+        predict::predict,
         units::{format_duration, parse_duration},
     },
 };
@@ -57,14 +59,17 @@ pub(super) fn run(args: &Predict) -> anyhow::Result<ExitCode> {
         effects: compiled.effects,
     };
     if let Some(path) = &args.chart {
-        let dense = chart::disruptions(&disruptions);
-        let title = table::settings(&answer.effects);
+        let dense = predict::between(&disruptions);
         let drawn = predict(&compiled.kernel, &host, srtt, &dense);
-        chart::write(path, &title, &drawn)?;
+        let charts = predict::charts(&table::settings(&answer.effects), &drawn);
+        let ending = path.extension().and_then(|e| e.to_str()).unwrap_or("");
+        let text = chart::document(ending, "rto-agent predict", &charts)
+            .with_context(|| format!("--chart {}", path.display()))?;
+        fs::write(path, text).with_context(|| format!("--chart {}", path.display()))?;
     }
     print(args.output.json, &answer, || {
         if args.csv {
-            csv(&answer)
+            predict::csv(&answer.predictions)
         } else {
             text(&answer)
         }
@@ -118,12 +123,7 @@ fn disruptions(text: &str) -> anyhow::Result<Vec<Duration>> {
         from <= to,
         "--disruption {text}: the range ends before it begins"
     );
-    let powers = std::iter::successors(Some(Duration::from_micros(1)), |d| d.checked_mul(10));
-    let steps = powers.flat_map(|power| [power, power * 2, power * 5]);
-    let within: Vec<_> = steps
-        .skip_while(|step| *step < from)
-        .take_while(|step| *step <= to)
-        .collect();
+    let within = predict::steps(from, to);
     ensure!(
         !within.is_empty(),
         "--disruption {text}: neither 1, 2 nor 5 of any power of ten lies in it; give a list"
@@ -150,17 +150,6 @@ fn text(answer: &Answer) -> String {
         ]);
     }
     text.push_str(&table::text(&rows));
-    text
-}
-
-fn csv(answer: &Answer) -> String {
-    let mut text = "disruption_ms,kernel_ms,policy_ms,worse\n".to_owned();
-    for p in &answer.predictions {
-        text.push_str(&format!(
-            "{},{},{},{}\n",
-            p.disruption_ms, p.kernel_ms, p.policy_ms, p.worse
-        ));
-    }
     text
 }
 
@@ -207,6 +196,10 @@ mod tests {
                 prediction(2000.0, 3680.0, 3776.0, true),
             ],
         };
-        insta::assert_snapshot!(format!("{}\n{}", text(&answer), csv(&answer)));
+        insta::assert_snapshot!(format!(
+            "{}\n{}",
+            text(&answer),
+            predict::csv(&answer.predictions)
+        ));
     }
 }

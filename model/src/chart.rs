@@ -1,0 +1,312 @@
+//! Charts as SVG text: curves and points over linear or logarithmic axes, and bars of a histogram.
+//!
+//! Nothing in them is fetched from elsewhere.
+
+use std::ops::Range;
+
+use plotters::{
+    coord::ranged1d::{AsRangedCoord, ValueFormatter},
+    prelude::*,
+};
+
+/// Of one chart, pixels.
+const SIZE: (u32, u32) = (900, 480);
+/// Told apart by people who see colours differently as well (Okabe and Ito 2008).
+const COLORS: [RGBColor; 7] = [
+    BLACK,
+    RGBColor(213, 94, 0),
+    RGBColor(0, 114, 178),
+    RGBColor(0, 158, 115),
+    RGBColor(204, 121, 167),
+    RGBColor(230, 159, 0),
+    RGBColor(86, 180, 233),
+];
+
+/// Why there is no chart.
+#[derive(Debug, thiserror::Error)]
+pub enum ChartError {
+    /// There is nothing to draw, or all of it in one point of an axis.
+    #[error("{0}: a chart needs more than one value on each axis")]
+    TooLittle(String),
+    /// The ending of the file's name is neither.
+    #[error("its name must end in .svg or .html")]
+    Ending,
+    /// The drawing library's own words.
+    #[error("the chart cannot be drawn: {0}")]
+    Drawing(String),
+}
+
+/// How points are drawn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mark {
+    /// Joined by a line.
+    Line,
+    /// Each by itself.
+    Points,
+    /// Bars from zero, as wide as the distance to the next.
+    Bars,
+}
+
+/// One of a chart's.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Series {
+    /// For the legend.
+    pub name: String,
+    /// How it is drawn.
+    pub mark: Mark,
+    /// Rising by x.
+    pub points: Vec<(f64, f64)>,
+}
+
+impl Series {
+    /// A line.
+    #[must_use]
+    pub fn line(name: &str, points: Vec<(f64, f64)>) -> Self {
+        Self {
+            name: name.to_owned(),
+            mark: Mark::Line,
+            points,
+        }
+    }
+}
+
+/// Which corner is free for the legend.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Legend {
+    /// Top right.
+    #[default]
+    UpperRight,
+    /// Bottom right.
+    LowerRight,
+    /// Top left.
+    UpperLeft,
+}
+
+/// A chart.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Chart {
+    /// Above it, with the units of both axes.
+    pub title: String,
+    /// Whether the axis is logarithmic; values at or below 0 are left out then.
+    pub log_x: bool,
+    /// The same for the other axis, which begins at 0 otherwise.
+    pub log_y: bool,
+    /// Where the legend is.
+    pub legend: Legend,
+    /// What is drawn, each in a colour of its own.
+    pub series: Vec<Series>,
+}
+
+/// Draws charts below each other.
+///
+/// # Errors
+///
+/// If one of them has nothing to draw.
+pub fn svg(charts: &[Chart]) -> Result<String, ChartError> {
+    let mut text = String::new();
+    {
+        let count = u32::try_from(charts.len()).unwrap_or(u32::MAX).max(1);
+        let size = (SIZE.0, SIZE.1.saturating_mul(count));
+        let area = SVGBackend::with_string(&mut text, size).into_drawing_area();
+        area.fill(&WHITE).map_err(drawing)?;
+        for (chart, area) in charts.iter().zip(area.split_evenly((charts.len(), 1))) {
+            chart.draw(&area)?;
+        }
+        area.present().map_err(drawing)?;
+    }
+    Ok(text)
+}
+
+/// A file with charts, by the ending of its name: "svg" or "html".
+///
+/// # Errors
+///
+/// If it ends otherwise, or a chart has nothing to draw.
+pub fn document(ending: &str, title: &str, charts: &[Chart]) -> Result<String, ChartError> {
+    match ending {
+        "svg" => svg(charts),
+        "html" => Ok(format!(
+            "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
+             <title>{title}</title></head>\n<body>\n{}\n</body></html>\n",
+            svg(charts)?
+        )),
+        _ => Err(ChartError::Ending),
+    }
+}
+
+type Area<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
+
+impl Chart {
+    fn draw(&self, area: &Area<'_>) -> Result<(), ChartError> {
+        let x = self.range(self.log_x, |(x, _)| *x);
+        let y = self.range(self.log_y, |(_, y)| *y);
+        let (Some(x), Some(y)) = (x, y) else {
+            return Err(ChartError::TooLittle(self.title.clone()));
+        };
+        // The lowest point is not hidden by the axis, nor the highest by the frame.
+        let log_y = y.start / 1.1..y.end * 1.1;
+        let linear_y = 0.0..y.end * 1.05;
+        match (self.log_x, self.log_y) {
+            (true, true) => self.draw_on(area, x.log_scale(), log_y.log_scale()),
+            (true, false) => self.draw_on(area, x.log_scale(), linear_y),
+            (false, true) => self.draw_on(area, x, log_y.log_scale()),
+            (false, false) => self.draw_on(area, x, linear_y),
+        }
+    }
+
+    /// From the least to the largest that can be drawn.
+    fn range(&self, log: bool, value: fn(&(f64, f64)) -> f64) -> Option<Range<f64>> {
+        let points = self.series.iter().flat_map(|series| &series.points);
+        let values = points.map(value).filter(|v| v.is_finite());
+        let values = values.filter(|v| !log || *v > 0.0);
+        let (least, largest) = values.fold((f64::MAX, f64::MIN), |(least, largest), v| {
+            (least.min(v), largest.max(v))
+        });
+        (least <= largest && (least < largest || largest > 0.0)).then(|| {
+            if least < largest {
+                least..largest
+            } else {
+                // A constant.
+                least / 2.0..largest * 2.0
+            }
+        })
+    }
+
+    fn draw_on<X, Y>(&self, area: &Area<'_>, x: X, y: Y) -> Result<(), ChartError>
+    where
+        X: AsRangedCoord<Value = f64>,
+        Y: AsRangedCoord<Value = f64>,
+        X::CoordDescType: ValueFormatter<f64>,
+        Y::CoordDescType: ValueFormatter<f64>,
+    {
+        let mut chart = ChartBuilder::on(area)
+            .caption(&self.title, ("sans-serif", 18))
+            .margin(12)
+            // The last label of the axis.
+            .margin_right(40)
+            .x_label_area_size(36)
+            .y_label_area_size(70)
+            .build_cartesian_2d(x, y)
+            .map_err(drawing)?;
+        chart.configure_mesh().draw().map_err(drawing)?;
+        for (series, color) in self.series.iter().zip(COLORS.iter().cycle()) {
+            let points = series.points.iter().copied();
+            let points = points.filter(|(x, y)| {
+                (*x > 0.0 || !self.log_x)
+                    && (*y > 0.0 || !self.log_y)
+                    && x.is_finite()
+                    && y.is_finite()
+            });
+            let drawn = match series.mark {
+                Mark::Line => chart.draw_series(LineSeries::new(points, color)),
+                Mark::Points => {
+                    chart.draw_series(points.map(|at| Circle::new(at, 3, color.filled())))
+                }
+                Mark::Bars => chart.draw_series(bars(points).map(|(from, to, y)| {
+                    Rectangle::new([(from, 0.0), (to, y)], color.mix(0.6).filled())
+                })),
+            };
+            drawn
+                .map_err(drawing)?
+                .label(&series.name)
+                .legend(move |(x, y)| PathElement::new([(x, y), (x + 20, y)], *color));
+        }
+        chart
+            .configure_series_labels()
+            .position(match self.legend {
+                Legend::UpperRight => SeriesLabelPosition::UpperRight,
+                Legend::LowerRight => SeriesLabelPosition::LowerRight,
+                Legend::UpperLeft => SeriesLabelPosition::UpperLeft,
+            })
+            .background_style(WHITE.mix(0.8))
+            .border_style(BLACK)
+            .draw()
+            .map_err(drawing)
+    }
+}
+
+/// Each from its place to that of the next; the last as wide as the one before.
+fn bars(points: impl Iterator<Item = (f64, f64)>) -> impl Iterator<Item = (f64, f64, f64)> {
+    let points: Vec<_> = points.collect();
+    let last_width = match points.as_slice() {
+        [.., (before, _), (last, _)] => last - before,
+        _ => 1.0,
+    };
+    (0..points.len()).map(move |n| {
+        let (from, y) = points[n];
+        let to = points
+            .get(n + 1)
+            .map_or(from + last_width, |(next, _)| *next);
+        (from, to, y)
+    })
+}
+
+fn drawing(error: impl std::fmt::Display) -> ChartError {
+    ChartError::Drawing(error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chart(series: Vec<Series>) -> Chart {
+        Chart {
+            title: "a <title>".to_owned(),
+            log_x: true,
+            log_y: false,
+            legend: Legend::default(),
+            series,
+        }
+    }
+
+    #[test]
+    fn every_mark_on_every_axis() {
+        let points = vec![(0.0, 1.0), (1.0, 2.0), (10.0, 0.0), (100.0, 5.0)];
+        for (log_x, log_y) in [(false, false), (false, true), (true, false), (true, true)] {
+            let series = [Mark::Line, Mark::Points, Mark::Bars].map(|mark| Series {
+                name: format!("{mark:?}"),
+                mark,
+                points: points.clone(),
+            });
+            let chart = Chart {
+                log_x,
+                log_y,
+                ..chart(series.to_vec())
+            };
+            let text = svg(&[chart.clone(), chart]).unwrap();
+            assert!(text.starts_with("<svg") && text.trim_end().ends_with("</svg>"));
+            assert!(text.contains("a &lt;title&gt;"), "{text}");
+            for name in ["Line", "Points", "Bars"] {
+                assert_eq!(text.matches(&format!("{name}\n")).count(), 2, "{text}");
+            }
+            let circles = 4 - usize::from(log_x) - usize::from(log_y);
+            assert_eq!(text.matches("<circle").count(), 2 * circles, "{text}");
+        }
+    }
+
+    #[test]
+    fn constants_can_be_drawn_and_nothing_cannot() {
+        assert!(svg(&[chart(vec![Series::line("x", vec![(1.0, 3.0), (2.0, 3.0)])])]).is_ok());
+        for points in [vec![], vec![(0.0, 0.0)], vec![(f64::NAN, f64::NAN)]] {
+            let error = svg(&[chart(vec![Series::line("x", points)])]).unwrap_err();
+            assert!(error.to_string().contains("a <title>: "), "{error}");
+        }
+    }
+
+    #[test]
+    fn by_the_ending_of_its_name() {
+        let all = [chart(vec![Series::line("x", vec![(1.0, 3.0), (2.0, 4.0)])])];
+        for (ending, begin) in [("svg", "<svg"), ("html", "<!DOCTYPE html>")] {
+            let text = document(ending, "a title", &all).unwrap();
+            assert!(text.starts_with(begin) && text.contains("</svg>"), "{text}");
+        }
+        let error = document("png", "a title", &all).unwrap_err();
+        assert!(error.to_string().contains(".svg or .html"), "{error}");
+    }
+
+    #[test]
+    fn bars_reach_to_the_next() {
+        let all: Vec<_> = bars([(1.0, 5.0), (2.0, 6.0), (4.0, 7.0)].into_iter()).collect();
+        assert_eq!(all, [(1.0, 2.0, 5.0), (2.0, 4.0, 6.0), (4.0, 6.0, 7.0)]);
+    }
+}

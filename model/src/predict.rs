@@ -1,0 +1,181 @@
+//! How long connections would be idle in disruptions with a setting, against the kernel's own timers.
+
+use std::{iter, time::Duration};
+
+use serde::Serialize;
+
+use crate::{
+    chart::{Chart, Legend, Series},
+    data::Kernel,
+};
+
+/// Points of a curve.
+const POINTS: u32 = 400;
+
+/// One disruption: how long a request and response are idle for it, milliseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Prediction {
+    /// How long everything is lost, milliseconds.
+    pub disruption_ms: f64,
+    /// Idle with the kernel's own timers, milliseconds.
+    pub kernel_ms: f64,
+    /// Idle with the policy, milliseconds.
+    pub policy_ms: f64,
+    /// Whether the policy is worse, by more than the jiffy that chance decides over.
+    pub worse: bool,
+}
+
+/// For an established connection of one small request at a time, whose smoothed RTT is steady: all is lost
+/// from the moment a request is sent. The median over where in the timer wheel's steps that is.
+#[must_use]
+pub fn predict(kernel: &Kernel, own: &Kernel, disruptions: &[Duration]) -> Vec<Prediction> {
+    let jiffy_us = 1_000_000 / kernel.hz.max(1);
+    disruptions
+        .iter()
+        .map(|disruption| {
+            let disruption_us = u64::try_from(disruption.as_micros()).unwrap_or(u64::MAX);
+            let kernel_us = kernel.median_idle_us(disruption_us);
+            let policy_us = own.median_idle_us(disruption_us);
+            Prediction {
+                disruption_ms: millis(disruption_us),
+                kernel_ms: millis(kernel_us),
+                policy_ms: millis(policy_us),
+                worse: policy_us > kernel_us + jiffy_us,
+            }
+        })
+        .collect()
+}
+
+/// 1, 2 and 5 of each power of ten of microseconds from one duration to another, both taken in.
+#[must_use]
+pub fn steps(from: Duration, to: Duration) -> Vec<Duration> {
+    let powers = iter::successors(Some(Duration::from_micros(1)), |d| d.checked_mul(10));
+    let steps = powers.flat_map(|power| [power, power * 2, power * 5]);
+    steps
+        .skip_while(|step| *step < from)
+        .take_while(|step| *step <= to)
+        .collect()
+}
+
+/// Disruptions from the least to the largest of some, evenly spread on a logarithmic axis: timers make steps,
+/// which a few points would hide.
+#[must_use]
+pub fn between(given: &[Duration]) -> Vec<Duration> {
+    let (Some(least), Some(largest)) = (given.iter().min(), given.iter().max()) else {
+        return Vec::new();
+    };
+    let (from, to) = (least.as_secs_f64().ln(), largest.as_secs_f64().ln());
+    (0..=POINTS)
+        .map(|n| {
+            Duration::from_secs_f64((from + (to - from) * f64::from(n) / f64::from(POINTS)).exp())
+        })
+        .collect()
+}
+
+/// Three charts: on logarithmic axes, on linear ones, and the improvement.
+#[must_use]
+pub fn charts(title: &str, predictions: &[Prediction]) -> [Chart; 3] {
+    let curve = |name, value: fn(&Prediction) -> f64| {
+        let points = predictions.iter().map(|p| (p.disruption_ms, value(p)));
+        Series::line(name, points.collect())
+    };
+    let idle = vec![
+        curve("kernel", |p| p.kernel_ms),
+        curve("with it", |p| p.policy_ms),
+    ];
+    let improvement = vec![
+        curve("1: no difference", |_| 1.0),
+        curve("improvement", |p| p.kernel_ms / p.policy_ms),
+    ];
+    [
+        Chart {
+            title: format!("{title}: idle, ms, by disruption, ms"),
+            log_x: true,
+            log_y: true,
+            legend: Legend::LowerRight,
+            series: idle.clone(),
+        },
+        Chart {
+            title: "the same on linear axes".to_owned(),
+            log_x: false,
+            log_y: false,
+            legend: Legend::LowerRight,
+            series: idle,
+        },
+        Chart {
+            title: "improvement: kernel's idle time by that with it (below 1: worse)".to_owned(),
+            log_x: true,
+            log_y: false,
+            legend: Legend::UpperRight,
+            series: improvement,
+        },
+    ]
+}
+
+/// Lines of comma-separated values, with a heading.
+#[must_use]
+pub fn csv(predictions: &[Prediction]) -> String {
+    let mut text = "disruption_ms,kernel_ms,policy_ms,worse\n".to_owned();
+    for p in predictions {
+        text.push_str(&format!(
+            "{},{},{},{}\n",
+            p.disruption_ms, p.kernel_ms, p.policy_ms, p.worse
+        ));
+    }
+    text
+}
+
+#[expect(clippy::cast_precision_loss, reason = "some minutes at the most")]
+fn millis(us: u64) -> f64 {
+    us as f64 / 1000.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::chart::svg;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    #[test]
+    fn worse_is_more_than_a_jiffy() {
+        let kernel = Kernel::near(250, 100);
+        let own = kernel.with_rto_min(50_000);
+        for p in predict(&kernel, &own, &steps(MS, 20_000 * MS)) {
+            assert_eq!(p.worse, p.policy_ms > p.kernel_ms + 4.0, "{p:?}");
+            assert!(p.kernel_ms >= p.disruption_ms && p.policy_ms >= p.disruption_ms);
+        }
+        let all = predict(&kernel, &own, &[200 * MS, 20 * MS]);
+        assert_eq!([all[0].worse, all[1].worse], [true, false]);
+    }
+
+    #[test]
+    fn steps_of_one_two_and_five() {
+        assert_eq!(
+            steps(10 * MS, 200 * MS),
+            [10 * MS, 20 * MS, 50 * MS, 100 * MS, 200 * MS]
+        );
+        assert_eq!(steps(15 * MS, 60 * MS), [20 * MS, 50 * MS]);
+        assert_eq!(steps(30 * MS, 40 * MS), []);
+    }
+
+    #[test]
+    fn points_go_from_the_least_to_the_largest() {
+        let all = between(&[500 * MS, 10 * MS, 2000 * MS]);
+        assert_eq!(all.len(), 401);
+        let near = |a: Duration, b: Duration| a.abs_diff(b) < Duration::from_micros(1);
+        assert!(near(all[0], 10 * MS) && near(all[400], 2000 * MS));
+        assert!(all.is_sorted());
+        assert_eq!(between(&[]), Vec::new());
+    }
+
+    #[test]
+    fn three_charts() {
+        let kernel = Kernel::near(250, 100);
+        let dense = between(&[10 * MS, 2000 * MS]);
+        let all = predict(&kernel, &kernel.with_rto_min(8_000), &dense);
+        let text = svg(&charts("rto_min 8ms", &all)).unwrap();
+        assert!(text.matches("<polyline").count() >= 6, "{text}");
+        assert!(text.contains("improvement"));
+    }
+}
