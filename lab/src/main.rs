@@ -1,3 +1,11 @@
-//! The `rto-lab` binary.
+//! The `rto-lab` binary: parse, dispatch, say errors.
 
-fn main() {}
+use std::process::ExitCode;
+
+use clap::Parser as _;
+use rto_lab::{cli::Cli, commands};
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    commands::dispatch(cli.verb)
+}

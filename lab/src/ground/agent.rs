@@ -19,7 +19,7 @@ use super::{
     cgroup::Cgroup,
     names,
     notify::NotifySocket,
-    process::{alive, stdout_of},
+    process::{alive, beside, stdout_of},
 };
 
 /// Longest wait for something that should be there at once.
@@ -307,6 +307,24 @@ impl Drop for Agent {
         // By hand, not by the verb: also what a broken agent has left.
         let _gone = fs::remove_dir_all(self.pin_dir());
     }
+}
+
+/// The agent's binary: the one given, or beside this program, or on the path.
+///
+/// # Errors
+///
+/// If there is none.
+pub fn find(given: Option<&Path>) -> anyhow::Result<PathBuf> {
+    if let Some(path) = given {
+        ensure!(path.is_file(), "{}: no such program", path.display());
+        return Ok(path.to_owned());
+    }
+    let paths = std::env::var_os("PATH").unwrap_or_default();
+    let on_path = std::env::split_paths(&paths).map(|dir| dir.join("rto-agent"));
+    beside("rto-agent")
+        .ok()
+        .or_else(|| on_path.into_iter().find(|path| path.is_file()))
+        .context("rto-agent is neither beside this program nor on the path: give --agent PATH")
 }
 
 /// Removes pins that a killed run left behind.

@@ -1,0 +1,58 @@
+//! What can be said on the command line, and its help.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::{commands, ends::Role, link::Medium};
+
+/// Experiments on emulated links: what a setting of TCP retransmission timers gains and costs.
+#[derive(Debug, Parser)]
+#[command(name = "rto-lab", version)]
+pub struct Cli {
+    /// What to do
+    #[command(subcommand)]
+    pub verb: Verb,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Verb {
+    /// How long connections would be idle in disruptions, by the model
+    Predict(commands::predict::Predict),
+    /// One end of an experiment's connection
+    #[command(hide = true)]
+    End {
+        /// Which
+        #[command(subcommand)]
+        role: Role,
+    },
+}
+
+/// What every experiment takes.
+#[derive(Debug, Args)]
+pub struct Common {
+    /// A small part of it, in less than two minutes
+    #[arg(long)]
+    pub quick: bool,
+    /// Of all that is left to chance; the same seed makes the same choices again
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// Where the report goes: HTML, JSON and CSV files
+    #[arg(long, value_name = "DIR", default_value = "rto-lab-report")]
+    pub out: PathBuf,
+    /// Print JSON instead of text
+    #[arg(long)]
+    pub json: bool,
+    /// The agent's binary [default: beside this one, or on the path]
+    #[arg(long, value_name = "PATH", env = "RTO_AGENT_BIN")]
+    pub agent: Option<PathBuf>,
+}
+
+/// For experiments that can do with a veth.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct LinkArg {
+    /// Which link
+    #[arg(long, value_enum, default_value_t)]
+    pub link: Medium,
+}

@@ -1,0 +1,66 @@
+//! One file a verb.
+
+pub mod predict;
+
+use std::{
+    io::{self, Write as _},
+    process::ExitCode,
+};
+
+use serde::Serialize;
+
+use crate::{
+    cli::{Common, Verb},
+    ends, interrupt,
+    report::Report,
+};
+
+/// Runs a verb; 0: done, 1: refused or failed (2, wrong usage, is clap's).
+#[must_use]
+pub fn dispatch(verb: Verb) -> ExitCode {
+    let done = match verb {
+        Verb::Predict(args) => predict::run(&args),
+        Verb::End { role } => ends::run(&role),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) if broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("rto-lab: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Whoever reads no further wants no more.
+fn broken_pipe(error: &anyhow::Error) -> bool {
+    error
+        .chain()
+        .filter_map(|cause| cause.downcast_ref::<io::Error>())
+        .any(|cause| cause.kind() == io::ErrorKind::BrokenPipe)
+}
+
+/// Prints text, or a value as JSON.
+fn print(json: bool, value: &impl Serialize, text: impl FnOnce() -> String) -> anyhow::Result<()> {
+    let mut out = io::stdout().lock();
+    if json {
+        serde_json::to_writer_pretty(&mut out, value)?;
+        writeln!(out)?;
+    } else {
+        out.write_all(text().as_bytes())?;
+    }
+    Ok(())
+}
+
+/// Runs an experiment and gives its report out.
+#[expect(dead_code, reason = "the experiments come next")]
+fn experiment(common: &Common, run: impl FnOnce() -> anyhow::Result<Report>) -> anyhow::Result<()> {
+    interrupt::handle()?;
+    crate::ground::sweep();
+    let report = run()?;
+    report.write(&common.out)?;
+    print(common.json, &report, || report.text())?;
+    let page = common.out.join(format!("{}.html", report.name));
+    eprintln!("report: {}", page.display());
+    Ok(())
+}

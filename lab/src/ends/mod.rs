@@ -1,0 +1,53 @@
+//! Child processes at the ends of a link: `rto-lab end ROLE`, told what to do on stdin, a line an order, an
+//! answer on stdout for each.
+
+mod rr;
+
+use std::{net::SocketAddr, path::PathBuf};
+
+use clap::Subcommand;
+
+use crate::ground::process::beside;
+
+/// What an end does.
+#[derive(Debug, Subcommand)]
+pub enum Role {
+    /// Answer request/response clients; says "listening"
+    Answer(rr::Answer),
+    /// Be a request/response client that does what it is told
+    Ask(rr::Ask),
+}
+
+/// Runs a role until its work or its stdin ends.
+///
+/// # Errors
+///
+/// Those of the role.
+pub fn run(role: &Role) -> anyhow::Result<()> {
+    match role {
+        Role::Answer(args) => rr::answer(args),
+        Role::Ask(args) => rr::ask(args),
+    }
+}
+
+/// This program, also from within a test: RTO_LAB_BIN, or itself, or beside the test.
+///
+/// # Errors
+///
+/// If it was not built.
+pub fn binary() -> anyhow::Result<PathBuf> {
+    if let Some(path) = std::env::var_os("RTO_LAB_BIN") {
+        return Ok(path.into());
+    }
+    let own = std::env::current_exe()?;
+    if own.file_stem().is_some_and(|name| name == "rto-lab") {
+        return Ok(own);
+    }
+    beside("rto-lab")
+}
+
+/// Where to listen, or to connect to.
+fn socket_address(text: &str) -> Result<SocketAddr, String> {
+    text.parse()
+        .map_err(|_| format!("{text}: not an address and port, such as 10.89.0.2:4700"))
+}

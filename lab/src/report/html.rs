@@ -1,0 +1,70 @@
+//! The report as one HTML file.
+
+use maud::{DOCTYPE, Markup, PreEscaped, html};
+use rto_model::chart;
+
+use super::{Report, Table};
+
+const STYLE: &str = "
+body { font-family: sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
+table { border-collapse: collapse; margin: 1rem 0; font-size: 0.9rem }
+th, td { padding: 0.15rem 0.6rem; border-bottom: 1px solid #ccc; text-align: right }
+th:first-child, td:first-child { text-align: left }
+thead th { border-bottom: 2px solid #666 }
+svg { max-width: 100%; height: auto }
+";
+
+pub(super) fn page(report: &Report) -> anyhow::Result<String> {
+    let mut drawings = Vec::new();
+    for one in &report.charts {
+        drawings.push(chart::svg(std::slice::from_ref(one))?);
+    }
+    let title = format!("rto-lab {}", report.name);
+    let page = html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                title { (title) }
+                style { (PreEscaped(STYLE)) }
+            }
+            body {
+                h1 { (title) }
+                p { (report.question) }
+                p { (report.machine.describe()) "; seed " (report.seed) }
+                @if !report.method.is_empty() {
+                    ul {
+                        @for (name, value) in &report.method {
+                            li { (name) ": " (value) }
+                        }
+                    }
+                }
+                @if !report.findings.is_empty() {
+                    h2 { "Findings" }
+                    ul {
+                        @for finding in &report.findings { li { (finding) } }
+                    }
+                }
+                @for drawing in &drawings { (PreEscaped(drawing)) }
+                @for table in &report.tables { (markup(table)) }
+            }
+        }
+    };
+    Ok(page.into_string())
+}
+
+fn markup(table: &Table) -> Markup {
+    html! {
+        h2 { (table.title) }
+        table {
+            thead {
+                tr { @for name in &table.columns { th { (name) } } }
+            }
+            tbody {
+                @for row in &table.rows {
+                    tr { @for cell in row { td { (cell) } } }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! What an experiment found: as text, JSON, CSV and one HTML file that fetches nothing.
+
+mod html;
+mod table;
+
+use std::{fs, path::Path};
+
+use anyhow::Context as _;
+use rto_model::chart::Chart;
+use serde::Serialize;
+
+use crate::machine::Machine;
+pub use table::Table;
+
+/// What an experiment found.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// Name of the experiment; also of its files.
+    pub name: String,
+    /// What was asked, in a sentence or two.
+    pub question: String,
+    /// What it ran on.
+    pub machine: Machine,
+    /// Seed of all that was left to chance.
+    pub seed: u64,
+    /// How it was done: a value for each name.
+    pub method: Vec<(String, String)>,
+    /// What came of it, in words.
+    pub findings: Vec<String>,
+    /// The numbers.
+    pub tables: Vec<Table>,
+    /// Drawn.
+    #[serde(skip)]
+    pub charts: Vec<Chart>,
+}
+
+impl Report {
+    /// For people at a terminal.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let mut text = format!("{}\n{}\n", self.question, self.machine.describe());
+        for (name, value) in &self.method {
+            text.push_str(&format!("{name}: {value}\n"));
+        }
+        for table in &self.tables {
+            text.push_str(&format!("\n{}\n{}", table.title, table.text()));
+        }
+        if !self.findings.is_empty() {
+            text.push('\n');
+        }
+        for finding in &self.findings {
+            text.push_str(&format!("- {finding}\n"));
+        }
+        text
+    }
+
+    /// Writes `NAME.html`, `NAME.json` and a `NAME-TABLE.csv` for each table; the directory is made if it is
+    /// not there.
+    ///
+    /// # Errors
+    ///
+    /// If a file cannot be written, or a chart not be drawn.
+    pub fn write(&self, dir: &Path) -> anyhow::Result<()> {
+        fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
+        let write = |file: String, text: &str| {
+            let path = dir.join(file);
+            fs::write(&path, text).with_context(|| path.display().to_string())
+        };
+        write(format!("{}.html", self.name), &html::page(self)?)?;
+        let json = serde_json::to_string_pretty(self)?;
+        write(format!("{}.json", self.name), &json)?;
+        for table in &self.tables {
+            write(format!("{}-{}.csv", self.name, table.name), &table.csv()?)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rto_model::chart::{Legend, Series};
+
+    use super::*;
+
+    fn report() -> Report {
+        let mut table = Table::new("idle", "Idle, ms", &["lost for, ms", "kernel", "<agent>"]);
+        table.row(["10".to_owned(), "208.0".to_owned(), "16.0".to_owned()]);
+        table.row(["200".to_owned(), "208.0".to_owned(), String::new()]);
+        Report {
+            name: "trial".to_owned(),
+            question: "Does it pay?".to_owned(),
+            machine: Machine {
+                kernel: "6.18.5".to_owned(),
+                hz: 250,
+                architecture: "x86_64".to_owned(),
+                processor: "a processor".to_owned(),
+                cores: 2,
+            },
+            seed: 1,
+            method: vec![("runs".to_owned(), "11 of each".to_owned())],
+            findings: vec!["It does, below 100 ms.".to_owned()],
+            tables: vec![table],
+            charts: vec![Chart {
+                title: "idle, ms".to_owned(),
+                log_x: false,
+                log_y: false,
+                legend: Legend::default(),
+                series: vec![Series::line("kernel", vec![(1.0, 2.0), (2.0, 3.0)])],
+            }],
+        }
+    }
+
+    #[test]
+    fn as_text() {
+        insta::assert_snapshot!(report().text());
+    }
+
+    #[test]
+    fn as_files() {
+        let dir = tempfile::tempdir().unwrap();
+        let out = dir.path().join("new");
+        report().write(&out).unwrap();
+        let read = |name: &str| fs::read_to_string(out.join(name)).unwrap();
+        let html = read("trial.html");
+        assert!(html.starts_with("<!DOCTYPE html>"), "{html}");
+        assert!(html.contains("&lt;agent&gt;") && html.contains("<svg"));
+        for fetched in ["src=", "href=", "url(", "@import"] {
+            assert!(!html.contains(fetched), "{fetched}");
+        }
+        assert_eq!(
+            read("trial-idle.csv"),
+            "\"lost for, ms\",kernel,<agent>\n10,208.0,16.0\n200,208.0,\n"
+        );
+        let json: serde_json::Value = serde_json::from_str(&read("trial.json")).unwrap();
+        assert_eq!(json["machine"]["hz"], 250);
+        assert_eq!(json["tables"][0]["rows"][1][0], "200");
+    }
+}

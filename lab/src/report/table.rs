@@ -1,0 +1,77 @@
+//! A table of a report.
+
+use comfy_table::{CellAlignment, ContentArrangement, TableStyle, presets};
+use serde::Serialize;
+
+/// A table; its cells are text, numbers without their units, which the columns' names have.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Table {
+    /// For its file.
+    pub name: String,
+    /// Above it.
+    pub title: String,
+    /// Names of its columns.
+    pub columns: Vec<String>,
+    /// Its lines.
+    pub rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    /// An empty one.
+    #[must_use]
+    pub fn new(name: &str, title: &str, columns: &[&str]) -> Self {
+        Self {
+            name: name.to_owned(),
+            title: title.to_owned(),
+            columns: columns.iter().map(|&name| name.to_owned()).collect(),
+            rows: Vec::new(),
+        }
+    }
+
+    /// One more line.
+    pub fn row(&mut self, cells: impl IntoIterator<Item = String>) {
+        self.rows.push(cells.into_iter().collect());
+    }
+
+    /// For a terminal: without lines, numbers to the right.
+    #[must_use]
+    pub fn text(&self) -> String {
+        self.drawn(presets::NOTHING)
+    }
+
+    /// For a Markdown page.
+    #[must_use]
+    pub fn markdown(&self) -> String {
+        self.drawn(presets::ASCII_MARKDOWN)
+    }
+
+    fn drawn(&self, style: TableStyle) -> String {
+        let mut table = comfy_table::Table::new();
+        table
+            .load_style(style)
+            .set_header(&self.columns)
+            .set_content_arrangement(ContentArrangement::Disabled);
+        for row in &self.rows {
+            table.add_row(row);
+        }
+        for column in table.column_iter_mut().skip(1) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+        let lines = table.lines().map(|line| format!("{}\n", line.trim_end()));
+        lines.collect()
+    }
+
+    /// Comma-separated, with a heading.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be written.
+    pub fn csv(&self) -> anyhow::Result<String> {
+        let mut writer = csv::Writer::from_writer(Vec::new());
+        writer.write_record(&self.columns)?;
+        for row in &self.rows {
+            writer.write_record(row)?;
+        }
+        Ok(String::from_utf8(writer.into_inner()?)?)
+    }
+}
