@@ -5,5 +5,6 @@
 pub mod chart;
 pub mod data;
 pub mod predict;
+pub mod published;
 pub mod syn;
 pub mod wheel;

@@ -1,41 +1,14 @@
 //! The model against published tables: how long a request/response connection between two near hosts was
-//! idle, by how long all its packets were dropped (`published/`: computed by their authors, and measured
-//! on Linux 6.5 and 6.11, HZ 1000).
+//! idle, by how long all its packets were dropped.
 
 #[cfg(test)]
 mod published {
     use std::collections::BTreeMap;
 
-    use rto_model::data::{Ideal, Kernel, RTO_MIN_US};
-
-    /// Milliseconds of idleness, by column ("thin_5ms") and disruption in microseconds.
-    type Table = BTreeMap<(String, u64), f64>;
-
-    fn table(text: &str) -> Table {
-        let mut lines = text.lines();
-        let columns: Vec<&str> = lines.next().unwrap().split(',').skip(1).collect();
-        let mut table = Table::new();
-        for line in lines {
-            let mut cells = line.split(',').map(|cell| cell.parse::<f64>().unwrap());
-            let disruption_us = (cells.next().unwrap() * 1e6).round();
-            for (column, cell) in columns.iter().zip(cells) {
-                #[expect(
-                    clippy::cast_possible_truncation,
-                    clippy::cast_sign_loss,
-                    reason = "rounded, and at most 20 s"
-                )]
-                table.insert(((*column).to_owned(), disruption_us as u64), cell);
-            }
-        }
-        table
-    }
-
-    /// "thin_50ms": whether thin, and rto_min in microseconds.
-    fn column(name: &str) -> (bool, u64) {
-        let (kind, rto_min) = name.split_once('_').unwrap();
-        let ms: u64 = rto_min.strip_suffix("ms").unwrap().parse().unwrap();
-        (kind == "thin", ms * 1000)
-    }
+    use rto_model::{
+        data::{Ideal, Kernel, RTO_MIN_US},
+        published::{Column, Table},
+    };
 
     #[expect(clippy::cast_precision_loss, reason = "milliseconds of some seconds")]
     fn ms(us: u64) -> f64 {
@@ -46,33 +19,34 @@ mod published {
     /// are and not bent to.
     #[test]
     fn the_computed_table() {
-        let table = table(include_str!("published/idle_theory_ms.csv"));
-        assert_eq!(table.len(), 144);
         let mut slips = BTreeMap::new();
-        for ((name, disruption_us), published) in &table {
-            let (thin, rto_us) = column(name);
-            let ideal = if thin {
-                Ideal::thin(rto_us)
+        for (column, disruption_us, published) in Table::theory().cells() {
+            let ideal = if column.thin {
+                Ideal::thin(column.rto_min_us)
             } else {
-                Ideal::thick(rto_us)
+                Ideal::thick(column.rto_min_us)
             };
-            let idle = ms(ideal.idle_us(*disruption_us));
-            if idle != *published {
+            let idle = ms(ideal.idle_us(disruption_us));
+            if idle != published {
                 println!(
-                    "{name}, {} ms: {idle} by the rule, {published} printed",
-                    ms(*disruption_us)
+                    "{column:?}, {} ms: {idle} by the rule, {published} printed",
+                    ms(disruption_us)
                 );
-                slips.insert((name.as_str(), *disruption_us), (idle, *published));
+                slips.insert((column, disruption_us), (idle, published));
             }
         }
-        let of_thick_5 = slips.keys().filter(|(name, _)| *name == "thick_5ms");
+        let thick = |rto_min_us| Column {
+            thin: false,
+            rto_min_us,
+        };
+        let of_thick_5 = slips.keys().filter(|(column, _)| *column == thick(5_000));
         assert_eq!((slips.len(), of_thick_5.count()), (25, 24));
-        for ((name, _), (idle, published)) in slips {
+        for ((column, _), (idle, published)) in slips {
             // The first timeout is left out of that column; the other is 3000 spelled 3200.
-            if name == "thick_5ms" {
+            if column == thick(5_000) {
                 assert_eq!(idle - published, 5.0);
             } else {
-                assert_eq!((name, idle, published), ("thick_200ms", 3000.0, 3200.0));
+                assert_eq!((column, idle, published), (thick(200_000), 3000.0, 3200.0));
             }
         }
     }
@@ -89,11 +63,11 @@ mod published {
 
     /// The kernel's timers against what was measured: printed cell by cell; the shares of all cells that are
     /// within 5 % and within 25 %, in percent.
-    fn compare(what: &str, text: &str, modelled: &Modelled) -> (usize, usize) {
+    fn compare(what: &str, table: &Table, modelled: &Modelled) -> (usize, usize) {
         const SRTT_US: u64 = 200;
         let mut errors = Vec::new();
-        for ((name, disruption_us), measured) in &table(text) {
-            let (thin, rto_min_us) = column(name);
+        for (column, disruption_us, measured) in table.cells() {
+            let Column { thin, rto_min_us } = column;
             let near = Kernel {
                 probe_after_us: Some((modelled.probe_after_us)(rto_min_us)),
                 ..Kernel::near(modelled.hz, SRTT_US).with_rto_min(rto_min_us)
@@ -101,13 +75,13 @@ mod published {
             let own = if thin { near.thin() } else { near };
             let ends = [Some(own), modelled.peer].into_iter().flatten();
             let idle_us = ends
-                .map(|kernel| kernel.median_idle_us(*disruption_us))
+                .map(|kernel| kernel.median_idle_us(disruption_us))
                 .min();
             let idle = ms(idle_us.unwrap());
             let error = (idle - measured) / measured;
             println!(
-                "{what}: {name}, {} ms: {idle} modelled, {measured} measured ({:+.1} %)",
-                ms(*disruption_us),
+                "{what}: {column:?}, {} ms: {idle} modelled, {measured} measured ({:+.1} %)",
+                ms(disruption_us),
                 error * 100.0
             );
             errors.push(error.abs());
@@ -127,9 +101,6 @@ mod published {
         (share(0.05), share(0.25))
     }
 
-    const V6_5: &str = include_str!("published/idle_linux_6_5_ms.csv");
-    const V6_11: &str = include_str!("published/idle_linux_6_11_ms.csv");
-
     /// Published as HZ 1000, it is a host with HZ 250: 59.8 ms are a timer of 14 jiffies of 4 ms, and 207.8 ms
     /// one of 51, each fired a jiffy later.
     #[test]
@@ -139,8 +110,8 @@ mod published {
             probe_after_us: |_| RTO_MIN_US,
             peer: None,
         };
-        let (as_published, _) = compare("Linux 6.5, HZ 1000", V6_5, &at(1000));
-        let (fits, _) = compare("Linux 6.5, HZ 250", V6_5, &at(250));
+        let (as_published, _) = compare("Linux 6.5, HZ 1000", &Table::linux_6_5(), &at(1000));
+        let (fits, _) = compare("Linux 6.5, HZ 250", &Table::linux_6_5(), &at(250));
         assert!(fits >= 95 && as_published < 60, "{fits} {as_published}");
     }
 
@@ -160,8 +131,8 @@ mod published {
             }),
             ..alone
         };
-        let (alone, _) = compare("Linux 6.11, one end", V6_11, &alone);
-        let (both, nearly) = compare("Linux 6.11, both ends", V6_11, &with_peer);
+        let (alone, _) = compare("Linux 6.11, one end", &Table::linux_6_11(), &alone);
+        let (both, nearly) = compare("Linux 6.11, both ends", &Table::linux_6_11(), &with_peer);
         assert!(both >= 85 && nearly >= 90, "{both} {nearly}");
         assert!(alone < both, "{alone}");
     }

@@ -1,0 +1,142 @@
+//! Published tables: how long a request/response connection (1 byte out, 2 bytes back, one transaction at a time)
+//! between two near hosts was idle, by how long all its packets were dropped.
+//!
+//! Columns are *thin* (linear timeouts of thin streams) or *thick*, and rto_min. One table was computed by its
+//! authors, two were measured.
+
+use std::collections::BTreeMap;
+
+/// Computed: timeouts of rto_min, that double each time (thick) or after six (thin). 25 of its 144 cells are
+/// slips (see `docs/model.md`).
+const THEORY: &str = include_str!("idle_theory_ms.csv");
+/// Measured on Linux 6.5, rto_min by route metric; published as HZ 1000, but it is HZ 250.
+const LINUX_6_5: &str = include_str!("idle_linux_6_5_ms.csv");
+/// Measured on Linux 6.11, rto_min by sysctl, HZ 1000.
+const LINUX_6_11: &str = include_str!("idle_linux_6_11_ms.csv");
+
+/// A column of such a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Column {
+    /// Whether timeouts are linear.
+    pub thin: bool,
+    /// rto_min, microseconds.
+    pub rto_min_us: u64,
+}
+
+impl Column {
+    /// Of "thin_50ms".
+    fn parse(name: &str) -> Option<Self> {
+        let (kind, rto_min) = name.split_once('_')?;
+        let ms: u64 = rto_min.strip_suffix("ms")?.parse().ok()?;
+        Some(Self {
+            thin: kind == "thin",
+            rto_min_us: ms * 1000,
+        })
+    }
+}
+
+/// Idle time in milliseconds, by column and disruption in microseconds.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Table(BTreeMap<(Column, u64), f64>);
+
+impl Table {
+    /// The one that was computed.
+    #[must_use]
+    pub fn theory() -> Self {
+        Self::parse(THEORY)
+    }
+
+    /// Measured on Linux 6.5.
+    #[must_use]
+    pub fn linux_6_5() -> Self {
+        Self::parse(LINUX_6_5)
+    }
+
+    /// Measured on Linux 6.11.
+    #[must_use]
+    pub fn linux_6_11() -> Self {
+        Self::parse(LINUX_6_11)
+    }
+
+    /// What does not parse is left out; a test counts.
+    fn parse(text: &str) -> Self {
+        let mut lines = text.lines();
+        let columns: Vec<_> = lines
+            .next()
+            .unwrap_or("")
+            .split(',')
+            .skip(1)
+            .map(Column::parse)
+            .collect();
+        let mut table = BTreeMap::new();
+        for line in lines {
+            let mut cells = line.split(',').map(str::parse::<f64>);
+            let Some(Ok(seconds)) = cells.next() else {
+                continue;
+            };
+            #[expect(
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                reason = "rounded, and some seconds"
+            )]
+            let disruption_us = (seconds * 1e6).round() as u64;
+            for (column, cell) in columns.iter().zip(cells) {
+                if let (Some(column), Ok(cell)) = (column, cell) {
+                    table.insert((*column, disruption_us), cell);
+                }
+            }
+        }
+        Self(table)
+    }
+
+    /// Idle time in milliseconds; `None` if there is no such cell.
+    #[must_use]
+    pub fn idle_ms(&self, column: Column, disruption_us: u64) -> Option<f64> {
+        self.0.get(&(column, disruption_us)).copied()
+    }
+
+    /// All cells: column, disruption in microseconds, idle time in milliseconds.
+    pub fn cells(&self) -> impl Iterator<Item = (Column, u64, f64)> + '_ {
+        self.0
+            .iter()
+            .map(|((column, disruption_us), idle_ms)| (*column, *disruption_us, *idle_ms))
+    }
+
+    /// The disruptions, microseconds, from the shortest.
+    #[must_use]
+    pub fn disruptions_us(&self) -> Vec<u64> {
+        let mut all: Vec<u64> = self
+            .0
+            .keys()
+            .map(|(_, disruption_us)| *disruption_us)
+            .collect();
+        all.sort_unstable();
+        all.dedup();
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_cell_is_there() {
+        for (table, cells) in [
+            (Table::theory(), 144),
+            (Table::linux_6_5(), 96),
+            (Table::linux_6_11(), 144),
+        ] {
+            assert_eq!(table.cells().count(), cells);
+            assert_eq!(table.disruptions_us().len(), 24);
+        }
+        let thin = Column {
+            thin: true,
+            rto_min_us: 5_000,
+        };
+        let table = Table::linux_6_11();
+        assert_eq!(table.idle_ms(thin, 10_000), Some(14.9));
+        assert_eq!(table.idle_ms(thin, 1_500_000), Some(1667.9));
+        assert_eq!(table.idle_ms(thin, 11_000), None);
+    }
+}
