@@ -20,6 +20,8 @@ pub struct Cli {
 pub enum Verb {
     /// How long connections would be idle in disruptions, by the model
     Predict(commands::predict::Predict),
+    /// How long a connection is idle if all its packets are lost for a while, by rto_min and backoff
+    Blackout(commands::blackout::Blackout),
     /// One end of an experiment's connection
     #[command(hide = true)]
     End {

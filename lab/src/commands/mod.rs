@@ -1,5 +1,6 @@
 //! One file a verb.
 
+pub mod blackout;
 pub mod predict;
 
 use std::{
@@ -19,6 +20,7 @@ use crate::{
 #[must_use]
 pub fn dispatch(verb: Verb) -> ExitCode {
     let done = match verb {
+        Verb::Blackout(args) => blackout::run(&args),
         Verb::Predict(args) => predict::run(&args),
         Verb::End { role } => ends::run(&role),
     };
@@ -53,7 +55,6 @@ fn print(json: bool, value: &impl Serialize, text: impl FnOnce() -> String) -> a
 }
 
 /// Runs an experiment and gives its report out.
-#[expect(dead_code, reason = "the experiments come next")]
 fn experiment(common: &Common, run: impl FnOnce() -> anyhow::Result<Report>) -> anyhow::Result<()> {
     interrupt::handle()?;
     crate::ground::sweep();

@@ -1,5 +1,7 @@
 //! The experiments, and what they have in common.
 
+pub mod blackout;
+
 use std::{
     net::{IpAddr, SocketAddr},
     path::{Path, PathBuf},

@@ -94,8 +94,17 @@ impl Dialogue {
     ///
     /// If it ends instead.
     pub fn ask(&mut self, order: &str) -> anyhow::Result<String> {
-        writeln!(self.orders, "{order}")?;
+        self.tell(order)?;
         self.reply().with_context(|| order.to_owned())
+    }
+
+    /// Gives an order whose answer is fetched later.
+    ///
+    /// # Errors
+    ///
+    /// If it has ended.
+    pub fn tell(&mut self, order: &str) -> anyhow::Result<()> {
+        writeln!(self.orders, "{order}").with_context(|| order.to_owned())
     }
 
     /// What it says next.

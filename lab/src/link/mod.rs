@@ -17,6 +17,7 @@ mod tun;
 
 use std::{
     net::IpAddr,
+    thread,
     time::{Duration, Instant},
 };
 
@@ -55,6 +56,21 @@ impl Medium {
 /// A rule in force.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RuleId(u64);
+
+/// A time without packets that has begun.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Dark {
+    rule: RuleId,
+    from: Instant,
+    length: Duration,
+}
+
+impl Dark {
+    /// Sleeps until its end.
+    fn sleep(&self) {
+        thread::sleep((self.from + self.length).saturating_duration_since(Instant::now()));
+    }
+}
 
 /// A time without packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,10 +112,17 @@ pub trait Link: Send + Sync {
     /// If it cannot be ended.
     fn remove(&self, rule: RuleId) -> anyhow::Result<u64>;
 
-    /// Drops all of these for so long, beginning at once; returns when it is over.
+    /// Begins to drop all of these, for so long.
     ///
     /// # Errors
     ///
     /// If this link cannot.
-    fn blackout(&self, matching: Matching, length: Duration) -> anyhow::Result<Blackout>;
+    fn darken(&self, matching: Matching, length: Duration) -> anyhow::Result<Dark>;
+
+    /// Waits until it is over.
+    ///
+    /// # Errors
+    ///
+    /// If this link cannot end it.
+    fn brighten(&self, dark: Dark) -> anyhow::Result<Blackout>;
 }

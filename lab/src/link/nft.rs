@@ -4,14 +4,13 @@
 use std::{
     net::IpAddr,
     sync::atomic::{AtomicU64, Ordering},
-    thread,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, bail};
 
 use super::{
-    Blackout, Link, RuleId,
+    Blackout, Dark, Link, RuleId,
     packet::{Direction, Kind},
     rule::{Matching, Rule, When, Which},
 };
@@ -114,17 +113,23 @@ impl Link for Veth {
         Ok(dropped)
     }
 
-    fn blackout(&self, matching: Matching, length: Duration) -> anyhow::Result<Blackout> {
+    fn darken(&self, matching: Matching, length: Duration) -> anyhow::Result<Dark> {
         let rule = self.drops(Rule::new(matching, Which::All))?;
-        // From here on both directions are closed.
-        let from = Instant::now();
-        thread::sleep(length);
+        // Only now are both directions closed.
+        Ok(Dark {
+            rule,
+            from: Instant::now(),
+            length,
+        })
+    }
+
+    fn brighten(&self, dark: Dark) -> anyhow::Result<Blackout> {
+        dark.sleep();
         let until = Instant::now();
-        let dropped = self.remove(rule)?;
         Ok(Blackout {
-            from,
+            from: dark.from,
             until,
-            dropped,
+            dropped: self.remove(dark.rule)?,
         })
     }
 }

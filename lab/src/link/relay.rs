@@ -22,7 +22,7 @@ use nix::{
 use rand::{RngExt as _, SeedableRng as _, rngs::ChaCha8Rng};
 
 use super::{
-    Blackout, Link, RuleId,
+    Blackout, Dark, Link, RuleId,
     packet::{Direction, Flows, Packet},
     path::{Fate, Hop, Path},
     rule::{Active, Matching, Rule, When, Which},
@@ -231,19 +231,23 @@ impl Link for Relay {
         Ok(dropped)
     }
 
-    fn blackout(&self, matching: Matching, length: Duration) -> anyhow::Result<Blackout> {
+    fn darken(&self, matching: Matching, length: Duration) -> anyhow::Result<Dark> {
         let from = Instant::now();
         let rule = self.add(Rule {
             matching,
             which: Which::All,
             when: When::Between(from, length),
         });
-        thread::sleep(length);
-        let dropped = self.remove(rule)?;
+        Ok(Dark { rule, from, length })
+    }
+
+    fn brighten(&self, dark: Dark) -> anyhow::Result<Blackout> {
+        // It ends by itself.
+        dark.sleep();
         Ok(Blackout {
-            from,
-            until: from + length,
-            dropped,
+            from: dark.from,
+            until: dark.from + dark.length,
+            dropped: self.remove(dark.rule)?,
         })
     }
 }

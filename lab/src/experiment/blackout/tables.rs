@@ -1,0 +1,434 @@
+//! What the runs say.
+
+use std::collections::BTreeMap;
+
+use rto_model::{
+    chart::{Chart, Legend, Mark, Series},
+    published::Table as Published,
+};
+
+use super::{
+    Done, Heading, SRTT_US,
+    plan::{Cell, Setting, Way, ms},
+};
+use crate::{
+    report::{Report, Table},
+    summary::{median, quantile},
+};
+
+/// Worse is more than a jiffy and this share: chance decides over less.
+const SHARE: f64 = 0.02;
+
+/// Medians of the cells, milliseconds.
+struct Medians(BTreeMap<Cell, f64>);
+
+impl Medians {
+    fn of(done: &[Done]) -> Self {
+        let mut all: BTreeMap<Cell, Vec<f64>> = BTreeMap::new();
+        for one in done {
+            all.entry(one.run.cell).or_default().push(ms(one.idle_us));
+        }
+        let medians = all.into_iter();
+        Self(
+            medians
+                .filter_map(|(cell, values)| Some((cell, median(&values)?)))
+                .collect(),
+        )
+    }
+
+    fn get(&self, way: Way, setting: Setting, disruption_us: u64) -> Option<f64> {
+        let cell = Cell {
+            way,
+            setting,
+            disruption_us,
+        };
+        self.0.get(&cell).copied()
+    }
+
+    /// The kernel's own timers; by the agent with the kernel's values if that was not measured.
+    fn kernel(&self, disruption_us: u64) -> Option<f64> {
+        self.get(Way::Kernel, Setting::KERNEL, disruption_us)
+            .or_else(|| self.get(Way::Agent, Setting::KERNEL, disruption_us))
+    }
+}
+
+pub(super) fn report(heading: &Heading, done: &[Done]) -> Report {
+    let medians = Medians::of(done);
+    let mut tables = vec![overview(heading, &medians)];
+    tables.push(nearness(heading, &medians));
+    tables.push(spread(heading, done));
+    tables.extend(
+        heading
+            .plan
+            .settings
+            .iter()
+            .map(|s| beside(heading, &medians, *s)),
+    );
+    Report {
+        name: "blackout".to_owned(),
+        question: "How long is a connection of one small request at a time idle if all its packets are lost \
+                   for a while, by rto_min and backoff?"
+            .to_owned(),
+        machine: heading.machine.clone(),
+        seed: heading.seed,
+        method: method(heading, done),
+        findings: findings(heading, &medians),
+        tables,
+        charts: charts(heading, &medians),
+    }
+}
+
+fn method(heading: &Heading, done: &[Done]) -> Vec<(String, String)> {
+    let plan = &heading.plan;
+    let repeated: u32 = done.iter().map(|done| done.repeated).sum();
+    [
+        (
+            "transaction",
+            "1 byte out, 2 bytes back, one at a time; 40 before the disruption".to_owned(),
+        ),
+        (
+            "disruption",
+            "all packets of the connection in both directions, from a random moment of a transaction on"
+                .to_owned(),
+        ),
+        (
+            "value",
+            "the longest time between two responses; the median of the runs".to_owned(),
+        ),
+        ("link", format!("{:?}", heading.link).to_lowercase()),
+        (
+            "runs of a cell",
+            format!("{}; {} by route and sysctl", plan.runs, plan.control_runs),
+        ),
+        (
+            "attempts that did not count, as nothing was lost",
+            repeated.to_string(),
+        ),
+    ]
+    .map(|(name, value)| (name.to_owned(), value))
+    .to_vec()
+}
+
+/// In the manner of the published tables.
+fn overview(heading: &Heading, medians: &Medians) -> Table {
+    let settings = &heading.plan.settings;
+    let way = main_way(heading);
+    let names: Vec<String> = settings.iter().map(|setting| setting.name()).collect();
+    let mut columns = vec!["lost for, ms"];
+    columns.extend(names.iter().map(String::as_str));
+    columns.push("kernel");
+    let title = format!("Idle, ms: medians, settings by {way}");
+    let mut table = Table::new("medians", &title, &columns);
+    for &disruption_us in &heading.plan.disruptions_us {
+        let mut row = vec![number(ms(disruption_us))];
+        for &setting in settings {
+            row.push(cell(medians.get(way, setting, disruption_us)));
+        }
+        row.push(cell(medians.kernel(disruption_us)));
+        table.row(row);
+    }
+    table
+}
+
+/// The agent, unless it was not asked for.
+fn main_way(heading: &Heading) -> Way {
+    let ways = &heading.plan.ways;
+    let first = ways.iter().find(|way| **way != Way::Kernel);
+    if ways.contains(&Way::Agent) {
+        Way::Agent
+    } else {
+        first.copied().unwrap_or(Way::Kernel)
+    }
+}
+
+/// One setting: measured in every way, computed, and published.
+fn beside(heading: &Heading, medians: &Medians, setting: Setting) -> Table {
+    let references = references(heading);
+    let ways: Vec<Way> = heading.plan.ways.clone();
+    let names: Vec<String> = ways.iter().map(Way::to_string).collect();
+    let mut columns = vec!["lost for, ms"];
+    columns.extend(names.iter().map(String::as_str));
+    columns.extend(references.iter().map(|(name, _)| *name));
+    let name = setting.name().replace(' ', "-");
+    let title = format!(
+        "Idle, ms: {}, measured, computed and published",
+        setting.name()
+    );
+    let mut table = Table::new(&name, &title, &columns);
+    for &disruption_us in &heading.plan.disruptions_us {
+        let mut row = vec![number(ms(disruption_us))];
+        for &way in &ways {
+            let setting = if way == Way::Kernel {
+                Setting::KERNEL
+            } else {
+                setting
+            };
+            row.push(cell(medians.get(way, setting, disruption_us)));
+        }
+        for (_, idle_ms) in &references {
+            row.push(cell(idle_ms(setting, disruption_us)));
+        }
+        table.row(row);
+    }
+    table
+}
+
+type Reference = (&'static str, Box<dyn Fn(Setting, u64) -> Option<f64>>);
+
+/// What measured values are compared with.
+fn references(heading: &Heading) -> Vec<Reference> {
+    let hz = heading.machine.hz;
+    let published = |table: Published| {
+        move |setting: Setting, disruption_us| table.idle_ms(setting.published(), disruption_us)
+    };
+    vec![
+        (
+            "theory",
+            Box::new(|setting, disruption_us| Some(setting.theory_ms(disruption_us))),
+        ),
+        (
+            "kernel model",
+            Box::new(move |setting, disruption_us| {
+                Some(setting.model_ms(hz, SRTT_US, disruption_us))
+            }),
+        ),
+        ("Linux 6.5", Box::new(published(Published::linux_6_5()))),
+        ("Linux 6.11", Box::new(published(Published::linux_6_11()))),
+    ]
+}
+
+/// How near the measured medians are to everything else.
+fn nearness(heading: &Heading, medians: &Medians) -> Table {
+    let mut table = Table::new(
+        "nearness",
+        "Measured medians against others: share of the cells whose difference is at most so much, %",
+        &[
+            "against",
+            "cells",
+            "a jiffy",
+            "1 %",
+            "5 %",
+            "10 %",
+            "25 %",
+            "median, %",
+            "worst, %",
+        ],
+    );
+    let way = main_way(heading);
+    let mut others: Vec<Reference> = references(heading);
+    for other in [Way::Route, Way::Sysctl] {
+        if heading.plan.ways.contains(&other) && other != way {
+            let medians = Medians(medians.0.clone());
+            let name = if other == Way::Route {
+                "route"
+            } else {
+                "sysctl"
+            };
+            others.push((
+                name,
+                Box::new(move |setting, disruption_us| medians.get(other, setting, disruption_us)),
+            ));
+        }
+    }
+    for (name, idle_ms) in &others {
+        let pairs = pairs(heading, medians, way, idle_ms);
+        if pairs.is_empty() {
+            continue;
+        }
+        let errors: Vec<f64> = pairs
+            .iter()
+            .map(|(m, o)| ((m - o) / o).abs() * 100.0)
+            .collect();
+        let jiffies = pairs
+            .iter()
+            .filter(|(m, o)| (m - o).abs() <= jiffy_ms(heading));
+        let share = |count: usize| format!("{}", count * 100 / pairs.len());
+        let within = |limit: f64| share(errors.iter().filter(|e| **e <= limit).count());
+        table.row([
+            (*name).to_owned(),
+            pairs.len().to_string(),
+            share(jiffies.count()),
+            within(1.0),
+            within(5.0),
+            within(10.0),
+            within(25.0),
+            format!("{:.1}", median(&errors).unwrap_or(0.0)),
+            format!("{:.0}", quantile(&errors, 1.0).unwrap_or(0.0)),
+        ]);
+    }
+    table
+}
+
+/// Measured and other, of the cells that both have.
+fn pairs(
+    heading: &Heading,
+    medians: &Medians,
+    way: Way,
+    other: &dyn Fn(Setting, u64) -> Option<f64>,
+) -> Vec<(f64, f64)> {
+    let cells = heading.plan.cells().into_iter();
+    cells
+        .filter(|cell| cell.way == way)
+        .filter_map(|cell| {
+            let Cell {
+                setting,
+                disruption_us,
+                ..
+            } = cell;
+            Some((
+                medians.get(way, setting, disruption_us)?,
+                other(setting, disruption_us)?,
+            ))
+        })
+        .collect()
+}
+
+/// How far the runs of a cell lie apart.
+fn spread(heading: &Heading, done: &[Done]) -> Table {
+    let mut table = Table::new(
+        "spread",
+        "All runs of a setting over its disruptions: idle beyond the disruption, ms",
+        &["setting", "by", "runs", "least", "median", "p90", "largest"],
+    );
+    for (way, setting) in heading.plan.posts() {
+        let of_post = done
+            .iter()
+            .filter(|done| (done.run.cell.way, done.run.cell.setting) == (way, setting));
+        let beyond: Vec<f64> = of_post
+            .map(|done| ms(done.idle_us) - ms(done.blackout_us))
+            .collect();
+        let at = |share| number(quantile(&beyond, share).unwrap_or(f64::NAN));
+        table.row([
+            setting.name(),
+            way.to_string(),
+            beyond.len().to_string(),
+            at(0.0),
+            at(0.5),
+            at(0.9),
+            at(1.0),
+        ]);
+    }
+    table
+}
+
+fn findings(heading: &Heading, medians: &Medians) -> Vec<String> {
+    let mut findings = Vec::new();
+    let way = main_way(heading);
+    for &setting in &heading.plan.settings {
+        if setting == Setting::KERNEL {
+            continue;
+        }
+        let both: Vec<(u64, f64, f64)> = heading
+            .plan
+            .disruptions_us
+            .iter()
+            .filter_map(|&disruption_us| {
+                let own = medians.get(way, setting, disruption_us)?;
+                Some((disruption_us, own, medians.kernel(disruption_us)?))
+            })
+            .collect();
+        if both.is_empty() {
+            continue;
+        }
+        let worse: Vec<_> = both
+            .iter()
+            .filter(|(_, own, kernel)| *own > kernel * (1.0 + SHARE) + jiffy_ms(heading))
+            .collect();
+        let ratios: Vec<f64> = both.iter().map(|(_, own, kernel)| kernel / own).collect();
+        let mut text = format!(
+            "{}: idle times are the kernel's own by {:.1} in the median of {} disruptions, by {:.1} at best",
+            setting.name(),
+            median(&ratios).unwrap_or(1.0),
+            both.len(),
+            quantile(&ratios, 1.0).unwrap_or(1.0)
+        );
+        if worse.is_empty() {
+            text.push_str("; worse in none.");
+        } else {
+            let cells: Vec<String> = worse
+                .iter()
+                .map(|(disruption_us, own, kernel)| {
+                    format!("{own:.0} for {kernel:.0} ms at {} ms", ms(*disruption_us))
+                })
+                .collect();
+            text.push_str(&format!(
+                "; worse in {}: {}.",
+                worse.len(),
+                cells.join(", ")
+            ));
+        }
+        findings.push(text);
+    }
+    findings
+}
+
+/// For each rto_min: measured, modelled and published; then the improvement.
+fn charts(heading: &Heading, medians: &Medians) -> Vec<Chart> {
+    let plan = &heading.plan;
+    let way = main_way(heading);
+    let curve = |idle_ms: &dyn Fn(u64) -> Option<f64>| -> Vec<(f64, f64)> {
+        let all = plan.disruptions_us.iter();
+        all.filter_map(|&us| Some((ms(us), idle_ms(us)?))).collect()
+    };
+    let mut rto_mins: Vec<u64> = plan.settings.iter().map(|s| s.rto_min_us).collect();
+    rto_mins.sort_unstable();
+    rto_mins.dedup();
+    let mut charts = Vec::new();
+    for rto_min_us in rto_mins {
+        let mut series = Vec::new();
+        for &setting in plan.settings.iter().filter(|s| s.rto_min_us == rto_min_us) {
+            let kind = if setting.thin { "thin" } else { "thick" };
+            series.push(Series {
+                name: format!("{kind}, measured"),
+                mark: Mark::Points,
+                points: curve(&|us| medians.get(way, setting, us)),
+            });
+            for (name, idle_ms) in references(heading) {
+                series.push(Series::line(
+                    &format!("{kind}, {name}"),
+                    curve(&|us| idle_ms(setting, us)),
+                ));
+            }
+        }
+        charts.push(Chart {
+            title: format!(
+                "rto_min {} ms: idle, ms, by disruption, ms",
+                rto_min_us / 1000
+            ),
+            log_x: true,
+            log_y: true,
+            legend: Legend::LowerRight,
+            series,
+        });
+    }
+    let improvement = plan.settings.iter().map(|&setting| {
+        let points = curve(&|us| Some(medians.kernel(us)? / medians.get(way, setting, us)?));
+        Series::line(&setting.name(), points)
+    });
+    charts.push(Chart {
+        title: "improvement: the kernel's idle time by that with the setting (below 1: worse)"
+            .to_owned(),
+        log_x: true,
+        log_y: false,
+        legend: Legend::UpperRight,
+        series: improvement.collect(),
+    });
+    // What was not measured cannot be drawn.
+    charts.retain(|chart| chart.series.iter().any(|series| series.points.len() > 1));
+    charts
+}
+
+#[expect(clippy::cast_precision_loss, reason = "some thousand at the most")]
+fn jiffy_ms(heading: &Heading) -> f64 {
+    1000.0 / heading.machine.hz as f64
+}
+
+fn cell(value: Option<f64>) -> String {
+    value.map(number).unwrap_or_default()
+}
+
+/// To a tenth of a millisecond.
+fn number(ms: f64) -> String {
+    let text = format!("{ms:.1}");
+    text.strip_suffix(".0").map_or(text.clone(), str::to_owned)
+}
