@@ -484,7 +484,6 @@ impl SplitMix64 {
     }
 
     /// The high half of a product: evenly enough for counts far below 2^64.
-    #[expect(clippy::cast_possible_truncation, reason = "below `n`")]
     const fn below(&mut self, n: u64) -> u64 {
         ((self.next() as u128 * n as u128) >> 64) as u64
     }

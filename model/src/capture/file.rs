@@ -197,7 +197,7 @@ fn pcapng<'a>(
         };
         let kind = number([t0, t1, t2, t3]);
         let length = number([l0, l1, l2, l3]) as usize;
-        if !(12..=LONGEST_BLOCK).contains(&length) || length % 4 != 0 {
+        if !(12..=LONGEST_BLOCK).contains(&length) || !length.is_multiple_of(4) {
             return Err(damaged(format!(
                 "the next block says that it is {length} bytes long"
             )));

@@ -7,7 +7,10 @@
 //! The times are those of the place of capture: they are round trips only at the host that sends, and a capture
 //! elsewhere gives the part of the path beyond it.
 
-use std::net::{IpAddr, SocketAddr};
+use std::{
+    collections::HashMap,
+    net::{IpAddr, SocketAddr},
+};
 
 use serde::Serialize;
 
@@ -229,6 +232,27 @@ impl Capture {
     pub fn retain_peers(&mut self, is_wanted: impl Fn(IpAddr) -> bool) {
         self.flows
             .retain(|flow| is_wanted(flow.to.ip().to_canonical()));
+    }
+
+    /// Keeps of each connection the direction with the longer round trips: the segments of the host at which
+    /// was captured. The other's are answered there at once, which says nothing of the path.
+    pub fn retain_far(&mut self) {
+        // The least: it is the path's, whatever ACKs were delayed.
+        let least = |flow: &Flow| {
+            let all = flow.handshake.iter().chain(&flow.data);
+            all.map(|sample| sample.rtt_us).min()
+        };
+        let by_key: HashMap<_, _> = self
+            .flows
+            .iter()
+            .map(|flow| ((flow.interface, flow.from, flow.to), least(flow)))
+            .collect();
+        self.flows.retain(|flow| {
+            let other = by_key.get(&(flow.interface, flow.to, flow.from));
+            let (own, other) = (least(flow), other.copied().flatten());
+            // If they are equal (loopback) one of them.
+            own > other || (own == other && flow.from < flow.to)
+        });
     }
 
     /// The samples of each flow, handshake first, for [`crate::study::Study::run`]; flows without any are

@@ -550,6 +550,27 @@ fn peers_can_be_chosen() {
     assert_eq!(capture.flows[0].samples().len(), 3);
 }
 
+#[test]
+fn the_far_side_is_that_with_the_longer_round_trips() {
+    let mut capture = read(&FORM.file(&connection())).unwrap();
+    capture.retain_far();
+    assert_eq!(capture.flows.len(), 1);
+    assert_eq!(capture.flows[0].to.ip(), IpAddr::from(SERVER));
+    // At the other end.
+    let delayed = connection().into_iter().map(|p| Packet {
+        at_us: p.at_us + if p.from_client { 5_000 } else { 0 },
+        ..p
+    });
+    let mut delayed: Vec<_> = delayed.collect();
+    delayed[1].at_us = 5_100;
+    delayed[2].at_us = 15_200;
+    delayed[4].at_us = 17_000;
+    delayed[7].at_us = 45_100;
+    let mut capture = read(&FORM.file(&delayed)).unwrap();
+    capture.retain_far();
+    assert_eq!(capture.flows[0].to.ip(), IpAddr::from(CLIENT));
+}
+
 /// Segments of one flow, each answered or not, some sent again: what must come out, by a plain list.
 fn oracle(script: &[(u64, u32, bool, bool)]) -> (Vec<Packet>, Vec<u64>) {
     let (mut packets, mut expected) = (Vec::new(), Vec::new());
