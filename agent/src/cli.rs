@@ -322,7 +322,7 @@ pub struct Advise {
     #[arg(long, value_name = "FILE")]
     pub pcap: Option<PathBuf>,
     /// Only connections of the capture with a peer in this prefix; may be given again for others
-    #[arg(long, short, value_name = "CIDR", requires = "pcap")]
+    #[arg(long, short, value_name = "CIDR", conflicts_with_all = ["target", "policy"])]
     pub cidr: Vec<String>,
     /// The share of needless retransmissions that is not to be exceeded, 0.001% to 50%
     #[arg(long, value_name = "PERCENT", default_value = "0.1%")]

@@ -683,10 +683,13 @@ mod tests {
         ) {
             let distribution: Distribution = times.iter().copied().collect();
             times.sort_unstable();
-            let n = ((times.len() as f64 * share).ceil() as usize).max(1) - 1;
-            prop_assert_eq!(distribution.quantile_us(share), Some(times[n]));
-            let above = times.iter().filter(|t| **t > times[n]).count() as u64;
-            prop_assert_eq!(distribution.above(times[n]), above);
+            // The first that so large a share is not above.
+            let all = times.len() as f64;
+            let expected = (1..).zip(&times).find(|(n, _)| f64::from(*n) >= share * all);
+            let (_, expected) = expected.unwrap();
+            prop_assert_eq!(distribution.quantile_us(share), Some(*expected));
+            let above = times.iter().filter(|t| *t > expected).count() as u64;
+            prop_assert_eq!(distribution.above(*expected), above);
         }
 
         #[test]

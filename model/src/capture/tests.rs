@@ -1,5 +1,10 @@
 //! Captures made packet by packet.
 
+#![expect(
+    clippy::cast_possible_truncation,
+    reason = "small numbers, and halves of times"
+)]
+
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use etherparse::PacketBuilder;

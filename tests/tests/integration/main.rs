@@ -6,6 +6,7 @@ use std::{process::ExitCode, sync::mpsc, thread, time::Duration};
 use libtest_mimic::{Arguments, Failed, Trial};
 use rto_tests::{agent, cgroup, netns, process::require};
 
+mod advise;
 mod changes;
 mod coexistence;
 mod config;
@@ -44,7 +45,7 @@ fn main() -> ExitCode {
         cgroup::sweep();
         agent::sweep();
     }
-    let groups: [(&str, &[Test]); 15] = [
+    let groups: [(&str, &[Test]); 16] = [
         // The longest first.
         ("syn_retries", syn_retries::TESTS),
         ("established", established::TESTS),
@@ -56,6 +57,7 @@ fn main() -> ExitCode {
         ("coexistence", coexistence::TESTS),
         ("config", config::TESTS),
         ("doctor", doctor::TESTS),
+        ("advise", advise::TESTS),
         ("metrics", metrics::TESTS),
         ("statistics", statistics::TESTS),
         ("watch", watch::TESTS),
