@@ -278,28 +278,6 @@ mod tests {
     }
 
     #[test]
-    fn the_finding_of_the_published_study() {
-        // No bottleneck was at hand here: a queue as a triangle stands for one. Light load: RTTs near 1 ms;
-        // overload: the queue fills and empties, 100 ms to 1.5 s. What holds for any of that shape is that a
-        // low minimum costs nothing in the first and something in the second, and 1 s the least.
-        let light: Vec<u64> = (0..400).map(|n| 1_000 + (n * 37) % 200).collect();
-        let heavy: Vec<u64> = (0..400u64)
-            .map(|n| match n % 40 {
-                // The queue's owner leaves, and another burst comes at once.
-                0..20 => 100_000,
-                n => 100_000 + (n - 20) * 70_000,
-            })
-            .collect();
-        let shares =
-            |rtts: Vec<u64>| w1(Study::every(Sampling::All), &[in_turn(rtts)], &MINIMUMS_US);
-        let (light, heavy) = (shares(light), shares(heavy));
-        assert!(light.avoided.iter().all(|(_, n)| *n == light.judged));
-        let counts: Vec<u64> = heavy.avoided.iter().map(|(_, n)| *n).collect();
-        assert!(counts.is_sorted(), "{counts:?}");
-        assert!(heavy.needless() > 0);
-    }
-
-    #[test]
     fn the_table_has_nine_weights_and_three_samplings() {
         let table = weights_table(&[windows(&[100_000; 6], 10)], &MINIMUMS_US);
         assert_eq!(table.len(), 27);
