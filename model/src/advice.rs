@@ -10,6 +10,8 @@
 //! - An rto_min lies above the peers' delayed ACK and two jiffies of a slow peer. Below it the tail loss probe
 //!   of a request without answer comes before the delayed ACK (measured: 1 in 20 requests with 8 and 20 ms,
 //!   none with 48 ms).
+//! - What counts is the first timer of a single segment: the RTO, or the tail loss probe if that is sooner (two
+//!   smoothed RTTs and rto_min). That of several segments does not depend on rto_min.
 //! - All is rounded up to jiffies. A timer of n jiffies never fires sooner.
 //!
 //! # Samples without order
@@ -25,7 +27,8 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use crate::{
-    estimator::{Linux, Sample, in_turn},
+    data::RTO_MAX_US,
+    estimator::{Estimator, Linux, Sample, in_turn},
     study::{Sampling, Study},
 };
 
@@ -123,6 +126,33 @@ impl Distribution {
     pub fn quantile_us(&self, share: f64) -> Option<u64> {
         let wanted = ((self.count as f64 * share.clamp(0.0, 1.0)).ceil() as u64).max(1);
         self.nth(wanted - 1)
+    }
+
+    /// So many samples or some more, drawn at random (always the same), as flows of 250 segments that are each sent
+    /// when the one before is answered; none of none.
+    #[must_use]
+    pub fn drawn(&self, samples: usize) -> Vec<Vec<Sample>> {
+        if self.count == 0 {
+            return Vec::new();
+        }
+        // How many come before the end of each value, so that one is found by halving.
+        let sums: Vec<(u64, u64)> = self
+            .counts
+            .iter()
+            .scan(0, |sum, (us, count)| {
+                *sum += count;
+                Some((*sum, (*us).min(RTO_MAX_US)))
+            })
+            .collect();
+        let mut random = SplitMix64(0x5274_6f41_6476_6973);
+        let mut one = || {
+            let n = random.below(self.count);
+            let index = sums.partition_point(|(sum, _)| *sum <= n);
+            sums.get(index).map_or(0, |(_, us)| *us)
+        };
+        (0..samples.div_ceil(DRAWN_FLOW))
+            .map(|_| in_turn((0..DRAWN_FLOW).map(|_| one())))
+            .collect()
     }
 
     /// The n-th shortest, from 0.
@@ -312,8 +342,15 @@ pub fn initial_rto(handshakes: &Distribution, question: &Question, present_us: u
 ///
 /// `present_us` is the value in force.
 #[must_use]
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "between the bounds"
+)]
 pub fn rto_min(round_trips: RoundTrips<'_>, question: &Question, present_us: u64) -> Advice {
     let drawn: Vec<Vec<Sample>>;
+    // As many as show a tenth of the share.
+    let wanted = (10.0 / question.share).clamp(50_000.0, 1_000_000.0) as usize;
     let (flows, count, spread_us) = match round_trips {
         RoundTrips::Flows(flows) => {
             // The first of each flow has no estimate before it.
@@ -321,7 +358,7 @@ pub fn rto_min(round_trips: RoundTrips<'_>, question: &Question, present_us: u64
             (flows, judged.sum(), 0)
         }
         RoundTrips::Unordered(times) => {
-            drawn = draw(times, question.share);
+            drawn = times.drawn(wanted);
             let from = times.quantile_us(SPREAD_FROM).unwrap_or(0);
             let to = times.quantile_us(1.0 - question.share).unwrap_or(0);
             (drawn.as_slice(), times.count(), to - from)
@@ -329,7 +366,7 @@ pub fn rto_min(round_trips: RoundTrips<'_>, question: &Question, present_us: u64
     };
     let study = Study::every(Sampling::All);
     let expected = |us: u64| {
-        let shares = study.run(&Linux::new(question.hz), flows, &[us]);
+        let shares = study.run(&FirstTimer(Linux::new(question.hz)), flows, &[us]);
         let avoided = shares.avoided.first().map_or(0, |(_, count)| *count);
         let share = share_of(shares.judged - avoided, shares.judged);
         Expected {
@@ -425,6 +462,24 @@ impl Question {
     }
 }
 
+/// When a single segment is sent again first.
+#[derive(Clone)]
+struct FirstTimer(Linux);
+
+impl Estimator for FirstTimer {
+    fn rto_us(&self) -> u64 {
+        self.0.micros(self.0.probe_jiffies())
+    }
+
+    fn take(&mut self, sample: Sample) {
+        self.0.take(sample);
+    }
+
+    fn with_minimum(&self, minimum_us: u64) -> Self {
+        Self(self.0.with_minimum(minimum_us))
+    }
+}
+
 /// The least of a range that does, where all above one that does do as well.
 fn least_that(mut first: u64, mut last: u64, does: impl Fn(u64) -> bool) -> Option<u64> {
     if !does(last) {
@@ -439,37 +494,6 @@ fn least_that(mut first: u64, mut last: u64, does: impl Fn(u64) -> bool) -> Opti
         }
     }
     Some(last)
-}
-
-/// Flows of values drawn at random: as many as show a tenth of the share.
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "between the bounds"
-)]
-fn draw(times: &Distribution, share: f64) -> Vec<Vec<Sample>> {
-    if times.count() == 0 {
-        return Vec::new();
-    }
-    let wanted = (10.0 / share).clamp(50_000.0, 1_000_000.0) as usize;
-    // What comes before each value, so that one is found by halving.
-    let sums: Vec<(u64, u64)> = times
-        .counts
-        .iter()
-        .scan(0, |sum, (us, count)| {
-            *sum += count;
-            Some((*sum, (*us).min(crate::data::RTO_MAX_US)))
-        })
-        .collect();
-    let mut random = SplitMix64(0x5274_6f41_6476_6973);
-    let mut one = || {
-        let n = random.below(times.count());
-        let index = sums.partition_point(|(sum, _)| *sum <= n);
-        sums.get(index).map_or(0, |(_, us)| *us)
-    };
-    (0..wanted.div_ceil(DRAWN_FLOW))
-        .map(|_| in_turn((0..DRAWN_FLOW).map(|_| one())))
-        .collect()
 }
 
 /// Steele, Lea and Flood's generator: always the same draws, for the same advice from the same evidence.
@@ -653,6 +677,18 @@ mod tests {
             .unwrap();
         assert!((low.expected.share - 0.02).abs() < 0.001, "{low:?}");
         assert!(low.below_delack);
+    }
+
+    #[test]
+    fn what_is_drawn_is_what_there_is() {
+        let times: Distribution = [1_000, 1_000, 1_000, 50_000].into_iter().collect();
+        let flows = times.drawn(50_000);
+        assert_eq!(flows, times.drawn(50_000));
+        let all: Vec<_> = flows.iter().flatten().map(|s| s.rtt_us).collect();
+        assert_eq!((flows.len(), all.len()), (200, 50_000));
+        let long = all.iter().filter(|us| **us == 50_000).count();
+        assert!(long.abs_diff(12_500) < 500 && all.iter().all(|us| [1_000, 50_000].contains(us)));
+        assert!(Distribution::default().drawn(10).is_empty());
     }
 
     #[test]

@@ -119,7 +119,7 @@ pub struct Rfc6298 {
 }
 
 impl Rfc6298 {
-    /// K = 4, G = 250 us, no minimum, at most 120 s, 1 s before the first sample.
+    /// K = 4, G = 250 us, no minimum, at most 120 s, 1 s before the first sample; set the fields for others.
     #[must_use]
     pub const fn new(weights: Weights) -> Self {
         Self {
@@ -240,7 +240,7 @@ impl Linux {
 
     /// Sets rto_min on a connection that has samples already, as TCP_BPF_RTO_MIN does.
     pub const fn set_rto_min(&mut self, rto_min_us: u64) {
-        self.rto_min_us = self.jiffies(rto_min_us) * 1_000_000 / self.hz;
+        self.rto_min_us = self.micros(self.jiffies(rto_min_us));
     }
 
     /// The RTO in force, jiffies.
@@ -252,6 +252,24 @@ impl Linux {
             u64::from(self.srtt_us >> 3) + u64::from(self.rttvar_us)
         };
         self.jiffies(rto_us).min(self.jiffies(self.rto_max_us))
+    }
+
+    /// After how many jiffies the tail loss probe of a single segment is due: two smoothed RTTs and rto_min, or
+    /// the RTO if that is sooner (`tcp_schedule_loss_probe()`, 6.12; before 6.11, 200 ms stood for rto_min).
+    #[must_use]
+    pub fn probe_jiffies(&self) -> u64 {
+        let rto = self.rto_jiffies();
+        if self.srtt_us == 0 {
+            return rto;
+        }
+        self.jiffies(u64::from(self.srtt_us >> 2) + self.rto_min_us)
+            .min(rto)
+    }
+
+    /// So many jiffies, microseconds.
+    #[must_use]
+    pub const fn micros(&self, jiffies: u64) -> u64 {
+        jiffies * 1_000_000 / self.hz
     }
 
     /// usecs_to_jiffies(): rounded up.
@@ -266,7 +284,7 @@ impl Linux {
 
 impl Estimator for Linux {
     fn rto_us(&self) -> u64 {
-        self.rto_jiffies() * 1_000_000 / self.hz
+        self.micros(self.rto_jiffies())
     }
 
     #[expect(
@@ -434,6 +452,25 @@ mod tests {
         });
         low.set_rto_min(200_000);
         assert_eq!(low.rto_us(), 12_000);
+    }
+
+    #[test]
+    fn the_probe_is_no_later_than_the_rto() {
+        let mut low = Linux::new(1000).with_minimum(10_000);
+        assert_eq!(low.probe_jiffies(), 1000);
+        for sample in in_turn([4_000; 30]) {
+            low.take(sample);
+        }
+        // Steady: the RTO is one smoothed RTT sooner.
+        assert_eq!((low.rto_jiffies(), low.probe_jiffies()), (14, 14));
+        // After a slow answer it is the variation that counts for the RTO, and not for the probe.
+        low.take(Sample {
+            sent_us: 1_000_000,
+            rtt_us: 84_000,
+        });
+        assert!(low.rto_jiffies() > 80);
+        // 2 * (4 + 80 / 8) + 10.
+        assert_eq!(low.probe_jiffies(), 38);
     }
 
     #[test]
