@@ -6,6 +6,7 @@ use std::{process::ExitCode, sync::mpsc, thread, time::Duration};
 use libtest_mimic::{Arguments, Failed, Trial};
 use rto_tests::{agent, cgroup, netns, process::require};
 
+mod advise;
 mod changes;
 mod coexistence;
 mod config;
@@ -57,6 +58,7 @@ fn main() -> ExitCode {
         ("coexistence", coexistence::TESTS),
         ("config", config::TESTS),
         ("doctor", doctor::TESTS),
+        ("advise", advise::TESTS),
         ("metrics", metrics::TESTS),
         ("statistics", statistics::TESTS),
         ("watch", watch::TESTS),
