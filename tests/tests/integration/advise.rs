@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Context as _, ensure};
 use rto_tests::{
     agent::World,
-    relay::{RELAY_SERVER_V4, Relay},
+    relay::{RELAY_SERVER_V4, relay},
     talk,
 };
 use serde_json::Value;
@@ -27,7 +27,7 @@ const POLICY: &str =
 
 fn of_a_link() -> anyhow::Result<()> {
     let world = World::with(POLICY)?;
-    let relay = Relay::new(&world.net)?;
+    let relay = relay(&world.net)?;
     relay.set_delay(ONE_WAY);
     {
         let _server = world.answer(to(RELAY_SERVER_V4, PORT))?;

@@ -46,7 +46,7 @@ fn main() -> ExitCode {
         cgroup::sweep();
         agent::sweep();
     }
-    let groups: [(&str, &[Test]); 16] = [
+    let groups: &[(&str, &[Test])] = &[
         // The longest first.
         ("syn_retries", syn_retries::TESTS),
         ("established", established::TESTS),
@@ -67,8 +67,8 @@ fn main() -> ExitCode {
         ("lab_blackout", lab_blackout::TESTS),
     ];
     let trials = groups
-        .into_iter()
-        .flat_map(|(group, tests)| tests.iter().map(move |test| (group, *test)))
+        .iter()
+        .flat_map(|(group, tests)| tests.iter().map(move |test| (*group, *test)))
         .map(|(group, (name, test))| {
             Trial::test(format!("{group}::{name}"), move || limited(test))
                 .with_ignored_flag(refusal.is_some())
