@@ -22,6 +22,9 @@ pub enum Verb {
     Predict(commands::predict::Predict),
     /// How long a connection is idle if all its packets are lost for a while, by rto_min and backoff
     Blackout(commands::blackout::Blackout),
+    /// How often an RTO is too short, by estimator, sampling and minimum: over generated load, a capture or the
+    /// agent's statistics
+    Estimator(commands::estimator::Estimator),
     /// One end of an experiment's connection
     #[command(hide = true)]
     End {

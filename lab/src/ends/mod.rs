@@ -1,6 +1,7 @@
 //! Child processes at the ends of a link: `rto-lab end ROLE`, told what to do on stdin, a line an order, an
 //! answer on stdout for each.
 
+mod load;
 mod rr;
 
 use std::{net::SocketAddr, path::PathBuf};
@@ -14,6 +15,12 @@ use crate::ground::process::beside;
 pub enum Role {
     /// Answer request/response clients; says "listening"
     Answer(rr::Answer),
+    /// Take whatever is sent, by TCP and UDP; says "listening"
+    Sink(load::Sink),
+    /// Send bursts over a TCP connection, at random times
+    Bursts(load::Bursts),
+    /// Send UDP packets at random times, whatever becomes of them
+    Flood(load::Flood),
     /// Be a request/response client that does what it is told
     Ask(rr::Ask),
 }
@@ -27,6 +34,9 @@ pub fn run(role: &Role) -> anyhow::Result<()> {
     match role {
         Role::Answer(args) => rr::answer(args),
         Role::Ask(args) => rr::ask(args),
+        Role::Sink(args) => load::sink(args),
+        Role::Bursts(args) => load::bursts(args),
+        Role::Flood(args) => load::flood(args),
     }
 }
 

@@ -11,6 +11,7 @@
 pub mod nft;
 pub mod packet;
 pub mod path;
+mod pcap;
 pub mod relay;
 pub mod rule;
 mod tun;
@@ -85,6 +86,11 @@ pub struct Blackout {
 
 /// What experiments need of a link, whichever it is.
 pub trait Link: Send + Sync {
+    /// Itself, if it is an emulated one, which can do more.
+    fn relay(&self) -> Option<&relay::Relay> {
+        None
+    }
+
     /// Address of the client's end.
     fn client(&self, v6: bool) -> IpAddr;
 

@@ -13,6 +13,7 @@ mod config;
 mod doctor;
 mod established;
 mod lab_blackout;
+mod lab_estimator;
 mod lifecycle;
 mod metrics;
 mod open_sockets;
@@ -65,6 +66,7 @@ fn main() -> ExitCode {
         ("relay", relay::TESTS),
         ("top", top::TESTS),
         ("lab_blackout", lab_blackout::TESTS),
+        ("lab_estimator", lab_estimator::TESTS),
     ];
     let trials = groups
         .iter()
