@@ -258,15 +258,22 @@ fn slow_for_a_while() -> anyhow::Result<()> {
     assert_sinks(&mut flow, RTO_MIN - RTT)
 }
 
+/// Of a peer farther away than rto_min as much is left as the kernel takes.
 fn at_the_floor() -> anyhow::Result<()> {
-    let link = Link::new(
-        "[policy.low]\nrto_min = \"50ms\"\nrto_restart = true\ncidrs = [\"10.89.0.0/24\"]\n",
-    )?;
+    const FAR: Duration = Duration::from_millis(120);
+    let link = Link::new(POLICIES)?;
+    link.relay.set_delay(FAR / 2);
     let mut flow = link.begin(RELAY_SERVER_V4, PORT)?;
-    assert_sinks(&mut flow, 2 * jiffy())?;
+    let mut seen = Vec::new();
+    // The RTT and 8 ms, or what it varies by on a busy machine; 100 ms more without.
+    while seen.iter().all(|rto| *rto > FAR + RTO_MIN / 2) {
+        assert!(seen.len() < 8, "{seen:?}");
+        flow.rounds(MANY / 2)?;
+        seen.push(flow.rto()?);
+    }
     flow.assert_rto_min(2 * jiffy())?;
-    let low = &link.world.json(&["stats"])?["policies"]["low"]["active"];
-    assert_eq!(low["setsockopt_failures"], json!({}), "{low:#}");
+    let active = &link.world.json(&["stats"])?["policies"]["with"]["active"];
+    assert_eq!(active["setsockopt_failures"], json!({}), "{active:#}");
     Ok(())
 }
 
