@@ -18,6 +18,7 @@ mod lifecycle;
 mod metrics;
 mod open_sockets;
 mod relay;
+mod rto_restart;
 mod statistics;
 mod syn;
 mod syn_ack;
@@ -64,6 +65,7 @@ fn main() -> ExitCode {
         ("statistics", statistics::TESTS),
         ("watch", watch::TESTS),
         ("relay", relay::TESTS),
+        ("rto_restart", rto_restart::TESTS),
         ("top", top::TESTS),
         ("lab_blackout", lab_blackout::TESTS),
         ("lab_estimator", lab_estimator::TESTS),
