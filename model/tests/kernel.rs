@@ -1,6 +1,6 @@
 //! Linux's estimator against Linux: RTTs of a capture, and what TCP_INFO said after each.
 //!
-//! kernel/linux-6.18-hz250.csv: 401 requests of one connection over loopback, Linux 6.18, HZ 250, rto_min 48 ms by
+//! kernel/linux-6.18-hz250.csv: 400 requests of one connection over loopback, Linux 6.18, HZ 250, rto_min 48 ms by
 //! the client's route (reno, `tcp_no_metrics_save`), answers after 0 to 35 ms, the peer with its own delayed ACK.
 //! The first line is the handshake. RTTs are the capture's, some microseconds longer or shorter than the kernel's own.
 
