@@ -20,6 +20,8 @@ pub struct Cli {
 pub enum Verb {
     /// How long connections would be idle in disruptions, by the model
     Predict(commands::predict::Predict),
+    /// Request and response between two hosts: latencies, idle times, and how TCP sees them
+    Rr(commands::rr::Rr),
     /// One end of an experiment's connection
     #[command(hide = true)]
     End {

@@ -1,6 +1,7 @@
 //! One file a verb.
 
 pub mod predict;
+pub mod rr;
 
 use std::{
     io::{self, Write as _},
@@ -20,6 +21,7 @@ use crate::{
 pub fn dispatch(verb: Verb) -> ExitCode {
     let done = match verb {
         Verb::Predict(args) => predict::run(&args),
+        Verb::Rr(args) => rr::run(&args),
         Verb::End { role } => ends::run(&role),
     };
     match done {
