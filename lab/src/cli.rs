@@ -22,6 +22,8 @@ pub enum Verb {
     Predict(commands::predict::Predict),
     /// Request and response between two hosts: latencies, idle times, and how TCP sees them
     Rr(commands::rr::Rr),
+    /// Round-trip times as each end's TCP and the application see them, by pause and delayed-ACK timer
+    Rtt(commands::rtt::Rtt),
     /// One end of an experiment's connection
     #[command(hide = true)]
     End {

@@ -2,6 +2,7 @@
 
 pub mod predict;
 pub mod rr;
+pub mod rtt;
 
 use std::{
     io::{self, Write as _},
@@ -22,6 +23,7 @@ pub fn dispatch(verb: Verb) -> ExitCode {
     let done = match verb {
         Verb::Predict(args) => predict::run(&args),
         Verb::Rr(args) => rr::run(&args),
+        Verb::Rtt(args) => rtt::run(&args),
         Verb::End { role } => ends::run(&role),
     };
     match done {
@@ -55,7 +57,6 @@ fn print(json: bool, value: &impl Serialize, text: impl FnOnce() -> String) -> a
 }
 
 /// Runs an experiment and gives its report out.
-#[expect(dead_code, reason = "the experiments come next")]
 fn experiment(common: &Common, run: impl FnOnce() -> anyhow::Result<Report>) -> anyhow::Result<()> {
     interrupt::handle()?;
     crate::ground::sweep();

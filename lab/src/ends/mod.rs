@@ -2,12 +2,14 @@
 //! answer on stdout for each.
 
 mod rr;
+mod rtt;
 
 use std::{net::SocketAddr, path::PathBuf};
 
 use clap::Subcommand;
 
 use crate::ground::process::beside;
+pub use rtt::Watched;
 
 /// What an end does.
 #[derive(Debug, Subcommand)]
@@ -16,6 +18,10 @@ pub enum Role {
     Answer(rr::Answer),
     /// Be a request/response client that does what it is told
     Ask(rr::Ask),
+    /// Answer request/response clients, and say how TCP sees them; says "listening"
+    WatchServer(rtt::WatchServer),
+    /// Be such a client, with pauses
+    WatchClient(rtt::WatchClient),
 }
 
 /// Runs a role until its work or its stdin ends.
@@ -27,6 +33,8 @@ pub fn run(role: &Role) -> anyhow::Result<()> {
     match role {
         Role::Answer(args) => rr::answer(args),
         Role::Ask(args) => rr::ask(args),
+        Role::WatchServer(args) => rtt::server(args),
+        Role::WatchClient(args) => rtt::client(args),
     }
 }
 

@@ -1,5 +1,7 @@
 //! The experiments, and what they have in common.
 
+pub mod rtt;
+
 use std::{
     net::{IpAddr, SocketAddr},
     path::{Path, PathBuf},

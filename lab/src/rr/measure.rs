@@ -14,7 +14,7 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use hdrhistogram::Histogram;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::{
     Broken, Client, Ending, Info, Options, Sizes, TICK,
@@ -68,7 +68,7 @@ pub enum Ended {
 }
 
 /// Times in a few numbers, microseconds.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "their names say it")]
 pub struct Times {
     pub count: u64,
