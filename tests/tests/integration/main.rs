@@ -11,6 +11,7 @@ mod coexistence;
 mod config;
 mod doctor;
 mod established;
+mod lab_rtt;
 mod lifecycle;
 mod metrics;
 mod open_sockets;
@@ -44,7 +45,7 @@ fn main() -> ExitCode {
         cgroup::sweep();
         agent::sweep();
     }
-    let groups: [(&str, &[Test]); 15] = [
+    let groups: [(&str, &[Test]); 16] = [
         // The longest first.
         ("syn_retries", syn_retries::TESTS),
         ("established", established::TESTS),
@@ -61,6 +62,7 @@ fn main() -> ExitCode {
         ("watch", watch::TESTS),
         ("relay", relay::TESTS),
         ("top", top::TESTS),
+        ("lab_rtt", lab_rtt::TESTS),
     ];
     let trials = groups
         .into_iter()

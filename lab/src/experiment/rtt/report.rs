@@ -10,7 +10,7 @@ use crate::{
     report::{Report, Table},
 };
 
-/// Published for a client with one connection over a local network: pause in ms, and min, mean, p50, p90, p99 of its latency in us.
+/// Published for one client on a local network: pause in ms; min, mean, p50, p90, p99 of its latency in us.
 const PUBLISHED: [(u64, [u64; 5]); 5] = [
     (0, [60, 101, 95, 133, 197]),
     (8, [93, 159, 149, 209, 300]),
@@ -19,10 +19,17 @@ const PUBLISHED: [(u64, [u64; 5]); 5] = [
     (41, [109, 193, 186, 246, 334]),
 ];
 
-pub(super) fn report(machine: Machine, bound: Duration, pauses: &[u64], cells: &[Cell]) -> Report {
+pub(super) fn report(
+    machine: Machine,
+    bound: Duration,
+    pauses: &[u64],
+    transactions: u64,
+    cells: &[Cell],
+) -> Report {
     let all = All {
         bound,
         pauses,
+        transactions,
         cells,
     };
     Report {
@@ -58,6 +65,8 @@ pub(super) fn report(machine: Machine, bound: Duration, pauses: &[u64], cells: &
 struct All<'a> {
     bound: Duration,
     pauses: &'a [u64],
+    /// Of each connection, also those not measured.
+    transactions: u64,
     cells: &'a [Cell],
 }
 
@@ -189,28 +198,29 @@ impl All<'_> {
         let pause = peak.pause_ms;
         let network = peak.client.info.srtt_us;
         findings.push(format!(
-            "With the kernel's own timers the server's smoothed RTT grows with the pause: at {pause} ms it is {} ms, {:.0} \
-             times the client's ({} ms), which is the network's.",
+            "With the kernel's own timers the server's smoothed RTT is longest at a pause of {pause} ms: {} ms, {:.0} \
+             times the client's ({} ms), which is the network's; without a pause it is {} ms.",
             ms(peak.server.srtt_us),
             f(peak.server.srtt_us) / f(network.max(1)),
             ms(network),
+            ms(without.server.srtt_us),
         ));
-        if let Some(last) = self.of(Setting::Kernel).last()
-            && last.pause_ms > pause
-        {
+        let beyond: Vec<&Cell> = self
+            .of(Setting::Kernel)
+            .filter(|cell| cell.pause_ms > pause)
+            .collect();
+        if let (Some(next), Some(last)) = (beyond.first(), beyond.last()) {
             let falls = 4 * last.server.srtt_us < 3 * peak.server.srtt_us;
-            let so = if falls {
-                "falls back"
-            } else {
-                "stays near that"
-            };
-            let at = self.fallen(peak).unwrap_or(last);
+            let longest = beyond.iter().map(|cell| cell.server.srtt_us).max();
             findings.push(format!(
-                "With longer pauses it {so}: {} ms at a pause of {} ms, {} ms at {} ms.",
-                ms(at.server.srtt_us),
-                at.pause_ms,
-                ms(last.server.srtt_us),
-                last.pause_ms,
+                "With longer pauses ({} ms and more) it {}: at most {} ms.",
+                next.pause_ms,
+                if falls {
+                    "falls back"
+                } else {
+                    "stays near that"
+                },
+                ms(longest.unwrap_or(0)),
             ));
         }
         for setting in [Setting::Delack, Setting::RtoMin, Setting::RtoMinServer] {
@@ -232,7 +242,7 @@ impl All<'_> {
             })
             .collect();
         findings.push(format!(
-            "The RTO is the smoothed RTT and the larger of rto_min and four deviations. At a pause of {pause} ms a server that \
+            "The RTO is the smoothed RTT plus the larger of rto_min and four mean deviations. At a pause of {pause} ms a server that \
              loses a response waits {}; without a pause {} ms with the kernel's own timers.",
             rtos.join(", "),
             ms(without.server.rto_us),
@@ -244,46 +254,46 @@ impl All<'_> {
         findings
     }
 
-    /// The first pause after the peak with less than three quarters of it.
-    fn fallen(&self, peak: &Cell) -> Option<&Cell> {
-        self.of(Setting::Kernel).find(|cell| {
-            cell.pause_ms > peak.pause_ms && 4 * cell.server.srtt_us < 3 * peak.server.srtt_us
-        })
-    }
-
     fn needless(&self, setting: Setting) -> String {
         let name = setting.name(self.bound);
         let again: Vec<&Cell> = self
             .of(setting)
             .filter(|cell| cell.server.total_retrans > 0)
             .collect();
-        let (Some(first), Some(last)) = (again.first(), again.last()) else {
+        let worst = again.iter().max_by_key(|cell| cell.server.total_retrans);
+        let Some(worst) = worst else {
             return format!("{name}: the server sent nothing again.");
         };
         let all: u32 = again.iter().map(|cell| cell.server.total_retrans).sum();
-        let of: u64 = self.of(setting).map(|cell| cell.client.latency.count).sum();
+        let most = worst.server.total_retrans;
+        let why = if setting == Setting::RtoMinServer && u64::from(most) * 2 > self.transactions {
+            ": its timer runs out before the client's delayed ACK comes, again and again."
+        } else {
+            "."
+        };
         format!(
-            "{name}: the server sent {all} segments again in vain (measured: {of} transactions), at pauses from {} to {} ms{}",
-            first.pause_ms,
-            last.pause_ms,
-            if setting == Setting::RtoMinServer {
-                ": its timers ran out before the client's delayed ACK."
-            } else {
-                "."
-            }
+            "{name}: the server sent {all} responses again in vain; at a pause of {} ms {most} of {}{why}",
+            worst.pause_ms, self.transactions,
         )
     }
 
     /// What the application has of it.
     fn application(&self, pause: u64) -> Option<String> {
         let median = |setting, pause| Some(self.at(setting, pause)?.client.latency.p50_us);
+        let published = |(at, _): &&(u64, _)| self.pauses.contains(at);
+        let longest = PUBLISHED.iter().rfind(published)?;
         Some(format!(
             "The application sees a median of {} us without a pause and {} us at {pause} ms ({} us with {}): what the \
-             server's TCP sees beyond that is the client's pause, not the network.",
+             server's TCP sees beyond that is the client's pause, not the network. Published: {} us without a pause, {} us at \
+             {} ms, for which {} us were measured.",
             median(Setting::Kernel, 0)?,
             median(Setting::Kernel, pause)?,
             median(Setting::Delack, pause)?,
             Setting::Delack.name(self.bound),
+            PUBLISHED[0].1[2],
+            longest.1[2],
+            longest.0,
+            median(Setting::Kernel, longest.0)?,
         ))
     }
 }
@@ -298,4 +308,78 @@ fn ms(us: u32) -> String {
 )]
 fn f(number: impl Into<u64>) -> f64 {
     number.into() as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        ends::Watched,
+        rr::{Info, measure::Times},
+    };
+
+    /// As the mechanism would have it: the shorter of the pause and the timer, and a network of 0.2 ms.
+    fn cell(setting: Setting, pause_ms: u64) -> Cell {
+        let timer = match setting {
+            Setting::Kernel | Setting::RtoMinServer => 40,
+            Setting::Delack | Setting::RtoMin => 8,
+        };
+        let rto_min = match setting {
+            Setting::Kernel | Setting::Delack => 200,
+            Setting::RtoMin | Setting::RtoMinServer => 8,
+        };
+        let waits = if pause_ms < 40 {
+            pause_ms.min(timer)
+        } else {
+            0
+        };
+        let info = |ms: u64, again| Info {
+            srtt_us: u32::try_from(ms * 1000 + 200).unwrap(),
+            rto_us: u32::try_from((ms + rto_min + 4) * 1000).unwrap(),
+            total_retrans: again,
+            ..Info::default()
+        };
+        let needless = setting == Setting::RtoMinServer && waits > 8;
+        Cell {
+            setting,
+            pause_ms,
+            client: Watched {
+                port: 1,
+                latency: Times {
+                    count: 60,
+                    min_us: 50 + pause_ms,
+                    mean_us: 100.0,
+                    p50_us: 90 + pause_ms,
+                    p90_us: 150,
+                    p99_us: 300,
+                    p99_9_us: 400,
+                    max_us: 500,
+                    stddev_us: 1.0,
+                },
+                info: info(0, 0),
+            },
+            server: info(waits, if needless { 98 } else { 0 }),
+        }
+    }
+
+    #[test]
+    fn in_words() {
+        let pauses = [0, 8, 30, 60];
+        let cells: Vec<Cell> = pauses
+            .iter()
+            .flat_map(|pause| Setting::ALL.map(|setting| cell(setting, *pause)))
+            .collect();
+        let machine = Machine {
+            kernel: "6.18.5".to_owned(),
+            hz: 250,
+            architecture: "x86_64".to_owned(),
+            processor: "a processor".to_owned(),
+            cores: 2,
+        };
+        let report = report(machine, Duration::from_millis(8), &pauses, 100, &cells);
+        insta::assert_snapshot!(report.text());
+        for chart in &report.charts {
+            rto_model::chart::svg(std::slice::from_ref(chart)).unwrap();
+        }
+    }
 }
