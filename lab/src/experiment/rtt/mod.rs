@@ -7,7 +7,11 @@
 
 mod report;
 
-use std::{path::Path, time::Duration};
+use std::{
+    path::Path,
+    thread,
+    time::{Duration, Instant},
+};
 
 use anyhow::Context as _;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -30,6 +34,8 @@ const FIRST: u8 = 61;
 const LOAD: f64 = 400.0;
 /// A transaction over the emulated link and what goes with it.
 const TRANSACTION: Duration = Duration::from_micros(400);
+/// How often a wait looks for signals.
+const TICK: Duration = Duration::from_millis(50);
 /// What the policies set, if that is two jiffies.
 const BOUND: Duration = Duration::from_millis(8);
 
@@ -224,6 +230,8 @@ fn together(
     skip: usize,
     count: usize,
 ) -> anyhow::Result<Vec<Cell>> {
+    let longest = wave.iter().map(|(_, pause)| *pause).max().unwrap_or(0);
+    let end = Instant::now() + Duration::from_millis(longest * (skip + count) as u64);
     let (skip, count) = (skip.to_string(), count.to_string());
     let mut clients = Vec::new();
     for (setting, pause) in wave {
@@ -234,6 +242,11 @@ fn together(
                 .field
                 .client("watch-client", &args)?,
         );
+    }
+    // Their answers cannot come sooner, and who only waits for an answer hears no signal.
+    while Instant::now() < end {
+        interrupt::check()?;
+        thread::sleep(TICK);
     }
     let mut cells = Vec::new();
     for (&(setting, pause_ms), client) in wave.iter().zip(&mut clients) {
