@@ -226,7 +226,8 @@ impl All<'_> {
         for setting in [Setting::Delack, Setting::RtoMin, Setting::RtoMinServer] {
             if let (Some(cell), Some(most)) = (self.at(setting, pause), highest(setting)) {
                 findings.push(format!(
-                    "{}: the server's smoothed RTT is {} ms at a pause of {pause} ms, and nowhere above {} ms (at {} ms).",
+                    "{}: the server's smoothed RTT is {} ms at a pause of {pause} ms, and nowhere \
+                     above {} ms (at {} ms).",
                     setting.name(self.bound),
                     ms(cell.server.srtt_us),
                     ms(most.server.srtt_us),
