@@ -25,6 +25,10 @@ pub enum Verb {
     /// How often an RTO is too short, by estimator, sampling and minimum: over generated load, a capture or the
     /// agent's statistics
     Estimator(commands::estimator::Estimator),
+    /// Request and response between two hosts: latencies, idle times, and how TCP sees them
+    Rr(commands::rr::Rr),
+    /// Round-trip times as each end's TCP and the application see them, by pause and delayed-ACK timer
+    Rtt(commands::rtt::Rtt),
     /// One end of an experiment's connection
     #[command(hide = true)]
     End {

@@ -3,6 +3,8 @@
 pub mod blackout;
 pub mod estimator;
 pub mod predict;
+pub mod rr;
+pub mod rtt;
 
 use std::{
     io::{self, Write as _},
@@ -24,6 +26,8 @@ pub fn dispatch(verb: Verb) -> ExitCode {
         Verb::Blackout(args) => blackout::run(&args),
         Verb::Estimator(args) => estimator::run(&args),
         Verb::Predict(args) => predict::run(&args),
+        Verb::Rr(args) => rr::run(&args),
+        Verb::Rtt(args) => rtt::run(&args),
         Verb::End { role } => ends::run(&role),
     };
     match done {

@@ -3,12 +3,14 @@
 
 mod load;
 mod rr;
+mod rtt;
 
 use std::{net::SocketAddr, path::PathBuf};
 
 use clap::Subcommand;
 
 use crate::ground::process::beside;
+pub use rtt::Watched;
 
 /// What an end does.
 #[derive(Debug, Subcommand)]
@@ -23,6 +25,10 @@ pub enum Role {
     Flood(load::Flood),
     /// Be a request/response client that does what it is told
     Ask(rr::Ask),
+    /// Answer request/response clients, and say how TCP sees them; says "listening"
+    WatchServer(rtt::WatchServer),
+    /// Be such a client, with pauses
+    WatchClient(rtt::WatchClient),
 }
 
 /// Runs a role until its work or its stdin ends.
@@ -37,6 +43,8 @@ pub fn run(role: &Role) -> anyhow::Result<()> {
         Role::Sink(args) => load::sink(args),
         Role::Bursts(args) => load::bursts(args),
         Role::Flood(args) => load::flood(args),
+        Role::WatchServer(args) => rtt::server(args),
+        Role::WatchClient(args) => rtt::client(args),
     }
 }
 

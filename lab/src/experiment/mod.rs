@@ -2,6 +2,7 @@
 
 pub mod blackout;
 pub mod estimator;
+pub mod rtt;
 
 use std::{
     net::{IpAddr, SocketAddr},

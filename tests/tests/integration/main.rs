@@ -14,6 +14,7 @@ mod doctor;
 mod established;
 mod lab_blackout;
 mod lab_estimator;
+mod lab_rtt;
 mod lifecycle;
 mod metrics;
 mod open_sockets;
@@ -69,6 +70,7 @@ fn main() -> ExitCode {
         ("top", top::TESTS),
         ("lab_blackout", lab_blackout::TESTS),
         ("lab_estimator", lab_estimator::TESTS),
+        ("lab_rtt", lab_rtt::TESTS),
     ];
     let trials = groups
         .iter()
