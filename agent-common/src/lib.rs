@@ -9,13 +9,14 @@
 pub mod address;
 pub mod event;
 pub mod histogram;
+pub mod restart;
 pub mod syncnt;
 
 use event::COMM_LEN;
 use histogram::Histogram;
 
 /// Version of every struct and map below; it is part of the pins' directory name.
-pub const LAYOUT_VERSION: u32 = 3;
+pub const LAYOUT_VERSION: u32 = 4;
 
 /// Slots of the `POLICIES` array.
 pub const MAX_POLICIES: u32 = 1024;
@@ -196,8 +197,9 @@ pub struct Policy {
     pub gain_us: [[i32; GAINS]; 2],
     /// TCP_SYNCNT to set, by the value in force on the socket; 0 leaves it.
     pub syn_retries: [u8; SYN_RETRIES_LEN],
-    /// Keeps the size a multiple of 8.
-    pub reserved: u32,
+    /// Jiffies a second, where `rto_min_us` is lowered while few segments are outstanding
+    /// ([`restart`]); 0: it is not.
+    pub restart_hz: u32,
 }
 
 /// Retransmissions that [`Policy::gain_us`] tells apart; more count as the last.
@@ -387,6 +389,11 @@ pub struct SocketState {
     pub pid: u32,
     /// Its name, padded with NUL.
     pub comm: [u8; COMM_LEN],
+    /// [`Policy::restart_hz`] this connection began with; 0 once somebody else has set the option.
+    pub restart_hz: u32,
+    /// [`Policy::rto_min_us`] this connection began with, where `restart_hz` is not 0. (What is set now
+    /// is in `rto_min`.)
+    pub restart_rto_min_us: u32,
 }
 
 /// One option of a socket, so that it can be given back.
@@ -561,7 +568,7 @@ impl Policy {
         initial_rto_us: 0,
         gain_us: [[0; GAINS]; 2],
         syn_retries: [0; SYN_RETRIES_LEN],
-        reserved: 0,
+        restart_hz: 0,
     };
 
     /// The name without its padding; `None` for a free slot or bytes that are not UTF-8.
@@ -590,7 +597,7 @@ const _: () = {
     assert!(size_of::<Policy>() == 64 + 9 * 4 + 64 + 128 + 4);
     assert!(size_of::<Counters>() == 256);
     assert!(size_of::<Statistics>() == 256 + 2 * (8 + 8 * histogram::BUCKETS));
-    assert!(size_of::<SocketState>() == 72 + 5 * 12 + 5 * 4 + 16);
+    assert!(size_of::<SocketState>() == 72 + 5 * 12 + 5 * 4 + 16 + 8);
     assert!(size_of::<WalkControl>() == 24);
     assert!(size_of::<WalkCounts>() == 16);
     assert!(size_of::<Probe>() == 8 * 19);

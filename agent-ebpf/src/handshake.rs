@@ -12,6 +12,7 @@ use rto_agent_ebpf::{
 
 use crate::{
     hook::argument,
+    options::Target,
     socket::{self, read},
     tables::{self, Tally, Times},
 };
@@ -147,6 +148,11 @@ pub(crate) fn rtt_sample(ctx: &SockOpsContext) {
     let Some(state) = socket::policy_state(ctx) else {
         return;
     };
+    if state.restart_hz != 0 {
+        let (srtt_us, outstanding) = (socket::srtt_us(ctx), socket::packets_out(ctx));
+        let tally = Tally::of_socket(state);
+        Target::of(ctx).restart(state, srtt_us, outstanding, tally);
+    }
     if state.in_question != 0 {
         state.samples += 1;
         reconsider(ctx, state, false);

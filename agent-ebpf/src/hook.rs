@@ -34,6 +34,9 @@ fn wanted(state: &SocketState) -> u32 {
     if state.linear_retries != 0 {
         flags |= RTO_CB_FLAG;
     }
+    if state.restart_hz != 0 {
+        flags |= RTT_CB_FLAG;
+    }
     flags
 }
 
@@ -141,8 +144,7 @@ fn acknowledged(ctx: &SockOpsContext) -> u64 {
 /// Whether linear mode is for this stream at all (`tcp_stream_is_thin()`, Linux 6.12).
 #[inline(always)]
 fn is_thin(ctx: &SockOpsContext) -> bool {
-    // SAFETY: a field of the context.
-    unsafe { read(&raw const (*ctx.ops).packets_out) < 4 }
+    socket::packets_out(ctx) < 4
 }
 
 /// RETRANS_CB: a segment was sent again. The arguments: its sequence number, how many segments

@@ -15,6 +15,7 @@ use aya_ebpf::{
 use rto_agent_common::{
     Policy, Remembered, SockOpt, SocketState,
     policy_flags::{THIN_LINEAR, THIN_LINEAR_SET},
+    restart,
 };
 use rto_agent_ebpf::counter::Counter;
 
@@ -181,6 +182,41 @@ impl Target {
         );
     }
 
+    /// rto_min for a smoothed RTT and a number of outstanding segments, where the policy has
+    /// `rto_restart`; the kernel is asked only where that is another than was set last.
+    #[inline(always)]
+    pub(crate) fn restart(
+        self,
+        state: &mut SocketState,
+        srtt_us: u32,
+        outstanding: u32,
+        tally: Tally,
+    ) {
+        let base_us = state.restart_rto_min_us;
+        let wanted = restart::rto_min_us(base_us, srtt_us, state.restart_hz, outstanding);
+        // Where the socket had the policy's value already, nothing was set yet.
+        let last = if state.rto_min.is_set != 0 {
+            state.rto_min.value
+        } else {
+            base_us
+        };
+        if srtt_us == 0 || wanted == last {
+            return;
+        }
+        let in_force = self.get(SockOpt::RtoMin);
+        // Somebody has set another since: that stands.
+        let is_another = in_force.is_some_and(|value| value != last);
+        if is_another || !self.set(SockOpt::RtoMin, wanted, tally) {
+            state.restart_hz = 0;
+            return;
+        }
+        state.rto_min = Remembered {
+            is_set: 1,
+            value: wanted,
+            before: state.rto_min.before(in_force),
+        };
+    }
+
     /// The options of a policy that may stand before the handshake is over.
     #[inline(always)]
     pub(crate) fn apply(
@@ -196,6 +232,8 @@ impl Target {
             None
         };
         state.linear_retries = policy.linear_retries;
+        state.restart_hz = policy.restart_hz;
+        state.restart_rto_min_us = policy.rto_min_us;
         self.all(
             state,
             [
@@ -218,6 +256,7 @@ impl Target {
         tally: Tally,
     ) -> Settled {
         state.linear_retries = 0;
+        state.restart_hz = 0;
         let settled = self.all(state, [None; 4], defaults, tally);
         settled.and(self.user_timeout(state, 0, tally))
     }

@@ -70,6 +70,13 @@ pub(crate) fn srtt_us(ctx: &SockOpsContext) -> u32 {
     unsafe { read(&raw const (*ctx.ops).srtt_us) >> 3 }
 }
 
+/// Its segments that are sent and not yet acknowledged.
+#[inline(always)]
+pub(crate) fn packets_out(ctx: &SockOpsContext) -> u32 {
+    // SAFETY: a field of the context.
+    unsafe { read(&raw const (*ctx.ops).packets_out) }
+}
+
 /// The least RTT it has seen lately, microseconds; `u32::MAX`: none yet.
 #[inline(always)]
 pub(crate) fn rtt_min_us(ctx: &SockOpsContext) -> u32 {

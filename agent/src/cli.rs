@@ -145,6 +145,9 @@ pub struct SettingsArgs {
     /// Lower bound of the RTO of an established connection (2 jiffies to 200ms)
     #[arg(long, value_name = "DURATION")]
     pub rto_min: Option<String>,
+    /// Lower --rto-min by the smoothed RTT while fewer than 4 segments are outstanding (experimental)
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
+    pub rto_restart: Option<bool>,
     /// Longest delay of an ACK (2 jiffies to 200ms)
     #[arg(long, value_name = "DURATION")]
     pub delack_max: Option<String>,
@@ -273,11 +276,14 @@ pub struct Predict {
     #[expect(missing_docs, reason = "documented at its type")]
     pub config: ConfigArg,
     /// A policy of the configuration; or else the values below
-    #[arg(long, short, value_name = "NAME", conflicts_with_all = ["rto_min", "thin_linear", "linear_retries", "rto_max"])]
+    #[arg(long, short, value_name = "NAME", conflicts_with_all = ["rto_min", "rto_restart", "thin_linear", "linear_retries", "rto_max"])]
     pub policy: Option<String>,
     /// Lower bound of the RTO
     #[arg(long, value_name = "DURATION")]
     pub rto_min: Option<String>,
+    /// Lower --rto-min by the smoothed RTT while fewer than 4 segments are outstanding (experimental)
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
+    pub rto_restart: Option<bool>,
     /// Linear instead of exponential backoff for thin streams
     #[arg(long, value_name = "BOOL")]
     pub thin_linear: Option<bool>,

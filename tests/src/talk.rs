@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, path::Path, time::Duration};
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, bail, ensure};
 
 use crate::process::{Dialogue, beside, command_in, stdout_of};
 
@@ -112,6 +112,17 @@ impl Talk {
     pub fn option(&mut self, number: i32) -> anyhow::Result<i32> {
         let reply = self.client.ask(&format!("option {number}"))?;
         reply.parse().with_context(|| reply.clone())
+    }
+
+    /// Sets an option of [`option`], as the application may.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel does not take it.
+    pub fn set_option(&mut self, number: i32, value: i32) -> anyhow::Result<()> {
+        let reply = self.client.ask(&format!("set {number} {value}"))?;
+        ensure!(reply == "set", "{reply}");
+        Ok(())
     }
 
     /// Waits until the connection fails: the errno's name, and how long it took.

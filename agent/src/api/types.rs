@@ -60,6 +60,9 @@ pub struct SettingsSpec {
     /// "5ms".
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rto_min: Option<String>,
+    /// On or off; on needs `rto_min`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rto_restart: Option<bool>,
     /// "5ms".
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub delack_max: Option<String>,
@@ -109,6 +112,7 @@ impl SettingsSpec {
         Ok(Settings {
             initial_rto: duration("initial_rto", &self.initial_rto)?,
             rto_min: duration("rto_min", &self.rto_min)?,
+            rto_restart: self.rto_restart,
             delack_max: duration("delack_max", &self.delack_max)?,
             thin_linear: self.thin_linear,
             linear_retries: self.linear_retries,
@@ -129,6 +133,7 @@ impl From<&Settings> for SettingsSpec {
         Self {
             initial_rto: text(settings.initial_rto),
             rto_min: text(settings.rto_min),
+            rto_restart: settings.rto_restart,
             delack_max: text(settings.delack_max),
             thin_linear: settings.thin_linear,
             linear_retries: settings.linear_retries,

@@ -31,6 +31,7 @@ fn spec(args: SettingsArgs) -> SettingsSpec {
     let SettingsArgs {
         initial_rto,
         rto_min,
+        rto_restart,
         delack_max,
         thin_linear,
         linear_retries,
@@ -42,6 +43,7 @@ fn spec(args: SettingsArgs) -> SettingsSpec {
     SettingsSpec {
         initial_rto,
         rto_min,
+        rto_restart,
         delack_max,
         thin_linear,
         linear_retries,

@@ -93,6 +93,7 @@ fn settings(args: &Predict, host: &HostFacts) -> anyhow::Result<(PolicyName, Set
     }
     let spec = SettingsSpec {
         rto_min: args.rto_min.clone(),
+        rto_restart: args.rto_restart,
         thin_linear: args.thin_linear,
         linear_retries: args.linear_retries,
         rto_max: args.rto_max.clone(),

@@ -63,10 +63,11 @@ const AGENT_KEYS: [&str; 12] = [
     "count_unlisted",
     "rtt_sampling",
 ];
-const POLICY_KEYS: [&str; 10] = [
+const POLICY_KEYS: [&str; 11] = [
     "cidrs",
     "initial_rto",
     "rto_min",
+    "rto_restart",
     "delack_max",
     "thin_linear",
     "linear_retries",
@@ -223,6 +224,7 @@ impl Walk<'_> {
                 "delack_max" => settings.delack_max = self.duration(value),
                 "rto_max" => settings.rto_max = self.duration(value),
                 "user_timeout" => settings.user_timeout = self.duration(value),
+                "rto_restart" => settings.rto_restart = self.boolean(value),
                 "thin_linear" => settings.thin_linear = self.boolean(value),
                 "linear_retries" => {
                     let range = 0..=u8::MAX.into();

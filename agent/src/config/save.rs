@@ -220,8 +220,13 @@ fn write_settings(table: &mut dyn TableLike, settings: &Settings) {
     if let Some(retries) = spec.linear_retries {
         table.insert("linear_retries", value(i64::from(retries)));
     }
-    if let Some(on) = spec.thin_linear {
-        table.insert("thin_linear", value(on));
+    for (key, on) in [
+        ("rto_restart", spec.rto_restart),
+        ("thin_linear", spec.thin_linear),
+    ] {
+        if let Some(on) = on {
+            table.insert(key, value(on));
+        }
     }
     if let Some(text) = spec.syn_retries {
         let number = text.parse::<i64>().map(value);

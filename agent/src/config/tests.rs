@@ -106,6 +106,7 @@ fn every_refusal_names_place_and_mend() {
             "delack above rto_min",
             policy("rto_min = \"50ms\"\ndelack_max = \"60ms\""),
         ),
+        ("rto_restart alone", policy("rto_restart = true")),
         ("syn_retries", policy("syn_retries = 0")),
         (
             "wide",

@@ -266,8 +266,8 @@ pub(super) fn notes(sets_rto_min: bool, has_hook: bool) -> Vec<String> {
     }
     if !has_hook {
         notes.push(
-            "this kernel has no way to the RTO hook of open sockets (Linux 6.12): linear_retries \
-             and the counts of RTOs and tail loss probes begin with new connections"
+            "this kernel has no way to the RTO hook of open sockets (Linux 6.12): linear_retries, \
+             rto_restart and the counts of RTOs and tail loss probes begin with new connections"
                 .to_owned(),
         );
     }

@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, str::FromStr, time::Duration};
 
-use rto_agent_common::{Policy as KernelPolicy, SYN_RETRIES_LEN, policy_flags};
+use rto_agent_common::{Policy as KernelPolicy, SYN_RETRIES_LEN, policy_flags, restart};
 use rto_model::syn::{self, SynTimers};
 use serde::{Deserialize, Serialize};
 
@@ -15,7 +15,7 @@ use super::{
 };
 
 /// `TCP_TIMEOUT_MIN`, jiffies (include/net/tcp.h, Linux 6.12).
-const TIMEOUT_MIN: u64 = 2;
+const TIMEOUT_MIN: u64 = restart::LEAST_JIFFIES;
 /// `TCP_RTO_MIN` and `TCP_DELACK_MAX`: the largest value TCP_BPF_RTO_MIN and TCP_BPF_DELACK_MAX take.
 const BPF_TIMER_MAX: Duration = Duration::from_millis(200);
 /// `TCP_TIMEOUT_INIT`.
@@ -181,6 +181,9 @@ impl Compiler<'_> {
         if let Some(asked) = settings.rto_min {
             self.kernel.rto_min_us = self.bpf_timer("rto_min", asked);
         }
+        if let Some(on) = settings.rto_restart {
+            self.rto_restart(on, settings.rto_min);
+        }
         if let Some(asked) = settings.delack_max {
             self.kernel.delack_max_us = self.bpf_timer("delack_max", asked);
         }
@@ -235,6 +238,28 @@ impl Compiler<'_> {
         }
     }
 
+    fn rto_restart(&mut self, on: bool, rto_min: Option<Duration>) {
+        let note = format!(
+            "rto_min less the smoothed RTT while fewer than {} segments are outstanding \
+             (experimental)",
+            restart::THRESHOLD
+        );
+        match rto_min {
+            _ if !on => self.effect("rto_restart", "off", "off".to_owned(), None, None),
+            Some(_) => {
+                self.kernel.restart_hz = self.host.hz;
+                self.effect("rto_restart", "on", "on".to_owned(), None, Some(&note));
+            }
+            None => self.errors.push(SettingError {
+                setting: "rto_restart",
+                value: on.to_string(),
+                reason: "it lowers rto_min by the smoothed RTT, and the policy has none; add \
+                         rto_min, like rto_min = \"100ms\""
+                    .to_owned(),
+            }),
+        }
+    }
+
     fn linear_retries(&mut self, retries: u8, thin_linear: Option<bool>) {
         let reason = if !LINEAR_RETRIES.contains(&retries) {
             "it can be 1 to 6: after 6 timeouts the kernel itself ends linear mode"
@@ -279,6 +304,7 @@ impl Compiler<'_> {
             == (Settings {
                 syn_retries: settings.syn_retries,
                 force: settings.force,
+                rto_restart: settings.rto_restart.filter(|on| !on),
                 ..Settings::default()
             })
             && !matches!(settings.syn_retries, SynRetries::Fixed(_))
@@ -329,6 +355,14 @@ impl Compiler<'_> {
                  delack_max below it, or choose more than {}",
                 format_duration(rto_min),
                 format_duration(PEER_DELACK),
+                format_duration(PEER_DELACK),
+            ));
+        } else if let Some(rto_min) = bare.filter(|_| settings.rto_restart == Some(true)) {
+            self.warnings.push(format!(
+                "rto_restart = true without delack_max: peers that are more than {} away and delay \
+                 ACKs by up to {} (the default; a host without this policy) will be sent segments \
+                 twice; give both ends a delack_max",
+                format_duration(rto_min.saturating_sub(PEER_DELACK)),
                 format_duration(PEER_DELACK),
             ));
         }
@@ -595,6 +629,31 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn rto_restart_is_for_a_policy_with_an_rto_min() {
+        let with = |rto_restart| {
+            compiled(&Settings {
+                rto_min: ms(100),
+                rto_restart,
+                ..Settings::default()
+            })
+        };
+        let on = with(Some(true));
+        assert_eq!((on.kernel.restart_hz, on.kernel.rto_min_us), (250, 100_000));
+        let effect = on.effects.iter().find(|e| e.setting == "rto_restart");
+        assert_eq!(
+            effect.unwrap().describe(250),
+            "on (rto_min less the smoothed RTT while fewer than 4 segments are outstanding \
+             (experimental))"
+        );
+        assert!(on.warnings[0].contains("more than 60ms away"), "{on:?}");
+        for off in [None, Some(false)] {
+            let off = with(off);
+            assert_eq!(off.kernel.restart_hz, 0);
+            assert!(off.warnings.is_empty(), "{off:?}");
+        }
+    }
+
+    #[test]
     fn auto_never_gives_up_sooner_and_respects_an_applications_own_choice() {
         for rto in [4, 8, 20, 100, 200, 500] {
             let table = compiled(&Settings {
@@ -709,6 +768,15 @@ pub(crate) mod tests {
             },
             Settings {
                 linear_retries: Some(1),
+                ..Settings::default()
+            },
+            Settings {
+                rto_restart: Some(true),
+                delack_max: ms(20),
+                ..Settings::default()
+            },
+            Settings {
+                rto_restart: Some(false),
                 ..Settings::default()
             },
         ] {

@@ -24,6 +24,9 @@ pub struct Settings {
     pub initial_rto: Option<Duration>,
     /// Lower bound of the RTO of an established connection (TCP_BPF_RTO_MIN).
     pub rto_min: Option<Duration>,
+    /// rto_min less the smoothed RTT while fewer than four segments are outstanding: RTO restart (RFC
+    /// 7765), as far as a program can do it. Needs `rto_min`.
+    pub rto_restart: Option<bool>,
     /// Longest delay of an ACK (TCP_BPF_DELACK_MAX).
     pub delack_max: Option<Duration>,
     /// Linear instead of exponential backoff for thin streams (TCP_THIN_LINEAR_TIMEOUTS).

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rto_agent_common::{Policy as KernelPolicy, policy_flags};
+use rto_agent_common::{Policy as KernelPolicy, policy_flags, restart};
 use rto_model::{
     data::{Kernel, RTO_MAX_US, THIN_LINEAR_RETRIES},
     predict::{self, Prediction},
@@ -26,7 +26,10 @@ pub fn predict(
 fn with_policy(kernel: Kernel, policy: &KernelPolicy) -> Kernel {
     let mut own = kernel;
     if policy.rto_min_us != 0 {
-        own = own.with_rto_min(policy.rto_min_us.into());
+        // A request is outstanding alone.
+        let srtt_us = u32::try_from(kernel.srtt_us).unwrap_or(u32::MAX);
+        let rto_min_us = restart::rto_min_us(policy.rto_min_us, srtt_us, policy.restart_hz, 1);
+        own = own.with_rto_min(rto_min_us.into());
     }
     if policy.rto_max_ms != 0 {
         own.rto_max_us = (u64::from(policy.rto_max_ms) * 1000).min(RTO_MAX_US);
@@ -80,6 +83,45 @@ mod tests {
         for p in (1..40).map(|n| of(&thin, n * 10)) {
             assert!(p.policy_ms - p.disruption_ms <= 60.0, "{p:?}");
         }
+    }
+
+    #[test]
+    fn rto_restart_is_a_round_trip_sooner() {
+        let far = |restart_hz, disruption_ms| {
+            let policy = KernelPolicy {
+                rto_min_us: 100_000,
+                restart_hz,
+                ..KernelPolicy::EMPTY
+            };
+            let lost = [Duration::from_millis(disruption_ms)];
+            predict(&policy, &HOST, Duration::from_millis(60), &lost)[0].policy_ms
+        };
+        // The RTO is 160 ms without and 100 ms with it, in jiffies of 4 ms.
+        assert_eq!((far(0, 10), far(250, 10)), (164.0, 104.0));
+        // Below the floor it does not get: RTO 60 ms and 8 ms.
+        let low = KernelPolicy {
+            rto_min_us: 20_000,
+            restart_hz: 250,
+            ..KernelPolicy::EMPTY
+        };
+        let at_floor = predict(
+            &low,
+            &HOST,
+            Duration::from_millis(60),
+            &[Duration::from_millis(1)],
+        );
+        assert_eq!(at_floor[0].policy_ms, 72.0);
+        // A near peer gains nothing.
+        let near = KernelPolicy {
+            rto_min_us: 100_000,
+            restart_hz: 250,
+            ..KernelPolicy::EMPTY
+        };
+        let off = KernelPolicy {
+            restart_hz: 0,
+            ..near
+        };
+        assert_eq!(of(&near, 50).policy_ms, of(&off, 50).policy_ms);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::{
     io::{self, BufRead as _, Read as _, Write as _},
     net::{IpAddr, Shutdown, SocketAddr, SocketAddrV6, TcpListener, TcpStream},
-    os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
+    os::fd::{AsRawFd, FromRawFd as _, OwnedFd},
     path::PathBuf,
     thread,
     time::{Duration, Instant},
@@ -234,6 +234,8 @@ fn talk(mut stream: TcpStream) -> anyhow::Result<()> {
             // The value of a TCP option.
             ["option", number] => get_tcp(&stream, number.parse()?)
                 .map_or_else(|e| e.to_string(), |value| value.to_string()),
+            ["set", number, value] => set_tcp(&stream, number.parse()?, value.parse()?)
+                .map_or_else(|e| e.to_string(), |()| "set".to_owned()),
             _ => anyhow::bail!("{line:?} is no order"),
         };
         say(&reply)?;
@@ -327,7 +329,7 @@ fn try_first(socket: &OwnedFd, to: SocketAddr) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn set_tcp(socket: &OwnedFd, option: libc::c_int, value: libc::c_int) -> io::Result<()> {
+fn set_tcp(socket: &impl AsRawFd, option: libc::c_int, value: libc::c_int) -> io::Result<()> {
     // SAFETY: the value is a live c_int of the size given.
     let done = unsafe {
         libc::setsockopt(

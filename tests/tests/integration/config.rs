@@ -136,6 +136,11 @@ fn refusals() -> anyhow::Result<()> {
             "linear_retries = 2: it says when linear mode ends, which thin_linear = true begins",
         ),
         (
+            policy("rto_restart = true"),
+            "rto_restart = true: it lowers rto_min by the smoothed RTT, and the policy has none; \
+             add rto_min",
+        ),
+        (
             policy("delack_max = \"1us\""),
             "the kernel takes 2 jiffies to 200ms",
         ),
@@ -257,7 +262,7 @@ fn bad_start() -> anyhow::Result<()> {
 
 fn every_setting() -> anyhow::Result<()> {
     let world = World::with(
-        "[policy.all]\nrto_min = \"50ms\"\ndelack_max = \"20ms\"\nthin_linear = true\n\
+        "[policy.all]\nrto_min = \"50ms\"\nrto_restart = true\ndelack_max = \"20ms\"\nthin_linear = true\n\
          linear_retries = 3\nuser_timeout = \"30s\"\ncidrs = [\"10.1.0.0/16\"]\n",
     )?;
     world.cli(&[
@@ -265,6 +270,7 @@ fn every_setting() -> anyhow::Result<()> {
         "10.2.0.0/16",
         "--rto-min",
         "50ms",
+        "--rto-restart",
         "--delack-max",
         "20ms",
         "--thin-linear",
@@ -280,15 +286,18 @@ fn every_setting() -> anyhow::Result<()> {
     assert_eq!(
         settings(0),
         serde_json::json!({
-            "rto_min": "50ms", "delack_max": "20ms", "thin_linear": true, "linear_retries": 3,
+            "rto_min": "50ms", "rto_restart": true, "delack_max": "20ms", "thin_linear": true, "linear_retries": 3,
             "user_timeout": "30s", "force": false
         })
     );
     let text = world.cli(&["list"])?;
+    assert!(text.contains("rto_restart on"), "{text}");
     assert!(text.contains("linear_retries 3"), "{text}");
     let lookup = world.cli(&["lookup", "10.2.3.4"])?;
     for line in [
         "rto_min         50ms -> 52ms, 13 jiffies",
+        "rto_restart     on (rto_min less the smoothed RTT while fewer than 4 segments are outstanding \
+         (experimental))",
         "linear_retries  3",
         "user_timeout    30s",
     ] {
@@ -303,6 +312,9 @@ fn every_setting() -> anyhow::Result<()> {
     world.cli(&[
         "add",
         "10.3.0.0/16",
+        "--rto-min",
+        "100ms",
+        "--rto-restart",
         "--thin-linear",
         "true",
         "--linear-retries",
@@ -311,6 +323,9 @@ fn every_setting() -> anyhow::Result<()> {
     ])?;
     let saved = fs::read_to_string(world.policies_dir().join("50-cli.toml"))?;
     assert!(saved.contains("linear_retries = 1"), "{saved}");
+    assert!(saved.contains("rto_restart = true"), "{saved}");
+    let said = world.cli_fails(&["add", "10.4.0.0/16", "--rto-restart"])?;
+    assert!(said.contains("the policy has none; add rto_min"), "{said}");
     let said = world.cli_fails(&["add", "10.4.0.0/16", "--linear-retries", "2"])?;
     assert!(said.contains("thin_linear = true"), "{said}");
     assert_eq!(

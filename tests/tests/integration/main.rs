@@ -15,6 +15,7 @@ mod lifecycle;
 mod metrics;
 mod open_sockets;
 mod relay;
+mod rto_restart;
 mod statistics;
 mod syn;
 mod syn_ack;
@@ -44,7 +45,7 @@ fn main() -> ExitCode {
         cgroup::sweep();
         agent::sweep();
     }
-    let groups: [(&str, &[Test]); 15] = [
+    let groups: [(&str, &[Test]); 16] = [
         // The longest first.
         ("syn_retries", syn_retries::TESTS),
         ("established", established::TESTS),
@@ -60,6 +61,7 @@ fn main() -> ExitCode {
         ("statistics", statistics::TESTS),
         ("watch", watch::TESTS),
         ("relay", relay::TESTS),
+        ("rto_restart", rto_restart::TESTS),
         ("top", top::TESTS),
     ];
     let trials = groups

@@ -1,0 +1,330 @@
+//! rto_restart: rto_min less the smoothed RTT while few segments are outstanding, on a link with a delay.
+
+use std::{thread, time::Duration};
+
+use anyhow::Context as _;
+use rto_tests::{
+    agent::World,
+    netns::{CLIENT_LINK, SERVER_V4, sysctl},
+    relay::{Kind, RELAY_SERVER_V4, RELAY_SERVER_V6, Relay},
+    talk::{self, REQUEST, Talk, option},
+    timing::{jiffy, latest},
+    traffic::Traffic,
+};
+use serde_json::{Value, json};
+
+use super::{Test, established::lacks, to};
+
+pub(super) const TESTS: &[Test] = &[
+    ("a_thin_flow_is_a_round_trip_sooner", thin),
+    ("a_thick_flow_has_the_policys_own_rto_min", thick),
+    ("a_near_peer_has_the_policys_own_rto_min", near),
+    ("never_below_what_the_kernel_takes", at_the_floor),
+    ("what_is_not_asked_for_is_not_counted", uncounted),
+    ("sockets_that_are_open_already", open),
+    ("what_an_application_sets_stands", own_choice),
+];
+
+const PORT: u16 = 5000;
+const NO_PAUSE: Duration = Duration::ZERO;
+const ONE_WAY: Duration = Duration::from_millis(30);
+const RTT: Duration = Duration::from_millis(60);
+const RTO_MIN: Duration = Duration::from_millis(100);
+/// Round trips after which an RTO has come down: what is too much of it goes by a quarter each.
+const MANY: usize = 30;
+
+/// With it for IPv4, the control for IPv6.
+const POLICIES: &str = "[policy.with]\nrto_min = \"100ms\"\nrto_restart = true\n\
+     cidrs = [\"10.88.0.0/24\", \"10.89.0.0/24\"]\n\
+     [policy.without]\nrto_min = \"100ms\"\ncidrs = [\"fd89::/64\"]\n";
+
+struct Link {
+    relay: Relay,
+    world: World,
+}
+
+impl Link {
+    fn new(config: &str) -> anyhow::Result<Self> {
+        Self::of(World::with(config)?)
+    }
+
+    fn of(world: World) -> anyhow::Result<Self> {
+        for netns in [&world.net.client, &world.net.server] {
+            sysctl(netns, "net.ipv4.tcp_congestion_control", "reno")?;
+        }
+        let relay = Relay::new(&world.net)?;
+        relay.set_delay(ONE_WAY);
+        Ok(Self { relay, world })
+    }
+
+    /// A conversation with a server at the far end.
+    fn begin(&self, address: &str, port: u16) -> anyhow::Result<Flow<'_>> {
+        Flow::begin(&self.world, address, port)
+    }
+}
+
+struct Flow<'a> {
+    world: &'a World,
+    talk: Talk,
+    port: u16,
+    _server: Traffic,
+}
+
+impl<'a> Flow<'a> {
+    fn begin(world: &'a World, address: &str, port: u16) -> anyhow::Result<Self> {
+        let server = world.answer(to(address, port))?;
+        let talk = world.talk(to(address, port), talk::Options::default())?;
+        Ok(Self {
+            world,
+            talk,
+            port,
+            _server: server,
+        })
+    }
+
+    fn rounds(&mut self, count: usize) -> anyhow::Result<()> {
+        self.talk.rounds(count, NO_PAUSE)
+    }
+
+    fn rto(&self) -> anyhow::Result<Duration> {
+        talk::rto(&self.world.net.client, &format!("dport = :{}", self.port))
+    }
+
+    fn server_rto(&self) -> anyhow::Result<Duration> {
+        talk::rto(&self.world.net.server, &format!("sport = :{}", self.port))
+    }
+
+    /// The client's rto_min; `None` before Linux 6.15.
+    fn rto_min(&mut self) -> anyhow::Result<Option<Duration>> {
+        match self.talk.option(option::RTO_MIN_US) {
+            Ok(micros) => Ok(Some(Duration::from_micros(micros.try_into()?))),
+            Err(_) => Ok(None),
+        }
+    }
+
+    /// The client's rto_min is about this, where the kernel tells.
+    fn assert_rto_min(&mut self, about: Duration) -> anyhow::Result<()> {
+        if let Some(rto_min) = self.rto_min()? {
+            // The smoothed RTT is some milliseconds more than the link's delay.
+            let range = about.saturating_sub(4 * jiffy())..=about;
+            assert!(range.contains(&rto_min), "{rto_min:?}, not {about:?}");
+        }
+        Ok(())
+    }
+}
+
+/// Asks two conversations for so many round trips at the same time.
+fn rounds(flows: [&mut Flow<'_>; 2], count: usize) -> anyhow::Result<()> {
+    let [one, other] = flows.map(|flow| &mut flow.talk);
+    thread::scope(|scope| {
+        let one = scope.spawn(|| one.rounds(count, NO_PAUSE));
+        other.rounds(count, NO_PAUSE)?;
+        one.join()
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+/// What the RTO is for this rto_min, with some milliseconds of the machine's own.
+fn is_rto_of(rto: Duration, rto_min: Duration) -> bool {
+    (RTT + rto_min - jiffy()..RTT + rto_min + 5 * jiffy()).contains(&rto)
+}
+
+/// Asks for round trips until the RTO is that of this rto_min: one that is held up by a busy machine
+/// makes it rise again.
+fn assert_sinks(flow: &mut Flow<'_>, rto_min: Duration) -> anyhow::Result<()> {
+    let mut seen = Vec::new();
+    for _ in 0..8 {
+        flow.rounds(MANY)?;
+        seen.push(flow.rto()?);
+        if seen.last().is_some_and(|rto| is_rto_of(*rto, rto_min)) {
+            return Ok(());
+        }
+    }
+    panic!("{seen:?} do not come to {rto_min:?} and a round trip");
+}
+
+/// When a request that gets lost is sent again, on either connection; and that it is by its RTO.
+fn assert_sent_again(link: &Link, flow: &mut Flow<'_>) -> anyhow::Result<Duration> {
+    // The last answer is acknowledged, and no delayed ACK in the way.
+    thread::sleep(Duration::from_millis(100));
+    let rto = flow.rto()?;
+    let before = link.relay.log().len();
+    link.relay.drop_next(Kind::ClientData, 1);
+    flow.rounds(1)?;
+    let log = link.relay.log();
+    let mut sent = log[before..]
+        .iter()
+        .filter(|packet| packet.kind == Some(Kind::ClientData));
+    let lost = sent.next().filter(|packet| packet.dropped);
+    let lost = lost.context("no request was lost")?;
+    let again = sent.next().context("it was not sent again")?;
+    let gap = again.time.saturating_sub(lost.time);
+    assert!(
+        (rto - jiffy()..latest(rto) + Duration::from_millis(10)).contains(&gap),
+        "{gap:?} after an RTO of {rto:?}"
+    );
+    Ok(gap)
+}
+
+fn thin() -> anyhow::Result<()> {
+    let link = Link::new(POLICIES)?;
+    let mut with = link.begin(RELAY_SERVER_V4, PORT)?;
+    let mut without = link.begin(RELAY_SERVER_V6, PORT + 1)?;
+    rounds([&mut with, &mut without], MANY)?;
+    assert_sinks(&mut without, RTO_MIN)?;
+    assert_sinks(&mut with, RTO_MIN - RTT)?;
+    without.assert_rto_min(RTO_MIN)?;
+    with.assert_rto_min(RTO_MIN - RTT)?;
+    // The accepted sockets as well.
+    let servers = [with.server_rto()?, without.server_rto()?];
+    assert!(servers[0] + RTT / 2 < servers[1], "{servers:?}");
+    // And so on the wire.
+    let control = assert_sent_again(&link, &mut without)?;
+    let sooner = assert_sent_again(&link, &mut with)?;
+    assert!(sooner + RTT / 2 < control, "{sooner:?}, {control:?}");
+    // Nothing was sent again but what was lost, and nothing was refused.
+    let stats = link.world.json(&["stats"])?;
+    for name in ["with", "without"] {
+        let side = &stats["policies"][name]["active"];
+        assert_eq!(side["setsockopt_failures"], json!({}), "{side:#}");
+    }
+    Ok(())
+}
+
+/// The option is the policy's own again, and the RTO stays where it is: raising rto_min raises no RTO.
+fn thick() -> anyhow::Result<()> {
+    let link = Link::new(POLICIES)?;
+    let mut flow = link.begin(RELAY_SERVER_V4, PORT)?;
+    assert_sinks(&mut flow, RTO_MIN - RTT)?;
+    let sunk = flow.rto()?;
+    flow.assert_rto_min(RTO_MIN - RTT)?;
+    for _ in 0..20 {
+        flow.talk.send(1000 * REQUEST)?;
+    }
+    // Some of it is on its way still.
+    if let Some(rto_min) = flow.rto_min()? {
+        assert_eq!(rto_min, RTO_MIN);
+    }
+    let thick = flow.rto()?;
+    println!("RTO {sunk:?} while thin, {thick:?} while thick");
+    assert!(thick >= sunk - 3 * jiffy(), "{thick:?}");
+    // Thin again.
+    flow.rounds(MANY)?;
+    if let Some(rto_min) = flow.rto_min()? {
+        assert!(rto_min < RTO_MIN, "{rto_min:?}");
+    }
+    Ok(())
+}
+
+/// A round trip below a jiffy takes nothing away.
+fn near() -> anyhow::Result<()> {
+    let world = World::with(POLICIES)?;
+    let mut flow = Flow::begin(&world, SERVER_V4, PORT)?;
+    flow.rounds(MANY)?;
+    let rto = flow.rto()?;
+    assert!(
+        (RTO_MIN - jiffy()..RTO_MIN + 5 * jiffy()).contains(&rto),
+        "{rto:?} by {CLIENT_LINK}"
+    );
+    flow.assert_rto_min(RTO_MIN)
+}
+
+fn at_the_floor() -> anyhow::Result<()> {
+    let link = Link::new(
+        "[policy.low]\nrto_min = \"50ms\"\nrto_restart = true\ncidrs = [\"10.89.0.0/24\"]\n",
+    )?;
+    let mut flow = link.begin(RELAY_SERVER_V4, PORT)?;
+    assert_sinks(&mut flow, 2 * jiffy())?;
+    if let Some(rto_min) = flow.rto_min()? {
+        assert_eq!(rto_min, 2 * jiffy());
+    }
+    let low = &link.world.json(&["stats"])?["policies"]["low"]["active"];
+    assert_eq!(low["setsockopt_failures"], json!({}), "{low:#}");
+    Ok(())
+}
+
+/// The callback is on for it, whatever is counted.
+fn uncounted() -> anyhow::Result<()> {
+    for (agent, counts) in [
+        ("rtt_sampling = \"off\"\n", true),
+        ("statistics = false\n", false),
+    ] {
+        let mut world = World::new()?;
+        world.configure(&format!("{agent}{POLICIES}"))?;
+        world.start()?;
+        let link = Link::of(world)?;
+        let mut flow = link.begin(RELAY_SERVER_V4, PORT)?;
+        assert_sinks(&mut flow, RTO_MIN - RTT)?;
+        drop(flow);
+        let stats = link.world.json(&["stats"])?;
+        let sides = &stats["policies"]["with"];
+        for direction in ["active", "passive"] {
+            let side = &sides[direction];
+            assert!(is_zero(&side["srtt"]["count"]), "{stats:#}");
+            assert_eq!(is_zero(&side["connections"]), !counts, "{stats:#}");
+        }
+    }
+    Ok(())
+}
+
+fn is_zero(number: &Value) -> bool {
+    number.as_u64().is_none_or(|n| n == 0)
+}
+
+fn open() -> anyhow::Result<()> {
+    const KERNEL_RTO_MIN: Duration = Duration::from_millis(200);
+    let link = Link::new("[policy.other]\nrto_min = \"100ms\"\ncidrs = [\"10.77.0.0/24\"]\n")?;
+    let mut flow = link.begin(RELAY_SERVER_V4, PORT)?;
+    assert_sinks(&mut flow, KERNEL_RTO_MIN)?;
+    link.world.configure(POLICIES)?;
+    link.world.cli(&["reload"])?;
+    let walk = link.world.json(&["apply"])?;
+    assert_eq!(walk["policies"]["with"]["changed"], 2, "{walk:#}");
+    if lacks(&link.world, "rto-hook-on-open-sockets")? {
+        let notes = walk["notes"].to_string();
+        assert!(notes.contains("rto_restart"), "{walk:#}");
+        return assert_sinks(&mut flow, RTO_MIN);
+    }
+    assert_sinks(&mut flow, RTO_MIN - RTT)?;
+    flow.assert_rto_min(RTO_MIN - RTT)?;
+    // A policy without it, and the kernel's own.
+    link.world
+        .configure(&POLICIES.replace("rto_restart = true", "rto_restart = false"))?;
+    link.world.cli(&["reload"])?;
+    link.world.cli(&["apply"])?;
+    flow.rounds(5)?;
+    if let Some(rto_min) = flow.rto_min()? {
+        assert_eq!(rto_min, RTO_MIN);
+    }
+    link.world.configure(POLICIES)?;
+    link.world.cli(&["reload"])?;
+    link.world.cli(&["apply"])?;
+    flow.rounds(5)?;
+    flow.assert_rto_min(RTO_MIN - RTT)?;
+    link.world.cli(&["detach", "--restore"])?;
+    flow.rounds(5)?;
+    if let Some(rto_min) = flow.rto_min()? {
+        assert_eq!(rto_min, KERNEL_RTO_MIN);
+    }
+    Ok(())
+}
+
+fn own_choice() -> anyhow::Result<()> {
+    let link = Link::new(POLICIES)?;
+    let mut flow = link.begin(RELAY_SERVER_V4, PORT)?;
+    flow.rounds(5)?;
+    if flow.rto_min()?.is_none() {
+        // No application has a way to set it.
+        return Ok(());
+    }
+    flow.assert_rto_min(RTO_MIN - RTT)?;
+    flow.talk.set_option(option::RTO_MIN_US, 152_000)?;
+    // Few segments, many, and few again.
+    flow.rounds(3)?;
+    for _ in 0..5 {
+        flow.talk.send(1000 * REQUEST)?;
+    }
+    flow.rounds(3)?;
+    assert_eq!(flow.rto_min()?, Some(Duration::from_millis(152)));
+    Ok(())
+}
