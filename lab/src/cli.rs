@@ -22,6 +22,8 @@ pub enum Verb {
     Predict(commands::predict::Predict),
     /// How long a connection is idle if all its packets are lost for a while, by rto_min and backoff
     Blackout(commands::blackout::Blackout),
+    /// What a lost packet costs a small HTTP/1.1 transfer, next to published measurements
+    Loss(commands::loss::Loss),
     /// One end of an experiment's connection
     #[command(hide = true)]
     End {

@@ -1,6 +1,7 @@
 //! One file a verb.
 
 pub mod blackout;
+pub mod loss;
 pub mod predict;
 
 use std::{
@@ -21,6 +22,7 @@ use crate::{
 pub fn dispatch(verb: Verb) -> ExitCode {
     let done = match verb {
         Verb::Blackout(args) => blackout::run(&args),
+        Verb::Loss(args) => loss::run(&args),
         Verb::Predict(args) => predict::run(&args),
         Verb::End { role } => ends::run(&role),
     };

@@ -1,6 +1,7 @@
 //! Child processes at the ends of a link: `rto-lab end ROLE`, told what to do on stdin, a line an order, an
 //! answer on stdout for each.
 
+pub mod http;
 mod rr;
 
 use std::{net::SocketAddr, path::PathBuf};
@@ -16,6 +17,10 @@ pub enum Role {
     Answer(rr::Answer),
     /// Be a request/response client that does what it is told
     Ask(rr::Ask),
+    /// Answer HTTP/1.1 requests; says "listening"
+    HttpServe(http::Serve),
+    /// Be an HTTP/1.1 client that does what it is told
+    HttpFetch(http::Fetch),
 }
 
 /// Runs a role until its work or its stdin ends.
@@ -27,6 +32,8 @@ pub fn run(role: &Role) -> anyhow::Result<()> {
     match role {
         Role::Answer(args) => rr::answer(args),
         Role::Ask(args) => rr::ask(args),
+        Role::HttpServe(args) => http::serve(args),
+        Role::HttpFetch(args) => http::fetch(args),
     }
 }
 

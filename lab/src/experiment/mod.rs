@@ -1,6 +1,7 @@
 //! The experiments, and what they have in common.
 
 pub mod blackout;
+pub mod loss;
 
 use std::{
     net::{IpAddr, SocketAddr},

@@ -12,6 +12,7 @@ pub mod nft;
 pub mod packet;
 pub mod path;
 pub mod relay;
+pub mod repeats;
 pub mod rule;
 mod tun;
 
@@ -85,6 +86,11 @@ pub struct Blackout {
 
 /// What experiments need of a link, whichever it is.
 pub trait Link: Send + Sync {
+    /// This link, if it is the emulated one, for what only that one can.
+    fn relay(&self) -> Option<&relay::Relay> {
+        None
+    }
+
     /// Address of the client's end.
     fn client(&self, v6: bool) -> IpAddr;
 

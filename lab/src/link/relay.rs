@@ -207,6 +207,10 @@ impl Relay {
 }
 
 impl Link for Relay {
+    fn relay(&self) -> Option<&Relay> {
+        Some(self)
+    }
+
     fn client(&self, v6: bool) -> IpAddr {
         self.address(1, v6)
     }
