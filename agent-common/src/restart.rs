@@ -1,5 +1,5 @@
-//! RTO restart (RFC 7765), as far as a program can do it: rto_min less the smoothed RTT while few
-//! segments are outstanding.
+//! RTO restart (RFC 7765), as far as a program can do it: rto_min less the RTT while few segments are
+//! outstanding.
 //!
 //! RFC 7765 has the timer, when an ACK restarts it, expire one RTO after the earliest outstanding
 //! segment was sent, and not one RTO after the ACK: about a round trip sooner. No program can set the
@@ -12,21 +12,20 @@ pub const THRESHOLD: u32 = 4;
 pub const LEAST_JIFFIES: u64 = 2;
 
 /// The rto_min of a connection, microseconds of whole jiffies as the kernel tells them: `base_us`, less
-/// the smoothed RTT while fewer than [`THRESHOLD`] segments are outstanding.
+/// the RTT while fewer than [`THRESHOLD`] segments are outstanding.
 ///
-/// Never above `base_us`, and never below what the kernel takes. `hz` 0, or no smoothed RTT yet (0):
-/// `base_us`.
+/// Never above `base_us`, and never below what the kernel takes. `hz` 0, or no RTT yet (0): `base_us`.
 #[inline(always)]
 #[must_use]
 #[expect(
     clippy::cast_possible_truncation,
     reason = "no more jiffies than base_us has"
 )]
-pub const fn rto_min_us(base_us: u32, srtt_us: u32, hz: u32, outstanding: u32) -> u32 {
-    if hz == 0 || srtt_us == 0 || outstanding >= THRESHOLD {
+pub const fn rto_min_us(base_us: u32, rtt_us: u32, hz: u32, outstanding: u32) -> u32 {
+    if hz == 0 || rtt_us == 0 || outstanding >= THRESHOLD {
         return base_us;
     }
-    let less_us = base_us.saturating_sub(srtt_us) as u64;
+    let less_us = base_us.saturating_sub(rtt_us) as u64;
     // usecs_to_jiffies() rounds up, jiffies_to_usecs() down (kernel/time/time.c).
     let mut jiffies = (less_us * hz as u64).div_ceil(1_000_000);
     if jiffies < LEAST_JIFFIES {
@@ -56,8 +55,8 @@ mod tests {
         assert_eq!(rto_min_us(100_000, 100, 250, 1), 100_000);
         assert_eq!(rto_min_us(100_000, 4_000, 250, 1), 96_000);
         assert_eq!(rto_min_us(100_000, 3_999, 250, 1), 100_000);
-        for srtt_us in [92_001, 100_000, 500_000, u32::MAX] {
-            assert_eq!(rto_min_us(100_000, srtt_us, 250, 1), 8_000);
+        for rtt_us in [92_001, 100_000, 500_000, u32::MAX] {
+            assert_eq!(rto_min_us(100_000, rtt_us, 250, 1), 8_000);
         }
     }
 
@@ -72,17 +71,17 @@ mod tests {
         for hz in [100, 250, 300, 1000] {
             // As the policy has it: jiffies in microseconds, rounded down.
             let us = |jiffies: u32| jiffies * 1_000_000 / hz;
-            for base in LEAST_JIFFIES as u32..=hz / 5 {
-                for srtt_us in (1..250_000).step_by(997) {
-                    let lowered = rto_min_us(us(base), srtt_us, hz, 3);
+            for base in 2..=hz / 5 {
+                for rtt_us in (1..250_000).step_by(997) {
+                    let lowered = rto_min_us(us(base), rtt_us, hz, 3);
                     let jiffies = (u64::from(lowered) * u64::from(hz)).div_ceil(1_000_000);
                     assert!(
                         (LEAST_JIFFIES..=u64::from(base)).contains(&jiffies),
-                        "{hz} {base} {srtt_us}: {lowered}"
+                        "{hz} {base} {rtt_us}: {lowered}"
                     );
                     assert_eq!(u64::from(lowered), jiffies * 1_000_000 / u64::from(hz));
-                    // At most the smoothed RTT less.
-                    assert!(u64::from(lowered) + u64::from(srtt_us) >= u64::from(us(base)));
+                    // At most the RTT less.
+                    assert!(u64::from(lowered) + u64::from(rtt_us) >= u64::from(us(base)));
                 }
             }
         }

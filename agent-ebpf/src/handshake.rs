@@ -149,9 +149,7 @@ pub(crate) fn rtt_sample(ctx: &SockOpsContext) {
         return;
     };
     if state.restart_hz != 0 {
-        let (srtt_us, outstanding) = (socket::srtt_us(ctx), socket::packets_out(ctx));
-        let tally = Tally::of_socket(state);
-        Target::of(ctx).restart(state, srtt_us, outstanding, tally);
+        restart(ctx, state);
     }
     if state.in_question != 0 {
         state.samples += 1;
@@ -168,6 +166,25 @@ pub(crate) fn rtt_sample(ctx: &SockOpsContext) {
     state.srtt_sampled_ns = now;
     let srtt_us = socket::srtt_us(ctx);
     Tally::of_socket(state).time(Times::Srtt, srtt_us.into(), None);
+}
+
+/// rto_min less a round trip, while few segments are outstanding. A lower rto_min takes the RTO down, and
+/// a higher one does not take it up again: of a path that is slower for a while than it was, the least RTT
+/// counts.
+#[inline(always)]
+fn restart(ctx: &SockOpsContext, state: &mut SocketState) {
+    let (srtt_us, rtt_min_us) = (socket::srtt_us(ctx), socket::rtt_min_us(ctx));
+    if srtt_us == 0 {
+        return;
+    }
+    let rtt_us = if rtt_min_us < srtt_us {
+        rtt_min_us
+    } else {
+        srtt_us
+    };
+    let outstanding = socket::packets_out(ctx);
+    let tally = Tally::of_socket(state);
+    Target::of(ctx).restart(state, rtt_us, outstanding, tally);
 }
 
 /// STATE_CB: the connection may have ended.

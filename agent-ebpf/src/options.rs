@@ -182,25 +182,25 @@ impl Target {
         );
     }
 
-    /// rto_min for a smoothed RTT and a number of outstanding segments, where the policy has
-    /// `rto_restart`; the kernel is asked only where that is another than was set last.
+    /// rto_min for an RTT and a number of outstanding segments, where the policy has `rto_restart`; the
+    /// kernel is asked only where that is another than was set last.
     #[inline(always)]
     pub(crate) fn restart(
         self,
         state: &mut SocketState,
-        srtt_us: u32,
+        rtt_us: u32,
         outstanding: u32,
         tally: Tally,
     ) {
         let base_us = state.restart_rto_min_us;
-        let wanted = restart::rto_min_us(base_us, srtt_us, state.restart_hz, outstanding);
+        let wanted = restart::rto_min_us(base_us, rtt_us, state.restart_hz, outstanding);
         // Where the socket had the policy's value already, nothing was set yet.
         let last = if state.rto_min.is_set != 0 {
             state.rto_min.value
         } else {
             base_us
         };
-        if srtt_us == 0 || wanted == last {
+        if wanted == last {
             return;
         }
         let in_force = self.get(SockOpt::RtoMin);

@@ -1,11 +1,14 @@
 //! rto_restart: rto_min less the smoothed RTT while few segments are outstanding, on a link with a delay.
 
-use std::{thread, time::Duration};
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
 
 use anyhow::Context as _;
 use rto_tests::{
-    agent::World,
-    netns::{CLIENT_LINK, SERVER_V4, sysctl},
+    agent::{SOON, World},
+    netns::{SERVER_V4, sysctl},
     relay::{Kind, RELAY_SERVER_V4, RELAY_SERVER_V6, Relay},
     talk::{self, REQUEST, Talk, option},
     timing::{jiffy, latest},
@@ -19,6 +22,7 @@ pub(super) const TESTS: &[Test] = &[
     ("a_thin_flow_is_a_round_trip_sooner", thin),
     ("a_thick_flow_has_the_policys_own_rto_min", thick),
     ("a_near_peer_has_the_policys_own_rto_min", near),
+    ("a_path_that_was_slow_for_a_while", slow_for_a_while),
     ("never_below_what_the_kernel_takes", at_the_floor),
     ("what_is_not_asked_for_is_not_counted", uncounted),
     ("sockets_that_are_open_already", open),
@@ -102,12 +106,20 @@ impl<'a> Flow<'a> {
         }
     }
 
-    /// The client's rto_min is about this, where the kernel tells.
-    fn assert_rto_min(&mut self, about: Duration) -> anyhow::Result<()> {
+    /// The client's rto_min is lower than the policy's by a round trip, where the kernel tells.
+    fn assert_lowered(&mut self) -> anyhow::Result<()> {
         if let Some(rto_min) = self.rto_min()? {
-            // The smoothed RTT is some milliseconds more than the link's delay.
-            let range = about.saturating_sub(4 * jiffy())..=about;
-            assert!(range.contains(&rto_min), "{rto_min:?}, not {about:?}");
+            // A round trip takes some milliseconds more than the link's delay.
+            let range = RTO_MIN - RTT - 4 * jiffy()..=RTO_MIN - RTT;
+            assert!(range.contains(&rto_min), "{rto_min:?}");
+        }
+        Ok(())
+    }
+
+    /// The client's rto_min is this, where the kernel tells.
+    fn assert_rto_min(&mut self, expected: Duration) -> anyhow::Result<()> {
+        if let Some(rto_min) = self.rto_min()? {
+            assert_eq!(rto_min, expected);
         }
         Ok(())
     }
@@ -143,11 +155,21 @@ fn assert_sinks(flow: &mut Flow<'_>, rto_min: Duration) -> anyhow::Result<()> {
     panic!("{seen:?} do not come to {rto_min:?} and a round trip");
 }
 
-/// When a request that gets lost is sent again, on either connection; and that it is by its RTO.
+/// After how long a request that gets lost is sent again; asserts that it is by the RTO.
 fn assert_sent_again(link: &Link, flow: &mut Flow<'_>) -> anyhow::Result<Duration> {
-    // The last answer is acknowledged, and no delayed ACK in the way.
-    thread::sleep(Duration::from_millis(100));
     let rto = flow.rto()?;
+    let gap = gap_of_a_lost_request(link, flow)?;
+    assert!(
+        (rto - jiffy()..latest(rto) + Duration::from_millis(10)).contains(&gap),
+        "{gap:?} after an RTO of {rto:?}"
+    );
+    Ok(gap)
+}
+
+/// After how long a request that gets lost is sent again.
+fn gap_of_a_lost_request(link: &Link, flow: &mut Flow<'_>) -> anyhow::Result<Duration> {
+    // Nothing of the last round trip is under way any more.
+    thread::sleep(Duration::from_millis(100));
     let before = link.relay.log().len();
     link.relay.drop_next(Kind::ClientData, 1);
     flow.rounds(1)?;
@@ -158,12 +180,7 @@ fn assert_sent_again(link: &Link, flow: &mut Flow<'_>) -> anyhow::Result<Duratio
     let lost = sent.next().filter(|packet| packet.dropped);
     let lost = lost.context("no request was lost")?;
     let again = sent.next().context("it was not sent again")?;
-    let gap = again.time.saturating_sub(lost.time);
-    assert!(
-        (rto - jiffy()..latest(rto) + Duration::from_millis(10)).contains(&gap),
-        "{gap:?} after an RTO of {rto:?}"
-    );
-    Ok(gap)
+    Ok(again.time.saturating_sub(lost.time))
 }
 
 fn thin() -> anyhow::Result<()> {
@@ -174,7 +191,7 @@ fn thin() -> anyhow::Result<()> {
     assert_sinks(&mut without, RTO_MIN)?;
     assert_sinks(&mut with, RTO_MIN - RTT)?;
     without.assert_rto_min(RTO_MIN)?;
-    with.assert_rto_min(RTO_MIN - RTT)?;
+    with.assert_lowered()?;
     // The accepted sockets as well.
     let servers = [with.server_rto()?, without.server_rto()?];
     assert!(servers[0] + RTT / 2 < servers[1], "{servers:?}");
@@ -195,51 +212,68 @@ fn thin() -> anyhow::Result<()> {
 fn thick() -> anyhow::Result<()> {
     let link = Link::new(POLICIES)?;
     let mut flow = link.begin(RELAY_SERVER_V4, PORT)?;
-    assert_sinks(&mut flow, RTO_MIN - RTT)?;
-    let sunk = flow.rto()?;
-    flow.assert_rto_min(RTO_MIN - RTT)?;
-    for _ in 0..20 {
-        flow.talk.send(1000 * REQUEST)?;
+    let mut seen = Vec::new();
+    // Round trips that vary, on a busy machine, raise it.
+    let is_raised = |rto: Duration| rto > RTT + RTO_MIN - 3 * jiffy();
+    while seen.iter().all(|rto| is_raised(*rto)) {
+        assert!(seen.len() < 5, "{seen:?}");
+        assert_sinks(&mut flow, RTO_MIN - RTT)?;
+        flow.assert_lowered()?;
+        for _ in 0..5 {
+            flow.talk.send(1000 * REQUEST)?;
+        }
+        // Some of it is on its way still.
+        seen.push(flow.rto()?);
+        flow.assert_rto_min(RTO_MIN)?;
     }
-    // Some of it is on its way still.
-    if let Some(rto_min) = flow.rto_min()? {
-        assert_eq!(rto_min, RTO_MIN);
-    }
-    let thick = flow.rto()?;
-    println!("RTO {sunk:?} while thin, {thick:?} while thick");
-    assert!(thick >= sunk - 3 * jiffy(), "{thick:?}");
     // Thin again.
-    flow.rounds(MANY)?;
-    if let Some(rto_min) = flow.rto_min()? {
-        assert!(rto_min < RTO_MIN, "{rto_min:?}");
-    }
-    Ok(())
+    flow.rounds(3)?;
+    flow.assert_lowered()
 }
 
-/// A round trip below a jiffy takes nothing away.
+/// A round trip below a jiffy takes nothing away. (Nor do the longer ones of an emulated processor, from
+/// the RTO.)
 fn near() -> anyhow::Result<()> {
     let world = World::with(POLICIES)?;
     let mut flow = Flow::begin(&world, SERVER_V4, PORT)?;
     flow.rounds(MANY)?;
     let rto = flow.rto()?;
-    assert!(
-        (RTO_MIN - jiffy()..RTO_MIN + 5 * jiffy()).contains(&rto),
-        "{rto:?} by {CLIENT_LINK}"
-    );
+    assert!((RTO_MIN..2 * RTO_MIN).contains(&rto), "{rto:?}");
     flow.assert_rto_min(RTO_MIN)
 }
 
-fn at_the_floor() -> anyhow::Result<()> {
-    let link = Link::new(
-        "[policy.low]\nrto_min = \"50ms\"\nrto_restart = true\ncidrs = [\"10.89.0.0/24\"]\n",
-    )?;
+/// What was taken away cannot be given back: it is never more than the least round trip, so that the RTO
+/// of a path that was slow for a while does not come below the policy's rto_min.
+fn slow_for_a_while() -> anyhow::Result<()> {
+    let link = Link::new(POLICIES)?;
     let mut flow = link.begin(RELAY_SERVER_V4, PORT)?;
-    assert_sinks(&mut flow, 2 * jiffy())?;
-    if let Some(rto_min) = flow.rto_min()? {
-        assert_eq!(rto_min, 2 * jiffy());
+    assert_sinks(&mut flow, RTO_MIN - RTT)?;
+    let mut least = flow.rto()?;
+    for one_way in (30..=60).chain((30..60).rev()) {
+        link.relay.set_delay(Duration::from_millis(one_way));
+        flow.rounds(2)?;
+        least = least.min(flow.rto()?);
     }
-    let low = &link.world.json(&["stats"])?["policies"]["low"]["active"];
-    assert_eq!(low["setsockopt_failures"], json!({}), "{low:#}");
+    assert!(least >= RTO_MIN, "{least:?}");
+    assert_sinks(&mut flow, RTO_MIN - RTT)
+}
+
+/// Of a peer farther away than rto_min as much is left as the kernel takes.
+fn at_the_floor() -> anyhow::Result<()> {
+    const FAR: Duration = Duration::from_millis(120);
+    let link = Link::new(POLICIES)?;
+    link.relay.set_delay(FAR / 2);
+    let mut flow = link.begin(RELAY_SERVER_V4, PORT)?;
+    let mut seen = Vec::new();
+    // The RTT and 8 ms, or what it varies by on a busy machine; 100 ms more without.
+    while seen.iter().all(|rto| *rto > FAR + RTO_MIN / 2) {
+        assert!(seen.len() < 8, "{seen:?}");
+        flow.rounds(MANY / 2)?;
+        seen.push(flow.rto()?);
+    }
+    flow.assert_rto_min(2 * jiffy())?;
+    let active = &link.world.json(&["stats"])?["policies"]["with"]["active"];
+    assert_eq!(active["setsockopt_failures"], json!({}), "{active:#}");
     Ok(())
 }
 
@@ -256,10 +290,16 @@ fn uncounted() -> anyhow::Result<()> {
         let mut flow = link.begin(RELAY_SERVER_V4, PORT)?;
         assert_sinks(&mut flow, RTO_MIN - RTT)?;
         drop(flow);
-        let stats = link.world.json(&["stats"])?;
-        let sides = &stats["policies"]["with"];
+        // What is read of the kernel may be some moments old.
+        let is_counted =
+            |stats: &Value| !is_zero(&stats["policies"]["with"]["active"]["connections"]);
+        let begin = Instant::now();
+        let mut stats = link.world.json(&["stats"])?;
+        while counts && !is_counted(&stats) && begin.elapsed() < SOON {
+            stats = link.world.json(&["stats"])?;
+        }
         for direction in ["active", "passive"] {
-            let side = &sides[direction];
+            let side = &stats["policies"]["with"][direction];
             assert!(is_zero(&side["srtt"]["count"]), "{stats:#}");
             assert_eq!(is_zero(&side["connections"]), !counts, "{stats:#}");
         }
@@ -278,6 +318,11 @@ fn open() -> anyhow::Result<()> {
     assert_sinks(&mut flow, KERNEL_RTO_MIN)?;
     link.world.configure(POLICIES)?;
     link.world.cli(&["reload"])?;
+    if lacks(&link.world, "iter-tcp")? {
+        let said = link.world.cli_fails(&["apply"])?;
+        assert!(said.contains("Linux 5.15"), "{said}");
+        return Ok(());
+    }
     let walk = link.world.json(&["apply"])?;
     assert_eq!(walk["policies"]["with"]["changed"], 2, "{walk:#}");
     if lacks(&link.world, "rto-hook-on-open-sockets")? {
@@ -285,27 +330,28 @@ fn open() -> anyhow::Result<()> {
         assert!(notes.contains("rto_restart"), "{walk:#}");
         return assert_sinks(&mut flow, RTO_MIN);
     }
+    // The tail loss probe of a single segment has the new minimum before the RTO has.
+    flow.rounds(2)?;
+    let (rto, probe) = (flow.rto()?, gap_of_a_lost_request(&link, &mut flow)?);
+    let due = 2 * RTT + (RTO_MIN - RTT);
+    assert!(due - jiffy() <= probe && probe < rto, "{probe:?}, {rto:?}");
     assert_sinks(&mut flow, RTO_MIN - RTT)?;
-    flow.assert_rto_min(RTO_MIN - RTT)?;
+    flow.assert_lowered()?;
     // A policy without it, and the kernel's own.
     link.world
         .configure(&POLICIES.replace("rto_restart = true", "rto_restart = false"))?;
     link.world.cli(&["reload"])?;
     link.world.cli(&["apply"])?;
     flow.rounds(5)?;
-    if let Some(rto_min) = flow.rto_min()? {
-        assert_eq!(rto_min, RTO_MIN);
-    }
+    flow.assert_rto_min(RTO_MIN)?;
     link.world.configure(POLICIES)?;
     link.world.cli(&["reload"])?;
     link.world.cli(&["apply"])?;
     flow.rounds(5)?;
-    flow.assert_rto_min(RTO_MIN - RTT)?;
+    flow.assert_lowered()?;
     link.world.cli(&["detach", "--restore"])?;
     flow.rounds(5)?;
-    if let Some(rto_min) = flow.rto_min()? {
-        assert_eq!(rto_min, KERNEL_RTO_MIN);
-    }
+    flow.assert_rto_min(KERNEL_RTO_MIN)?;
     Ok(())
 }
 
@@ -317,7 +363,7 @@ fn own_choice() -> anyhow::Result<()> {
         // No application has a way to set it.
         return Ok(());
     }
-    flow.assert_rto_min(RTO_MIN - RTT)?;
+    flow.assert_lowered()?;
     flow.talk.set_option(option::RTO_MIN_US, 152_000)?;
     // Few segments, many, and few again.
     flow.rounds(3)?;
