@@ -45,6 +45,8 @@ pub enum Verb {
     Reload(Reading),
     /// How long connections would be idle in disruptions, with a setting and without
     Predict(Predict),
+    /// Which initial RTO and rto_min would suit what was observed; nothing is changed
+    Advise(Advise),
     /// Give sockets that are open already the options of their policies
     Apply(Apply),
     /// Remove every trace from the kernel, daemon or not
@@ -306,6 +308,37 @@ pub struct Predict {
     /// Draw it as well: idle time on logarithmic and on linear axes, and the improvement
     #[arg(long, value_name = "FILE.svg|FILE.html")]
     pub chart: Option<PathBuf>,
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "documented at its type")]
+    pub output: OutputArg,
+}
+
+/// `rto-agent advise`.
+#[derive(Debug, Args)]
+#[command(group = clap::ArgGroup::new("evidence").required(true).args(["target", "policy", "pcap"]))]
+pub struct Advise {
+    /// An entry, or an address whose entry is meant: what its policy's connections showed
+    #[arg(value_name = "CIDR|ADDRESS")]
+    pub target: Option<String>,
+    /// What this policy's connections showed ("unlisted": those that no entry covers)
+    #[arg(long, short, value_name = "NAME")]
+    pub policy: Option<String>,
+    /// What a packet capture shows (pcap or pcapng), taken on the host that is to have the settings; no daemon
+    /// is asked
+    #[arg(long, value_name = "FILE")]
+    pub pcap: Option<PathBuf>,
+    /// Only connections of the capture with a peer in this prefix; may be given again for others
+    #[arg(long, short, value_name = "CIDR", conflicts_with_all = ["target", "policy"])]
+    pub cidr: Vec<String>,
+    /// The share of needless retransmissions that is not to be exceeded, 0.001% to 50%
+    #[arg(long, value_name = "PERCENT", default_value = "0.1%")]
+    pub spurious: String,
+    /// How long the peers delay an ACK: their delack_max, or rto_min if that is shorter
+    #[arg(long, value_name = "DURATION", default_value = "40ms")]
+    pub peer_delack: String,
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "documented at its type")]
+    pub socket: SocketArg,
     #[command(flatten)]
     #[expect(missing_docs, reason = "documented at its type")]
     pub output: OutputArg,

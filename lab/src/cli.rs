@@ -24,6 +24,8 @@ pub enum Verb {
     Blackout(commands::blackout::Blackout),
     /// What a lost packet costs a small HTTP/1.1 transfer, next to published measurements
     Loss(commands::loss::Loss),
+    /// Flows that lose their last segments: tail loss probes, RTO restart and rto_min, by round-trip time
+    Tail(commands::tail::Tail),
     /// One end of an experiment's connection
     #[command(hide = true)]
     End {

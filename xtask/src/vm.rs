@@ -189,6 +189,7 @@ fn initramfs(
     for (from, to) in [
         (built.join("rto-agent"), "t/debug/rto-agent"),
         (built.join("rto-traffic"), "t/debug/rto-traffic"),
+        (built.join("rto-lab"), "t/debug/rto-lab"),
         (integration.to_owned(), "t/debug/deps/integration"),
     ] {
         copy(&from, &top.join(to))?;

@@ -11,6 +11,7 @@ use serde::Serialize;
 use crate::{cli::Verb, policy::units::parse_duration};
 
 mod add;
+mod advise;
 mod apply;
 mod check;
 mod detach;
@@ -45,6 +46,7 @@ pub fn dispatch(verb: Verb) -> ExitCode {
         Verb::Status(args) => status::run(&args),
         Verb::Reload(args) => reload::run(&args),
         Verb::Predict(args) => predict::run(&args),
+        Verb::Advise(args) => advise::run(&args),
         Verb::Apply(args) => apply::run(&args),
         Verb::Detach(args) => detach::run(&args),
         Verb::Doctor(args) => doctor::run(&args),

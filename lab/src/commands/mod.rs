@@ -3,6 +3,7 @@
 pub mod blackout;
 pub mod loss;
 pub mod predict;
+pub mod tail;
 
 use std::{
     io::{self, Write as _},
@@ -24,6 +25,7 @@ pub fn dispatch(verb: Verb) -> ExitCode {
         Verb::Blackout(args) => blackout::run(&args),
         Verb::Loss(args) => loss::run(&args),
         Verb::Predict(args) => predict::run(&args),
+        Verb::Tail(args) => tail::run(&args),
         Verb::End { role } => ends::run(&role),
     };
     match done {

@@ -1,6 +1,7 @@
 //! Child processes at the ends of a link: `rto-lab end ROLE`, told what to do on stdin, a line an order, an
 //! answer on stdout for each.
 
+mod flow;
 pub mod http;
 mod rr;
 
@@ -21,6 +22,10 @@ pub enum Role {
     HttpServe(http::Serve),
     /// Be an HTTP/1.1 client that does what it is told
     HttpFetch(http::Fetch),
+    /// Answer with flows of the length that is asked for; says "listening"
+    FlowServe(flow::Serve),
+    /// Fetch flows as it is told
+    FlowFetch(flow::Fetch),
 }
 
 /// Runs a role until its work or its stdin ends.
@@ -34,6 +39,8 @@ pub fn run(role: &Role) -> anyhow::Result<()> {
         Role::Ask(args) => rr::ask(args),
         Role::HttpServe(args) => http::serve(args),
         Role::HttpFetch(args) => http::fetch(args),
+        Role::FlowServe(args) => flow::serve(args),
+        Role::FlowFetch(args) => flow::fetch(args),
     }
 }
 

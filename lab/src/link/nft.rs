@@ -2,8 +2,11 @@
 //! nor knows sequence numbers.
 
 use std::{
+    collections::HashMap,
+    io::Write as _,
     net::IpAddr,
-    sync::atomic::{AtomicU64, Ordering},
+    process::Stdio,
+    sync::{Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -16,7 +19,7 @@ use super::{
 };
 use crate::ground::{
     netns::{CLIENT_V4, CLIENT_V6, Pair, SERVER_V4, SERVER_V6},
-    process::{Guard, command_in, run, stdout_of},
+    process::{command_in, stdout_of},
 };
 
 /// Our table in each namespace.
@@ -29,7 +32,21 @@ const HEADERS: [(&str, u32); 2] = [("ipv4", 20 + 32), ("ipv6", 40 + 32)];
 pub struct Veth {
     client: String,
     server: String,
-    next: AtomicU64,
+    rules: Mutex<Rules>,
+}
+
+#[derive(Debug, Default)]
+struct Rules {
+    next: u64,
+    /// Where they are.
+    placed: HashMap<RuleId, Placed>,
+}
+
+#[derive(Clone, Debug)]
+struct Placed {
+    directions: Vec<Direction>,
+    /// Whether packets pass again, and only the counter is left.
+    lifted: bool,
 }
 
 impl Veth {
@@ -42,10 +59,10 @@ impl Veth {
         let veth = Self {
             client: pair.client.clone(),
             server: pair.server.clone(),
-            next: AtomicU64::new(0),
+            rules: Mutex::default(),
         };
         for netns in [&veth.client, &veth.server] {
-            nft(netns, &format!("add table inet {TABLE}\n"))
+            nft(netns, &["-f", "-"], &format!("add table inet {TABLE}\n"))
                 .context("--link nft needs nft(8) and a kernel with nf_tables")?;
         }
         Ok(veth)
@@ -57,6 +74,27 @@ impl Veth {
             Direction::ToServer => &self.server,
             Direction::ToClient => &self.client,
         }
+    }
+
+    fn rules(&self) -> MutexGuard<'_, Rules> {
+        // Each change is complete by itself.
+        self.rules.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets packets pass again; the counter stays.
+    fn lift(&self, rule: RuleId) -> anyhow::Result<Placed> {
+        let mut rules = self.rules();
+        let placed = rules.placed.get_mut(&rule).context("no such rule")?;
+        if !placed.lifted {
+            let name = name(rule);
+            let text =
+                format!("flush chain inet {TABLE} {name}\ndelete chain inet {TABLE} {name}\n");
+            for direction in &placed.directions {
+                nft(self.netns(*direction), &["-f", "-"], &text)?;
+            }
+            placed.lifted = true;
+        }
+        Ok(placed.clone())
     }
 }
 
@@ -73,43 +111,58 @@ impl Link for Veth {
         if rule.when != When::Always {
             bail!("a veth cannot tell times of its own: take --link relay");
         }
-        let id = RuleId(self.next.fetch_add(1, Ordering::Relaxed));
-        for direction in directions(&rule.matching) {
+        let directions = match rule.matching.direction {
+            Some(only) => vec![only],
+            None => Direction::BOTH.to_vec(),
+        };
+        let mut texts = Vec::new();
+        let mut rules = self.rules();
+        let id = RuleId(rules.next);
+        let name = name(id);
+        for direction in &directions {
             let mut text = format!(
-                "add chain inet {TABLE} {} {{ type filter hook input priority 0; }}\n",
-                chain(id)
+                "add counter inet {TABLE} {name}\n\
+                 add chain inet {TABLE} {name} {{ type filter hook input priority 0; }}\n"
             );
-            for line in statements(&rule, direction)? {
-                text.push_str(&format!("add rule inet {TABLE} {} {line}\n", chain(id)));
+            for line in statements(&rule, *direction)? {
+                text.push_str(&format!(
+                    "add rule inet {TABLE} {name} {line} counter name {name} drop\n"
+                ));
             }
-            nft(self.netns(direction), &text)?;
+            texts.push((*direction, text));
         }
+        rules.next += 1;
+        for (direction, text) in texts {
+            nft(self.netns(direction), &["-f", "-"], &text)?;
+        }
+        let lifted = false;
+        rules.placed.insert(id, Placed { directions, lifted });
         Ok(id)
     }
 
     fn dropped(&self, rule: RuleId) -> anyhow::Result<u64> {
+        let Some(placed) = self.rules().placed.get(&rule).cloned() else {
+            return Ok(0);
+        };
         let mut packets = 0;
-        for netns in [&self.client, &self.server] {
-            let list = format!("ip netns exec {netns} nft list table inet {TABLE}");
-            packets += counted(&run(&list)?, &chain(rule));
+        for direction in placed.directions {
+            let name = name(rule);
+            let args = ["list", "counter", "inet", TABLE, name.as_str()];
+            packets += counted(&nft(self.netns(direction), &args, "")?)
+                .with_context(|| format!("no packets in counter {name}"))?;
         }
         Ok(packets)
     }
 
     fn remove(&self, rule: RuleId) -> anyhow::Result<u64> {
+        let placed = self.lift(rule)?;
         let dropped = self.dropped(rule)?;
-        let chain = chain(rule);
-        for netns in [&self.client, &self.server] {
-            let list = run(&format!(
-                "ip netns exec {netns} nft list table inet {TABLE}"
-            ))?;
-            if list.contains(&format!("chain {chain} {{")) {
-                let text = format!(
-                    "flush chain inet {TABLE} {chain}\ndelete chain inet {TABLE} {chain}\n"
-                );
-                nft(netns, &text)?;
-            }
+        let name = name(rule);
+        for direction in placed.directions {
+            let args = ["delete", "counter", "inet", TABLE, name.as_str()];
+            nft(self.netns(direction), &args, "")?;
         }
+        self.rules().placed.remove(&rule);
         Ok(dropped)
     }
 
@@ -125,6 +178,7 @@ impl Link for Veth {
 
     fn brighten(&self, dark: Dark) -> anyhow::Result<Blackout> {
         dark.sleep();
+        self.lift(dark.rule)?;
         let until = Instant::now();
         Ok(Blackout {
             from: dark.from,
@@ -134,18 +188,13 @@ impl Link for Veth {
     }
 }
 
-fn chain(rule: RuleId) -> String {
+/// Of a rule's chain and counter.
+fn name(rule: RuleId) -> String {
     format!("r{}", rule.0)
 }
 
 fn parsed(address: &str) -> IpAddr {
     address.parse().unwrap_or(IpAddr::from([0, 0, 0, 0]))
-}
-
-fn directions(matching: &Matching) -> Vec<Direction> {
-    matching
-        .direction
-        .map_or(Direction::BOTH.to_vec(), |only| vec![only])
 }
 
 /// The rules of a chain: one for each family if a length is asked for.
@@ -196,51 +245,36 @@ fn statements(rule: &Rule, direction: Direction) -> anyhow::Result<Vec<String>> 
         }
     };
     let matching = parts.join(" ");
-    let end = format!("{which} counter drop");
     Ok(match payload {
-        None => vec![format!("{matching} {end}")],
+        None => vec![format!("{matching} {which}")],
         Some((least, most)) => HEADERS
             .iter()
             .map(|(family, headers)| {
                 let (from, to) = (least + headers, most.saturating_add(*headers));
                 let to = to.min(u16::MAX.into());
-                format!("meta nfproto {family} {matching} meta length {from}-{to} {end}")
+                format!("meta nfproto {family} {matching} meta length {from}-{to} {which}")
             })
             .collect(),
     })
 }
 
-/// Sum of the packets of a chain's counters in a listing.
-fn counted(list: &str, chain: &str) -> u64 {
-    list.lines()
-        .skip_while(|line| line.trim() != format!("chain {chain} {{"))
-        .take_while(|line| line.trim() != "}")
-        .filter_map(|line| {
-            let (_, after) = line.split_once("counter packets ")?;
-            after.split(' ').next()?.parse::<u64>().ok()
-        })
-        .sum()
+/// The packets of a counter in its listing.
+fn counted(list: &str) -> Option<u64> {
+    let (_, after) = list.split_once("packets ")?;
+    after.split_whitespace().next()?.parse().ok()
 }
 
-fn nft(netns: &str, text: &str) -> anyhow::Result<()> {
-    use std::{io::Write as _, process::Stdio};
+/// What nft(8) prints in a namespace.
+fn nft(netns: &str, args: &[&str], text: &str) -> anyhow::Result<String> {
     let mut command = command_in(Some(netns), None, "nft")?;
-    command.args(["-f", "-"]).stdin(Stdio::piped());
+    command.args(args).stdin(Stdio::piped());
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = Guard(command.spawn().context("nft")?);
-    let mut stdin = child.0.stdin.take().context("no stdin")?;
+    let mut child = command.spawn().context("nft")?;
+    let mut stdin = child.stdin.take().context("no stdin")?;
+    // Shorter than a pipe's buffer.
     stdin.write_all(text.as_bytes())?;
     drop(stdin);
-    let mut said = String::new();
-    if let Some(mut stderr) = child.0.stderr.take() {
-        std::io::Read::read_to_string(&mut stderr, &mut said)?;
-    }
-    let output = std::process::Output {
-        status: child.0.wait()?,
-        stdout: Vec::new(),
-        stderr: said.into_bytes(),
-    };
-    stdout_of(text, output).map(drop)
+    stdout_of(&format!("nft {args:?} {text}"), child.wait_with_output()?)
 }
 
 #[cfg(test)]
@@ -252,9 +286,7 @@ mod tests {
         let every = Rule::new(Matching::SYN.of_server(80), Which::Every(2));
         assert_eq!(
             statements(&every, Direction::ToServer).unwrap(),
-            [
-                "meta l4proto tcp tcp dport 80 tcp flags & (syn|ack) == syn numgen inc mod 2 0 counter drop"
-            ]
+            ["meta l4proto tcp tcp dport 80 tcp flags & (syn|ack) == syn numgen inc mod 2 0"]
         );
         let last = Matching::SERVER_DATA.with_payload(1321).of_client(7);
         let last = Rule::new(last, Which::Share(0.5));
@@ -279,12 +311,9 @@ mod tests {
     }
 
     #[test]
-    fn counters_of_one_chain() {
-        let list = "table inet rto_lab {\n\tchain r1 {\n\t\ttype filter hook input priority filter; policy accept;\n\
-            \t\tmeta l4proto 6 counter packets 7 bytes 100 drop\n\t\tmeta l4proto 6 counter packets 2 bytes 1 drop\n\t}\n\
-            \n\tchain r12 {\n\t\tmeta l4proto 6 counter packets 5 bytes 100 drop\n\t}\n}\n";
-        assert_eq!(counted(list, "r1"), 9);
-        assert_eq!(counted(list, "r12"), 5);
-        assert_eq!(counted(list, "r2"), 0);
+    fn counters() {
+        let list = "table inet rto_lab {\n\tcounter r1 {\n\t\tpackets 7 bytes 100\n\t}\n}\n";
+        assert_eq!(counted(list), Some(7));
+        assert_eq!(counted("table inet rto_lab {\n}\n"), None);
     }
 }

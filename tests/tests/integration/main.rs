@@ -6,11 +6,15 @@ use std::{process::ExitCode, sync::mpsc, thread, time::Duration};
 use libtest_mimic::{Arguments, Failed, Trial};
 use rto_tests::{agent, cgroup, netns, process::require};
 
+mod advise;
 mod changes;
 mod coexistence;
 mod config;
 mod doctor;
 mod established;
+mod lab_blackout;
+mod lab_loss;
+mod lab_tail;
 mod lifecycle;
 mod metrics;
 mod open_sockets;
@@ -45,7 +49,7 @@ fn main() -> ExitCode {
         cgroup::sweep();
         agent::sweep();
     }
-    let groups: [(&str, &[Test]); 16] = [
+    let groups: &[(&str, &[Test])] = &[
         // The longest first.
         ("syn_retries", syn_retries::TESTS),
         ("established", established::TESTS),
@@ -57,16 +61,20 @@ fn main() -> ExitCode {
         ("coexistence", coexistence::TESTS),
         ("config", config::TESTS),
         ("doctor", doctor::TESTS),
+        ("advise", advise::TESTS),
         ("metrics", metrics::TESTS),
         ("statistics", statistics::TESTS),
         ("watch", watch::TESTS),
         ("relay", relay::TESTS),
         ("rto_restart", rto_restart::TESTS),
         ("top", top::TESTS),
+        ("lab_blackout", lab_blackout::TESTS),
+        ("lab_loss", lab_loss::TESTS),
+        ("lab_tail", lab_tail::TESTS),
     ];
     let trials = groups
-        .into_iter()
-        .flat_map(|(group, tests)| tests.iter().map(move |test| (group, *test)))
+        .iter()
+        .flat_map(|(group, tests)| tests.iter().map(move |test| (*group, *test)))
         .map(|(group, (name, test))| {
             Trial::test(format!("{group}::{name}"), move || limited(test))
                 .with_ignored_flag(refusal.is_some())

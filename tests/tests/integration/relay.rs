@@ -9,6 +9,12 @@ use std::{
     time::Duration,
 };
 
+use anyhow::Context as _;
+use rto_lab::link::{
+    Link as _,
+    path::Path,
+    rule::{Rule, Which},
+};
 use rto_tests::{
     netns::Pair,
     process::run,
@@ -25,6 +31,12 @@ pub(super) const TESTS: &[Test] = &[
     ("a_lost_syn", lost_syn),
     ("a_lost_syn_ack", lost_syn_ack),
     ("lost_segments_of_a_conversation", lost_segments),
+    ("the_last_segments_of_a_flow_once", last_segments),
+    (
+        "a_blackout_loses_all_of_its_time_and_nothing_else",
+        blackout,
+    ),
+    ("a_rate_is_kept", rate),
     ("leaves_no_device_also_on_panic", leaves_nothing),
 ];
 
@@ -116,6 +128,111 @@ fn lost_segments() -> anyhow::Result<()> {
         let all_dropped = log.iter().filter(|packet| packet.dropped()).count();
         assert_eq!(all_dropped, lost, "{kind:?} {log:#?}");
     }
+    Ok(())
+}
+
+/// Bytes of a full segment over these links, with timestamps.
+const SEGMENT: u64 = 1448;
+
+fn last_segments() -> anyhow::Result<()> {
+    const SEGMENTS: u64 = 10;
+    const LOST: u64 = 3;
+    let pair = Pair::new()?;
+    let link = relay(&pair)?;
+    link.set_delay(ONE_WAY);
+    let last = Matching::CLIENT_DATA.from_byte((SEGMENTS - LOST) * SEGMENT);
+    let rule = link.add(Rule::new(last.first_time(), Which::All));
+    let server = to(RELAY_SERVER_V4, PORT);
+    let _server = Traffic::answer(&pair.server, None, server, false)?;
+    let mut talk = Talk::to(&pair.client, None, server, Options::default())?;
+    talk.send(usize::try_from(SEGMENTS * SEGMENT)?)?;
+    // A round trip, and the timers that repair it.
+    thread::sleep(KERNEL);
+    let log = link.log();
+    let data: Vec<_> = log
+        .iter()
+        .filter(|r| r.is(&Matching::CLIENT_DATA))
+        .collect();
+    let bytes = |dropped: bool, repeated: bool| -> u64 {
+        data.iter()
+            .filter(|r| r.dropped() == dropped)
+            .filter_map(|r| r.packet.filter(|p| p.repeated == repeated))
+            .map(|packet| u64::from(packet.payload))
+            .sum()
+    };
+    assert_eq!(link.dropped(rule)?, LOST, "{log:#?}");
+    assert_eq!(bytes(true, false), LOST * SEGMENT, "{log:#?}");
+    assert_eq!(bytes(false, false), (SEGMENTS - LOST) * SEGMENT, "{log:#?}");
+    // What was lost came through when it was sent again.
+    assert_eq!(bytes(true, true), 0, "{log:#?}");
+    assert!(bytes(false, true) >= LOST * SEGMENT, "{log:#?}");
+    Ok(())
+}
+
+fn blackout() -> anyhow::Result<()> {
+    const LENGTH: Duration = Duration::from_millis(150);
+    let pair = Pair::new()?;
+    let link = relay(&pair)?;
+    let server = to(RELAY_SERVER_V4, PORT);
+    let _server = Traffic::answer(&pair.server, None, server, false)?;
+    let mut talk = Talk::to(&pair.client, None, server, Options::default())?;
+    let mut other = Talk::to(&pair.client, None, server, Options::default())?;
+    let dark = link.darken(Matching::ALL.of_client(talk.port()), LENGTH)?;
+    // The other connection is not concerned.
+    other.rounds(10, Duration::from_millis(10))?;
+    talk.rounds(10, Duration::from_millis(10))?;
+    let blackout = link.brighten(dark)?;
+    assert_eq!(blackout.until - blackout.from, LENGTH);
+    let log = link.log();
+    let mut lost = 0;
+    for relayed in &log {
+        let Some(packet) = relayed.packet else {
+            continue;
+        };
+        let within = (blackout.from..blackout.until).contains(&relayed.at);
+        let concerned = packet.client_port == talk.port();
+        assert_eq!(
+            relayed.dropped(),
+            within && concerned,
+            "{relayed:?} {blackout:?}"
+        );
+        lost += u64::from(relayed.dropped());
+    }
+    assert!(lost > 0 && lost == blackout.dropped, "{blackout:?}");
+    Ok(())
+}
+
+/// No more than the rate allows; and not much less, which the machine has to be fast enough for.
+fn rate() -> anyhow::Result<()> {
+    const BYTES: usize = 250_000;
+    const BITS_A_SECOND: u64 = 10_000_000;
+    let pair = Pair::new()?;
+    let link = relay(&pair)?;
+    link.set(Path {
+        rate: Some(BITS_A_SECOND),
+        ..Path::default()
+    });
+    let server = to(RELAY_SERVER_V4, PORT);
+    let _server = Traffic::answer(&pair.server, None, server, false)?;
+    let mut talk = Talk::to(&pair.client, None, server, Options::default())?;
+    talk.send(BYTES)?;
+    // Answered when all before it has come.
+    talk.rounds(1, Duration::ZERO)?;
+    let log = link.log();
+    let data = || log.iter().filter(|r| r.is(&Matching::CLIENT_DATA));
+    let first = data().next().context("no data")?.at;
+    let last = data()
+        .filter_map(|r| r.leaves)
+        .max()
+        .context("all was lost")?;
+    let bits = data()
+        .filter(|r| !r.dropped())
+        .map(|r| r.bytes as u64 * 8)
+        .sum::<u64>();
+    let least = Duration::from_micros(bits * 1_000_000 / BITS_A_SECOND);
+    let took = last - first;
+    assert!(took >= least, "{took:?} for {bits} bits");
+    assert!(took < least * 2, "{took:?} for {bits} bits");
     Ok(())
 }
 

@@ -1,15 +1,16 @@
 //! What the runs say.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use rto_model::{
     chart::{Chart, Legend, Mark, Series},
+    predict,
     published::Table as Published,
 };
 
 use super::{
     Done, Heading, SRTT_US,
-    plan::{Cell, Setting, Way, ms},
+    plan::{Cell, Setting, Way, ms, us},
 };
 use crate::{
     report::{Report, Table},
@@ -336,11 +337,13 @@ fn findings(heading: &Heading, medians: &Medians) -> Vec<String> {
             .collect();
         let ratios: Vec<f64> = both.iter().map(|(_, own, kernel)| kernel / own).collect();
         let mut text = format!(
-            "{}: idle times are the kernel's own by {:.1} in the median of {} disruptions, by {:.1} at best",
+            "{}: over {} disruptions the kernel's own idle time divided by that with the setting is {:.2} in the \
+             median, {:.2} at best, {:.2} at worst",
             setting.name(),
-            median(&ratios).unwrap_or(1.0),
             both.len(),
-            quantile(&ratios, 1.0).unwrap_or(1.0)
+            median(&ratios).unwrap_or(1.0),
+            quantile(&ratios, 1.0).unwrap_or(1.0),
+            quantile(&ratios, 0.0).unwrap_or(1.0)
         );
         if worse.is_empty() {
             text.push_str("; worse in none.");
@@ -359,42 +362,57 @@ fn findings(heading: &Heading, medians: &Medians) -> Vec<String> {
         }
         findings.push(text);
     }
+    for (name, idle_ms) in references(heading).iter().skip(1) {
+        let pairs = pairs(heading, medians, way, idle_ms);
+        let near = pairs
+            .iter()
+            .filter(|(m, o)| (m - o).abs() <= o * 0.05)
+            .count();
+        if !pairs.is_empty() {
+            findings.push(format!(
+                "{} of {} medians are within 5 % of {name}.",
+                near,
+                pairs.len()
+            ));
+        }
+    }
     findings
 }
 
-/// For each rto_min: measured, modelled and published; then the improvement.
+/// For each setting: measured, computed and published; then the improvement.
 fn charts(heading: &Heading, medians: &Medians) -> Vec<Chart> {
     let plan = &heading.plan;
     let way = main_way(heading);
-    let curve = |idle_ms: &dyn Fn(u64) -> Option<f64>| -> Vec<(f64, f64)> {
-        let all = plan.disruptions_us.iter();
-        all.filter_map(|&us| Some((ms(us), idle_ms(us)?))).collect()
+    let curve = |all: &[u64], idle_ms: &dyn Fn(u64) -> Option<f64>| -> Vec<(f64, f64)> {
+        let points = all.iter().filter_map(|&us| Some((ms(us), idle_ms(us)?)));
+        points.collect()
     };
-    let mut rto_mins: Vec<u64> = plan.settings.iter().map(|s| s.rto_min_us).collect();
-    rto_mins.sort_unstable();
-    rto_mins.dedup();
+    // Timers make steps, which the measured disruptions alone would hide.
+    let given: Vec<_> = plan
+        .disruptions_us
+        .iter()
+        .copied()
+        .map(Duration::from_micros)
+        .collect();
+    let dense: Vec<u64> = predict::between(&given).into_iter().map(us).collect();
     let mut charts = Vec::new();
-    for rto_min_us in rto_mins {
-        let mut series = Vec::new();
-        for &setting in plan.settings.iter().filter(|s| s.rto_min_us == rto_min_us) {
-            let kind = if setting.thin { "thin" } else { "thick" };
-            series.push(Series {
-                name: format!("{kind}, measured"),
-                mark: Mark::Points,
-                points: curve(&|us| medians.get(way, setting, us)),
-            });
-            for (name, idle_ms) in references(heading) {
-                series.push(Series::line(
-                    &format!("{kind}, {name}"),
-                    curve(&|us| idle_ms(setting, us)),
-                ));
-            }
+    for &setting in &plan.settings {
+        let mut series = vec![Series {
+            name: format!("measured, by {way}"),
+            mark: Mark::Points,
+            points: curve(&plan.disruptions_us, &|us| medians.get(way, setting, us)),
+        }];
+        for (name, idle_ms) in references(heading) {
+            let computed = idle_ms(setting, dense.first().copied().unwrap_or(0) + 1).is_some();
+            let at = if computed {
+                &dense
+            } else {
+                &plan.disruptions_us
+            };
+            series.push(Series::line(name, curve(at, &|us| idle_ms(setting, us))));
         }
         charts.push(Chart {
-            title: format!(
-                "rto_min {} ms: idle, ms, by disruption, ms",
-                rto_min_us / 1000
-            ),
+            title: format!("{}: idle, ms, by disruption, ms", setting.name()),
             log_x: true,
             log_y: true,
             legend: Legend::LowerRight,
@@ -402,17 +420,20 @@ fn charts(heading: &Heading, medians: &Medians) -> Vec<Chart> {
         });
     }
     let improvement = plan.settings.iter().map(|&setting| {
-        let points = curve(&|us| Some(medians.kernel(us)? / medians.get(way, setting, us)?));
-        Series::line(&setting.name(), points)
+        let gain = |us| Some(medians.kernel(us)? / medians.get(way, setting, us)?);
+        Series::line(&setting.name(), curve(&plan.disruptions_us, &gain))
     });
     charts.push(Chart {
         title: "improvement: the kernel's idle time by that with the setting (below 1: worse)"
             .to_owned(),
         log_x: true,
-        log_y: false,
+        log_y: true,
         legend: Legend::UpperRight,
         series: improvement.collect(),
     });
+    for chart in &mut charts {
+        chart.series.retain(|series| !series.points.is_empty());
+    }
     // What was not measured cannot be drawn.
     charts.retain(|chart| chart.series.iter().any(|series| series.points.len() > 1));
     charts

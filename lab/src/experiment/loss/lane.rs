@@ -6,11 +6,10 @@ use anyhow::Context as _;
 
 use super::case::{Case, Side, Talk, Volume};
 use crate::{
-    ends,
     experiment::Field,
     ground::{
         netns::{CLIENT_LINK, SERVER_LINK},
-        process::{Dialogue, command_in, run},
+        process::{Dialogue, run},
     },
     interrupt,
     link::{Medium, repeats::Repeats, rule::Matching},
@@ -77,7 +76,10 @@ impl Lane<'_> {
             None => segments_one_by_one(&field)?,
         }
         let _server = field.serve("http-serve", &[])?;
-        let mut client = self.client(&field)?;
+        let mut client = match self.side {
+            Side::Server => field.uncovered_client("http-fetch", &[]),
+            Side::Kernel | Side::Agent => field.client("http-fetch", &[]),
+        }?;
         let mut outcomes = Vec::new();
         for (index, case) in cases.iter().enumerate() {
             if !case.is_for(self.side) {
@@ -89,16 +91,6 @@ impl Lane<'_> {
             done(case);
         }
         Ok(outcomes)
-    }
-
-    fn client(&self, field: &Field) -> anyhow::Result<Dialogue> {
-        if self.side != Side::Server {
-            return field.client("http-fetch", &[]);
-        }
-        let to = field.server_address(false).to_string();
-        let mut command = command_in(Some(&field.net.client), None, ends::binary()?)?;
-        command.args(["end", "http-fetch", "--to", &to]);
-        Dialogue::start(&mut command)
     }
 }
 

@@ -1,0 +1,572 @@
+//! What was observed: by the daemon, or in a capture.
+
+use std::{
+    fs::File,
+    io::Read as _,
+    net::IpAddr,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context as _, bail, ensure};
+use rto_model::{
+    advice::{Distribution, INITIAL_RTO_US, RTO_MIN_US, RoundTrips},
+    capture::{self, Capture, Opening},
+    estimator::Sample,
+};
+use serde::Serialize;
+
+use super::text;
+use crate::{
+    api::{
+        client::Client,
+        stats::{DirectionStats, HistogramView, PolicyStats, StatsAnswer},
+        types::{ListAnswer, LookupAnswer, SettingsSpec},
+    },
+    policy::{Cidr, PolicyName, compile::Effect, units::parse_duration},
+};
+
+/// Largest capture that is read: it is held in memory.
+const LARGEST: u64 = 2 << 30;
+
+/// Where the evidence is from.
+#[derive(Debug, Serialize)]
+#[serde(tag = "kind", rename_all = "kebab-case")]
+pub(super) enum Source {
+    /// The daemon's statistics of a policy.
+    Statistics {
+        policy: PolicyName,
+        /// The policy's entries.
+        cidrs: Vec<Cidr>,
+        /// When it was asked, Unix milliseconds.
+        at_ms: u64,
+        /// When smoothed RTTs are sampled.
+        rtt_sampling: String,
+    },
+    /// A capture.
+    Capture {
+        file: PathBuf,
+        /// Only peers in these; empty: all.
+        cidrs: Vec<Cidr>,
+        packets: u64,
+        /// Times of the first packet and the last, Unix microseconds.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        began_us: Option<u64>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        ended_us: Option<u64>,
+        /// Directions of connections that were looked at.
+        flows: usize,
+        /// What they sent, and of that again.
+        segments: u64,
+        retransmitted: u64,
+    },
+}
+
+impl Source {
+    /// Which policy a suggestion is for, if there is one, and its CIDRs.
+    pub(super) fn policy(&self) -> (Option<PolicyName>, Vec<Cidr>) {
+        match self {
+            Self::Statistics { policy, cidrs, .. } if *policy != PolicyName::unlisted() => {
+                (Some(policy.clone()), cidrs.clone())
+            }
+            Self::Statistics { .. } => (None, Vec::new()),
+            Self::Capture { cidrs, .. } => (None, cidrs.clone()),
+        }
+    }
+}
+
+/// One kind of times, of one direction.
+#[derive(Debug, Serialize)]
+pub(super) struct Evidence {
+    /// "handshake", "srtt" (the smoothed RTT, by the daemon) or "rtt" (each ACK's, in a capture).
+    pub(super) what: &'static str,
+    /// "active", "passive" or "unknown".
+    pub(super) direction: &'static str,
+    pub(super) samples: u64,
+    /// Times that so many are not longer than, microseconds; of a histogram the end of the bucket, and absent
+    /// if it has none.
+    pub(super) p50_us: Option<u64>,
+    pub(super) p90_us: Option<u64>,
+    pub(super) p99_us: Option<u64>,
+    pub(super) p999_us: Option<u64>,
+    pub(super) longest_us: Option<u64>,
+}
+
+impl Evidence {
+    fn of(what: &'static str, direction: &'static str, times: &Distribution) -> Self {
+        let quantile = |share| times.quantile_us(share).filter(|us| *us < u64::MAX);
+        Self {
+            what,
+            direction,
+            samples: times.count(),
+            p50_us: quantile(0.5),
+            p90_us: quantile(0.9),
+            p99_us: quantile(0.99),
+            p999_us: quantile(0.999),
+            longest_us: quantile(1.0),
+        }
+    }
+}
+
+/// Round trips of established connections.
+#[derive(Debug)]
+pub(super) enum Times {
+    Unordered(Distribution),
+    Flows(Vec<Vec<Sample>>),
+}
+
+impl Times {
+    pub(super) fn as_model(&self) -> RoundTrips<'_> {
+        match self {
+            Self::Unordered(times) => RoundTrips::Unordered(times),
+            Self::Flows(flows) => RoundTrips::Flows(flows),
+        }
+    }
+}
+
+/// Times of all connections, and of each direction where there are several.
+pub(super) struct ByDirection<T> {
+    pub(super) all: T,
+    pub(super) each: Vec<(&'static str, T)>,
+}
+
+impl<T> ByDirection<T> {
+    fn new(
+        all: T,
+        each: impl IntoIterator<Item = (&'static str, T)>,
+        is_empty: impl Fn(&T) -> bool,
+    ) -> Self {
+        let mut each: Vec<_> = each
+            .into_iter()
+            .filter(|(_, times)| !is_empty(times))
+            .collect();
+        if each.len() == 1 {
+            each.clear();
+        }
+        Self { all, each }
+    }
+}
+
+impl ByDirection<Distribution> {
+    fn of(each: impl IntoIterator<Item = (&'static str, Distribution)>) -> Self {
+        let each: Vec<_> = each.into_iter().collect();
+        let mut all = Distribution::default();
+        for (_, times) in &each {
+            all.extend(times);
+        }
+        Self::new(all, each, |times| times.count() == 0)
+    }
+}
+
+/// The values in force, microseconds.
+#[derive(Debug)]
+pub(super) struct Present {
+    pub(super) initial_rto_us: u64,
+    pub(super) rto_min_us: u64,
+}
+
+impl Present {
+    /// The kernel's own.
+    const KERNEL: Self = Self {
+        initial_rto_us: INITIAL_RTO_US,
+        rto_min_us: RTO_MIN_US,
+    };
+
+    fn of(effects: &[Effect]) -> Self {
+        let of = |setting: &str, kernel_us: u64| {
+            let effect = effects.iter().find(|effect| effect.setting == setting);
+            let duration = effect.and_then(|effect| parse_duration(&effect.effective).ok());
+            duration.map_or(kernel_us, |d| {
+                u64::try_from(d.as_micros()).unwrap_or(u64::MAX)
+            })
+        };
+        Self {
+            initial_rto_us: of("initial_rto", INITIAL_RTO_US),
+            rto_min_us: of("rto_min", RTO_MIN_US),
+        }
+    }
+}
+
+/// All that advice is made of.
+pub(super) struct Gathered {
+    pub(super) source: Source,
+    pub(super) present: Present,
+    /// The policy's settings.
+    pub(super) settings: SettingsSpec,
+    pub(super) evidence: Vec<Evidence>,
+    pub(super) handshakes: ByDirection<Distribution>,
+    pub(super) round_trips: ByDirection<Times>,
+    pub(super) warnings: Vec<String>,
+    pub(super) notes: Vec<String>,
+}
+
+/// The policy of an entry, or of the entry that covers an address.
+pub(super) fn policy_of(
+    target: &str,
+    client: &Client,
+    entries: &ListAnswer,
+) -> anyhow::Result<PolicyName> {
+    if let Ok(address) = target.parse::<IpAddr>() {
+        let answer: LookupAnswer = client.get(&format!("/v1/lookup?address={address}"))?;
+        let Some(entry) = answer.entry else {
+            bail!(
+                "no entry covers {address}: see rto-agent list; with count_unlisted = true in [agent], \
+                 --policy unlisted is what no entry covers"
+            );
+        };
+        return Ok(entry.policy);
+    }
+    entry_policy(&target.parse()?, entries)
+}
+
+fn entry_policy(cidr: &Cidr, entries: &ListAnswer) -> anyhow::Result<PolicyName> {
+    if let Some(entry) = entries.entries.iter().find(|entry| entry.cidr == *cidr) {
+        return Ok(entry.policy.clone());
+    }
+    let covering = entries
+        .entries
+        .iter()
+        .filter(|entry| entry.cidr.contains_cidr(cidr))
+        .max_by_key(|entry| entry.cidr.prefix());
+    match covering {
+        Some(entry) => bail!(
+            "{cidr} is no entry; it lies in {}: rto-agent advise {}",
+            entry.cidr,
+            entry.cidr
+        ),
+        None => bail!(
+            "{cidr} is no entry: see rto-agent list, or go by a capture (--pcap FILE --cidr {cidr})"
+        ),
+    }
+}
+
+/// What the daemon counted.
+pub(super) fn of_policy(
+    policy: &PolicyName,
+    entries: &ListAnswer,
+    mut answer: StatsAnswer,
+) -> anyhow::Result<Gathered> {
+    ensure!(
+        answer.on,
+        "nothing is counted: set statistics = true in [agent] and restart the daemon, or go by a capture \
+         (--pcap FILE)"
+    );
+    let known: Vec<_> = answer.policies.keys().map(ToString::to_string).collect();
+    let stats = answer.policies.remove(policy).with_context(|| {
+        let hint = if *policy == PolicyName::unlisted() {
+            " (count_unlisted = true in [agent] counts what no entry covers)"
+        } else {
+            ""
+        };
+        format!(
+            "no policy {policy} is in force{hint}; there is: {}",
+            known.join(", ")
+        )
+    })?;
+    let own: Vec<_> = entries
+        .entries
+        .iter()
+        .filter(|e| e.policy == *policy)
+        .collect();
+    let mut gathered = Gathered {
+        source: Source::Statistics {
+            policy: policy.clone(),
+            cidrs: own.iter().map(|entry| entry.cidr).collect(),
+            at_ms: answer.at_ms,
+            rtt_sampling: answer.rtt_sampling.clone(),
+        },
+        present: own
+            .first()
+            .map_or(Present::KERNEL, |e| Present::of(&e.effects)),
+        settings: own.first().map(|e| e.settings.clone()).unwrap_or_default(),
+        evidence: Vec::new(),
+        handshakes: ByDirection::of([]),
+        round_trips: ByDirection {
+            all: Times::Flows(Vec::new()),
+            each: Vec::new(),
+        },
+        warnings: Vec::new(),
+        notes: Vec::new(),
+    };
+    if own.len() > 1 {
+        gathered.notes.push(format!(
+            "statistics are by policy: this is of all {} CIDRs of {policy}; a policy of its own tells one of \
+             them apart",
+            own.len()
+        ));
+    }
+    if answer.rtt_sampling == "off" {
+        gathered.warnings.push(
+            "smoothed RTTs are not sampled: set rtt_sampling = \"end\" in [agent] and restart the daemon, for \
+             advice on rto_min"
+                .to_owned(),
+        );
+    }
+    gathered.count(&stats);
+    gathered.notes.push(
+        "the order of the samples is not known: rto_min is judged by Linux's estimator over RTTs drawn at \
+         random, and smoothed RTTs hide single slow answers; a capture (--pcap) has both"
+            .to_owned(),
+    );
+    Ok(gathered)
+}
+
+impl Gathered {
+    fn count(&mut self, stats: &PolicyStats) {
+        let (mut handshakes, mut round_trips) = (Vec::new(), Vec::new());
+        for (direction, stats) in stats.directions() {
+            let mut times = distribution(&stats.handshake);
+            let left_out = times.remove_above(self.present.initial_rto_us, stats.recovered);
+            if left_out > 0 {
+                self.notes.push(format!(
+                    "{left_out} handshakes ({direction}) are left out that a needed retransmission brought \
+                     about: their time is that of the timer"
+                ));
+            }
+            handshakes.push((direction, times));
+            round_trips.push((direction, distribution(&stats.srtt)));
+            self.warn_of(direction, stats);
+        }
+        self.evidence.extend(rows("handshake", &handshakes));
+        self.evidence.extend(rows("srtt", &round_trips));
+        self.handshakes = ByDirection::of(handshakes);
+        let ByDirection { all, each } = ByDirection::of(round_trips);
+        self.round_trips = ByDirection {
+            all: Times::Unordered(all),
+            each: each
+                .into_iter()
+                .map(|(direction, times)| (direction, Times::Unordered(times)))
+                .collect(),
+        };
+    }
+
+    /// Of what went wrong already.
+    #[expect(clippy::cast_precision_loss, reason = "a share of two digits")]
+    fn warn_of(&mut self, direction: &str, stats: &DirectionStats) {
+        let share = |count: u64| text::percent(count as f64 / stats.connections.max(1) as f64);
+        if stats.spurious > 0 {
+            let (spurious, connections) = (stats.spurious, stats.connections);
+            self.warnings.push(format!(
+                "{spurious} SYNs or SYN-ACKs of {connections} connections ({direction}) were sent again \
+                 needlessly already ({})",
+                share(spurious)
+            ));
+        }
+        if stats.undecided > 0 {
+            self.warnings.push(format!(
+                "of {} SYNs or SYN-ACKs sent again ({direction}) it could not be told whether they were needed",
+                stats.undecided
+            ));
+        }
+        if stats.tail_loss_probes > 0 {
+            self.notes.push(format!(
+                "{} tail loss probes sent a segment again ({direction}, {} of the connections): needlessly if \
+                 nothing was lost",
+                stats.tail_loss_probes,
+                share(stats.tail_loss_probes)
+            ));
+        }
+    }
+}
+
+/// Each time as the end of its bucket.
+fn distribution(histogram: &HistogramView) -> Distribution {
+    let mut times = Distribution::default();
+    for bucket in &histogram.buckets {
+        times.add(bucket.below_us.unwrap_or(u64::MAX), bucket.count);
+    }
+    times
+}
+
+fn rows(
+    what: &'static str,
+    directions: &[(&'static str, Distribution)],
+) -> impl Iterator<Item = Evidence> {
+    let with_any = directions.iter().filter(|(_, times)| times.count() > 0);
+    with_any.map(move |(direction, times)| Evidence::of(what, direction, times))
+}
+
+/// What a capture shows.
+pub(super) fn of_capture(path: &Path, cidrs: &[Cidr]) -> anyhow::Result<Gathered> {
+    let name = path.display();
+    let file = File::open(path).with_context(|| format!("--pcap {name}"))?;
+    let mut bytes = Vec::new();
+    file.take(LARGEST + 1)
+        .read_to_end(&mut bytes)
+        .with_context(|| format!("--pcap {name}"))?;
+    ensure!(
+        bytes.len() as u64 <= LARGEST,
+        "--pcap {name}: more than 2 GiB; give a part of it (editcap -c 1000000), or capture less of each packet \
+         (tcpdump -s 128)"
+    );
+    let mut capture = capture::read(&bytes).with_context(|| format!("--pcap {name}"))?;
+    drop(bytes);
+    choose(&mut capture, cidrs)?;
+    Ok(of_flows(path, cidrs, &capture))
+}
+
+fn choose(capture: &mut Capture, cidrs: &[Cidr]) -> anyhow::Result<()> {
+    ensure!(
+        !capture.flows.is_empty(),
+        "there is no TCP segment with data or SYN among the {} packet(s) of the capture",
+        capture.counts.packets
+    );
+    if cidrs.is_empty() {
+        capture.retain_far();
+        return Ok(());
+    }
+    capture.retain_peers(|peer| cidrs.iter().any(|cidr| cidr.contains(peer)));
+    ensure!(
+        !capture.flows.is_empty(),
+        "no connection of the capture has a peer in {}",
+        text::cidrs(cidrs)
+    );
+    Ok(())
+}
+
+fn of_flows(path: &Path, cidrs: &[Cidr], capture: &Capture) -> Gathered {
+    let sent = capture.sent();
+    let directions = [
+        ("active", Some(Opening::Active)),
+        ("passive", Some(Opening::Passive)),
+        ("unknown", None),
+    ];
+    let of = |opened: Option<Opening>| capture.flows.iter().filter(move |f| f.opened == opened);
+    let handshakes = directions.map(|(direction, opened)| {
+        let samples = of(opened).flat_map(|flow| &flow.handshake);
+        (direction, samples.map(|s| s.rtt_us).collect())
+    });
+    let round_trips = directions.map(|(direction, opened)| {
+        let samples = of(opened).flat_map(|flow| &flow.data);
+        (direction, samples.map(|s| s.rtt_us).collect())
+    });
+    let mut evidence: Vec<_> = rows("handshake", &handshakes).collect();
+    evidence.extend(rows("rtt", &round_trips));
+    let flows = |opened: Option<Opening>| -> Vec<Vec<Sample>> {
+        let samples = of(opened).map(capture::Flow::samples);
+        samples.filter(|samples| !samples.is_empty()).collect()
+    };
+    let each = directions.map(|(direction, opened)| (direction, Times::Flows(flows(opened))));
+    let mut notes = vec![
+        "the capture must be from the host that is to have the settings: elsewhere its times are not those of \
+         the whole path"
+            .to_owned(),
+    ];
+    if cidrs.is_empty() {
+        notes.push(
+            "of each connection the direction with the longer round trips was taken; --cidr chooses peers"
+                .to_owned(),
+        );
+    }
+    let mut warnings = capture.remarks();
+    if sent.handshake_retransmitted > 0 {
+        warnings.push(format!(
+            "{} SYNs or SYN-ACKs were sent again, whose handshakes give no round trip (Karn's algorithm): were \
+             they slow, the initial RTO is judged too well",
+            sent.handshake_retransmitted
+        ));
+    }
+    let again = sent.retransmitted - sent.handshake_retransmitted;
+    if again > 0 {
+        warnings.push(format!(
+            "{again} of {} segments were sent again, which give no round trip",
+            sent.segments
+        ));
+    }
+    Gathered {
+        source: Source::Capture {
+            file: path.to_owned(),
+            cidrs: cidrs.to_vec(),
+            packets: capture.counts.packets,
+            began_us: capture.began_us,
+            ended_us: capture.ended_us,
+            flows: capture.flows.len(),
+            segments: sent.segments,
+            retransmitted: sent.retransmitted,
+        },
+        present: Present::KERNEL,
+        settings: SettingsSpec::default(),
+        evidence,
+        handshakes: ByDirection::of(handshakes),
+        round_trips: ByDirection::new(
+            Times::Flows(capture.samples()),
+            each,
+            |times| matches!(times, Times::Flows(flows) if flows.is_empty()),
+        ),
+        warnings,
+        notes,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::types::{EntryView, SourceView};
+
+    fn entries(cidrs: &[(&str, &str)]) -> ListAnswer {
+        let entry = |(cidr, policy): &(&str, &str)| EntryView {
+            cidr: cidr.parse().unwrap(),
+            policy: policy.parse().unwrap(),
+            source: SourceView::File {
+                path: "config.toml".into(),
+                line: 1,
+            },
+            settings: SettingsSpec::default(),
+            effects: Vec::new(),
+            hits: 0,
+            overrides: None,
+        };
+        ListAnswer {
+            entries: cidrs.iter().map(entry).collect(),
+            masked: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_cidr_is_an_entry_or_refused_with_the_one_meant() {
+        let entries = entries(&[("10.0.0.0/8", "wide"), ("10.1.0.0/16", "near")]);
+        let of = |cidr: &str| entry_policy(&cidr.parse().unwrap(), &entries);
+        assert_eq!(of("10.1.0.0/16").unwrap().as_str(), "near");
+        let error = of("10.1.2.0/24").unwrap_err().to_string();
+        assert!(error.contains("rto-agent advise 10.1.0.0/16"), "{error}");
+        let error = of("192.0.2.0/24").unwrap_err().to_string();
+        assert!(error.contains("rto-agent list"), "{error}");
+    }
+
+    #[test]
+    fn what_is_not_counted_is_refused_with_the_mend() {
+        let of = |policy: &str, answer: StatsAnswer| {
+            let error = of_policy(&policy.parse().unwrap(), &entries(&[]), answer);
+            error.err().unwrap().to_string()
+        };
+        let off = of("near", StatsAnswer::default());
+        assert!(off.contains("statistics = true"), "{off}");
+        let on = StatsAnswer {
+            on: true,
+            policies: [("far".parse().unwrap(), PolicyStats::default())].into(),
+            ..StatsAnswer::default()
+        };
+        let error = of("near", on.clone());
+        assert!(
+            error.contains("no policy near is in force; there is: far"),
+            "{error}"
+        );
+        let error = of("unlisted", on);
+        assert!(error.contains("count_unlisted"), "{error}");
+    }
+
+    #[test]
+    fn a_file_that_is_no_capture() {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        std::io::Write::write_all(&mut file, b"hello").unwrap();
+        let error = of_capture(file.path(), &[]).err().unwrap();
+        assert!(
+            format!("{error:#}").contains("neither pcap nor pcapng"),
+            "{error:#}"
+        );
+        let error = of_capture(Path::new("/no/such/file"), &[]).err().unwrap();
+        assert!(
+            format!("{error:#}").contains("--pcap /no/such/file"),
+            "{error:#}"
+        );
+    }
+}

@@ -1,0 +1,228 @@
+//! `rto-agent advise`.
+
+use std::{process::ExitCode, time::Duration};
+
+use anyhow::{Context as _, bail, ensure};
+use rto_model::advice::{self, Advice, Question};
+use serde::Serialize;
+
+mod evidence;
+mod text;
+
+use self::evidence::{ByDirection, Evidence, Gathered, Source};
+use super::print;
+use crate::{
+    api::{client::Client, types::SettingsSpec},
+    cli::Advise,
+    datapath::probe,
+    kernel::facts::host_facts,
+    policy::{
+        Cidr, HostFacts, PolicyName, Settings,
+        compile::{check_force, compile},
+        units::parse_duration,
+    },
+};
+
+/// Longest delay of a peer's ACK (`TCP_DELACK_MAX`).
+const LONGEST_DELACK: Duration = Duration::from_millis(200);
+/// Shares that can be asked for: a millionth of it needs more samples than anybody has.
+const SHARES: std::ops::RangeInclusive<f64> = 0.000_01..=0.5;
+/// CIDRs that are written out.
+const CIDRS_SHOWN: usize = 8;
+
+/// What `--json` prints.
+#[derive(Debug, Serialize)]
+struct Answer {
+    /// Where the evidence is from.
+    source: Source,
+    /// Jiffies a second.
+    hz: u32,
+    /// The share of needless retransmissions that is not to be exceeded, 0 to 1.
+    spurious: f64,
+    /// How long the peers delay an ACK, microseconds.
+    peer_delack_us: u64,
+    /// What was observed.
+    evidence: Vec<Evidence>,
+    /// Advice, and by which connections it was decided.
+    initial_rto: Decided,
+    rto_min: Decided,
+    /// What may be pasted into the configuration; absent: nothing is suggested.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    snippet: Option<String>,
+    /// What stands against it.
+    warnings: Vec<String>,
+    /// How to read it.
+    notes: Vec<String>,
+}
+
+/// The advice for a setting.
+#[derive(Debug, Serialize)]
+struct Decided {
+    /// "all", or the direction whose connections need the longest value.
+    by: &'static str,
+    #[serde(flatten)]
+    advice: Advice,
+}
+
+pub(super) fn run(args: &Advise) -> anyhow::Result<ExitCode> {
+    let host = host_facts(&probe::features())?;
+    let question = question(args, host.hz)?;
+    let gathered = gather(args)?;
+    let answer = answer(gathered, &question, &host);
+    print(args.output.json, &answer, || text::text(&answer))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn question(args: &Advise, hz: u32) -> anyhow::Result<Question> {
+    let delack = parse_duration(&args.peer_delack).context("--peer-delack")?;
+    ensure!(
+        delack <= LONGEST_DELACK,
+        "--peer-delack {}: at most 200ms, the longest that Linux delays an ACK",
+        args.peer_delack
+    );
+    Ok(Question {
+        hz,
+        share: share(&args.spurious)?,
+        peer_delack_us: u64::try_from(delack.as_micros()).unwrap_or(u64::MAX),
+    })
+}
+
+fn share(text: &str) -> anyhow::Result<f64> {
+    let percent = text.trim().strip_suffix('%');
+    let Some(percent) = percent.and_then(|number| number.trim_end().parse::<f64>().ok()) else {
+        bail!("--spurious {text}: write a percentage, such as 0.1%");
+    };
+    let share = percent / 100.0;
+    ensure!(
+        SHARES.contains(&share),
+        "--spurious {text}: it can be 0.001% to 50%"
+    );
+    Ok(share)
+}
+
+fn gather(args: &Advise) -> anyhow::Result<Gathered> {
+    if let Some(path) = &args.pcap {
+        let cidrs = args.cidr.iter().map(|text| text.parse());
+        let cidrs = cidrs.collect::<Result<Vec<Cidr>, _>>().context("--cidr")?;
+        return evidence::of_capture(path, &cidrs);
+    }
+    let client = Client::new(&args.socket.socket);
+    let entries = client.get("/v1/entries")?;
+    let policy = match (&args.policy, &args.target) {
+        (Some(name), _) => name.parse()?,
+        (None, Some(target)) => evidence::policy_of(target, &client, &entries)?,
+        (None, None) => bail!("nothing to go by: give a CIDR, an address, --policy or --pcap"),
+    };
+    evidence::of_policy(&policy, &entries, client.get("/v1/stats")?)
+}
+
+fn answer(gathered: Gathered, question: &Question, host: &HostFacts) -> Answer {
+    let present = &gathered.present;
+    let initial_rto = decided(&gathered.handshakes, |times| {
+        advice::initial_rto(times, question, present.initial_rto_us)
+    });
+    let rto_min = decided(&gathered.round_trips, |times| {
+        advice::rto_min(times.as_model(), question, present.rto_min_us)
+    });
+    let mut answer = Answer {
+        source: gathered.source,
+        hz: host.hz,
+        spurious: question.share,
+        peer_delack_us: question.peer_delack_us,
+        evidence: gathered.evidence,
+        initial_rto,
+        rto_min,
+        snippet: None,
+        warnings: gathered.warnings,
+        notes: gathered.notes,
+    };
+    for (setting, what, advice) in [
+        ("initial_rto", "handshakes", &answer.initial_rto.advice),
+        ("rto_min", "round trips", &answer.rto_min.advice),
+    ] {
+        if advice.reason == Some(advice::NoSuggestion::TooFewSamples) {
+            answer.warnings.push(format!(
+                "{setting}: {} of the {} {what} that {} needs: wait for more, or ask for a larger share \
+                 (--spurious)",
+                advice.samples,
+                advice.needed,
+                text::percent(question.share),
+            ));
+        } else if advice.present.expected.share > question.share {
+            answer.warnings.push(format!(
+                "{setting} = {}, in force, is too short: {} of the {what} took longer",
+                text::duration(advice.present.value_us),
+                text::percent(advice.present.expected.share),
+            ));
+        }
+    }
+    suggest(&mut answer, &gathered.settings, host);
+    answer
+}
+
+/// The advice of the direction that needs the longest value: one setting is for all.
+fn decided<T>(times: &ByDirection<T>, advise: impl Fn(&T) -> Advice) -> Decided {
+    let rank = |advice: &Advice| {
+        let enough = advice.samples >= advice.needed;
+        let jiffies = advice.suggestion.map_or(u64::MAX, |c| c.jiffies);
+        (enough, if enough { jiffies } else { advice.samples })
+    };
+    let mut best = Decided {
+        by: "all",
+        advice: advise(&times.all),
+    };
+    for (by, times) in &times.each {
+        let advice = advise(times);
+        if rank(&advice) > rank(&best.advice) {
+            best = Decided { by, advice };
+        }
+    }
+    best
+}
+
+/// Puts the suggestions into a policy, and asks the host what it thinks of that.
+fn suggest(answer: &mut Answer, present: &SettingsSpec, host: &HostFacts) {
+    let value = |decided: &Decided| {
+        let suggestion = decided.advice.suggestion.as_ref()?;
+        Some(text::duration(suggestion.value_us))
+    };
+    let (initial_rto, rto_min) = (value(&answer.initial_rto), value(&answer.rto_min));
+    if initial_rto.is_none() && rto_min.is_none() {
+        return;
+    }
+    let spec = SettingsSpec {
+        initial_rto: initial_rto.or_else(|| present.initial_rto.clone()),
+        rto_min: rto_min.or_else(|| present.rto_min.clone()),
+        ..present.clone()
+    };
+    let (name, cidrs) = answer.source.policy();
+    answer.snippet = Some(text::snippet(name.as_ref(), &cidrs, &spec));
+    let Ok(settings) = spec.parse() else {
+        return;
+    };
+    let name = name.unwrap_or_else(|| PolicyName::for_settings(&settings));
+    answer
+        .warnings
+        .extend(objections(&name, &settings, &cidrs, host));
+}
+
+/// What `check` would say to it.
+fn objections(
+    name: &PolicyName,
+    settings: &Settings,
+    cidrs: &[Cidr],
+    host: &HostFacts,
+) -> Vec<String> {
+    let mut said = match compile(name, settings, host) {
+        Ok(compiled) => compiled.warnings,
+        Err(errors) => errors.iter().map(ToString::to_string).collect(),
+    };
+    let forced = cidrs
+        .iter()
+        .find_map(|cidr| check_force(cidr, settings).err());
+    said.extend(forced.map(|error| error.to_string()));
+    said
+}
+
+#[cfg(test)]
+mod tests;

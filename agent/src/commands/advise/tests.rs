@@ -1,0 +1,201 @@
+//! Advice of made-up evidence, as text and as JSON.
+
+use rto_agent_common::{Statistics, histogram::bucket_of};
+
+use super::*;
+use crate::{
+    api::{
+        stats::{PolicyStats, StatsAnswer},
+        types::{EntryView, ListAnswer, SourceView},
+    },
+    policy::compile::tests::HOST,
+};
+
+const QUESTION: Question = Question {
+    hz: HOST.hz,
+    share: 0.001,
+    peer_delack_us: advice::PEER_DELACK_US,
+};
+
+/// So many connections, handshakes and smoothed RTTs near 100 us.
+fn near(connections: u64) -> Statistics {
+    let mut statistics = Statistics::default();
+    statistics.counters.connections = connections;
+    for us in (0..connections).map(|n| 90 + n % 60) {
+        statistics.handshake.buckets[bucket_of(us + 30)] += 1;
+        statistics.srtt.buckets[bucket_of(us)] += 1;
+    }
+    statistics
+}
+
+fn stats(directions: [Statistics; 3], rtt_sampling: &str) -> StatsAnswer {
+    StatsAnswer {
+        at_ms: 1_700_000_000_000,
+        on: true,
+        rtt_sampling: rtt_sampling.to_owned(),
+        policies: [("near".parse().unwrap(), PolicyStats::from(&directions))].into(),
+    }
+}
+
+fn entries(spec: &SettingsSpec, cidrs: &[&str]) -> ListAnswer {
+    let name: PolicyName = "near".parse().unwrap();
+    let compiled = compile(&name, &spec.parse().unwrap(), &HOST).unwrap();
+    let entry = |cidr: &&str| EntryView {
+        cidr: cidr.parse().unwrap(),
+        policy: name.clone(),
+        source: SourceView::File {
+            path: "config.toml".into(),
+            line: 3,
+        },
+        settings: spec.clone(),
+        effects: compiled.effects.clone(),
+        hits: 1,
+        overrides: None,
+    };
+    ListAnswer {
+        entries: cidrs.iter().map(entry).collect(),
+        masked: Vec::new(),
+    }
+}
+
+fn spec() -> SettingsSpec {
+    SettingsSpec {
+        initial_rto: Some("100ms".to_owned()),
+        thin_linear: Some(true),
+        ..SettingsSpec::default()
+    }
+}
+
+fn advise(directions: [Statistics; 3]) -> Answer {
+    let entries = entries(&spec(), &["10.0.0.0/24", "10.0.1.0/24"]);
+    let name = "near".parse().unwrap();
+    let gathered = evidence::of_policy(&name, &entries, stats(directions, "end")).unwrap();
+    answer(gathered, &QUESTION, &HOST)
+}
+
+/// A tail of slow answers, losses that were mended, and needless retransmissions.
+fn busy() -> [Statistics; 3] {
+    let mut active = near(10_000);
+    active.handshake.buckets[bucket_of(100_300)] += 12;
+    active.counters.handshake_retransmissions = 14;
+    active.counters.recovered = 12;
+    active.counters.spurious = 2;
+    active.counters.tail_loss_probes = 7;
+    let mut passive = near(5_000);
+    passive.handshake.buckets[bucket_of(9_000)] += 20;
+    passive.srtt.buckets[bucket_of(9_000)] += 20;
+    [active, passive, Statistics::default()]
+}
+
+#[test]
+fn of_statistics() {
+    let answer = advise(busy());
+    insta::assert_snapshot!("statistics", text::text(&answer));
+    insta::assert_json_snapshot!("statistics_json", answer);
+}
+
+#[test]
+fn of_too_little() {
+    let entries = entries(&spec(), &["10.0.0.0/24"]);
+    let name = "near".parse().unwrap();
+    let directions = [near(200), Statistics::default(), Statistics::default()];
+    let mut stats = stats(directions, "off");
+    for policy in stats.policies.values_mut() {
+        policy.active.srtt = Default::default();
+    }
+    let gathered = evidence::of_policy(&name, &entries, stats).unwrap();
+    let answer = answer(gathered, &QUESTION, &HOST);
+    assert!(answer.snippet.is_none());
+    insta::assert_snapshot!("too_little", text::text(&answer));
+}
+
+#[test]
+fn the_direction_that_needs_the_longest_decides() {
+    let [active, mut passive, unknown] = busy();
+    passive.handshake.buckets[bucket_of(30_000)] += 5;
+    let answer = advise([active, passive, unknown]);
+    // Of all 15,000 they are few enough, of the 5,000 accepted ones they are not.
+    assert_eq!(answer.initial_rto.by, "passive");
+    let suggestion = answer.initial_rto.advice.suggestion.unwrap();
+    assert_eq!(suggestion.value_us, 68_000);
+}
+
+#[test]
+fn a_snippet_is_a_configuration() {
+    let answer = advise(busy());
+    let snippet = answer.snippet.unwrap();
+    let parsed: toml::Table = toml::from_str(&snippet).unwrap();
+    let policy = &parsed["policy"]["near"];
+    assert_eq!(policy["rto_min"].as_str(), Some("48ms"));
+    assert_eq!(policy["thin_linear"].as_bool(), Some(true));
+    assert_eq!(policy["cidrs"].as_array().unwrap().len(), 2);
+    let dotted: PolicyName = "eu.west".parse().unwrap();
+    let snippet = text::snippet(Some(&dotted), &[], &spec());
+    let parsed: toml::Table = toml::from_str(&snippet).unwrap();
+    assert!(parsed["policy"]["eu.west"].is_table());
+}
+
+#[test]
+fn a_value_in_force_that_is_too_short_is_warned_of() {
+    let [mut active, passive, unknown] = busy();
+    active.handshake.buckets[bucket_of(150_000)] += 40;
+    let answer = advise([active, passive, unknown]);
+    let warning =
+        "initial_rto = 100ms, in force, is too short: 0.27% of the handshakes took longer";
+    assert!(
+        answer.warnings.iter().any(|w| w == warning),
+        "{:?}",
+        answer.warnings
+    );
+}
+
+#[test]
+fn a_wide_prefix_is_warned_of() {
+    let spec = SettingsSpec {
+        initial_rto: Some("300ms".to_owned()),
+        ..SettingsSpec::default()
+    };
+    let entries = entries(&spec, &["10.0.0.0/7"]);
+    let directions = [near(5000), Statistics::default(), Statistics::default()];
+    let gathered =
+        evidence::of_policy(&"near".parse().unwrap(), &entries, stats(directions, "end")).unwrap();
+    let answer = answer(gathered, &QUESTION, &HOST);
+    assert!(
+        answer.warnings.iter().any(|w| w.contains("force = true")),
+        "{:?}",
+        answer.warnings
+    );
+}
+
+#[test]
+fn shares_and_delays() {
+    for (text, value) in [
+        ("0.1%", 0.001),
+        ("1 %", 0.01),
+        ("50%", 0.5),
+        (" 0.001%", 0.000_01),
+    ] {
+        assert!((share(text).unwrap() - value).abs() < 1e-9, "{text}");
+    }
+    for (text, said) in [
+        ("0.1", "such as 0.1%"),
+        ("%", "such as 0.1%"),
+        ("0%", "0.001% to 50%"),
+        ("51%", "0.001% to 50%"),
+        ("NaN%", "0.001% to 50%"),
+    ] {
+        let error = share(text).unwrap_err().to_string();
+        assert!(error.contains(said), "{text}: {error}");
+    }
+    for (share, said) in [
+        (0.0, "0%"),
+        (0.001, "0.1%"),
+        (0.0006, "0.06%"),
+        (0.1234, "12%"),
+        (0.0312, "3.1%"),
+        (0.000_001, "0.0001%"),
+        (0.9999, "100%"),
+    ] {
+        assert_eq!(text::percent(share), said);
+    }
+}

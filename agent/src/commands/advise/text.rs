@@ -1,0 +1,270 @@
+//! Advice for people.
+
+use std::time::Duration;
+
+use rto_model::advice::{Advice, NoSuggestion};
+
+use super::{Answer, CIDRS_SHOWN, Decided, Source};
+use crate::{
+    api::types::SettingsSpec,
+    commands::{stats::short_us, table},
+    policy::{Cidr, PolicyName, units::format_duration},
+};
+
+pub(super) fn text(answer: &Answer) -> String {
+    let mut text = source(&answer.source);
+    text.push('\n');
+    text.push_str(&evidence(answer));
+    for (setting, samples, decided) in [
+        ("initial_rto", "handshakes", &answer.initial_rto),
+        ("rto_min", "round trips", &answer.rto_min),
+    ] {
+        text.push_str(&setting_text(setting, samples, decided, answer));
+    }
+    if let Some(snippet) = &answer.snippet {
+        text.push_str("\nnothing was changed; in the configuration that would be\n\n");
+        for line in snippet.lines() {
+            text.push_str(&format!("  {line}\n"));
+        }
+    }
+    if !answer.warnings.is_empty() || !answer.notes.is_empty() {
+        text.push('\n');
+    }
+    for warning in &answer.warnings {
+        text.push_str(&format!("warning: {warning}\n"));
+    }
+    for note in &answer.notes {
+        text.push_str(&format!("note: {note}\n"));
+    }
+    text
+}
+
+fn source(source: &Source) -> String {
+    match source {
+        Source::Statistics { policy, cidrs, .. } => {
+            let of = if cidrs.is_empty() {
+                String::new()
+            } else {
+                format!(" ({})", self::cidrs(cidrs))
+            };
+            format!(
+                "policy {policy}{of}: what the daemon counted since the policy came or the host booted\n"
+            )
+        }
+        Source::Capture {
+            file,
+            cidrs,
+            packets,
+            began_us,
+            ended_us,
+            flows,
+            segments,
+            retransmitted,
+        } => {
+            let peers = if cidrs.is_empty() {
+                String::new()
+            } else {
+                format!(" to {}", self::cidrs(cidrs))
+            };
+            let lasted = match (began_us, ended_us) {
+                (Some(began), Some(ended)) => {
+                    // Seconds will do.
+                    let took =
+                        Duration::from_secs(ended.saturating_sub(*began).div_ceil(1_000_000));
+                    let began = Duration::from_secs(began / 1_000_000);
+                    let began = humantime::format_rfc3339_seconds(std::time::UNIX_EPOCH + began);
+                    format!(" of {} from {began}", humantime::format_duration(took))
+                }
+                _ => String::new(),
+            };
+            format!(
+                "{}: {packets} packets{lasted}; {flows} flows{peers} with {segments} segments, \
+                 {retransmitted} of them sent again\n",
+                file.display()
+            )
+        }
+    }
+}
+
+fn evidence(answer: &Answer) -> String {
+    if answer.evidence.is_empty() {
+        return "no round trip was observed\n".to_owned();
+    }
+    let mut rows = table::new([
+        "TIMES",
+        "DIRECTION",
+        "SAMPLES",
+        "P50",
+        "P90",
+        "P99",
+        "P99.9",
+        "LONGEST",
+    ]);
+    for one in &answer.evidence {
+        let time = |us: Option<u64>| us.map_or_else(|| ">67s".to_owned(), short);
+        rows.add_row([
+            match one.what {
+                "handshake" => "handshake",
+                "srtt" => "smoothed RTT",
+                _ => "RTT",
+            }
+            .to_owned(),
+            one.direction.to_owned(),
+            one.samples.to_string(),
+            time(one.p50_us),
+            time(one.p90_us),
+            time(one.p99_us),
+            time(one.p999_us),
+            time(one.longest_us),
+        ]);
+    }
+    table::text(&rows)
+}
+
+fn setting_text(setting: &str, samples: &str, decided: &Decided, answer: &Answer) -> String {
+    let advice = &decided.advice;
+    let target = percent(answer.spurious);
+    let by = match decided.by {
+        "all" => String::new(),
+        direction => format!(", by those of {direction} connections, which need the longest"),
+    };
+    let mut text = match (&advice.suggestion, advice.reason) {
+        (Some(suggestion), _) => format!(
+            "\n{setting}: {} ({} jiffies at HZ={}) for at most {target} needless; {} {samples}{by}\n\n",
+            duration(suggestion.value_us),
+            suggestion.jiffies,
+            answer.hz,
+            advice.samples,
+        ),
+        (None, Some(NoSuggestion::NothingShorter)) => format!(
+            "\n{setting}: no suggestion; nothing shorter than the kernel's own value keeps {target}; {} \
+             {samples}{by}\n\n",
+            advice.samples,
+        ),
+        (None, _) => format!(
+            "\n{setting}: no suggestion; {} {samples}, {target} needs {}\n\n",
+            advice.samples, advice.needed,
+        ),
+    };
+    for line in candidates(advice).lines() {
+        text.push_str(&format!("  {line}\n"));
+    }
+    text
+}
+
+fn candidates(advice: &Advice) -> String {
+    let mut rows = table::new(["VALUE", "NEEDLESS", "AT MOST (95 %)", ""]);
+    for candidate in &advice.candidates {
+        let is = |other: Option<u64>| other == Some(candidate.jiffies);
+        let remarks = [
+            (is(advice.suggestion.map(|c| c.jiffies)), "suggested"),
+            (is(Some(advice.present.jiffies)), "now"),
+            (candidate.below_delack, "below the peers' delayed ACK"),
+        ];
+        let remarks = remarks.iter().filter(|(is, _)| *is).map(|(_, what)| *what);
+        let share = |share| match advice.samples {
+            0 => "-".to_owned(),
+            _ => percent(share),
+        };
+        rows.add_row([
+            duration(candidate.value_us),
+            share(candidate.expected.share),
+            share(candidate.expected.at_most),
+            remarks.collect::<Vec<_>>().join(", "),
+        ]);
+    }
+    table::text(&rows)
+}
+
+/// A policy for the configuration.
+pub(super) fn snippet(name: Option<&PolicyName>, cidrs: &[Cidr], spec: &SettingsSpec) -> String {
+    let mut text = String::new();
+    if let Some(name) = name {
+        text.push_str(&format!("# in place of [policy.{name}]\n"));
+    }
+    // Names have no characters that TOML must quote but the dot.
+    let name = name.map_or("suggested", PolicyName::as_str);
+    text.push_str(&match name.contains('.') {
+        true => format!("[policy.\"{name}\"]\n"),
+        false => format!("[policy.{name}]\n"),
+    });
+    if cidrs.is_empty() || cidrs.len() > CIDRS_SHOWN {
+        text.push_str("cidrs = []  # the prefixes it is for\n");
+    } else {
+        let quoted: Vec<_> = cidrs.iter().map(|cidr| format!("\"{cidr}\"")).collect();
+        text.push_str(&format!("cidrs = [{}]\n", quoted.join(", ")));
+    }
+    let quoted = |value: &Option<String>| value.as_ref().map(|value| format!("\"{value}\""));
+    for (setting, value) in [
+        ("initial_rto", quoted(&spec.initial_rto)),
+        ("rto_min", quoted(&spec.rto_min)),
+        ("delack_max", quoted(&spec.delack_max)),
+        ("thin_linear", spec.thin_linear.map(|on| on.to_string())),
+        ("linear_retries", spec.linear_retries.map(|n| n.to_string())),
+        ("rto_max", quoted(&spec.rto_max)),
+        ("user_timeout", quoted(&spec.user_timeout)),
+        (
+            "syn_retries",
+            spec.syn_retries.as_ref().map(|text| number_or_text(text)),
+        ),
+        ("force", spec.force.then(|| "true".to_owned())),
+    ] {
+        if let Some(value) = value {
+            text.push_str(&format!("{setting} = {value}\n"));
+        }
+    }
+    text
+}
+
+fn number_or_text(text: &str) -> String {
+    match text.parse::<u8>() {
+        Ok(number) => number.to_string(),
+        Err(_) => format!("\"{text}\""),
+    }
+}
+
+/// Some CIDRs, and how many more.
+pub(super) fn cidrs(cidrs: &[Cidr]) -> String {
+    let shown: Vec<_> = cidrs
+        .iter()
+        .take(CIDRS_SHOWN)
+        .map(ToString::to_string)
+        .collect();
+    let more = match cidrs.len().saturating_sub(CIDRS_SHOWN) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    format!("{}{more}", shown.join(", "))
+}
+
+/// Exactly: it may go into a configuration.
+pub(super) fn duration(us: u64) -> String {
+    format_duration(Duration::from_micros(us))
+}
+
+#[expect(clippy::cast_precision_loss, reason = "three digits are shown")]
+fn short(us: u64) -> String {
+    short_us(us as f64)
+}
+
+/// Two digits: "0.1%", "12%", "0.0031%".
+pub(super) fn percent(share: f64) -> String {
+    let percent = share * 100.0;
+    if percent == 0.0 {
+        return "0%".to_owned();
+    }
+    if percent >= 99.95 {
+        return "100%".to_owned();
+    }
+    let decimals = [10.0, 1.0, 0.1, 0.01, 0.001]
+        .iter()
+        .position(|least| percent >= *least)
+        .unwrap_or(5);
+    let text = format!("{percent:.decimals$}");
+    let trimmed = if decimals > 0 {
+        text.trim_end_matches('0').trim_end_matches('.')
+    } else {
+        &text
+    };
+    format!("{trimmed}%")
+}

@@ -1,0 +1,561 @@
+//! RTO estimators: RFC 6298 with any weights, and Linux's variant in its own integer arithmetic.
+//!
+//! Times are microseconds. A sample is judged against the RTO *before* the estimator takes it in: the timer
+//! it raced was set without knowing it.
+
+use serde::Serialize;
+
+use crate::data::{RTO_MAX_US, RTO_MIN_US};
+
+/// One measured round trip.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Sample {
+    /// When the segment was sent, microseconds since any moment that the flow's samples share.
+    pub sent_us: u64,
+    /// How long its ACK took, microseconds.
+    pub rtt_us: u64,
+}
+
+impl Sample {
+    /// When the ACK came.
+    #[must_use]
+    pub const fn acked_us(self) -> u64 {
+        self.sent_us.saturating_add(self.rtt_us)
+    }
+}
+
+/// The samples of a flow that sends one segment after the other: each when the one before is answered.
+#[must_use]
+pub fn in_turn(rtts_us: impl IntoIterator<Item = u64>) -> Vec<Sample> {
+    let mut sent_us = 0;
+    let samples = rtts_us.into_iter().map(|rtt_us| {
+        let sample = Sample { sent_us, rtt_us };
+        sent_us = sample.acked_us();
+        sample
+    });
+    samples.collect()
+}
+
+/// What makes an RTO of RTT samples.
+pub trait Estimator: Clone {
+    /// The RTO in force, microseconds.
+    fn rto_us(&self) -> u64;
+
+    /// Takes a sample in.
+    fn take(&mut self, sample: Sample);
+
+    /// The same estimator, before any sample, with another minimum RTO (Linux: rto_min), microseconds.
+    #[must_use]
+    fn with_minimum(&self, minimum_us: u64) -> Self;
+}
+
+/// Weights of a new sample in the smoothed RTT (alpha) and in its variation (beta).
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Weights {
+    /// Of the smoothed RTT.
+    pub alpha: f64,
+    /// Of the variation.
+    pub beta: f64,
+}
+
+impl Weights {
+    /// RFC 6298's.
+    pub const W1: Self = Self::eighths(1.0, 2.0);
+    /// 1/8, 3/8.
+    pub const W2: Self = Self::eighths(1.0, 3.0);
+    /// 1/8, 1/8.
+    pub const W3: Self = Self::eighths(1.0, 1.0);
+    /// 3/16, 1/4.
+    pub const W4: Self = Self::eighths(1.5, 2.0);
+    /// 3/16, 3/8.
+    pub const W5: Self = Self::eighths(1.5, 3.0);
+    /// 3/16, 1/8.
+    pub const W6: Self = Self::eighths(1.5, 1.0);
+    /// 1/16, 1/4.
+    pub const W7: Self = Self::eighths(0.5, 2.0);
+    /// 1/16, 3/8.
+    pub const W8: Self = Self::eighths(0.5, 3.0);
+    /// 1/16, 1/8.
+    pub const W9: Self = Self::eighths(0.5, 1.0);
+
+    /// The nine, with their names.
+    pub const ALL: [(&'static str, Self); 9] = [
+        ("W1", Self::W1),
+        ("W2", Self::W2),
+        ("W3", Self::W3),
+        ("W4", Self::W4),
+        ("W5", Self::W5),
+        ("W6", Self::W6),
+        ("W7", Self::W7),
+        ("W8", Self::W8),
+        ("W9", Self::W9),
+    ];
+
+    const fn eighths(alpha: f64, beta: f64) -> Self {
+        Self {
+            alpha: alpha / 8.0,
+            beta: beta / 8.0,
+        }
+    }
+}
+
+/// RFC 6298 section 2.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rfc6298 {
+    /// Weights of a new sample.
+    pub weights: Weights,
+    /// K: how many variations the RTO lies above the smoothed RTT.
+    pub k: f64,
+    /// G: the clock's granularity, the least it lies above, microseconds.
+    pub granularity_us: u64,
+    /// Least RTO, microseconds; RFC 6298 (2.4) has 1 s.
+    pub minimum_us: u64,
+    /// Largest RTO, microseconds; RFC 6298 (2.5) has 60 s or more.
+    pub maximum_us: u64,
+    /// RTO before the first sample, microseconds (2.1).
+    pub initial_us: u64,
+    /// SRTT and RTTVAR, microseconds, once there was a sample.
+    state: Option<(f64, f64)>,
+}
+
+impl Rfc6298 {
+    /// K = 4, G = 250 us, no minimum, at most 120 s, 1 s before the first sample; set the fields for others.
+    #[must_use]
+    pub const fn new(weights: Weights) -> Self {
+        Self {
+            weights,
+            k: 4.0,
+            granularity_us: 250,
+            minimum_us: 0,
+            maximum_us: RTO_MAX_US,
+            initial_us: 1_000_000,
+            state: None,
+        }
+    }
+
+    /// Smoothed RTT and its variation (SRTT, RTTVAR), microseconds; `None` before the first sample.
+    #[must_use]
+    pub const fn state(&self) -> Option<(f64, f64)> {
+        self.state
+    }
+}
+
+impl Estimator for Rfc6298 {
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        clippy::cast_precision_loss,
+        reason = "neither negative nor, below the maximum, large"
+    )]
+    fn rto_us(&self) -> u64 {
+        let rto_us = match self.state {
+            None => self.initial_us,
+            Some((srtt, rttvar)) => {
+                (srtt + (self.k * rttvar).max(self.granularity_us as f64)).round() as u64
+            }
+        };
+        rto_us.max(self.minimum_us).min(self.maximum_us)
+    }
+
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "a round trip is below 2^53 microseconds"
+    )]
+    fn take(&mut self, sample: Sample) {
+        let r = sample.rtt_us as f64;
+        let Weights { alpha, beta } = self.weights;
+        self.state = Some(match self.state {
+            // (2.2)
+            None => (r, r / 2.0),
+            // (2.3): the variation first, with the old smoothed RTT.
+            Some((srtt, rttvar)) => (
+                (1.0 - alpha) * srtt + alpha * r,
+                (1.0 - beta) * rttvar + beta * (srtt - r).abs(),
+            ),
+        });
+    }
+
+    fn with_minimum(&self, minimum_us: u64) -> Self {
+        Self {
+            minimum_us,
+            state: None,
+            ..*self
+        }
+    }
+}
+
+/// Linux's estimator: `tcp_rtt_estimator()` (net/ipv4/tcp_input.c) and `__tcp_set_rto()`
+/// (include/net/tcp.h), Linux 6.12.
+///
+/// It differs from RFC 6298: rto_min bounds the variation and not the RTO; the variation used is the largest of
+/// a window (rises at once, falls by a quarter a window); a sample far below the smoothed RTT raises it by an
+/// eighth of what one above does; the RTO is whole jiffies, rounded up.
+///
+/// A window ends with the sample of a segment that was sent after the last one had ended. (The kernel asks
+/// whether the ACK covers such a segment: one that also covers an older segment ends the window one ACK
+/// sooner.)
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Linux {
+    hz: u64,
+    rto_min_us: u64,
+    rto_max_us: u64,
+    /// RTO before the first sample.
+    initial_us: u64,
+    /// Eight times the smoothed RTT, microseconds; 0: there was no sample.
+    srtt_us: u32,
+    /// Four times the mean deviation.
+    mdev_us: u32,
+    /// The largest of it in this window.
+    mdev_max_us: u32,
+    /// What is added to the smoothed RTT.
+    rttvar_us: u32,
+    /// A segment sent from here on ends the window (`rtt_seq`).
+    window_from_us: u64,
+}
+
+impl Linux {
+    /// The kernel's own values: rto_min 200 ms, at most 120 s, 1 s before the first sample.
+    #[must_use]
+    pub fn new(hz: u32) -> Self {
+        let hz = u64::from(hz.max(1));
+        let new = Self {
+            hz,
+            rto_min_us: 0,
+            rto_max_us: RTO_MAX_US,
+            initial_us: 1_000_000,
+            srtt_us: 0,
+            mdev_us: 0,
+            mdev_max_us: 0,
+            rttvar_us: 0,
+            window_from_us: 0,
+        };
+        new.with_minimum(RTO_MIN_US)
+    }
+
+    /// The same with another largest RTO, microseconds.
+    #[must_use]
+    pub const fn with_maximum(self, rto_max_us: u64) -> Self {
+        Self { rto_max_us, ..self }
+    }
+
+    /// Sets rto_min on a connection that has samples already, as TCP_BPF_RTO_MIN does.
+    pub const fn set_rto_min(&mut self, rto_min_us: u64) {
+        self.rto_min_us = self.micros(self.jiffies(rto_min_us));
+    }
+
+    /// The RTO in force, jiffies.
+    #[must_use]
+    pub fn rto_jiffies(&self) -> u64 {
+        let rto_us = if self.srtt_us == 0 {
+            self.initial_us
+        } else {
+            u64::from(self.srtt_us >> 3) + u64::from(self.rttvar_us)
+        };
+        self.jiffies(rto_us).min(self.jiffies(self.rto_max_us))
+    }
+
+    /// After how many jiffies the tail loss probe of a single segment is due: two smoothed RTTs and rto_min, or
+    /// the RTO if that is sooner (`tcp_schedule_loss_probe()`, 6.12; before 6.11, 200 ms stood for rto_min).
+    #[must_use]
+    pub fn probe_jiffies(&self) -> u64 {
+        let rto = self.rto_jiffies();
+        if self.srtt_us == 0 {
+            return rto;
+        }
+        self.jiffies(u64::from(self.srtt_us >> 2) + self.rto_min_us)
+            .min(rto)
+    }
+
+    /// So many jiffies, microseconds.
+    #[must_use]
+    pub const fn micros(&self, jiffies: u64) -> u64 {
+        jiffies * 1_000_000 / self.hz
+    }
+
+    /// usecs_to_jiffies(): rounded up.
+    const fn jiffies(&self, us: u64) -> u64 {
+        us.saturating_mul(self.hz).div_ceil(1_000_000)
+    }
+
+    fn rto_min(&self) -> u32 {
+        u32::try_from(self.rto_min_us).unwrap_or(u32::MAX)
+    }
+}
+
+impl Estimator for Linux {
+    fn rto_us(&self) -> u64 {
+        self.micros(self.rto_jiffies())
+    }
+
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "m is below 2^28, and so is what is made of it but for the factor of eight"
+    )]
+    fn take(&mut self, sample: Sample) {
+        // Eight times it must fit into 32 bits; that is more than four minutes.
+        let mut m = sample.rtt_us.min((1 << 28) - 1) as i64;
+        if self.srtt_us == 0 {
+            self.srtt_us = ((m as u32) << 3).max(1);
+            self.mdev_us = (m as u32) << 1;
+            self.rttvar_us = self.mdev_us.max(self.rto_min());
+            self.mdev_max_us = self.rttvar_us;
+            self.window_from_us = sample.acked_us();
+            return;
+        }
+        m -= i64::from(self.srtt_us >> 3);
+        self.srtt_us = ((i64::from(self.srtt_us) + m) as u32).max(1);
+        if m < 0 {
+            m = -m - i64::from(self.mdev_us >> 2);
+            // Not when the RTT falls: the variation would rise for it.
+            if m > 0 {
+                m >>= 3;
+            }
+        } else {
+            m -= i64::from(self.mdev_us >> 2);
+        }
+        self.mdev_us = (i64::from(self.mdev_us) + m) as u32;
+        if self.mdev_us > self.mdev_max_us {
+            self.mdev_max_us = self.mdev_us;
+            self.rttvar_us = self.rttvar_us.max(self.mdev_max_us);
+        }
+        if sample.sent_us >= self.window_from_us {
+            if self.mdev_max_us < self.rttvar_us {
+                self.rttvar_us -= (self.rttvar_us - self.mdev_max_us) >> 2;
+            }
+            self.window_from_us = sample.acked_us();
+            self.mdev_max_us = self.rto_min();
+        }
+    }
+
+    fn with_minimum(&self, minimum_us: u64) -> Self {
+        let mut new = Self {
+            srtt_us: 0,
+            mdev_us: 0,
+            mdev_max_us: 0,
+            rttvar_us: 0,
+            window_from_us: 0,
+            ..*self
+        };
+        new.set_rto_min(minimum_us);
+        new
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const HZ: u32 = 250;
+
+    /// RTOs after each sample.
+    fn rtos<E: Estimator>(mut estimator: E, rtts_us: &[u64]) -> Vec<u64> {
+        let samples = in_turn(rtts_us.iter().copied());
+        samples
+            .into_iter()
+            .map(|sample| {
+                estimator.take(sample);
+                estimator.rto_us()
+            })
+            .collect()
+    }
+
+    #[test]
+    fn by_hand() {
+        let rfc = Rfc6298::new(Weights::W1);
+        assert_eq!(rfc.rto_us(), 1_000_000);
+        // R = 100 ms: SRTT 100, RTTVAR 50, RTO 300.
+        // R = 200 ms: RTTVAR 3/4 * 50 + 1/4 * 100 = 62.5, SRTT 7/8 * 100 + 1/8 * 200 = 112.5, RTO 362.5.
+        // R = 100 ms: RTTVAR 3/4 * 62.5 + 1/4 * 12.5 = 50, SRTT 110.9375, RTO 310.9375.
+        let rtts = [100_000, 200_000, 100_000];
+        assert_eq!(rtos(rfc, &rtts), [300_000, 362_500, 310_938]);
+        assert_eq!(
+            rtos(rfc.with_minimum(350_000), &rtts),
+            [350_000, 362_500, 350_000]
+        );
+        let bounded = Rfc6298 {
+            maximum_us: 310_000,
+            ..rfc
+        };
+        assert_eq!(rtos(bounded, &rtts), [300_000, 310_000, 310_000]);
+        // Other weights: W5 = 3/16, 3/8; RTTVAR 5/8 * 50 + 3/8 * 100 = 68.75, SRTT 118.75.
+        assert_eq!(
+            rtos(Rfc6298::new(Weights::W5), &rtts[..2]),
+            [300_000, 393_750]
+        );
+    }
+
+    #[test]
+    fn a_steady_path_ends_at_the_granularity() {
+        let last = *rtos(Rfc6298::new(Weights::W1), &[1_000; 100])
+            .last()
+            .unwrap();
+        assert_eq!(last, 1_250);
+    }
+
+    #[test]
+    fn the_weights_are_the_published_ones() {
+        let pairs = Weights::ALL.map(|(_, w)| (w.alpha * 16.0, w.beta * 8.0));
+        let alphas = [2.0, 2.0, 2.0, 3.0, 3.0, 3.0, 1.0, 1.0, 1.0];
+        let betas = [2.0, 3.0, 1.0, 2.0, 3.0, 1.0, 2.0, 3.0, 1.0];
+        for (i, (alpha, beta)) in pairs.into_iter().enumerate() {
+            assert_eq!((alpha, beta), (alphas[i], betas[i]));
+        }
+    }
+
+    /// As measured on Linux 6.18, HZ 250, over a veth: the RTO that ss(8) shows, milliseconds.
+    #[test]
+    fn the_measured_rtos() {
+        let after = |estimator: Linux, n: usize| rtos(estimator, &vec![100; n + 1])[n] / 1000;
+        let own = Linux::new(HZ);
+        let low = own.with_minimum(8_000);
+        for n in [0, 1, 2, 5, 10, 20, 40] {
+            assert_eq!(after(own, n), 204);
+            assert_eq!(after(low, n), 12);
+        }
+        assert_eq!(after(own.with_minimum(50_000), 3), 56);
+        assert_eq!(after(own.with_minimum(500_000), 3), 504);
+        assert_eq!(after(own.with_minimum(20_000), 3), 24);
+        assert_eq!(after(own.with_minimum(100_000), 3), 104);
+    }
+
+    #[test]
+    fn an_rto_min_set_once_established_takes_effect_bit_by_bit() {
+        // Measured after so many round trips.
+        let measured = [
+            (0, 204),
+            (1, 204),
+            (2, 156),
+            (5, 72),
+            (10, 24),
+            (20, 12),
+            (40, 12),
+        ];
+        let samples = in_turn([100; 41]);
+        let mut estimator = Linux::new(HZ);
+        for (n, sample) in samples.into_iter().enumerate() {
+            estimator.take(sample);
+            if n == 0 {
+                estimator.set_rto_min(8_000);
+            }
+            if let Some((_, ms)) = measured.iter().find(|(at, _)| *at == n) {
+                assert_eq!(estimator.rto_us() / 1000, *ms, "after {n}");
+            }
+        }
+        // Raising it does nothing until the variation asks for it: the bound is that of a window's maximum.
+        let mut low = Linux::new(HZ).with_minimum(8_000);
+        low.take(Sample {
+            sent_us: 0,
+            rtt_us: 100,
+        });
+        low.set_rto_min(200_000);
+        assert_eq!(low.rto_us(), 12_000);
+    }
+
+    #[test]
+    fn the_probe_is_no_later_than_the_rto() {
+        let mut low = Linux::new(1000).with_minimum(10_000);
+        assert_eq!(low.probe_jiffies(), 1000);
+        for sample in in_turn([4_000; 30]) {
+            low.take(sample);
+        }
+        // Steady: the RTO is one smoothed RTT sooner.
+        assert_eq!((low.rto_jiffies(), low.probe_jiffies()), (14, 14));
+        // After a slow answer it is the variation that counts for the RTO, and not for the probe.
+        low.take(Sample {
+            sent_us: 1_000_000,
+            rtt_us: 84_000,
+        });
+        assert!(low.rto_jiffies() > 80);
+        // 2 * (4 + 80 / 8) + 10.
+        assert_eq!(low.probe_jiffies(), 38);
+    }
+
+    #[test]
+    fn linux_rises_at_once_and_falls_by_windows() {
+        let low = Linux::new(1000).with_minimum(2_000);
+        let mut rtts = vec![1_000; 20];
+        rtts.push(41_000);
+        rtts.extend([1_000; 10]);
+        let rtos = rtos(low, &rtts);
+        // 1 ms and 2; then 40 ms off: SRTT 6 ms, the variation a window's maximum.
+        assert_eq!(rtos[19], 3_000);
+        assert!(rtos[20] > 40_000, "{rtos:?}");
+        assert!(rtos[21..].is_sorted_by(|a, b| a >= b), "{rtos:?}");
+        // All in one window: it does not fall.
+        let mut estimator = low;
+        for (n, rtt_us) in (0u64..).zip([1_000, 41_000, 1_000, 1_000, 1_000, 1_000]) {
+            let sent_us = n;
+            estimator.take(Sample { sent_us, rtt_us });
+        }
+        assert!(estimator.rto_us() > 40_000);
+    }
+
+    /// RFC 6298 section 2, read again.
+    fn naive(rtts_us: &[u64], alpha: f64, beta: f64, g: f64) -> Vec<f64> {
+        let mut srtt = 0.0;
+        let mut rttvar = 0.0;
+        let mut all = Vec::new();
+        for (n, r) in rtts_us.iter().map(|r| *r as f64).enumerate() {
+            if n == 0 {
+                srtt = r;
+                rttvar = r / 2.0;
+            } else {
+                rttvar = rttvar - beta * rttvar + beta * f64::abs(srtt - r);
+                srtt = srtt - alpha * srtt + alpha * r;
+            }
+            all.push(srtt + f64::max(g, 4.0 * rttvar));
+        }
+        all
+    }
+
+    proptest! {
+        #[test]
+        fn rfc_as_the_naive_one(
+            rtts in prop::collection::vec(0u64..10_000_000, 1..50),
+            which in 0usize..9,
+            granularity_us in 0u64..10_000,
+        ) {
+            let weights = Weights::ALL[which].1;
+            let rfc = Rfc6298 { granularity_us, maximum_us: u64::MAX, ..Rfc6298::new(weights) };
+            let expected = naive(&rtts, weights.alpha, weights.beta, granularity_us as f64);
+            for (ours, theirs) in rtos(rfc, &rtts).into_iter().zip(expected) {
+                prop_assert!((ours as f64 - theirs).abs() <= 0.51, "{} {}", ours, theirs);
+            }
+        }
+
+        #[test]
+        fn linux_is_never_below_what_it_is_bound_by(
+            rtts in prop::collection::vec(0u64..u64::MAX, 1..50),
+            hz in prop::sample::select(vec![100u32, 250, 300, 1000]),
+            rto_min_us in 1_000u64..200_000,
+        ) {
+            let linux = Linux::new(hz).with_minimum(rto_min_us);
+            let jiffy_us = 1_000_000u64.div_ceil(hz.into());
+            for rto_us in rtos(linux, &rtts) {
+                prop_assert!(rto_us + jiffy_us >= rto_min_us && rto_us <= RTO_MAX_US);
+            }
+        }
+
+        #[test]
+        fn linux_is_near_the_rfc_where_rtts_rise_slowly(
+            start in 10_000u64..100_000,
+            steps in prop::collection::vec(0u64..2_000, 60..100),
+        ) {
+            // Every window its own sample, none falls: the same arithmetic but for the window's maximum and
+            // the rounding to jiffies.
+            let rtts: Vec<u64> = steps.iter().scan(start, |rtt, step| {
+                *rtt += step;
+                Some(*rtt)
+            }).collect();
+            let rfc = Rfc6298 { granularity_us: 0, ..Rfc6298::new(Weights::W1) };
+            let linux = Linux::new(1000).with_minimum(0);
+            let pairs = rtos(linux, &rtts).into_iter().zip(rtos(rfc, &rtts));
+            for (linux, rfc) in pairs.skip(1) {
+                prop_assert!(linux + 1_000 >= rfc, "{} {}", linux, rfc);
+            }
+        }
+    }
+}

@@ -1,0 +1,307 @@
+//! How often an RTO is too short: an estimator run over the RTT samples of flows.
+//!
+//! # What the columns of the published study mean
+//!
+//! For each pair of weights it gives three shares that add up to 100 ("83 within, 17 exceeding", "50 and 0
+//! and 50 with RTO > 1 s"). They are read here as one partition of the samples:
+//!
+//! - *within*: the RTO was 1 s at most, and the RTT did not exceed it;
+//! - *exceeding*: the RTO was 1 s at most, and the RTT exceeded it: a needless retransmission;
+//! - *RTO > 1 s*: whatever the RTT; [`Shares::long_exceeding`] says in how many the RTT exceeded even that.
+//!
+//! With one sample a window the published shares are 5/6 and 1/6, and halves: those of six samples and of two.
+//! So only samples the estimator took were judged, and not every segment ([`Judged::Taken`]), and the first
+//! of a flow was judged as well, against the initial RTO of 1 s. That is what [`Study::published`] does.
+//! [`Study::every`] judges every segment but those that come before there is an estimate.
+//!
+//! *The share that avoids retransmission at a minimum RTO* is that of samples whose RTT does not exceed the
+//! RTO of an estimator with that minimum. With RFC 6298's that is the greater of the two; Linux's rto_min
+//! bounds the variation, so that its estimator runs once for each.
+
+use serde::Serialize;
+
+use crate::estimator::{Estimator, Rfc6298, Sample, Weights};
+
+/// The minimum RTOs of the published study, microseconds.
+pub const MINIMUMS_US: [u64; 4] = [250_000, 500_000, 750_000, 1_000_000];
+/// "RTO > 1 s".
+const LONG_US: u64 = 1_000_000;
+
+/// Which samples an estimator takes in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Sampling {
+    /// That of every ACK.
+    All,
+    /// One a window: the next is of a segment that was sent after the last one's ACK had come.
+    One,
+    /// Every second.
+    Some,
+}
+
+impl Sampling {
+    /// All three.
+    pub const ALL: [Self; 3] = [Self::All, Self::One, Self::Some];
+}
+
+/// Which samples are judged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Judged {
+    /// All: every segment has a timer, whether its RTT is taken or not.
+    Every,
+    /// Those the estimator takes in.
+    Taken,
+}
+
+/// How to run an estimator over flows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Study {
+    /// Which samples the estimator takes in.
+    pub sampling: Sampling,
+    /// Which are judged.
+    pub judged: Judged,
+    /// Whether those that come before the first was taken in are judged, against the initial RTO.
+    pub first: bool,
+}
+
+impl Study {
+    /// As the published study is read here: what is taken is judged, the first as well.
+    #[must_use]
+    pub const fn published(sampling: Sampling) -> Self {
+        Self {
+            sampling,
+            judged: Judged::Taken,
+            first: true,
+        }
+    }
+
+    /// Every segment once there is an estimate.
+    #[must_use]
+    pub const fn every(sampling: Sampling) -> Self {
+        Self {
+            sampling,
+            judged: Judged::Every,
+            first: false,
+        }
+    }
+
+    /// Runs it. The estimator starts anew in each flow; samples are in the order in which their ACKs came.
+    #[must_use]
+    pub fn run<E, F>(&self, estimator: &E, flows: &[F], minimums_us: &[u64]) -> Shares
+    where
+        E: Estimator,
+        F: AsRef<[Sample]>,
+    {
+        let mut shares = Shares {
+            avoided: minimums_us.iter().map(|us| (*us, 0)).collect(),
+            ..Shares::default()
+        };
+        let with_minimums: Vec<E> = minimums_us
+            .iter()
+            .map(|us| estimator.with_minimum(*us))
+            .collect();
+        for flow in flows {
+            self.flow(estimator, &with_minimums, flow.as_ref(), &mut shares);
+        }
+        shares
+    }
+
+    fn flow<E: Estimator>(&self, own: &E, others: &[E], samples: &[Sample], shares: &mut Shares) {
+        let (mut own, mut others) = (own.clone(), others.to_vec());
+        let mut any_taken = false;
+        let mut next_us = 0;
+        for (n, sample) in samples.iter().enumerate() {
+            let taken = match self.sampling {
+                Sampling::All => true,
+                Sampling::One => sample.sent_us >= next_us,
+                Sampling::Some => n % 2 == 0,
+            };
+            if (taken || self.judged == Judged::Every) && (any_taken || self.first) {
+                shares.judge(own.rto_us(), sample.rtt_us);
+                for (other, (_, count)) in others.iter().zip(&mut shares.avoided) {
+                    *count += u64::from(sample.rtt_us <= other.rto_us());
+                }
+            }
+            if taken {
+                own.take(*sample);
+                others.iter_mut().for_each(|other| other.take(*sample));
+                next_us = sample.acked_us();
+                any_taken = true;
+            }
+        }
+    }
+}
+
+/// What became of the samples that were judged.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Shares {
+    /// How many were judged; the sum of the next three.
+    pub judged: u64,
+    /// RTT <= RTO <= 1 s.
+    pub within: u64,
+    /// RTT > RTO, RTO <= 1 s.
+    pub exceeding: u64,
+    /// RTO > 1 s.
+    pub long: u64,
+    /// Of these, RTT > RTO.
+    pub long_exceeding: u64,
+    /// By minimum RTO, microseconds: samples that would not be sent again needlessly.
+    pub avoided: Vec<(u64, u64)>,
+}
+
+impl Shares {
+    /// Samples that would be sent again needlessly: RTT > RTO.
+    #[must_use]
+    pub const fn needless(&self) -> u64 {
+        self.exceeding + self.long_exceeding
+    }
+
+    /// A count as a share of those judged, 0 to 1; 0 of none.
+    #[must_use]
+    #[expect(clippy::cast_precision_loss, reason = "a share has few digits")]
+    pub fn of(&self, count: u64) -> f64 {
+        count as f64 / self.judged.max(1) as f64
+    }
+
+    fn judge(&mut self, rto_us: u64, rtt_us: u64) {
+        let exceeds = rtt_us > rto_us;
+        self.judged += 1;
+        match (rto_us > LONG_US, exceeds) {
+            (true, _) => {
+                self.long += 1;
+                self.long_exceeding += u64::from(exceeds);
+            }
+            (false, true) => self.exceeding += 1,
+            (false, false) => self.within += 1,
+        }
+    }
+}
+
+/// A row of the table of weights.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Row {
+    /// "W1" to "W9".
+    pub name: &'static str,
+    /// The weights.
+    pub weights: Weights,
+    /// Which samples were taken.
+    pub sampling: Sampling,
+    /// What became of them.
+    pub shares: Shares,
+}
+
+/// The table of the published study: W1 to W9, each with every sampling.
+#[must_use]
+pub fn weights_table<F: AsRef<[Sample]>>(flows: &[F], minimums_us: &[u64]) -> Vec<Row> {
+    let rows = Weights::ALL.iter().flat_map(|(name, weights)| {
+        Sampling::ALL.map(|sampling| Row {
+            name,
+            weights: *weights,
+            sampling,
+            shares: Study::published(sampling).run(&Rfc6298::new(*weights), flows, minimums_us),
+        })
+    });
+    rows.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::estimator::{Linux, in_turn};
+
+    /// A window of segments sent together, answered one after the other.
+    fn windows(rtts_us: &[u64], segments: u64) -> Vec<Sample> {
+        let mut sent_us = 0;
+        let mut all = Vec::new();
+        for rtt_us in rtts_us {
+            for n in 0..segments {
+                let (sent_us, rtt_us) = (sent_us + n, rtt_us + n);
+                all.push(Sample { sent_us, rtt_us });
+            }
+            sent_us += rtt_us + 2 * segments;
+        }
+        all
+    }
+
+    fn w1(study: Study, flows: &[Vec<Sample>], minimums_us: &[u64]) -> Shares {
+        study.run(&Rfc6298::new(Weights::W1), flows, minimums_us)
+    }
+
+    #[test]
+    fn a_sample_is_judged_before_it_is_taken() {
+        // After 100 ms the RTO is 300; 301 exceeds it, though with itself it would be 502.
+        let flows = [in_turn([100_000, 301_000])];
+        let shares = w1(Study::every(Sampling::All), &flows, &[250_000, 301_000]);
+        assert_eq!((shares.judged, shares.exceeding), (1, 1));
+        assert_eq!(shares.avoided, [(250_000, 0), (301_000, 1)]);
+    }
+
+    #[test]
+    fn the_columns_add_up() {
+        // 400 ms: RTO 1.2 s after it. The published "50/0 and 50": two samples, the first against 1 s.
+        let flows = [in_turn([400_000, 400_000])];
+        let shares = w1(Study::published(Sampling::One), &flows, &MINIMUMS_US);
+        assert_eq!(
+            (shares.within, shares.exceeding, shares.long, shares.judged),
+            (1, 0, 1, 2)
+        );
+        // Even the RTO above 1 s exceeded.
+        let flows = [in_turn([400_000, 2_000_000])];
+        let shares = w1(Study::published(Sampling::One), &flows, &[]);
+        assert_eq!((shares.long, shares.long_exceeding), (1, 1));
+        assert_eq!(shares.needless(), 1);
+        assert_eq!(shares.of(shares.long), 0.5);
+    }
+
+    #[test]
+    fn sampling_takes_what_it_says() {
+        let flows = [windows(&[100_000; 6], 10)];
+        let count = |study| w1(study, &flows, &[]).judged;
+        assert_eq!(count(Study::published(Sampling::All)), 60);
+        assert_eq!(count(Study::published(Sampling::One)), 6);
+        assert_eq!(count(Study::published(Sampling::Some)), 30);
+        assert_eq!(count(Study::every(Sampling::One)), 59);
+    }
+
+    #[test]
+    fn flows_start_anew() {
+        let flows = [in_turn([1_000; 50]), in_turn([200_000; 2])];
+        assert_eq!(
+            w1(Study::published(Sampling::All), &flows, &[]).needless(),
+            0
+        );
+        let one = [flows.concat()];
+        assert_eq!(w1(Study::published(Sampling::All), &one, &[]).needless(), 1);
+    }
+
+    #[test]
+    fn the_table_has_nine_weights_and_three_samplings() {
+        let table = weights_table(&[windows(&[100_000; 6], 10)], &MINIMUMS_US);
+        assert_eq!(table.len(), 27);
+        assert!(table.iter().all(|row| row.shares.avoided.len() == 4));
+        assert_eq!((table[0].name, table[26].name), ("W1", "W9"));
+    }
+
+    proptest! {
+        #[test]
+        fn a_higher_minimum_never_avoids_less(
+            rtts in prop::collection::vec(1u64..3_000_000, 2..80),
+            linux: bool,
+        ) {
+            let flows = [in_turn(rtts)];
+            let study = Study::every(Sampling::All);
+            let minimums = [1_000, 10_000, 100_000, 250_000, 500_000, 1_000_000];
+            let shares = if linux {
+                study.run(&Linux::new(250), &flows, &minimums)
+            } else {
+                w1(study, &flows, &minimums)
+            };
+            prop_assert_eq!(shares.judged, shares.within + shares.exceeding + shares.long);
+            prop_assert!(shares.avoided.iter().map(|(_, n)| *n).is_sorted());
+            prop_assert!(shares.avoided.iter().all(|(_, n)| *n <= shares.judged));
+        }
+    }
+}

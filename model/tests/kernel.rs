@@ -1,0 +1,43 @@
+//! Linux's estimator against Linux: RTTs of a capture, and what TCP_INFO said after each.
+//!
+//! kernel/linux-6.18-hz250.csv: 401 requests of one connection over loopback, Linux 6.18, HZ 250, rto_min 48 ms by
+//! the client's route (reno, `tcp_no_metrics_save`), answers after 0 to 35 ms, the peer with its own delayed ACK.
+//! The first line is the handshake. RTTs are the capture's, some microseconds longer or shorter than the kernel's own.
+
+use rto_model::estimator::{Estimator as _, Linux, in_turn};
+
+const HZ: u32 = 250;
+const RTO_MIN_US: u64 = 48_000;
+const JIFFY_US: u64 = 1_000_000 / HZ as u64;
+
+#[test]
+fn as_the_kernel_told() {
+    let lines: Vec<[u64; 4]> = include_str!("kernel/linux-6.18-hz250.csv")
+        .lines()
+        .skip(1)
+        .map(|line| {
+            let fields: Vec<u64> = line.split(',').map(|n| n.parse().unwrap()).collect();
+            fields.try_into().unwrap()
+        })
+        .collect();
+    assert_eq!(lines.len(), 401);
+    let mut estimator = Linux::new(HZ).with_minimum(RTO_MIN_US);
+    let mut equal = 0;
+    for (sample, [_, rto_us, ..]) in in_turn(lines.iter().map(|line| line[0]))
+        .into_iter()
+        .zip(&lines)
+    {
+        estimator.take(sample);
+        // A jiffy, where those microseconds decide over it.
+        assert!(
+            estimator.rto_us().abs_diff(*rto_us) <= JIFFY_US,
+            "{sample:?}: {estimator:?}, {rto_us}"
+        );
+        equal += usize::from(estimator.rto_us() == *rto_us);
+    }
+    println!("{equal} of {} RTOs are equal", lines.len());
+    assert!(equal >= lines.len() - 4, "{equal}");
+    // It says something: they vary.
+    let rtos = || lines.iter().map(|line| line[1]);
+    assert!(rtos().max() >= rtos().min().map(|least| least + 5 * JIFFY_US));
+}

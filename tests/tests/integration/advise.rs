@@ -1,0 +1,99 @@
+//! `rto-agent advise`: of a link with a known delay, and what it refuses.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use rto_tests::{
+    agent::World,
+    relay::{RELAY_SERVER_V4, relay},
+    talk,
+};
+use serde_json::Value;
+
+use super::{Test, to};
+
+pub(super) const TESTS: &[Test] = &[
+    ("of_a_link_with_a_delay", of_a_link),
+    ("what_cannot_be_advised_is_refused", refusals),
+];
+
+const PORT: u16 = 4950;
+const ONE_WAY: Duration = Duration::from_millis(10);
+/// Enough for a share of 50 %, which needs six.
+const CONNECTIONS: usize = 8;
+const ROUNDS: usize = 5;
+const POLICY: &str =
+    "[policy.near]\ninitial_rto = \"400ms\"\ncidrs = [\"10.88.0.0/24\", \"10.89.0.0/24\"]\n";
+
+fn of_a_link() -> anyhow::Result<()> {
+    let world = World::with(POLICY)?;
+    let relay = relay(&world.net)?;
+    relay.set_delay(ONE_WAY);
+    {
+        let _server = world.answer(to(RELAY_SERVER_V4, PORT))?;
+        for _ in 0..CONNECTIONS {
+            let mut talk = world.talk(to(RELAY_SERVER_V4, PORT), talk::Options::default())?;
+            talk.rounds(ROUNDS, Duration::ZERO)?;
+        }
+    }
+    let ask = |target: &[&str]| {
+        let args = [&["advise", "--spurious", "50%"], target].concat();
+        world.json(&args)
+    };
+    let by_entry = ask(&["10.89.0.0/24"])?;
+    for target in [&[RELAY_SERVER_V4][..], &["--policy", "near"]] {
+        let same = ask(target)?;
+        assert_eq!(same["source"]["policy"], "near");
+        assert_eq!(same["initial_rto"], by_entry["initial_rto"]);
+    }
+    let initial_rto = &by_entry["initial_rto"];
+    assert_eq!(initial_rto["present"]["value_us"], 400_000, "{by_entry:#}");
+    let suggested = initial_rto["suggestion"]["value_us"]
+        .as_u64()
+        .context("no suggestion")?;
+    // Twice the round trip of 20 ms at least; the histogram adds a quarter, a busy machine some.
+    ensure!((40_000..200_000).contains(&suggested), "{by_entry:#}");
+    let evidence = by_entry["evidence"].as_array().context("no evidence")?;
+    let handshakes = |direction: &str| {
+        let is = |e: &&Value| e["what"] == "handshake" && e["direction"] == direction;
+        evidence.iter().find(is).map(|e| e["samples"].clone())
+    };
+    assert_eq!(
+        handshakes("active"),
+        Some(CONNECTIONS.into()),
+        "{by_entry:#}"
+    );
+    // Nothing was changed by asking.
+    let listed = world.json(&["lookup", RELAY_SERVER_V4])?;
+    assert_eq!(listed["entry"]["settings"]["initial_rto"], "400ms");
+    let text = world.cli(&["advise", "--policy", "near"])?;
+    ensure!(
+        text.contains("no suggestion") && text.contains("needs 2996"),
+        "{text}"
+    );
+    ensure!(text.contains("all 2 CIDRs of near"), "{text}");
+    Ok(())
+}
+
+fn refusals() -> anyhow::Result<()> {
+    let mut world = World::with(POLICY)?;
+    for (args, said) in [
+        (&["10.88.0.0/25"][..], "rto-agent advise 10.88.0.0/24"),
+        (&["192.0.2.1"], "no entry covers 192.0.2.1"),
+        (
+            &["--policy", "far"],
+            "no policy far is in force; there is: near",
+        ),
+        (&["--pcap", "/dev/null"], "byte 0"),
+    ] {
+        let args = [&["advise"], args].concat();
+        let error = world.cli_fails(&args)?;
+        ensure!(error.contains(said), "{args:?}: {error}");
+    }
+    world.end(nix::sys::signal::Signal::SIGTERM)?;
+    world.configure(&format!("statistics = false\n{POLICY}"))?;
+    world.start()?;
+    let error = world.cli_fails(&["advise", "--policy", "near"])?;
+    ensure!(error.contains("statistics = true"), "{error}");
+    Ok(())
+}
