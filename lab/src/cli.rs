@@ -22,6 +22,9 @@ pub enum Verb {
     Predict(commands::predict::Predict),
     /// How long a connection is idle if all its packets are lost for a while, by rto_min and backoff
     Blackout(commands::blackout::Blackout),
+    /// How often an RTO is too short, by estimator, sampling and minimum: over generated load, a capture or the
+    /// agent's statistics
+    Estimator(commands::estimator::Estimator),
     /// What a lost packet costs a small HTTP/1.1 transfer, next to published measurements
     Loss(commands::loss::Loss),
     /// Flows that lose their last segments: tail loss probes, RTO restart and rto_min, by round-trip time

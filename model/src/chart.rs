@@ -25,8 +25,8 @@ const COLORS: [RGBColor; 7] = [
 /// Why there is no chart.
 #[derive(Debug, thiserror::Error)]
 pub enum ChartError {
-    /// There is nothing to draw, or all of it in one point of an axis.
-    #[error("{0}: a chart needs more than one value on each axis")]
+    /// There is nothing to draw.
+    #[error("{0}: there is nothing to draw")]
     TooLittle(String),
     /// The ending of the file's name is neither.
     #[error("its name must end in .svg or .html")]
@@ -162,12 +162,14 @@ impl Chart {
         let (least, largest) = values.fold((f64::MAX, f64::MIN), |(least, largest), v| {
             (least.min(v), largest.max(v))
         });
-        (least <= largest && (least < largest || largest > 0.0)).then(|| {
+        (least <= largest).then(|| {
             if least < largest {
                 least..largest
-            } else {
+            } else if least > 0.0 {
                 // A constant.
                 least / 2.0..largest * 2.0
+            } else {
+                least..least + 1.0
             }
         })
     }
@@ -286,8 +288,11 @@ mod tests {
 
     #[test]
     fn constants_can_be_drawn_and_nothing_cannot() {
-        assert!(svg(&[chart(vec![Series::line("x", vec![(1.0, 3.0), (2.0, 3.0)])])]).is_ok());
-        for points in [vec![], vec![(0.0, 0.0)], vec![(f64::NAN, f64::NAN)]] {
+        for y in [0.0, 3.0] {
+            let flat = chart(vec![Series::line("x", vec![(1.0, y), (2.0, y)])]);
+            assert!(svg(&[flat]).is_ok(), "{y}");
+        }
+        for points in [vec![], vec![(f64::NAN, f64::NAN)]] {
             let error = svg(&[chart(vec![Series::line("x", points)])]).unwrap_err();
             assert!(error.to_string().contains("a <title>: "), "{error}");
         }

@@ -1,6 +1,7 @@
 //! One file a verb.
 
 pub mod blackout;
+pub mod estimator;
 pub mod loss;
 pub mod predict;
 pub mod tail;
@@ -23,6 +24,7 @@ use crate::{
 pub fn dispatch(verb: Verb) -> ExitCode {
     let done = match verb {
         Verb::Blackout(args) => blackout::run(&args),
+        Verb::Estimator(args) => estimator::run(&args),
         Verb::Loss(args) => loss::run(&args),
         Verb::Predict(args) => predict::run(&args),
         Verb::Tail(args) => tail::run(&args),

@@ -3,6 +3,7 @@
 
 mod flow;
 pub mod http;
+mod load;
 mod rr;
 
 use std::{net::SocketAddr, path::PathBuf};
@@ -16,6 +17,12 @@ use crate::ground::process::beside;
 pub enum Role {
     /// Answer request/response clients; says "listening"
     Answer(rr::Answer),
+    /// Take whatever is sent, by TCP and UDP; says "listening"
+    Sink(load::Sink),
+    /// Send bursts over a TCP connection, at random times
+    Bursts(load::Bursts),
+    /// Send UDP packets at random times, whatever becomes of them
+    Flood(load::Flood),
     /// Be a request/response client that does what it is told
     Ask(rr::Ask),
     /// Answer HTTP/1.1 requests; says "listening"
@@ -37,6 +44,9 @@ pub fn run(role: &Role) -> anyhow::Result<()> {
     match role {
         Role::Answer(args) => rr::answer(args),
         Role::Ask(args) => rr::ask(args),
+        Role::Sink(args) => load::sink(args),
+        Role::Bursts(args) => load::bursts(args),
+        Role::Flood(args) => load::flood(args),
         Role::HttpServe(args) => http::serve(args),
         Role::HttpFetch(args) => http::fetch(args),
         Role::FlowServe(args) => flow::serve(args),

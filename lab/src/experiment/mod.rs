@@ -1,6 +1,7 @@
 //! The experiments, and what they have in common.
 
 pub mod blackout;
+pub mod estimator;
 pub mod loss;
 pub mod tail;
 
@@ -18,7 +19,7 @@ use crate::{
         netns::{Pair, sysctl},
         process::{Dialogue, command_in},
     },
-    link::{Link, Medium},
+    link::{Link, Medium, relay::Relay},
 };
 
 /// Port of the servers.
@@ -46,16 +47,31 @@ impl Field {
         cgroup: Option<&Path>,
     ) -> anyhow::Result<Self> {
         let net = Pair::new()?;
+        let link = medium.link(&net, number, seed)?;
+        Self::over(net, link, cgroup)
+    }
+
+    /// The same over a link that is there.
+    ///
+    /// # Errors
+    ///
+    /// If the namespaces cannot be prepared.
+    pub fn over(net: Pair, link: Box<dyn Link>, cgroup: Option<&Path>) -> anyhow::Result<Self> {
         for netns in [&net.client, &net.server] {
             // The congestion control that every kernel has.
             sysctl(netns, "net.ipv4.tcp_congestion_control", "reno")?;
         }
-        let link = medium.link(&net, number, seed)?;
         Ok(Self {
             net,
             link,
             cgroup: cgroup.map(Path::to_owned),
         })
+    }
+
+    /// The link, if it is an emulated one.
+    #[must_use]
+    pub fn relay(&self) -> Option<&Relay> {
+        self.link.relay()
     }
 
     /// Where the server listens.

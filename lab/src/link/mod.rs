@@ -11,6 +11,7 @@
 pub mod nft;
 pub mod packet;
 pub mod path;
+mod pcap;
 pub mod relay;
 pub mod repeats;
 pub mod rule;
@@ -86,7 +87,7 @@ pub struct Blackout {
 
 /// What experiments need of a link, whichever it is.
 pub trait Link: Send + Sync {
-    /// This link, if it is the emulated one, for what only that one can.
+    /// Itself, if it is an emulated one, which can do more.
     fn relay(&self) -> Option<&relay::Relay> {
         None
     }

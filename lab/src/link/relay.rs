@@ -3,6 +3,7 @@
 use std::{
     cmp::Reverse,
     collections::BinaryHeap,
+    io,
     net::IpAddr,
     os::fd::AsFd as _,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -10,6 +11,7 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
+use anyhow::Context as _;
 use nix::{
     errno::Errno,
     poll::{PollFd, PollFlags, ppoll},
@@ -25,6 +27,7 @@ use super::{
     Blackout, Dark, Link, RuleId,
     packet::{Direction, Flows, Packet},
     path::{Fate, Hop, Path},
+    pcap::Pcap,
     rule::{Active, Matching, Rule, When, Which},
     tun::Tun,
 };
@@ -199,6 +202,28 @@ impl Relay {
         self.shared.state().recording = on;
     }
 
+    /// From now on writes what passes the client's end to a file, as tcpdump would: packets of the client when
+    /// they are read, those to it when they are delivered.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be made.
+    pub fn capture(&self, path: &std::path::Path) -> anyhow::Result<()> {
+        let pcap = Pcap::create(path).with_context(|| path.display().to_string())?;
+        self.shared.state().capture = Some(Ok(pcap));
+        Ok(())
+    }
+
+    /// Ends the capture; the file is whole then.
+    ///
+    /// # Errors
+    ///
+    /// If it could not be written, or there was none.
+    pub fn end_capture(&self) -> anyhow::Result<()> {
+        let capture = self.shared.state().capture.take();
+        Ok(capture.context("there is no capture")??.finish()?)
+    }
+
     /// How well it kept time.
     #[must_use]
     pub fn quality(&self) -> Quality {
@@ -288,6 +313,8 @@ struct State {
     log: Vec<Relayed>,
     recording: bool,
     quality: Quality,
+    /// What could not be written is the end of it.
+    capture: Option<io::Result<Pcap>>,
 }
 
 impl State {
@@ -301,6 +328,16 @@ impl State {
             log: Vec::new(),
             recording: true,
             quality: Quality::default(),
+            capture: None,
+        }
+    }
+
+    /// At the client's end.
+    fn passes(&mut self, bytes: &[u8]) {
+        if let Some(Ok(pcap)) = &mut self.capture
+            && let Err(error) = pcap.add(since_epoch(), bytes)
+        {
+            self.capture = Some(Err(error));
         }
     }
 
@@ -321,6 +358,9 @@ impl State {
     /// Notes a packet that has just come; when it leaves, unless it gets lost.
     fn arrived(&mut self, direction: Direction, bytes: &[u8]) -> Option<Instant> {
         let at = Instant::now();
+        if direction == Direction::ToServer {
+            self.passes(bytes);
+        }
         let packet = self.flows.packet(direction, bytes);
         let leaves = self.leaves(at, direction, packet.as_ref(), bytes.len());
         if !self.recording {
@@ -329,9 +369,7 @@ impl State {
         if self.log.len() < RECORDED {
             self.log.push(Relayed {
                 at,
-                time: SystemTime::now()
-                    .duration_since(UNIX_EPOCH)
-                    .unwrap_or_default(),
+                time: since_epoch(),
                 packet,
                 bytes: bytes.len(),
                 leaves,
@@ -366,12 +404,21 @@ impl State {
         }
     }
 
-    fn delivered(&mut self, due: Instant) {
+    fn delivered(&mut self, direction: Direction, due: Instant, bytes: &[u8]) {
+        if direction == Direction::ToClient {
+            self.passes(bytes);
+        }
         let late = due.elapsed();
         self.quality.delivered += 1;
         self.quality.late += late;
         self.quality.latest = self.quality.latest.max(late);
     }
+}
+
+fn since_epoch() -> Duration {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default()
 }
 
 /// Packets from one device on their way to the other.
@@ -435,7 +482,7 @@ impl Lane<'_> {
     }
 
     /// Takes one packet, if there is one.
-    fn receive(&mut self, shared: &Shared, buffer: &mut [u8]) -> std::io::Result<bool> {
+    fn receive(&mut self, shared: &Shared, buffer: &mut [u8]) -> io::Result<bool> {
         let Some(length) = self.from.receive(buffer)? else {
             return Ok(false);
         };
@@ -453,7 +500,7 @@ impl Lane<'_> {
         while self.next().is_some_and(|due| due <= now) {
             if let Some(Reverse((due, _, packet))) = self.under_way.pop() {
                 let _lost = self.to.send(&packet);
-                shared.state().delivered(due);
+                shared.state().delivered(self.direction, due, &packet);
             }
         }
     }

@@ -12,6 +12,9 @@ use serde::Serialize;
 use crate::machine::Machine;
 pub use table::Table;
 
+/// How an experiment was done: a value for each name.
+pub type Method = Vec<(String, String)>;
+
 /// What an experiment found.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
@@ -23,8 +26,8 @@ pub struct Report {
     pub machine: Machine,
     /// Seed of all that was left to chance.
     pub seed: u64,
-    /// How it was done: a value for each name.
-    pub method: Vec<(String, String)>,
+    /// How it was done.
+    pub method: Method,
     /// What came of it, in words.
     pub findings: Vec<String>,
     /// The numbers.

@@ -13,6 +13,7 @@ mod config;
 mod doctor;
 mod established;
 mod lab_blackout;
+mod lab_estimator;
 mod lab_loss;
 mod lab_tail;
 mod lifecycle;
@@ -69,6 +70,7 @@ fn main() -> ExitCode {
         ("rto_restart", rto_restart::TESTS),
         ("top", top::TESTS),
         ("lab_blackout", lab_blackout::TESTS),
+        ("lab_estimator", lab_estimator::TESTS),
         ("lab_loss", lab_loss::TESTS),
         ("lab_tail", lab_tail::TESTS),
     ];

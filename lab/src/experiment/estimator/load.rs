@@ -1,0 +1,173 @@
+//! RTT samples of TCP flows that share a bottleneck with other traffic.
+
+use std::{fs, path::PathBuf, thread, time::Duration};
+
+use anyhow::Context as _;
+use indicatif::ProgressBar;
+use rto_model::{
+    capture::{self, Capture},
+    estimator::Sample,
+};
+
+use super::Source;
+use crate::{
+    experiment::{Field, PORT},
+    ground::{netns::Pair, process::Dialogue},
+    interrupt,
+    link::{packet::Direction, path::Path, relay::Relay},
+};
+
+/// Bytes of a burst of a TCP flow: ten segments, an initial window.
+const BURST: u64 = 10 * 1448;
+/// Bytes of data of a UDP packet.
+const PACKET: u64 = 1200;
+/// Headers of IP and UDP.
+const HEADERS: u64 = 28;
+/// How long flows may take to get rid of what they could not send in time.
+const MORE: Duration = Duration::from_secs(2);
+/// Between two looks at whether to go on.
+const STEP: Duration = Duration::from_millis(100);
+
+/// Traffic on a bottleneck.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Load {
+    /// Of the bottleneck, bits a second.
+    pub rate: u64,
+    /// One way, without the queue.
+    pub delay: Duration,
+    /// How long a packet waits in a full queue.
+    pub queue: Duration,
+    /// Offered, as a share of the rate.
+    pub load: f64,
+    /// Of which by TCP, in bursts of ten segments over all flows.
+    pub tcp: f64,
+    /// TCP flows.
+    pub flows: u16,
+    /// For how long.
+    pub length: Duration,
+    /// Of what is random.
+    pub seed: u64,
+}
+
+impl Load {
+    /// How long it takes, in steps of a progress bar.
+    pub(super) fn steps(&self) -> u64 {
+        let whole = self.length + MORE;
+        u64::try_from(whole.as_nanos().div_ceil(STEP.as_nanos())).unwrap_or(u64::MAX)
+    }
+
+    /// Bytes that wait in a full queue.
+    fn queue_bytes(&self) -> u64 {
+        let bits = u128::from(self.rate) * self.queue.as_millis() / 1000;
+        u64::try_from(bits / 8).unwrap_or(u64::MAX)
+    }
+
+    /// Mean time between sends of so many bytes each that make up this share of the rate, microseconds.
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        clippy::cast_precision_loss,
+        reason = "seconds at the most"
+    )]
+    fn mean_us(&self, bytes: u64, share: f64) -> u64 {
+        (bytes as f64 * 8.0 * 1e6 / (self.rate as f64 * share)).max(1.0) as u64
+    }
+
+    /// Runs it; the samples of each TCP flow, as its sender's host sees them.
+    pub(super) fn run(&self, number: u8, bar: &ProgressBar) -> anyhow::Result<Source> {
+        let net = Pair::new()?;
+        let relay = Relay::new(&net, number, self.seed)?;
+        relay.set_delay(self.delay);
+        relay.set_towards(
+            Direction::ToServer,
+            Path {
+                delay: self.delay,
+                rate: Some(self.rate),
+                queue: self.queue_bytes(),
+                ..Path::default()
+            },
+        );
+        relay.record(false);
+        let dir = tempfile::tempdir()?;
+        let file: PathBuf = dir.path().join("client.pcap");
+        relay.capture(&file)?;
+        let field = Field::over(net, Box::new(relay), None)?;
+        let _sink = field.serve("sink", &[])?;
+        let _senders = self.senders(&field)?;
+        for _ in 0..self.steps() {
+            interrupt::check()?;
+            thread::sleep(STEP);
+            bar.inc(1);
+        }
+        field.relay().context("no relay")?.end_capture()?;
+        let capture = capture::read(&fs::read(&file)?)?;
+        Ok(self.source(&capture))
+    }
+
+    fn senders(&self, field: &Field) -> anyhow::Result<Vec<Dialogue>> {
+        let for_ms = self.length.as_millis().to_string();
+        let sender = |role: &str, bytes: u64, mean_us: u64, n: u64| {
+            let seed = (self.seed ^ (n << 32)).to_string();
+            let (bytes, mean_us) = (bytes.to_string(), mean_us.to_string());
+            let args = [
+                "--bytes",
+                &bytes,
+                "--mean-us",
+                &mean_us,
+                "--for-ms",
+                &for_ms,
+            ];
+            field.client(role, &[&args[..], &["--seed", &seed]].concat())
+        };
+        let each = self.tcp / f64::from(self.flows.max(1));
+        let mut senders = Vec::new();
+        for n in 0..self.flows {
+            let mean_us = self.mean_us(BURST, each);
+            senders.push(sender("bursts", BURST, mean_us, n.into())?);
+        }
+        let mean_us = self.mean_us(PACKET + HEADERS, (self.load - self.tcp).max(0.01));
+        senders.push(sender("flood", PACKET, mean_us, u64::from(self.flows))?);
+        Ok(senders)
+    }
+
+    fn source(&self, capture: &Capture) -> Source {
+        let ours = capture.flows.iter().filter(|flow| flow.to.port() == PORT);
+        let flows: Vec<Vec<Sample>> = ours.clone().map(capture::Flow::samples).collect();
+        let retransmitted: u64 = ours.clone().map(|flow| flow.counts.retransmitted).sum();
+        let segments: u64 = ours.map(|flow| flow.counts.segments).sum();
+        let percent = self.load * 100.0;
+        Source {
+            name: format!("load-{percent:.0}"),
+            title: format!(
+                "{percent:.0} % of a bottleneck of {} Mbit/s",
+                self.rate / 1_000_000
+            ),
+            flows,
+            remarks: vec![format!(
+                "{retransmitted} of {segments} segments were sent again"
+            )],
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_offered_is_what_is_asked() {
+        let load = Load {
+            rate: 10_000_000,
+            delay: Duration::from_millis(10),
+            queue: Duration::from_millis(1000),
+            load: 1.25,
+            tcp: 0.25,
+            flows: 4,
+            length: Duration::from_secs(1),
+            seed: 1,
+        };
+        assert_eq!(load.queue_bytes(), 1_250_000);
+        // A burst of 14480 bytes at a quarter of the rate.
+        assert_eq!(load.mean_us(BURST, 0.25), 46_336);
+    }
+}
