@@ -9,7 +9,7 @@ use anyhow::Context as _;
 use rto_tests::{
     agent::{SOON, World},
     netns::{SERVER_V4, sysctl},
-    relay::{Kind, RELAY_SERVER_V4, RELAY_SERVER_V6, Relay},
+    relay::{Matching, RELAY_SERVER_V4, RELAY_SERVER_V6, Relay, relay},
     talk::{self, REQUEST, Talk, option},
     timing::{jiffy, latest},
     traffic::Traffic,
@@ -56,7 +56,7 @@ impl Link {
         for netns in [&world.net.client, &world.net.server] {
             sysctl(netns, "net.ipv4.tcp_congestion_control", "reno")?;
         }
-        let relay = Relay::new(&world.net)?;
+        let relay = relay(&world.net)?;
         relay.set_delay(ONE_WAY);
         Ok(Self { relay, world })
     }
@@ -171,13 +171,13 @@ fn gap_of_a_lost_request(link: &Link, flow: &mut Flow<'_>) -> anyhow::Result<Dur
     // Nothing of the last round trip is under way any more.
     thread::sleep(Duration::from_millis(100));
     let before = link.relay.log().len();
-    link.relay.drop_next(Kind::ClientData, 1);
+    link.relay.drop_next(Matching::CLIENT_DATA, 1);
     flow.rounds(1)?;
     let log = link.relay.log();
     let mut sent = log[before..]
         .iter()
-        .filter(|packet| packet.kind == Some(Kind::ClientData));
-    let lost = sent.next().filter(|packet| packet.dropped);
+        .filter(|packet| packet.is(&Matching::CLIENT_DATA));
+    let lost = sent.next().filter(|packet| packet.dropped());
     let lost = lost.context("no request was lost")?;
     let again = sent.next().context("it was not sent again")?;
     Ok(again.time.saturating_sub(lost.time))
