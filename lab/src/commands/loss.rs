@@ -19,7 +19,7 @@ pub struct Loss {
     /// Requests of a case with exact losses [default: 100; quick: 20]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     requests: Option<u32>,
-    /// Requests of a case with 3 % random losses [default: 2000; quick: 100]
+    /// Requests of a case with 3 % random losses [default: 5000; quick: 100]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     random: Option<u32>,
     /// Requests of a case with 50 % random losses
@@ -35,7 +35,7 @@ pub(super) fn run(args: &Loss) -> anyhow::Result<()> {
             medium: args.link.link,
             seed: args.common.seed,
             requests: args.requests.unwrap_or(if quick { 20 } else { 100 }),
-            random: args.random.unwrap_or(if quick { 100 } else { 2000 }),
+            random: args.random.unwrap_or(if quick { 100 } else { 5000 }),
             heavy: args.heavy,
             agent: &agent::find(args.common.agent.as_deref())?,
         })
