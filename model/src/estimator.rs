@@ -243,6 +243,12 @@ impl Linux {
         self.rto_min_us = self.micros(self.jiffies(rto_min_us));
     }
 
+    /// The smoothed RTT and its mean deviation, microseconds, as TCP_INFO has them (`tcpi_rtt`, `tcpi_rttvar`).
+    #[must_use]
+    pub const fn state(&self) -> (u32, u32) {
+        (self.srtt_us >> 3, self.mdev_us >> 2)
+    }
+
     /// The RTO in force, jiffies.
     #[must_use]
     pub fn rto_jiffies(&self) -> u64 {
@@ -452,6 +458,21 @@ mod tests {
         });
         low.set_rto_min(200_000);
         assert_eq!(low.rto_us(), 12_000);
+    }
+
+    #[test]
+    fn a_fall_counts_an_eighth_of_a_rise() {
+        // Steady at 100 ms until nothing of the first deviation is left, then 80 ms off.
+        let after = |last_us: u64| {
+            let mut linux = Linux::new(1000).with_minimum(2_000);
+            let rtts = std::iter::repeat_n(100_000, 100).chain([last_us]);
+            in_turn(rtts)
+                .into_iter()
+                .for_each(|sample| linux.take(sample));
+            linux.state()
+        };
+        assert_eq!(after(180_000), (110_000, 20_000));
+        assert_eq!(after(20_000), (90_000, 2_500));
     }
 
     #[test]

@@ -40,8 +40,12 @@ pub fn latest(timer: Duration) -> Duration {
 }
 
 /// Attempts at a gap that comes late. On a shared machine a core can be taken away for longer than
-/// [`SCHEDULING`]; a wrong timer is late at every attempt, and one that is early is wrong at once.
+/// [`SCHEDULING`]; a wrong timer is late at every attempt.
 const ATTEMPTS: usize = 3;
+/// Attempts that may be early, by a jiffy at most: the kernel counts a timer from `jiffies`, which lags where a
+/// virtual processor was taken away for a tick (95.96 ms for 100 ms at HZ 250, once in hundreds of runs). A timer
+/// that is a jiffy too short is early every second or third time.
+const LAGS: usize = 1;
 
 /// Asserts that the gap `measure` gives is made by a timer of this length.
 ///
@@ -56,20 +60,7 @@ pub fn assert_gap(
     timer: Duration,
     mut measure: impl FnMut() -> anyhow::Result<Duration>,
 ) -> anyhow::Result<()> {
-    let (earliest, latest) = (timer.saturating_sub(EARLY), latest(timer));
-    let mut late = Vec::new();
-    for _ in 0..ATTEMPTS {
-        let gap = measure()?;
-        assert!(
-            gap >= earliest,
-            "a gap of {gap:?} is too early for a {timer:?} timer"
-        );
-        if gap <= latest {
-            return Ok(());
-        }
-        late.push(gap);
-    }
-    panic!("gaps of {late:?} are not those of a {timer:?} timer ({earliest:?} to {latest:?})");
+    assert_measured(|| Ok((vec![timer], vec![measure()?])))
 }
 
 /// Asserts that each of several gaps of one connection is made by its timer, as [`assert_gap`].
@@ -100,18 +91,24 @@ pub fn assert_gaps(
 pub fn assert_measured(
     mut measure: impl FnMut() -> anyhow::Result<(Vec<Duration>, Vec<Duration>)>,
 ) -> anyhow::Result<()> {
-    let mut late = Vec::new();
-    for _ in 0..ATTEMPTS {
+    let (mut late, mut early) = (Vec::new(), Vec::new());
+    while late.len() < ATTEMPTS {
         let (timers, gaps) = measure()?;
         let pairs = || gaps.iter().zip(&timers);
         assert!(
             gaps.len() >= timers.len(),
             "{gaps:?} are fewer than {timers:?}"
         );
-        assert!(
-            pairs().all(|(gap, timer)| *gap >= timer.saturating_sub(EARLY)),
-            "gaps of {gaps:?} are too early for timers of {timers:?}"
-        );
+        let by = pairs().map(|(gap, timer)| timer.saturating_sub(EARLY).saturating_sub(*gap));
+        let by = by.max().unwrap_or_default();
+        if !by.is_zero() {
+            early.push((gaps, timers));
+            assert!(
+                by <= jiffy() && early.len() <= LAGS,
+                "gaps are too early for their timers: {early:?}"
+            );
+            continue;
+        }
         if pairs().all(|(gap, timer)| *gap <= latest(*timer)) {
             return Ok(());
         }
