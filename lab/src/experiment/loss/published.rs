@@ -103,7 +103,11 @@ fn describe(groups: &[Group]) -> String {
     let each = groups.iter().map(|group| {
         #[expect(clippy::cast_precision_loss, reason = "a share of some thousand")]
         let percent = 100.0 * group.count as f64 / all as f64;
-        let percent = format!("{percent:.1}");
+        let percent = if percent < 0.1 {
+            format!("{percent:.2}")
+        } else {
+            format!("{percent:.1}")
+        };
         let percent = percent.trim_end_matches(".0");
         match (group.elsewhere, group.from_ms == group.to_ms) {
             (true, _) => format!("{percent} % elsewhere"),
