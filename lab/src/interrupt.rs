@@ -39,7 +39,7 @@ pub fn check() -> anyhow::Result<()> {
         .get()
         .is_some_and(|flag| flag.load(Ordering::Relaxed))
     {
-        bail!("interrupted");
+        bail!("interrupted: what was made for it is removed");
     }
     Ok(())
 }

@@ -64,7 +64,8 @@ fn print(json: bool, value: &impl Serialize, text: impl FnOnce() -> String) -> a
 fn experiment(common: &Common, run: impl FnOnce() -> anyhow::Result<Report>) -> anyhow::Result<()> {
     interrupt::handle()?;
     crate::ground::sweep();
-    let report = run()?;
+    // Ctrl-C ends the child processes as well, which is no error of theirs.
+    let report = run().map_err(|error| interrupt::check().err().unwrap_or(error))?;
     report.write(&common.out)?;
     print(common.json, &report, || report.text())?;
     let page = common.out.join(format!("{}.html", report.name));

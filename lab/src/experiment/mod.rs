@@ -27,10 +27,10 @@ pub const PORT: u16 = 4700;
 
 /// Two namespaces with a link between them.
 pub struct Field {
+    /// The link; its devices go before the namespaces that they are in.
+    pub link: Box<dyn Link>,
     /// The namespaces.
     pub net: Pair,
-    /// The link.
-    pub link: Box<dyn Link>,
     cgroup: Option<PathBuf>,
 }
 

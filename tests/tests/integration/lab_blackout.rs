@@ -1,10 +1,22 @@
 //! The lab's blackouts: what a quick one measures, that one which was broken off goes on, and that the emulated
 //! link and a veth agree.
 
-use std::path::Path;
+use std::{
+    io::Read as _,
+    path::Path,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context as _, ensure};
-use rto_tests::process::{beside, stdout_of};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use rto_tests::{
+    agent::SOON,
+    cgroup, names,
+    process::{Guard, beside, stdout_of},
+};
 use serde_json::Value;
 
 use super::Test;
@@ -13,6 +25,7 @@ pub(super) const TESTS: &[Test] = &[
     ("a_lower_rto_min_gains_in_short_disruptions", gains),
     ("goes_on_where_it_was_broken_off", goes_on),
     ("the_emulated_link_and_a_veth_agree", both_links),
+    ("leaves_nothing_when_it_is_interrupted", interrupted),
 ];
 
 /// By how much medians may be beside each other on a machine that runs other tests as well: a step of the timer
@@ -120,5 +133,58 @@ fn both_links() -> anyhow::Result<()> {
     };
     let (relay, veth) = (measured("relay")?, measured("nft")?);
     assert!((relay - veth).abs() < TOLERANCE_MS, "{relay} {veth}");
+    Ok(())
+}
+
+/// Names in these directories that the process made.
+fn made_by(pid: u32) -> anyhow::Result<Vec<String>> {
+    let of_pid = format!("{}-{pid}-", names::PREFIX);
+    let mut made = Vec::new();
+    for dir in [
+        Path::new("/run/netns"),
+        Path::new("/sys/fs/bpf"),
+        &cgroup::root()?,
+    ] {
+        for entry in std::fs::read_dir(dir)? {
+            let name = entry?.file_name().to_string_lossy().into_owned();
+            made.extend(name.starts_with(&of_pid).then_some(name));
+        }
+    }
+    Ok(made)
+}
+
+fn interrupted() -> anyhow::Result<()> {
+    let out = tempfile::tempdir()?;
+    let mut command = std::process::Command::new(beside("rto-lab")?);
+    command
+        .args(["blackout", "--ways", "agent", "--out"])
+        .arg(out.path());
+    command.stderr(std::process::Stdio::piped());
+    let mut lab = Guard(command.spawn()?);
+    let pid = lab.0.id();
+    let log = out.path().join("blackout-runs.jsonl");
+    let end = Instant::now() + SOON * 2;
+    // In the middle of it.
+    while std::fs::read_to_string(&log)
+        .unwrap_or_default()
+        .lines()
+        .count()
+        < 10
+    {
+        ensure!(Instant::now() < end, "it measured nothing");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!(made_by(pid)?.len() > 2 * 6, "{:?}", made_by(pid)?);
+    kill(Pid::from_raw(i32::try_from(pid)?), Signal::SIGINT)?;
+    let status = lab.0.wait()?;
+    let mut said = String::new();
+    lab.0
+        .stderr
+        .take()
+        .context("no stderr")?
+        .read_to_string(&mut said)?;
+    assert_eq!(status.code(), Some(1), "{status} {said}");
+    assert!(said.contains("interrupted"), "{said}");
+    assert_eq!(made_by(pid)?, [] as [&str; 0]);
     Ok(())
 }

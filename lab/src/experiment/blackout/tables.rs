@@ -58,6 +58,7 @@ pub(super) fn report(heading: &Heading, done: &[Done]) -> Report {
     let mut tables = vec![overview(heading, &medians)];
     tables.push(nearness(heading, &medians));
     tables.push(spread(heading, done));
+    tables.extend(side_by_side(heading, &medians));
     tables.extend(
         heading
             .plan
@@ -140,6 +141,55 @@ fn main_way(heading: &Heading) -> Way {
     } else {
         first.copied().unwrap_or(Way::Kernel)
     }
+}
+
+/// For each rto_min, measured and published next to each other.
+fn side_by_side(heading: &Heading, medians: &Medians) -> Vec<Table> {
+    let way = main_way(heading);
+    let references = references(heading);
+    let published: Vec<&Reference> = references
+        .iter()
+        .filter(|(name, _)| name.starts_with("Linux"))
+        .collect();
+    let mut all = Vec::new();
+    for rto_min_us in rto_mins(heading) {
+        let mut columns = vec!["lost for, ms".to_owned()];
+        let settings = heading.plan.settings.iter();
+        let settings: Vec<Setting> = settings
+            .copied()
+            .filter(|setting| setting.rto_min_us == rto_min_us)
+            .collect();
+        for setting in &settings {
+            let kind = setting.kind();
+            columns.push(format!("{kind}, here"));
+            columns.extend(published.iter().map(|(name, _)| format!("{kind}, {name}")));
+        }
+        let columns: Vec<&str> = columns.iter().map(String::as_str).collect();
+        let ms_of = rto_min_us / 1000;
+        let title = format!("Idle, ms: rto_min {ms_of} ms, here and published");
+        let mut table = Table::new(&format!("published-{ms_of}-ms"), &title, &columns);
+        for &disruption_us in &heading.plan.disruptions_us {
+            let mut row = vec![number(ms(disruption_us))];
+            for &setting in &settings {
+                row.push(cell(medians.get(way, setting, disruption_us)));
+                let values = published
+                    .iter()
+                    .map(|(_, idle_ms)| idle_ms(setting, disruption_us));
+                row.extend(values.map(cell));
+            }
+            table.row(row);
+        }
+        all.push(table);
+    }
+    all
+}
+
+/// From the lowest.
+fn rto_mins(heading: &Heading) -> Vec<u64> {
+    let mut all: Vec<u64> = heading.plan.settings.iter().map(|s| s.rto_min_us).collect();
+    all.sort_unstable();
+    all.dedup();
+    all
 }
 
 /// One setting: measured in every way, computed, and published.
