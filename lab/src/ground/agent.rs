@@ -131,11 +131,11 @@ impl Agent {
         self.start_under(&[])
     }
 
-    /// As [`World::start`], by way of another program with these arguments.
+    /// As [`Agent::start`], by way of another program with these arguments.
     ///
     /// # Errors
     ///
-    /// As [`World::start`].
+    /// As [`Agent::start`].
     pub fn start_under(&mut self, wrapper: &[String]) -> anyhow::Result<()> {
         let log = fs::File::options()
             .create(true)
