@@ -29,6 +29,10 @@ pub enum Verb {
     Rr(commands::rr::Rr),
     /// Round-trip times as each end's TCP and the application see them, by pause and delayed-ACK timer
     Rtt(commands::rtt::Rtt),
+    /// What a lost packet costs a small HTTP/1.1 transfer, next to published measurements
+    Loss(commands::loss::Loss),
+    /// Flows that lose their last segments: tail loss probes, RTO restart and rto_min, by round-trip time
+    Tail(commands::tail::Tail),
     /// One end of an experiment's connection
     #[command(hide = true)]
     End {

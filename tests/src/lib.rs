@@ -5,6 +5,7 @@ pub mod agent;
 pub mod capture;
 pub mod foreign;
 pub mod http;
+pub mod lab;
 pub mod pty;
 pub mod rate;
 pub mod relay;

@@ -2,9 +2,11 @@
 
 pub mod blackout;
 pub mod estimator;
+pub mod loss;
 pub mod predict;
 pub mod rr;
 pub mod rtt;
+pub mod tail;
 
 use std::{
     io::{self, Write as _},
@@ -25,9 +27,11 @@ pub fn dispatch(verb: Verb) -> ExitCode {
     let done = match verb {
         Verb::Blackout(args) => blackout::run(&args),
         Verb::Estimator(args) => estimator::run(&args),
+        Verb::Loss(args) => loss::run(&args),
         Verb::Predict(args) => predict::run(&args),
         Verb::Rr(args) => rr::run(&args),
         Verb::Rtt(args) => rtt::run(&args),
+        Verb::Tail(args) => tail::run(&args),
         Verb::End { role } => ends::run(&role),
     };
     match done {

@@ -1,6 +1,8 @@
 //! Child processes at the ends of a link: `rto-lab end ROLE`, told what to do on stdin, a line an order, an
 //! answer on stdout for each.
 
+mod flow;
+pub mod http;
 mod load;
 mod rr;
 mod rtt;
@@ -29,6 +31,14 @@ pub enum Role {
     WatchServer(rtt::WatchServer),
     /// Be such a client, with pauses
     WatchClient(rtt::WatchClient),
+    /// Answer HTTP/1.1 requests; says "listening"
+    HttpServe(http::Serve),
+    /// Be an HTTP/1.1 client that does what it is told
+    HttpFetch(http::Fetch),
+    /// Answer with flows of the length that is asked for; says "listening"
+    FlowServe(flow::Serve),
+    /// Fetch flows as it is told
+    FlowFetch(flow::Fetch),
 }
 
 /// Runs a role until its work or its stdin ends.
@@ -45,6 +55,10 @@ pub fn run(role: &Role) -> anyhow::Result<()> {
         Role::Flood(args) => load::flood(args),
         Role::WatchServer(args) => rtt::server(args),
         Role::WatchClient(args) => rtt::client(args),
+        Role::HttpServe(args) => http::serve(args),
+        Role::HttpFetch(args) => http::fetch(args),
+        Role::FlowServe(args) => flow::serve(args),
+        Role::FlowFetch(args) => flow::fetch(args),
     }
 }
 

@@ -14,7 +14,9 @@ mod doctor;
 mod established;
 mod lab_blackout;
 mod lab_estimator;
+mod lab_loss;
 mod lab_rtt;
+mod lab_tail;
 mod lifecycle;
 mod metrics;
 mod open_sockets;
@@ -71,6 +73,8 @@ fn main() -> ExitCode {
         ("lab_blackout", lab_blackout::TESTS),
         ("lab_estimator", lab_estimator::TESTS),
         ("lab_rtt", lab_rtt::TESTS),
+        ("lab_loss", lab_loss::TESTS),
+        ("lab_tail", lab_tail::TESTS),
     ];
     let trials = groups
         .iter()

@@ -1,0 +1,49 @@
+//! The lab's flows that lose their last segments: what a quick run measures.
+
+use rto_tests::lab::{cell, quick};
+
+use super::Test;
+
+pub(super) const TESTS: &[Test] = &[("a_timer_ends_each_flow", tails)];
+
+/// By how much medians may be beside each other on a machine that runs other tests as well, milliseconds.
+const TOLERANCE_MS: f64 = 60.0;
+
+fn tails() -> anyhow::Result<()> {
+    let out = tempfile::tempdir()?;
+    let report = quick("tail", out.path(), &[])?;
+    for rtt_ms in ["20", "80", "160"] {
+        let at = |column: &str| cell(&report, "times", column, &[rtt_ms, "1"]);
+        let rtt: f64 = rtt_ms.parse()?;
+        // The control: a request, the ACKs, and an RTO of the smoothed RTT and 200 ms after the last of them.
+        let kernel = at("kernel, no TLP")?;
+        assert!(
+            (kernel - (3.0 * rtt + 200.0)).abs() < TOLERANCE_MS,
+            "{rtt}: {kernel}\n{report:#}"
+        );
+        let restart = at("restart, no TLP")?;
+        assert!(
+            restart < kernel + TOLERANCE_MS,
+            "{rtt}: {restart}, {kernel}"
+        );
+        let lower = at("rto_min 20 ms, no TLP")?;
+        assert!(lower < kernel - 100.0, "{rtt}: {lower}, {kernel}");
+    }
+    // A probe beats the RTO where several are lost. Where one is, it waits for rto_min as well (in case its ACK is
+    // delayed), and only a lower one helps.
+    for (lost, column) in [
+        ("1", "rto_min 20 ms, TLP"),
+        ("3", "kernel, TLP"),
+        ("5", "kernel, TLP"),
+    ] {
+        let at = |column: &str| cell(&report, "times", column, &["20", lost]);
+        let (without, with) = (at("kernel, no TLP")?, at(column)?);
+        assert!(
+            with < without - 50.0,
+            "{lost}: {with}, {without}\n{report:#}"
+        );
+    }
+    let page = std::fs::read_to_string(out.path().join("tail.html"))?;
+    assert!(page.contains("<svg") && page.contains("published"));
+    Ok(())
+}
