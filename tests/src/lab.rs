@@ -2,7 +2,7 @@
 
 use std::{path::Path, process::Command};
 
-use anyhow::{Context as _, ensure};
+use anyhow::{Context as _, bail, ensure};
 use serde_json::Value;
 
 use crate::process::{beside, stdout_of};
@@ -18,6 +18,26 @@ pub fn quick(experiment: &str, out: &Path, args: &[&str]) -> anyhow::Result<Valu
     let output = command.arg(out).args(args).output()?;
     let text = stdout_of(experiment, output)?;
     serde_json::from_str(&text).context(text)
+}
+
+/// Attempts at a measurement. On a machine that runs other tests as well one can be disturbed; what is wrong is
+/// wrong at every attempt.
+const ATTEMPTS: usize = 3;
+
+/// Measures again if it does not come out as it should.
+///
+/// # Errors
+///
+/// What was wrong at each attempt.
+pub fn measured(mut measure: impl FnMut() -> anyhow::Result<()>) -> anyhow::Result<()> {
+    let mut wrong = Vec::new();
+    for _ in 0..ATTEMPTS {
+        match measure() {
+            Ok(()) => return Ok(()),
+            Err(error) => wrong.push(format!("{error:#}")),
+        }
+    }
+    bail!("wrong at each attempt:\n{}", wrong.join("\n"))
 }
 
 /// A number in a table of a report: in the column of this name, and in the line that begins with these cells.

@@ -14,17 +14,23 @@ use nix::{
 };
 use rto_tests::{
     agent::SOON,
-    cgroup, names,
-    process::{Guard, beside, stdout_of},
+    cgroup,
+    lab::{cell, measured, quick},
+    names,
+    process::{Guard, beside},
 };
 use serde_json::Value;
 
 use super::Test;
 
 pub(super) const TESTS: &[Test] = &[
-    ("a_lower_rto_min_gains_in_short_disruptions", gains),
+    ("a_lower_rto_min_gains_in_short_disruptions", || {
+        measured(gains)
+    }),
     ("goes_on_where_it_was_broken_off", goes_on),
-    ("the_emulated_link_and_a_veth_agree", both_links),
+    ("the_emulated_link_and_a_veth_agree", || {
+        measured(both_links)
+    }),
     ("leaves_nothing_when_it_is_interrupted", interrupted),
 ];
 
@@ -32,61 +38,38 @@ pub(super) const TESTS: &[Test] = &[
 /// wheel at 200 ms and a jiffy, and scheduling.
 const TOLERANCE_MS: f64 = 30.0;
 
-/// What `rto-lab blackout` prints.
-fn blackout(out: &Path, args: &[&str]) -> anyhow::Result<Value> {
-    let text = stdout_of(&args.join(" "), lab(out, args)?)?;
-    serde_json::from_str(&text).context(text)
-}
-
-fn lab(out: &Path, args: &[&str]) -> anyhow::Result<std::process::Output> {
+/// What `rto-lab` says when it refuses.
+fn refused(out: &Path, args: &[&str]) -> anyhow::Result<String> {
     let mut command = std::process::Command::new(beside("rto-lab")?);
-    command.args(["blackout", "--quick", "--json", "--out"]);
-    Ok(command.arg(out).args(args).output()?)
-}
-
-/// A cell of a report's table, by name of the table, of the column, and the first cell of the line.
-fn cell(report: &Value, table: &str, column: &str, line: &str) -> anyhow::Result<f64> {
-    let tables = report["tables"].as_array().context("no tables")?;
-    let table = tables
-        .iter()
-        .find(|t| t["name"] == table)
-        .context("no such table")?;
-    let columns = table["columns"].as_array().context("no columns")?;
-    let index = columns
-        .iter()
-        .position(|c| c == column)
-        .context("no such column")?;
-    let rows = table["rows"].as_array().context("no lines")?;
-    let row = rows
-        .iter()
-        .find(|row| row[0] == line)
-        .context("no such line")?;
-    let text = row[index].as_str().context("no text")?;
-    text.parse().with_context(|| text.to_owned())
+    command.args(["blackout", "--quick", "--out"]).arg(out);
+    let output = command.args(args).output()?;
+    ensure!(output.status.code() == Some(1), "{}", output.status);
+    Ok(String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
 fn gains() -> anyhow::Result<()> {
     let out = tempfile::tempdir()?;
-    let report = blackout(
+    let report = quick(
+        "blackout",
         out.path(),
         &["--ways", "agent,kernel", "--rto-min", "8ms,200ms"],
     )?;
-    let at = |column: &str, line: &str| cell(&report, "medians", column, line);
+    let at = |column: &str, line: &str| cell(&report, "medians", column, &[line]);
     // The control: the kernel's own timers, without the agent.
     let kernel = at("kernel", "10")?;
-    assert!(
+    ensure!(
         (195.0..200.0 + TOLERANCE_MS).contains(&kernel),
         "{report:#}"
     );
     for column in ["thin 8 ms", "thick 8 ms"] {
         let own = at(column, "10")?;
-        assert!((10.0..10.0 + TOLERANCE_MS).contains(&own), "{report:#}");
+        ensure!((10.0..10.0 + TOLERANCE_MS).contains(&own), "{report:#}");
     }
     // The kernel's own value set by the agent changes nothing.
     let same = at("thick 200 ms", "10")?;
-    assert!((same - kernel).abs() < TOLERANCE_MS, "{report:#}");
+    ensure!((same - kernel).abs() < TOLERANCE_MS, "{report:#}");
     let page = std::fs::read_to_string(out.path().join("blackout.html"))?;
-    assert!(page.contains("<svg") && page.contains("improvement"));
+    ensure!(page.contains("<svg") && page.contains("improvement"));
     Ok(())
 }
 
@@ -100,7 +83,7 @@ fn goes_on() -> anyhow::Result<()> {
         "--runs",
         "2",
     ];
-    let whole = blackout(out.path(), &args)?;
+    let whole = quick("blackout", out.path(), &args)?;
     // As if it had been killed after two of the four runs, in the middle of a line.
     let log = out.path().join("blackout-runs.jsonl");
     let lines = std::fs::read_to_string(&log)?;
@@ -110,29 +93,31 @@ fn goes_on() -> anyhow::Result<()> {
         &log,
         format!("{}\n{}", lines[..3].join("\n"), &lines[3][..20]),
     )?;
-    let again = blackout(out.path(), &args)?;
+    let again = quick("blackout", out.path(), &args)?;
     let now = |report: &Value| {
         let method = report["method"].as_array().cloned().unwrap_or_default();
         method.last().map(|last| last[1].clone())
     };
     assert_eq!(now(&whole), Some("4, 0".into()));
     assert_eq!(now(&again), Some("2, 2".into()));
-    let output = lab(out.path(), &[&args[..], &["--seed", "2"]].concat())?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.code() == Some(1), "{}", output.status);
+    let said = refused(out.path(), &[&args[..], &["--seed", "2"]].concat())?;
     assert!(said.contains("--out") && said.contains("--again"), "{said}");
     Ok(())
 }
 
 fn both_links() -> anyhow::Result<()> {
-    let measured = |link: &str| -> anyhow::Result<f64> {
+    let median = |link: &str| -> anyhow::Result<f64> {
         let out = tempfile::tempdir()?;
         let args = ["--ways", "kernel", "--disruption", "100ms", "--runs", "5"];
-        let report = blackout(out.path(), &[&args[..], &["--link", link]].concat())?;
-        cell(&report, "medians", "kernel", "100")
+        let report = quick(
+            "blackout",
+            out.path(),
+            &[&args[..], &["--link", link]].concat(),
+        )?;
+        cell(&report, "medians", "kernel", &["100"])
     };
-    let (relay, veth) = (measured("relay")?, measured("nft")?);
-    assert!((relay - veth).abs() < TOLERANCE_MS, "{relay} {veth}");
+    let (relay, veth) = (median("relay")?, median("nft")?);
+    ensure!((relay - veth).abs() < TOLERANCE_MS, "{relay} {veth}");
     Ok(())
 }
 

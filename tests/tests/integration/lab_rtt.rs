@@ -1,20 +1,18 @@
 //! The lab's round-trip times: a quick run shows how pauses grow the server's estimate, and what bounds it.
 
 use anyhow::{Context as _, ensure};
-use rto_tests::process::{beside, stdout_of};
+use rto_tests::lab::{measured, quick};
 use serde_json::Value;
 
 use super::Test;
 
-pub(super) const TESTS: &[Test] = &[("pauses_grow_the_servers_rtt_up_to_delack_max", grows)];
+pub(super) const TESTS: &[Test] = &[("pauses_grow_the_servers_rtt_up_to_delack_max", || {
+    measured(grows)
+})];
 
 fn grows() -> anyhow::Result<()> {
     let out = tempfile::tempdir()?;
-    let mut command = std::process::Command::new(beside("rto-lab")?);
-    command
-        .args(["rtt", "--quick", "--json", "--out"])
-        .arg(out.path());
-    let report: Value = serde_json::from_str(&stdout_of("rto-lab rtt", command.output()?)?)?;
+    let report = quick("rtt", out.path(), &[])?;
     let jiffy_ms = 1000.0 / report["machine"]["hz"].as_f64().context("no HZ")?;
     let server = |setting, pause| cell(&report, "srtt-server", setting, pause);
     let client = |setting, pause| cell(&report, "srtt-client", setting, pause);

@@ -1,10 +1,11 @@
 //! The lab's flows that lose their last segments: what a quick run measures.
 
-use rto_tests::lab::{cell, quick};
+use anyhow::ensure;
+use rto_tests::lab::{cell, measured, quick};
 
 use super::Test;
 
-pub(super) const TESTS: &[Test] = &[("a_timer_ends_each_flow", tails)];
+pub(super) const TESTS: &[Test] = &[("a_timer_ends_each_flow", || measured(tails))];
 
 /// By how much medians may be beside each other on a machine that runs other tests as well, milliseconds.
 const TOLERANCE_MS: f64 = 60.0;
@@ -17,17 +18,17 @@ fn tails() -> anyhow::Result<()> {
         let rtt: f64 = rtt_ms.parse()?;
         // The control: a request, the ACKs, and an RTO of the smoothed RTT and 200 ms after the last of them.
         let kernel = at("kernel, no TLP")?;
-        assert!(
+        ensure!(
             (kernel - (3.0 * rtt + 200.0)).abs() < TOLERANCE_MS,
             "{rtt}: {kernel}\n{report:#}"
         );
         let restart = at("restart, no TLP")?;
-        assert!(
+        ensure!(
             restart < kernel + TOLERANCE_MS,
             "{rtt}: {restart}, {kernel}"
         );
         let lower = at("rto_min 20 ms, no TLP")?;
-        assert!(lower < kernel - 100.0, "{rtt}: {lower}, {kernel}");
+        ensure!(lower < kernel - 100.0, "{rtt}: {lower}, {kernel}");
     }
     // A probe beats the RTO where several are lost. Where one is, it waits for rto_min as well (in case its ACK is
     // delayed), and only a lower one helps.
@@ -38,12 +39,12 @@ fn tails() -> anyhow::Result<()> {
     ] {
         let at = |column: &str| cell(&report, "times", column, &["20", lost]);
         let (without, with) = (at("kernel, no TLP")?, at(column)?);
-        assert!(
+        ensure!(
             with < without - 50.0,
             "{lost}: {with}, {without}\n{report:#}"
         );
     }
     let page = std::fs::read_to_string(out.path().join("tail.html"))?;
-    assert!(page.contains("<svg") && page.contains("published"));
+    ensure!(page.contains("<svg") && page.contains("published"));
     Ok(())
 }

@@ -103,7 +103,7 @@ fn method(heading: &Heading, done: &[Done]) -> Vec<(String, String)> {
             format!("{}; {} by route and sysctl", plan.runs, plan.control_runs),
         ),
         (
-            "attempts that did not count, as nothing was lost",
+            "attempts that did not count (nothing lost, or too long)",
             repeated.to_string(),
         ),
     ]
