@@ -16,10 +16,12 @@ fn tails() -> anyhow::Result<()> {
     for rtt_ms in ["20", "80", "160"] {
         let at = |column: &str| cell(&report, "times", column, &[rtt_ms, "1"]);
         let rtt: f64 = rtt_ms.parse()?;
-        // The control: a request, the ACKs, and an RTO of the smoothed RTT and 200 ms after the last of them.
+        // The control: a request, the ACKs, and an RTO of the smoothed RTT and 200 ms after the last of them, which
+        // may be delayed by 40 ms as the ninth segment is alone, and late by a step of the timer wheel.
         let kernel = at("kernel, no TLP")?;
+        let least = 3.0 * rtt + 200.0;
         ensure!(
-            (kernel - (3.0 * rtt + 200.0)).abs() < TOLERANCE_MS,
+            (least..least + 80.0 + TOLERANCE_MS).contains(&kernel),
             "{rtt}: {kernel}\n{report:#}"
         );
         let restart = at("restart, no TLP")?;

@@ -347,14 +347,18 @@ fn worse(options: &Options<'_>, all: &Measured) -> Vec<String> {
 }
 
 fn charts(options: &Options<'_>, all: &Measured) -> Vec<Chart> {
+    let Some(((first, base), others)) = all.split_first() else {
+        return Vec::new();
+    };
     let one = |&lost: &u32| Chart {
         title: format!(
-            "The last {lost} of {SEGMENTS} lost: flow completion time, ms, by round trip, ms"
+            "The last {lost} of {SEGMENTS} lost: flow completion time, % of that of \"{}\", by round trip, ms",
+            first.name()
         ),
         log_x: true,
-        log_y: true,
+        log_y: false,
         legend: Legend::LowerRight,
-        series: all
+        series: others
             .iter()
             .map(|(variant, outcome)| Series {
                 name: variant.name(),
@@ -364,7 +368,8 @@ fn charts(options: &Options<'_>, all: &Measured) -> Vec<Chart> {
                     .rtts
                     .iter()
                     .filter_map(|&rtt| {
-                        Some((rtt.as_secs_f64() * 1000.0, outcome.median(rtt, lost)?))
+                        let share = outcome.median(rtt, lost)? / base.median(rtt, lost)?;
+                        Some((rtt.as_secs_f64() * 1000.0, 100.0 * share))
                     })
                     .collect(),
             })
