@@ -51,7 +51,7 @@ pub struct Common {
     /// Of all that is left to chance; the same seed makes the same choices again
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
-    /// Where the report goes: HTML, JSON and CSV files
+    /// Where the report goes: HTML, JSON, Markdown and CSV files
     #[arg(long, value_name = "DIR", default_value = "rto-lab-report")]
     pub out: PathBuf,
     /// Print JSON instead of text
@@ -65,7 +65,7 @@ pub struct Common {
 /// For experiments that can do with a veth.
 #[derive(Clone, Copy, Debug, Args)]
 pub struct LinkArg {
-    /// Which link
+    /// Over which link
     #[arg(long, value_enum, default_value_t)]
     pub link: Medium,
 }

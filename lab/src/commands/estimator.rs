@@ -9,7 +9,7 @@ use rto_model::{
     study::MINIMUMS_US,
 };
 
-use super::{experiment, predict::duration};
+use super::{experiment, predict::duration, study};
 use crate::{
     cli::Common,
     experiment::estimator::{self, Load, Options, Source},
@@ -86,10 +86,15 @@ pub(super) fn run(args: &Estimator) -> anyhow::Result<()> {
         args.queue >= Duration::from_millis(1) && args.load.len() <= 100,
         "--queue: at least 1ms; --load: at most 100 of them"
     );
-    experiment(&args.common, || {
+    let run = || {
         let (sources, method) = sources(args)?;
         estimator::study(&sources, &options, method)
-    })
+    };
+    if args.pcap.is_some() || args.stats.is_some() {
+        study(&args.common, run)
+    } else {
+        experiment(&args.common, run)
+    }
 }
 
 fn sources(args: &Estimator) -> anyhow::Result<(Vec<Source>, Method)> {

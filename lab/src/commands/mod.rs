@@ -13,6 +13,8 @@ use std::{
     process::ExitCode,
 };
 
+use anyhow::ensure;
+use nix::unistd::geteuid;
 use serde::Serialize;
 
 use crate::{
@@ -64,11 +66,20 @@ fn print(json: bool, value: &impl Serialize, text: impl FnOnce() -> String) -> a
     Ok(())
 }
 
-/// Runs an experiment and gives its report out.
+/// Runs an experiment in namespaces of its own and gives its report out.
 fn experiment(common: &Common, run: impl FnOnce() -> anyhow::Result<Report>) -> anyhow::Result<()> {
-    interrupt::handle()?;
+    ensure!(
+        geteuid().is_root(),
+        "network namespaces, TUN devices and eBPF need root: run it with sudo"
+    );
+    crate::ground::process::require(&["ip", "sysctl"])?;
     crate::ground::sweep();
-    // Ctrl-C ends the child processes as well, which is no error of theirs.
+    study(common, run)
+}
+
+/// Runs what needs no more than files, and gives its report out.
+fn study(common: &Common, run: impl FnOnce() -> anyhow::Result<Report>) -> anyhow::Result<()> {
+    interrupt::handle()?;
     let report = run().map_err(|error| interrupt::check().err().unwrap_or(error))?;
     report.write(&common.out)?;
     print(common.json, &report, || report.text())?;
