@@ -105,19 +105,21 @@ fn goes_on() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Where the value moves with the disruption: one that ends after the first retransmissions.
 fn both_links() -> anyhow::Result<()> {
-    let median = |link: &str| -> anyhow::Result<f64> {
+    let median = |link: &str, disruption: &str| -> anyhow::Result<f64> {
         let out = tempfile::tempdir()?;
-        let args = ["--ways", "kernel", "--disruption", "100ms", "--runs", "5"];
-        let report = quick(
-            "blackout",
-            out.path(),
-            &[&args[..], &["--link", link]].concat(),
-        )?;
-        cell(&report, "medians", "kernel", &["100"])
+        let lost = format!("{disruption}ms");
+        let args = ["--ways", "route", "--rto-min", "8ms", "--control-runs", "5"];
+        let args = [&args[..], &["--disruption", &lost, "--link", link]].concat();
+        let report = quick("blackout", out.path(), &args)?;
+        cell(&report, "thick-8-ms", "route", &[disruption])
     };
-    let (relay, veth) = (median("relay")?, median("nft")?);
-    ensure!((relay - veth).abs() < TOLERANCE_MS, "{relay} {veth}");
+    for (disruption, between) in [("75", 105.0..135.0), ("150", 205.0..240.0)] {
+        let (relay, veth) = (median("relay", disruption)?, median("nft", disruption)?);
+        ensure!(between.contains(&relay), "{disruption}: {relay} {veth}");
+        ensure!(between.contains(&veth), "{disruption}: {relay} {veth}");
+    }
     Ok(())
 }
 

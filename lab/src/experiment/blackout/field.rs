@@ -33,7 +33,7 @@ const PHASE: Duration = Duration::from_millis(2);
 /// By how much the longest idle time may be shorter than the disruption: a response that was under way.
 const UNDER_WAY: Duration = Duration::from_millis(1);
 /// By how much more than a quarter a disruption may be longer than it should: a veth's ends when nft(8) has run.
-const LINGERS: Duration = Duration::from_millis(10);
+const LINGERS: Duration = Duration::from_millis(20);
 /// Attempts, if it was, if nothing was lost or the machine stood still before the disruption.
 const ATTEMPTS: u32 = 10;
 
@@ -194,6 +194,8 @@ impl<'a> Open<'a> {
 
     /// Has those that wait look again.
     pub(super) fn wake(&self) {
+        // Not between a look of theirs and their wait.
+        let _held = lock(&self.posts);
         self.free.notify_all();
     }
 

@@ -78,6 +78,12 @@ impl Setting {
         }
     }
 
+    /// Whether published tables have the very same rto_min.
+    #[must_use]
+    pub const fn is_published(self) -> bool {
+        self.published().rto_min_us == self.rto_min_us
+    }
+
     /// By the rule alone, milliseconds.
     #[must_use]
     pub fn theory_ms(self, disruption_us: u64) -> f64 {

@@ -17,6 +17,8 @@ use crate::{
     summary::{median, quantile},
 };
 
+/// What the names of published measurements begin with.
+const PUBLISHED: &str = "Linux";
 /// Worse is more than a jiffy and this share: chance decides over less.
 const SHARE: f64 = 0.02;
 
@@ -149,7 +151,7 @@ fn side_by_side(heading: &Heading, medians: &Medians) -> Vec<Table> {
     let references = references(heading);
     let published: Vec<&Reference> = references
         .iter()
-        .filter(|(name, _)| name.starts_with("Linux"))
+        .filter(|(name, _)| name.starts_with(PUBLISHED))
         .collect();
     let mut all = Vec::new();
     for rto_min_us in rto_mins(heading) {
@@ -282,7 +284,7 @@ fn nearness(heading: &Heading, medians: &Medians) -> Table {
         }
     }
     for (name, idle_ms) in &others {
-        let pairs = pairs(heading, medians, way, idle_ms);
+        let pairs = pairs(heading, medians, way, name, idle_ms);
         if pairs.is_empty() {
             continue;
         }
@@ -310,16 +312,18 @@ fn nearness(heading: &Heading, medians: &Medians) -> Table {
     table
 }
 
-/// Measured and other, of the cells that both have.
+/// Measured and other, of the cells that both have; published ones of the same rto_min only.
 fn pairs(
     heading: &Heading,
     medians: &Medians,
     way: Way,
+    name: &str,
     other: &dyn Fn(Setting, u64) -> Option<f64>,
 ) -> Vec<(f64, f64)> {
     let cells = heading.plan.cells().into_iter();
     cells
         .filter(|cell| cell.way == way)
+        .filter(|cell| cell.setting.is_published() || !name.starts_with(PUBLISHED))
         .filter_map(|cell| {
             let Cell {
                 setting,
@@ -413,7 +417,7 @@ fn findings(heading: &Heading, medians: &Medians) -> Vec<String> {
         findings.push(text);
     }
     for (name, idle_ms) in references(heading).iter().skip(1) {
-        let pairs = pairs(heading, medians, way, idle_ms);
+        let pairs = pairs(heading, medians, way, name, idle_ms);
         let near = pairs
             .iter()
             .filter(|(m, o)| (m - o).abs() <= o * 0.05)

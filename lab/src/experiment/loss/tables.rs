@@ -83,6 +83,14 @@ impl<'a> Summary<'a> {
         quantile(&self.ms, share).unwrap_or(0.0)
     }
 
+    /// Of a few it would be the longest.
+    fn p99(&self) -> String {
+        if self.ms.len() < ENOUGH_FOR_P99 {
+            return String::new();
+        }
+        format!("{:.1}", self.at(0.99))
+    }
+
     fn given_up(&self) -> usize {
         self.outcome
             .took
@@ -91,6 +99,9 @@ impl<'a> Summary<'a> {
             .count()
     }
 }
+
+/// Requests of which one in a hundred says something.
+const ENOUGH_FOR_P99: usize = 200;
 
 /// The median of a request without loss.
 fn undisturbed(cases: &[Case], outcomes: &Outcomes, side: Side, talk: Talk) -> f64 {
@@ -177,7 +188,7 @@ fn summary_table(all: &[Summary<'_>]) -> Table {
             format!("{:.1}", one.mean),
             format!("{:.1}", one.at(0.5)),
             format!("{:.1}", one.at(0.9)),
-            format!("{:.1}", one.at(0.99)),
+            one.p99(),
             format!("{:.1}", one.at(1.0)),
             one.given_up().to_string(),
             one.outcome.dropped.to_string(),
@@ -230,18 +241,18 @@ fn findings(cases: &[Case], all: &[Summary<'_>]) -> Vec<String> {
             sum.1 += repeats.sent;
         }
         let median = |one: &Summary<'_>| one.at(0.5);
-        let p99 = |one: &Summary<'_>| one.at(0.99);
+        let p90 = |one: &Summary<'_>| one.at(0.9);
         let title = &case.title;
         let later = |one: f64, other: f64| one > other * 1.1 + LATER_MS;
-        // A median or a p99 alone may be chance.
-        let at_one = later(median(with), median(without)) || later(p99(with), p99(without));
+        // A median or a p90 alone may be chance.
+        let at_one = later(median(with), median(without)) || later(p90(with), p90(without));
         if at_one && later(with.mean, without.mean) {
             worse.push(format!(
-                "{title}: median {:.1} ms for {:.1} ms, p99 {:.1} ms for {:.1} ms",
+                "{title}: median {:.1} ms for {:.1} ms, p90 {:.1} ms for {:.1} ms",
                 median(with),
                 median(without),
-                p99(with),
-                p99(without)
+                p90(with),
+                p90(without)
             ));
         }
         if case.rule.is_none() {
@@ -249,23 +260,23 @@ fn findings(cases: &[Case], all: &[Summary<'_>]) -> Vec<String> {
         }
         findings.push(format!(
             "Dropping {title}: {:.1} % of the requests disturbed without the agent, {:.1} % with it; \
-             median {:.1} ms and {:.1} ms, p99 {:.1} ms and {:.1} ms; a request takes {:.1} ms {} with it on \
+             median {:.1} ms and {:.1} ms, p90 {:.1} ms and {:.1} ms; a request takes {:.1} ms {} with it on \
              average.",
             100.0 * without.disturbed,
             100.0 * with.disturbed,
             median(without),
             median(with),
-            p99(without),
-            p99(with),
+            p90(without),
+            p90(with),
             (without.mean - with.mean).abs(),
             if with.mean <= without.mean { "less" } else { "more" },
         ));
         findings.extend(twice(without));
         if let Some(server) = of(case, Side::Server) {
             findings.push(format!(
-                "Dropping {title}, with the agent at the server alone: median {:.1} ms, p99 {:.1} ms.",
+                "Dropping {title}, with the agent at the server alone: median {:.1} ms, p90 {:.1} ms.",
                 median(server),
-                p99(server)
+                p90(server)
             ));
         }
     }
@@ -277,7 +288,7 @@ fn findings(cases: &[Case], all: &[Summary<'_>]) -> Vec<String> {
         ));
     }
     if worse.is_empty() {
-        findings.push("No case is worse with the agent by its mean, and median or p99.".to_owned());
+        findings.push("No case is worse with the agent by its mean, and median or p90.".to_owned());
     } else {
         findings.push(format!("Worse with the agent: {}.", worse.join("; ")));
     }
