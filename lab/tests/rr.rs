@@ -253,6 +253,8 @@ fn flood(mut stream: TcpStream) {
 }
 
 fn trickle(mut stream: TcpStream) {
+    // Else each byte waits for a delayed ACK, and the reader's own timeout passes.
+    stream.set_nodelay(true).unwrap();
     while stream.write_all(b"s").is_ok() {
         std::thread::sleep(Duration::from_millis(10));
     }
