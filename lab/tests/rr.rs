@@ -3,8 +3,9 @@
 #![expect(clippy::unwrap_used, reason = "a test may fail")]
 
 use std::{
-    io::{BufRead as _, BufReader, Read as _},
-    net::TcpListener,
+    fs,
+    io::{BufRead as _, BufReader, Read as _, Write as _},
+    net::{TcpListener, TcpStream},
     process::{Child, ChildStdout, Command, Stdio},
     time::{Duration, Instant},
 };
@@ -162,8 +163,6 @@ fn nobody_listens() {
 
 #[test]
 fn peers_that_fall_silent_go_or_speak_something_else() {
-    use std::io::Write as _;
-
     let (silent, _said, to) = server("127.0.0.1:0");
     let begin = Instant::now();
     let args = [
@@ -231,6 +230,145 @@ fn an_interrupt_prints_what_was_measured() {
     );
     assert!(json["transactions"].as_u64().unwrap() > 0);
     assert!(json["elapsed_s"].as_f64().unwrap() < 30.0);
+}
+
+/// A peer that answers as many one-byte requests, and then is left to `then`; where it listens.
+fn peer(answers: usize, then: fn(TcpStream)) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let to = listener.local_addr().unwrap().to_string();
+    std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.read_exact(&mut [0; 12]).unwrap();
+        for _ in 0..answers {
+            stream.read_exact(&mut [0]).unwrap();
+            stream.write_all(b"s").unwrap();
+        }
+        then(stream);
+    });
+    to
+}
+
+fn flood(mut stream: TcpStream) {
+    while stream.write_all(&[b's'; 1 << 16]).is_ok() {}
+}
+
+fn trickle(mut stream: TcpStream) {
+    // Else each byte waits for a delayed ACK, and the reader's own timeout passes.
+    stream.set_nodelay(true).unwrap();
+    while stream.write_all(b"s").is_ok() {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn peers_that_do_not_stop_talking_at_the_end() {
+    let begin = Instant::now();
+    let (json, said) = measured(&peer(3, flood), &["--count", "3"], 1);
+    assert!(said.contains("does not speak"), "{said}");
+    assert_eq!(json["transactions"], 3);
+    assert_eq!(json["tcp"][0]["server"], Value::Null);
+
+    let (json, said) = measured(&peer(3, trickle), &["--count", "3"], 0);
+    assert!(said.contains("not in time"), "{said}");
+    let remark = json["remarks"][0].as_str().unwrap();
+    assert!(remark.contains("not in time"), "{json:#}");
+    assert!(begin.elapsed() < Duration::from_secs(20));
+}
+
+#[test]
+fn peers_that_trickle_a_response() {
+    let long = ["--response", "1000000"];
+    let begin = Instant::now();
+    let args = [&long[..], &["--timeout", "500ms"]].concat();
+    let (_, said) = measured(&peer(0, trickle), &args, 1);
+    assert!(said.contains("no response for 0."), "{said}");
+    let args = [&long[..], &["--duration", "500ms"]].concat();
+    // Not one transaction is a failure, but the time is over.
+    let (json, _) = measured(&peer(0, trickle), &args, 1);
+    assert_eq!(json["transactions"], 0);
+
+    let to = peer(0, trickle);
+    let args = ["--connect", &to, "--json", "--duration", "1m"];
+    let client = Running::start(&[&args[..], &long].concat());
+    std::thread::sleep(Duration::from_millis(300));
+    client.signal(Signal::SIGINT);
+    let (json, status) = finished(client);
+    assert_eq!(
+        (status, &json["ended"]),
+        (Some(0), &"interrupted".into()),
+        "{json:#}"
+    );
+    assert!(begin.elapsed() < Duration::from_secs(20));
+}
+
+#[test]
+fn durations_out_of_range() {
+    for (args, why) in [
+        (["--duration", "500000000000years"], "at most 30days"),
+        (["--interval", "1ns"], "at least 10ms"),
+    ] {
+        let all = [&["--connect", "127.0.0.1:1"], &args[..]].concat();
+        let output = rto_lab(&all).assert().code(2).get_output().clone();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(said.contains(why), "{said}");
+    }
+}
+
+/// Resident memory of a process, KiB, and its threads.
+fn resident(process: &Running) -> (u64, u64) {
+    let status = fs::read_to_string(format!("/proc/{}/status", process.0.id())).unwrap();
+    let number = |name: &str| {
+        let line = status.lines().find(|line| line.starts_with(name)).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse().unwrap()
+    };
+    (number("VmRSS:"), number("Threads:"))
+}
+
+#[test]
+fn connections_cost_a_server_little_and_are_limited() {
+    const MOST: usize = 100;
+    let args = ["--server", "--on", "127.0.0.1:0", "--max-connections"];
+    let mut server = Running::start(&[&args[..], &[&MOST.to_string()]].concat());
+    let mut said = BufReader::new(server.0.stdout.take().unwrap());
+    let mut line = String::new();
+    said.read_line(&mut line).unwrap();
+    let to = line.trim().strip_prefix("listening on ").unwrap();
+    // The longest requests and responses.
+    let header = *b"rto1\0\x10\0\0\0\x10\0\0";
+    let mut taken: Vec<TcpStream> = (0..MOST)
+        .map(|_| {
+            let mut stream = TcpStream::connect(to).unwrap();
+            stream.write_all(&header).unwrap();
+            stream.write_all(&[b'q'; 1000]).unwrap();
+            stream
+        })
+        .collect();
+    // Accepted one after the other: these are beyond.
+    for _ in 0..20 {
+        let mut refused = TcpStream::connect(to).unwrap();
+        refused
+            .set_read_timeout(Some(Duration::from_secs(10)))
+            .unwrap();
+        assert_eq!(refused.read(&mut [0]).unwrap(), 0);
+    }
+    let (kib, threads) = resident(&server);
+    assert!(threads <= MOST as u64 + 1, "{threads}");
+    assert!(kib < 40 << 10, "{kib} KiB");
+    // Who was taken is answered.
+    taken[0].write_all(&vec![b'q'; (1 << 20) - 1000]).unwrap();
+    let mut response = vec![0; 1 << 20];
+    taken[0].read_exact(&mut response).unwrap();
+    assert!(response.iter().all(|byte| *byte == b's'));
+
+    server.signal(Signal::SIGINT);
+    let mut rest = String::new();
+    said.read_to_string(&mut rest).unwrap();
+    assert!(rest.contains("20 connections refused"), "{rest}");
+    let mut complaints = String::new();
+    let mut stderr = server.0.stderr.take().unwrap();
+    stderr.read_to_string(&mut complaints).unwrap();
+    let lines = complaints.matches("refused: there are 100").count();
+    assert!((1..=10).contains(&lines), "{complaints}");
 }
 
 fn finished(mut client: Running) -> (Value, Option<i32>) {

@@ -16,7 +16,7 @@ use crate::{
     experiment::PORT,
     interrupt,
     rr::{
-        Options, Sizes, Tally, listen,
+        Limits, Options, Sizes, Tally, listen,
         measure::{self, Interval, Limit, Outcome, Plan},
         print, serve_while,
     },
@@ -24,6 +24,13 @@ use crate::{
 
 /// Without --timeout, of a measurement that no time ends.
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Longest measurement.
+const LONGEST: Duration = Duration::from_secs(30 * 24 * 3600);
+/// Shortest of the intervals that have a line each.
+const SHORTEST_INTERVAL: Duration = Duration::from_millis(10);
+/// As many intervals are kept for --json at most.
+const KEPT: usize = 100_000;
 
 /// `rto-lab rr`.
 #[derive(Debug, Args)]
@@ -35,6 +42,10 @@ pub struct Rr {
     /// Where to listen [default: [::]:4700, which takes IPv4 as well]
     #[arg(long, value_name = "ADDR:PORT", conflicts_with = "connect")]
     on: Option<SocketAddr>,
+    /// Connections that the server has at the same time; it closes further ones at once
+    #[arg(long, value_name = "N", default_value_t = Limits::CONNECTIONS, conflicts_with = "connect")]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..))]
+    max_connections: u16,
     /// Measure transactions with this server [default port: 4700]
     #[arg(long, value_name = "HOST[:PORT]")]
     connect: Option<String>,
@@ -54,8 +65,8 @@ pub struct Rr {
         conflicts_with = "server"
     )]
     response: u32,
-    /// How long [default: 10s]
-    #[arg(long, value_parser = humantime::parse_duration, conflicts_with = "server")]
+    /// How long, at most 30days [default: 10s]
+    #[arg(long, value_parser = measurement, conflicts_with = "server")]
     duration: Option<Duration>,
     /// How many transactions of each connection, instead of a duration
     #[arg(
@@ -83,8 +94,8 @@ pub struct Rr {
     /// Fail after so long without a response [default: 1m with --count, else none]
     #[arg(long, value_name = "DURATION", value_parser = duration, conflicts_with = "server")]
     timeout: Option<Duration>,
-    /// A line for each such time while it runs
-    #[arg(long, value_name = "DURATION", value_parser = duration, conflicts_with = "server")]
+    /// A line for each such time while it runs, at least 10ms; --json keeps the first 100000
+    #[arg(long, value_name = "DURATION", value_parser = interval, conflicts_with = "server")]
     #[arg(num_args = 0..=1, default_missing_value = "1s")]
     interval: Option<Duration>,
     /// Linear timeouts of a thin stream, on this side's sockets (TCP_THIN_LINEAR_TIMEOUTS)
@@ -135,7 +146,8 @@ impl Rr {
             new_connection: self.new_connection,
             warmup: self.warmup,
             timeout: timeout.or(self.count.map(|_| PATIENCE)),
-            interval: some("interval", self.interval)?,
+            interval: self.interval,
+            keep: if self.json { KEPT } else { 0 },
         })
     }
 }
@@ -166,6 +178,9 @@ fn client(args: &Rr, host: &str) -> anyhow::Result<()> {
         drop(out);
         super::print(args.json, &outcome, || print::text(&outcome))?;
     }
+    for remark in &outcome.remarks {
+        eprintln!("{remark}");
+    }
     match outcome {
         Outcome {
             reason: Some(reason),
@@ -185,15 +200,39 @@ fn server(args: &Rr) -> anyhow::Result<()> {
     io::stdout().flush()?;
     let tally = Arc::new(Tally::default());
     let go_on = || !interrupt::interrupted();
-    serve_while(&listener, args.options(), &tally, &go_on, |peer, error| {
-        eprintln!("{peer}: {error:#}");
-    })?;
+    let limits = Limits {
+        connections: args.max_connections.into(),
+        ..Limits::default()
+    };
+    let complain = |peer: SocketAddr, error: &anyhow::Error| eprintln!("{peer}: {error:#}");
+    serve_while(&listener, args.options(), limits, &tally, &go_on, complain)?;
     println!(
         "{} connections, {} transactions",
         tally.connections.load(Ordering::Relaxed),
         tally.transactions.load(Ordering::Relaxed),
     );
+    let refused = tally.refused.load(Ordering::Relaxed);
+    if refused > 0 {
+        println!("{refused} connections refused");
+    }
     Ok(())
+}
+
+fn measurement(text: &str) -> Result<Duration, String> {
+    let duration = humantime::parse_duration(text)
+        .map_err(|e| format!("{text}: {e}; a number and a unit, such as 10s"))?;
+    if duration > LONGEST {
+        return Err(format!("{text}: at most 30days"));
+    }
+    Ok(duration)
+}
+
+fn interval(text: &str) -> Result<Duration, String> {
+    let interval = duration(text)?;
+    if interval < SHORTEST_INTERVAL {
+        return Err(format!("{text}: at least 10ms"));
+    }
+    Ok(interval)
 }
 
 /// Both families, or IPv4 alone where there is no IPv6.
@@ -308,6 +347,10 @@ mod tests {
             "--connect a --count 3 --duration 1s",
             "--connect a --count 0",
             "--connect a --connections 0",
+            "--connect a --max-connections 3",
+            "--server --max-connections 0",
+            "--connect a --duration 31days",
+            "--connect a --interval 9ms",
         ] {
             assert_eq!(parsed(bad).unwrap_err().exit_code(), 2, "{bad}");
         }

@@ -18,6 +18,8 @@ use super::{Ending, Info, Opening, Options, RESPONSE, Sizes, TICK, TICK_MS};
 
 /// Longest wait for what the server says at the end.
 const LAST_WORDS: Duration = Duration::from_secs(2);
+/// More than a server of ours ever says there, bytes.
+const LONGEST_WORDS: u64 = 16 << 10;
 
 /// Why there was no transaction.
 #[derive(Debug, thiserror::Error)]
@@ -133,7 +135,13 @@ impl Client {
         while filled < self.response.len() {
             match self.stream.read(&mut self.response[filled..]) {
                 Ok(0) => return Err(Broken::Closed),
-                Ok(more) => filled += more,
+                Ok(more) => {
+                    filled += more;
+                    // Who sends a byte now and then is waited for no longer than who sends none.
+                    if filled < self.response.len() && !go_on() {
+                        return Err(Broken::Stopped);
+                    }
+                }
                 Err(e) => patient(e, go_on)?,
             }
         }
@@ -163,27 +171,42 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// If the server does not say it in two seconds.
-    pub fn told(mut self) -> anyhow::Result<Info> {
+    /// If the server does not say it in two seconds ([`Broken::Stopped`]), `go_on` says no (the same), or it says
+    /// something else, or too much ([`Broken::Foreign`]).
+    pub fn told(self, go_on: &dyn Fn() -> bool) -> Result<Info, Broken> {
         self.stream.shutdown(Shutdown::Write)?;
         let end = Instant::now() + LAST_WORDS;
+        let patience = || go_on() && Instant::now() < end;
         let mut said = Vec::new();
         let mut buffer = [0; 1024];
-        loop {
-            match self.stream.read(&mut buffer) {
-                Ok(0) => break,
-                Ok(more) => said.extend(&buffer[..more]),
-                Err(e) => patient(e, &|| Instant::now() < end)?,
+        // One more than there may be, so that too much is seen.
+        let mut stream = (&self.stream).take(LONGEST_WORDS + 1);
+        while stream.limit() > 0 {
+            match stream.read(&mut buffer) {
+                Ok(0) if said.is_empty() => return Err(Broken::Closed),
+                Ok(0) => return serde_json::from_slice(&said).map_err(|_| Broken::Foreign),
+                Ok(more) => {
+                    said.extend(&buffer[..more]);
+                    if !patience() {
+                        return Err(Broken::Stopped);
+                    }
+                }
+                Err(e) => patient(e, &patience)?,
             }
         }
-        Ok(serde_json::from_slice(&said)?)
+        Err(Broken::Foreign)
     }
 
     fn send(&mut self, bytes: &[u8], go_on: &dyn Fn() -> bool) -> Result<(), Broken> {
         let mut sent = 0;
         while sent < bytes.len() {
             match self.stream.write(&bytes[sent..]) {
-                Ok(more) => sent += more,
+                Ok(more) => {
+                    sent += more;
+                    if sent < bytes.len() && !go_on() {
+                        return Err(Broken::Stopped);
+                    }
+                }
                 Err(e) => patient(e, go_on)?,
             }
         }

@@ -53,6 +53,8 @@ pub struct Plan {
     pub timeout: Option<Duration>,
     /// Intervals to report on, if any.
     pub interval: Option<Duration>,
+    /// How many of these the outcome keeps at most; 0 where it is enough that `each` saw them.
+    pub keep: usize,
 }
 
 /// How it ended.
@@ -176,8 +178,10 @@ pub struct Outcome {
     pub retransmissions: u64,
     /// The connections at their end, as TCP sees them.
     pub tcp: Vec<Connection>,
-    /// By intervals, if they were asked for.
+    /// By intervals, if they were asked for: the first [`Plan::keep`] of them.
     pub intervals: Vec<Interval>,
+    /// What is missing from all this, and why.
+    pub remarks: Vec<String>,
     /// How it ended.
     pub ended: Ended,
     /// Why, if it failed.
@@ -200,16 +204,18 @@ pub(super) struct Shared<'a> {
 ///
 /// # Errors
 ///
-/// If the connections cannot be made. What fails later is in the outcome.
+/// If the connections cannot be made, or a time of the plan is beyond what the clock counts. What fails later is in
+/// the outcome.
 pub fn run(
     plan: &Plan,
     go_on: &dyn Fn() -> bool,
     each: &mut dyn FnMut(&Interval) -> anyhow::Result<()>,
 ) -> anyhow::Result<Outcome> {
     plan.sizes.check()?;
+    later(Instant::now(), plan.pause)?;
     let (to, clients) = connect(plan, go_on)?;
     let (begin, began) = (Instant::now(), SystemTime::now());
-    let from = begin + plan.warmup;
+    let from = later(begin, plan.warmup)?;
     let mut live = Vec::new();
     if plan.interval.is_some() {
         for _ in &clients {
@@ -222,13 +228,14 @@ pub fn run(
         stop: AtomicBool::new(false),
         from,
         deadline: match plan.limit {
-            Limit::Time(time) => Some(from + time),
+            Limit::Time(time) => Some(later(from, time)?),
             Limit::Count(_) => None,
         },
         live,
     };
     let mut ended = Ended::Done;
     let mut intervals = Vec::new();
+    let mut left_out = 0_u64;
     let mut failed = None;
     let shares = thread::scope(|scope| -> anyhow::Result<Vec<Share>> {
         let (sender, receiver) = mpsc::channel();
@@ -250,7 +257,9 @@ pub fn run(
         let mut last = from;
         loop {
             let now = Instant::now();
-            let next = plan.interval.map(|interval| last + interval);
+            let next = plan
+                .interval
+                .and_then(|interval| last.checked_add(interval));
             let wait = next.map_or(TICK, |next| next.saturating_duration_since(now).min(TICK));
             match receiver.recv_timeout(wait) {
                 Ok(share) => {
@@ -274,7 +283,11 @@ pub fn run(
                     failed = Some(error);
                     shared.stop.store(true, Ordering::Relaxed);
                 }
-                intervals.push(interval);
+                if intervals.len() < plan.keep {
+                    intervals.push(interval);
+                } else {
+                    left_out += 1;
+                }
             }
         }
         Ok(shares)
@@ -283,6 +296,12 @@ pub fn run(
         return Err(error);
     }
     let mut outcome = assemble(&shared, shares, began + plan.warmup)?;
+    if plan.keep > 0 && left_out > 0 {
+        let kept = intervals.len();
+        outcome.remarks.push(format!(
+            "the first {kept} intervals are kept, {left_out} more are left out"
+        ));
+    }
     outcome.intervals = intervals;
     if outcome.reason.is_some() {
         outcome.ended = Ended::Failed;
@@ -290,6 +309,11 @@ pub fn run(
         outcome.ended = ended;
     }
     Ok(outcome)
+}
+
+fn later(instant: Instant, by: Duration) -> anyhow::Result<Instant> {
+    let later = instant.checked_add(by);
+    later.with_context(|| format!("{} s are beyond what the clock counts", by.as_secs()))
 }
 
 /// Takes what the workers have measured since the last interval.
@@ -366,6 +390,12 @@ fn assemble(shared: &Shared<'_>, shares: Vec<Share>, began: SystemTime) -> anyho
         .iter()
         .filter_map(|share| Some((share.idle?, share.number)))
         .max_by_key(|(idle, _)| idle.length);
+    let mut missing = shares.iter().filter_map(|share| share.remark.clone());
+    let mut remarks: Vec<String> = missing.next().into_iter().collect();
+    let more = missing.count();
+    if more > 0 {
+        remarks.push(format!("and {more} more connections like that"));
+    }
     let seconds = elapsed.as_secs_f64();
     #[expect(clippy::cast_precision_loss, reason = "fewer than 2^53 in a lifetime")]
     let per_s = if seconds > 0.0 {
@@ -404,6 +434,83 @@ fn assemble(shared: &Shared<'_>, shares: Vec<Share>, began: SystemTime) -> anyho
         reason: shares.iter().find_map(|share| share.failure.clone()),
         tcp: shares.into_iter().filter_map(|share| share.end).collect(),
         intervals: Vec::new(),
+        remarks,
         ended: Ended::Done,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+    use crate::rr::serve;
+
+    fn plan(to: SocketAddr) -> Plan {
+        Plan {
+            to: vec![to],
+            sizes: Sizes::SMALL,
+            options: Options::default(),
+            limit: Limit::Time(Duration::from_millis(200)),
+            pause: Duration::from_millis(1),
+            connections: 1,
+            new_connection: false,
+            warmup: Duration::ZERO,
+            timeout: None,
+            interval: Some(Duration::from_millis(10)),
+            keep: 2,
+        }
+    }
+
+    fn server() -> SocketAddr {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let to = listener.local_addr().unwrap();
+        thread::spawn(move || serve(&listener, Options::default()));
+        to
+    }
+
+    #[test]
+    fn no_more_intervals_are_kept_than_asked_for() {
+        let to = server();
+        for keep in [0, 2] {
+            let plan = Plan { keep, ..plan(to) };
+            let mut seen = 0;
+            let mut each = |_: &Interval| {
+                seen += 1;
+                Ok(())
+            };
+            let outcome = run(&plan, &|| true, &mut each).unwrap();
+            assert!(seen > 2, "{seen}");
+            assert_eq!(outcome.intervals.len(), keep);
+            assert_eq!(outcome.remarks.len(), keep / 2, "{:?}", outcome.remarks);
+        }
+    }
+
+    #[test]
+    fn times_beyond_the_clock_are_refused() {
+        let plan = plan(server());
+        let long = Duration::from_secs(u64::MAX);
+        for plan in [
+            Plan {
+                limit: Limit::Time(long),
+                ..plan.clone()
+            },
+            Plan {
+                warmup: long,
+                ..plan.clone()
+            },
+            Plan {
+                pause: long,
+                ..plan.clone()
+            },
+        ] {
+            let error = run(&plan, &|| true, &mut |_| Ok(())).unwrap_err();
+            assert!(error.to_string().contains("beyond"), "{error}");
+        }
+        let plan = Plan {
+            interval: Some(long),
+            ..plan
+        };
+        run(&plan, &|| true, &mut |_| Ok(())).unwrap();
+    }
 }

@@ -17,7 +17,7 @@ use socket2::SockRef;
 
 pub use client::{Broken, Client};
 pub use info::Info;
-pub use server::{Tally, answer, listen, serve, serve_while};
+pub use server::{Limits, Tally, answer, listen, serve, serve_while};
 
 /// What a connection begins with, and then how it ends.
 const MAGIC: [u8; 3] = *b"rto";
@@ -183,7 +183,7 @@ mod tests {
         };
         let mut told = open(Ending::Told);
         told.transact().unwrap();
-        assert!(told.told().unwrap().delivered >= 1);
+        assert!(told.told(&|| true).unwrap().delivered >= 1);
         let mut once = open(Ending::Once);
         once.transact().unwrap();
         once.wait_for_end(&|| true).unwrap();

@@ -304,6 +304,7 @@ mod tests {
             retransmissions: 1,
             tcp: vec![connection; 5],
             intervals: Vec::new(),
+            remarks: Vec::new(),
             ended: Ended::Done,
             reason: None,
         }

@@ -40,6 +40,8 @@ pub(super) struct Share {
     /// When it was done.
     pub(super) until: Instant,
     pub(super) failure: Option<String>,
+    /// What is missing, though nothing failed.
+    pub(super) remark: Option<String>,
 }
 
 impl Share {
@@ -53,6 +55,7 @@ impl Share {
             end: None,
             until: Instant::now(),
             failure: None,
+            remark: None,
         })
     }
 
@@ -86,8 +89,8 @@ pub(super) fn work(mut share: Share, connected: Option<Connected>, shared: &Shar
             if let Err(error) = share.ended(shared, &client, took) {
                 share.failure.get_or_insert_with(|| error.to_string());
             }
-            if !outstanding && let Some(end) = &mut share.end {
-                end.server = client.told().ok();
+            if !outstanding {
+                farewell(&mut share, client, shared);
             }
         }
         None => {
@@ -97,6 +100,34 @@ pub(super) fn work(mut share: Share, connected: Option<Connected>, shared: &Shar
         }
     }
     share
+}
+
+/// Asks the server how it sees the connection.
+fn farewell(share: &mut Share, client: Client, shared: &Shared<'_>) {
+    // Who is told to stop only now waits no longer; who had been told before still asks.
+    let stopped = shared.stop.load(Ordering::Relaxed);
+    let heard = client.told(&|| stopped || !shared.stop.load(Ordering::Relaxed));
+    let on = share.number + 1;
+    match heard {
+        Ok(info) => {
+            if let Some(end) = &mut share.end {
+                end.server = Some(info);
+            }
+        }
+        Err(foreign @ Broken::Foreign) => {
+            let why = format!("connection {on}, at its end: {foreign}");
+            share.failure.get_or_insert(why);
+        }
+        Err(broken) => {
+            let why = match broken {
+                Broken::Stopped => "not in time".to_owned(),
+                other => other.to_string(),
+            };
+            share.remark = Some(format!(
+                "connection {on}: the server did not say how its TCP sees it: {why}"
+            ));
+        }
+    }
 }
 
 /// A transaction on a connection of its own, from connect(2) until the connection has ended.
