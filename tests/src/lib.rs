@@ -5,6 +5,8 @@ pub mod agent;
 pub mod capture;
 pub mod foreign;
 pub mod http;
+pub mod kernel;
+pub mod prober;
 pub mod pty;
 pub mod rate;
 pub mod relay;

@@ -12,6 +12,7 @@ mod coexistence;
 mod config;
 mod doctor;
 mod established;
+mod faults;
 mod lab_blackout;
 mod lab_estimator;
 mod lab_rtt;
@@ -53,6 +54,7 @@ fn main() -> ExitCode {
         // The longest first.
         ("syn_retries", syn_retries::TESTS),
         ("established", established::TESTS),
+        ("faults", faults::TESTS),
         ("open_sockets", open_sockets::TESTS),
         ("syn", syn::TESTS),
         ("syn_ack", syn_ack::TESTS),
