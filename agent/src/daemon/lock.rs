@@ -98,11 +98,29 @@ impl InstanceLock {
     ///
     /// As [`InstanceLock::of_state`].
     pub fn and_pins(mut self, pin_dir: &Path) -> Result<Self, LockError> {
+        self.follow(pin_dir)?;
+        Ok(self)
+    }
+
+    /// Sees to it that the lock is on what `pin_dir` is now: the directory may have been removed and made
+    /// again, and its file system unmounted, which an open directory would keep alive with all its pins.
+    ///
+    /// # Errors
+    ///
+    /// If another daemon has the new one.
+    pub fn follow(&mut self, pin_dir: &Path) -> Result<(), LockError> {
+        let identity = |meta: fs::Metadata| (meta.dev(), meta.ino());
+        let now = fs::metadata(pin_dir).ok().map(identity);
+        let held = self.pins.as_ref().and_then(|dir| dir.metadata().ok());
+        if now == held.map(identity) {
+            return Ok(());
+        }
+        self.pins = None;
         // It may not exist: bpffs may not even be mounted.
         if let Ok(dir) = File::open(pin_dir) {
             self.pins = Some(lock(dir, pin_dir, None)?);
         }
-        Ok(self)
+        Ok(())
     }
 }
 
@@ -193,6 +211,21 @@ mod tests {
             .unwrap_err()
             .to_string();
         assert!(message.contains("pins"), "{message}");
+    }
+
+    #[test]
+    fn pins_made_again_are_locked_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let pins = dir.path().join("pins");
+        let mut first = InstanceLock::take(&dir.path().join("a"), &pins).unwrap();
+        for _ in 0..2 {
+            fs::create_dir(&pins).unwrap();
+            first.follow(&pins).unwrap();
+            assert!(InstanceLock::take(&dir.path().join("b"), &pins).is_err());
+            fs::remove_dir(&pins).unwrap();
+            first.follow(&pins).unwrap();
+            assert!(first.pins.is_none());
+        }
     }
 
     #[test]

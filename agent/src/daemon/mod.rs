@@ -41,7 +41,7 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
     let lock = InstanceLock::of_state(&agent.state_dir)?;
     // Where it cannot be made, starting the engine tells why.
     let _told_later = make_pin_dir(&agent.pin_dir);
-    let _lock = lock.and_pins(&agent.pin_dir)?;
+    let mut lock = lock.and_pins(&agent.pin_dir)?;
     let group = peer::group_id(&agent.group)?;
     for warning in &config.warnings {
         warn!("{warning}");
@@ -52,6 +52,7 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
     let _entered = runtime.enter();
     let (listener, _socket) = Standing::bind(&agent.socket, group)?;
     let metrics = bind_metrics(&agent.metrics, group)?;
+    let pin_dir = agent.pin_dir.clone();
     let start = Start {
         config_path: config_path.to_owned(),
         kernel: kernel::version::running()?.to_string(),
@@ -80,7 +81,13 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
             let serving = http::serve(listener, handle.clone());
             (tokio::spawn(serving), socket)
         });
-        signals.forward(&handle, &thread).await;
+        signals
+            .forward(&handle, &thread, || {
+                if let Err(e) = lock.follow(&pin_dir) {
+                    warn!("{e}");
+                }
+            })
+            .await;
         watcher.abort();
         if let Some((serving, _socket)) = &metrics {
             serving.abort();
@@ -151,11 +158,12 @@ impl Signals {
         })
     }
 
-    /// Passes signals on; returns once the engine is told to stop or has ended by itself.
+    /// Passes signals on, and does something every now and then; returns once the engine is told to stop or has ended by itself.
     async fn forward(
         &mut self,
         engine: &Handle,
         thread: &std::thread::JoinHandle<anyhow::Result<()>>,
+        mut meanwhile: impl FnMut(),
     ) {
         let mut alive = tokio::time::interval(std::time::Duration::from_millis(500));
         loop {
@@ -170,6 +178,7 @@ impl Signals {
                     if thread.is_finished() {
                         return;
                     }
+                    meanwhile();
                     continue;
                 }
             };

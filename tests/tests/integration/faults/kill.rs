@@ -75,7 +75,7 @@ pub(super) fn rounds() -> anyhow::Result<()> {
             .into(),
     };
     let rounds = if is_long() { ROUNDS_LONG } else { ROUNDS };
-    println!("RTO_TESTS_SEED={seed}, {rounds} rounds");
+    eprintln!("RTO_TESTS_SEED={seed}, {rounds} rounds");
     let tallies = thread::scope(|scope| {
         let worlds: Vec<_> = (0..WORLDS)
             .map(|number| {
@@ -98,7 +98,7 @@ pub(super) fn rounds() -> anyhow::Result<()> {
     let cut_short = sum(|t| t.cut_short.values().sum());
     let done = sum(|t| t.done.values().sum());
     for tally in &tallies {
-        println!("{tally:?}");
+        eprintln!("{tally:?}");
     }
     ensure!(sum(|t| t.rounds) == rounds);
     // Or the moments were not spread over the operations.
@@ -143,7 +143,7 @@ impl Run {
     fn rounds(mut self, count: u32) -> anyhow::Result<Tally> {
         self.configure(&self.desired.file.clone())?;
         self.world.start()?;
-        self.check(&[self.desired.clone()])?;
+        self.check(std::slice::from_ref(&self.desired))?;
         self.prober.begin()?;
         self.measure()?;
         for round in 0..count {
@@ -256,7 +256,7 @@ impl Run {
         self.world.start()?;
         if done {
             self.desired = after;
-            self.check(&[self.desired.clone()])?;
+            self.check(std::slice::from_ref(&self.desired))?;
         } else {
             let candidates = [self.desired.clone(), after];
             let which = self.check(&candidates)?;
