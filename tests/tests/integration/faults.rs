@@ -34,7 +34,7 @@ pub(super) const TESTS: &[Test] = &[
 ];
 
 /// Whether there is time for more rounds: `cargo xtask test --long`.
-fn is_long() -> bool {
+pub(super) fn is_long() -> bool {
     std::env::var_os("RTO_TESTS_LONG").is_some()
 }
 
