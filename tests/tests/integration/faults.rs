@@ -15,6 +15,7 @@ mod kill;
 
 pub(super) const TESTS: &[Test] = &[
     ("killed_at_random_moments", kill::rounds),
+    ("settings_last_seen_outlive_a_kill", kill::last_settings),
     ("silent_clients_hold_up_nobody", clients::silent),
     ("a_thousand_clients_at_once", clients::thousand),
     ("a_request_of_100_mb", clients::greedy),

@@ -106,11 +106,7 @@ fn limited(test: fn() -> anyhow::Result<()>) -> Result<(), Failed> {
         let _late = sender.send(());
         result
     });
-    let limit = if faults::is_long() {
-        LIMIT_LONG
-    } else {
-        LIMIT
-    };
+    let limit = if faults::is_long() { LIMIT_LONG } else { LIMIT };
     match receiver.recv_timeout(limit) {
         Err(mpsc::RecvTimeoutError::Timeout) => Err(format!("not done after {limit:?}").into()),
         // Also when it panicked: then joining says with what.

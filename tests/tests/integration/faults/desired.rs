@@ -151,8 +151,9 @@ impl Desired {
                 format!("10.{}.{i}.0/24", if i % 3 == 0 { 30 } else { 10 })
             })
             .collect();
-        let named = self.file.policies.iter().choose(rng);
-        let (said, mut body) = match named.filter(|_| rng.random_bool(0.5)) {
+        // The last one comes and goes with the files.
+        let named = self.file.policies.iter().next_back();
+        let (said, mut body) = match named.filter(|_| rng.random_bool(0.6)) {
             Some((name, ms)) => {
                 next.seen.insert(name, *ms);
                 (Said::Policy(name), json!({ "policy": name }))

@@ -110,6 +110,37 @@ pub(super) fn rounds() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// A policy that leaves the files stays for the entries by hand, with the settings it had last: also when
+/// the daemon that saw them was killed.
+pub(super) fn last_settings() -> anyhow::Result<()> {
+    let policy = |ms: u32| format!("[policy.p]\ninitial_rto = \"{ms}ms\"\n");
+    let mut world = World::new()?;
+    world.configure(&policy(140))?;
+    world.start()?;
+    world.cli(&["add", "10.1.0.0/24", "--policy", "p"])?;
+    let assert_settings = |world: &World, expected: &str| -> anyhow::Result<()> {
+        let list = world.json(&["list"])?;
+        let found = &list["entries"][0]["settings"]["initial_rto"];
+        ensure!(found == expected, "{found}, not {expected}: {list:#}");
+        Ok(())
+    };
+    // Seen by a reload.
+    world.configure(&policy(160))?;
+    world.cli(&["reload"])?;
+    world.end(Signal::SIGKILL)?;
+    world.configure("")?;
+    world.start()?;
+    assert_settings(&world, "160ms")?;
+    // Seen by a start.
+    world.end(Signal::SIGKILL)?;
+    world.configure(&policy(180))?;
+    world.start()?;
+    world.end(Signal::SIGKILL)?;
+    world.configure("")?;
+    world.start()?;
+    assert_settings(&world, "180ms")
+}
+
 struct Run {
     world: World,
     prober: Prober,
