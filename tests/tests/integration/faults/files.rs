@@ -246,7 +246,8 @@ pub(super) fn disk_full() -> anyhow::Result<()> {
         // Room again: as if nothing had been.
         fs::remove_file(&stuffing)?;
         world.cli(&add)?;
-        ensure!(world.json(&["status"])?["entries"] == 503);
+        // (status may be a look old while the engine is busy.)
+        world.wait_status("all of them", |status| status["entries"] == 503)?;
         let mut undo = vec!["remove"];
         undo.extend(cidrs.iter().map(String::as_str));
         if save {
