@@ -6,12 +6,14 @@
 use std::{
     fs::File,
     io,
-    os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
+    os::fd::{AsRawFd as _, OwnedFd},
     path::Path,
     time::Duration,
 };
 
 use nix::libc;
+
+use crate::kernel::call_for_fd;
 
 const BPF_PROG_LOAD: libc::c_int = 5;
 const BPF_LINK_CREATE: libc::c_int = 28;
@@ -116,7 +118,7 @@ impl Foreign {
             attach_type: BPF_CGROUP_SOCK_OPS,
             flags: 0,
         };
-        let link = bpf(BPF_LINK_CREATE, &mut attr)?;
+        let link = call_for_fd(BPF_LINK_CREATE, &mut attr)?;
         Ok(Self {
             _program: program,
             _link: link,
@@ -142,7 +144,7 @@ pub fn count_runs() -> io::Result<OwnedFd> {
     const BPF_ENABLE_STATS: libc::c_int = 32;
     const BPF_STATS_RUN_TIME: u32 = 0;
     let mut attr = BPF_STATS_RUN_TIME;
-    bpf(BPF_ENABLE_STATS, &mut attr)
+    call_for_fd(BPF_ENABLE_STATS, &mut attr)
 }
 
 /// The runs of a program so far.
@@ -171,22 +173,5 @@ fn load(instructions: &[Instruction]) -> io::Result<OwnedFd> {
         expected_attach_type: BPF_CGROUP_SOCK_OPS,
         ..LoadAttr::default()
     };
-    bpf(BPF_PROG_LOAD, &mut attr)
-}
-
-fn bpf<A>(command: libc::c_int, attr: &mut A) -> io::Result<OwnedFd> {
-    // SAFETY: `attr` is a live repr(C) struct of the size given; what it points to outlives the call.
-    let fd = unsafe {
-        libc::syscall(
-            libc::SYS_bpf,
-            command,
-            std::ptr::from_mut(attr),
-            size_of::<A>(),
-        )
-    };
-    match i32::try_from(fd) {
-        // SAFETY: the kernel has just made this descriptor for us.
-        Ok(fd) if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
-        _ => Err(io::Error::last_os_error()),
-    }
+    call_for_fd(BPF_PROG_LOAD, &mut attr)
 }

@@ -6,6 +6,8 @@ pub mod capture;
 pub mod foreign;
 pub mod http;
 pub mod lab;
+pub mod kernel;
+pub mod prober;
 pub mod pty;
 pub mod rate;
 pub mod relay;

@@ -19,6 +19,7 @@ use crate::policy::{
     units::{format_duration, parse_duration},
 };
 
+pub mod draft;
 mod parse;
 pub mod save;
 mod source;

@@ -5,13 +5,13 @@
 
 use std::{
     fs, io,
-    io::Write as _,
     os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
 };
 
 use toml_edit::{Array, DocumentMut, Item, Table, TableLike, value};
 
+use super::draft::Draft;
 use crate::{
     api::types::SettingsSpec,
     policy::{Cidr, PolicyName, Settings},
@@ -237,19 +237,13 @@ fn write_settings(table: &mut dyn TableLike, settings: &Settings) {
     }
 }
 
-/// Writes a file as a whole or not at all.
 fn replace(path: &Path, text: &str) -> io::Result<()> {
     let dir = path.parent().unwrap_or(Path::new("."));
     fs::create_dir_all(dir)?;
-    let mut temporary = tempfile::Builder::new()
-        .prefix(".50-cli")
-        .tempfile_in(dir)?;
-    temporary.write_all(text.as_bytes())?;
-    temporary
-        .as_file()
-        .set_permissions(fs::Permissions::from_mode(0o644))?;
-    temporary.as_file().sync_all()?;
-    temporary.persist(path)?;
+    let draft = Draft::write(path, 0o644, text.as_bytes())?;
+    // Whatever the umask.
+    fs::set_permissions(draft.path(), fs::Permissions::from_mode(0o644))?;
+    draft.commit()?;
     fs::File::open(dir)?.sync_all()
 }
 

@@ -137,6 +137,17 @@ impl Agent {
     ///
     /// As [`Self::start`].
     pub fn start_under(&mut self, wrapper: &[String]) -> anyhow::Result<()> {
+        self.spawn_under(wrapper)?;
+        self.notified("READY=1").map(drop)
+    }
+
+    /// As [`Self::start_under`], without waiting.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be started.
+    pub fn spawn_under(&mut self, wrapper: &[String]) -> anyhow::Result<()> {
+        self.notify.drain()?;
         let log = fs::File::options()
             .create(true)
             .append(true)
@@ -159,7 +170,26 @@ impl Agent {
             .stderr(log)
             .spawn()?;
         self.daemon = Some(child);
-        self.notified("READY=1").map(drop)
+        Ok(())
+    }
+
+    /// Waits for the end of a daemon that ends by itself; its exit status.
+    ///
+    /// # Errors
+    ///
+    /// If none runs, or it does not end soon.
+    pub fn ended(&mut self) -> anyhow::Result<std::process::ExitStatus> {
+        let end = Instant::now() + SOON;
+        let child = self.daemon.as_mut().context("no daemon runs")?;
+        let status = loop {
+            if let Some(status) = child.try_wait()? {
+                break status;
+            }
+            ensure!(Instant::now() < end, "it did not end; {}", self.log());
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        self.daemon = None;
+        Ok(status)
     }
 
     /// Waits for a message of the daemon to the service manager.
