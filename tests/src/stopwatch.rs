@@ -86,7 +86,7 @@ impl Stopwatch {
                 let mut words = vec![0; WORDS * possible];
                 let key = u32::try_from(slot)?.to_ne_bytes();
                 lookup(&self.times, &key, &mut words)?;
-                let cpus = || words.chunks_exact(WORDS);
+                let cpus = || words.as_chunks::<WORDS>().0.iter();
                 Ok(Runs {
                     count: cpus().map(|cpu| cpu[2]).sum(),
                     time: Duration::from_nanos(cpus().map(|cpu| cpu[1]).sum()),

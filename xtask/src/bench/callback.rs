@@ -5,7 +5,6 @@
 //! programs before and behind ([`Stopwatch`]), less what the empty program takes at the same operation.
 
 use std::{
-    collections::BTreeSet,
     io,
     net::{Ipv4Addr, SocketAddr},
     path::{Path, PathBuf},
@@ -281,10 +280,8 @@ fn by_operation(
     );
     // Of operations that only some are called for the empty program knows no time: its mean, then.
     let mean = |callbacks: &[Callbacks]| {
-        let (count, nanos) = callbacks
-            .iter()
-            .fold((0.0, 0.0), |(n, t), c| (n + c.count, t + c.nanos));
-        nanos / count
+        let sum = |of: fn(&Callbacks) -> f64| callbacks.iter().map(of).sum::<f64>();
+        sum(|c| c.nanos) / sum(|c| c.count)
     };
     let net = |program: usize, slot: usize| {
         let values = rounds
@@ -299,30 +296,21 @@ fn by_operation(
             };
             round[program][slot].mean() - empty
         }));
-        let median = sample.median();
-        if median.is_nan() {
-            "".to_owned()
-        } else {
-            format!("{median:.0}")
+        match sample.median() {
+            none if none.is_nan() => String::new(),
+            median => format!("{median:.0}"),
         }
     };
-    let columns = 1..N;
-    let seen: BTreeSet<usize> = (0..SLOTS)
-        .filter(|slot| (0..N).any(|program| !net(program, *slot).is_empty()))
-        .collect();
-    let mut head = vec!["ns".to_owned()];
-    head.extend(columns.clone().map(|program| NAMES[program].to_owned()));
-    let head: Vec<&str> = head.iter().map(String::as_str).collect();
-    let rows = seen.into_iter().map(|slot| {
-        let mut row = vec![operation(slot)];
-        row.extend(columns.clone().map(|program| net(program, slot)));
-        row
-    });
-    let rows = rows.map(|row| {
-        row.try_into()
-            .unwrap_or_else(|_| [const { String::new() }; N])
-    });
-    let head: [&str; N] = head.try_into().unwrap_or([""; N]);
+    let rows = (0..SLOTS)
+        .map(|slot| {
+            // In the empty program's place the operation.
+            let mut row: [String; N] = std::array::from_fn(|program| net(program, slot));
+            row[EMPTY] = operation(slot);
+            row
+        })
+        .filter(|row| row[1..].iter().any(|cell| !cell.is_empty()));
+    let mut head = NAMES;
+    head[EMPTY] = "ns";
     let base = Sample::of(rounds.iter().map(|round| mean(&round[EMPTY]))).median();
     Ok(format!(
         "{}\nThe empty program's own, subtracted: {base:.0} ns.\n",

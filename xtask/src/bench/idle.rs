@@ -108,14 +108,14 @@ pub(super) fn run(amount: Amount, programs: &Path) -> anyhow::Result<Found> {
 }
 
 /// What a process has used so far.
-struct Cpu {
-    run: Duration,
+pub(super) struct Cpu {
+    pub(super) run: Duration,
     ticks: u64,
     slices: u64,
 }
 
 /// All threads of a daemon: the scheduler's account in nanoseconds (schedstat), and the one in ticks (stat).
-fn cpu(world: &World) -> anyhow::Result<Cpu> {
+pub(super) fn cpu(world: &World) -> anyhow::Result<Cpu> {
     let proc = format!("/proc/{}", world.pid()?);
     let mut cpu = Cpu {
         run: Duration::ZERO,

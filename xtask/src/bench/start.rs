@@ -11,6 +11,7 @@ use rto_tests::agent::World;
 
 use super::{
     Sample, go_on,
+    idle::cpu,
     page::{Amount, Found, Goal, table},
 };
 
@@ -29,10 +30,12 @@ pub(super) fn run(amount: Amount, programs: &Path) -> anyhow::Result<Found> {
     kept.start()?;
     kept.end(Signal::SIGTERM)?;
     let (mut begun, mut ended, mut adopted, mut version) = (vec![], vec![], vec![], vec![]);
+    let mut busy = vec![];
     for _ in 0..amount.starts {
         go_on()?;
         version.push(took(|| no_op(&binary))?);
         begun.push(took(|| fresh.start())?);
+        busy.push(millis(cpu(&fresh)?.run));
         ended.push(took(|| fresh.end(Signal::SIGTERM).map(drop))?);
         adopted.push(took(|| kept.start())?);
         kept.end(Signal::SIGTERM)?;
@@ -40,6 +43,7 @@ pub(super) fn run(amount: Amount, programs: &Path) -> anyhow::Result<Found> {
     let samples = [
         ("a process that only says its version", version),
         ("start to ready, nothing there", begun),
+        ("of that on a CPU (the verifier's time with it)", busy),
         ("start to ready, an earlier run's program adopted", adopted),
         ("SIGTERM to the end, everything detached", ended),
     ];
