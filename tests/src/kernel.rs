@@ -4,13 +4,15 @@ use std::{
     fs::File,
     io,
     os::{
-        fd::{AsRawFd, FromRawFd as _, OwnedFd},
+        fd::{AsRawFd, OwnedFd},
         unix::{ffi::OsStrExt as _, fs::MetadataExt as _},
     },
     path::Path,
 };
 
 use nix::libc;
+
+use crate::bpf::{call, made};
 
 /// BPF_CGROUP_SOCK_OPS, an attach type.
 pub const SOCK_OPS: u32 = 3;
@@ -194,7 +196,7 @@ impl Map {
             path: text.as_ptr() as u64,
             ..PathAttr::default()
         };
-        let fd = call_for_fd(OBJ_GET, &mut attr)?;
+        let fd = made(call(OBJ_GET, &mut attr)?);
         let mut info = MapInfo::default();
         inform(&fd, &mut info)?;
         Ok(Self {
@@ -257,7 +259,7 @@ fn every(next: libc::c_int, by_id: libc::c_int) -> impl Iterator<Item = io::Resu
                 id: last,
                 ..IdAttr::default()
             };
-            match call_for_fd(by_id, &mut attr) {
+            match call(by_id, &mut attr).map(made) {
                 // EAGAIN: another test is just making it.
                 Err(e) if matches!(e.raw_os_error(), Some(libc::ENOENT | libc::EAGAIN)) => {}
                 result => return Some(result),
@@ -277,28 +279,4 @@ fn inform<I>(object: &OwnedFd, info: &mut I) -> io::Result<()> {
 
 fn number(fd: &impl AsRawFd) -> u32 {
     fd.as_raw_fd().unsigned_abs()
-}
-
-/// bpf(2) for a command that makes a descriptor.
-pub(crate) fn call_for_fd<A>(command: libc::c_int, attr: &mut A) -> io::Result<OwnedFd> {
-    let fd = call(command, attr)?;
-    // SAFETY: the kernel has just made this descriptor for us.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
-}
-
-/// bpf(2).
-fn call<A>(command: libc::c_int, attr: &mut A) -> io::Result<libc::c_int> {
-    // SAFETY: `attr` is a live repr(C) struct of the size given; what it points to outlives the call.
-    let result = unsafe {
-        libc::syscall(
-            libc::SYS_bpf,
-            command,
-            std::ptr::from_mut(attr),
-            size_of::<A>(),
-        )
-    };
-    match i32::try_from(result) {
-        Ok(result) if result >= 0 => Ok(result),
-        _ => Err(io::Error::last_os_error()),
-    }
 }

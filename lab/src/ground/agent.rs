@@ -45,7 +45,16 @@ impl Agent {
     ///
     /// If something cannot be made.
     pub fn new(binary: PathBuf) -> anyhow::Result<Self> {
-        let dir = TempDir::new()?;
+        Self::new_in(binary, &std::env::temp_dir())
+    }
+
+    /// As [`Agent::new`], with its files and state in a directory below this one.
+    ///
+    /// # Errors
+    ///
+    /// As [`Agent::new`].
+    pub fn new_in(binary: PathBuf, parent: &Path) -> anyhow::Result<Self> {
+        let dir = TempDir::new_in(parent)?;
         fs::create_dir_all(dir.path().join("etc/policies.d"))?;
         let notify = NotifySocket::new(dir.path())?;
         Ok(Self {
