@@ -36,6 +36,7 @@ use super::{
     types::{AddRequest, ApplyRequest, Caller, DetachRequest, ErrorAnswer, RemoveRequest},
 };
 use crate::{
+    daemon::trusted,
     engine::{EngineError, Handle, Message},
     kernel::interference::Verdict,
     policy::{Cidr, PolicyName},
@@ -56,10 +57,12 @@ pub struct Socket {
 ///
 /// # Errors
 ///
-/// If its directory does not exist or something that is no socket stands at the path.
+/// If its directory does not exist or others may change what is in it, or something that is no socket stands at the path.
 pub fn bind(path: &Path, group: Gid) -> anyhow::Result<(UnixListener, Socket)> {
     use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 
+    let dir = path.parent().unwrap_or(Path::new("/"));
+    trusted::shared(dir).with_context(|| format!("socket {}", path.display()))?;
     match fs::symlink_metadata(path) {
         Ok(meta) if meta.file_type().is_socket() => fs::remove_file(path)?,
         Ok(_) => anyhow::bail!(
@@ -112,6 +115,12 @@ pub async fn serve(
     axum::serve(listener, app)
         .with_graceful_shutdown(stop)
         .await
+}
+
+/// The routes as one peer is served that needs no socket: `None` for one whose credentials cannot be read.
+#[must_use]
+pub fn routes_for(peer: Option<Peer>, engine: Handle, allowed: Allowed) -> Router {
+    router(engine, allowed).layer(Extension(ConnectInfo(PeerInfo(peer))))
 }
 
 fn router(engine: Handle, allowed: Allowed) -> Router {
