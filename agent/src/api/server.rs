@@ -12,7 +12,7 @@ use std::{
 use anyhow::Context as _;
 use axum::{
     Extension, Json, Router,
-    body::{Body, Bytes},
+    body::{Body, Bytes, HttpBody as _},
     extract::{
         ConnectInfo, DefaultBodyLimit, Query, Request, State,
         connect_info::Connected,
@@ -136,6 +136,7 @@ fn router(engine: Handle, allowed: Allowed) -> Router {
         .route("/v1/apply", get(walk).post(apply))
         .route("/v1/probe", post(probed))
         .fallback(|| async { answer(StatusCode::NOT_FOUND, "no such route; see docs/api.md") })
+        .layer(middleware::from_fn(check_length))
         .layer(middleware::from_fn_with_state(allowed, check_peer))
         .layer(DefaultBodyLimit::max(MAX_BODY))
         .with_state(engine)
@@ -174,6 +175,15 @@ async fn check_peer(
         }
         None => answer(StatusCode::FORBIDDEN, "your credentials cannot be read"),
     }
+}
+
+/// A body that is said to be too long is not waited for.
+async fn check_length(request: Request, next: Next) -> Response {
+    if request.body().size_hint().lower() > MAX_BODY as u64 {
+        let text = format!("a request has {MAX_BODY} bytes at the most");
+        return answer(StatusCode::PAYLOAD_TOO_LARGE, &text);
+    }
+    next.run(request).await
 }
 
 async fn status(State(engine): State<Handle>) -> Response {

@@ -15,10 +15,12 @@ mod established;
 mod lab_blackout;
 mod lab_estimator;
 mod lifecycle;
+mod lookup;
 mod metrics;
 mod open_sockets;
 mod relay;
 mod rto_restart;
+mod security;
 mod statistics;
 mod syn;
 mod syn_ack;
@@ -58,6 +60,8 @@ fn main() -> ExitCode {
         ("changes", changes::TESTS),
         ("lifecycle", lifecycle::TESTS),
         ("coexistence", coexistence::TESTS),
+        ("lookup", lookup::TESTS),
+        ("security", security::TESTS),
         ("config", config::TESTS),
         ("doctor", doctor::TESTS),
         ("advise", advise::TESTS),
