@@ -5,6 +5,7 @@
 //! the fuzzer once found stays a seed.
 #![expect(
     clippy::missing_panics_doc,
+    clippy::expect_used,
     reason = "to panic is what they are for: see above"
 )]
 

@@ -1,4 +1,9 @@
 //! Every seed, through what the fuzzer calls.
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "a helper of tests, outside of #[test] functions"
+)]
 
 use std::{fs, path::Path};
 

@@ -118,7 +118,6 @@ pub async fn serve(
 }
 
 /// The routes as one peer is served that needs no socket: `None` for one whose credentials cannot be read.
-#[must_use]
 pub fn routes_for(peer: Option<Peer>, engine: Handle, allowed: Allowed) -> Router {
     router(engine, allowed).layer(Extension(ConnectInfo(PeerInfo(peer))))
 }

@@ -237,6 +237,7 @@ mod tests {
 
     /// `_usecs_to_jiffies()` (kernel/time/time.c, include/linux/jiffies.h), with its factors by
     /// kernel/time/timeconst.bc; Linux 6.12.
+    #[expect(clippy::manual_div_ceil, reason = "as the kernel has it")]
     fn kernel_usecs_to_jiffies(micros: u64, hz: u64) -> u64 {
         const USEC_PER_SEC: u64 = 1_000_000;
         if USEC_PER_SEC.is_multiple_of(hz) {
@@ -252,8 +253,8 @@ mod tests {
             a
         };
         let d = u128::from(USEC_PER_SEC / gcd(hz, USEC_PER_SEC));
-        let adjust = (d - 1 << shift) / d;
-        u64::try_from(factor(shift) * u128::from(micros) + adjust >> shift).unwrap()
+        let adjust = ((d - 1) << shift) / d;
+        u64::try_from((factor(shift) * u128::from(micros) + adjust) >> shift).unwrap()
     }
 
     proptest! {

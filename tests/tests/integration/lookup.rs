@@ -225,7 +225,6 @@ fn compare(world: &World, entries: &Entries, rng: &mut ChaCha8Rng) -> anyhow::Re
 fn as_a_scan() -> anyhow::Result<()> {
     // Another one each time; a failure names it.
     let seed = RandomState::new().build_hasher().finish();
-    println!("seed {seed}");
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     let mut entries = entries(&mut rng);
     let world = World::with(&text(&entries)?)?;
@@ -237,7 +236,6 @@ fn as_a_scan() -> anyhow::Result<()> {
             world.cli(&["reload"])?;
         }
         let counts = compare(&world, &entries, &mut rng).with_context(|| format!("seed {seed}"))?;
-        println!("{} entries: {counts:?}", entries.len());
         let Counts {
             hits,
             nested,
