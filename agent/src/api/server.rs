@@ -75,6 +75,11 @@ pub async fn serve(
         .await
 }
 
+/// The routes as one peer is served that needs no socket: `None` for one whose credentials cannot be read.
+pub fn routes_for(peer: Option<Peer>, engine: Handle, allowed: Allowed) -> Router {
+    router(engine, allowed).layer(Extension(ConnectInfo(PeerInfo(peer))))
+}
+
 fn router(engine: Handle, allowed: Allowed) -> Router {
     Router::new()
         .route("/v1/status", get(status))

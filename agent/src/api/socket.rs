@@ -29,6 +29,8 @@ use tokio::{
 };
 use tracing::warn;
 
+use crate::daemon::trusted;
+
 /// How often it is looked whether the path still leads to the socket.
 const LOOK: Duration = Duration::from_secs(2);
 /// Pause after an accept() that failed, as for want of descriptors.
@@ -59,8 +61,10 @@ impl Standing {
     ///
     /// # Errors
     ///
-    /// If its directory does not exist or something that is no socket stands at the path.
+    /// If its directory does not exist or others may change what is in it, or something that is no socket
+    /// stands at the path.
     pub fn bind(path: &Path, group: Gid) -> anyhow::Result<(Self, Socket)> {
+        check_directory(path)?;
         match fs::symlink_metadata(path) {
             Ok(meta) if meta.file_type().is_socket() => fs::remove_file(path)?,
             Ok(_) => anyhow::bail!(
@@ -117,6 +121,7 @@ impl Standing {
                 .recursive(true)
                 .create(dir)?;
         }
+        check_directory(&self.path)?;
         let (listener, inode) = stand(&self.path, self.group)?;
         self.listener = listener;
         self.inode.store(inode, Ordering::Relaxed);
@@ -149,6 +154,12 @@ impl Listener for Standing {
 }
 
 /// A new socket at the path, and its inode.
+/// Others must not be able to put their own socket there.
+fn check_directory(path: &Path) -> anyhow::Result<()> {
+    let dir = path.parent().unwrap_or(Path::new("/"));
+    trusted::shared(dir).with_context(|| format!("socket {}", path.display()))
+}
+
 fn stand(path: &Path, group: Gid) -> anyhow::Result<(UnixListener, u64)> {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let socket = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;

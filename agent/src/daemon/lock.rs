@@ -13,6 +13,8 @@ use nix::{
     libc::O_NOFOLLOW,
 };
 
+use super::trusted;
+
 const FILE: &str = "lock";
 
 /// Why the lock was not had.
@@ -33,6 +35,14 @@ pub enum LockError {
     /// The state directory cannot be used.
     #[error("state_dir {path}: {reason}")]
     StateDir {
+        /// The directory.
+        path: PathBuf,
+        /// Why.
+        reason: io::Error,
+    },
+    /// The directory of the pins cannot be used.
+    #[error("pin_dir {path}: {reason}")]
+    PinDir {
         /// The directory.
         path: PathBuf,
         /// Why.
@@ -115,6 +125,10 @@ impl InstanceLock {
         if now == held.map(identity) {
             return Ok(());
         }
+        trusted::own(pin_dir).map_err(|reason| LockError::PinDir {
+            path: pin_dir.to_owned(),
+            reason,
+        })?;
         self.pins = None;
         // It may not exist: bpffs may not even be mounted.
         if let Ok(dir) = File::open(pin_dir) {
@@ -145,24 +159,13 @@ fn lock(file: File, path: &Path, holder: Option<u32>) -> Result<Flock<File>, Loc
 }
 
 fn make_state_dir(path: &Path) -> io::Result<()> {
+    // Nothing is made where others could have it go elsewhere.
+    trusted::own(path)?;
     fs::DirBuilder::new()
         .mode(0o755)
         .recursive(true)
         .create(path)?;
-    let meta = fs::symlink_metadata(path)?;
-    if !meta.is_dir() {
-        return Err(io::Error::other("it is not a directory"));
-    }
-    if meta.uid() != nix::unistd::geteuid().as_raw() {
-        return Err(io::Error::other(format!(
-            "it belongs to uid {}, not to this user",
-            meta.uid()
-        )));
-    }
-    if meta.mode() & 0o002 != 0 {
-        return Err(io::Error::other("everybody may write to it; chmod o-w"));
-    }
-    Ok(())
+    trusted::own(path)
 }
 
 fn read_pid(file: &mut File) -> Option<u32> {

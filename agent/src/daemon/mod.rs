@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
+use nix::sys::stat::{Mode, umask};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::{info, warn};
 
@@ -14,11 +15,12 @@ use crate::{
     config::{CgroupSetting, Config, MetricsSetting},
     datapath::{make_pin_dir, probe},
     engine::{Engine, Handle, Message, Start},
-    kernel::{self, facts::host_facts},
+    kernel::{self, facts::host_facts, privileges},
     telemetry::http,
 };
 
 pub mod lock;
+pub mod trusted;
 mod watch;
 
 use lock::InstanceLock;
@@ -33,6 +35,10 @@ pub const DEFAULT_CONFIG: &str = "/etc/rto-agent/config.toml";
 /// If it cannot start (each with the mend), or could not detach at its end.
 pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
     kernel::preflight::check()?;
+    // Files and directories it makes are for others to write in no case.
+    let others = Mode::from_bits_truncate(0o022);
+    umask(umask(others) | others);
+    privileges::keep_for_start().context("capabilities cannot be given up")?;
     let features = probe::features();
     let host = host_facts(&features)?;
     let config = Config::load(config_path, &host)?;
@@ -53,6 +59,8 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
     let (listener, _socket) = Standing::bind(&agent.socket, group)?;
     let metrics = bind_metrics(&agent.metrics, group)?;
     let pin_dir = agent.pin_dir.clone();
+    // Before there is a second thread.
+    privileges::keep_for_running().context("capabilities cannot be given up")?;
     let start = Start {
         config_path: config_path.to_owned(),
         kernel: kernel::version::running()?.to_string(),

@@ -120,6 +120,20 @@ pub struct Handle {
 }
 
 impl Handle {
+    /// The address of no engine: whoever has the receiver answers, and `status` is what was published.
+    #[must_use]
+    pub fn to_nobody(status: StatusAnswer) -> (Self, mpsc::Receiver<Message>) {
+        let (messages, receiver) = mpsc::channel();
+        let handle = Self {
+            messages,
+            status: watch::Sender::new(Arc::new(status)).subscribe(),
+            stats: watch::Sender::new(Arc::default()).subscribe(),
+            files: watch::Sender::new(Arc::default()).subscribe(),
+            walk: watch::Sender::new(Arc::default()).subscribe(),
+        };
+        (handle, receiver)
+    }
+
     /// Sends a message and waits for the answer.
     ///
     /// # Errors

@@ -19,10 +19,12 @@ mod lab_loss;
 mod lab_rtt;
 mod lab_tail;
 mod lifecycle;
+mod lookup;
 mod metrics;
 mod open_sockets;
 mod relay;
 mod rto_restart;
+mod security;
 mod statistics;
 mod syn;
 mod syn_ack;
@@ -65,6 +67,8 @@ fn main() -> ExitCode {
         ("changes", changes::TESTS),
         ("lifecycle", lifecycle::TESTS),
         ("coexistence", coexistence::TESTS),
+        ("lookup", lookup::TESTS),
+        ("security", security::TESTS),
         ("config", config::TESTS),
         ("doctor", doctor::TESTS),
         ("advise", advise::TESTS),
