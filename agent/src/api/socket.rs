@@ -153,13 +153,13 @@ impl Listener for Standing {
     }
 }
 
-/// A new socket at the path, and its inode.
 /// Others must not be able to put their own socket there.
 fn check_directory(path: &Path) -> anyhow::Result<()> {
     let dir = path.parent().unwrap_or(Path::new("/"));
     trusted::shared(dir).with_context(|| format!("socket {}", path.display()))
 }
 
+/// A new socket at the path, and its inode.
 fn stand(path: &Path, group: Gid) -> anyhow::Result<(UnixListener, u64)> {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let socket = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
