@@ -77,7 +77,8 @@ pub async fn serve(
 
 /// The routes as one peer is served that needs no socket: `None` for one whose credentials cannot be read.
 pub fn routes_for(peer: Option<Peer>, engine: Handle, allowed: Allowed) -> Router {
-    router(engine, allowed).layer(Extension(ConnectInfo(PeerInfo(peer))))
+    let lasting = Lasting(Arc::default());
+    router(engine, allowed).layer(Extension(ConnectInfo(PeerInfo { peer, lasting })))
 }
 
 fn router(engine: Handle, allowed: Allowed) -> Router {
