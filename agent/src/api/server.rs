@@ -16,7 +16,7 @@ use axum::{
     extract::{
         ConnectInfo, DefaultBodyLimit, Query, Request, State,
         connect_info::Connected,
-        rejection::{JsonRejection, QueryRejection},
+        rejection::{BytesRejection, JsonRejection, QueryRejection},
     },
     http::{StatusCode, header},
     middleware::{self, Next},
@@ -135,6 +135,12 @@ fn router(engine: Handle, allowed: Allowed) -> Router {
         .route("/v1/apply", get(walk).post(apply))
         .route("/v1/probe", post(probed))
         .fallback(|| async { answer(StatusCode::NOT_FOUND, "no such route; see docs/api.md") })
+        .method_not_allowed_fallback(|| async {
+            answer(
+                StatusCode::METHOD_NOT_ALLOWED,
+                "not with this method; see docs/api.md",
+            )
+        })
         .layer(middleware::from_fn(check_length))
         .layer(middleware::from_fn_with_state(allowed, check_peer))
         .layer(DefaultBodyLimit::max(MAX_BODY))
@@ -334,8 +340,12 @@ async fn reload(State(engine): State<Handle>, Extension(caller): Extension<Calle
 async fn detach(
     State(engine): State<Handle>,
     Extension(caller): Extension<Caller>,
-    body: Bytes,
+    body: Result<Bytes, BytesRejection>,
 ) -> Response {
+    let body = match body {
+        Ok(body) => body,
+        Err(e) => return answer(e.status(), &e.body_text()),
+    };
     // Clients of before there was anything to say send nothing, or null.
     let request = if body.is_empty() {
         Ok(None)
