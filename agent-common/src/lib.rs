@@ -16,7 +16,7 @@ use event::COMM_LEN;
 use histogram::Histogram;
 
 /// Version of every struct and map below; it is part of the pins' directory name.
-pub const LAYOUT_VERSION: u32 = 4;
+pub const LAYOUT_VERSION: u32 = 5;
 
 /// Slots of the `POLICIES` array.
 pub const MAX_POLICIES: u32 = 1024;
@@ -394,6 +394,19 @@ pub struct SocketState {
     /// [`Policy::rto_min_us`] this connection began with, where `restart_hz` is not 0. (What is set now
     /// is in `rto_min`.)
     pub restart_rto_min_us: u32,
+    /// Of the options that are being set: [`settled`] bits. Only one callback's; kept here since what a
+    /// map holds does not multiply the states the verifier goes through.
+    pub settled: u32,
+    /// 0; makes the padding explicit.
+    pub reserved: u32,
+}
+
+/// Bits of [`SocketState::settled`].
+pub mod settled {
+    /// The kernel took a value.
+    pub const CHANGED: u32 = 1;
+    /// It did not.
+    pub const REFUSED: u32 = 2;
 }
 
 /// One option of a socket, so that it can be given back.
@@ -597,7 +610,7 @@ const _: () = {
     assert!(size_of::<Policy>() == 64 + 9 * 4 + 64 + 128 + 4);
     assert!(size_of::<Counters>() == 256);
     assert!(size_of::<Statistics>() == 256 + 2 * (8 + 8 * histogram::BUCKETS));
-    assert!(size_of::<SocketState>() == 72 + 5 * 12 + 5 * 4 + 16 + 8);
+    assert!(size_of::<SocketState>() == 72 + 5 * 12 + 5 * 4 + 16 + 8 + 8);
     assert!(size_of::<WalkControl>() == 24);
     assert!(size_of::<WalkCounts>() == 16);
     assert!(size_of::<Probe>() == 8 * 19);

@@ -42,9 +42,9 @@ pub(crate) fn connect(ctx: &SockOpsContext) {
     socket::note_process(state);
     syn_retries::apply(ctx, state, policy, tally);
     let target = Target::of(ctx);
-    let _settled = target.apply(state, policy, KERNEL, tally);
+    target.apply(state, policy, KERNEL, tally);
     // One that an earlier policy of the socket set would make connect() give up sooner.
-    let _settled = target.user_timeout(state, 0, tally);
+    target.user_timeout(state, 0, tally);
 }
 
 /// Fills the storage for a connection that begins. TCP_SYNCNT is not touched: what was done to it
@@ -71,7 +71,7 @@ fn begin(ctx: &SockOpsContext, state: &mut SocketState, index: u32, policy: &Pol
 fn forget(ctx: &SockOpsContext) {
     if let Some(state) = socket::storage(ctx, socket::Missing::None) {
         syn_retries::restore(Target::of(ctx), state);
-        let _settled = Target::of(ctx).restore(state, KERNEL, Tally::NOBODY);
+        Target::of(ctx).restore(state, KERNEL, Tally::NOBODY);
         hook::disable(ctx, state);
         state.policy = NO_POLICY;
     }
@@ -116,7 +116,7 @@ pub(crate) fn finish(ctx: &SockOpsContext, state: &mut SocketState) {
     let tally = Tally::of_socket(state);
     // Not before: on a connecting socket it would make connect() give up sooner.
     let millis = state.user_timeout_ms;
-    let _settled = Target::of(ctx).user_timeout(state, millis, tally);
+    Target::of(ctx).user_timeout(state, millis, tally);
     hook::enable(ctx, state, tally);
     handshake::established(ctx, state, retransmissions, took_us.max(1));
     count_syn_retransmissions(ctx, state);

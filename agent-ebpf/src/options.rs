@@ -15,7 +15,7 @@ use aya_ebpf::{
 use rto_agent_common::{
     Policy, Remembered, SockOpt, SocketState,
     policy_flags::{THIN_LINEAR, THIN_LINEAR_SET},
-    restart,
+    restart, settled,
 };
 use rto_agent_ebpf::counter::Counter;
 
@@ -47,34 +47,6 @@ pub(crate) const KERNEL: Defaults = Defaults {
 /// `TCP_RTO_MIN` and `TCP_DELACK_MAX`: also the largest values the options take, though a
 /// namespace's default may be larger.
 const LARGEST_US: u32 = 200_000;
-
-/// What became of options.
-#[derive(Clone, Copy)]
-pub(crate) struct Settled(u32);
-
-impl Settled {
-    /// Nothing to do.
-    pub(crate) const SAME: Self = Self(0);
-    /// The kernel took a value.
-    const CHANGED: Self = Self(1);
-    /// It did not.
-    const REFUSED: Self = Self(2);
-
-    #[inline(always)]
-    pub(crate) fn and(self, other: Self) -> Self {
-        Self(self.0 | other.0)
-    }
-
-    #[inline(always)]
-    pub(crate) fn is_changed(self) -> bool {
-        self.0 & Self::CHANGED.0 != 0
-    }
-
-    #[inline(always)]
-    pub(crate) fn is_refused(self) -> bool {
-        self.0 & Self::REFUSED.0 != 0
-    }
-}
 
 /// Whose options: what bpf_setsockopt takes as its first argument.
 #[derive(Clone, Copy)]
@@ -137,46 +109,51 @@ impl Target {
         option: SockOpt,
         remembered: &mut Remembered,
         wanted: Option<u32>,
+        settled: &mut u32,
         default: u32,
         tally: Tally,
-    ) -> Settled {
+    ) {
         if wanted.is_none() && remembered.is_set == 0 {
-            return Settled::SAME;
+            return;
         }
         let in_force = self.get(option);
         let Some(wanted) = wanted else {
             let Some(before) = remembered.to_restore(in_force, default) else {
                 *remembered = Remembered::default();
-                return Settled::SAME;
+                return;
             };
             if !self.set(option, at_most(option, before), tally) {
-                return Settled::REFUSED;
+                note(settled, settled::REFUSED);
+                return;
             }
             *remembered = Remembered::default();
-            return Settled::CHANGED;
+            note(settled, settled::CHANGED);
+            return;
         };
         if in_force == Some(wanted) {
-            return Settled::SAME;
+            return;
         }
         let before = remembered.before(in_force);
         if !self.set(option, wanted, tally) {
-            return Settled::REFUSED;
+            note(settled, settled::REFUSED);
+            return;
         }
         *remembered = Remembered {
             is_set: 1,
             value: wanted,
             before,
         };
-        Settled::CHANGED
+        note(settled, settled::CHANGED);
     }
 
     /// rto_min alone, for a socket whose policy is not chosen yet.
     #[inline(always)]
     pub(crate) fn rto_min(self, state: &mut SocketState, micros: u32, tally: Tally) {
-        let _settled = self.settle(
+        self.settle(
             SockOpt::RtoMin,
             &mut state.rto_min,
             unless_zero(micros),
+            &mut state.settled,
             KERNEL.rto_min_us,
             tally,
         );
@@ -225,7 +202,7 @@ impl Target {
         policy: &Policy,
         defaults: Defaults,
         tally: Tally,
-    ) -> Settled {
+    ) {
         let thin = if policy.flags & THIN_LINEAR_SET != 0 {
             Some(u32::from(policy.flags & THIN_LINEAR != 0))
         } else {
@@ -244,21 +221,16 @@ impl Target {
             ],
             defaults,
             tally,
-        )
+        );
     }
 
     /// Gives back what was set, user_timeout included.
     #[inline(always)]
-    pub(crate) fn restore(
-        self,
-        state: &mut SocketState,
-        defaults: Defaults,
-        tally: Tally,
-    ) -> Settled {
+    pub(crate) fn restore(self, state: &mut SocketState, defaults: Defaults, tally: Tally) {
         state.linear_retries = 0;
         state.restart_hz = 0;
-        let settled = self.all(state, [None; 4], defaults, tally);
-        settled.and(self.user_timeout(state, 0, tally))
+        self.all(state, [None; 4], defaults, tally);
+        self.user_timeout(state, 0, tally);
     }
 
     #[inline(always)]
@@ -268,48 +240,55 @@ impl Target {
         wanted: [Option<u32>; 4],
         defaults: Defaults,
         tally: Tally,
-    ) -> Settled {
+    ) {
         self.linear_mode_on(state, tally);
         let [rto_min, delack_max, thin, rto_max] = wanted;
+        let settled = &mut state.settled;
         self.settle(
             SockOpt::RtoMin,
             &mut state.rto_min,
             rto_min,
+            settled,
             defaults.rto_min_us,
             tally,
-        )
-        .and(self.settle(
+        );
+        self.settle(
             SockOpt::DelackMax,
             &mut state.delack_max,
             delack_max,
+            settled,
             LARGEST_US,
             tally,
-        ))
-        .and(self.settle(SockOpt::ThinLinear, &mut state.thin_linear, thin, 0, tally))
-        .and(self.settle(
+        );
+        self.settle(
+            SockOpt::ThinLinear,
+            &mut state.thin_linear,
+            thin,
+            settled,
+            0,
+            tally,
+        );
+        self.settle(
             SockOpt::RtoMax,
             &mut state.rto_max,
             rto_max,
+            settled,
             defaults.rto_max_ms,
             tally,
-        ))
+        );
     }
 
     /// TCP_USER_TIMEOUT; 0 gives back what was set.
     #[inline(always)]
-    pub(crate) fn user_timeout(
-        self,
-        state: &mut SocketState,
-        millis: u32,
-        tally: Tally,
-    ) -> Settled {
+    pub(crate) fn user_timeout(self, state: &mut SocketState, millis: u32, tally: Tally) {
         self.settle(
             SockOpt::UserTimeout,
             &mut state.user_timeout,
             unless_zero(millis),
+            &mut state.settled,
             0,
             tally,
-        )
+        );
     }
 
     /// Ends what the RTO hook did to linear mode, if it did.
@@ -320,6 +299,13 @@ impl Target {
             let _taken = self.set(SockOpt::ThinLinear, 1, tally);
         }
     }
+}
+
+/// Adds to [`SocketState::settled`], in memory: see there.
+#[inline(always)]
+fn note(settled: &mut u32, outcome: u32) {
+    // SAFETY: a reference is valid.
+    unsafe { core::ptr::write_volatile(settled, core::ptr::read_volatile(settled) | outcome) };
 }
 
 /// 0 means that the policy does not set the option.

@@ -55,8 +55,8 @@ pub(crate) fn established(ctx: &SockOpsContext) {
     state.retransmissions_counted = retransmissions;
     handshake::begin(state, retransmissions);
     let target = Target::of(ctx);
-    let _settled = target.apply(state, policy, KERNEL, tally);
-    let _settled = target.user_timeout(state, policy.user_timeout_ms, tally);
+    target.apply(state, policy, KERNEL, tally);
+    target.user_timeout(state, policy.user_timeout_ms, tally);
     hook::enable(ctx, state, tally);
     handshake::established(ctx, state, retransmissions, 0);
     if retransmissions != 0 {

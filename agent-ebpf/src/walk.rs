@@ -5,7 +5,9 @@
 
 use core::ffi::c_void;
 
-use rto_agent_common::{NO_POLICY, SocketState, UNLISTED, WalkControl, direction, walk_mode};
+use rto_agent_common::{
+    NO_POLICY, SocketState, UNLISTED, WalkControl, direction, settled, walk_mode,
+};
 use rto_agent_ebpf::counter::Counter;
 
 use crate::{
@@ -86,17 +88,18 @@ fn apply(sk: *mut c_void, common: SockCommon, control: &WalkControl) {
     state.initial_rto_jiffies = policy.initial_rto_jiffies;
     state.initial_rto_us = policy.initial_rto_us;
     state.user_timeout_ms = policy.user_timeout_ms;
-    let settled = target
-        .apply(state, policy, defaults(control), tally)
-        .and(target.user_timeout(state, policy.user_timeout_ms, tally));
+    state.settled = 0;
+    target.apply(state, policy, defaults(control), tally);
+    target.user_timeout(state, policy.user_timeout_ms, tally);
+    let settled = outcome(state);
     let has_hook = hook::enable_on(target, state, tally);
     if is_new {
         tally.add(Counter::OPEN_SOCKETS, 1);
     }
-    if settled.is_changed() {
+    if settled & settled::CHANGED != 0 {
         tables::count_walked(index, Walked::Changed);
     }
-    if settled.is_refused() || !has_hook {
+    if settled & settled::REFUSED != 0 || !has_hook {
         tables::count_walked(index, Walked::Refused);
     }
 }
@@ -120,16 +123,25 @@ fn restore(sk: *mut c_void, control: &WalkControl) {
     };
     tables::count_walked(policy, Walked::Seen);
     let target = Target::socket(sk);
-    let settled = target.restore(state, defaults(control), Tally::NOBODY);
+    state.settled = 0;
+    target.restore(state, defaults(control), Tally::NOBODY);
+    let settled = outcome(state);
     syn_retries::restore(target, state);
     hook::disable_on(target, state);
     state.policy = NO_POLICY;
-    if settled.is_changed() {
+    if settled & settled::CHANGED != 0 {
         tables::count_walked(policy, Walked::Changed);
     }
-    if settled.is_refused() {
+    if settled & settled::REFUSED != 0 {
         tables::count_walked(policy, Walked::Refused);
     }
+}
+
+/// [`SocketState::settled`], read from memory: see there.
+#[inline(always)]
+fn outcome(state: &SocketState) -> u32 {
+    // SAFETY: a reference is valid.
+    unsafe { read(&raw const state.settled) }
 }
 
 /// Whether an option of the socket is a policy's.
