@@ -8,9 +8,9 @@ use tracing::{info, warn};
 
 use crate::{
     api::{peer, server},
-    config::{CgroupSetting, Config, MetricsSetting},
+    config::{CgroupSetting, Config, Files, MetricsSetting},
     datapath::probe,
-    engine::{Engine, Handle, Message, Start},
+    engine::{self, Engine, Handle, Message, Start},
     kernel::{self, facts::host_facts},
     telemetry::http,
 };
@@ -32,7 +32,9 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
     kernel::preflight::check()?;
     let features = probe::features();
     let host = host_facts(&features)?;
-    let config = Config::load(config_path, &host)?;
+    let files = Files::read(config_path);
+    let fingerprint = files.fingerprint();
+    let config = Config::of(files, &host)?;
     let agent = &config.agent;
     let cgroup = resolve_cgroup(cgroup, &agent.cgroup)?;
     let _lock = InstanceLock::take(&agent.state_dir, &agent.pin_dir)?;
@@ -52,14 +54,21 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
         cgroup,
         host,
         config,
+        fingerprint,
         features,
         tells_process: probe::tells_process(),
     };
-    let (engine, handle) = Engine::start(start)?;
     let mut signals = Signals::install()?;
+    let (channels, handle) = engine::channels(&start);
+    let (ended, end) = tokio::sync::oneshot::channel::<()>();
+    // It answers while a million entries are being loaded.
     let thread = std::thread::Builder::new()
         .name("engine".to_owned())
-        .spawn(move || engine.run())
+        .spawn(move || {
+            // Dropped when the engine ends, however it does.
+            let _ended = ended;
+            Engine::start(start, channels)?.run()
+        })
         .context("cannot start the engine's thread")?;
     runtime.block_on(async {
         let watcher = tokio::spawn(watch::watch(config_path.to_owned(), handle.clone()));
@@ -74,7 +83,7 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
             let serving = http::serve(listener, handle.clone());
             (tokio::spawn(serving), socket)
         });
-        signals.forward(&handle, &thread).await;
+        signals.forward(&handle, end).await;
         watcher.abort();
         if let Some((serving, _socket)) = &metrics {
             serving.abort();
@@ -146,12 +155,7 @@ impl Signals {
     }
 
     /// Passes signals on; returns once the engine is told to stop or has ended by itself.
-    async fn forward(
-        &mut self,
-        engine: &Handle,
-        thread: &std::thread::JoinHandle<anyhow::Result<()>>,
-    ) {
-        let mut alive = tokio::time::interval(std::time::Duration::from_millis(500));
+    async fn forward(&mut self, engine: &Handle, mut ended: tokio::sync::oneshot::Receiver<()>) {
         loop {
             let name = tokio::select! {
                 _ = self.hangup.recv() => {
@@ -160,12 +164,7 @@ impl Signals {
                 }
                 _ = self.terminate.recv() => "SIGTERM",
                 _ = self.interrupt.recv() => "SIGINT",
-                _ = alive.tick() => {
-                    if thread.is_finished() {
-                        return;
-                    }
-                    continue;
-                }
+                _ = &mut ended => return,
             };
             info!(signal = name, "stopping");
             engine.tell(Message::Stop);

@@ -2,7 +2,7 @@
 
 use std::{
     fmt,
-    net::{IpAddr, Ipv6Addr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
     str::FromStr,
 };
 
@@ -44,6 +44,28 @@ pub enum CidrError {
 }
 
 impl Cidr {
+    /// The prefix of a length that an address lies in; `None` for a length the family does not have, and
+    /// for an IPv4-mapped one.
+    #[must_use]
+    pub fn around(address: IpAddr, length: u8) -> Option<Self> {
+        let network = match address {
+            IpAddr::V4(a) => {
+                let mask = u32::MAX.checked_shl(32 - u32::from(length.min(32)));
+                let bits = a.to_bits() & mask.unwrap_or(0);
+                IpNetwork::new(Ipv4Addr::from_bits(bits).into(), length)
+            }
+            IpAddr::V6(a) => {
+                let mask = u128::MAX.checked_shl(128 - u32::from(length.min(128)));
+                let bits = a.to_bits() & mask.unwrap_or(0);
+                IpNetwork::new(Ipv6Addr::from_bits(bits).into(), length)
+            }
+        };
+        network
+            .ok()
+            .filter(|network| mapped(*network).is_none())
+            .map(Self)
+    }
+
     /// The prefix.
     #[must_use]
     pub const fn network(&self) -> IpNetwork {
@@ -82,13 +104,27 @@ impl FromStr for Cidr {
         let malformed = || CidrError::Malformed {
             text: text.to_owned(),
         };
-        // ipnetwork takes netmasks ("10.0.0.0/255.0.0.0") as well, which nobody means here.
-        if let Some((_, prefix)) = text.split_once('/')
-            && (prefix.is_empty() || !prefix.bytes().all(|b| b.is_ascii_digit()))
+        // Not by ipnetwork, which takes netmasks ("10.0.0.0/255.0.0.0") as well: nobody means that here.
+        let (address, length) = match text.split_once('/') {
+            Some((address, length)) => (address, Some(length)),
+            None => (text, None),
+        };
+        let address: IpAddr = address.parse().map_err(|_| malformed())?;
+        let length = match length {
+            Some(digits) if digits.bytes().all(|b| b.is_ascii_digit()) => {
+                digits.parse().map_err(|_| malformed())?
+            }
+            Some(_) => return Err(malformed()),
+            None if address.is_ipv4() => 32,
+            None => 128,
+        };
+        // As a million of them are read at a start, what is right is seen at once.
+        if let Some(cidr) = Self::around(address, length)
+            && cidr.0.ip() == address
         {
-            return Err(malformed());
+            return Ok(cidr);
         }
-        let network: IpNetwork = text.parse().map_err(|_| malformed())?;
+        let network = IpNetwork::new(address, length).map_err(|_| malformed())?;
         Self::try_from(network).map_err(|error| match error {
             CidrError::HostBits { meant, .. } => CidrError::HostBits {
                 text: text.to_owned(),

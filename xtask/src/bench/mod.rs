@@ -21,6 +21,8 @@ use crate::{
 };
 
 mod overhead;
+mod scale;
+mod trie;
 
 /// `cargo xtask bench`.
 #[derive(clap::Args)]
@@ -36,6 +38,8 @@ pub(crate) struct Args {
 enum What {
     /// The time of a callback, and connections per second, with statistics and without
     Overhead(overhead::Args),
+    /// A million entries: load, reload, list, lookup, detach, memory
+    Scale(scale::Args),
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
@@ -60,6 +64,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     catch_signals()?;
     match &args.what {
         What::Overhead(args) => overhead::run(args, &programs),
+        What::Scale(args) => scale::run(args, &programs),
     }
 }
 
