@@ -12,7 +12,7 @@ use std::{
 };
 
 use tokio::sync::{broadcast, oneshot, watch};
-use tracing::{error, info, warn};
+use tracing::{debug, error, info, warn};
 
 use crate::{
     api::{
@@ -398,6 +398,7 @@ impl Engine {
             Message::Reload(by, reply) => {
                 let answer = self.reload_and_attach(&Cause::asked(by));
                 drop(reply.send(answer));
+                memory::give_back();
             }
             Message::Detach(request, by, reply) => self.detach(request, by, reply),
             Message::Apply(request, by, reply) => drop(reply.send(self.apply(&request, by))),
@@ -446,9 +447,11 @@ impl Engine {
                 self.events.end_if_unwatched();
                 return;
             }
-            Message::Hangup => self
-                .reload_and_attach(&Source::Signal.into())
-                .map_or_else(drop_logged, drop),
+            Message::Hangup => {
+                self.reload_and_attach(&Source::Signal.into())
+                    .map_or_else(drop_logged, drop);
+                memory::give_back();
+            }
             Message::FilesChanged => self.files_changed(),
             Message::Stop => {}
         }
@@ -486,6 +489,7 @@ impl Engine {
             self.reload(&Source::File.into())
                 .map_or_else(drop_logged, drop);
         }
+        memory::give_back();
     }
 
     /// Reads the files again; also ends a detachment made on purpose.
@@ -522,8 +526,10 @@ impl Engine {
     }
 
     fn reload_inner(&mut self, cause: &Cause) -> Result<ChangeAnswer, EngineError> {
+        let begin = Instant::now();
         let files = config::Files::read(&self.start.config_path);
         self.fingerprint = files.fingerprint();
+        let read = begin.elapsed();
         let refused = |engine: &mut Self, text: String| {
             let kept = "the last good configuration stays in force";
             error!(%cause, "configuration refused, {kept}:\n{text}");
@@ -534,6 +540,7 @@ impl Engine {
             Ok(config) => config,
             Err(e) => return Err(refused(self, e.to_string())),
         };
+        let parsed = begin.elapsed();
         let mut manual = self.manual.clone();
         let room = self.state.set_room(config.agent.max_entries);
         let changed = match self.state.become_set(manual.over(&config.set)) {
@@ -552,7 +559,7 @@ impl Engine {
         self.files.send_replace(Arc::new(config.files.clone()));
         self.config = config;
         self.publish_reading();
-        memory::give_back();
+        debug!(?read, parsed = ?parsed - read, written = ?begin.elapsed() - parsed, "reload took");
         cause.audit("reload", &changed, self.state.last_change());
         if changed.added + changed.changed > 0 || was_off {
             self.apply_to_open(cause);

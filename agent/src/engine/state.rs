@@ -1,11 +1,12 @@
 //! What the kernel holds and what it should hold.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, time::Instant};
 
-use tracing::{error, info, warn};
+use tracing::{debug, error, info, warn};
 
 use super::EngineError;
 use crate::{
+    config::MAX_ENTRIES_LIMIT,
     datapath::{
         Attachment, Datapath, DatapathError, Found, Options, Removed, room_for,
         walk::{self, Mode, Walker},
@@ -127,8 +128,16 @@ impl State {
             let lines: Vec<String> = errors.iter().map(ToString::to_string).collect();
             EngineError::Refused(lines.join("\n"))
         })?;
-        let room = room_for(desired.entries.len(), self.room);
+        let count = desired.entries.len();
+        if count > MAX_ENTRIES_LIMIT as usize {
+            return Err(EngineError::Refused(format!(
+                "{count} entries are more than there can be ({MAX_ENTRIES_LIMIT})"
+            )));
+        }
+        let room = room_for(count, self.room);
+        let begin = Instant::now();
         let plan = Plan::between(&self.image, &desired);
+        let compared = begin.elapsed();
         // Said against what was wanted before, not against what the kernel happened to hold.
         let changed = if self.image == self.desired {
             ChangeSummary::of(&plan, &self.desired, &desired)
@@ -147,6 +156,7 @@ impl State {
             )?;
             self.renewed |= grows;
         }
+        debug!(?compared, written = ?begin.elapsed() - compared, "change took");
         self.options.max_entries = self.options.max_entries.max(room);
         let known = |name: &PolicyName| self.desired.policies.contains_key(name);
         self.last_change = plan.describe(WORDS, known);

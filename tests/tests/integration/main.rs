@@ -19,6 +19,7 @@ mod metrics;
 mod open_sockets;
 mod relay;
 mod rto_restart;
+mod scale;
 mod statistics;
 mod syn;
 mod syn_ack;
@@ -57,6 +58,7 @@ fn main() -> ExitCode {
         ("syn_ack", syn_ack::TESTS),
         ("changes", changes::TESTS),
         ("lifecycle", lifecycle::TESTS),
+        ("scale", scale::TESTS),
         ("coexistence", coexistence::TESTS),
         ("config", config::TESTS),
         ("doctor", doctor::TESTS),

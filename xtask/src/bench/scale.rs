@@ -85,7 +85,6 @@ struct Measured {
     load: Vec<f64>,
     ratio: Vec<f64>,
     reload: Vec<f64>,
-    restart: Vec<f64>,
     list: Vec<f64>,
     lookup: Vec<f64>,
     detach: Vec<f64>,
