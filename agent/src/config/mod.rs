@@ -7,13 +7,15 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
-    hash::{DefaultHasher, Hash as _, Hasher as _},
+    hash::{BuildHasher as _, Hash as _, Hasher as _},
     io,
     path::{Path, PathBuf},
-    sync::{Mutex, PoisonError},
     time::Duration,
 };
 
+use foldhash::quality::FixedState;
+
+use crate::parallel;
 use crate::policy::{
     Cidr, HostFacts, Location, Policy, PolicyName, PolicySet,
     compile::{check_force, compile},
@@ -26,6 +28,7 @@ mod parse;
 pub mod save;
 mod source;
 
+use lists::Place;
 use parse::{Parsed, RawPolicy};
 use source::Source;
 pub use source::{ConfigError, ConfigErrors};
@@ -277,7 +280,8 @@ impl Files {
     /// A number that is another when any of them is.
     #[must_use]
     pub fn fingerprint(&self) -> u64 {
-        let mut hasher = DefaultHasher::new();
+        // Files change by themselves and not against us: what is fast will do.
+        let mut hasher = FixedState::default().build_hasher();
         for (path, text) in &self.files {
             path.hash(&mut hasher);
             text.as_ref().map_err(io::Error::kind).hash(&mut hasher);
@@ -338,44 +342,19 @@ struct Loader {
     errors: Vec<ConfigError>,
 }
 
-/// More threads than this read no faster what comes from one memory.
-const MAX_THREADS: usize = 8;
 /// Below so many bytes in all, files are read one after the other.
 const SMALL: usize = 1 << 20;
 
-/// Reads files on all processors; what comes out is in their order.
 fn parse_all(sources: Vec<Source>) -> Vec<(Source, Parsed, Vec<ConfigError>)> {
     let parse = |source: Source| {
         let (parsed, errors) = parse::parse(&source);
         (source, parsed, errors)
     };
     let bytes: usize = sources.iter().map(|source| source.text.len()).sum();
-    let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    let threads = threads.min(sources.len()).min(MAX_THREADS);
-    if bytes < SMALL || threads < 2 {
+    if bytes < SMALL {
         return sources.into_iter().map(parse).collect();
     }
-    let queue = Mutex::new(sources.into_iter().enumerate());
-    // A thread that died while it held the lock has left the queue as it should be.
-    let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
-    let work = || -> Vec<_> {
-        std::iter::from_fn(next)
-            .map(|(i, source)| (i, parse(source)))
-            .collect()
-    };
-    let mut all: Vec<_> = std::thread::scope(|scope| {
-        let others: Vec<_> = (1..threads).map(|_| scope.spawn(work)).collect();
-        let mut all = work();
-        for other in others {
-            match other.join() {
-                Ok(more) => all.extend(more),
-                Err(panic) => std::panic::resume_unwind(panic),
-            }
-        }
-        all
-    });
-    all.sort_by_key(|(i, _)| *i);
-    all.into_iter().map(|(_, parsed)| parsed).collect()
+    parallel::map(sources, parse)
 }
 
 impl Loader {
@@ -508,7 +487,13 @@ impl Loader {
 
     fn entries(&mut self, set: &mut PolicySet) {
         let mut builder = Builder::default();
-        builder.reserve(self.policies.iter().map(|(_, raw)| raw.cidrs.len()).sum());
+        builder.reserve(
+            self.policies
+                .iter()
+                .flat_map(|(_, raw)| &raw.cidrs)
+                .map(Vec::len)
+                .sum(),
+        );
         let sources = self.sources.iter();
         let files: Vec<u16> = sources.map(|source| builder.file(&source.path)).collect();
         for (index, raw) in &self.policies {
@@ -522,14 +507,12 @@ impl Loader {
                 continue;
             };
             let number = builder.policy(&raw.name);
-            let mut line = source.lines();
-            for (cidr, start) in &raw.cidrs {
+            for Place { cidr, start, line } in raw.cidrs.iter().flatten() {
                 if let Err(e) = check_force(cidr, &policy.settings) {
                     self.errors
                         .push(source.error(source.quoted(*start), e.to_string()));
                 }
-                let line = u32::try_from(line(*start)).unwrap_or(u32::MAX);
-                builder.push(*cidr, number, Some((files[*index], line)));
+                builder.push(*cidr, number, Some((files[*index], *line)));
             }
         }
         let (entries, twice) = builder.build();
@@ -551,13 +534,17 @@ impl Loader {
         let mut first: BTreeMap<Cidr, String> = BTreeMap::new();
         for (index, raw) in &self.policies {
             let source = &self.sources[*index];
-            for (cidr, start) in raw.cidrs.iter().filter(|(cidr, _)| twice.contains(cidr)) {
+            let places = raw
+                .cidrs
+                .iter()
+                .flatten()
+                .filter(|place| twice.contains(&place.cidr));
+            for Place { cidr, start, line } in places {
                 if let Some(place) = first.get(cidr) {
                     let message = format!("{cidr} stands at {place} already");
                     self.errors
                         .push(source.error(source.quoted(*start), message));
                 } else {
-                    let line = source.line(*start as usize);
                     first.insert(*cidr, format!("{}:{line}", source.path.display()));
                 }
             }

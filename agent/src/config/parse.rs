@@ -33,7 +33,7 @@ pub(super) struct RawPolicy {
     /// Of each value given, by key.
     pub(super) spans: BTreeMap<&'static str, Range<usize>>,
     /// In the order of the file.
-    pub(super) cidrs: Vec<Place>,
+    pub(super) cidrs: Vec<Vec<Place>>,
 }
 
 impl RawPolicy {
@@ -246,7 +246,7 @@ impl Walk<'_> {
         Some(raw)
     }
 
-    fn cidrs(&mut self, value: &Value<'_>) -> Vec<Place> {
+    fn cidrs(&mut self, value: &Value<'_>) -> Vec<Vec<Place>> {
         if let Some(cidrs) = self.lists.take(value.span().start) {
             return cidrs;
         }
@@ -259,13 +259,19 @@ impl Walk<'_> {
             match self.text(item).map(Cidr::from_str) {
                 Some(Ok(cidr)) => {
                     let start = self.lists.in_text(item.span()).start;
-                    cidrs.push((cidr, u32::try_from(start).unwrap_or(u32::MAX)));
+                    let line = self.source.line(start);
+                    cidrs.push(Place {
+                        cidr,
+                        // Files are not as large.
+                        start: u32::try_from(start).unwrap_or(u32::MAX),
+                        line: u32::try_from(line).unwrap_or(u32::MAX),
+                    });
                 }
                 Some(Err(e)) => self.error(item.span(), e.to_string()),
                 None => {}
             }
         }
-        cidrs
+        vec![cidrs]
     }
 
     fn syn_retries(&mut self, value: &Value<'_>) -> Option<SynRetries> {

@@ -4,7 +4,7 @@ use std::{
     fmt::{self, Write as _},
     ops::Range,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, OnceLock},
 };
 
 use serde::Serialize;
@@ -13,8 +13,8 @@ use serde::Serialize;
 pub(super) struct Source {
     pub(super) path: Arc<Path>,
     pub(super) text: String,
-    /// Byte offset at which each line begins.
-    lines: Vec<u32>,
+    /// Byte offset at which each line begins, once that was asked.
+    lines: OnceLock<Vec<usize>>,
 }
 
 /// One thing wrong with a file: `path:line:column: message`, the line, and a mark below it.
@@ -49,37 +49,23 @@ pub struct ConfigErrors(pub Vec<ConfigError>);
 
 impl Source {
     pub(super) fn new(path: &Path, text: String) -> Self {
-        let begins = text.match_indices('\n').map(|(at, _)| at + 1);
-        let lines = std::iter::once(0)
-            .chain(begins)
-            // Larger files are refused.
-            .map(|at| u32::try_from(at).unwrap_or(u32::MAX))
-            .collect();
         Self {
             path: path.into(),
             text,
-            lines,
+            lines: OnceLock::new(),
         }
+    }
+
+    fn lines(&self) -> &[usize] {
+        self.lines.get_or_init(|| {
+            let begins = self.text.match_indices('\n').map(|(at, _)| at + 1);
+            std::iter::once(0).chain(begins).collect()
+        })
     }
 
     /// The line an offset lies on, from 1.
     pub(super) fn line(&self, offset: usize) -> usize {
-        self.lines
-            .partition_point(|begin| *begin as usize <= offset)
-    }
-
-    /// The same for offsets in rising order, which takes less.
-    pub(super) fn lines(&self) -> impl FnMut(u32) -> usize {
-        let mut line = 0;
-        move |offset| {
-            if line == 0 || self.lines[line - 1] > offset {
-                line = self.line(offset as usize);
-            }
-            while self.lines.get(line).is_some_and(|begin| *begin <= offset) {
-                line += 1;
-            }
-            line
-        }
+        self.lines().partition_point(|begin| *begin <= offset)
     }
 
     /// A quoted text, by where it begins.
@@ -94,7 +80,7 @@ impl Source {
     pub(super) fn error(&self, span: Range<usize>, message: impl Into<String>) -> ConfigError {
         let start = span.start.min(self.text.len());
         let line = self.line(start);
-        let begin = self.lines.get(line - 1).map_or(0, |begin| *begin as usize);
+        let begin = self.lines().get(line - 1).copied().unwrap_or(0);
         let text = self.text[begin..].lines().next().unwrap_or_default();
         let before = self
             .text
