@@ -4,6 +4,7 @@ use std::{
     fmt::Write as _,
     fs,
     os::unix::net::UnixStream,
+    process::Command,
     sync::atomic::{AtomicBool, Ordering},
     time::Duration,
 };
@@ -248,17 +249,23 @@ fn reload_grows() -> anyhow::Result<()> {
 fn never_missing() -> anyhow::Result<()> {
     let mut world = world("max_entries = 2\n")?;
     world.start()?;
+    // 2 to 512 and on: ten times new maps and a new program.
+    let adds = (1..600u32).step_by(60).map(|begin| {
+        let cidrs: Vec<String> = (begin..begin + 60)
+            .map(|i| format!("10.{}.{}.0/24", 100 + i / 256, i % 256))
+            .collect();
+        let mut args = vec!["add", "--policy", "near"];
+        args.extend(cidrs.iter().map(String::as_str));
+        world.command(&args)
+    });
+    let adds: Vec<Command> = adds.collect();
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let growing = scope.spawn(|| {
-            // 2 to 512 and on: ten times new maps and a new program.
-            let grown = (1..600u32).step_by(60).try_for_each(|begin| {
-                let cidrs: Vec<String> = (begin..begin + 60)
-                    .map(|i| format!("10.{}.{}.0/24", 100 + i / 256, i % 256))
-                    .collect();
-                let mut args = vec!["add", "--policy", "near"];
-                args.extend(cidrs.iter().map(String::as_str));
-                world.cli(&args).map(drop)
+            let grown = adds.into_iter().try_for_each(|mut add| {
+                let output = add.output()?;
+                anyhow::ensure!(output.status.success(), "{output:?}");
+                Ok(())
             });
             done.store(true, Ordering::Relaxed);
             grown
