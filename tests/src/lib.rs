@@ -2,15 +2,22 @@
 //! removes what it made, also on panic.
 
 pub mod agent;
+pub mod bpf;
 pub mod capture;
 pub mod foreign;
 pub mod http;
+pub mod kernel;
+pub mod lab;
+pub mod prober;
 pub mod pty;
 pub mod rate;
 pub mod relay;
+pub mod stopwatch;
 pub mod talk;
 pub mod timing;
 pub mod traffic;
+pub mod trie;
 pub mod watcher;
 
 pub use rto_lab::ground::{cgroup, names, netns, process};
+pub use rto_lab::machine;

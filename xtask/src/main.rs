@@ -8,9 +8,12 @@ use clap::{Parser, Subcommand};
 mod bench;
 mod demo;
 mod ebpf;
+mod fuzz;
+mod miri;
 mod process;
 mod setup;
 mod test;
+mod tools;
 mod vm;
 
 #[derive(Parser)]
@@ -28,6 +31,10 @@ enum Verb {
     Demo,
     /// Build the eBPF object that is kept in the tree, or prove that it comes from the sources
     Ebpf(ebpf::Args),
+    /// Feed what is read from others with what nobody would send, and watch it not break
+    Fuzz(fuzz::Args),
+    /// Run the tests of agent-common on Miri, which sees undefined behaviour
+    Miri,
     /// Install the system packages that tests and demo need, if they are missing
     Setup,
     /// Run all tests: unit, property, documentation, and (as root) integration
@@ -41,6 +48,8 @@ fn main() -> anyhow::Result<()> {
         Verb::Bench(args) => bench::run(&args),
         Verb::Demo => demo::run(),
         Verb::Ebpf(args) => ebpf::run(&args),
+        Verb::Fuzz(args) => fuzz::run(&args),
+        Verb::Miri => miri::run(),
         Verb::Setup => setup::run(),
         Verb::Test(args) => test::run(&args),
         Verb::Vm(args) => vm::run(&args),

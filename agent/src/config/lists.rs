@@ -29,8 +29,8 @@ pub(super) struct Lists<'t> {
 struct Taken {
     /// Offset of its `[` in the rest.
     at: usize,
-    /// Bytes that are not in the rest.
-    length: usize,
+    /// Bytes up to its `]` that are not in the rest, those of the lists before it as well.
+    gone: usize,
     /// In parts, as they were read.
     cidrs: Vec<Vec<Place>>,
 }
@@ -59,7 +59,7 @@ impl<'t> Lists<'t> {
                 rest.push_str(&text[copied..begin]);
                 taken.push(Taken {
                     at: rest.len() - 1,
-                    length: end - begin,
+                    gone: end - rest.len(),
                     cidrs,
                 });
                 (copied, from) = (end, end);
@@ -91,11 +91,12 @@ impl<'t> Lists<'t> {
 
     /// Where in the text a part of the rest stands.
     pub(super) fn in_text(&self, span: Range<usize>) -> Range<usize> {
-        let before = |offset: usize| -> usize {
-            let before = self.taken.iter().take_while(|taken| taken.at < offset);
-            offset + before.map(|taken| taken.length).sum::<usize>()
+        let in_text = |offset: usize| -> usize {
+            let before = self.taken.partition_point(|taken| taken.at < offset);
+            let last = before.checked_sub(1).map(|i| &self.taken[i]);
+            offset + last.map_or(0, |taken| taken.gone)
         };
-        before(span.start)..before(span.end)
+        in_text(span.start)..in_text(span.end)
     }
 }
 
@@ -249,9 +250,9 @@ impl<'t> Scanner<'t> {
 
     fn item(&mut self) -> Option<Place> {
         let start = self.at;
-        let quote = self.peek().filter(|b| [b'"', b'\''].contains(b))?;
+        let quote = self.peek().filter(|b| b"\"'".contains(b))?;
         let content = &self.text.as_bytes()[start + 1..];
-        let plain = |b: &u8| b.is_ascii_hexdigit() || [b':', b'.', b'/'].contains(b);
+        let plain = |b: &u8| b.is_ascii_hexdigit() || b":./".contains(b);
         let length = content.iter().position(|b| !plain(b))?;
         if content[length] != quote {
             return None;

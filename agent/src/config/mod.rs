@@ -8,7 +8,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
     hash::{BuildHasher as _, Hash as _, Hasher as _},
-    io,
+    io::{self, Read as _},
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -23,6 +23,7 @@ use crate::policy::{
     units::{format_duration, parse_duration},
 };
 
+pub mod draft;
 mod lists;
 mod parse;
 pub mod save;
@@ -39,6 +40,8 @@ pub const DEFAULT_SOCKET: &str = "/run/rto-agent/control.sock";
 pub const MAX_ENTRIES_LIMIT: u32 = 4 << 20;
 /// Largest file, bytes: some three million CIDRs.
 const MAX_FILE: u64 = 64 << 20;
+/// After so many errors of a kind no more are looked for: to find the place of each takes time.
+const MOST_ERRORS: usize = 200;
 const POLICIES_DIR: &str = "policies.d";
 const SAVED_FILE: &str = "50-cli.toml";
 
@@ -226,6 +229,17 @@ impl Config {
         loader.finish(host)
     }
 
+    /// Checks one file's text, for a host. Nothing is read: `path` is only named.
+    ///
+    /// # Errors
+    ///
+    /// As [`Config::load`].
+    pub fn from_text(path: &Path, text: String, host: &HostFacts) -> Result<Self, ConfigErrors> {
+        let mut loader = Loader::default();
+        loader.add_all(vec![(path.to_owned(), Ok(text))]);
+        loader.finish(host)
+    }
+
     /// Only `[agent]`, for commands that need no more: errors elsewhere do not concern them.
     ///
     /// # Errors
@@ -233,7 +247,7 @@ impl Config {
     /// If the file cannot be read or its `[agent]` is wrong.
     pub fn load_agent(path: &Path) -> Result<AgentConfig, ConfigErrors> {
         let mut loader = Loader::default();
-        loader.add_all(vec![(path.to_owned(), read(path))]);
+        loader.add_all(vec![(path.to_owned(), read(path, true))]);
         let agent = loader.agent.take();
         match agent {
             Some(agent) => Ok(agent),
@@ -269,8 +283,9 @@ impl Files {
         };
         let all = std::iter::once(path.to_owned()).chain(more);
         let files = all
-            .map(|path| {
-                let text = read(&path);
+            .enumerate()
+            .map(|(i, path)| {
+                let text = read(&path, i == 0);
                 (path, text)
             })
             .collect();
@@ -323,14 +338,22 @@ fn list(dir: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-fn read(path: &Path) -> io::Result<String> {
-    let size = fs::metadata(path)?.len();
-    if size > MAX_FILE {
+/// Reads a file. Only the main one may be something else than a file (`check --config /dev/stdin`): to open a
+/// pipe in `policies.d` would wait for a writer.
+fn read(path: &Path, main: bool) -> io::Result<String> {
+    if !main && !fs::metadata(path)?.is_file() {
+        return Err(io::Error::other("this is no file"));
+    }
+    let mut text = String::new();
+    fs::File::open(path)?
+        .take(MAX_FILE + 1)
+        .read_to_string(&mut text)?;
+    if text.len() as u64 > MAX_FILE {
         return Err(io::Error::other(format!(
-            "{size} bytes are more than a configuration file may have ({MAX_FILE}); split it into policies.d"
+            "more than a configuration file may have ({MAX_FILE} bytes); split it into policies.d"
         )));
     }
-    fs::read_to_string(path)
+    Ok(text)
 }
 
 #[derive(Default)]
@@ -370,6 +393,10 @@ impl Loader {
                             "; write one (an example comes with rto-agent) or name it with --config"
                         }
                         io::ErrorKind::InvalidData => "; configuration files are UTF-8 text",
+                        io::ErrorKind::PermissionDenied => {
+                            "; it must be root's, or readable for everybody: the daemon reads as root without \
+                             CAP_DAC_OVERRIDE"
+                        }
                         _ => "",
                     };
                     self.errors
@@ -441,6 +468,9 @@ impl Loader {
     fn settings(&mut self, host: &HostFacts, set: &mut PolicySet, warnings: &mut Vec<String>) {
         let mut first: BTreeMap<&PolicyName, (usize, &RawPolicy)> = BTreeMap::new();
         for (index, raw) in self.policies.iter().filter(|(_, raw)| !raw.is_extension()) {
+            if self.errors.len() >= MOST_ERRORS {
+                return;
+            }
             let source = &self.sources[*index];
             if let Some((other, former)) = first.get(&raw.name) {
                 let other = &self.sources[*other];
@@ -497,6 +527,9 @@ impl Loader {
         let sources = self.sources.iter();
         let files: Vec<u16> = sources.map(|source| builder.file(&source.path)).collect();
         for (index, raw) in &self.policies {
+            if self.errors.len() >= MOST_ERRORS {
+                return;
+            }
             let source = &self.sources[*index];
             let Some(policy) = set.policies.get(&raw.name) else {
                 let message = format!(
@@ -508,6 +541,9 @@ impl Loader {
             };
             let number = builder.policy(&raw.name);
             for Place { cidr, start, line } in raw.cidrs.iter().flatten() {
+                if self.errors.len() >= MOST_ERRORS {
+                    return;
+                }
                 if let Err(e) = check_force(cidr, &policy.settings) {
                     self.errors
                         .push(source.error(source.quoted(*start), e.to_string()));
@@ -540,6 +576,9 @@ impl Loader {
                 .flatten()
                 .filter(|place| twice.contains(&place.cidr));
             for Place { cidr, start, line } in places {
+                if self.errors.len() >= MOST_ERRORS {
+                    return;
+                }
                 if let Some(place) = first.get(cidr) {
                     let message = format!("{cidr} stands at {place} already");
                     self.errors

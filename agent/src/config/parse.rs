@@ -11,7 +11,7 @@ use toml::{
 };
 
 use super::{
-    AgentConfig, CgroupSetting, MetricsSetting, OnExit, RttSampling,
+    AgentConfig, CgroupSetting, MOST_ERRORS, MetricsSetting, OnExit, RttSampling,
     lists::{Lists, Place},
     source::{ConfigError, Source},
 };
@@ -91,7 +91,7 @@ pub(super) fn parse(source: &Source) -> (Parsed, Vec<ConfigError>) {
         errors: Vec::new(),
     };
     if !syntax.is_empty() {
-        for e in &syntax {
+        for e in syntax.iter().take(MOST_ERRORS) {
             walk.error(e.span().unwrap_or(0..0), e.message());
         }
         return (Parsed::default(), walk.errors);
@@ -367,8 +367,10 @@ impl Walk<'_> {
     }
 
     fn error(&mut self, span: Range<usize>, message: impl Into<String>) {
-        let span = self.lists.in_text(span);
-        self.errors.push(self.source.error(span, message));
+        if self.errors.len() < MOST_ERRORS {
+            let span = self.lists.in_text(span);
+            self.errors.push(self.source.error(span, message));
+        }
     }
 }
 

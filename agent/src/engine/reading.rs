@@ -16,6 +16,7 @@ use crate::{
 };
 
 /// What was in force after a change.
+#[derive(Default)]
 pub struct Reading {
     pub(super) set: PolicySet,
     pub(super) effects: Effects,

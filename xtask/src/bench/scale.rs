@@ -20,12 +20,13 @@ use std::{
 };
 
 use anyhow::{Context as _, ensure};
-use rto_tests::{agent::World, http};
-
-use super::{
-    Sample, go_on,
+use rto_tests::{
+    agent::World,
+    http,
     trie::{Keys, Tries},
 };
+
+use super::{Sample, go_on};
 
 /// `cargo xtask bench scale`.
 #[derive(clap::Args)]
@@ -329,11 +330,12 @@ impl Set {
         loop {
             let (high, low, length) = (self.next(), self.next(), self.next());
             let prefix = if v4 {
-                let length = 16 + (length % 17) as u8;
-                let bits = (high as u32) & (u32::MAX << (32 - length));
+                let length = 16 + part(length, 17);
+                let bits = u32::try_from(high >> 32).unwrap_or_default();
+                let bits = bits & (u32::MAX << (32 - length));
                 (Ipv4Addr::from_bits(bits).into(), length)
             } else {
-                let length = 32 + (length % 97) as u8;
+                let length = 32 + part(length, 97);
                 // Global unicast, 2000::/3.
                 let bits = (u128::from(high) << 64 | u128::from(low)) >> 3 | 1 << 125;
                 let bits = bits & (u128::MAX << (128 - length));
@@ -348,7 +350,7 @@ impl Set {
     /// Half of so many get another policy, and half go for others that come.
     fn change(&mut self, count: usize) {
         for i in 0..count {
-            let index = self.next() as usize % self.entries.len();
+            let index = usize::try_from(self.next()).unwrap_or_default() % self.entries.len();
             if i % 2 == 0 {
                 self.entries[index].1 = (self.entries[index].1 + 1) % POLICIES.len();
             } else {
@@ -379,4 +381,9 @@ impl Set {
         }
         Ok(())
     }
+}
+
+/// A number below `limit`.
+fn part(random: u64, limit: u8) -> u8 {
+    u8::try_from(random % u64::from(limit)).unwrap_or_default()
 }

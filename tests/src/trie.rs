@@ -1,24 +1,25 @@
-//! LPM tries of the bench's own, filled by nothing but the system call: what the agent is compared with.
+//! LPM tries of one's own, filled by nothing but the system call: what the agent is compared with.
 
 use std::{
     io,
     net::IpAddr,
-    os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
+    os::fd::{AsRawFd as _, OwnedFd},
 };
 
-use nix::libc;
+use crate::bpf::{call, made};
 
-const BPF_MAP_CREATE: libc::c_int = 0;
-const BPF_MAP_UPDATE_BATCH: libc::c_int = 26;
-const BPF_MAP_DELETE_BATCH: libc::c_int = 27;
+const BPF_MAP_CREATE: i32 = 0;
+const BPF_MAP_UPDATE_BATCH: i32 = 26;
+const BPF_MAP_DELETE_BATCH: i32 = 27;
 const BPF_MAP_TYPE_LPM_TRIE: u32 = 11;
 const BPF_F_NO_PREALLOC: u32 = 1;
 /// Elements of one system call, as the agent has them.
 const CHUNK: usize = 4096;
-const VALUE_SIZE: usize = 8;
+/// Bytes.
+const VALUE_SIZE: u32 = 8;
 
 /// One trie for each address family.
-pub(super) struct Tries {
+pub struct Tries {
     v4: OwnedFd,
     v6: OwnedFd,
 }
@@ -45,13 +46,14 @@ struct BatchAttr {
 }
 
 /// Keys of both, as the kernel has them.
-pub(super) struct Keys {
+pub struct Keys {
     v4: Vec<[u8; 8]>,
     v6: Vec<[u8; 20]>,
 }
 
 impl Keys {
-    pub(super) fn of(prefixes: impl Iterator<Item = (IpAddr, u8)>) -> Self {
+    /// In the order given, each family for itself.
+    pub fn of(prefixes: impl Iterator<Item = (IpAddr, u8)>) -> Self {
         let (mut v4, mut v6) = (Vec::new(), Vec::new());
         for (address, length) in prefixes {
             let length = u32::from(length).to_ne_bytes();
@@ -72,20 +74,34 @@ fn joined<const N: usize>(length: [u8; 4], address: &[u8]) -> [u8; N] {
 }
 
 impl Tries {
-    pub(super) fn new(entries: u32) -> io::Result<Self> {
+    /// Empty ones with room for so many each.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses.
+    pub fn new(entries: u32) -> io::Result<Self> {
         Ok(Self {
             v4: create(8, entries)?,
             v6: create(20, entries)?,
         })
     }
 
-    pub(super) fn fill(&self, keys: &Keys) -> io::Result<()> {
+    /// Inserts these keys, by batches.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses.
+    pub fn fill(&self, keys: &Keys) -> io::Result<()> {
         batches(BPF_MAP_UPDATE_BATCH, &self.v4, &keys.v4)?;
         batches(BPF_MAP_UPDATE_BATCH, &self.v6, &keys.v6)
     }
 
-    /// Before they go: the kernel frees a full trie without a pause.
-    pub(super) fn empty(&self, keys: &Keys) -> io::Result<()> {
+    /// Takes them out, before the tries go: the kernel frees a full one without a pause.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses.
+    pub fn empty(&self, keys: &Keys) -> io::Result<()> {
         batches(BPF_MAP_DELETE_BATCH, &self.v4, &keys.v4)?;
         batches(BPF_MAP_DELETE_BATCH, &self.v6, &keys.v6)
     }
@@ -95,21 +111,15 @@ fn create(key_size: u32, max_entries: u32) -> io::Result<OwnedFd> {
     let mut attr = CreateAttr {
         map_type: BPF_MAP_TYPE_LPM_TRIE,
         key_size,
-        value_size: VALUE_SIZE as u32,
+        value_size: VALUE_SIZE,
         max_entries,
         map_flags: BPF_F_NO_PREALLOC,
     };
-    let fd = bpf(BPF_MAP_CREATE, &mut attr)?;
-    // SAFETY: the kernel has just made this descriptor for us.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    Ok(made(call(BPF_MAP_CREATE, &mut attr)?))
 }
 
-fn batches<const N: usize>(
-    command: libc::c_int,
-    map: &OwnedFd,
-    keys: &[[u8; N]],
-) -> io::Result<()> {
-    let values = [[1u8; VALUE_SIZE]; CHUNK];
+fn batches<const N: usize>(command: i32, map: &OwnedFd, keys: &[[u8; N]]) -> io::Result<()> {
+    let values = [[1u8; VALUE_SIZE as usize]; CHUNK];
     for chunk in keys.chunks(CHUNK) {
         let mut attr = BatchAttr {
             in_batch: 0,
@@ -121,24 +131,7 @@ fn batches<const N: usize>(
             elem_flags: 0,
             flags: 0,
         };
-        bpf(command, &mut attr)?;
+        call(command, &mut attr)?;
     }
     Ok(())
-}
-
-fn bpf<A>(command: libc::c_int, attr: &mut A) -> io::Result<libc::c_int> {
-    // SAFETY: `attr` is a live repr(C) struct of the size given, and any pointer in it is to a
-    // buffer that outlives the call and is as long as the attr says.
-    let result = unsafe {
-        libc::syscall(
-            libc::SYS_bpf,
-            command,
-            std::ptr::from_mut(attr),
-            size_of::<A>(),
-        )
-    };
-    if result < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    libc::c_int::try_from(result).map_err(io::Error::other)
 }
