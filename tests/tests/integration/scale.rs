@@ -196,8 +196,9 @@ fn add_grows() -> anyhow::Result<()> {
         ])
     };
     let hits = |world: &World| -> anyhow::Result<u64> {
-        let list = world.json(&["list"])?;
-        list["entries"][0]["hits"].as_u64().context("no hits")
+        let lookup = world.json(&["lookup", &SERVER_V4.to_string()])?;
+        assert_eq!(lookup["entry"]["cidr"], "10.88.0.0/24", "{lookup:#}");
+        lookup["entry"]["hits"].as_u64().context("no hits")
     };
     let (before, decided) = (ids(&world)?, hits(&world)?);
     assert!(decided > 0);
