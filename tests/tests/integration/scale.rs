@@ -196,7 +196,7 @@ fn add_grows() -> anyhow::Result<()> {
         ])
     };
     let hits = |world: &World| -> anyhow::Result<u64> {
-        let lookup = world.json(&["lookup", &SERVER_V4.to_string()])?;
+        let lookup = world.json(&["lookup", SERVER_V4])?;
         assert_eq!(lookup["entry"]["cidr"], "10.88.0.0/24", "{lookup:#}");
         lookup["entry"]["hits"].as_u64().context("no hits")
     };

@@ -49,8 +49,6 @@ pub(crate) struct Args {
 enum What {
     /// The time of a callback, and connections per second, with statistics and without
     Overhead(overhead::Args),
-    /// A million entries: load, reload, list, lookup, detach, memory
-    Scale(scale::Args),
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
@@ -78,7 +76,6 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     catch_signals()?;
     match &args.what {
         Some(What::Overhead(args)) => overhead::run(args, &programs),
-        Some(What::Scale(args)) => scale::run(args, &programs),
         None => args.page.run(&programs),
     }
 }
