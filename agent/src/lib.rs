@@ -13,5 +13,6 @@ pub mod datapath;
 pub mod doctor;
 pub mod engine;
 pub mod kernel;
+mod parallel;
 pub mod policy;
 pub mod telemetry;

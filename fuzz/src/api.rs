@@ -18,10 +18,7 @@ use rto_agent::{
     api::{
         peer::{Allowed, Peer},
         server,
-        types::{
-            AddRequest, Caller, ChangeAnswer, DetachAnswer, ListAnswer, LookupAnswer,
-            RemoveRequest, WalkView,
-        },
+        types::{AddRequest, Caller, ChangeAnswer, DetachAnswer, RemoveRequest, WalkView},
     },
     engine::{EngineError, Handle, Message},
     policy::{Cidr, PolicyName, compile::compile},
@@ -170,17 +167,6 @@ fn answer_all(messages: &Receiver<Message>) {
         match message {
             Message::Add(request, _, reply) => drop(reply.send(add(&request))),
             Message::Remove(request, _, reply) => drop(reply.send(remove(&request))),
-            Message::List(reply) => drop(reply.send(Ok(ListAnswer {
-                entries: Vec::new(),
-                masked: Vec::new(),
-            }))),
-            Message::Lookup(address, reply) => drop(reply.send(Ok(LookupAnswer {
-                address,
-                looked_up: address.to_canonical(),
-                entry: None,
-                shadowed: Vec::new(),
-                reason: String::new(),
-            }))),
             Message::Reload(_, reply) => drop(reply.send(Ok(ChangeAnswer::default()))),
             Message::Detach(_, _, reply) => drop(reply.send(Ok(DetachAnswer::default()))),
             Message::Apply(_, _, reply) => drop(reply.send(Ok(WalkView::default()))),

@@ -6,7 +6,7 @@
 use std::path::Path;
 
 use rto_agent::{
-    config::{Config, save},
+    config::{Config, MAX_ENTRIES_LIMIT, save},
     policy::{Cidr, HostFacts, PolicyName, PolicySet, Settings},
 };
 
@@ -42,9 +42,9 @@ pub fn check(data: &[u8]) {
 
 fn good(text: &str, config: &Config) {
     let set = &config.set;
-    assert!(set.entries.len() <= config.agent.max_entries as usize);
-    for entry in set.entries.values() {
-        assert!(set.policies.contains_key(&entry.policy));
+    assert!(set.entries.len() <= MAX_ENTRIES_LIMIT as usize);
+    for (_, entry) in set.entries.iter() {
+        assert!(set.policies.contains_key(entry.policy));
     }
     for hz in HZ {
         let host = HostFacts { hz, ..HOST };
@@ -64,8 +64,8 @@ fn saved(set: &PolicySet) -> String {
         let cidrs: Vec<Cidr> = set
             .entries
             .iter()
-            .filter(|(_, entry)| entry.policy == *name)
-            .map(|(cidr, _)| *cidr)
+            .filter(|(_, entry)| entry.policy == name)
+            .map(|(cidr, _)| cidr)
             .collect();
         text = save::added(&text, &cidrs, name, Some(&policy.settings)).expect("it is ours");
     }
@@ -75,12 +75,12 @@ fn saved(set: &PolicySet) -> String {
 /// A set without the places its parts come from.
 type Plain<'a> = (
     Vec<(&'a PolicyName, &'a Settings)>,
-    Vec<(&'a Cidr, &'a PolicyName)>,
+    Vec<(Cidr, &'a PolicyName)>,
 );
 
 fn plain(set: &PolicySet) -> Plain<'_> {
     let policies = set.policies.iter().map(|(n, p)| (n, &p.settings));
-    let entries = set.entries.iter().map(|(c, e)| (c, &e.policy));
+    let entries = set.entries.iter().map(|(c, e)| (c, e.policy));
     (policies.collect(), entries.collect())
 }
 
@@ -91,7 +91,7 @@ fn edited(text: &str, config: &Config) {
         return;
     };
     if config.set.entries.contains_key(&one)
-        || config.set.entries.len() >= config.agent.max_entries as usize
+        || config.set.entries.len() >= MAX_ENTRIES_LIMIT as usize
     {
         return;
     }
@@ -101,7 +101,8 @@ fn edited(text: &str, config: &Config) {
     };
     let added = read(with.clone());
     assert_eq!(added.set.entries.len(), config.set.entries.len() + 1);
-    assert_eq!(added.set.entries[&one].policy, *name);
+    let entry = added.set.entries.get(&one).expect("it was added");
+    assert_eq!(entry.policy, name);
     let without = save::removed(&with, &[one]).expect("it could be read");
     let without = read(without.expect("it is there"));
     assert_eq!(plain(&without.set).1, plain(&config.set).1);

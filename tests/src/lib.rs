@@ -16,6 +16,7 @@ pub mod stopwatch;
 pub mod talk;
 pub mod timing;
 pub mod traffic;
+pub mod trie;
 pub mod watcher;
 
 pub use rto_lab::ground::{cgroup, names, netns, process};

@@ -38,7 +38,7 @@ use super::{
     types::{AddRequest, ApplyRequest, Caller, DetachRequest, ErrorAnswer, RemoveRequest},
 };
 use crate::{
-    engine::{EngineError, Handle, Message},
+    engine::{EngineError, Handle, Message, Reading},
     kernel::interference::Verdict,
     policy::{Cidr, PolicyName},
 };
@@ -260,8 +260,45 @@ async fn events(
     (headers, Body::from_stream(stream)).into_response()
 }
 
+/// What is in force, after whatever was answered before; under a long map write, what was before it.
+async fn reading(engine: &Handle) -> Result<Arc<Reading>, EngineError> {
+    let _stale = tokio::time::timeout(FRESH, engine.ask(Message::Refresh)).await;
+    engine.reading().await
+}
+
+/// On a thread of its own, and sent as it is made.
 async fn list(State(engine): State<Handle>) -> Response {
-    respond(engine.ask(Message::List).await)
+    /// Pieces that wait for a slow reader.
+    const WAITING: usize = 4;
+
+    let reading = match reading(&engine).await {
+        Ok(reading) => reading,
+        Err(e) => return error(&e),
+    };
+    let (counted, hits) = tokio::sync::oneshot::channel();
+    let (pieces, rest) = tokio::sync::mpsc::channel::<Bytes>(WAITING);
+    tokio::task::spawn_blocking(move || {
+        let hits = match reading.hits() {
+            Ok(hits) => hits,
+            Err(e) => return drop(counted.send(Err(e))),
+        };
+        drop(counted.send(Ok(())));
+        let take = |piece: Vec<u8>| pieces.blocking_send(piece.into()).is_ok();
+        if let Err(e) = reading.list(&hits, take) {
+            warn!("a list could not be told: {e}");
+        }
+    });
+    match hits.await {
+        Ok(Ok(())) => {}
+        Ok(Err(e)) => return error(&e),
+        Err(_) => return error(&EngineError::Stopping),
+    }
+    let stream = futures_util::stream::unfold(rest, |mut rest| async {
+        let piece = rest.recv().await?;
+        Some((Ok::<_, std::convert::Infallible>(piece), rest))
+    });
+    let headers = [(header::CONTENT_TYPE, "application/json")];
+    (headers, Body::from_stream(stream)).into_response()
 }
 
 async fn add(
@@ -308,7 +345,7 @@ async fn lookup(
         Err(e) => return answer(e.status(), &e.body_text()),
     };
     match address.parse::<IpAddr>() {
-        Ok(address) => respond(engine.ask(|reply| Message::Lookup(address, reply)).await),
+        Ok(address) => respond(reading(&engine).await.and_then(|r| r.lookup(address))),
         Err(_) => answer(
             StatusCode::BAD_REQUEST,
             &format!("{address:?} is no IPv4 or IPv6 address (host names are not looked up)"),

@@ -254,11 +254,38 @@ pub struct EntryView {
     pub overrides: Option<SourceView>,
 }
 
+/// One of the entries in force, in a list of them: what its policy sets is said once for all.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ListedEntry {
+    /// The CIDR.
+    pub cidr: Cidr,
+    /// Its policy.
+    pub policy: PolicyName,
+    /// Where it comes from.
+    pub source: SourceView,
+    /// As [`EntryView::hits`].
+    pub hits: u32,
+    /// The entry of the files it overrides, if any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub overrides: Option<SourceView>,
+}
+
+/// What a policy sets.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct ListedPolicy {
+    /// As given.
+    pub settings: SettingsSpec,
+    /// What it became on this host.
+    pub effects: Vec<Effect>,
+}
+
 /// `GET /v1/entries`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ListAnswer {
+    /// The policies, by name.
+    pub policies: BTreeMap<PolicyName, ListedPolicy>,
     /// Entries in force, IPv4 first, by address.
-    pub entries: Vec<EntryView>,
+    pub entries: Vec<ListedEntry>,
     /// Entries of the files that were switched off by hand.
     pub masked: Vec<Cidr>,
 }

@@ -62,8 +62,8 @@ fn good(config: &Config, host: HostFacts) -> anyhow::Result<Answer> {
         anyhow::anyhow!(lines.join("\n"))
     })?;
     let mut counts: BTreeMap<&PolicyName, usize> = BTreeMap::new();
-    for name in image.entries.values() {
-        *counts.entry(name).or_default() += 1;
+    for (_, entry) in image.entries.iter() {
+        *counts.entry(entry.policy).or_default() += 1;
     }
     let policies = effects
         .into_iter()

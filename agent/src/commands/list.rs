@@ -1,12 +1,15 @@
 //! `rto-agent list`.
 
-use std::process::ExitCode;
+use std::{collections::BTreeMap, fmt::Write as _, process::ExitCode};
 
 use rto_agent_common::EntryValue;
 
 use super::{print, table};
 use crate::{
-    api::{client::Client, types::ListAnswer},
+    api::{
+        client::Client,
+        types::{ListAnswer, ListedEntry},
+    },
     cli::Reading,
 };
 
@@ -16,31 +19,62 @@ pub(super) fn run(args: &Reading) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// The last column is the settings, which no other comes after.
+const HEADER: [&str; 4] = ["CIDR", "POLICY", "SOURCE", "HITS"];
+
+/// Not by the library of tables, whose cells of a million entries are a gigabyte.
 fn text(answer: &ListAnswer) -> String {
-    let mut rows = table::new(["CIDR", "POLICY", "SOURCE", "HITS", "SETTINGS"]);
-    for entry in &answer.entries {
-        let more = if entry.hits >= EntryValue::HITS_MAX {
-            "+"
-        } else {
-            ""
-        };
-        rows.add_row([
-            entry.cidr.to_string(),
-            entry.policy.to_string(),
-            entry.source.to_string(),
-            format!("{}{more}", entry.hits),
-            table::settings(&entry.effects),
-        ]);
-    }
-    let mut text = if answer.entries.is_empty() {
-        "no entries\n".to_owned()
+    let settings: BTreeMap<_, _> = answer
+        .policies
+        .iter()
+        .map(|(name, policy)| (name, table::settings(&policy.effects)))
+        .collect();
+    let mut text = String::new();
+    if answer.entries.is_empty() {
+        text.push_str("no entries\n");
     } else {
-        table::text(&rows)
-    };
+        let mut widths = HEADER.map(str::len);
+        for entry in &answer.entries {
+            for (width, cell) in widths.iter_mut().zip(cells(entry)) {
+                *width = cell.len().max(*width);
+            }
+        }
+        row(&mut text, widths, HEADER, "SETTINGS");
+        for entry in &answer.entries {
+            let settings = settings.get(&entry.policy).map_or("", String::as_str);
+            let cells = cells(entry);
+            let cells = cells.each_ref().map(String::as_str);
+            row(&mut text, widths, cells, settings);
+        }
+    }
     for cidr in &answer.masked {
         text.push_str(&format!(
             "{cidr} is switched off by hand (rto-agent remove --undo {cidr})\n"
         ));
     }
     text
+}
+
+fn cells(entry: &ListedEntry) -> [String; 4] {
+    let more = if entry.hits >= EntryValue::HITS_MAX {
+        "+"
+    } else {
+        ""
+    };
+    [
+        entry.cidr.to_string(),
+        entry.policy.to_string(),
+        entry.source.to_string(),
+        format!("{}{more}", entry.hits),
+    ]
+}
+
+fn row(text: &mut String, widths: [usize; 4], cells: [&str; 4], last: &str) {
+    for (cell, width) in cells.iter().zip(widths) {
+        // Writing to a string does not fail.
+        let _written = write!(text, "{cell:width$}  ");
+    }
+    text.push_str(last);
+    text.truncate(text.trim_end().len());
+    text.push('\n');
 }

@@ -96,7 +96,8 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
 
 /// Prints a text for people, or the value as JSON.
 fn print<T: Serialize>(json: bool, value: &T, text: impl FnOnce() -> String) -> anyhow::Result<()> {
-    let mut out = io::stdout().lock();
+    // Otherwise each line of a million is a system call.
+    let mut out = io::BufWriter::new(io::stdout().lock());
     if json {
         serde_json::to_writer_pretty(&mut out, value).map_err(io::Error::from)?;
         writeln!(out)?;

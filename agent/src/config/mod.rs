@@ -5,32 +5,38 @@
 //! may add `cidrs` to it (that is what `rto-agent add --save` writes).
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs,
-    hash::{DefaultHasher, Hash as _, Hasher as _},
+    hash::{BuildHasher as _, Hash as _, Hasher as _},
     io::{self, Read as _},
     path::{Path, PathBuf},
     time::Duration,
 };
 
+use foldhash::quality::FixedState;
+
+use crate::parallel;
 use crate::policy::{
-    Cidr, Entry, HostFacts, Location, Policy, PolicyName, PolicySet,
+    Cidr, HostFacts, Location, Policy, PolicyName, PolicySet,
     compile::{check_force, compile},
+    entries::Builder,
     units::{format_duration, parse_duration},
 };
 
 pub mod draft;
+mod lists;
 mod parse;
 pub mod save;
 mod source;
 
-use parse::RawPolicy;
+use lists::Place;
+use parse::{Parsed, RawPolicy};
 use source::Source;
 pub use source::{ConfigError, ConfigErrors};
 
 /// Socket of the daemon unless said otherwise.
 pub const DEFAULT_SOCKET: &str = "/run/rto-agent/control.sock";
-/// Largest `max_entries`.
+/// Largest `max_entries`, and most entries there can be.
 pub const MAX_ENTRIES_LIMIT: u32 = 4 << 20;
 /// Largest file, bytes: some three million CIDRs.
 const MAX_FILE: u64 = 64 << 20;
@@ -69,7 +75,7 @@ pub struct AgentConfig {
     pub on_exit: OnExit,
     /// Where the metrics are served.
     pub metrics: MetricsSetting,
-    /// Entries there is room for.
+    /// Entries there is room for at once; where there are more, room is made.
     pub max_entries: u32,
     /// Whether sockets that are open already get the options of a policy that comes to cover them.
     pub apply_to_open: bool,
@@ -208,18 +214,18 @@ impl Config {
     ///
     /// Everything that is wrong, each with its place and the mend.
     pub fn load(path: &Path, host: &HostFacts) -> Result<Self, ConfigErrors> {
+        Self::of(Files::read(path), host)
+    }
+
+    /// Checks everything that was read, for a host.
+    ///
+    /// # Errors
+    ///
+    /// As [`Config::load`].
+    pub fn of(files: Files, host: &HostFacts) -> Result<Self, ConfigErrors> {
         let mut loader = Loader::default();
-        loader.read(path, true);
-        match list(&policies_dir(path)) {
-            Ok(files) => {
-                for file in files {
-                    loader.read(&file, false);
-                }
-            }
-            Err(e) => loader
-                .errors
-                .push(ConfigError::whole(&policies_dir(path), e.to_string())),
-        }
+        loader.add_all(files.files);
+        loader.errors.extend(files.unlisted);
         loader.finish(host)
     }
 
@@ -230,7 +236,7 @@ impl Config {
     /// As [`Config::load`].
     pub fn from_text(path: &Path, text: String, host: &HostFacts) -> Result<Self, ConfigErrors> {
         let mut loader = Loader::default();
-        loader.take(path, text, true);
+        loader.add_all(vec![(path.to_owned(), Ok(text))]);
         loader.finish(host)
     }
 
@@ -241,7 +247,7 @@ impl Config {
     /// If the file cannot be read or its `[agent]` is wrong.
     pub fn load_agent(path: &Path) -> Result<AgentConfig, ConfigErrors> {
         let mut loader = Loader::default();
-        loader.read(path, true);
+        loader.add_all(vec![(path.to_owned(), read(path, true))]);
         let agent = loader.agent.take();
         match agent {
             Some(agent) => Ok(agent),
@@ -257,18 +263,52 @@ impl Config {
     }
 }
 
+/// The configuration's files as they were at one time.
+pub struct Files {
+    /// The main one is the first.
+    files: Vec<(PathBuf, io::Result<String>)>,
+    unlisted: Option<ConfigError>,
+}
+
+impl Files {
+    /// Reads the configuration file and those beside it.
+    #[must_use]
+    pub fn read(path: &Path) -> Self {
+        let (more, unlisted) = match list(&policies_dir(path)) {
+            Ok(files) => (files, None),
+            Err(e) => {
+                let error = ConfigError::whole(&policies_dir(path), e.to_string());
+                (Vec::new(), Some(error))
+            }
+        };
+        let all = std::iter::once(path.to_owned()).chain(more);
+        let files = all
+            .enumerate()
+            .map(|(i, path)| {
+                let text = read(&path, i == 0);
+                (path, text)
+            })
+            .collect();
+        Self { files, unlisted }
+    }
+
+    /// A number that is another when any of them is.
+    #[must_use]
+    pub fn fingerprint(&self) -> u64 {
+        // Files change by themselves and not against us: what is fast will do.
+        let mut hasher = FixedState::default().build_hasher();
+        for (path, text) in &self.files {
+            path.hash(&mut hasher);
+            text.as_ref().map_err(io::Error::kind).hash(&mut hasher);
+        }
+        hasher.finish()
+    }
+}
+
 /// A number that changes when any of the files does.
 #[must_use]
 pub fn fingerprint(path: &Path) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    let files = list(&policies_dir(path)).unwrap_or_default();
-    for file in std::iter::once(path.to_owned()).chain(files) {
-        file.hash(&mut hasher);
-        read(&file, file == path)
-            .map_err(|e| e.kind())
-            .hash(&mut hasher);
-    }
-    hasher.finish()
+    Files::read(path).fingerprint()
 }
 
 fn policies_dir(path: &Path) -> PathBuf {
@@ -325,36 +365,59 @@ struct Loader {
     errors: Vec<ConfigError>,
 }
 
+/// Below so many bytes in all, files are read one after the other.
+const SMALL: usize = 1 << 20;
+
+fn parse_all(sources: Vec<Source>) -> Vec<(Source, Parsed, Vec<ConfigError>)> {
+    let parse = |source: Source| {
+        let (parsed, errors) = parse::parse(&source);
+        (source, parsed, errors)
+    };
+    let bytes: usize = sources.iter().map(|source| source.text.len()).sum();
+    if bytes < SMALL {
+        return sources.into_iter().map(parse).collect();
+    }
+    parallel::map(sources, parse)
+}
+
 impl Loader {
-    fn read(&mut self, path: &Path, main: bool) {
-        match read(path, main) {
-            Ok(text) => self.take(path, text, main),
-            Err(e) => {
-                self.files.push(path.to_owned());
-                let mend = match e.kind() {
-                    io::ErrorKind::NotFound if main => {
-                        "; write one (an example comes with rto-agent) or name it with --config"
-                    }
-                    io::ErrorKind::InvalidData => "; configuration files are UTF-8 text",
-                    io::ErrorKind::PermissionDenied => {
-                        "; it must be root's, or readable for everybody: the daemon reads as root without \
-                         CAP_DAC_OVERRIDE"
-                    }
-                    _ => "",
-                };
-                self.errors
-                    .push(ConfigError::whole(path, format!("{e}{mend}")));
+    /// The first file is the main one.
+    fn add_all(&mut self, files: Vec<(PathBuf, io::Result<String>)>) {
+        let mut sources = Vec::new();
+        for (i, (path, text)) in files.into_iter().enumerate() {
+            match text {
+                Ok(text) => sources.push(Source::new(&path, text)),
+                Err(e) => {
+                    let mend = match e.kind() {
+                        io::ErrorKind::NotFound if i == 0 => {
+                            "; write one (an example comes with rto-agent) or name it with --config"
+                        }
+                        io::ErrorKind::InvalidData => "; configuration files are UTF-8 text",
+                        io::ErrorKind::PermissionDenied => {
+                            "; it must be root's, or readable for everybody: the daemon reads as root without \
+                             CAP_DAC_OVERRIDE"
+                        }
+                        _ => "",
+                    };
+                    self.errors
+                        .push(ConfigError::whole(&path, format!("{e}{mend}")));
+                }
             }
+            self.files.push(path);
+        }
+        for (source, parsed, errors) in parse_all(sources) {
+            self.add(source, parsed, errors);
         }
     }
 
-    fn take(&mut self, path: &Path, text: String, main: bool) {
-        self.files.push(path.to_owned());
-        let source = Source::new(path, text);
-        let (parsed, errors) = parse::parse(&source);
+    fn add(&mut self, source: Source, parsed: Parsed, errors: Vec<ConfigError>) {
         self.errors.extend(errors);
+        let is_main = self
+            .files
+            .first()
+            .is_some_and(|main| **main == *source.path);
         match parsed.agent {
-            Some(agent) if main => self.agent = Some(agent),
+            Some(agent) if is_main => self.agent = Some(agent),
             Some(_) => {
                 let at = source.text.find("agent").unwrap_or(0);
                 let message = "[agent] stands in the main configuration file only";
@@ -374,7 +437,7 @@ impl Loader {
         let mut set = PolicySet::default();
         let mut warnings = Vec::new();
         self.settings(host, &mut set, &mut warnings);
-        self.entries(agent.max_entries, &mut set);
+        self.entries(&mut set);
         if self.errors.is_empty() {
             Ok(Config {
                 agent,
@@ -452,9 +515,17 @@ impl Loader {
         }
     }
 
-    fn entries(&mut self, max_entries: u32, set: &mut PolicySet) {
-        let mut first: BTreeMap<Cidr, (usize, usize)> = BTreeMap::new();
-        let mut over = None;
+    fn entries(&mut self, set: &mut PolicySet) {
+        let mut builder = Builder::default();
+        builder.reserve(
+            self.policies
+                .iter()
+                .flat_map(|(_, raw)| &raw.cidrs)
+                .map(Vec::len)
+                .sum(),
+        );
+        let sources = self.sources.iter();
+        let files: Vec<u16> = sources.map(|source| builder.file(&source.path)).collect();
         for (index, raw) in &self.policies {
             if self.errors.len() >= MOST_ERRORS {
                 return;
@@ -468,42 +539,54 @@ impl Loader {
                 self.errors.push(source.error(raw.span.clone(), message));
                 continue;
             };
-            for (cidr, span) in &raw.cidrs {
+            let number = builder.policy(&raw.name);
+            for Place { cidr, start, line } in raw.cidrs.iter().flatten() {
                 if self.errors.len() >= MOST_ERRORS {
                     return;
                 }
-                let line = source.line(span.start);
-                if let Some((other, other_line)) = first.insert(*cidr, (*index, line)) {
-                    let other = self.sources[other].path.display();
-                    let message = format!("{cidr} stands at {other}:{other_line} already");
-                    self.errors.push(source.error(span.clone(), message));
-                    continue;
-                }
                 if let Err(e) = check_force(cidr, &policy.settings) {
-                    self.errors.push(source.error(span.clone(), e.to_string()));
+                    self.errors
+                        .push(source.error(source.quoted(*start), e.to_string()));
                 }
-                if first.len() > max_entries as usize && over.is_none() {
-                    over = Some((*index, span.clone()));
-                }
-                let location = Some(Location {
-                    path: source.path.clone(),
-                    line,
-                });
-                set.entries.insert(
-                    *cidr,
-                    Entry {
-                        policy: raw.name.clone(),
-                        location,
-                    },
-                );
+                builder.push(*cidr, number, Some((files[*index], *line)));
             }
         }
-        if let Some((index, span)) = over {
+        let (entries, twice) = builder.build();
+        if !twice.is_empty() {
+            self.tell_twice(&twice.into_iter().collect());
+        }
+        if entries.len() > MAX_ENTRIES_LIMIT as usize {
+            let main = self.files.first().map_or(Path::new(""), PathBuf::as_path);
             let message = format!(
-                "{} entries are more than max_entries = {max_entries}; raise it in [agent]",
-                first.len()
+                "{} entries are more than there can be ({MAX_ENTRIES_LIMIT})",
+                entries.len()
             );
-            self.errors.push(self.sources[index].error(span, message));
+            self.errors.push(ConfigError::whole(main, message));
+        }
+        set.entries = entries;
+    }
+
+    fn tell_twice(&mut self, twice: &BTreeSet<Cidr>) {
+        let mut first: BTreeMap<Cidr, String> = BTreeMap::new();
+        for (index, raw) in &self.policies {
+            let source = &self.sources[*index];
+            let places = raw
+                .cidrs
+                .iter()
+                .flatten()
+                .filter(|place| twice.contains(&place.cidr));
+            for Place { cidr, start, line } in places {
+                if self.errors.len() >= MOST_ERRORS {
+                    return;
+                }
+                if let Some(place) = first.get(cidr) {
+                    let message = format!("{cidr} stands at {place} already");
+                    self.errors
+                        .push(source.error(source.quoted(*start), message));
+                } else {
+                    first.insert(*cidr, format!("{}:{line}", source.path.display()));
+                }
+            }
         }
     }
 }

@@ -12,6 +12,7 @@ use toml::{
 
 use super::{
     AgentConfig, CgroupSetting, MOST_ERRORS, MetricsSetting, OnExit, RttSampling,
+    lists::{Lists, Place},
     source::{ConfigError, Source},
 };
 use crate::policy::{Cidr, PolicyName, Settings, SynRetries, units::parse_duration};
@@ -31,7 +32,8 @@ pub(super) struct RawPolicy {
     pub(super) settings: Settings,
     /// Of each value given, by key.
     pub(super) spans: BTreeMap<&'static str, Range<usize>>,
-    pub(super) cidrs: Vec<(Cidr, Range<usize>)>,
+    /// In the order of the file.
+    pub(super) cidrs: Vec<Vec<Place>>,
 }
 
 impl RawPolicy {
@@ -80,24 +82,28 @@ const POLICY_KEYS: [&str; 11] = [
 type Value<'a> = Spanned<DeValue<'a>>;
 
 pub(super) fn parse(source: &Source) -> (Parsed, Vec<ConfigError>) {
-    let (table, syntax) = DeTable::parse_recoverable(&source.text);
-    if !syntax.is_empty() {
-        let errors = syntax
-            .iter()
-            .take(MOST_ERRORS)
-            .map(|e| source.error(e.span().unwrap_or(0..0), e.message()));
-        return (Parsed::default(), errors.collect());
-    }
+    let lists = Lists::take_out(&source.text);
+    let rest = lists.rest.clone();
+    let (table, syntax) = DeTable::parse_recoverable(&rest);
     let mut walk = Walk {
         source,
+        lists,
         errors: Vec::new(),
     };
+    if !syntax.is_empty() {
+        for e in syntax.iter().take(MOST_ERRORS) {
+            walk.error(e.span().unwrap_or(0..0), e.message());
+        }
+        return (Parsed::default(), walk.errors);
+    }
     let parsed = walk.top(table.get_ref());
     (parsed, walk.errors)
 }
 
 struct Walk<'a> {
     source: &'a Source,
+    /// Spans in the tree are of the rest that they left.
+    lists: Lists<'a>,
     errors: Vec<ConfigError>,
 }
 
@@ -206,7 +212,7 @@ impl Walk<'_> {
         let table = self.table(value, "[policy.NAME]")?;
         let mut raw = RawPolicy {
             name,
-            span,
+            span: self.lists.in_text(span),
             settings: Settings::default(),
             spans: BTreeMap::new(),
             cidrs: Vec::new(),
@@ -216,7 +222,7 @@ impl Walk<'_> {
                 self.unknown(key, "", &POLICY_KEYS);
                 continue;
             };
-            raw.spans.insert(known, value.span());
+            raw.spans.insert(known, self.lists.in_text(value.span()));
             let settings = &mut raw.settings;
             match *known {
                 "cidrs" => raw.cidrs = self.cidrs(value),
@@ -240,7 +246,10 @@ impl Walk<'_> {
         Some(raw)
     }
 
-    fn cidrs(&mut self, value: &Value<'_>) -> Vec<(Cidr, Range<usize>)> {
+    fn cidrs(&mut self, value: &Value<'_>) -> Vec<Vec<Place>> {
+        if let Some(cidrs) = self.lists.take(value.span().start) {
+            return cidrs;
+        }
         let Some(array) = value.get_ref().as_array() else {
             self.wrong_kind(value, "a list of CIDRs, like [\"10.1.2.0/24\"]");
             return Vec::new();
@@ -248,12 +257,21 @@ impl Walk<'_> {
         let mut cidrs = Vec::with_capacity(array.len());
         for item in array.iter() {
             match self.text(item).map(Cidr::from_str) {
-                Some(Ok(cidr)) => cidrs.push((cidr, item.span())),
+                Some(Ok(cidr)) => {
+                    let start = self.lists.in_text(item.span()).start;
+                    let line = self.source.line(start);
+                    cidrs.push(Place {
+                        cidr,
+                        // Files are not as large.
+                        start: u32::try_from(start).unwrap_or(u32::MAX),
+                        line: u32::try_from(line).unwrap_or(u32::MAX),
+                    });
+                }
                 Some(Err(e)) => self.error(item.span(), e.to_string()),
                 None => {}
             }
         }
-        cidrs
+        vec![cidrs]
     }
 
     fn syn_retries(&mut self, value: &Value<'_>) -> Option<SynRetries> {
@@ -350,6 +368,7 @@ impl Walk<'_> {
 
     fn error(&mut self, span: Range<usize>, message: impl Into<String>) {
         if self.errors.len() < MOST_ERRORS {
+            let span = self.lists.in_text(span);
             self.errors.push(self.source.error(span, message));
         }
     }

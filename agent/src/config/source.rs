@@ -4,6 +4,7 @@ use std::{
     fmt::{self, Write as _},
     ops::Range,
     path::{Path, PathBuf},
+    sync::{Arc, OnceLock},
 };
 
 use serde::Serialize;
@@ -13,10 +14,10 @@ const SHOWN_WIDTH: usize = 160;
 
 /// A file's text with a table of its lines.
 pub(super) struct Source {
-    pub(super) path: PathBuf,
+    pub(super) path: Arc<Path>,
     pub(super) text: String,
-    /// Byte offset at which each line begins.
-    lines: Vec<usize>,
+    /// Byte offset at which each line begins, once that was asked.
+    lines: OnceLock<Vec<usize>>,
 }
 
 /// One thing wrong with a file: `path:line:column: message`, the line, and a mark below it.
@@ -51,24 +52,38 @@ pub struct ConfigErrors(pub Vec<ConfigError>);
 
 impl Source {
     pub(super) fn new(path: &Path, text: String) -> Self {
-        let begins = text.match_indices('\n').map(|(at, _)| at + 1);
-        let lines = std::iter::once(0).chain(begins).collect();
         Self {
-            path: path.to_owned(),
+            path: path.into(),
             text,
-            lines,
+            lines: OnceLock::new(),
         }
+    }
+
+    fn lines(&self) -> &[usize] {
+        self.lines.get_or_init(|| {
+            let begins = self.text.match_indices('\n').map(|(at, _)| at + 1);
+            std::iter::once(0).chain(begins).collect()
+        })
     }
 
     /// The line an offset lies on, from 1.
     pub(super) fn line(&self, offset: usize) -> usize {
-        self.lines.partition_point(|begin| *begin <= offset)
+        self.lines().partition_point(|begin| *begin <= offset)
+    }
+
+    /// A quoted text, by where it begins.
+    pub(super) fn quoted(&self, start: u32) -> Range<usize> {
+        let start = start as usize;
+        let mut rest = self.text.get(start..).unwrap_or_default().char_indices();
+        let quote = rest.next().map(|(_, quote)| quote);
+        let end = rest.find(|(_, c)| Some(*c) == quote);
+        start..end.map_or(start, |(at, _)| start + at + 1)
     }
 
     pub(super) fn error(&self, span: Range<usize>, message: impl Into<String>) -> ConfigError {
         let start = span.start.min(self.text.len());
         let line = self.line(start);
-        let begin = self.lines.get(line - 1).copied().unwrap_or(0);
+        let begin = self.lines().get(line - 1).copied().unwrap_or(0);
         let text = self.text[begin..].lines().next().unwrap_or_default();
         let before = self
             .text
@@ -81,7 +96,7 @@ impl Source {
             .get(start..span.end.min(begin + text.len()))
             .unwrap_or_default();
         ConfigError {
-            path: self.path.clone(),
+            path: self.path.to_path_buf(),
             line: Some(line),
             column: Some(before + 1),
             message: message.into(),

@@ -12,9 +12,9 @@ use crate::{
         peer, server,
         socket::{Socket, Standing},
     },
-    config::{CgroupSetting, Config, MetricsSetting},
+    config::{CgroupSetting, Config, Files, MetricsSetting},
     datapath::{make_pin_dir, probe},
-    engine::{Engine, Handle, Message, Start},
+    engine::{self, Engine, Handle, Message, Start},
     kernel::{self, facts::host_facts, privileges},
     telemetry::http,
 };
@@ -41,7 +41,9 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
     privileges::keep_for_start().context("capabilities cannot be given up")?;
     let features = probe::features();
     let host = host_facts(&features)?;
-    let config = Config::load(config_path, &host)?;
+    let files = Files::read(config_path);
+    let fingerprint = files.fingerprint();
+    let config = Config::of(files, &host)?;
     let agent = &config.agent;
     let cgroup = resolve_cgroup(cgroup, &agent.cgroup)?;
     let lock = InstanceLock::of_state(&agent.state_dir)?;
@@ -67,14 +69,21 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
         cgroup,
         host,
         config,
+        fingerprint,
         features,
         tells_process: probe::tells_process(),
     };
-    let (engine, handle) = Engine::start(start)?;
     let mut signals = Signals::install()?;
+    let (channels, handle) = engine::channels(&start);
+    let (ended, end) = tokio::sync::oneshot::channel::<()>();
+    // It answers while a million entries are being loaded.
     let thread = std::thread::Builder::new()
         .name("engine".to_owned())
-        .spawn(move || engine.run())
+        .spawn(move || {
+            // Dropped when the engine ends, however it does.
+            let _ended = ended;
+            Engine::start(start, channels)?.run()
+        })
         .context("cannot start the engine's thread")?;
     runtime.block_on(async {
         let watcher = tokio::spawn(watch::watch(config_path.to_owned(), handle.clone()));
@@ -90,7 +99,7 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
             (tokio::spawn(serving), socket)
         });
         signals
-            .forward(&handle, &thread, || {
+            .forward(&handle, end, || {
                 if let Err(e) = lock.follow(&pin_dir) {
                     warn!("{e}");
                 }
@@ -170,10 +179,10 @@ impl Signals {
     async fn forward(
         &mut self,
         engine: &Handle,
-        thread: &std::thread::JoinHandle<anyhow::Result<()>>,
+        mut ended: tokio::sync::oneshot::Receiver<()>,
         mut meanwhile: impl FnMut(),
     ) {
-        let mut alive = tokio::time::interval(std::time::Duration::from_millis(500));
+        let mut now_and_then = tokio::time::interval(std::time::Duration::from_millis(500));
         loop {
             let name = tokio::select! {
                 _ = self.hangup.recv() => {
@@ -182,10 +191,8 @@ impl Signals {
                 }
                 _ = self.terminate.recv() => "SIGTERM",
                 _ = self.interrupt.recv() => "SIGINT",
-                _ = alive.tick() => {
-                    if thread.is_finished() {
-                        return;
-                    }
+                _ = &mut ended => return,
+                _ = now_and_then.tick() => {
                     meanwhile();
                     continue;
                 }

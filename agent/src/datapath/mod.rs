@@ -6,15 +6,16 @@
 //! [`Datapath::attach`] puts the link in force and clears away what it replaced.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, HashMap},
     fs::File,
     os::fd::AsFd as _,
     path::{Path, PathBuf},
+    sync::Arc,
     time::Duration,
 };
 
 use aya::{
-    maps::{MapData, MapType},
+    maps::MapData,
     programs::{
         CgroupAttachMode, SockOps,
         links::{FdLink, PinnedLink},
@@ -30,6 +31,7 @@ use crate::{
     kernel::{bpf::program_info, programs::attached_ids},
     policy::{
         Cidr, PolicyName,
+        entries::Builder,
         plan::{Image, Plan},
     },
 };
@@ -42,13 +44,15 @@ mod pins;
 pub mod probe;
 mod slots;
 mod tables;
+mod tries;
 pub mod walk;
 
 pub use accepted::Accepted;
 pub use error::DatapathError;
 use object::{OBJECT, Values, program};
 use slots::Slots;
-use tables::{Tables, describe};
+use tables::{TRIES, Tables, describe};
+use tries::Tries;
 
 /// What a datapath is opened for.
 #[derive(Clone, Debug)]
@@ -57,7 +61,7 @@ pub struct Options {
     pub cgroup: PathBuf,
     /// Directory on a BPF file system, for this agent alone.
     pub pin_dir: PathBuf,
-    /// Entries each address family may have.
+    /// Entries there is room for; [`Datapath::grow`] makes more.
     pub max_entries: u32,
     /// What is counted.
     pub statistics: StatisticsOptions,
@@ -216,8 +220,7 @@ impl Datapath {
             });
         }
 
-        let staging = pins::unique(pin_dir, "staging", "");
-        pins::create_private_dir(&staging).map_err(pin_dir_error)?;
+        let staging = new_staging(pin_dir)?;
         let opened = Self::stage(&options, &generations, &staging);
         match opened {
             Ok((found, mut tables)) => {
@@ -250,7 +253,7 @@ impl Datapath {
         generations: &[pins::Generation],
         staging: &Path,
     ) -> Result<(Found, Tables), DatapathError> {
-        let mut kept = false;
+        let mut kept = Kept::Nothing;
         // One without a link was kept because sockets could not all be given back what they had: its
         // maps know what that was. One in force goes before it.
         let of_layout = generations
@@ -259,21 +262,18 @@ impl Datapath {
         let (in_force, kept_maps): (Vec<_>, Vec<_>) =
             of_layout.partition(|g| g.path.join(pins::LINK).exists());
         for generation in in_force.into_iter().chain(kept_maps) {
-            if keep_maps(
-                &generation.path,
-                staging,
-                kernel_entries(options.max_entries),
-            )? {
-                kept = true;
+            let entries = kernel_entries(options.max_entries);
+            kept = keep_maps(&generation.path, staging, entries)?;
+            if kept != Kept::Nothing {
                 break;
             }
         }
         let found = match (kept, generations.is_empty()) {
-            (true, _) => Found::MapsKept,
-            (false, true) => Found::Nothing,
-            (false, false) => Found::Replaced,
+            (Kept::All | Kept::AllButTries, _) => Found::MapsKept,
+            (Kept::Nothing, true) => Found::Nothing,
+            (Kept::Nothing, false) => Found::Replaced,
         };
-        if !kept {
+        if kept != Kept::All {
             object::load(Some(staging), &options.values())?;
         }
         Ok((found, Tables::open(staging)?))
@@ -299,19 +299,27 @@ impl Datapath {
     pub fn image(&self) -> Result<Image, DatapathError> {
         let names = self.slots.by_index();
         let mut image = Image::default();
+        let mut entries = Builder::default();
+        // An entry of a slot without a policy is inert; as "nameless" it is removed by any plan.
+        let nameless = PolicyName::nameless();
+        let mut numbers = HashMap::new();
         for (index, mut policy) in self.tables.policies()? {
             if let Some(name) = names.get(&index) {
+                numbers.insert(index, entries.policy(name));
                 policy.generation = 0;
                 image.policies.insert((*name).clone(), policy);
             }
         }
-        for (cidr, value) in self.tables.entries()? {
-            // An entry of a slot without a policy is inert; as "nameless" it is removed by any plan.
-            let name = names.get(&value.policy).map(|name| (*name).clone());
-            image
-                .entries
-                .insert(cidr, name.unwrap_or_else(PolicyName::nameless));
+        let all = self.tables.tries.all()?;
+        entries.reserve(all.len());
+        for (cidr, value) in all {
+            let number = match numbers.get(&value.policy) {
+                Some(number) => *number,
+                None => entries.policy(&nameless),
+            };
+            entries.push(cidr, number, None);
         }
+        (image.entries, _) = entries.build();
         Ok(image)
     }
 
@@ -327,32 +335,22 @@ impl Datapath {
         for (name, policy) in &plan.policies_write {
             self.write_policy(name, policy)?;
         }
-        for (cidr, name) in &plan.entries_write {
-            let slot = self
-                .slots
-                .get(name)
-                .ok_or_else(|| DatapathError::UnknownPolicy {
-                    cidr: *cidr,
-                    policy: name.clone(),
-                })?;
-            let known = current.entries.contains_key(cidr);
-            let former = if known {
-                self.tables.entry(cidr)?
-            } else {
-                None
+        let tries = &self.tables.tries;
+        let slots = self.slots.indices();
+        tries.write(plan.entries_write.iter().map(|(cidr, name)| {
+            let known = plan.entries_pointed > 0 && current.entries.contains_key(cidr);
+            let former = if known { tries.get(cidr)? } else { None };
+            let value = EntryValue {
+                policy: slot_of(&slots, cidr, name)?,
+                hits: former.map_or(0, |value| value.hits),
             };
-            let hits = former.map_or(0, |value| value.hits);
-            self.tables.write(
-                cidr,
-                EntryValue {
-                    policy: slot.index,
-                    hits,
-                },
-            )?;
-        }
-        for cidr in &plan.entries_remove {
-            self.tables.remove(cidr)?;
-        }
+            Ok((*cidr, value))
+        }))?;
+        tries.remove(&plan.entries_remove)?;
+        self.free(plan)
+    }
+
+    fn free(&mut self, plan: &Plan) -> Result<(), DatapathError> {
         for name in &plan.policies_free {
             if let Some(slot) = self.slots.release(name) {
                 let free = Policy {
@@ -365,6 +363,91 @@ impl Datapath {
             }
         }
         Ok(())
+    }
+
+    /// Does what `plan` says by making tries for `max_entries`, which hold what `desired` does, and putting
+    /// the program in force over them before the former one goes. All other maps stay, and so does what
+    /// entries have counted (but for what is counted meanwhile).
+    ///
+    /// # Errors
+    ///
+    /// As [`Datapath::apply`] and [`Datapath::attach`]; what was in force stays.
+    pub fn grow(
+        &mut self,
+        max_entries: u32,
+        plan: &Plan,
+        desired: &Image,
+    ) -> Result<(), DatapathError> {
+        let options = Options {
+            max_entries,
+            ..self.options.clone()
+        };
+        self.tables.be_patient();
+        for (name, policy) in &plan.policies_write {
+            self.write_policy(name, policy)?;
+        }
+        let staging = new_staging(&options.pin_dir)?;
+        match self.fill(&options, &staging, desired) {
+            Ok((tables, link)) => {
+                if self.link.is_none() {
+                    // Never in force: nobody else removes it.
+                    let _swept = pins::remove_generation(&self.dir);
+                }
+                self.dir = staging;
+                if link.is_some() {
+                    self.dir = options.generation();
+                }
+                self.link = link;
+                self.hook = None;
+                self.tables = tables;
+                self.options = options;
+            }
+            Err(e) => {
+                let _swept = pins::remove_generation(&staging);
+                return Err(e);
+            }
+        }
+        if self.link.is_some() {
+            self.attach()?;
+        }
+        self.free(plan)
+    }
+
+    /// The maps of [`Datapath::grow`] in `staging`, and the link over them in its place, if there was one.
+    fn fill(
+        &self,
+        options: &Options,
+        staging: &Path,
+        desired: &Image,
+    ) -> Result<(Tables, Option<Link>), DatapathError> {
+        self.tables.pin_all_but_tries(staging)?;
+        object::load(Some(staging), &options.values())?;
+        let tables = Tables::open(staging)?;
+        let former: HashMap<Cidr, u32> = self
+            .tables
+            .tries
+            .all()?
+            .into_iter()
+            .filter(|(_, value)| value.hits > 0)
+            .map(|(cidr, value)| (cidr, value.hits))
+            .collect();
+        let slots = self.slots.indices();
+        tables
+            .tries
+            .write(desired.entries.iter().map(|(cidr, entry)| {
+                let value = EntryValue {
+                    policy: slot_of(&slots, &cidr, entry.policy)?,
+                    hits: former.get(&cidr).copied().unwrap_or(0),
+                };
+                Ok((cidr, value))
+            }))?;
+        if self.link.is_none() {
+            return Ok((tables, None));
+        }
+        let link = load_and_attach(options, staging)?;
+        let wanted = options.generation();
+        pins::promote(&options.pin_dir, staging, &wanted).map_err(|e| pin_error(&wanted, &e))?;
+        Ok((tables, Some(link)))
     }
 
     fn write_policy(&mut self, name: &PolicyName, policy: &Policy) -> Result<(), DatapathError> {
@@ -420,10 +503,7 @@ impl Datapath {
 
     /// Pins the open maps once more, in a staging directory.
     fn restage(&self) -> Result<PathBuf, DatapathError> {
-        let staging = pins::unique(&self.options.pin_dir, "staging", "");
-        pins::create_pin_dir(&self.options.pin_dir)
-            .and_then(|()| pins::create_private_dir(&staging))
-            .map_err(|e| pin_error(&staging, &e))?;
+        let staging = new_staging(&self.options.pin_dir)?;
         match self.tables.pin(&staging) {
             Ok(()) => Ok(staging),
             Err(e) => {
@@ -494,27 +574,10 @@ impl Datapath {
         attached
     }
 
-    /// Connections decided by each entry.
-    ///
-    /// # Errors
-    ///
-    /// If a map cannot be read.
-    pub fn hits(&self) -> Result<BTreeMap<Cidr, u32>, DatapathError> {
-        Ok(self
-            .tables
-            .entries()?
-            .into_iter()
-            .map(|(cidr, value)| (cidr, value.hits))
-            .collect())
-    }
-
-    /// Connections decided by one entry that is known to exist.
-    ///
-    /// # Errors
-    ///
-    /// If the map cannot be read.
-    pub fn hits_of(&self, cidr: &Cidr) -> Result<u32, DatapathError> {
-        Ok(self.tables.entry(cidr)?.map_or(0, |value| value.hits))
+    /// What reads the entries' hits; it has handles of its own and can be used on another thread.
+    #[must_use]
+    pub fn hits(&self) -> Hits {
+        Hits(self.tables.tries.clone())
     }
 
     /// Statistics of every policy, by [`rto_agent_common::direction::ALL`] and summed over the CPUs; those of connections
@@ -629,6 +692,33 @@ impl Datapath {
         let mut removed = remove_pins(&pin_dir)?;
         removed.links += usize::from(unlinked);
         Ok(removed)
+    }
+}
+
+/// Connections decided by entries. While it lives the kernel keeps the tries.
+#[derive(Clone)]
+pub struct Hits(Arc<Tries>);
+
+impl Hits {
+    /// Of every entry that has decided any, in order.
+    ///
+    /// # Errors
+    ///
+    /// If a map cannot be read.
+    pub fn all(&self) -> Result<Vec<(Cidr, u32)>, DatapathError> {
+        let all = self.0.all()?.into_iter().filter(|(_, v)| v.hits > 0);
+        let mut hits: Vec<_> = all.map(|(cidr, value)| (cidr, value.hits)).collect();
+        hits.sort_unstable();
+        Ok(hits)
+    }
+
+    /// Of one entry that is known to exist.
+    ///
+    /// # Errors
+    ///
+    /// If the map cannot be read.
+    pub fn of(&self, cidr: &Cidr) -> Result<u32, DatapathError> {
+        Ok(self.0.get(cidr)?.map_or(0, |value| value.hits))
     }
 }
 
@@ -792,7 +882,7 @@ pub fn pinned_initial_rto(pin_dir: &Path, address: std::net::IpAddr) -> Option<u
         .find(|g| g.layout == Some(LAYOUT_VERSION) && g.path.join(pins::LINK).exists())?;
     let tables = Tables::open(&in_force.path).ok()?;
     let host: Cidr = address.to_string().parse().ok()?;
-    let entry = tables.entry(&host).ok()??;
+    let entry = tables.tries.get(&host).ok()??;
     let policy = tables.policy(entry.policy).ok()?;
     (policy.initial_rto_jiffies != 0).then_some(policy.initial_rto_jiffies)
 }
@@ -822,6 +912,16 @@ pub fn pinned_program_ids(pin_dir: &Path) -> Vec<u32> {
         .collect()
 }
 
+/// Room to make for so many entries where so many are asked for.
+#[must_use]
+pub fn room_for(entries: usize, asked: u32) -> u32 {
+    match u32::try_from(entries) {
+        Ok(entries) if entries <= asked => asked,
+        Ok(entries) => entries.checked_next_power_of_two().unwrap_or(u32::MAX),
+        Err(_) => u32::MAX,
+    }
+}
+
 /// Room of a trie for `max_entries`: a reload that exchanges every entry has the old and the new
 /// in it for a moment. The tries take memory by what is in them, not by this number.
 fn kernel_entries(max_entries: u32) -> u32 {
@@ -847,34 +947,68 @@ fn attached(cgroup: &Path, program_id: u32) -> std::io::Result<bool> {
     Ok(attached_ids(File::open(cgroup)?.as_fd())?.contains(&program_id))
 }
 
-/// Pins all maps of `from` in `to` as well, if every one of them is as this version makes it;
-/// otherwise pins none and says `false`.
-fn keep_maps(from: &Path, to: &Path, kernel_entries: u32) -> Result<bool, DatapathError> {
+/// What [`keep_maps`] could keep.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kept {
+    All,
+    /// The tries are of another size.
+    AllButTries,
+    Nothing,
+}
+
+/// Pins the maps of `from` in `to` as well, if every one of them is as this version makes it;
+/// otherwise pins none.
+fn keep_maps(from: &Path, to: &Path, kernel_entries: u32) -> Result<Kept, DatapathError> {
     let mut opened = Vec::new();
+    let mut kept = Kept::All;
     for name in maps::ALL {
         let Ok(map) = MapData::from_pin(from.join(name)) else {
-            return Ok(false);
+            return Ok(Kept::Nothing);
         };
         let Ok(info) = map.info() else {
-            return Ok(false);
+            return Ok(Kept::Nothing);
         };
-        let is_trie = info.map_type().is_ok_and(|t| t == MapType::LpmTrie);
-        if is_trie && info.max_entries() != kernel_entries {
-            return Ok(false);
+        if TRIES.contains(&name) && info.max_entries() != kernel_entries {
+            kept = Kept::AllButTries;
         }
         opened.push((name, map));
     }
     if Tables::open(from).is_err() {
-        return Ok(false);
+        return Ok(Kept::Nothing);
     }
     for (name, map) in opened {
+        if TRIES.contains(&name) && kept == Kept::AllButTries {
+            continue;
+        }
         let path = to.join(name);
         map.pin(&path).map_err(|e| DatapathError::Pin {
             path,
             reason: describe(&e),
         })?;
     }
-    Ok(true)
+    Ok(kept)
+}
+
+fn new_staging(pin_dir: &Path) -> Result<PathBuf, DatapathError> {
+    let staging = pins::unique(pin_dir, "staging", "");
+    pins::create_pin_dir(pin_dir)
+        .and_then(|()| pins::create_private_dir(&staging))
+        .map_err(|e| pin_error(&staging, &e))?;
+    Ok(staging)
+}
+
+fn slot_of(
+    slots: &HashMap<&PolicyName, u32>,
+    cidr: &Cidr,
+    name: &PolicyName,
+) -> Result<u32, DatapathError> {
+    slots
+        .get(name)
+        .copied()
+        .ok_or_else(|| DatapathError::UnknownPolicy {
+            cidr: *cidr,
+            policy: name.clone(),
+        })
 }
 
 /// Loads the program over the maps pinned in `dir`, attaches it and pins its link there.

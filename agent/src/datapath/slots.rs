@@ -1,6 +1,6 @@
 //! Which slot of the `POLICIES` array belongs to which policy.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use rto_agent_common::Policy;
 
@@ -58,6 +58,14 @@ impl Slots {
         self.used
             .iter()
             .map(|(name, slot)| (slot.index, name))
+            .collect()
+    }
+
+    /// The index of each policy, for many of them.
+    pub(super) fn indices(&self) -> HashMap<&PolicyName, u32> {
+        self.used
+            .iter()
+            .map(|(name, slot)| (name, slot.index))
             .collect()
     }
 

@@ -1,32 +1,33 @@
 //! The maps, typed.
 
-use std::{collections::BTreeMap, net::IpAddr, path::Path, time::Duration};
+use std::{path::Path, sync::Arc, time::Duration};
 
-use aya::maps::{
-    Array, LpmTrie, MapData, MapError, PerCpuHashMap, PerCpuValues, RingBuf, SkStorage,
-    lpm_trie::Key,
-};
-use ipnetwork::IpNetwork;
+use aya::maps::{Array, MapData, MapError, PerCpuHashMap, PerCpuValues, RingBuf, SkStorage};
 use rto_agent_common::{
-    EntryValue, FIRST_SLOT, MAX_POLICIES, Policy, SocketState, Statistics, direction,
-    event::EventControl, maps, statistics_key,
+    FIRST_SLOT, MAX_POLICIES, Policy, SocketState, Statistics, direction, event::EventControl,
+    maps, statistics_key,
 };
 
-use super::error::{DatapathError, map as map_error};
-use crate::policy::Cidr;
+use super::{
+    error::{DatapathError, map as map_error},
+    tries::Tries,
+};
 
 /// Handles of every map the daemon reads or writes.
 pub(super) struct Tables {
-    v4: LpmTrie<MapData, [u8; 4], EntryValue>,
-    v6: LpmTrie<MapData, [u8; 16], EntryValue>,
+    /// Shared with those who only read.
+    pub(super) tries: Arc<Tries>,
     policies: Array<MapData, Policy>,
     statistics: PerCpuHashMap<MapData, u32, Statistics>,
     /// How often memory for them may be waited for.
     patience: u32,
     cpus: usize,
-    // A second handle of each map: aya's typed ones are consumed by pinning.
+    /// A second handle of each map but the tries: aya's typed ones are consumed by pinning.
     handles: Vec<(&'static str, MapData)>,
 }
+
+/// The maps of entries.
+pub(super) const TRIES: [&str; 2] = [maps::ENTRIES_V4, maps::ENTRIES_V6];
 
 /// Waits of 2 ms for memory, in one piece of work.
 const PATIENCE: u32 = 200;
@@ -47,6 +48,8 @@ macro_rules! open {
     }};
 }
 
+pub(super) use open;
+
 impl Tables {
     /// Opens the maps pinned in `dir`.
     pub(super) fn open(dir: &Path) -> Result<Self, DatapathError> {
@@ -56,14 +59,14 @@ impl Tables {
             .get() as usize;
         let handles = maps::ALL
             .into_iter()
+            .filter(|name| !TRIES.contains(name))
             .map(|name| {
                 let map = MapData::from_pin(dir.join(name));
                 Ok((name, map.map_err(|e| map_error(name, describe(&e)))?))
             })
             .collect::<Result<_, DatapathError>>()?;
         Ok(Self {
-            v4: open!(dir, maps::ENTRIES_V4, LpmTrie),
-            v6: open!(dir, maps::ENTRIES_V6, LpmTrie),
+            tries: Arc::new(Tries::open(dir)?),
             policies: open!(dir, maps::POLICIES, Array),
             statistics: open!(dir, maps::STATISTICS, PerCpuHashMap),
             patience: PATIENCE,
@@ -74,81 +77,21 @@ impl Tables {
 
     /// Pins the open maps in `dir` as well.
     pub(super) fn pin(&self, dir: &Path) -> Result<(), DatapathError> {
-        for (name, map) in &self.handles {
+        self.pin_all_but_tries(dir)?;
+        for (name, map) in self.tries.handles() {
             map.pin(dir.join(name))
                 .map_err(|e| map_error(name, describe(&e)))?;
         }
         Ok(())
     }
 
-    /// Every entry of both tries.
-    pub(super) fn entries(&self) -> Result<BTreeMap<Cidr, EntryValue>, DatapathError> {
-        let mut all = BTreeMap::new();
-        for item in self.v4.iter() {
-            let (key, value) = item.map_err(|e| map_error(maps::ENTRIES_V4, describe(&e)))?;
-            all.insert(
-                cidr(maps::ENTRIES_V4, key.data().into(), key.prefix_len())?,
-                value,
-            );
+    /// The same for those that other tries can go with.
+    pub(super) fn pin_all_but_tries(&self, dir: &Path) -> Result<(), DatapathError> {
+        for (name, map) in &self.handles {
+            map.pin(dir.join(name))
+                .map_err(|e| map_error(name, describe(&e)))?;
         }
-        for item in self.v6.iter() {
-            let (key, value) = item.map_err(|e| map_error(maps::ENTRIES_V6, describe(&e)))?;
-            all.insert(
-                cidr(maps::ENTRIES_V6, key.data().into(), key.prefix_len())?,
-                value,
-            );
-        }
-        Ok(all)
-    }
-
-    /// The value of exactly this entry; `None` if there is none. (The kernel's lookup finds the
-    /// longest prefix not longer than the key's: the caller must know that the entry exists.)
-    pub(super) fn entry(&self, cidr: &Cidr) -> Result<Option<EntryValue>, DatapathError> {
-        let value = match cidr.network() {
-            IpNetwork::V4(n) => self
-                .v4
-                .get(&Key::new(n.prefix().into(), n.ip().octets()), 0),
-            IpNetwork::V6(n) => self
-                .v6
-                .get(&Key::new(n.prefix().into(), n.ip().octets()), 0),
-        };
-        match value {
-            Ok(value) => Ok(Some(value)),
-            Err(MapError::KeyNotFound) => Ok(None),
-            Err(e) => Err(entry_error(cidr, &e)),
-        }
-    }
-
-    /// Writes an entry.
-    pub(super) fn write(&mut self, cidr: &Cidr, value: EntryValue) -> Result<(), DatapathError> {
-        match cidr.network() {
-            IpNetwork::V4(n) => {
-                self.v4
-                    .insert(&Key::new(n.prefix().into(), n.ip().octets()), &value, 0)
-            }
-            IpNetwork::V6(n) => {
-                self.v6
-                    .insert(&Key::new(n.prefix().into(), n.ip().octets()), &value, 0)
-            }
-        }
-        .map_err(|e| entry_error(cidr, &e))
-    }
-
-    /// Removes an entry; one that is not there is as good as removed.
-    pub(super) fn remove(&mut self, cidr: &Cidr) -> Result<(), DatapathError> {
-        let done = match cidr.network() {
-            IpNetwork::V4(n) => self
-                .v4
-                .remove(&Key::new(n.prefix().into(), n.ip().octets())),
-            IpNetwork::V6(n) => self
-                .v6
-                .remove(&Key::new(n.prefix().into(), n.ip().octets())),
-        };
-        match done {
-            Err(e) if errno(&e) == Some(libc::ENOENT) => Ok(()),
-            Err(MapError::KeyNotFound) | Ok(()) => Ok(()),
-            Err(e) => Err(entry_error(cidr, &e)),
-        }
+        Ok(())
     }
 
     /// Every slot of the policy table but the reserved ones.
@@ -244,31 +187,6 @@ pub(super) fn open_events(
         open!(dir, maps::EVENTS, RingBuf),
         open!(dir, maps::EVENT_CONTROL, Array),
     ))
-}
-
-fn cidr(map: &'static str, address: IpAddr, prefix: u32) -> Result<Cidr, DatapathError> {
-    u8::try_from(prefix)
-        .ok()
-        .and_then(|prefix| IpNetwork::new(address, prefix).ok())
-        .and_then(|network| Cidr::try_from(network).ok())
-        .ok_or_else(|| {
-            map_error(
-                map,
-                format!("holds {address}/{prefix}, which is no CIDR of ours"),
-            )
-        })
-}
-
-fn entry_error(cidr: &Cidr, error: &MapError) -> DatapathError {
-    let reason = match errno(error) {
-        Some(libc::ENOSPC) => "the kernel's table is full; raise max_entries".to_owned(),
-        Some(libc::ENOMEM) => "the kernel has no memory for it".to_owned(),
-        _ => describe(error),
-    };
-    DatapathError::Entry {
-        cidr: *cidr,
-        reason,
-    }
 }
 
 /// The errno of the system call behind a map error.

@@ -271,7 +271,7 @@ fn locked_route(route: &LockedRoute, set: Option<&PolicySet>, why: &'static str)
     );
     let victim = set.and_then(|set| {
         set.entries.iter().find_map(|(cidr, entry)| {
-            set.policies.get(&entry.policy)?.settings.rto_min?;
+            set.policies.get(entry.policy)?.settings.rto_min?;
             overlap(cidr.network(), *destination)
                 .then(|| format!("{cidr} (policy {})", entry.policy))
         })

@@ -10,7 +10,9 @@ use super::{
 use crate::{
     api::types::{AddRequest, Caller, ChangeAnswer, RemoveRequest},
     config::{Config, save},
-    policy::{Cidr, Entry, PolicyName, Settings, compile::check_force, plan::ChangeSummary, units},
+    policy::{
+        Cidr, Location, PolicyName, Settings, compile::check_force, plan::ChangeSummary, units,
+    },
 };
 
 /// Longest `--ttl`: beyond it an entry is meant for good and belongs in a file.
@@ -64,9 +66,7 @@ impl Engine {
         }
         for cidr in &cidrs {
             if !request.save
-                && let Some(Entry {
-                    location: Some(at), ..
-                }) = self.config.set.entries.get(cidr)
+                && let Some(at) = self.location_in_files(cidr)
             {
                 answer
                     .notes
@@ -115,12 +115,7 @@ impl Engine {
     }
 
     fn remove_one(&self, manual: &mut Manual, cidr: &Cidr) -> Result<Option<String>, EngineError> {
-        let of_file = self
-            .config
-            .set
-            .entries
-            .get(cidr)
-            .and_then(|e| e.location.as_ref());
+        let of_file = self.location_in_files(cidr);
         match (manual.remove(cidr, &self.config.set), of_file) {
             (Some(Removal::Entry), None) => Ok(None),
             (Some(Removal::Entry), Some(at)) => Ok(Some(format!(
@@ -138,7 +133,10 @@ impl Engine {
             }
             (None, _) => refused(&format!(
                 "there is no entry {cidr}{}",
-                self.covering(cidr)
+                self.state
+                    .set()
+                    .entries
+                    .covering_cidr(cidr)
                     .map(|c| format!("; it lies within {c}"))
                     .unwrap_or_default()
             )),
@@ -153,14 +151,8 @@ impl Engine {
         }
     }
 
-    /// The entry whose prefix holds this one.
-    fn covering(&self, cidr: &Cidr) -> Option<Cidr> {
-        let entries = &self.state.set().entries;
-        entries
-            .keys()
-            .filter(|c| c.contains_cidr(cidr))
-            .max_by_key(|c| c.prefix())
-            .copied()
+    fn location_in_files(&self, cidr: &Cidr) -> Option<Location> {
+        self.config.set.entries.get(cidr)?.location()
     }
 
     /// The policy a request means: one by name, or its own settings under a name made of them.
@@ -223,6 +215,7 @@ impl Engine {
             return Err(unsaved(e));
         }
         self.manual = manual;
+        self.publish_reading();
         Ok(changed)
     }
 

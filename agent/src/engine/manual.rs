@@ -15,7 +15,7 @@ use nix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    api::types::{Caller, SettingsSpec},
+    api::types::{Caller, FamiliesView, SettingsSpec},
     config::draft::Draft,
     policy::{Cidr, Entry, Policy, PolicyName, PolicySet, Settings},
 };
@@ -201,6 +201,16 @@ impl Manual {
         self.entries.len()
     }
 
+    /// How many, by address family.
+    #[must_use]
+    pub fn families(&self) -> FamiliesView {
+        let ipv4 = self.entries.keys().filter(|cidr| cidr.is_ipv4()).count();
+        FamiliesView {
+            ipv4,
+            ipv6: self.entries.len() - ipv4,
+        }
+    }
+
     /// Whether nothing was said by hand.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -358,7 +368,14 @@ mod tests {
         let mut manual = Manual::default();
         manual.add(cidr("10.0.0.0/8"), entry("mine", None), settings(100));
         let set = manual.over(&files());
-        assert_eq!(set.entries[&cidr("10.0.0.0/8")].policy.as_str(), "mine");
+        assert_eq!(
+            set.entries
+                .get(&cidr("10.0.0.0/8"))
+                .unwrap()
+                .policy
+                .as_str(),
+            "mine"
+        );
         assert_eq!(
             manual.remove(&cidr("10.0.0.0/8"), &files()),
             Some(Removal::Entry)

@@ -1,18 +1,19 @@
 //! What the kernel holds and what it should hold.
 
-use std::{collections::BTreeMap, path::PathBuf};
+use std::{path::PathBuf, time::Instant};
 
-use tracing::{error, info, warn};
+use tracing::{debug, error, info, warn};
 
 use super::EngineError;
 use crate::{
+    config::MAX_ENTRIES_LIMIT,
     datapath::{
-        Attachment, Datapath, DatapathError, Found, Options, Removed,
+        Attachment, Datapath, DatapathError, Found, Options, Removed, room_for,
         walk::{self, Mode, Walker},
     },
     policy::{
         HostFacts, PolicyName, PolicySet,
-        compile::Effect,
+        compile::{Effect, Effects},
         plan::{ChangeSummary, Image, Plan},
     },
 };
@@ -28,7 +29,7 @@ pub(super) struct State {
     host: HostFacts,
     /// What should be in force.
     set: PolicySet,
-    effects: BTreeMap<PolicyName, Vec<Effect>>,
+    effects: Effects,
     desired: Image,
     /// What the maps hold, as last read or written.
     image: Image,
@@ -38,13 +39,21 @@ pub(super) struct State {
     broken: Option<String>,
     /// The last change in words.
     last_change: String,
+    /// Entries to make room for at least (`max_entries`).
+    room: u32,
+    /// Programs and tries were made anew.
+    renewed: bool,
     /// Maps without a program were left, see [`State::leave_maps`].
     kept: bool,
 }
 
 impl State {
-    /// Reads what the maps hold.
-    pub(super) fn new(datapath: Datapath, host: HostFacts) -> Result<Self, DatapathError> {
+    /// Reads what the maps hold. `room`: see [`State::set_room`].
+    pub(super) fn new(
+        datapath: Datapath,
+        host: HostFacts,
+        room: u32,
+    ) -> Result<Self, DatapathError> {
         let image = datapath.image()?;
         Ok(Self {
             options: datapath.options().clone(),
@@ -52,12 +61,14 @@ impl State {
             datapath: Some(datapath),
             host,
             set: PolicySet::default(),
-            effects: BTreeMap::new(),
+            effects: Effects::new(),
             desired: image.clone(),
             image,
             out_of_sync: None,
             broken: None,
             last_change: String::new(),
+            room,
+            renewed: false,
             kept: false,
         })
     }
@@ -81,6 +92,10 @@ impl State {
     /// The set in force (or that will be, once attached again).
     pub(super) fn set(&self) -> &PolicySet {
         &self.set
+    }
+
+    pub(super) fn all_effects(&self) -> &Effects {
+        &self.effects
     }
 
     pub(super) fn effects(&self, policy: &PolicyName) -> &[Effect] {
@@ -109,25 +124,42 @@ impl State {
     ///
     /// `Refused` if the set cannot be had on this host, `Failed` if a write failed and was undone.
     pub(super) fn become_set(&mut self, set: PolicySet) -> Result<ChangeSummary, EngineError> {
-        self.check_capacity(&set)?;
         let (desired, effects) = set.image(&self.host).map_err(|errors| {
             let lines: Vec<String> = errors.iter().map(ToString::to_string).collect();
             EngineError::Refused(lines.join("\n"))
         })?;
+        let count = desired.entries.len();
+        if count > MAX_ENTRIES_LIMIT as usize {
+            return Err(EngineError::Refused(format!(
+                "{count} entries are more than there can be ({MAX_ENTRIES_LIMIT})"
+            )));
+        }
+        let room = room_for(count, self.room);
+        let begin = Instant::now();
         let plan = Plan::between(&self.image, &desired);
+        let compared = begin.elapsed();
+        // Said against what was wanted before, not against what the kernel happened to hold.
+        let changed = if self.image == self.desired {
+            ChangeSummary::of(&plan, &self.desired, &desired)
+        } else {
+            ChangeSummary::between(&self.desired, &desired)
+        };
         if let Some(datapath) = &mut self.datapath {
+            let grows = room > self.options.max_entries;
             write(
                 datapath,
                 &mut self.image,
+                grows.then_some(room),
                 &plan,
                 &desired,
                 &mut self.out_of_sync,
             )?;
+            self.renewed |= grows;
         }
+        debug!(?compared, written = ?begin.elapsed() - compared, "change took");
+        self.options.max_entries = self.options.max_entries.max(room);
         let known = |name: &PolicyName| self.desired.policies.contains_key(name);
         self.last_change = plan.describe(WORDS, known);
-        // Said against what was wanted before, not against what the kernel happened to hold.
-        let changed = ChangeSummary::between(&self.desired, &desired);
         self.set = set;
         self.effects = effects;
         self.desired = desired;
@@ -139,15 +171,15 @@ impl State {
         &self.last_change
     }
 
-    fn check_capacity(&self, set: &PolicySet) -> Result<(), EngineError> {
-        let max = self.options.max_entries as usize;
-        let count = set.entries.len();
-        if count > max {
-            return Err(EngineError::Refused(format!(
-                "{count} entries are more than max_entries = {max}; raise it in [agent] and restart"
-            )));
-        }
-        Ok(())
+    /// Sets for how many entries there is to be room at least, from the next change on; returns what was
+    /// set before.
+    pub(super) fn set_room(&mut self, entries: u32) -> u32 {
+        std::mem::replace(&mut self.room, entries)
+    }
+
+    /// Whether programs and tries were made anew since this was last asked.
+    pub(super) fn take_renewed(&mut self) -> bool {
+        std::mem::take(&mut self.renewed)
     }
 
     pub(super) fn attach(&mut self) -> Result<(), DatapathError> {
@@ -235,9 +267,12 @@ impl State {
                     error!("{text}");
                     self.out_of_sync = Some(text.to_owned());
                 }
-                self.image = image;
                 if same {
                     self.out_of_sync = None;
+                    // Not a second table of the same.
+                    self.image.clone_from(&self.desired);
+                } else {
+                    self.image = image;
                 }
             }
             Err(e) => self.out_of_sync = Some(format!("the kernel's maps cannot be read: {e}")),
@@ -274,6 +309,7 @@ impl State {
                 write(
                     datapath,
                     &mut self.image,
+                    None,
                     &plan,
                     &self.desired,
                     &mut self.out_of_sync,
@@ -287,15 +323,20 @@ impl State {
     }
 }
 
-/// Applies a plan; undoes it if a write fails.
+/// Applies a plan, with new tries of a size if one is given; undoes it if a write fails.
 fn write(
     datapath: &mut Datapath,
     image: &mut Image,
+    grow_to: Option<u32>,
     plan: &Plan,
     desired: &Image,
     out_of_sync: &mut Option<String>,
 ) -> Result<(), EngineError> {
-    match datapath.apply(image, plan) {
+    let written = match grow_to {
+        Some(max_entries) => datapath.grow(max_entries, plan, desired),
+        None => datapath.apply(image, plan),
+    };
+    match written {
         Ok(()) => {
             image.clone_from(desired);
             *out_of_sync = None;

@@ -2,137 +2,45 @@
 
 use std::{
     collections::BTreeMap,
-    net::IpAddr,
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use super::{Engine, EngineError, Start, manual::boottime_ms};
+use super::{Engine, Start, reading::Reading};
 use crate::{
     api::{
         stats::{PolicyStats, StatsAnswer},
         types::{
-            CountersView, EntriesView, EntryView, ListAnswer, LookupAnswer, ProbeView, ReloadView,
-            SourceView, StatusAnswer, now_ms,
+            CountersView, EntriesView, FamiliesView, ProbeView, ReloadView, StatusAnswer, now_ms,
         },
     },
     datapath::{Attachment, Datapath, DatapathError, Found},
     kernel::interference::Verdict,
-    policy::{Cidr, Entry, PolicyName},
+    policy::PolicyName,
 };
 
 impl Engine {
-    pub(super) fn list(&self) -> Result<ListAnswer, EngineError> {
-        let hits = match self.state.datapath() {
-            Some(datapath) => datapath
-                .hits()
-                .map_err(|e| EngineError::Failed(e.to_string()))?,
-            None => Default::default(),
-        };
-        let entries = &self.state.set().entries;
-        let entries = entries
-            .iter()
-            .map(|(cidr, entry)| self.entry_view(cidr, entry, hits.get(cidr).copied().unwrap_or(0)))
-            .collect();
-        let masked = self.manual.masked().iter().copied();
-        let masked = masked
-            .filter(|c| self.config.set.entries.contains_key(c))
-            .collect();
-        Ok(ListAnswer { entries, masked })
-    }
-
-    pub(super) fn lookup(&self, address: IpAddr) -> Result<LookupAnswer, EngineError> {
-        let looked_up = address.to_canonical();
-        let entries = &self.state.set().entries;
-        let mut matching: Vec<&Cidr> = entries.keys().filter(|c| c.contains(looked_up)).collect();
-        matching.sort_by_key(|c| std::cmp::Reverse(c.prefix()));
-        let mapped = if looked_up == address {
-            String::new()
-        } else {
-            format!("{address} is IPv4-mapped and looked up as {looked_up}; ")
-        };
-        let (entry, reason) = match matching.split_first() {
-            None => (
-                None,
-                format!("{mapped}no entry covers it: the kernel's own timers apply"),
-            ),
-            Some((best, shadowed)) => {
-                let hits = match self.state.datapath() {
-                    Some(d) => d
-                        .hits_of(best)
-                        .map_err(|e| EngineError::Failed(e.to_string()))?,
-                    None => 0,
-                };
-                let why = match shadowed {
-                    [] => "the only entry that covers it".to_owned(),
-                    rest => format!("the longest of {} prefixes that cover it", rest.len() + 1),
-                };
-                (
-                    Some(self.entry_view(best, &entries[*best], hits)),
-                    format!("{mapped}{why}"),
-                )
-            }
-        };
-        let reason = match (&self.detached_by, &entry) {
-            (Some(by), Some(_)) => format!("{reason}; but nothing is in force, detached by {by}"),
-            _ => reason,
-        };
-        let shadowed = matching.into_iter().skip(1).copied().collect();
-        Ok(LookupAnswer {
-            address,
-            looked_up,
-            entry,
-            shadowed,
-            reason,
-        })
-    }
-
-    fn entry_view(&self, cidr: &Cidr, entry: &Entry, hits: u32) -> EntryView {
-        let file = |entry: &Entry| {
-            let at = entry.location.clone()?;
-            Some(SourceView::File {
-                path: at.path,
-                line: at.line,
-            })
-        };
-        let of_file = self.config.set.entries.get(cidr).and_then(file);
-        let (source, overrides) = match (self.manual.get(cidr), file(entry)) {
-            (Some(manual), _) => {
-                let left = |end: u64| end.saturating_sub(boottime_ms()).div_ceil(1000);
-                let expires_in_s = manual.expires_ms.map(left);
-                (
-                    SourceView::Manual {
-                        by: manual.by,
-                        expires_in_s,
-                    },
-                    of_file,
-                )
-            }
-            (None, Some(source)) => (source, None),
-            // Neither by hand nor from a file: cannot be, and must not hide the entry if it is.
-            (None, None) => (
-                SourceView::File {
-                    path: self.start.config_path.clone(),
-                    line: 0,
-                },
-                None,
-            ),
-        };
-        let policy = self.state.set().policies.get(&entry.policy);
-        EntryView {
-            cidr: *cidr,
-            policy: entry.policy.clone(),
-            source,
-            settings: policy.map(|p| (&p.settings).into()).unwrap_or_default(),
-            effects: self.state.effects(&entry.policy).to_vec(),
-            hits,
-            overrides,
-        }
+    /// Publishes what `list` and `lookup` go by. After every change, before its answer.
+    pub(super) fn publish_reading(&mut self) {
+        self.reading.send_replace(Some(Arc::new(Reading {
+            set: self.state.set().clone(),
+            effects: self.state.all_effects().clone(),
+            files: self.config.set.entries.clone(),
+            manual: self.manual.clone(),
+            detached_by: self.detached_by,
+            config_path: self.start.config_path.clone(),
+            hits: self.state.datapath().map(Datapath::hits),
+        })));
     }
 
     /// Publishes the state as it is now.
     pub(super) fn publish(&mut self) {
         self.probing.collect();
+        if self.state.take_renewed()
+            && let Some(datapath) = self.state.datapath()
+        {
+            self.events.resume(datapath, self.state.host());
+        }
         self.events.policies_changed(self.state.datapath());
         let attachment = self.state.attachment();
         let mut problems: Vec<String> = self.state.problems().cloned().collect();
@@ -258,21 +166,15 @@ impl Engine {
     }
 
     fn entries_of(&self) -> EntriesView {
-        let mut of = EntriesView::default();
-        for cidr in self.state.set().entries.keys() {
-            let source = if self.manual.get(cidr).is_some() {
-                &mut of.manual
-            } else {
-                &mut of.file
-            };
-            let family = if cidr.is_ipv4() {
-                &mut source.ipv4
-            } else {
-                &mut source.ipv6
-            };
-            *family += 1;
+        let all = self.state.set().entries.families();
+        let manual = self.manual.families();
+        EntriesView {
+            file: FamiliesView {
+                ipv4: all.ipv4.saturating_sub(manual.ipv4),
+                ipv6: all.ipv6.saturating_sub(manual.ipv6),
+            },
+            manual,
         }
-        of
     }
 
     /// One line for `systemctl status`.

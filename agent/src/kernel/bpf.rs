@@ -193,7 +193,7 @@ fn fd_number(fd: BorrowedFd<'_>) -> u32 {
     u32::try_from(fd.as_raw_fd()).unwrap_or(u32::MAX)
 }
 
-fn bpf<A>(command: libc::c_int, attr: &mut A) -> io::Result<libc::c_int> {
+pub(super) fn bpf<A>(command: libc::c_int, attr: &mut A) -> io::Result<libc::c_int> {
     // SAFETY: `attr` is a live repr(C) struct of the size given, and any pointer in it is to a
     // buffer that outlives the call and is as long as the attr says.
     let result = unsafe {

@@ -1,8 +1,9 @@
 //! A CIDR as an entry has it: network address and prefix length, no host bits.
 
 use std::{
+    cmp::Ordering,
     fmt,
-    net::{IpAddr, Ipv6Addr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
     str::FromStr,
 };
 
@@ -10,8 +11,30 @@ use ipnetwork::IpNetwork;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// An IPv4 or IPv6 prefix without host bits. Ordered by family, address, length.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Cidr(IpNetwork);
+
+/// The order that could be derived, as numbers: a million are compared some twenty million times.
+impl Ord for Cidr {
+    fn cmp(&self, other: &Self) -> Ordering {
+        match (self.0, other.0) {
+            (IpNetwork::V4(a), IpNetwork::V4(b)) => {
+                (a.ip().to_bits(), a.prefix()).cmp(&(b.ip().to_bits(), b.prefix()))
+            }
+            (IpNetwork::V6(a), IpNetwork::V6(b)) => {
+                (a.ip().to_bits(), a.prefix()).cmp(&(b.ip().to_bits(), b.prefix()))
+            }
+            (IpNetwork::V4(_), IpNetwork::V6(_)) => Ordering::Less,
+            (IpNetwork::V6(_), IpNetwork::V4(_)) => Ordering::Greater,
+        }
+    }
+}
+
+impl PartialOrd for Cidr {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
 
 /// Why a text is no CIDR of ours. The text names the CIDR meant, where one is likely.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -44,6 +67,28 @@ pub enum CidrError {
 }
 
 impl Cidr {
+    /// The prefix of a length that an address lies in; `None` for a length the family does not have, and
+    /// for an IPv4-mapped one.
+    #[must_use]
+    pub fn around(address: IpAddr, length: u8) -> Option<Self> {
+        let network = match address {
+            IpAddr::V4(a) => {
+                let mask = u32::MAX.checked_shl(32 - u32::from(length.min(32)));
+                let bits = a.to_bits() & mask.unwrap_or(0);
+                IpNetwork::new(Ipv4Addr::from_bits(bits).into(), length)
+            }
+            IpAddr::V6(a) => {
+                let mask = u128::MAX.checked_shl(128 - u32::from(length.min(128)));
+                let bits = a.to_bits() & mask.unwrap_or(0);
+                IpNetwork::new(Ipv6Addr::from_bits(bits).into(), length)
+            }
+        };
+        network
+            .ok()
+            .filter(|network| mapped(*network).is_none())
+            .map(Self)
+    }
+
     /// The prefix.
     #[must_use]
     pub const fn network(&self) -> IpNetwork {
@@ -82,13 +127,27 @@ impl FromStr for Cidr {
         let malformed = || CidrError::Malformed {
             text: text.to_owned(),
         };
-        // ipnetwork takes netmasks ("10.0.0.0/255.0.0.0") as well, which nobody means here.
-        if let Some((_, prefix)) = text.split_once('/')
-            && (prefix.is_empty() || !prefix.bytes().all(|b| b.is_ascii_digit()))
+        // Not by ipnetwork, which takes netmasks ("10.0.0.0/255.0.0.0") as well: nobody means that here.
+        let (address, length) = match text.split_once('/') {
+            Some((address, length)) => (address, Some(length)),
+            None => (text, None),
+        };
+        let address: IpAddr = address.parse().map_err(|_| malformed())?;
+        let length = match length {
+            Some(digits) if digits.bytes().all(|b| b.is_ascii_digit()) => {
+                digits.parse().map_err(|_| malformed())?
+            }
+            Some(_) => return Err(malformed()),
+            None if address.is_ipv4() => 32,
+            None => 128,
+        };
+        // As a million of them are read at a start, what is right is seen at once.
+        if let Some(cidr) = Self::around(address, length)
+            && cidr.0.ip() == address
         {
-            return Err(malformed());
+            return Ok(cidr);
         }
-        let network: IpNetwork = text.parse().map_err(|_| malformed())?;
+        let network = IpNetwork::new(address, length).map_err(|_| malformed())?;
         Self::try_from(network).map_err(|error| match error {
             CidrError::HostBits { meant, .. } => CidrError::HostBits {
                 text: text.to_owned(),
@@ -230,6 +289,14 @@ mod tests {
         #[test]
         fn any_text_is_read_or_refused(text in ".{0,40}") {
             let _either = text.parse::<Cidr>();
+        }
+
+        #[test]
+        fn the_order_is_the_networks(a: (IpAddr, u8), b: (IpAddr, u8)) {
+            let around = |(address, length): (IpAddr, u8)| Cidr::around(address, length % 33);
+            if let (Some(a), Some(b)) = (around(a), around(b)) {
+                prop_assert_eq!(a.cmp(&b), a.0.cmp(&b.0));
+            }
         }
 
         #[test]

@@ -543,11 +543,7 @@ impl PolicySet {
         if !errors.is_empty() {
             return Err(errors);
         }
-        image.entries = self
-            .entries
-            .iter()
-            .map(|(cidr, entry)| (*cidr, entry.policy.clone()))
-            .collect();
+        image.entries = self.entries.clone();
         Ok((image, effects))
     }
 }

@@ -3,10 +3,11 @@
 //!
 //! Pure: no I/O here.
 
-use std::{collections::BTreeMap, path::PathBuf, time::Duration};
+use std::{collections::BTreeMap, path::Path, sync::Arc, time::Duration};
 
 mod cidr;
 pub mod compile;
+pub mod entries;
 mod gain;
 mod name;
 pub mod plan;
@@ -15,6 +16,7 @@ mod target;
 pub mod units;
 
 pub use cidr::{Cidr, CidrError};
+pub use entries::{Entries, EntryRef};
 pub use name::{NameError, PolicyName};
 
 /// What a policy sets. A field that is `None` leaves the kernel's own value.
@@ -60,7 +62,7 @@ pub enum SynRetries {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Location {
     /// The file.
-    pub path: PathBuf,
+    pub path: Arc<Path>,
     /// The line, from 1.
     pub line: usize,
 }
@@ -95,17 +97,15 @@ pub struct PolicySet {
     /// Policies by name.
     pub policies: BTreeMap<PolicyName, Policy>,
     /// Entries by CIDR; every `policy` in it is a key of `policies`.
-    pub entries: BTreeMap<Cidr, Entry>,
+    pub entries: Entries,
 }
 
 impl PolicySet {
     /// The entry a connection to an address takes, and its policy; `None` if none covers it.
     #[must_use]
-    pub fn entry_for(&self, address: std::net::IpAddr) -> Option<(&Entry, &Policy)> {
-        let entry = self
-            .entries
-            .get(&plan::longest(self.entries.keys(), address)?)?;
-        Some((entry, self.policies.get(&entry.policy)?))
+    pub fn entry_for(&self, address: std::net::IpAddr) -> Option<(EntryRef<'_>, &Policy)> {
+        let entry = self.entries.get(self.entries.covering(address).first()?)?;
+        Some((entry, self.policies.get(entry.policy)?))
     }
 }
 

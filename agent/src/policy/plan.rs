@@ -1,14 +1,11 @@
 //! The difference of two states of the kernel's maps, in an order that is safe at each step.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
 use rto_agent_common::Policy;
 use serde::{Deserialize, Serialize};
 
-use super::{Cidr, PolicyName};
+use super::{Cidr, Entries, PolicyName};
 
 /// What the maps hold, or should hold. Generations of policies are the datapath's affair and 0 here.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -16,7 +13,7 @@ pub struct Image {
     /// Policies, as the kernel has them.
     pub policies: BTreeMap<PolicyName, Policy>,
     /// Entries, and the policy each points at.
-    pub entries: BTreeMap<Cidr, PolicyName>,
+    pub entries: Entries,
 }
 
 /// What to do, from top to bottom: at no step does an entry point at a policy that is not there,
@@ -27,6 +24,8 @@ pub struct Plan {
     pub policies_write: Vec<(PolicyName, Policy)>,
     /// Entries that are new or point elsewhere.
     pub entries_write: Vec<(Cidr, PolicyName)>,
+    /// Of these, how many are there and point elsewhere.
+    pub entries_pointed: usize,
     /// Entries that go.
     pub entries_remove: Vec<Cidr>,
     /// Policies that go; nothing points at them any more.
@@ -57,18 +56,21 @@ impl Plan {
         let differs =
             |name: &PolicyName, policy: &Policy| current.policies.get(name) != Some(policy);
         let policies_write = desired.policies.iter().filter(|(n, p)| differs(n, p));
-        let entries_write = desired
-            .entries
-            .iter()
-            .filter(|(cidr, name)| current.entries.get(cidr) != Some(name));
-        let gone = |cidr: &&Cidr| !desired.entries.contains_key(cidr);
         let unused = |name: &&PolicyName| !desired.policies.contains_key(*name);
-        Self {
+        let mut plan = Self {
             policies_write: policies_write.map(|(n, p)| (n.clone(), *p)).collect(),
-            entries_write: entries_write.map(|(c, n)| (*c, n.clone())).collect(),
-            entries_remove: current.entries.keys().filter(gone).copied().collect(),
             policies_free: current.policies.keys().filter(unused).cloned().collect(),
-        }
+            ..Self::default()
+        };
+        let diff = |cidr, before: Option<&PolicyName>, after: Option<&PolicyName>| match after {
+            Some(name) => {
+                plan.entries_pointed += usize::from(before.is_some());
+                plan.entries_write.push((cidr, name.clone()));
+            }
+            None => plan.entries_remove.push(cidr),
+        };
+        current.entries.differences(&desired.entries, diff);
+        plan
     }
 
     /// The first `limit` changes in words, and how many more there are: "+10.0.0.0/24 near, ~policy near".
@@ -109,27 +111,28 @@ impl ChangeSummary {
     /// other settings has changed.
     #[must_use]
     pub fn between(before: &Image, after: &Image) -> Self {
-        let plan = Plan::between(before, after);
+        Self::of(&Plan::between(before, after), before, after)
+    }
+
+    /// The same, where the plan is known that turns the one into the other.
+    #[must_use]
+    pub fn of(plan: &Plan, before: &Image, after: &Image) -> Self {
         let rewritten: BTreeSet<&PolicyName> =
             plan.policies_write.iter().map(|(name, _)| name).collect();
-        let known = |cidr: &Cidr| before.entries.contains_key(cidr);
-        let pointed = plan
-            .entries_write
-            .iter()
-            .filter(|(cidr, _)| known(cidr))
-            .count();
-        let resettled = after
-            .entries
-            .iter()
-            .filter(|(cidr, name)| {
-                before.entries.get(cidr) == Some(name) && rewritten.contains(name)
-            })
-            .count();
         let new_policy = |name: &PolicyName| !before.policies.contains_key(name);
         let policies_added = rewritten.iter().filter(|name| new_policy(name)).count();
+        // No entry can have pointed at a policy that was not there.
+        let resettled = if policies_added == rewritten.len() {
+            0
+        } else {
+            let written: BTreeSet<&Cidr> = plan.entries_write.iter().map(|(c, _)| c).collect();
+            let entries = after.entries.iter();
+            let of_them = entries.filter(|(_, entry)| rewritten.contains(entry.policy));
+            of_them.filter(|(cidr, _)| !written.contains(cidr)).count()
+        };
         Self {
-            added: plan.entries_write.len() - pointed,
-            changed: pointed + resettled,
+            added: plan.entries_write.len() - plan.entries_pointed,
+            changed: plan.entries_pointed + resettled,
             removed: plan.entries_remove.len(),
             policies_added,
             policies_changed: rewritten.len() - policies_added,
@@ -153,22 +156,21 @@ impl std::fmt::Display for ChangeSummary {
     }
 }
 
-/// The entry an address takes: the longest prefix that contains it.
-#[must_use]
-pub fn longest<'a>(entries: impl Iterator<Item = &'a Cidr>, address: IpAddr) -> Option<Cidr> {
-    entries
-        .filter(|cidr| cidr.contains(address))
-        .max_by_key(|cidr| cidr.prefix())
-        .copied()
-}
-
 #[cfg(test)]
 mod tests {
-    use std::net::Ipv4Addr;
+    use std::net::IpAddr;
 
     use proptest::prelude::*;
 
     use super::*;
+    use crate::policy::Entry;
+
+    fn entry(name: &PolicyName) -> Entry {
+        Entry {
+            policy: name.clone(),
+            location: None,
+        }
+    }
 
     /// Every prefix of [`image`] has one of these.
     fn addresses() -> impl Iterator<Item = IpAddr> {
@@ -179,15 +181,15 @@ mod tests {
     /// that have one before and after with one.
     fn apply(image: &Image, plan: &Plan, desired: &Image) -> Image {
         let mut now = image.clone();
-        let has = |image: &Image, address| longest(image.entries.keys(), address).is_some();
+        let has = |image: &Image, address| !image.entries.covering(address).is_empty();
         let kept: Vec<IpAddr> = addresses()
             .filter(|address| has(image, *address) && has(desired, *address))
             .collect();
         let sound = |now: &Image| {
             assert!(
                 now.entries
-                    .values()
-                    .all(|name| now.policies.contains_key(name))
+                    .iter()
+                    .all(|(_, entry)| now.policies.contains_key(entry.policy))
             );
             assert!(kept.iter().all(|address| has(now, *address)));
         };
@@ -195,11 +197,11 @@ mod tests {
             now.policies.insert(name.clone(), *policy);
         }
         for (cidr, name) in &plan.entries_write {
-            now.entries.insert(*cidr, name.clone());
+            now.entries.insert(*cidr, entry(name));
             sound(&now);
         }
         for cidr in &plan.entries_remove {
-            assert!(now.entries.remove(cidr).is_some());
+            assert!(now.entries.remove(cidr));
             sound(&now);
         }
         for name in &plan.policies_free {
@@ -227,7 +229,7 @@ mod tests {
                 .into_iter()
                 .map(|((net, prefix), index)| {
                     let cidr = format!("{}.0.0.0/{prefix}", net * 16).parse().unwrap();
-                    (cidr, index.get(&names).clone())
+                    (cidr, entry(index.get(&names)))
                 })
                 .collect();
             Image { policies, entries }
@@ -242,35 +244,13 @@ mod tests {
             prop_assert!(Plan::between(&desired, &desired).is_empty());
             // Nothing is written that was there before.
             for (cidr, name) in &plan.entries_write {
-                prop_assert_ne!(current.entries.get(cidr), Some(name));
+                prop_assert_ne!(current.entries.get(cidr).map(|e| e.policy), Some(name));
             }
             let summary = ChangeSummary::between(&current, &desired);
             prop_assert_eq!(
                 current.entries.len() + summary.added - summary.removed,
                 desired.entries.len()
             );
-        }
-
-        #[test]
-        fn longest_prefix_is_the_naive_one(
-            cidrs in prop::collection::btree_set((any::<u32>(), 0u8..=32), 0..40),
-            address: u32,
-        ) {
-            let mask = |prefix: u8| u32::MAX.checked_shl(32 - u32::from(prefix)).unwrap_or(0);
-            let cidrs: BTreeSet<Cidr> = cidrs
-                .into_iter()
-                .map(|(bits, prefix)| {
-                    // Near the address, so that prefixes nest.
-                    let bits = (address ^ (bits >> prefix.min(31))) & mask(prefix);
-                    format!("{}/{prefix}", Ipv4Addr::from(bits)).parse().unwrap()
-                })
-                .collect();
-            let naive = (0..=32).rev().find_map(|prefix| {
-                let net = Ipv4Addr::from(address & mask(prefix));
-                let cidr: Cidr = format!("{net}/{prefix}").parse().unwrap();
-                cidrs.contains(&cidr).then_some(cidr)
-            });
-            prop_assert_eq!(longest(cidrs.iter(), Ipv4Addr::from(address).into()), naive);
         }
     }
 }

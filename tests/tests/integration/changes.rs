@@ -26,7 +26,6 @@ pub(super) const TESTS: &[Test] = &[
     ("a_file_replaced_by_rename", rename),
     ("a_config_map_swapped_by_symlink", config_map),
     ("refused_as_a_whole", refused),
-    ("full_table", full),
     ("one_audit_line_a_change", audit),
 ];
 
@@ -242,24 +241,6 @@ fn refused() -> anyhow::Result<()> {
     }
     assert_eq!(world.json(&["status"])?["entries"], 1);
     expect(&world, KERNEL)?;
-    Ok(())
-}
-
-fn full() -> anyhow::Result<()> {
-    let mut world = World::new()?;
-    world.configure(&format!("max_entries = 2\n{}", near("\"192.0.2.0/24\"")))?;
-    world.start()?;
-    world.cli(&["add", "10.88.0.0/24", "--policy", "near"])?;
-    let said = world.cli_fails(&["add", "10.88.1.0/24", "10.88.2.0/24", "--policy", "near"])?;
-    assert!(
-        said.contains("4 entries are more than max_entries = 2"),
-        "{said}"
-    );
-    let status = world.json(&["status"])?;
-    assert_eq!(
-        (&status["entries"], &status["healthy"]),
-        (&2.into(), &true.into())
-    );
     Ok(())
 }
 

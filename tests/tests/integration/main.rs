@@ -24,6 +24,7 @@ mod metrics;
 mod open_sockets;
 mod relay;
 mod rto_restart;
+mod scale;
 mod security;
 mod statistics;
 mod syn;
@@ -66,6 +67,7 @@ fn main() -> ExitCode {
         ("syn_ack", syn_ack::TESTS),
         ("changes", changes::TESTS),
         ("lifecycle", lifecycle::TESTS),
+        ("scale", scale::TESTS),
         ("coexistence", coexistence::TESTS),
         ("lookup", lookup::TESTS),
         ("security", security::TESTS),

@@ -28,6 +28,7 @@ mod overhead;
 mod page;
 mod pure;
 mod rate;
+mod scale;
 mod start;
 
 /// `cargo xtask bench`.

@@ -1,5 +1,5 @@
-//! `docs/benchmarks.md`: what is measured, in one run, between markers of the page. What stands outside of them is
-//! written by hand.
+//! `docs/benchmarks.md` and `docs/scale.md`: what is measured, in one run, between markers of the pages. What stands
+//! outside of them is written by hand.
 
 use std::{
     fs,
@@ -7,24 +7,32 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 use clap::ValueEnum;
 use rto_tests::machine::Machine;
 
-use super::{add, callback, gap, go_on, idle, pure, rate, start};
+use super::{add, callback, gap, go_on, idle, pure, rate, scale, start};
 use crate::root;
 
 /// `cargo xtask bench [NAME...]`.
 #[derive(clap::Args)]
 pub(super) struct Page {
-    /// What to measure; without a name all of it, which rewrites docs/benchmarks.md
+    /// What to measure; without a name all of it, which rewrites docs/benchmarks.md and docs/scale.md
     names: Vec<Name>,
+    #[command(flatten)]
+    scale: scale::Many,
     /// So little of each that only the bench itself is tested: no page is written
     #[arg(long)]
     quick: bool,
-    /// The page, for a run of everything
+    /// The page instead of docs/benchmarks.md, for a run of everything
     #[arg(long, value_name = "FILE", conflicts_with_all = ["names", "quick"])]
     page: Option<PathBuf>,
+    /// Rewrite docs/scale.md also if nothing but `scale` is measured
+    #[arg(long, conflicts_with = "quick")]
+    write: bool,
+    /// Fail if a goal is missed
+    #[arg(long)]
+    strict: bool,
 }
 
 /// A part of the page.
@@ -42,6 +50,8 @@ pub(super) enum Name {
     Add,
     /// CPU time while nothing happens
     Idle,
+    /// A million entries: load, reload, list, lookup, detach, memory
+    Scale,
     /// What needs no kernel, by criterion
     Pure,
 }
@@ -49,6 +59,9 @@ pub(super) enum Name {
 /// Parts of the page beside those of [`Name`].
 const MACHINE: &str = "machine";
 const GOALS: &str = "goals";
+/// The pages, in docs.
+const PAGE: &str = "benchmarks.md";
+const SCALE_PAGE: &str = "scale.md";
 
 /// How much is measured.
 #[derive(Clone, Copy, Debug)]
@@ -63,6 +76,10 @@ pub(super) struct Amount {
     pub(super) starts: u32,
     /// How long nothing happens.
     pub(super) idle: Duration,
+    /// Loads of very many entries, and of reloads in each.
+    pub(super) loads: u32,
+    /// How many they are.
+    pub(super) entries: u32,
 }
 
 impl Amount {
@@ -72,6 +89,8 @@ impl Amount {
         handshakes: 1000,
         starts: 21,
         idle: Duration::from_secs(60),
+        loads: 3,
+        entries: 1_000_000,
     };
     const QUICK: Self = Self {
         pairs: 3,
@@ -79,6 +98,8 @@ impl Amount {
         handshakes: 50,
         starts: 3,
         idle: Duration::from_secs(2),
+        loads: 1,
+        entries: 20_000,
     };
 }
 
@@ -120,12 +141,14 @@ impl Page {
         } else {
             Amount::FULL
         };
-        let (begin, load_before) = (Instant::now(), load()?);
+        let run = Run::begin()?;
         let mut parts = Vec::new();
         let mut goals = Vec::new();
+        let mut all_met = true;
         for name in self.chosen() {
             go_on()?;
             println!("## {}\n", name.marker());
+            let part = Run::begin()?;
             let found = match name {
                 Name::Callback => callback::run(amount, programs),
                 Name::Rate => rate::run(amount, programs),
@@ -133,34 +156,47 @@ impl Page {
                 Name::Start => start::run(amount, programs),
                 Name::Add => add::run(amount, programs),
                 Name::Idle => idle::run(amount, programs),
+                Name::Scale => scale::run(amount, &self.scale, programs),
                 Name::Pure => pure::run(),
             };
-            let found = found.with_context(|| name.marker())?;
-            println!("{}", found.text);
-            parts.push((name.marker(), found.text));
-            goals.extend(found.goals);
+            let Found { text, goals: more } = found.with_context(|| name.marker())?;
+            all_met &= more.iter().all(|goal| goal.met);
+            let text = if name == Name::Scale {
+                // On a page of its own.
+                format!("{}\n{text}\n{}", part.end()?, goals_table(&more))
+            } else {
+                goals.extend(more);
+                text
+            };
+            println!("{text}");
+            parts.push((name, text));
         }
-        let goals = goals_table(&goals);
-        println!("## {GOALS}\n\n{goals}");
-        let machine = format!(
-            "{}. Load average before the run {load_before}, at its end {}; it took {} s.\n",
-            Machine::here()?.describe(),
-            load()?,
-            begin.elapsed().as_secs()
-        );
-        println!("{machine}");
-        if self.quick || !self.names.is_empty() {
-            return Ok(());
+        let (goals, machine) = (goals_table(&goals), run.end()?);
+        if self.chosen() != [Name::Scale] {
+            println!("## {GOALS}\n\n{goals}\n{machine}");
         }
-        parts.push((GOALS.to_owned(), goals));
-        parts.push((MACHINE.to_owned(), machine));
-        let path = self.page.clone().unwrap_or_else(page);
-        let mut text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
-        for (name, part) in &parts {
-            text = replaced(&text, name, part)?;
+        self.write(&parts, &goals, &machine)?;
+        ensure!(!self.strict || all_met, "a goal is missed");
+        Ok(())
+    }
+
+    fn write(&self, parts: &[(Name, String)], goals: &str, machine: &str) -> anyhow::Result<()> {
+        let is_all = self.names.is_empty() && !self.quick;
+        let of = |scale: bool| {
+            let parts = parts
+                .iter()
+                .filter(move |(n, _)| scale == (*n == Name::Scale));
+            parts.map(|(name, text)| (name.marker(), text.as_str()))
+        };
+        if is_all {
+            let more = [(GOALS.to_owned(), goals), (MACHINE.to_owned(), machine)];
+            let path = self.page.clone().unwrap_or_else(|| page(PAGE));
+            rewrite(&path, of(false).chain(more))?;
         }
-        println!("written: {}", path.display());
-        Ok(fs::write(path, text)?)
+        if is_all && self.page.is_none() || self.write {
+            rewrite(&page(SCALE_PAGE), of(true))?;
+        }
+        Ok(())
     }
 
     fn chosen(&self) -> Vec<Name> {
@@ -179,8 +215,45 @@ impl Name {
     }
 }
 
-fn page() -> PathBuf {
-    root().join("docs/benchmarks.md")
+fn page(name: &str) -> PathBuf {
+    root().join("docs").join(name)
+}
+
+/// Puts parts in their places.
+fn rewrite<'a>(path: &Path, parts: impl Iterator<Item = (String, &'a str)>) -> anyhow::Result<()> {
+    let mut text = fs::read_to_string(path).with_context(|| path.display().to_string())?;
+    for (name, part) in parts {
+        text = replaced(&text, &name, part)?;
+    }
+    fs::write(path, text)?;
+    println!("written: {}", path.display());
+    Ok(())
+}
+
+/// When something was measured, and beside what.
+struct Run {
+    begin: Instant,
+    load: String,
+}
+
+impl Run {
+    fn begin() -> anyhow::Result<Self> {
+        Ok(Self {
+            begin: Instant::now(),
+            load: load()?,
+        })
+    }
+
+    /// In words, with the machine.
+    fn end(&self) -> anyhow::Result<String> {
+        Ok(format!(
+            "{}. Load average before the run {}, at its end {}; it took {} s.\n",
+            Machine::here()?.describe(),
+            self.load,
+            load()?,
+            self.begin.elapsed().as_secs()
+        ))
+    }
 }
 
 fn load() -> anyhow::Result<String> {
@@ -242,10 +315,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_page_has_a_place_for_every_part() {
-        let text = fs::read_to_string(page()).unwrap();
-        let names = Name::value_variants().iter().map(|name| name.marker());
-        for name in names.chain([GOALS.to_owned(), MACHINE.to_owned()]) {
+    fn the_pages_have_a_place_for_every_part() {
+        let of = |name: &Name| match name {
+            Name::Scale => SCALE_PAGE,
+            _ => PAGE,
+        };
+        let names = Name::value_variants().iter();
+        let more = [GOALS, MACHINE].map(|name| (PAGE, name.to_owned()));
+        for (file, name) in names.map(|name| (of(name), name.marker())).chain(more) {
+            let text = fs::read_to_string(page(file)).unwrap();
             let new = replaced(&text, &name, "| new |\n").unwrap();
             let (_, rest) = new.split_once(&begin(&name)).unwrap();
             assert!(rest.starts_with(&format!("\n| new |\n{}", end(&name))));

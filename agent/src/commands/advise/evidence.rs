@@ -267,6 +267,7 @@ pub(super) fn of_policy(
         .iter()
         .filter(|e| e.policy == *policy)
         .collect();
+    let set = entries.policies.get(policy).filter(|_| !own.is_empty());
     let mut gathered = Gathered {
         source: Source::Statistics {
             policy: policy.clone(),
@@ -274,10 +275,10 @@ pub(super) fn of_policy(
             at_ms: answer.at_ms,
             rtt_sampling: answer.rtt_sampling.clone(),
         },
-        present: own
-            .first()
-            .map_or(Present::KERNEL, |e| Present::of(&e.effects)),
-        settings: own.first().map(|e| e.settings.clone()).unwrap_or_default(),
+        present: set.map_or(Present::KERNEL, |policy| Present::of(&policy.effects)),
+        settings: set
+            .map(|policy| policy.settings.clone())
+            .unwrap_or_default(),
         evidence: Vec::new(),
         handshakes: ByDirection::of([]),
         round_trips: ByDirection {
@@ -500,22 +501,21 @@ fn of_flows(path: &Path, cidrs: &[Cidr], capture: &Capture) -> Gathered {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::types::{EntryView, SourceView};
+    use crate::api::types::{ListedEntry, SourceView};
 
     fn entries(cidrs: &[(&str, &str)]) -> ListAnswer {
-        let entry = |(cidr, policy): &(&str, &str)| EntryView {
+        let entry = |(cidr, policy): &(&str, &str)| ListedEntry {
             cidr: cidr.parse().unwrap(),
             policy: policy.parse().unwrap(),
             source: SourceView::File {
                 path: "config.toml".into(),
                 line: 1,
             },
-            settings: SettingsSpec::default(),
-            effects: Vec::new(),
             hits: 0,
             overrides: None,
         };
         ListAnswer {
+            policies: [].into(),
             entries: cidrs.iter().map(entry).collect(),
             masked: Vec::new(),
         }

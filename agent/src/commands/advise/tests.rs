@@ -6,7 +6,7 @@ use super::*;
 use crate::{
     api::{
         stats::{PolicyStats, StatsAnswer},
-        types::{EntryView, ListAnswer, SourceView},
+        types::{ListAnswer, ListedEntry, ListedPolicy, SourceView},
     },
     policy::compile::tests::HOST,
 };
@@ -40,19 +40,22 @@ fn stats(directions: [Statistics; 3], rtt_sampling: &str) -> StatsAnswer {
 fn entries(spec: &SettingsSpec, cidrs: &[&str]) -> ListAnswer {
     let name: PolicyName = "near".parse().unwrap();
     let compiled = compile(&name, &spec.parse().unwrap(), &HOST).unwrap();
-    let entry = |cidr: &&str| EntryView {
+    let entry = |cidr: &&str| ListedEntry {
         cidr: cidr.parse().unwrap(),
         policy: name.clone(),
         source: SourceView::File {
             path: "config.toml".into(),
             line: 3,
         },
-        settings: spec.clone(),
-        effects: compiled.effects.clone(),
         hits: 1,
         overrides: None,
     };
+    let policy = ListedPolicy {
+        settings: spec.clone(),
+        effects: compiled.effects,
+    };
     ListAnswer {
+        policies: [(name.clone(), policy)].into(),
         entries: cidrs.iter().map(entry).collect(),
         masked: Vec::new(),
     }

@@ -120,7 +120,7 @@ pub(super) fn last_settings() -> anyhow::Result<()> {
     world.cli(&["add", "10.1.0.0/24", "--policy", "p"])?;
     let assert_settings = |world: &World, expected: &str| -> anyhow::Result<()> {
         let list = world.json(&["list"])?;
-        let found = &list["entries"][0]["settings"]["initial_rto"];
+        let found = &list["policies"]["p"]["settings"]["initial_rto"];
         ensure!(found == expected, "{found}, not {expected}: {list:#}");
         Ok(())
     };

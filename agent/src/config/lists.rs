@@ -1,0 +1,390 @@
+//! Lists of CIDRs, read without the TOML parser.
+//!
+//! A value of the TOML tree takes some 200 bytes, and a million of them half a second. So lists that are
+//! plain (quoted CIDRs, commas, comments) are taken out of a file's text first, and the parser is given
+//! the rest, with empty lists in their places. A list with anything else in it is left to the parser, which
+//! knows what is wrong with it.
+
+use std::{borrow::Cow, ops::Range};
+
+use crate::{parallel, policy::Cidr};
+
+/// A CIDR in a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) cidr: Cidr,
+    /// Offset of its opening quote.
+    pub(super) start: u32,
+    /// From 1.
+    pub(super) line: u32,
+}
+
+/// A text without its plain lists.
+pub(super) struct Lists<'t> {
+    /// What is left.
+    pub(super) rest: Cow<'t, str>,
+    taken: Vec<Taken>,
+}
+
+struct Taken {
+    /// Offset of its `[` in the rest.
+    at: usize,
+    /// Bytes up to its `]` that are not in the rest, those of the lists before it as well.
+    gone: usize,
+    /// In parts, as they were read.
+    cidrs: Vec<Vec<Place>>,
+}
+
+const KEY: &str = "cidrs";
+
+impl<'t> Lists<'t> {
+    /// Takes them out.
+    pub(super) fn take_out(text: &'t str) -> Self {
+        let untouched = Self {
+            rest: text.into(),
+            taken: Vec::new(),
+        };
+        if u32::try_from(text.len()).is_err() {
+            return untouched;
+        }
+        let mut rest = String::new();
+        let mut taken = Vec::new();
+        let (mut copied, mut line, mut number) = (0, 0, 1);
+        while line < text.len() {
+            let mut from = line;
+            if let Some(begin) = begin(text, line)
+                && let Some((cidrs, end, ends)) = list(text, begin, number)
+            {
+                number += ends;
+                rest.push_str(&text[copied..begin]);
+                taken.push(Taken {
+                    at: rest.len() - 1,
+                    gone: end - rest.len(),
+                    cidrs,
+                });
+                (copied, from) = (end, end);
+            }
+            line = text[from..]
+                .find('\n')
+                .map_or(text.len(), |at| from + at + 1);
+            number += 1;
+        }
+        rest.push_str(&text[copied..]);
+        // In a string of several lines, what looks like a list is none.
+        if taken.is_empty() || rest.contains("\"\"\"") || rest.contains("'''") {
+            return untouched;
+        }
+        Self {
+            rest: rest.into(),
+            taken,
+        }
+    }
+
+    /// The list whose `[` is at this offset of the rest, if it was taken out.
+    pub(super) fn take(&mut self, at: usize) -> Option<Vec<Vec<Place>>> {
+        let index = self
+            .taken
+            .binary_search_by_key(&at, |taken| taken.at)
+            .ok()?;
+        Some(std::mem::take(&mut self.taken[index].cidrs))
+    }
+
+    /// Where in the text a part of the rest stands.
+    pub(super) fn in_text(&self, span: Range<usize>) -> Range<usize> {
+        let in_text = |offset: usize| -> usize {
+            let before = self.taken.partition_point(|taken| taken.at < offset);
+            let last = before.checked_sub(1).map(|i| &self.taken[i]);
+            offset + last.map_or(0, |taken| taken.gone)
+        };
+        in_text(span.start)..in_text(span.end)
+    }
+}
+
+/// The offset after the `[` of a list of CIDRs that begins on the line that begins at `line`.
+fn begin(text: &str, line: usize) -> Option<usize> {
+    const BLANKS: [char; 2] = [' ', '\t'];
+    let rest = text[line..].trim_start_matches(BLANKS);
+    let rest = rest.strip_prefix(KEY)?.trim_start_matches(BLANKS);
+    let rest = rest.strip_prefix('=')?.trim_start_matches(BLANKS);
+    Some(text.len() - rest.strip_prefix('[')?.len())
+}
+
+/// Parts of a list below so many bytes are not worth a thread.
+const LEAST: usize = 1 << 18;
+
+/// The CIDRs of the list whose `[` is before `begin`, on a line of this number; the offset of its `]`, and how
+/// many lines end in it. `None` if there is anything else in it.
+fn list(text: &str, begin: usize, number: u32) -> Option<(Vec<Vec<Place>>, usize, u32)> {
+    // Where it is likely to end: what is beyond is read in vain.
+    let likely = text[begin..]
+        .find("\n]")
+        .map_or(text.len(), |at| begin + at);
+    let threads = parallel::threads((likely - begin) / LEAST);
+    // At the end of a line nothing is half read.
+    let mut cuts = vec![begin];
+    for i in 1..threads {
+        let about = begin + (likely - begin) / threads * i;
+        let bytes = text.as_bytes()[about..likely].iter();
+        cuts.extend(bytes.clone().position(|b| *b == b'\n').map(|at| about + at));
+    }
+    cuts.dedup();
+    let ends = cuts.iter().skip(1).copied().chain([text.len()]);
+    let parts: Vec<(usize, usize)> = cuts.iter().copied().zip(ends).collect();
+    let parts = parallel::map(parts, |(from, to)| Scanner::new(text, from, to).part());
+    let (mut cidrs, mut ends, mut last) = (Vec::with_capacity(parts.len()), 0, Some(Token::Comma));
+    for part in parts {
+        let mut part = part?;
+        // Between two items is a comma, and before a comma an item.
+        if part.first.is_some() && part.first == last {
+            return None;
+        }
+        for place in &mut part.cidrs {
+            place.line += number + ends;
+        }
+        cidrs.push(part.cidrs);
+        ends += part.ends;
+        last = part.last.or(last);
+        if let Some(end) = part.end {
+            return Some((cidrs, end, ends));
+        }
+    }
+    None
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Token {
+    Item,
+    Comma,
+}
+
+/// What stands in a part of a list.
+#[derive(Default)]
+struct Part {
+    /// Their lines are counted from the part's.
+    cidrs: Vec<Place>,
+    first: Option<Token>,
+    last: Option<Token>,
+    /// Lines that end in it.
+    ends: u32,
+    /// The offset of the `]`, if it is in it.
+    end: Option<usize>,
+}
+
+struct Scanner<'t> {
+    text: &'t str,
+    at: usize,
+    to: usize,
+    ends: u32,
+}
+
+impl<'t> Scanner<'t> {
+    fn new(text: &'t str, at: usize, to: usize) -> Self {
+        let ends = 0;
+        Self { text, at, to, ends }
+    }
+
+    fn peek(&self) -> Option<u8> {
+        self.text.as_bytes()[..self.to].get(self.at).copied()
+    }
+
+    /// What there is up to the `]` or the end; `None` if it is anything else than CIDRs and commas by turns.
+    fn part(&mut self) -> Option<Part> {
+        // A quoted IPv4 prefix on a line of its own.
+        const USUAL: usize = 22;
+        let mut part = Part::default();
+        part.cidrs.reserve((self.to - self.at) / USUAL);
+        loop {
+            self.skip()?;
+            let token = match self.peek() {
+                None => break,
+                Some(b']') => {
+                    part.end = Some(self.at);
+                    break;
+                }
+                Some(b',') => {
+                    self.at += 1;
+                    Token::Comma
+                }
+                Some(_) => {
+                    part.cidrs.push(self.item()?);
+                    Token::Item
+                }
+            };
+            if part.last == Some(token) {
+                return None;
+            }
+            part.first = part.first.or(Some(token));
+            part.last = Some(token);
+        }
+        part.ends = self.ends;
+        // What was reserved and not written has not become memory.
+        Some(part)
+    }
+
+    /// Blanks, ends of lines, comments.
+    fn skip(&mut self) -> Option<()> {
+        loop {
+            match self.peek() {
+                Some(b' ' | b'\t') => self.at += 1,
+                Some(b'\n') => {
+                    self.at += 1;
+                    self.ends += 1;
+                }
+                Some(b'\r') if self.text.as_bytes().get(self.at + 1) == Some(&b'\n') => {
+                    self.at += 1;
+                }
+                Some(b'#') => {
+                    let rest = &self.text[self.at..self.to];
+                    let comment = &rest[..rest.find('\n').unwrap_or(rest.len())];
+                    // One that ends a part may have its \n in the next.
+                    let text = comment.strip_suffix('\r').unwrap_or(comment);
+                    if text.bytes().any(|b| b != b'\t' && b.is_ascii_control()) {
+                        return None;
+                    }
+                    self.at += comment.len();
+                }
+                _ => return Some(()),
+            }
+        }
+    }
+
+    fn item(&mut self) -> Option<Place> {
+        let start = self.at;
+        let quote = self.peek().filter(|b| b"\"'".contains(b))?;
+        let content = &self.text.as_bytes()[start + 1..];
+        let plain = |b: &u8| b.is_ascii_hexdigit() || b":./".contains(b);
+        let length = content.iter().position(|b| !plain(b))?;
+        if content[length] != quote {
+            return None;
+        }
+        let end = start + 1 + length;
+        self.at = end + 1;
+        Some(Place {
+            cidr: self.text[start + 1..end].parse().ok()?,
+            start: u32::try_from(start).ok()?,
+            line: self.ends,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn taken(text: &str) -> (String, Vec<Vec<String>>) {
+        let mut lists = Lists::take_out(text);
+        let at: Vec<usize> = lists.taken.iter().map(|t| t.at).collect();
+        let mut all = Vec::new();
+        for at in at {
+            assert_eq!(&lists.rest[at..at + 2], "[]");
+            let list = lists.take(at).unwrap().concat();
+            // To count the lines before each takes a while.
+            let step = list.len() / 50 + 1;
+            for Place { cidr, start, line } in list.iter().step_by(step) {
+                let start = *start as usize + 1;
+                let said = text[start..].split(['"', '\'']).next().unwrap();
+                assert_eq!(said.parse::<Cidr>().unwrap(), *cidr);
+                assert_eq!(*line as usize, text[..start].matches('\n').count() + 1);
+            }
+            all.push(list.iter().map(|place| place.cidr.to_string()).collect());
+        }
+        (lists.rest.into_owned(), all)
+    }
+
+    #[test]
+    fn plain_lists_are_taken_out() {
+        let text = "[policy.a]\n  cidrs = [ # far\n  \"10.0.0.0/8\", # x \"y\"\r\n 'fd00::/8',\n]\nforce = true\n\
+                    [policy.b]\ncidrs=[]\n";
+        let (rest, lists) = taken(text);
+        assert_eq!(
+            rest,
+            "[policy.a]\n  cidrs = []\nforce = true\n[policy.b]\ncidrs=[]\n"
+        );
+        assert_eq!(lists, [vec!["10.0.0.0/8", "fd00::/8"], vec![]]);
+        let lists = Lists::take_out(text);
+        let force = lists.rest.find("force").unwrap();
+        let there = lists.in_text(force..force + 5);
+        assert_eq!(&text[there], "force");
+    }
+
+    #[test]
+    fn others_are_left() {
+        for text in [
+            "cidrs = [\"10.0.0.0/8\"",
+            "cidrs = [\"10.0.0.0/8\" \"10.0.0.0/8\"]",
+            "cidrs = [,]",
+            "cidrs = [\"10.0.0.1/8\"]",
+            "cidrs = [\"\\u0031\"]",
+            "cidrs = [1]",
+            "cidrs = [ # \u{1}\n]",
+            "cidrs = [\"10.0.0.0/8']",
+            "cidrs = \"10.0.0.0/8\"",
+            "x = \"\"\"\ncidrs = []\n\"\"\"",
+            "x = '''\ncidrs = []\n'''",
+        ] {
+            assert_eq!(taken(text), (text.to_owned(), vec![]), "{text}");
+        }
+    }
+
+    /// Large enough for several threads.
+    #[test]
+    fn long_lists_are_read_in_parts() {
+        let item = |i: u32, end: &str| format!("\"10.{}.{}.0/24\"{end}", i >> 8 & 0xff, i & 0xff);
+        for (before, after) in [
+            ("", ",\n"),
+            ("\n, ", ""),
+            ("", " # near]\n,\n"),
+            ("", "\r\n,"),
+        ] {
+            let mut text = "#\n[policy.a]\ncidrs = [".to_owned();
+            let count = 60_000;
+            for i in 0..count {
+                let before = if i == 0 { "" } else { before };
+                text.push_str(before);
+                text.push_str(&item(i, after));
+            }
+            text.push_str("\n]\nforce = true\n");
+            let (rest, lists) = taken(&text);
+            assert_eq!(rest, "#\n[policy.a]\ncidrs = []\nforce = true\n");
+            let expected: Vec<String> = (0..count).map(|i| item(i, "").replace('"', "")).collect();
+            assert!(lists == [expected]);
+            // What is wrong in any part is seen.
+            for cut in [text.len() / 3, text.len() / 2, text.len() - 100] {
+                let at = cut + text[cut..].find('"').unwrap();
+                for wrong in [",,", "x"] {
+                    let mut text = text.clone();
+                    text.insert_str(at, wrong);
+                    assert!(Lists::take_out(&text).taken.is_empty(), "{wrong} at {at}");
+                }
+            }
+        }
+    }
+
+    proptest! {
+        /// The parser finds the same in the rest, with the lists in their places, as in the whole.
+        #[test]
+        fn nothing_is_lost(text in "((\\[policy\\.[a-c]\\]|cidrs = \\[|\\]|,|\"10\\.[0-9]\\.0\\.0/16\"|'fd00::/8'|#[ a\"\\]]{0,3}|x = [0-9\"']{0,4}| |\t|\r)\n?){0,16}") {
+            let mut lists = Lists::take_out(&text);
+            let whole = text.parse::<toml::Table>();
+            let rest = lists.rest.parse::<toml::Table>();
+            prop_assert_eq!(whole.is_ok(), rest.is_ok(), "{}", &lists.rest);
+            if let Ok(whole) = whole {
+                let count = whole.values().flat_map(arrays).sum::<usize>();
+                let left = rest.unwrap().values().flat_map(arrays).sum::<usize>();
+                let at: Vec<usize> = lists.taken.iter().map(|t| t.at).collect();
+                let taken = at.into_iter().map(|at| lists.take(at).unwrap().concat().len());
+                prop_assert_eq!(count, left + taken.sum::<usize>());
+            }
+        }
+    }
+
+    fn arrays(value: &toml::Value) -> Vec<usize> {
+        match value {
+            toml::Value::Array(array) => vec![array.len()],
+            toml::Value::Table(table) => table.values().flat_map(arrays).collect(),
+            _ => Vec::new(),
+        }
+    }
+}

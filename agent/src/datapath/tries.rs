@@ -1,0 +1,300 @@
+//! The two tries of entries, a million keys at a time.
+//!
+//! Chunks go in one system call each where the kernel can do that, and one by one where it cannot. Reading
+//! needs no turn: whoever lists or looks up has a handle of his own, while the engine writes.
+
+use std::{
+    net::IpAddr,
+    os::fd::AsFd as _,
+    path::Path,
+    sync::atomic::{AtomicBool, Ordering},
+};
+
+use aya::maps::{LpmTrie, MapData, MapError};
+use ipnetwork::IpNetwork;
+use rto_agent_common::{EntryValue, maps};
+
+use super::{
+    error::{DatapathError, map as map_error},
+    tables::{describe, open},
+};
+use crate::{
+    kernel::elements::{LpmKey, Trie, is_unsupported},
+    policy::Cidr,
+};
+
+/// Elements of one system call: some ten milliseconds of the kernel's time.
+const CHUNK: usize = 4096;
+/// `off`: one by one, as on a kernel without batches.
+const BATCH: &str = "RTO_AGENT_BATCH";
+
+/// Handles of both tries.
+pub(super) struct Tries {
+    v4: MapData,
+    v6: MapData,
+    /// Not yet refused by the kernel.
+    batch: AtomicBool,
+}
+
+impl Tries {
+    /// Opens those pinned in `dir`.
+    pub(super) fn open(dir: &Path) -> Result<Self, DatapathError> {
+        // aya looks at type and sizes.
+        let _v4: LpmTrie<MapData, [u8; 4], EntryValue> = open!(dir, maps::ENTRIES_V4, LpmTrie);
+        let _v6: LpmTrie<MapData, [u8; 16], EntryValue> = open!(dir, maps::ENTRIES_V6, LpmTrie);
+        let map =
+            |name| MapData::from_pin(dir.join(name)).map_err(|e| map_error(name, describe(&e)));
+        Ok(Self {
+            v4: map(maps::ENTRIES_V4)?,
+            v6: map(maps::ENTRIES_V6)?,
+            batch: AtomicBool::new(std::env::var_os(BATCH).is_none_or(|text| text != "off")),
+        })
+    }
+
+    /// Handles by name, for pinning.
+    pub(super) fn handles(&self) -> [(&'static str, &MapData); 2] {
+        [(maps::ENTRIES_V4, &self.v4), (maps::ENTRIES_V6, &self.v6)]
+    }
+
+    fn v4(&self) -> Trie<'_, 4, EntryValue> {
+        // SAFETY: `open` has had the sizes compared; the value is two u32.
+        unsafe { Trie::new(self.v4.fd().as_fd()) }
+    }
+
+    fn v6(&self) -> Trie<'_, 16, EntryValue> {
+        // SAFETY: as above.
+        unsafe { Trie::new(self.v6.fd().as_fd()) }
+    }
+
+    fn can_batch(&self) -> bool {
+        self.batch.load(Ordering::Relaxed)
+    }
+
+    /// Whether a batch went well; one that did not is to be done one by one, which tells what is wrong.
+    fn batched(&self, result: &std::io::Result<()>) -> bool {
+        if let Err(e) = result
+            && is_unsupported(e)
+        {
+            self.batch.store(false, Ordering::Relaxed);
+        }
+        result.is_ok()
+    }
+
+    /// The value of exactly this entry; `None` if there is none. (The kernel's lookup finds the
+    /// longest prefix not longer than the key's: the caller must know that the entry exists.)
+    pub(super) fn get(&self, cidr: &Cidr) -> Result<Option<EntryValue>, DatapathError> {
+        let value = match key(cidr) {
+            Key::V4(key) => self.v4().lookup(&key),
+            Key::V6(key) => self.v6().lookup(&key),
+        };
+        value.map_err(|e| entry_error(cidr, &e))
+    }
+
+    /// Every entry, in no order.
+    pub(super) fn all(&self) -> Result<Vec<(Cidr, EntryValue)>, DatapathError> {
+        let mut all = Vec::new();
+        self.read(maps::ENTRIES_V4, &self.v4(), &mut all)?;
+        self.read(maps::ENTRIES_V6, &self.v6(), &mut all)?;
+        Ok(all)
+    }
+
+    fn read<const N: usize>(
+        &self,
+        name: &'static str,
+        trie: &Trie<'_, N, EntryValue>,
+        all: &mut Vec<(Cidr, EntryValue)>,
+    ) -> Result<(), DatapathError>
+    where
+        IpAddr: From<[u8; N]>,
+    {
+        let failed = |e: std::io::Error| map_error(name, e.to_string());
+        let zero = LpmKey {
+            length: 0,
+            data: [0; N],
+        };
+        let (mut keys, mut values) = (vec![zero; CHUNK], vec![EntryValue::default(); CHUNK]);
+        let mut cursor = None;
+        while self.can_batch() {
+            let (count, next) = match trie.lookup_batch(cursor, &mut keys, &mut values) {
+                Err(e) if is_unsupported(&e) && cursor.is_none() => {
+                    self.batch.store(false, Ordering::Relaxed);
+                    break;
+                }
+                read => read.map_err(failed)?,
+            };
+            for (key, value) in keys.iter().zip(&values).take(count) {
+                all.push((cidr(name, key)?, *value));
+            }
+            if next.is_none() {
+                return Ok(());
+            }
+            cursor = next;
+        }
+        let mut last = None;
+        while let Some(key) = trie.next_key(last.as_ref()).map_err(failed)? {
+            if let Some(value) = trie.lookup(&key).map_err(failed)? {
+                all.push((cidr(name, &key)?, value));
+            }
+            last = Some(key);
+        }
+        Ok(())
+    }
+
+    /// Writes entries.
+    pub(super) fn write(
+        &self,
+        entries: impl Iterator<Item = Result<(Cidr, EntryValue), DatapathError>>,
+    ) -> Result<(), DatapathError> {
+        let (mut v4, mut v6) = (Chunk::new(), Chunk::new());
+        for entry in entries {
+            let (cidr, value) = entry?;
+            match key(&cidr) {
+                Key::V4(key) => v4.push(cidr, key, value),
+                Key::V6(key) => v6.push(cidr, key, value),
+            }
+            if v4.is_full() {
+                self.write_chunk(&self.v4(), &mut v4)?;
+            }
+            if v6.is_full() {
+                self.write_chunk(&self.v6(), &mut v6)?;
+            }
+        }
+        self.write_chunk(&self.v4(), &mut v4)?;
+        self.write_chunk(&self.v6(), &mut v6)
+    }
+
+    fn write_chunk<const N: usize>(
+        &self,
+        trie: &Trie<'_, N, EntryValue>,
+        chunk: &mut Chunk<N>,
+    ) -> Result<(), DatapathError> {
+        let in_one = self.can_batch()
+            && chunk.keys.len() > 1
+            && self.batched(&trie.update_batch(&chunk.keys, &chunk.values));
+        if !in_one {
+            let keys = chunk.keys.iter().zip(&chunk.values).zip(&chunk.cidrs);
+            for ((key, value), cidr) in keys {
+                trie.update(key, value).map_err(|e| entry_error(cidr, &e))?;
+            }
+        }
+        chunk.clear();
+        Ok(())
+    }
+
+    /// Removes entries; those that are not there are as good as removed.
+    pub(super) fn remove(&self, cidrs: &[Cidr]) -> Result<(), DatapathError> {
+        let (mut v4, mut v6) = (Chunk::new(), Chunk::new());
+        for cidr in cidrs {
+            match key(cidr) {
+                Key::V4(key) => v4.push(*cidr, key, EntryValue::default()),
+                Key::V6(key) => v6.push(*cidr, key, EntryValue::default()),
+            }
+            if v4.is_full() {
+                self.remove_chunk(&self.v4(), &mut v4)?;
+            }
+            if v6.is_full() {
+                self.remove_chunk(&self.v6(), &mut v6)?;
+            }
+        }
+        self.remove_chunk(&self.v4(), &mut v4)?;
+        self.remove_chunk(&self.v6(), &mut v6)
+    }
+
+    fn remove_chunk<const N: usize>(
+        &self,
+        trie: &Trie<'_, N, EntryValue>,
+        chunk: &mut Chunk<N>,
+    ) -> Result<(), DatapathError> {
+        let in_one = self.can_batch()
+            && chunk.keys.len() > 1
+            && self.batched(&trie.delete_batch(&chunk.keys));
+        if !in_one {
+            for (key, cidr) in chunk.keys.iter().zip(&chunk.cidrs) {
+                trie.delete(key).map_err(|e| entry_error(cidr, &e))?;
+            }
+        }
+        chunk.clear();
+        Ok(())
+    }
+}
+
+/// Entries of one system call.
+struct Chunk<const N: usize> {
+    cidrs: Vec<Cidr>,
+    keys: Vec<LpmKey<N>>,
+    values: Vec<EntryValue>,
+}
+
+impl<const N: usize> Chunk<N> {
+    fn new() -> Self {
+        Self {
+            cidrs: Vec::new(),
+            keys: Vec::new(),
+            values: Vec::new(),
+        }
+    }
+
+    fn push(&mut self, cidr: Cidr, key: LpmKey<N>, value: EntryValue) {
+        self.cidrs.push(cidr);
+        self.keys.push(key);
+        self.values.push(value);
+    }
+
+    fn is_full(&self) -> bool {
+        self.keys.len() >= CHUNK
+    }
+
+    fn clear(&mut self) {
+        self.cidrs.clear();
+        self.keys.clear();
+        self.values.clear();
+    }
+}
+
+enum Key {
+    V4(LpmKey<4>),
+    V6(LpmKey<16>),
+}
+
+fn key(cidr: &Cidr) -> Key {
+    match cidr.network() {
+        IpNetwork::V4(n) => Key::V4(LpmKey {
+            length: n.prefix().into(),
+            data: n.ip().octets(),
+        }),
+        IpNetwork::V6(n) => Key::V6(LpmKey {
+            length: n.prefix().into(),
+            data: n.ip().octets(),
+        }),
+    }
+}
+
+fn cidr<const N: usize>(map: &'static str, key: &LpmKey<N>) -> Result<Cidr, DatapathError>
+where
+    IpAddr: From<[u8; N]>,
+{
+    let address = IpAddr::from(key.data);
+    u8::try_from(key.length)
+        .ok()
+        .and_then(|length| Cidr::around(address, length))
+        .filter(|cidr| cidr.network().ip() == address)
+        .ok_or_else(|| {
+            let length = key.length;
+            map_error(
+                map,
+                format!("holds {address}/{length}, which is no CIDR of ours"),
+            )
+        })
+}
+
+fn entry_error(cidr: &Cidr, error: &std::io::Error) -> DatapathError {
+    let reason = match error.raw_os_error() {
+        Some(libc::ENOSPC) => "the kernel's table is full".to_owned(),
+        Some(libc::ENOMEM) => "the kernel has no memory for it".to_owned(),
+        _ => error.to_string(),
+    };
+    DatapathError::Entry {
+        cidr: *cidr,
+        reason,
+    }
+}

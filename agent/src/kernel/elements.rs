@@ -1,0 +1,228 @@
+//! Reading and writing a BPF map's elements, one by one or many in one system call.
+//!
+//! aya has no batches. The kernel has them for LPM tries since Linux 5.13, as loops over the calls for one:
+//! what is saved is the way in and out. Where it has none it says ENOTSUPP.
+
+use std::{
+    io,
+    os::fd::{AsRawFd as _, BorrowedFd},
+};
+
+use nix::libc;
+
+use super::bpf::bpf;
+
+const BPF_MAP_LOOKUP_ELEM: libc::c_int = 1;
+const BPF_MAP_UPDATE_ELEM: libc::c_int = 2;
+const BPF_MAP_DELETE_ELEM: libc::c_int = 3;
+const BPF_MAP_GET_NEXT_KEY: libc::c_int = 4;
+const BPF_MAP_LOOKUP_BATCH: libc::c_int = 24;
+const BPF_MAP_UPDATE_BATCH: libc::c_int = 26;
+const BPF_MAP_DELETE_BATCH: libc::c_int = 27;
+
+/// Key of an LPM trie (`struct bpf_lpm_trie_key_u8`).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LpmKey<const N: usize> {
+    /// Bits of `data` that count.
+    pub length: u32,
+    /// The address, most significant byte first.
+    pub data: [u8; N],
+}
+
+impl<const N: usize> LpmKey<N> {
+    const ZERO: Self = Self {
+        length: 0,
+        data: [0; N],
+    };
+}
+
+/// An LPM trie of the kernel whose values are `V`.
+#[derive(Clone, Copy)]
+pub struct Trie<'fd, const N: usize, V> {
+    fd: BorrowedFd<'fd>,
+    value: std::marker::PhantomData<V>,
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct ElementAttr {
+    map_fd: u32,
+    padding: u32,
+    key: u64,
+    /// Or the next key.
+    value: u64,
+    flags: u64,
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct BatchAttr {
+    in_batch: u64,
+    out_batch: u64,
+    keys: u64,
+    values: u64,
+    count: u32,
+    map_fd: u32,
+    elem_flags: u64,
+    flags: u64,
+}
+
+impl<'fd, const N: usize, V: Copy + Default> Trie<'fd, N, V> {
+    /// The map behind a descriptor.
+    ///
+    /// # Safety
+    ///
+    /// Its keys must be [`LpmKey<N>`] and its values `V`, to the byte (the kernel reads and writes as many as
+    /// the map's definition says), and any bytes must be a `V`.
+    pub unsafe fn new(fd: BorrowedFd<'fd>) -> Self {
+        Self {
+            fd,
+            value: std::marker::PhantomData,
+        }
+    }
+
+    fn element(
+        &self,
+        command: libc::c_int,
+        key: *const LpmKey<N>,
+        value: u64,
+    ) -> io::Result<libc::c_int> {
+        let mut attr = ElementAttr {
+            map_fd: self.number(),
+            key: key as u64,
+            value,
+            ..ElementAttr::default()
+        };
+        bpf(command, &mut attr)
+    }
+
+    fn number(&self) -> u32 {
+        u32::try_from(self.fd.as_raw_fd()).unwrap_or(u32::MAX)
+    }
+
+    /// What the key's address takes, no longer than the key; `None` if nothing.
+    ///
+    /// # Errors
+    ///
+    /// The system call's.
+    pub fn lookup(&self, key: &LpmKey<N>) -> io::Result<Option<V>> {
+        let mut value = V::default();
+        found(self.element(BPF_MAP_LOOKUP_ELEM, key, (&raw mut value) as u64))
+            .map(|found| found.then_some(value))
+    }
+
+    /// Writes an element.
+    ///
+    /// # Errors
+    ///
+    /// The system call's: ENOSPC where the map is full.
+    pub fn update(&self, key: &LpmKey<N>, value: &V) -> io::Result<()> {
+        self.element(BPF_MAP_UPDATE_ELEM, key, std::ptr::from_ref(value) as u64)
+            .map(drop)
+    }
+
+    /// Removes an element; whether there was one.
+    ///
+    /// # Errors
+    ///
+    /// The system call's.
+    pub fn delete(&self, key: &LpmKey<N>) -> io::Result<bool> {
+        found(self.element(BPF_MAP_DELETE_ELEM, key, 0))
+    }
+
+    /// The key after this one, the first after `None`; `None` at the end.
+    ///
+    /// # Errors
+    ///
+    /// The system call's.
+    pub fn next_key(&self, key: Option<&LpmKey<N>>) -> io::Result<Option<LpmKey<N>>> {
+        let mut next = LpmKey::ZERO;
+        let key = key.map_or(std::ptr::null(), std::ptr::from_ref);
+        found(self.element(BPF_MAP_GET_NEXT_KEY, key, (&raw mut next) as u64))
+            .map(|found| found.then_some(next))
+    }
+
+    /// Writes many elements. After an error some of them may be written.
+    ///
+    /// # Errors
+    ///
+    /// The system call's; see [`is_unsupported`].
+    pub fn update_batch(&self, keys: &[LpmKey<N>], values: &[V]) -> io::Result<()> {
+        let count = keys.len().min(values.len());
+        self.batch(BPF_MAP_UPDATE_BATCH, keys, values.as_ptr() as u64, count)
+    }
+
+    /// Removes many elements. After an error, which one that is not there is, some of them may be gone.
+    ///
+    /// # Errors
+    ///
+    /// The system call's; see [`is_unsupported`].
+    pub fn delete_batch(&self, keys: &[LpmKey<N>]) -> io::Result<()> {
+        self.batch(BPF_MAP_DELETE_BATCH, keys, 0, keys.len())
+    }
+
+    fn batch(
+        &self,
+        command: libc::c_int,
+        keys: &[LpmKey<N>],
+        values: u64,
+        count: usize,
+    ) -> io::Result<()> {
+        let mut attr = BatchAttr {
+            keys: keys.as_ptr() as u64,
+            values,
+            count: u32::try_from(count).map_err(io::Error::other)?,
+            map_fd: self.number(),
+            ..BatchAttr::default()
+        };
+        bpf(command, &mut attr).map(drop)
+    }
+
+    /// Reads on from where `cursor` stands (`None`: the beginning) into the buffers, which are equally
+    /// long. How many were read, and where to read on; `None`: that was all.
+    ///
+    /// # Errors
+    ///
+    /// The system call's; see [`is_unsupported`].
+    pub fn lookup_batch(
+        &self,
+        cursor: Option<LpmKey<N>>,
+        keys: &mut [LpmKey<N>],
+        values: &mut [V],
+    ) -> io::Result<(usize, Option<LpmKey<N>>)> {
+        let mut next = LpmKey::ZERO;
+        let mut attr = BatchAttr {
+            in_batch: cursor
+                .as_ref()
+                .map_or(0, |cursor| std::ptr::from_ref(cursor) as u64),
+            out_batch: (&raw mut next) as u64,
+            keys: keys.as_mut_ptr() as u64,
+            values: values.as_mut_ptr() as u64,
+            count: u32::try_from(keys.len().min(values.len())).map_err(io::Error::other)?,
+            map_fd: self.number(),
+            ..BatchAttr::default()
+        };
+        let more = found(bpf(BPF_MAP_LOOKUP_BATCH, &mut attr))?;
+        Ok((attr.count as usize, more.then_some(next)))
+    }
+}
+
+/// Whether the kernel has no such command for such a map.
+#[must_use]
+pub fn is_unsupported(error: &io::Error) -> bool {
+    /// Not in the C library: the kernel's own, which this call lets out.
+    const ENOTSUPP: i32 = 524;
+    matches!(
+        error.raw_os_error(),
+        Some(ENOTSUPP | libc::EOPNOTSUPP | libc::EINVAL)
+    )
+}
+
+fn found(result: io::Result<libc::c_int>) -> io::Result<bool> {
+    match result {
+        Ok(_) => Ok(true),
+        Err(e) if e.raw_os_error() == Some(libc::ENOENT) => Ok(false),
+        Err(e) => Err(e),
+    }
+}

@@ -1,0 +1,81 @@
+//! Work on something large, by all processors for a moment.
+
+use std::{
+    num::NonZero,
+    sync::{Mutex, PoisonError},
+    thread,
+};
+
+/// More threads than this read no faster what comes from one memory.
+const MAX_THREADS: usize = 8;
+/// Parts below so many elements are not worth a thread.
+const LEAST: usize = 1 << 14;
+
+/// How many threads are worth having for so many pieces of work.
+#[must_use]
+pub(crate) fn threads(pieces: usize) -> usize {
+    let processors = thread::available_parallelism().map_or(1, NonZero::get);
+    processors.min(MAX_THREADS).min(pieces).max(1)
+}
+
+/// Does something to each of equal parts of a slice.
+pub(crate) fn in_parts<T: Send>(all: &mut [T], work: impl Fn(&mut [T]) + Sync) {
+    let threads = threads(all.len() / LEAST);
+    if threads < 2 {
+        return work(all);
+    }
+    let size = all.len().div_ceil(threads);
+    let mut parts = all.chunks_mut(size);
+    thread::scope(|scope| {
+        let first = parts.next();
+        for part in parts {
+            scope.spawn(|| work(part));
+        }
+        first.map(&work);
+    });
+}
+
+/// What `work` makes of each piece, in their order.
+pub(crate) fn map<T: Send, R: Send>(pieces: Vec<T>, work: impl Fn(T) -> R + Sync) -> Vec<R> {
+    let threads = threads(pieces.len());
+    if threads < 2 {
+        return pieces.into_iter().map(work).collect();
+    }
+    let queue = Mutex::new(pieces.into_iter().enumerate());
+    // A thread that died while it held the lock has left the queue as it should be.
+    let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let run = || -> Vec<(usize, R)> {
+        std::iter::from_fn(next)
+            .map(|(i, piece)| (i, work(piece)))
+            .collect()
+    };
+    let mut done: Vec<(usize, R)> = thread::scope(|scope| {
+        let others: Vec<_> = (1..threads).map(|_| scope.spawn(run)).collect();
+        let mut done = run();
+        for other in others {
+            match other.join() {
+                Ok(more) => done.extend(more),
+                Err(panic) => std::panic::resume_unwind(panic),
+            }
+        }
+        done
+    });
+    done.sort_by_key(|(i, _)| *i);
+    done.into_iter().map(|(_, result)| result).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_once_and_in_order() {
+        let squares = map((0..1000u32).collect(), |i| i * i);
+        assert_eq!(squares, (0..1000).map(|i| i * i).collect::<Vec<_>>());
+        assert!(map(Vec::<u32>::new(), |i| i).is_empty());
+        let mut all: Vec<u32> = (0..100_000).collect();
+        in_parts(&mut all, |part| part.iter_mut().for_each(|i| *i += 1));
+        assert_eq!(all, (1..100_001).collect::<Vec<_>>());
+        in_parts(&mut [0u8; 0], |_| {});
+    }
+}

@@ -1,0 +1,644 @@
+//! Entries by CIDR, as many as a million: one sorted table, shared by all who hold it, and what was
+//! changed over it.
+//!
+//! A row takes 28 bytes. The set in force, what the kernel's maps hold and what the files say are the
+//! same rows; an entry added or removed by hand is a change over them and copies none.
+
+use std::{
+    cmp::Ordering,
+    collections::{BTreeMap, HashMap, btree_map},
+    iter::Peekable,
+    net::IpAddr,
+    path::Path,
+    slice,
+    sync::Arc,
+};
+
+use super::{Cidr, Entry, Location, PolicyName};
+use crate::parallel;
+
+/// Entries in the order of their CIDRs. Cheap to clone.
+#[derive(Clone, Default)]
+pub struct Entries {
+    table: Arc<Table>,
+    /// Over the table: `None` takes an entry away.
+    over: Arc<BTreeMap<Cidr, Option<Entry>>>,
+    families: Families,
+}
+
+/// How many entries, by address family.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Families {
+    /// IPv4.
+    pub ipv4: usize,
+    /// IPv6.
+    pub ipv6: usize,
+}
+
+/// One entry, looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EntryRef<'a> {
+    /// Name of its policy.
+    pub policy: &'a PolicyName,
+    /// Where the CIDR stands: file, and line from 1.
+    pub place: Option<(&'a Arc<Path>, usize)>,
+}
+
+#[derive(Default)]
+struct Table {
+    rows: Vec<Row>,
+    policies: Vec<PolicyName>,
+    files: Vec<Arc<Path>>,
+    lengths: Lengths,
+}
+
+#[derive(Clone, Copy)]
+struct Row {
+    cidr: Cidr,
+    file: u16,
+    line: u32,
+    policy: u32,
+}
+
+/// Stands for "no file".
+const NO_FILE: u16 = u16::MAX;
+
+/// Which prefix lengths there are.
+#[derive(Clone, Copy, Default)]
+struct Lengths {
+    ipv4: u64,
+    ipv6: [u64; 3],
+}
+
+impl Lengths {
+    fn insert(&mut self, cidr: &Cidr) {
+        let length = usize::from(cidr.prefix());
+        if cidr.is_ipv4() {
+            self.ipv4 |= 1 << length;
+        } else {
+            self.ipv6[length / 64] |= 1 << (length % 64);
+        }
+    }
+
+    fn contains(&self, is_ipv4: bool, length: u8) -> bool {
+        let length = usize::from(length);
+        if is_ipv4 {
+            self.ipv4 & 1 << length != 0
+        } else {
+            self.ipv6[length / 64] & 1 << (length % 64) != 0
+        }
+    }
+}
+
+impl Families {
+    fn of(&mut self, cidr: &Cidr) -> &mut usize {
+        if cidr.is_ipv4() {
+            &mut self.ipv4
+        } else {
+            &mut self.ipv6
+        }
+    }
+
+    /// Both.
+    #[must_use]
+    pub fn sum(&self) -> usize {
+        self.ipv4 + self.ipv6
+    }
+}
+
+impl EntryRef<'_> {
+    /// Where the CIDR stands; `None` for one added by hand.
+    #[must_use]
+    pub fn location(&self) -> Option<Location> {
+        self.place.map(|(path, line)| Location {
+            path: path.clone(),
+            line,
+        })
+    }
+}
+
+impl Entries {
+    /// How many.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.families.sum()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// How many, by address family.
+    #[must_use]
+    pub fn families(&self) -> Families {
+        self.families
+    }
+
+    /// The entry of exactly this CIDR.
+    #[must_use]
+    pub fn get(&self, cidr: &Cidr) -> Option<EntryRef<'_>> {
+        match self.over.get(cidr) {
+            Some(over) => over.as_ref().map(of_entry),
+            None => self.table.get(cidr),
+        }
+    }
+
+    /// Whether there is an entry of exactly this CIDR.
+    #[must_use]
+    pub fn contains_key(&self, cidr: &Cidr) -> bool {
+        self.get(cidr).is_some()
+    }
+
+    /// Adds or replaces an entry.
+    pub fn insert(&mut self, cidr: Cidr, entry: Entry) {
+        if !self.contains_key(&cidr) {
+            *self.families.of(&cidr) += 1;
+        }
+        Arc::make_mut(&mut self.over).insert(cidr, Some(entry));
+    }
+
+    /// Takes an entry away; whether there was one.
+    pub fn remove(&mut self, cidr: &Cidr) -> bool {
+        if !self.contains_key(cidr) {
+            return false;
+        }
+        *self.families.of(cidr) -= 1;
+        let over = Arc::make_mut(&mut self.over);
+        if self.table.get(cidr).is_some() {
+            over.insert(*cidr, None);
+        } else {
+            over.remove(cidr);
+        }
+        true
+    }
+
+    /// All of them, in order.
+    #[must_use]
+    pub fn iter(&self) -> Iter<'_> {
+        Iter {
+            table: &self.table,
+            rows: self.table.rows.iter().peekable(),
+            over: self.over.iter().peekable(),
+        }
+    }
+
+    /// The CIDRs, in order.
+    pub fn keys(&self) -> impl Iterator<Item = Cidr> {
+        self.iter().map(|(cidr, _)| cidr)
+    }
+
+    /// The CIDRs an address lies in, longest first: the first is the one a connection takes.
+    #[must_use]
+    pub fn covering(&self, address: IpAddr) -> Vec<Cidr> {
+        let address = address.to_canonical();
+        let longest = if address.is_ipv4() { 32 } else { 128 };
+        self.within(address, longest)
+    }
+
+    /// The longest CIDR that this one lies in, itself not among them.
+    #[must_use]
+    pub fn covering_cidr(&self, cidr: &Cidr) -> Option<Cidr> {
+        let shorter = cidr.prefix().checked_sub(1)?;
+        self.within(cidr.network().ip(), shorter).first().copied()
+    }
+
+    fn within(&self, address: IpAddr, longest: u8) -> Vec<Cidr> {
+        let mut found: Vec<Cidr> = (0..=longest)
+            .filter(|length| self.table.lengths.contains(address.is_ipv4(), *length))
+            .filter_map(|length| Cidr::around(address, length))
+            .filter(|cidr| !self.over.contains_key(cidr) && self.table.get(cidr).is_some())
+            .collect();
+        let over = self.over.iter().filter(|(cidr, entry)| {
+            entry.is_some() && cidr.prefix() <= longest && cidr.contains(address)
+        });
+        found.extend(over.map(|(cidr, _)| *cidr));
+        found.sort_unstable_by_key(|cidr| std::cmp::Reverse(cidr.prefix()));
+        found
+    }
+
+    /// Whether both are changes over the same table.
+    fn shares_table(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.table, &other.table)
+    }
+
+    /// Calls `each` with every CIDR whose policy is not the same in both: its policy before and after.
+    pub(super) fn differences<'a>(
+        &'a self,
+        after: &'a Self,
+        mut each: impl FnMut(Cidr, Option<&'a PolicyName>, Option<&'a PolicyName>),
+    ) {
+        let mut differ = |cidr, before: Option<&'a PolicyName>, after: Option<&'a PolicyName>| {
+            if before != after {
+                each(cidr, before, after);
+            }
+        };
+        if self.shares_table(after) {
+            if Arc::ptr_eq(&self.over, &after.over) {
+                return;
+            }
+            let policy = |entries: &'a Self, cidr: &Cidr| entries.get(cidr).map(|e| e.policy);
+            let pairs = merge(self.over.keys().copied(), after.over.keys().copied(), |c| {
+                *c
+            });
+            for (one, other) in pairs {
+                if let Some(cidr) = one.or(other) {
+                    differ(cidr, policy(self, &cidr), policy(after, &cidr));
+                }
+            }
+            return;
+        }
+        if self.over.is_empty() && after.over.is_empty() {
+            return self.table.differences(&after.table, differ);
+        }
+        for pair in merge(self.iter(), after.iter(), |(cidr, _)| *cidr) {
+            match pair {
+                (Some((cidr, before)), Some((_, after))) => {
+                    differ(cidr, Some(before.policy), Some(after.policy));
+                }
+                (Some((cidr, before)), None) => differ(cidr, Some(before.policy), None),
+                (None, Some((cidr, after))) => differ(cidr, None, Some(after.policy)),
+                (None, None) => {}
+            }
+        }
+    }
+}
+
+/// Two sorted sequences side by side.
+fn merge<T, K: Ord>(
+    one: impl Iterator<Item = T>,
+    other: impl Iterator<Item = T>,
+    key: impl Fn(&T) -> K,
+) -> impl Iterator<Item = (Option<T>, Option<T>)> {
+    let (mut one, mut other) = (one.peekable(), other.peekable());
+    std::iter::from_fn(move || {
+        let order = match (one.peek(), other.peek()) {
+            (None, None) => return None,
+            (Some(_), None) => Ordering::Less,
+            (None, Some(_)) => Ordering::Greater,
+            (Some(a), Some(b)) => key(a).cmp(&key(b)),
+        };
+        Some(match order {
+            Ordering::Less => (one.next(), None),
+            Ordering::Greater => (None, other.next()),
+            Ordering::Equal => (one.next(), other.next()),
+        })
+    })
+}
+
+/// The same CIDRs with the same policies; where they stand is not compared.
+impl PartialEq for Entries {
+    fn eq(&self, other: &Self) -> bool {
+        let mut same = self.len() == other.len();
+        if same {
+            self.differences(other, |_, _, _| same = false);
+        }
+        same
+    }
+}
+
+impl Eq for Entries {}
+
+impl std::fmt::Debug for Entries {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_map()
+            .entries(self.iter().map(|(cidr, entry)| (cidr, entry.policy)))
+            .finish()
+    }
+}
+
+impl FromIterator<(Cidr, Entry)> for Entries {
+    fn from_iter<I: IntoIterator<Item = (Cidr, Entry)>>(entries: I) -> Self {
+        let mut all = Self::default();
+        for (cidr, entry) in entries {
+            all.insert(cidr, entry);
+        }
+        all
+    }
+}
+
+impl Table {
+    fn get(&self, cidr: &Cidr) -> Option<EntryRef<'_>> {
+        let index = self.rows.binary_search_by(|row| row.cidr.cmp(cidr)).ok()?;
+        Some(self.entry(&self.rows[index]))
+    }
+
+    /// As [`Entries::differences`]; what is the same, as nearly all is as a rule, takes no more than a look.
+    fn differences<'a>(
+        &'a self,
+        after: &'a Self,
+        mut differ: impl FnMut(Cidr, Option<&'a PolicyName>, Option<&'a PolicyName>),
+    ) {
+        // By number, of which each table has its own: the number in the other one.
+        let numbers: HashMap<&PolicyName, usize> = after.policies.iter().zip(0..).collect();
+        let same: Vec<Option<usize>> = self
+            .policies
+            .iter()
+            .map(|name| numbers.get(name).copied())
+            .collect();
+        let (mut old, mut new) = (0, 0);
+        loop {
+            let order = match (self.rows.get(old), after.rows.get(new)) {
+                (None, None) => return,
+                (Some(_), None) => Ordering::Less,
+                (None, Some(_)) => Ordering::Greater,
+                (Some(a), Some(b)) => {
+                    if a.cidr == b.cidr {
+                        if same[a.policy as usize] != Some(b.policy as usize) {
+                            let (before, now) = (self.policy(old), after.policy(new));
+                            differ(a.cidr, Some(before), Some(now));
+                        }
+                        old += 1;
+                        new += 1;
+                        continue;
+                    }
+                    a.cidr.cmp(&b.cidr)
+                }
+            };
+            if order == Ordering::Less {
+                differ(self.rows[old].cidr, Some(self.policy(old)), None);
+                old += 1;
+            } else {
+                differ(after.rows[new].cidr, None, Some(after.policy(new)));
+                new += 1;
+            }
+        }
+    }
+
+    fn policy(&self, row: usize) -> &PolicyName {
+        &self.policies[self.rows[row].policy as usize]
+    }
+
+    fn entry(&self, row: &Row) -> EntryRef<'_> {
+        EntryRef {
+            policy: &self.policies[row.policy as usize],
+            place: self
+                .files
+                .get(usize::from(row.file))
+                .map(|file| (file, row.line as usize)),
+        }
+    }
+}
+
+fn of_entry(entry: &Entry) -> EntryRef<'_> {
+    EntryRef {
+        policy: &entry.policy,
+        place: entry.location.as_ref().map(|at| (&at.path, at.line)),
+    }
+}
+
+/// See [`Entries::iter`].
+pub struct Iter<'a> {
+    table: &'a Table,
+    rows: Peekable<slice::Iter<'a, Row>>,
+    over: Peekable<btree_map::Iter<'a, Cidr, Option<Entry>>>,
+}
+
+impl<'a> Iterator for Iter<'a> {
+    type Item = (Cidr, EntryRef<'a>);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            let takes_over = match (self.rows.peek(), self.over.peek()) {
+                (None, None) => return None,
+                (Some(_), None) => false,
+                (None, Some(_)) => true,
+                (Some(row), Some((cidr, _))) => match row.cidr.cmp(cidr) {
+                    Ordering::Less => false,
+                    Ordering::Greater => true,
+                    Ordering::Equal => {
+                        self.rows.next();
+                        true
+                    }
+                },
+            };
+            if !takes_over {
+                let row = self.rows.next()?;
+                return Some((row.cidr, self.table.entry(row)));
+            }
+            if let (cidr, Some(entry)) = self.over.next()? {
+                return Some((*cidr, of_entry(entry)));
+            }
+        }
+    }
+}
+
+/// Makes a table of many entries, given in any order.
+#[derive(Default)]
+pub struct Builder {
+    table: Table,
+    policies: HashMap<PolicyName, u32>,
+}
+
+impl Builder {
+    /// Makes room for so many more.
+    pub fn reserve(&mut self, more: usize) {
+        self.table.rows.reserve_exact(more);
+    }
+
+    /// A number for a policy.
+    pub fn policy(&mut self, name: &PolicyName) -> u32 {
+        if let Some(number) = self.policies.get(name) {
+            return *number;
+        }
+        let number = u32::try_from(self.table.policies.len()).unwrap_or(u32::MAX);
+        self.table.policies.push(name.clone());
+        self.policies.insert(name.clone(), number);
+        number
+    }
+
+    /// A number for a file. Beyond 65,535 of them the entries' places are not kept.
+    pub fn file(&mut self, path: &Arc<Path>) -> u16 {
+        match u16::try_from(self.table.files.len()) {
+            Ok(number) if number != NO_FILE => {
+                self.table.files.push(path.clone());
+                number
+            }
+            _ => NO_FILE,
+        }
+    }
+
+    /// Adds an entry, by the numbers of its policy and its file.
+    pub fn push(&mut self, cidr: Cidr, policy: u32, place: Option<(u16, u32)>) {
+        let (file, line) = place.unwrap_or((NO_FILE, 0));
+        self.table.rows.push(Row {
+            cidr,
+            file,
+            line,
+            policy,
+        });
+    }
+
+    /// The entries. Of several with the same CIDR one is taken; the CIDR is in the second part then.
+    #[must_use]
+    pub fn build(mut self) -> (Entries, Vec<Cidr>) {
+        let rows = &mut self.table.rows;
+        // Files have them in order as a rule, which this sort sees.
+        if !rows.is_sorted_by(|a, b| a.cidr < b.cidr) {
+            sort(rows);
+        }
+        let mut twice = Vec::new();
+        rows.dedup_by(|later, first| {
+            let same = later.cidr == first.cidr;
+            if same && twice.last() != Some(&first.cidr) {
+                twice.push(first.cidr);
+            }
+            same
+        });
+        let mut families = Families::default();
+        for row in rows.iter() {
+            *families.of(&row.cidr) += 1;
+            self.table.lengths.insert(&row.cidr);
+        }
+        let entries = Entries {
+            table: Arc::new(self.table),
+            over: Arc::default(),
+            families,
+        };
+        (entries, twice)
+    }
+}
+
+/// Sorts parts on several processors first where that pays.
+fn sort(rows: &mut [Row]) {
+    let order = |a: &Row, b: &Row| a.cidr.cmp(&b.cidr);
+    parallel::in_parts(rows, |part| part.sort_unstable_by(order));
+    // It sees parts that are in order, and merges them.
+    rows.sort_by(order);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn entry(policy: u8) -> Entry {
+        Entry {
+            policy: format!("p{policy}").parse().unwrap(),
+            location: None,
+        }
+    }
+
+    fn build(rows: &BTreeMap<Cidr, u8>) -> Entries {
+        let mut builder = Builder::default();
+        // Not in order.
+        for (cidr, policy) in rows.iter().rev() {
+            let policy = builder.policy(&entry(*policy).policy);
+            builder.push(*cidr, policy, None);
+        }
+        let (entries, twice) = builder.build();
+        assert_eq!(twice, []);
+        entries
+    }
+
+    fn said(entries: &Entries) -> BTreeMap<Cidr, PolicyName> {
+        let all: Vec<_> = entries.iter().map(|(c, e)| (c, e.policy.clone())).collect();
+        assert!(all.is_sorted_by(|a, b| a.0 < b.0));
+        all.into_iter().collect()
+    }
+
+    prop_compose! {
+        fn cidr()(wide: bool, bits in 0u8..16, length in 4u8..9) -> Cidr {
+            let address: IpAddr = if wide {
+                std::net::Ipv6Addr::from(u128::from(bits) << 120).into()
+            } else {
+                std::net::Ipv4Addr::from(u32::from(bits) << 24).into()
+            };
+            Cidr::around(address, length).unwrap()
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_map_in_all_respects(
+            rows in prop::collection::btree_map(cidr(), 0u8..3, 0..20),
+            others in prop::collection::btree_map(cidr(), 0u8..3, 0..20),
+            changes in prop::collection::vec((cidr(), prop::option::of(0u8..3)), 0..12),
+            address: IpAddr,
+        ) {
+            let name = |policy: u8| entry(policy).policy;
+            let mut oracle: BTreeMap<Cidr, PolicyName> =
+                rows.iter().map(|(c, p)| (*c, name(*p))).collect();
+            let before = build(&rows);
+            let mut entries = before.clone();
+            for (cidr, policy) in &changes {
+                match policy {
+                    Some(policy) => {
+                        entries.insert(*cidr, entry(*policy));
+                        oracle.insert(*cidr, name(*policy));
+                    }
+                    None => {
+                        prop_assert_eq!(entries.remove(cidr), oracle.remove(cidr).is_some());
+                    }
+                }
+            }
+            prop_assert_eq!(&said(&entries), &oracle);
+            let ipv4 = oracle.keys().filter(|c| c.is_ipv4()).count();
+            let families = Families { ipv4, ipv6: oracle.len() - ipv4 };
+            prop_assert_eq!(entries.families(), families);
+            for (cidr, _) in &changes {
+                prop_assert_eq!(entries.get(cidr).map(|e| e.policy), oracle.get(cidr));
+                let around = oracle.keys().filter(|c| c.contains_cidr(cidr));
+                let longest = around.max_by_key(|c| c.prefix()).copied();
+                prop_assert_eq!(entries.covering_cidr(cidr), longest);
+            }
+            // Over the same table, and over another one.
+            for other in [before, build(&others)] {
+                let mut told = said(&other);
+                other.differences(&entries, |cidr, before, after| {
+                    assert_ne!(before, after);
+                    assert_eq!(told.get(&cidr), before);
+                    match after {
+                        Some(after) => told.insert(cidr, after.clone()),
+                        None => told.remove(&cidr),
+                    };
+                });
+                prop_assert_eq!(&told, &oracle);
+                prop_assert_eq!(other == entries, said(&other) == oracle);
+            }
+            for address in oracle.keys().map(|c| c.network().ip()).chain([address]) {
+                let mut naive: Vec<Cidr> =
+                    oracle.keys().filter(|c| c.contains(address)).copied().collect();
+                naive.sort_by_key(|c| std::cmp::Reverse(c.prefix()));
+                prop_assert_eq!(entries.covering(address), naive);
+            }
+        }
+    }
+
+    #[test]
+    fn twice_is_told_once() {
+        let mut builder = Builder::default();
+        let policy = builder.policy(&entry(0).policy);
+        for text in ["10.0.0.0/8", "fd00::/8", "10.0.0.0/8", "10.0.0.0/8"] {
+            builder.push(text.parse().unwrap(), policy, None);
+        }
+        let (entries, twice) = builder.build();
+        assert_eq!(entries.len(), 2);
+        assert_eq!(twice, ["10.0.0.0/8".parse().unwrap()]);
+    }
+
+    #[test]
+    fn many_are_sorted() {
+        let mut builder = Builder::default();
+        let policy = builder.policy(&entry(0).policy);
+        // 7919 is prime to 2^17: each once, in no order.
+        for i in 0..1u32 << 17 {
+            let address = (i.wrapping_mul(7919) & 0x1_ffff) << 8;
+            let address = std::net::Ipv4Addr::from_bits(address).into();
+            builder.push(Cidr::around(address, 24).unwrap(), policy, None);
+        }
+        let (entries, twice) = builder.build();
+        assert!(twice.is_empty());
+        assert!(entries.keys().is_sorted_by(|a, b| a < b));
+        assert_eq!(entries.len(), 1 << 17);
+    }
+
+    #[test]
+    fn a_row_is_small() {
+        assert_eq!(size_of::<Row>(), 28);
+    }
+}

@@ -1,0 +1,137 @@
+//! LPM tries of one's own, filled by nothing but the system call: what the agent is compared with.
+
+use std::{
+    io,
+    net::IpAddr,
+    os::fd::{AsRawFd as _, OwnedFd},
+};
+
+use crate::bpf::{call, made};
+
+const BPF_MAP_CREATE: i32 = 0;
+const BPF_MAP_UPDATE_BATCH: i32 = 26;
+const BPF_MAP_DELETE_BATCH: i32 = 27;
+const BPF_MAP_TYPE_LPM_TRIE: u32 = 11;
+const BPF_F_NO_PREALLOC: u32 = 1;
+/// Elements of one system call, as the agent has them.
+const CHUNK: usize = 4096;
+/// Bytes.
+const VALUE_SIZE: u32 = 8;
+
+/// One trie for each address family.
+pub struct Tries {
+    v4: OwnedFd,
+    v6: OwnedFd,
+}
+
+#[repr(C)]
+struct CreateAttr {
+    map_type: u32,
+    key_size: u32,
+    value_size: u32,
+    max_entries: u32,
+    map_flags: u32,
+}
+
+#[repr(C)]
+struct BatchAttr {
+    in_batch: u64,
+    out_batch: u64,
+    keys: u64,
+    values: u64,
+    count: u32,
+    map_fd: u32,
+    elem_flags: u64,
+    flags: u64,
+}
+
+/// Keys of both, as the kernel has them.
+pub struct Keys {
+    v4: Vec<[u8; 8]>,
+    v6: Vec<[u8; 20]>,
+}
+
+impl Keys {
+    /// In the order given, each family for itself.
+    pub fn of(prefixes: impl Iterator<Item = (IpAddr, u8)>) -> Self {
+        let (mut v4, mut v6) = (Vec::new(), Vec::new());
+        for (address, length) in prefixes {
+            let length = u32::from(length).to_ne_bytes();
+            match address {
+                IpAddr::V4(a) => v4.push(joined(length, &a.octets())),
+                IpAddr::V6(a) => v6.push(joined(length, &a.octets())),
+            }
+        }
+        Self { v4, v6 }
+    }
+}
+
+fn joined<const N: usize>(length: [u8; 4], address: &[u8]) -> [u8; N] {
+    let mut key = [0; N];
+    key[..4].copy_from_slice(&length);
+    key[4..].copy_from_slice(address);
+    key
+}
+
+impl Tries {
+    /// Empty ones with room for so many each.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses.
+    pub fn new(entries: u32) -> io::Result<Self> {
+        Ok(Self {
+            v4: create(8, entries)?,
+            v6: create(20, entries)?,
+        })
+    }
+
+    /// Inserts these keys, by batches.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses.
+    pub fn fill(&self, keys: &Keys) -> io::Result<()> {
+        batches(BPF_MAP_UPDATE_BATCH, &self.v4, &keys.v4)?;
+        batches(BPF_MAP_UPDATE_BATCH, &self.v6, &keys.v6)
+    }
+
+    /// Takes them out, before the tries go: the kernel frees a full one without a pause.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses.
+    pub fn empty(&self, keys: &Keys) -> io::Result<()> {
+        batches(BPF_MAP_DELETE_BATCH, &self.v4, &keys.v4)?;
+        batches(BPF_MAP_DELETE_BATCH, &self.v6, &keys.v6)
+    }
+}
+
+fn create(key_size: u32, max_entries: u32) -> io::Result<OwnedFd> {
+    let mut attr = CreateAttr {
+        map_type: BPF_MAP_TYPE_LPM_TRIE,
+        key_size,
+        value_size: VALUE_SIZE,
+        max_entries,
+        map_flags: BPF_F_NO_PREALLOC,
+    };
+    Ok(made(call(BPF_MAP_CREATE, &mut attr)?))
+}
+
+fn batches<const N: usize>(command: i32, map: &OwnedFd, keys: &[[u8; N]]) -> io::Result<()> {
+    let values = [[1u8; VALUE_SIZE as usize]; CHUNK];
+    for chunk in keys.chunks(CHUNK) {
+        let mut attr = BatchAttr {
+            in_batch: 0,
+            out_batch: 0,
+            keys: chunk.as_ptr() as u64,
+            values: values.as_ptr() as u64,
+            count: u32::try_from(chunk.len()).map_err(io::Error::other)?,
+            map_fd: u32::try_from(map.as_raw_fd()).map_err(io::Error::other)?,
+            elem_flags: 0,
+            flags: 0,
+        };
+        call(command, &mut attr)?;
+    }
+    Ok(())
+}

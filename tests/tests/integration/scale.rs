@@ -1,0 +1,290 @@
+//! Tens of thousands of entries: batches, growth, answers meanwhile. (A million: `cargo xtask bench scale`.)
+
+use std::{
+    fmt::Write as _,
+    fs,
+    os::unix::net::UnixStream,
+    process::Command,
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
+
+use anyhow::Context as _;
+use nix::sys::signal::Signal;
+use rto_tests::{agent::World, http, netns::SERVER_V4, traffic::Connect};
+use serde_json::Value;
+
+use super::{KERNEL, NEAR, Test, near, to};
+
+pub(super) const TESTS: &[Test] = &[
+    ("many_by_batches", batches),
+    ("many_one_by_one", one_by_one),
+    ("a_reload_writes_what_changed", reload),
+    ("it_answers_while_it_loads", answers),
+    ("add_grows_the_maps", add_grows),
+    ("reload_grows_the_maps", reload_grows),
+    ("a_policy_is_never_missing_while_they_grow", never_missing),
+];
+
+const PORT: u16 = 4600;
+const MANY: u32 = 50_000;
+
+/// So many prefixes of policy "near" as a file of policies.d; each beyond `same` is another than before.
+fn file(world: &World, count: u32, same: u32) -> anyhow::Result<()> {
+    let mut text = "[policy.near]\ncidrs = [\n".to_owned();
+    for i in 0..count {
+        let (high, low) = (i >> 8, i & 0xff);
+        match (i % 2 == 0, i < same) {
+            (true, true) => writeln!(text, "\"11.{}.{}.{low}/32\",", high >> 8, high & 0xff)?,
+            (true, false) => writeln!(text, "\"12.{}.{}.{low}/32\",", high >> 8, high & 0xff)?,
+            (false, true) => writeln!(text, "\"2001:db8:{high:x}:{low:x}::/64\",")?,
+            (false, false) => writeln!(text, "\"2001:db9:{high:x}:{low:x}::/64\",")?,
+        }
+    }
+    text.push_str("]\n");
+    let temporary = world.dir().join("new.toml");
+    fs::write(&temporary, text)?;
+    Ok(fs::rename(
+        temporary,
+        world.policies_dir().join("many.toml"),
+    )?)
+}
+
+fn world(settings: &str) -> anyhow::Result<World> {
+    let world = World::new()?;
+    world.net.black_hole(PORT)?;
+    world.configure(&format!("{settings}{}", near("\"10.88.0.0/24\"")))?;
+    Ok(world)
+}
+
+/// What the last start did to the maps it found: added, changed, removed.
+fn reconciled(world: &World) -> anyhow::Result<String> {
+    let log = world.log();
+    let line = log.lines().rfind(|line| line.contains("action=\"start\""));
+    let line = line.with_context(|| log.clone())?;
+    let words = line.split_whitespace();
+    let numbers = words.filter(|word| {
+        ["added=", "changed=", "removed="]
+            .iter()
+            .any(|name| word.starts_with(name))
+    });
+    Ok(numbers.collect::<Vec<_>>().join(" "))
+}
+
+fn expect_many(world: &World, count: u32) -> anyhow::Result<()> {
+    let status = world.json(&["status"])?;
+    assert_eq!(status["entries"], count + 1, "{status:#}");
+    assert_eq!(status["healthy"], true, "{status:#}");
+    let list = world.json(&["list"])?;
+    let entries = list["entries"].as_array().context("no entries")?;
+    assert_eq!(entries.len(), count as usize + 1);
+    assert_eq!(entries[0]["cidr"], "10.88.0.0/24");
+    for (address, cidr) in [
+        ("11.0.1.2", "11.0.1.2/32"),
+        ("2001:db8:1:3::7", "2001:db8:1:3::/64"),
+        ("10.88.0.2", "10.88.0.0/24"),
+    ] {
+        let lookup = world.json(&["lookup", address])?;
+        assert_eq!(lookup["entry"]["cidr"], cidr, "{lookup:#}");
+    }
+    let lookup = world.json(&["lookup", "11.0.1.3"])?;
+    assert_eq!(lookup["entry"], Value::Null, "{lookup:#}");
+    let text = world.cli(&["list"])?;
+    assert_eq!(text.lines().count(), count as usize + 2);
+    Ok(())
+}
+
+/// A daemon that finds what another left compares it to the last entry.
+fn filled(wrapper: &[&str]) -> anyhow::Result<()> {
+    let mut world = world("max_entries = 60000\n")?;
+    file(&world, MANY, MANY)?;
+    let wrapper: Vec<String> = wrapper.iter().map(ToString::to_string).collect();
+    world.start_under(&wrapper)?;
+    assert_eq!(reconciled(&world)?, "added=50001 changed=0 removed=0");
+    expect_many(&world, MANY)?;
+    world.assert_syn_gap(to(SERVER_V4, PORT), &Connect::default(), NEAR)?;
+    file(&world, MANY, MANY - 10_000)?;
+    let reload = world.json(&["reload"])?;
+    assert_eq!(reload["changed"]["added"], 10_000, "{reload:#}");
+    world.end(Signal::SIGKILL)?;
+    world.start()?;
+    assert_eq!(world.json(&["status"])?["found_at_start"], "adopted");
+    assert_eq!(reconciled(&world)?, "added=0 changed=0 removed=0");
+    world.cli(&["detach"])?;
+    world.assert_syn_gap(to(SERVER_V4, PORT), &Connect::default(), KERNEL)
+}
+
+fn batches() -> anyhow::Result<()> {
+    filled(&[])
+}
+
+/// As on kernels that have no batches for LPM tries (before 5.13).
+fn one_by_one() -> anyhow::Result<()> {
+    filled(&["env", "RTO_AGENT_BATCH=off"])
+}
+
+fn reload() -> anyhow::Result<()> {
+    let mut world = world("max_entries = 60000\n")?;
+    file(&world, MANY, MANY)?;
+    world.start()?;
+    let before = world.json(&["status"])?["attachment"]["program_id"].clone();
+    // One in a hundred.
+    file(&world, MANY, MANY - MANY / 100)?;
+    let reload = world.json(&["reload"])?;
+    let changed = &reload["changed"];
+    assert_eq!(
+        (&changed["added"], &changed["changed"], &changed["removed"]),
+        (&500.into(), &0.into(), &500.into()),
+        "{reload:#}"
+    );
+    expect_many(&world, MANY)?;
+    let after = world.json(&["status"])?["attachment"]["program_id"].clone();
+    assert_eq!(before, after);
+    Ok(())
+}
+
+fn answers() -> anyhow::Result<()> {
+    let mut world = world("max_entries = 60000\n")?;
+    file(&world, MANY, MANY)?;
+    let socket = world.socket();
+    let ready = AtomicBool::new(false);
+    let answers = std::thread::scope(|scope| {
+        let asking = scope.spawn(|| {
+            let mut answers = Vec::new();
+            while !ready.load(Ordering::Relaxed) {
+                if let Ok(stream) = UnixStream::connect(&socket) {
+                    let answer = http::request(stream, "GET", "/v1/status", "")?;
+                    answers.push(serde_json::from_str::<Value>(&answer.body)?);
+                }
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            anyhow::Ok(answers)
+        });
+        let started = world.start();
+        ready.store(true, Ordering::Relaxed);
+        let answers = asking.join();
+        started?;
+        answers.map_err(|_| anyhow::anyhow!("who asks died"))?
+    })?;
+    // Before it was ready it said so.
+    let first = answers.first().context("no answer")?;
+    assert_eq!(first["healthy"], false, "{first:#}");
+    assert_eq!(first["problems"][0], "starting", "{first:#}");
+    Ok(())
+}
+
+fn map_id(world: &World, name: &str) -> anyhow::Result<Value> {
+    let mut dirs = fs::read_dir(world.pin_dir())?;
+    let dir = dirs.next().context("no pins")??.path();
+    anyhow::ensure!(dirs.next().is_none(), "more than one set of pins");
+    let path = dir.join(name);
+    let show = rto_tests::process::run(&format!("bpftool -j map show pinned {}", path.display()))?;
+    Ok(serde_json::from_str::<Value>(&show)?["id"].clone())
+}
+
+/// Room is made, and everything but the tries stays: counts, policies, what entries decided.
+fn add_grows() -> anyhow::Result<()> {
+    let mut world = world("max_entries = 2\n")?;
+    world.start()?;
+    let address = to(SERVER_V4, PORT);
+    world.assert_syn_gap(address, &Connect::default(), NEAR)?;
+    let ids = |world: &World| -> anyhow::Result<[Value; 3]> {
+        Ok([
+            map_id(world, "ENTRIES_V4")?,
+            map_id(world, "STATISTICS")?,
+            map_id(world, "SOCKETS")?,
+        ])
+    };
+    let hits = |world: &World| -> anyhow::Result<u64> {
+        let lookup = world.json(&["lookup", SERVER_V4])?;
+        assert_eq!(lookup["entry"]["cidr"], "10.88.0.0/24", "{lookup:#}");
+        lookup["entry"]["hits"].as_u64().context("no hits")
+    };
+    let (before, decided) = (ids(&world)?, hits(&world)?);
+    assert!(decided > 0);
+    world.cli(&["add", "10.1.0.0/16", "10.2.0.0/16", "--policy", "near"])?;
+    let after = ids(&world)?;
+    assert_ne!(before[0], after[0]);
+    assert_eq!(before[1..], after[1..]);
+    assert_eq!(hits(&world)?, decided);
+    let status = world.json(&["status"])?;
+    assert_eq!(status["max_entries"], 4, "{status:#}");
+    assert_eq!(status["entries"], 3, "{status:#}");
+    assert_eq!(status["healthy"], true, "{status:#}");
+    assert!(status["policies"]["near"]["syn_timeouts_set"].as_u64() >= Some(1));
+    world.assert_syn_gap(address, &Connect::default(), NEAR)?;
+    // There is room for one more.
+    world.cli(&["add", "10.3.0.0/16", "--policy", "near"])?;
+    assert_eq!(ids(&world)?, after);
+    // A daemon that comes after it makes as much room, and finds it made.
+    world.end(Signal::SIGKILL)?;
+    world.start()?;
+    assert_eq!(ids(&world)?, after);
+    assert_eq!(world.json(&["status"])?["found_at_start"], "adopted");
+    Ok(())
+}
+
+fn reload_grows() -> anyhow::Result<()> {
+    let mut world = world("max_entries = 100\n")?;
+    file(&world, 50, 50)?;
+    world.start()?;
+    let room = |world: &World| anyhow::Ok(world.json(&["status"])?["max_entries"].clone());
+    assert_eq!(room(&world)?, 100);
+    // By what there is.
+    file(&world, MANY, MANY)?;
+    world.cli(&["reload"])?;
+    expect_many(&world, MANY)?;
+    assert_eq!(room(&world)?, 65_536);
+    // By what the configuration asks for.
+    world.configure(&format!(
+        "max_entries = 70000\n{}",
+        near("\"10.88.0.0/24\"")
+    ))?;
+    let reload = world.json(&["reload"])?;
+    assert_eq!(reload["notes"], Value::Array(Vec::new()), "{reload:#}");
+    assert_eq!(room(&world)?, 70_000);
+    expect_many(&world, MANY)?;
+    world.assert_syn_gap(to(SERVER_V4, PORT), &Connect::default(), NEAR)
+}
+
+fn never_missing() -> anyhow::Result<()> {
+    let mut world = world("max_entries = 2\n")?;
+    world.start()?;
+    // 2 to 512 and on: ten times new maps and a new program.
+    let adds = (1..600u32).step_by(60).map(|begin| {
+        let cidrs: Vec<String> = (begin..begin + 60)
+            .map(|i| format!("10.{}.{}.0/24", 100 + i / 256, i % 256))
+            .collect();
+        let mut args = vec!["add", "--policy", "near"];
+        args.extend(cidrs.iter().map(String::as_str));
+        world.command(&args)
+    });
+    let adds: Vec<Command> = adds.collect();
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let growing = scope.spawn(|| {
+            let grown = adds.into_iter().try_for_each(|mut add| {
+                let output = add.output()?;
+                anyhow::ensure!(output.status.success(), "{output:?}");
+                Ok(())
+            });
+            done.store(true, Ordering::Relaxed);
+            grown
+        });
+        let mut measured = 0;
+        while !done.load(Ordering::Relaxed) {
+            let gap = world.syn_gaps(to(SERVER_V4, PORT), &Connect::default(), 1)?[0];
+            // Whether it has the policy, not how exact the timer is.
+            assert!(gap > NEAR / 2 && gap < KERNEL / 2, "{gap:?}");
+            measured += 1;
+        }
+        assert!(measured > 1);
+        growing
+            .join()
+            .map_err(|_| anyhow::anyhow!("who adds died"))?
+    })?;
+    let status = world.json(&["status"])?;
+    assert_eq!(status["entries"], 601, "{status:#}");
+    assert_eq!(status["max_entries"], 1024, "{status:#}");
+    Ok(())
+}

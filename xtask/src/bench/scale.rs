@@ -1,0 +1,454 @@
+//! `cargo xtask bench scale`: the agent with a million entries.
+//!
+//! The same prefixes, IPv4 and IPv6, once into tries of the bench's own by batches and nothing else, and
+//! once into a file or several for an agent. The one thing is what the kernel takes at the least; the rest is the
+//! agent's. Meanwhile another client asks for `status` every few milliseconds.
+
+use std::{
+    collections::HashSet,
+    fmt::Write as _,
+    fs,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    os::unix::net::UnixStream,
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, ensure};
+use rto_tests::{
+    agent::World,
+    http,
+    trie::{Keys, Tries},
+};
+
+use super::{
+    Sample, go_on,
+    page::{Amount, Found, Goal, table},
+};
+
+/// What only this bench has.
+#[derive(Clone, Copy, clap::Args)]
+pub(super) struct Many {
+    /// Prefixes of `scale`, half of them IPv6 [default: a million]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1000..=4_000_000))]
+    entries: Option<u32>,
+    /// Files they are in, each of which has changes in it before a reload
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    files: u32,
+}
+
+/// Most that the load may take, in batch inserts of the same keys.
+const LOAD_GOAL: f64 = 1.3;
+/// Most that a reload with one in a hundred changed may take, seconds.
+const RELOAD_GOAL: f64 = 0.3;
+/// Most memory of the daemon, MB.
+const MEMORY_GOAL: f64 = 200.0;
+/// Longest that `status` may take, seconds.
+const STATUS_GOAL: f64 = 0.05;
+
+/// Pause between two questions.
+const PAUSE: Duration = Duration::from_millis(5);
+const SEED: u64 = 7;
+const POLICIES: [&str; 2] = ["near", "far"];
+
+type Prefix = (IpAddr, u8);
+
+pub(super) fn run(amount: Amount, args: &Many, programs: &Path) -> anyhow::Result<Found> {
+    let amount = Amount {
+        entries: args.entries.unwrap_or(amount.entries),
+        ..amount
+    };
+    let mut set = Set::new(amount.entries as usize);
+    let mut measured = Measured::default();
+    for _ in 0..amount.loads {
+        go_on()?;
+        measured.control(&set)?;
+        measured.agent(amount, args.files, programs, &mut set)?;
+    }
+    Ok(Found {
+        text: measured.tables(amount, args.files),
+        goals: measured.goals(),
+    })
+}
+
+/// Seconds, unless it says otherwise.
+#[derive(Default)]
+struct Measured {
+    raw: Vec<f64>,
+    raw_sorted: Vec<f64>,
+    load: Vec<f64>,
+    ratio: Vec<f64>,
+    reload: Vec<f64>,
+    list: Vec<f64>,
+    lookup: Vec<f64>,
+    detach: Vec<f64>,
+    /// MB.
+    resident: Vec<f64>,
+    peak: Vec<f64>,
+    kernel: Vec<f64>,
+    /// The slowest answer in each.
+    while_loading: Vec<f64>,
+    while_reloading: Vec<f64>,
+    while_listing: Vec<f64>,
+    while_detaching: Vec<f64>,
+}
+
+impl Measured {
+    fn control(&mut self, set: &Set) -> anyhow::Result<()> {
+        let mut sorted: Vec<Prefix> = set.entries.iter().map(|(prefix, _)| *prefix).collect();
+        let unsorted = fill(Keys::of(sorted.iter().copied()))?;
+        sorted.sort_unstable();
+        self.raw.push(unsorted);
+        self.raw_sorted.push(fill(Keys::of(sorted.into_iter()))?);
+        Ok(())
+    }
+
+    fn agent(
+        &mut self,
+        amount: Amount,
+        files: u32,
+        programs: &Path,
+        set: &mut Set,
+    ) -> anyhow::Result<()> {
+        let mut world = World::of(programs.join("rto-agent"))?;
+        world.configure(&format!("max_entries = {}\n{}", amount.entries, policies()))?;
+        set.write(&world.policies_dir(), files)?;
+        let slab = slab_mb()?;
+        let asking = Asking::begin(world.socket());
+        let begin = Instant::now();
+        world.start()?;
+        let load = begin.elapsed().as_secs_f64();
+        self.while_loading.push(asking.end()?);
+        self.load.push(load);
+        let least = self.raw.last().copied().unwrap_or(f64::NAN);
+        self.ratio.push(load / least);
+        self.kernel.push(slab_mb()? - slab);
+        self.resident.push(memory_mb(&world, "VmRSS")?);
+
+        let address = set.entries[set.entries.len() / 2].0.0.to_string();
+        self.lookup.push(cli(&world, &["lookup", &address])?);
+        let asking = Asking::begin(world.socket());
+        self.list.push(cli(&world, &["list", "--json"])?);
+        self.while_listing.push(asking.end()?);
+
+        for _ in 0..amount.loads {
+            go_on()?;
+            set.change(set.entries.len() / 100);
+            set.write(&world.policies_dir(), files)?;
+            let asking = Asking::begin(world.socket());
+            self.reload.push(cli(&world, &["reload"])?);
+            self.while_reloading.push(asking.end()?);
+            let entries = world.json(&["status"])?["entries"].as_u64();
+            ensure!(
+                entries == Some(amount.entries.into()),
+                "{entries:?} entries"
+            );
+        }
+        self.resident.push(memory_mb(&world, "VmRSS")?);
+        self.peak.push(memory_mb(&world, "VmHWM")?);
+
+        let asking = Asking::begin(world.socket());
+        self.detach.push(cli(&world, &["detach"])?);
+        // What the kernel does then it does after the answer.
+        std::thread::sleep(Duration::from_secs(3));
+        self.while_detaching.push(asking.end()?);
+        Ok(())
+    }
+
+    fn tables(&self, amount: Amount, files: u32) -> String {
+        let rows = |rows: &[(&str, &[f64])]| {
+            let rows = rows.iter().map(|(what, values)| row(what, values));
+            rows.collect::<Vec<_>>()
+        };
+        let seconds = table(
+            [
+                "s",
+                "median",
+                "least to most",
+                "slowest `status` meanwhile, ms",
+            ],
+            [
+                ("raw batch insert, in the files' order", &self.raw, None),
+                ("raw batch insert, sorted", &self.raw_sorted, None),
+                ("start until ready", &self.load, Some(&self.while_loading)),
+                (
+                    "`reload`, 1 % changed",
+                    &self.reload,
+                    Some(&self.while_reloading),
+                ),
+                ("`list --json`", &self.list, Some(&self.while_listing)),
+                ("`lookup`", &self.lookup, None),
+                (
+                    "`detach`, and three seconds after it",
+                    &self.detach,
+                    Some(&self.while_detaching),
+                ),
+            ]
+            .map(|(what, values, status)| {
+                let [what, median, range] = row(what, values);
+                let status = status.map_or_else(String::new, |s| format!("{:.1}", most(s) * 1e3));
+                [what, median, range, status]
+            }),
+        );
+        let memory = table(
+            ["MB", "median", "least to most"],
+            rows(&[
+                ("daemon, resident", &self.resident),
+                ("daemon, resident at the most", &self.peak),
+                ("kernel's slab, for the tries", &self.kernel),
+            ]),
+        );
+        let Amount { entries, loads, .. } = amount;
+        format!(
+            "{entries} prefixes in {files} file(s); {loads} starts with {loads} reloads each.\n\n{seconds}\n{memory}"
+        )
+    }
+
+    fn goals(&self) -> Vec<Goal> {
+        let goal = |what, wanted, value: f64, most: f64, measured: String| Goal {
+            what,
+            wanted,
+            measured,
+            met: value <= most,
+        };
+        let (ratio, reload) = (median(&self.ratio), median(&self.reload));
+        let sorted = median(&self.load) / median(&self.raw_sorted);
+        let memory = most(&self.peak);
+        let loading = most(&self.while_loading);
+        let reloading = most(&self.while_reloading);
+        vec![
+            goal(
+                "load, by the raw batch insert of the same keys in the same order",
+                "at most 1.3x",
+                ratio,
+                LOAD_GOAL,
+                format!("{ratio:.2}x ({sorted:.2}x of it in sorted order)"),
+            ),
+            goal(
+                "reload with 1 % changed",
+                "at most 0.3 s",
+                reload,
+                RELOAD_GOAL,
+                format!("{reload:.3} s"),
+            ),
+            goal(
+                "the daemon's memory, at the most",
+                "at most 200 MB",
+                memory,
+                MEMORY_GOAL,
+                format!("{memory:.0} MB"),
+            ),
+            goal(
+                "slowest `status` during a load",
+                "at most 50 ms",
+                loading,
+                STATUS_GOAL,
+                format!("{:.1} ms", loading * 1e3),
+            ),
+            goal(
+                "slowest `status` during a reload",
+                "at most 50 ms",
+                reloading,
+                STATUS_GOAL,
+                format!("{:.1} ms", reloading * 1e3),
+            ),
+        ]
+    }
+}
+
+fn row(what: &str, values: &[f64]) -> [String; 3] {
+    let sample = Sample::of(values.iter().copied());
+    // A thousandth of a second or a tenth of a megabyte: both are enough.
+    [
+        what.to_owned(),
+        format!("{:.3}", sample.median()),
+        format!("{:.3} to {:.3}", sample.quarter(0), sample.quarter(4)),
+    ]
+}
+
+fn median(values: &[f64]) -> f64 {
+    Sample::of(values.iter().copied()).median()
+}
+
+fn most(values: &[f64]) -> f64 {
+    Sample::of(values.iter().copied()).quarter(4)
+}
+
+/// How long new tries take to hold these keys.
+fn fill(keys: Keys) -> anyhow::Result<f64> {
+    let tries = Tries::new(8 << 20).context("LPM tries")?;
+    let begin = Instant::now();
+    tries.fill(&keys)?;
+    let took = begin.elapsed().as_secs_f64();
+    tries.empty(&keys)?;
+    Ok(took)
+}
+
+fn cli(world: &World, args: &[&str]) -> anyhow::Result<f64> {
+    let begin = Instant::now();
+    let output = world.command(args).output()?;
+    let took = begin.elapsed().as_secs_f64();
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{args:?}: {said}");
+    Ok(took)
+}
+
+/// Asks for `status` again and again.
+struct Asking {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<anyhow::Result<f64>>,
+}
+
+impl Asking {
+    fn begin(socket: PathBuf) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let told = stop.clone();
+        let thread = std::thread::spawn(move || {
+            let mut slowest = 0f64;
+            while !told.load(Ordering::Relaxed) {
+                let begin = Instant::now();
+                // Before there is a socket there is nobody to answer.
+                if let Ok(stream) = UnixStream::connect(&socket) {
+                    let answer = http::request(stream, "GET", "/v1/status", "")?;
+                    ensure!(answer.body.contains("\"healthy\""), "{}", answer.body);
+                    slowest = slowest.max(begin.elapsed().as_secs_f64());
+                }
+                std::thread::sleep(PAUSE);
+            }
+            Ok(slowest)
+        });
+        Self { stop, thread }
+    }
+
+    /// The slowest answer, seconds.
+    fn end(self) -> anyhow::Result<f64> {
+        self.stop.store(true, Ordering::Relaxed);
+        let slowest = self.thread.join();
+        slowest.map_err(|_| anyhow::anyhow!("who asks for status died"))?
+    }
+}
+
+fn memory_mb(world: &World, field: &str) -> anyhow::Result<f64> {
+    kilobytes(&format!("/proc/{}/status", world.pid()?), field)
+}
+
+fn slab_mb() -> anyhow::Result<f64> {
+    kilobytes("/proc/meminfo", "SUnreclaim")
+}
+
+fn kilobytes(file: &str, field: &str) -> anyhow::Result<f64> {
+    let text = fs::read_to_string(file)?;
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
+    let number = line.and_then(|line| line.split_whitespace().next());
+    let kb: f64 = number
+        .with_context(|| format!("{file} has no {field}"))?
+        .parse()?;
+    Ok(kb / 1024.0)
+}
+
+fn policies() -> String {
+    POLICIES
+        .iter()
+        .zip([100, 300])
+        .map(|(name, ms)| format!("[policy.{name}]\ninitial_rto = \"{ms}ms\"\n"))
+        .collect()
+}
+
+/// Prefixes and their policies, the same in each run.
+struct Set {
+    entries: Vec<(Prefix, usize)>,
+    known: HashSet<Prefix>,
+    random: u64,
+}
+
+impl Set {
+    fn new(count: usize) -> Self {
+        let mut set = Self {
+            entries: Vec::with_capacity(count),
+            known: HashSet::with_capacity(count),
+            random: SEED,
+        };
+        for i in 0..count {
+            let prefix = set.new_prefix(i % 2 == 0);
+            set.entries.push((prefix, i / 2 % POLICIES.len()));
+        }
+        set
+    }
+
+    /// SplitMix64.
+    fn next(&mut self) -> u64 {
+        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.random;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn new_prefix(&mut self, v4: bool) -> Prefix {
+        loop {
+            let (high, low, length) = (self.next(), self.next(), self.next());
+            let prefix = if v4 {
+                let length = 16 + part(length, 17);
+                let bits = u32::try_from(high >> 32).unwrap_or_default();
+                let bits = bits & (u32::MAX << (32 - length));
+                (Ipv4Addr::from_bits(bits).into(), length)
+            } else {
+                let length = 32 + part(length, 97);
+                // Global unicast, 2000::/3.
+                let bits = (u128::from(high) << 64 | u128::from(low)) >> 3 | 1 << 125;
+                let bits = bits & (u128::MAX << (128 - length));
+                (Ipv6Addr::from_bits(bits).into(), length)
+            };
+            if self.known.insert(prefix) {
+                return prefix;
+            }
+        }
+    }
+
+    /// Half of so many get another policy, and half go for others that come.
+    fn change(&mut self, count: usize) {
+        for i in 0..count {
+            let index = usize::try_from(self.next()).unwrap_or_default() % self.entries.len();
+            if i % 2 == 0 {
+                self.entries[index].1 = (self.entries[index].1 + 1) % POLICIES.len();
+            } else {
+                let former = self.entries[index].0;
+                let new = self.new_prefix(former.0.is_ipv4());
+                self.known.remove(&former);
+                self.entries[index].0 = new;
+            }
+        }
+    }
+
+    fn write(&self, dir: &Path, files: u32) -> anyhow::Result<()> {
+        let size = self.entries.len().div_ceil(files as usize);
+        for (i, entries) in self.entries.chunks(size).enumerate() {
+            let mut text = String::new();
+            for (number, name) in POLICIES.iter().enumerate() {
+                writeln!(text, "[policy.{name}]\ncidrs = [")?;
+                for ((address, length), _) in entries.iter().filter(|(_, p)| *p == number) {
+                    writeln!(text, "  \"{address}/{length}\",")?;
+                }
+                text.push_str("]\n");
+            }
+            // Renamed over the former one, so that nobody reads half a file.
+            let path = dir.join(format!("{i:03}.toml"));
+            let temporary = dir.join(".new");
+            fs::write(&temporary, text)?;
+            fs::rename(temporary, path)?;
+        }
+        Ok(())
+    }
+}
+
+/// A number below `limit`.
+fn part(random: u64, limit: u8) -> u8 {
+    u8::try_from(random % u64::from(limit)).unwrap_or_default()
+}
