@@ -5,12 +5,14 @@ pub mod agent;
 pub mod capture;
 pub mod foreign;
 pub mod http;
+pub mod kernel;
 pub mod pty;
 pub mod rate;
 pub mod relay;
 pub mod talk;
 pub mod timing;
 pub mod traffic;
+pub mod verifier;
 pub mod watcher;
 
 pub use rto_lab::ground::{cgroup, names, netns, process};

@@ -12,6 +12,7 @@ mod coexistence;
 mod config;
 mod doctor;
 mod established;
+mod kernel;
 mod lab_blackout;
 mod lab_estimator;
 mod lifecycle;
@@ -32,6 +33,8 @@ type Test = (&'static str, fn() -> anyhow::Result<()>);
 const LIMIT: Duration = Duration::from_secs(300);
 /// They mostly wait for timers, so that more run at once than there are cores.
 const THREADS: usize = 4;
+/// Set to have what the kernel has printed at the end, after this word; `cargo xtask vm` reads it.
+const REPORT: &str = "RTO_TESTS_REPORT";
 
 fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();
@@ -60,6 +63,7 @@ fn main() -> ExitCode {
         ("coexistence", coexistence::TESTS),
         ("config", config::TESTS),
         ("doctor", doctor::TESTS),
+        ("kernel", kernel::TESTS),
         ("advise", advise::TESTS),
         ("metrics", metrics::TESTS),
         ("statistics", statistics::TESTS),
@@ -74,11 +78,30 @@ fn main() -> ExitCode {
         .iter()
         .flat_map(|(group, tests)| tests.iter().map(move |test| (*group, *test)))
         .map(|(group, (name, test))| {
-            Trial::test(format!("{group}::{name}"), move || limited(test))
-                .with_ignored_flag(refusal.is_some())
+            let name = format!("{group}::{name}");
+            if refusal.is_some() || arguments.list {
+                return Trial::test(name, || Ok(())).with_ignored_flag(refusal.is_some());
+            }
+            match kernel::lacked_by(&name) {
+                None => Trial::test(name, move || limited(test)),
+                Some(feature) => {
+                    let test = move || limited(move || kernel::assert_absent(feature));
+                    Trial::test(name, test).with_kind(format!("absent: {feature}"))
+                }
+            }
         })
         .collect();
-    libtest_mimic::run(&arguments, trials).exit_code()
+    let conclusion = libtest_mimic::run(&arguments, trials);
+    if std::env::var_os(REPORT).is_some() {
+        match kernel::report() {
+            Ok(report) => println!("{REPORT} {report}"),
+            Err(e) => {
+                eprintln!("no report: {e:#}");
+                return ExitCode::FAILURE;
+            }
+        }
+    }
+    conclusion.exit_code()
 }
 
 /// Why the tests cannot run here.
@@ -92,7 +115,7 @@ fn refusal() -> Option<String> {
 }
 
 /// Runs a test on a thread of its own, so that one that hangs is a failure and not a standstill.
-fn limited(test: fn() -> anyhow::Result<()>) -> Result<(), Failed> {
+fn limited(test: impl FnOnce() -> anyhow::Result<()> + Send + 'static) -> Result<(), Failed> {
     let (sender, receiver) = mpsc::channel();
     let runner = thread::spawn(move || {
         let result = test();
