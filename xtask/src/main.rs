@@ -8,6 +8,7 @@ use clap::{Parser, Subcommand};
 mod bench;
 mod demo;
 mod ebpf;
+mod host;
 mod process;
 mod setup;
 mod test;
@@ -28,6 +29,8 @@ enum Verb {
     Demo,
     /// Build the eBPF object that is kept in the tree, or prove that it comes from the sources
     Ebpf(ebpf::Args),
+    /// Check the service on a host of its own: a virtual machine with systemd
+    Host(host::Args),
     /// Install the system packages that tests and demo need, if they are missing
     Setup,
     /// Run all tests: unit, property, documentation, and (as root) integration
@@ -41,6 +44,7 @@ fn main() -> anyhow::Result<()> {
         Verb::Bench(args) => bench::run(&args),
         Verb::Demo => demo::run(),
         Verb::Ebpf(args) => ebpf::run(&args),
+        Verb::Host(args) => host::run(&args),
         Verb::Setup => setup::run(),
         Verb::Test(args) => test::run(&args),
         Verb::Vm(args) => vm::run(&args),
