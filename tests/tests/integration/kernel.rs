@@ -94,7 +94,6 @@ fn refused() -> anyhow::Result<()> {
 
 fn little_to_do() -> anyhow::Result<()> {
     for (name, verified) in verified()? {
-        println!("verifier: {name}: {verified:?}");
         let limit = LIMITS.iter().find(|(known, _)| *known == name);
         let limit = limit.map_or(0, |(_, limit)| *limit);
         match verified {

@@ -94,7 +94,7 @@ fn main() -> ExitCode {
     let conclusion = libtest_mimic::run(&arguments, trials);
     if std::env::var_os(REPORT).is_some() {
         match kernel::report() {
-            Ok(report) => println!("{REPORT} {report}"),
+            Ok(report) => eprintln!("{REPORT} {report}"),
             Err(e) => {
                 eprintln!("no report: {e:#}");
                 return ExitCode::FAILURE;

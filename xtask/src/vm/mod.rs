@@ -303,11 +303,12 @@ fn on_host(
         let mut command = as_root("env");
         command
             .args(["RTO_TESTS_REPORT=1", "RUST_BACKTRACE=0"])
+            .args(["sh", "-c", "exec \"$@\" 2>&1", "tests"])
             .arg(integration)
             .args(["--color", "never"])
             .arg(filter)
             .stdin(Stdio::null());
-        let output = command.stderr(Stdio::inherit()).output()?;
+        let output = command.output()?;
         String::from_utf8_lossy(&output.stdout)
             .lines()
             .for_each(&mut *print);
