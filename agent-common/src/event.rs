@@ -89,3 +89,46 @@ const _: () = {
     assert!(size_of::<Event>() == 104);
     assert!(size_of::<EventControl>() == 24);
 };
+
+impl Event {
+    /// A record of the ring buffer; `None` if it is not as long as one.
+    #[must_use]
+    pub fn from_bytes(record: &[u8]) -> Option<Self> {
+        let record: &[u8; size_of::<Self>()] = record.try_into().ok()?;
+        // SAFETY: repr(C) of integers and bytes alone, every bit pattern is one; the copy need not be
+        // aligned.
+        Some(unsafe { core::ptr::read_unaligned(record.as_ptr().cast()) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_is_its_fields_wherever_it_lies() {
+        let mut ring = [0u8; size_of::<Event>() + 8];
+        for (byte, n) in ring.iter_mut().zip(0..=u8::MAX) {
+            *byte = n;
+        }
+        for begin in 0..8usize {
+            let record = &ring[begin..begin + size_of::<Event>()];
+            let word = |at: usize| {
+                u32::from_ne_bytes([record[at], record[at + 1], record[at + 2], record[at + 3]])
+            };
+            let event = Event::from_bytes(record).unwrap();
+            assert_eq!(event.time_ns.to_ne_bytes(), record[..8]);
+            assert_eq!(event.local, [word(8), word(12), word(16), word(20)]);
+            assert_eq!((event.local_port, event.pid), (word(40), word(80)));
+            assert_eq!(event.comm, record[84..100]);
+        }
+    }
+
+    #[test]
+    fn what_is_longer_or_shorter_is_none() {
+        let long = [0; size_of::<Event>() + 1];
+        assert_eq!(Event::from_bytes(&long), None);
+        assert_eq!(Event::from_bytes(&long[2..]), None);
+        assert_eq!(Event::from_bytes(&[]), None);
+    }
+}

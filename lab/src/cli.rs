@@ -25,6 +25,14 @@ pub enum Verb {
     /// How often an RTO is too short, by estimator, sampling and minimum: over generated load, a capture or the
     /// agent's statistics
     Estimator(commands::estimator::Estimator),
+    /// Request and response between two hosts: latencies, idle times, and how TCP sees them
+    Rr(commands::rr::Rr),
+    /// Round-trip times as each end's TCP and the application see them, by pause and delayed-ACK timer
+    Rtt(commands::rtt::Rtt),
+    /// What a lost packet costs a small HTTP/1.1 transfer, next to published measurements
+    Loss(commands::loss::Loss),
+    /// Flows that lose their last segments: tail loss probes, RTO restart and rto_min, by round-trip time
+    Tail(commands::tail::Tail),
     /// One end of an experiment's connection
     #[command(hide = true)]
     End {
@@ -43,7 +51,7 @@ pub struct Common {
     /// Of all that is left to chance; the same seed makes the same choices again
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
-    /// Where the report goes: HTML, JSON and CSV files
+    /// Where the report goes: HTML, JSON, Markdown and CSV files
     #[arg(long, value_name = "DIR", default_value = "rto-lab-report")]
     pub out: PathBuf,
     /// Print JSON instead of text
@@ -57,7 +65,7 @@ pub struct Common {
 /// For experiments that can do with a veth.
 #[derive(Clone, Copy, Debug, Args)]
 pub struct LinkArg {
-    /// Which link
+    /// Over which link
     #[arg(long, value_enum, default_value_t)]
     pub link: Medium,
 }

@@ -29,17 +29,22 @@ pub fn handle() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Whether there was such a signal.
+#[must_use]
+pub fn interrupted() -> bool {
+    INTERRUPTED
+        .get()
+        .is_some_and(|flag| flag.load(Ordering::Relaxed))
+}
+
 /// An error after such a signal.
 ///
 /// # Errors
 ///
 /// That one.
 pub fn check() -> anyhow::Result<()> {
-    if INTERRUPTED
-        .get()
-        .is_some_and(|flag| flag.load(Ordering::Relaxed))
-    {
-        bail!("interrupted");
+    if interrupted() {
+        bail!("interrupted: what was made for it is removed");
     }
     Ok(())
 }

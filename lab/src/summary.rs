@@ -2,27 +2,33 @@
 
 use hdrhistogram::Histogram;
 
-/// The median of some values; the upper one of two. `None` of none.
+/// The median of some values; the mean of the two in the middle. `None` of none.
 #[must_use]
 pub fn median(values: &[f64]) -> Option<f64> {
-    quantile(values, 0.5)
+    let sorted = sorted(values);
+    let upper = *sorted.get(sorted.len() / 2)?;
+    let lower = sorted[(sorted.len() - 1) / 2];
+    Some(f64::midpoint(lower, upper))
 }
 
-/// The value that this share (0 to 1) of all lies below. `None` of none.
+fn sorted(values: &[f64]) -> Vec<f64> {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted
+}
+
+/// The least value that this share (0 to 1) of all is not above (the nearest rank). `None` of none.
 #[must_use]
 pub fn quantile(values: &[f64], share: f64) -> Option<f64> {
-    let mut sorted: Vec<f64> = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
+    let sorted = sorted(values);
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
         clippy::cast_precision_loss,
         reason = "an index of a list, held within it"
     )]
-    let index = (share.clamp(0.0, 1.0) * sorted.len() as f64) as usize;
-    sorted
-        .get(index.min(sorted.len().saturating_sub(1)))
-        .copied()
+    let rank = (share.clamp(0.0, 1.0) * sorted.len() as f64).ceil() as usize;
+    sorted.get(rank.saturating_sub(1)).copied()
 }
 
 /// Latencies up to an hour, microseconds, to three digits.
@@ -45,7 +51,9 @@ mod tests {
         assert_eq!(median(&[5.0, 1.0, 3.0]), Some(3.0));
         let hundred: Vec<f64> = (1..=100).rev().map(f64::from).collect();
         assert_eq!(quantile(&hundred, 0.0), Some(1.0));
-        assert_eq!(quantile(&hundred, 0.9), Some(91.0));
+        assert_eq!(quantile(&hundred, 0.9), Some(90.0));
+        assert_eq!(quantile(&hundred, 0.99), Some(99.0));
+        assert_eq!(median(&hundred), Some(50.5));
         assert_eq!(quantile(&hundred, 1.0), Some(100.0));
     }
 }

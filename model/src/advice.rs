@@ -73,10 +73,11 @@ impl Distribution {
     /// Adds times that were so long at the most: a value, or the upper end of a histogram's bucket
     /// (`u64::MAX` if it has none), microseconds.
     pub fn add(&mut self, at_most_us: u64, count: u64) {
+        // So that sums of parts never exceed what can be counted.
+        let count = count.min(u64::MAX - self.count);
         if count > 0 {
-            let entry = self.counts.entry(at_most_us).or_default();
-            *entry = entry.saturating_add(count);
-            self.count = self.count.saturating_add(count);
+            *self.counts.entry(at_most_us).or_default() += count;
+            self.count += count;
         }
     }
 

@@ -4,7 +4,7 @@ use std::{
     net::SocketAddr,
     ops::{Deref, DerefMut},
     os::unix::net::UnixStream,
-    path::PathBuf,
+    path::{Path, PathBuf},
     time::Duration,
 };
 
@@ -65,8 +65,17 @@ impl World {
     ///
     /// As [`World::new`].
     pub fn of(binary: PathBuf) -> anyhow::Result<Self> {
+        Self::of_in(binary, &std::env::temp_dir())
+    }
+
+    /// As [`World::of`], with the agent's files and state in a directory below this one.
+    ///
+    /// # Errors
+    ///
+    /// As [`World::new`].
+    pub fn of_in(binary: PathBuf, parent: &Path) -> anyhow::Result<Self> {
         Ok(Self {
-            agent: Agent::new(binary)?,
+            agent: Agent::new_in(binary, parent)?,
             net: Pair::new()?,
         })
     }

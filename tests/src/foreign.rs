@@ -4,55 +4,23 @@
 //! involved.
 
 use std::{
-    fs::File,
+    fs::{self, File},
     io,
-    os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
+    os::fd::{AsRawFd as _, OwnedFd},
     path::Path,
     time::Duration,
 };
 
-use nix::libc;
+use anyhow::Context as _;
 
-const BPF_PROG_LOAD: libc::c_int = 5;
-const BPF_LINK_CREATE: libc::c_int = 28;
+use crate::{
+    bpf::{Instruction, ProgramAttr, call, instruction, load, made, pinned},
+    names,
+};
+
+const BPF_LINK_CREATE: i32 = 28;
 const BPF_PROG_TYPE_SOCK_OPS: u32 = 13;
 const BPF_CGROUP_SOCK_OPS: u32 = 3;
-
-/// One instruction (Documentation/bpf/standardization/instruction-set.rst).
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Instruction {
-    code: u8,
-    registers: u8,
-    offset: i16,
-    immediate: i32,
-}
-
-const fn instruction(code: u8, dst: u8, src: u8, offset: i16, immediate: i32) -> Instruction {
-    Instruction {
-        code,
-        registers: src << 4 | dst,
-        offset,
-        immediate,
-    }
-}
-
-#[repr(C)]
-#[derive(Default)]
-struct LoadAttr {
-    prog_type: u32,
-    insn_cnt: u32,
-    insns: u64,
-    license: u64,
-    log_level: u32,
-    log_size: u32,
-    log_buf: u64,
-    kern_version: u32,
-    prog_flags: u32,
-    prog_name: [u8; 16],
-    prog_ifindex: u32,
-    expected_attach_type: u32,
-}
 
 #[repr(C)]
 #[derive(Default)]
@@ -66,7 +34,7 @@ struct LinkAttr {
 /// The program at a cgroup, by a link; detached when dropped.
 #[derive(Debug)]
 pub struct Foreign {
-    _program: OwnedFd,
+    program: OwnedFd,
     _link: OwnedFd,
 }
 
@@ -107,8 +75,57 @@ impl Foreign {
         )
     }
 
-    fn load_and_attach(cgroup: &Path, instructions: &[Instruction]) -> io::Result<Self> {
-        let program = load(instructions)?;
+    /// Attaches a program that does nothing.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses it.
+    pub fn attach_empty(cgroup: &Path) -> io::Result<Self> {
+        Self::load_and_attach(
+            cgroup,
+            &[instruction(0xb7, 0, 0, 0, 1), instruction(0x95, 0, 0, 0, 0)],
+        )
+    }
+
+    /// Attaches the one program of an ELF object, which bpftool loads.
+    ///
+    /// # Errors
+    ///
+    /// If bpftool or the kernel refuses it.
+    pub fn attach_object(cgroup: &Path, object: &Path) -> anyhow::Result<Self> {
+        let pin = Path::new("/sys/fs/bpf").join(names::unique());
+        let (object, at) = (object.display(), pin.display());
+        crate::process::run(&format!("bpftool prog load {object} {at} type sockops"))?;
+        let program = pinned(&pin);
+        fs::remove_file(&pin)?;
+        Ok(Self::attach_program(cgroup, program?)?)
+    }
+
+    /// The kernel's id of the program.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel does not say.
+    pub fn program_id(&self) -> anyhow::Result<u64> {
+        let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", self.program.as_raw_fd()))?;
+        let id = info
+            .lines()
+            .find_map(|line| line.strip_prefix("prog_id:"))
+            .context("no prog_id")?;
+        Ok(id.trim().parse()?)
+    }
+
+    pub(crate) fn load_and_attach(cgroup: &Path, instructions: &[Instruction]) -> io::Result<Self> {
+        let kind = ProgramAttr {
+            prog_type: BPF_PROG_TYPE_SOCK_OPS,
+            prog_name: *b"rtot_foreign\0\0\0\0",
+            expected_attach_type: BPF_CGROUP_SOCK_OPS,
+            ..ProgramAttr::default()
+        };
+        Self::attach_program(cgroup, load(instructions, kind)?)
+    }
+
+    fn attach_program(cgroup: &Path, program: OwnedFd) -> io::Result<Self> {
         let cgroup = File::open(cgroup)?;
         let mut attr = LinkAttr {
             prog_fd: program.as_raw_fd().unsigned_abs(),
@@ -116,9 +133,9 @@ impl Foreign {
             attach_type: BPF_CGROUP_SOCK_OPS,
             flags: 0,
         };
-        let link = bpf(BPF_LINK_CREATE, &mut attr)?;
+        let link = made(call(BPF_LINK_CREATE, &mut attr)?);
         Ok(Self {
-            _program: program,
+            program,
             _link: link,
         })
     }
@@ -139,10 +156,10 @@ pub struct Runs {
 ///
 /// If the kernel refuses (before Linux 5.8).
 pub fn count_runs() -> io::Result<OwnedFd> {
-    const BPF_ENABLE_STATS: libc::c_int = 32;
+    const BPF_ENABLE_STATS: i32 = 32;
     const BPF_STATS_RUN_TIME: u32 = 0;
     let mut attr = BPF_STATS_RUN_TIME;
-    bpf(BPF_ENABLE_STATS, &mut attr)
+    Ok(made(call(BPF_ENABLE_STATS, &mut attr)?))
 }
 
 /// The runs of a program so far.
@@ -159,34 +176,4 @@ pub fn runs_of(program_id: u64) -> anyhow::Result<Runs> {
         count: number("run_cnt"),
         time: Duration::from_nanos(number("run_time_ns")),
     })
-}
-
-fn load(instructions: &[Instruction]) -> io::Result<OwnedFd> {
-    let mut attr = LoadAttr {
-        prog_type: BPF_PROG_TYPE_SOCK_OPS,
-        insn_cnt: u32::try_from(instructions.len()).unwrap_or(0),
-        insns: instructions.as_ptr() as u64,
-        license: c"GPL".as_ptr() as u64,
-        prog_name: *b"rtot_foreign\0\0\0\0",
-        expected_attach_type: BPF_CGROUP_SOCK_OPS,
-        ..LoadAttr::default()
-    };
-    bpf(BPF_PROG_LOAD, &mut attr)
-}
-
-fn bpf<A>(command: libc::c_int, attr: &mut A) -> io::Result<OwnedFd> {
-    // SAFETY: `attr` is a live repr(C) struct of the size given; what it points to outlives the call.
-    let fd = unsafe {
-        libc::syscall(
-            libc::SYS_bpf,
-            command,
-            std::ptr::from_mut(attr),
-            size_of::<A>(),
-        )
-    };
-    match i32::try_from(fd) {
-        // SAFETY: the kernel has just made this descriptor for us.
-        Ok(fd) if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
-        _ => Err(io::Error::last_os_error()),
-    }
 }

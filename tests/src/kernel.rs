@@ -1,155 +1,282 @@
-//! What the running kernel lacks: as declared here by mainline version, and as the agent finds it.
+//! What the kernel itself says, by bpf(2): no library of the agent and no bpftool is involved.
 
-use std::{collections::BTreeMap, process::Command, sync::OnceLock, time::Duration};
+use std::{
+    fs::File,
+    io,
+    os::{
+        fd::{AsRawFd, OwnedFd},
+        unix::{ffi::OsStrExt as _, fs::MetadataExt as _},
+    },
+    path::Path,
+};
 
-use anyhow::{Context as _, bail, ensure};
-use serde_json::Value;
+use nix::libc;
 
-use crate::agent::binary;
+use crate::bpf::{call, made};
 
-/// Features as `doctor` names them, and the first mainline version that has each. What is older is
-/// expected to lack it.
-pub const FEATURES: [(&str, (u32, u32)); 16] = [
-    ("rto-hook", (4, 16)),
-    ("bpf-syncnt", (4, 14)),
-    ("btf", (5, 4)),
-    ("cgroup-bpf-link", (5, 7)),
-    ("sock_ops-socket-storage", (5, 10)),
-    ("bpf-rto-min", (5, 10)),
-    ("bpf-delack-max", (5, 10)),
-    ("bpf-user-timeout", (5, 10)),
-    ("iter-tcp", (5, 15)),
-    ("syn-ack-retransmission-timeout", (5, 17)),
-    ("bpf-lsm-cgroup", (6, 0)),
-    ("bpf-thin-linear", (6, 1)),
-    ("bpf-getsockopt-syncnt", (6, 1)),
-    ("tcp-syn-linear-timeouts", (6, 5)),
-    ("rto-hook-on-open-sockets", (6, 12)),
-    ("tcp-rto-max", (6, 15)),
-];
+/// BPF_CGROUP_SOCK_OPS, an attach type.
+pub const SOCK_OPS: u32 = 3;
 
-/// Set on kernels of Debian's, which bring no feature to an older version: there the agent must find
-/// exactly what is declared.
-pub const DEBIAN: &str = "RTO_TESTS_DEBIAN_KERNEL";
+const MAP_LOOKUP_ELEM: libc::c_int = 1;
+const MAP_GET_NEXT_KEY: libc::c_int = 4;
+const OBJ_GET: libc::c_int = 7;
+const PROG_GET_NEXT_ID: libc::c_int = 11;
+const PROG_GET_FD_BY_ID: libc::c_int = 13;
+const OBJ_GET_INFO_BY_FD: libc::c_int = 15;
+const PROG_QUERY: libc::c_int = 16;
+const LINK_GET_FD_BY_ID: libc::c_int = 30;
+const LINK_GET_NEXT_ID: libc::c_int = 31;
 
-/// Major and minor version of the running kernel.
+const LINK_TYPE_CGROUP: u32 = 3;
+const MANY: usize = 64;
+
+#[repr(C)]
+#[derive(Default)]
+struct QueryAttr {
+    target_fd: u32,
+    attach_type: u32,
+    query_flags: u32,
+    attach_flags: u32,
+    prog_ids: u64,
+    prog_cnt: u32,
+    padding: u32,
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct IdAttr {
+    id: u32,
+    next_id: u32,
+    open_flags: u32,
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct InfoAttr {
+    fd: u32,
+    length: u32,
+    info: u64,
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct ElementAttr {
+    map_fd: u32,
+    padding: u32,
+    key: u64,
+    value: u64,
+    flags: u64,
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct PathAttr {
+    path: u64,
+    fd: u32,
+    flags: u32,
+}
+
+/// The beginning of struct bpf_link_info, with the union's fields for a cgroup.
+#[repr(C)]
+#[derive(Default)]
+struct LinkInfo {
+    kind: u32,
+    id: u32,
+    program: u32,
+    padding: u32,
+    cgroup: u64,
+    attach_type: u32,
+    more: u32,
+}
+
+/// The beginning of struct bpf_map_info.
+#[repr(C)]
+#[derive(Default)]
+struct MapInfo {
+    kind: u32,
+    id: u32,
+    key_size: u32,
+    value_size: u32,
+}
+
+/// The beginning of struct bpf_prog_info.
+#[repr(C)]
+#[derive(Default)]
+struct ProgramInfo {
+    kind: u32,
+    id: u32,
+    tag: [u8; 8],
+    lengths: [u32; 2],
+    instructions: [u64; 2],
+    load_time: u64,
+    uid: u32,
+    maps: u32,
+    map_ids: u64,
+}
+
+/// The ids of the programs attached to a cgroup itself.
 ///
 /// # Errors
 ///
-/// If it does not tell them.
-pub fn version() -> anyhow::Result<(u32, u32)> {
-    let name = nix::sys::utsname::uname()?;
-    let release = name.release().to_string_lossy().into_owned();
-    let mut numbers = release.split('.').map(str::parse);
-    match (numbers.next(), numbers.next()) {
-        (Some(Ok(major)), Some(Ok(minor))) => Ok((major, minor)),
-        _ => bail!("{release} is no kernel version"),
-    }
-}
-
-/// A feature as `doctor` finds it.
-#[derive(Clone, Debug)]
-pub struct Found {
-    /// "present", "absent" or "refused".
-    pub presence: String,
-    /// All that is said of it.
-    pub said: String,
-    /// Since when a kernel has it, where this one does not.
-    pub mend: String,
-}
-
-/// The features as `doctor` finds them here, asked once.
-///
-/// # Errors
-///
-/// If it does not say them all.
-pub fn found() -> anyhow::Result<&'static BTreeMap<&'static str, Found>> {
-    static FOUND: OnceLock<Result<BTreeMap<&'static str, Found>, String>> = OnceLock::new();
-    FOUND
-        .get_or_init(|| ask().map_err(|e| format!("{e:#}")))
-        .as_ref()
-        .map_err(|e| anyhow::anyhow!("{e}"))
-}
-
-fn ask() -> anyhow::Result<BTreeMap<&'static str, Found>> {
-    let output = Command::new(binary()?)
-        .args(["doctor", "--json"])
-        .output()?;
-    let report: Value = serde_json::from_slice(&output.stdout)
-        .with_context(|| String::from_utf8_lossy(&output.stderr).into_owned())?;
-    let findings = report["findings"].as_array().context("no findings")?;
-    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    FEATURES
-        .iter()
-        .map(|(name, _)| {
-            let finding = findings.iter().find(|f| f["id"] == *name);
-            let finding = finding.with_context(|| format!("doctor does not say {name}"))?;
-            let said = text(&finding["found"]);
-            let presence = said.split([':', ',']).next().unwrap_or_default().to_owned();
-            let mend = text(&finding["mend"]);
-            Ok((
-                *name,
-                Found {
-                    presence,
-                    said,
-                    mend,
-                },
-            ))
-        })
-        .collect()
-}
-
-/// Whether the kernel lacks a feature, or it is refused here.
-///
-/// # Errors
-///
-/// If the agent does not know it.
-pub fn lacks(feature: &str) -> anyhow::Result<bool> {
-    let found = found()?.get(feature).context(feature.to_owned())?;
-    Ok(found.presence != "present")
-}
-
-/// The first intervals between the SYNs of a connection with this initial RTO: five of it, then
-/// doubling; before 6.5 doubling at once.
-///
-/// # Errors
-///
-/// As [`lacks`].
-pub fn syn_timers(initial_rto: Duration, count: u32) -> anyhow::Result<Vec<Duration>> {
-    let linear = if lacks("tcp-syn-linear-timeouts")? {
-        0
-    } else {
-        4
+/// If the kernel does not say.
+pub fn programs_at(cgroup: &Path, attach_type: u32) -> io::Result<Vec<u32>> {
+    let dir = File::open(cgroup)?;
+    let mut ids = [0u32; MANY];
+    let mut attr = QueryAttr {
+        target_fd: number(&dir),
+        attach_type,
+        prog_ids: ids.as_mut_ptr() as u64,
+        prog_cnt: 64,
+        ..QueryAttr::default()
     };
-    let timer = |n: u32| initial_rto * (1 << n.saturating_sub(linear));
-    Ok((0..count).map(timer).collect())
+    call(PROG_QUERY, &mut attr)?;
+    Ok(ids.into_iter().take(attr.prog_cnt as usize).collect())
 }
 
-/// That the agent finds what is declared for this version: all that it must have, and, on a kernel of
-/// Debian's, nothing that it cannot have.
+/// The programs behind every link to a cgroup, of whatever attach type.
 ///
 /// # Errors
 ///
-/// If it finds something else; by name.
-pub fn assert_declared() -> anyhow::Result<()> {
-    let (version, found) = (version()?, found()?);
-    let is_debian = std::env::var_os(DEBIAN).is_some();
-    let active = std::fs::read_to_string("/sys/kernel/security/lsm").unwrap_or_default();
-    let has_lsm = active.trim_end().split(',').any(|name| name == "bpf");
-    let mut wrong = Vec::new();
-    for (name, since) in FEATURES {
-        // It must be among the active LSMs as well.
-        let expected = version >= since && (name != "bpf-lsm-cgroup" || has_lsm);
-        let said = &found[name];
-        match (expected, said.presence.as_str()) {
-            (true, "present") | (false, "absent" | "refused") => {}
-            (false, "present") if !is_debian => {}
-            _ => wrong.push(format!("{name} (since {since:?}): {}", said.said)),
-        }
-        if said.presence == "absent" && !said.mend.starts_with("Linux ") {
-            wrong.push(format!("{name}: no version is named: {:?}", said.mend));
+/// If the kernel does not say.
+pub fn links_at(cgroup: &Path) -> io::Result<Vec<u32>> {
+    let cgroup = cgroup.metadata()?.ino();
+    let mut programs = Vec::new();
+    for link in every(LINK_GET_NEXT_ID, LINK_GET_FD_BY_ID) {
+        let mut info = LinkInfo::default();
+        inform(&link?, &mut info)?;
+        if info.kind == LINK_TYPE_CGROUP && info.cgroup == cgroup {
+            programs.push(info.program);
         }
     }
-    ensure!(wrong.is_empty(), "Linux {version:?}: {wrong:#?}");
-    Ok(())
+    Ok(programs)
+}
+
+/// The programs that use one of these maps.
+///
+/// # Errors
+///
+/// If the kernel does not say.
+pub fn programs_using(maps: &[u32]) -> io::Result<Vec<u32>> {
+    let mut programs = Vec::new();
+    for program in every(PROG_GET_NEXT_ID, PROG_GET_FD_BY_ID) {
+        let mut ids = [0u32; MANY];
+        let mut info = ProgramInfo {
+            maps: 64,
+            map_ids: ids.as_mut_ptr() as u64,
+            ..ProgramInfo::default()
+        };
+        inform(&program?, &mut info)?;
+        if ids.iter().any(|id| *id != 0 && maps.contains(id)) {
+            programs.push(info.id);
+        }
+    }
+    Ok(programs)
+}
+
+/// A pinned map.
+#[derive(Debug)]
+pub struct Map {
+    fd: OwnedFd,
+    /// The kernel's id of it.
+    pub id: u32,
+    key_size: usize,
+    value_size: usize,
+}
+
+impl Map {
+    /// Opens it.
+    ///
+    /// # Errors
+    ///
+    /// If it is not there, or no map.
+    pub fn open(path: &Path) -> io::Result<Self> {
+        let mut text = path.as_os_str().as_bytes().to_vec();
+        text.push(0);
+        let mut attr = PathAttr {
+            path: text.as_ptr() as u64,
+            ..PathAttr::default()
+        };
+        let fd = made(call(OBJ_GET, &mut attr)?);
+        let mut info = MapInfo::default();
+        inform(&fd, &mut info)?;
+        Ok(Self {
+            fd,
+            id: info.id,
+            key_size: info.key_size as usize,
+            value_size: info.value_size as usize,
+        })
+    }
+
+    /// Every key and value. Not for maps with a value for each CPU.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel does not say.
+    pub fn dump(&self) -> io::Result<Vec<(Vec<u8>, Vec<u8>)>> {
+        let mut all = Vec::new();
+        let mut key: Option<Vec<u8>> = None;
+        loop {
+            let mut next = vec![0; self.key_size];
+            let former = key.as_ref().map_or(0, |key| key.as_ptr() as u64);
+            match self.element(MAP_GET_NEXT_KEY, former, &mut next) {
+                Err(e) if e.raw_os_error() == Some(libc::ENOENT) => return Ok(all),
+                done => done?,
+            }
+            let mut value = vec![0; self.value_size];
+            self.element(MAP_LOOKUP_ELEM, next.as_ptr() as u64, &mut value)?;
+            all.push((next.clone(), value));
+            key = Some(next);
+        }
+    }
+
+    fn element(&self, command: libc::c_int, key: u64, value: &mut [u8]) -> io::Result<()> {
+        let mut attr = ElementAttr {
+            map_fd: number(&self.fd),
+            key,
+            value: value.as_mut_ptr() as u64,
+            ..ElementAttr::default()
+        };
+        call(command, &mut attr).map(drop)
+    }
+}
+
+/// Descriptors of everything of a kind. What goes meanwhile is left out.
+fn every(next: libc::c_int, by_id: libc::c_int) -> impl Iterator<Item = io::Result<OwnedFd>> {
+    let mut last = 0;
+    std::iter::from_fn(move || {
+        loop {
+            let mut attr = IdAttr {
+                id: last,
+                ..IdAttr::default()
+            };
+            match call(next, &mut attr) {
+                Err(e) if e.raw_os_error() == Some(libc::ENOENT) => return None,
+                Err(e) => return Some(Err(e)),
+                Ok(_) => {}
+            }
+            last = attr.next_id;
+            let mut attr = IdAttr {
+                id: last,
+                ..IdAttr::default()
+            };
+            match call(by_id, &mut attr).map(made) {
+                // EAGAIN: another test is just making it.
+                Err(e) if matches!(e.raw_os_error(), Some(libc::ENOENT | libc::EAGAIN)) => {}
+                result => return Some(result),
+            }
+        }
+    })
+}
+
+fn inform<I>(object: &OwnedFd, info: &mut I) -> io::Result<()> {
+    let mut attr = InfoAttr {
+        fd: number(object),
+        length: u32::try_from(size_of::<I>()).unwrap_or(0),
+        info: std::ptr::from_mut(info) as u64,
+    };
+    call(OBJ_GET_INFO_BY_FD, &mut attr).map(drop)
+}
+
+fn number(fd: &impl AsRawFd) -> u32 {
+    fd.as_raw_fd().unsigned_abs()
 }

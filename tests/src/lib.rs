@@ -2,13 +2,18 @@
 //! removes what it made, also on panic.
 
 pub mod agent;
+pub mod bpf;
 pub mod capture;
+pub mod features;
 pub mod foreign;
 pub mod http;
 pub mod kernel;
+pub mod lab;
+pub mod prober;
 pub mod pty;
 pub mod rate;
 pub mod relay;
+pub mod stopwatch;
 pub mod talk;
 pub mod timing;
 pub mod traffic;
@@ -16,3 +21,4 @@ pub mod verifier;
 pub mod watcher;
 
 pub use rto_lab::ground::{cgroup, names, netns, process};
+pub use rto_lab::machine;

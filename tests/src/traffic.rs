@@ -117,7 +117,22 @@ impl Traffic {
         to: SocketAddr,
         count: usize,
     ) -> anyhow::Result<Self> {
-        let mut command = command_in(Some(netns), cgroup, helper()?)?;
+        Self::knock_by(&helper()?, netns, cgroup, to, count)
+    }
+
+    /// As [`Traffic::knock`], by this helper binary.
+    ///
+    /// # Errors
+    ///
+    /// If they cannot be begun.
+    pub fn knock_by(
+        helper: &Path,
+        netns: &str,
+        cgroup: Option<&Path>,
+        to: SocketAddr,
+        count: usize,
+    ) -> anyhow::Result<Self> {
+        let mut command = command_in(Some(netns), cgroup, helper)?;
         command.arg("knock").arg("--to").arg(to.to_string());
         command.arg("--count").arg(count.to_string());
         let mut traffic = Self {

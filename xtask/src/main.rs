@@ -8,10 +8,13 @@ use clap::{Parser, Subcommand};
 mod bench;
 mod demo;
 mod ebpf;
+mod fuzz;
 mod host;
+mod miri;
 mod process;
 mod setup;
 mod test;
+mod tools;
 mod vm;
 
 #[derive(Parser)]
@@ -29,8 +32,12 @@ enum Verb {
     Demo,
     /// Build the eBPF object that is kept in the tree, or prove that it comes from the sources
     Ebpf(ebpf::Args),
+    /// Feed what is read from others with what nobody would send, and watch it not break
+    Fuzz(fuzz::Args),
     /// Check the service on a host of its own: a virtual machine with systemd
     Host(host::Args),
+    /// Run the tests of agent-common on Miri, which sees undefined behaviour
+    Miri,
     /// Install the system packages that tests and demo need, if they are missing
     Setup,
     /// Run all tests: unit, property, documentation, and (as root) integration
@@ -44,7 +51,9 @@ fn main() -> anyhow::Result<()> {
         Verb::Bench(args) => bench::run(&args),
         Verb::Demo => demo::run(),
         Verb::Ebpf(args) => ebpf::run(&args),
+        Verb::Fuzz(args) => fuzz::run(&args),
         Verb::Host(args) => host::run(&args),
+        Verb::Miri => miri::run(),
         Verb::Setup => setup::run(),
         Verb::Test(args) => test::run(&args),
         Verb::Vm(args) => vm::run(&args),

@@ -21,6 +21,9 @@ pub(crate) struct Args {
     /// Leave the integration tests out
     #[arg(long)]
     unprivileged: bool,
+    /// More rounds of what goes by chance: 1,000 kills instead of 200
+    #[arg(long)]
+    long: bool,
 }
 
 #[derive(Default)]
@@ -59,6 +62,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if !args.unprivileged {
         let before = all.passed + all.failed;
         let mut integration = as_root(&integration_binary()?.to_string_lossy());
+        if args.long {
+            integration.env("RTO_TESTS_LONG", "1");
+        }
         count(integration.args(args.filter.as_slice()), &mut all)?;
         let ran = all.passed + all.failed - before;
         println!("integration tests run: {ran}");

@@ -2,8 +2,10 @@
 
 pub mod client;
 pub mod events;
+pub mod limit;
 pub mod peer;
 pub mod server;
+pub mod socket;
 pub mod stats;
 pub mod types;
 

@@ -1,22 +1,23 @@
 //! The daemon's half: routes on the engine's handle.
 
 use std::{
-    fs, io,
+    io,
     net::IpAddr,
-    os::{fd::AsFd as _, unix::fs::PermissionsExt as _},
-    path::{Path, PathBuf},
-    sync::Arc,
+    os::fd::AsFd as _,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
-use anyhow::Context as _;
 use axum::{
     Extension, Json, Router,
     body::{Body, Bytes},
     extract::{
         ConnectInfo, DefaultBodyLimit, Query, Request, State,
         connect_info::Connected,
-        rejection::{JsonRejection, QueryRejection},
+        rejection::{BytesRejection, JsonRejection, QueryRejection},
     },
     http::{StatusCode, header},
     middleware::{self, Next},
@@ -24,15 +25,16 @@ use axum::{
     routing::{get, post},
     serve::IncomingStream,
 };
-use nix::unistd::{Gid, chown};
 use serde::{Deserialize, Serialize};
-use tokio::{net::UnixListener, sync::broadcast::error::RecvError};
+use tokio::sync::{Semaphore, broadcast::error::RecvError};
 use tracing::warn;
 
 use super::{
     MAX_BODY,
     events::Line,
+    limit::{Limited, Limits},
     peer::{Allowed, Peer, peer_of},
+    socket::Standing,
     types::{AddRequest, ApplyRequest, Caller, DetachRequest, ErrorAnswer, RemoveRequest},
 };
 use crate::{
@@ -44,58 +46,17 @@ use crate::{
 /// How long `status` and `stats` wait for the engine before they answer with what was last published.
 const FRESH: Duration = Duration::from_millis(25);
 
-/// The socket, removed when dropped (unless another daemon has put its own there).
-#[derive(Debug)]
-pub struct Socket {
-    path: PathBuf,
-    inode: u64,
-}
-
-/// Binds the socket: mode 0660, root and `group`. A socket left by a killed daemon is replaced;
-/// the caller holds the instance lock, so it cannot be another daemon's.
-///
-/// # Errors
-///
-/// If its directory does not exist or something that is no socket stands at the path.
-pub fn bind(path: &Path, group: Gid) -> anyhow::Result<(UnixListener, Socket)> {
-    use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
-
-    match fs::symlink_metadata(path) {
-        Ok(meta) if meta.file_type().is_socket() => fs::remove_file(path)?,
-        Ok(_) => anyhow::bail!(
-            "{} exists and is no socket; move it away or set [agent] socket",
-            path.display()
-        ),
-        Err(e) if e.kind() == io::ErrorKind::NotFound => {}
-        Err(e) => return Err(e).with_context(|| path.display().to_string()),
-    }
-    // Bound without any permission first: nobody gets in before the group is right.
-    let before = nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o777));
-    let bound = UnixListener::bind(path);
-    nix::sys::stat::umask(before);
-    let listener = bound.with_context(|| format!("cannot listen on {}", path.display()))?;
-    chown(path, None, Some(group)).with_context(|| format!("chgrp {}", path.display()))?;
-    fs::set_permissions(path, fs::Permissions::from_mode(0o660))?;
-    let inode = fs::symlink_metadata(path)?.ino();
-    Ok((
-        listener,
-        Socket {
-            path: path.to_owned(),
-            inode,
-        },
-    ))
-}
-
-impl Drop for Socket {
-    fn drop(&mut self) {
-        use std::os::unix::fs::MetadataExt as _;
-
-        if fs::symlink_metadata(&self.path).is_ok_and(|meta| meta.ino() == self.inode) {
-            // Nothing to be done about a socket that cannot be removed; the next start replaces it.
-            let _gone = fs::remove_file(&self.path);
-        }
-    }
-}
+/// The daemon's descriptors are for its maps: there are at least 1,024, and these are half of them.
+const LIMITS: Limits = Limits {
+    connections: 512,
+    patience: Duration::from_secs(5),
+    // Longer than the CLI waits for an answer.
+    lifetime: Duration::from_secs(180),
+};
+/// A body longer than this is one of few at a time.
+const LARGE: usize = 64 << 10;
+/// Large bodies at a time: what they take of memory is bounded by this and [`MAX_BODY`].
+const LARGE_AT_ONCE: usize = 4;
 
 /// Serves until `stop` resolves.
 ///
@@ -103,15 +64,21 @@ impl Drop for Socket {
 ///
 /// If the listener breaks.
 pub async fn serve(
-    listener: UnixListener,
+    listener: Standing,
     engine: Handle,
     allowed: Allowed,
     stop: impl Future<Output = ()> + Send + 'static,
 ) -> io::Result<()> {
     let app = router(engine, allowed).into_make_service_with_connect_info::<PeerInfo>();
-    axum::serve(listener, app)
+    axum::serve(Limited::new(listener, LIMITS), app)
         .with_graceful_shutdown(stop)
         .await
+}
+
+/// The routes as one peer is served that needs no socket: `None` for one whose credentials cannot be read.
+pub fn routes_for(peer: Option<Peer>, engine: Handle, allowed: Allowed) -> Router {
+    let lasting = Lasting(Arc::default());
+    router(engine, allowed).layer(Extension(ConnectInfo(PeerInfo { peer, lasting })))
 }
 
 fn router(engine: Handle, allowed: Allowed) -> Router {
@@ -127,34 +94,72 @@ fn router(engine: Handle, allowed: Allowed) -> Router {
         .route("/v1/apply", get(walk).post(apply))
         .route("/v1/probe", post(probed))
         .fallback(|| async { answer(StatusCode::NOT_FOUND, "no such route; see docs/api.md") })
+        .method_not_allowed_fallback(|| async {
+            answer(
+                StatusCode::METHOD_NOT_ALLOWED,
+                "not with this method; see docs/api.md",
+            )
+        })
+        .layer(middleware::from_fn_with_state(
+            Arc::new(Semaphore::new(LARGE_AT_ONCE)),
+            check_size,
+        ))
         .layer(middleware::from_fn_with_state(allowed, check_peer))
         .layer(DefaultBodyLimit::max(MAX_BODY))
         .with_state(engine)
 }
 
 #[derive(Clone)]
-struct PeerInfo(Option<Peer>);
+struct PeerInfo {
+    peer: Option<Peer>,
+    lasting: Lasting,
+}
 
-impl Connected<IncomingStream<'_, UnixListener>> for PeerInfo {
-    fn connect_info(stream: IncomingStream<'_, UnixListener>) -> Self {
-        let peer = peer_of(stream.io().as_fd());
-        Self(
-            peer.inspect_err(|e| warn!("a client's credentials cannot be read: {e}"))
+/// See [`super::limit::Guarded::lasting`].
+#[derive(Clone)]
+struct Lasting(Arc<AtomicBool>);
+
+impl Connected<IncomingStream<'_, Limited<Standing>>> for PeerInfo {
+    fn connect_info(stream: IncomingStream<'_, Limited<Standing>>) -> Self {
+        let peer = peer_of(stream.io().io().as_fd());
+        Self {
+            peer: peer
+                .inspect_err(|e| warn!("a client's credentials cannot be read: {e}"))
                 .ok(),
-        )
+            lasting: Lasting(stream.io().lasting()),
+        }
     }
+}
+
+/// Refuses what is too large before it is read, and has large requests wait for each other's end.
+async fn check_size(State(large): State<Arc<Semaphore>>, request: Request, next: Next) -> Response {
+    let length = request.headers().get(header::CONTENT_LENGTH);
+    let length = length.and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
+    if length.is_some_and(|length| length > MAX_BODY) {
+        let text = format!("a request has {MAX_BODY} bytes at most");
+        return answer(StatusCode::PAYLOAD_TOO_LARGE, &text);
+    }
+    let chunked = request.headers().contains_key(header::TRANSFER_ENCODING);
+    let _slot = if chunked || length.is_some_and(|length| length > LARGE) {
+        // Closed it is never.
+        large.acquire_owned().await.ok()
+    } else {
+        None
+    };
+    next.run(request).await
 }
 
 /// The file mode keeps others out already; this holds even where it was loosened.
 async fn check_peer(
     State(allowed): State<Allowed>,
-    ConnectInfo(PeerInfo(peer)): ConnectInfo<PeerInfo>,
+    ConnectInfo(PeerInfo { peer, lasting }): ConnectInfo<PeerInfo>,
     mut request: Request,
     next: Next,
 ) -> Response {
     match peer {
         Some(peer) if allowed.permits(&peer) => {
             request.extensions_mut().insert(peer.caller);
+            request.extensions_mut().insert(lasting);
             next.run(request).await
         }
         Some(peer) => {
@@ -207,6 +212,7 @@ impl Drop for Watching {
 /// A stream of lines, until the client goes or the daemon ends.
 async fn events(
     State(engine): State<Handle>,
+    Extension(lasting): Extension<Lasting>,
     query: Result<Query<EventsQuery>, QueryRejection>,
 ) -> Response {
     let query = match query {
@@ -229,6 +235,7 @@ async fn events(
         Ok(lines) => lines,
         Err(e) => return error(&e),
     };
+    lasting.0.store(true, Ordering::Relaxed);
     let state = (lines, Watching(engine), policy, cidrs);
     let stream = futures_util::stream::unfold(state, |mut state| async {
         let (lines, _, policy, cidrs) = &mut state;
@@ -316,8 +323,12 @@ async fn reload(State(engine): State<Handle>, Extension(caller): Extension<Calle
 async fn detach(
     State(engine): State<Handle>,
     Extension(caller): Extension<Caller>,
-    body: Bytes,
+    body: Result<Bytes, BytesRejection>,
 ) -> Response {
+    let body = match body {
+        Ok(body) => body,
+        Err(e) => return answer(e.status(), &e.body_text()),
+    };
     // Clients of before there was anything to say send nothing, or null.
     let request = if body.is_empty() {
         Ok(None)

@@ -70,7 +70,7 @@ fn event_text(event: &EventView) -> String {
     let end = |address: std::net::IpAddr, port| std::net::SocketAddr::new(address, port);
     let policy = event.policy.as_ref().map_or("(gone)", PolicyName::as_str);
     let process = match (&event.process, event.pid) {
-        (Some(name), Some(pid)) => format!("  {name}[{pid}]"),
+        (Some(name), Some(pid)) => format!("  {}[{pid}]", printable(name)),
         _ => String::new(),
     };
     format!(
@@ -81,6 +81,11 @@ fn event_text(event: &EventView) -> String {
         end(event.remote, event.remote_port),
         event.state,
     )
+}
+
+/// A process chooses its own name: none that tells the terminal anything.
+fn printable(name: &str) -> String {
+    name.replace(char::is_control, "?")
 }
 
 #[cfg(test)]
@@ -124,5 +129,10 @@ mod tests {
             Line::Lost { lost: 3 },
         ];
         insta::assert_snapshot!(lines.map(|line| text(&line)).join("\n"));
+    }
+
+    #[test]
+    fn a_name_does_not_reach_the_terminal_as_it_is() {
+        assert_eq!(printable("\u{1b}[2Jx\u{9b}\r\nü"), "?[2Jx???ü");
     }
 }

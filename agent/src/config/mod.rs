@@ -8,7 +8,7 @@ use std::{
     collections::BTreeMap,
     fs,
     hash::{DefaultHasher, Hash as _, Hasher as _},
-    io,
+    io::{self, Read as _},
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -19,6 +19,7 @@ use crate::policy::{
     units::{format_duration, parse_duration},
 };
 
+pub mod draft;
 mod parse;
 pub mod save;
 mod source;
@@ -33,6 +34,8 @@ pub const DEFAULT_SOCKET: &str = "/run/rto-agent/control.sock";
 pub const MAX_ENTRIES_LIMIT: u32 = 4 << 20;
 /// Largest file, bytes: some three million CIDRs.
 const MAX_FILE: u64 = 64 << 20;
+/// After so many errors of a kind no more are looked for: to find the place of each takes time.
+const MOST_ERRORS: usize = 200;
 const POLICIES_DIR: &str = "policies.d";
 const SAVED_FILE: &str = "50-cli.toml";
 
@@ -220,6 +223,17 @@ impl Config {
         loader.finish(host)
     }
 
+    /// Checks one file's text, for a host. Nothing is read: `path` is only named.
+    ///
+    /// # Errors
+    ///
+    /// As [`Config::load`].
+    pub fn from_text(path: &Path, text: String, host: &HostFacts) -> Result<Self, ConfigErrors> {
+        let mut loader = Loader::default();
+        loader.take(path, text, true);
+        loader.finish(host)
+    }
+
     /// Only `[agent]`, for commands that need no more: errors elsewhere do not concern them.
     ///
     /// # Errors
@@ -250,7 +264,9 @@ pub fn fingerprint(path: &Path) -> u64 {
     let files = list(&policies_dir(path)).unwrap_or_default();
     for file in std::iter::once(path.to_owned()).chain(files) {
         file.hash(&mut hasher);
-        read(&file).map_err(|e| e.kind()).hash(&mut hasher);
+        read(&file, file == path)
+            .map_err(|e| e.kind())
+            .hash(&mut hasher);
     }
     hasher.finish()
 }
@@ -282,14 +298,22 @@ fn list(dir: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-fn read(path: &Path) -> io::Result<String> {
-    let size = fs::metadata(path)?.len();
-    if size > MAX_FILE {
+/// Reads a file. Only the main one may be something else than a file (`check --config /dev/stdin`): to open a
+/// pipe in `policies.d` would wait for a writer.
+fn read(path: &Path, main: bool) -> io::Result<String> {
+    if !main && !fs::metadata(path)?.is_file() {
+        return Err(io::Error::other("this is no file"));
+    }
+    let mut text = String::new();
+    fs::File::open(path)?
+        .take(MAX_FILE + 1)
+        .read_to_string(&mut text)?;
+    if text.len() as u64 > MAX_FILE {
         return Err(io::Error::other(format!(
-            "{size} bytes are more than a configuration file may have ({MAX_FILE}); split it into policies.d"
+            "more than a configuration file may have ({MAX_FILE} bytes); split it into policies.d"
         )));
     }
-    fs::read_to_string(path)
+    Ok(text)
 }
 
 #[derive(Default)]
@@ -303,22 +327,29 @@ struct Loader {
 
 impl Loader {
     fn read(&mut self, path: &Path, main: bool) {
-        self.files.push(path.to_owned());
-        let text = match read(path) {
-            Ok(text) => text,
+        match read(path, main) {
+            Ok(text) => self.take(path, text, main),
             Err(e) => {
+                self.files.push(path.to_owned());
                 let mend = match e.kind() {
                     io::ErrorKind::NotFound if main => {
                         "; write one (an example comes with rto-agent) or name it with --config"
                     }
                     io::ErrorKind::InvalidData => "; configuration files are UTF-8 text",
+                    io::ErrorKind::PermissionDenied => {
+                        "; it must be root's, or readable for everybody: the daemon reads as root without \
+                         CAP_DAC_OVERRIDE"
+                    }
                     _ => "",
                 };
                 self.errors
                     .push(ConfigError::whole(path, format!("{e}{mend}")));
-                return;
             }
-        };
+        }
+    }
+
+    fn take(&mut self, path: &Path, text: String, main: bool) {
+        self.files.push(path.to_owned());
         let source = Source::new(path, text);
         let (parsed, errors) = parse::parse(&source);
         self.errors.extend(errors);
@@ -374,6 +405,9 @@ impl Loader {
     fn settings(&mut self, host: &HostFacts, set: &mut PolicySet, warnings: &mut Vec<String>) {
         let mut first: BTreeMap<&PolicyName, (usize, &RawPolicy)> = BTreeMap::new();
         for (index, raw) in self.policies.iter().filter(|(_, raw)| !raw.is_extension()) {
+            if self.errors.len() >= MOST_ERRORS {
+                return;
+            }
             let source = &self.sources[*index];
             if let Some((other, former)) = first.get(&raw.name) {
                 let other = &self.sources[*other];
@@ -422,6 +456,9 @@ impl Loader {
         let mut first: BTreeMap<Cidr, (usize, usize)> = BTreeMap::new();
         let mut over = None;
         for (index, raw) in &self.policies {
+            if self.errors.len() >= MOST_ERRORS {
+                return;
+            }
             let source = &self.sources[*index];
             let Some(policy) = set.policies.get(&raw.name) else {
                 let message = format!(
@@ -432,6 +469,9 @@ impl Loader {
                 continue;
             };
             for (cidr, span) in &raw.cidrs {
+                if self.errors.len() >= MOST_ERRORS {
+                    return;
+                }
                 let line = source.line(span.start);
                 if let Some((other, other_line)) = first.insert(*cidr, (*index, line)) {
                     let other = self.sources[other].path.display();

@@ -11,7 +11,7 @@ use toml::{
 };
 
 use super::{
-    AgentConfig, CgroupSetting, MetricsSetting, OnExit, RttSampling,
+    AgentConfig, CgroupSetting, MOST_ERRORS, MetricsSetting, OnExit, RttSampling,
     source::{ConfigError, Source},
 };
 use crate::policy::{Cidr, PolicyName, Settings, SynRetries, units::parse_duration};
@@ -84,6 +84,7 @@ pub(super) fn parse(source: &Source) -> (Parsed, Vec<ConfigError>) {
     if !syntax.is_empty() {
         let errors = syntax
             .iter()
+            .take(MOST_ERRORS)
             .map(|e| source.error(e.span().unwrap_or(0..0), e.message()));
         return (Parsed::default(), errors.collect());
     }
@@ -348,7 +349,9 @@ impl Walk<'_> {
     }
 
     fn error(&mut self, span: Range<usize>, message: impl Into<String>) {
-        self.errors.push(self.source.error(span, message));
+        if self.errors.len() < MOST_ERRORS {
+            self.errors.push(self.source.error(span, message));
+        }
     }
 }
 

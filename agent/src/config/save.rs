@@ -5,13 +5,13 @@
 
 use std::{
     fs, io,
-    io::Write as _,
     os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
 };
 
 use toml_edit::{Array, DocumentMut, Item, Table, TableLike, value};
 
+use super::draft::Draft;
 use crate::{
     api::types::SettingsSpec,
     policy::{Cidr, PolicyName, Settings},
@@ -83,23 +83,36 @@ pub fn add(
     policy: &PolicyName,
     settings: Option<&Settings>,
 ) -> Result<Undo, SaveError> {
-    edit(path, |document| {
-        for cidr in cidrs {
-            take_out(document, cidr, Some(policy));
-        }
-        let table = policy_table(document, policy)?;
-        if let Some(settings) = settings {
-            write_settings(table, settings);
-        }
-        let list = table.entry("cidrs").or_insert_with(|| value(Array::new()));
-        let list = list
-            .as_array_mut()
-            .ok_or_else(|| format!("cidrs of {policy} is no list"))?;
-        for cidr in cidrs {
-            list.push(cidr.to_string());
-        }
-        Ok(())
-    })
+    edit(path, |text| added(text, cidrs, policy, settings))
+}
+
+/// A file's text with entries of a policy added.
+///
+/// # Errors
+///
+/// If it cannot be understood.
+pub fn added(
+    text: &str,
+    cidrs: &[Cidr],
+    policy: &PolicyName,
+    settings: Option<&Settings>,
+) -> Result<String, String> {
+    let mut document = parse(text)?;
+    for cidr in cidrs {
+        take_out(&mut document, cidr, Some(policy));
+    }
+    let table = policy_table(&mut document, policy)?;
+    if let Some(settings) = settings {
+        write_settings(table, settings);
+    }
+    let list = table.entry("cidrs").or_insert_with(|| value(Array::new()));
+    let list = list
+        .as_array_mut()
+        .ok_or_else(|| format!("cidrs of {policy} is no list"))?;
+    for cidr in cidrs {
+        list.push(cidr.to_string());
+    }
+    Ok(document.to_string())
 }
 
 /// Removes entries.
@@ -109,16 +122,12 @@ pub fn add(
 /// If one is not in the file, or the file cannot be read, understood or written; it is as before then.
 pub fn remove(path: &Path, cidrs: &[Cidr]) -> Result<Undo, SaveError> {
     let mut missing = None;
-    let undo = edit(path, |document| {
-        missing = cidrs
-            .iter()
-            .find(|cidr| !take_out(document, cidr, None))
-            .copied();
-        // An edit that fails is not written.
-        if missing.is_some() {
+    let undo = edit(path, |text| match removed(text, cidrs)? {
+        Ok(text) => Ok(text),
+        Err(cidr) => {
+            missing = Some(cidr);
+            // An edit that fails is not written.
             Err(String::new())
-        } else {
-            Ok(())
         }
     });
     match missing {
@@ -130,9 +139,30 @@ pub fn remove(path: &Path, cidrs: &[Cidr]) -> Result<Undo, SaveError> {
     }
 }
 
+/// A file's text without entries, or the first of them that is not in it.
+///
+/// # Errors
+///
+/// If it cannot be understood.
+pub fn removed(text: &str, cidrs: &[Cidr]) -> Result<Result<String, Cidr>, String> {
+    let mut document = parse(text)?;
+    let missing = cidrs
+        .iter()
+        .find(|cidr| !take_out(&mut document, cidr, None));
+    Ok(match missing {
+        Some(cidr) => Err(*cidr),
+        None => Ok(document.to_string()),
+    })
+}
+
+fn parse(text: &str) -> Result<DocumentMut, String> {
+    text.parse()
+        .map_err(|e: toml_edit::TomlError| e.to_string())
+}
+
 fn edit(
     path: &Path,
-    change: impl FnOnce(&mut DocumentMut) -> Result<(), String>,
+    change: impl FnOnce(&str) -> Result<String, String>,
 ) -> Result<Undo, SaveError> {
     let io_error = |reason| SaveError::Io {
         path: path.to_owned(),
@@ -147,13 +177,9 @@ fn edit(
         Err(e) if e.kind() == io::ErrorKind::NotFound => None,
         Err(e) => return Err(io_error(e)),
     };
-    let text = former.clone().unwrap_or_default();
     let header = if former.is_none() { HEADER } else { "" };
-    let mut document: DocumentMut = text
-        .parse()
-        .map_err(|e: toml_edit::TomlError| unreadable(e.to_string()))?;
-    change(&mut document).map_err(unreadable)?;
-    replace(path, &format!("{header}{document}")).map_err(io_error)?;
+    let text = change(former.as_deref().unwrap_or_default()).map_err(unreadable)?;
+    replace(path, &format!("{header}{text}")).map_err(io_error)?;
     Ok(Undo {
         path: path.to_owned(),
         former,
@@ -237,19 +263,13 @@ fn write_settings(table: &mut dyn TableLike, settings: &Settings) {
     }
 }
 
-/// Writes a file as a whole or not at all.
 fn replace(path: &Path, text: &str) -> io::Result<()> {
     let dir = path.parent().unwrap_or(Path::new("."));
     fs::create_dir_all(dir)?;
-    let mut temporary = tempfile::Builder::new()
-        .prefix(".50-cli")
-        .tempfile_in(dir)?;
-    temporary.write_all(text.as_bytes())?;
-    temporary
-        .as_file()
-        .set_permissions(fs::Permissions::from_mode(0o644))?;
-    temporary.as_file().sync_all()?;
-    temporary.persist(path)?;
+    let draft = Draft::write(path, 0o644, text.as_bytes())?;
+    // Whatever the umask.
+    fs::set_permissions(draft.path(), fs::Permissions::from_mode(0o644))?;
+    draft.commit()?;
     fs::File::open(dir)?.sync_all()
 }
 

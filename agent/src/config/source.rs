@@ -8,6 +8,9 @@ use std::{
 
 use serde::Serialize;
 
+/// A very long line says no more than its beginning: so many characters.
+const SHOWN_WIDTH: usize = 160;
+
 /// A file's text with a table of its lines.
 pub(super) struct Source {
     pub(super) path: PathBuf,
@@ -83,7 +86,12 @@ impl Source {
             column: Some(before + 1),
             message: message.into(),
             excerpt: Some(Excerpt {
-                line: text.replace('\t', " "),
+                // Of many errors of one long line each would else have it whole.
+                line: text
+                    .chars()
+                    .take(SHOWN_WIDTH)
+                    .collect::<String>()
+                    .replace('\t', " "),
                 start: before,
                 width: marked.chars().count().max(1),
             }),
@@ -111,11 +119,9 @@ impl fmt::Display for ConfigError {
         }
         write!(f, ": {}", self.message)?;
         if let (Some(number), Some(Excerpt { line, start, width })) = (self.line, &self.excerpt) {
-            // A very long line says no more than its beginning.
-            let shown: String = line.chars().take(160).collect();
-            let mark = "^".repeat((*width).min(160usize.saturating_sub(*start)).max(1));
-            let pad = " ".repeat((*start).min(160));
-            write!(f, "\n  {number} | {shown}")?;
+            let mark = "^".repeat((*width).min(SHOWN_WIDTH.saturating_sub(*start)).max(1));
+            let pad = " ".repeat((*start).min(SHOWN_WIDTH));
+            write!(f, "\n  {number} | {line}")?;
             let margin = " ".repeat(number.to_string().len());
             write!(f, "\n  {margin} | {pad}{mark}")?;
         }

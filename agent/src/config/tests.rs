@@ -201,3 +201,33 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_line_of_errors_takes_no_more_memory_than_the_line() {
+    let cidrs = "\"10.0.0.1/8\", ".repeat(100_000);
+    let text = format!("[policy.a]\nrto_min = \"20ms\"\ncidrs = [{cidrs}]\n");
+    let began = std::time::Instant::now();
+    let errors = Config::from_text(Path::new("x"), text, &HOST).unwrap_err();
+    assert_eq!(errors.0.len(), MOST_ERRORS);
+    let kept: usize = errors.0.iter().map(|e| format!("{e:?}").len()).sum();
+    assert!(kept < 1 << 18, "{kept}");
+    assert!(began.elapsed() < Duration::from_secs(30));
+}
+
+#[test]
+fn only_files_are_read_from_policies_d() {
+    let dir = tempfile::tempdir().unwrap();
+    let policies = dir.path().join(POLICIES_DIR);
+    fs::create_dir(&policies).unwrap();
+    fs::write(dir.path().join("config.toml"), GOOD).unwrap();
+    // To open it would wait for somebody who writes.
+    let mode = nix::sys::stat::Mode::from_bits_truncate(0o600);
+    nix::unistd::mkfifo(&policies.join("pipe.toml"), mode).unwrap();
+    let refused = Config::load(&dir.path().join("config.toml"), &HOST).unwrap_err();
+    assert!(refused.to_string().contains("pipe.toml: this is no file"));
+    fs::remove_file(policies.join("pipe.toml")).unwrap();
+    // It has no end.
+    std::os::unix::fs::symlink("/dev/zero", policies.join("zero.toml")).unwrap();
+    let refused = Config::load(&dir.path().join("config.toml"), &HOST).unwrap_err();
+    assert!(refused.to_string().contains("zero.toml: this is no file"));
+}

@@ -13,6 +13,8 @@ use nix::{
     libc::O_NOFOLLOW,
 };
 
+use super::trusted;
+
 const FILE: &str = "lock";
 
 /// Why the lock was not had.
@@ -38,23 +40,39 @@ pub enum LockError {
         /// Why.
         reason: io::Error,
     },
+    /// The directory of the pins cannot be used.
+    #[error("pin_dir {path}: {reason}")]
+    PinDir {
+        /// The directory.
+        path: PathBuf,
+        /// Why.
+        reason: io::Error,
+    },
 }
 
 /// The lock; released when dropped, and by the kernel when the process dies.
 #[derive(Debug)]
 pub struct InstanceLock {
     _state: Flock<File>,
-    _pins: Option<Flock<File>>,
+    pins: Option<Flock<File>>,
 }
 
 impl InstanceLock {
-    /// Takes the lock on `state_dir` (made if missing) and, where it exists, on `pin_dir`: two
-    /// agents with state directories of their own must not share pins either.
+    /// Takes the locks on both.
+    ///
+    /// # Errors
+    ///
+    /// As [`InstanceLock::of_state`].
+    pub fn take(state_dir: &Path, pin_dir: &Path) -> Result<Self, LockError> {
+        Self::of_state(state_dir)?.and_pins(pin_dir)
+    }
+
+    /// Takes the lock on `state_dir` (made if missing).
     ///
     /// # Errors
     ///
     /// [`LockError::Held`] names the process that has it.
-    pub fn take(state_dir: &Path, pin_dir: &Path) -> Result<Self, LockError> {
+    pub fn of_state(state_dir: &Path) -> Result<Self, LockError> {
         let state_error = |reason| LockError::StateDir {
             path: state_dir.to_owned(),
             reason,
@@ -72,20 +90,51 @@ impl InstanceLock {
             .map_err(state_error)?;
         let holder = read_pid(&mut file);
         let mut state = lock(file, &path, holder)?;
-        state
+        // For people, and the lock is had already: a full disk is no reason not to start.
+        let _unsaid = state
             .set_len(0)
             .and_then(|()| state.rewind())
-            .and_then(|()| writeln!(state, "{}", std::process::id()))
-            .map_err(state_error)?;
-        let pins = match File::open(pin_dir) {
-            Ok(dir) => Some(lock(dir, pin_dir, None)?),
-            // Made later by the datapath; bpffs may not even be mounted yet.
-            Err(_) => None,
-        };
+            .and_then(|()| writeln!(state, "{}", std::process::id()));
         Ok(Self {
             _state: state,
-            _pins: pins,
+            pins: None,
         })
+    }
+
+    /// Takes the one on `pin_dir` as well, where that exists: two agents with state directories of
+    /// their own must not share pins either.
+    ///
+    /// # Errors
+    ///
+    /// As [`InstanceLock::of_state`].
+    pub fn and_pins(mut self, pin_dir: &Path) -> Result<Self, LockError> {
+        self.follow(pin_dir)?;
+        Ok(self)
+    }
+
+    /// Sees to it that the lock is on what `pin_dir` is now: the directory may have been removed and made
+    /// again, and its file system unmounted, which an open directory would keep alive with all its pins.
+    ///
+    /// # Errors
+    ///
+    /// If another daemon has the new one.
+    pub fn follow(&mut self, pin_dir: &Path) -> Result<(), LockError> {
+        let identity = |meta: fs::Metadata| (meta.dev(), meta.ino());
+        let now = fs::metadata(pin_dir).ok().map(identity);
+        let held = self.pins.as_ref().and_then(|dir| dir.metadata().ok());
+        if now == held.map(identity) {
+            return Ok(());
+        }
+        trusted::own(pin_dir).map_err(|reason| LockError::PinDir {
+            path: pin_dir.to_owned(),
+            reason,
+        })?;
+        self.pins = None;
+        // It may not exist: bpffs may not even be mounted.
+        if let Ok(dir) = File::open(pin_dir) {
+            self.pins = Some(lock(dir, pin_dir, None)?);
+        }
+        Ok(())
     }
 }
 
@@ -110,24 +159,13 @@ fn lock(file: File, path: &Path, holder: Option<u32>) -> Result<Flock<File>, Loc
 }
 
 fn make_state_dir(path: &Path) -> io::Result<()> {
+    // Nothing is made where others could have it go elsewhere.
+    trusted::own(path)?;
     fs::DirBuilder::new()
         .mode(0o755)
         .recursive(true)
         .create(path)?;
-    let meta = fs::symlink_metadata(path)?;
-    if !meta.is_dir() {
-        return Err(io::Error::other("it is not a directory"));
-    }
-    if meta.uid() != nix::unistd::geteuid().as_raw() {
-        return Err(io::Error::other(format!(
-            "it belongs to uid {}, not to this user",
-            meta.uid()
-        )));
-    }
-    if meta.mode() & 0o002 != 0 {
-        return Err(io::Error::other("everybody may write to it; chmod o-w"));
-    }
-    Ok(())
+    trusted::own(path)
 }
 
 fn read_pid(file: &mut File) -> Option<u32> {
@@ -176,6 +214,21 @@ mod tests {
             .unwrap_err()
             .to_string();
         assert!(message.contains("pins"), "{message}");
+    }
+
+    #[test]
+    fn pins_made_again_are_locked_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let pins = dir.path().join("pins");
+        let mut first = InstanceLock::take(&dir.path().join("a"), &pins).unwrap();
+        for _ in 0..2 {
+            fs::create_dir(&pins).unwrap();
+            first.follow(&pins).unwrap();
+            assert!(InstanceLock::take(&dir.path().join("b"), &pins).is_err());
+            fs::remove_dir(&pins).unwrap();
+            first.follow(&pins).unwrap();
+            assert!(first.pins.is_none());
+        }
     }
 
     #[test]

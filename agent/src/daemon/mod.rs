@@ -3,19 +3,24 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
+use nix::sys::stat::{Mode, umask};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::{info, warn};
 
 use crate::{
-    api::{peer, server},
+    api::{
+        peer, server,
+        socket::{Socket, Standing},
+    },
     config::{CgroupSetting, Config, MetricsSetting},
-    datapath::probe,
+    datapath::{make_pin_dir, probe},
     engine::{Engine, Handle, Message, Start},
-    kernel::{self, facts::host_facts},
+    kernel::{self, facts::host_facts, privileges},
     telemetry::http,
 };
 
 pub mod lock;
+pub mod trusted;
 mod watch;
 
 use lock::InstanceLock;
@@ -30,12 +35,19 @@ pub const DEFAULT_CONFIG: &str = "/etc/rto-agent/config.toml";
 /// If it cannot start (each with the mend), or could not detach at its end.
 pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
     kernel::preflight::check()?;
+    // Files and directories it makes are for others to write in no case.
+    let others = Mode::from_bits_truncate(0o022);
+    umask(umask(others) | others);
+    privileges::keep_for_start().context("capabilities cannot be given up")?;
     let features = probe::features();
     let host = host_facts(&features)?;
     let config = Config::load(config_path, &host)?;
     let agent = &config.agent;
     let cgroup = resolve_cgroup(cgroup, &agent.cgroup)?;
-    let _lock = InstanceLock::take(&agent.state_dir, &agent.pin_dir)?;
+    let lock = InstanceLock::of_state(&agent.state_dir)?;
+    // Where it cannot be made, starting the engine tells why.
+    let _told_later = make_pin_dir(&agent.pin_dir);
+    let mut lock = lock.and_pins(&agent.pin_dir)?;
     let group = peer::group_id(&agent.group)?;
     for warning in &config.warnings {
         warn!("{warning}");
@@ -44,8 +56,11 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
         .enable_all()
         .build()?;
     let _entered = runtime.enter();
-    let (listener, _socket) = server::bind(&agent.socket, group)?;
+    let (listener, _socket) = Standing::bind(&agent.socket, group)?;
     let metrics = bind_metrics(&agent.metrics, group)?;
+    let pin_dir = agent.pin_dir.clone();
+    // Before there is a second thread.
+    privileges::keep_for_running().context("capabilities cannot be given up")?;
     let start = Start {
         config_path: config_path.to_owned(),
         kernel: kernel::version::running()?.to_string(),
@@ -74,7 +89,13 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
             let serving = http::serve(listener, handle.clone());
             (tokio::spawn(serving), socket)
         });
-        signals.forward(&handle, &thread).await;
+        signals
+            .forward(&handle, &thread, || {
+                if let Err(e) = lock.follow(&pin_dir) {
+                    warn!("{e}");
+                }
+            })
+            .await;
         watcher.abort();
         if let Some((serving, _socket)) = &metrics {
             serving.abort();
@@ -97,11 +118,11 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
 fn bind_metrics(
     setting: &MetricsSetting,
     group: nix::unistd::Gid,
-) -> anyhow::Result<Option<(http::Listener, Option<server::Socket>)>> {
+) -> anyhow::Result<Option<(http::Listener, Option<Socket>)>> {
     Ok(match setting {
         MetricsSetting::Off => None,
         MetricsSetting::Unix(path) => {
-            let (listener, socket) = server::bind(path, group)?;
+            let (listener, socket) = Standing::bind(path, group)?;
             Some((http::Listener::Unix(listener), Some(socket)))
         }
         MetricsSetting::Tcp(address) => {
@@ -145,11 +166,12 @@ impl Signals {
         })
     }
 
-    /// Passes signals on; returns once the engine is told to stop or has ended by itself.
+    /// Passes signals on, and does something every now and then; returns once the engine is told to stop or has ended by itself.
     async fn forward(
         &mut self,
         engine: &Handle,
         thread: &std::thread::JoinHandle<anyhow::Result<()>>,
+        mut meanwhile: impl FnMut(),
     ) {
         let mut alive = tokio::time::interval(std::time::Duration::from_millis(500));
         loop {
@@ -164,6 +186,7 @@ impl Signals {
                     if thread.is_finished() {
                         return;
                     }
+                    meanwhile();
                     continue;
                 }
             };

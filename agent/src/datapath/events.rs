@@ -97,9 +97,7 @@ impl Reader {
 
     /// The next event, if there is one. (`next` would be an iterator's, which this cannot be.)
     pub fn take(&mut self) -> Option<Event> {
-        let item = self.ring.next()?;
-        let bytes: &[u8; size_of::<Event>()] = (*item).try_into().ok()?;
-        Some(decode(bytes))
+        Event::from_bytes(&self.ring.next()?)
     }
 
     /// Events for which there was no room since it was opened.
@@ -158,11 +156,4 @@ fn set(
     control
         .set(CONTROL, &value, 0)
         .map_err(|e| map_error(maps::EVENT_CONTROL, describe(&e)))
-}
-
-/// An event as the ring buffer has it.
-fn decode(bytes: &[u8; size_of::<Event>()]) -> Event {
-    // SAFETY: repr(C) of integers and bytes alone, every bit pattern is one; the copy need not be
-    // aligned.
-    unsafe { std::ptr::read_unaligned(bytes.as_ptr().cast()) }
 }

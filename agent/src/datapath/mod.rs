@@ -703,6 +703,15 @@ fn begin_statistics(tables: &mut Tables, name: &PolicyName, slot: u32) -> bool {
     }
 }
 
+/// Makes the directory for pins, where there is none.
+///
+/// # Errors
+///
+/// If it cannot be made, or is not one that root alone can write on a BPF file system.
+pub fn make_pin_dir(path: &Path) -> std::io::Result<()> {
+    pins::create_pin_dir(path)
+}
+
 /// What [`remove_pins`] removed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Removed {

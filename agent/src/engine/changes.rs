@@ -15,6 +15,8 @@ use crate::{
 
 /// Longest `--ttl`: beyond it an entry is meant for good and belongs in a file.
 const MAX_TTL: Duration = Duration::from_secs(366 * 24 * 3600);
+/// CIDRs of a request that are told to be wrong.
+const SHOWN_ERRORS: usize = 50;
 
 impl Engine {
     pub(super) fn add(
@@ -286,6 +288,10 @@ fn parse_cidrs(texts: &[String]) -> Result<Vec<Cidr>, EngineError> {
         cidrs.dedup();
         Ok(cidrs)
     } else {
+        if let Some(more @ 1..) = errors.len().checked_sub(SHOWN_ERRORS) {
+            errors.truncate(SHOWN_ERRORS);
+            errors.push(format!("... and {more} more"));
+        }
         Err(EngineError::Refused(errors.join("\n")))
     }
 }

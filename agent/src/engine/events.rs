@@ -23,6 +23,8 @@ use crate::{
 
 /// Lines kept for a watcher that is slower than they come.
 const BACKLOG: usize = 4096;
+/// Watchers at once: their connections have no end.
+const WATCHERS: usize = 64;
 /// How soon the thread notices that it is to end.
 const WAIT: Duration = Duration::from_millis(100);
 
@@ -56,6 +58,11 @@ impl Events {
         datapath: Option<&Datapath>,
         host: &HostFacts,
     ) -> Result<broadcast::Receiver<Arc<Line>>, EngineError> {
+        if self.lines.receiver_count() >= WATCHERS {
+            return Err(EngineError::Refused(format!(
+                "{WATCHERS} watch already; end one of them first"
+            )));
+        }
         let receiver = self.lines.subscribe();
         if let Some(datapath) = datapath {
             self.begin(datapath, host)?;

@@ -7,7 +7,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs, io,
-    path::{Path, PathBuf},
+    path::Path,
     time::Duration,
 };
 
@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     api::types::{Caller, SettingsSpec},
+    config::draft::Draft,
     policy::{Cidr, Entry, Policy, PolicyName, PolicySet, Settings},
 };
 
@@ -64,13 +65,14 @@ pub enum Removal {
 
 impl Manual {
     /// Reads what an earlier run of this boot left in `state_dir`. A file that cannot be
-    /// understood is moved aside, and a warning says so.
+    /// understood is moved aside, and a warning says so. What a killed run had half written goes.
     ///
     /// # Errors
     ///
     /// If the file exists and cannot be read.
     pub fn load(state_dir: &Path) -> io::Result<(Self, Option<String>)> {
         let path = state_dir.join(FILE);
+        Draft::sweep(&path)?;
         let text = match fs::read_to_string(&path) {
             Ok(text) => text,
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok((Self::default(), None)),
@@ -128,13 +130,18 @@ impl Manual {
         })
     }
 
-    /// Writes everything to a temporary file beside its place, so that [`Saved::commit`] has
-    /// nothing left to do that can run out of space.
+    /// Whether there is a file in `state_dir`.
+    #[must_use]
+    pub fn is_saved(state_dir: &Path) -> bool {
+        state_dir.join(FILE).exists()
+    }
+
+    /// Writes everything beside its place; the directory is made where somebody has removed it.
     ///
     /// # Errors
     ///
     /// If it cannot be written.
-    pub fn save(&self, state_dir: &Path) -> io::Result<Saved> {
+    pub fn save(&self, state_dir: &Path) -> io::Result<Draft> {
         let file = File {
             format: FORMAT,
             boot_id: boot_id(),
@@ -146,13 +153,9 @@ impl Manual {
                 .collect(),
             masked: self.masked.clone(),
         };
-        let mut temporary = tempfile::NamedTempFile::new_in(state_dir)?;
-        serde_json::to_writer(&mut temporary, &file)?;
-        temporary.as_file().sync_all()?;
-        Ok(Saved {
-            temporary,
-            path: state_dir.join(FILE),
-        })
+        let text = serde_json::to_vec(&file)?;
+        fs::create_dir_all(state_dir)?;
+        Draft::write(&state_dir.join(FILE), 0o600, &text)
     }
 
     /// Adds or replaces an entry.
@@ -264,25 +267,6 @@ impl Manual {
     fn forget_unused(&mut self) {
         let used: BTreeSet<&PolicyName> = self.entries.values().map(|e| &e.policy).collect();
         self.policies.retain(|name, _| used.contains(name));
-    }
-}
-
-/// A written file that only needs its name.
-#[must_use]
-pub struct Saved {
-    temporary: tempfile::NamedTempFile,
-    path: PathBuf,
-}
-
-impl Saved {
-    /// Puts the file in its place.
-    ///
-    /// # Errors
-    ///
-    /// If the directory no longer takes it.
-    pub fn commit(self) -> io::Result<()> {
-        self.temporary.persist(self.path)?;
-        Ok(())
     }
 }
 

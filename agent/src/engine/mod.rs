@@ -6,7 +6,7 @@
 //! said by hand, and the difference to what it holds is written; a write that fails is undone.
 
 use std::{
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{Arc, mpsc},
     time::{Duration, Instant},
 };
@@ -23,7 +23,7 @@ use crate::{
             ListAnswer, LookupAnswer, ReloadView, RemoveRequest, StatusAnswer, WalkView, now_s,
         },
     },
-    config::{self, AgentConfig, Config},
+    config::{self, AgentConfig, Config, draft::Draft},
     datapath::{self, Datapath, Found, Options, StatisticsOptions, walk::Mode},
     kernel::{
         facts::host_facts,
@@ -120,6 +120,20 @@ pub struct Handle {
 }
 
 impl Handle {
+    /// The address of no engine: whoever has the receiver answers, and `status` is what was published.
+    #[must_use]
+    pub fn to_nobody(status: StatusAnswer) -> (Self, mpsc::Receiver<Message>) {
+        let (messages, receiver) = mpsc::channel();
+        let handle = Self {
+            messages,
+            status: watch::Sender::new(Arc::new(status)).subscribe(),
+            stats: watch::Sender::new(Arc::default()).subscribe(),
+            files: watch::Sender::new(Arc::default()).subscribe(),
+            walk: watch::Sender::new(Arc::default()).subscribe(),
+        };
+        (handle, receiver)
+    }
+
     /// Sends a message and waits for the answer.
     ///
     /// # Errors
@@ -228,6 +242,8 @@ impl Engine {
     pub fn start(start: Start) -> anyhow::Result<(Self, Handle)> {
         let agent = &start.config.agent;
         let (mut manual, lost) = Manual::load(&agent.state_dir)?;
+        Draft::sweep(&Config::saved_path(&start.config_path))?;
+        let saved = manual.clone();
         manual.expire(boottime_ms());
         let options = Options {
             cgroup: start.cgroup.clone(),
@@ -243,6 +259,9 @@ impl Engine {
         let changed = state.become_set(manual.over(&start.config.set))?;
         state.attach()?;
         log_start(found, &state);
+        if manual != saved {
+            save_manual(&manual, &agent.state_dir);
+        }
         Cause::from(Source::Start).audit("start", &changed, state.last_change());
 
         let (sender, messages) = mpsc::channel();
@@ -501,6 +520,9 @@ impl Engine {
         self.last_reload = reload_view(cause, Ok(&config));
         self.warnings = restart_notes(&self.start.config.agent, &config.agent);
         let was_off = !self.config.agent.apply_to_open;
+        if manual != self.manual {
+            save_manual(&manual, &config.agent.state_dir);
+        }
         self.manual = manual;
         self.files.send_replace(Arc::new(config.files.clone()));
         self.config = config;
@@ -538,6 +560,14 @@ impl Engine {
 
     fn check_health(&mut self) {
         self.events.end_if_unwatched();
+        let state_dir = &self.config.agent.state_dir;
+        if !self.manual.is_empty() && !Manual::is_saved(state_dir) {
+            warn!(
+                "{}: what was said by hand is gone; saving it again",
+                state_dir.display()
+            );
+            save_manual(&self.manual, state_dir);
+        }
         if self.detached_by.is_some() {
             self.probing.look(&self.state.options().cgroup);
             return;
@@ -773,6 +803,17 @@ impl Engine {
 
 fn restore_runs() -> EngineError {
     EngineError::Refused("sockets are being given back what they had; try again soon".to_owned())
+}
+
+/// What the files have changed of the entries by hand. It is in force already: that it is not saved is no
+/// reason to go back.
+fn save_manual(manual: &Manual, state_dir: &Path) {
+    if let Err(e) = manual.save(state_dir).and_then(Draft::commit) {
+        warn!(
+            "{}: {e}; a restart may give entries by hand older settings",
+            state_dir.display()
+        );
+    }
 }
 
 fn drop_logged(error: EngineError) {

@@ -172,7 +172,7 @@ type Answer = fn(&Probe) -> i64;
 
 /// What the probe's socket told.
 fn options(asked: &Asked) -> Vec<Feature> {
-    const ALL: [(Known, Answer, bool); 11] = [
+    const ALL: [(Known, Answer, bool); 12] = [
         (
             Known(
                 "cgroup-bpf-link",
@@ -247,8 +247,18 @@ fn options(asked: &Asked) -> Vec<Feature> {
             Known(
                 "rto-hook",
                 "4.16",
-                &["linear_retries", "rto_restart"],
-                "linear_retries and rto_restart; counts of RTOs and tail loss probes",
+                &["linear_retries"],
+                "linear_retries; counts of RTOs and tail loss probes",
+            ),
+            |p| p.cb_flags,
+            false,
+        ),
+        (
+            Known(
+                "rtt-hook",
+                "5.3",
+                &["rto_restart"],
+                "rto_restart; round-trip times more often than at the end of a connection",
             ),
             |p| p.cb_flags,
             false,

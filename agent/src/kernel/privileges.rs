@@ -1,7 +1,8 @@
 //! What this process may do: capabilities, lockdown, LSMs.
 
-use std::{fs, path::Path};
+use std::{fs, io, path::Path};
 
+use caps::{CapSet, Capability, CapsHashSet};
 use nix::libc;
 
 /// Bits of capability sets (include/uapi/linux/capability.h).
@@ -34,6 +35,67 @@ pub const NEEDED: [(u32, &str, &str); 3] = [
         "attach it to a cgroup and ask what is attached",
     ),
 ];
+
+/// What the daemon keeps while it runs: it loads programs and attaches them again, writes maps, and, where it
+/// was given these two, enters the network namespaces of others.
+const RUNNING: [Capability; 5] = [
+    Capability::CAP_BPF,
+    Capability::CAP_PERFMON,
+    Capability::CAP_NET_ADMIN,
+    Capability::CAP_SYS_ADMIN,
+    Capability::CAP_SYS_PTRACE,
+];
+
+/// What it needs beside that until its sockets are bound: their group, and ports below 1024.
+const STARTING: [Capability; 2] = [Capability::CAP_CHOWN, Capability::CAP_NET_BIND_SERVICE];
+
+/// Gives up, for good, every capability that neither the start nor the daemon needs, and what a program could
+/// get by execve(2). For a process with one thread: capabilities are a thread's.
+///
+/// # Errors
+///
+/// If the kernel refuses.
+pub fn keep_for_start() -> io::Result<()> {
+    nix::sys::prctl::set_no_new_privs()?;
+    // Without CAP_SETPCAP it stays; then whoever started this has limited it, or is no root.
+    if holds(CapSet::Effective, Capability::CAP_SETPCAP)? {
+        for cap in caps::all() {
+            // A kernel that does not know one has none to give up.
+            let is_there = holds(CapSet::Bounding, cap).unwrap_or(false);
+            if is_there && !RUNNING.contains(&cap) {
+                caps::drop(None, CapSet::Bounding, cap).map_err(io::Error::other)?;
+            }
+        }
+    }
+    keep(&[RUNNING.as_slice(), &STARTING].concat())
+}
+
+/// Gives up what only the start needed.
+///
+/// # Errors
+///
+/// If the kernel refuses.
+pub fn keep_for_running() -> io::Result<()> {
+    keep(&RUNNING)
+}
+
+fn holds(set: CapSet, cap: Capability) -> io::Result<bool> {
+    caps::has_cap(None, set, cap).map_err(io::Error::other)
+}
+
+/// Leaves those of `wanted` that are there.
+fn keep(wanted: &[Capability]) -> io::Result<()> {
+    // Also from the ambient set: what is not inheritable is not ambient (capabilities(7)).
+    for set in [CapSet::Inheritable, CapSet::Effective, CapSet::Permitted] {
+        let there = caps::read(None, set).map_err(io::Error::other)?;
+        let kept: CapsHashSet = there
+            .into_iter()
+            .filter(|cap| wanted.contains(cap))
+            .collect();
+        caps::set(None, set, &kept).map_err(io::Error::other)?;
+    }
+    Ok(())
+}
 
 /// Capabilities in force for this process; `None` if `/proc` does not tell.
 #[must_use]

@@ -828,4 +828,40 @@ pub(crate) mod tests {
             assert!(bad.parse::<SynRetries>().is_err(), "{bad}");
         }
     }
+
+    proptest::proptest! {
+        /// Rounded up, by less than a jiffy, whatever HZ is; what is out of bounds is refused.
+        #[test]
+        fn timers_are_never_shorter_than_asked(
+            initial in 0u64..130_000_000,
+            floor in 0u64..250_000,
+            hz in proptest::sample::select(vec![100u32, 250, 300, 1000]),
+        ) {
+            let host = HostFacts { hz, ..HOST };
+            let jiffies = |us: u64| (us * u64::from(hz)).div_ceil(1_000_000);
+            let initial_rto = Settings {
+                initial_rto: Some(Duration::from_micros(initial)),
+                ..Settings::default()
+            };
+            if let Ok(compiled) = compile(&"p".parse().unwrap(), &initial_rto, &host) {
+                let got = u64::from(compiled.kernel.initial_rto_jiffies);
+                proptest::prop_assert_eq!(got, jiffies(initial));
+                proptest::prop_assert!((1..120 * u64::from(hz)).contains(&got));
+            } else {
+                proptest::prop_assert!(initial == 0 || initial >= 60_000_000);
+            }
+            let rto_min = Settings {
+                rto_min: Some(Duration::from_micros(floor)),
+                ..Settings::default()
+            };
+            if let Ok(compiled) = compile(&"p".parse().unwrap(), &rto_min, &host) {
+                // The kernel rounds it up once more, to the same.
+                proptest::prop_assert_eq!(
+                    jiffies(compiled.kernel.rto_min_us.into()),
+                    jiffies(floor)
+                );
+                proptest::prop_assert!(jiffies(floor) >= 2 && floor <= 200_000);
+            }
+        }
+    }
 }

@@ -170,15 +170,26 @@ mod tests {
 
     use super::*;
 
-    /// Carries a plan out on an image; every step must keep entries pointing at policies.
-    fn apply(image: &Image, plan: &Plan) -> Image {
+    /// Every prefix of [`image`] has one of these.
+    fn addresses() -> impl Iterator<Item = IpAddr> {
+        (0..=u8::MAX).map(|first| IpAddr::from([first, 255, 0, 1]))
+    }
+
+    /// Carries a plan out on an image; every step must keep entries pointing at policies, and addresses
+    /// that have one before and after with one.
+    fn apply(image: &Image, plan: &Plan, desired: &Image) -> Image {
         let mut now = image.clone();
+        let has = |image: &Image, address| longest(image.entries.keys(), address).is_some();
+        let kept: Vec<IpAddr> = addresses()
+            .filter(|address| has(image, *address) && has(desired, *address))
+            .collect();
         let sound = |now: &Image| {
             assert!(
                 now.entries
                     .values()
                     .all(|name| now.policies.contains_key(name))
             );
+            assert!(kept.iter().all(|address| has(now, *address)));
         };
         for (name, policy) in &plan.policies_write {
             now.policies.insert(name.clone(), *policy);
@@ -189,6 +200,7 @@ mod tests {
         }
         for cidr in &plan.entries_remove {
             assert!(now.entries.remove(cidr).is_some());
+            sound(&now);
         }
         for name in &plan.policies_free {
             assert!(now.policies.remove(name).is_some());
@@ -226,7 +238,7 @@ mod tests {
         #[test]
         fn carried_out_it_gives_what_was_wanted(current in image(), desired in image()) {
             let plan = Plan::between(&current, &desired);
-            prop_assert_eq!(apply(&current, &plan), desired.clone());
+            prop_assert_eq!(apply(&current, &plan, &desired), desired.clone());
             prop_assert!(Plan::between(&desired, &desired).is_empty());
             // Nothing is written that was there before.
             for (cidr, name) in &plan.entries_write {

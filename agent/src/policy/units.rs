@@ -235,6 +235,28 @@ mod tests {
         );
     }
 
+    /// `_usecs_to_jiffies()` (kernel/time/time.c, include/linux/jiffies.h), with its factors by
+    /// kernel/time/timeconst.bc; Linux 6.12.
+    #[expect(clippy::manual_div_ceil, reason = "as the kernel has it")]
+    fn kernel_usecs_to_jiffies(micros: u64, hz: u64) -> u64 {
+        const USEC_PER_SEC: u64 = 1_000_000;
+        if USEC_PER_SEC.is_multiple_of(hz) {
+            let jiffy = USEC_PER_SEC / hz;
+            return (micros + jiffy - 1) / jiffy;
+        }
+        let factor = |shift: u32| (u128::from(hz) << shift).div_ceil(USEC_PER_SEC.into());
+        let shift = (0..64).find(|s| factor(*s) >= 1 << 31).unwrap();
+        let gcd = |mut a: u64, mut b: u64| {
+            while b != 0 {
+                (a, b) = (b, a % b);
+            }
+            a
+        };
+        let d = u128::from(USEC_PER_SEC / gcd(hz, USEC_PER_SEC));
+        let adjust = ((d - 1) << shift) / d;
+        u64::try_from((factor(shift) * u128::from(micros) + adjust) >> shift).unwrap()
+    }
+
     proptest! {
         #[test]
         fn printed_is_read_again(nanos in 0u64..1 << 60) {
@@ -251,6 +273,35 @@ mod tests {
             let q = quantise(asked, hz);
             prop_assert!(u128::from(q.jiffies) * 1_000_000_000 >= asked.as_nanos() * u128::from(hz));
             prop_assert!(q.jiffies == 0 || jiffies_duration(q.jiffies - 1, hz) < asked);
+        }
+
+        #[test]
+        fn as_the_kernels_own_arithmetic_has_it(
+            micros in 0u64..200_000_000,
+            hz in prop::sample::select(vec![100u32, 250, 300, 1000]),
+        ) {
+            let q = quantise(Duration::from_micros(micros), hz);
+            prop_assert_eq!(q.jiffies, kernel_usecs_to_jiffies(micros, hz.into()));
+        }
+
+        #[test]
+        fn a_longer_time_is_never_fewer_jiffies(
+            a in 0u64..200_000_000_000,
+            b in 0u64..200_000_000_000,
+            hz in prop::sample::select(vec![100u32, 250, 300, 1000]),
+        ) {
+            let jiffies = |nanos| quantise(Duration::from_nanos(nanos), hz).jiffies;
+            prop_assert!(jiffies(a.min(b)) <= jiffies(a.max(b)));
+        }
+
+        #[test]
+        fn what_the_kernel_tells_is_the_same_jiffies_again(
+            jiffies in 0u64..200_000,
+            hz in prop::sample::select(vec![100u32, 250, 300, 1000]),
+        ) {
+            let told = Duration::from_micros(jiffies_to_usecs(jiffies, hz));
+            prop_assert_eq!(quantise(told, hz).jiffies, jiffies);
+            prop_assert_eq!(quantise(jiffies_duration(jiffies, hz), hz).jiffies, jiffies);
         }
 
         #[test]

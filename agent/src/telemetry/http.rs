@@ -9,13 +9,14 @@ use axum::{
     response::{Html, IntoResponse as _, Response},
     routing::get,
 };
-use tokio::net::{TcpListener, UnixListener};
+use tokio::net::TcpListener;
 
-use super::{
-    limit::Limited,
-    metrics::{CONTENT_TYPE, render},
-};
+use super::metrics::{CONTENT_TYPE, render};
 use crate::{
+    api::{
+        limit::{Limited, Limits},
+        socket::Standing,
+    },
     engine::{Handle, Message},
     kernel::bpf,
 };
@@ -25,13 +26,20 @@ const FRESH: Duration = Duration::from_millis(200);
 /// How long readiness waits for the kernel's maps to be compared.
 const VERIFY: Duration = Duration::from_secs(5);
 
+/// For strangers: a few collectors and a person. The daemon's descriptors are for its maps.
+const LIMITS: Limits = Limits {
+    connections: 16,
+    patience: Duration::from_secs(30),
+    lifetime: Duration::from_secs(30),
+};
+
 /// Where it listens.
 #[derive(Debug)]
 pub enum Listener {
     /// An address and port.
     Tcp(TcpListener),
     /// A socket in the file system.
-    Unix(UnixListener),
+    Unix(Standing),
 }
 
 /// Serves until the listener breaks.
@@ -42,8 +50,8 @@ pub enum Listener {
 pub async fn serve(listener: Listener, engine: Handle) -> io::Result<()> {
     let app = router(engine);
     match listener {
-        Listener::Tcp(listener) => axum::serve(Limited::new(listener), app).await,
-        Listener::Unix(listener) => axum::serve(Limited::new(listener), app).await,
+        Listener::Tcp(listener) => axum::serve(Limited::new(listener, LIMITS), app).await,
+        Listener::Unix(listener) => axum::serve(Limited::new(listener, LIMITS), app).await,
     }
 }
 

@@ -1,7 +1,6 @@
 //! Logs and metrics. (stdout is data; logs go to the journal or to stderr.)
 
 pub mod http;
-mod limit;
 pub mod metrics;
 
 use std::os::fd::AsFd as _;

@@ -31,14 +31,14 @@ pub struct Blackout {
     #[arg(long, value_name = "DURATION", value_delimiter = ',', value_parser = duration)]
     disruption: Vec<Duration>,
     /// Runs of a cell, by the agent and of the kernel's own timers [default: 11; quick: 3]
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     runs: Option<u32>,
     /// Runs of a cell, by route and sysctl [default: 5; quick: 1]
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     control_runs: Option<u32>,
     /// Runs at once: all but one of them wait for their disruption to end
-    #[arg(long, default_value_t = 24)]
-    lanes: usize,
+    #[arg(long, default_value_t = 24, value_parser = clap::value_parser!(u16).range(1..=256))]
+    lanes: u16,
     /// Forget the runs that an earlier call left in the report's directory
     #[arg(long)]
     again: bool,
@@ -51,7 +51,7 @@ pub(super) fn run(args: &Blackout) -> anyhow::Result<()> {
             plan,
             medium: args.link.link,
             seed: args.common.seed,
-            lanes: args.lanes,
+            lanes: args.lanes.into(),
             out: &args.common.out,
             again: args.again,
             agent: &agent::find(args.common.agent.as_deref())?,

@@ -9,7 +9,7 @@ use rto_model::{
     study::MINIMUMS_US,
 };
 
-use super::{experiment, predict::duration};
+use super::{experiment, predict::duration, study};
 use crate::{
     cli::Common,
     experiment::estimator::{self, Load, Options, Source},
@@ -37,7 +37,7 @@ pub struct Estimator {
     #[arg(long, value_parser = weight)]
     beta: Option<f64>,
     /// How many variations the RTO lies above the smoothed RTT
-    #[arg(long, short)]
+    #[arg(long, short, value_parser = variations)]
     k: Option<f64>,
     /// The clock's granularity
     #[arg(long, value_name = "DURATION", value_parser = duration)]
@@ -65,6 +65,8 @@ pub struct Estimator {
     length: Option<Duration>,
 }
 
+/// It is read as a whole.
+const LONGEST_CAPTURE: u64 = 2 << 30;
 /// Of the rate, by TCP.
 const TCP: f64 = 0.15;
 const FLOWS: u16 = 8;
@@ -86,15 +88,27 @@ pub(super) fn run(args: &Estimator) -> anyhow::Result<()> {
         args.queue >= Duration::from_millis(1) && args.load.len() <= 100,
         "--queue: at least 1ms; --load: at most 100 of them"
     );
-    experiment(&args.common, || {
+    let run = || {
         let (sources, method) = sources(args)?;
         estimator::study(&sources, &options, method)
-    })
+    };
+    if args.pcap.is_some() || args.stats.is_some() {
+        study(&args.common, run)
+    } else {
+        experiment(&args.common, run)
+    }
 }
 
 fn sources(args: &Estimator) -> anyhow::Result<(Vec<Source>, Method)> {
     if let Some(path) = &args.pcap {
         let at = || path.display().to_string();
+        let length = fs::metadata(path).with_context(at)?.len();
+        ensure!(
+            length <= LONGEST_CAPTURE,
+            "{}: more than 2 GiB; give a part of it (editcap -c 1000000), or capture less of each packet (tcpdump -s \
+             128)",
+            path.display()
+        );
         let bytes = fs::read(path).with_context(at)?;
         let source = estimator::of_capture(&path.display().to_string(), &bytes).with_context(at)?;
         return Ok((vec![source], Vec::new()));
@@ -184,6 +198,13 @@ fn weight(text: &str) -> Result<f64, String> {
         .ok_or_else(|| format!("{text}: a weight is above 0 and at most 1, such as 1/8 or 0.125"))
 }
 
+fn variations(text: &str) -> Result<f64, String> {
+    text.parse()
+        .ok()
+        .filter(|k| (0.0..=1000.0).contains(k))
+        .ok_or_else(|| format!("{text}: 0 to 1000 variations, such as 4"))
+}
+
 fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
@@ -191,6 +212,17 @@ fn micros(duration: Duration) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn how_many_variations() {
+        assert_eq!(variations("4"), Ok(4.0));
+        for text in ["-3", "nan", "inf", "1001", ""] {
+            assert!(
+                variations(text).unwrap_err().contains("such as 4"),
+                "{text}"
+            );
+        }
+    }
 
     #[test]
     fn weights() {

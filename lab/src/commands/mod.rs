@@ -2,13 +2,19 @@
 
 pub mod blackout;
 pub mod estimator;
+pub mod loss;
 pub mod predict;
+pub mod rr;
+pub mod rtt;
+pub mod tail;
 
 use std::{
     io::{self, Write as _},
     process::ExitCode,
 };
 
+use anyhow::ensure;
+use nix::unistd::geteuid;
 use serde::Serialize;
 
 use crate::{
@@ -23,7 +29,11 @@ pub fn dispatch(verb: Verb) -> ExitCode {
     let done = match verb {
         Verb::Blackout(args) => blackout::run(&args),
         Verb::Estimator(args) => estimator::run(&args),
+        Verb::Loss(args) => loss::run(&args),
         Verb::Predict(args) => predict::run(&args),
+        Verb::Rr(args) => rr::run(&args),
+        Verb::Rtt(args) => rtt::run(&args),
+        Verb::Tail(args) => tail::run(&args),
         Verb::End { role } => ends::run(&role),
     };
     match done {
@@ -56,11 +66,21 @@ fn print(json: bool, value: &impl Serialize, text: impl FnOnce() -> String) -> a
     Ok(())
 }
 
-/// Runs an experiment and gives its report out.
+/// Runs an experiment in namespaces of its own and gives its report out.
 fn experiment(common: &Common, run: impl FnOnce() -> anyhow::Result<Report>) -> anyhow::Result<()> {
-    interrupt::handle()?;
+    ensure!(
+        geteuid().is_root(),
+        "network namespaces, TUN devices and eBPF need root: run it with sudo"
+    );
+    crate::ground::process::require(&["ip", "sysctl"])?;
     crate::ground::sweep();
-    let report = run()?;
+    study(common, run)
+}
+
+/// Runs what needs no more than files, and gives its report out.
+fn study(common: &Common, run: impl FnOnce() -> anyhow::Result<Report>) -> anyhow::Result<()> {
+    interrupt::handle()?;
+    let report = run().map_err(|error| interrupt::check().err().unwrap_or(error))?;
     report.write(&common.out)?;
     print(common.json, &report, || report.text())?;
     let page = common.out.join(format!("{}.html", report.name));

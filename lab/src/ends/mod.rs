@@ -1,14 +1,18 @@
 //! Child processes at the ends of a link: `rto-lab end ROLE`, told what to do on stdin, a line an order, an
 //! answer on stdout for each.
 
+mod flow;
+pub mod http;
 mod load;
 mod rr;
+mod rtt;
 
 use std::{net::SocketAddr, path::PathBuf};
 
 use clap::Subcommand;
 
 use crate::ground::process::beside;
+pub use rtt::Watched;
 
 /// What an end does.
 #[derive(Debug, Subcommand)]
@@ -23,6 +27,18 @@ pub enum Role {
     Flood(load::Flood),
     /// Be a request/response client that does what it is told
     Ask(rr::Ask),
+    /// Answer request/response clients, and say how TCP sees them; says "listening"
+    WatchServer(rtt::WatchServer),
+    /// Be such a client, with pauses
+    WatchClient(rtt::WatchClient),
+    /// Answer HTTP/1.1 requests; says "listening"
+    HttpServe(http::Serve),
+    /// Be an HTTP/1.1 client that does what it is told
+    HttpFetch(http::Fetch),
+    /// Answer with flows of the length that is asked for; says "listening"
+    FlowServe(flow::Serve),
+    /// Fetch flows as it is told
+    FlowFetch(flow::Fetch),
 }
 
 /// Runs a role until its work or its stdin ends.
@@ -37,6 +53,12 @@ pub fn run(role: &Role) -> anyhow::Result<()> {
         Role::Sink(args) => load::sink(args),
         Role::Bursts(args) => load::bursts(args),
         Role::Flood(args) => load::flood(args),
+        Role::WatchServer(args) => rtt::server(args),
+        Role::WatchClient(args) => rtt::client(args),
+        Role::HttpServe(args) => http::serve(args),
+        Role::HttpFetch(args) => http::fetch(args),
+        Role::FlowServe(args) => flow::serve(args),
+        Role::FlowFetch(args) => flow::fetch(args),
     }
 }
 

@@ -2,6 +2,9 @@
 
 pub mod blackout;
 pub mod estimator;
+pub mod loss;
+pub mod rtt;
+pub mod tail;
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -25,10 +28,10 @@ pub const PORT: u16 = 4700;
 
 /// Two namespaces with a link between them.
 pub struct Field {
+    /// The link; its devices go before the namespaces that they are in.
+    pub link: Box<dyn Link>,
     /// The namespaces.
     pub net: Pair,
-    /// The link.
-    pub link: Box<dyn Link>,
     cgroup: Option<PathBuf>,
 }
 
@@ -126,5 +129,17 @@ impl Field {
         let to = self.server_address(false).to_string();
         let all = [&["end", role, "--to", &to], args].concat();
         Dialogue::start(&mut self.client_command(&all)?)
+    }
+
+    /// As [`Self::client`], outside of the cgroup: an agent covers the server alone.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be started.
+    pub fn uncovered_client(&self, role: &str, args: &[&str]) -> anyhow::Result<Dialogue> {
+        let to = self.server_address(false).to_string();
+        let mut command = command_in(Some(&self.net.client), None, ends::binary()?)?;
+        command.args([&["end", role, "--to", &to], args].concat());
+        Dialogue::start(&mut command)
     }
 }

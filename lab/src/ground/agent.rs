@@ -45,7 +45,16 @@ impl Agent {
     ///
     /// If something cannot be made.
     pub fn new(binary: PathBuf) -> anyhow::Result<Self> {
-        let dir = TempDir::new()?;
+        Self::new_in(binary, &std::env::temp_dir())
+    }
+
+    /// As [`Agent::new`], with its files and state in a directory below this one.
+    ///
+    /// # Errors
+    ///
+    /// As [`Agent::new`].
+    pub fn new_in(binary: PathBuf, parent: &Path) -> anyhow::Result<Self> {
+        let dir = TempDir::new_in(parent)?;
         fs::create_dir_all(dir.path().join("etc/policies.d"))?;
         let notify = NotifySocket::new(dir.path())?;
         Ok(Self {
@@ -131,12 +140,23 @@ impl Agent {
         self.start_under(&[])
     }
 
-    /// As [`World::start`], by way of another program with these arguments.
+    /// As [`Self::start`], by way of another program with these arguments.
     ///
     /// # Errors
     ///
-    /// As [`World::start`].
+    /// As [`Self::start`].
     pub fn start_under(&mut self, wrapper: &[String]) -> anyhow::Result<()> {
+        self.spawn_under(wrapper)?;
+        self.notified("READY=1").map(drop)
+    }
+
+    /// As [`Self::start_under`], without waiting.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be started.
+    pub fn spawn_under(&mut self, wrapper: &[String]) -> anyhow::Result<()> {
+        self.notify.drain()?;
         let log = fs::File::options()
             .create(true)
             .append(true)
@@ -159,7 +179,26 @@ impl Agent {
             .stderr(log)
             .spawn()?;
         self.daemon = Some(child);
-        self.notified("READY=1").map(drop)
+        Ok(())
+    }
+
+    /// Waits for the end of a daemon that ends by itself; its exit status.
+    ///
+    /// # Errors
+    ///
+    /// If none runs, or it does not end soon.
+    pub fn ended(&mut self) -> anyhow::Result<std::process::ExitStatus> {
+        let end = Instant::now() + SOON;
+        let child = self.daemon.as_mut().context("no daemon runs")?;
+        let status = loop {
+            if let Some(status) = child.try_wait()? {
+                break status;
+            }
+            ensure!(Instant::now() < end, "it did not end; {}", self.log());
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        self.daemon = None;
+        Ok(status)
     }
 
     /// Waits for a message of the daemon to the service manager.

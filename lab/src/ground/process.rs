@@ -186,7 +186,8 @@ pub fn require(programs: &[&str]) -> anyhow::Result<()> {
         .collect();
     ensure!(
         missing.is_empty(),
-        "missing {missing:?}; cargo xtask test installs them"
+        "missing {missing:?}: install them (Debian: iproute2, nftables, procps, tcpdump, bpftool); in a checkout \
+         cargo xtask test does"
     );
     Ok(())
 }

@@ -13,6 +13,7 @@ pub mod packet;
 pub mod path;
 mod pcap;
 pub mod relay;
+pub mod repeats;
 pub mod rule;
 mod tun;
 

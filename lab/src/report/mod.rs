@@ -1,4 +1,4 @@
-//! What an experiment found: as text, JSON, CSV and one HTML file that fetches nothing.
+//! What an experiment found: as text, JSON, CSV, Markdown and one HTML file that fetches nothing.
 
 mod html;
 mod table;
@@ -57,7 +57,26 @@ impl Report {
         text
     }
 
-    /// Writes `NAME.html`, `NAME.json` and a `NAME-TABLE.csv` for each table; the directory is made if it is
+    /// For a page of documentation.
+    #[must_use]
+    pub fn markdown(&self) -> String {
+        let mut text = format!("{}\n\n{}.\n\n", self.question, self.machine.describe());
+        for (name, value) in &self.method {
+            text.push_str(&format!("- {name}: {value}\n"));
+        }
+        for table in &self.tables {
+            text.push_str(&format!("\n{}\n\n{}", table.title, table.markdown()));
+        }
+        if !self.findings.is_empty() {
+            text.push('\n');
+        }
+        for finding in &self.findings {
+            text.push_str(&format!("- {finding}\n"));
+        }
+        text
+    }
+
+    /// Writes `NAME.html`, `NAME.json`, `NAME.md` and a `NAME-TABLE.csv` for each table; the directory is made if it is
     /// not there.
     ///
     /// # Errors
@@ -72,6 +91,7 @@ impl Report {
         write(format!("{}.html", self.name), &html::page(self)?)?;
         let json = serde_json::to_string_pretty(self)?;
         write(format!("{}.json", self.name), &json)?;
+        write(format!("{}.md", self.name), &self.markdown())?;
         for table in &self.tables {
             write(format!("{}-{}.csv", self.name, table.name), &table.csv()?)?;
         }
@@ -134,6 +154,7 @@ mod tests {
             read("trial-idle.csv"),
             "\"lost for, ms\",kernel,<agent>\n10,208.0,16.0\n200,208.0,\n"
         );
+        assert!(read("trial.md").contains("| 10 "), "{}", read("trial.md"));
         let json: serde_json::Value = serde_json::from_str(&read("trial.json")).unwrap();
         assert_eq!(json["machine"]["hz"], 250);
         assert_eq!(json["tables"][0]["rows"][1][0], "200");

@@ -1,23 +1,34 @@
 //! Request and response, one transaction at a time, over one connection.
 //!
-//! The client says once, before its first request, how long requests and responses are; the server answers
-//! each request of that length with a response of that length.
+//! The client says once, before its first request, how long requests and responses are and who ends the
+//! connection how; the server answers each request of that length with a response of that length.
 
-use std::{
-    io::{self, Read, Write},
-    net::{SocketAddr, TcpListener, TcpStream},
-    thread,
-    time::{Duration, Instant},
-};
+mod client;
+mod info;
+pub mod measure;
+pub mod print;
+mod server;
+mod worker;
 
-use anyhow::{Context as _, ensure};
+use std::{io, net::TcpStream, time::Duration};
+
+use anyhow::{bail, ensure};
 use socket2::SockRef;
 
-/// What a connection begins with.
-const MAGIC: [u8; 4] = *b"rto1";
-const HEADER: usize = MAGIC.len() + 2 * size_of::<u32>();
+pub use client::{Broken, Client};
+pub use info::Info;
+pub use server::{Limits, Tally, answer, listen, serve, serve_while};
+
+/// What a connection begins with, and then how it ends.
+const MAGIC: [u8; 3] = *b"rto";
+const HEADER: usize = MAGIC.len() + 1 + 2 * size_of::<u32>();
+/// What responses are made of.
+const RESPONSE: u8 = b's';
 /// The longest request and response, bytes.
 pub const LONGEST: u32 = 1 << 20;
+/// How often who waits looks whether it still should.
+const TICK_MS: u8 = 50;
+const TICK: Duration = Duration::from_millis(TICK_MS as u64);
 
 /// Bytes of a transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,28 +46,6 @@ impl Sizes {
         response: 2,
     };
 
-    fn header(self) -> [u8; HEADER] {
-        let mut header = [0; HEADER];
-        header[..4].copy_from_slice(&MAGIC);
-        header[4..8].copy_from_slice(&self.request.to_be_bytes());
-        header[8..].copy_from_slice(&self.response.to_be_bytes());
-        header
-    }
-
-    fn parse(header: [u8; HEADER]) -> anyhow::Result<Self> {
-        let [m0, m1, m2, m3, q0, q1, q2, q3, s0, s1, s2, s3] = header;
-        ensure!(
-            [m0, m1, m2, m3] == MAGIC,
-            "the peer does not speak rto-lab's request/response protocol"
-        );
-        let sizes = Self {
-            request: u32::from_be_bytes([q0, q1, q2, q3]),
-            response: u32::from_be_bytes([s0, s1, s2, s3]),
-        };
-        sizes.check()?;
-        Ok(sizes)
-    }
-
     /// Refuses what neither side takes.
     ///
     /// # Errors
@@ -70,6 +59,60 @@ impl Sizes {
             );
         }
         Ok(())
+    }
+}
+
+/// How a connection ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// The client closes it.
+    Closed,
+    /// The client closes its half; the server then says its [`Info`] as JSON, and closes the other.
+    Told,
+    /// The server closes it after one response.
+    Once,
+}
+
+impl Ending {
+    const fn letter(self) -> u8 {
+        match self {
+            Self::Closed => b'1',
+            Self::Told => b't',
+            Self::Once => b'o',
+        }
+    }
+}
+
+/// What a client says first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Opening {
+    sizes: Sizes,
+    ending: Ending,
+}
+
+impl Opening {
+    fn header(self) -> [u8; HEADER] {
+        let mut header = [0; HEADER];
+        header[..3].copy_from_slice(&MAGIC);
+        header[3] = self.ending.letter();
+        header[4..8].copy_from_slice(&self.sizes.request.to_be_bytes());
+        header[8..].copy_from_slice(&self.sizes.response.to_be_bytes());
+        header
+    }
+
+    fn parse(header: [u8; HEADER]) -> anyhow::Result<Self> {
+        let [m0, m1, m2, e, q0, q1, q2, q3, s0, s1, s2, s3] = header;
+        let endings = [Ending::Closed, Ending::Told, Ending::Once];
+        let ending = endings.into_iter().find(|ending| ending.letter() == e);
+        let (MAGIC, Some(ending)) = ([m0, m1, m2], ending) else {
+            bail!(Broken::Foreign);
+        };
+        let sizes = Sizes {
+            request: u32::from_be_bytes([q0, q1, q2, q3]),
+            response: u32::from_be_bytes([s0, s1, s2, s3]),
+        };
+        sizes.check()?;
+        Ok(Self { sizes, ending })
     }
 }
 
@@ -90,94 +133,31 @@ impl Options {
     }
 }
 
-/// A client.
-#[derive(Debug)]
-pub struct Client {
-    stream: TcpStream,
-    request: Vec<u8>,
-    response: Vec<u8>,
-}
-
-impl Client {
-    /// Connects, and says the lengths.
-    ///
-    /// # Errors
-    ///
-    /// If the connection cannot be made, or the lengths are refused.
-    pub fn connect(to: SocketAddr, sizes: Sizes, options: Options) -> anyhow::Result<Self> {
-        sizes.check()?;
-        let mut stream = TcpStream::connect(to).with_context(|| format!("connect to {to}"))?;
-        options.apply(&stream)?;
-        stream.write_all(&sizes.header())?;
-        Ok(Self {
-            stream,
-            request: vec![b'q'; sizes.request as usize],
-            response: vec![0; sizes.response as usize],
-        })
-    }
-
-    /// The socket.
-    #[must_use]
-    pub const fn stream(&self) -> &TcpStream {
-        &self.stream
-    }
-
-    /// One transaction; how long it took.
-    ///
-    /// # Errors
-    ///
-    /// If the connection ends.
-    pub fn transact(&mut self) -> io::Result<Duration> {
-        let begin = Instant::now();
-        self.stream.write_all(&self.request)?;
-        self.stream.read_exact(&mut self.response)?;
-        Ok(begin.elapsed())
-    }
-}
-
-/// Answers connections, each in a thread of its own; returns when the listener fails.
-///
-/// # Errors
-///
-/// Those of accept(2).
-pub fn serve(listener: &TcpListener, options: Options) -> io::Result<()> {
-    loop {
-        let (stream, _) = listener.accept()?;
-        // A client that breaks off is no error of the server's.
-        let _detached = thread::Builder::new().spawn(move || answer(stream, options));
-    }
-}
-
-/// Answers one connection until its client ends it.
-///
-/// # Errors
-///
-/// If the peer speaks something else.
-pub fn answer(mut stream: TcpStream, options: Options) -> anyhow::Result<()> {
-    options.apply(&stream)?;
-    let mut header = [0; HEADER];
-    stream.read_exact(&mut header)?;
-    let sizes = Sizes::parse(header)?;
-    let mut request = vec![0; sizes.request as usize];
-    let response = vec![b's'; sizes.response as usize];
-    loop {
-        match stream.read_exact(&mut request) {
-            Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
-            done => done?,
-        }
-        stream.write_all(&response)?;
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::{
+        io::{Read as _, Write as _},
+        net::{SocketAddr, TcpListener},
+        thread,
+    };
+
     use super::*;
+
+    const SIZES: Sizes = Sizes {
+        request: 1,
+        response: LONGEST,
+    };
+
+    fn server() -> SocketAddr {
+        let listener = listen(([127, 0, 0, 1], 0).into()).unwrap();
+        let to = listener.local_addr().unwrap();
+        thread::spawn(move || serve(&listener, Options::default()));
+        to
+    }
 
     #[test]
     fn a_conversation() {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let to = listener.local_addr().unwrap();
-        thread::spawn(move || serve(&listener, Options::default()));
+        let to = server();
         for (request, response) in [(1, 2), (2000, 1), (1, 100_000)] {
             let sizes = Sizes { request, response };
             let mut client = Client::connect(to, sizes, Options::default()).unwrap();
@@ -194,18 +174,71 @@ mod tests {
     }
 
     #[test]
-    fn headers() {
-        let sizes = Sizes {
-            request: 1,
-            response: LONGEST,
+    fn endings() {
+        let to = server();
+        let open = |ending| {
+            Client::open(to, Sizes::SMALL, Options::default(), ending, &|| true)
+                .unwrap()
+                .0
         };
-        assert_eq!(Sizes::parse(sizes.header()).unwrap(), sizes);
-        let mut foreign = sizes.header();
-        foreign[0] = b'G';
-        assert!(Sizes::parse(foreign).is_err());
-        let mut long = sizes.header();
+        let mut told = open(Ending::Told);
+        told.transact().unwrap();
+        assert!(told.told(&|| true).unwrap().delivered >= 1);
+        let mut once = open(Ending::Once);
+        once.transact().unwrap();
+        once.wait_for_end(&|| true).unwrap();
+        let error = once.transact_while(&|| true).unwrap_err();
+        assert!(matches!(error, Broken::Closed | Broken::Io(_)), "{error:?}");
+    }
+
+    #[test]
+    fn peers_that_are_no_server() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let to = listener.local_addr().unwrap();
+        let connect = || Client::connect(to, Sizes::SMALL, Options::default()).unwrap();
+
+        let mut client = connect();
+        let (mut peer, _) = listener.accept().unwrap();
+        peer.write_all(b"SSH-2.0-OpenSSH\r\n").unwrap();
+        let error = client.transact().unwrap_err();
+        assert!(error.to_string().contains("does not speak"), "{error}");
+
+        let mut client = connect();
+        let (mut peer, _) = listener.accept().unwrap();
+        peer.read_exact(&mut [0; HEADER]).unwrap();
+        drop(peer);
+        let error = client.transact().unwrap_err();
+        assert!(error.to_string().contains("closed"), "{error}");
+
+        // A silent one, until there is no more patience.
+        let mut client = connect();
+        let (_peer, _) = listener.accept().unwrap();
+        let error = client.transact_while(&|| false).unwrap_err();
+        assert!(matches!(error, Broken::Stopped), "{error:?}");
+    }
+
+    #[test]
+    fn headers() {
+        for ending in [Ending::Closed, Ending::Told, Ending::Once] {
+            let opening = Opening {
+                sizes: SIZES,
+                ending,
+            };
+            assert_eq!(Opening::parse(opening.header()).unwrap(), opening);
+        }
+        let opening = Opening {
+            sizes: SIZES,
+            ending: Ending::Closed,
+        };
+        for at in [0, 3] {
+            let mut foreign = opening.header();
+            foreign[at] = b'G';
+            let error = Opening::parse(foreign).unwrap_err();
+            assert!(error.to_string().contains("does not speak"), "{error}");
+        }
+        let mut long = opening.header();
         long[4] = 0xff;
-        let error = Sizes::parse(long).unwrap_err();
+        let error = Opening::parse(long).unwrap_err();
         assert!(error.to_string().contains("bytes"), "{error}");
     }
 }

@@ -5,6 +5,7 @@ use std::{
     net::{IpAddr, Shutdown, SocketAddr, SocketAddrV6, TcpListener, TcpStream},
     os::fd::{AsRawFd, FromRawFd as _, OwnedFd},
     path::PathBuf,
+    sync::{Arc, Mutex},
     thread,
     time::{Duration, Instant},
 };
@@ -69,6 +70,17 @@ enum Cli {
     Serve {
         #[arg(long)]
         on: SocketAddr,
+    },
+    /// From the order "begin" to the order "end" begin connections, one after another, and see what initial
+    /// RTO the kernel has chosen; then say how many there were, those with another than expected, the
+    /// first of these (microseconds), and the longest time between two connections (microseconds)
+    Sample {
+        /// Where SYNs get lost; each in turn
+        #[arg(long)]
+        to: Vec<SocketAddr>,
+        /// Microseconds that are as they should be
+        #[arg(long)]
+        expect: Vec<u32>,
     },
     /// As often as stdin says, one line a number, make a connection to itself and end it; print how many
     /// nanoseconds that took
@@ -157,6 +169,7 @@ fn main() -> anyhow::Result<()> {
                 kept.push(connection?);
             }
         }
+        Cli::Sample { to, expect } => sample(to, expect)?,
         Cli::Rate { on, join } => {
             let listener = TcpListener::bind(on)?;
             if let Some(cgroup) = join {
@@ -172,6 +185,78 @@ fn main() -> anyhow::Result<()> {
                 }
                 say(&begin.elapsed().as_nanos().to_string())?;
             }
+        }
+    }
+    Ok(())
+}
+
+/// What was seen since "begin".
+#[derive(Default)]
+struct Samples {
+    on: bool,
+    count: u64,
+    wrong: u64,
+    first_wrong_us: u32,
+    longest_gap: Duration,
+    last: Option<Instant>,
+}
+
+fn sample(to: Vec<SocketAddr>, expect: Vec<u32>) -> anyhow::Result<()> {
+    const PAUSE: Duration = Duration::from_micros(500);
+    let samples = Arc::new(Mutex::new(Samples::default()));
+    let shared = samples.clone();
+    let sampler = thread::spawn(move || -> anyhow::Result<()> {
+        for to in to.iter().cycle() {
+            thread::sleep(PAUSE);
+            // Held over the connection: none is under way when "end" is answered.
+            let mut samples = shared.lock().map_err(|e| anyhow::anyhow!("{e}"))?;
+            if !samples.on {
+                continue;
+            }
+            let socket = make_socket(to.is_ipv6(), false)?;
+            nix::fcntl::fcntl(&socket, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
+            match connect(socket.as_raw_fd(), &SockaddrStorage::from(*to)) {
+                Err(Errno::EINPROGRESS) => {}
+                other => anyhow::bail!("connect to {to}: {other:?}"),
+            }
+            let rto_us = rto_us(&socket)?;
+            let now = Instant::now();
+            if let Some(last) = samples.last.replace(now) {
+                samples.longest_gap = samples.longest_gap.max(now - last);
+            }
+            samples.count += 1;
+            if !expect.contains(&rto_us) {
+                if samples.wrong == 0 {
+                    samples.first_wrong_us = rto_us;
+                }
+                samples.wrong += 1;
+            }
+        }
+        Ok(())
+    });
+    say("ready")?;
+    for line in io::stdin().lock().lines() {
+        let mut samples = samples.lock().map_err(|e| anyhow::anyhow!("{e}"))?;
+        anyhow::ensure!(!sampler.is_finished(), "sampling has ended");
+        match line?.as_str() {
+            "begin" => {
+                *samples = Samples {
+                    on: true,
+                    ..Samples::default()
+                };
+                say("begun")?;
+            }
+            "end" => {
+                samples.on = false;
+                say(&format!(
+                    "{} {} {} {}",
+                    samples.count,
+                    samples.wrong,
+                    samples.first_wrong_us,
+                    samples.longest_gap.as_micros()
+                ))?;
+            }
+            line => anyhow::bail!("{line:?} is no order"),
         }
     }
     Ok(())
@@ -269,6 +354,28 @@ fn get_tcp(stream: &TcpStream, option: libc::c_int) -> io::Result<libc::c_int> {
     };
     if done == 0 {
         Ok(value)
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+/// The RTO in force, microseconds.
+fn rto_us(socket: &OwnedFd) -> io::Result<u32> {
+    // SAFETY: plain numbers, for which 0 is a value.
+    let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
+    let mut size = length::<libc::tcp_info>();
+    // SAFETY: buffer and length are on the stack, the length is the buffer's.
+    let done = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_INFO,
+            (&raw mut info).cast(),
+            &raw mut size,
+        )
+    };
+    if done == 0 {
+        Ok(info.tcpi_rto)
     } else {
         Err(io::Error::last_os_error())
     }

@@ -6,7 +6,7 @@ use nix::sys::signal::Signal;
 use rto_tests::{
     agent::{SOON, World},
     capture::{Capture, gaps, syns},
-    kernel::syn_timers,
+    features::syn_timers,
     netns::{CLIENT_LINK, SERVER_V4},
     timing::assert_gaps,
     traffic::Connect,

@@ -6,8 +6,8 @@ use std::{net::SocketAddr, time::Duration};
 use rto_tests::{
     agent::{SOON, World},
     capture::{Capture, Segment},
+    features::lacks,
     foreign,
-    kernel::lacks,
     netns::{CLIENT_LINK, SERVER_LINK, SERVER_V4, SERVER_V4_OTHER, SERVER_V6, sysctl},
     talk::{self, REQUEST, Talk, option},
     timing::{assert_gaps, assert_measured, jiffy, latest},

@@ -4,7 +4,7 @@
 use anyhow::ensure;
 use rto_tests::{
     agent::World,
-    kernel::{FEATURES, assert_declared, found, version},
+    features::{FEATURES, assert_declared, found, version},
     verifier::{LIMITS, Verified, verified},
 };
 use serde_json::{Map, Value, json};
@@ -44,7 +44,7 @@ pub(super) fn lacked_by(test: &str) -> Option<&'static str> {
 fn lacks(feature: &str) -> bool {
     match feature {
         MPTCP => !std::path::Path::new("/proc/sys/net/mptcp").exists(),
-        _ => rto_tests::kernel::lacks(feature).unwrap_or(false),
+        _ => rto_tests::features::lacks(feature).unwrap_or(false),
     }
 }
 

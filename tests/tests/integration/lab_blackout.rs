@@ -1,79 +1,75 @@
 //! The lab's blackouts: what a quick one measures, that one which was broken off goes on, and that the emulated
 //! link and a veth agree.
 
-use std::path::Path;
+use std::{
+    io::Read as _,
+    path::Path,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context as _, ensure};
-use rto_tests::process::{beside, stdout_of};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use rto_tests::{
+    agent::SOON,
+    cgroup,
+    lab::{cell, measured, quick},
+    names,
+    process::{Guard, beside},
+};
 use serde_json::Value;
 
 use super::Test;
 
 pub(super) const TESTS: &[Test] = &[
-    ("a_lower_rto_min_gains_in_short_disruptions", gains),
+    ("a_lower_rto_min_gains_in_short_disruptions", || {
+        measured(gains)
+    }),
     ("goes_on_where_it_was_broken_off", goes_on),
-    ("the_emulated_link_and_a_veth_agree", both_links),
+    ("the_emulated_link_and_a_veth_agree", || {
+        measured(both_links)
+    }),
+    ("leaves_nothing_when_it_is_interrupted", interrupted),
 ];
 
 /// By how much medians may be beside each other on a machine that runs other tests as well: a step of the timer
 /// wheel at 200 ms and a jiffy, and scheduling.
 const TOLERANCE_MS: f64 = 30.0;
 
-/// What `rto-lab blackout` prints.
-fn blackout(out: &Path, args: &[&str]) -> anyhow::Result<Value> {
-    let text = stdout_of(&args.join(" "), lab(out, args)?)?;
-    serde_json::from_str(&text).context(text)
-}
-
-fn lab(out: &Path, args: &[&str]) -> anyhow::Result<std::process::Output> {
+/// What `rto-lab` says when it refuses.
+fn refused(out: &Path, args: &[&str]) -> anyhow::Result<String> {
     let mut command = std::process::Command::new(beside("rto-lab")?);
-    command.args(["blackout", "--quick", "--json", "--out"]);
-    Ok(command.arg(out).args(args).output()?)
-}
-
-/// A cell of a report's table, by name of the table, of the column, and the first cell of the line.
-fn cell(report: &Value, table: &str, column: &str, line: &str) -> anyhow::Result<f64> {
-    let tables = report["tables"].as_array().context("no tables")?;
-    let table = tables
-        .iter()
-        .find(|t| t["name"] == table)
-        .context("no such table")?;
-    let columns = table["columns"].as_array().context("no columns")?;
-    let index = columns
-        .iter()
-        .position(|c| c == column)
-        .context("no such column")?;
-    let rows = table["rows"].as_array().context("no lines")?;
-    let row = rows
-        .iter()
-        .find(|row| row[0] == line)
-        .context("no such line")?;
-    let text = row[index].as_str().context("no text")?;
-    text.parse().with_context(|| text.to_owned())
+    command.args(["blackout", "--quick", "--out"]).arg(out);
+    let output = command.args(args).output()?;
+    ensure!(output.status.code() == Some(1), "{}", output.status);
+    Ok(String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
 fn gains() -> anyhow::Result<()> {
     let out = tempfile::tempdir()?;
-    let report = blackout(
+    let report = quick(
+        "blackout",
         out.path(),
         &["--ways", "agent,kernel", "--rto-min", "8ms,200ms"],
     )?;
-    let at = |column: &str, line: &str| cell(&report, "medians", column, line);
+    let at = |column: &str, line: &str| cell(&report, "medians", column, &[line]);
     // The control: the kernel's own timers, without the agent.
     let kernel = at("kernel", "10")?;
-    assert!(
+    ensure!(
         (195.0..200.0 + TOLERANCE_MS).contains(&kernel),
         "{report:#}"
     );
     for column in ["thin 8 ms", "thick 8 ms"] {
         let own = at(column, "10")?;
-        assert!((10.0..10.0 + TOLERANCE_MS).contains(&own), "{report:#}");
+        ensure!((10.0..10.0 + TOLERANCE_MS).contains(&own), "{report:#}");
     }
     // The kernel's own value set by the agent changes nothing.
     let same = at("thick 200 ms", "10")?;
-    assert!((same - kernel).abs() < TOLERANCE_MS, "{report:#}");
+    ensure!((same - kernel).abs() < TOLERANCE_MS, "{report:#}");
     let page = std::fs::read_to_string(out.path().join("blackout.html"))?;
-    assert!(page.contains("<svg") && page.contains("improvement"));
+    ensure!(page.contains("<svg") && page.contains("improvement"));
     Ok(())
 }
 
@@ -87,7 +83,7 @@ fn goes_on() -> anyhow::Result<()> {
         "--runs",
         "2",
     ];
-    let whole = blackout(out.path(), &args)?;
+    let whole = quick("blackout", out.path(), &args)?;
     // As if it had been killed after two of the four runs, in the middle of a line.
     let log = out.path().join("blackout-runs.jsonl");
     let lines = std::fs::read_to_string(&log)?;
@@ -97,28 +93,85 @@ fn goes_on() -> anyhow::Result<()> {
         &log,
         format!("{}\n{}", lines[..3].join("\n"), &lines[3][..20]),
     )?;
-    let again = blackout(out.path(), &args)?;
+    let again = quick("blackout", out.path(), &args)?;
     let now = |report: &Value| {
         let method = report["method"].as_array().cloned().unwrap_or_default();
         method.last().map(|last| last[1].clone())
     };
     assert_eq!(now(&whole), Some("4, 0".into()));
     assert_eq!(now(&again), Some("2, 2".into()));
-    let output = lab(out.path(), &[&args[..], &["--seed", "2"]].concat())?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.code() == Some(1), "{}", output.status);
+    let said = refused(out.path(), &[&args[..], &["--seed", "2"]].concat())?;
     assert!(said.contains("--out") && said.contains("--again"), "{said}");
     Ok(())
 }
 
+/// Where the value moves with the disruption: one that ends after the first retransmissions.
 fn both_links() -> anyhow::Result<()> {
-    let measured = |link: &str| -> anyhow::Result<f64> {
+    let median = |link: &str, disruption: &str| -> anyhow::Result<f64> {
         let out = tempfile::tempdir()?;
-        let args = ["--ways", "kernel", "--disruption", "100ms", "--runs", "5"];
-        let report = blackout(out.path(), &[&args[..], &["--link", link]].concat())?;
-        cell(&report, "medians", "kernel", "100")
+        let lost = format!("{disruption}ms");
+        let args = ["--ways", "route", "--rto-min", "8ms", "--control-runs", "5"];
+        let args = [&args[..], &["--disruption", &lost, "--link", link]].concat();
+        let report = quick("blackout", out.path(), &args)?;
+        cell(&report, "thick-8-ms", "route", &[disruption])
     };
-    let (relay, veth) = (measured("relay")?, measured("nft")?);
-    assert!((relay - veth).abs() < TOLERANCE_MS, "{relay} {veth}");
+    for (disruption, between) in [("75", 105.0..135.0), ("150", 205.0..240.0)] {
+        let (relay, veth) = (median("relay", disruption)?, median("nft", disruption)?);
+        ensure!(between.contains(&relay), "{disruption}: {relay} {veth}");
+        ensure!(between.contains(&veth), "{disruption}: {relay} {veth}");
+    }
+    Ok(())
+}
+
+/// Names in these directories that the process made.
+fn made_by(pid: u32) -> anyhow::Result<Vec<String>> {
+    let of_pid = format!("{}-{pid}-", names::PREFIX);
+    let mut made = Vec::new();
+    for dir in [
+        Path::new("/run/netns"),
+        Path::new("/sys/fs/bpf"),
+        &cgroup::root()?,
+    ] {
+        for entry in std::fs::read_dir(dir)? {
+            let name = entry?.file_name().to_string_lossy().into_owned();
+            made.extend(name.starts_with(&of_pid).then_some(name));
+        }
+    }
+    Ok(made)
+}
+
+fn interrupted() -> anyhow::Result<()> {
+    let out = tempfile::tempdir()?;
+    let mut command = std::process::Command::new(beside("rto-lab")?);
+    command
+        .args(["blackout", "--ways", "agent", "--out"])
+        .arg(out.path());
+    command.stderr(std::process::Stdio::piped());
+    let mut lab = Guard(command.spawn()?);
+    let pid = lab.0.id();
+    let log = out.path().join("blackout-runs.jsonl");
+    let end = Instant::now() + SOON * 2;
+    // In the middle of it.
+    while std::fs::read_to_string(&log)
+        .unwrap_or_default()
+        .lines()
+        .count()
+        < 10
+    {
+        ensure!(Instant::now() < end, "it measured nothing");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!(made_by(pid)?.len() > 2 * 6, "{:?}", made_by(pid)?);
+    kill(Pid::from_raw(i32::try_from(pid)?), Signal::SIGINT)?;
+    let status = lab.0.wait()?;
+    let mut said = String::new();
+    lab.0
+        .stderr
+        .take()
+        .context("no stderr")?
+        .read_to_string(&mut said)?;
+    assert_eq!(status.code(), Some(1), "{status} {said}");
+    assert!(said.contains("interrupted"), "{said}");
+    assert_eq!(made_by(pid)?, [] as [&str; 0]);
     Ok(())
 }

@@ -12,14 +12,20 @@ mod coexistence;
 mod config;
 mod doctor;
 mod established;
+mod faults;
 mod kernel;
 mod lab_blackout;
 mod lab_estimator;
+mod lab_loss;
+mod lab_rtt;
+mod lab_tail;
 mod lifecycle;
+mod lookup;
 mod metrics;
 mod open_sockets;
 mod relay;
 mod rto_restart;
+mod security;
 mod statistics;
 mod syn;
 mod syn_ack;
@@ -31,6 +37,8 @@ type Test = (&'static str, fn() -> anyhow::Result<()>);
 
 /// A test that takes longer hangs. The longest waits for the kernel's own ETIMEDOUT (134 s).
 const LIMIT: Duration = Duration::from_secs(300);
+/// The same with RTO_TESTS_LONG.
+const LIMIT_LONG: Duration = Duration::from_secs(1800);
 /// They mostly wait for timers, so that more run at once than there are cores.
 const THREADS: usize = 4;
 /// Set to have what the kernel has printed at the end, after this word; `cargo xtask vm` reads it.
@@ -55,12 +63,15 @@ fn main() -> ExitCode {
         // The longest first.
         ("syn_retries", syn_retries::TESTS),
         ("established", established::TESTS),
+        ("faults", faults::TESTS),
         ("open_sockets", open_sockets::TESTS),
         ("syn", syn::TESTS),
         ("syn_ack", syn_ack::TESTS),
         ("changes", changes::TESTS),
         ("lifecycle", lifecycle::TESTS),
         ("coexistence", coexistence::TESTS),
+        ("lookup", lookup::TESTS),
+        ("security", security::TESTS),
         ("config", config::TESTS),
         ("doctor", doctor::TESTS),
         ("kernel", kernel::TESTS),
@@ -73,6 +84,9 @@ fn main() -> ExitCode {
         ("top", top::TESTS),
         ("lab_blackout", lab_blackout::TESTS),
         ("lab_estimator", lab_estimator::TESTS),
+        ("lab_rtt", lab_rtt::TESTS),
+        ("lab_loss", lab_loss::TESTS),
+        ("lab_tail", lab_tail::TESTS),
     ];
     let trials = groups
         .iter()
@@ -123,8 +137,9 @@ fn limited(test: impl FnOnce() -> anyhow::Result<()> + Send + 'static) -> Result
         let _late = sender.send(());
         result
     });
-    match receiver.recv_timeout(LIMIT) {
-        Err(mpsc::RecvTimeoutError::Timeout) => Err(format!("not done after {LIMIT:?}").into()),
+    let limit = if faults::is_long() { LIMIT_LONG } else { LIMIT };
+    match receiver.recv_timeout(limit) {
+        Err(mpsc::RecvTimeoutError::Timeout) => Err(format!("not done after {limit:?}").into()),
         // Also when it panicked: then joining says with what.
         Ok(()) | Err(mpsc::RecvTimeoutError::Disconnected) => match runner.join() {
             Ok(Ok(())) => Ok(()),

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use rto_tests::{
     agent::World,
-    kernel::lacks,
+    features::lacks,
     netns::{SERVER_V4, SERVER_V4_OTHER},
     talk::{self, Talk, option},
     timing::jiffy,

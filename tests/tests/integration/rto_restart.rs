@@ -8,7 +8,7 @@ use std::{
 use anyhow::Context as _;
 use rto_tests::{
     agent::{SOON, World},
-    kernel::lacks,
+    features::lacks,
     netns::{SERVER_V4, sysctl},
     relay::{Matching, RELAY_SERVER_V4, RELAY_SERVER_V6, Relay, relay},
     talk::{self, REQUEST, Talk, option},

@@ -5,7 +5,7 @@ use std::time::Duration;
 use rto_tests::{
     agent::{SOON, World},
     capture::{Capture, syns},
-    kernel::syn_timers,
+    features::syn_timers,
     netns::{CLIENT_LINK, SERVER_V4, SERVER_V4_OTHER, SERVER_V6},
     timing::assert_gaps,
     traffic::Connect,

@@ -2,7 +2,7 @@
 
 use rto_tests::{
     agent::World,
-    kernel::lacks,
+    features::lacks,
     netns::{SERVER_V4, SERVER_V6},
     timing::{assert_gaps, latest},
     traffic::Connect,

@@ -20,14 +20,26 @@ use crate::{
     root, setup,
 };
 
+mod add;
+mod callback;
+mod gap;
+mod idle;
 mod overhead;
+mod page;
+mod pure;
+mod rate;
+mod start;
 
 /// `cargo xtask bench`.
 #[derive(clap::Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct Args {
     #[command(subcommand)]
-    what: What,
-    /// Where rto-agent and rto-traffic are built already, instead of building this tree
+    what: Option<What>,
+    #[command(flatten)]
+    page: page::Page,
+    /// Where rto-agent and rto-traffic are built already, instead of building this tree (and the pure parts
+    /// are measured already)
     #[arg(long, global = true, value_name = "DIR")]
     programs: Option<PathBuf>,
 }
@@ -40,6 +52,9 @@ enum What {
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     setup::run()?;
+    if args.what.is_none() && args.programs.is_none() {
+        args.page.prepare()?;
+    }
     let programs = match &args.programs {
         Some(dir) => dir.clone(),
         None => build()?,
@@ -59,7 +74,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     agent::sweep();
     catch_signals()?;
     match &args.what {
-        What::Overhead(args) => overhead::run(args, &programs),
+        Some(What::Overhead(args)) => overhead::run(args, &programs),
+        None => args.page.run(&programs),
     }
 }
 
@@ -125,6 +141,17 @@ impl Sample {
         let mut sorted: Vec<f64> = values.collect();
         sorted.sort_by(f64::total_cmp);
         Self { sorted }
+    }
+
+    /// The value that this share of the others is below.
+    fn at(&self, share: f64) -> f64 {
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "an index"
+        )]
+        let index = (self.sorted.len().saturating_sub(1) as f64 * share).round() as usize;
+        self.sorted.get(index).copied().unwrap_or(f64::NAN)
     }
 
     fn median(&self) -> f64 {

@@ -113,7 +113,7 @@ fn world(programs: &Path, settings: &str) -> anyhow::Result<World> {
     Ok(world)
 }
 
-fn program_id(world: &World) -> anyhow::Result<u64> {
+pub(super) fn program_id(world: &World) -> anyhow::Result<u64> {
     let status = world.json(&["status"])?;
     let id = status["attachment"]["program_id"].as_u64();
     id.context("the agent does not say which program is its own")
@@ -121,20 +121,20 @@ fn program_id(world: &World) -> anyhow::Result<u64> {
 
 /// What the callbacks of some connections took.
 #[derive(Clone, Copy)]
-struct Callbacks {
-    count: f64,
-    nanos: f64,
+pub(super) struct Callbacks {
+    pub(super) count: f64,
+    pub(super) nanos: f64,
 }
 
 impl Callbacks {
-    fn between(before: Runs, after: Runs) -> Self {
+    pub(super) fn between(before: Runs, after: Runs) -> Self {
         Self {
             count: (after.count - before.count) as f64,
             nanos: (after.time - before.time).as_secs_f64() * 1e9,
         }
     }
 
-    fn mean(self) -> f64 {
+    pub(super) fn mean(self) -> f64 {
         self.nanos / self.count
     }
 }
@@ -200,7 +200,7 @@ fn rates(args: &Args, mut traffic: [&mut Rate; 3]) -> anyhow::Result<f64> {
 /// So many connections of each, some of the one and then some of the other, each time in the opposite
 /// order; how many a second each made. The median of the turns, as one in which another process of the
 /// host had the CPU says nothing.
-fn by_turns<const N: usize>(
+pub(super) fn by_turns<const N: usize>(
     connections: u32,
     traffic: &mut [&mut Rate; N],
 ) -> anyhow::Result<[f64; N]> {

@@ -18,8 +18,8 @@ use crate::{
 };
 
 /// Programs that the tests call.
-const PROGRAMS: [&str; 8] = [
-    "ip", "ss", "nft", "tcpdump", "bpftool", "sysctl", "setpriv", "bash",
+const PROGRAMS: [&str; 10] = [
+    "ip", "ss", "nft", "tcpdump", "bpftool", "sysctl", "setpriv", "bash", "unshare", "nsenter",
 ];
 /// Directories of the kernel's modules that the tests may need.
 const MODULES: [&str; 4] = [

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, fmt::Write as _, fs};
 
 use anyhow::{Context as _, ensure};
-use rto_tests::{kernel::FEATURES, verifier};
+use rto_tests::{features::FEATURES, verifier};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 

@@ -193,8 +193,16 @@ fn suggest(answer: &mut Answer, present: &SettingsSpec, host: &HostFacts) {
     let spec = SettingsSpec {
         initial_rto: initial_rto.or_else(|| present.initial_rto.clone()),
         rto_min: rto_min.or_else(|| present.rto_min.clone()),
+        rto_restart: None,
         ..present.clone()
     };
+    if present.rto_restart == Some(true) {
+        answer.warnings.push(
+            "rto_restart lowers the policy's rto_min by the round trip: what is in force is shorter than it says here, \
+             and the policy below is without it"
+                .to_owned(),
+        );
+    }
     let (name, cidrs) = answer.source.policy();
     answer.snippet = Some(text::snippet(name.as_ref(), &cidrs, &spec));
     let Ok(settings) = spec.parse() else {

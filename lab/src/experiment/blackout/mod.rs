@@ -110,13 +110,11 @@ fn measure(
         let lanes: Vec<_> = (0..options.lanes.max(1))
             .map(|_| {
                 scope.spawn(|| {
-                    let worked = lane(&open, options.seed, &left, &log, &done, &bar);
-                    if worked.is_err() {
-                        // The others end what they have begun.
-                        lock(&left).clear();
-                        open.wake();
-                    }
-                    worked
+                    let _last = Last {
+                        open: &open,
+                        left: &left,
+                    };
+                    lane(&open, options.seed, &left, &log, &done, &bar)
                 })
             })
             .collect();
@@ -128,6 +126,19 @@ fn measure(
     })?;
     bar.finish_and_clear();
     Ok(done.into_inner().unwrap_or_default())
+}
+
+/// When a lane ends there is nothing left, or it has failed: then the others end what they have begun.
+struct Last<'a> {
+    open: &'a Open<'a>,
+    left: &'a Mutex<Vec<Run>>,
+}
+
+impl Drop for Last<'_> {
+    fn drop(&mut self) {
+        lock(self.left).clear();
+        self.open.wake();
+    }
 }
 
 /// Run after run, until there are none left.

@@ -56,8 +56,13 @@ impl Setting {
     /// "thin 8 ms".
     #[must_use]
     pub fn name(self) -> String {
-        let kind = if self.thin { "thin" } else { "thick" };
-        format!("{kind} {} ms", self.rto_min_us / 1000)
+        format!("{} {} ms", self.kind(), self.rto_min_us / 1000)
+    }
+
+    /// "thin" or "thick".
+    #[must_use]
+    pub const fn kind(self) -> &'static str {
+        if self.thin { "thin" } else { "thick" }
     }
 
     /// Where published tables have it; two jiffies are next to their 5 ms.
@@ -71,6 +76,12 @@ impl Setting {
                 self.rto_min_us
             },
         }
+    }
+
+    /// Whether published tables have the very same rto_min.
+    #[must_use]
+    pub const fn is_published(self) -> bool {
+        self.published().rto_min_us == self.rto_min_us
     }
 
     /// By the rule alone, milliseconds.

@@ -17,6 +17,8 @@ use crate::{
     summary::{median, quantile},
 };
 
+/// What the names of published measurements begin with.
+const PUBLISHED: &str = "Linux";
 /// Worse is more than a jiffy and this share: chance decides over less.
 const SHARE: f64 = 0.02;
 
@@ -58,6 +60,7 @@ pub(super) fn report(heading: &Heading, done: &[Done]) -> Report {
     let mut tables = vec![overview(heading, &medians)];
     tables.push(nearness(heading, &medians));
     tables.push(spread(heading, done));
+    tables.extend(side_by_side(heading, &medians));
     tables.extend(
         heading
             .plan
@@ -102,7 +105,7 @@ fn method(heading: &Heading, done: &[Done]) -> Vec<(String, String)> {
             format!("{}; {} by route and sysctl", plan.runs, plan.control_runs),
         ),
         (
-            "attempts that did not count, as nothing was lost",
+            "attempts that did not count (nothing lost, or too long)",
             repeated.to_string(),
         ),
     ]
@@ -140,6 +143,55 @@ fn main_way(heading: &Heading) -> Way {
     } else {
         first.copied().unwrap_or(Way::Kernel)
     }
+}
+
+/// For each rto_min, measured and published next to each other.
+fn side_by_side(heading: &Heading, medians: &Medians) -> Vec<Table> {
+    let way = main_way(heading);
+    let references = references(heading);
+    let published: Vec<&Reference> = references
+        .iter()
+        .filter(|(name, _)| name.starts_with(PUBLISHED))
+        .collect();
+    let mut all = Vec::new();
+    for rto_min_us in rto_mins(heading) {
+        let mut columns = vec!["lost for, ms".to_owned()];
+        let settings = heading.plan.settings.iter();
+        let settings: Vec<Setting> = settings
+            .copied()
+            .filter(|setting| setting.rto_min_us == rto_min_us)
+            .collect();
+        for setting in &settings {
+            let kind = setting.kind();
+            columns.push(format!("{kind}, here"));
+            columns.extend(published.iter().map(|(name, _)| format!("{kind}, {name}")));
+        }
+        let columns: Vec<&str> = columns.iter().map(String::as_str).collect();
+        let ms_of = rto_min_us / 1000;
+        let title = format!("Idle, ms: rto_min {ms_of} ms, here and published");
+        let mut table = Table::new(&format!("published-{ms_of}-ms"), &title, &columns);
+        for &disruption_us in &heading.plan.disruptions_us {
+            let mut row = vec![number(ms(disruption_us))];
+            for &setting in &settings {
+                row.push(cell(medians.get(way, setting, disruption_us)));
+                let values = published
+                    .iter()
+                    .map(|(_, idle_ms)| idle_ms(setting, disruption_us));
+                row.extend(values.map(cell));
+            }
+            table.row(row);
+        }
+        all.push(table);
+    }
+    all
+}
+
+/// From the lowest.
+fn rto_mins(heading: &Heading) -> Vec<u64> {
+    let mut all: Vec<u64> = heading.plan.settings.iter().map(|s| s.rto_min_us).collect();
+    all.sort_unstable();
+    all.dedup();
+    all
 }
 
 /// One setting: measured in every way, computed, and published.
@@ -232,7 +284,7 @@ fn nearness(heading: &Heading, medians: &Medians) -> Table {
         }
     }
     for (name, idle_ms) in &others {
-        let pairs = pairs(heading, medians, way, idle_ms);
+        let pairs = pairs(heading, medians, way, name, idle_ms);
         if pairs.is_empty() {
             continue;
         }
@@ -260,16 +312,18 @@ fn nearness(heading: &Heading, medians: &Medians) -> Table {
     table
 }
 
-/// Measured and other, of the cells that both have.
+/// Measured and other, of the cells that both have; published ones of the same rto_min only.
 fn pairs(
     heading: &Heading,
     medians: &Medians,
     way: Way,
+    name: &str,
     other: &dyn Fn(Setting, u64) -> Option<f64>,
 ) -> Vec<(f64, f64)> {
     let cells = heading.plan.cells().into_iter();
     cells
         .filter(|cell| cell.way == way)
+        .filter(|cell| cell.setting.is_published() || !name.starts_with(PUBLISHED))
         .filter_map(|cell| {
             let Cell {
                 setting,
@@ -363,7 +417,7 @@ fn findings(heading: &Heading, medians: &Medians) -> Vec<String> {
         findings.push(text);
     }
     for (name, idle_ms) in references(heading).iter().skip(1) {
-        let pairs = pairs(heading, medians, way, idle_ms);
+        let pairs = pairs(heading, medians, way, name, idle_ms);
         let near = pairs
             .iter()
             .filter(|(m, o)| (m - o).abs() <= o * 0.05)

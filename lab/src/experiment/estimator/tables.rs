@@ -1,6 +1,7 @@
 //! What the estimators make of the samples.
 
 use rto_model::{
+    advice::upper_bound,
     chart::{Chart, Legend, Series},
     estimator::{Linux, Rfc6298, Weights},
     study::{Sampling, Shares, Study, weights_table},
@@ -213,13 +214,18 @@ fn finding(source: &Source, options: &Options, linux: &Shares) -> Vec<String> {
         let most = of(sampling).max_by(|a, b| needless(&a.shares).total_cmp(&needless(&b.shares)));
         if let (Some(least), Some(most)) = (least, most) {
             findings.push(format!(
-                "{}, sampling {sampling:?}: the RTO without a minimum is exceeded least by {} ({:.2} %), most by \
-                 {} ({:.2} %).",
+                "{}, sampling {sampling:?}: of {} samples {} exceed the RTO of {} (least), {} that of {} (most){}.",
                 source.title,
+                least.shares.judged,
+                least.shares.needless(),
                 least.name,
-                needless(&least.shares) * 100.0,
+                most.shares.needless(),
                 most.name,
-                needless(&most.shares) * 100.0
+                if apart(&least.shares, &most.shares) {
+                    ""
+                } else {
+                    ", which chance may have made"
+                }
             ));
         }
     }
@@ -242,6 +248,11 @@ fn finding(source: &Source, options: &Options, linux: &Shares) -> Vec<String> {
         ),
     });
     findings
+}
+
+/// Whether counts differ by more than chance makes likely: the bound at 95 % of the lower one is below the other.
+fn apart(least: &Shares, most: &Shares) -> bool {
+    upper_bound(least.needless(), least.judged) < most.of(most.needless())
 }
 
 #[expect(clippy::cast_precision_loss, reason = "milliseconds of a second")]

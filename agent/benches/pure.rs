@@ -1,0 +1,171 @@
+//! What the daemon computes without asking the kernel: reading a configuration, planning a change, compiling a
+//! policy, predicting, and showing statistics. `cargo xtask bench pure` runs it.
+#![expect(
+    missing_docs,
+    reason = "the macros of criterion make functions without"
+)]
+#![expect(clippy::expect_used, reason = "a bench may end so")]
+
+use std::{collections::BTreeMap, fmt::Write as _, fs, hint::black_box, time::Duration};
+
+use criterion::{Criterion, criterion_group, criterion_main};
+use rto_agent::{
+    api::{
+        stats::{PolicyStats, StatsAnswer},
+        types::StatusAnswer,
+    },
+    config::Config,
+    policy::{HostFacts, PolicyName, PolicySet, compile::compile, plan::Plan, predict::predict},
+    telemetry::metrics,
+};
+use rto_agent_common::{
+    Statistics,
+    histogram::{BUCKETS, bucket_of},
+};
+use rto_model::predict::steps;
+use serde_json::json;
+
+const HOST: HostFacts = HostFacts {
+    hz: 250,
+    tcp_syn_retries: 6,
+    tcp_syn_linear_timeouts: 4,
+    has_rto_max: true,
+    has_bpf_thin_linear: true,
+};
+
+const SETTINGS: &str = "initial_rto = \"100ms\"\nrto_min = \"20ms\"\ndelack_max = \"8ms\"\n\
+     thin_linear = true\nrto_max = \"10s\"\nsyn_retries = \"auto\"\n";
+
+/// A configuration of so many /24 and /64 in policies of 64.
+fn text(entries: u32) -> String {
+    let mut text = String::new();
+    for policy in 0..entries.div_ceil(64) {
+        let cidrs = (policy * 64..entries.min((policy + 1) * 64)).map(|n| match n % 2 {
+            0 => format!("\"10.{}.{}.0/24\"", n >> 8, n & 0xff),
+            _ => format!("\"fd00:0:{n:x}::/64\""),
+        });
+        let cidrs = cidrs.collect::<Vec<_>>().join(", ");
+        writeln!(text, "[policy.p{policy}]\ncidrs = [{cidrs}]\n{SETTINGS}").expect("a string");
+    }
+    text
+}
+
+fn load(text: &str) -> Config {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("config.toml");
+    fs::write(&path, text).expect("written");
+    Config::load(&path, &HOST).expect("a good file")
+}
+
+fn set(entries: u32) -> PolicySet {
+    load(&text(entries)).set
+}
+
+fn config(c: &mut Criterion) {
+    for (name, entries) in [("config_1k", 1_000), ("config_16k", 16_000)] {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("config.toml");
+        fs::write(&path, text(entries)).expect("written");
+        c.bench_function(name, |b| {
+            b.iter(|| Config::load(black_box(&path), &HOST).expect("a good file"));
+        });
+    }
+}
+
+fn plans(c: &mut Criterion) {
+    let (before, _) = set(16_000).image(&HOST).expect("compiles");
+    let same = before.clone();
+    c.bench_function("plan_same", |b| {
+        b.iter(|| Plan::between(black_box(&before), black_box(&same)));
+    });
+    let mut changed = set(16_000);
+    // Every 16th goes.
+    let mut n = 0;
+    changed.entries.retain(|_, _| {
+        n += 1;
+        n % 16 != 0
+    });
+    let (after, _) = changed.image(&HOST).expect("compiles");
+    c.bench_function("plan_changed", |b| {
+        b.iter(|| Plan::between(black_box(&before), black_box(&after)));
+    });
+    let set = set(1_000);
+    let (name, policy) = set.policies.first_key_value().expect("a policy");
+    c.bench_function("compile", |b| {
+        b.iter(|| compile(black_box(name), black_box(&policy.settings), &HOST).expect("compiles"));
+    });
+    let kernel = compile(name, &policy.settings, &HOST)
+        .expect("compiles")
+        .kernel;
+    let disruptions = steps(Duration::from_millis(1), Duration::from_secs(10));
+    c.bench_function("predict", |b| {
+        b.iter(|| {
+            predict(
+                black_box(&kernel),
+                &HOST,
+                Duration::from_micros(500),
+                &disruptions,
+            )
+        });
+    });
+}
+
+/// Statistics of so many policies, with something in every other bucket.
+fn stats(policies: usize) -> StatsAnswer {
+    let mut one = Statistics::default();
+    one.counters.connections = 123_456;
+    for histogram in [&mut one.handshake, &mut one.srtt] {
+        histogram.sum_us = 1_234_567;
+        for bucket in (0..BUCKETS).step_by(2) {
+            histogram.buckets[bucket] = 1000;
+        }
+    }
+    let stats = PolicyStats::from(&[one, one, Statistics::default()]);
+    let named = |n| format!("p{n}").parse::<PolicyName>().expect("a name");
+    StatsAnswer {
+        at_ms: 1,
+        on: true,
+        rtt_sampling: "end".to_owned(),
+        policies: (0..policies).map(|n| (named(n), stats.clone())).collect(),
+    }
+}
+
+fn status() -> StatusAnswer {
+    let family = json!({"ipv4": 1, "ipv6": 1});
+    serde_json::from_value(json!({
+        "version": "0", "pid": 1, "uptime_s": 1, "healthy": true, "problems": [], "warnings": [],
+        "attachment": {"attached": true, "problem": null, "cgroup": "/", "program_id": 1},
+        "found_at_start": "nothing", "in_sync": true, "kernel": "6.12", "host": HOST,
+        "config": "/", "pin_dir": "/", "entries": 2, "entries_by_hand": 0,
+        "entries_of": {"file": family, "manual": family}, "max_entries": 16384,
+        "policies": BTreeMap::<String, ()>::new(),
+        "last_reload": {"at_s": 1, "cause": "start", "ok": true},
+        "foreign_programs": 0, "features": [],
+    }))
+    .expect("a status")
+}
+
+fn statistics(c: &mut Criterion) {
+    // A spread that no branch predictor learns.
+    let times: Vec<u64> = (0..1024u64)
+        .map(|n| n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (38 + n % 16))
+        .collect();
+    c.bench_function("histogram_1024", |b| {
+        b.iter(|| {
+            times
+                .iter()
+                .map(|us| bucket_of(black_box(*us)))
+                .sum::<usize>()
+        });
+    });
+    let (stats, status) = (stats(32), status());
+    c.bench_function("stats_json_32", |b| {
+        b.iter(|| serde_json::to_string(black_box(&stats)).expect("a string"));
+    });
+    c.bench_function("metrics_32", |b| {
+        b.iter(|| metrics::render(black_box(&status), black_box(&stats), None).expect("a string"));
+    });
+}
+
+criterion_group!(pure, config, plans, statistics);
+criterion_main!(pure);

@@ -1,0 +1,211 @@
+//! A listener that is not used up: so many connections at once, and each for so long.
+
+use std::{
+    io,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use axum::serve::Listener;
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::{Instant, Sleep, sleep},
+};
+
+/// How much of it there is.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Connections at once; more wait until one ends.
+    pub connections: usize,
+    /// How long a client may be silent at first.
+    pub patience: Duration,
+    /// How long a connection may last; a client then makes another.
+    pub lifetime: Duration,
+}
+
+/// A listener that waits with accepting while there are enough connections.
+#[derive(Debug)]
+pub struct Limited<L> {
+    listener: L,
+    limits: Limits,
+    slots: Arc<Semaphore>,
+}
+
+impl<L> Limited<L> {
+    /// Around a listener.
+    pub fn new(listener: L, limits: Limits) -> Self {
+        Self {
+            listener,
+            limits,
+            slots: Arc::new(Semaphore::new(limits.connections)),
+        }
+    }
+}
+
+impl<L: Listener> Listener for Limited<L> {
+    type Io = Guarded<L::Io>;
+    type Addr = L::Addr;
+
+    async fn accept(&mut self) -> (Self::Io, Self::Addr) {
+        // Closed it is never.
+        let slot = self.slots.clone().acquire_owned().await.ok();
+        let (io, address) = self.listener.accept().await;
+        let guarded = Guarded {
+            io,
+            accepted: Instant::now(),
+            lifetime: self.limits.lifetime,
+            silent: true,
+            end: Box::pin(sleep(self.limits.patience)),
+            lasting: Arc::default(),
+            _slot: slot,
+        };
+        (guarded, address)
+    }
+
+    fn local_addr(&self) -> io::Result<Self::Addr> {
+        self.listener.local_addr()
+    }
+}
+
+/// A connection with an end.
+#[derive(Debug)]
+pub struct Guarded<I> {
+    io: I,
+    accepted: Instant,
+    lifetime: Duration,
+    /// Nothing was read yet.
+    silent: bool,
+    end: Pin<Box<Sleep>>,
+    lasting: Arc<AtomicBool>,
+    _slot: Option<OwnedSemaphorePermit>,
+}
+
+impl<I> Guarded<I> {
+    /// What is guarded.
+    pub fn io(&self) -> &I {
+        &self.io
+    }
+
+    /// Set to true it takes the end away: for an answer that has none.
+    pub fn lasting(&self) -> Arc<AtomicBool> {
+        self.lasting.clone()
+    }
+
+    /// Whether its time is over; else whoever waits is woken when it is.
+    fn is_over(&mut self, context: &mut Context<'_>) -> bool {
+        !self.lasting.load(Ordering::Relaxed) && self.end.as_mut().poll(context).is_ready()
+    }
+}
+
+impl<I: AsyncRead + Unpin> AsyncRead for Guarded<I> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if self.is_over(context) {
+            return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+        }
+        let polled = Pin::new(&mut self.io).poll_read(context, buffer);
+        if self.silent && polled.is_ready() {
+            self.silent = false;
+            let end = self.accepted + self.lifetime;
+            self.end.as_mut().reset(end);
+        }
+        polled
+    }
+}
+
+impl<I: AsyncWrite + Unpin> AsyncWrite for Guarded<I> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        if self.is_over(context) {
+            return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+        }
+        Pin::new(&mut self.io).poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_shutdown(context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::{
+        io::{AsyncReadExt as _, AsyncWriteExt as _},
+        net::{TcpListener, TcpStream},
+        time::timeout,
+    };
+
+    use super::*;
+
+    const SOON: Duration = Duration::from_millis(50);
+    const LIMITS: Limits = Limits {
+        connections: 4,
+        patience: SOON,
+        lifetime: Duration::from_secs(3600),
+    };
+
+    fn run(test: impl Future<Output = ()>) {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        runtime.block_on(test);
+    }
+
+    #[test]
+    fn connections_are_limited() {
+        run(async {
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let address = listener.local_addr().unwrap();
+            let mut limited = Limited::new(listener, LIMITS);
+            let mut clients = Vec::new();
+            let mut accepted = Vec::new();
+            for _ in 0..LIMITS.connections {
+                clients.push(TcpStream::connect(address).await.unwrap());
+                accepted.push(limited.accept().await.0);
+            }
+            clients.push(TcpStream::connect(address).await.unwrap());
+            assert!(timeout(SOON, limited.accept()).await.is_err());
+            accepted.pop();
+            let (mut last, _) = timeout(SOON * 100, limited.accept()).await.unwrap();
+            // It says nothing: its time is soon over.
+            let error = last.read(&mut [0]).await.unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        });
+    }
+
+    #[test]
+    fn who_has_said_something_has_more_time_and_who_lasts_all() {
+        run(async {
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let address = listener.local_addr().unwrap();
+            let lifetime = SOON * 4;
+            let mut limited = Limited::new(listener, Limits { lifetime, ..LIMITS });
+            let mut client = TcpStream::connect(address).await.unwrap();
+            let (mut accepted, _) = limited.accept().await;
+            client.write_all(b"x").await.unwrap();
+            accepted.read_exact(&mut [0]).await.unwrap();
+            let begin = Instant::now();
+            assert!(accepted.read(&mut [0]).await.is_err());
+            assert!(begin.elapsed() > SOON * 2);
+            accepted.lasting().store(true, Ordering::Relaxed);
+            assert!(timeout(SOON * 6, accepted.read(&mut [0])).await.is_err());
+        });
+    }
+}

@@ -1,0 +1,230 @@
+//! A Unix socket that stands at its path, also after somebody removed it.
+
+use std::{
+    fs, io,
+    os::{
+        fd::AsRawFd as _,
+        unix::fs::{DirBuilderExt as _, FileTypeExt as _, MetadataExt as _, PermissionsExt as _},
+    },
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use anyhow::Context as _;
+use axum::serve::Listener;
+use nix::{
+    sys::{
+        socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, listen, socket},
+        stat::{Mode, fchmod},
+    },
+    unistd::{Gid, chown},
+};
+use tokio::{
+    net::{UnixListener, UnixStream, unix::SocketAddr},
+    time::{Interval, interval, sleep},
+};
+use tracing::warn;
+
+use crate::daemon::trusted;
+
+/// How often it is looked whether the path still leads to the socket.
+const LOOK: Duration = Duration::from_secs(2);
+/// Pause after an accept() that failed, as for want of descriptors.
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// The listener.
+#[derive(Debug)]
+pub struct Standing {
+    listener: UnixListener,
+    path: PathBuf,
+    group: Gid,
+    inode: Arc<AtomicU64>,
+    look: Interval,
+    /// What was last said to be amiss.
+    told: Option<String>,
+}
+
+/// The socket's file, removed when dropped (unless another daemon has put its own there).
+#[derive(Debug)]
+pub struct Socket {
+    path: PathBuf,
+    inode: Arc<AtomicU64>,
+}
+
+impl Standing {
+    /// Binds the socket: mode 0660, root and `group`. A socket left by a killed daemon is replaced;
+    /// the caller holds the instance lock, so it cannot be another daemon's.
+    ///
+    /// # Errors
+    ///
+    /// If its directory does not exist or others may change what is in it, or something that is no socket
+    /// stands at the path.
+    pub fn bind(path: &Path, group: Gid) -> anyhow::Result<(Self, Socket)> {
+        check_directory(path)?;
+        match fs::symlink_metadata(path) {
+            Ok(meta) if meta.file_type().is_socket() => fs::remove_file(path)?,
+            Ok(_) => anyhow::bail!(
+                "{} exists and is no socket; move it away or set [agent] socket",
+                path.display()
+            ),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+            Err(e) => return Err(e).with_context(|| path.display().to_string()),
+        }
+        let (listener, inode) = stand(path, group)?;
+        let inode = Arc::new(AtomicU64::new(inode));
+        let file = Socket {
+            path: path.to_owned(),
+            inode: inode.clone(),
+        };
+        let standing = Self {
+            listener,
+            path: path.to_owned(),
+            group,
+            inode,
+            look: interval(LOOK),
+            told: None,
+        };
+        Ok((standing, file))
+    }
+
+    /// Puts the socket back where it, or its directory, was removed. What stands there instead is left
+    /// alone.
+    fn stand_up(&mut self) {
+        let problem = match fs::symlink_metadata(&self.path) {
+            Ok(meta) if meta.ino() == self.inode.load(Ordering::Relaxed) => None,
+            Ok(_) => Some("something else stands at the path".to_owned()),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => match self.again() {
+                Ok(()) => {
+                    warn!(socket = %self.path.display(), "the socket was gone; it is there again");
+                    None
+                }
+                Err(e) => Some(format!("it is gone, and cannot be made again: {e:#}")),
+            },
+            Err(e) => Some(e.to_string()),
+        };
+        if let Some(problem) = &problem
+            && self.told.as_ref() != Some(problem)
+        {
+            warn!(socket = %self.path.display(), "the socket cannot be reached: {problem}");
+        }
+        self.told = problem;
+    }
+
+    fn again(&mut self) -> anyhow::Result<()> {
+        if let Some(dir) = self.path.parent() {
+            fs::DirBuilder::new()
+                .mode(0o755)
+                .recursive(true)
+                .create(dir)?;
+        }
+        check_directory(&self.path)?;
+        let (listener, inode) = stand(&self.path, self.group)?;
+        self.listener = listener;
+        self.inode.store(inode, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+impl Listener for Standing {
+    type Io = UnixStream;
+    type Addr = SocketAddr;
+
+    async fn accept(&mut self) -> (Self::Io, Self::Addr) {
+        loop {
+            tokio::select! {
+                accepted = self.listener.accept() => match accepted {
+                    Ok(connection) => return connection,
+                    Err(e) => {
+                        warn!("a client cannot be accepted: {e}");
+                        sleep(PAUSE).await;
+                    }
+                },
+                _ = self.look.tick() => self.stand_up(),
+            }
+        }
+    }
+
+    fn local_addr(&self) -> io::Result<Self::Addr> {
+        self.listener.local_addr()
+    }
+}
+
+/// Others must not be able to put their own socket there.
+fn check_directory(path: &Path) -> anyhow::Result<()> {
+    let dir = path.parent().unwrap_or(Path::new("/"));
+    trusted::shared(dir).with_context(|| format!("socket {}", path.display()))
+}
+
+/// A new socket at the path, and its inode.
+fn stand(path: &Path, group: Gid) -> anyhow::Result<(UnixListener, u64)> {
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    let socket = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
+    // Bound without any permission (unix_bind() takes the socket's mode): nobody gets in before the
+    // group is right.
+    fchmod(&socket, Mode::empty())?;
+    UnixAddr::new(path)
+        .and_then(|address| bind(socket.as_raw_fd(), &address))
+        .with_context(|| format!("cannot listen on {}", path.display()))?;
+    let inode = fs::symlink_metadata(path)?.ino();
+    let ready = || -> anyhow::Result<UnixListener> {
+        chown(path, None, Some(group)).with_context(|| format!("chgrp {}", path.display()))?;
+        listen(&socket, Backlog::MAXCONN)?;
+        fs::set_permissions(path, fs::Permissions::from_mode(0o660))?;
+        Ok(UnixListener::from_std(socket.try_clone()?.into())?)
+    };
+    match ready() {
+        Ok(listener) => Ok((listener, inode)),
+        Err(e) => {
+            let _gone = fs::remove_file(path);
+            Err(e)
+        }
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        let inode = self.inode.load(Ordering::Relaxed);
+        if fs::symlink_metadata(&self.path).is_ok_and(|meta| meta.ino() == inode) {
+            // Nothing to be done about a socket that cannot be removed; the next start replaces it.
+            let _gone = fs::remove_file(&self.path);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::unistd::getegid;
+
+    use super::*;
+
+    #[test]
+    fn it_is_put_back_and_removed_at_the_end() {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("run/s");
+        runtime.block_on(async {
+            fs::create_dir(dir.path().join("run")).unwrap();
+            let (mut standing, file) = Standing::bind(&path, getegid()).unwrap();
+            assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o660);
+            fs::remove_dir_all(dir.path().join("run")).unwrap();
+            standing.stand_up();
+            let client = UnixStream::connect(&path);
+            let (accepted, connected) = tokio::join!(standing.accept(), client);
+            drop((accepted, connected.unwrap()));
+            // Another's is left alone.
+            fs::remove_file(&path).unwrap();
+            fs::write(&path, "").unwrap();
+            standing.stand_up();
+            assert!(standing.told.is_some());
+            drop(file);
+            assert!(path.exists());
+        });
+    }
+}

@@ -1,0 +1,112 @@
+//! A file that is replaced as a whole or not at all.
+
+use std::{
+    ffi::OsString,
+    fs::{self, OpenOptions},
+    io::{self, Write as _},
+    os::unix::fs::OpenOptionsExt as _,
+    path::{Path, PathBuf},
+};
+
+/// What a file is to become, written beside it; removed when dropped.
+///
+/// Its name is always the same, `.<name>.new`: what a killed daemon has left is found again. There must
+/// not be two at once for one file.
+#[derive(Debug)]
+#[must_use]
+pub struct Draft {
+    path: PathBuf,
+    target: PathBuf,
+}
+
+impl Draft {
+    /// Writes it to the disk, so that [`Draft::commit`] has nothing left to do that can run out of space.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be written; nothing is left of it then.
+    pub fn write(target: &Path, mode: u32, contents: &[u8]) -> io::Result<Self> {
+        Self::sweep(target)?;
+        let draft = Self {
+            path: beside(target),
+            target: target.to_owned(),
+        };
+        let mut file = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(mode)
+            .open(&draft.path)?;
+        file.write_all(contents)?;
+        file.sync_all()?;
+        Ok(draft)
+    }
+
+    /// Where it is until then.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Puts it in its place.
+    ///
+    /// # Errors
+    ///
+    /// If the directory no longer takes it; the file is as before then.
+    pub fn commit(self) -> io::Result<()> {
+        fs::rename(&self.path, &self.target)
+    }
+
+    /// Removes what a killed daemon has left of one.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be removed.
+    pub fn sweep(target: &Path) -> io::Result<()> {
+        match fs::remove_file(beside(target)) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Drop for Draft {
+    fn drop(&mut self) {
+        // Of one that was committed there is nothing left.
+        let _gone = fs::remove_file(&self.path);
+    }
+}
+
+fn beside(target: &Path) -> PathBuf {
+    let mut name = OsString::from(".");
+    name.push(target.file_name().unwrap_or_default());
+    name.push(".new");
+    target.with_file_name(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(dir: &Path) -> Vec<OsString> {
+        let all = fs::read_dir(dir).unwrap();
+        all.map(|entry| entry.unwrap().file_name()).collect()
+    }
+
+    #[test]
+    fn nothing_but_the_file_is_left() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("f.toml");
+        // As a killed daemon leaves it.
+        std::mem::forget(Draft::write(&file, 0o600, b"half").unwrap());
+        assert_eq!(names(dir.path()), [".f.toml.new"]);
+        Draft::write(&file, 0o600, b"whole")
+            .unwrap()
+            .commit()
+            .unwrap();
+        assert_eq!(names(dir.path()), ["f.toml"]);
+        assert_eq!(fs::read(&file).unwrap(), b"whole");
+        drop(Draft::write(&file, 0o600, b"another").unwrap());
+        assert_eq!(names(dir.path()), ["f.toml"]);
+        assert_eq!(fs::read(&file).unwrap(), b"whole");
+    }
+}

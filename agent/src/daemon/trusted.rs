@@ -1,0 +1,206 @@
+//! Directories that only root and this user can have mean something else tomorrow.
+//!
+//! What the daemon keeps in a directory (state, socket, pins) is its own only if nobody else can put another
+//! in its place, there or anywhere on the way. So each component is looked at, and each target of a symbolic link.
+
+use std::{
+    collections::VecDeque,
+    ffi::OsString,
+    fs::{self, Metadata},
+    io,
+    os::unix::fs::MetadataExt as _,
+    path::{Component, Path, PathBuf},
+};
+
+use nix::{
+    libc::S_ISVTX,
+    unistd::{getegid, geteuid},
+};
+
+/// Longest chain of symbolic links, as the kernel's.
+const MAX_LINKS: usize = 40;
+
+/// Checks a directory of the daemon's own, as far as it exists: nobody else may make anything in it.
+///
+/// # Errors
+///
+/// Names what others could change, and the mend.
+pub fn own(path: &Path) -> io::Result<()> {
+    let Some((place, meta)) = resolve(path)? else {
+        return Ok(());
+    };
+    // Root would do for a directory on the way; this one is written to.
+    if meta.uid() != geteuid().as_raw() {
+        return Err(refused(&place, &belongs(&meta)));
+    }
+    match writers(&meta) {
+        Some(writers) => Err(refused(&place, &mend(writers, &place))),
+        None => Ok(()),
+    }
+}
+
+/// Checks a directory for something that nobody else may replace, as far as it exists: in one with the sticky
+/// bit, like `/tmp`, others may have things beside it.
+///
+/// # Errors
+///
+/// As [`own`].
+pub fn shared(path: &Path) -> io::Result<()> {
+    resolve(path).map(drop)
+}
+
+/// Where a path leads, and what is there; `None` if the way ends before.
+fn resolve(path: &Path) -> io::Result<Option<(PathBuf, Metadata)>> {
+    if !path.is_absolute() {
+        return Err(io::Error::other("it is no absolute path"));
+    }
+    let mut place = PathBuf::from("/");
+    let mut meta = fs::symlink_metadata(&place)?;
+    sound(&place, &meta)?;
+    let mut ahead = components(path);
+    let mut links = 0;
+    while let Some(name) = ahead.pop_front() {
+        if name == ".." {
+            place.pop();
+            meta = fs::symlink_metadata(&place)?;
+            continue;
+        }
+        let next = place.join(&name);
+        let found = match fs::symlink_metadata(&next) {
+            Ok(found) => found,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(e) => return Err(e),
+        };
+        if found.is_symlink() {
+            links += 1;
+            if links > MAX_LINKS {
+                return Err(refused(&next, "too many symbolic links"));
+            }
+            if !is_trusted(&found) {
+                return Err(refused(
+                    &next,
+                    &format!("it is a symbolic link and {}", belongs(&found)),
+                ));
+            }
+            let target = fs::read_link(&next)?;
+            if target.is_absolute() {
+                place = PathBuf::from("/");
+            }
+            for name in components(&target).into_iter().rev() {
+                ahead.push_front(name);
+            }
+            continue;
+        }
+        if !found.is_dir() {
+            return Err(refused(&next, "it is not a directory"));
+        }
+        sound(&next, &found)?;
+        (place, meta) = (next, found);
+    }
+    Ok(Some((place, meta)))
+}
+
+/// The names of a path; `..` among them, as where it leads depends on links before it.
+fn components(path: &Path) -> VecDeque<OsString> {
+    path.components()
+        .filter(|c| matches!(c, Component::Normal(_) | Component::ParentDir))
+        .map(|c| c.as_os_str().to_owned())
+        .collect()
+}
+
+/// Refuses a directory in which others can replace what is not theirs.
+fn sound(place: &Path, meta: &Metadata) -> io::Result<()> {
+    if !is_trusted(meta) {
+        return Err(refused(place, &belongs(meta)));
+    }
+    match writers(meta) {
+        Some(writers) if meta.mode() & S_ISVTX == 0 => Err(refused(place, &mend(writers, place))),
+        _ => Ok(()),
+    }
+}
+
+fn is_trusted(meta: &Metadata) -> bool {
+    meta.uid() == 0 || meta.uid() == geteuid().as_raw()
+}
+
+/// Who else may write to a directory.
+fn writers(meta: &Metadata) -> Option<&'static str> {
+    let is_ours = meta.gid() == 0 || meta.gid() == getegid().as_raw();
+    match meta.mode() {
+        mode if mode & 0o002 != 0 => Some("everybody"),
+        mode if mode & 0o020 != 0 && !is_ours => Some("its group"),
+        _ => None,
+    }
+}
+
+fn belongs(meta: &Metadata) -> String {
+    format!(
+        "it belongs to uid {}, who could put another in its place; use one of root's",
+        meta.uid()
+    )
+}
+
+fn mend(writers: &str, place: &Path) -> String {
+    format!("{writers} may write to it; chmod go-w {}", place.display())
+}
+
+fn refused(place: &Path, why: &str) -> io::Error {
+    io::Error::other(format!("{}: {why}", place.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{PermissionsExt as _, symlink};
+
+    use super::*;
+
+    fn chmod(path: &Path, mode: u32) {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    }
+
+    fn why(checked: io::Result<()>) -> String {
+        checked.unwrap_err().to_string()
+    }
+
+    #[test]
+    fn what_others_may_write_to_is_refused_there_and_on_the_way() {
+        let dir = tempfile::tempdir().unwrap();
+        let (middle, end) = (dir.path().join("a"), dir.path().join("a/b"));
+        fs::create_dir_all(&end).unwrap();
+        own(&end).unwrap();
+        own(&end.join("not/yet")).unwrap();
+        for (mode, good) in [
+            (0o777, false),
+            (0o757, false),
+            (0o1777, true),
+            (0o755, true),
+        ] {
+            chmod(&middle, mode);
+            assert_eq!(own(&end).is_ok(), good, "{mode:o}");
+            assert_eq!(shared(&middle).is_ok(), good, "{mode:o}");
+            // What is not there yet would be made there.
+            assert_eq!(own(&end.join("not/yet")).is_ok(), good, "{mode:o}");
+        }
+        chmod(&middle, 0o1777);
+        assert!(why(own(&middle)).contains("everybody may write to it; chmod go-w"));
+    }
+
+    #[test]
+    fn links_are_followed_to_where_they_lead() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        fs::create_dir_all(at("open/in")).unwrap();
+        fs::create_dir(at("good")).unwrap();
+        chmod(&at("open"), 0o777);
+        symlink("good", at("one")).unwrap();
+        symlink(at("one"), at("two")).unwrap();
+        symlink("open/in/../in", at("three")).unwrap();
+        symlink("loop", at("loop")).unwrap();
+        own(&at("two")).unwrap();
+        own(&at("good/../two")).unwrap();
+        assert!(why(own(&at("three"))).contains("open: everybody may write"));
+        assert!(why(own(&at("loop"))).contains("too many symbolic links"));
+        fs::write(at("file"), "").unwrap();
+        assert!(why(own(&at("file"))).contains("it is not a directory"));
+    }
+}

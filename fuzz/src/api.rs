@@ -1,0 +1,246 @@
+//! What a client sends over the control socket, byte for byte.
+//!
+//! A stranger's request is refused before the daemon's engine hears of it. For one who may ask, every answer is
+//! HTTP, errors are JSON that says what was wrong, and what a request means is the same when it is written and
+//! read again.
+
+use std::{
+    sync::{
+        OnceLock,
+        atomic::{AtomicUsize, Ordering},
+        mpsc::Receiver,
+    },
+    thread,
+};
+
+use hyper_util::{rt::TokioIo, service::TowerToHyperService};
+use rto_agent::{
+    api::{
+        peer::{Allowed, Peer},
+        server,
+        types::{
+            AddRequest, Caller, ChangeAnswer, DetachAnswer, ListAnswer, LookupAnswer,
+            RemoveRequest, WalkView,
+        },
+    },
+    engine::{EngineError, Handle, Message},
+    policy::{Cidr, PolicyName, compile::compile},
+};
+use serde_json::{Value, json};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _, duplex},
+    runtime::{Builder, Runtime},
+};
+
+use crate::HOST;
+
+/// The group that may ask.
+const GROUP: u32 = 7;
+/// What is on its way in one direction.
+const PIPE: usize = 1 << 16;
+
+/// What the engine was asked since the process began.
+static ASKED: AtomicUsize = AtomicUsize::new(0);
+
+thread_local! {
+    static RUNTIME: Runtime = Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .expect("a runtime");
+}
+
+/// Checks a connection's bytes.
+pub fn check(data: &[u8]) {
+    let before = ASKED.load(Ordering::Relaxed);
+    for answer in answers(&served(data, peer(65_534, 65_534))) {
+        // But for 403: no request at all.
+        let refused = [403, 400, 408, 414, 431].contains(&answer.status);
+        assert!(refused, "{answer:?}");
+    }
+    assert_eq!(
+        ASKED.load(Ordering::Relaxed),
+        before,
+        "a stranger was heard"
+    );
+    // Root, or a member of the group: by the length, so that each input always has the same.
+    let (uid, group) = if data.len().is_multiple_of(2) {
+        (0, 0)
+    } else {
+        (1000, GROUP)
+    };
+    for answer in answers(&served(data, peer(uid, group))) {
+        assert!((100..600).contains(&answer.status), "{answer:?}");
+        assert!(uid != 0 || answer.status != 403, "{answer:?}");
+        if let (400.., Some(body)) = (answer.status, &answer.body) {
+            let body: Value = serde_json::from_slice(body).expect("an error is JSON");
+            assert!(body["error"].is_string(), "{body}");
+        }
+    }
+}
+
+fn peer(uid: u32, group: u32) -> Peer {
+    Peer {
+        caller: Caller { uid, pid: 1 },
+        groups: vec![group],
+    }
+}
+
+/// What the daemon says to these bytes.
+fn served(data: &[u8], peer: Peer) -> Vec<u8> {
+    let allowed = Allowed {
+        group: GROUP.into(),
+    };
+    let routes = server::routes_for(Some(peer), engine(), allowed);
+    RUNTIME.with(|runtime| {
+        runtime.block_on(async {
+            let (client, daemon) = duplex(PIPE);
+            let serving = hyper::server::conn::http1::Builder::new()
+                .serve_connection(TokioIo::new(daemon), TowerToHyperService::new(routes));
+            let (mut from, mut to) = tokio::io::split(client);
+            let asking = async {
+                // The daemon may hang up on nonsense.
+                let _hung_up = to.write_all(data).await;
+                let _hung_up = to.shutdown().await;
+            };
+            let mut said = Vec::new();
+            let listening = from.read_to_end(&mut said);
+            let (_nonsense, (), read) = tokio::join!(serving, asking, listening);
+            read.expect("a pipe can be read");
+            said
+        })
+    })
+}
+
+#[derive(Debug)]
+struct Answer {
+    status: u16,
+    /// Where its length is told and it is there.
+    body: Option<Vec<u8>>,
+}
+
+/// The answers on a connection, as far as their lengths are told.
+fn answers(mut said: &[u8]) -> Vec<Answer> {
+    let mut answers = Vec::new();
+    while !said.is_empty() {
+        let end = said.windows(4).position(|w| w == b"\r\n\r\n");
+        let end = end.expect("headers end") + 4;
+        let head = str::from_utf8(&said[..end]).expect("headers are text");
+        let status = head
+            .strip_prefix("HTTP/1.1 ")
+            .or_else(|| head.strip_prefix("HTTP/1.0 "))
+            .and_then(|rest| rest.get(..3)?.parse().ok())
+            .expect("it is HTTP");
+        let length = head
+            .lines()
+            .find_map(|line| line.strip_prefix("content-length: ")?.parse::<usize>().ok());
+        said = &said[end..];
+        let body = length.and_then(|length| said.get(..length));
+        // The answer to HEAD tells a length and has no body.
+        let body = body.filter(|body| !body.starts_with(b"HTTP/1."));
+        said = body.map_or(said, |body| &said[body.len()..]);
+        let is_last = body.is_none() && !said.starts_with(b"HTTP/1.");
+        answers.push(Answer {
+            status,
+            body: body.filter(|body| !body.is_empty()).map(<[u8]>::to_vec),
+        });
+        if is_last {
+            break;
+        }
+    }
+    answers
+}
+
+/// The address of an engine without a kernel.
+fn engine() -> Handle {
+    static ENGINE: OnceLock<Handle> = OnceLock::new();
+    let engine = ENGINE.get_or_init(|| {
+        let status = serde_json::from_value(status()).expect("a status");
+        let (handle, messages) = Handle::to_nobody(status);
+        thread::spawn(move || answer_all(&messages));
+        handle
+    });
+    engine.clone()
+}
+
+/// Answers as an engine that holds nothing; what is asked is read as far as it needs no kernel.
+fn answer_all(messages: &Receiver<Message>) {
+    for message in messages {
+        ASKED.fetch_add(1, Ordering::Relaxed);
+        // Who has hung up gets no answer.
+        match message {
+            Message::Add(request, _, reply) => drop(reply.send(add(&request))),
+            Message::Remove(request, _, reply) => drop(reply.send(remove(&request))),
+            Message::List(reply) => drop(reply.send(Ok(ListAnswer {
+                entries: Vec::new(),
+                masked: Vec::new(),
+            }))),
+            Message::Lookup(address, reply) => drop(reply.send(Ok(LookupAnswer {
+                address,
+                looked_up: address.to_canonical(),
+                entry: None,
+                shadowed: Vec::new(),
+                reason: String::new(),
+            }))),
+            Message::Reload(_, reply) => drop(reply.send(Ok(ChangeAnswer::default()))),
+            Message::Detach(_, _, reply) => drop(reply.send(Ok(DetachAnswer::default()))),
+            Message::Apply(_, _, reply) => drop(reply.send(Ok(WalkView::default()))),
+            Message::Probed(_, caller, reply) => {
+                assert_eq!(caller.uid, 0, "only root reports a probe");
+                drop(reply.send(Ok(())));
+            }
+            Message::Refresh(reply) => drop(reply.send(Ok(()))),
+            Message::Verify(reply) => drop(reply.send(Ok(Vec::new()))),
+            // Lines of which the sender is gone: they end at once.
+            Message::Watch(_, reply) => {
+                drop(reply.send(Ok(tokio::sync::broadcast::channel(1).1)));
+            }
+            Message::Unwatched | Message::Hangup | Message::FilesChanged | Message::Stop => {}
+        }
+    }
+}
+
+fn add(request: &AddRequest) -> Result<ChangeAnswer, EngineError> {
+    let text = serde_json::to_string(request).expect("it can be written");
+    let read: AddRequest = serde_json::from_str(&text).expect("it can be read");
+    assert_eq!(format!("{read:?}"), format!("{request:?}"));
+    cidrs(&request.cidrs)?;
+    if let Some(spec) = &request.settings {
+        let settings = spec.parse().map_err(EngineError::Refused)?;
+        let name = PolicyName::for_settings(&settings);
+        let again = rto_agent::api::types::SettingsSpec::from(&settings).parse();
+        assert_eq!(again.as_ref(), Ok(&settings));
+        let compiled = compile(&name, &settings, &HOST);
+        compiled.map_err(|errors| {
+            let texts: Vec<String> = errors.iter().map(ToString::to_string).collect();
+            EngineError::Refused(texts.join("\n"))
+        })?;
+    }
+    Ok(ChangeAnswer::default())
+}
+
+fn remove(request: &RemoveRequest) -> Result<ChangeAnswer, EngineError> {
+    cidrs(&request.cidrs)?;
+    Ok(ChangeAnswer::default())
+}
+
+fn cidrs(texts: &[String]) -> Result<(), EngineError> {
+    for text in texts {
+        let cidr: Cidr = text
+            .parse()
+            .map_err(|e: rto_agent::policy::CidrError| EngineError::Refused(e.to_string()))?;
+        assert_eq!(cidr.to_string().parse(), Ok(cidr));
+    }
+    Ok(())
+}
+
+fn status() -> Value {
+    json!({
+        "version": "0", "pid": 1, "uptime_s": 0, "healthy": true, "problems": [], "warnings": [],
+        "attachment": {"attached": true, "problem": null, "cgroup": "/", "program_id": null},
+        "found_at_start": "nothing", "in_sync": true, "kernel": "6.12", "host": HOST,
+        "config": "/config.toml", "pin_dir": "/pins", "entries": 0, "entries_by_hand": 0,
+        "entries_of": {"file": {"ipv4": 0, "ipv6": 0}, "manual": {"ipv4": 0, "ipv6": 0}},
+        "max_entries": 1, "policies": {}, "foreign_programs": 0, "features": [],
+        "last_reload": {"at_s": 0, "cause": "start", "ok": true},
+    })
+}

@@ -1,0 +1,108 @@
+//! A configuration file's text.
+//!
+//! It is read the same each time; its errors lie within it and are no longer than a person can read; one that is
+//! good is the same after it was written by `add --save`, and its entries are there after others came and went.
+
+use std::path::Path;
+
+use rto_agent::{
+    config::{Config, save},
+    policy::{Cidr, HostFacts, PolicyName, PolicySet, Settings},
+};
+
+use crate::{HOST, HZ};
+
+/// The file's name in errors.
+const PATH: &str = "fuzzed.toml";
+/// Errors beyond this are of no use, and a file that has one a byte must not make them all.
+const LONGEST_MESSAGE: usize = 1 << 20;
+
+/// Checks a text.
+pub fn check(data: &[u8]) {
+    let Ok(text) = str::from_utf8(data) else {
+        return;
+    };
+    let path = Path::new(PATH);
+    let read = Config::from_text(path, text.to_owned(), &HOST);
+    let again = Config::from_text(path, text.to_owned(), &HOST);
+    assert_eq!(format!("{read:?}"), format!("{again:?}"));
+    match read {
+        Ok(config) => good(text, &config),
+        Err(errors) => {
+            assert!(!errors.0.is_empty());
+            let lines = text.split('\n').count();
+            for error in &errors.0 {
+                assert!(error.line.is_none_or(|line| (1..=lines).contains(&line)));
+                assert!(error.column.is_none_or(|column| column >= 1));
+            }
+            assert!(errors.to_string().len() < LONGEST_MESSAGE + text.len());
+        }
+    }
+}
+
+fn good(text: &str, config: &Config) {
+    let set = &config.set;
+    assert!(set.entries.len() <= config.agent.max_entries as usize);
+    for entry in set.entries.values() {
+        assert!(set.policies.contains_key(&entry.policy));
+    }
+    for hz in HZ {
+        let host = HostFacts { hz, ..HOST };
+        let image = set.image(&host);
+        assert!(hz != HOST.hz || image.is_ok());
+    }
+    let saved = saved(set);
+    let read = Config::from_text(Path::new(PATH), saved, &HOST).expect("what was saved is good");
+    assert_eq!(plain(set), plain(&read.set));
+    edited(text, config);
+}
+
+/// All of a set as `add --save` writes it.
+fn saved(set: &PolicySet) -> String {
+    let mut text = String::new();
+    for (name, policy) in &set.policies {
+        let cidrs: Vec<Cidr> = set
+            .entries
+            .iter()
+            .filter(|(_, entry)| entry.policy == *name)
+            .map(|(cidr, _)| *cidr)
+            .collect();
+        text = save::added(&text, &cidrs, name, Some(&policy.settings)).expect("it is ours");
+    }
+    text
+}
+
+/// A set without the places its parts come from.
+type Plain<'a> = (
+    Vec<(&'a PolicyName, &'a Settings)>,
+    Vec<(&'a Cidr, &'a PolicyName)>,
+);
+
+fn plain(set: &PolicySet) -> Plain<'_> {
+    let policies = set.policies.iter().map(|(n, p)| (n, &p.settings));
+    let entries = set.entries.iter().map(|(c, e)| (c, &e.policy));
+    (policies.collect(), entries.collect())
+}
+
+/// Adds an entry to the text and takes it out again.
+fn edited(text: &str, config: &Config) {
+    let one: Cidr = "192.0.2.77/32".parse().expect("a CIDR");
+    let Some(name) = config.set.policies.keys().next() else {
+        return;
+    };
+    if config.set.entries.contains_key(&one)
+        || config.set.entries.len() >= config.agent.max_entries as usize
+    {
+        return;
+    }
+    let with = save::added(text, &[one], name, None).expect("it could be read");
+    let read = |text: String| {
+        Config::from_text(Path::new(PATH), text, &HOST).expect("an edit leaves it good")
+    };
+    let added = read(with.clone());
+    assert_eq!(added.set.entries.len(), config.set.entries.len() + 1);
+    assert_eq!(added.set.entries[&one].policy, *name);
+    let without = save::removed(&with, &[one]).expect("it could be read");
+    let without = read(without.expect("it is there"));
+    assert_eq!(plain(&without.set).1, plain(&config.set).1);
+}

@@ -1,0 +1,29 @@
+//! What rto-agent reads from others, each with what must hold of it whatever it is: `check` panics where
+//! it does not.
+//!
+//! The fuzzer calls these (`cargo xtask fuzz`), and so does a test, with every seed (`tests/seeds.rs`): what
+//! the fuzzer once found stays a seed.
+#![expect(
+    clippy::missing_panics_doc,
+    clippy::expect_used,
+    reason = "to panic is what they are for: see above"
+)]
+
+use rto_agent::policy::HostFacts;
+
+pub mod api;
+pub mod config;
+pub mod events;
+pub mod pcap;
+
+/// A host with everything.
+const HOST: HostFacts = HostFacts {
+    hz: 250,
+    tcp_syn_retries: 6,
+    tcp_syn_linear_timeouts: 4,
+    has_rto_max: true,
+    has_bpf_thin_linear: true,
+};
+
+/// HZ of the kernels there are.
+const HZ: [u32; 4] = [100, 250, 300, 1000];

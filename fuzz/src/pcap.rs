@@ -1,0 +1,62 @@
+//! A packet capture, as `rto-agent advise --pcap` reads it.
+//!
+//! It is read the same each time; what is kept of it stays within the limits and below what was read.
+
+use rto_model::capture::{Capture, Limits, read_with};
+
+/// Small ones, so that they are met.
+const LIMITS: Limits = Limits {
+    flows: 8,
+    outstanding: 8,
+    outstanding_in_all: 16,
+};
+
+/// Checks a file.
+pub fn check(data: &[u8]) {
+    let read = read_with(data, LIMITS);
+    assert_eq!(read, read_with(data, LIMITS));
+    let capture = match read {
+        Ok(capture) => capture,
+        Err(e) => {
+            assert!(e.to_string().len() < 1024);
+            return;
+        }
+    };
+    let counts = &capture.counts;
+    // A block or record header for each.
+    assert!(counts.packets * 12 <= data.len() as u64);
+    assert!(capture.cut_off_at.is_none_or(|at| at < data.len()));
+    let left_out = counts.not_tcp
+        + counts.other_links
+        + counts.fragments
+        + counts.cut_short
+        + counts.without_time
+        + counts.beyond_flows;
+    assert!(left_out <= counts.packets);
+    assert!(capture.flows.len() <= LIMITS.flows);
+    let sent = capture.sent();
+    // A SYN may carry data.
+    assert!(sent.segments <= 2 * counts.packets);
+    assert!(sent.retransmitted <= sent.segments);
+    assert!(sent.handshake_retransmitted <= sent.retransmitted);
+    let samples: usize = capture.samples().iter().map(Vec::len).sum();
+    assert!(samples as u64 + sent.unanswered <= 2 * sent.segments);
+    if let (Some(began), Some(ended)) = (capture.began_us, capture.ended_us) {
+        assert!(began <= ended);
+    }
+    let _said = capture.remarks();
+    only_less(&capture);
+}
+
+/// Of each connection at most one direction is kept, and nothing is made up.
+fn only_less(capture: &Capture) {
+    let mut far = capture.clone();
+    far.retain_far();
+    assert!(far.flows.iter().all(|flow| capture.flows.contains(flow)));
+    for flow in &far.flows {
+        let both = |other: &&rto_model::capture::Flow| {
+            other.interface == flow.interface && other.from == flow.to && other.to == flow.from
+        };
+        assert!(flow.from == flow.to || far.flows.iter().find(both).is_none());
+    }
+}

@@ -1,0 +1,358 @@
+//! `rto-lab rr`.
+
+use std::{
+    io::{self, Write as _},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs as _},
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+use anyhow::{Context as _, bail, ensure};
+use clap::{ArgGroup, Args};
+use nix::errno::Errno;
+
+use super::predict::duration;
+use crate::{
+    experiment::PORT,
+    interrupt,
+    rr::{
+        Limits, Options, Sizes, Tally, listen,
+        measure::{self, Interval, Limit, Outcome, Plan},
+        print, serve_while,
+    },
+};
+
+/// Without --timeout, of a measurement that no time ends.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Longest measurement.
+const LONGEST: Duration = Duration::from_secs(30 * 24 * 3600);
+/// Shortest of the intervals that have a line each.
+const SHORTEST_INTERVAL: Duration = Duration::from_millis(10);
+/// As many intervals are kept for --json at most.
+const KEPT: usize = 100_000;
+
+/// `rto-lab rr`.
+#[derive(Debug, Args)]
+#[command(group(ArgGroup::new("side").required(true).args(["server", "connect"])))]
+pub struct Rr {
+    /// Answer clients, any number of them, until Ctrl-C
+    #[arg(long)]
+    server: bool,
+    /// Where to listen [default: [::]:4700, which takes IPv4 as well]
+    #[arg(long, value_name = "ADDR:PORT", conflicts_with = "connect")]
+    on: Option<SocketAddr>,
+    /// Connections that the server has at the same time; it closes further ones at once
+    #[arg(long, value_name = "N", default_value_t = Limits::CONNECTIONS, conflicts_with = "connect")]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..))]
+    max_connections: u16,
+    /// Measure transactions with this server [default port: 4700]
+    #[arg(long, value_name = "HOST[:PORT]")]
+    connect: Option<String>,
+    /// Bytes of a request
+    #[arg(
+        long,
+        value_name = "BYTES",
+        default_value_t = 1,
+        conflicts_with = "server"
+    )]
+    request: u32,
+    /// Bytes of a response
+    #[arg(
+        long,
+        value_name = "BYTES",
+        default_value_t = 1,
+        conflicts_with = "server"
+    )]
+    response: u32,
+    /// How long, at most 30days [default: 10s]
+    #[arg(long, value_parser = measurement, conflicts_with = "server")]
+    duration: Option<Duration>,
+    /// How many transactions of each connection, instead of a duration
+    #[arg(
+        long,
+        value_name = "N",
+        conflicts_with_all = ["server", "duration"]
+    )]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..))]
+    count: Option<u64>,
+    /// Between a response and the next request
+    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = duration)]
+    #[arg(conflicts_with = "server")]
+    pause: Duration,
+    /// How many at the same time
+    #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "server")]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..=4096))]
+    connections: u16,
+    /// Each transaction on a connection of its own: connect, request, response, close (TCP_CRR)
+    #[arg(long, conflicts_with = "server")]
+    new_connection: bool,
+    /// For so long at the beginning nothing is recorded
+    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = duration)]
+    #[arg(conflicts_with = "server")]
+    warmup: Duration,
+    /// Fail after so long without a response [default: 1m with --count, else none]
+    #[arg(long, value_name = "DURATION", value_parser = duration, conflicts_with = "server")]
+    timeout: Option<Duration>,
+    /// A line for each such time while it runs, at least 10ms; --json keeps the first 100000
+    #[arg(long, value_name = "DURATION", value_parser = interval, conflicts_with = "server")]
+    #[arg(num_args = 0..=1, default_missing_value = "1s")]
+    interval: Option<Duration>,
+    /// Linear timeouts of a thin stream, on this side's sockets (TCP_THIN_LINEAR_TIMEOUTS)
+    #[arg(long)]
+    thin: bool,
+    /// Print JSON
+    #[arg(long, conflicts_with = "server")]
+    json: bool,
+    /// Print lines of comma-separated values
+    #[arg(long, conflicts_with_all = ["server", "json"])]
+    csv: bool,
+}
+
+pub(super) fn run(args: &Rr) -> anyhow::Result<()> {
+    interrupt::handle()?;
+    match &args.connect {
+        Some(host) => client(args, host),
+        None => server(args),
+    }
+}
+
+impl Rr {
+    fn options(&self) -> Options {
+        Options {
+            thin_linear: self.thin.then_some(true),
+        }
+    }
+
+    fn plan(&self, host: &str) -> anyhow::Result<Plan> {
+        let some = |name: &str, given: Option<Duration>| {
+            ensure!(given != Some(Duration::ZERO), "--{name} 0s is no time");
+            Ok(given)
+        };
+        let sizes = Sizes {
+            request: self.request,
+            response: self.response,
+        };
+        sizes.check()?;
+        let time = some("duration", self.duration)?.unwrap_or(Duration::from_secs(10));
+        let timeout = some("timeout", self.timeout)?;
+        Ok(Plan {
+            to: resolve(host)?,
+            sizes,
+            options: self.options(),
+            limit: self.count.map_or(Limit::Time(time), Limit::Count),
+            pause: self.pause,
+            connections: self.connections.into(),
+            new_connection: self.new_connection,
+            warmup: self.warmup,
+            timeout: timeout.or(self.count.map(|_| PATIENCE)),
+            interval: self.interval,
+            keep: if self.json { KEPT } else { 0 },
+        })
+    }
+}
+
+fn client(args: &Rr, host: &str) -> anyhow::Result<()> {
+    let plan = args.plan(host)?;
+    let mut out = io::stdout().lock();
+    if args.csv {
+        out.write_all(print::csv_heading().as_bytes())?;
+    }
+    let mut each = |interval: &Interval| {
+        if args.json {
+            // Stdout is one document.
+            return Ok(io::stderr().write_all(print::live(interval).as_bytes())?);
+        }
+        let line = if args.csv {
+            print::csv_interval(interval)
+        } else {
+            print::live(interval)
+        };
+        out.write_all(line.as_bytes())?;
+        Ok(out.flush()?)
+    };
+    let outcome = measure::run(&plan, &|| !interrupt::interrupted(), &mut each)?;
+    if args.csv {
+        out.write_all(print::csv_total(&outcome).as_bytes())?;
+    } else if args.json || outcome.transactions > 0 {
+        drop(out);
+        super::print(args.json, &outcome, || print::text(&outcome))?;
+    }
+    for remark in &outcome.remarks {
+        eprintln!("{remark}");
+    }
+    match outcome {
+        Outcome {
+            reason: Some(reason),
+            ..
+        } => bail!("{}: {reason}", outcome.to),
+        _ => Ok(()),
+    }
+}
+
+#[expect(clippy::print_stdout, reason = "stdout is data: what was done")]
+fn server(args: &Rr) -> anyhow::Result<()> {
+    let listener = match args.on {
+        Some(on) => listen(on).with_context(|| format!("listen on {on}"))?,
+        None => everywhere()?,
+    };
+    println!("listening on {}", listener.local_addr()?);
+    io::stdout().flush()?;
+    let tally = Arc::new(Tally::default());
+    let go_on = || !interrupt::interrupted();
+    let limits = Limits {
+        connections: args.max_connections.into(),
+        ..Limits::default()
+    };
+    let complain = |peer: SocketAddr, error: &anyhow::Error| eprintln!("{peer}: {error:#}");
+    serve_while(&listener, args.options(), limits, &tally, &go_on, complain)?;
+    println!(
+        "{} connections, {} transactions",
+        tally.connections.load(Ordering::Relaxed),
+        tally.transactions.load(Ordering::Relaxed),
+    );
+    let refused = tally.refused.load(Ordering::Relaxed);
+    if refused > 0 {
+        println!("{refused} connections refused");
+    }
+    Ok(())
+}
+
+fn measurement(text: &str) -> Result<Duration, String> {
+    let duration = humantime::parse_duration(text)
+        .map_err(|e| format!("{text}: {e}; a number and a unit, such as 10s"))?;
+    if duration > LONGEST {
+        return Err(format!("{text}: at most 30days"));
+    }
+    Ok(duration)
+}
+
+fn interval(text: &str) -> Result<Duration, String> {
+    let interval = duration(text)?;
+    if interval < SHORTEST_INTERVAL {
+        return Err(format!("{text}: at least 10ms"));
+    }
+    Ok(interval)
+}
+
+/// Both families, or IPv4 alone where there is no IPv6.
+fn everywhere() -> anyhow::Result<TcpListener> {
+    let on = |ip: IpAddr| SocketAddr::new(ip, PORT);
+    let both = on(Ipv6Addr::UNSPECIFIED.into());
+    match listen(both) {
+        Err(e) if e.raw_os_error() == Some(Errno::EAFNOSUPPORT as i32) => {
+            let v4 = on(Ipv4Addr::UNSPECIFIED.into());
+            listen(v4).with_context(|| format!("listen on {v4}"))
+        }
+        done => done.with_context(|| format!("listen on {both}")),
+    }
+}
+
+fn resolve(host: &str) -> anyhow::Result<Vec<SocketAddr>> {
+    let (name, port) = split(host)?;
+    let found: Vec<SocketAddr> = (name, port)
+        .to_socket_addrs()
+        .with_context(|| format!("--connect {host}"))?
+        .collect();
+    ensure!(!found.is_empty(), "--connect {host}: it has no address");
+    Ok(found)
+}
+
+/// "name", "name:port", "1.2.3.4:port", "::1", "[::1]" and "[::1]:port".
+fn split(host: &str) -> anyhow::Result<(&str, u16)> {
+    let (name, port) = if let Some(rest) = host.strip_prefix('[') {
+        let (name, port) = rest
+            .split_once(']')
+            .with_context(|| format!("--connect {host}: no ] after the address"))?;
+        (name, port)
+    } else if host.matches(':').count() > 1 {
+        (host, "")
+    } else {
+        host.split_at(host.find(':').unwrap_or(host.len()))
+    };
+    ensure!(!name.is_empty(), "--connect {host}: no host");
+    if port.is_empty() {
+        return Ok((name, PORT));
+    }
+    let port = port.strip_prefix(':').and_then(|port| port.parse().ok());
+    let port = port.filter(|port| *port > 0);
+    Ok((
+        name,
+        port.with_context(|| format!("--connect {host}: no port from 1 to 65535 after the :"))?,
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+    use crate::cli::{Cli, Verb};
+
+    fn parsed(line: &str) -> Result<Rr, clap::Error> {
+        let words = ["rto-lab", "rr"].into_iter().chain(line.split(' '));
+        Cli::try_parse_from(words).map(|cli| match cli.verb {
+            Verb::Rr(args) => args,
+            _ => unreachable!(),
+        })
+    }
+
+    #[test]
+    fn hosts_and_ports() {
+        for (text, expected) in [
+            ("a.example", ("a.example", 4700)),
+            ("a.example:1", ("a.example", 1)),
+            ("10.0.0.1:65535", ("10.0.0.1", 65535)),
+            ("::1", ("::1", 4700)),
+            ("[::1]", ("::1", 4700)),
+            ("[fe80::1%2]:80", ("fe80::1%2", 80)),
+        ] {
+            assert_eq!(split(text).unwrap(), expected, "{text}");
+        }
+        for bad in ["", ":80", "a:", "a:0", "a:65536", "a:b", "[::1", "[::1]80"] {
+            assert!(split(bad).is_err(), "{bad}");
+        }
+        assert_eq!(
+            resolve("[::1]:80").unwrap(),
+            [SocketAddr::from((Ipv6Addr::LOCALHOST, 80))]
+        );
+    }
+
+    #[test]
+    fn plans() {
+        let plan = |line: &str| {
+            let line = format!("--connect 127.0.0.1 {line}");
+            parsed(line.trim()).unwrap().plan("127.0.0.1")
+        };
+        let default = plan("").unwrap();
+        assert_eq!(default.limit, Limit::Time(Duration::from_secs(10)));
+        assert_eq!((default.timeout, default.interval), (None, None));
+        let counted = plan("--count 5 --interval --thin").unwrap();
+        assert_eq!(counted.limit, Limit::Count(5));
+        assert_eq!(counted.timeout, Some(PATIENCE));
+        assert_eq!(counted.interval, Some(Duration::from_secs(1)));
+        assert_eq!(counted.options.thin_linear, Some(true));
+        for bad in ["--duration 0s", "--response 0", "--request 9999999"] {
+            assert!(plan(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn wrong_usage() {
+        for bad in [
+            "--json",
+            "--server --connect a",
+            "--server --count 3",
+            "--connect a --on 127.0.0.1:1",
+            "--connect a --count 3 --duration 1s",
+            "--connect a --count 0",
+            "--connect a --connections 0",
+            "--connect a --max-connections 3",
+            "--server --max-connections 0",
+            "--connect a --duration 31days",
+            "--connect a --interval 9ms",
+        ] {
+            assert_eq!(parsed(bad).unwrap_err().exit_code(), 2, "{bad}");
+        }
+    }
+}

@@ -1,0 +1,302 @@
+//! The round-trip time of a request/response connection as each end's TCP sees it, and as the application does,
+//! by the pause between a response and the next request.
+//!
+//! A response is acknowledged by the next request or by a delayed ACK, whichever comes first, so that the
+//! server's RTT sample is about the shorter of the pause and the client's delayed-ACK timer. Nothing is lost here: what
+//! is sent again is sent again in vain.
+
+mod report;
+
+use std::{
+    path::Path,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::Context as _;
+use indicatif::{ProgressBar, ProgressStyle};
+use rand::{SeedableRng as _, rngs::ChaCha8Rng, seq::SliceRandom as _};
+
+use super::Field;
+use crate::{
+    ends::Watched,
+    ground::{agent::Agent, process::Dialogue},
+    interrupt,
+    link::Medium,
+    machine::{Machine, jiffy},
+    report::Report,
+    rr::Info,
+};
+
+/// Number of the first field's link.
+const FIRST: u8 = 61;
+/// Transactions a second that disturb each other little, on two cores.
+const LOAD: f64 = 400.0;
+/// A transaction over the emulated link and what goes with it.
+const TRANSACTION: Duration = Duration::from_micros(400);
+/// How often a wait looks for signals.
+const TICK: Duration = Duration::from_millis(50);
+/// What the policies set, if that is two jiffies.
+const BOUND: Duration = Duration::from_millis(8);
+
+/// What to measure.
+#[derive(Clone, Copy, Debug)]
+pub struct Options<'a> {
+    /// Fewer pauses and transactions.
+    pub quick: bool,
+    /// Transactions of each connection; `None`: the default.
+    pub transactions: Option<usize>,
+    /// Of the order.
+    pub seed: u64,
+    /// The agent's binary.
+    pub agent: &'a Path,
+}
+
+impl Options<'_> {
+    /// Milliseconds. The timer is at 40, and a jiffy later where it is not exact.
+    fn pauses(self) -> &'static [u64] {
+        if self.quick {
+            &[0, 8, 20, 30, 60]
+        } else {
+            &[
+                0, 1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 41, 44, 48, 60,
+            ]
+        }
+    }
+
+    /// Of each connection: those at its begin, when ACKs are not delayed (16 in a row) and the smoothed time still
+    /// remembers the handshake (an eighth of each sample is taken), and those measured.
+    fn transactions(self) -> (usize, usize) {
+        let (skip, count) = if self.quick { (40, 60) } else { (60, 400) };
+        (skip, self.transactions.unwrap_or(count))
+    }
+}
+
+/// What the agent sets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Setting {
+    /// Nothing: no entry covers the connection.
+    Kernel,
+    /// The delayed-ACK timer, at both ends.
+    Delack,
+    /// rto_min at both ends, which bounds the delayed ACK as well (Linux 6.11).
+    RtoMin,
+    /// rto_min at the server alone: the client's ACKs are as late as ever.
+    RtoMinServer,
+}
+
+impl Setting {
+    const ALL: [Self; 4] = [Self::Kernel, Self::Delack, Self::RtoMin, Self::RtoMinServer];
+
+    const fn number(self) -> u8 {
+        FIRST + self as u8
+    }
+
+    fn name(self, bound: Duration) -> String {
+        let bound = humantime::format_duration(bound);
+        match self {
+            Self::Kernel => "kernel".to_owned(),
+            Self::Delack => format!("delack_max {bound}"),
+            Self::RtoMin => format!("rto_min {bound}"),
+            Self::RtoMinServer => format!("rto_min {bound} (server)"),
+        }
+    }
+
+    fn policy(self, bound: Duration) -> Option<String> {
+        let number = self.number();
+        let (name, cidr, key) = match self {
+            Self::Kernel => return None,
+            Self::Delack => ("delack", format!("10.89.{number}.0/24"), "delack_max"),
+            Self::RtoMin => ("rto-min", format!("10.89.{number}.0/24"), "rto_min"),
+            // The client's address: it is the server that connections to it belong to.
+            Self::RtoMinServer => ("server", format!("10.89.{number}.1/32"), "rto_min"),
+        };
+        let bound = humantime::format_duration(bound)
+            .to_string()
+            .replace(' ', "");
+        Some(format!(
+            "[policy.{name}]\ncidrs = [\"{cidr}\"]\n{key} = \"{bound}\"\n"
+        ))
+    }
+}
+
+/// A connection that was measured.
+#[derive(Clone, Copy, Debug)]
+struct Cell {
+    setting: Setting,
+    pause_ms: u64,
+    client: Watched,
+    server: Info,
+}
+
+/// The namespaces of a setting, and their server.
+struct Ground {
+    field: Field,
+    server: Dialogue,
+}
+
+/// Measures, and reports.
+///
+/// # Errors
+///
+/// If something cannot be made or measured.
+pub fn run(options: Options<'_>) -> anyhow::Result<Report> {
+    let bound = BOUND.max(jiffy() * 2);
+    let mut agent = Agent::new(options.agent.to_owned())?;
+    let policies = Setting::ALL.into_iter().filter_map(|s| s.policy(bound));
+    agent.configure(&policies.collect::<String>())?;
+    agent.start()?;
+    let (skip, count) = options.transactions();
+    let mut grounds = Vec::new();
+    for setting in Setting::ALL {
+        let cgroup = Some(agent.cgroup.path());
+        let field = Field::new(Medium::Relay, setting.number(), options.seed, cgroup)?;
+        let server = field.serve("watch-server", &["--skip", &skip.to_string()])?;
+        grounds.push(Ground { field, server });
+    }
+    let mut order: Vec<(Setting, u64)> = Vec::new();
+    for pause in options.pauses() {
+        order.extend(Setting::ALL.map(|setting| (setting, *pause)));
+    }
+    order.shuffle(&mut ChaCha8Rng::seed_from_u64(options.seed));
+    let waves = waves(&order);
+    let bar = ProgressBar::new(
+        waves
+            .iter()
+            .map(|wave| expected_ms(wave, skip + count))
+            .sum(),
+    );
+    bar.set_style(ProgressStyle::with_template(
+        "{bar:40} {percent} %, {eta} left",
+    )?);
+    let mut cells = Vec::new();
+    for wave in waves {
+        cells.extend(together(&mut grounds, &wave, skip, count)?);
+        bar.inc(expected_ms(&wave, skip + count));
+    }
+    bar.finish_and_clear();
+    let mut report = report::report(
+        Machine::here()?,
+        bound,
+        options.pauses(),
+        (skip + count) as u64,
+        &cells,
+    );
+    report.seed = options.seed;
+    report.method = vec![
+        (
+            "link".to_owned(),
+            "emulated, without delay and loss of its own".to_owned(),
+        ),
+        (
+            "transactions".to_owned(),
+            format!("{count} of each connection, after {skip}; 1 byte and 2 bytes"),
+        ),
+        (
+            "TCP's view".to_owned(),
+            "TCP_INFO at each response (client) and request (server): medians".to_owned(),
+        ),
+    ];
+    Ok(report)
+}
+
+/// Cells that are measured at the same time.
+fn waves(order: &[(Setting, u64)]) -> Vec<Vec<(Setting, u64)>> {
+    let rate = |pause: u64| 1.0 / (Duration::from_millis(pause) + TRANSACTION).as_secs_f64();
+    let mut waves: Vec<(f64, Vec<(Setting, u64)>)> = Vec::new();
+    for &(setting, pause) in order {
+        let room = waves
+            .iter_mut()
+            .find(|(load, _)| load + rate(pause) <= LOAD);
+        match room {
+            Some((load, wave)) => {
+                *load += rate(pause);
+                wave.push((setting, pause));
+            }
+            None => waves.push((rate(pause), vec![(setting, pause)])),
+        }
+    }
+    waves.into_iter().map(|(_, wave)| wave).collect()
+}
+
+fn expected_ms(wave: &[(Setting, u64)], transactions: usize) -> u64 {
+    let longest = wave.iter().map(|(_, pause)| pause + 1).max().unwrap_or(0);
+    longest * transactions as u64
+}
+
+fn together(
+    grounds: &mut [Ground],
+    wave: &[(Setting, u64)],
+    skip: usize,
+    count: usize,
+) -> anyhow::Result<Vec<Cell>> {
+    let longest = wave.iter().map(|(_, pause)| *pause).max().unwrap_or(0);
+    let end = Instant::now() + Duration::from_millis(longest * (skip + count) as u64);
+    let (skip, count) = (skip.to_string(), count.to_string());
+    let mut clients = Vec::new();
+    for (setting, pause) in wave {
+        let pause = pause.to_string();
+        let args = ["--pause-ms", &pause, "--skip", &skip, "--count", &count];
+        clients.push(
+            grounds[*setting as usize]
+                .field
+                .client("watch-client", &args)?,
+        );
+    }
+    // Their answers cannot come sooner, and who only waits for an answer hears no signal.
+    while Instant::now() < end {
+        interrupt::check()?;
+        thread::sleep(TICK);
+    }
+    let mut cells = Vec::new();
+    for (&(setting, pause_ms), client) in wave.iter().zip(&mut clients) {
+        interrupt::check()?;
+        let said = client.reply()?;
+        let client: Watched = serde_json::from_str(&said).context(said)?;
+        let server = &mut grounds[setting as usize].server;
+        let said = server.ask(&client.port.to_string())?;
+        cells.push(Cell {
+            setting,
+            pause_ms,
+            client,
+            server: serde_json::from_str(&said).context(said)?,
+        });
+    }
+    Ok(cells)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waves_hold_every_cell_once_and_no_more_than_they_may() {
+        let pauses = [0, 1, 8, 40, 41, 60];
+        let order: Vec<_> = pauses
+            .iter()
+            .flat_map(|pause| Setting::ALL.map(|setting| (setting, *pause)))
+            .collect();
+        let waves = waves(&order);
+        for wave in &waves {
+            let rate: f64 = wave.iter().map(|(_, p)| 1000.0 / (*p as f64 + 0.4)).sum();
+            assert!(rate <= LOAD || wave.len() == 1, "{wave:?}");
+        }
+        assert_eq!(waves.iter().map(Vec::len).sum::<usize>(), order.len());
+        // The long pauses of all settings are measured at once.
+        assert!(waves.iter().any(|wave| wave.len() >= 10), "{waves:?}");
+    }
+
+    #[test]
+    fn policies_tell_the_fields_apart() {
+        let all: Vec<String> = Setting::ALL
+            .into_iter()
+            .filter_map(|setting| setting.policy(BOUND))
+            .collect();
+        assert_eq!(
+            all.concat(),
+            "[policy.delack]\ncidrs = [\"10.89.62.0/24\"]\ndelack_max = \"8ms\"\n\
+             [policy.rto-min]\ncidrs = [\"10.89.63.0/24\"]\nrto_min = \"8ms\"\n\
+             [policy.server]\ncidrs = [\"10.89.64.1/32\"]\nrto_min = \"8ms\"\n"
+        );
+    }
+}

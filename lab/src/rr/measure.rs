@@ -1,0 +1,516 @@
+//! A measurement: transactions over one connection or many, one after the other or each on its own, for a while
+//! or a number of them.
+
+use std::{
+    net::SocketAddr,
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+        mpsc::{self, RecvTimeoutError},
+    },
+    thread,
+    time::{Duration, Instant, SystemTime},
+};
+
+use anyhow::{Context as _, bail};
+use hdrhistogram::Histogram;
+use serde::{Deserialize, Serialize};
+
+use super::{
+    Broken, Client, Ending, Info, Options, Sizes, TICK,
+    worker::{self, Connected, Share},
+};
+
+/// When it is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Limit {
+    /// After this time.
+    Time(Duration),
+    /// After so many transactions of each connection.
+    Count(u64),
+}
+
+/// What is measured.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// Addresses of the server; the first that answers is taken.
+    pub to: Vec<SocketAddr>,
+    /// Bytes of a transaction.
+    pub sizes: Sizes,
+    /// Of the sockets.
+    pub options: Options,
+    /// When it is over.
+    pub limit: Limit,
+    /// Between a response and the next request.
+    pub pause: Duration,
+    /// How many at the same time.
+    pub connections: usize,
+    /// Each transaction on a connection of its own.
+    pub new_connection: bool,
+    /// For so long nothing is recorded.
+    pub warmup: Duration,
+    /// Longest wait for a connection or a response; `None`: as long as TCP waits.
+    pub timeout: Option<Duration>,
+    /// Intervals to report on, if any.
+    pub interval: Option<Duration>,
+    /// How many of these the outcome keeps at most; 0 where it is enough that `each` saw them.
+    pub keep: usize,
+}
+
+/// How it ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Ended {
+    /// As it was planned.
+    Done,
+    /// By a signal.
+    Interrupted,
+    /// Because something failed.
+    Failed,
+}
+
+/// Times in a few numbers, microseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "their names say it")]
+pub struct Times {
+    pub count: u64,
+    pub min_us: u64,
+    pub mean_us: f64,
+    pub p50_us: u64,
+    pub p90_us: u64,
+    pub p99_us: u64,
+    pub p99_9_us: u64,
+    pub max_us: u64,
+    pub stddev_us: f64,
+}
+
+impl Times {
+    /// Of a histogram; `None` of an empty one.
+    #[must_use]
+    pub fn of(histogram: &Histogram<u64>) -> Option<Self> {
+        (!histogram.is_empty()).then(|| Self {
+            count: histogram.len(),
+            min_us: histogram.min(),
+            mean_us: histogram.mean(),
+            p50_us: histogram.value_at_quantile(0.5),
+            p90_us: histogram.value_at_quantile(0.9),
+            p99_us: histogram.value_at_quantile(0.99),
+            p99_9_us: histogram.value_at_quantile(0.999),
+            max_us: histogram.max(),
+            stddev_us: histogram.stdev(),
+        })
+    }
+}
+
+/// The longest time between two responses on a connection, without the pause that was asked for.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Idle {
+    /// How long.
+    pub us: u64,
+    /// When it began, seconds after the measurement did.
+    pub after_s: f64,
+    /// When it began (RFC 3339).
+    pub began: String,
+    /// On which connection, from 1.
+    pub connection: usize,
+    /// Whether the measurement ended before the response came.
+    pub unfinished: bool,
+}
+
+/// A connection, at its end; the last one of those that follow each other.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Connection {
+    /// Its client's end.
+    pub local: SocketAddr,
+    /// Its server's end.
+    pub peer: SocketAddr,
+    /// How long connect(2) took.
+    pub connect_us: u64,
+    /// As the client's kernel sees it.
+    pub client: Info,
+    /// As the server's kernel sees it, if it could still say so.
+    pub server: Option<Info>,
+}
+
+/// Part of a measurement.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Interval {
+    /// Its begin, seconds after that of the measurement.
+    pub from_s: f64,
+    /// Its length.
+    pub seconds: f64,
+    /// Transactions that ended in it.
+    pub transactions: u64,
+    /// How long they took.
+    pub latency: Option<Times>,
+}
+
+/// What was measured.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Outcome {
+    /// The server.
+    pub to: SocketAddr,
+    /// netperf's name for it: TCP_RR, or TCP_CRR with new connections.
+    pub test: &'static str,
+    /// Bytes of a request.
+    pub request_bytes: u32,
+    /// Bytes of a response.
+    pub response_bytes: u32,
+    /// Between a response and the next request.
+    pub pause_us: u64,
+    /// How many at the same time.
+    pub connections: usize,
+    /// When it began, after the warm-up (RFC 3339).
+    pub began: String,
+    /// How long it took, without the warm-up.
+    pub elapsed_s: f64,
+    /// How many were measured.
+    pub transactions: u64,
+    /// Of all connections together.
+    pub transactions_per_s: f64,
+    /// How long a transaction took; with new connections from connect(2) to the end of the connection.
+    pub latency: Option<Times>,
+    /// How long connect(2) took.
+    pub connect: Option<Times>,
+    /// The longest.
+    pub longest_idle: Option<Idle>,
+    /// Retransmissions of all connections, as the client's kernel counts them.
+    pub retransmissions: u64,
+    /// The connections at their end, as TCP sees them.
+    pub tcp: Vec<Connection>,
+    /// By intervals, if they were asked for: the first [`Plan::keep`] of them.
+    pub intervals: Vec<Interval>,
+    /// What is missing from all this, and why.
+    pub remarks: Vec<String>,
+    /// How it ended.
+    pub ended: Ended,
+    /// Why, if it failed.
+    pub reason: Option<String>,
+}
+
+/// What the workers have in common.
+pub(super) struct Shared<'a> {
+    pub(super) plan: &'a Plan,
+    pub(super) to: SocketAddr,
+    pub(super) stop: AtomicBool,
+    /// Since when is recorded.
+    pub(super) from: Instant,
+    pub(super) deadline: Option<Instant>,
+    /// By worker: what was measured since the last interval.
+    pub(super) live: Vec<Mutex<Histogram<u64>>>,
+}
+
+/// Measures. `each` is told of each interval; an error of it ends the measurement. It ends as well when `go_on` says no.
+///
+/// # Errors
+///
+/// If the connections cannot be made, or a time of the plan is beyond what the clock counts. What fails later is in
+/// the outcome.
+pub fn run(
+    plan: &Plan,
+    go_on: &dyn Fn() -> bool,
+    each: &mut dyn FnMut(&Interval) -> anyhow::Result<()>,
+) -> anyhow::Result<Outcome> {
+    plan.sizes.check()?;
+    later(Instant::now(), plan.pause)?;
+    let (to, clients) = connect(plan, go_on)?;
+    let (begin, began) = (Instant::now(), SystemTime::now());
+    let from = later(begin, plan.warmup)?;
+    let mut live = Vec::new();
+    if plan.interval.is_some() {
+        for _ in &clients {
+            live.push(Mutex::new(Histogram::new(3)?));
+        }
+    }
+    let shared = Shared {
+        plan,
+        to,
+        stop: AtomicBool::new(false),
+        from,
+        deadline: match plan.limit {
+            Limit::Time(time) => Some(later(from, time)?),
+            Limit::Count(_) => None,
+        },
+        live,
+    };
+    let mut ended = Ended::Done;
+    let mut intervals = Vec::new();
+    let mut left_out = 0_u64;
+    let mut failed = None;
+    let shares = thread::scope(|scope| -> anyhow::Result<Vec<Share>> {
+        let (sender, receiver) = mpsc::channel();
+        for (number, client) in clients.into_iter().enumerate() {
+            let (shared, sender) = (&shared, sender.clone());
+            let share = Share::new(number)?;
+            let worker = thread::Builder::new().name(format!("connection {}", number + 1));
+            let spawned = worker.spawn_scoped(scope, move || {
+                // Nobody listens any more only if the others failed.
+                let _late = sender.send(worker::work(share, client, shared));
+            });
+            if spawned.is_err() {
+                shared.stop.store(true, Ordering::Relaxed);
+            }
+            spawned.context("a thread for each connection")?;
+        }
+        drop(sender);
+        let mut shares: Vec<Share> = Vec::new();
+        let mut last = from;
+        loop {
+            let now = Instant::now();
+            let next = plan
+                .interval
+                .and_then(|interval| last.checked_add(interval));
+            let wait = next.map_or(TICK, |next| next.saturating_duration_since(now).min(TICK));
+            match receiver.recv_timeout(wait) {
+                Ok(share) => {
+                    if share.failure.is_some() {
+                        shared.stop.store(true, Ordering::Relaxed);
+                    }
+                    shares.push(share);
+                }
+                Err(RecvTimeoutError::Disconnected) => break,
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+            if ended == Ended::Done && !go_on() {
+                ended = Ended::Interrupted;
+                shared.stop.store(true, Ordering::Relaxed);
+            }
+            let stopping = shared.stop.load(Ordering::Relaxed);
+            if next.is_some_and(|next| Instant::now() >= next) && failed.is_none() && !stopping {
+                let interval = drain(&shared, from, &mut last)?;
+                // With a warm-up the first begin is in the future.
+                if let Err(error) = each(&interval) {
+                    failed = Some(error);
+                    shared.stop.store(true, Ordering::Relaxed);
+                }
+                if intervals.len() < plan.keep {
+                    intervals.push(interval);
+                } else {
+                    left_out += 1;
+                }
+            }
+        }
+        Ok(shares)
+    })?;
+    if let Some(error) = failed {
+        return Err(error);
+    }
+    let mut outcome = assemble(&shared, shares, began + plan.warmup)?;
+    if plan.keep > 0 && left_out > 0 {
+        let kept = intervals.len();
+        outcome.remarks.push(format!(
+            "the first {kept} intervals are kept, {left_out} more are left out"
+        ));
+    }
+    outcome.intervals = intervals;
+    if outcome.reason.is_some() {
+        outcome.ended = Ended::Failed;
+    } else {
+        outcome.ended = ended;
+    }
+    Ok(outcome)
+}
+
+fn later(instant: Instant, by: Duration) -> anyhow::Result<Instant> {
+    let later = instant.checked_add(by);
+    later.with_context(|| format!("{} s are beyond what the clock counts", by.as_secs()))
+}
+
+/// Takes what the workers have measured since the last interval.
+fn drain(shared: &Shared<'_>, from: Instant, last: &mut Instant) -> anyhow::Result<Interval> {
+    let mut all = Histogram::<u64>::new(3)?;
+    for one in &shared.live {
+        let mut one = one.lock().unwrap_or_else(PoisonError::into_inner);
+        all.add(&*one)?;
+        one.reset();
+    }
+    let now = Instant::now();
+    let interval = Interval {
+        from_s: last.saturating_duration_since(from).as_secs_f64(),
+        seconds: now.saturating_duration_since(*last).as_secs_f64(),
+        transactions: all.len(),
+        latency: Times::of(&all),
+    };
+    *last = now;
+    Ok(interval)
+}
+
+/// The address that answers, and a client for each worker (none where each transaction has its own).
+fn connect(
+    plan: &Plan,
+    go_on: &dyn Fn() -> bool,
+) -> anyhow::Result<(SocketAddr, Vec<Option<Connected>>)> {
+    let ending = if plan.new_connection {
+        // It is only to see who answers.
+        Ending::Closed
+    } else {
+        Ending::Told
+    };
+    let mut error = None;
+    for to in &plan.to {
+        let open = || {
+            let begin = Instant::now();
+            let patience = || go_on() && plan.timeout.is_none_or(|most| begin.elapsed() < most);
+            Client::open(*to, plan.sizes, plan.options, ending, &patience)
+        };
+        let first = match open() {
+            Ok(first) => first,
+            Err(Broken::Stopped) if !go_on() => bail!("interrupted before there was a connection"),
+            Err(broken) => {
+                error = Some(anyhow::Error::new(broken).context(format!("connect to {to}")));
+                continue;
+            }
+        };
+        let mut clients = vec![(!plan.new_connection).then_some(first)];
+        while clients.len() < plan.connections {
+            let next = (!plan.new_connection).then(open).transpose();
+            let number = clients.len() + 1;
+            clients.push(next.with_context(|| format!("connection {number} to {to}"))?);
+        }
+        return Ok((*to, clients));
+    }
+    Err(error.unwrap_or_else(|| anyhow::anyhow!("no address to connect to")))
+}
+
+fn assemble(shared: &Shared<'_>, shares: Vec<Share>, began: SystemTime) -> anyhow::Result<Outcome> {
+    let Shared { plan, to, from, .. } = shared;
+    let mut latencies = Histogram::<u64>::new(3)?;
+    let mut connects = Histogram::<u64>::new(3)?;
+    let mut shares = shares;
+    shares.sort_by_key(|share| share.number);
+    for share in &shares {
+        latencies.add(&share.latencies)?;
+        connects.add(&share.connects)?;
+    }
+    let until = shares.iter().map(|share| share.until).max();
+    let elapsed = until.map_or(Duration::ZERO, |until| {
+        until.saturating_duration_since(*from)
+    });
+    let longest = shares
+        .iter()
+        .filter_map(|share| Some((share.idle?, share.number)))
+        .max_by_key(|(idle, _)| idle.length);
+    let mut missing = shares.iter().filter_map(|share| share.remark.clone());
+    let mut remarks: Vec<String> = missing.next().into_iter().collect();
+    let more = missing.count();
+    if more > 0 {
+        remarks.push(format!("and {more} more connections like that"));
+    }
+    let seconds = elapsed.as_secs_f64();
+    #[expect(clippy::cast_precision_loss, reason = "fewer than 2^53 in a lifetime")]
+    let per_s = if seconds > 0.0 {
+        latencies.len() as f64 / seconds
+    } else {
+        0.0
+    };
+    Ok(Outcome {
+        to: *to,
+        test: if plan.new_connection {
+            "TCP_CRR"
+        } else {
+            "TCP_RR"
+        },
+        request_bytes: plan.sizes.request,
+        response_bytes: plan.sizes.response,
+        pause_us: worker::micros(plan.pause),
+        connections: plan.connections,
+        began: humantime::format_rfc3339_millis(began).to_string(),
+        elapsed_s: seconds,
+        transactions: latencies.len(),
+        transactions_per_s: per_s,
+        latency: Times::of(&latencies),
+        connect: Times::of(&connects),
+        longest_idle: longest.map(|(idle, number)| {
+            let after = idle.began.saturating_duration_since(*from);
+            Idle {
+                us: worker::micros(idle.length),
+                after_s: after.as_secs_f64(),
+                began: humantime::format_rfc3339_millis(began + after).to_string(),
+                connection: number + 1,
+                unfinished: idle.unfinished,
+            }
+        }),
+        retransmissions: shares.iter().map(|share| share.retransmissions).sum(),
+        reason: shares.iter().find_map(|share| share.failure.clone()),
+        tcp: shares.into_iter().filter_map(|share| share.end).collect(),
+        intervals: Vec::new(),
+        remarks,
+        ended: Ended::Done,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+    use crate::rr::serve;
+
+    fn plan(to: SocketAddr) -> Plan {
+        Plan {
+            to: vec![to],
+            sizes: Sizes::SMALL,
+            options: Options::default(),
+            limit: Limit::Time(Duration::from_millis(200)),
+            pause: Duration::from_millis(1),
+            connections: 1,
+            new_connection: false,
+            warmup: Duration::ZERO,
+            timeout: None,
+            interval: Some(Duration::from_millis(10)),
+            keep: 2,
+        }
+    }
+
+    fn server() -> SocketAddr {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let to = listener.local_addr().unwrap();
+        thread::spawn(move || serve(&listener, Options::default()));
+        to
+    }
+
+    #[test]
+    fn no_more_intervals_are_kept_than_asked_for() {
+        let to = server();
+        for keep in [0, 2] {
+            let plan = Plan { keep, ..plan(to) };
+            let mut seen = 0;
+            let mut each = |_: &Interval| {
+                seen += 1;
+                Ok(())
+            };
+            let outcome = run(&plan, &|| true, &mut each).unwrap();
+            assert!(seen > 2, "{seen}");
+            assert_eq!(outcome.intervals.len(), keep);
+            assert_eq!(outcome.remarks.len(), keep / 2, "{:?}", outcome.remarks);
+        }
+    }
+
+    #[test]
+    fn times_beyond_the_clock_are_refused() {
+        let plan = plan(server());
+        let long = Duration::from_secs(u64::MAX);
+        for plan in [
+            Plan {
+                limit: Limit::Time(long),
+                ..plan.clone()
+            },
+            Plan {
+                warmup: long,
+                ..plan.clone()
+            },
+            Plan {
+                pause: long,
+                ..plan.clone()
+            },
+        ] {
+            let error = run(&plan, &|| true, &mut |_| Ok(())).unwrap_err();
+            assert!(error.to_string().contains("beyond"), "{error}");
+        }
+        let plan = Plan {
+            interval: Some(long),
+            ..plan
+        };
+        run(&plan, &|| true, &mut |_| Ok(())).unwrap();
+    }
+}

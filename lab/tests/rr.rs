@@ -1,0 +1,381 @@
+//! `rto-lab rr` over the loopback, as a user runs it.
+
+#![expect(clippy::unwrap_used, reason = "a test may fail")]
+
+use std::{
+    fs,
+    io::{BufRead as _, BufReader, Read as _, Write as _},
+    net::{TcpListener, TcpStream},
+    process::{Child, ChildStdout, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use assert_cmd::{assert::OutputAssertExt as _, cargo::cargo_bin};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use serde_json::Value;
+
+/// Killed, if nobody ended it.
+struct Running(Child);
+
+impl Running {
+    fn start(args: &[&str]) -> Self {
+        let mut command = rto_lab(args);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        Self(command.spawn().unwrap())
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill(Pid::from_raw(self.0.id().try_into().unwrap()), signal).unwrap();
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ended = self.0.kill();
+        let _reaped = self.0.wait();
+    }
+}
+
+/// A server on a port that was free, what it says, and where it listens.
+fn server(on: &str) -> (Running, BufReader<ChildStdout>, String) {
+    let mut server = Running::start(&["--server", "--on", on]);
+    let mut said = BufReader::new(server.0.stdout.take().unwrap());
+    let mut line = String::new();
+    said.read_line(&mut line).unwrap();
+    let to = line.trim().strip_prefix("listening on ").unwrap();
+    let to = to.to_owned();
+    (server, said, to)
+}
+
+fn rto_lab(args: &[&str]) -> Command {
+    let mut command = Command::new(cargo_bin!("rto-lab"));
+    command.arg("rr").args(args);
+    command
+}
+
+/// What a client that must end with this status prints as JSON, and on stderr.
+fn measured(to: &str, args: &[&str], status: i32) -> (Value, String) {
+    let all = [&["--connect", to, "--json"], args].concat();
+    let output = rto_lab(&all).assert().code(status).get_output().clone();
+    let json = serde_json::from_slice(&output.stdout).unwrap();
+    (json, String::from_utf8(output.stderr).unwrap())
+}
+
+#[test]
+fn counts_histograms_and_how_tcp_sees_it() {
+    let (server, mut said, to) = server("127.0.0.1:0");
+    let args = ["--count", "50", "--connections", "3", "--pause", "2ms"];
+    let sizes = ["--request", "100", "--response", "2000"];
+    let (json, _) = measured(&to, &[&args[..], &sizes].concat(), 0);
+    assert_eq!(json["transactions"], 150);
+    assert_eq!(json["latency"]["count"], 150);
+    assert_eq!(json["connect"]["count"], 3);
+    assert_eq!(
+        (&json["request_bytes"], &json["response_bytes"]),
+        (&100.into(), &2000.into())
+    );
+    assert_eq!(
+        (&json["test"], &json["ended"]),
+        (&"TCP_RR".into(), &"done".into())
+    );
+    let latency = |name: &str| json["latency"][name].as_f64().unwrap();
+    let rising = ["min_us", "p50_us", "p90_us", "p99_us", "p99_9_us", "max_us"].map(latency);
+    assert!(rising.is_sorted(), "{json:#}");
+    assert!((rising[0]..=rising[5]).contains(&latency("mean_us")));
+    // The pause is not idle time, but 49 of them passed.
+    assert!(json["elapsed_s"].as_f64().unwrap() >= 0.098, "{json:#}");
+    let idle = json["longest_idle"]["us"].as_f64().unwrap();
+    assert!(idle + 1.0 >= rising[5] * 0.99, "{json:#}");
+    assert_eq!(json["longest_idle"]["unfinished"], false);
+    let ends = json["tcp"].as_array().unwrap();
+    assert_eq!(ends.len(), 3);
+    for end in ends {
+        assert!(end["client"]["delivered"].as_u64().unwrap() >= 50, "{end}");
+        // The server's responses wait for the next request's ACK.
+        assert!(end["server"]["srtt_us"].as_u64().unwrap() > 1000, "{end}");
+        assert!(end["client"]["rto_us"].as_u64().unwrap() > 0);
+    }
+
+    let (json, _) = measured(&to, &["--count", "20", "--new-connection"], 0);
+    assert_eq!(
+        (&json["test"], &json["transactions"]),
+        (&"TCP_CRR".into(), &20.into())
+    );
+    assert_eq!(json["connect"]["count"], 20);
+
+    server.signal(Signal::SIGINT);
+    let mut rest = String::new();
+    said.read_to_string(&mut rest).unwrap();
+    // One looked whether somebody listens.
+    assert_eq!(rest, "24 connections, 170 transactions\n");
+    let mut server = server;
+    assert_eq!(server.0.wait().unwrap().code(), Some(0));
+}
+
+#[test]
+fn both_families_by_name_with_live_lines() {
+    let (_server, _said, to) = server("[::]:0");
+    let port = to.rsplit(':').next().unwrap();
+    for host in ["127.0.0.1", "[::1]", "localhost"] {
+        let to = format!("{host}:{port}");
+        let args = ["--connect", &to, "--csv", "--interval", "100ms"];
+        let time = ["--duration", "350ms", "--warmup", "50ms", "--pause", "1ms"];
+        let output = rto_lab(&[&args[..], &time].concat()).assert().success();
+        let text = String::from_utf8(output.get_output().stdout.clone()).unwrap();
+        let mut reader = csv::Reader::from_reader(text.as_bytes());
+        let rows: Vec<csv::StringRecord> = reader.records().map(Result::unwrap).collect();
+        let (total, intervals) = rows.split_last().unwrap();
+        assert_eq!(&total[0], "total");
+        assert!((2..=3).contains(&intervals.len()), "{text}");
+        let count = |row: &csv::StringRecord| row[5].parse::<u64>().unwrap();
+        assert!(
+            intervals.iter().map(count).sum::<u64>() <= count(total),
+            "{text}"
+        );
+        assert!(
+            (0.3..0.6).contains(&total[1].parse::<f64>().unwrap()),
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn nobody_listens() {
+    let free = TcpListener::bind("127.0.0.1:0").unwrap();
+    let to = free.local_addr().unwrap().to_string();
+    drop(free);
+    for kind in [&[][..], &["--new-connection"]] {
+        let all = [&["--connect", &to], kind].concat();
+        let output = rto_lab(&all).assert().code(1).get_output().clone();
+        assert!(output.stdout.is_empty());
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(said.contains(&to) && said.contains("refused"), "{said}");
+    }
+    let said = rto_lab(&["--connect", "no.such.host.invalid"])
+        .assert()
+        .code(1);
+    let said = String::from_utf8(said.get_output().stderr.clone()).unwrap();
+    assert!(said.contains("no.such.host.invalid"), "{said}");
+}
+
+#[test]
+fn peers_that_fall_silent_go_or_speak_something_else() {
+    let (silent, _said, to) = server("127.0.0.1:0");
+    let begin = Instant::now();
+    let args = [
+        "--connect",
+        &to,
+        "--json",
+        "--timeout",
+        "500ms",
+        "--pause",
+        "1ms",
+    ];
+    let client = Running::start(&args);
+    std::thread::sleep(Duration::from_millis(300));
+    silent.signal(Signal::SIGSTOP);
+    let (json, status) = finished(client);
+    assert_eq!(status, Some(1), "{json:#}");
+    assert!(begin.elapsed() < Duration::from_secs(5));
+    assert_eq!(json["ended"], "failed");
+    assert!(
+        json["reason"].as_str().unwrap().contains("no response for"),
+        "{json:#}"
+    );
+    assert!(json["transactions"].as_u64().unwrap() > 0);
+    assert_eq!(json["longest_idle"]["unfinished"], true);
+    let idle = json["longest_idle"]["us"].as_u64().unwrap();
+    assert!((500_000..2_000_000).contains(&idle), "{json:#}");
+
+    let (mut gone, _said, to) = server("127.0.0.1:0");
+    let client = Running::start(&["--connect", &to, "--json", "--pause", "1ms"]);
+    std::thread::sleep(Duration::from_millis(300));
+    gone.0.kill().unwrap();
+    let (json, status) = finished(client);
+    assert_eq!(
+        (status, &json["ended"]),
+        (Some(1), &"failed".into()),
+        "{json:#}"
+    );
+    assert!(json["transactions"].as_u64().unwrap() > 0);
+
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let to = listener.local_addr().unwrap().to_string();
+    let peer = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.write_all(b"SSH-2.0-none\r\n").unwrap();
+        let _ended = stream.read(&mut [0; 100]);
+        stream
+    });
+    let (json, said) = measured(&to, &["--duration", "5s"], 1);
+    assert!(said.contains("does not speak"), "{said}");
+    assert_eq!(json["transactions"], 0);
+    peer.join().unwrap();
+}
+
+#[test]
+fn an_interrupt_prints_what_was_measured() {
+    let (_server, _said, to) = server("127.0.0.1:0");
+    let client = Running::start(&["--connect", &to, "--json", "--duration", "1m"]);
+    std::thread::sleep(Duration::from_millis(300));
+    client.signal(Signal::SIGINT);
+    let (json, status) = finished(client);
+    assert_eq!(
+        (status, &json["ended"]),
+        (Some(0), &"interrupted".into()),
+        "{json:#}"
+    );
+    assert!(json["transactions"].as_u64().unwrap() > 0);
+    assert!(json["elapsed_s"].as_f64().unwrap() < 30.0);
+}
+
+/// A peer that answers as many one-byte requests, and then is left to `then`; where it listens.
+fn peer(answers: usize, then: fn(TcpStream)) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let to = listener.local_addr().unwrap().to_string();
+    std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.read_exact(&mut [0; 12]).unwrap();
+        for _ in 0..answers {
+            stream.read_exact(&mut [0]).unwrap();
+            stream.write_all(b"s").unwrap();
+        }
+        then(stream);
+    });
+    to
+}
+
+fn flood(mut stream: TcpStream) {
+    while stream.write_all(&[b's'; 1 << 16]).is_ok() {}
+}
+
+fn trickle(mut stream: TcpStream) {
+    // Else each byte waits for a delayed ACK, and the reader's own timeout passes.
+    stream.set_nodelay(true).unwrap();
+    while stream.write_all(b"s").is_ok() {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn peers_that_do_not_stop_talking_at_the_end() {
+    let begin = Instant::now();
+    let (json, said) = measured(&peer(3, flood), &["--count", "3"], 1);
+    assert!(said.contains("does not speak"), "{said}");
+    assert_eq!(json["transactions"], 3);
+    assert_eq!(json["tcp"][0]["server"], Value::Null);
+
+    let (json, said) = measured(&peer(3, trickle), &["--count", "3"], 0);
+    assert!(said.contains("not in time"), "{said}");
+    let remark = json["remarks"][0].as_str().unwrap();
+    assert!(remark.contains("not in time"), "{json:#}");
+    assert!(begin.elapsed() < Duration::from_secs(20));
+}
+
+#[test]
+fn peers_that_trickle_a_response() {
+    let long = ["--response", "1000000"];
+    let begin = Instant::now();
+    let args = [&long[..], &["--timeout", "500ms"]].concat();
+    let (_, said) = measured(&peer(0, trickle), &args, 1);
+    assert!(said.contains("no response for 0."), "{said}");
+    let args = [&long[..], &["--duration", "500ms"]].concat();
+    // Not one transaction is a failure, but the time is over.
+    let (json, _) = measured(&peer(0, trickle), &args, 1);
+    assert_eq!(json["transactions"], 0);
+
+    let to = peer(0, trickle);
+    let args = ["--connect", &to, "--json", "--duration", "1m"];
+    let client = Running::start(&[&args[..], &long].concat());
+    std::thread::sleep(Duration::from_millis(300));
+    client.signal(Signal::SIGINT);
+    let (json, status) = finished(client);
+    assert_eq!(
+        (status, &json["ended"]),
+        (Some(0), &"interrupted".into()),
+        "{json:#}"
+    );
+    assert!(begin.elapsed() < Duration::from_secs(20));
+}
+
+#[test]
+fn durations_out_of_range() {
+    for (args, why) in [
+        (["--duration", "500000000000years"], "at most 30days"),
+        (["--interval", "1ns"], "at least 10ms"),
+    ] {
+        let all = [&["--connect", "127.0.0.1:1"], &args[..]].concat();
+        let output = rto_lab(&all).assert().code(2).get_output().clone();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(said.contains(why), "{said}");
+    }
+}
+
+/// Resident memory of a process, KiB, and its threads.
+fn resident(process: &Running) -> (u64, u64) {
+    let status = fs::read_to_string(format!("/proc/{}/status", process.0.id())).unwrap();
+    let number = |name: &str| {
+        let line = status.lines().find(|line| line.starts_with(name)).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse().unwrap()
+    };
+    (number("VmRSS:"), number("Threads:"))
+}
+
+#[test]
+fn connections_cost_a_server_little_and_are_limited() {
+    const MOST: usize = 100;
+    let args = ["--server", "--on", "127.0.0.1:0", "--max-connections"];
+    let mut server = Running::start(&[&args[..], &[&MOST.to_string()]].concat());
+    let mut said = BufReader::new(server.0.stdout.take().unwrap());
+    let mut line = String::new();
+    said.read_line(&mut line).unwrap();
+    let to = line.trim().strip_prefix("listening on ").unwrap();
+    // The longest requests and responses.
+    let header = *b"rto1\0\x10\0\0\0\x10\0\0";
+    let mut taken: Vec<TcpStream> = (0..MOST)
+        .map(|_| {
+            let mut stream = TcpStream::connect(to).unwrap();
+            stream.write_all(&header).unwrap();
+            stream.write_all(&[b'q'; 1000]).unwrap();
+            stream
+        })
+        .collect();
+    // Accepted one after the other: these are beyond.
+    for _ in 0..20 {
+        let mut refused = TcpStream::connect(to).unwrap();
+        refused
+            .set_read_timeout(Some(Duration::from_secs(10)))
+            .unwrap();
+        assert_eq!(refused.read(&mut [0]).unwrap(), 0);
+    }
+    let (kib, threads) = resident(&server);
+    assert!(threads <= MOST as u64 + 1, "{threads}");
+    assert!(kib < 40 << 10, "{kib} KiB");
+    // Who was taken is answered.
+    taken[0].write_all(&vec![b'q'; (1 << 20) - 1000]).unwrap();
+    let mut response = vec![0; 1 << 20];
+    taken[0].read_exact(&mut response).unwrap();
+    assert!(response.iter().all(|byte| *byte == b's'));
+
+    server.signal(Signal::SIGINT);
+    let mut rest = String::new();
+    said.read_to_string(&mut rest).unwrap();
+    assert!(rest.contains("20 connections refused"), "{rest}");
+    let mut complaints = String::new();
+    let mut stderr = server.0.stderr.take().unwrap();
+    stderr.read_to_string(&mut complaints).unwrap();
+    let lines = complaints.matches("refused: there are 100").count();
+    assert!((1..=10).contains(&lines), "{complaints}");
+}
+
+fn finished(mut client: Running) -> (Value, Option<i32>) {
+    let mut stdout = client.0.stdout.take().unwrap();
+    let mut text = String::new();
+    stdout.read_to_string(&mut text).unwrap();
+    let status = client.0.wait().unwrap();
+    let json = serde_json::from_str(&text).unwrap_or(Value::Null);
+    (json, status.code())
+}

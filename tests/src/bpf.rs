@@ -1,0 +1,154 @@
+//! bpf(2), as far as the tests and benches need it: no library of the agent is involved.
+
+use std::{
+    ffi::CString,
+    io,
+    os::{
+        fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
+        unix::ffi::OsStrExt as _,
+    },
+    path::Path,
+};
+
+use nix::libc;
+
+const BPF_MAP_LOOKUP_ELEM: libc::c_int = 1;
+const BPF_PROG_LOAD: libc::c_int = 5;
+const BPF_OBJ_GET: libc::c_int = 7;
+
+/// One instruction (Documentation/bpf/standardization/instruction-set.rst).
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Instruction {
+    code: u8,
+    registers: u8,
+    offset: i16,
+    immediate: i32,
+}
+
+pub(crate) const fn instruction(
+    code: u8,
+    dst: u8,
+    src: u8,
+    offset: i16,
+    immediate: i32,
+) -> Instruction {
+    Instruction {
+        code,
+        registers: src << 4 | dst,
+        offset,
+        immediate,
+    }
+}
+
+/// `union bpf_attr` of BPF_PROG_LOAD (include/uapi/linux/bpf.h).
+#[repr(C)]
+#[derive(Default)]
+pub(crate) struct ProgramAttr {
+    pub(crate) prog_type: u32,
+    pub(crate) insn_cnt: u32,
+    pub(crate) insns: u64,
+    pub(crate) license: u64,
+    pub(crate) log_level: u32,
+    pub(crate) log_size: u32,
+    pub(crate) log_buf: u64,
+    pub(crate) kern_version: u32,
+    pub(crate) prog_flags: u32,
+    pub(crate) prog_name: [u8; 16],
+    pub(crate) prog_ifindex: u32,
+    pub(crate) expected_attach_type: u32,
+}
+
+/// Loads a program.
+pub(crate) fn load(instructions: &[Instruction], kind: ProgramAttr) -> io::Result<OwnedFd> {
+    let mut log = vec![0u8; 1 << 16];
+    let mut attr = ProgramAttr {
+        insn_cnt: u32::try_from(instructions.len()).unwrap_or(0),
+        insns: instructions.as_ptr() as u64,
+        license: c"GPL".as_ptr() as u64,
+        log_level: 1,
+        log_size: u32::try_from(log.len()).unwrap_or(0),
+        log_buf: log.as_mut_ptr() as u64,
+        ..kind
+    };
+    match call(BPF_PROG_LOAD, &mut attr) {
+        Ok(fd) => Ok(made(fd)),
+        Err(e) => {
+            let log = String::from_utf8_lossy(&log);
+            let log = log.trim_end_matches('\0');
+            Err(io::Error::new(e.kind(), format!("{e}: {log}")))
+        }
+    }
+}
+
+/// A pinned program or map.
+///
+/// # Errors
+///
+/// If there is none.
+pub fn pinned(path: &Path) -> io::Result<OwnedFd> {
+    #[repr(C)]
+    struct Attr {
+        pathname: u64,
+        bpf_fd: u32,
+        file_flags: u32,
+    }
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    let mut attr = Attr {
+        pathname: path.as_ptr() as u64,
+        bpf_fd: 0,
+        file_flags: 0,
+    };
+    Ok(made(call(BPF_OBJ_GET, &mut attr)?))
+}
+
+/// Whether a map holds a key; the value is written to `value`, which must have room for it.
+///
+/// # Errors
+///
+/// If the kernel refuses, other than for want of the key.
+pub fn lookup(map: &OwnedFd, key: &[u8], value: &mut [u64]) -> io::Result<bool> {
+    #[repr(C)]
+    struct Attr {
+        map_fd: u32,
+        _pad: u32,
+        key: u64,
+        value: u64,
+        flags: u64,
+    }
+    let mut attr = Attr {
+        map_fd: map.as_raw_fd().unsigned_abs(),
+        _pad: 0,
+        key: key.as_ptr() as u64,
+        value: value.as_mut_ptr() as u64,
+        flags: 0,
+    };
+    match call(BPF_MAP_LOOKUP_ELEM, &mut attr) {
+        Ok(_) => Ok(true),
+        Err(e) if e.raw_os_error() == Some(libc::ENOENT) => Ok(false),
+        Err(e) => Err(e),
+    }
+}
+
+/// The descriptor that a call has made.
+pub(crate) fn made(fd: i32) -> OwnedFd {
+    // SAFETY: the kernel has just made this descriptor for us.
+    unsafe { OwnedFd::from_raw_fd(fd) }
+}
+
+/// A call; what it returns.
+pub(crate) fn call<A>(command: libc::c_int, attr: &mut A) -> io::Result<i32> {
+    // SAFETY: `attr` is a live repr(C) struct of the size given; what it points to outlives the call.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_bpf,
+            command,
+            std::ptr::from_mut(attr),
+            size_of::<A>(),
+        )
+    };
+    match i32::try_from(result) {
+        Ok(result) if result >= 0 => Ok(result),
+        _ => Err(io::Error::last_os_error()),
+    }
+}

@@ -1,0 +1,235 @@
+//! What should be in force, kept by the test itself: files, what was saved, what was said by hand.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::Write as _,
+};
+
+use rand::{
+    RngExt as _,
+    rngs::ChaCha8Rng,
+    seq::{IteratorRandom as _, SliceRandom as _},
+};
+use serde_json::{Value, json};
+
+/// What every configuration has: these are probed.
+pub(super) const ALWAYS: [&str; 2] = ["10.88.0.0/24", "fd88::/64"];
+/// The initial RTOs they may have.
+pub(super) const ALWAYS_MS: [u32; 2] = [100, 120];
+
+/// Policies' names; the first two have the initial RTOs of [`ALWAYS_MS`].
+const NAMES: [&str; 3] = ["p0", "p1", "p2"];
+/// Entries of the files at most.
+const OF_FILES: u32 = 60;
+/// Entries said in one request at most.
+const AT_ONCE: usize = 40;
+
+/// CIDR to initial RTO in milliseconds.
+pub(super) type Entries = BTreeMap<String, u32>;
+
+/// The settings of an entry by hand.
+#[derive(Clone, Debug)]
+enum Said {
+    Policy(&'static str),
+    Milliseconds(u32),
+}
+
+/// One configuration file.
+#[derive(Clone, Debug, Default)]
+pub(super) struct File {
+    policies: BTreeMap<&'static str, u32>,
+    entries: BTreeMap<String, &'static str>,
+    /// Lines of `[agent]`.
+    agent: String,
+}
+
+impl File {
+    pub(super) fn random(rng: &mut ChaCha8Rng, on_exit: &str) -> Self {
+        let mut policies = BTreeMap::from([("p0", ALWAYS_MS[0]), ("p1", ALWAYS_MS[1])]);
+        if rng.random_bool(0.6) {
+            policies.insert(NAMES[2], [140, 160, 180][rng.random_range(0..3)]);
+        }
+        let mut entries = BTreeMap::new();
+        for cidr in ALWAYS {
+            entries.insert(cidr.to_owned(), NAMES[rng.random_range(0..2)]);
+        }
+        for i in 0..OF_FILES {
+            if rng.random_bool(0.5)
+                && let Some(name) = policies.keys().choose(rng)
+            {
+                let cidr = if i % 3 == 0 {
+                    format!("fd10:{:x}::/48", i + 1)
+                } else {
+                    format!("10.10.{i}.0/24")
+                };
+                entries.insert(cidr, *name);
+            }
+        }
+        // Each makes another program, or other maps.
+        let statistics = rng.random_bool(0.8);
+        let max_entries = if rng.random_bool(0.8) { 5000 } else { 4000 };
+        Self {
+            policies,
+            entries,
+            agent: format!(
+                "on_exit = \"{on_exit}\"\nstatistics = {statistics}\nmax_entries = {max_entries}\n"
+            ),
+        }
+    }
+
+    pub(super) fn text(&self) -> String {
+        let mut text = self.agent.clone();
+        for (name, ms) in &self.policies {
+            let of_policy = self.entries.iter().filter(|(_, n)| *n == name);
+            let cidrs: Vec<_> = of_policy.map(|(cidr, _)| format!("\"{cidr}\"")).collect();
+            let _infallible = write!(
+                text,
+                "[policy.{name}]\ninitial_rto = \"{ms}ms\"\ncidrs = [{}]\n",
+                cidrs.join(", ")
+            );
+        }
+        text
+    }
+}
+
+/// A request to the daemon.
+#[derive(Clone, Debug)]
+pub(super) struct Request {
+    pub(super) path: &'static str,
+    pub(super) body: String,
+}
+
+/// Everything that decides what is in force.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Desired {
+    pub(super) file: File,
+    saved: BTreeMap<String, u32>,
+    by_hand: BTreeMap<String, Said>,
+    masked: BTreeSet<String>,
+    /// Settings of the policies that entries by hand name, as last seen.
+    seen: BTreeMap<&'static str, u32>,
+}
+
+impl Desired {
+    /// With another file in force.
+    pub(super) fn with(&self, file: &File) -> Self {
+        let mut next = self.clone();
+        next.file = file.clone();
+        for (name, ms) in &mut next.seen {
+            if let Some(now) = file.policies.get(name) {
+                *ms = *now;
+            }
+        }
+        next
+    }
+
+    pub(super) fn entries(&self) -> Entries {
+        let file = &self.file;
+        let of_files = file.entries.iter().filter_map(|(cidr, name)| {
+            let ms = file.policies.get(name)?;
+            Some((cidr.clone(), *ms))
+        });
+        let mut all: Entries = of_files.chain(self.saved.clone()).collect();
+        all.retain(|cidr, _| !self.masked.contains(cidr));
+        for (cidr, said) in &self.by_hand {
+            let ms = match said {
+                Said::Milliseconds(ms) => *ms,
+                Said::Policy(name) => self.seen[name],
+            };
+            all.insert(cidr.clone(), ms);
+        }
+        all
+    }
+
+    /// A random `add`, and what should be in force with it.
+    pub(super) fn add(&self, rng: &mut ChaCha8Rng) -> (Request, Self) {
+        let mut next = self.clone();
+        let cidrs: BTreeSet<String> = (0..rng.random_range(1..AT_ONCE))
+            .map(|_| {
+                // Some of them override entries of the files.
+                let i = rng.random_range(1..OF_FILES * 2);
+                format!("10.{}.{i}.0/24", if i % 3 == 0 { 30 } else { 10 })
+            })
+            .collect();
+        // The last one comes and goes with the files.
+        let named = self.file.policies.iter().next_back();
+        let (said, mut body) = match named.filter(|_| rng.random_bool(0.6)) {
+            Some((name, ms)) => {
+                next.seen.insert(name, *ms);
+                (Said::Policy(name), json!({ "policy": name }))
+            }
+            None => {
+                let ms = 200 + 20 * rng.random_range(0..4);
+                (Said::Milliseconds(ms), inline(ms))
+            }
+        };
+        for cidr in &cidrs {
+            next.by_hand.insert(cidr.clone(), said.clone());
+            next.masked.remove(cidr);
+        }
+        next.forget();
+        body["cidrs"] = json!(cidrs);
+        (Request::of("/v1/entries", body), next)
+    }
+
+    /// A random `add --save`.
+    pub(super) fn save(&self, rng: &mut ChaCha8Rng) -> (Request, Self) {
+        let mut next = self.clone();
+        let ms = 300 + 20 * rng.random_range(0..4);
+        let cidrs: BTreeSet<String> = (0..rng.random_range(1..8))
+            .map(|_| format!("10.20.{}.0/24", rng.random_range(0..30)))
+            .collect();
+        for cidr in &cidrs {
+            next.saved.insert(cidr.clone(), ms);
+        }
+        let mut body = inline(ms);
+        body["cidrs"] = json!(cidrs);
+        body["save"] = json!(true);
+        (Request::of("/v1/entries", body), next)
+    }
+
+    /// A random `remove`; none if there is nothing to remove.
+    pub(super) fn remove(&self, rng: &mut ChaCha8Rng) -> Option<(Request, Self)> {
+        let mut next = self.clone();
+        let in_force = self.entries();
+        let candidates = in_force.keys().filter(|cidr| {
+            // What was saved is left in its file; what is probed stays.
+            !ALWAYS.contains(&cidr.as_str()) && !cidr.starts_with("10.20.")
+        });
+        let count = rng.random_range(1..AT_ONCE);
+        let mut cidrs: Vec<String> = candidates.cloned().collect();
+        cidrs.shuffle(rng);
+        cidrs.truncate(count);
+        if cidrs.is_empty() {
+            return None;
+        }
+        for cidr in &cidrs {
+            if next.by_hand.remove(cidr).is_none() {
+                next.masked.insert(cidr.clone());
+            }
+        }
+        next.forget();
+        let body = json!({ "cidrs": cidrs });
+        Some((Request::of("/v1/entries/remove", body), next))
+    }
+
+    fn forget(&mut self) {
+        let by_hand = &self.by_hand;
+        let names = |name: &str| {
+            let mut all = by_hand.values();
+            all.any(|said| matches!(said, Said::Policy(n) if *n == name))
+        };
+        self.seen.retain(|name, _| names(name));
+    }
+}
+
+impl Request {
+    fn of(path: &'static str, body: Value) -> Self {
+        let body = body.to_string();
+        Self { path, body }
+    }
+}
+
+fn inline(ms: u32) -> Value {
+    json!({ "settings": { "initial_rto": format!("{ms}ms") } })
+}

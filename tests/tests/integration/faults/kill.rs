@@ -1,0 +1,527 @@
+//! SIGKILL at random moments of start, reload, add, remove and stop, each followed by a start.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    net::{Ipv4Addr, Ipv6Addr},
+    os::unix::net::UnixStream,
+    path::Path,
+    thread,
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use anyhow::{Context as _, bail, ensure};
+use nix::sys::signal::Signal;
+use rand::{RngExt as _, SeedableRng as _, rngs::ChaCha8Rng};
+use rto_agent_common::{Policy, UNLISTED, maps};
+use rto_tests::{
+    agent::{SOON, World},
+    http,
+    kernel::{Map, SOCK_OPS, links_at, programs_at, programs_using},
+    netns::{SERVER_V4, SERVER_V6},
+    prober::{Prober, Seen},
+};
+
+use super::{
+    super::to,
+    desired::{ALWAYS_MS, Desired, Entries, File, Request},
+    is_long,
+};
+
+const ROUNDS: u32 = 200;
+const ROUNDS_LONG: u32 = 1000;
+/// Worlds at once: a start mostly waits for the kernel.
+const WORLDS: u32 = 4;
+const PORT: u16 = 4450;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Operation {
+    Start,
+    Reload,
+    Add,
+    Save,
+    Remove,
+    Stop,
+}
+
+const OPERATIONS: [Operation; 6] = [
+    Operation::Start,
+    Operation::Reload,
+    Operation::Add,
+    Operation::Save,
+    Operation::Remove,
+    Operation::Stop,
+];
+
+/// How the rounds went.
+#[derive(Debug, Default)]
+struct Tally {
+    rounds: u32,
+    /// By operation: how many were killed before they were done, and how many after.
+    cut_short: BTreeMap<Operation, u32>,
+    done: BTreeMap<Operation, u32>,
+    /// Cut short, and yet in force after the next start.
+    taken: u32,
+    probed: u64,
+    longest_gap: Duration,
+}
+
+pub(super) fn rounds() -> anyhow::Result<()> {
+    let seed: u64 = match std::env::var("RTO_TESTS_SEED") {
+        Ok(seed) => seed.parse().context("RTO_TESTS_SEED")?,
+        Err(_) => SystemTime::now()
+            .duration_since(UNIX_EPOCH)?
+            .subsec_nanos()
+            .into(),
+    };
+    let rounds = if is_long() { ROUNDS_LONG } else { ROUNDS };
+    eprintln!("RTO_TESTS_SEED={seed}, {rounds} rounds");
+    let tallies = thread::scope(|scope| {
+        let worlds: Vec<_> = (0..WORLDS)
+            .map(|number| {
+                // Both choices of on_exit.
+                let on_exit = ["keep", "detach"][number as usize % 2];
+                let rng = ChaCha8Rng::seed_from_u64(seed ^ (u64::from(number) << 32));
+                scope.spawn(move || Run::new(rng, on_exit)?.rounds(rounds / WORLDS))
+            })
+            .collect();
+        let joined = worlds.into_iter().map(|world| match world.join() {
+            Ok(result) => result,
+            Err(_) => bail!("a world panicked"),
+        });
+        // All of them, so that none is left behind by the first that fails.
+        let joined: Vec<_> = joined.collect();
+        joined.into_iter().collect::<anyhow::Result<Vec<Tally>>>()
+    });
+    let tallies = tallies.with_context(|| format!("RTO_TESTS_SEED={seed}"))?;
+    let sum = |of: fn(&Tally) -> u32| tallies.iter().map(of).sum::<u32>();
+    let cut_short = sum(|t| t.cut_short.values().sum());
+    let done = sum(|t| t.done.values().sum());
+    for tally in &tallies {
+        eprintln!("{tally:?}");
+    }
+    ensure!(sum(|t| t.rounds) == rounds);
+    // Or the moments were not spread over the operations.
+    ensure!(
+        cut_short > rounds / 10 && done > rounds / 20,
+        "{cut_short} cut short, {done} done"
+    );
+    ensure!(tallies.iter().map(|t| t.probed).sum::<u64>() > u64::from(rounds));
+    Ok(())
+}
+
+/// A policy that leaves the files stays for the entries by hand, with the settings it had last: also when
+/// the daemon that saw them was killed.
+pub(super) fn last_settings() -> anyhow::Result<()> {
+    let policy = |ms: u32| format!("[policy.p]\ninitial_rto = \"{ms}ms\"\n");
+    let mut world = World::new()?;
+    world.configure(&policy(140))?;
+    world.start()?;
+    world.cli(&["add", "10.1.0.0/24", "--policy", "p"])?;
+    let assert_settings = |world: &World, expected: &str| -> anyhow::Result<()> {
+        let list = world.json(&["list"])?;
+        let found = &list["entries"][0]["settings"]["initial_rto"];
+        ensure!(found == expected, "{found}, not {expected}: {list:#}");
+        Ok(())
+    };
+    // Seen by a reload.
+    world.configure(&policy(160))?;
+    world.cli(&["reload"])?;
+    world.end(Signal::SIGKILL)?;
+    world.configure("")?;
+    world.start()?;
+    assert_settings(&world, "160ms")?;
+    // Seen by a start.
+    world.end(Signal::SIGKILL)?;
+    world.configure(&policy(180))?;
+    world.start()?;
+    world.end(Signal::SIGKILL)?;
+    world.configure("")?;
+    world.start()?;
+    assert_settings(&world, "180ms")
+}
+
+struct Run {
+    world: World,
+    prober: Prober,
+    rng: ChaCha8Rng,
+    on_exit: &'static str,
+    desired: Desired,
+    /// How long each operation takes.
+    durations: BTreeMap<Operation, Duration>,
+    tally: Tally,
+}
+
+impl Run {
+    fn new(mut rng: ChaCha8Rng, on_exit: &'static str) -> anyhow::Result<Self> {
+        let world = World::new()?;
+        world.net.black_hole(PORT)?;
+        let addresses = [to(SERVER_V4, PORT), to(SERVER_V6, PORT)];
+        let expect = ALWAYS_MS.map(|ms| Duration::from_millis(ms.into()));
+        let prober = Prober::start(&world, &addresses, &expect)?;
+        let desired = Desired::default().with(&File::random(&mut rng, on_exit));
+        Ok(Self {
+            world,
+            prober,
+            rng,
+            on_exit,
+            desired,
+            durations: BTreeMap::new(),
+            tally: Tally::default(),
+        })
+    }
+
+    fn rounds(mut self, count: u32) -> anyhow::Result<Tally> {
+        self.configure(&self.desired.file.clone())?;
+        self.world.start()?;
+        self.check(std::slice::from_ref(&self.desired))?;
+        self.prober.begin()?;
+        self.measure()?;
+        for round in 0..count {
+            let operation = OPERATIONS[self.rng.random_range(0..OPERATIONS.len())];
+            let span = self.durations[&operation].as_micros();
+            let delay = self.rng.random_range(0..u64::try_from(span)?.max(1));
+            let delay = Duration::from_micros(delay);
+            self.round(operation, Some(delay)).with_context(|| {
+                format!(
+                    "round {round}: {operation:?} killed after {delay:?}\n{}",
+                    self.world.log()
+                )
+            })?;
+        }
+        self.look()?;
+        self.end_of_world()?;
+        self.tally.rounds = count;
+        Ok(self.tally)
+    }
+
+    /// How long each operation takes that nothing cuts short.
+    fn measure(&mut self) -> anyhow::Result<()> {
+        for operation in OPERATIONS {
+            let mut longest = Duration::ZERO;
+            for _ in 0..2 {
+                let took = self.round(operation, None);
+                longest = longest.max(took.with_context(|| format!("{operation:?}"))?);
+            }
+            // And a little after.
+            self.durations.insert(operation, longest * 6 / 5);
+        }
+        self.tally = Tally::default();
+        Ok(())
+    }
+
+    /// An operation, SIGKILL so long after its beginning, a start, and a look at the kernel. Without a
+    /// delay the operation is awaited; how long it took.
+    fn round(&mut self, operation: Operation, delay: Option<Duration>) -> anyhow::Result<Duration> {
+        let mut took = Duration::ZERO;
+        let (done, after) = match operation {
+            Operation::Start => {
+                self.world.end(Signal::SIGKILL)?;
+                let file = File::random(&mut self.rng, self.on_exit);
+                self.configure(&file)?;
+                let begin = Instant::now();
+                self.world.spawn_under(&[])?;
+                match delay {
+                    Some(delay) => thread::sleep(delay),
+                    None => drop(self.world.notified("READY=1")?),
+                }
+                took = begin.elapsed();
+                self.desired = self.desired.with(&file);
+                (false, self.desired.clone())
+            }
+            Operation::Stop => {
+                if self.on_exit == "detach" {
+                    self.look()?;
+                }
+                let begin = Instant::now();
+                self.world.signal(Signal::SIGTERM)?;
+                match delay {
+                    Some(delay) => thread::sleep(delay),
+                    None => {
+                        self.world.ended()?;
+                        took = begin.elapsed();
+                    }
+                }
+                (false, self.desired.clone())
+            }
+            Operation::Reload => {
+                let file = File::random(&mut self.rng, self.on_exit);
+                self.configure(&file)?;
+                // Whatever becomes of the request, the next start reads the file.
+                self.desired = self.desired.with(&file);
+                let request = Request {
+                    path: "/v1/reload",
+                    body: String::new(),
+                };
+                (self.ask(&request, delay, &mut took)?, self.desired.clone())
+            }
+            Operation::Add | Operation::Save | Operation::Remove => {
+                let (request, after) = match operation {
+                    Operation::Add => self.desired.add(&mut self.rng),
+                    Operation::Save => self.desired.save(&mut self.rng),
+                    _ => match self.desired.remove(&mut self.rng) {
+                        Some(removal) => removal,
+                        None => self.desired.add(&mut self.rng),
+                    },
+                };
+                (self.ask(&request, delay, &mut took)?, after)
+            }
+        };
+        if !(operation == Operation::Stop && delay.is_none()) {
+            let ended = self.world.end(Signal::SIGKILL);
+            // A stop may have been done already.
+            ended.or_else(|e| {
+                if operation == Operation::Stop {
+                    Ok(Default::default())
+                } else {
+                    Err(e)
+                }
+            })?;
+        }
+        let tally = if done {
+            &mut self.tally.done
+        } else {
+            &mut self.tally.cut_short
+        };
+        *tally.entry(operation).or_default() += 1;
+        self.world.start()?;
+        if done {
+            self.desired = after;
+            self.check(std::slice::from_ref(&self.desired))?;
+        } else {
+            let candidates = [self.desired.clone(), after];
+            let which = self.check(&candidates)?;
+            self.tally.taken += u32::try_from(which)?;
+            self.desired = candidates[which].clone();
+        }
+        if operation == Operation::Stop && self.on_exit == "detach" {
+            self.prober.begin()?;
+        }
+        Ok(took)
+    }
+
+    /// Puts a file in place as editors do.
+    fn configure(&self, file: &File) -> anyhow::Result<()> {
+        let new = self.world.dir().join("etc/.new");
+        fs::write(&new, self.world.config_text(&file.text()))?;
+        Ok(fs::rename(new, self.world.config())?)
+    }
+
+    /// Makes a request; whether it was answered before SIGKILL.
+    fn ask(
+        &mut self,
+        request: &Request,
+        delay: Option<Duration>,
+        took: &mut Duration,
+    ) -> anyhow::Result<bool> {
+        let (socket, pid) = (self.world.socket(), self.world.pid()?);
+        let asked = || -> anyhow::Result<http::Answer> {
+            let stream = UnixStream::connect(&socket)?;
+            stream.set_read_timeout(Some(SOON))?;
+            http::request(stream, "POST", request.path, &request.body)
+        };
+        let answer = match delay {
+            None => {
+                let begin = Instant::now();
+                let answer = asked()?;
+                *took = begin.elapsed();
+                Ok(answer)
+            }
+            Some(delay) => thread::scope(|scope| {
+                let asking = scope.spawn(asked);
+                thread::sleep(delay);
+                nix::sys::signal::kill(pid, Signal::SIGKILL)?;
+                asking.join().map_err(|_| anyhow::anyhow!("panicked"))
+            })?,
+        };
+        match answer {
+            Ok(answer) if answer.status == 200 => Ok(true),
+            Ok(answer) => bail!("{request:?}: {answer:?}"),
+            Err(_) if delay.is_some() => Ok(false),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Ends probing, and asserts that there was no moment without policy.
+    fn look(&mut self) -> anyhow::Result<()> {
+        let seen: Seen = self.prober.end()?;
+        ensure!(
+            seen.wrong == 0,
+            "a moment without policy: {seen:?}\n{}",
+            self.world.log()
+        );
+        self.tally.probed += seen.count;
+        self.tally.longest_gap = self.tally.longest_gap.max(seen.longest_gap);
+        Ok(())
+    }
+
+    /// Asserts that the kernel holds one of these, and nothing else; which.
+    fn check(&self, candidates: &[Desired]) -> anyhow::Result<usize> {
+        let pins = self.pins()?;
+        let (held, names) = held(&pins)?;
+        let which = candidates.iter().position(|c| c.entries() == held);
+        let Some(which) = which else {
+            let differs: Vec<String> = candidates
+                .iter()
+                .map(|candidate| difference(&candidate.entries(), &held))
+                .collect();
+            bail!("the maps hold something else: {differs:#?}");
+        };
+        // Every policy that is held is one the daemon knows of.
+        let status = self.world.socket_request("GET", "/v1/status", "")?;
+        let known = status["policies"].as_object().context("no policies")?;
+        let known: BTreeSet<String> = known.keys().cloned().collect();
+        ensure!(names == known, "policies held {names:?}, known {known:?}");
+        ensure!(status["in_sync"] == true, "{status:#}");
+        self.check_kernel(&pins)?;
+        self.check_files()?;
+        Ok(which)
+    }
+
+    /// The one set of pins, with nothing missing and nothing else.
+    fn pins(&self) -> anyhow::Result<std::path::PathBuf> {
+        let dirs: Vec<_> = names_in(&self.world.pin_dir())?.into_iter().collect();
+        let [dir] = &dirs[..] else {
+            bail!("not one set of pins: {dirs:?}");
+        };
+        let dir = self.world.pin_dir().join(dir);
+        let mut found = names_in(&dir)?;
+        // Where there is BPF LSM.
+        found.remove("clone_link");
+        let expected: BTreeSet<String> = maps::ALL
+            .into_iter()
+            .chain(["link"])
+            .map(str::to_owned)
+            .collect();
+        ensure!(found == expected, "pins: {found:?}");
+        Ok(dir)
+    }
+
+    fn check_kernel(&self, pins: &Path) -> anyhow::Result<()> {
+        let cgroup = self.world.cgroup.path();
+        let own: Vec<u32> = maps::ALL
+            .iter()
+            .map(|name| Ok(Map::open(&pins.join(name))?.id))
+            .collect::<anyhow::Result<_>>()?;
+        // Freed objects go after a grace period, and the daemon itself tries programs out.
+        let end = Instant::now() + SOON;
+        loop {
+            let attached = programs_at(cgroup, SOCK_OPS)?;
+            let linked = links_at(cgroup)?;
+            let using = programs_using(&own)?;
+            let hook = usize::from(pins.join("clone_link").exists());
+            if attached.len() == 1
+                && linked.len() == 1 + hook
+                && linked.contains(&attached[0])
+                && using.len() == 1 + hook
+                && using.contains(&attached[0])
+            {
+                return Ok(());
+            }
+            ensure!(
+                Instant::now() < end,
+                "attached {attached:?}, linked {linked:?}, with our maps {using:?}"
+            );
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// No temporary files.
+    fn check_files(&self) -> anyhow::Result<()> {
+        let dir = self.world.dir();
+        for (sub, allowed) in [
+            ("", &["control.sock", "etc", "log", "notify", "state"][..]),
+            ("etc", &["config.toml", "policies.d"]),
+            ("etc/policies.d", &["50-cli.toml"]),
+            ("state", &["lock", "manual.json"]),
+        ] {
+            let found = names_in(&dir.join(sub))?;
+            let stray: Vec<_> = found
+                .iter()
+                .filter(|name| !allowed.contains(&name.as_str()))
+                .collect();
+            ensure!(stray.is_empty(), "left in {sub:?}: {stray:?}");
+        }
+        Ok(())
+    }
+
+    /// What takes longer to be cleared away than a start: a killed probe's cgroup.
+    fn end_of_world(&mut self) -> anyhow::Result<()> {
+        self.world
+            .wait_status("the probe", |status| status["probe"].is_object())?;
+        let below = || {
+            let all = fs::read_dir(self.world.cgroup.path()).into_iter().flatten();
+            let dirs = all.flatten().filter(|entry| entry.path().is_dir());
+            dirs.map(|entry| entry.path()).collect::<Vec<_>>()
+        };
+        let end = Instant::now() + SOON;
+        while !below().is_empty() {
+            ensure!(Instant::now() < end, "cgroups left: {:?}", below());
+            thread::sleep(Duration::from_millis(20));
+        }
+        self.world.cli(&["detach"])?;
+        ensure!(!self.world.pin_dir().exists());
+        Ok(())
+    }
+}
+
+fn names_in(dir: &Path) -> anyhow::Result<BTreeSet<String>> {
+    fs::read_dir(dir)
+        .with_context(|| dir.display().to_string())?
+        .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
+        .collect()
+}
+
+/// Entries and their initial RTOs as the maps have them, and the names of the policies.
+fn held(pins: &Path) -> anyhow::Result<(Entries, BTreeSet<String>)> {
+    let policies: BTreeMap<u32, (String, u32)> = Map::open(&pins.join(maps::POLICIES))?
+        .dump()?
+        .into_iter()
+        .filter_map(|(index, value)| {
+            let index = u32::from_ne_bytes(index.try_into().ok()?);
+            let name = value.iter().take_while(|b| **b != 0).copied().collect();
+            let name = String::from_utf8(name).ok()?;
+            let offset = std::mem::offset_of!(Policy, initial_rto_us);
+            let rto = value.get(offset..offset + 4)?.try_into().ok()?;
+            let used = !name.is_empty() && index != UNLISTED;
+            used.then_some((index, (name, u32::from_ne_bytes(rto) / 1000)))
+        })
+        .collect();
+    let mut entries = Entries::new();
+    for name in [maps::ENTRIES_V4, maps::ENTRIES_V6] {
+        for (key, value) in Map::open(&pins.join(name))?.dump()? {
+            let (prefix, address) = key.split_at(4);
+            let prefix = u32::from_ne_bytes(prefix.try_into()?);
+            let cidr = match <[u8; 4]>::try_from(address) {
+                Ok(v4) => format!("{}/{prefix}", Ipv4Addr::from(v4)),
+                Err(_) => format!(
+                    "{}/{prefix}",
+                    Ipv6Addr::from(<[u8; 16]>::try_from(address)?)
+                ),
+            };
+            let slot = u32::from_ne_bytes(value[..4].try_into()?);
+            let (_, ms) = policies
+                .get(&slot)
+                .with_context(|| format!("{cidr} points at slot {slot}, which nobody has"))?;
+            entries.insert(cidr, *ms);
+        }
+    }
+    let names = policies.into_values().map(|(name, _)| name).collect();
+    Ok((entries, names))
+}
+
+fn difference(desired: &Entries, held: &Entries) -> String {
+    let missing = desired
+        .iter()
+        .filter(|(cidr, ms)| held.get(*cidr) != Some(*ms));
+    let strange = held
+        .iter()
+        .filter(|(cidr, ms)| desired.get(*cidr) != Some(*ms));
+    let missing: Vec<_> = missing.take(5).collect();
+    let strange: Vec<_> = strange.take(5).collect();
+    format!(
+        "{} desired, {} held; not held {missing:?}; not desired {strange:?}",
+        desired.len(),
+        held.len()
+    )
+}

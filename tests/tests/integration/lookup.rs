@@ -1,0 +1,248 @@
+//! The longest prefix wins, in the kernel's own maps: against a scan of all entries.
+
+use std::{
+    collections::BTreeMap,
+    fmt::Write as _,
+    fs,
+    hash::{BuildHasher as _, Hasher as _, RandomState},
+    net::IpAddr,
+    path::PathBuf,
+};
+
+use anyhow::{Context as _, ensure};
+use aya::maps::{Array, LpmTrie, Map, MapData, MapError, lpm_trie::Key};
+use rand::{Rng as _, RngExt as _, SeedableRng as _, rngs::ChaCha8Rng};
+use rto_agent_common::{
+    EntryValue, Policy,
+    address::{Peer, peer_v6},
+    maps,
+};
+use rto_tests::agent::World;
+
+use super::Test;
+
+pub(super) const TESTS: &[Test] = &[("as_a_scan_of_all_entries_finds_it", as_a_scan)];
+
+/// Of each family.
+const ENTRIES: usize = 1000;
+const POLICIES: usize = 32;
+/// In each of two rounds.
+const LOOKUPS: usize = 50_000;
+
+/// A prefix: the address's bits from the left, and how many of them count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Prefix {
+    is_v4: bool,
+    bits: u128,
+    length: u32,
+}
+
+impl Prefix {
+    fn new(is_v4: bool, bits: u128, length: u32) -> Self {
+        let mask = u128::MAX.checked_shl(128 - length).unwrap_or(0);
+        Self {
+            is_v4,
+            bits: bits & mask,
+            length,
+        }
+    }
+
+    fn longest(is_v4: bool) -> u32 {
+        if is_v4 { 32 } else { 128 }
+    }
+
+    fn address(&self) -> IpAddr {
+        if self.is_v4 {
+            let [a, b, c, d, ..] = self.bits.to_be_bytes();
+            [a, b, c, d].into()
+        } else {
+            self.bits.to_be_bytes().into()
+        }
+    }
+
+    fn contains(&self, host: &Self) -> bool {
+        self.is_v4 == host.is_v4 && Self::new(self.is_v4, host.bits, self.length) == *self
+    }
+
+    /// An IPv4-mapped one is refused as an entry.
+    fn can_be_an_entry(&self) -> bool {
+        self.is_v4 || self.bits >> 32 != 0xffff || self.length < 96
+    }
+}
+
+type Entries = BTreeMap<Prefix, usize>;
+
+/// Prefixes of all lengths, half of them within another.
+fn entries(rng: &mut ChaCha8Rng) -> Entries {
+    let mut entries = Entries::new();
+    for is_v4 in [true, false] {
+        let longest = Prefix::longest(is_v4);
+        let mut made: Vec<Prefix> = Vec::new();
+        while made.len() < ENTRIES {
+            let mut bits: u128 = rng.random();
+            let mut length = rng.random_range(4..=longest);
+            if let Some(outer) = made.get(rng.random_range(0..=2 * made.len())) {
+                length = rng.random_range(outer.length..=longest);
+                bits = outer.bits | bits.checked_shr(outer.length).unwrap_or(0);
+            } else if !is_v4 && rng.random_range(0..20) == 0 {
+                // What IPv4-mapped addresses would take if they were looked up as IPv6.
+                bits = 0xffff << 32 | u128::from(rng.next_u32());
+                length = rng.random_range(64..96);
+            }
+            let prefix = Prefix::new(is_v4, bits, length);
+            if prefix.can_be_an_entry() && !entries.contains_key(&prefix) {
+                entries.insert(prefix, rng.random_range(0..POLICIES));
+                made.push(prefix);
+            }
+        }
+    }
+    entries
+}
+
+/// As a configuration file has them.
+fn text(entries: &Entries) -> anyhow::Result<String> {
+    let mut text = String::new();
+    for policy in 0..POLICIES {
+        writeln!(text, "[policy.p{policy}]\nrto_min = \"40ms\"\ncidrs = [")?;
+        for (prefix, _) in entries.iter().filter(|(_, p)| **p == policy) {
+            writeln!(text, "  \"{}/{}\",", prefix.address(), prefix.length)?;
+        }
+        writeln!(text, "]")?;
+    }
+    Ok(text)
+}
+
+/// The maps of the program in force.
+struct Kernel {
+    v4: LpmTrie<MapData, [u8; 4], EntryValue>,
+    v6: LpmTrie<MapData, [u8; 16], EntryValue>,
+    policies: Array<MapData, Policy>,
+}
+
+impl Kernel {
+    fn open(world: &World) -> anyhow::Result<Self> {
+        let dirs: Vec<PathBuf> = fs::read_dir(world.pin_dir())?
+            .map(|entry| Ok(entry?.path()))
+            .collect::<std::io::Result<_>>()?;
+        let [dir] = dirs.as_slice() else {
+            anyhow::bail!("not one set of pins: {dirs:?}");
+        };
+        let open = |name: &str| -> anyhow::Result<Map> {
+            Ok(Map::from_map_data(MapData::from_pin(dir.join(name))?)?)
+        };
+        Ok(Self {
+            v4: open(maps::ENTRIES_V4)?.try_into()?,
+            v6: open(maps::ENTRIES_V6)?.try_into()?,
+            policies: open(maps::POLICIES)?.try_into()?,
+        })
+    }
+
+    /// The policy's name that the program finds for a peer: by the trie that it chooses itself.
+    fn look_up(&self, peer: Peer) -> anyhow::Result<Option<String>> {
+        let found = match peer {
+            Peer::V4(octets) => self.v4.get(&Key::new(32, octets), 0),
+            Peer::V6(octets) => self.v6.get(&Key::new(128, octets), 0),
+        };
+        let slot = match found {
+            Ok(value) => value.policy,
+            Err(MapError::KeyNotFound) => return Ok(None),
+            Err(e) => return Err(e.into()),
+        };
+        let policy = self.policies.get(&slot, 0)?;
+        Ok(Some(policy.name().context("a free slot")?.to_owned()))
+    }
+}
+
+/// A peer as sock_ops has it.
+fn peer(host: &Prefix, mapped: bool) -> Peer {
+    match host.address() {
+        IpAddr::V4(address) if !mapped => Peer::V4(address.octets()),
+        address => {
+            let octets = match address {
+                IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
+                IpAddr::V6(address) => address.octets(),
+            };
+            let mut words = [0; 4];
+            for (word, bytes) in words.iter_mut().zip(octets.as_chunks::<4>().0) {
+                *word = u32::from_ne_bytes(*bytes);
+            }
+            peer_v6(words)
+        }
+    }
+}
+
+/// An address, half of the time one within an entry or just beside it.
+fn host(rng: &mut ChaCha8Rng, is_v4: bool, known: &[Prefix]) -> Prefix {
+    let longest = Prefix::longest(is_v4);
+    let random: u128 = rng.random();
+    let near = known[rng.random_range(0..known.len())];
+    if near.is_v4 != is_v4 || rng.random() {
+        return Prefix::new(is_v4, random, longest);
+    }
+    let mut bits = near.bits | random.checked_shr(near.length).unwrap_or(0);
+    if rng.random() {
+        bits ^= 1 << (127 - rng.random_range(0..longest));
+    }
+    Prefix::new(is_v4, bits, longest)
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    hits: usize,
+    /// More than one entry contained it.
+    nested: usize,
+    misses: usize,
+    mapped: usize,
+}
+
+fn compare(world: &World, entries: &Entries, rng: &mut ChaCha8Rng) -> anyhow::Result<Counts> {
+    let kernel = Kernel::open(world)?;
+    let known: Vec<Prefix> = entries.keys().copied().collect();
+    let mut counts = Counts::default();
+    for n in 0..LOOKUPS {
+        let (is_v4, mapped) = (n % 3 != 0, n % 3 == 2);
+        let host = host(rng, is_v4, &known);
+        if !host.can_be_an_entry() {
+            continue;
+        }
+        let mut containing: Vec<&Prefix> = known.iter().filter(|p| p.contains(&host)).collect();
+        containing.sort_by_key(|p| p.length);
+        let wanted = containing.last().map(|p| format!("p{}", entries[*p]));
+        let found = kernel.look_up(peer(&host, mapped))?;
+        ensure!(
+            found == wanted,
+            "{} (mapped: {mapped}): {found:?} instead of {wanted:?}, of {containing:?}",
+            host.address()
+        );
+        counts.hits += usize::from(wanted.is_some());
+        counts.misses += usize::from(wanted.is_none());
+        counts.nested += usize::from(containing.len() > 1);
+        counts.mapped += usize::from(wanted.is_some() && mapped);
+    }
+    Ok(counts)
+}
+
+fn as_a_scan() -> anyhow::Result<()> {
+    // Another one each time; a failure names it.
+    let seed = RandomState::new().build_hasher().finish();
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    let mut entries = entries(&mut rng);
+    let world = World::with(&text(&entries)?)?;
+    // What is removed leaves the others as they are.
+    for round in 0..2 {
+        if round > 0 {
+            entries.retain(|_, _| rng.random());
+            world.configure(&text(&entries)?)?;
+            world.cli(&["reload"])?;
+        }
+        let counts = compare(&world, &entries, &mut rng).with_context(|| format!("seed {seed}"))?;
+        let Counts {
+            hits,
+            nested,
+            misses,
+            mapped,
+        } = counts;
+        ensure!(hits + misses + 10 > LOOKUPS && [nested, misses, mapped].iter().all(|n| *n > 1000));
+    }
+    Ok(())
+}

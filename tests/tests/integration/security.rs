@@ -1,0 +1,277 @@
+//! What `docs/security.md` says.
+
+use std::{
+    fs,
+    io::{Read as _, Write as _},
+    net::TcpStream,
+    os::unix::{
+        fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _, chown, symlink},
+        net::UnixStream,
+    },
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context as _, ensure};
+use nix::sys::signal::Signal;
+use rto_tests::{
+    agent::{SOON, World},
+    http,
+    netns::SERVER_V4,
+    process::{command_in, run},
+    traffic::Connect,
+};
+
+use super::{NEAR, Test, near, to};
+
+pub(super) const TESTS: &[Test] = &[
+    ("what_is_not_needed_is_given_up", given_up),
+    ("directories_of_others_are_refused", others_directories),
+    ("a_planted_pin_directory_is_refused", planted_pins),
+    ("a_large_request_is_refused", large),
+    ("the_metrics_port_shows_no_more", metrics_port),
+];
+
+const PORT: u16 = 4950;
+const NOBODY: u32 = 65_534;
+
+/// CAP_NET_ADMIN, CAP_SYS_PTRACE, CAP_SYS_ADMIN, CAP_PERFMON, CAP_BPF.
+const KEPT: u64 = 1 << 12 | 1 << 19 | 1 << 21 | 1 << 38 | 1 << 39;
+
+/// A line of a thread's `/proc/.../status`.
+fn field(status: &str, name: &str) -> anyhow::Result<u64> {
+    let line = status.lines().find_map(|line| line.strip_prefix(name));
+    Ok(u64::from_str_radix(
+        line.context("no such line")?.trim(),
+        16,
+    )?)
+}
+
+fn given_up() -> anyhow::Result<()> {
+    let mut world = World::new()?;
+    world.net.black_hole(PORT)?;
+    // To give the socket to a group takes one that is given up after that.
+    let group = run("getent group 1")?;
+    let group = group.split(':').next().context("no group 1")?;
+    world.configure(&format!(
+        "group = \"{group}\"\n{}",
+        near("\"10.88.0.0/24\"")
+    ))?;
+    world.start()?;
+    assert_eq!(fs::metadata(world.socket())?.gid(), 1);
+    let own = fs::read_to_string("/proc/self/status")?;
+    ensure!(
+        field(&own, "CapEff:")? & !KEPT != 0,
+        "nothing could be given up"
+    );
+    let check = || -> anyhow::Result<usize> {
+        let tasks = fs::read_dir(format!("/proc/{}/task", world.pid()?))?;
+        let mut count = 0;
+        for task in tasks {
+            let status = fs::read_to_string(task?.path().join("status"))?;
+            for set in ["CapInh:", "CapPrm:", "CapEff:", "CapBnd:", "CapAmb:"] {
+                let there = field(&status, set)?;
+                ensure!(there & !KEPT == 0, "{set} {there:x}\n{status}");
+            }
+            assert_eq!(field(&status, "NoNewPrivs:")?, 1);
+            count += 1;
+        }
+        Ok(count)
+    };
+    // The engine has a thread of its own.
+    assert!(check()? >= 2);
+    // All that may come later is possible all the same.
+    world.wait_status("the probe", |status| status["probe"]["verdict"] == "good")?;
+    world.cli(&["add", "10.88.1.0/24", "--policy", "near"])?;
+    world.cli(&["add", "10.88.2.0/24", "--policy", "near", "--save"])?;
+    world.cli(&["apply"])?;
+    world.cli(&["detach"])?;
+    world.cli(&["reload"])?;
+    world.assert_syn_gap(to(SERVER_V4, PORT), &Connect::default(), NEAR)?;
+    check()?;
+    assert_eq!(world.json(&["status"])?["healthy"], true);
+    assert_eq!(world.end(Signal::SIGTERM)?.code(), Some(0));
+    assert!(!world.socket().exists() && !world.pin_dir().exists());
+    Ok(())
+}
+
+/// Starts an agent whose configuration has one path replaced by another; what it says against it.
+fn refusal(world: &mut World, from: &Path, to: &Path) -> anyhow::Result<String> {
+    let (from, to) = (from.display().to_string(), to.display().to_string());
+    let text = world
+        .config_text("")
+        .replace(&format!("\"{from}\""), &format!("\"{to}\""));
+    ensure!(text.contains(&to), "{text}");
+    fs::write(world.config(), text)?;
+    match world.start() {
+        Ok(()) => anyhow::bail!("it started with {to}"),
+        Err(e) => Ok(format!("{e:#}")),
+    }
+}
+
+fn others_directories() -> anyhow::Result<()> {
+    let mut world = World::new()?;
+    let at = |name: &str| -> PathBuf { world.dir().join(name) };
+    let (state, socket) = (at("state"), world.socket());
+    let (theirs, open, victim) = (at("theirs"), at("open"), at("victim"));
+    for dir in [&theirs, &open, &victim] {
+        fs::create_dir(dir)?;
+    }
+    chown(&theirs, Some(NOBODY), None)?;
+    fs::set_permissions(&open, fs::Permissions::from_mode(0o777))?;
+    let link = open.join("state");
+    symlink(&victim, &link)?;
+    for (from, to, why) in [
+        (&state, theirs.clone(), "it belongs to uid 65534"),
+        (&state, theirs.join("below"), "it belongs to uid 65534"),
+        (&state, open.clone(), "everybody may write to it"),
+        (&state, link, "everybody may write to it"),
+        (
+            &socket,
+            theirs.join("control.sock"),
+            "it belongs to uid 65534",
+        ),
+        (
+            &socket,
+            open.join("control.sock"),
+            "everybody may write to it",
+        ),
+    ] {
+        let said = refusal(&mut world, from, &to)?;
+        ensure!(said.contains(why), "{}: {said}", to.display());
+    }
+    assert_eq!(fs::read_dir(&victim)?.count(), 0);
+    assert_eq!(fs::read_dir(&theirs)?.count(), 0);
+    // A link at the socket's own place is not followed, whoever made it.
+    let precious = victim.join("precious");
+    fs::write(&precious, "kept")?;
+    symlink(&precious, world.socket())?;
+    world.configure("")?;
+    let said = format!("{:#}", world.start().err().context("it started")?);
+    ensure!(said.contains("exists and is no socket"), "{said}");
+    assert_eq!(fs::read_to_string(&precious)?, "kept");
+    fs::remove_file(world.socket())?;
+    // And without all that it starts.
+    world.start()
+}
+
+/// Removed also on panic.
+struct Planted(PathBuf);
+
+impl Drop for Planted {
+    fn drop(&mut self) {
+        let _gone = fs::remove_dir(&self.0);
+    }
+}
+
+fn planted_pins() -> anyhow::Result<()> {
+    let mut world = World::new()?;
+    let planted = Planted(world.pin_dir());
+    fs::DirBuilder::new().mode(0o755).create(&planted.0)?;
+    chown(&planted.0, Some(NOBODY), None)?;
+    world.configure("")?;
+    let said = format!("{:#}", world.start().err().context("it started")?);
+    ensure!(
+        said.contains("pin_dir") && said.contains("it belongs to uid 65534"),
+        "{said}"
+    );
+    // Also what removes pins does not touch it.
+    let said = world.cli_fails(&["detach"])?;
+    ensure!(said.contains("it belongs to uid 65534"), "{said}");
+    assert!(planted.0.is_dir());
+    Ok(())
+}
+
+/// The status of what comes back.
+fn status(stream: &mut UnixStream) -> anyhow::Result<u16> {
+    let mut said = vec![0; 4096];
+    let count = stream.read(&mut said)?;
+    let said = String::from_utf8_lossy(&said[..count]).into_owned();
+    Ok(said
+        .split(' ')
+        .nth(1)
+        .with_context(|| said.clone())?
+        .parse()?)
+}
+
+fn large() -> anyhow::Result<()> {
+    const LIMIT: usize = 16 << 20;
+    let world = World::with(&near("\"10.88.0.0/24\""))?;
+    let head = "POST /v1/entries HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n";
+    // Told beforehand: nothing of it is read.
+    let connect = || -> anyhow::Result<UnixStream> {
+        let stream = UnixStream::connect(world.socket())?;
+        stream.set_read_timeout(Some(SOON))?;
+        stream.set_write_timeout(Some(SOON))?;
+        Ok(stream)
+    };
+    let mut told = connect()?;
+    write!(told, "{head}content-length: {}\r\n\r\n", LIMIT + 1)?;
+    assert_eq!(status(&mut told).context("told")?, 413);
+    // Not told: read no further.
+    let mut chunked = connect()?;
+    write!(chunked, "{head}transfer-encoding: chunked\r\n\r\n")?;
+    let chunk = vec![b' '; 1 << 16];
+    for _ in 0..=LIMIT / chunk.len() {
+        let sent = write!(chunked, "{:x}\r\n", chunk.len())
+            .and_then(|()| chunked.write_all(&chunk))
+            .and_then(|()| chunked.write_all(b"\r\n"));
+        if sent.is_err() {
+            break;
+        }
+    }
+    assert_eq!(status(&mut chunked).context("chunked")?, 413);
+    // Headers without an end.
+    let mut headers = connect()?;
+    let long = "x".repeat(1 << 20);
+    let _hung_up = write!(headers, "GET /v1/status HTTP/1.1\r\nx: {long}\r\n\r\n");
+    assert_eq!(status(&mut headers).context("headers")?, 431);
+    assert_eq!(world.json(&["status"])?["healthy"], true);
+    Ok(())
+}
+
+fn metrics_port() -> anyhow::Result<()> {
+    let port = std::net::TcpListener::bind("127.0.0.1:0")?
+        .local_addr()?
+        .port();
+    let mut world = World::new()?;
+    world.configure(&format!(
+        "metrics = \"127.0.0.1:{port}\"\n{}",
+        near("\"10.88.0.0/24\"")
+    ))?;
+    world.start()?;
+    let ask = |method: &str, path: &str| -> anyhow::Result<http::Answer> {
+        http::request(TcpStream::connect(("127.0.0.1", port))?, method, path, "")
+    };
+    for path in ["/", "/metrics", "/healthz", "/readyz"] {
+        let answer = ask("GET", path)?;
+        assert_eq!(answer.status, 200, "{path}");
+        for secret in ["10.88.", &world.dir().display().to_string()] {
+            ensure!(!answer.body.contains(secret), "{path} shows {secret}");
+        }
+        for method in ["POST", "PUT", "DELETE"] {
+            assert_eq!(ask(method, path)?.status, 405, "{method} {path}");
+        }
+    }
+    for path in [
+        "/v1/status",
+        "/v1/entries",
+        "/v1/events",
+        "/v1/detach",
+        "/../etc/passwd",
+        "/debug/pprof",
+    ] {
+        for method in ["GET", "POST"] {
+            assert_eq!(ask(method, path)?.status, 404, "{method} {path}");
+        }
+    }
+    // The same asked of the control socket is answered: the paths are not just wrong.
+    assert_eq!(
+        world.socket_request("GET", "/v1/status", "")?["healthy"],
+        true
+    );
+    // And from the network namespace of others there is no way to it.
+    let mut other = command_in(Some(&world.net.client), None, "bash")?;
+    other.args(["-c", &format!("exec 3<>/dev/tcp/127.0.0.1/{port}")]);
+    assert!(!other.output()?.status.success());
+    Ok(())
+}

@@ -1,0 +1,131 @@
+//! From `add` to its effect in the kernel, and to its return.
+
+use std::{
+    fs,
+    os::fd::OwnedFd,
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+    time::Instant,
+};
+
+use anyhow::{Context as _, ensure};
+use rto_tests::{
+    agent::{SOON, World},
+    bpf::{lookup, pinned},
+};
+
+use super::{
+    Sample, go_on,
+    page::{Amount, Found, Goal, table},
+    start::{millis, no_op, row, took},
+};
+
+/// `state_dir` is below /run, which is in memory; here such a directory that is always there.
+const IN_MEMORY: &str = "/dev/shm";
+/// Longest `add`.
+const GOAL_MS: f64 = 5.0;
+
+pub(super) fn run(amount: Amount, programs: &Path) -> anyhow::Result<Found> {
+    let binary = programs.join("rto-agent");
+    let (world, map) = world(&binary, Path::new(IN_MEMORY))?;
+    let (on_disk, map_on_disk) = self::world(&binary, &std::env::temp_dir())?;
+    let (mut process, mut status, mut requests) = (vec![], vec![], vec![]);
+    let (mut effects, mut returns, mut removals, mut disk) = (vec![], vec![], vec![], vec![]);
+    for n in 0..u8::try_from(amount.starts)? {
+        go_on()?;
+        process.push(took(|| no_op(&binary))?);
+        status.push(took(|| world.cli(&["status"]).map(drop))?);
+        let cidr = format!("10.99.{n}.0/24");
+        let (effect, returned) = add(&world, &map, n, &cidr)?;
+        effects.push(effect);
+        returns.push(returned);
+        removals.push(took(|| world.cli(&["remove", &cidr]).map(drop))?);
+        let body = serde_json::json!({"cidrs": [&cidr], "policy": "near"}).to_string();
+        requests.push(took(|| {
+            let answer = world.socket_request("POST", "/v1/entries", &body)?;
+            ensure!(answer["changed"]["added"] == 1, "{answer}");
+            Ok(())
+        })?);
+        world.cli(&["remove", &cidr])?;
+        disk.push(add(&on_disk, &map_on_disk, n, &cidr)?.0);
+    }
+    let samples = [
+        ("a process that only says its version", process),
+        ("`status`, from exec to its end", status),
+        ("`add`, from exec to the entry in the kernel", effects),
+        ("`add`, from exec to its end", returns),
+        ("`remove`, from exec to its end", removals),
+        ("the same addition as a request to the socket", requests),
+        (
+            "`add`, from exec to the entry in the kernel, `state_dir` on this host's temporary file system",
+            disk,
+        ),
+    ];
+    let samples = samples.map(|(name, times)| (name, Sample::of(times.into_iter())));
+    let (effect, returned) = (samples[2].1.median(), samples[3].1.median());
+    Ok(Found {
+        text: table(
+            ["ms", "median", "half of them", "most"],
+            samples.iter().map(|(name, sample)| row(name, sample)),
+        ),
+        goals: vec![Goal {
+            what: "`add`, from exec to the entry in the kernel",
+            wanted: "at most 5 ms",
+            measured: format!("{effect:.1} ms ({returned:.1} ms to its end)"),
+            met: effect <= GOAL_MS,
+        }],
+    })
+}
+
+/// An agent with its state below this directory, and its table of entries.
+fn world(binary: &Path, parent: &Path) -> anyhow::Result<(World, OwnedFd)> {
+    let mut world = World::of_in(binary.to_owned(), parent)?;
+    world.configure("[policy.near]\ncidrs = [\"10.88.0.0/24\"]\ninitial_rto = \"100ms\"\n")?;
+    world.start()?;
+    let map = find(&world.pin_dir(), "ENTRIES_V4").context("no ENTRIES_V4 is pinned")?;
+    Ok((world, pinned(&map)?))
+}
+
+/// Adds an entry while another thread looks for it in the map: milliseconds until it is there, and until the verb
+/// has ended.
+fn add(world: &World, map: &OwnedFd, n: u8, cidr: &str) -> anyhow::Result<(f64, f64)> {
+    // struct bpf_lpm_trie_key: prefix length, address.
+    let mut key = 32u32.to_ne_bytes().to_vec();
+    key.extend([10, 99, n, 1]);
+    ensure!(!lookup(map, &key, &mut [0])?, "{cidr} is there already");
+    let looks = AtomicBool::new(false);
+    let mut command = world.command(&["add", cidr, "--policy", "near"]);
+    thread::scope(|scope| {
+        let looking = scope.spawn(|| {
+            looks.store(true, Ordering::Release);
+            let end = Instant::now() + SOON;
+            while !lookup(map, &key, &mut [0])? {
+                ensure!(Instant::now() < end, "{cidr} never came");
+            }
+            Ok(Instant::now())
+        });
+        while !looks.load(Ordering::Acquire) {
+            thread::yield_now();
+        }
+        let begin = Instant::now();
+        let output = command.output()?;
+        let returned = begin.elapsed();
+        ensure!(output.status.success(), "add: {}", output.status);
+        let seen = looking
+            .join()
+            .map_err(|_| anyhow::anyhow!("the look panicked"))??;
+        Ok((millis(seen - begin), millis(returned)))
+    })
+}
+
+fn find(dir: &Path, name: &str) -> Option<PathBuf> {
+    fs::read_dir(dir).ok()?.flatten().find_map(|entry| {
+        let path = entry.path();
+        if path.is_dir() {
+            find(&path, name)
+        } else {
+            (entry.file_name() == name).then_some(path)
+        }
+    })
+}

@@ -1,0 +1,121 @@
+//! What needs no kernel: criterion's benches of the agent and the model, and their medians.
+
+use std::{fs, path::PathBuf, process::Command};
+
+use anyhow::Context as _;
+
+use super::page::{Found, table};
+use crate::{process::run as run_command, root};
+
+/// The benches, and what they are.
+const BENCHES: [(&str, &str); 12] = [
+    (
+        "config_1k",
+        "read and check a file of 1,000 entries in 16 policies",
+    ),
+    ("config_16k", "of 16,000 entries in 250 policies"),
+    ("compile", "a policy's settings into the kernel's units"),
+    (
+        "plan_same",
+        "plan a reload of 16,000 entries that changes nothing",
+    ),
+    ("plan_changed", "one that takes 1,000 of them out"),
+    (
+        "predict",
+        "predict a policy for disruptions of 1 ms to 10 s",
+    ),
+    ("median_idle", "predict one disruption"),
+    ("histogram_1024", "the buckets of 1,024 times"),
+    ("stats_json_32", "statistics of 32 policies as JSON"),
+    ("metrics_32", "the same as metrics"),
+    (
+        "estimator_10k",
+        "Linux' RTT estimator over 10,000 round trips",
+    ),
+    ("capture_20k", "read a capture of 20,000 packets"),
+];
+
+/// Builds and runs them.
+pub(super) fn measure(quick: bool) -> anyhow::Result<()> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = Command::new(cargo);
+    command
+        .current_dir(root())
+        .args(["bench", "--locked", "--bench", "pure"])
+        .args(["--package", "rto-agent", "--package", "rto-model", "--"])
+        .args(["--noplot", "--warm-up-time", "1"]);
+    if quick {
+        command.arg("--quick");
+    } else {
+        command.args(["--measurement-time", "3"]);
+    }
+    run_command(&mut command)
+}
+
+/// What criterion has found.
+pub(super) fn run() -> anyhow::Result<Found> {
+    let target = target()?;
+    let rows = BENCHES.iter().map(|(name, what)| {
+        let path = target.join(format!("criterion/{name}/new/estimates.json"));
+        let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+        let estimates: serde_json::Value = serde_json::from_str(&text)?;
+        let median = &estimates["median"];
+        let nanos = |value: &serde_json::Value| value.as_f64().context("no estimate");
+        let interval = &median["confidence_interval"];
+        anyhow::Ok([
+            (*what).to_owned(),
+            time(nanos(&median["point_estimate"])?),
+            format!(
+                "{} to {}",
+                time(nanos(&interval["lower_bound"])?),
+                time(nanos(&interval["upper_bound"])?)
+            ),
+        ])
+    });
+    let rows = rows.collect::<anyhow::Result<Vec<_>>>()?;
+    Ok(Found {
+        text: table(["", "median", "95 % sure"], rows),
+        goals: Vec::new(),
+    })
+}
+
+/// The directory that this program was built in: sudo does not hand on CARGO_TARGET_DIR.
+fn target() -> anyhow::Result<PathBuf> {
+    let own = std::env::current_exe()?;
+    let target = own.ancestors().nth(2).context("no target directory")?;
+    Ok(target.to_owned())
+}
+
+/// A time with a unit, three digits.
+fn time(nanos: f64) -> String {
+    match nanos {
+        ..1e3 => format!("{nanos:.0} ns"),
+        1e3..1e6 => format!("{:.2} us", nanos / 1e3),
+        _ => format!("{:.2} ms", nanos / 1e6),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_bench_has_a_name_here() {
+        for file in ["agent/benches/pure.rs", "model/benches/pure.rs"] {
+            let text = fs::read_to_string(root().join(file)).unwrap();
+            for word in text.split('"').filter(|word| word.contains('_')) {
+                let is_name = word.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+                let known = BENCHES.iter().any(|(name, _)| *name == word);
+                let is_bench = text.contains(&format!("bench_function(\"{word}\""));
+                assert!(!is_name || !is_bench || known, "{word} in {file}");
+            }
+        }
+    }
+
+    #[test]
+    fn units() {
+        assert_eq!(time(12.3), "12 ns");
+        assert_eq!(time(12_345.0), "12.35 us");
+        assert_eq!(time(12_345_678.0), "12.35 ms");
+    }
+}

@@ -1,0 +1,226 @@
+//! `cargo xtask fuzz`: what is read from others, fuzzed by libFuzzer with AddressSanitizer.
+//!
+//! The toolchain is the one that everything is built with: RUSTC_BOOTSTRAP lets it take the flags that are for
+//! nightlies, so that no other one has to be installed.
+
+use std::{
+    fs,
+    io::{BufRead as _, BufReader},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use anyhow::{Context as _, bail, ensure};
+
+use crate::{
+    process::{apt_install, have, output, run as run_command},
+    root,
+    tools::{self, cargo},
+};
+
+/// `cargo xtask fuzz`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// One of the targets in fuzz/targets [default: each in turn]
+    target: Option<String>,
+    /// How long, each
+    #[arg(long, default_value_t = 60)]
+    seconds: u64,
+    /// Give the target this input, once, instead
+    #[arg(long, value_name = "FILE", requires = "target")]
+    reproduce: Option<PathBuf>,
+}
+
+const CARGO_FUZZ: &str = "0.13.2";
+/// A megabyte, of which AddressSanitizer takes some for itself.
+const MEMORY_MB: u32 = 1024;
+/// Longest time for one input.
+const SLOW_S: u32 = 10;
+/// Longest input, bytes: longer ones find no more and are slower.
+const LONGEST: u32 = 4096;
+
+/// What libFuzzer said at its end.
+#[derive(Default)]
+struct Outcome {
+    executions: u64,
+    edges: u64,
+    corpus: String,
+    /// The file with the input that failed.
+    failed: Option<String>,
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    let all = targets()?;
+    let chosen: Vec<&String> = match &args.target {
+        None => all.iter().collect(),
+        Some(name) => {
+            let found = all.iter().find(|target| *target == name);
+            vec![found.with_context(|| format!("no target {name}; there are {}", all.join(", ")))?]
+        }
+    };
+    if !have("c++") {
+        apt_install(&["g++"], "libFuzzer")?;
+    }
+    let path = tools::ensure("cargo-fuzz", CARGO_FUZZ, "cargo xtask fuzz")?;
+    let programs = build(&path)?;
+    if let (Some(input), [target]) = (&args.reproduce, chosen.as_slice()) {
+        return run_command(program(&programs, target).arg(input));
+    }
+    let mut failed = Vec::new();
+    for target in chosen {
+        let outcome = fuzz(&programs, target, args.seconds)?;
+        let Outcome {
+            executions,
+            edges,
+            corpus,
+            failed: input,
+        } = outcome;
+        println!("{target}: {executions} executions, {edges} edges covered, corpus {corpus}");
+        if let Some(input) = input {
+            println!(
+                "{target}: FAILED. Again: cargo xtask fuzz {target} --reproduce {input}\n\
+                 To keep it: cp {input} fuzz/seeds/{target}/ and cargo test -p rto-fuzz"
+            );
+            failed.push(target.as_str());
+        }
+    }
+    ensure!(
+        failed.is_empty(),
+        "inputs were found that fail: {}",
+        failed.join(", ")
+    );
+    Ok(())
+}
+
+/// The targets' names.
+fn targets() -> anyhow::Result<Vec<String>> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(root().join("fuzz/targets"))? {
+        let path = entry?.path();
+        names.extend(
+            path.file_stem()
+                .map(|name| name.to_string_lossy().into_owned()),
+        );
+    }
+    names.sort();
+    Ok(names)
+}
+
+/// Builds all targets; the directory they are in.
+fn build(path: &std::ffi::OsStr) -> anyhow::Result<PathBuf> {
+    let target_dir = root().join("target/fuzz");
+    println!("building the targets with AddressSanitizer (some minutes, the first time)");
+    run_command(
+        cargo()
+            .args(["fuzz", "build", "--features", "libfuzzer", "--target-dir"])
+            .arg(&target_dir)
+            .env("PATH", path)
+            .env("RUSTC_BOOTSTRAP", "1")
+            // What a release does once costs here with each change.
+            .env("CARGO_PROFILE_RELEASE_LTO", "off")
+            .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16"),
+    )?;
+    let version = output(Command::new("rustc").arg("-vV"))?;
+    let host = version.lines().find_map(|line| line.strip_prefix("host: "));
+    let host = host.context("rustc does not tell its host")?;
+    Ok(target_dir.join(host).join("release"))
+}
+
+fn program(programs: &Path, target: &str) -> Command {
+    let mut program = Command::new(programs.join(target));
+    program
+        .current_dir(root())
+        .arg(format!("-rss_limit_mb={MEMORY_MB}"))
+        .arg(format!("-timeout={SLOW_S}"))
+        // To look for leaks takes ptrace(2), which containers do not have; what is never freed meets the limit.
+        .arg("-detect_leaks=0")
+        .env("ASAN_OPTIONS", "detect_leaks=0");
+    program
+}
+
+fn fuzz(programs: &Path, target: &str, seconds: u64) -> anyhow::Result<Outcome> {
+    let own = root().join("target/fuzz");
+    let (corpus, artifacts) = (
+        own.join("corpus").join(target),
+        own.join("artifacts").join(target),
+    );
+    fs::create_dir_all(&corpus)?;
+    fs::create_dir_all(&artifacts)?;
+    println!("{target}: {seconds} s");
+    let mut child = program(programs, target)
+        .arg(&corpus)
+        .arg(root().join("fuzz/seeds").join(target))
+        .arg(format!("-max_total_time={seconds}"))
+        .arg(format!("-max_len={LONGEST}"))
+        .arg(format!("-artifact_prefix={}/", artifacts.display()))
+        .arg("-print_final_stats=1")
+        .stderr(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("cannot start {target}"))?;
+    let stderr = child.stderr.take().context("no stderr")?;
+    let mut outcome = Outcome::default();
+    let mut said = Vec::new();
+    for line in BufReader::new(stderr).split(b'\n') {
+        let line = String::from_utf8_lossy(&line?).into_owned();
+        outcome.hear(&line);
+        said.push(line);
+    }
+    let status = child.wait()?;
+    if !status.success() {
+        // From the panic on; before it there is only progress.
+        let is_progress = |line: &&String| line.starts_with('#');
+        for line in said.iter().filter(|line| !is_progress(line)) {
+            eprintln!("{line}");
+        }
+        if outcome.failed.is_none() {
+            bail!("{target}: {status}");
+        }
+    }
+    Ok(outcome)
+}
+
+impl Outcome {
+    /// `#1024 pulse cov: 77 ft: 99 corp: 12/345b ...`, `stat::number_of_executed_units: 1024`,
+    /// `...; Test unit written to FILE`.
+    fn hear(&mut self, line: &str) {
+        if let Some(number) = line.strip_prefix("stat::number_of_executed_units:") {
+            self.executions = number.trim().parse().unwrap_or(0);
+        } else if let Some((_, file)) = line.split_once("Test unit written to ") {
+            self.failed = Some(file.trim().to_owned());
+        } else if line.starts_with('#') {
+            let after = |key: &str| {
+                let mut words = line.split_whitespace().skip_while(|word| *word != key);
+                words.nth(1).map(ToOwned::to_owned)
+            };
+            if let Some(edges) = after("cov:").and_then(|n| n.parse().ok()) {
+                self.edges = edges;
+            }
+            if let Some(corpus) = after("corp:") {
+                self.corpus = corpus;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_libfuzzer_says() {
+        let mut outcome = Outcome::default();
+        outcome.hear("#4096\tpulse  cov: 77 ft: 99 corp: 12/345b lim: 4096 exec/s: 2048 rss: 60Mb");
+        outcome.hear("==1== Test unit written to /x/crash-12");
+        outcome.hear("stat::number_of_executed_units: 5000");
+        assert_eq!((outcome.executions, outcome.edges), (5000, 77));
+        assert_eq!(outcome.corpus, "12/345b");
+        assert_eq!(outcome.failed.as_deref(), Some("/x/crash-12"));
+    }
+
+    #[test]
+    fn each_target_has_seeds() {
+        for target in targets().unwrap() {
+            assert!(root().join("fuzz/seeds").join(&target).is_dir(), "{target}");
+        }
+    }
+}
