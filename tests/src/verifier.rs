@@ -116,7 +116,9 @@ fn from_log(told: &mut BTreeMap<&'static str, Verified>) -> anyhow::Result<()> {
     let log =
         [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
     for (name, instructions) in processed(&log.join("\n")) {
-        if let Some(verified) = told.get_mut(name.as_str()) {
+        // It also tells how far it came with those that it refuses.
+        let untold = told.get_mut(name.as_str());
+        if let Some(verified) = untold.filter(|verified| **verified == Verified::Untold) {
             *verified = Verified::Instructions(instructions);
         }
     }

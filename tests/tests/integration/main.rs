@@ -4,7 +4,7 @@
 use std::{process::ExitCode, sync::mpsc, thread, time::Duration};
 
 use libtest_mimic::{Arguments, Failed, Trial};
-use rto_tests::{agent, cgroup, netns, process::require};
+use rto_tests::{agent, cgroup, emulated::is_emulated, netns, process::require};
 
 mod advise;
 mod changes;
@@ -39,6 +39,8 @@ type Test = (&'static str, fn() -> anyhow::Result<()>);
 const LIMIT: Duration = Duration::from_secs(300);
 /// The same with RTO_TESTS_LONG.
 const LIMIT_LONG: Duration = Duration::from_secs(1800);
+/// The same on an emulated processor.
+const LIMIT_EMULATED: Duration = Duration::from_secs(1200);
 /// They mostly wait for timers, so that more run at once than there are cores.
 const THREADS: usize = 4;
 /// Set to have what the kernel has printed at the end, after this word; `cargo xtask vm` reads it.
@@ -137,7 +139,11 @@ fn limited(test: impl FnOnce() -> anyhow::Result<()> + Send + 'static) -> Result
         let _late = sender.send(());
         result
     });
-    let limit = if faults::is_long() { LIMIT_LONG } else { LIMIT };
+    let limit = match (faults::is_long(), is_emulated()) {
+        (true, _) => LIMIT_LONG,
+        (_, true) => LIMIT_EMULATED,
+        _ => LIMIT,
+    };
     match receiver.recv_timeout(limit) {
         Err(mpsc::RecvTimeoutError::Timeout) => Err(format!("not done after {limit:?}").into()),
         // Also when it panicked: then joining says with what.

@@ -7,8 +7,9 @@ config=/etc/rto-agent/config.toml
 pins=/sys/fs/bpf/rto-agent
 count=0
 
+failed=0
 ok() { count=$((count + 1)); echo "ok $1"; }
-not_ok() { count=$((count + 1)); echo "not ok $1: $2"; }
+not_ok() { count=$((count + 1)) failed=$((failed + 1)); echo "not ok $1: $2"; }
 # check NAME COMMAND...: the command must succeed.
 check() {
   local name=$1 said
@@ -25,7 +26,11 @@ is() {
 }
 property() { systemctl show -p "$1" --value $unit; }
 pid() { property MainPID; }
-field() { sed -n "s/^$1:[[:space:]]*//p" "/proc/$(pid)/status"; }
+# Its values in the threads of the process, each once.
+of_threads() {
+  local status
+  for status in /proc/"$(pid)"/task/*/status; do sed -n "s/^$1:[[:space:]]*//p" "$status"; done | sort -u
+}
 lists() { rto-agent list --json | grep -qF "\"$1\""; }
 # The RTO, in ms, of a new connection to an address from which nothing comes back: of the socket in
 # SYN-SENT (02) in /proc/net/tcp, where it is in hundredths of a second.
@@ -85,7 +90,9 @@ ip route add 192.0.2.0/24 dev lo src 10.98.0.1
 ip route add 198.51.100.0/24 dev lo src 10.98.0.1
 
 # A boot with the service enabled.
-is "boot: the enabled service is active" "$(systemctl is-active $unit)" active
+check "boot: the enabled service is active" systemctl is-active $unit
+# Without it there is nothing to look at.
+systemctl -q is-active $unit || { journalctl -b -u $unit -o short-monotonic --no-pager; systemctl poweroff -ff; }
 is "boot: nothing else of the system has failed" "$(systemctl list-units --failed --plain --no-legend | tr '\n' ' ')" ""
 check "boot: the policy is in force" in_force
 check "boot: the entries of the file are there" lists 192.0.2.0/24
@@ -101,15 +108,20 @@ check "ready: active no sooner than in force ($in_force_at, $active_at)" \
   test "${in_force_at:-999999999999}" -le "${active_at:-0}"
 is "ready: a type that waits for it" "$(property Type)" notify
 
-# What the process may do.
-for set in CapPrm CapEff CapBnd; do
-  is "capabilities: $set is BPF, PERFMON, NET_ADMIN, CHOWN" "$(field $set)" 000000c000001001
+# What the process may do, each of its threads. CHOWN, which the unit grants, is given up after the start; from
+# the bounding set nothing is, as that takes CAP_SETPCAP, which the unit does not grant.
+threads=(/proc/"$(pid)"/task/*)
+check "process: it has more than one thread (${#threads[@]})" test ${#threads[@]} -ge 2
+for set in CapPrm CapEff; do
+  is "capabilities: $set of each thread is BPF, PERFMON, NET_ADMIN" "$(of_threads $set)" 000000c000001000
 done
+is "capabilities: CapBnd is these and CHOWN" "$(of_threads CapBnd)" 000000c000001001
 for set in CapInh CapAmb; do
-  is "capabilities: $set is empty" "$(field $set)" 0000000000000000
+  is "capabilities: $set is empty" "$(of_threads $set)" 0000000000000000
 done
-is "no new privileges" "$(field NoNewPrivs)" 1
-is "system calls are filtered" "$(field Seccomp)" 2
+is "process: no new privileges" "$(of_threads NoNewPrivs)" 1
+is "process: system calls are filtered" "$(of_threads Seccomp)" 2
+is "process: its root user" "$(of_threads Uid)" $'0\t0\t0\t0'
 
 # The journal's fields.
 said=$(journalctl -b -u $unit -o json MESSAGE="policies changed" | tail -1)
@@ -117,6 +129,26 @@ for wanted in '"AUDIT":"true"' '"ACTION":"start"' '"SOURCE":"start"' '"ADDED":"1
   '"SYSLOG_IDENTIFIER":"rto-agent"' '"_SYSTEMD_UNIT":"rto-agent.service"'; do
   check "journal: $wanted" grep -qF "$wanted" <<<"$said" || echo "$said"
 done
+
+# The control socket.
+socket=/run/rto-agent/control.sock
+is "socket: for root and its group" "$(stat -c '%a %u %g' $socket)" "660 0 0"
+answers() { rto-agent status >/dev/null 2>&1; }
+told() { journalctl -b -u $unit -o cat | grep -qF "$1"; }
+check "socket: answers" answers
+rm $socket
+check "socket: removed, it is made again" wait_for 10 answers
+check "socket: which the journal tells" told "the socket was gone; it is there again"
+check "socket: in force" in_force
+# The unit's process may not write to /run itself.
+before=$(pid)
+rm -r /run/rto-agent
+check "socket: with its directory removed, the journal tells" wait_for 10 told "it is gone, and cannot be made again"
+is "socket: the same process" "$(pid)" "$before"
+check "socket: in force without it" in_force
+check "socket: restart" systemctl restart $unit
+check "socket: it answers again" answers
+check "socket: in force after the restart" in_force
 
 # Reload.
 cp $config /run/config.good
@@ -171,6 +203,7 @@ check "watchdog: it was the watchdog" \
 check "watchdog: in force" in_force
 check "watchdog: the entries are there" lists 192.0.2.0/24
 
+((failed == 0)) || journalctl -b -u $unit -o short-monotonic --no-pager
 echo "checks end $count"
 sync
 systemctl poweroff --force --force

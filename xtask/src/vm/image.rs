@@ -11,6 +11,8 @@ use std::{
 
 use anyhow::Context as _;
 
+use rto_tests::emulated::EMULATED;
+
 use super::kernels::Unpacked;
 use crate::{
     process::{find, have, run as run_command},
@@ -101,7 +103,10 @@ pub(crate) fn initramfs(kernel: &Unpacked, tests: &Tests) -> anyhow::Result<temp
         top.join("etc/passwd"),
         "root:x:0:0::/root:/bin/sh\nnobody:x:65534:65534::/:/bin/sh\n",
     )?;
-    fs::write(top.join("etc/group"), "root:x:0:\nnogroup:x:65534:\n")?;
+    fs::write(
+        top.join("etc/group"),
+        "root:x:0:\ndaemon:x:1:\nnogroup:x:65534:\n",
+    )?;
     let init = top.join("init");
     fs::write(&init, init_script(tests))?;
     fs::set_permissions(&init, fs::Permissions::from_mode(0o755))?;
@@ -127,7 +132,7 @@ fn init_script(tests: &Tests) -> String {
         "#!/bin/busybox sh
 /bin/busybox --install -s /bin
 export PATH=/usr/sbin:/bin:/sbin HOME=/root
-export RTO_TESTS_REQUIRE_ROOT=1 RTO_TESTS_REPORT=1 RUST_BACKTRACE=0
+export RTO_TESTS_REQUIRE_ROOT=1 RTO_TESTS_REPORT=1 {EMULATED}=1 RUST_BACKTRACE=0
 mount -t proc proc /proc
 mount -t sysfs sys /sys
 mount -t devtmpfs dev /dev

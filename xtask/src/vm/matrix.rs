@@ -1,9 +1,13 @@
 //! What was found on each kernel: docs/matrix.json, and the table made of it in docs/kernel.md.
 
-use std::{collections::BTreeMap, fmt::Write as _, fs};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::Write as _,
+    fs,
+};
 
 use anyhow::{Context as _, ensure};
-use rto_tests::{features::FEATURES, verifier};
+use rto_tests::{emulated::SCALED, features::FEATURES, verifier};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
@@ -12,6 +16,9 @@ use crate::root;
 
 const DATA: &str = "docs/matrix.json";
 const PAGE: &str = "docs/kernel.md";
+/// Where the groups of tests are listed.
+#[cfg(test)]
+const TESTS: &str = "tests/tests/integration/main.rs";
 const BEGIN: &str = "<!-- matrix: made by cargo xtask vm --kernel all -->\n";
 const END: &str = "<!-- end of the matrix -->\n";
 /// What the tests print before their report.
@@ -40,6 +47,9 @@ pub(super) struct Column {
     verifier: BTreeMap<String, serde_json::Value>,
     /// By group.
     tests: BTreeMap<String, Group>,
+    /// Of what less was done than on a real machine, as the tests say.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    scaled: BTreeSet<String>,
     /// Exit status of the tests.
     #[serde(skip)]
     status: i32,
@@ -92,6 +102,7 @@ impl Column {
             features: report.features,
             verifier: report.verifier,
             tests,
+            scaled: scaled(lines),
             status,
         })
     }
@@ -174,6 +185,12 @@ fn groups(lines: &[String]) -> BTreeMap<String, Group> {
     groups
 }
 
+/// The tests may say it in the middle of a line of their own.
+fn scaled(lines: &[String]) -> BTreeSet<String> {
+    let said = lines.iter().filter_map(|line| line.split_once(SCALED));
+    said.map(|(_, what)| what.trim().to_owned()).collect()
+}
+
 /// Passed and failed, as the tests add them up.
 fn results(lines: &[String]) -> (usize, usize) {
     let number = |line: &str, what: &str| {
@@ -220,6 +237,7 @@ impl Matrix {
                 old.features.clone_from(&column.features);
                 old.verifier.clone_from(&column.verifier);
                 old.tests.extend(column.tests.clone());
+                old.scaled.extend(column.scaled.clone());
                 old.status = old.status.max(column.status);
             }
             Some(old) => *old = column.clone(),
@@ -274,8 +292,7 @@ impl Matrix {
                 None => "?".to_owned(),
             });
         }
-        let groups: std::collections::BTreeSet<&String> =
-            self.columns.iter().flat_map(|c| c.tests.keys()).collect();
+        let groups: BTreeSet<&String> = self.columns.iter().flat_map(|c| c.tests.keys()).collect();
         for group in groups {
             row(&format!("tests: {group}"), &|column| {
                 column.tests.get(group).map_or("–".to_owned(), Group::cell)
@@ -293,6 +310,15 @@ impl Matrix {
         }
         for (name, why) in LEFT_OUT {
             let _written = writeln!(text, "\nLeft out in the machines: {name}\\* ({why}).");
+        }
+        let scaled: BTreeSet<&str> = self
+            .columns
+            .iter()
+            .flat_map(|column| column.scaled.iter().map(String::as_str))
+            .collect();
+        if !scaled.is_empty() {
+            let scaled: Vec<&str> = scaled.into_iter().collect();
+            let _written = writeln!(text, "\nLess work in the machines: {}.", scaled.join(", "));
         }
         for column in &self.columns {
             let failed: Vec<&str> = column.failed().collect();
@@ -358,6 +384,33 @@ mod tests {
                 column.kernel
             );
             assert!(column.over_the_limit().is_empty(), "{column:#?}");
+        }
+    }
+
+    /// Every group of tests was run on every kernel, and none failed.
+    #[test]
+    fn the_data_has_every_group() {
+        let list = fs::read_to_string(root().join(TESTS)).unwrap();
+        let groups: Vec<&str> = list
+            .lines()
+            .filter_map(|line| line.trim().strip_prefix("(\"")?.split_once("\", "))
+            .filter(|(group, rest)| *rest == format!("{group}::TESTS),"))
+            .map(|(group, _)| group)
+            .filter(|group| LEFT_OUT.iter().all(|(name, _)| !group.starts_with(name)))
+            .collect();
+        assert!(
+            groups.contains(&"syn") && groups.contains(&"kernel"),
+            "{groups:?}"
+        );
+        for column in &Matrix::kept().unwrap().columns {
+            for group in &groups {
+                assert!(
+                    column.tests.contains_key(*group),
+                    "Linux {}: stale; run cargo xtask vm --kernel all --keep {group}::",
+                    column.kernel
+                );
+            }
+            assert_eq!(column.failed().count(), 0, "{column:#?}");
         }
     }
 

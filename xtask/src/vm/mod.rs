@@ -33,9 +33,12 @@ use matrix::{Column, Matrix};
 /// `cargo xtask vm`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Only tests whose name has one of these in it. What comes of whole groups ("syn::"), and of the
-    /// suite if there is no filter, goes into docs/matrix.json and the table in docs/kernel.md
+    /// Only tests whose name has one of these in it. Without any it is the whole suite, and what comes of it
+    /// goes into docs/matrix.json and the table in docs/kernel.md
     filters: Vec<String>,
+    /// Keep what comes of the filtered tests as well: only whole groups ("syn::"), which replace what is there
+    #[arg(long)]
+    keep: bool,
     /// The kernels: 5.10, 6.1, 6.12, newest, host (this one, without a machine), several with commas
     /// between, or all
     #[arg(long, default_value = "6.12")]
@@ -84,6 +87,7 @@ impl Place {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    args.check()?;
     setup::run()?;
     install()?;
     fs::create_dir_all(root().join("target/vm"))?;
@@ -148,9 +152,19 @@ impl Outcome {
 }
 
 impl Args {
-    /// Only whole groups are: "syn::" is one.
     fn is_kept(&self) -> bool {
-        self.unpacked.is_none() && self.filters.iter().all(|filter| filter.ends_with("::"))
+        self.unpacked.is_none() && (self.keep || self.filters.is_empty())
+    }
+
+    /// A part of a group would stand for all of it.
+    fn check(&self) -> anyhow::Result<()> {
+        let is_part = |filter: &&String| !filter.ends_with("::");
+        match self.filters.iter().find(is_part) {
+            Some(filter) if self.keep => {
+                bail!("--keep takes whole groups, as \"syn::\", and no {filter}")
+            }
+            _ => Ok(()),
+        }
     }
 }
 
@@ -269,7 +283,7 @@ fn column(
                 kernel: &kernel.image,
                 initramfs: &image,
                 clock,
-                memory_mib: 1024,
+                memory_mib: 2048,
                 command_line: "",
                 limit: Duration::from_secs(args.limit),
             };
