@@ -4,6 +4,8 @@
 pub mod agent;
 pub mod bpf;
 pub mod capture;
+pub mod emulated;
+pub mod features;
 pub mod foreign;
 pub mod http;
 pub mod kernel;
@@ -17,6 +19,7 @@ pub mod talk;
 pub mod timing;
 pub mod traffic;
 pub mod trie;
+pub mod verifier;
 pub mod watcher;
 
 pub use rto_lab::ground::{cgroup, names, netns, process};

@@ -9,6 +9,7 @@ mod bench;
 mod demo;
 mod ebpf;
 mod fuzz;
+mod host;
 mod miri;
 mod process;
 mod setup;
@@ -33,6 +34,8 @@ enum Verb {
     Ebpf(ebpf::Args),
     /// Feed what is read from others with what nobody would send, and watch it not break
     Fuzz(fuzz::Args),
+    /// Check the service on a host of its own: a virtual machine with systemd
+    Host(host::Args),
     /// Run the tests of agent-common on Miri, which sees undefined behaviour
     Miri,
     /// Install the system packages that tests and demo need, if they are missing
@@ -49,6 +52,7 @@ fn main() -> anyhow::Result<()> {
         Verb::Demo => demo::run(),
         Verb::Ebpf(args) => ebpf::run(&args),
         Verb::Fuzz(args) => fuzz::run(&args),
+        Verb::Host(args) => host::run(&args),
         Verb::Miri => miri::run(),
         Verb::Setup => setup::run(),
         Verb::Test(args) => test::run(&args),

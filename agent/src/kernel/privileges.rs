@@ -3,7 +3,10 @@
 use std::{fs, io, path::Path};
 
 use caps::{CapSet, Capability, CapsHashSet};
-use nix::libc;
+use nix::{
+    libc,
+    sys::resource::{RLIM_INFINITY, Resource, setrlimit},
+};
 
 /// Bits of capability sets (include/uapi/linux/capability.h).
 pub mod cap {
@@ -52,10 +55,15 @@ const STARTING: [Capability; 2] = [Capability::CAP_CHOWN, Capability::CAP_NET_BI
 /// Gives up, for good, every capability that neither the start nor the daemon needs, and what a program could
 /// get by execve(2). For a process with one thread: capabilities are a thread's.
 ///
+/// Before that the limit of locked memory is lifted, which takes one of those given up (CAP_SYS_RESOURCE):
+/// before Linux 5.11 maps count against it.
+///
 /// # Errors
 ///
 /// If the kernel refuses.
 pub fn keep_for_start() -> io::Result<()> {
+    // Where that is refused the limit may be enough: a unit's is.
+    let _as_it_is = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY);
     nix::sys::prctl::set_no_new_privs()?;
     // Without CAP_SETPCAP it stays; then whoever started this has limited it, or is no root.
     if holds(CapSet::Effective, Capability::CAP_SETPCAP)? {

@@ -6,6 +6,7 @@ use nix::sys::signal::Signal;
 use rto_tests::{
     agent::{SOON, World},
     capture::{Capture, gaps, syns},
+    features::syn_timers,
     netns::{CLIENT_LINK, SERVER_V4},
     timing::assert_gaps,
     traffic::Connect,
@@ -84,7 +85,7 @@ fn sighup() -> anyhow::Result<()> {
 fn keeps() -> anyhow::Result<()> {
     let world = world(&near("\"192.0.2.0/24\""))?;
     let address = to(SERVER_V4, PORT);
-    let timers = [NEAR, NEAR, NEAR, NEAR, NEAR, NEAR * 2];
+    let timers = syn_timers(NEAR, 6)?;
     assert_gaps(&timers, || {
         world.cli(&["add", "10.88.0.0/24", "--policy", "near"])?;
         let capture = Capture::start(&world.net.client, CLIENT_LINK)?;
@@ -120,6 +121,8 @@ fn saved() -> anyhow::Result<()> {
     world.cli(&["add", "10.88.0.0/24", "--initial-rto", "52ms", "--save"])?;
     let file = world.policies_dir().join("50-cli.toml");
     assert!(fs::read_to_string(&file)?.contains("10.88.0.0/24"));
+    // That of the reload; the next is to be that of the new daemon.
+    world.notified("READY=1")?;
     world.end(Signal::SIGTERM)?;
     fs::remove_dir_all(world.dir().join("state"))?;
     world.start()?;

@@ -6,6 +6,7 @@ use std::{net::SocketAddr, time::Duration};
 use rto_tests::{
     agent::{SOON, World},
     capture::{Capture, Segment},
+    features::lacks,
     foreign,
     netns::{CLIENT_LINK, SERVER_LINK, SERVER_V4, SERVER_V4_OTHER, SERVER_V6, sysctl},
     talk::{self, REQUEST, Talk, option},
@@ -173,7 +174,11 @@ fn assert_schedule(
 /// What a host sees that has no entry for the peer: RTO, probe, backoff and ACKs as without an
 /// agent (the control is the test after this one).
 fn unlisted() -> anyhow::Result<()> {
-    let world = world("rto_min = \"8ms\"\ndelack_max = \"8ms\"\nthin_linear = true")?;
+    let mut settings = "rto_min = \"8ms\"\ndelack_max = \"8ms\"".to_owned();
+    if !lacks("bpf-thin-linear")? {
+        settings += "\nthin_linear = true";
+    }
+    let world = world(&settings)?;
     kernels_own(&world, SERVER_V4_OTHER)?;
     let status = world.json(&["status"])?;
     let near = &status["policies"]["near"];
@@ -227,9 +232,8 @@ fn accepted() -> anyhow::Result<()> {
     let status = world.json(&["status"])?;
     let accepted = &status["attachment"]["accepted"];
     let at_once = accepted["when"] == "before-first-sample";
-    if std::env::var_os("RTO_TESTS_EXPECT_LSM").is_some() {
-        assert!(at_once, "{accepted:#}");
-    }
+    // (What this kernel must have is asserted by the group "kernel".)
+    assert_eq!(at_once, !lacks("bpf-lsm-cgroup")?, "{accepted:#}");
     let text = world.cli(&["status"])?;
     if !at_once {
         assert!(accepted["reason"].is_string(), "{accepted:#}");
@@ -335,11 +339,6 @@ fn rto_max() -> anyhow::Result<()> {
     let mut world = World::new()?;
     world.configure(&policy("rto_min = \"200ms\"\nrto_max = \"1s\""))?;
     reno(&world)?;
-    if lacks(&world, "tcp-rto-max")? {
-        let said = world.cli_fails(&["check"])?;
-        assert!(said.contains("rto_max = 1s: this kernel has no"), "{said}");
-        return Ok(());
-    }
     world.start()?;
     assert_schedule(&world, SERVER_V4, KERNEL_RTO_MIN, |rto| {
         let mut timers = schedule(rto, 1, 2);
@@ -556,12 +555,4 @@ fn fast_open() -> anyhow::Result<()> {
     assert_eq!(talk.option(option::USER_TIMEOUT)?, 30_000);
     assert_sinks(&mut talk, quantised(8), || server_rto(&world))?;
     Ok(())
-}
-
-/// Whether a feature is missing here, as `doctor` says.
-pub(super) fn lacks(world: &World, feature: &str) -> anyhow::Result<bool> {
-    let report = world.json(&["doctor"])?;
-    let findings = report["findings"].as_array().cloned().unwrap_or_default();
-    let finding = findings.iter().find(|f| f["id"] == feature);
-    Ok(finding.is_some_and(|f| f["severity"] != "ok"))
 }

@@ -4,7 +4,7 @@
 use std::{process::ExitCode, sync::mpsc, thread, time::Duration};
 
 use libtest_mimic::{Arguments, Failed, Trial};
-use rto_tests::{agent, cgroup, netns, process::require};
+use rto_tests::{agent, cgroup, emulated::is_emulated, netns, process::require};
 
 mod advise;
 mod changes;
@@ -13,6 +13,7 @@ mod config;
 mod doctor;
 mod established;
 mod faults;
+mod kernel;
 mod lab_blackout;
 mod lab_estimator;
 mod lab_loss;
@@ -39,8 +40,12 @@ type Test = (&'static str, fn() -> anyhow::Result<()>);
 const LIMIT: Duration = Duration::from_secs(300);
 /// The same with RTO_TESTS_LONG.
 const LIMIT_LONG: Duration = Duration::from_secs(1800);
+/// The same on an emulated processor.
+const LIMIT_EMULATED: Duration = Duration::from_secs(1200);
 /// They mostly wait for timers, so that more run at once than there are cores.
 const THREADS: usize = 4;
+/// Set to have what the kernel has printed at the end, after this word; `cargo xtask vm` reads it.
+const REPORT: &str = "RTO_TESTS_REPORT";
 
 fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();
@@ -73,6 +78,7 @@ fn main() -> ExitCode {
         ("security", security::TESTS),
         ("config", config::TESTS),
         ("doctor", doctor::TESTS),
+        ("kernel", kernel::TESTS),
         ("advise", advise::TESTS),
         ("metrics", metrics::TESTS),
         ("statistics", statistics::TESTS),
@@ -90,11 +96,30 @@ fn main() -> ExitCode {
         .iter()
         .flat_map(|(group, tests)| tests.iter().map(move |test| (*group, *test)))
         .map(|(group, (name, test))| {
-            Trial::test(format!("{group}::{name}"), move || limited(test))
-                .with_ignored_flag(refusal.is_some())
+            let name = format!("{group}::{name}");
+            if refusal.is_some() || arguments.list {
+                return Trial::test(name, || Ok(())).with_ignored_flag(refusal.is_some());
+            }
+            match kernel::lacked_by(&name) {
+                None => Trial::test(name, move || limited(test)),
+                Some(feature) => {
+                    let test = move || limited(move || kernel::assert_absent(feature));
+                    Trial::test(name, test).with_kind(format!("absent: {feature}"))
+                }
+            }
         })
         .collect();
-    libtest_mimic::run(&arguments, trials).exit_code()
+    let conclusion = libtest_mimic::run(&arguments, trials);
+    if std::env::var_os(REPORT).is_some() {
+        match kernel::report() {
+            Ok(report) => eprintln!("{REPORT} {report}"),
+            Err(e) => {
+                eprintln!("no report: {e:#}");
+                return ExitCode::FAILURE;
+            }
+        }
+    }
+    conclusion.exit_code()
 }
 
 /// Why the tests cannot run here.
@@ -108,7 +133,7 @@ fn refusal() -> Option<String> {
 }
 
 /// Runs a test on a thread of its own, so that one that hangs is a failure and not a standstill.
-fn limited(test: fn() -> anyhow::Result<()>) -> Result<(), Failed> {
+fn limited(test: impl FnOnce() -> anyhow::Result<()> + Send + 'static) -> Result<(), Failed> {
     let (sender, receiver) = mpsc::channel();
     let runner = thread::spawn(move || {
         let result = test();
@@ -116,7 +141,11 @@ fn limited(test: fn() -> anyhow::Result<()>) -> Result<(), Failed> {
         let _late = sender.send(());
         result
     });
-    let limit = if faults::is_long() { LIMIT_LONG } else { LIMIT };
+    let limit = match (faults::is_long(), is_emulated()) {
+        (true, _) => LIMIT_LONG,
+        (_, true) => LIMIT_EMULATED,
+        _ => LIMIT,
+    };
     match receiver.recv_timeout(limit) {
         Err(mpsc::RecvTimeoutError::Timeout) => Err(format!("not done after {limit:?}").into()),
         // Also when it panicked: then joining says with what.

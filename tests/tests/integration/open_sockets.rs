@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use rto_tests::{
     agent::World,
+    features::lacks,
     netns::{SERVER_V4, SERVER_V4_OTHER},
     talk::{self, Talk, option},
     timing::jiffy,
@@ -13,7 +14,7 @@ use serde_json::Value;
 
 use super::{
     Test,
-    established::{lacks, policy, reno},
+    established::{policy, reno},
     to,
 };
 
@@ -110,7 +111,7 @@ fn apply() -> anyhow::Result<()> {
     let (name, _) = only_policy(&walk);
     let policy = &status["policies"][name];
     assert_eq!(policy["open_sockets"], 2, "{policy:#}");
-    if lacks(&world, "rto-hook-on-open-sockets")? {
+    if lacks("rto-hook-on-open-sockets")? {
         assert!(walk["notes"].to_string().contains("Linux 6.12"), "{walk:#}");
         return Ok(());
     }

@@ -8,6 +8,7 @@ use std::{
 use anyhow::Context as _;
 use rto_tests::{
     agent::{SOON, World},
+    features::lacks,
     netns::{SERVER_V4, sysctl},
     relay::{Matching, RELAY_SERVER_V4, RELAY_SERVER_V6, Relay, relay},
     talk::{self, REQUEST, Talk, option},
@@ -16,7 +17,7 @@ use rto_tests::{
 };
 use serde_json::{Value, json};
 
-use super::{Test, established::lacks, to};
+use super::{Test, to};
 
 pub(super) const TESTS: &[Test] = &[
     ("a_thin_flow_is_a_round_trip_sooner", thin),
@@ -318,14 +319,14 @@ fn open() -> anyhow::Result<()> {
     assert_sinks(&mut flow, KERNEL_RTO_MIN)?;
     link.world.configure(POLICIES)?;
     link.world.cli(&["reload"])?;
-    if lacks(&link.world, "iter-tcp")? {
+    if lacks("iter-tcp")? {
         let said = link.world.cli_fails(&["apply"])?;
         assert!(said.contains("Linux 5.15"), "{said}");
         return Ok(());
     }
     let walk = link.world.json(&["apply"])?;
     assert_eq!(walk["policies"]["with"]["changed"], 2, "{walk:#}");
-    if lacks(&link.world, "rto-hook-on-open-sockets")? {
+    if lacks("rto-hook-on-open-sockets")? {
         let notes = walk["notes"].to_string();
         assert!(notes.contains("rto_restart"), "{walk:#}");
         return assert_sinks(&mut flow, RTO_MIN);

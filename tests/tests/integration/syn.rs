@@ -5,6 +5,7 @@ use std::time::Duration;
 use rto_tests::{
     agent::{SOON, World},
     capture::{Capture, syns},
+    features::syn_timers,
     netns::{CLIENT_LINK, SERVER_V4, SERVER_V4_OTHER, SERVER_V6},
     timing::assert_gaps,
     traffic::Connect,
@@ -44,7 +45,7 @@ fn without_any_agent() -> anyhow::Result<()> {
 fn prefix_24() -> anyhow::Result<()> {
     let world = World::with(&near("\"10.88.0.0/24\""))?;
     world.net.black_hole(PORT)?;
-    assert_gaps(&[NEAR; 4], || {
+    assert_gaps(&syn_timers(NEAR, 4)?, || {
         world.syn_gaps(to(SERVER_V4, PORT), &plain(), 4)
     })?;
     world.assert_syn_gap(to(SERVER_V4_OTHER, PORT), &plain(), KERNEL)?;

@@ -16,6 +16,7 @@ use rand::{RngExt as _, SeedableRng as _, rngs::ChaCha8Rng};
 use rto_agent_common::{Policy, UNLISTED, maps};
 use rto_tests::{
     agent::{SOON, World},
+    emulated::{is_emulated, scaled},
     http,
     kernel::{Map, SOCK_OPS, links_at, programs_at, programs_using},
     netns::{SERVER_V4, SERVER_V6},
@@ -30,8 +31,10 @@ use super::{
 
 const ROUNDS: u32 = 200;
 const ROUNDS_LONG: u32 = 1000;
-/// Worlds at once: a start mostly waits for the kernel.
+const ROUNDS_EMULATED: u32 = 40;
+/// Worlds at once: a start mostly waits for the kernel. On an emulated processor it has work to do.
 const WORLDS: u32 = 4;
+const WORLDS_EMULATED: u32 = 2;
 const PORT: u16 = 4450;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -74,15 +77,24 @@ pub(super) fn rounds() -> anyhow::Result<()> {
             .subsec_nanos()
             .into(),
     };
-    let rounds = if is_long() { ROUNDS_LONG } else { ROUNDS };
+    let rounds = if is_long() {
+        ROUNDS_LONG
+    } else {
+        scaled("kills", ROUNDS, ROUNDS_EMULATED)
+    };
+    let worlds = if is_emulated() {
+        WORLDS_EMULATED
+    } else {
+        WORLDS
+    };
     eprintln!("RTO_TESTS_SEED={seed}, {rounds} rounds");
     let tallies = thread::scope(|scope| {
-        let worlds: Vec<_> = (0..WORLDS)
+        let worlds: Vec<_> = (0..worlds)
             .map(|number| {
                 // Both choices of on_exit.
                 let on_exit = ["keep", "detach"][number as usize % 2];
                 let rng = ChaCha8Rng::seed_from_u64(seed ^ (u64::from(number) << 32));
-                scope.spawn(move || Run::new(rng, on_exit)?.rounds(rounds / WORLDS))
+                scope.spawn(move || Run::new(rng, on_exit)?.rounds(rounds / worlds))
             })
             .collect();
         let joined = worlds.into_iter().map(|world| match world.join() {

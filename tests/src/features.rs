@@ -1,0 +1,155 @@
+//! What the running kernel lacks: as declared here by mainline version, and as the agent finds it.
+
+use std::{collections::BTreeMap, process::Command, sync::OnceLock, time::Duration};
+
+use anyhow::{Context as _, bail, ensure};
+use serde_json::Value;
+
+use crate::agent::binary;
+
+/// Features as `doctor` names them, and the first mainline version that has each. What is older is
+/// expected to lack it.
+pub const FEATURES: [(&str, (u32, u32)); 16] = [
+    ("rto-hook", (4, 16)),
+    ("bpf-syncnt", (4, 14)),
+    ("btf", (5, 4)),
+    ("cgroup-bpf-link", (5, 7)),
+    ("sock_ops-socket-storage", (5, 10)),
+    ("bpf-rto-min", (5, 10)),
+    ("bpf-delack-max", (5, 10)),
+    ("bpf-user-timeout", (5, 10)),
+    ("iter-tcp", (5, 15)),
+    ("syn-ack-retransmission-timeout", (5, 17)),
+    ("bpf-lsm-cgroup", (6, 0)),
+    ("bpf-thin-linear", (6, 1)),
+    ("bpf-getsockopt-syncnt", (6, 1)),
+    ("tcp-syn-linear-timeouts", (6, 5)),
+    ("rto-hook-on-open-sockets", (6, 12)),
+    ("tcp-rto-max", (6, 15)),
+];
+
+/// Set on kernels of Debian's, which bring no feature to an older version: there the agent must find
+/// exactly what is declared.
+pub const DEBIAN: &str = "RTO_TESTS_DEBIAN_KERNEL";
+
+/// Major and minor version of the running kernel.
+///
+/// # Errors
+///
+/// If it does not tell them.
+pub fn version() -> anyhow::Result<(u32, u32)> {
+    let name = nix::sys::utsname::uname()?;
+    let release = name.release().to_string_lossy().into_owned();
+    let mut numbers = release.split('.').map(str::parse);
+    match (numbers.next(), numbers.next()) {
+        (Some(Ok(major)), Some(Ok(minor))) => Ok((major, minor)),
+        _ => bail!("{release} is no kernel version"),
+    }
+}
+
+/// A feature as `doctor` finds it.
+#[derive(Clone, Debug)]
+pub struct Found {
+    /// "present", "absent" or "refused".
+    pub presence: String,
+    /// All that is said of it.
+    pub said: String,
+    /// Since when a kernel has it, where this one does not.
+    pub mend: String,
+}
+
+/// The features as `doctor` finds them here, asked once.
+///
+/// # Errors
+///
+/// If it does not say them all.
+pub fn found() -> anyhow::Result<&'static BTreeMap<&'static str, Found>> {
+    static FOUND: OnceLock<Result<BTreeMap<&'static str, Found>, String>> = OnceLock::new();
+    FOUND
+        .get_or_init(|| ask().map_err(|e| format!("{e:#}")))
+        .as_ref()
+        .map_err(|e| anyhow::anyhow!("{e}"))
+}
+
+fn ask() -> anyhow::Result<BTreeMap<&'static str, Found>> {
+    let output = Command::new(binary()?)
+        .args(["doctor", "--json"])
+        .output()?;
+    let report: Value = serde_json::from_slice(&output.stdout)
+        .with_context(|| String::from_utf8_lossy(&output.stderr).into_owned())?;
+    let findings = report["findings"].as_array().context("no findings")?;
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    FEATURES
+        .iter()
+        .map(|(name, _)| {
+            let finding = findings.iter().find(|f| f["id"] == *name);
+            let finding = finding.with_context(|| format!("doctor does not say {name}"))?;
+            let said = text(&finding["found"]);
+            let presence = said.split([':', ',']).next().unwrap_or_default().to_owned();
+            let mend = text(&finding["mend"]);
+            Ok((
+                *name,
+                Found {
+                    presence,
+                    said,
+                    mend,
+                },
+            ))
+        })
+        .collect()
+}
+
+/// Whether the kernel lacks a feature, or it is refused here.
+///
+/// # Errors
+///
+/// If the agent does not know it.
+pub fn lacks(feature: &str) -> anyhow::Result<bool> {
+    let found = found()?.get(feature).context(feature.to_owned())?;
+    Ok(found.presence != "present")
+}
+
+/// The first intervals between the SYNs of a connection with this initial RTO: five of it, then
+/// doubling; before 6.5 doubling at once.
+///
+/// # Errors
+///
+/// As [`lacks`].
+pub fn syn_timers(initial_rto: Duration, count: u32) -> anyhow::Result<Vec<Duration>> {
+    let linear = if lacks("tcp-syn-linear-timeouts")? {
+        0
+    } else {
+        4
+    };
+    let timer = |n: u32| initial_rto * (1 << n.saturating_sub(linear));
+    Ok((0..count).map(timer).collect())
+}
+
+/// That the agent finds what is declared for this version: all that it must have, and, on a kernel of
+/// Debian's, nothing that it cannot have.
+///
+/// # Errors
+///
+/// If it finds something else; by name.
+pub fn assert_declared() -> anyhow::Result<()> {
+    let (version, found) = (version()?, found()?);
+    let is_debian = std::env::var_os(DEBIAN).is_some();
+    let active = std::fs::read_to_string("/sys/kernel/security/lsm").unwrap_or_default();
+    let has_lsm = active.trim_end().split(',').any(|name| name == "bpf");
+    let mut wrong = Vec::new();
+    for (name, since) in FEATURES {
+        // It must be among the active LSMs as well.
+        let expected = version >= since && (name != "bpf-lsm-cgroup" || has_lsm);
+        let said = &found[name];
+        match (expected, said.presence.as_str()) {
+            (true, "present") | (false, "absent" | "refused") => {}
+            (false, "present") if !is_debian => {}
+            _ => wrong.push(format!("{name} (since {since:?}): {}", said.said)),
+        }
+        if said.presence == "absent" && !said.mend.starts_with("Linux ") {
+            wrong.push(format!("{name}: no version is named: {:?}", said.mend));
+        }
+    }
+    ensure!(wrong.is_empty(), "Linux {version:?}: {wrong:#?}");
+    Ok(())
+}

@@ -1,0 +1,162 @@
+//! What the programs cost the kernel's verifier.
+
+use std::{collections::BTreeMap, process::Command};
+
+use anyhow::{Context as _, ensure};
+use aya::{
+    Btf, EbpfLoader, include_bytes_aligned,
+    programs::{BtfTracePoint, Iter, LsmCgroup, Program, ProgramInfo, SockOps},
+};
+use rto_agent_common::{globals, maps, statistics};
+
+/// The object in the tree.
+pub static OBJECT: &[u8] = include_bytes_aligned!("../../agent/src/datapath/rto-agent.bpf.o");
+
+/// Instructions the verifier may process of each program, on any kernel. It gives up at 1,000,000; the
+/// room between is for kernels to come, which may walk more paths. A program that comes near its
+/// limit is to be made simpler.
+pub const LIMITS: [(&str, u32); 5] = [
+    ("rto_agent", 25_000),
+    ("rto_clone", 5_000),
+    ("rto_walk", 100_000),
+    ("rto_synack", 5_000),
+    ("rto_probe", 1_000),
+];
+
+/// What came of a program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verified {
+    /// Instructions processed.
+    Instructions(u32),
+    /// It loads, and this kernel does not tell how many (`bpf_prog_info.verified_insns` is of 5.16).
+    Untold,
+    /// It does not load here.
+    Refused(String),
+}
+
+/// Has the kernel verify each program, with all that is optional in it switched on.
+///
+/// # Errors
+///
+/// If the maps cannot be made.
+pub fn verified() -> anyhow::Result<BTreeMap<&'static str, Verified>> {
+    let mut mode = statistics::ON | statistics::UNLISTED | statistics::RTT_AT_END;
+    if rto_agent::datapath::probe::tells_process() {
+        mode |= statistics::PROCESS;
+    }
+    let interval = 1_000_000_000_u64;
+    let offsets = rto_agent::kernel::btf::Btf::vmlinux()?.offsets()?.values();
+    let mut loader = EbpfLoader::new();
+    for (name, offset) in globals::OFFSETS.into_iter().zip(&offsets) {
+        loader.override_global(name, offset, true);
+    }
+    let mut ebpf = loader
+        .override_global(globals::STATISTICS_MODE, &mode, true)
+        .override_global(globals::RTT_INTERVAL_NS, &interval, true)
+        .map_max_entries(maps::POLICIES, 1)
+        .map_max_entries(maps::STATISTICS, 1)
+        .load(OBJECT)?;
+    let types = Btf::from_sys_fs()?;
+    let mut told = BTreeMap::new();
+    for (name, program) in ebpf.programs_mut() {
+        let known = LIMITS.iter().find(|(known, _)| *known == name);
+        let (name, _) = known.with_context(|| format!("{name} has no limit"))?;
+        let loaded = match program {
+            Program::SockOps(program) => load(program, SockOps::load, SockOps::info),
+            Program::LsmCgroup(program) => load(
+                program,
+                |p| p.load("inet_csk_clone", &types),
+                LsmCgroup::info,
+            ),
+            Program::Iter(program) => load(program, |p| p.load("tcp", &types), Iter::info),
+            Program::BtfTracePoint(program) => load(
+                program,
+                |p| p.load("tcp_retransmit_synack", &types),
+                BtfTracePoint::info,
+            ),
+            other => anyhow::bail!("{name}: {:?}", other.prog_type()),
+        };
+        told.insert(*name, loaded);
+    }
+    ensure!(told.len() == LIMITS.len(), "only {told:?}");
+    if told.values().any(|verified| *verified == Verified::Untold) {
+        from_log(&mut told)?;
+    }
+    Ok(told)
+}
+
+fn load<P>(
+    program: &mut P,
+    load: impl FnOnce(&mut P) -> Result<(), aya::programs::ProgramError>,
+    info: impl FnOnce(&P) -> Result<ProgramInfo, aya::programs::ProgramError>,
+) -> Verified {
+    if let Err(e) = load(program) {
+        let text = e.to_string();
+        return Verified::Refused(text.lines().next().unwrap_or_default().to_owned());
+    }
+    info(program)
+        .ok()
+        .and_then(|info| info.verified_instruction_count())
+        .map_or(Verified::Untold, Verified::Instructions)
+}
+
+/// From the verifier's log, as bpftool shows it: for older kernels. It loads the programs in the
+/// object's order and stops at the first that this kernel refuses.
+fn from_log(told: &mut BTreeMap<&'static str, Verified>) -> anyhow::Result<()> {
+    let dir = tempfile::tempdir()?;
+    let object = dir.path().join("object.o");
+    std::fs::write(&object, OBJECT)?;
+    let pins = format!("/sys/fs/bpf/rto-verifier-{}", std::process::id());
+    let output = Command::new("bpftool")
+        .args(["-d", "prog", "loadall"])
+        .args([object.as_os_str(), pins.as_ref()])
+        .output()?;
+    // It pins them only if it could load all of them.
+    let _none = std::fs::remove_dir_all(&pins);
+    let log =
+        [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+    for (name, instructions) in processed(&log.join("\n")) {
+        // It also tells how far it came with those that it refuses.
+        let untold = told.get_mut(name.as_str());
+        if let Some(verified) = untold.filter(|verified| **verified == Verified::Untold) {
+            *verified = Verified::Instructions(instructions);
+        }
+    }
+    Ok(())
+}
+
+/// Program and instructions, of each log in bpftool's output.
+fn processed(log: &str) -> Vec<(String, u32)> {
+    let mut all = Vec::new();
+    let mut name = None;
+    for line in log.lines() {
+        if let Some((_, rest)) = line.split_once("prog '") {
+            name = rest.split('\'').next().map(str::to_owned);
+        } else if let Some(rest) = line.strip_prefix("processed ") {
+            let number = rest.split(' ').next().and_then(|n| n.parse().ok());
+            all.extend(name.take().zip(number));
+        }
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_log_of_two_programs() {
+        let log = "libbpf: prog 'rto_agent': -- BEGIN PROG LOAD LOG --\n\
+                   processed 10289 insns (limit 1000000) max_states_per_insn 6\n\
+                   libbpf: prog 'rto_probe': -- BEGIN PROG LOAD LOG --\n\
+                   processed 191 insns (limit 1000000)\n\
+                   libbpf: prog 'rto_clone': BPF program load failed: Operation not permitted\n";
+        assert_eq!(
+            processed(log),
+            [
+                ("rto_agent".to_owned(), 10289),
+                ("rto_probe".to_owned(), 191)
+            ]
+        );
+    }
+}

@@ -1,0 +1,276 @@
+//! `cargo xtask host`: the service on a host of its own.
+//!
+//! A virtual machine with systemd as PID 1: a minimal Debian, the agent, its unit and a configuration
+//! where the README puts them, the service enabled. `checks.sh` runs in it after the boot.
+
+use std::{
+    fs,
+    os::unix::fs::{PermissionsExt as _, symlink},
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use anyhow::{Context as _, bail};
+use sha2::{Digest as _, Sha256};
+
+use crate::{
+    process::{apt_install, as_root, have, is_root},
+    root, test,
+    vm::{
+        self, image, kernels,
+        machine::{Clock, Machine},
+    },
+};
+
+/// `cargo xtask host`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// The kernel: 5.10, 6.1, 6.12 or newest
+    #[arg(long, default_value = "6.12")]
+    kernel: String,
+    /// Seconds after which the machine is stopped
+    #[arg(long, default_value_t = 1800)]
+    limit: u64,
+    /// Run at the host's pace instead of counting instructions
+    #[arg(long)]
+    host_clock: bool,
+}
+
+/// What the minimal Debian has beside its base.
+const PACKAGES: &str = "systemd,systemd-sysv,iproute2";
+/// Its release: its C library is that of the host the agent is built on, or older.
+const SUITE: &str = "bookworm";
+const ARCHIVE: &str = "http://deb.debian.org/debian";
+/// Nobody reads these in the machine, which has its file system in memory.
+const UNREAD: [&str; 8] = [
+    "usr/share/doc",
+    "usr/share/man",
+    "usr/share/locale",
+    "usr/share/i18n",
+    "usr/share/zoneinfo",
+    "usr/lib/x86_64-linux-gnu/perl-base",
+    "var/cache/apt",
+    "var/lib/apt",
+];
+
+const CHECKS: &str = include_str!("checks.sh");
+const CONFIG: &str = "[policy.same-region]
+cidrs = [\"192.0.2.0/24\"]
+initial_rto = \"100ms\"
+";
+const CHECK_UNIT: &str = "[Unit]
+Description=Checks of the service
+[Service]
+Type=oneshot
+ExecStart=/usr/local/lib/checks.sh
+";
+/// After the boot is over, and not part of it.
+const CHECK_TIMER: &str = "[Unit]
+Description=Checks after the boot
+[Timer]
+OnStartupSec=1s
+Unit=checks.service
+[Install]
+WantedBy=timers.target
+";
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    vm::install()?;
+    fs::create_dir_all(root().join("target/vm"))?;
+    let kernel = kernels::named(&args.kernel)?
+        .pop()
+        .context("which kernel?")?;
+    let kernel = kernels::unpacked(kernel, false)?;
+    let base = base()?;
+    test::build_programs()?;
+    let own = own(&kernel)?;
+    // The kernel unpacks archives that follow each other into one file system.
+    let image = tempfile::NamedTempFile::new_in(root().join("target/vm"))?.into_temp_path();
+    let mut both = fs::File::create(&image)?;
+    for part in [&base, &own.to_path_buf()] {
+        std::io::copy(&mut fs::File::open(part)?, &mut both)?;
+    }
+    let machine = Machine {
+        kernel: &kernel.image,
+        initramfs: &image,
+        clock: if args.host_clock {
+            Clock::Host
+        } else {
+            Clock::Instructions
+        },
+        memory_mib: 2048,
+        command_line: "rdinit=/lib/systemd/systemd systemd.show_status=0 \
+                       systemd.unified_cgroup_hierarchy=1",
+        limit: Duration::from_secs(args.limit),
+    };
+    let mut checks = Checks::default();
+    println!("booting Linux {} with systemd", kernel.version);
+    machine.boot(|line| {
+        println!("{line}");
+        checks.take(line);
+    })?;
+    checks.conclude()
+}
+
+/// What the machine says of its checks.
+#[derive(Debug, Default)]
+struct Checks {
+    passed: usize,
+    failed: Vec<String>,
+    /// So many there were, as it says at the end.
+    told: Option<usize>,
+}
+
+impl Checks {
+    fn take(&mut self, line: &str) {
+        if line.strip_prefix("ok ").is_some() {
+            self.passed += 1;
+        } else if let Some(what) = line.strip_prefix("not ok ") {
+            self.failed.push(what.to_owned());
+        } else if let Some(count) = line.strip_prefix("checks end ") {
+            self.told = count.trim().parse().ok();
+        }
+    }
+
+    fn conclude(&self) -> anyhow::Result<()> {
+        let told = self
+            .told
+            .context("the machine ended before its checks did")?;
+        println!(
+            "{} checks passed, {} failed",
+            self.passed,
+            self.failed.len()
+        );
+        if !self.failed.is_empty() {
+            bail!("failed:\n{}", self.failed.join("\n"));
+        }
+        if told != self.passed || told == 0 {
+            bail!("{told} checks ran, and {} were seen", self.passed);
+        }
+        Ok(())
+    }
+}
+
+/// The minimal Debian, as an archive; made once.
+fn base() -> anyhow::Result<PathBuf> {
+    let hash = Sha256::digest(format!("{ARCHIVE} {SUITE} {PACKAGES} {UNREAD:?}"));
+    let hash: String = hash.iter().take(6).map(|b| format!("{b:02x}")).collect();
+    let image = root().join(format!("target/vm/{SUITE}-{hash}.cpio.gz"));
+    if image.exists() {
+        return Ok(image);
+    }
+    if !have("debootstrap") {
+        apt_install(&["debootstrap"], "a host with systemd")?;
+    }
+    if !is_root() {
+        bail!("debootstrap needs root the first time: sudo env PATH=\"$PATH\" cargo xtask host");
+    }
+    println!("debootstrap {SUITE} with {PACKAGES}");
+    let dir = tempfile::tempdir_in(root().join("target/vm"))?;
+    let top = dir.path().join("root");
+    let log = dir.path().join("log");
+    let status = as_root("debootstrap")
+        .args(["--variant=minbase", &format!("--include={PACKAGES}"), SUITE])
+        .arg(&top)
+        .arg(ARCHIVE)
+        .stdout(fs::File::create(&log)?)
+        .status()?;
+    if !status.success() {
+        bail!("debootstrap: {status}\n{}", fs::read_to_string(&log)?);
+    }
+    for below in UNREAD {
+        let path = top.join(below);
+        if path.exists() {
+            fs::remove_dir_all(&path)?;
+        }
+    }
+    let unfinished = dir.path().join("image");
+    image::pack(&top, &unfinished)?;
+    fs::rename(&unfinished, &image)?;
+    Ok(image)
+}
+
+/// What is added to it: the agent as the README installs it, and the checks.
+fn own(kernel: &kernels::Unpacked) -> anyhow::Result<tempfile::TempPath> {
+    let dir = tempfile::tempdir_in(root().join("target/vm"))?;
+    let top = dir.path();
+    let agent = top.join("usr/local/bin/rto-agent");
+    image::copy(&root().join("target/debug/rto-agent"), &agent)?;
+    image::strip(&agent)?;
+    let units = top.join("etc/systemd/system");
+    image::copy(
+        &root().join("systemd/rto-agent.service"),
+        &units.join("rto-agent.service"),
+    )?;
+    let wants = |target: &str, unit: &str| -> anyhow::Result<()> {
+        let dir = units.join(format!("{target}.wants"));
+        fs::create_dir_all(&dir)?;
+        Ok(symlink(
+            Path::new("/etc/systemd/system").join(unit),
+            dir.join(unit),
+        )?)
+    };
+    // systemctl enable
+    wants("multi-user.target", "rto-agent.service")?;
+    write(&units.join("checks.service"), CHECK_UNIT)?;
+    write(&units.join("checks.timer"), CHECK_TIMER)?;
+    wants("timers.target", "checks.timer")?;
+    write(&top.join("etc/rto-agent/config.toml"), CONFIG)?;
+    let checks = top.join("usr/local/lib/checks.sh");
+    write(&checks, CHECKS)?;
+    fs::set_permissions(&checks, fs::Permissions::from_mode(0o755))?;
+    write(&top.join("etc/hostname"), "rto-agent-checks\n")?;
+    // Else systemd takes this for a first boot, and asks.
+    write(
+        &top.join("etc/machine-id"),
+        "0123456789abcdef0123456789abcdef\n",
+    )?;
+    write(&top.join("etc/fstab"), "# The file system is in memory.\n")?;
+    // usr/lib: Debian's /lib is a link.
+    let modules = top.join("usr/lib/modules");
+    symlink("usr/lib", top.join("lib"))?;
+    image::modules(kernel, top, &modules)?;
+    fs::remove_file(top.join("lib"))?;
+    let archive = tempfile::NamedTempFile::new_in(root().join("target/vm"))?.into_temp_path();
+    image::pack(top, &archive)?;
+    Ok(archive)
+}
+
+fn write(path: &Path, text: &str) -> anyhow::Result<()> {
+    if let Some(parent) = path.parent() {
+        fs::create_dir_all(parent)?;
+    }
+    fs::write(path, text).with_context(|| path.display().to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(lines: &[&str]) -> Checks {
+        let mut checks = Checks::default();
+        lines.iter().for_each(|line| checks.take(line));
+        checks
+    }
+
+    #[test]
+    fn only_all_checks_are_a_success() {
+        assert!(of(&["ok a", "ok b", "checks end 2"]).conclude().is_ok());
+        assert!(
+            of(&["ok a", "not ok b: why", "checks end 2"])
+                .conclude()
+                .is_err()
+        );
+        assert!(of(&["ok a", "checks end 2"]).conclude().is_err());
+        assert!(of(&["ok a", "ok b"]).conclude().is_err());
+        assert!(of(&["checks end 0"]).conclude().is_err());
+    }
+
+    #[test]
+    fn the_script_is_one_that_bash_reads() {
+        let status = std::process::Command::new("bash")
+            .args(["-n", "-c", CHECKS])
+            .status();
+        assert!(status.unwrap().success());
+    }
+}

@@ -1,0 +1,237 @@
+//! The tests' machine: an initramfs of busybox, the tests with the programs they call, the libraries
+//! these need, and the kernel's network modules.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    os::unix::fs::{PermissionsExt as _, symlink},
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::Context as _;
+
+use rto_tests::emulated::EMULATED;
+
+use super::kernels::Unpacked;
+use crate::{
+    process::{find, have, run as run_command},
+    root,
+};
+
+/// Programs that the tests call.
+const PROGRAMS: [&str; 10] = [
+    "ip", "ss", "nft", "tcpdump", "bpftool", "sysctl", "setpriv", "bash", "unshare", "nsenter",
+];
+/// Directories of the kernel's modules that the tests may need.
+const MODULES: [&str; 4] = [
+    "kernel/net",
+    "kernel/lib",
+    "kernel/crypto",
+    "kernel/drivers/net",
+];
+pub(crate) const BUSYBOX: &str = "/bin/busybox";
+/// What the machine prints before the tests' exit status.
+pub(crate) const EXIT: &str = "vm-exit-status ";
+
+/// What the tests are given.
+pub(crate) struct Tests<'a> {
+    /// Their executable.
+    pub(crate) integration: &'a Path,
+    /// Only those whose name has one of these in it.
+    pub(crate) filters: &'a [String],
+    /// None whose name has one of these in it.
+    pub(crate) left_out: &'a [&'a str],
+    /// A kernel of Debian's: it must lack what is declared, and have the rest.
+    pub(crate) is_debian: bool,
+}
+
+/// Makes the machine's file system; the archive, which is removed with it.
+pub(crate) fn initramfs(kernel: &Unpacked, tests: &Tests) -> anyhow::Result<tempfile::TempPath> {
+    let dir = tempfile::tempdir_in(root().join("target/vm"))?;
+    let top = dir.path();
+    for name in [
+        "bin",
+        "sbin",
+        "proc",
+        "sys",
+        "dev",
+        "etc",
+        "run",
+        "tmp",
+        "root",
+        "t/debug/deps",
+        "usr/sbin",
+    ] {
+        fs::create_dir_all(top.join(name))?;
+    }
+    let mut libraries = BTreeSet::new();
+    for program in PROGRAMS {
+        let found = find(program).with_context(|| format!("{program} is not installed"))?;
+        copy(&found, &top.join("usr/sbin").join(program))?;
+        libraries.extend(needed(&found)?);
+    }
+    // Where the tests look for them: above their own directory.
+    let built = root().join("target/debug");
+    for (from, to) in [
+        (built.join("rto-agent"), "t/debug/rto-agent"),
+        (built.join("rto-traffic"), "t/debug/rto-traffic"),
+        (built.join("rto-lab"), "t/debug/rto-lab"),
+        (tests.integration.to_owned(), "t/debug/deps/integration"),
+    ] {
+        copy(&from, &top.join(to))?;
+        strip(&top.join(to))?;
+        libraries.extend(needed(&from)?);
+    }
+    for library in libraries {
+        let below = library.strip_prefix("/").unwrap_or(&library);
+        copy(&library, &top.join(below))?;
+    }
+    copy(Path::new(BUSYBOX), &top.join("bin/busybox"))?;
+    symlink("/bin/busybox", top.join("sbin/modprobe"))?;
+    modules(kernel, top, &top.join("lib/modules"))?;
+    // Read by tests, by the path they were built with.
+    let sources = top.join(root().strip_prefix("/").unwrap_or(&root()));
+    fs::create_dir_all(sources.join("tests"))?;
+    run_command(
+        Command::new("cp")
+            .arg("-r")
+            .arg(root().join("systemd"))
+            .arg(&sources),
+    )?;
+    fs::write(
+        top.join("etc/passwd"),
+        "root:x:0:0::/root:/bin/sh\nnobody:x:65534:65534::/:/bin/sh\n",
+    )?;
+    fs::write(
+        top.join("etc/group"),
+        "root:x:0:\ndaemon:x:1:\nnogroup:x:65534:\n",
+    )?;
+    let init = top.join("init");
+    fs::write(&init, init_script(tests))?;
+    fs::set_permissions(&init, fs::Permissions::from_mode(0o755))?;
+    // Of its own: two machines may have the same kernel.
+    let image = tempfile::NamedTempFile::new_in(root().join("target/vm"))?.into_temp_path();
+    pack(top, &image)?;
+    Ok(image)
+}
+
+fn init_script(tests: &Tests) -> String {
+    let debian = if tests.is_debian {
+        "export RTO_TESTS_DEBIAN_KERNEL=1"
+    } else {
+        ":"
+    };
+    let skip: Vec<String> = tests
+        .left_out
+        .iter()
+        .map(|name| format!("--skip '{name}'"))
+        .collect();
+    // One thread: the machine is slow enough without tests beside each other.
+    format!(
+        "#!/bin/busybox sh
+/bin/busybox --install -s /bin
+export PATH=/usr/sbin:/bin:/sbin HOME=/root
+export RTO_TESTS_REQUIRE_ROOT=1 RTO_TESTS_REPORT=1 {EMULATED}=1 RUST_BACKTRACE=0
+mount -t proc proc /proc
+mount -t sysfs sys /sys
+mount -t devtmpfs dev /dev
+mkdir -p /dev/pts
+mount -t devpts pts /dev/pts
+mount -t tmpfs run /run
+mount -t securityfs sec /sys/kernel/security
+mount -t cgroup2 cg /sys/fs/cgroup
+mount -t bpf bpf /sys/fs/bpf
+mkdir -p /run/netns
+dmesg -n 1
+ip link set lo up
+for module in veth tun nf_tables nft_limit; do modprobe $module; done
+echo \"kernel $(uname -r), LSMs $(cat /sys/kernel/security/lsm)\"
+{debian}
+status=0
+for filter in {}; do
+  /t/debug/deps/integration --test-threads 1 --color never {} $filter 2>&1 || status=$?
+done
+echo \"{EXIT}$status\"
+poweroff -f
+",
+        filters(tests.filters),
+        skip.join(" "),
+    )
+}
+
+/// As words of the shell; an empty one, which is in every name, if there are none.
+fn filters(filters: &[String]) -> String {
+    let quoted: Vec<String> = filters.iter().map(|f| format!("'{f}'")).collect();
+    if quoted.is_empty() {
+        "''".to_owned()
+    } else {
+        quoted.join(" ")
+    }
+}
+
+/// The kernel's modules, decompressed, and their index, into a directory below `top`.
+pub(crate) fn modules(kernel: &Unpacked, top: &Path, below: &Path) -> anyhow::Result<()> {
+    let (from, to) = (&kernel.modules, below.join(&kernel.version));
+    fs::create_dir_all(&to)?;
+    for entry in fs::read_dir(from)?.flatten() {
+        if entry.file_name().to_string_lossy().starts_with("modules.") {
+            fs::copy(entry.path(), to.join(entry.file_name()))?;
+        }
+    }
+    for dir in MODULES {
+        if from.join(dir).exists() {
+            let parent = to.join(dir);
+            let parent = parent.parent().unwrap_or(&to);
+            fs::create_dir_all(parent)?;
+            run_command(Command::new("cp").arg("-r").arg(from.join(dir)).arg(parent))?;
+        }
+    }
+    let decompress = format!("find . -name '*.ko.xz' -exec {BUSYBOX} unxz {{}} +");
+    run_command(
+        Command::new("sh")
+            .args(["-c", &decompress])
+            .current_dir(&to),
+    )?;
+    run_command(
+        Command::new(BUSYBOX)
+            .args(["depmod", "-b"])
+            .arg(top)
+            .arg(&kernel.version),
+    )
+}
+
+/// Packs a directory as the kernel takes it.
+pub(crate) fn pack(top: &Path, image: &Path) -> anyhow::Result<()> {
+    let pack = format!(
+        "find . | {BUSYBOX} cpio -o -H newc 2>/dev/null | gzip -1 > '{}'",
+        image.display()
+    );
+    run_command(Command::new("sh").args(["-c", &pack]).current_dir(top))
+}
+
+pub(crate) fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {
+    if let Some(parent) = to.parent() {
+        fs::create_dir_all(parent)?;
+    }
+    fs::copy(from, to).with_context(|| from.display().to_string())?;
+    Ok(())
+}
+
+/// Debug information is nine tenths of a test program; without the tool it just takes longer.
+pub(crate) fn strip(program: &Path) -> anyhow::Result<()> {
+    if have("strip") {
+        run_command(Command::new("strip").arg("--strip-debug").arg(program))?;
+    }
+    Ok(())
+}
+
+/// The libraries a program needs, and the loader; none if it is static.
+fn needed(program: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    let listed = Command::new("ldd").arg(program).output()?;
+    let text = String::from_utf8_lossy(&listed.stdout).into_owned();
+    let paths = text
+        .lines()
+        .filter_map(|line| line.split_whitespace().find(|word| word.starts_with('/')));
+    Ok(paths.map(PathBuf::from).collect())
+}

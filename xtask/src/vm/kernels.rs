@@ -1,0 +1,279 @@
+//! Debian's kernels: downloaded by an apt of their own, and unpacked.
+//!
+//! The versions move on (a security update replaces a package in the archive), so that no hash can
+//! be pinned here: the newest package of a series is taken, and apt checks its SHA-256 against the
+//! index that Debian's keys have signed.
+
+use std::{
+    cmp::Ordering,
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context as _, bail};
+
+use crate::{
+    process::{apt_install, output, run as run_command},
+    root,
+};
+
+/// A kernel that the tests run on.
+#[derive(Debug)]
+pub(crate) struct Kernel {
+    /// As in `--kernel`.
+    pub(crate) name: &'static str,
+    /// What the names of its packages have after "linux-image-".
+    series: &'static str,
+    /// The archive and the suite.
+    source: (&'static str, &'static str),
+}
+
+const DEBIAN: &str = "http://deb.debian.org/debian";
+const SECURITY: &str = "http://deb.debian.org/debian-security";
+const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+
+/// The kernels of the matrix.
+pub(crate) const KERNELS: [Kernel; 4] = [
+    Kernel {
+        name: "5.10",
+        series: "5.10.",
+        source: (SECURITY, "bullseye-security"),
+    },
+    Kernel {
+        name: "6.1",
+        series: "6.1.",
+        source: (SECURITY, "bookworm-security"),
+    },
+    Kernel {
+        name: "6.12",
+        series: "6.12.",
+        source: (SECURITY, "bookworm-security"),
+    },
+    Kernel {
+        name: "newest",
+        series: "",
+        source: (DEBIAN, "sid"),
+    },
+];
+
+/// The kernels that `--kernel` names: one, several with commas between, or all.
+pub(crate) fn named(names: &str) -> anyhow::Result<Vec<&'static Kernel>> {
+    if names == "all" {
+        return Ok(KERNELS.iter().collect());
+    }
+    let one = |name: &str| {
+        KERNELS.iter().find(|k| k.name == name).with_context(|| {
+            let known: Vec<_> = KERNELS.iter().map(|k| k.name).collect();
+            format!("no kernel {name}; known are all, {}", known.join(", "))
+        })
+    };
+    names.split(',').map(one).collect()
+}
+
+/// An unpacked kernel.
+pub(crate) struct Unpacked {
+    /// As it calls itself.
+    pub(crate) version: String,
+    /// The kernel itself.
+    pub(crate) image: PathBuf,
+    /// Its modules' directory.
+    pub(crate) modules: PathBuf,
+}
+
+impl Unpacked {
+    /// What is in a directory into which packages of a kernel were unpacked (dpkg-deb -x).
+    pub(crate) fn at(dir: &Path) -> anyhow::Result<Self> {
+        let modules = ["lib/modules", "usr/lib/modules"].map(|below| dir.join(below));
+        let all = modules.iter().find_map(|all| fs::read_dir(all).ok());
+        let modules = all
+            .and_then(|mut all| all.find_map(Result::ok))
+            .with_context(|| format!("{}: a kernel without modules", dir.display()))?;
+        let version = modules.file_name().to_string_lossy().into_owned();
+        let modules = modules.path();
+        // Since 7.0 Debian has the kernel beside its modules.
+        let images = [
+            dir.join("boot").join(format!("vmlinuz-{version}")),
+            modules.join("vmlinuz"),
+        ];
+        let image = images.into_iter().find(|image| image.exists());
+        let image = image.with_context(|| format!("{}: no kernel", dir.display()))?;
+        Ok(Self {
+            version,
+            image,
+            modules,
+        })
+    }
+}
+
+/// The kernel, downloaded if it is not there or newer ones are asked for.
+pub(crate) fn unpacked(kernel: &Kernel, refresh: bool) -> anyhow::Result<Unpacked> {
+    let cache = root().join("target/vm/kernels").join(kernel.name);
+    let cached = fs::read_dir(&cache).ok().and_then(|entries| {
+        let dirs = entries.flatten().filter(|e| e.path().is_dir());
+        dirs.max_by(|a, b| natural(&name_of(a), &name_of(b)))
+    });
+    match cached {
+        Some(dir) if !refresh => Unpacked::at(&dir.path()),
+        _ => Unpacked::at(&download(kernel, &cache)?),
+    }
+}
+
+fn name_of(entry: &fs::DirEntry) -> String {
+    entry.file_name().to_string_lossy().into_owned()
+}
+
+fn download(kernel: &Kernel, cache: &Path) -> anyhow::Result<PathBuf> {
+    let (archive, suite) = kernel.source;
+    println!(
+        "linux {}: asking {archive} for the newest of {suite}",
+        kernel.name
+    );
+    fs::create_dir_all(cache)?;
+    let apt = Apt::of(archive, suite)?;
+    let prefix = format!("linux-image-{}", kernel.series);
+    let names = output(apt.command("apt-cache").args(["pkgnames", &prefix]))?;
+    let package = newest(&prefix, &names).with_context(|| {
+        format!(
+            "{suite} of {archive} has no {prefix}*-cloud-amd64 any more: change KERNELS in \
+             xtask/src/vm/kernels.rs, or unpack one of snapshot.debian.org and give it with --unpacked"
+        )
+    })?;
+    let dir = cache.join(&package);
+    if dir.exists() {
+        return Ok(dir);
+    }
+    // Newer ones come in parts of the same version: the kernel, and its modules.
+    let abi = package.trim_start_matches("linux-image");
+    let depends = output(apt.command("apt-cache").args(["depends", &package]))?;
+    let parts = depends
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("Depends: "))
+        .filter(|part| part.ends_with(abi));
+    let into = tempfile::tempdir_in(cache)?;
+    run_command(
+        apt.command("apt-get")
+            .args(["download", "-qq", &package])
+            .args(parts)
+            .current_dir(into.path()),
+    )?;
+    let unpacked = tempfile::tempdir_in(cache)?;
+    for archive in fs::read_dir(into.path())?.flatten() {
+        run_command(
+            Command::new("dpkg-deb")
+                .arg("-x")
+                .arg(archive.path())
+                .arg(unpacked.path()),
+        )?;
+    }
+    Unpacked::at(unpacked.path())?;
+    fs::rename(unpacked.keep(), &dir)?;
+    println!("linux {}: {package}", kernel.name);
+    Ok(dir)
+}
+
+/// The newest of the packages of a series, as apt lists them.
+fn newest(prefix: &str, names: &str) -> Option<String> {
+    names
+        .lines()
+        .filter(|name| {
+            name.ends_with("-cloud-amd64")
+                && name.starts_with(prefix)
+                && name["linux-image-".len()..].starts_with(|c: char| c.is_ascii_digit())
+                // "linux-image-6.12-cloud-amd64" depends on the newest, and is no kernel.
+                && name.matches('.').count() > 1
+        })
+        .max_by(|a, b| natural(a, b))
+        .map(str::to_owned)
+}
+
+/// Orders by the numbers in names, as people do: 9 before 10.
+fn natural(a: &str, b: &str) -> Ordering {
+    let numbers = |name: &str| -> Vec<u64> {
+        name.split(|c: char| !c.is_ascii_digit())
+            .filter_map(|part| part.parse().ok())
+            .collect()
+    };
+    numbers(a).cmp(&numbers(b))
+}
+
+/// An apt that knows one suite only, whatever this host's has: nothing of the host's is changed.
+pub(crate) struct Apt {
+    dir: tempfile::TempDir,
+}
+
+impl Apt {
+    pub(crate) fn of(archive: &str, suite: &str) -> anyhow::Result<Self> {
+        if !Path::new(KEYRING).exists() {
+            apt_install(&["debian-archive-keyring"], "kernels of Debian")?;
+        }
+        let apt = Self {
+            dir: tempfile::tempdir()?,
+        };
+        for below in ["state/lists/partial", "cache/archives/partial"] {
+            fs::create_dir_all(apt.dir.path().join(below))?;
+        }
+        fs::write(
+            apt.dir.path().join("sources.list"),
+            format!("deb [signed-by={KEYRING}] {archive} {suite} main\n"),
+        )?;
+        if run_command(apt.command("apt-get").args(["update", "-qq"])).is_err() {
+            bail!("cannot reach {suite} of {archive}; a kernel unpacked by hand: --unpacked");
+        }
+        Ok(apt)
+    }
+
+    /// One of apt's programs.
+    pub(crate) fn command(&self, program: &str) -> Command {
+        let mut command = Command::new(program);
+        let dir = self.dir.path();
+        for (key, below) in [
+            ("Dir::Etc::sourcelist", "sources.list"),
+            ("Dir::State", "state"),
+            ("Dir::Cache", "cache"),
+        ] {
+            command
+                .arg("-o")
+                .arg(format!("{key}={}", dir.join(below).display()));
+        }
+        for option in [
+            "Dir::Etc::sourceparts=/dev/null",
+            "Dir::State::status=/dev/null",
+            "APT::Architecture=amd64",
+            "APT::Sandbox::User=root",
+            "Acquire::IndexTargets::deb::DEP-11::DefaultEnabled=false",
+        ] {
+            command.args(["-o", option]);
+        }
+        command
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_newest_of_a_series() {
+        let names = "linux-image-6.12-cloud-amd64\nlinux-image-6.12.100+deb12-cloud-amd64\n\
+                     linux-image-6.12.99+deb12-cloud-amd64\nlinux-image-cloud-amd64\n\
+                     linux-image-6.12.117+deb12-rt-amd64\n";
+        for prefix in ["linux-image-6.12.", "linux-image-"] {
+            assert_eq!(
+                newest(prefix, names).as_deref(),
+                Some("linux-image-6.12.100+deb12-cloud-amd64")
+            );
+        }
+        assert_eq!(newest("linux-image-5.10.", names), None);
+    }
+
+    #[test]
+    fn kernels_by_name() {
+        let names = |text: &str| -> Vec<&str> {
+            named(text).map_or(Vec::new(), |all| all.iter().map(|k| k.name).collect())
+        };
+        assert_eq!(names("6.1,newest"), ["6.1", "newest"]);
+        assert_eq!(names("all").len(), KERNELS.len());
+        assert!(names("6.2").is_empty());
+    }
+}

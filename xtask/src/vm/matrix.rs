@@ -1,0 +1,444 @@
+//! What was found on each kernel: docs/matrix.json, and the table made of it in docs/kernel.md.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::Write as _,
+    fs,
+};
+
+use anyhow::{Context as _, ensure};
+use rto_tests::{emulated::SCALED, features::FEATURES, verifier};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
+
+use super::LEFT_OUT;
+use crate::root;
+
+const DATA: &str = "docs/matrix.json";
+const PAGE: &str = "docs/kernel.md";
+/// Where the groups of tests are listed.
+#[cfg(test)]
+const TESTS: &str = "tests/tests/integration/main.rs";
+const BEGIN: &str = "<!-- matrix: made by cargo xtask vm --kernel all -->\n";
+const END: &str = "<!-- end of the matrix -->\n";
+/// What the tests print before their report.
+const REPORT: &str = "RTO_TESTS_REPORT ";
+
+/// All kernels.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Matrix {
+    columns: Vec<Column>,
+}
+
+/// A kernel.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Column {
+    /// As it calls itself.
+    kernel: String,
+    /// Of a developer's own machine, and not in an emulated one.
+    is_host: bool,
+    /// SHA-256 of the eBPF object that was tested.
+    object: String,
+    /// Presence by feature.
+    features: BTreeMap<String, String>,
+    /// Instructions by program, or a word.
+    verifier: BTreeMap<String, serde_json::Value>,
+    /// By group.
+    tests: BTreeMap<String, Group>,
+    /// Of what less was done than on a real machine, as the tests say.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    scaled: BTreeSet<String>,
+    /// Exit status of the tests.
+    #[serde(skip)]
+    status: i32,
+}
+
+/// The tests of one group.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Group {
+    /// So many ran and passed.
+    passed: usize,
+    /// Those that failed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    failed: Vec<String>,
+    /// So many asserted instead that a feature is missing, by feature.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    absent: BTreeMap<String, usize>,
+}
+
+#[derive(Deserialize)]
+struct Report {
+    features: BTreeMap<String, String>,
+    verifier: BTreeMap<String, serde_json::Value>,
+}
+
+impl Column {
+    /// From what the tests printed.
+    pub(super) fn of(
+        kernel: String,
+        is_host: bool,
+        status: i32,
+        lines: &[String],
+    ) -> anyhow::Result<Self> {
+        let report = lines.iter().rev().find_map(|l| l.strip_prefix(REPORT));
+        let report: Report = serde_json::from_str(report.context("the tests gave no report")?)?;
+        let tests = groups(lines);
+        let told = results(lines);
+        let counted = tests.values().fold((0, 0), |(passed, failed), group| {
+            let absent: usize = group.absent.values().sum();
+            (passed + group.passed + absent, failed + group.failed.len())
+        });
+        ensure!(
+            told == counted,
+            "the tests say {told:?} passed and failed, and {counted:?} are named"
+        );
+        Ok(Self {
+            kernel,
+            is_host,
+            object: object(),
+            features: report.features,
+            verifier: report.verifier,
+            tests,
+            scaled: scaled(lines),
+            status,
+        })
+    }
+
+    /// What is wrong with it.
+    fn failure(&self) -> Option<String> {
+        let failed: Vec<&str> = self.failed().collect();
+        let over = self.over_the_limit();
+        if !over.is_empty() {
+            return Some(format!(
+                "the verifier processes more than the limit: {over:?}"
+            ));
+        }
+        (!failed.is_empty() || self.status != 0)
+            .then(|| format!("status {}, failed: {}", self.status, failed.join(", ")))
+    }
+
+    fn failed(&self) -> impl Iterator<Item = &str> {
+        let groups = self.tests.values();
+        groups.flat_map(|group| group.failed.iter().map(String::as_str))
+    }
+
+    fn over_the_limit(&self) -> Vec<String> {
+        let is_over = |name: &&String| {
+            let limit = verifier::LIMITS
+                .iter()
+                .find(|(known, _)| known == name)
+                .map_or(0, |(_, limit)| u64::from(*limit));
+            self.verifier[*name].as_u64().is_some_and(|n| n > limit)
+        };
+        self.verifier.keys().filter(is_over).cloned().collect()
+    }
+
+    /// "5.10.0-46-cloud-amd64" is 5.10 to a reader.
+    fn version(&self) -> String {
+        self.kernel
+            .split(['.', '-'])
+            .take(2)
+            .collect::<Vec<_>>()
+            .join(".")
+    }
+
+    fn number(&self) -> (u32, u32) {
+        let version = self.version();
+        let mut parts = version.split('.').map(|part| part.parse().unwrap_or(0));
+        (parts.next().unwrap_or(0), parts.next().unwrap_or(0))
+    }
+}
+
+/// The tests that ran, by their groups.
+fn groups(lines: &[String]) -> BTreeMap<String, Group> {
+    let title = |line: &'_ String| -> Option<String> {
+        let name = line.strip_prefix("---- ")?.strip_suffix(" ----")?;
+        Some(name.to_owned())
+    };
+    let failed: Vec<String> = lines.iter().filter_map(title).collect();
+    let mut groups: BTreeMap<String, Group> = BTreeMap::new();
+    for line in lines {
+        let Some(rest) = line.strip_prefix("test ").filter(|l| l.contains(" ... ")) else {
+            continue;
+        };
+        let (absent, name) = match rest.strip_prefix("[absent: ") {
+            Some(kind) => {
+                let (feature, name) = kind.split_once("] ").unwrap_or_default();
+                (Some(feature), name)
+            }
+            None => (None, rest),
+        };
+        let name = name.split_whitespace().next().unwrap_or_default();
+        let group = name.split("::").next().unwrap_or_default();
+        let group = groups.entry(group.to_owned()).or_default();
+        if failed.iter().any(|failed| failed == name) {
+            group.failed.push(name.to_owned());
+        } else if let Some(feature) = absent {
+            *group.absent.entry(feature.to_owned()).or_default() += 1;
+        } else {
+            group.passed += 1;
+        }
+    }
+    groups
+}
+
+/// The tests may say it in the middle of a line of their own.
+fn scaled(lines: &[String]) -> BTreeSet<String> {
+    let said = lines.iter().filter_map(|line| line.split_once(SCALED));
+    said.map(|(_, what)| what.trim().to_owned()).collect()
+}
+
+/// Passed and failed, as the tests add them up.
+fn results(lines: &[String]) -> (usize, usize) {
+    let number = |line: &str, what: &str| {
+        line.split(['.', ';'])
+            .find_map(|part| part.trim().strip_suffix(what)?.trim().parse::<usize>().ok())
+            .unwrap_or(0)
+    };
+    lines
+        .iter()
+        .filter(|line| line.starts_with("test result: "))
+        .fold((0, 0), |(passed, failed), line| {
+            (
+                passed + number(line, " passed"),
+                failed + number(line, " failed"),
+            )
+        })
+}
+
+/// Of the object in the tree.
+fn object() -> String {
+    Sha256::digest(verifier::OBJECT)
+        .iter()
+        .map(|b| format!("{b:02x}"))
+        .collect()
+}
+
+impl Matrix {
+    /// As in the tree.
+    pub(super) fn kept() -> anyhow::Result<Self> {
+        match fs::read_to_string(root().join(DATA)) {
+            Ok(text) => Ok(serde_json::from_str(&text).context(DATA)?),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(Self::default()),
+            Err(e) => Err(e).context(DATA),
+        }
+    }
+
+    /// Puts the groups that ran into the column of this version; what another object gave is dropped.
+    pub(super) fn take(&mut self, column: &Column) {
+        let is_same = |old: &&mut Column| {
+            old.is_host == column.is_host && (column.is_host || old.number() == column.number())
+        };
+        match self.columns.iter_mut().find(is_same) {
+            Some(old) if old.object == column.object && old.kernel == column.kernel => {
+                old.features.clone_from(&column.features);
+                old.verifier.clone_from(&column.verifier);
+                old.tests.extend(column.tests.clone());
+                old.scaled.extend(column.scaled.clone());
+                old.status = old.status.max(column.status);
+            }
+            Some(old) => *old = column.clone(),
+            None => self.columns.push(column.clone()),
+        }
+        self.columns.sort_by_key(Column::number);
+    }
+
+    /// What is wrong, by kernel.
+    pub(super) fn failures(&self) -> Vec<String> {
+        self.columns
+            .iter()
+            .filter_map(|column| Some(format!("Linux {}: {}", column.kernel, column.failure()?)))
+            .collect()
+    }
+
+    /// Into the tree: the data and the table.
+    pub(super) fn keep(&self) -> anyhow::Result<()> {
+        let data = serde_json::to_string_pretty(self)? + "\n";
+        fs::write(root().join(DATA), data)?;
+        let page = root().join(PAGE);
+        let text = fs::read_to_string(&page)?;
+        let (before, _, after) = around(&text)?;
+        fs::write(
+            &page,
+            format!("{before}{BEGIN}{}{END}{after}", self.table()),
+        )?;
+        Ok(())
+    }
+
+    /// Features, tests and the verifier's work by kernel, in Markdown.
+    pub(super) fn table(&self) -> String {
+        let mut text = String::new();
+        let mut row = |first: &str, cell: &dyn Fn(&Column) -> String| {
+            let cells: Vec<String> = self.columns.iter().map(cell).collect();
+            // Nothing fails that writes into a String.
+            let _written = writeln!(text, "| {first} | {} |", cells.join(" | "));
+        };
+        row("feature", &|column| {
+            let place = if column.is_host { ", a host" } else { "" };
+            format!("{}{place}", column.version())
+        });
+        row("---", &|_| "---".to_owned());
+        for (name, (major, minor)) in FEATURES {
+            row(&format!("{name} ({major}.{minor})"), &|column| match column
+                .features
+                .get(name)
+                .map(String::as_str)
+            {
+                Some("present") => "yes".to_owned(),
+                Some(other) => format!("**{other}**"),
+                None => "?".to_owned(),
+            });
+        }
+        let groups: BTreeSet<&String> = self.columns.iter().flat_map(|c| c.tests.keys()).collect();
+        for group in groups {
+            row(&format!("tests: {group}"), &|column| {
+                column.tests.get(group).map_or("–".to_owned(), Group::cell)
+            });
+        }
+        for (name, limit) in verifier::LIMITS {
+            row(
+                &format!("verifier: {name} (limit {limit})"),
+                &|column| match column.verifier.get(name) {
+                    Some(serde_json::Value::Number(n)) => n.to_string(),
+                    Some(serde_json::Value::String(word)) => word.clone(),
+                    _ => "?".to_owned(),
+                },
+            );
+        }
+        for (name, why) in LEFT_OUT {
+            let _written = writeln!(text, "\nLeft out in the machines: {name}\\* ({why}).");
+        }
+        let scaled: BTreeSet<&str> = self
+            .columns
+            .iter()
+            .flat_map(|column| column.scaled.iter().map(String::as_str))
+            .collect();
+        if !scaled.is_empty() {
+            let scaled: Vec<&str> = scaled.into_iter().collect();
+            let _written = writeln!(text, "\nLess work in the machines: {}.", scaled.join(", "));
+        }
+        for column in &self.columns {
+            let failed: Vec<&str> = column.failed().collect();
+            if !failed.is_empty() {
+                let _written = writeln!(
+                    text,
+                    "\nFailed on {}: {}.",
+                    column.version(),
+                    failed.join(", ")
+                );
+            }
+        }
+        text
+    }
+}
+
+impl Group {
+    fn cell(&self) -> String {
+        let mut parts = Vec::new();
+        if self.passed > 0 {
+            parts.push(format!("{} passed", self.passed));
+        }
+        for (feature, count) in &self.absent {
+            parts.push(format!("{count} without {feature}"));
+        }
+        if !self.failed.is_empty() {
+            parts.push(format!("**{} failed**", self.failed.len()));
+        }
+        parts.join(", ")
+    }
+}
+
+/// The page before the table, the table, and the page after it.
+fn around(page: &str) -> anyhow::Result<(&str, &str, &str)> {
+    let marks = || format!("{PAGE} has no marks around the matrix");
+    let (before, rest) = page.split_once(BEGIN).with_context(marks)?;
+    let (table, after) = rest.split_once(END).with_context(marks)?;
+    Ok((before, table, after))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_page_has_the_table_of_the_data() {
+        let page = fs::read_to_string(root().join(PAGE)).unwrap();
+        let (_, table, _) = around(&page).unwrap();
+        assert_eq!(table, Matrix::kept().unwrap().table());
+    }
+
+    /// Every kernel was tested with the object in the tree, and nothing is above its limit.
+    #[test]
+    fn the_data_is_of_the_object_in_the_tree() {
+        let kept = Matrix::kept().unwrap();
+        let machines = kept.columns.iter().filter(|column| !column.is_host);
+        assert_eq!(machines.count(), super::super::kernels::KERNELS.len());
+        for column in &kept.columns {
+            assert_eq!(
+                column.object,
+                object(),
+                "Linux {}: stale; run cargo xtask vm --kernel all",
+                column.kernel
+            );
+            assert!(column.over_the_limit().is_empty(), "{column:#?}");
+        }
+    }
+
+    /// Every group of tests was run on every kernel, and none failed.
+    #[test]
+    fn the_data_has_every_group() {
+        let list = fs::read_to_string(root().join(TESTS)).unwrap();
+        let groups: Vec<&str> = list
+            .lines()
+            .filter_map(|line| line.trim().strip_prefix("(\"")?.split_once("\", "))
+            .filter(|(group, rest)| *rest == format!("{group}::TESTS),"))
+            .map(|(group, _)| group)
+            .filter(|group| LEFT_OUT.iter().all(|(name, _)| !group.starts_with(name)))
+            .collect();
+        assert!(
+            groups.contains(&"syn") && groups.contains(&"kernel"),
+            "{groups:?}"
+        );
+        for column in &Matrix::kept().unwrap().columns {
+            for group in &groups {
+                assert!(
+                    column.tests.contains_key(*group),
+                    "Linux {}: stale; run cargo xtask vm --kernel all --keep {group}::",
+                    column.kernel
+                );
+            }
+            assert_eq!(column.failed().count(), 0, "{column:#?}");
+        }
+    }
+
+    #[test]
+    fn tests_by_group() {
+        let lines: Vec<String> = "\
+test syn::one                    ... ok
+test syn::two                    ... the daemon has ended
+FAILED
+test [absent: iter-tcp] open_sockets::walk ... ok
+
+failures:
+
+---- syn::two ----
+gaps are not those of their timers
+
+failures:
+    syn::two
+
+test result: FAILED. 2 passed; 1 failed; 0 ignored; 0 measured; 3 filtered out; finished in 1.96s
+"
+        .lines()
+        .map(str::to_owned)
+        .collect();
+        let groups = groups(&lines);
+        assert_eq!(groups["syn"].passed, 1);
+        assert_eq!(groups["syn"].failed, ["syn::two"]);
+        assert_eq!(groups["open_sockets"].absent["iter-tcp"], 1);
+        assert_eq!(results(&lines), (2, 1));
+    }
+}

@@ -1,0 +1,335 @@
+//! `cargo xtask vm`: integration tests on other kernels, in small virtual machines.
+//!
+//! A machine is a Debian kernel and an initramfs made here; it has no network and no disk. It is
+//! emulated, and its clock counts its instructions: timers are as exact as on a machine of one's
+//! own, whatever else this host does.
+
+use std::{
+    fs,
+    os::unix::process::ExitStatusExt as _,
+    path::{Path, PathBuf},
+    process::Stdio,
+    sync::Mutex,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, bail};
+
+use crate::{
+    process::{apt_install, as_root, have, output},
+    root, setup, test,
+};
+
+pub(crate) mod image;
+pub(crate) mod kernels;
+pub(crate) mod machine;
+mod matrix;
+
+use image::{BUSYBOX, EXIT, Tests};
+use kernels::Unpacked;
+use machine::{Clock, Machine};
+use matrix::{Column, Matrix};
+
+/// `cargo xtask vm`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Only tests whose name has one of these in it. Without any it is the whole suite, and what comes of it
+    /// goes into docs/matrix.json and the table in docs/kernel.md
+    filters: Vec<String>,
+    /// Keep what comes of the filtered tests as well: only whole groups ("syn::"), which replace what is there
+    #[arg(long)]
+    keep: bool,
+    /// The kernels: 5.10, 6.1, 6.12, newest, host (this one, without a machine), several with commas
+    /// between, or all
+    #[arg(long, default_value = "6.12")]
+    kernel: String,
+    /// Download newer packages of the kernels than those that are cached
+    #[arg(long)]
+    refresh: bool,
+    /// Seconds after which a machine is stopped
+    #[arg(long, default_value_t = 5400)]
+    limit: u64,
+    /// So many machines at once
+    #[arg(long, default_value_t = 2)]
+    jobs: usize,
+    /// A kernel package that is unpacked already (dpkg-deb -x), instead of --kernel
+    #[arg(long, value_name = "DIR")]
+    unpacked: Option<PathBuf>,
+    /// Run at the host's pace instead of counting instructions
+    #[arg(long)]
+    host_clock: bool,
+    /// Use KVM (there are hosts that have it and on which it does not work)
+    #[arg(long)]
+    kvm: bool,
+}
+
+/// What does not run in the machines, and why.
+const LEFT_OUT: [(&str, &str); 1] = [(
+    "lab_",
+    "measurements of a minute and more at the pace of a real machine",
+)];
+
+/// The host's own kernel among `--kernel`.
+const HOST: &str = "host";
+
+enum Place {
+    Machine { kernel: Unpacked, is_debian: bool },
+    Host,
+}
+
+impl Place {
+    fn name(&self) -> &str {
+        match self {
+            Self::Machine { kernel, .. } => &kernel.version,
+            Self::Host => HOST,
+        }
+    }
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    args.check()?;
+    setup::run()?;
+    install()?;
+    fs::create_dir_all(root().join("target/vm"))?;
+    let places = places(args)?;
+    test::build_programs()?;
+    let integration = test::integration_binary()?;
+    for (name, why) in LEFT_OUT {
+        println!("left out in the machines: {name}* ({why})");
+    }
+    let batches = batches(args, &integration)?;
+    // Each batch on all kernels before the next, so that what is wrong with a test is seen soon.
+    let work = batches.iter().flat_map(|batch| {
+        let places = places.iter();
+        places.map(move |place| (place, batch.as_slice()))
+    });
+    let next = Mutex::new(work);
+    let outcome = Mutex::new(Outcome::default());
+    std::thread::scope(|scope| {
+        for _ in 0..args.jobs.max(1) {
+            scope.spawn(|| {
+                loop {
+                    let Some((place, filters)) = locked(&next).next() else {
+                        return;
+                    };
+                    let column = column(place, &integration, filters, args);
+                    locked(&outcome).take(place, column, args);
+                }
+            });
+        }
+    });
+    let outcome = outcome.into_inner().unwrap_or_default();
+    println!("{}", outcome.matrix.table());
+    let bad = [outcome.errors, outcome.matrix.failures()].concat();
+    if bad.is_empty() {
+        return Ok(());
+    }
+    bail!("{}", bad.join("\n"))
+}
+
+/// What came of all until now.
+#[derive(Default)]
+struct Outcome {
+    matrix: Matrix,
+    errors: Vec<String>,
+}
+
+impl Outcome {
+    fn take(&mut self, place: &Place, column: anyhow::Result<Column>, args: &Args) {
+        let kept = column.and_then(|column| {
+            self.matrix.take(&column);
+            if args.is_kept() {
+                let mut kept = Matrix::kept()?;
+                kept.take(&column);
+                kept.keep()?;
+            }
+            Ok(())
+        });
+        if let Err(e) = kept {
+            self.errors.push(format!("{}: {e:#}", place.name()));
+        }
+    }
+}
+
+impl Args {
+    fn is_kept(&self) -> bool {
+        self.unpacked.is_none() && (self.keep || self.filters.is_empty())
+    }
+
+    /// A part of a group would stand for all of it.
+    fn check(&self) -> anyhow::Result<()> {
+        let is_part = |filter: &&String| !filter.ends_with("::");
+        match self.filters.iter().find(is_part) {
+            Some(filter) if self.keep => {
+                bail!("--keep takes whole groups, as \"syn::\", and no {filter}")
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Tests of a machine's life; then the next is booted.
+const BATCH: usize = 40;
+
+/// The filters of each machine.
+fn batches(args: &Args, integration: &Path) -> anyhow::Result<Vec<Vec<String>>> {
+    if !args.filters.is_empty() {
+        return Ok(vec![args.filters.clone()]);
+    }
+    let list = output(as_root(&integration.to_string_lossy()).arg("--list"))?;
+    let mut batches: Vec<Vec<String>> = vec![Vec::new()];
+    let mut count = 0;
+    for group in list.lines().filter_map(|line| line.split("::").next()) {
+        if LEFT_OUT.iter().any(|(name, _)| group.starts_with(name)) {
+            continue;
+        }
+        let filter = format!("{group}::");
+        count += 1;
+        if !batches.iter().flatten().any(|known| *known == filter) {
+            if count > BATCH {
+                batches.push(Vec::new());
+                count = 0;
+            }
+            batches
+                .last_mut()
+                .into_iter()
+                .for_each(|batch| batch.push(filter.clone()));
+        }
+    }
+    Ok(batches)
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+fn places(args: &Args) -> anyhow::Result<Vec<Place>> {
+    if let Some(dir) = &args.unpacked {
+        let kernel = Unpacked::at(dir)?;
+        return Ok(vec![Place::Machine {
+            kernel,
+            is_debian: false,
+        }]);
+    }
+    let names: Vec<&str> = args.kernel.split(',').collect();
+    let others: Vec<&str> = names.iter().copied().filter(|n| *n != HOST).collect();
+    let mut places = Vec::new();
+    if !others.is_empty() {
+        for kernel in kernels::named(&others.join(","))? {
+            places.push(Place::Machine {
+                kernel: kernels::unpacked(kernel, args.refresh)?,
+                is_debian: true,
+            });
+        }
+    }
+    if names.contains(&HOST) || args.kernel == "all" {
+        places.push(Place::Host);
+    }
+    Ok(places)
+}
+
+pub(crate) fn install() -> anyhow::Result<()> {
+    let mut packages = Vec::new();
+    if !have("qemu-system-x86_64") {
+        packages.extend(["qemu-system-x86", "seabios"]);
+    }
+    if !Path::new(BUSYBOX).exists() {
+        packages.push("busybox-static");
+    }
+    if packages.is_empty() {
+        return Ok(());
+    }
+    apt_install(&packages, "virtual machines")
+}
+
+/// Runs the tests in one place; what came of them.
+fn column(
+    place: &Place,
+    integration: &Path,
+    filters: &[String],
+    args: &Args,
+) -> anyhow::Result<Column> {
+    let begin = Instant::now();
+    let name = place.name();
+    let mut lines = Vec::new();
+    let mut status = None;
+    let mut print = |line: &str| {
+        println!("[{name}] {line}");
+        if let Some(number) = line.strip_prefix(EXIT) {
+            status = number.trim().parse().ok();
+        }
+        lines.push(line.to_owned());
+    };
+    match place {
+        Place::Machine { kernel, is_debian } => {
+            let left_out = LEFT_OUT.map(|(name, _)| name);
+            let image = image::initramfs(
+                kernel,
+                &Tests {
+                    integration,
+                    filters,
+                    left_out: &left_out,
+                    is_debian: *is_debian,
+                },
+            )?;
+            let clock = match (args.kvm, args.host_clock) {
+                (true, _) => Clock::Kvm,
+                (false, true) => Clock::Host,
+                (false, false) => Clock::Instructions,
+            };
+            let machine = Machine {
+                kernel: &kernel.image,
+                initramfs: &image,
+                clock,
+                memory_mib: 2048,
+                command_line: "",
+                limit: Duration::from_secs(args.limit),
+            };
+            machine.boot(&mut print)?;
+        }
+        Place::Host => on_host(integration, filters, &mut print)?,
+    }
+    let status: i32 = status.context("it ended without a result")?;
+    println!(
+        "[{name}] status {status} after {} s",
+        begin.elapsed().as_secs()
+    );
+    let kernel = match place {
+        Place::Machine { kernel, .. } => kernel.version.clone(),
+        Place::Host => nix::sys::utsname::uname()?
+            .release()
+            .to_string_lossy()
+            .into_owned(),
+    };
+    Column::of(kernel, matches!(place, Place::Host), status, &lines)
+}
+
+/// The same on this kernel.
+fn on_host(
+    integration: &Path,
+    filters: &[String],
+    print: &mut impl FnMut(&str),
+) -> anyhow::Result<()> {
+    let mut worst = 0;
+    for filter in filters {
+        let mut command = as_root("env");
+        command
+            .args(["RTO_TESTS_REPORT=1", "RUST_BACKTRACE=0"])
+            .args(["sh", "-c", "exec \"$@\" 2>&1", "tests"])
+            .arg(integration)
+            .args(["--color", "never"])
+            .arg(filter)
+            .stdin(Stdio::null());
+        let output = command.output()?;
+        String::from_utf8_lossy(&output.stdout)
+            .lines()
+            .for_each(&mut *print);
+        let status = output.status;
+        let code = status.code().or(status.signal()).unwrap_or(1);
+        worst = worst.max(code);
+    }
+    print(&format!("{EXIT}{worst}"));
+    Ok(())
+}
