@@ -19,7 +19,7 @@ use axum::{
         connect_info::Connected,
         rejection::{BytesRejection, JsonRejection, QueryRejection},
     },
-    http::{StatusCode, header},
+    http::{Method, StatusCode, header},
     middleware::{self, Next},
     response::{IntoResponse, Response},
     routing::{get, post},
@@ -94,12 +94,7 @@ fn router(engine: Handle, allowed: Allowed) -> Router {
         .route("/v1/apply", get(walk).post(apply))
         .route("/v1/probe", post(probed))
         .fallback(|| async { answer(StatusCode::NOT_FOUND, "no such route; see docs/api.md") })
-        .method_not_allowed_fallback(|| async {
-            answer(
-                StatusCode::METHOD_NOT_ALLOWED,
-                "not with this method; see docs/api.md",
-            )
-        })
+        .method_not_allowed_fallback(wrong_method)
         .layer(middleware::from_fn_with_state(
             Arc::new(Semaphore::new(LARGE_AT_ONCE)),
             check_size,
@@ -107,6 +102,11 @@ fn router(engine: Handle, allowed: Allowed) -> Router {
         .layer(middleware::from_fn_with_state(allowed, check_peer))
         .layer(DefaultBodyLimit::max(MAX_BODY))
         .with_state(engine)
+}
+
+async fn wrong_method() -> Response {
+    let text = "not with this method; see docs/api.md";
+    answer(StatusCode::METHOD_NOT_ALLOWED, text)
 }
 
 #[derive(Clone)]
@@ -200,21 +200,26 @@ struct EventsQuery {
     cidr: Option<String>,
 }
 
-/// Tells the engine when a client that watches has gone.
-struct Watching(Handle);
+/// While a client watches its connection has no end; the engine learns when it has gone.
+struct Watching(Handle, Lasting);
 
 impl Drop for Watching {
     fn drop(&mut self) {
+        self.1.0.store(false, Ordering::Relaxed);
         self.0.tell(Message::Unwatched);
     }
 }
 
 /// A stream of lines, until the client goes or the daemon ends.
 async fn events(
+    method: Method,
     State(engine): State<Handle>,
     Extension(lasting): Extension<Lasting>,
     query: Result<Query<EventsQuery>, QueryRejection>,
 ) -> Response {
+    if method == Method::HEAD {
+        return wrong_method().await;
+    }
     let query = match query {
         Ok(Query(query)) => query,
         Err(e) => return answer(e.status(), &e.body_text()),
@@ -236,7 +241,7 @@ async fn events(
         Err(e) => return error(&e),
     };
     lasting.0.store(true, Ordering::Relaxed);
-    let state = (lines, Watching(engine), policy, cidrs);
+    let state = (lines, Watching(engine, lasting), policy, cidrs);
     let stream = futures_util::stream::unfold(state, |mut state| async {
         let (lines, _, policy, cidrs) = &mut state;
         let text = loop {

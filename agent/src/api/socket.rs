@@ -4,7 +4,7 @@ use std::{
     fs, io,
     os::{
         fd::AsRawFd as _,
-        unix::fs::{DirBuilderExt as _, FileTypeExt as _, MetadataExt as _, PermissionsExt as _},
+        unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _},
     },
     path::{Path, PathBuf},
     sync::{
@@ -116,10 +116,7 @@ impl Standing {
 
     fn again(&mut self) -> anyhow::Result<()> {
         if let Some(dir) = self.path.parent() {
-            fs::DirBuilder::new()
-                .mode(0o755)
-                .recursive(true)
-                .create(dir)?;
+            trusted::make(dir, 0o755)?;
         }
         check_directory(&self.path)?;
         let (listener, inode) = stand(&self.path, self.group)?;

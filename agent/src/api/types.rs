@@ -150,7 +150,8 @@ impl From<&Settings> for SettingsSpec {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AddRequest {
-    /// CIDRs; a bare address is one host.
+    /// CIDRs, at most [`MAX_CIDRS`](super::bounded::MAX_CIDRS); a bare address is one host.
+    #[serde(deserialize_with = "super::bounded::cidrs")]
     pub cidrs: Vec<String>,
     /// A policy of the configuration; or else `settings`.
     #[serde(default)]
@@ -170,7 +171,8 @@ pub struct AddRequest {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RemoveRequest {
-    /// CIDRs, exactly as listed.
+    /// CIDRs, exactly as listed, at most [`MAX_CIDRS`](super::bounded::MAX_CIDRS).
+    #[serde(deserialize_with = "super::bounded::cidrs")]
     pub cidrs: Vec<String>,
     /// Remove them from `policies.d/50-cli.toml`.
     #[serde(default)]

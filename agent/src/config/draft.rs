@@ -62,9 +62,12 @@ impl Draft {
     ///
     /// If it cannot be removed.
     pub fn sweep(target: &Path) -> io::Result<()> {
-        match fs::remove_file(beside(target)) {
-            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
-            _ => Ok(()),
+        let left = beside(target);
+        // Looked for first: where nothing may be written, to remove what is not there is refused too.
+        match fs::symlink_metadata(&left) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(e) => Err(e),
+            Ok(_) => fs::remove_file(&left),
         }
     }
 }

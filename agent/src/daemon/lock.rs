@@ -3,7 +3,7 @@
 use std::{
     fs::{self, File, OpenOptions},
     io::{self, Read as _, Seek as _, Write as _},
-    os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _},
+    os::unix::fs::{MetadataExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
 };
 
@@ -159,12 +159,7 @@ fn lock(file: File, path: &Path, holder: Option<u32>) -> Result<Flock<File>, Loc
 }
 
 fn make_state_dir(path: &Path) -> io::Result<()> {
-    // Nothing is made where others could have it go elsewhere.
-    trusted::own(path)?;
-    fs::DirBuilder::new()
-        .mode(0o755)
-        .recursive(true)
-        .create(path)?;
+    trusted::make(path, 0o755)?;
     trusted::own(path)
 }
 

@@ -98,11 +98,16 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
             let serving = http::serve(listener, handle.clone());
             (tokio::spawn(serving), socket)
         });
+        let mut told = None;
         signals
             .forward(&handle, end, || {
-                if let Err(e) = lock.follow(&pin_dir) {
-                    warn!("{e}");
+                let problem = lock.follow(&pin_dir).err().map(|e| e.to_string());
+                if let Some(problem) = &problem
+                    && told.as_ref() != Some(problem)
+                {
+                    warn!("{problem}");
                 }
+                told = problem;
             })
             .await;
         watcher.abort();

@@ -8,7 +8,7 @@ use std::{
     ffi::OsString,
     fs::{self, Metadata},
     io,
-    os::unix::fs::MetadataExt as _,
+    os::unix::fs::{MetadataExt as _, PermissionsExt as _},
     path::{Component, Path, PathBuf},
 };
 
@@ -19,6 +19,8 @@ use nix::{
 
 /// Longest chain of symbolic links, as the kernel's.
 const MAX_LINKS: usize = 40;
+/// Most directories that are made for one.
+const MAX_DEPTH: usize = 64;
 
 /// Checks a directory of the daemon's own, as far as it exists: nobody else may make anything in it.
 ///
@@ -26,9 +28,14 @@ const MAX_LINKS: usize = 40;
 ///
 /// Names what others could change, and the mend.
 pub fn own(path: &Path) -> io::Result<()> {
-    let Some((place, meta)) = resolve(path)? else {
+    let Resolved {
+        place,
+        meta,
+        missing,
+    } = resolve(path)?;
+    if !missing.is_empty() {
         return Ok(());
-    };
+    }
     // Root would do for a directory on the way; this one is written to.
     if meta.uid() != geteuid().as_raw() {
         return Err(refused(&place, &belongs(&meta)));
@@ -49,8 +56,41 @@ pub fn shared(path: &Path) -> io::Result<()> {
     resolve(path).map(drop)
 }
 
-/// Where a path leads, and what is there; `None` if the way ends before.
-fn resolve(path: &Path) -> io::Result<Option<(PathBuf, Metadata)>> {
+/// Makes a directory and its missing parents, one at a time and each only where nobody else can have it
+/// go elsewhere. What is made has exactly this mode, whatever the umask.
+///
+/// # Errors
+///
+/// As [`shared`], and if it cannot be made.
+pub fn make(path: &Path, mode: u32) -> io::Result<()> {
+    // Somebody who makes and removes in a shared directory could go on for ever.
+    for _ in 0..MAX_DEPTH {
+        let Resolved { place, missing, .. } = resolve(path)?;
+        let Some(name) = missing.front() else {
+            return Ok(());
+        };
+        let next = place.join(name);
+        match fs::create_dir(&next) {
+            // What was put there meanwhile is looked at next.
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(e) => return Err(refused(&next, &e.to_string())),
+            Ok(()) => fs::set_permissions(&next, fs::Permissions::from_mode(mode))?,
+        }
+    }
+    Err(refused(path, "it cannot be made"))
+}
+
+/// How far a path leads.
+struct Resolved {
+    /// The last that exists.
+    place: PathBuf,
+    meta: Metadata,
+    /// What is not there yet.
+    missing: VecDeque<OsString>,
+}
+
+/// Where a path leads, with all links followed.
+fn resolve(path: &Path) -> io::Result<Resolved> {
     if !path.is_absolute() {
         return Err(io::Error::other("it is no absolute path"));
     }
@@ -68,7 +108,10 @@ fn resolve(path: &Path) -> io::Result<Option<(PathBuf, Metadata)>> {
         let next = place.join(&name);
         let found = match fs::symlink_metadata(&next) {
             Ok(found) => found,
-            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {
+                ahead.push_front(name);
+                break;
+            }
             Err(e) => return Err(e),
         };
         if found.is_symlink() {
@@ -97,7 +140,11 @@ fn resolve(path: &Path) -> io::Result<Option<(PathBuf, Metadata)>> {
         sound(&next, &found)?;
         (place, meta) = (next, found);
     }
-    Ok(Some((place, meta)))
+    Ok(Resolved {
+        place,
+        meta,
+        missing: ahead,
+    })
 }
 
 /// The names of a path; `..` among them, as where it leads depends on links before it.
@@ -150,7 +197,7 @@ fn refused(place: &Path, why: &str) -> io::Error {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::{PermissionsExt as _, symlink};
+    use std::os::unix::fs::symlink;
 
     use super::*;
 
@@ -183,6 +230,35 @@ mod tests {
         }
         chmod(&middle, 0o1777);
         assert!(why(own(&middle)).contains("everybody may write to it; chmod go-w"));
+    }
+
+    #[test]
+    fn directories_are_made_where_nobody_else_can_interfere() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        make(&at("a/b/c"), 0o750).unwrap();
+        for name in ["a", "a/b", "a/b/c"] {
+            assert_eq!(fs::metadata(at(name)).unwrap().mode() & 0o777, 0o750);
+        }
+        make(&at("a/b/c"), 0o755).unwrap();
+        assert_eq!(fs::metadata(at("a/b/c")).unwrap().mode() & 0o777, 0o750);
+        // Through a link of one's own to what is not there yet.
+        symlink("a/new", at("link")).unwrap();
+        make(&at("link/in"), 0o755).unwrap();
+        assert!(at("a/new/in").is_dir());
+        // In a sticky directory one can make, and another's link is not followed.
+        fs::create_dir(at("tmp")).unwrap();
+        chmod(&at("tmp"), 0o1777);
+        make(&at("tmp/run"), 0o755).unwrap();
+        symlink(at("a"), at("tmp/planted")).unwrap();
+        if geteuid().is_root() {
+            std::os::unix::fs::lchown(at("tmp/planted"), Some(65534), None).unwrap();
+            assert!(why(make(&at("tmp/planted/x"), 0o755)).contains("symbolic link"));
+            assert!(!at("a/x").exists());
+        }
+        chmod(&at("a"), 0o777);
+        assert!(why(make(&at("a/y"), 0o755)).contains("everybody may write"));
+        assert!(!at("a/y").exists());
     }
 
     #[test]

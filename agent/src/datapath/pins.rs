@@ -18,6 +18,8 @@ use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
 use rto_agent_common::LAYOUT_VERSION;
 use sha2::{Digest as _, Sha256};
 
+use crate::daemon::trusted;
+
 /// Name of the link's pin inside a generation.
 pub(super) const LINK: &str = "link";
 /// Name of the pin of the LSM program's link, where there is one.
@@ -101,10 +103,7 @@ pub(super) fn create_pin_dir(path: &Path) -> io::Result<()> {
             "{place} is not on a BPF file system"
         )));
     }
-    fs::DirBuilder::new()
-        .mode(0o700)
-        .recursive(true)
-        .create(path)?;
+    trusted::make(path, 0o700)?;
     let meta = fs::symlink_metadata(path)?;
     if !meta.is_dir() {
         return Err(io::Error::other("it is not a directory"));

@@ -203,13 +203,10 @@ impl Engine {
         mut manual: Manual,
     ) -> Result<ChangeSummary, EngineError> {
         let set = manual.over(&self.config.set);
-        let state_dir = &self.config.agent.state_dir;
-        let unsaved = |e: std::io::Error| {
-            EngineError::Failed(format!("{}: {e}; nothing was changed", state_dir.display()))
-        };
-        let saved = manual.save(state_dir).map_err(unsaved)?;
+        let unsaved = |e: std::io::Error| EngineError::Failed(format!("{e}; nothing was changed"));
+        let saved = self.shelf.draft(&manual).map_err(unsaved)?;
         let changed = self.state.become_set(set)?;
-        if let Err(e) = saved.commit() {
+        if let Err(e) = self.shelf.commit(saved) {
             let before = self.manual.over(&self.config.set);
             self.state.become_set(before)?;
             return Err(unsaved(e));
@@ -270,9 +267,11 @@ fn parse_cidrs(texts: &[String]) -> Result<Vec<Cidr>, EngineError> {
     }
     let mut cidrs = Vec::with_capacity(texts.len());
     let mut errors = Vec::new();
+    let mut more = 0;
     for text in texts {
         match text.parse() {
             Ok(cidr) => cidrs.push(cidr),
+            Err(_) if errors.len() == SHOWN_ERRORS => more += 1,
             Err(e) => errors.push(crate::policy::CidrError::to_string(&e)),
         }
     }
@@ -281,8 +280,7 @@ fn parse_cidrs(texts: &[String]) -> Result<Vec<Cidr>, EngineError> {
         cidrs.dedup();
         Ok(cidrs)
     } else {
-        if let Some(more @ 1..) = errors.len().checked_sub(SHOWN_ERRORS) {
-            errors.truncate(SHOWN_ERRORS);
+        if more != 0 {
             errors.push(format!("... and {more} more"));
         }
         Err(EngineError::Refused(errors.join("\n")))

@@ -7,16 +7,18 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs, io,
-    path::Path,
+    path::{Path, PathBuf},
     time::Duration,
 };
 
 use nix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
+use tracing::warn;
 
 use crate::{
     api::types::{Caller, FamiliesView, SettingsSpec},
     config::draft::Draft,
+    daemon::trusted,
     policy::{Cidr, Entry, Policy, PolicyName, PolicySet, Settings},
 };
 
@@ -72,7 +74,9 @@ impl Manual {
     /// If the file exists and cannot be read.
     pub fn load(state_dir: &Path) -> io::Result<(Self, Option<String>)> {
         let path = state_dir.join(FILE);
-        Draft::sweep(&path)?;
+        if let Err(e) = Draft::sweep(&path) {
+            warn!("a draft of {} cannot be removed: {e}", path.display());
+        }
         let text = match fs::read_to_string(&path) {
             Ok(text) => text,
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok((Self::default(), None)),
@@ -154,7 +158,8 @@ impl Manual {
             masked: self.masked.clone(),
         };
         let text = serde_json::to_vec(&file)?;
-        fs::create_dir_all(state_dir)?;
+        trusted::make(state_dir, 0o755)?;
+        trusted::own(state_dir)?;
         Draft::write(&state_dir.join(FILE), 0o600, &text)
     }
 
@@ -277,6 +282,69 @@ impl Manual {
     fn forget_unused(&mut self) {
         let used: BTreeSet<&PolicyName> = self.entries.values().map(|e| &e.policy).collect();
         self.policies.retain(|name, _| used.contains(name));
+    }
+}
+
+/// Where it is kept: the `state_dir` that the daemon started with, whose lock it has.
+#[derive(Debug)]
+pub struct Shelf {
+    dir: PathBuf,
+    /// Why what is there is older than what is in force; said once.
+    problem: Option<String>,
+}
+
+impl Shelf {
+    /// In a directory.
+    #[must_use]
+    pub fn new(dir: PathBuf) -> Self {
+        Self { dir, problem: None }
+    }
+
+    /// Writes everything beside its place.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be written; names the directory.
+    pub fn draft(&self, manual: &Manual) -> io::Result<Draft> {
+        manual.save(&self.dir).map_err(|e| self.named(&e))
+    }
+
+    /// Puts a draft in its place.
+    ///
+    /// # Errors
+    ///
+    /// As [`Shelf::draft`].
+    pub fn commit(&mut self, draft: Draft) -> io::Result<()> {
+        draft.commit().map_err(|e| self.named(&e))?;
+        self.problem = None;
+        Ok(())
+    }
+
+    /// Saves what is in force already. Where that fails it is said, and [`Shelf::look`] tries again.
+    pub fn save(&mut self, manual: &Manual) {
+        let saved = self.draft(manual).and_then(|draft| self.commit(draft));
+        let Err(e) = saved else { return };
+        let problem = e.to_string();
+        if self.problem.as_ref() != Some(&problem) {
+            warn!("{problem}; until it is saved a restart may give entries by hand older settings");
+        }
+        self.problem = Some(problem);
+    }
+
+    /// Saves again what somebody has removed, or could not be saved.
+    pub fn look(&mut self, manual: &Manual) {
+        let is_missing = || !manual.is_empty() && !Manual::is_saved(&self.dir);
+        if self.problem.is_some() {
+            self.save(manual);
+        } else if is_missing() {
+            let dir = self.dir.display();
+            warn!("{dir}: what was said by hand is gone; saving it again");
+            self.save(manual);
+        }
+    }
+
+    fn named(&self, error: &io::Error) -> io::Error {
+        io::Error::new(error.kind(), format!("{}: {error}", self.dir.display()))
     }
 }
 

@@ -6,7 +6,7 @@
 //! said by hand, and the difference to what it holds is written; a write that fails is undone.
 
 use std::{
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::{Arc, mpsc},
     time::{Duration, Instant},
 };
@@ -46,7 +46,7 @@ mod views;
 pub mod walk;
 
 use audit::{Cause, Source};
-use manual::{Manual, boottime_ms};
+use manual::{Manual, Shelf, boottime_ms};
 use probing::Probing;
 pub use reading::Reading;
 use state::State;
@@ -220,6 +220,9 @@ pub struct Engine {
     /// Configuration in force: the last good one.
     config: Config,
     manual: Manual,
+    shelf: Shelf,
+    /// When entries past their time are looked at again; absent unless the kernel would not have them out.
+    expiry_after: Option<Instant>,
     state: State,
     /// Fingerprint of the files last read, good or bad.
     fingerprint: u64,
@@ -297,7 +300,11 @@ impl Engine {
     pub fn start(start: Start, channels: Channels) -> anyhow::Result<Self> {
         let agent = &start.config.agent;
         let (mut manual, lost) = Manual::load(&agent.state_dir)?;
-        Draft::sweep(&Config::saved_path(&start.config_path))?;
+        let mut shelf = Shelf::new(agent.state_dir.clone());
+        let saved_path = Config::saved_path(&start.config_path);
+        if let Err(e) = Draft::sweep(&saved_path) {
+            warn!("a draft of {} cannot be removed: {e}", saved_path.display());
+        }
         let saved = manual.clone();
         manual.expire(boottime_ms());
         let set = manual.over(&start.config.set);
@@ -316,7 +323,7 @@ impl Engine {
         state.attach()?;
         log_start(found, &state);
         if manual != saved {
-            save_manual(&manual, &agent.state_dir);
+            shelf.save(&manual);
         }
         Cause::from(Source::Start).audit("start", &changed, state.last_change());
 
@@ -331,6 +338,8 @@ impl Engine {
             start,
             config,
             manual,
+            shelf,
+            expiry_after: None,
             state,
             last_reload,
             warnings,
@@ -390,7 +399,11 @@ impl Engine {
     fn until_next(&self, next_health: Instant) -> Duration {
         let mut wait = next_health.saturating_duration_since(Instant::now());
         if let Some(end) = self.manual.next_expiry_ms() {
-            wait = wait.min(Duration::from_millis(end.saturating_sub(boottime_ms())));
+            let due = Duration::from_millis(end.saturating_sub(boottime_ms()));
+            let again = self
+                .expiry_after
+                .map(|after| after.saturating_duration_since(Instant::now()));
+            wait = wait.min(due.max(again.unwrap_or_default()));
         }
         if self.restoring.is_some() {
             wait = wait.min(RESTORE_INTERVAL);
@@ -576,7 +589,7 @@ impl Engine {
         self.warnings = restart_notes(&self.start.config.agent, &config.agent);
         let was_off = !self.config.agent.apply_to_open;
         if manual != self.manual {
-            save_manual(&manual, &config.agent.state_dir);
+            self.shelf.save(&manual);
         }
         self.manual = manual;
         self.files.send_replace(Arc::new(config.files.clone()));
@@ -594,11 +607,12 @@ impl Engine {
         })
     }
 
+    /// Takes out what is past its time, out of the kernel first: the file has the times in it, so that
+    /// nothing of it comes back where that cannot be written.
     fn expire(&mut self) {
         if self
-            .manual
-            .next_expiry_ms()
-            .is_none_or(|end| end > boottime_ms())
+            .expiry_after
+            .is_some_and(|after| Instant::now() < after)
         {
             return;
         }
@@ -608,15 +622,18 @@ impl Engine {
             return;
         }
         self.probing.disturb();
-        match self.become_manual(manual) {
+        match self.state.become_set(manual.over(&self.config.set)) {
             Ok(changed) => {
+                self.expiry_after = None;
+                self.shelf.save(&manual);
+                self.manual = manual;
+                self.publish_reading();
                 let detail = self.state.last_change();
                 Cause::from(Source::Ttl).audit("expire", &changed, detail);
             }
             Err(e) => {
                 error!("entries past their time could not be removed, trying again: {e}");
-                // Not in a tight loop: the next try is the next health check's.
-                std::thread::sleep(Duration::from_millis(100));
+                self.expiry_after = Some(Instant::now() + HEALTH_INTERVAL);
             }
         }
         self.publish();
@@ -624,14 +641,7 @@ impl Engine {
 
     fn check_health(&mut self) {
         self.events.end_if_unwatched();
-        let state_dir = &self.config.agent.state_dir;
-        if !self.manual.is_empty() && !Manual::is_saved(state_dir) {
-            warn!(
-                "{}: what was said by hand is gone; saving it again",
-                state_dir.display()
-            );
-            save_manual(&self.manual, state_dir);
-        }
+        self.shelf.look(&self.manual);
         if self.detached_by.is_some() {
             self.probing.look(&self.state.options().cgroup);
             return;
@@ -874,15 +884,6 @@ fn restore_runs() -> EngineError {
 
 /// What the files have changed of the entries by hand. It is in force already: that it is not saved is no
 /// reason to go back.
-fn save_manual(manual: &Manual, state_dir: &Path) {
-    if let Err(e) = manual.save(state_dir).and_then(Draft::commit) {
-        warn!(
-            "{}: {e}; a restart may give entries by hand older settings",
-            state_dir.display()
-        );
-    }
-}
-
 fn drop_logged(error: EngineError) {
     warn!("{error}");
 }

@@ -55,6 +55,7 @@ const N: usize = NAMES.len();
 const EMPTY: usize = 0;
 const CLASSIC: usize = 1;
 const SAME_WORK: usize = 2;
+const OFF: usize = 3;
 const ON: usize = 4;
 
 pub(super) fn run(amount: Amount, programs: &Path) -> anyhow::Result<Found> {
@@ -215,13 +216,18 @@ fn in_all(amount: Amount, ids: &[u64], traffic: &mut Traffic) -> anyhow::Result<
         rows,
     );
     let ratio = sample(&|r| r[ON].mean() / r[CLASSIC].mean()).median();
-    let same = sample(&|r| r[ON].mean() / r[SAME_WORK].mean()).median();
+    // With statistics there are more callbacks a connection: of what differs so, the whole is compared.
+    let off = sample(&|r| r[OFF].mean() / r[SAME_WORK].mean()).median();
+    let on = sample(&|r| r[ON].nanos / r[SAME_WORK].nanos).median();
     Ok((
         text,
         Goal {
             what: "a callback with statistics on, by the classic C program's",
             wanted: "at most 1.25x",
-            measured: format!("{ratio:.2}x ({same:.2}x of a C program that does the same work)"),
+            measured: format!(
+                "{ratio:.2}x; of a C program that does the same work {off:.2}x with statistics off, and \
+                 with them {on:.2}x in all a connection, of which they see more"
+            ),
             met: ratio <= GOAL,
         },
     ))

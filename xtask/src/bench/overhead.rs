@@ -58,12 +58,18 @@ const NONE: &str = "no agent";
 const OFF: &str = "statistics off";
 const ON: &str = "everything on";
 
-pub(crate) fn run(args: &Args, programs: &Path) -> anyhow::Result<()> {
+/// Refuses to measure while the kernel does.
+pub(super) fn ensure_untimed() -> anyhow::Result<()> {
     let counted = fs::read_to_string("/proc/sys/kernel/bpf_stats_enabled")?;
     ensure!(
         counted.trim() == "0",
         "the kernel times every BPF program, which costs time itself: sysctl kernel.bpf_stats_enabled=0"
     );
+    Ok(())
+}
+
+pub(crate) fn run(args: &Args, programs: &Path) -> anyhow::Result<()> {
+    ensure_untimed()?;
     let (off, on) = (world(programs, NOT_COUNTING)?, world(programs, COUNTING)?);
     let bare = Cgroup::new()?;
     let mut port = PORT;

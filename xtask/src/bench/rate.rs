@@ -31,6 +31,7 @@ const EMPTY: usize = 1;
 const MATCHES: usize = 3;
 
 pub(super) fn run(amount: Amount, programs: &Path) -> anyhow::Result<Found> {
+    ensure_untimed()?;
     let bare = Cgroup::new()?;
     let empty = Cgroup::new()?;
     let _program = Foreign::attach_empty(empty.path())?;

@@ -10,6 +10,7 @@ use std::{
 
 use anyhow::{Context as _, ensure};
 use nix::sys::signal::Signal;
+use rto_agent::api::bounded::MAX_CIDRS;
 use rto_tests::{
     agent::{SOON, World},
     http,
@@ -207,11 +208,39 @@ pub(super) fn greedy() -> anyhow::Result<()> {
     ensure!(grown < 160 << 10, "{grown} kB");
     ensure!(world.json(&["status"])?["entries"] == 1);
     // A large request that is good is taken.
-    let many = vec!["10.9.0.0/24"; 1 << 20];
+    let many = vec!["2001:db8:aaaa:bbbb::/64"; MAX_CIDRS];
     let body = serde_json::json!({ "cidrs": many, "policy": "near" }).to_string();
-    ensure!(body.len() > 14 << 20);
+    ensure!(body.len() > 13 << 20);
     let answer = world.socket_request("POST", "/v1/entries", &body)?;
     ensure!(answer["changed"]["added"] == 1, "{answer:#}");
+    // Nothing but errors, and more strings than a request may have.
+    let errors = serde_json::json!({ "cidrs": vec![""; MAX_CIDRS], "policy": "near" }).to_string();
+    let answer = world.socket_request("POST", "/v1/entries", &errors)?;
+    let said = answer["error"].as_str().unwrap_or_default();
+    ensure!(
+        said.ends_with(&format!("... and {} more", MAX_CIDRS - 50)),
+        "{answer:#}"
+    );
+    let body = serde_json::json!({ "cidrs": vec![""; 5 << 20], "policy": "near" }).to_string();
+    let answer = world.socket_request("POST", "/v1/entries", &body)?;
+    let said = answer["error"].as_str().unwrap_or_default();
+    ensure!(said.contains("at most 524288 CIDRs"), "{answer:#}");
+    let grown = peak_memory_kb(&world)? - before;
+    eprintln!("{grown} kB with lists of CIDRs");
+    ensure!(grown < 220 << 10, "{grown} kB");
+    Ok(())
+}
+
+/// A request for the events' headers alone is none for the events: its connection ends like any other.
+pub(super) fn headers_of_events() -> anyhow::Result<()> {
+    let world = World::with(&near("\"10.88.0.0/24\""))?;
+    let mut stream = ask(&world, "HEAD /v1/events HTTP/1.1\r\nhost: x\r\n\r\n")?;
+    stream.set_read_timeout(Some(SOON))?;
+    let mut answer = [0; 12];
+    stream.read_exact(&mut answer)?;
+    ensure!(&answer == b"HTTP/1.1 405", "{answer:?}");
+    let status = world.json(&["status"])?;
+    ensure!(status["healthy"] == true, "{status:#}");
     Ok(())
 }
 

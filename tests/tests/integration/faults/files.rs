@@ -268,6 +268,77 @@ pub(super) fn disk_full() -> anyhow::Result<()> {
     expect(&world, NEAR)
 }
 
+/// It ends in time, said once; what is on the disk does not bring it back, and is made good later.
+pub(super) fn expiry_with_a_full_disk() -> anyhow::Result<()> {
+    let mut world = world()?;
+    let state = world.dir().join("state");
+    fs::create_dir(&state)?;
+    let tmpfs = format!(
+        "mount -t tmpfs -o size=128k,mode=755 none {}",
+        state.display()
+    );
+    world.start_under(&mounted(&tmpfs))?;
+    // More than there is room for beside the stuffing.
+    let cidrs: Vec<String> = (0..500)
+        .map(|i| format!("10.3.{}.{}", i / 256, i % 256))
+        .collect();
+    let mut add = vec!["add", "--policy", "near"];
+    add.extend(cidrs.iter().map(String::as_str));
+    world.cli(&add)?;
+    world.cli(&["add", "10.1.0.0/24", "--policy", "near", "--ttl", "3s"])?;
+    let dir = seen(&world, &state)?;
+    fill(&dir.join("stuffing"))?;
+    world.wait_status("the end", |status| status["entries"] == 501)?;
+    let said = |log: &str| log.matches("No space left on device").count();
+    world.wait_status("another look", |status| status["healthy"] == true)?;
+    // Two looks of five seconds each try again, and say nothing new.
+    thread::sleep(Duration::from_secs(11));
+    ensure!(said(&world.log()) == 1, "{}", world.log());
+    ensure!(fs::read_to_string(dir.join("manual.json"))?.contains("10.1.0.0/24"));
+    fs::remove_file(dir.join("stuffing"))?;
+    let end = Instant::now() + SOON;
+    while fs::read_to_string(dir.join("manual.json"))?.contains("10.1.0.0/24") {
+        ensure!(Instant::now() < end, "it was not saved again");
+        thread::sleep(Duration::from_millis(100));
+    }
+    ensure!(world.json(&["status"])?["entries"] == 501);
+    Ok(())
+}
+
+/// As where the files come from an image or a ConfigMap: it starts and works, and nothing can be saved.
+pub(super) fn read_only_files() -> anyhow::Result<()> {
+    let mut world = world()?;
+    let etc = world.dir().join("etc");
+    let (etc, bind) = (etc.display(), "mount -o remount,ro,bind");
+    world.start_under(&mounted(&format!("mount --bind {etc} {etc}; {bind} {etc}")))?;
+    expect(&world, NEAR)?;
+    world.cli(&["add", "10.1.0.0/24", "--policy", "near"])?;
+    let said = world.cli_fails(&["add", "10.2.0.0/24", "--policy", "near", "--save"])?;
+    ensure!(said.contains("Read-only file system"), "{said}");
+    ensure!(world.json(&["status"])?["entries"] == 2);
+    Ok(())
+}
+
+/// Another `state_dir` is used from the next start on: until then the lock is on the former one.
+pub(super) fn another_state_dir() -> anyhow::Result<()> {
+    let mut world = world()?;
+    world.start()?;
+    let before = world.config_text(&near("\"10.88.0.0/24\""));
+    let after = before.replace("/state\"", "/state-2\"");
+    ensure!(before != after);
+    fs::write(world.config(), after)?;
+    let said = world.cli(&["reload"])?;
+    ensure!(said.contains("state_dir changed"), "{said}");
+    world.cli(&["add", "10.1.0.0/24", "--policy", "near"])?;
+    // Past a look at what is saved.
+    thread::sleep(Duration::from_secs(6));
+    ensure!(!world.dir().join("state-2").exists());
+    ensure!(!world.log().contains("gone"), "{}", world.log());
+    let saved = fs::read_to_string(world.dir().join("state/manual.json"))?;
+    ensure!(saved.contains("10.1.0.0/24"), "{saved}");
+    Ok(())
+}
+
 /// Directories with names as ours and other things in them, older and later layouts, and things of
 /// somebody else.
 pub(super) fn foreign_pins() -> anyhow::Result<()> {
