@@ -74,10 +74,21 @@ impl SynTimers {
     /// The schedule of a connect() that nobody answers.
     #[must_use]
     pub fn schedule(&self, granularity: Granularity) -> SynSchedule {
+        let mut sent = vec![0];
+        let gives_up = self.run(granularity, |now| sent.push(now));
+        SynSchedule { sent, gives_up }
+    }
+
+    /// Jiffies from the first SYN until connect() gives up, timers exact.
+    #[must_use]
+    pub fn gives_up(&self) -> u64 {
+        self.run(Granularity::Exact, |_| ())
+    }
+
+    fn run(&self, granularity: Granularity, mut sent: impl FnMut(u64)) -> u64 {
         let limit = self.elapsed_limit();
         let most = u32::from(self.syn_retries) + u32::from(self.linear_timeouts);
         let (mut now, mut rto) = (0, self.initial_rto.max(1));
-        let mut sent = vec![0];
         for retransmits in 0.. {
             now = match granularity {
                 Granularity::Exact => now + rto,
@@ -87,21 +98,12 @@ impl SynTimers {
             if retransmits >= most || (retransmits > 0 && now >= limit) {
                 break;
             }
-            sent.push(now);
+            sent(now);
             if retransmits >= u32::from(self.linear_timeouts) {
                 rto = (rto * 2).min(self.rto_max.max(1));
             }
         }
-        SynSchedule {
-            sent,
-            gives_up: now,
-        }
-    }
-
-    /// Jiffies from the first SYN until connect() gives up, timers exact.
-    #[must_use]
-    pub fn gives_up(&self) -> u64 {
-        self.schedule(Granularity::Exact).gives_up
+        now
     }
 
     /// `tcp_model_timeout()`: the time `syn_retries` doublings of the initial RTO would take.
@@ -128,33 +130,44 @@ pub struct Retries {
     pub reached: bool,
 }
 
-/// The smallest TCP_SYNCNT with which `timers` gives up no sooner than `wanted` jiffies after the
-/// first SYN (`timers.syn_retries` is not looked at).
-#[must_use]
-pub fn retries_for(timers: SynTimers, wanted: u64) -> Retries {
-    let at = |syn_retries| {
-        let gives_up = SynTimers {
-            syn_retries,
-            ..timers
-        }
-        .gives_up();
+/// [`SynTimers::gives_up`] with each TCP_SYNCNT from 1 to [`MAX_SYNCNT`].
+#[derive(Clone, Debug)]
+pub struct GivesUp([u64; MAX_SYNCNT as usize]);
+
+impl GivesUp {
+    /// Of these timers; their `syn_retries` is not looked at.
+    #[must_use]
+    pub fn of(timers: SynTimers) -> Self {
+        let mut syn_retries = 0;
+        Self([(); MAX_SYNCNT as usize].map(|()| {
+            syn_retries += 1;
+            SynTimers {
+                syn_retries,
+                ..timers
+            }
+            .gives_up()
+        }))
+    }
+
+    /// Jiffies since the first SYN, with this TCP_SYNCNT (0 counts as 1).
+    #[must_use]
+    pub fn with(&self, syn_retries: u8) -> u64 {
+        self.0[usize::from(syn_retries.clamp(1, MAX_SYNCNT) - 1)]
+    }
+
+    /// The smallest TCP_SYNCNT with which connect() gives up no sooner than `wanted` jiffies after the
+    /// first SYN.
+    #[must_use]
+    pub fn retries_for(&self, wanted: u64) -> Retries {
+        // Both rules wait longer for a larger value.
+        let sooner = self.0.partition_point(|gives_up| *gives_up < wanted);
+        let index = sooner.min(self.0.len() - 1);
         Retries {
-            syn_retries,
-            gives_up,
-            reached: gives_up >= wanted,
-        }
-    };
-    // Both rules wait longer for a larger value, so that a bisection finds the smallest.
-    let (mut low, mut high) = (1, MAX_SYNCNT);
-    while low < high {
-        let middle = low.midpoint(high);
-        if at(middle).reached {
-            high = middle;
-        } else {
-            low = middle + 1;
+            syn_retries: u8::try_from(index + 1).unwrap_or(MAX_SYNCNT),
+            gives_up: self.0[index],
+            reached: self.0[index] >= wanted,
         }
     }
-    at(low)
 }
 
 /// When a listener sends its SYN-ACK again, jiffies since the first: `retries`
@@ -272,7 +285,7 @@ mod tests {
     #[test]
     fn auto_for_100_ms_gives_up_no_sooner() {
         let wanted = timers(HZ).gives_up();
-        let retries = retries_for(timers(25), wanted);
+        let retries = GivesUp::of(timers(25)).retries_for(wanted);
         assert!(retries.reached && retries.gives_up >= wanted);
         let less = SynTimers {
             syn_retries: retries.syn_retries - 1,
@@ -287,7 +300,7 @@ mod tests {
             rto_max: 1,
             ..timers(1)
         };
-        let retries = retries_for(timers, 1_000_000);
+        let retries = GivesUp::of(timers).retries_for(1_000_000);
         assert_eq!((retries.syn_retries, retries.reached), (127, false));
     }
 
@@ -319,7 +332,7 @@ mod tests {
         ) {
             let kernel = SynTimers::kernel(HZ, own, linear_timeouts);
             let short = SynTimers { initial_rto, ..kernel };
-            let found = retries_for(short, kernel.gives_up());
+            let found = GivesUp::of(short).retries_for(kernel.gives_up());
             prop_assert!(found.reached);
             let with = |syn_retries| SynTimers { syn_retries, ..short }.gives_up();
             prop_assert!(with(found.syn_retries) >= kernel.gives_up());

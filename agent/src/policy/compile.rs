@@ -4,7 +4,7 @@
 use std::{collections::BTreeMap, str::FromStr, time::Duration};
 
 use rto_agent_common::{Policy as KernelPolicy, SYN_RETRIES_LEN, policy_flags, restart};
-use rto_model::syn::{self, SynTimers};
+use rto_model::syn::{self, GivesUp, SynTimers};
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -402,28 +402,29 @@ impl Compiler<'_> {
         if (initial_rto >= hz && rto_max >= syn::RTO_MAX_S * hz) || !self.errors.is_empty() {
             return;
         }
-        let timers = |syn_retries| SynTimers {
+        let own = self.host.tcp_syn_retries;
+        let timers = SynTimers {
             initial_rto,
             rto_max,
-            syn_retries,
+            syn_retries: own,
             linear_timeouts: linear,
         };
-        let kernel = |own| SynTimers::kernel(hz, own, linear).gives_up();
+        let kernel = GivesUp::of(SynTimers::kernel(hz, own, linear));
+        let ours = GivesUp::of(timers);
         let mut unreached = None;
         for own in 1..=syn::MAX_SYNCNT {
-            let found = syn::retries_for(timers(own), kernel(own));
+            let found = ours.retries_for(kernel.with(own));
             if !found.reached {
                 unreached = unreached.or(Some(own));
             }
             self.kernel.syn_retries[usize::from(own)] = found.syn_retries.max(own);
         }
-        let own = self.host.tcp_syn_retries;
         let becomes = self.kernel.syn_retries[usize::from(own)];
         let seconds = |jiffies: u64| format!("{}s", jiffies / hz);
         let note = format!(
             "connect() gives up after {}, the kernel's own timers would after {}",
-            seconds(timers(becomes).gives_up()),
-            seconds(kernel(own)),
+            seconds(ours.with(becomes)),
+            seconds(kernel.with(own)),
         );
         self.effect(
             "syn_retries",

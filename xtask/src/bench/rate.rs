@@ -9,7 +9,7 @@ use rto_tests::{agent::World, cgroup::Cgroup, foreign::Foreign, rate::Rate};
 
 use super::{
     Sample,
-    overhead::by_turns,
+    overhead::{by_turns, ensure_untimed},
     page::{Amount, Found, Goal, table},
 };
 

@@ -227,7 +227,7 @@ pub(super) fn greedy() -> anyhow::Result<()> {
     ensure!(said.contains("at most 524288 CIDRs"), "{answer:#}");
     let grown = peak_memory_kb(&world)? - before;
     eprintln!("{grown} kB with lists of CIDRs");
-    ensure!(grown < 220 << 10, "{grown} kB");
+    ensure!(grown < 160 << 10, "{grown} kB");
     Ok(())
 }
 
