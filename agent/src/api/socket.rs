@@ -115,11 +115,15 @@ impl Standing {
     }
 
     fn again(&mut self) -> anyhow::Result<()> {
-        if let Some(dir) = self.path.parent() {
+        if let Some(dir) = self.path.parent()
+            && !dir.exists()
+        {
             fs::DirBuilder::new()
                 .mode(0o755)
                 .recursive(true)
                 .create(dir)?;
+            // Whatever the umask (the unit's is 0077): else the socket's group would not get to it.
+            fs::set_permissions(dir, fs::Permissions::from_mode(0o755))?;
         }
         check_directory(&self.path)?;
         let (listener, inode) = stand(&self.path, self.group)?;
@@ -215,6 +219,8 @@ mod tests {
             assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o660);
             fs::remove_dir_all(dir.path().join("run")).unwrap();
             standing.stand_up();
+            let made = fs::metadata(dir.path().join("run")).unwrap();
+            assert_eq!(made.mode() & 0o777, 0o755);
             let client = UnixStream::connect(&path);
             let (accepted, connected) = tokio::join!(standing.accept(), client);
             drop((accepted, connected.unwrap()));
