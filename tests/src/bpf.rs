@@ -10,7 +10,10 @@ use std::{
     path::Path,
 };
 
-use nix::libc;
+use nix::{
+    libc,
+    sys::resource::{RLIM_INFINITY, Resource, getrlimit, setrlimit},
+};
 
 const BPF_MAP_LOOKUP_ELEM: libc::c_int = 1;
 const BPF_PROG_LOAD: libc::c_int = 5;
@@ -71,7 +74,7 @@ pub(crate) fn load(instructions: &[Instruction], kind: ProgramAttr) -> io::Resul
         log_buf: log.as_mut_ptr() as u64,
         ..kind
     };
-    match call(BPF_PROG_LOAD, &mut attr) {
+    match unlimited(|| call(BPF_PROG_LOAD, &mut attr)) {
         Ok(fd) => Ok(made(fd)),
         Err(e) => {
             let log = String::from_utf8_lossy(&log);
@@ -79,6 +82,16 @@ pub(crate) fn load(instructions: &[Instruction], kind: ProgramAttr) -> io::Resul
             Err(io::Error::new(e.kind(), format!("{e}: {log}")))
         }
     }
+}
+
+/// Before Linux 5.11 programs count against RLIMIT_MEMLOCK. It is lifted for one call only: agents inherit
+/// it, and must do without.
+fn unlimited<T>(call: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    let (soft, hard) = getrlimit(Resource::RLIMIT_MEMLOCK)?;
+    setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY)?;
+    let called = call();
+    setrlimit(Resource::RLIMIT_MEMLOCK, soft, hard)?;
+    called
 }
 
 /// A pinned program or map.

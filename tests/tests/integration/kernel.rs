@@ -23,6 +23,8 @@ const NEEDS: &[(&str, &str)] = &[
     ("established::linear_retries_", THIN_LINEAR),
     ("established::linear_mode_comes_back", THIN_LINEAR),
     ("established::a_thick_stream_doubles", THIN_LINEAR),
+    ("config::every_setting_by_file", THIN_LINEAR),
+    ("config::predict_by_policy", THIN_LINEAR),
     ("established::rto_max_caps_the_backoff", RTO_MAX),
     ("established::mptcp", MPTCP),
     ("open_sockets::", ITERATOR),

@@ -90,6 +90,7 @@ ip route add 192.0.2.0/24 dev lo src 10.98.0.1
 ip route add 198.51.100.0/24 dev lo src 10.98.0.1
 
 # A boot with the service enabled.
+is "boot: the service is enabled" "$(systemctl is-enabled $unit)" enabled
 check "boot: the enabled service is active" systemctl is-active $unit
 # Without it there is nothing to look at.
 systemctl -q is-active $unit || { journalctl -b -u $unit -o short-monotonic --no-pager; systemctl poweroff -ff; }
@@ -140,15 +141,20 @@ rm $socket
 check "socket: removed, it is made again" wait_for 10 answers
 check "socket: which the journal tells" told "the socket was gone; it is there again"
 check "socket: in force" in_force
-# The unit's process may not write to /run itself.
+check "socket: an entry by hand" rto-agent add 203.0.113.0/24 --policy same-region
+# With its directory: the unit's process may make it in /run.
 before=$(pid)
 rm -r /run/rto-agent
-check "socket: with its directory removed, the journal tells" wait_for 10 told "it is gone, and cannot be made again"
+check "socket: removed with its directory, it is made again" wait_for 10 answers
+is "socket: whose group gets to it" "$(stat -c '%a' /run/rto-agent) $(stat -c '%a %u %g' $socket)" "755 660 0 0"
+check "socket: what was said by hand is saved again" wait_for 10 test -s /run/rto-agent/manual.json
 is "socket: the same process" "$(pid)" "$before"
-check "socket: in force without it" in_force
+check "socket: in force" in_force
 check "socket: restart" systemctl restart $unit
 check "socket: it answers again" answers
 check "socket: in force after the restart" in_force
+check "socket: the entry by hand outlives it" lists 203.0.113.0/24
+check "socket: and is removed" rto-agent remove 203.0.113.0/24
 
 # Reload.
 cp $config /run/config.good

@@ -152,6 +152,7 @@ status=0
 for filter in {}; do
   /t/debug/deps/integration --test-threads 1 --color never {} $filter 2>&1 || status=$?
 done
+head -1 /proc/stat
 echo \"{EXIT}$status\"
 poweroff -f
 ",

@@ -256,7 +256,7 @@ fn column(
     let mut lines = Vec::new();
     let mut status = None;
     let mut print = |line: &str| {
-        println!("[{name}] {line}");
+        println!("[{name} {:4} s] {line}", begin.elapsed().as_secs());
         if let Some(number) = line.strip_prefix(EXIT) {
             status = number.trim().parse().ok();
         }
