@@ -97,10 +97,14 @@ fn keep(wanted: &[Capability]) -> io::Result<()> {
     for set in [CapSet::Inheritable, CapSet::Effective, CapSet::Permitted] {
         let there = caps::read(None, set).map_err(io::Error::other)?;
         let kept: CapsHashSet = there
-            .into_iter()
+            .iter()
             .filter(|cap| wanted.contains(cap))
+            .copied()
             .collect();
-        caps::set(None, set, &kept).map_err(io::Error::other)?;
+        // Not asked for needlessly: a seccomp filter may refuse capset(2).
+        if kept != there {
+            caps::set(None, set, &kept).map_err(io::Error::other)?;
+        }
     }
     Ok(())
 }
