@@ -202,6 +202,7 @@ impl Engine {
         &mut self,
         mut manual: Manual,
     ) -> Result<ChangeSummary, EngineError> {
+        let _busy = self.busy.begin();
         let set = manual.over(&self.config.set);
         let state_dir = &self.config.agent.state_dir;
         let unsaved = |e: std::io::Error| {
