@@ -183,10 +183,9 @@ async fn stats(State(engine): State<Handle>) -> Response {
 /// What is published, as fresh as it can be had soon.
 async fn fresh<T: Serialize>(engine: &Handle, published: fn(&Handle) -> Arc<T>) -> Response {
     // Under a long map write the engine is busy: an answer a few seconds old beats none.
-    let refreshed = tokio::time::timeout(FRESH, engine.ask(Message::Refresh)).await;
-    match refreshed {
-        Ok(Err(e)) => error(&e),
-        Ok(Ok(())) | Err(_) => Json(&*published(engine)).into_response(),
+    match engine.refresh(FRESH).await {
+        Err(e) => error(&e),
+        Ok(()) => Json(&*published(engine)).into_response(),
     }
 }
 
@@ -267,7 +266,7 @@ async fn events(
 
 /// What is in force, after whatever was answered before; under a long map write, what was before it.
 async fn reading(engine: &Handle) -> Result<Arc<Reading>, EngineError> {
-    let _stale = tokio::time::timeout(FRESH, engine.ask(Message::Refresh)).await;
+    engine.refresh(FRESH).await?;
     engine.reading().await
 }
 

@@ -344,10 +344,11 @@ fn read(path: &Path, main: bool) -> io::Result<String> {
     if !main && !fs::metadata(path)?.is_file() {
         return Err(io::Error::other("this is no file"));
     }
-    let mut text = String::new();
-    fs::File::open(path)?
-        .take(MAX_FILE + 1)
-        .read_to_string(&mut text)?;
+    let file = fs::File::open(path)?;
+    // At once: a text that grows is copied, and takes twice the memory.
+    let size = file.metadata()?.len().min(MAX_FILE) + 1;
+    let mut text = String::with_capacity(usize::try_from(size).map_err(io::Error::other)?);
+    file.take(MAX_FILE + 1).read_to_string(&mut text)?;
     if text.len() as u64 > MAX_FILE {
         return Err(io::Error::other(format!(
             "more than a configuration file may have ({MAX_FILE} bytes); split it into policies.d"
@@ -526,7 +527,7 @@ impl Loader {
         );
         let sources = self.sources.iter();
         let files: Vec<u16> = sources.map(|source| builder.file(&source.path)).collect();
-        for (index, raw) in &self.policies {
+        for (index, raw) in &mut self.policies {
             if self.errors.len() >= MOST_ERRORS {
                 return;
             }
@@ -540,15 +541,17 @@ impl Loader {
                 continue;
             };
             let number = builder.policy(&raw.name);
-            for Place { cidr, start, line } in raw.cidrs.iter().flatten() {
+            // Each part goes when it has been read: a million places are as large as the entries.
+            for Place { cidr, start, line } in std::mem::take(&mut raw.cidrs).into_iter().flatten()
+            {
                 if self.errors.len() >= MOST_ERRORS {
                     return;
                 }
-                if let Err(e) = check_force(cidr, &policy.settings) {
+                if let Err(e) = check_force(&cidr, &policy.settings) {
                     self.errors
-                        .push(source.error(source.quoted(*start), e.to_string()));
+                        .push(source.error(source.quoted(start), e.to_string()));
                 }
-                builder.push(*cidr, number, Some((files[*index], *line)));
+                builder.push(cidr, number, Some((files[*index], line)));
             }
         }
         let (entries, twice) = builder.build();
@@ -566,15 +569,13 @@ impl Loader {
         set.entries = entries;
     }
 
+    /// Reads the sources again, as nothing else knows any more where in a line a CIDR stands.
     fn tell_twice(&mut self, twice: &BTreeSet<Cidr>) {
         let mut first: BTreeMap<Cidr, String> = BTreeMap::new();
-        for (index, raw) in &self.policies {
-            let source = &self.sources[*index];
-            let places = raw
-                .cidrs
-                .iter()
-                .flatten()
-                .filter(|place| twice.contains(&place.cidr));
+        for source in &self.sources {
+            let (parsed, _) = parse::parse(source);
+            let places = parsed.policies.iter().flat_map(|raw| &raw.cidrs);
+            let places = places.flatten().filter(|place| twice.contains(&place.cidr));
             for Place { cidr, start, line } in places {
                 if self.errors.len() >= MOST_ERRORS {
                     return;

@@ -14,7 +14,7 @@ use crate::{
     },
     config::{CgroupSetting, Config, Files, MetricsSetting},
     datapath::{make_pin_dir, probe},
-    engine::{self, Engine, Handle, Message, Start},
+    engine::{self, Engine, Handle, Message, Start, memory},
     kernel::{self, facts::host_facts, privileges},
     telemetry::http,
 };
@@ -35,6 +35,7 @@ pub const DEFAULT_CONFIG: &str = "/etc/rto-agent/config.toml";
 /// If it cannot start (each with the mend), or could not detach at its end.
 pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
     kernel::preflight::check()?;
+    memory::keep_little();
     // Files and directories it makes are for others to write in no case.
     let others = Mode::from_bits_truncate(0o022);
     umask(umask(others) | others);

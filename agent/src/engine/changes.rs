@@ -202,6 +202,7 @@ impl Engine {
         &mut self,
         mut manual: Manual,
     ) -> Result<ChangeSummary, EngineError> {
+        let _busy = self.busy.begin();
         let set = manual.over(&self.config.set);
         let unsaved = |e: std::io::Error| EngineError::Failed(format!("{e}; nothing was changed"));
         let saved = self.shelf.draft(&manual).map_err(unsaved)?;

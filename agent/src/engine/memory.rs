@@ -9,3 +9,17 @@ pub(super) fn give_back() {
         libc::malloc_trim(0);
     }
 }
+
+/// Has what is large come from the kernel and go back to it at once. Without this, the allocator takes the
+/// first large piece that is given back for a sign to keep such ones (mallopt(3), M_MMAP_THRESHOLD), and what a
+/// reload needs for a moment lies beside what is needed for good.
+pub fn keep_little() {
+    #[cfg(target_env = "gnu")]
+    {
+        const LARGE: libc::c_int = 1 << 20;
+        // SAFETY: the allocator's own function, safe on any thread.
+        unsafe {
+            libc::mallopt(libc::M_MMAP_THRESHOLD, LARGE);
+        }
+    }
+}

@@ -34,10 +34,11 @@ use crate::{
 };
 
 mod audit;
+mod busy;
 mod changes;
 mod events;
 pub mod manual;
-mod memory;
+pub mod memory;
 mod probing;
 mod reading;
 mod state;
@@ -46,6 +47,7 @@ mod views;
 pub mod walk;
 
 use audit::{Cause, Source};
+use busy::Busy;
 use manual::{Manual, Shelf, boottime_ms};
 use probing::Probing;
 pub use reading::Reading;
@@ -117,6 +119,7 @@ pub struct Handle {
     files: watch::Receiver<Arc<Vec<PathBuf>>>,
     walk: watch::Receiver<Arc<WalkView>>,
     reading: watch::Receiver<Option<Arc<Reading>>>,
+    busy: Busy,
 }
 
 impl Handle {
@@ -131,6 +134,7 @@ impl Handle {
             files: watch::Sender::new(Arc::default()).subscribe(),
             walk: watch::Sender::new(Arc::default()).subscribe(),
             reading: watch::Sender::new(Some(Arc::default())).subscribe(),
+            busy: Busy::default(),
         };
         (handle, receiver)
     }
@@ -149,6 +153,21 @@ impl Handle {
             .send(message(reply))
             .map_err(|_| EngineError::Stopping)?;
         answer.await.map_err(|_| EngineError::Stopping)?
+    }
+
+    /// Has the engine publish its state anew and waits for that, but no longer than `patience`, of which the
+    /// time that it has been at a change already is a part: under a long one there is nothing to wait for.
+    ///
+    /// # Errors
+    ///
+    /// [`EngineError::Stopping`] if it is gone.
+    pub async fn refresh(&self, patience: Duration) -> Result<(), EngineError> {
+        let patience = patience.saturating_sub(self.busy.time());
+        if patience.is_zero() {
+            return Ok(());
+        }
+        let refreshed = tokio::time::timeout(patience, self.ask(Message::Refresh)).await;
+        refreshed.unwrap_or(Ok(()))
     }
 
     /// Sends a message that has no answer; a stopped engine needs none.
@@ -226,6 +245,8 @@ pub struct Engine {
     state: State,
     /// Fingerprint of the files last read, good or bad.
     fingerprint: u64,
+    /// Fingerprint of the files that `config` is, and the host it was checked for.
+    config_of: (u64, HostFacts),
     last_reload: ReloadView,
     warnings: Vec<String>,
     detached_by: Option<Caller>,
@@ -240,6 +261,7 @@ pub struct Engine {
     events: events::Events,
     walks: Walks,
     reading: watch::Sender<Option<Arc<Reading>>>,
+    busy: Busy,
     restoring: Option<Restoring>,
     probing: Probing,
     /// When the kernel's maps were last compared, and how long that took.
@@ -259,6 +281,7 @@ pub struct Channels {
     stats: watch::Sender<Arc<StatsAnswer>>,
     files: watch::Sender<Arc<Vec<PathBuf>>>,
     reading: watch::Sender<Option<Arc<Reading>>>,
+    busy: Busy,
     walks: Walks,
 }
 
@@ -272,7 +295,9 @@ pub fn channels(start: &Start) -> (Channels, Handle) {
     let (stats, stats_seen) = watch::channel(Arc::new(StatsAnswer::default()));
     let (reading, reading_seen) = watch::channel(None);
     let (walks, walk_seen) = Walks::new();
+    let busy = Busy::default();
     let channels = Channels {
+        busy: busy.clone(),
         messages,
         status,
         stats,
@@ -287,6 +312,7 @@ pub fn channels(start: &Start) -> (Channels, Handle) {
         files: files_seen,
         walk: walk_seen,
         reading: reading_seen,
+        busy,
     };
     (channels, handle)
 }
@@ -298,6 +324,7 @@ impl Engine {
     ///
     /// If the program cannot be put in force; what an earlier run left in force stays.
     pub fn start(start: Start, channels: Channels) -> anyhow::Result<Self> {
+        let starting = channels.busy.begin();
         let agent = &start.config.agent;
         let (mut manual, lost) = Manual::load(&agent.state_dir)?;
         let mut shelf = Shelf::new(agent.state_dir.clone());
@@ -335,6 +362,7 @@ impl Engine {
         }
         let mut engine = Self {
             fingerprint: start.fingerprint,
+            config_of: (start.fingerprint, start.host),
             start,
             config,
             manual,
@@ -354,12 +382,14 @@ impl Engine {
             events: events::Events::new(),
             walks: channels.walks,
             reading: channels.reading,
+            busy: channels.busy.clone(),
             restoring: None,
             probing: Probing::new(),
             verified: None,
         };
         engine.publish_reading();
         engine.publish();
+        drop(starting);
         memory::give_back();
         Ok(engine)
     }
@@ -552,6 +582,7 @@ impl Engine {
 
     fn reload(&mut self, cause: &Cause) -> Result<ChangeAnswer, EngineError> {
         self.systemd.reloading();
+        let _busy = self.busy.begin();
         let result = self.reload_inner(cause);
         let line = self.status_line();
         self.systemd.ready(&line);
@@ -569,9 +600,15 @@ impl Engine {
             engine.last_reload = reload_view(cause, Err(&text));
             EngineError::Refused(format!("{text}\n{kept}"))
         };
-        let config = match Config::of(files, self.state.host()) {
-            Ok(config) => config,
-            Err(e) => return Err(refused(self, e.to_string())),
+        let config_of = (self.fingerprint, *self.state.host());
+        // Who replaces a file and asks for a reload has it read twice otherwise: the file is watched.
+        let config = if config_of == self.config_of {
+            self.config.clone()
+        } else {
+            match Config::of(files, self.state.host()) {
+                Ok(config) => config,
+                Err(e) => return Err(refused(self, e.to_string())),
+            }
         };
         let parsed = begin.elapsed();
         let mut manual = self.manual.clone();
@@ -594,6 +631,7 @@ impl Engine {
         self.manual = manual;
         self.files.send_replace(Arc::new(config.files.clone()));
         self.config = config;
+        self.config_of = config_of;
         self.publish_reading();
         debug!(?read, parsed = ?parsed - read, written = ?begin.elapsed() - parsed, "reload took");
         cause.audit("reload", &changed, self.state.last_change());

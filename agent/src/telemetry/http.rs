@@ -77,7 +77,7 @@ async fn landing() -> Html<&'static str> {
 
 async fn metrics(State(engine): State<Handle>) -> Response {
     // Under a long map write the engine is busy: counters a few seconds old beat none.
-    let _stale = tokio::time::timeout(FRESH, engine.ask(Message::Refresh)).await;
+    let _stopping = engine.refresh(FRESH).await;
     let status = engine.status();
     let runs = status.attachment.program_id.and_then(bpf::runs);
     match render(&status, &engine.stats(), runs) {

@@ -1,0 +1,70 @@
+//! Whether the engine is at a change, and for how long.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+/// Seen by who asks; it guards nothing, so that relaxed ordering will do.
+#[derive(Clone)]
+pub(super) struct Busy {
+    epoch: Instant,
+    /// Microseconds from the epoch to its beginning, and one; 0 if it is at none.
+    since: Arc<AtomicU64>,
+}
+
+/// One change; it ends when this is dropped, which must be before it is answered.
+pub(super) struct Change(Arc<AtomicU64>);
+
+impl Default for Busy {
+    fn default() -> Self {
+        Self {
+            epoch: Instant::now(),
+            since: Arc::default(),
+        }
+    }
+}
+
+impl Busy {
+    pub(super) fn begin(&self) -> Change {
+        self.since.store(self.now() + 1, Ordering::Relaxed);
+        Change(self.since.clone())
+    }
+
+    /// How long it has been at it.
+    pub(super) fn time(&self) -> Duration {
+        match self.since.load(Ordering::Relaxed).checked_sub(1) {
+            Some(since) => Duration::from_micros(self.now().saturating_sub(since)),
+            None => Duration::ZERO,
+        }
+    }
+
+    fn now(&self) -> u64 {
+        u64::try_from(self.epoch.elapsed().as_micros()).unwrap_or(u64::MAX - 1)
+    }
+}
+
+impl Drop for Change {
+    fn drop(&mut self) {
+        self.0.store(0, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_change_has_an_end() {
+        let busy = Busy::default();
+        assert_eq!(busy.time(), Duration::ZERO);
+        let change = busy.begin();
+        std::thread::sleep(Duration::from_millis(2));
+        assert!(busy.clone().time() >= Duration::from_millis(2));
+        drop(change);
+        assert_eq!(busy.time(), Duration::ZERO);
+    }
+}
