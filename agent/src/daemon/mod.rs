@@ -14,7 +14,7 @@ use crate::{
     },
     config::{CgroupSetting, Config, Files, MetricsSetting},
     datapath::{make_pin_dir, probe},
-    engine::{self, Engine, Handle, Message, Start, memory},
+    engine::{self, Engine, Handle, Message, Start, memory, systemd::Voucher},
     kernel::{self, facts::host_facts, privileges},
     telemetry::http,
 };
@@ -100,6 +100,7 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
             (tokio::spawn(serving), socket)
         });
         let mut told = None;
+        let mut voucher = Voucher::from_environment();
         signals
             .forward(&handle, end, || {
                 let problem = lock.follow(&pin_dir).err().map(|e| e.to_string());
@@ -109,6 +110,7 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
                     warn!("{problem}");
                 }
                 told = problem;
+                voucher.look(&handle);
             })
             .await;
         watcher.abort();

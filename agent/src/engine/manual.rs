@@ -324,11 +324,18 @@ impl Shelf {
     pub fn save(&mut self, manual: &Manual) {
         let saved = self.draft(manual).and_then(|draft| self.commit(draft));
         let Err(e) = saved else { return };
-        let problem = e.to_string();
+        let problem =
+            format!("{e}; until it is saved a restart may bring what was said by hand before");
         if self.problem.as_ref() != Some(&problem) {
-            warn!("{problem}; until it is saved a restart may give entries by hand older settings");
+            warn!("{problem}");
         }
         self.problem = Some(problem);
+    }
+
+    /// What is amiss with it, for people.
+    #[must_use]
+    pub fn problem(&self) -> Option<String> {
+        self.problem.clone()
     }
 
     /// Saves again what somebody has removed, or could not be saved.

@@ -42,7 +42,7 @@ pub mod memory;
 mod probing;
 mod reading;
 mod state;
-mod systemd;
+pub mod systemd;
 mod views;
 pub mod walk;
 
@@ -173,6 +173,18 @@ impl Handle {
     /// Sends a message that has no answer; a stopped engine needs none.
     pub fn tell(&self, message: Message) {
         let _stopped = self.messages.send(message);
+    }
+
+    /// How long the engine has been at the change it is at.
+    #[must_use]
+    pub fn busy_for(&self) -> Duration {
+        self.busy.time()
+    }
+
+    /// Whether the engine has not come to its end of starting yet.
+    #[must_use]
+    pub fn is_starting(&self) -> bool {
+        self.reading.borrow().is_none()
     }
 
     /// The last published status. Never waits.
@@ -456,10 +468,19 @@ impl Engine {
         }
         // A client that went away before its answer is no concern of ours.
         match message {
-            Message::Add(request, by, reply) => drop(reply.send(self.add(&request, by))),
-            Message::Remove(request, by, reply) => drop(reply.send(self.remove(&request, by))),
+            Message::Add(request, by, reply) => {
+                let answer = self.add(&request, by);
+                self.publish_known();
+                drop(reply.send(answer));
+            }
+            Message::Remove(request, by, reply) => {
+                let answer = self.remove(&request, by);
+                self.publish_known();
+                drop(reply.send(answer));
+            }
             Message::Reload(by, reply) => {
                 let answer = self.reload_and_attach(&Cause::asked(by));
+                self.publish_known();
                 drop(reply.send(answer));
                 memory::give_back();
             }
@@ -547,6 +568,7 @@ impl Engine {
     }
 
     fn files_changed(&mut self) {
+        let _busy = self.busy.begin();
         let fingerprint = config::fingerprint(&self.start.config_path);
         if fingerprint != self.fingerprint {
             self.reload(&Source::File.into())
@@ -622,11 +644,17 @@ impl Engine {
         };
         let mut notes: Vec<String> = config.warnings.iter().map(ToString::to_string).collect();
         notes.extend(restart_notes(&self.start.config.agent, &config.agent));
+        if config.agent.max_entries < self.config.agent.max_entries {
+            notes.push(
+                "[agent] max_entries is smaller: it takes effect with the next start".to_owned(),
+            );
+        }
         self.last_reload = reload_view(cause, Ok(&config));
         self.warnings = restart_notes(&self.start.config.agent, &config.agent);
         let was_off = !self.config.agent.apply_to_open;
         if manual != self.manual {
             self.shelf.save(&manual);
+            notes.extend(self.shelf.problem());
         }
         self.manual = manual;
         self.files.send_replace(Arc::new(config.files.clone()));

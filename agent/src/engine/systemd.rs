@@ -6,6 +6,8 @@ use nix::time::{ClockId, clock_gettime};
 use sd_notify::NotifyState;
 use tracing::warn;
 
+use super::Handle;
+
 /// The service manager, if there is one.
 pub(super) struct Systemd {
     /// Half of WATCHDOG_USEC, as sd_watchdog_enabled(3) advises.
@@ -66,6 +68,46 @@ impl Systemd {
         match self.interval {
             Some(_) => self.due.saturating_duration_since(Instant::now()),
             None => Duration::MAX,
+        }
+    }
+}
+
+/// Longest change for which somebody else speaks: beyond it the engine counts as stuck.
+const LONGEST_CHANGE: Duration = Duration::from_mins(10);
+/// What a start is given at a time, and how often.
+const EXTENSION: Duration = Duration::from_secs(30);
+const EXTEND_EVERY: Duration = Duration::from_secs(5);
+
+/// Tells the service manager that the engine is alive while one change keeps it from saying so: millions of
+/// entries take longer than the unit's times are long.
+pub struct Voucher {
+    interval: Option<Duration>,
+    due: Instant,
+}
+
+impl Voucher {
+    /// Reads WATCHDOG_USEC.
+    #[must_use]
+    pub fn from_environment() -> Self {
+        Self {
+            interval: sd_notify::watchdog_enabled().map(|timeout| timeout / 4),
+            due: Instant::now(),
+        }
+    }
+
+    /// To be called every now and then, on another thread than the engine's.
+    pub fn look(&mut self, engine: &Handle) {
+        let busy = engine.busy_for();
+        if busy.is_zero() || busy > LONGEST_CHANGE || Instant::now() < self.due {
+            return;
+        }
+        if engine.is_starting() {
+            let more = u32::try_from(EXTENSION.as_micros()).unwrap_or(u32::MAX);
+            send(&[NotifyState::ExtendTimeoutUsec(more)]);
+            self.due = Instant::now() + EXTEND_EVERY;
+        } else if let Some(interval) = self.interval {
+            send(&[NotifyState::Watchdog]);
+            self.due = Instant::now() + interval;
         }
     }
 }

@@ -35,6 +35,16 @@ impl Engine {
 
     /// Publishes the state as it is now.
     pub(super) fn publish(&mut self) {
+        self.publish_with(true);
+    }
+
+    /// The same with the statistics that were read last: before a change is answered, so that who asks next
+    /// does not see the state of before.
+    pub(super) fn publish_known(&mut self) {
+        self.publish_with(false);
+    }
+
+    fn publish_with(&mut self, with_stats: bool) {
         self.probing.collect();
         if self.state.take_renewed()
             && let Some(datapath) = self.state.datapath()
@@ -54,11 +64,12 @@ impl Engine {
             ));
         }
         let mut warnings = self.warnings.clone();
+        warnings.extend(self.shelf.problem());
         warnings.extend(self.last_reload.warnings.iter().cloned());
         if !self.start.config.agent.statistics {
             warnings.push("nothing is counted (statistics = false in [agent])".to_owned());
         }
-        if let Err(e) = self.read_stats() {
+        if with_stats && let Err(e) = self.read_stats() {
             problems.push(e.to_string());
         }
         let stats = self.stats.borrow().clone();

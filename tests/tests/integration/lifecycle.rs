@@ -1,9 +1,16 @@
 //! Start, death, restart, stop, detach: the kernel holds what it should at each moment.
 
-use std::{fs, process::Command, time::Duration};
+use std::{
+    fs,
+    process::Command,
+    time::{Duration, Instant},
+};
 
-use anyhow::Context as _;
-use nix::sys::signal::Signal;
+use anyhow::{Context as _, ensure};
+use nix::{
+    sys::{signal::Signal, stat::Mode},
+    unistd::mkfifo,
+};
 use rto_tests::{
     agent::{World, binary},
     netns::SERVER_V4,
@@ -23,6 +30,7 @@ pub(super) const TESTS: &[Test] = &[
     ("the_units_capabilities_suffice", unit_capabilities),
     ("two_starts_at_once", two_starts),
     ("service_manager_is_told", notified),
+    ("the_watchdog_hears_of_a_long_change", long_change),
     ("the_socket_is_for_root_and_its_group", socket_mode),
     ("a_vanished_cgroup_is_said_and_mended", vanished_cgroup),
     ("lost_pins_are_said_and_mended", lost_pins),
@@ -40,6 +48,31 @@ fn world() -> anyhow::Result<World> {
     let world = World::with(&near("\"10.88.0.0/24\""))?;
     world.net.black_hole(PORT)?;
     Ok(world)
+}
+
+/// A change that takes longer than WATCHDOG_USEC: here one that waits for the end of a file.
+fn long_change() -> anyhow::Result<()> {
+    const PATIENCE: Duration = Duration::from_secs(4);
+    let mut world = world()?;
+    let patience = format!("WATCHDOG_USEC={}", PATIENCE.as_micros());
+    world.start_under(&["env".to_owned(), patience])?;
+    let regular = fs::read(world.config())?;
+    let pipe = world.dir().join("pipe");
+    mkfifo(&pipe, Mode::S_IRUSR | Mode::S_IWUSR)?;
+    fs::rename(&pipe, world.config())?;
+    // Once the daemon reads.
+    let end = fs::File::options().write(true).open(world.config())?;
+    let begin = Instant::now();
+    while begin.elapsed() < 3 * PATIENCE {
+        let heard = Instant::now();
+        world.notified("WATCHDOG=1")?;
+        ensure!(heard.elapsed() < PATIENCE, "{:?}", heard.elapsed());
+    }
+    fs::write(&pipe, regular)?;
+    fs::rename(&pipe, world.config())?;
+    drop(end);
+    world.wait_status("the end of the change", |status| status["healthy"] == true)?;
+    expect(&world, NEAR)
 }
 
 /// The kernel's ids of what an agent has pinned: program, link, maps.
