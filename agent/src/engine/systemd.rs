@@ -82,7 +82,8 @@ const EXTEND_EVERY: Duration = Duration::from_secs(5);
 /// entries take longer than the unit's times are long.
 pub struct Voucher {
     interval: Option<Duration>,
-    due: Instant,
+    next_word: Instant,
+    next_extension: Instant,
 }
 
 impl Voucher {
@@ -91,23 +92,29 @@ impl Voucher {
     pub fn from_environment() -> Self {
         Self {
             interval: sd_notify::watchdog_enabled().map(|timeout| timeout / 4),
-            due: Instant::now(),
+            next_word: Instant::now(),
+            next_extension: Instant::now(),
         }
     }
 
     /// To be called every now and then, on another thread than the engine's.
     pub fn look(&mut self, engine: &Handle) {
         let busy = engine.busy_for();
-        if busy.is_zero() || busy > LONGEST_CHANGE || Instant::now() < self.due {
+        if busy.is_zero() || busy > LONGEST_CHANGE {
             return;
         }
+        let now = Instant::now();
         if engine.is_starting() {
-            let more = u32::try_from(EXTENSION.as_micros()).unwrap_or(u32::MAX);
-            send(&[NotifyState::ExtendTimeoutUsec(more)]);
-            self.due = Instant::now() + EXTEND_EVERY;
-        } else if let Some(interval) = self.interval {
+            if now >= self.next_extension {
+                let more = u32::try_from(EXTENSION.as_micros()).unwrap_or(u32::MAX);
+                send(&[NotifyState::ExtendTimeoutUsec(more)]);
+                self.next_extension = now + EXTEND_EVERY;
+            }
+        } else if let Some(interval) = self.interval
+            && now >= self.next_word
+        {
             send(&[NotifyState::Watchdog]);
-            self.due = Instant::now() + interval;
+            self.next_word = now + interval;
         }
     }
 }

@@ -53,7 +53,9 @@ fn world() -> anyhow::Result<World> {
 /// A change that takes longer than WATCHDOG_USEC: here one that waits for the end of a file.
 fn long_change() -> anyhow::Result<()> {
     const PATIENCE: Duration = Duration::from_secs(4);
-    let mut world = world()?;
+    let mut world = World::new()?;
+    world.net.black_hole(PORT)?;
+    world.configure(&near("\"10.88.0.0/24\""))?;
     let patience = format!("WATCHDOG_USEC={}", PATIENCE.as_micros());
     world.start_under(&["env".to_owned(), patience])?;
     let regular = fs::read(world.config())?;
