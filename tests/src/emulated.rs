@@ -17,6 +17,6 @@ pub fn scaled(what: &str, real: u32, emulated: u32) -> u32 {
     if !is_emulated() {
         return real;
     }
-    println!("{SCALED}{emulated} {what} instead of {real}");
+    eprintln!("{SCALED}{emulated} {what} instead of {real}");
     emulated
 }

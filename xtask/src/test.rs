@@ -110,7 +110,29 @@ pub(crate) fn integration_binary() -> anyhow::Result<PathBuf> {
         .arg("--message-format=json-render-diagnostics")
         .stderr(Stdio::inherit())
         .output()?;
-    let messages = String::from_utf8(output.stdout)?;
+    executable(output.stdout)
+}
+
+/// Both, optimised a little, for an emulated processor: the programs' directory, and the tests' executable.
+pub(crate) fn build_for_machines() -> anyhow::Result<(PathBuf, PathBuf)> {
+    let output = cargo()
+        .args(["build", "--profile", "machine", "--locked", "--bins"])
+        .args(["--package", "rto-agent", "--package", "rto-lab"])
+        .args(["--package", "rto-tests", "--test", "integration"])
+        .arg("--message-format=json-render-diagnostics")
+        .stderr(Stdio::inherit())
+        .output()?;
+    if !output.status.success() {
+        bail!("cargo build: {}", output.status);
+    }
+    let integration = executable(output.stdout)?;
+    let programs = integration.ancestors().nth(2).context("a directory")?;
+    Ok((programs.to_owned(), integration))
+}
+
+/// The integration tests', by what cargo says that it built.
+fn executable(messages: Vec<u8>) -> anyhow::Result<PathBuf> {
+    let messages = String::from_utf8(messages)?;
     let is_test = |message: &serde_json::Value| message["target"]["name"] == "integration";
     messages
         .lines()

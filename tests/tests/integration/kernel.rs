@@ -98,7 +98,7 @@ fn little_to_do() -> anyhow::Result<()> {
     for (name, verified) in verified()? {
         let limit = LIMITS.iter().find(|(known, _)| *known == name);
         let limit = limit.map_or(0, |(_, limit)| *limit);
-        println!("verifier: {name}: {verified:?}, limit {limit}");
+        eprintln!("verifier: {name}: {verified:?}, limit {limit}");
         match verified {
             Verified::Instructions(n) => ensure!(n <= limit, "{name}: {n} of {limit}"),
             Verified::Untold => {}

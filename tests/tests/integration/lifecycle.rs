@@ -238,7 +238,12 @@ fn unit_capabilities() -> anyhow::Result<()> {
         .collect();
     let under = |set: &[String]| {
         let bounding = format!("--bounding-set=-all,{}", set.join(","));
-        ["setpriv".to_owned(), "--no-new-privs".to_owned(), bounding]
+        // As LimitMEMLOCK: before Linux 5.11 maps count against it.
+        let limit = "ulimit -l unlimited; exec \"$@\"";
+        let unit = ["bash", "-c", limit, "unit", "setpriv", "--no-new-privs"];
+        let mut wrapper: Vec<String> = unit.map(str::to_owned).to_vec();
+        wrapper.push(bounding);
+        wrapper
     };
     let mut world = World::new()?;
     world.net.black_hole(PORT)?;

@@ -162,6 +162,7 @@ fn base() -> anyhow::Result<PathBuf> {
     if !have("debootstrap") {
         apt_install(&["debootstrap"], "a host with systemd")?;
     }
+    kernels::install_keyring()?;
     if !is_root() {
         bail!("debootstrap needs root the first time: sudo env PATH=\"$PATH\" cargo xtask host");
     }
@@ -170,7 +171,9 @@ fn base() -> anyhow::Result<PathBuf> {
     let top = dir.path().join("root");
     let log = dir.path().join("log");
     let status = as_root("debootstrap")
-        .args(["--variant=minbase", &format!("--include={PACKAGES}"), SUITE])
+        .args(["--variant=minbase", "--force-check-gpg"])
+        .arg(format!("--keyring={}", kernels::KEYRING))
+        .args([&format!("--include={PACKAGES}"), SUITE])
         .arg(&top)
         .arg(ARCHIVE)
         .stdout(fs::File::create(&log)?)

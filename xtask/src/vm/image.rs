@@ -36,6 +36,8 @@ pub(crate) const EXIT: &str = "vm-exit-status ";
 
 /// What the tests are given.
 pub(crate) struct Tests<'a> {
+    /// The directory of the programs they call.
+    pub(crate) programs: &'a Path,
     /// Their executable.
     pub(crate) integration: &'a Path,
     /// Only those whose name has one of these in it.
@@ -72,7 +74,7 @@ pub(crate) fn initramfs(kernel: &Unpacked, tests: &Tests) -> anyhow::Result<temp
         libraries.extend(needed(&found)?);
     }
     // Where the tests look for them: above their own directory.
-    let built = root().join("target/debug");
+    let built = tests.programs;
     for (from, to) in [
         (built.join("rto-agent"), "t/debug/rto-agent"),
         (built.join("rto-traffic"), "t/debug/rto-traffic"),

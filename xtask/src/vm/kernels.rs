@@ -31,7 +31,7 @@ pub(crate) struct Kernel {
 
 const DEBIAN: &str = "http://deb.debian.org/debian";
 const SECURITY: &str = "http://deb.debian.org/debian-security";
-const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+pub(crate) const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
 /// The kernels of the matrix.
 pub(crate) const KERNELS: [Kernel; 4] = [
@@ -197,6 +197,14 @@ fn natural(a: &str, b: &str) -> Ordering {
     numbers(a).cmp(&numbers(b))
 }
 
+/// Debian's keys, by which its packages are checked.
+pub(crate) fn install_keyring() -> anyhow::Result<()> {
+    if Path::new(KEYRING).exists() {
+        return Ok(());
+    }
+    apt_install(&["debian-archive-keyring"], "packages of Debian")
+}
+
 /// An apt that knows one suite only, whatever this host's has: nothing of the host's is changed.
 pub(crate) struct Apt {
     dir: tempfile::TempDir,
@@ -204,9 +212,7 @@ pub(crate) struct Apt {
 
 impl Apt {
     pub(crate) fn of(archive: &str, suite: &str) -> anyhow::Result<Self> {
-        if !Path::new(KEYRING).exists() {
-            apt_install(&["debian-archive-keyring"], "kernels of Debian")?;
-        }
+        install_keyring()?;
         let apt = Self {
             dir: tempfile::tempdir()?,
         };

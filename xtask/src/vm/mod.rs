@@ -55,6 +55,9 @@ pub(crate) struct Args {
     /// A kernel package that is unpacked already (dpkg-deb -x), instead of --kernel
     #[arg(long, value_name = "DIR")]
     unpacked: Option<PathBuf>,
+    /// What `cargo xtask test` has built, instead of a build of its own that is twice as fast in a machine
+    #[arg(long)]
+    unoptimised: bool,
     /// Run at the host's pace instead of counting instructions
     #[arg(long)]
     host_clock: bool,
@@ -92,8 +95,12 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     install()?;
     fs::create_dir_all(root().join("target/vm"))?;
     let places = places(args)?;
-    test::build_programs()?;
-    let integration = test::integration_binary()?;
+    let (programs, integration) = if args.unoptimised {
+        test::build_programs()?;
+        (root().join("target/debug"), test::integration_binary()?)
+    } else {
+        test::build_for_machines()?
+    };
     for (name, why) in LEFT_OUT {
         println!("left out in the machines: {name}* ({why})");
     }
@@ -112,7 +119,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
                     let Some((place, filters)) = locked(&next).next() else {
                         return;
                     };
-                    let column = column(place, &integration, filters, args);
+                    let built = (programs.as_path(), integration.as_path());
+                    let column = column(place, built, filters, args);
                     locked(&outcome).take(place, column, args);
                 }
             });
@@ -247,7 +255,7 @@ pub(crate) fn install() -> anyhow::Result<()> {
 /// Runs the tests in one place; what came of them.
 fn column(
     place: &Place,
-    integration: &Path,
+    (programs, integration): (&Path, &Path),
     filters: &[String],
     args: &Args,
 ) -> anyhow::Result<Column> {
@@ -268,6 +276,7 @@ fn column(
             let image = image::initramfs(
                 kernel,
                 &Tests {
+                    programs,
                     integration,
                     filters,
                     left_out: &left_out,
