@@ -16,6 +16,7 @@ use nix::{
 };
 
 const BPF_MAP_LOOKUP_ELEM: libc::c_int = 1;
+const BPF_MAP_GET_NEXT_KEY: libc::c_int = 4;
 const BPF_PROG_LOAD: libc::c_int = 5;
 const BPF_OBJ_GET: libc::c_int = 7;
 
@@ -121,6 +122,26 @@ pub fn pinned(path: &Path) -> io::Result<OwnedFd> {
 ///
 /// If the kernel refuses, other than for want of the key.
 pub fn lookup(map: &OwnedFd, key: &[u8], value: &mut [u64]) -> io::Result<bool> {
+    element(
+        BPF_MAP_LOOKUP_ELEM,
+        map,
+        key.as_ptr() as u64,
+        value.as_mut_ptr() as u64,
+    )
+}
+
+/// Whether there is a key after this one, or a first one; it is written to `next`, which must have room for it.
+///
+/// # Errors
+///
+/// If the kernel refuses, other than for want of a key.
+pub(crate) fn next_key(map: &OwnedFd, key: Option<&[u8]>, next: &mut [u8]) -> io::Result<bool> {
+    let key = key.map_or(0, |key| key.as_ptr() as u64);
+    element(BPF_MAP_GET_NEXT_KEY, map, key, next.as_mut_ptr() as u64)
+}
+
+/// Whether there was such an element.
+fn element(command: libc::c_int, map: &OwnedFd, key: u64, value: u64) -> io::Result<bool> {
     #[repr(C)]
     struct Attr {
         map_fd: u32,
@@ -132,11 +153,11 @@ pub fn lookup(map: &OwnedFd, key: &[u8], value: &mut [u64]) -> io::Result<bool> 
     let mut attr = Attr {
         map_fd: map.as_raw_fd().unsigned_abs(),
         _pad: 0,
-        key: key.as_ptr() as u64,
-        value: value.as_mut_ptr() as u64,
+        key,
+        value,
         flags: 0,
     };
-    match call(BPF_MAP_LOOKUP_ELEM, &mut attr) {
+    match call(command, &mut attr) {
         Ok(_) => Ok(true),
         Err(e) if e.raw_os_error() == Some(libc::ENOENT) => Ok(false),
         Err(e) => Err(e),

@@ -1,6 +1,6 @@
 //! One request to an HTTP server of the agent's, as another client than the CLI would make it.
 
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 
 use anyhow::Context as _;
 
@@ -26,12 +26,30 @@ pub fn request(
     path: &str,
     body: &str,
 ) -> anyhow::Result<Answer> {
+    send(&mut stream, method, path, body)?;
+    receive(stream)
+}
+
+/// Sends a request, in one piece.
+///
+/// # Errors
+///
+/// If it cannot be written.
+pub fn send(mut stream: impl Write, method: &str, path: &str, body: &str) -> io::Result<()> {
     let length = body.len();
-    write!(
-        stream,
+    let text = format!(
         "{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\
          content-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
-    )?;
+    );
+    stream.write_all(text.as_bytes())
+}
+
+/// Reads the answer, until the connection ends.
+///
+/// # Errors
+///
+/// If it is no HTTP.
+pub fn receive(mut stream: impl Read) -> anyhow::Result<Answer> {
     let mut text = String::new();
     stream.read_to_string(&mut text)?;
     let (head, body) = text.split_once("\r\n\r\n").context("no body")?;

@@ -5,21 +5,18 @@ use std::{
     io,
     os::{
         fd::{AsRawFd, OwnedFd},
-        unix::{ffi::OsStrExt as _, fs::MetadataExt as _},
+        unix::fs::MetadataExt as _,
     },
     path::Path,
 };
 
 use nix::libc;
 
-use crate::bpf::{call, made};
+use crate::bpf::{call, lookup, made, next_key, pinned};
 
 /// BPF_CGROUP_SOCK_OPS, an attach type.
 pub const SOCK_OPS: u32 = 3;
 
-const MAP_LOOKUP_ELEM: libc::c_int = 1;
-const MAP_GET_NEXT_KEY: libc::c_int = 4;
-const OBJ_GET: libc::c_int = 7;
 const PROG_GET_NEXT_ID: libc::c_int = 11;
 const PROG_GET_FD_BY_ID: libc::c_int = 13;
 const OBJ_GET_INFO_BY_FD: libc::c_int = 15;
@@ -56,24 +53,6 @@ struct InfoAttr {
     fd: u32,
     length: u32,
     info: u64,
-}
-
-#[repr(C)]
-#[derive(Default)]
-struct ElementAttr {
-    map_fd: u32,
-    padding: u32,
-    key: u64,
-    value: u64,
-    flags: u64,
-}
-
-#[repr(C)]
-#[derive(Default)]
-struct PathAttr {
-    path: u64,
-    fd: u32,
-    flags: u32,
 }
 
 /// The beginning of struct bpf_link_info, with the union's fields for a cgroup.
@@ -190,13 +169,7 @@ impl Map {
     ///
     /// If it is not there, or no map.
     pub fn open(path: &Path) -> io::Result<Self> {
-        let mut text = path.as_os_str().as_bytes().to_vec();
-        text.push(0);
-        let mut attr = PathAttr {
-            path: text.as_ptr() as u64,
-            ..PathAttr::default()
-        };
-        let fd = made(call(OBJ_GET, &mut attr)?);
+        let fd = pinned(path)?;
         let mut info = MapInfo::default();
         inform(&fd, &mut info)?;
         Ok(Self {
@@ -217,26 +190,31 @@ impl Map {
         let mut key: Option<Vec<u8>> = None;
         loop {
             let mut next = vec![0; self.key_size];
-            let former = key.as_ref().map_or(0, |key| key.as_ptr() as u64);
-            match self.element(MAP_GET_NEXT_KEY, former, &mut next) {
-                Err(e) if e.raw_os_error() == Some(libc::ENOENT) => return Ok(all),
-                done => done?,
+            if !next_key(&self.fd, key.as_deref(), &mut next)? {
+                return Ok(all);
             }
-            let mut value = vec![0; self.value_size];
-            self.element(MAP_LOOKUP_ELEM, next.as_ptr() as u64, &mut value)?;
+            let value = self.get(&next)?;
+            let value = value.ok_or_else(|| io::Error::from_raw_os_error(libc::ENOENT))?;
             all.push((next.clone(), value));
             key = Some(next);
         }
     }
 
-    fn element(&self, command: libc::c_int, key: u64, value: &mut [u8]) -> io::Result<()> {
-        let mut attr = ElementAttr {
-            map_fd: number(&self.fd),
-            key,
-            value: value.as_mut_ptr() as u64,
-            ..ElementAttr::default()
-        };
-        call(command, &mut attr).map(drop)
+    /// The value of a key, or of the longest prefix in which it lies. Not for maps with a value for each CPU.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel does not say.
+    pub fn get(&self, key: &[u8]) -> io::Result<Option<Vec<u8>>> {
+        if key.len() != self.key_size {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let mut words = vec![0; self.value_size.div_ceil(size_of::<u64>())];
+        let found = lookup(&self.fd, key, &mut words)?;
+        Ok(found.then(|| {
+            let bytes = words.iter().flat_map(|word| word.to_ne_bytes());
+            bytes.take(self.value_size).collect()
+        }))
     }
 }
 

@@ -10,6 +10,10 @@ use crate::{
     process::{Dialogue, beside, command_in},
 };
 
+/// Looks this near to each other leave little time for a moment that nobody sees: they are made every 0.5 ms,
+/// and what is between is other processes' turn.
+pub const NEAR: Duration = Duration::from_millis(20);
+
 /// A process in the agent's cgroup; ended when dropped.
 #[derive(Debug)]
 pub struct Prober {
@@ -27,6 +31,10 @@ pub struct Seen {
     pub first_wrong: Duration,
     /// The longest time without a look.
     pub longest_gap: Duration,
+    /// Of the time of looking, that between looks no further apart than [`NEAR`].
+    pub covered: Duration,
+    /// The time of looking.
+    pub lasted: Duration,
 }
 
 impl Prober {
@@ -73,6 +81,8 @@ impl Prober {
             wrong: next()?,
             first_wrong: Duration::from_micros(next()?),
             longest_gap: Duration::from_micros(next()?),
+            covered: Duration::from_micros(next()?),
+            lasted: Duration::from_micros(next()?),
         })
     }
 }

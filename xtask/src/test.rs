@@ -10,7 +10,8 @@ use anyhow::{Context as _, bail};
 
 use crate::{
     process::{as_root, run as run_command},
-    root, setup,
+    setup,
+    tools::cargo,
 };
 
 /// `cargo xtask test`.
@@ -82,12 +83,6 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         bail!("{failed} tests failed");
     }
     Ok(())
-}
-
-fn cargo() -> Command {
-    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    cargo.current_dir(root());
-    cargo
 }
 
 /// Builds the programs that the integration tests drive.

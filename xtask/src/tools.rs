@@ -68,6 +68,7 @@ pub(crate) fn toolchain(name: &str, components: &[&str], why: &str) -> anyhow::R
         .args(["--component", &components.join(",")]))
 }
 
+/// This cargo, in the workspace.
 pub(crate) fn cargo() -> Command {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.current_dir(root());

@@ -208,4 +208,67 @@ mod tests {
             assert!(timeout(SOON * 6, accepted.read(&mut [0])).await.is_err());
         });
     }
+
+    /// Reads until the end, or until so many bytes.
+    async fn drained(client: &mut TcpStream) -> usize {
+        let (mut buffer, mut sum) = (vec![0; 1 << 16], 0);
+        while let Ok(count @ 1..) = client.read(&mut buffer).await {
+            sum += count;
+        }
+        sum
+    }
+
+    /// As the daemon serves, with less time.
+    #[test]
+    fn who_is_slow_to_ask_or_to_read_is_let_go_and_others_are_served() {
+        const SIZE: usize = 64 << 20;
+        const REQUEST: &[u8] = b"GET /large HTTP/1.1\r\nhost: x\r\n\r\n";
+        run(async {
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let address = listener.local_addr().unwrap();
+            let lifetime = SOON * 10;
+            let limits = Limits {
+                connections: 3,
+                patience: lifetime,
+                lifetime,
+            };
+            let app = axum::Router::new()
+                .route("/large", axum::routing::get(|| async { vec![b'x'; SIZE] }))
+                .route("/", axum::routing::get(|| async { "here" }));
+            let serving = axum::serve(Limited::new(listener, limits), app);
+            let serving = tokio::spawn(serving.into_future());
+            let begin = Instant::now();
+            let connect = async || TcpStream::connect(address).await.unwrap();
+            let (mut asking, mut reading) = (connect().await, connect().await);
+            reading.write_all(REQUEST).await.unwrap();
+            let other = async {
+                let mut client = connect().await;
+                let request = b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
+                client.write_all(request).await.unwrap();
+                let mut answer = String::new();
+                client.read_to_string(&mut answer).await.unwrap();
+                assert!(answer.ends_with("here"), "{answer}");
+                begin.elapsed()
+            };
+            // A byte, and then one more, without an end: not even the request is read when the time is over.
+            let slow = async {
+                for byte in REQUEST.iter().chain(std::iter::repeat(&b'x')) {
+                    if asking.write_all(&[*byte]).await.is_err() {
+                        break;
+                    }
+                    sleep(lifetime / 20).await;
+                }
+                begin.elapsed()
+            };
+            let (answered, let_go) = tokio::join!(other, timeout(lifetime * 100, slow));
+            assert!(answered < lifetime * 100, "{answered:?}");
+            assert!(let_go.expect("it may go on for ever") >= lifetime / 2);
+            // The answer is cut off where the sockets' buffers were full.
+            let read = timeout(lifetime * 100, drained(&mut reading))
+                .await
+                .unwrap();
+            assert!((1..SIZE).contains(&read), "{read} of {SIZE}");
+            serving.abort();
+        });
+    }
 }

@@ -216,6 +216,18 @@ impl Agent {
         messages.with_context(|| format!("the daemon's log:\n{}", self.log()))
     }
 
+    /// Whether the daemon has sent the service manager this message since it was started, also if it has
+    /// ended meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// If the socket cannot be read.
+    pub fn has_notified(&self, line: &str) -> anyhow::Result<bool> {
+        let messages = self.notify.drain()?;
+        let mut lines = messages.iter().flat_map(|message| message.lines());
+        Ok(lines.any(|l| l.starts_with(line)))
+    }
+
     /// Has daemons that are started from now on log in this form.
     pub fn log_as(&mut self, format: &'static str) {
         self.log_format = format;

@@ -52,16 +52,15 @@ impl NotifySocket {
         &self.path
     }
 
-    /// Forgets what has been sent until now, also by a process that has ended meanwhile.
+    /// What has been sent until now and was not yet asked for, also by a process that has ended meanwhile.
     ///
     /// # Errors
     ///
     /// If it cannot be sent to.
-    pub fn drain(&self) -> anyhow::Result<()> {
+    pub fn drain(&self) -> anyhow::Result<Vec<String>> {
         const SENTINEL: &str = "DRAINED=1";
         UnixDatagram::unbound()?.send_to(SENTINEL.as_bytes(), &self.path)?;
         self.wait_for(SENTINEL, Duration::from_secs(10), || None)
-            .map(drop)
     }
 
     /// Waits for a message with this line and returns every message until then.

@@ -21,6 +21,7 @@ use nix::{
         listen, setsockopt, socket, sockopt,
     },
 };
+use rto_tests::prober::NEAR;
 
 #[derive(Parser)]
 enum Cli {
@@ -198,7 +199,25 @@ struct Samples {
     wrong: u64,
     first_wrong_us: u32,
     longest_gap: Duration,
+    /// See `rto_tests::prober::Seen`.
+    covered: Duration,
+    lasted: Duration,
     last: Option<Instant>,
+}
+
+impl Samples {
+    /// Time has passed since the last look, or the beginning.
+    fn pass(&mut self) {
+        let now = Instant::now();
+        if let Some(last) = self.last.replace(now) {
+            let gap = now - last;
+            self.longest_gap = self.longest_gap.max(gap);
+            self.lasted += gap;
+            if gap <= NEAR {
+                self.covered += gap;
+            }
+        }
+    }
 }
 
 fn sample(to: Vec<SocketAddr>, expect: Vec<u32>) -> anyhow::Result<()> {
@@ -220,10 +239,7 @@ fn sample(to: Vec<SocketAddr>, expect: Vec<u32>) -> anyhow::Result<()> {
                 other => anyhow::bail!("connect to {to}: {other:?}"),
             }
             let rto_us = rto_us(&socket)?;
-            let now = Instant::now();
-            if let Some(last) = samples.last.replace(now) {
-                samples.longest_gap = samples.longest_gap.max(now - last);
-            }
+            samples.pass();
             samples.count += 1;
             if !expect.contains(&rto_us) {
                 if samples.wrong == 0 {
@@ -242,18 +258,22 @@ fn sample(to: Vec<SocketAddr>, expect: Vec<u32>) -> anyhow::Result<()> {
             "begin" => {
                 *samples = Samples {
                     on: true,
+                    last: Some(Instant::now()),
                     ..Samples::default()
                 };
                 say("begun")?;
             }
             "end" => {
                 samples.on = false;
+                samples.pass();
                 say(&format!(
-                    "{} {} {} {}",
+                    "{} {} {} {} {} {}",
                     samples.count,
                     samples.wrong,
                     samples.first_wrong_us,
-                    samples.longest_gap.as_micros()
+                    samples.longest_gap.as_micros(),
+                    samples.covered.as_micros(),
+                    samples.lasted.as_micros()
                 ))?;
             }
             line => anyhow::bail!("{line:?} is no order"),

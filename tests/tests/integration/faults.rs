@@ -3,7 +3,7 @@
 use std::fs;
 
 use anyhow::Context as _;
-use rto_tests::agent::World;
+use rto_tests::{agent::World, emulated::is_machine};
 
 use super::Test;
 
@@ -13,6 +13,9 @@ mod desired;
 mod files;
 mod kill;
 
+/// Sets CLOCK_REALTIME, of which there is one for all.
+const WALL_CLOCK: &str = "the_wall_clock_is_set";
+
 pub(super) const TESTS: &[Test] = &[
     ("killed_at_random_moments", kill::rounds),
     ("settings_last_seen_outlive_a_kill", kill::last_settings),
@@ -21,6 +24,10 @@ pub(super) const TESTS: &[Test] = &[
     ("a_request_of_100_mb", clients::greedy),
     ("the_headers_of_the_events", clients::headers_of_events),
     ("the_sockets_directory_is_removed", clients::removed_socket),
+    (
+        "the_socket_of_a_group_is_removed",
+        clients::removed_socket_of_a_group,
+    ),
     ("no_bpf_file_system", files::no_bpffs),
     ("a_read_only_bpf_file_system", files::read_only_bpffs),
     (
@@ -39,7 +46,14 @@ pub(super) const TESTS: &[Test] = &[
     ("two_daemons_and_one_set_of_pins", files::shared_pins),
     ("a_file_replaced_a_thousand_times", files::replaced_often),
     ("the_end_of_an_entry_by_boottime", clocks::boottime),
+    (WALL_CLOCK, clocks::wall_clock),
 ];
+
+/// Why a test does not run on a machine that is somebody's.
+pub(super) fn only_elsewhere(test: &str) -> Option<&'static str> {
+    let is_one = test.strip_prefix("faults::") == Some(WALL_CLOCK);
+    (is_one && !is_machine()).then_some("only in cargo xtask vm")
+}
 
 /// Whether there is time for more rounds: `cargo xtask test --long`.
 pub(super) fn is_long() -> bool {

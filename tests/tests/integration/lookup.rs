@@ -10,14 +10,13 @@ use std::{
 };
 
 use anyhow::{Context as _, ensure};
-use aya::maps::{Array, LpmTrie, Map, MapData, MapError, lpm_trie::Key};
 use rand::{Rng as _, RngExt as _, SeedableRng as _, rngs::ChaCha8Rng};
 use rto_agent_common::{
     EntryValue, Policy,
     address::{Peer, peer_v6},
     maps,
 };
-use rto_tests::agent::World;
+use rto_tests::{agent::World, kernel::Map};
 
 use super::Test;
 
@@ -114,9 +113,10 @@ fn text(entries: &Entries) -> anyhow::Result<String> {
 
 /// The maps of the program in force.
 struct Kernel {
-    v4: LpmTrie<MapData, [u8; 4], EntryValue>,
-    v6: LpmTrie<MapData, [u8; 16], EntryValue>,
-    policies: Array<MapData, Policy>,
+    v4: Map,
+    v6: Map,
+    /// Names by slot.
+    policies: BTreeMap<u32, String>,
 }
 
 impl Kernel {
@@ -127,29 +127,41 @@ impl Kernel {
         let [dir] = dirs.as_slice() else {
             anyhow::bail!("not one set of pins: {dirs:?}");
         };
-        let open = |name: &str| -> anyhow::Result<Map> {
-            Ok(Map::from_map_data(MapData::from_pin(dir.join(name))?)?)
-        };
+        let policies = Map::open(&dir.join(maps::POLICIES))?;
+        let policies = policies.dump()?.into_iter().map(|(slot, policy)| {
+            let slot = u32::from_ne_bytes(slot.as_slice().try_into()?);
+            let name = policy.get(std::mem::offset_of!(Policy, name)..);
+            let name = name.context("no name")?.iter();
+            let name = name.take_while(|byte| **byte != 0).copied().collect();
+            Ok((slot, String::from_utf8(name)?))
+        });
         Ok(Self {
-            v4: open(maps::ENTRIES_V4)?.try_into()?,
-            v6: open(maps::ENTRIES_V6)?.try_into()?,
-            policies: open(maps::POLICIES)?.try_into()?,
+            v4: Map::open(&dir.join(maps::ENTRIES_V4))?,
+            v6: Map::open(&dir.join(maps::ENTRIES_V6))?,
+            policies: policies.collect::<anyhow::Result<_>>()?,
         })
     }
 
     /// The policy's name that the program finds for a peer: by the trie that it chooses itself.
     fn look_up(&self, peer: Peer) -> anyhow::Result<Option<String>> {
+        let key = |octets: &[u8]| {
+            let bits = 8 * u32::try_from(octets.len()).unwrap_or(0);
+            [&bits.to_ne_bytes(), octets].concat()
+        };
         let found = match peer {
-            Peer::V4(octets) => self.v4.get(&Key::new(32, octets), 0),
-            Peer::V6(octets) => self.v6.get(&Key::new(128, octets), 0),
+            Peer::V4(octets) => self.v4.get(&key(&octets))?,
+            Peer::V6(octets) => self.v6.get(&key(&octets))?,
         };
-        let slot = match found {
-            Ok(value) => value.policy,
-            Err(MapError::KeyNotFound) => return Ok(None),
-            Err(e) => return Err(e.into()),
-        };
-        let policy = self.policies.get(&slot, 0)?;
-        Ok(Some(policy.name().context("a free slot")?.to_owned()))
+        let Some(value) = found else { return Ok(None) };
+        let slot = value.get(std::mem::offset_of!(EntryValue, policy)..);
+        let slot = slot.and_then(|value| value.first_chunk());
+        let slot = u32::from_ne_bytes(*slot.context("a short value")?);
+        let policy = self
+            .policies
+            .get(&slot)
+            .context("a slot that is not there")?;
+        ensure!(!policy.is_empty(), "a free slot");
+        Ok(Some(policy.clone()))
     }
 }
 
@@ -193,6 +205,21 @@ struct Counts {
     nested: usize,
     misses: usize,
     mapped: usize,
+    /// Hosts that cannot be entries.
+    skipped: usize,
+}
+
+impl Counts {
+    /// That each was seen, and everything often enough.
+    fn check(&self) -> anyhow::Result<()> {
+        let sum = self.hits + self.misses + self.skipped;
+        ensure!(sum == LOOKUPS, "{sum} lookups: {self:?}");
+        let often = [self.nested, self.misses, self.mapped];
+        ensure!(often.iter().all(|n| *n > 1000), "{self:?}");
+        // One in twenty entries of IPv6 lies about the IPv4-mapped addresses, and few hosts fall there.
+        ensure!(self.skipped < LOOKUPS / 100, "{self:?}");
+        Ok(())
+    }
 }
 
 fn compare(world: &World, entries: &Entries, rng: &mut ChaCha8Rng) -> anyhow::Result<Counts> {
@@ -203,6 +230,7 @@ fn compare(world: &World, entries: &Entries, rng: &mut ChaCha8Rng) -> anyhow::Re
         let (is_v4, mapped) = (n % 3 != 0, n % 3 == 2);
         let host = host(rng, is_v4, &known);
         if !host.can_be_an_entry() {
+            counts.skipped += 1;
             continue;
         }
         let mut containing: Vec<&Prefix> = known.iter().filter(|p| p.contains(&host)).collect();
@@ -235,14 +263,9 @@ fn as_a_scan() -> anyhow::Result<()> {
             world.configure(&text(&entries)?)?;
             world.cli(&["reload"])?;
         }
-        let counts = compare(&world, &entries, &mut rng).with_context(|| format!("seed {seed}"))?;
-        let Counts {
-            hits,
-            nested,
-            misses,
-            mapped,
-        } = counts;
-        ensure!(hits + misses + 10 > LOOKUPS && [nested, misses, mapped].iter().all(|n| *n > 1000));
+        compare(&world, &entries, &mut rng)
+            .and_then(|counts| counts.check())
+            .with_context(|| format!("round {round}, seed {seed}"))?;
     }
     Ok(())
 }

@@ -47,16 +47,21 @@ fn field(status: &str, name: &str) -> anyhow::Result<u64> {
     )?)
 }
 
+/// The name of the group that is not root's and that every system has.
+pub(super) fn group_1() -> anyhow::Result<String> {
+    let groups = fs::read_to_string("/etc/group")?;
+    let group = groups.lines().find_map(|line| {
+        let (name, rest) = line.split_once(':')?;
+        (rest.split(':').nth(1) == Some("1")).then(|| name.to_owned())
+    });
+    group.context("no group 1")
+}
+
 fn given_up() -> anyhow::Result<()> {
     let mut world = World::new()?;
     world.net.black_hole(PORT)?;
     // To give the socket to a group takes one that is given up after that.
-    let groups = fs::read_to_string("/etc/group")?;
-    let group = groups.lines().find_map(|line| {
-        let (name, rest) = line.split_once(':')?;
-        (rest.split(':').nth(1) == Some("1")).then_some(name)
-    });
-    let group = group.context("no group 1")?;
+    let group = group_1()?;
     world.configure(&format!(
         "group = \"{group}\"\n{}",
         near("\"10.88.0.0/24\"")

@@ -21,6 +21,7 @@ use rto_tests::{
 use super::{
     Sample, go_on,
     page::{Amount, Found, Goal, table},
+    start::millis,
 };
 
 /// The policy's initial RTO, and the kernel's own.
@@ -128,8 +129,4 @@ fn gaps(
         }
     }
     Ok(Sample::of(found.into_iter()))
-}
-
-fn millis(duration: Duration) -> f64 {
-    duration.as_secs_f64() * 1e3
 }

@@ -3,7 +3,7 @@
 use std::{
     fs,
     io::{Read as _, Write as _},
-    os::unix::net::UnixStream,
+    os::unix::{fs::MetadataExt as _, net::UnixStream},
     thread,
     time::{Duration, Instant},
 };
@@ -14,10 +14,16 @@ use rto_agent::api::bounded::MAX_CIDRS;
 use rto_tests::{
     agent::{SOON, World},
     http,
+    netns::SERVER_V4,
+    traffic::Connect,
 };
 
-use super::{super::near, descriptors, memory_kb, peak_memory_kb};
+use super::{
+    super::{NEAR, near, security::group_1, to},
+    descriptors, memory_kb, peak_memory_kb,
+};
 
+const PORT: u16 = 4460;
 /// How long a client may be silent, with the look of a busy machine.
 const PATIENCE: Duration = Duration::from_secs(15);
 /// Longer than anybody should wait for `status` on a busy machine.
@@ -109,7 +115,11 @@ fn await_descriptors(world: &World, before: usize) -> anyhow::Result<()> {
 /// More than there is room for: each gets its answer, in turn.
 pub(super) fn thousand() -> anyhow::Result<()> {
     const CLIENTS: usize = 1000;
-    let world = World::with(&near("\"10.88.0.0/24\""))?;
+    /// As most systems have it, whatever the tests have themselves.
+    const DESCRIPTORS: &str = "ulimit -Sn 1024; exec \"$0\" \"$@\"";
+    let mut world = World::new()?;
+    world.configure(&near("\"10.88.0.0/24\""))?;
+    world.start_under(&["bash", "-c", DESCRIPTORS].map(str::to_owned))?;
     status(&world)?;
     let before = descriptors(&world)?;
     let begin = Instant::now();
@@ -310,4 +320,31 @@ pub(super) fn removed_socket() -> anyhow::Result<()> {
     let list = world.cli(&["list", "--socket", &socket])?;
     ensure!(list.contains("10.1.0.0/24"), "{list}");
     Ok(())
+}
+
+/// One that has to be given to another group than the daemon's cannot be made again: that takes a capability
+/// that was given up. It says so and goes on; a restart makes it.
+pub(super) fn removed_socket_of_a_group() -> anyhow::Result<()> {
+    let mut world = World::new()?;
+    world.net.black_hole(PORT)?;
+    let (group, near) = (group_1()?, near("\"10.88.0.0/24\""));
+    world.configure(&format!("group = \"{group}\"\n{near}"))?;
+    world.start()?;
+    ensure!(fs::metadata(world.socket())?.gid() == 1);
+    fs::remove_file(world.socket())?;
+    let end = Instant::now() + SOON;
+    while !world
+        .log()
+        .contains("it is gone, and cannot be made again: chgrp")
+    {
+        ensure!(Instant::now() < end, "{}", world.log());
+        thread::sleep(Duration::from_millis(20));
+    }
+    // Not for whoever comes first, either.
+    ensure!(!world.socket().exists());
+    world.assert_syn_gap(to(SERVER_V4, PORT), &Connect::default(), NEAR)?;
+    ensure!(world.end(Signal::SIGTERM)?.code() == Some(0));
+    world.start()?;
+    ensure!(fs::metadata(world.socket())?.gid() == 1);
+    status(&world).map(drop)
 }

@@ -5,6 +5,7 @@ use std::{
     fmt::Write as _,
 };
 
+use anyhow::Context as _;
 use rand::{
     RngExt as _,
     rngs::ChaCha8Rng,
@@ -92,6 +93,15 @@ impl File {
     }
 }
 
+/// What entries alone do not tell apart: one that was said by hand may be just as a file has it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Sources {
+    /// With the policy's name, if it is one of the files'.
+    by_hand: BTreeMap<String, Option<&'static str>>,
+    /// Of the files', those that are switched off.
+    masked: BTreeSet<String>,
+}
+
 /// A request to the daemon.
 #[derive(Clone, Debug)]
 pub(super) struct Request {
@@ -139,6 +149,25 @@ impl Desired {
             all.insert(cidr.clone(), ms);
         }
         all
+    }
+
+    /// Where `list` says that entries come from.
+    pub(super) fn sources(&self) -> Sources {
+        let by_hand = self.by_hand.iter().map(|(cidr, said)| {
+            let policy = match said {
+                Said::Policy(name) => Some(*name),
+                Said::Milliseconds(_) => None,
+            };
+            (cidr.clone(), policy)
+        });
+        let masked = self.masked.iter();
+        Sources {
+            by_hand: by_hand.collect(),
+            masked: masked
+                .filter(|cidr| self.file.entries.contains_key(*cidr))
+                .cloned()
+                .collect(),
+        }
     }
 
     /// A random `add`, and what should be in force with it.
@@ -220,6 +249,27 @@ impl Desired {
             all.any(|said| matches!(said, Said::Policy(n) if *n == name))
         };
         self.seen.retain(|name, _| names(name));
+    }
+}
+
+impl Sources {
+    /// Those of `list --json`.
+    pub(super) fn of(list: &Value) -> anyhow::Result<Self> {
+        let text = |value: &Value| value.as_str().map(str::to_owned).context("no text");
+        let entries = list["entries"].as_array().context("no entries")?;
+        let by_hand = entries
+            .iter()
+            .filter(|entry| entry["source"]["kind"] == "manual")
+            .map(|entry| {
+                let policy = text(&entry["policy"])?;
+                let named = NAMES.into_iter().find(|name| *name == policy);
+                Ok((text(&entry["cidr"])?, named))
+            });
+        let masked = list["masked"].as_array().context("no masked")?;
+        Ok(Self {
+            by_hand: by_hand.collect::<anyhow::Result<_>>()?,
+            masked: masked.iter().map(text).collect::<anyhow::Result<_>>()?,
+        })
     }
 }
 

@@ -4,7 +4,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
     net::{Ipv4Addr, Ipv6Addr},
-    os::unix::net::UnixStream,
+    os::unix::{net::UnixStream, process::ExitStatusExt as _},
     path::Path,
     thread,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
@@ -12,7 +12,7 @@ use std::{
 
 use anyhow::{Context as _, bail, ensure};
 use nix::sys::signal::Signal;
-use rand::{RngExt as _, SeedableRng as _, rngs::ChaCha8Rng};
+use rand::{RngExt as _, SeedableRng as _, rngs::ChaCha8Rng, seq::SliceRandom as _};
 use rto_agent_common::{Policy, UNLISTED, maps};
 use rto_tests::{
     agent::{SOON, World},
@@ -25,7 +25,7 @@ use rto_tests::{
 
 use super::{
     super::to,
-    desired::{ALWAYS_MS, Desired, Entries, File, Request},
+    desired::{ALWAYS_MS, Desired, Entries, File, Request, Sources},
     is_long,
 };
 
@@ -36,6 +36,15 @@ const ROUNDS_EMULATED: u32 = 20;
 const WORLDS: u32 = 4;
 const WORLDS_EMULATED: u32 = 2;
 const PORT: u16 = 4450;
+
+/// What shows that the prober was awake, in each world. A look takes some 0.6 ms and a round some 200 ms and more;
+/// the rest is for machines on which others run too.
+const LOOKS_A_ROUND: u64 = 100;
+/// Of the time of looking, this much at least lies between looks that are [`NEAR`] each other: where everything
+/// stands still for long, now and then, so does what is looked at.
+const COVERED: f64 = 0.5;
+/// No test would wait longer for anything.
+const LONGEST_GAP: Duration = SOON;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Operation {
@@ -56,6 +65,23 @@ const OPERATIONS: [Operation; 6] = [
     Operation::Stop,
 ];
 
+/// When SIGKILL comes.
+#[derive(Clone, Copy, Debug)]
+enum Moment {
+    /// So long after the beginning.
+    After(Duration),
+    /// Once it is done.
+    Done,
+}
+
+/// How an operation went.
+struct Course {
+    /// The daemon had said so, or ended by itself, before SIGKILL.
+    done: bool,
+    /// If it was awaited.
+    took: Duration,
+}
+
 /// How the rounds went.
 #[derive(Debug, Default)]
 struct Tally {
@@ -63,10 +89,27 @@ struct Tally {
     /// By operation: how many were killed before they were done, and how many after.
     cut_short: BTreeMap<Operation, u32>,
     done: BTreeMap<Operation, u32>,
-    /// Cut short, and yet in force after the next start.
+    /// Requests cut short, and yet in force after the next start.
     taken: u32,
     probed: u64,
     longest_gap: Duration,
+    covered: Duration,
+    lasted: Duration,
+}
+
+impl Tally {
+    /// That there was an eye on the connections all the time.
+    fn check_looks(&self) -> anyhow::Result<()> {
+        let covered = self.covered.as_secs_f64() / self.lasted.as_secs_f64();
+        ensure!(
+            self.probed >= LOOKS_A_ROUND * u64::from(self.rounds)
+                && covered >= COVERED
+                && self.longest_gap < LONGEST_GAP,
+            "the prober slept: {:.1} % of the time was covered by looks; {self:?}",
+            covered * 100.0
+        );
+        Ok(())
+    }
 }
 
 pub(super) fn rounds() -> anyhow::Result<()> {
@@ -106,20 +149,30 @@ pub(super) fn rounds() -> anyhow::Result<()> {
         joined.into_iter().collect::<anyhow::Result<Vec<Tally>>>()
     });
     let tallies = tallies.with_context(|| format!("RTO_TESTS_SEED={seed}"))?;
-    let sum = |of: fn(&Tally) -> u32| tallies.iter().map(of).sum::<u32>();
-    let cut_short = sum(|t| t.cut_short.values().sum());
-    let done = sum(|t| t.done.values().sum());
     for tally in &tallies {
         eprintln!("{tally:?}");
     }
-    ensure!(sum(|t| t.rounds) == rounds);
-    // Or the moments were not spread over the operations.
-    ensure!(
-        cut_short > rounds / 10 && done > rounds / 20,
-        "{cut_short} cut short, {done} done"
-    );
-    ensure!(tallies.iter().map(|t| t.probed).sum::<u64>() > u64::from(rounds));
-    Ok(())
+    check_tallies(&tallies, rounds).with_context(|| format!("RTO_TESTS_SEED={seed}"))
+}
+
+/// That the rounds showed what they are for.
+fn check_tallies(tallies: &[Tally], rounds: u32) -> anyhow::Result<()> {
+    ensure!(tallies.iter().map(|t| t.rounds).sum::<u32>() == rounds);
+    for operation in OPERATIONS {
+        let sum = |of: fn(&Tally) -> &BTreeMap<Operation, u32>| -> u32 {
+            tallies.iter().filter_map(|t| of(t).get(&operation)).sum()
+        };
+        let (cut_short, done) = (sum(|t| &t.cut_short), sum(|t| &t.done));
+        ensure!(
+            cut_short > 0 && done > 0,
+            "{operation:?}: {cut_short} were cut short, {done} were done"
+        );
+    }
+    // Requests are cut short in the middle as well, and not only before they are heard: some six of 200 rounds
+    // show it, which may be none by chance.
+    let taken: u32 = tallies.iter().map(|t| t.taken).sum();
+    ensure!(taken > 0 || rounds < ROUNDS_LONG, "none was half done");
+    tallies.iter().try_for_each(Tally::check_looks)
 }
 
 /// A policy that leaves the files stays for the entries by hand, with the settings it had last: also when
@@ -189,14 +242,22 @@ impl Run {
         self.check(std::slice::from_ref(&self.desired))?;
         self.prober.begin()?;
         self.measure()?;
+        // Each comes as often as the others.
+        let mut operations = Vec::new();
+        let mut time = 0;
         for round in 0..count {
-            let operation = OPERATIONS[self.rng.random_range(0..OPERATIONS.len())];
-            let span = self.durations[&operation].as_micros();
-            let delay = self.rng.random_range(0..u64::try_from(span)?.max(1));
-            let delay = Duration::from_micros(delay);
-            self.round(operation, Some(delay)).with_context(|| {
+            if operations.is_empty() {
+                operations.extend(OPERATIONS);
+                operations.shuffle(&mut self.rng);
+                time = round / u32::try_from(operations.len())?;
+            }
+            let Some(operation) = operations.pop() else {
+                bail!("no operation");
+            };
+            let moment = self.moment(operation, time);
+            self.round(operation, moment).with_context(|| {
                 format!(
-                    "round {round}: {operation:?} killed after {delay:?}\n{}",
+                    "round {round}: {operation:?}, killed {moment:?}\n{}",
                     self.world.log()
                 )
             })?;
@@ -213,49 +274,42 @@ impl Run {
             let mut longest = Duration::ZERO;
             // Once is enough where no other process is in the way.
             for _ in 0..if is_emulated() { 1 } else { 2 } {
-                let took = self.round(operation, None);
+                let took = self.round(operation, Moment::Done);
                 longest = longest.max(took.with_context(|| format!("{operation:?}"))?);
             }
-            // And a little after.
-            self.durations.insert(operation, longest * 6 / 5);
+            self.durations.insert(operation, longest);
         }
         self.tally = Tally::default();
         Ok(())
     }
 
-    /// An operation, SIGKILL so long after its beginning, a start, and a look at the kernel. Without a
-    /// delay the operation is awaited; how long it took.
-    fn round(&mut self, operation: Operation, delay: Option<Duration>) -> anyhow::Result<Duration> {
-        let mut took = Duration::ZERO;
-        let (done, after) = match operation {
+    /// When SIGKILL comes, this time. Mostly at any moment, also a little after the end; the first time at once,
+    /// and each sixth time when it is done, so that also of few rounds some are cut short and some are not.
+    fn moment(&mut self, operation: Operation, time: u32) -> Moment {
+        let share = self.rng.random_range(0.0..1.2);
+        match time {
+            0 => Moment::After(Duration::ZERO),
+            _ if time % 6 == 2 => Moment::Done,
+            _ => Moment::After(self.durations[&operation].mul_f64(share)),
+        }
+    }
+
+    /// An operation, SIGKILL, a start, and a look at the kernel. How long the operation took if it was
+    /// awaited.
+    fn round(&mut self, mut operation: Operation, moment: Moment) -> anyhow::Result<Duration> {
+        let (course, after) = match operation {
             Operation::Start => {
                 self.world.end(Signal::SIGKILL)?;
                 let file = File::random(&mut self.rng, self.on_exit);
                 self.configure(&file)?;
-                let begin = Instant::now();
-                self.world.spawn_under(&[])?;
-                match delay {
-                    Some(delay) => thread::sleep(delay),
-                    None => drop(self.world.notified("READY=1")?),
-                }
-                took = begin.elapsed();
                 self.desired = self.desired.with(&file);
-                (false, self.desired.clone())
+                (self.start(moment)?, self.desired.clone())
             }
             Operation::Stop => {
                 if self.on_exit == "detach" {
                     self.look()?;
                 }
-                let begin = Instant::now();
-                self.world.signal(Signal::SIGTERM)?;
-                match delay {
-                    Some(delay) => thread::sleep(delay),
-                    None => {
-                        self.world.ended()?;
-                        took = begin.elapsed();
-                    }
-                }
-                (false, self.desired.clone())
+                (self.stop(moment)?, self.desired.clone())
             }
             Operation::Reload => {
                 let file = File::random(&mut self.rng, self.on_exit);
@@ -266,39 +320,28 @@ impl Run {
                     path: "/v1/reload",
                     body: String::new(),
                 };
-                (self.ask(&request, delay, &mut took)?, self.desired.clone())
+                (self.ask(&request, moment)?, self.desired.clone())
             }
             Operation::Add | Operation::Save | Operation::Remove => {
                 let (request, after) = match operation {
                     Operation::Add => self.desired.add(&mut self.rng),
                     Operation::Save => self.desired.save(&mut self.rng),
-                    _ => match self.desired.remove(&mut self.rng) {
-                        Some(removal) => removal,
-                        None => self.desired.add(&mut self.rng),
-                    },
+                    _ => self.desired.remove(&mut self.rng).unwrap_or_else(|| {
+                        operation = Operation::Add;
+                        self.desired.add(&mut self.rng)
+                    }),
                 };
-                (self.ask(&request, delay, &mut took)?, after)
+                (self.ask(&request, moment)?, after)
             }
         };
-        if !(operation == Operation::Stop && delay.is_none()) {
-            let ended = self.world.end(Signal::SIGKILL);
-            // A stop may have been done already.
-            ended.or_else(|e| {
-                if operation == Operation::Stop {
-                    Ok(Default::default())
-                } else {
-                    Err(e)
-                }
-            })?;
-        }
-        let tally = if done {
+        let tally = if course.done {
             &mut self.tally.done
         } else {
             &mut self.tally.cut_short
         };
         *tally.entry(operation).or_default() += 1;
         self.world.start()?;
-        if done {
+        if course.done {
             self.desired = after;
             self.check(std::slice::from_ref(&self.desired))?;
         } else {
@@ -310,7 +353,51 @@ impl Run {
         if operation == Operation::Stop && self.on_exit == "detach" {
             self.prober.begin()?;
         }
-        Ok(took)
+        Ok(course.took)
+    }
+
+    /// A start that SIGKILL ends.
+    fn start(&mut self, moment: Moment) -> anyhow::Result<Course> {
+        const READY: &str = "READY=1";
+        let begin = Instant::now();
+        self.world.spawn_under(&[])?;
+        let awaited = match moment {
+            Moment::After(delay) => {
+                thread::sleep(delay);
+                false
+            }
+            Moment::Done => self.world.notified(READY).map(|_| true)?,
+        };
+        let took = begin.elapsed();
+        self.killed()?;
+        let done = awaited || self.world.has_notified(READY)?;
+        Ok(Course { done, took })
+    }
+
+    /// A stop, done unless SIGKILL is what ended it.
+    fn stop(&mut self, moment: Moment) -> anyhow::Result<Course> {
+        let begin = Instant::now();
+        let status = match moment {
+            Moment::After(delay) => {
+                self.world.signal(Signal::SIGTERM)?;
+                thread::sleep(delay);
+                self.world.end(Signal::SIGKILL)?
+            }
+            Moment::Done => self.world.end(Signal::SIGTERM)?,
+        };
+        let took = begin.elapsed();
+        let done = status.success();
+        ensure!(done || is_sigkill(status), "{status}");
+        let is_left = self.world.pin_dir().exists();
+        ensure!(!done || is_left == (self.on_exit == "keep"), "{is_left}");
+        Ok(Course { done, took })
+    }
+
+    /// SIGKILL, to a daemon that does not end by itself.
+    fn killed(&mut self) -> anyhow::Result<()> {
+        let status = self.world.end(Signal::SIGKILL)?;
+        ensure!(is_sigkill(status), "it ended by itself: {status}");
+        Ok(())
     }
 
     /// Puts a file in place as editors do.
@@ -320,39 +407,30 @@ impl Run {
         Ok(fs::rename(new, self.world.config())?)
     }
 
-    /// Makes a request; whether it was answered before SIGKILL.
-    fn ask(
-        &mut self,
-        request: &Request,
-        delay: Option<Duration>,
-        took: &mut Duration,
-    ) -> anyhow::Result<bool> {
-        let (socket, pid) = (self.world.socket(), self.world.pid()?);
-        let asked = || -> anyhow::Result<http::Answer> {
-            let stream = UnixStream::connect(&socket)?;
-            stream.set_read_timeout(Some(SOON))?;
-            http::request(stream, "POST", request.path, &request.body)
-        };
-        let answer = match delay {
-            None => {
-                let begin = Instant::now();
-                let answer = asked()?;
-                *took = begin.elapsed();
-                Ok(answer)
-            }
-            Some(delay) => thread::scope(|scope| {
-                let asking = scope.spawn(asked);
+    /// Makes a request of a daemon that SIGKILL ends: done if it was answered before. All of the request is
+    /// in the daemon's socket before the time begins.
+    fn ask(&mut self, request: &Request, moment: Moment) -> anyhow::Result<Course> {
+        let mut stream = UnixStream::connect(self.world.socket())?;
+        stream.set_read_timeout(Some(SOON))?;
+        let begin = Instant::now();
+        http::send(&mut stream, "POST", request.path, &request.body)?;
+        let answer = match moment {
+            Moment::After(delay) => {
                 thread::sleep(delay);
-                nix::sys::signal::kill(pid, Signal::SIGKILL)?;
-                asking.join().map_err(|_| anyhow::anyhow!("panicked"))
-            })?,
+                self.killed()?;
+                http::receive(stream).ok()
+            }
+            Moment::Done => Some(http::receive(stream)?),
         };
-        match answer {
-            Ok(answer) if answer.status == 200 => Ok(true),
-            Ok(answer) => bail!("{request:?}: {answer:?}"),
-            Err(_) if delay.is_some() => Ok(false),
-            Err(e) => Err(e),
+        let took = begin.elapsed();
+        if matches!(moment, Moment::Done) {
+            self.killed()?;
         }
+        if let Some(answer) = &answer {
+            ensure!(answer.status == 200, "{request:?}: {answer:?}");
+        }
+        let done = answer.is_some();
+        Ok(Course { done, took })
     }
 
     /// Ends probing, and asserts that there was no moment without policy.
@@ -365,6 +443,8 @@ impl Run {
         );
         self.tally.probed += seen.count;
         self.tally.longest_gap = self.tally.longest_gap.max(seen.longest_gap);
+        self.tally.covered += seen.covered;
+        self.tally.lasted += seen.lasted;
         Ok(())
     }
 
@@ -372,13 +452,20 @@ impl Run {
     fn check(&self, candidates: &[Desired]) -> anyhow::Result<usize> {
         let pins = self.pins()?;
         let (held, names) = held(&pins)?;
-        let which = candidates.iter().position(|c| c.entries() == held);
+        let sources = Sources::of(&self.world.json(&["list"])?)?;
+        let which = candidates
+            .iter()
+            .position(|c| c.entries() == held && c.sources() == sources);
         let Some(which) = which else {
             let differs: Vec<String> = candidates
                 .iter()
                 .map(|candidate| difference(&candidate.entries(), &held))
                 .collect();
-            bail!("the maps hold something else: {differs:#?}");
+            let wanted: Vec<Sources> = candidates.iter().map(Desired::sources).collect();
+            bail!(
+                "the maps hold something else: {differs:#?}\n\
+                 sources listed {sources:?}, wanted one of {wanted:#?}"
+            );
         };
         // Every policy that is held is one the daemon knows of.
         let status = self.world.socket_request("GET", "/v1/status", "")?;
@@ -476,6 +563,10 @@ impl Run {
         ensure!(!self.world.pin_dir().exists());
         Ok(())
     }
+}
+
+fn is_sigkill(status: std::process::ExitStatus) -> bool {
+    status.signal() == Some(Signal::SIGKILL as i32)
 }
 
 fn names_in(dir: &Path) -> anyhow::Result<BTreeSet<String>> {
