@@ -18,7 +18,7 @@ pub static OBJECT: &[u8] = include_bytes_aligned!("../../agent/src/datapath/rto-
 pub const LIMITS: [(&str, u32); 5] = [
     ("rto_agent", 25_000),
     ("rto_clone", 5_000),
-    ("rto_walk", 100_000),
+    ("rto_walk", 25_000),
     ("rto_synack", 5_000),
     ("rto_probe", 1_000),
 ];
