@@ -4,46 +4,19 @@
 
 use std::{
     io::{self, BufRead as _, Read as _, Write as _},
-    net::{SocketAddr, TcpListener, TcpStream},
+    net::{SocketAddr, TcpStream},
     thread,
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, bail};
-use clap::Args;
+use anyhow::bail;
 
-use super::socket_address;
+use super::tcp::Fetch;
 
 /// Longest response.
 const LONGEST: usize = 1 << 20;
 
-/// A server.
-#[derive(Debug, Args)]
-pub struct Serve {
-    #[arg(long, value_parser = socket_address)]
-    on: SocketAddr,
-}
-
-/// A client.
-#[derive(Debug, Args)]
-pub struct Fetch {
-    #[arg(long, value_parser = socket_address)]
-    to: SocketAddr,
-}
-
-#[expect(clippy::print_stdout, reason = "its parent reads it")]
-pub(super) fn serve(args: &Serve) -> anyhow::Result<()> {
-    let listener = TcpListener::bind(args.on).with_context(|| args.on.to_string())?;
-    println!("listening");
-    io::stdout().flush()?;
-    loop {
-        let (stream, _) = listener.accept()?;
-        // A client that breaks off is no error of the server's.
-        let _detached = thread::Builder::new().spawn(move || answer(stream));
-    }
-}
-
-fn answer(mut stream: TcpStream) -> io::Result<()> {
+pub(super) fn answer(mut stream: TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let bytes = vec![b'.'; LONGEST];
     loop {
@@ -178,6 +151,8 @@ fn joined<T>(handle: thread::ScopedJoinHandle<'_, T>) -> T {
 
 #[cfg(test)]
 mod tests {
+    use std::net::TcpListener;
+
     use super::*;
 
     #[test]

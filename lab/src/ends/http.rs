@@ -2,15 +2,14 @@
 
 use std::{
     io::{self, BufRead as _, BufReader, Read as _, Write as _},
-    net::{SocketAddr, TcpListener, TcpStream},
+    net::{SocketAddr, TcpStream},
     thread,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, bail, ensure};
-use clap::Args;
 
-use super::socket_address;
+use super::tcp::Fetch;
 
 /// Bytes of a body. With its head of 41 bytes it takes segments of 1448, 1448 and 1321 bytes where the MTU is
 /// 1500 and timestamps are on.
@@ -26,33 +25,7 @@ const PIPELINED: u32 = 2;
 /// Attempts to connect, where that is not what is measured.
 const CONNECTS: u32 = 5;
 
-/// A server.
-#[derive(Debug, Args)]
-pub struct Serve {
-    #[arg(long, value_parser = socket_address)]
-    on: SocketAddr,
-}
-
-/// A client.
-#[derive(Debug, Args)]
-pub struct Fetch {
-    #[arg(long, value_parser = socket_address)]
-    to: SocketAddr,
-}
-
-#[expect(clippy::print_stdout, reason = "its parent reads it")]
-pub(super) fn serve(args: &Serve) -> anyhow::Result<()> {
-    let listener = TcpListener::bind(args.on).with_context(|| args.on.to_string())?;
-    println!("listening");
-    io::stdout().flush()?;
-    loop {
-        let (stream, _) = listener.accept()?;
-        // A client that breaks off is no error of the server's.
-        let _detached = thread::Builder::new().spawn(move || answer(stream));
-    }
-}
-
-fn answer(stream: TcpStream) -> io::Result<()> {
+pub(super) fn answer(stream: TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let mut response = format!("HTTP/1.1 200 OK\r\nContent-Length: {BODY}\r\n\r\n").into_bytes();
     response.resize(response.len() + BODY, b'.');
@@ -208,6 +181,8 @@ impl Client {
 
 #[cfg(test)]
 mod tests {
+    use std::net::TcpListener;
+
     use super::*;
 
     #[test]

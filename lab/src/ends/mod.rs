@@ -6,6 +6,7 @@ pub mod http;
 mod load;
 mod rr;
 mod rtt;
+mod tcp;
 
 use std::{net::SocketAddr, path::PathBuf};
 
@@ -32,13 +33,13 @@ pub enum Role {
     /// Be such a client, with pauses
     WatchClient(rtt::WatchClient),
     /// Answer HTTP/1.1 requests; says "listening"
-    HttpServe(http::Serve),
+    HttpServe(tcp::Serve),
     /// Be an HTTP/1.1 client that does what it is told
-    HttpFetch(http::Fetch),
+    HttpFetch(tcp::Fetch),
     /// Answer with flows of the length that is asked for; says "listening"
-    FlowServe(flow::Serve),
+    FlowServe(tcp::Serve),
     /// Fetch flows as it is told
-    FlowFetch(flow::Fetch),
+    FlowFetch(tcp::Fetch),
 }
 
 /// Runs a role until its work or its stdin ends.
@@ -55,9 +56,9 @@ pub fn run(role: &Role) -> anyhow::Result<()> {
         Role::Flood(args) => load::flood(args),
         Role::WatchServer(args) => rtt::server(args),
         Role::WatchClient(args) => rtt::client(args),
-        Role::HttpServe(args) => http::serve(args),
+        Role::HttpServe(args) => tcp::serve(args, http::answer),
         Role::HttpFetch(args) => http::fetch(args),
-        Role::FlowServe(args) => flow::serve(args),
+        Role::FlowServe(args) => tcp::serve(args, flow::answer),
         Role::FlowFetch(args) => flow::fetch(args),
     }
 }
