@@ -79,7 +79,8 @@ fn config(c: &mut Criterion) {
 fn lists(c: &mut Criterion) {
     let small = text(64_000);
     let half = small.len() / 2 + small[small.len() / 2..].find("[policy").expect("a policy");
-    let items = (0..200_000u32).map(|n| format!("  \"11.{}.{}.{}/32\",\n", n >> 16, n >> 8 & 0xff, n & 0xff));
+    let items = (0..200_000u32)
+        .map(|n| format!("  \"11.{}.{}.{}/32\",\n", n >> 16, n >> 8 & 0xff, n & 0xff));
     let items: String = items.collect();
     let large = format!("[policy.large]\ncidrs = [\n{items}]\n{SETTINGS}\n");
     let text = format!("{}{large}{}", &small[..half], &small[half..]);

@@ -254,8 +254,7 @@ fn bad_start() -> anyhow::Result<()> {
 
 /// Even where every file that it can read is as it was.
 fn unlisted() -> anyhow::Result<()> {
-    let mut world = World::with(&near("\"10.88.0.0/24\""))?;
-    world.start()?;
+    let world = World::with(&near("\"10.88.0.0/24\""))?;
     let mode = |mode| fs::set_permissions(world.policies_dir(), fs::Permissions::from_mode(mode));
     mode(0)?;
     let said = world.cli_fails(&["reload"]);
