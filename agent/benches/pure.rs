@@ -75,6 +75,23 @@ fn config(c: &mut Criterion) {
     }
 }
 
+/// A thousand lists on one line each, around a long one.
+fn lists(c: &mut Criterion) {
+    let small = text(64_000);
+    let half = small.len() / 2 + small[small.len() / 2..].find("[policy").expect("a policy");
+    let items = (0..200_000u32)
+        .map(|n| format!("  \"11.{}.{}.{}/32\",\n", n >> 16, n >> 8 & 0xff, n & 0xff));
+    let items: String = items.collect();
+    let large = format!("[policy.large]\ncidrs = [\n{items}]\n{SETTINGS}\n");
+    let text = format!("{}{large}{}", &small[..half], &small[half..]);
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("config.toml");
+    fs::write(&path, text).expect("written");
+    c.bench_function("config_1000_lists", |b| {
+        b.iter(|| Config::load(black_box(&path), &HOST).expect("a good file"));
+    });
+}
+
 fn plans(c: &mut Criterion) {
     let (before, _) = set(16_000).image(&HOST).expect("compiles");
     // As after a reload: a copy shares everything, and there is nothing to compare.
@@ -177,5 +194,5 @@ fn statistics(c: &mut Criterion) {
     });
 }
 
-criterion_group!(pure, config, plans, statistics);
+criterion_group!(pure, config, lists, plans, statistics);
 criterion_main!(pure);

@@ -25,18 +25,20 @@ pub(crate) fn in_parts<T: Send>(all: &mut [T], work: impl Fn(&mut [T]) + Sync) {
         return work(all);
     }
     let size = all.len().div_ceil(threads);
-    let mut parts = all.chunks_mut(size);
-    thread::scope(|scope| {
-        let first = parts.next();
-        for part in parts {
-            scope.spawn(|| work(part));
-        }
-        first.map(&work);
-    });
+    map(all.chunks_mut(size).collect(), work);
 }
 
 /// What `work` makes of each piece, in their order.
 pub(crate) fn map<T: Send, R: Send>(pieces: Vec<T>, work: impl Fn(T) -> R + Sync) -> Vec<R> {
+    map_by(thread::Builder::new, pieces, work)
+}
+
+/// By threads such as these, or by as many as there can be.
+fn map_by<T: Send, R: Send>(
+    builder: impl Fn() -> thread::Builder,
+    pieces: Vec<T>,
+    work: impl Fn(T) -> R + Sync,
+) -> Vec<R> {
     let threads = threads(pieces.len());
     if threads < 2 {
         return pieces.into_iter().map(work).collect();
@@ -50,7 +52,9 @@ pub(crate) fn map<T: Send, R: Send>(pieces: Vec<T>, work: impl Fn(T) -> R + Sync
             .collect()
     };
     let mut done: Vec<(usize, R)> = thread::scope(|scope| {
-        let others: Vec<_> = (1..threads).map(|_| scope.spawn(run)).collect();
+        // Where no thread is to be had (pids.max, TasksMax), this one does what the others would have done.
+        let others = (1..threads).map_while(|_| builder().spawn_scoped(scope, run).ok());
+        let others: Vec<_> = others.collect();
         let mut done = run();
         for other in others {
             match other.join() {
@@ -77,5 +81,14 @@ mod tests {
         in_parts(&mut all, |part| part.iter_mut().for_each(|i| *i += 1));
         assert_eq!(all, (1..100_001).collect::<Vec<_>>());
         in_parts(&mut [0u8; 0], |_| {});
+    }
+
+    #[test]
+    fn without_another_thread_as_well() {
+        // A stack that there is no memory for: the kernel's answer is that of a limit of threads.
+        let none = || thread::Builder::new().stack_size(1 << 60);
+        assert!(none().spawn(|| ()).is_err());
+        let squares = map_by(none, (0..1000u32).collect(), |i| i * i);
+        assert_eq!(squares, (0..1000).map(|i| i * i).collect::<Vec<_>>());
     }
 }

@@ -7,6 +7,7 @@ pub mod capture;
 pub mod emulated;
 pub mod features;
 pub mod foreign;
+pub mod held;
 pub mod http;
 pub mod kernel;
 pub mod lab;

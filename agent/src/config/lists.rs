@@ -114,41 +114,87 @@ const LEAST: usize = 1 << 18;
 
 /// The CIDRs of the list whose `[` is before `begin`, on a line of this number; the offset of its `]`, and how
 /// many lines end in it. `None` if there is anything else in it.
+///
+/// It is read in windows, each as large as all before it: where it ends is not known, and what is read beyond
+/// its end must be no more than what is in it, as there may be many lists.
 fn list(text: &str, begin: usize, number: u32) -> Option<(Vec<Vec<Place>>, usize, u32)> {
-    // Where it is likely to end: what is beyond is read in vain.
-    let likely = text[begin..]
-        .find("\n]")
-        .map_or(text.len(), |at| begin + at);
-    let threads = parallel::threads((likely - begin) / LEAST);
-    // At the end of a line nothing is half read.
-    let mut cuts = vec![begin];
-    for i in 1..threads {
-        let about = begin + (likely - begin) / threads * i;
-        let bytes = text.as_bytes()[about..likely].iter();
-        cuts.extend(bytes.clone().position(|b| *b == b'\n').map(|at| about + at));
+    let mut list = List {
+        cidrs: Vec::new(),
+        ends: 0,
+        last: Some(Token::Comma),
+    };
+    // Nearly every list ends in the first.
+    let mut scanner = Scanner::new(text, begin, text.len());
+    let mut end = list.add(scanner.part(begin + LEAST)?, number)?;
+    let mut at = scanner.at;
+    while end.is_none() && at < text.len() {
+        let window = window(text, at, (at - begin).max(LEAST));
+        let parts = cuts(text, &window, LEAST);
+        at = window.end;
+        for part in parallel::map(parts, |part| {
+            Scanner::new(text, part.start, part.end).whole_part()
+        }) {
+            if end.is_none() {
+                end = list.add(part?, number)?;
+            }
+        }
     }
+    Some((list.cidrs, end?, list.ends))
+}
+
+/// So many bytes from `at` on, and the rest of the last line; but no more than the `]` of a list as it is usually
+/// written.
+fn window(text: &str, at: usize, size: usize) -> Range<usize> {
+    let about = (at + size).min(text.len());
+    let to = end_of_line(text, about);
+    let usual = memchr::memmem::find(&text.as_bytes()[at..to], b"\n]");
+    at..usual.map_or(to, |offset| at + offset + 2)
+}
+
+/// Equal parts of a window for as many threads as are worth it, none below `least` bytes. At the end of a line
+/// nothing is half read.
+fn cuts(text: &str, window: &Range<usize>, least: usize) -> Vec<Range<usize>> {
+    let threads = parallel::threads(window.len() / least);
+    let mut cuts = vec![window.start];
+    for i in 1..threads {
+        let about = window.start + window.len() / threads * i;
+        cuts.push(end_of_line(text, about).min(window.end));
+    }
+    cuts.push(window.end);
     cuts.dedup();
-    let ends = cuts.iter().skip(1).copied().chain([text.len()]);
-    let parts: Vec<(usize, usize)> = cuts.iter().copied().zip(ends).collect();
-    let parts = parallel::map(parts, |(from, to)| Scanner::new(text, from, to).part());
-    let (mut cidrs, mut ends, mut last) = (Vec::with_capacity(parts.len()), 0, Some(Token::Comma));
-    for part in parts {
-        let mut part = part?;
+    cuts.windows(2).map(|two| two[0]..two[1]).collect()
+}
+
+/// The offset of the `\n` that ends the line with this offset in it, or the text's end.
+fn end_of_line(text: &str, offset: usize) -> usize {
+    let end = memchr::memchr(b'\n', &text.as_bytes()[offset..]);
+    end.map_or(text.len(), |at| offset + at)
+}
+
+/// What was read of a list.
+struct List {
+    cidrs: Vec<Vec<Place>>,
+    /// Lines that end in it.
+    ends: u32,
+    last: Option<Token>,
+}
+
+impl List {
+    /// Adds the part after what there is; the offset of the `]`, if it is in it. `None` if the two do not fit
+    /// together.
+    fn add(&mut self, mut part: Part, number: u32) -> Option<Option<usize>> {
         // Between two items is a comma, and before a comma an item.
-        if part.first.is_some() && part.first == last {
+        if part.first.is_some() && part.first == self.last {
             return None;
         }
         for place in &mut part.cidrs {
-            place.line += number + ends;
+            place.line += number + self.ends;
         }
-        cidrs.push(part.cidrs);
-        ends += part.ends;
-        last = part.last.or(last);
-        if let Some(end) = part.end {
-            return Some((cidrs, end, ends));
-        }
+        self.cidrs.push(part.cidrs);
+        self.ends += part.ends;
+        self.last = part.last.or(self.last);
+        Some(part.end)
     }
-    None
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -187,13 +233,16 @@ impl<'t> Scanner<'t> {
         self.text.as_bytes()[..self.to].get(self.at).copied()
     }
 
-    /// What there is up to the `]` or the end; `None` if it is anything else than CIDRs and commas by turns.
-    fn part(&mut self) -> Option<Part> {
-        // A quoted IPv4 prefix on a line of its own.
-        const USUAL: usize = 22;
+    /// As [`Scanner::part`] to the end.
+    fn whole_part(&mut self) -> Option<Part> {
+        self.part(self.to)
+    }
+
+    /// What there is up to the `]` or the end, or to what begins at or after `enough`; `None` if it is anything
+    /// else than CIDRs and commas by turns.
+    fn part(&mut self, enough: usize) -> Option<Part> {
         let mut part = Part::default();
-        part.cidrs.reserve((self.to - self.at) / USUAL);
-        loop {
+        while self.at < enough {
             self.skip()?;
             let token = match self.peek() {
                 None => break,
@@ -217,7 +266,7 @@ impl<'t> Scanner<'t> {
             part.last = Some(token);
         }
         part.ends = self.ends;
-        // What was reserved and not written has not become memory.
+        part.cidrs.shrink_to_fit();
         Some(part)
     }
 
@@ -359,6 +408,34 @@ mod tests {
                     assert!(Lists::take_out(&text).taken.is_empty(), "{wrong} at {at}");
                 }
             }
+        }
+    }
+
+    /// What a list costs is in proportion to the list, and not to what else is in the file.
+    #[test]
+    fn many_lists_cost_what_is_in_them() {
+        let small = |i: usize| format!("[policy.p{i}]\ncidrs = [\"10.0.{}.0/24\"]\n", i % 256);
+        let small: String = (0..1000).map(small).collect();
+        for (before, after) in [("\n", "\n]\n"), ("", "]\n"), ("\n", "\n  ]\n")] {
+            let items = (0..200_000u32).map(|i| format!("{before}\"10.1.{}.0/24\",", i % 256));
+            let large = format!("[policy.x]\ncidrs = [{}{after}", items.collect::<String>());
+            let time = |text: &str, lists: usize| {
+                let took = (0..3).map(|_| {
+                    let begin = std::time::Instant::now();
+                    let taken = Lists::take_out(text).taken;
+                    let took = begin.elapsed();
+                    assert_eq!(taken.len(), lists);
+                    for list in taken.iter().flat_map(|taken| &taken.cidrs) {
+                        assert_eq!(list.capacity(), list.len());
+                    }
+                    took
+                });
+                took.min().unwrap()
+            };
+            let alone = time(&large, 1);
+            let many = time(&format!("{small}{large}{small}"), 2001);
+            // The small ones are a hundredth of it; a look at the large one for each is 1000 times as much.
+            assert!(many < alone * 10, "{many:?}, alone {alone:?}");
         }
     }
 

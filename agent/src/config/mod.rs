@@ -301,6 +301,9 @@ impl Files {
             path.hash(&mut hasher);
             text.as_ref().map_err(io::Error::kind).hash(&mut hasher);
         }
+        // With nothing to read beside it, the main file is not all there is.
+        let unlisted = self.unlisted.as_ref();
+        unlisted.map(ToString::to_string).hash(&mut hasher);
         hasher.finish()
     }
 }

@@ -226,3 +226,18 @@ fn only_files_are_read_from_policies_d() {
     let refused = Config::load(&dir.path().join("config.toml"), &HOST).unwrap_err();
     assert!(refused.to_string().contains("zero.toml: this is no file"));
 }
+
+#[test]
+fn files_that_cannot_be_listed_are_other_files() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("config.toml");
+    fs::write(&path, GOOD).unwrap();
+    let policies = dir.path().join(POLICIES_DIR);
+    fs::create_dir(&policies).unwrap();
+    let listed = fingerprint(&path);
+    fs::remove_dir(&policies).unwrap();
+    assert_eq!(fingerprint(&path), listed);
+    fs::write(&policies, "").unwrap();
+    assert_ne!(fingerprint(&path), listed);
+    assert!(Config::load(&path, &HOST).is_err());
+}

@@ -31,7 +31,7 @@ use crate::{
     kernel::{bpf::program_info, programs::attached_ids},
     policy::{
         Cidr, PolicyName,
-        entries::Builder,
+        entries::{Builder, Families},
         plan::{Image, Plan},
     },
 };
@@ -121,15 +121,17 @@ impl Options {
 
     /// Where the pins of this program go.
     fn generation(&self) -> PathBuf {
+        let name = pins::generation_name(OBJECT, &self.constants(), self.max_entries);
+        self.pin_dir.join(name)
+    }
+
+    /// What is written into the program, but for the room.
+    fn constants(&self) -> Vec<u8> {
         let constants = [
             &[self.statistics.mode()][..],
             &self.statistics.rtt_interval_ns().to_le_bytes(),
         ];
-        self.pin_dir.join(pins::generation_name(
-            OBJECT,
-            &constants.concat(),
-            self.max_entries,
-        ))
+        constants.concat()
     }
 }
 
@@ -172,6 +174,8 @@ pub struct Datapath {
     slots: Slots,
     /// Policies that there was no memory to count for.
     uncounted: BTreeSet<PolicyName>,
+    /// What entries had counted in the tries that others take the place of, until those are filled.
+    former_hits: HashMap<Cidr, u32>,
     link: Option<Link>,
     /// It was in force, and [`Datapath::unlink`] took it out.
     unlinked: bool,
@@ -186,12 +190,13 @@ struct Link {
 }
 
 impl Datapath {
-    /// Finds or makes the maps. Nothing in force changes.
+    /// Finds or makes the maps. Nothing in force changes. Where the same program is in force with more room than
+    /// is asked for (the tries had grown), that is found.
     ///
     /// # Errors
     ///
     /// If the pin directory cannot be used or a map cannot be made; pins made so far are removed.
-    pub fn open(options: Options) -> Result<Self, DatapathError> {
+    pub fn open(mut options: Options) -> Result<Self, DatapathError> {
         let pin_dir = &options.pin_dir;
         let pin_dir_error = |reason| DatapathError::PinDir {
             path: pin_dir.clone(),
@@ -199,17 +204,26 @@ impl Datapath {
         };
         pins::create_pin_dir(pin_dir).map_err(pin_dir_error)?;
         let generations = pins::generations(pin_dir).map_err(pin_dir_error)?;
-        let wanted = options.generation();
 
-        if let Some(link) = adoptable_link(&wanted, &options.cgroup)
-            && let Ok(mut tables) = Tables::open(&wanted)
-        {
+        let same = pins::roomy(
+            &generations,
+            OBJECT,
+            &options.constants(),
+            options.max_entries,
+        );
+        let in_force = same.into_iter().find_map(|(room, dir)| {
+            let link = adoptable_link(dir, &options.cgroup)?;
+            Some((room, dir.to_owned(), link, Tables::open(dir).ok()?))
+        });
+        if let Some((room, dir, link, mut tables)) = in_force {
             let slots = Slots::read(tables.policies()?.into_iter());
-            events::silence(&wanted)?;
+            events::silence(&dir)?;
             let uncounted = prepare(&mut tables, &slots, options.statistics)?;
+            options.max_entries = room;
             return Ok(Self {
                 uncounted,
-                dir: wanted,
+                former_hits: HashMap::new(),
+                dir,
                 found: Found::Adopted,
                 tables,
                 slots,
@@ -223,12 +237,13 @@ impl Datapath {
         let staging = new_staging(pin_dir)?;
         let opened = Self::stage(&options, &generations, &staging);
         match opened {
-            Ok((found, mut tables)) => {
+            Ok((found, mut tables, former_hits)) => {
                 let slots = Slots::read(tables.policies()?.into_iter());
                 events::silence(&staging)?;
                 let uncounted = prepare(&mut tables, &slots, options.statistics)?;
                 Ok(Self {
                     uncounted,
+                    former_hits,
                     dir: staging,
                     found,
                     tables,
@@ -247,13 +262,15 @@ impl Datapath {
         }
     }
 
-    /// Pins in `staging` the maps of the newest usable generation, and makes those that are missing.
+    /// Pins in `staging` the maps of the newest usable generation, and makes those that are missing. If those are
+    /// the tries, what the former ones have counted is returned as well.
     fn stage(
         options: &Options,
         generations: &[pins::Generation],
         staging: &Path,
-    ) -> Result<(Found, Tables), DatapathError> {
+    ) -> Result<(Found, Tables, HashMap<Cidr, u32>), DatapathError> {
         let mut kept = Kept::Nothing;
+        let mut former_hits = HashMap::new();
         // One without a link was kept because sockets could not all be given back what they had: its
         // maps know what that was. One in force goes before it.
         let of_layout = generations
@@ -264,6 +281,12 @@ impl Datapath {
         for generation in in_force.into_iter().chain(kept_maps) {
             let entries = kernel_entries(options.max_entries);
             kept = keep_maps(&generation.path, staging, entries)?;
+            if kept == Kept::AllButTries {
+                match Tries::open(&generation.path).and_then(|tries| tries.hits()) {
+                    Ok(hits) => former_hits = hits.into_iter().collect(),
+                    Err(e) => tracing::warn!("what entries have counted is lost: {e}"),
+                }
+            }
             if kept != Kept::Nothing {
                 break;
             }
@@ -276,7 +299,7 @@ impl Datapath {
         if kept != Kept::All {
             object::load(Some(staging), &options.values())?;
         }
-        Ok((found, Tables::open(staging)?))
+        Ok((found, Tables::open(staging)?, former_hits))
     }
 
     /// What it was opened for.
@@ -339,14 +362,20 @@ impl Datapath {
         let slots = self.slots.indices();
         tries.write(plan.entries_write.iter().map(|(cidr, name)| {
             let known = plan.entries_pointed > 0 && current.entries.contains_key(cidr);
-            let former = if known { tries.get(cidr)? } else { None };
+            let former = if known {
+                tries.get(cidr)?.map(|value| value.hits)
+            } else {
+                self.former_hits.get(cidr).copied()
+            };
             let value = EntryValue {
                 policy: slot_of(&slots, cidr, name)?,
-                hits: former.map_or(0, |value| value.hits),
+                hits: former.unwrap_or(0),
             };
             Ok((*cidr, value))
         }))?;
         tries.remove(&plan.entries_remove)?;
+        // Who comes later begins at 0.
+        self.former_hits = HashMap::new();
         self.free(plan)
     }
 
@@ -401,6 +430,7 @@ impl Datapath {
                 self.hook = None;
                 self.tables = tables;
                 self.options = options;
+                self.former_hits = HashMap::new();
             }
             Err(e) => {
                 let _swept = pins::remove_generation(&staging);
@@ -423,14 +453,8 @@ impl Datapath {
         self.tables.pin_all_but_tries(staging)?;
         object::load(Some(staging), &options.values())?;
         let tables = Tables::open(staging)?;
-        let former: HashMap<Cidr, u32> = self
-            .tables
-            .tries
-            .all()?
-            .into_iter()
-            .filter(|(_, value)| value.hits > 0)
-            .map(|(cidr, value)| (cidr, value.hits))
-            .collect();
+        let mut former = self.former_hits.clone();
+        former.extend(self.tables.tries.hits()?);
         let slots = self.slots.indices();
         tables
             .tries
@@ -660,6 +684,19 @@ impl Datapath {
         walk::Walker::load(&self.dir, Some(&self.options), mode)
     }
 
+    /// Whether it was in force and is taken out: what the maps hold only tells what sockets had.
+    #[must_use]
+    pub fn is_unlinked(&self) -> bool {
+        self.unlinked
+    }
+
+    /// Of these entries by address family, whether the tries have room for them.
+    #[must_use]
+    pub fn has_room_for(&self, entries: Families) -> bool {
+        let room = kernel_entries(self.options.max_entries) as usize;
+        entries.ipv4.max(entries.ipv6) <= room
+    }
+
     /// Takes the programs out of force; maps and their pins stay, so that a walker can still read
     /// what the sockets had.
     ///
@@ -706,8 +743,7 @@ impl Hits {
     ///
     /// If a map cannot be read.
     pub fn all(&self) -> Result<Vec<(Cidr, u32)>, DatapathError> {
-        let all = self.0.all()?.into_iter().filter(|(_, v)| v.hits > 0);
-        let mut hits: Vec<_> = all.map(|(cidr, value)| (cidr, value.hits)).collect();
+        let mut hits = self.0.hits()?;
         hits.sort_unstable();
         Ok(hits)
     }

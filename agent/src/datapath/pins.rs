@@ -36,10 +36,36 @@ pub(super) struct Generation {
 
 /// The directory name for an object, what is written into it before it is loaded, and a capacity.
 pub(super) fn generation_name(object: &[u8], constants: &[u8], max_entries: u32) -> String {
+    format!("{}{max_entries}", generation_stem(object, constants))
+}
+
+/// Its name up to the capacity.
+fn generation_stem(object: &[u8], constants: &[u8]) -> String {
     let digest = Sha256::new().chain_update(object).chain_update(constants);
     let digest = digest.finalize();
     let short: String = digest.iter().take(6).map(|b| format!("{b:02x}")).collect();
-    format!("l{LAYOUT_VERSION}-{short}-{max_entries}")
+    format!("l{LAYOUT_VERSION}-{short}-")
+}
+
+/// Those of this object and constants that have at least this capacity, and theirs; the smallest first.
+pub(super) fn roomy<'g>(
+    generations: &'g [Generation],
+    object: &[u8],
+    constants: &[u8],
+    max_entries: u32,
+) -> Vec<(u32, &'g Path)> {
+    let stem = generation_stem(object, constants);
+    let capacity = |path: &Path| -> Option<u32> {
+        let name = path.file_name()?.to_str()?;
+        name.strip_prefix(&stem)?.parse().ok()
+    };
+    let mut roomy: Vec<(u32, &Path)> = generations
+        .iter()
+        .filter_map(|g| Some((capacity(&g.path)?, g.path.as_path())))
+        .filter(|(capacity, _)| *capacity >= max_entries)
+        .collect();
+    roomy.sort_unstable();
+    roomy
 }
 
 /// Every generation below `pin_dir`, whatever its layout and state; none if `pin_dir` does not exist.
@@ -197,6 +223,30 @@ mod tests {
         assert_ne!(name, generation_name(b"object", b"", 16385));
         assert_ne!(name, generation_name(b"object2", b"", 16384));
         assert_ne!(name, generation_name(b"object", b"1", 16384));
+    }
+
+    #[test]
+    fn what_has_enough_room_is_found_by_name() {
+        let named = |name: String| Generation {
+            path: Path::new("/pins").join(name),
+            layout: Some(LAYOUT_VERSION),
+        };
+        let all = [
+            named(generation_name(b"object", b"", 16384)),
+            named(generation_name(b"object", b"", 8192)),
+            named(generation_name(b"object", b"", 4095)),
+            named(generation_name(b"other", b"", 8192)),
+            named(format!("old-17-{}", generation_name(b"object", b"", 8192))),
+            named("staging-3".to_owned()),
+        ];
+        let found = roomy(&all, b"object", b"", 4096);
+        assert_eq!(
+            found,
+            [
+                (8192, all[1].path.as_path()),
+                (16384, all[0].path.as_path())
+            ]
+        );
     }
 
     #[test]

@@ -93,16 +93,31 @@ impl Tries {
     /// Every entry, in no order.
     pub(super) fn all(&self) -> Result<Vec<(Cidr, EntryValue)>, DatapathError> {
         let mut all = Vec::new();
-        self.read(maps::ENTRIES_V4, &self.v4(), &mut all)?;
-        self.read(maps::ENTRIES_V6, &self.v6(), &mut all)?;
+        self.each(|cidr, value| all.push((cidr, value)))?;
         Ok(all)
+    }
+
+    /// What every entry has counted that has counted anything, in no order.
+    pub(super) fn hits(&self) -> Result<Vec<(Cidr, u32)>, DatapathError> {
+        let mut hits = Vec::new();
+        self.each(|cidr, value| {
+            if value.hits > 0 {
+                hits.push((cidr, value.hits));
+            }
+        })?;
+        Ok(hits)
+    }
+
+    fn each(&self, mut take: impl FnMut(Cidr, EntryValue)) -> Result<(), DatapathError> {
+        self.read(maps::ENTRIES_V4, &self.v4(), &mut take)?;
+        self.read(maps::ENTRIES_V6, &self.v6(), &mut take)
     }
 
     fn read<const N: usize>(
         &self,
         name: &'static str,
         trie: &Trie<'_, N, EntryValue>,
-        all: &mut Vec<(Cidr, EntryValue)>,
+        take: &mut impl FnMut(Cidr, EntryValue),
     ) -> Result<(), DatapathError>
     where
         IpAddr: From<[u8; N]>,
@@ -123,7 +138,7 @@ impl Tries {
                 read => read.map_err(failed)?,
             };
             for (key, value) in keys.iter().zip(&values).take(count) {
-                all.push((cidr(name, key)?, *value));
+                take(cidr(name, key)?, *value);
             }
             if next.is_none() {
                 return Ok(());
@@ -133,7 +148,7 @@ impl Tries {
         let mut last = None;
         while let Some(key) = trie.next_key(last.as_ref()).map_err(failed)? {
             if let Some(value) = trie.lookup(&key).map_err(failed)? {
-                all.push((cidr(name, &key)?, value));
+                take(cidr(name, &key)?, value);
             }
             last = Some(key);
         }

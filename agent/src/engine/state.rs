@@ -12,8 +12,9 @@ use crate::{
         walk::{self, Mode, Walker},
     },
     policy::{
-        HostFacts, PolicyName, PolicySet,
+        Cidr, HostFacts, PolicyName, PolicySet,
         compile::{Effect, Effects},
+        entries::Families,
         plan::{ChangeSummary, Image, Plan},
     },
 };
@@ -144,17 +145,17 @@ impl State {
         } else {
             ChangeSummary::between(&self.desired, &desired)
         };
-        if let Some(datapath) = &mut self.datapath {
-            let grows = room > self.options.max_entries;
-            write(
+        // While sockets are given back what they had, the maps stay as they are: they know what that was.
+        if let Some(datapath) = self.datapath.as_mut().filter(|d| !d.is_unlinked()) {
+            let room = room.max(self.options.max_entries);
+            self.renewed |= write(
                 datapath,
                 &mut self.image,
-                grows.then_some(room),
+                room,
                 &plan,
                 &desired,
                 &mut self.out_of_sync,
             )?;
-            self.renewed |= grows;
         }
         debug!(?compared, written = ?begin.elapsed() - compared, "change took");
         self.options.max_entries = self.options.max_entries.max(room);
@@ -309,38 +310,45 @@ impl State {
                 write(
                     datapath,
                     &mut self.image,
-                    None,
+                    self.options.max_entries,
                     &plan,
                     &self.desired,
                     &mut self.out_of_sync,
                 )
             });
             match retried {
-                Ok(()) => info!("the kernel's maps are in step again"),
+                Ok(renewed) => {
+                    self.renewed |= renewed;
+                    info!("the kernel's maps are in step again");
+                }
                 Err(e) => error!("the kernel's maps are still out of step: {e}"),
             }
         }
     }
 }
 
-/// Applies a plan, with new tries of a size if one is given; undoes it if a write fails.
+/// Applies a plan, with new tries if there is to be more room than there is, or what should go leaves too little of
+/// it; whether there were new ones. Undoes it if a write fails.
 fn write(
     datapath: &mut Datapath,
     image: &mut Image,
-    grow_to: Option<u32>,
+    room: u32,
     plan: &Plan,
     desired: &Image,
     out_of_sync: &mut Option<String>,
-) -> Result<(), EngineError> {
-    let written = match grow_to {
-        Some(max_entries) => datapath.grow(max_entries, plan, desired),
-        None => datapath.apply(image, plan),
+) -> Result<bool, EngineError> {
+    let renews = room > datapath.options().max_entries
+        || !datapath.has_room_for(most_meanwhile(image, plan));
+    let written = if renews {
+        datapath.grow(room, plan, desired)
+    } else {
+        datapath.apply(image, plan)
     };
     match written {
         Ok(()) => {
             image.clone_from(desired);
             *out_of_sync = None;
-            Ok(())
+            Ok(renews)
         }
         Err(failure) => {
             error!("{failure}; going back");
@@ -363,6 +371,20 @@ fn write(
             }
         }
     }
+}
+
+/// Entries in the tries before a plan takes any out.
+fn most_meanwhile(image: &Image, plan: &Plan) -> Families {
+    let mut most = image.entries.families();
+    let known = |cidr: &Cidr| plan.entries_pointed > 0 && image.entries.contains_key(cidr);
+    for (cidr, _) in plan.entries_write.iter().filter(|(cidr, _)| !known(cidr)) {
+        if cidr.is_ipv4() {
+            most.ipv4 += 1;
+        } else {
+            most.ipv6 += 1;
+        }
+    }
+    most
 }
 
 fn failed(error: DatapathError) -> EngineError {

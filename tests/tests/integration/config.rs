@@ -1,6 +1,6 @@
 //! Refused configurations: said by `check`, and never in force.
 
-use std::fs;
+use std::{fs, os::unix::fs::PermissionsExt as _};
 
 use rto_tests::{agent::World, netns::SERVER_V4, traffic::Connect};
 
@@ -14,6 +14,7 @@ pub(super) const TESTS: &[Test] = &[
         every_setting,
     ),
     ("a_start_without_a_good_file_leaves_nothing", bad_start),
+    ("a_reload_refuses_what_it_cannot_list", unlisted),
     ("predict_by_policy_and_by_values", predict),
 ];
 
@@ -248,6 +249,20 @@ fn bad_start() -> anyhow::Result<()> {
     fs::remove_file(world.config())?;
     let said = world.cli_fails(&["check"])?;
     assert!(said.contains("--config"), "{said}");
+    Ok(())
+}
+
+/// Even where every file that it can read is as it was.
+fn unlisted() -> anyhow::Result<()> {
+    let world = World::with(&near("\"10.88.0.0/24\""))?;
+    let mode = |mode| fs::set_permissions(world.policies_dir(), fs::Permissions::from_mode(mode));
+    mode(0)?;
+    let said = world.cli_fails(&["reload"]);
+    mode(0o755)?;
+    let said = said?;
+    assert!(said.contains("policies.d"), "{said}");
+    assert!(said.contains("Permission denied"), "{said}");
+    world.cli(&["reload"])?;
     Ok(())
 }
 

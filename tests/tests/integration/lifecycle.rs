@@ -380,7 +380,15 @@ fn capacity() -> anyhow::Result<()> {
     let mut world = world()?;
     let before = kernel(&world)?;
     world.end(Signal::SIGKILL)?;
+    // Less room than there is: nothing is made anew for that.
     world.configure(&format!("max_entries = 50\n{}", near("\"10.88.0.0/24\"")))?;
+    world.start()?;
+    assert_eq!(kernel(&world)?, before);
+    world.end(Signal::SIGKILL)?;
+    world.configure(&format!(
+        "max_entries = 20000\n{}",
+        near("\"10.88.0.0/24\"")
+    ))?;
     world.start()?;
     let after = kernel(&world)?;
     assert_ne!(after, before);

@@ -1,10 +1,12 @@
 //! Sockets that were open before a policy covered them, and giving back what was set.
 
-use std::time::Duration;
+use std::{os::unix::net::UnixStream, time::Duration};
 
 use rto_tests::{
     agent::World,
     features::lacks,
+    held::Held,
+    http,
     netns::{SERVER_V4, SERVER_V4_OTHER},
     talk::{self, Talk, option},
     timing::jiffy,
@@ -27,6 +29,10 @@ pub(super) const TESTS: &[Test] = &[
     ("detach_restore_gives_back_what_was_there", restore),
     ("detach_restore_without_a_daemon", restore_alone),
     ("detach_restore_is_finished_by_root", restore_bounded),
+    (
+        "detach_restore_and_more_entries_meanwhile",
+        restore_meanwhile,
+    ),
     (
         "detach_restore_reaches_handshakes_and_former_policies",
         restore_all,
@@ -315,6 +321,49 @@ fn restore_bounded() -> anyhow::Result<()> {
     assert!(answer["kept"].is_null(), "{answer:#}");
     assert_restored(&mut pair)?;
     assert!(!world.pin_dir().exists());
+    Ok(())
+}
+
+/// What sockets had is known by the maps; entries that they have no room for do not take their place.
+fn restore_meanwhile() -> anyhow::Result<()> {
+    let mut world = World::new()?;
+    world.configure(&format!("max_entries = 2\n{}", policy(RESTORED)))?;
+    world.start_under(&bounded(&["rto-agent.service"])?)?;
+    let mut pair = begin_own(&world)?;
+    assert_eq!(pair.talk.option(option::USER_TIMEOUT)?, 30_000);
+    // It is in the daemon's own namespace, the one that it can walk over; the pair is not.
+    let held = Held::new()?;
+    let socket = world.socket();
+    let detached = std::thread::scope(|scope| {
+        let detaching = scope.spawn(|| {
+            let stream = UnixStream::connect(socket)?;
+            let answer = http::request(stream, "POST", "/v1/detach", "{\"restore\":true}")?;
+            anyhow::Ok(serde_json::from_str::<Value>(&answer.body)?)
+        });
+        let meanwhile = || {
+            world.wait_status("the detachment", |s| s["attachment"]["attached"] == false)?;
+            let add = ["add", "10.1.0.0/16", "10.2.0.0/16", "--policy", "near"];
+            let added = world.cli(&add);
+            anyhow::ensure!(!detaching.is_finished(), "the socket was not held");
+            added
+        };
+        let added = meanwhile();
+        drop(held);
+        let detached = detaching.join();
+        added?;
+        detached.map_err(|_| anyhow::anyhow!("who detaches died"))?
+    })?;
+    assert!(detached["kept"].is_string(), "{detached:#}");
+    world.end(nix::sys::signal::Signal::SIGKILL)?;
+    let answer = world.json(&["detach", "--restore"])?;
+    assert!(answer["kept"].is_null(), "{answer:#}");
+    assert_restored(&mut pair)?;
+    drop(pair);
+    // With the next reload, or start, there is room for them.
+    world.start()?;
+    let status = world.json(&["status"])?;
+    assert_eq!(status["entries"], 4, "{status:#}");
+    assert_eq!(status["healthy"], true, "{status:#}");
     Ok(())
 }
 

@@ -23,6 +23,8 @@ pub(super) const TESTS: &[Test] = &[
     ("it_answers_while_it_loads", answers),
     ("add_grows_the_maps", add_grows),
     ("reload_grows_the_maps", reload_grows),
+    ("a_restart_keeps_what_has_grown", restart_after_growth),
+    ("a_full_table_left_over_is_no_hindrance", left_over),
     ("a_policy_is_never_missing_while_they_grow", never_missing),
 ];
 
@@ -182,24 +184,27 @@ fn map_id(world: &World, name: &str) -> anyhow::Result<Value> {
     Ok(serde_json::from_str::<Value>(&show)?["id"].clone())
 }
 
+/// Of the tries, and of two that stay.
+fn ids(world: &World) -> anyhow::Result<[Value; 3]> {
+    Ok([
+        map_id(world, "ENTRIES_V4")?,
+        map_id(world, "STATISTICS")?,
+        map_id(world, "SOCKETS")?,
+    ])
+}
+
+fn hits(world: &World) -> anyhow::Result<u64> {
+    let lookup = world.json(&["lookup", SERVER_V4])?;
+    assert_eq!(lookup["entry"]["cidr"], "10.88.0.0/24", "{lookup:#}");
+    lookup["entry"]["hits"].as_u64().context("no hits")
+}
+
 /// Room is made, and everything but the tries stays: counts, policies, what entries decided.
 fn add_grows() -> anyhow::Result<()> {
     let mut world = world("max_entries = 2\n")?;
     world.start()?;
     let address = to(SERVER_V4, PORT);
     world.assert_syn_gap(address, &Connect::default(), NEAR)?;
-    let ids = |world: &World| -> anyhow::Result<[Value; 3]> {
-        Ok([
-            map_id(world, "ENTRIES_V4")?,
-            map_id(world, "STATISTICS")?,
-            map_id(world, "SOCKETS")?,
-        ])
-    };
-    let hits = |world: &World| -> anyhow::Result<u64> {
-        let lookup = world.json(&["lookup", SERVER_V4])?;
-        assert_eq!(lookup["entry"]["cidr"], "10.88.0.0/24", "{lookup:#}");
-        lookup["entry"]["hits"].as_u64().context("no hits")
-    };
     let (before, decided) = (ids(&world)?, hits(&world)?);
     assert!(decided > 0);
     world.cli(&["add", "10.1.0.0/16", "10.2.0.0/16", "--policy", "near"])?;
@@ -221,6 +226,86 @@ fn add_grows() -> anyhow::Result<()> {
     world.start()?;
     assert_eq!(ids(&world)?, after);
     assert_eq!(world.json(&["status"])?["found_at_start"], "adopted");
+    Ok(())
+}
+
+/// With fewer entries than there is room for by then, too; and other tries have the counts of those before.
+fn restart_after_growth() -> anyhow::Result<()> {
+    let mut world = world("max_entries = 2\n")?;
+    world.start()?;
+    let address = to(SERVER_V4, PORT);
+    world.assert_syn_gap(address, &Connect::default(), NEAR)?;
+    world.cli(&["add", "10.1.0.0/16", "10.2.0.0/16", "--policy", "near"])?;
+    world.cli(&["remove", "10.1.0.0/16", "10.2.0.0/16"])?;
+    let (before, decided) = (ids(&world)?, hits(&world)?);
+    assert!(decided > 0);
+    world.end(Signal::SIGKILL)?;
+    world.start()?;
+    let status = world.json(&["status"])?;
+    assert_eq!(status["found_at_start"], "adopted", "{status:#}");
+    assert_eq!(status["max_entries"], 4, "{status:#}");
+    assert_eq!(ids(&world)?, before);
+    assert_eq!(hits(&world)?, decided);
+    world.end(Signal::SIGKILL)?;
+    world.configure(&format!("max_entries = 100\n{}", near("\"10.88.0.0/24\"")))?;
+    world.start()?;
+    let status = world.json(&["status"])?;
+    assert_eq!(status["found_at_start"], "maps-kept", "{status:#}");
+    assert_eq!(status["max_entries"], 100, "{status:#}");
+    let after = ids(&world)?;
+    assert_ne!(after[0], before[0]);
+    assert_eq!(after[1..], before[1..]);
+    assert_eq!(hits(&world)?, decided);
+    // One that goes and comes again begins anew.
+    let rest = "\"10.1.0.0/16\"";
+    world.configure(&format!("max_entries = 100\n{}", near(rest)))?;
+    world.cli(&["reload"])?;
+    world.configure(&format!("max_entries = 100\n{}", near("\"10.88.0.0/24\"")))?;
+    world.cli(&["reload"])?;
+    assert_eq!(hits(&world)?, 0);
+    Ok(())
+}
+
+/// As after a kill in the midst of an exchange: what is to come does not fit beside what is to go.
+fn left_over() -> anyhow::Result<()> {
+    let list = |second: u8| {
+        let cidrs = (0..7).map(|i| format!("\"10.{second}.{i}.0/24\", "));
+        format!(
+            "max_entries = 8\n{}",
+            near(&format!("{}\"10.88.0.0/24\"", cidrs.collect::<String>()))
+        )
+    };
+    let mut world = World::new()?;
+    world.net.black_hole(PORT)?;
+    world.configure(&list(1))?;
+    world.start()?;
+    let address = to(SERVER_V4, PORT);
+    world.assert_syn_gap(address, &Connect::default(), NEAR)?;
+    let (before, decided) = (ids(&world)?, hits(&world)?);
+    world.end(Signal::SIGKILL)?;
+    let id = &before[0];
+    for i in 0..7 {
+        // The policy's slot does not matter, only that they are there.
+        let key = format!("24 0 0 0 10 2 {i} 0");
+        rto_tests::process::run(&format!(
+            "bpftool map update id {id} key {key} value 1 0 0 0 0 0 0 0"
+        ))?;
+    }
+    world.configure(&list(3))?;
+    world.start()?;
+    let status = world.json(&["status"])?;
+    assert_eq!(status["healthy"], true, "{status:#}");
+    assert_eq!(status["entries"], 8, "{status:#}");
+    assert_eq!(status["max_entries"], 8, "{status:#}");
+    let after = ids(&world)?;
+    assert_ne!(after[0], before[0]);
+    assert_eq!(after[1..], before[1..]);
+    assert_eq!(hits(&world)?, decided);
+    world.assert_syn_gap(address, &Connect::default(), NEAR)?;
+    // From here on it is as ever.
+    world.configure(&list(4))?;
+    world.cli(&["reload"])?;
+    assert_eq!(ids(&world)?, after);
     Ok(())
 }
 

@@ -8,12 +8,16 @@ use super::page::{Found, table};
 use crate::{process::run as run_command, root};
 
 /// The benches, and what they are.
-const BENCHES: [(&str, &str); 12] = [
+const BENCHES: [(&str, &str); 13] = [
     (
         "config_1k",
         "read and check a file of 1,000 entries in 16 policies",
     ),
     ("config_16k", "of 16,000 entries in 250 policies"),
+    (
+        "config_1000_lists",
+        "of 64,000 entries in 1000 lists, around one of 200,000",
+    ),
     ("compile", "a policy's settings into the kernel's units"),
     (
         "plan_same",
