@@ -89,7 +89,10 @@ pub(crate) fn load(instructions: &[Instruction], kind: ProgramAttr) -> io::Resul
 /// it, and must do without.
 fn unlimited<T>(call: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     let (soft, hard) = getrlimit(Resource::RLIMIT_MEMLOCK)?;
-    setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY)?;
+    // Where that is refused (no CAP_SYS_RESOURCE) a newer kernel does not need it.
+    if setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY).is_err() {
+        return call();
+    }
     let called = call();
     setrlimit(Resource::RLIMIT_MEMLOCK, soft, hard)?;
     called
