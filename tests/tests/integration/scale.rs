@@ -3,24 +3,34 @@
 use std::{
     fmt::Write as _,
     fs,
+    io::{Read as _, Write as _},
     os::unix::net::UnixStream,
+    path::Path,
     process::Command,
     sync::atomic::{AtomicBool, Ordering},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::Context as _;
 use nix::sys::signal::Signal;
-use rto_tests::{agent::World, http, netns::SERVER_V4, traffic::Connect};
+use rto_tests::{
+    agent::World,
+    emulated::{scaled, slowed},
+    http,
+    netns::SERVER_V4,
+    traffic::Connect,
+};
 use serde_json::Value;
 
-use super::{KERNEL, NEAR, Test, near, to};
+use super::{KERNEL, NEAR, Test, faults::peak_memory_kb, near, to};
 
 pub(super) const TESTS: &[Test] = &[
     ("many_by_batches", batches),
     ("many_one_by_one", one_by_one),
     ("a_reload_writes_what_changed", reload),
     ("it_answers_while_it_loads", answers),
+    ("fifty_lists_at_once", lists),
+    ("a_list_that_nobody_reads_is_given_up", unread_list),
     ("add_grows_the_maps", add_grows),
     ("reload_grows_the_maps", reload_grows),
     ("a_restart_keeps_what_has_grown", restart_after_growth),
@@ -145,18 +155,26 @@ fn reload() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Longest that an answer may take beside other work, on a machine that is busy as well. (25 ms is what it waits for
+/// the engine.)
+const PROMPT: Duration = Duration::from_millis(250);
+
 fn answers() -> anyhow::Result<()> {
-    let mut world = world("max_entries = 60000\n")?;
-    file(&world, MANY, MANY)?;
+    let many = scaled("entries", 6 * MANY, MANY);
+    let mut world = world("max_entries = 300001\n")?;
+    file(&world, many, many)?;
     let socket = world.socket();
     let ready = AtomicBool::new(false);
+    let begin = Instant::now();
     let answers = std::thread::scope(|scope| {
         let asking = scope.spawn(|| {
             let mut answers = Vec::new();
             while !ready.load(Ordering::Relaxed) {
+                let begin = Instant::now();
                 if let Ok(stream) = UnixStream::connect(&socket) {
                     let answer = http::request(stream, "GET", "/v1/status", "")?;
-                    answers.push(serde_json::from_str::<Value>(&answer.body)?);
+                    let took = begin.elapsed();
+                    answers.push((took, serde_json::from_str::<Value>(&answer.body)?));
                 }
                 std::thread::sleep(Duration::from_millis(5));
             }
@@ -169,9 +187,73 @@ fn answers() -> anyhow::Result<()> {
         answers.map_err(|_| anyhow::anyhow!("who asks died"))?
     })?;
     // Before it was ready it said so.
-    let first = answers.first().context("no answer")?;
+    let (_, first) = answers.first().context("no answer")?;
     assert_eq!(first["healthy"], false, "{first:#}");
     assert_eq!(first["problems"][0], "starting", "{first:#}");
+    // One that waited for the end of the load would have taken longer.
+    let (loaded, prompt) = (begin.elapsed(), slowed(PROMPT));
+    let slowest = answers.iter().map(|(took, _)| *took).max();
+    assert!(slowest < Some(prompt), "{slowest:?} of {loaded:?}");
+    assert!(loaded > 2 * prompt, "{loaded:?} proves nothing");
+    Ok(())
+}
+
+/// What they take of memory is what two do.
+fn lists() -> anyhow::Result<()> {
+    const MOST_KB: u64 = 16 << 10;
+    let mut world = world("max_entries = 60000\n")?;
+    file(&world, MANY, MANY)?;
+    world.start()?;
+    let list = |socket: &Path| -> anyhow::Result<usize> {
+        let answer = http::request(UnixStream::connect(socket)?, "GET", "/v1/entries", "")?;
+        assert_eq!(answer.status, 200, "{}", answer.head);
+        Ok(answer.body.matches("\"cidr\"").count())
+    };
+    let socket = world.socket();
+    let all = list(&socket)?;
+    assert_eq!(all, MANY as usize + 1);
+    let before = peak_memory_kb(&world)?;
+    std::thread::scope(|scope| {
+        let asking: Vec<_> = (0..50).map(|_| scope.spawn(|| list(&socket))).collect();
+        asking.into_iter().try_for_each(|asking| {
+            let counted = asking.join();
+            let counted = counted.map_err(|_| anyhow::anyhow!("who asks died"))??;
+            anyhow::ensure!(counted == all, "{counted} entries");
+            Ok(())
+        })
+    })?;
+    let more = peak_memory_kb(&world)? - before;
+    assert!(more < MOST_KB, "{more} kB more");
+    Ok(())
+}
+
+/// Its readers have their turns, and others theirs soon.
+fn unread_list() -> anyhow::Result<()> {
+    /// Two wait for those that read nothing for 5 s; the machine is busy.
+    const SOON: Duration = Duration::from_secs(20);
+    let mut world = world("max_entries = 60000\n")?;
+    file(&world, MANY, MANY)?;
+    world.start()?;
+    let mut unread = Vec::new();
+    for _ in 0..4 {
+        let mut stream = UnixStream::connect(world.socket())?;
+        stream.write_all(b"GET /v1/entries HTTP/1.1\r\nhost: x\r\n\r\n")?;
+        unread.push(stream);
+    }
+    // They have begun.
+    std::thread::sleep(Duration::from_millis(500));
+    let begin = Instant::now();
+    let list = world.json(&["list"])?;
+    let took = begin.elapsed();
+    let entries = list["entries"].as_array().map(Vec::len);
+    assert_eq!(entries, Some(MANY as usize + 1));
+    assert!(took < slowed(SOON), "{took:?}");
+    // What the first ones have is not taken for all of it: the end of the chunks is missing.
+    for mut stream in unread.into_iter().take(2) {
+        let mut text = Vec::new();
+        let _cut = stream.read_to_end(&mut text);
+        assert!(!text.ends_with(b"0\r\n\r\n"));
+    }
     Ok(())
 }
 
