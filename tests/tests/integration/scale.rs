@@ -4,7 +4,7 @@ use std::{
     fmt::Write as _,
     fs,
     io::{Read as _, Write as _},
-    os::unix::net::UnixStream,
+    os::{fd::AsFd as _, unix::net::UnixStream},
     path::Path,
     process::Command,
     sync::atomic::{AtomicBool, Ordering},
@@ -13,18 +13,21 @@ use std::{
 
 use anyhow::Context as _;
 use nix::sys::signal::Signal;
+use rto_agent::kernel::elements::{LpmKey, Trie, is_unsupported};
 use rto_tests::{
     agent::World,
     emulated::{scaled, slowed},
-    http,
+    features, http,
     netns::SERVER_V4,
     traffic::Connect,
+    trie::{Tries, VALUE_SIZE},
 };
 use serde_json::Value;
 
 use super::{KERNEL, NEAR, Test, faults::peak_memory_kb, near, to};
 
 pub(super) const TESTS: &[Test] = &[
+    ("batches_are_what_the_kernel_has", batch_commands),
     ("many_by_batches", batches),
     ("many_one_by_one", one_by_one),
     ("a_reload_writes_what_changed", reload),
@@ -122,12 +125,83 @@ fn filled(wrapper: &[&str]) -> anyhow::Result<()> {
     world.start()?;
     assert_eq!(world.json(&["status"])?["found_at_start"], "adopted");
     assert_eq!(reconciled(&world)?, "added=0 changed=0 removed=0");
+    let one_by_one = world.log().contains("entries one by one");
+    if features::version()? >= BATCHES {
+        assert!(!one_by_one, "{}", world.log());
+    }
     world.cli(&["detach"])?;
     world.assert_syn_gap(to(SERVER_V4, PORT), &Connect::default(), KERNEL)
 }
 
 fn batches() -> anyhow::Result<()> {
     filled(&[])
+}
+
+/// The first version whose LPM tries have batches.
+const BATCHES: (u32, u32) = (5, 13);
+
+/// Each of the three commands, by the agent's own calls on a trie of the test's own.
+fn batch_commands() -> anyhow::Result<()> {
+    const COUNT: u8 = 100;
+    let tries = Tries::new(1000)?;
+    // SAFETY: keys of eight bytes, values of VALUE_SIZE.
+    let trie: Trie<'_, 4, u64> = unsafe { Trie::new(tries.v4()) };
+    assert_eq!(size_of::<u64>(), VALUE_SIZE as usize);
+    let key = |i: u8| LpmKey {
+        length: 32,
+        data: [10, 0, 0, i],
+    };
+    let keys: Vec<LpmKey<4>> = (0..COUNT).map(key).collect();
+    let values: Vec<u64> = (0..COUNT).map(u64::from).collect();
+    // More than half of them, so that it takes two.
+    let (mut read, mut told) = (vec![key(0); 60], vec![0; 60]);
+    let (version, is_debian) = (features::version()?, std::env::var_os(features::DEBIAN));
+    if version < BATCHES {
+        // Another than Debian's may have them all the same.
+        if is_debian.is_some() {
+            let refused = [
+                trie.update_batch(&keys, &values).err(),
+                trie.lookup_batch(None, &mut read, &mut told).err(),
+                trie.delete_batch(&keys).err(),
+            ];
+            let all = refused
+                .iter()
+                .flatten()
+                .filter(|e| is_unsupported(e))
+                .count();
+            assert_eq!(all, refused.len(), "{refused:?}");
+        }
+        return Ok(());
+    }
+    trie.update_batch(&keys, &values)?;
+    assert_eq!(trie.lookup(&key(7))?, Some(7));
+    let mut found = Vec::new();
+    let mut cursor = None;
+    loop {
+        let (count, next) = trie.lookup_batch(cursor, &mut read, &mut told)?;
+        found.extend(
+            read.iter()
+                .zip(&told)
+                .take(count)
+                .map(|(k, v)| (k.data[3], *v)),
+        );
+        cursor = next;
+        if cursor.is_none() {
+            break;
+        }
+    }
+    found.sort_unstable();
+    let all: Vec<(u8, u64)> = (0..COUNT).map(|i| (i, i.into())).collect();
+    assert_eq!(found, all);
+    trie.delete_batch(&keys)?;
+    assert_eq!(trie.next_key(None)?, None);
+    // What is asked wrongly is not taken for what the kernel does not have.
+    let stderr = std::io::stderr();
+    // SAFETY: nothing is read or written, as the kernel refuses a file that is no map.
+    let none: Trie<'_, 4, u64> = unsafe { Trie::new(stderr.as_fd()) };
+    let error = none.delete_batch(&keys).err().context("it is no map")?;
+    assert!(!is_unsupported(&error), "{error}");
+    Ok(())
 }
 
 /// As on kernels that have no batches for LPM tries (before 5.13).
