@@ -1,5 +1,7 @@
 //! Less of what costs much work, on an emulated processor.
 
+use std::time::Duration;
+
 /// Set in the machines of `cargo xtask vm`, whose processor is some ten times as slow.
 pub const EMULATED: &str = "RTO_TESTS_EMULATED";
 /// What a test prints before it tells that it did less; `cargo xtask vm` puts it into the matrix.
@@ -30,4 +32,11 @@ pub fn scaled(what: &str, real: u32, emulated: u32) -> u32 {
     }
     eprintln!("{SCALED}{emulated} {what} instead of {real}");
     emulated
+}
+
+/// As long as on a real machine, or as much longer as an emulated processor is slower.
+#[must_use]
+pub fn slowed(real: Duration) -> Duration {
+    const SLOWER: u32 = 10;
+    if is_emulated() { SLOWER * real } else { real }
 }

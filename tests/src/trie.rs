@@ -3,7 +3,7 @@
 use std::{
     io,
     net::IpAddr,
-    os::fd::{AsRawFd as _, OwnedFd},
+    os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd},
 };
 
 use crate::bpf::{call, made};
@@ -15,8 +15,8 @@ const BPF_MAP_TYPE_LPM_TRIE: u32 = 11;
 const BPF_F_NO_PREALLOC: u32 = 1;
 /// Elements of one system call, as the agent has them.
 const CHUNK: usize = 4096;
-/// Bytes.
-const VALUE_SIZE: u32 = 8;
+/// Bytes of a value.
+pub const VALUE_SIZE: u32 = 8;
 
 /// One trie for each address family.
 pub struct Tries {
@@ -43,6 +43,14 @@ struct BatchAttr {
     map_fd: u32,
     elem_flags: u64,
     flags: u64,
+}
+
+impl Tries {
+    /// The one of IPv4: keys of a length (u32) and four bytes, values of [`VALUE_SIZE`].
+    #[must_use]
+    pub fn v4(&self) -> BorrowedFd<'_> {
+        self.v4.as_fd()
+    }
 }
 
 /// Keys of both, as the kernel has them.

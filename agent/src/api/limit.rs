@@ -23,7 +23,7 @@ use tokio::{
 pub struct Limits {
     /// Connections at once; more wait until one ends.
     pub connections: usize,
-    /// How long a client may be silent at first.
+    /// How long a client may be silent at first, and how long it may read nothing of an answer.
     pub patience: Duration,
     /// How long a connection may last; a client then makes another.
     pub lifetime: Duration,
@@ -59,8 +59,10 @@ impl<L: Listener> Listener for Limited<L> {
         let guarded = Guarded {
             io,
             accepted: Instant::now(),
+            patience: self.limits.patience,
             lifetime: self.limits.lifetime,
             silent: true,
+            unread: None,
             end: Box::pin(sleep(self.limits.patience)),
             lasting: Arc::default(),
             _slot: slot,
@@ -78,9 +80,12 @@ impl<L: Listener> Listener for Limited<L> {
 pub struct Guarded<I> {
     io: I,
     accepted: Instant,
+    patience: Duration,
     lifetime: Duration,
     /// Nothing was read yet.
     silent: bool,
+    /// When to give up what cannot be written, as the client reads nothing.
+    unread: Option<Pin<Box<Sleep>>>,
     end: Pin<Box<Sleep>>,
     lasting: Arc<AtomicBool>,
     _slot: Option<OwnedSemaphorePermit>,
@@ -99,7 +104,19 @@ impl<I> Guarded<I> {
 
     /// Whether its time is over; else whoever waits is woken when it is.
     fn is_over(&mut self, context: &mut Context<'_>) -> bool {
-        !self.lasting.load(Ordering::Relaxed) && self.end.as_mut().poll(context).is_ready()
+        !self.is_lasting() && self.end.as_mut().poll(context).is_ready()
+    }
+
+    fn is_lasting(&self) -> bool {
+        self.lasting.load(Ordering::Relaxed)
+    }
+
+    /// The same for one whose buffers are full.
+    fn is_left_unread(&mut self, context: &mut Context<'_>) -> bool {
+        let patience = self.patience;
+        let unread = self.unread.get_or_insert_with(|| Box::pin(sleep(patience)));
+        let is_over = unread.as_mut().poll(context).is_ready();
+        is_over && !self.is_lasting()
     }
 }
 
@@ -131,7 +148,13 @@ impl<I: AsyncWrite + Unpin> AsyncWrite for Guarded<I> {
         if self.is_over(context) {
             return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
         }
-        Pin::new(&mut self.io).poll_write(context, bytes)
+        let polled = Pin::new(&mut self.io).poll_write(context, bytes);
+        if polled.is_ready() {
+            self.unread = None;
+        } else if self.is_left_unread(context) {
+            return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+        }
+        polled
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -187,6 +210,40 @@ mod tests {
             // It says nothing: its time is soon over.
             let error = last.read(&mut [0]).await.unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        });
+    }
+
+    #[test]
+    fn who_reads_nothing_is_let_go_and_who_reads_slowly_is_not() {
+        run(async {
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let address = listener.local_addr().unwrap();
+            let mut limited = Limited::new(listener, LIMITS);
+            let much = vec![0; 64 << 20];
+            let mut client = TcpStream::connect(address).await.unwrap();
+            let (mut accepted, _) = limited.accept().await;
+            client.write_all(b"x").await.unwrap();
+            accepted.read_exact(&mut [0]).await.unwrap();
+            let error = timeout(SOON * 100, accepted.write_all(&much))
+                .await
+                .unwrap();
+            assert_eq!(error.unwrap_err().kind(), io::ErrorKind::TimedOut);
+
+            let mut client = TcpStream::connect(address).await.unwrap();
+            let (mut accepted, _) = limited.accept().await;
+            client.write_all(b"x").await.unwrap();
+            accepted.read_exact(&mut [0]).await.unwrap();
+            let reading = async {
+                // Each pause is within its patience, all together are not.
+                let mut some = vec![0; 4 << 20];
+                for _ in 0..8 {
+                    sleep(SOON / 3).await;
+                    client.read_exact(&mut some).await.unwrap();
+                }
+            };
+            let written = async { accepted.write_all(&much[..32 << 20]).await };
+            let (_, written) = tokio::join!(reading, written);
+            written.unwrap();
         });
     }
 

@@ -26,7 +26,10 @@ use axum::{
     serve::IncomingStream,
 };
 use serde::{Deserialize, Serialize};
-use tokio::sync::{Semaphore, broadcast::error::RecvError};
+use tokio::{
+    sync::{Semaphore, broadcast::error::RecvError, mpsc, oneshot},
+    time::{Instant, timeout_at},
+};
 use tracing::warn;
 
 use super::{
@@ -57,6 +60,12 @@ const LIMITS: Limits = Limits {
 const LARGE: usize = 64 << 10;
 /// Large bodies at a time: what they take of memory is bounded by this and [`MAX_BODY`].
 const LARGE_AT_ONCE: usize = 4;
+
+/// Lists that are read and told at a time. Each takes a processor for a second where there are a million entries, and
+/// up to 24 MB for what they have counted.
+const LISTS_AT_ONCE: usize = 2;
+/// How long the telling of one may take: others wait for it.
+const LIST_TIME: Duration = Duration::from_secs(30);
 
 /// Serves until `stop` resolves.
 ///
@@ -95,6 +104,7 @@ fn router(engine: Handle, allowed: Allowed) -> Router {
         .route("/v1/probe", post(probed))
         .fallback(|| async { answer(StatusCode::NOT_FOUND, "no such route; see docs/api.md") })
         .method_not_allowed_fallback(wrong_method)
+        .layer(Extension(Lists(Arc::new(Semaphore::new(LISTS_AT_ONCE)))))
         .layer(middleware::from_fn_with_state(
             Arc::new(Semaphore::new(LARGE_AT_ONCE)),
             check_size,
@@ -270,36 +280,59 @@ async fn reading(engine: &Handle) -> Result<Arc<Reading>, EngineError> {
     engine.reading().await
 }
 
+/// Turns at telling a list.
+#[derive(Clone)]
+struct Lists(Arc<Semaphore>);
+
 /// On a thread of its own, and sent as it is made.
-async fn list(State(engine): State<Handle>) -> Response {
+async fn list(State(engine): State<Handle>, Extension(lists): Extension<Lists>) -> Response {
     /// Pieces that wait for a slow reader.
     const WAITING: usize = 4;
 
+    // Closed it is never.
+    let turn = Arc::new(lists.0.acquire_owned().await.ok());
     let reading = match reading(&engine).await {
         Ok(reading) => reading,
         Err(e) => return error(&e),
     };
-    let (counted, hits) = tokio::sync::oneshot::channel();
-    let (pieces, rest) = tokio::sync::mpsc::channel::<Bytes>(WAITING);
+    let (counted, hits) = oneshot::channel();
+    let (pieces, rest) = mpsc::channel::<io::Result<Bytes>>(WAITING);
+    let runtime = tokio::runtime::Handle::current();
+    let telling = turn.clone();
     tokio::task::spawn_blocking(move || {
+        let _telling = telling;
         let hits = match reading.hits() {
             Ok(hits) => hits,
             Err(e) => return drop(counted.send(Err(e))),
         };
         drop(counted.send(Ok(())));
-        let take = |piece: Vec<u8>| pieces.blocking_send(piece.into()).is_ok();
-        if let Err(e) = reading.list(&hits, take) {
-            warn!("a list could not be told: {e}");
-        }
+        let end = Instant::now() + LIST_TIME;
+        let send = |piece| runtime.block_on(timeout_at(end, pieces.send(piece)));
+        let mut is_slow = false;
+        let told = reading.list(&hits, |piece| {
+            let sent = send(Ok(piece.into()));
+            is_slow |= sent.is_err();
+            matches!(sent, Ok(Ok(())))
+        });
+        let cut = match told {
+            Ok(()) if !is_slow => return,
+            Ok(()) => "a client reads its list too slowly".to_owned(),
+            Err(e) => format!("a list could not be told: {e}"),
+        };
+        warn!("{cut}");
+        // So that half a list is not taken for the whole.
+        drop(hits);
+        runtime.spawn(async move { pieces.send(Err(io::Error::other(cut))).await });
     });
     match hits.await {
         Ok(Ok(())) => {}
         Ok(Err(e)) => return error(&e),
         Err(_) => return error(&EngineError::Stopping),
     }
-    let stream = futures_util::stream::unfold(rest, |mut rest| async {
+    // Its turn ends when it is told, and when its reader has gone.
+    let stream = futures_util::stream::unfold((rest, turn), |(mut rest, turn)| async {
         let piece = rest.recv().await?;
-        Some((Ok::<_, std::convert::Infallible>(piece), rest))
+        Some((piece, (rest, turn)))
     });
     let headers = [(header::CONTENT_TYPE, "application/json")];
     (headers, Body::from_stream(stream)).into_response()

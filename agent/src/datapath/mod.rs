@@ -416,6 +416,8 @@ impl Datapath {
             self.write_policy(name, policy)?;
         }
         let staging = new_staging(&options.pin_dir)?;
+        let former_tries = self.tables.tries.clone();
+        let former_program = self.link.as_ref().map(|link| link.program_id);
         match self.fill(&options, &staging, desired) {
             Ok((tables, link)) => {
                 if self.link.is_none() {
@@ -439,6 +441,7 @@ impl Datapath {
         }
         if self.link.is_some() {
             self.attach()?;
+            tries::empty_later(former_tries, move || wait_for_end(former_program));
         }
         self.free(plan)
     }
@@ -725,9 +728,12 @@ impl Datapath {
     pub fn detach(self) -> Result<Removed, DatapathError> {
         let pin_dir = self.options.pin_dir.clone();
         let unlinked = self.unlinked;
+        let program_id = self.link.as_ref().map(|link| link.program_id);
+        let tries = self.tables.tries.clone();
         drop(self);
         let mut removed = remove_pins(&pin_dir)?;
         removed.links += usize::from(unlinked);
+        tries::empty_later(tries, move || wait_for_end(program_id));
         Ok(removed)
     }
 }
@@ -895,6 +901,11 @@ pub fn remove_links(pin_dir: &Path) -> Result<usize, DatapathError> {
     }
     wait_until(|| programs.iter().all(|id| program_info(*id).is_err()));
     Ok(count)
+}
+
+/// Waits until a program is no more.
+fn wait_for_end(program_id: Option<u32>) {
+    wait_until(|| program_id.is_none_or(|id| program_info(id).is_err()));
 }
 
 /// Waits, for a second at the most, until the kernel has done something.

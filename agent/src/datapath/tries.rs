@@ -7,7 +7,10 @@ use std::{
     net::IpAddr,
     os::fd::AsFd as _,
     path::Path,
-    sync::atomic::{AtomicBool, Ordering},
+    sync::{
+        Arc, Once,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use aya::maps::{LpmTrie, MapData, MapError};
@@ -75,9 +78,19 @@ impl Tries {
         if let Err(e) = result
             && is_unsupported(e)
         {
-            self.batch.store(false, Ordering::Relaxed);
+            self.go_one_by_one();
         }
         result.is_ok()
+    }
+
+    fn go_one_by_one(&self) {
+        static SAID: Once = Once::new();
+        self.batch.store(false, Ordering::Relaxed);
+        SAID.call_once(|| {
+            tracing::info!(
+                "this kernel has no batches for LPM tries (Linux 5.13): entries one by one"
+            );
+        });
     }
 
     /// The value of exactly this entry; `None` if there is none. (The kernel's lookup finds the
@@ -132,7 +145,7 @@ impl Tries {
         while self.can_batch() {
             let (count, next) = match trie.lookup_batch(cursor, &mut keys, &mut values) {
                 Err(e) if is_unsupported(&e) && cursor.is_none() => {
-                    self.batch.store(false, Ordering::Relaxed);
+                    self.go_one_by_one();
                     break;
                 }
                 read => read.map_err(failed)?,
@@ -230,6 +243,46 @@ impl Tries {
         }
         chunk.clear();
         Ok(())
+    }
+}
+
+/// Takes every entry out of tries that nobody needs any more, on a thread of its own, once `is_unused`. The kernel frees
+/// a full one without a pause: whatever else is to run on that processor would wait for as long as a second.
+pub(super) fn empty_later(tries: Arc<Tries>, is_unused: impl FnOnce() + Send + 'static) {
+    let emptying = std::thread::Builder::new().name("empty".to_owned());
+    // Without a thread the kernel does it.
+    let _begun = emptying.spawn(move || {
+        is_unused();
+        tries.empty(&tries.v4());
+        tries.empty(&tries.v6());
+    });
+}
+
+impl Tries {
+    fn empty<const N: usize>(&self, trie: &Trie<'_, N, EntryValue>) {
+        /// Some tenths of a millisecond.
+        const FEW: usize = 256;
+        let zero = LpmKey {
+            length: 0,
+            data: [0; N],
+        };
+        let (mut keys, mut values) = (vec![zero; FEW], vec![EntryValue::default(); FEW]);
+        while self.can_batch() {
+            let read = trie.lookup_batch(None, &mut keys, &mut values);
+            match read {
+                Ok((count, _)) if count > 0 => {
+                    if trie.delete_batch(&keys[..count]).is_err() {
+                        break;
+                    }
+                }
+                _ => break,
+            }
+        }
+        while let Ok(Some(key)) = trie.next_key(None) {
+            if trie.delete(&key).is_err() {
+                break;
+            }
+        }
     }
 }
 

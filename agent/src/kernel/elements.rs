@@ -1,7 +1,7 @@
 //! Reading and writing a BPF map's elements, one by one or many in one system call.
 //!
-//! aya has no batches. The kernel has them for LPM tries since Linux 5.13, as loops over the calls for one:
-//! what is saved is the way in and out. Where it has none it says ENOTSUPP.
+//! aya has no batches. The kernel has them for LPM tries since Linux 5.13 (f56387c534c1), as loops over the calls for
+//! one: what is saved is the way in and out. From 5.6 on, where there are batches of other maps, it says ENOTSUPP.
 
 use std::{
     io,
@@ -208,15 +208,12 @@ impl<'fd, const N: usize, V: Copy + Default> Trie<'fd, N, V> {
     }
 }
 
-/// Whether the kernel has no such command for such a map.
+/// Whether the kernel has no such command for such a map. (EINVAL is the answer to what is asked wrongly.)
 #[must_use]
 pub fn is_unsupported(error: &io::Error) -> bool {
     /// Not in the C library: the kernel's own, which this call lets out.
     const ENOTSUPP: i32 = 524;
-    matches!(
-        error.raw_os_error(),
-        Some(ENOTSUPP | libc::EOPNOTSUPP | libc::EINVAL)
-    )
+    matches!(error.raw_os_error(), Some(ENOTSUPP | libc::EOPNOTSUPP))
 }
 
 fn found(result: io::Result<libc::c_int>) -> io::Result<bool> {

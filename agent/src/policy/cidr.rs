@@ -124,6 +124,13 @@ impl FromStr for Cidr {
     type Err = CidrError;
 
     fn from_str(text: &str) -> Result<Self, CidrError> {
+        // As a million of them are read at a start, what is right is seen at once.
+        plain(text.as_bytes()).map_or_else(|| Self::of_any(text), Ok)
+    }
+}
+
+impl Cidr {
+    fn of_any(text: &str) -> Result<Self, CidrError> {
         let malformed = || CidrError::Malformed {
             text: text.to_owned(),
         };
@@ -141,12 +148,6 @@ impl FromStr for Cidr {
             None if address.is_ipv4() => 32,
             None => 128,
         };
-        // As a million of them are read at a start, what is right is seen at once.
-        if let Some(cidr) = Self::around(address, length)
-            && cidr.0.ip() == address
-        {
-            return Ok(cidr);
-        }
         let network = IpNetwork::new(address, length).map_err(|_| malformed())?;
         Self::try_from(network).map_err(|error| match error {
             CidrError::HostBits { meant, .. } => CidrError::HostBits {
@@ -184,6 +185,97 @@ impl TryFrom<IpNetwork> for Cidr {
         }
         Ok(Self(network))
     }
+}
+
+/// A CIDR as it is usually written; `None` for any other text, which may be one all the same.
+fn plain(text: &[u8]) -> Option<Cidr> {
+    let slash = text.iter().rposition(|b| *b == b'/')?;
+    let (address, digits) = (&text[..slash], &text[slash + 1..]);
+    let length = u8::try_from(number(digits, 3)?).ok()?;
+    let address = match ipv4(address) {
+        Some(address) => IpAddr::V4(address),
+        None => IpAddr::V6(ipv6(address)?),
+    };
+    Cidr::around(address, length).filter(|cidr| cidr.0.ip() == address)
+}
+
+/// A decimal number of at most so many digits.
+fn number(digits: &[u8], most: usize) -> Option<u32> {
+    if digits.is_empty() || digits.len() > most {
+        return None;
+    }
+    digits.iter().try_fold(0, |number, digit| {
+        let digit = digit.is_ascii_digit().then(|| digit - b'0')?;
+        Some(number * 10 + u32::from(digit))
+    })
+}
+
+fn ipv4(text: &[u8]) -> Option<Ipv4Addr> {
+    let mut parts = text.split(|b| *b == b'.');
+    let mut octets = [0; 4];
+    for octet in &mut octets {
+        let digits = parts.next()?;
+        // 010 is 8 for some.
+        if digits.len() > 1 && digits[0] == b'0' {
+            return None;
+        }
+        *octet = u8::try_from(number(digits, 3)?).ok()?;
+    }
+    parts.next().is_none().then(|| octets.into())
+}
+
+/// Without an IPv4 address at its end.
+fn ipv6(text: &[u8]) -> Option<Ipv6Addr> {
+    let mut groups = [0u16; 8];
+    let (mut count, mut gap, mut at) = (0, None, 0);
+    if text.starts_with(b"::") {
+        (gap, at) = (Some(0), 2);
+    }
+    while at < text.len() {
+        let rest = &text[at..];
+        let end = rest.iter().position(|b| *b == b':').unwrap_or(rest.len());
+        let group = groups.get_mut(count)?;
+        *group = hexadecimal(&rest[..end])?;
+        count += 1;
+        at += end;
+        if at == text.len() {
+            break;
+        }
+        at += 1;
+        match text.get(at)? {
+            b':' if gap.is_some() => return None,
+            b':' => {
+                gap = Some(count);
+                at += 1;
+            }
+            _ => {}
+        }
+    }
+    match gap {
+        None if count == groups.len() => {}
+        Some(gap) if count < groups.len() => {
+            let more = groups.len() - count;
+            groups[gap..].rotate_right(more);
+        }
+        _ => return None,
+    }
+    Some(groups.into())
+}
+
+fn hexadecimal(digits: &[u8]) -> Option<u16> {
+    const MOST: usize = 4;
+    if digits.is_empty() || digits.len() > MOST {
+        return None;
+    }
+    digits.iter().try_fold(0, |number, digit| {
+        let digit = match digit {
+            b'0'..=b'9' => digit - b'0',
+            b'a'..=b'f' => digit - b'a' + 10,
+            b'A'..=b'F' => digit - b'A' + 10,
+            _ => return None,
+        };
+        Some(number << 4 | u16::from(digit))
+    })
 }
 
 /// The IPv4 prefix of an IPv4-mapped one (`::ffff:0:0/96` and longer).
@@ -283,6 +375,35 @@ mod tests {
         assert!(cidr.contains("::ffff:10.1.2.3".parse().unwrap()));
         let all6: Cidr = "::/0".parse().unwrap();
         assert!(!all6.contains("::ffff:10.1.2.3".parse().unwrap()));
+    }
+
+    proptest! {
+        /// The fast way takes nothing that the other does not take, and as the same.
+        #[test]
+        fn both_ways_are_one(text in "[0-9]{1,3}(\\.[0-9]{1,3}){2,4}/[0-9]{1,3}|[0-9a-fA-F:]{0,12}::?[0-9a-f:.]{0,12}/[0-9]{1,4}|[0-9a-f.:/]{0,12}") {
+            let slowly = Cidr::of_any(&text);
+            if let Some(cidr) = plain(text.as_bytes()) {
+                prop_assert_eq!(slowly.clone(), Ok(cidr));
+            }
+            prop_assert_eq!(text.parse(), slowly);
+        }
+
+        /// It is the way of nearly all.
+        #[test]
+        fn what_is_written_usually_is_plain(v4: u32, v6: u128, holes: u8, length in 0..=128u8) {
+            let v6 = (0..8).filter(|i| holes >> i & 1 == 1).fold(v6, |v6, i| v6 & !(0xffff << (16 * i)));
+            for cidr in [
+                Cidr::around(Ipv4Addr::from_bits(v4).into(), length.min(32)),
+                Cidr::around(Ipv6Addr::from_bits(v6).into(), length),
+            ] {
+                let Some(cidr) = cidr else { continue };
+                let text = cidr.to_string();
+                // What is all zeroes but for its end is written with an IPv4 address.
+                if !(text.contains(':') && text.contains('.')) {
+                    prop_assert_eq!(plain(text.as_bytes()), Some(cidr));
+                }
+            }
+        }
     }
 
     proptest! {

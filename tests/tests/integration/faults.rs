@@ -71,7 +71,7 @@ fn memory_kb(world: &World) -> anyhow::Result<u64> {
 }
 
 /// The most it ever was.
-fn peak_memory_kb(world: &World) -> anyhow::Result<u64> {
+pub(super) fn peak_memory_kb(world: &World) -> anyhow::Result<u64> {
     of_status(world, "VmHWM:")
 }
 

@@ -3,24 +3,37 @@
 use std::{
     fmt::Write as _,
     fs,
-    os::unix::net::UnixStream,
+    io::{Read as _, Write as _},
+    os::{fd::AsFd as _, unix::net::UnixStream},
+    path::Path,
     process::Command,
     sync::atomic::{AtomicBool, Ordering},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::Context as _;
 use nix::sys::signal::Signal;
-use rto_tests::{agent::World, http, netns::SERVER_V4, traffic::Connect};
+use rto_agent::kernel::elements::{LpmKey, Trie, is_unsupported};
+use rto_tests::{
+    agent::World,
+    emulated::{scaled, slowed},
+    features, http,
+    netns::SERVER_V4,
+    traffic::Connect,
+    trie::{Tries, VALUE_SIZE},
+};
 use serde_json::Value;
 
-use super::{KERNEL, NEAR, Test, near, to};
+use super::{KERNEL, NEAR, Test, faults::peak_memory_kb, near, to};
 
 pub(super) const TESTS: &[Test] = &[
+    ("batches_are_what_the_kernel_has", batch_commands),
     ("many_by_batches", batches),
     ("many_one_by_one", one_by_one),
     ("a_reload_writes_what_changed", reload),
     ("it_answers_while_it_loads", answers),
+    ("fifty_lists_at_once", lists),
+    ("a_list_that_nobody_reads_is_given_up", unread_list),
     ("add_grows_the_maps", add_grows),
     ("reload_grows_the_maps", reload_grows),
     ("a_restart_keeps_what_has_grown", restart_after_growth),
@@ -112,12 +125,83 @@ fn filled(wrapper: &[&str]) -> anyhow::Result<()> {
     world.start()?;
     assert_eq!(world.json(&["status"])?["found_at_start"], "adopted");
     assert_eq!(reconciled(&world)?, "added=0 changed=0 removed=0");
+    let one_by_one = world.log().contains("entries one by one");
+    if features::version()? >= BATCHES {
+        assert!(!one_by_one, "{}", world.log());
+    }
     world.cli(&["detach"])?;
     world.assert_syn_gap(to(SERVER_V4, PORT), &Connect::default(), KERNEL)
 }
 
 fn batches() -> anyhow::Result<()> {
     filled(&[])
+}
+
+/// The first version whose LPM tries have batches.
+const BATCHES: (u32, u32) = (5, 13);
+
+/// Each of the three commands, by the agent's own calls on a trie of the test's own.
+fn batch_commands() -> anyhow::Result<()> {
+    const COUNT: u8 = 100;
+    let tries = Tries::new(1000)?;
+    // SAFETY: keys of eight bytes, values of VALUE_SIZE.
+    let trie: Trie<'_, 4, u64> = unsafe { Trie::new(tries.v4()) };
+    assert_eq!(size_of::<u64>(), VALUE_SIZE as usize);
+    let key = |i: u8| LpmKey {
+        length: 32,
+        data: [10, 0, 0, i],
+    };
+    let keys: Vec<LpmKey<4>> = (0..COUNT).map(key).collect();
+    let values: Vec<u64> = (0..COUNT).map(u64::from).collect();
+    // More than half of them, so that it takes two.
+    let (mut read, mut told) = (vec![key(0); 60], vec![0; 60]);
+    let (version, is_debian) = (features::version()?, std::env::var_os(features::DEBIAN));
+    if version < BATCHES {
+        // Another than Debian's may have them all the same.
+        if is_debian.is_some() {
+            let refused = [
+                trie.update_batch(&keys, &values).err(),
+                trie.lookup_batch(None, &mut read, &mut told).err(),
+                trie.delete_batch(&keys).err(),
+            ];
+            let all = refused
+                .iter()
+                .flatten()
+                .filter(|e| is_unsupported(e))
+                .count();
+            assert_eq!(all, refused.len(), "{refused:?}");
+        }
+        return Ok(());
+    }
+    trie.update_batch(&keys, &values)?;
+    assert_eq!(trie.lookup(&key(7))?, Some(7));
+    let mut found = Vec::new();
+    let mut cursor = None;
+    loop {
+        let (count, next) = trie.lookup_batch(cursor, &mut read, &mut told)?;
+        found.extend(
+            read.iter()
+                .zip(&told)
+                .take(count)
+                .map(|(k, v)| (k.data[3], *v)),
+        );
+        cursor = next;
+        if cursor.is_none() {
+            break;
+        }
+    }
+    found.sort_unstable();
+    let all: Vec<(u8, u64)> = (0..COUNT).map(|i| (i, i.into())).collect();
+    assert_eq!(found, all);
+    trie.delete_batch(&keys)?;
+    assert_eq!(trie.next_key(None)?, None);
+    // What is asked wrongly is not taken for what the kernel does not have.
+    let stderr = std::io::stderr();
+    // SAFETY: nothing is read or written, as the kernel refuses a file that is no map.
+    let none: Trie<'_, 4, u64> = unsafe { Trie::new(stderr.as_fd()) };
+    let error = none.delete_batch(&keys).err().context("it is no map")?;
+    assert!(!is_unsupported(&error), "{error}");
+    Ok(())
 }
 
 /// As on kernels that have no batches for LPM tries (before 5.13).
@@ -145,18 +229,26 @@ fn reload() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Longest that an answer may take beside other work, on a machine that is busy as well. (25 ms is what it waits for
+/// the engine.)
+const PROMPT: Duration = Duration::from_millis(250);
+
 fn answers() -> anyhow::Result<()> {
-    let mut world = world("max_entries = 60000\n")?;
-    file(&world, MANY, MANY)?;
+    let many = scaled("entries", 6 * MANY, MANY);
+    let mut world = world("max_entries = 300001\n")?;
+    file(&world, many, many)?;
     let socket = world.socket();
     let ready = AtomicBool::new(false);
+    let begin = Instant::now();
     let answers = std::thread::scope(|scope| {
         let asking = scope.spawn(|| {
             let mut answers = Vec::new();
             while !ready.load(Ordering::Relaxed) {
+                let begin = Instant::now();
                 if let Ok(stream) = UnixStream::connect(&socket) {
                     let answer = http::request(stream, "GET", "/v1/status", "")?;
-                    answers.push(serde_json::from_str::<Value>(&answer.body)?);
+                    let took = begin.elapsed();
+                    answers.push((took, serde_json::from_str::<Value>(&answer.body)?));
                 }
                 std::thread::sleep(Duration::from_millis(5));
             }
@@ -169,9 +261,73 @@ fn answers() -> anyhow::Result<()> {
         answers.map_err(|_| anyhow::anyhow!("who asks died"))?
     })?;
     // Before it was ready it said so.
-    let first = answers.first().context("no answer")?;
+    let (_, first) = answers.first().context("no answer")?;
     assert_eq!(first["healthy"], false, "{first:#}");
     assert_eq!(first["problems"][0], "starting", "{first:#}");
+    // One that waited for the end of the load would have taken longer.
+    let (loaded, prompt) = (begin.elapsed(), slowed(PROMPT));
+    let slowest = answers.iter().map(|(took, _)| *took).max();
+    assert!(slowest < Some(prompt), "{slowest:?} of {loaded:?}");
+    assert!(loaded > 2 * prompt, "{loaded:?} proves nothing");
+    Ok(())
+}
+
+/// What they take of memory is what two do.
+fn lists() -> anyhow::Result<()> {
+    const MOST_KB: u64 = 16 << 10;
+    let mut world = world("max_entries = 60000\n")?;
+    file(&world, MANY, MANY)?;
+    world.start()?;
+    let list = |socket: &Path| -> anyhow::Result<usize> {
+        let answer = http::request(UnixStream::connect(socket)?, "GET", "/v1/entries", "")?;
+        assert_eq!(answer.status, 200, "{}", answer.head);
+        Ok(answer.body.matches("\"cidr\"").count())
+    };
+    let socket = world.socket();
+    let all = list(&socket)?;
+    assert_eq!(all, MANY as usize + 1);
+    let before = peak_memory_kb(&world)?;
+    std::thread::scope(|scope| {
+        let asking: Vec<_> = (0..50).map(|_| scope.spawn(|| list(&socket))).collect();
+        asking.into_iter().try_for_each(|asking| {
+            let counted = asking.join();
+            let counted = counted.map_err(|_| anyhow::anyhow!("who asks died"))??;
+            anyhow::ensure!(counted == all, "{counted} entries");
+            Ok(())
+        })
+    })?;
+    let more = peak_memory_kb(&world)? - before;
+    assert!(more < MOST_KB, "{more} kB more");
+    Ok(())
+}
+
+/// Its readers have their turns, and others theirs soon.
+fn unread_list() -> anyhow::Result<()> {
+    /// Two wait for those that read nothing for 5 s; the machine is busy.
+    const SOON: Duration = Duration::from_secs(20);
+    let mut world = world("max_entries = 60000\n")?;
+    file(&world, MANY, MANY)?;
+    world.start()?;
+    let mut unread = Vec::new();
+    for _ in 0..4 {
+        let mut stream = UnixStream::connect(world.socket())?;
+        stream.write_all(b"GET /v1/entries HTTP/1.1\r\nhost: x\r\n\r\n")?;
+        unread.push(stream);
+    }
+    // They have begun.
+    std::thread::sleep(Duration::from_millis(500));
+    let begin = Instant::now();
+    let list = world.json(&["list"])?;
+    let took = begin.elapsed();
+    let entries = list["entries"].as_array().map(Vec::len);
+    assert_eq!(entries, Some(MANY as usize + 1));
+    assert!(took < slowed(SOON), "{took:?}");
+    // What the first ones have is not taken for all of it: the end of the chunks is missing.
+    for mut stream in unread.into_iter().take(2) {
+        let mut text = Vec::new();
+        let _cut = stream.read_to_end(&mut text);
+        assert!(!text.ends_with(b"0\r\n\r\n"));
+    }
     Ok(())
 }
 

@@ -221,6 +221,8 @@ impl Measured {
         let memory = most(&self.peak);
         let loading = most(&self.while_loading);
         let reloading = most(&self.while_reloading);
+        let listing = most(&self.while_listing);
+        let detaching = most(&self.while_detaching);
         vec![
             goal(
                 "load, by the raw batch insert of the same keys in the same order",
@@ -256,6 +258,20 @@ impl Measured {
                 reloading,
                 STATUS_GOAL,
                 format!("{:.1} ms", reloading * 1e3),
+            ),
+            goal(
+                "slowest `status` during a list",
+                "at most 50 ms",
+                listing,
+                STATUS_GOAL,
+                format!("{:.1} ms", listing * 1e3),
+            ),
+            goal(
+                "slowest `status` during a detachment and after it",
+                "at most 50 ms",
+                detaching,
+                STATUS_GOAL,
+                format!("{:.1} ms", detaching * 1e3),
             ),
         ]
     }

@@ -374,6 +374,7 @@ pub(super) fn foreign_pins() -> anyhow::Result<()> {
         // A link that is none.
         map(&dir.join(&name), "link")?;
     }
+    await_programs(&world, 0)?;
     let foreign = Foreign::attach(world.cgroup.path(), 60)?;
     fs::create_dir(dir.join("somebody"))?;
     map(&dir.join("somebody"), "theirs")?;
@@ -394,14 +395,23 @@ pub(super) fn foreign_pins() -> anyhow::Result<()> {
     ensure!(said.contains("left, not ours"), "{said}");
     ensure!(names_in(&dir)? == ["l4-0000-16", "somebody"]);
     ensure!(names_in(&dir.join("somebody"))? == ["theirs"]);
-    // Linux 5.10 takes a link whose pin is gone off a moment later.
-    let end = Instant::now() + SOON;
-    while programs_at(world.cgroup.path(), SOCK_OPS)?.len() != 1 {
-        ensure!(Instant::now() < end, "still attached");
-        thread::sleep(Duration::from_millis(20));
-    }
+    await_programs(&world, 1)?;
     drop(foreign);
     Ok(())
+}
+
+/// Waits until so many programs are at the cgroup: the kernel takes a link out of force some time after its last
+/// handle.
+fn await_programs(world: &World, count: usize) -> anyhow::Result<()> {
+    let end = Instant::now() + SOON;
+    loop {
+        let programs = programs_at(world.cgroup.path(), SOCK_OPS)?;
+        if programs.len() == count {
+            return Ok(());
+        }
+        ensure!(Instant::now() < end, "{programs:?} instead of {count}");
+        thread::sleep(Duration::from_millis(5));
+    }
 }
 
 /// Two daemons that share pins and nothing else: the second is refused, also where the first one made
