@@ -68,6 +68,9 @@ struct Group {
     /// Those that failed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     failed: Vec<String>,
+    /// So many do not run in this place, by the reason they give.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    elsewhere: BTreeMap<String, usize>,
     /// So many asserted instead that a feature is missing, by feature.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     absent: BTreeMap<String, usize>,
@@ -191,18 +194,23 @@ fn groups(lines: &[String]) -> BTreeMap<String, Group> {
         let Some(rest) = line.strip_prefix("test ").filter(|l| l.contains(" ... ")) else {
             continue;
         };
-        let (absent, name) = match rest.strip_prefix("[absent: ") {
-            Some(kind) => {
-                let (feature, name) = kind.split_once("] ").unwrap_or_default();
-                (Some(feature), name)
-            }
+        // What the test is printed with, and its name.
+        let (kind, name) = match rest
+            .strip_prefix('[')
+            .and_then(|rest| rest.split_once("] "))
+        {
+            Some((kind, name)) => (Some(kind), name),
             None => (None, rest),
         };
         let name = name.split_whitespace().next().unwrap_or_default();
         let group = name.split("::").next().unwrap_or_default();
         let group = groups.entry(group.to_owned()).or_default();
+        let absent = kind.and_then(|kind| kind.strip_prefix("absent: "));
         if failed.iter().any(|failed| failed == name) {
             group.failed.push(name.to_owned());
+        } else if line.ends_with(" ... ignored") {
+            let why = kind.unwrap_or("ignored").to_owned();
+            *group.elsewhere.entry(why).or_default() += 1;
         } else if let Some(feature) = absent {
             *group.absent.entry(feature.to_owned()).or_default() += 1;
         } else {
@@ -377,6 +385,9 @@ impl Group {
         for (feature, count) in &self.absent {
             parts.push(format!("{count} without {feature}"));
         }
+        for (why, count) in &self.elsewhere {
+            parts.push(format!("{count} {why}"));
+        }
         if !self.failed.is_empty() {
             parts.push(format!("**{} failed**", self.failed.len()));
         }
@@ -492,6 +503,7 @@ test syn::one                    ... ok
 test syn::two                    ... the daemon has ended
 FAILED
 test [absent: iter-tcp] open_sockets::walk ... ok
+test [only in cargo xtask vm] faults::clock ... ignored
 
 failures:
 
@@ -510,6 +522,8 @@ test result: FAILED. 2 passed; 1 failed; 0 ignored; 0 measured; 3 filtered out; 
         assert_eq!(groups["syn"].passed, 1);
         assert_eq!(groups["syn"].failed, ["syn::two"]);
         assert_eq!(groups["open_sockets"].absent["iter-tcp"], 1);
+        assert_eq!(groups["faults"].passed, 0);
+        assert_eq!(groups["faults"].elsewhere["only in cargo xtask vm"], 1);
         assert_eq!(results(&lines), (2, 1));
     }
 }

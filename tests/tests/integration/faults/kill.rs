@@ -164,8 +164,10 @@ fn check_tallies(tallies: &[Tally], rounds: u32) -> anyhow::Result<()> {
             tallies.iter().filter_map(|t| of(t).get(&operation)).sum()
         };
         let (cut_short, done) = (sum(|t| &t.cut_short), sum(|t| &t.done));
+        // With one processor the daemon may have ended before whoever kills it has its turn again.
+        let is_too_short = operation == Operation::Stop && is_emulated();
         ensure!(
-            cut_short > 0 && done > 0,
+            (cut_short > 0 || is_too_short) && done > 0,
             "{operation:?}: {cut_short} were cut short, {done} were done"
         );
     }
