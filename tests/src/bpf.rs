@@ -86,14 +86,15 @@ pub(crate) fn load(instructions: &[Instruction], kind: ProgramAttr) -> io::Resul
 }
 
 /// Before Linux 5.11 programs count against RLIMIT_MEMLOCK. It is lifted for one call only: agents inherit
-/// it, and must do without. (Where it may not be lifted, without CAP_SYS_RESOURCE, the call tells whether that matters.)
+/// it, and must do without. Where that is not allowed (CAP_SYS_RESOURCE) the call is made all the same: newer
+/// kernels do not ask.
 fn unlimited<T>(call: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     let (soft, hard) = getrlimit(Resource::RLIMIT_MEMLOCK)?;
-    let lifted = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY);
-    let called = call();
-    if lifted.is_ok() {
-        setrlimit(Resource::RLIMIT_MEMLOCK, soft, hard)?;
+    if setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY).is_err() {
+        return call();
     }
+    let called = call();
+    setrlimit(Resource::RLIMIT_MEMLOCK, soft, hard)?;
     called
 }
 

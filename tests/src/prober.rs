@@ -10,9 +10,13 @@ use crate::{
     process::{Dialogue, beside, command_in},
 };
 
-/// Looks this near to each other leave little time for a moment that nobody sees: they are made every 0.5 ms,
-/// and what is between is other processes' turn.
+/// Looks this near to each other leave little time for a moment that nobody sees: they are made at the pace of
+/// [`LOOKS`], and what is between is other processes' turn.
 pub const NEAR: Duration = Duration::from_millis(20);
+/// Connections in a second, but for the time that each takes.
+pub const LOOKS: u32 = 2000;
+/// The same on an emulated processor, which would have no time left for what is looked at.
+pub const LOOKS_EMULATED: u32 = 250;
 
 /// A process in the agent's cgroup; ended when dropped.
 #[derive(Debug)]

@@ -21,7 +21,10 @@ use nix::{
         listen, setsockopt, socket, sockopt,
     },
 };
-use rto_tests::prober::NEAR;
+use rto_tests::{
+    emulated::scaled,
+    prober::{LOOKS, LOOKS_EMULATED, NEAR},
+};
 
 #[derive(Parser)]
 enum Cli {
@@ -221,12 +224,12 @@ impl Samples {
 }
 
 fn sample(to: Vec<SocketAddr>, expect: Vec<u32>) -> anyhow::Result<()> {
-    const PAUSE: Duration = Duration::from_micros(500);
+    let pause = Duration::from_secs(1) / scaled("looks a second", LOOKS, LOOKS_EMULATED);
     let samples = Arc::new(Mutex::new(Samples::default()));
     let shared = samples.clone();
     let sampler = thread::spawn(move || -> anyhow::Result<()> {
         for to in to.iter().cycle() {
-            thread::sleep(PAUSE);
+            thread::sleep(pause);
             // Held over the connection: none is under way when "end" is answered.
             let mut samples = shared.lock().map_err(|e| anyhow::anyhow!("{e}"))?;
             if !samples.on {

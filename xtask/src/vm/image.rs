@@ -98,7 +98,7 @@ pub(crate) fn initramfs(kernel: &Unpacked, tests: &Tests) -> anyhow::Result<temp
     run_command(
         Command::new("cp")
             .arg("-r")
-            .arg(root().join("systemd"))
+            .args([root().join("systemd"), root().join("config")])
             .arg(&sources),
     )?;
     fs::write(

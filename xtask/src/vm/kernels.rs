@@ -6,7 +6,7 @@
 
 use std::{
     cmp::Ordering,
-    fs,
+    fs::{self, File},
     path::{Path, PathBuf},
     process::Command,
 };
@@ -33,6 +33,18 @@ const DEBIAN: &str = "http://deb.debian.org/debian";
 const SECURITY: &str = "http://deb.debian.org/debian-security";
 pub(crate) const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
+/// The newest there is, of whatever series.
+pub(super) const NEWEST: &str = "newest";
+/// What the names of all packages of kernels begin with.
+const PACKAGE: &str = "linux-image-";
+
+impl Kernel {
+    /// Whether a kernel, as it calls itself, is of this series; of "newest" none is said to be.
+    pub(super) fn is_of_series(&self, version: &str) -> bool {
+        !self.series.is_empty() && version.starts_with(self.series)
+    }
+}
+
 /// The kernels of the matrix.
 pub(crate) const KERNELS: [Kernel; 4] = [
     Kernel {
@@ -51,7 +63,7 @@ pub(crate) const KERNELS: [Kernel; 4] = [
         source: (SECURITY, "bookworm-security"),
     },
     Kernel {
-        name: "newest",
+        name: NEWEST,
         series: "",
         source: (DEBIAN, "sid"),
     },
@@ -109,18 +121,28 @@ impl Unpacked {
 /// The kernel, downloaded if it is not there or newer ones are asked for.
 pub(crate) fn unpacked(kernel: &Kernel, refresh: bool) -> anyhow::Result<Unpacked> {
     let cache = root().join("target/vm/kernels").join(kernel.name);
-    let cached = fs::read_dir(&cache).ok().and_then(|entries| {
-        let dirs = entries.flatten().filter(|e| e.path().is_dir());
-        dirs.max_by(|a, b| natural(&name_of(a), &name_of(b)))
-    });
-    match cached {
-        Some(dir) if !refresh => Unpacked::at(&dir.path()),
+    fs::create_dir_all(&cache)?;
+    // While another process downloads, what is there is not left over.
+    let lock = File::create(cache.with_extension("lock"))?;
+    lock.lock()?;
+    match cached(&cache)? {
+        Some(package) if !refresh => Unpacked::at(&cache.join(package)),
         _ => Unpacked::at(&download(kernel, &cache)?),
     }
 }
 
-fn name_of(entry: &fs::DirEntry) -> String {
-    entry.file_name().to_string_lossy().into_owned()
+/// The newest package that is unpacked already. What downloads that were interrupted have left is removed.
+fn cached(cache: &Path) -> anyhow::Result<Option<String>> {
+    let names = fs::read_dir(cache)?
+        .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
+        .collect::<anyhow::Result<Vec<String>>>()?;
+    let (packages, left): (Vec<String>, Vec<String>) = names
+        .into_iter()
+        .partition(|name| name.starts_with(PACKAGE));
+    for name in left {
+        fs::remove_dir_all(cache.join(name))?;
+    }
+    Ok(packages.into_iter().max_by(|a, b| natural(a, b)))
 }
 
 fn download(kernel: &Kernel, cache: &Path) -> anyhow::Result<PathBuf> {
@@ -129,9 +151,8 @@ fn download(kernel: &Kernel, cache: &Path) -> anyhow::Result<PathBuf> {
         "linux {}: asking {archive} for the newest of {suite}",
         kernel.name
     );
-    fs::create_dir_all(cache)?;
     let apt = Apt::of(archive, suite)?;
-    let prefix = format!("linux-image-{}", kernel.series);
+    let prefix = format!("{PACKAGE}{}", kernel.series);
     let names = output(apt.command("apt-cache").args(["pkgnames", &prefix]))?;
     let package = newest(&prefix, &names).with_context(|| {
         format!(
@@ -179,7 +200,7 @@ fn newest(prefix: &str, names: &str) -> Option<String> {
         .filter(|name| {
             name.ends_with("-cloud-amd64")
                 && name.starts_with(prefix)
-                && name["linux-image-".len()..].starts_with(|c: char| c.is_ascii_digit())
+                && name[PACKAGE.len()..].starts_with(|c: char| c.is_ascii_digit())
                 // "linux-image-6.12-cloud-amd64" depends on the newest, and is no kernel.
                 && name.matches('.').count() > 1
         })
@@ -271,6 +292,18 @@ mod tests {
             );
         }
         assert_eq!(newest("linux-image-5.10.", names), None);
+    }
+
+    #[test]
+    fn what_an_interrupted_download_leaves_is_no_kernel() {
+        let cache = tempfile::tempdir().unwrap();
+        assert_eq!(cached(cache.path()).unwrap(), None);
+        for dir in [".tmp9zZ999", "linux-image-6.1.0-9", "linux-image-6.1.0-56"] {
+            fs::create_dir(cache.path().join(dir)).unwrap();
+        }
+        let newest = cached(cache.path()).unwrap();
+        assert_eq!(newest.as_deref(), Some("linux-image-6.1.0-56"));
+        assert!(!cache.path().join(".tmp9zZ999").exists());
     }
 
     #[test]

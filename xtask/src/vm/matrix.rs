@@ -11,11 +11,15 @@ use rto_tests::{emulated::SCALED, features::FEATURES, verifier};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use super::LEFT_OUT;
+use super::{
+    HOST, LEFT_OUT,
+    kernels::{KERNELS, Kernel, NEWEST},
+};
 use crate::root;
 
 const DATA: &str = "docs/matrix.json";
 const PAGE: &str = "docs/kernel.md";
+const LOCK: &str = "target/vm/matrix.lock";
 /// Where the groups of tests are listed.
 #[cfg(test)]
 const TESTS: &str = "tests/tests/integration/main.rs";
@@ -64,6 +68,9 @@ struct Group {
     /// Those that failed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     failed: Vec<String>,
+    /// So many do not run in this place, by the reason they give.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    elsewhere: BTreeMap<String, usize>,
     /// So many asserted instead that a feature is missing, by feature.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     absent: BTreeMap<String, usize>,
@@ -105,6 +112,29 @@ impl Column {
             scaled: scaled(lines),
             status,
         })
+    }
+
+    /// Whose column it is: as `--kernel` names it. There is one of each.
+    fn place(&self) -> &'static str {
+        if self.is_host {
+            return HOST;
+        }
+        let is_of = |kernel: &&Kernel| kernel.is_of_series(&self.kernel);
+        KERNELS.iter().find(is_of).map_or(NEWEST, |k| k.name)
+    }
+
+    /// With groups that were tested on the same kernel later.
+    fn with(mut self, later: &Self) -> Self {
+        self.features.clone_from(&later.features);
+        self.verifier.clone_from(&later.verifier);
+        self.tests.extend(later.tests.clone());
+        // "36 kills instead of 200" stands for any other number of kills.
+        let what = |said: &String| said.split_once(' ').map(|(_, what)| what.to_owned());
+        let again: BTreeSet<_> = later.scaled.iter().map(what).collect();
+        self.scaled.retain(|said| !again.contains(&what(said)));
+        self.scaled.extend(later.scaled.clone());
+        self.status = self.status.max(later.status);
+        self
     }
 
     /// What is wrong with it.
@@ -164,18 +194,23 @@ fn groups(lines: &[String]) -> BTreeMap<String, Group> {
         let Some(rest) = line.strip_prefix("test ").filter(|l| l.contains(" ... ")) else {
             continue;
         };
-        let (absent, name) = match rest.strip_prefix("[absent: ") {
-            Some(kind) => {
-                let (feature, name) = kind.split_once("] ").unwrap_or_default();
-                (Some(feature), name)
-            }
+        // What the test is printed with, and its name.
+        let (kind, name) = match rest
+            .strip_prefix('[')
+            .and_then(|rest| rest.split_once("] "))
+        {
+            Some((kind, name)) => (Some(kind), name),
             None => (None, rest),
         };
         let name = name.split_whitespace().next().unwrap_or_default();
         let group = name.split("::").next().unwrap_or_default();
         let group = groups.entry(group.to_owned()).or_default();
+        let absent = kind.and_then(|kind| kind.strip_prefix("absent: "));
         if failed.iter().any(|failed| failed == name) {
             group.failed.push(name.to_owned());
+        } else if line.ends_with(" ... ignored") {
+            let why = kind.unwrap_or("ignored").to_owned();
+            *group.elsewhere.entry(why).or_default() += 1;
         } else if let Some(feature) = absent {
             *group.absent.entry(feature.to_owned()).or_default() += 1;
         } else {
@@ -219,7 +254,7 @@ fn object() -> String {
 
 impl Matrix {
     /// As in the tree.
-    pub(super) fn kept() -> anyhow::Result<Self> {
+    fn kept() -> anyhow::Result<Self> {
         match fs::read_to_string(root().join(DATA)) {
             Ok(text) => Ok(serde_json::from_str(&text).context(DATA)?),
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(Self::default()),
@@ -227,23 +262,29 @@ impl Matrix {
         }
     }
 
-    /// Puts the groups that ran into the column of this version; what another object gave is dropped.
+    /// Puts a column into the tree. Two of `cargo xtask vm` may do so at once.
+    pub(super) fn add(column: &Column) -> anyhow::Result<()> {
+        let lock = fs::File::create(root().join(LOCK))?;
+        lock.lock().context(LOCK)?;
+        let mut kept = Self::kept()?;
+        kept.take(column);
+        kept.keep()
+    }
+
+    /// Puts the groups that ran into the column of this place; what another object or kernel gave there is dropped.
     pub(super) fn take(&mut self, column: &Column) {
-        let is_same = |old: &&mut Column| {
-            old.is_host == column.is_host && (column.is_host || old.number() == column.number())
+        let place = column.place();
+        let is_same = |old: &&Column| {
+            old.place() == place && old.object == column.object && old.kernel == column.kernel
         };
-        match self.columns.iter_mut().find(is_same) {
-            Some(old) if old.object == column.object && old.kernel == column.kernel => {
-                old.features.clone_from(&column.features);
-                old.verifier.clone_from(&column.verifier);
-                old.tests.extend(column.tests.clone());
-                old.scaled.extend(column.scaled.clone());
-                old.status = old.status.max(column.status);
-            }
-            Some(old) => *old = column.clone(),
-            None => self.columns.push(column.clone()),
-        }
-        self.columns.sort_by_key(Column::number);
+        let taken = match self.columns.iter().find(is_same) {
+            Some(old) => old.clone().with(column),
+            None => column.clone(),
+        };
+        self.columns.retain(|old| old.place() != place);
+        self.columns.push(taken);
+        self.columns
+            .sort_by_key(|column| (column.is_host, column.number()));
     }
 
     /// What is wrong, by kernel.
@@ -255,7 +296,7 @@ impl Matrix {
     }
 
     /// Into the tree: the data and the table.
-    pub(super) fn keep(&self) -> anyhow::Result<()> {
+    fn keep(&self) -> anyhow::Result<()> {
         let data = serde_json::to_string_pretty(self)? + "\n";
         fs::write(root().join(DATA), data)?;
         let page = root().join(PAGE);
@@ -344,6 +385,9 @@ impl Group {
         for (feature, count) in &self.absent {
             parts.push(format!("{count} without {feature}"));
         }
+        for (why, count) in &self.elsewhere {
+            parts.push(format!("{count} {why}"));
+        }
         if !self.failed.is_empty() {
             parts.push(format!("**{} failed**", self.failed.len()));
         }
@@ -370,12 +414,16 @@ mod tests {
         assert_eq!(table, Matrix::kept().unwrap().table());
     }
 
-    /// Every kernel was tested with the object in the tree, and nothing is above its limit.
+    /// Every kernel and a host's own was tested with the object in the tree, and nothing is above its limit.
     #[test]
     fn the_data_is_of_the_object_in_the_tree() {
         let kept = Matrix::kept().unwrap();
-        let machines = kept.columns.iter().filter(|column| !column.is_host);
-        assert_eq!(machines.count(), super::super::kernels::KERNELS.len());
+        let mut places: Vec<&str> = kept.columns.iter().map(Column::place).collect();
+        let mut expected: Vec<&str> = KERNELS.iter().map(|kernel| kernel.name).collect();
+        expected.push(HOST);
+        places.sort_unstable();
+        expected.sort_unstable();
+        assert_eq!(places, expected, "run cargo xtask vm --kernel all");
         for column in &kept.columns {
             assert_eq!(
                 column.object,
@@ -414,6 +462,40 @@ mod tests {
         }
     }
 
+    fn column(kernel: &str, is_host: bool, group: &str) -> Column {
+        Column {
+            kernel: kernel.to_owned(),
+            is_host,
+            object: object(),
+            features: BTreeMap::new(),
+            verifier: BTreeMap::new(),
+            tests: [(group.to_owned(), Group::default())].into(),
+            scaled: ["20 kills instead of 200".to_owned()].into(),
+            status: 0,
+        }
+    }
+
+    /// A newer kernel takes the place of the newest until then, and one of a series that of the same series.
+    #[test]
+    fn one_column_for_each_place() {
+        let mut matrix = Matrix::default();
+        for kernel in ["7.2.13+deb14", "5.10.0-46", "7.3.1+deb14", "6.1.0-56"] {
+            matrix.take(&column(kernel, false, "syn"));
+        }
+        matrix.take(&column("6.18.44", true, "syn"));
+        matrix.take(&column("6.1.0-57", false, "syn"));
+        matrix.take(&Column {
+            scaled: ["36 kills instead of 200".to_owned()].into(),
+            ..column("6.1.0-57", false, "top")
+        });
+        let kernels: Vec<&str> = matrix.columns.iter().map(|c| c.kernel.as_str()).collect();
+        assert_eq!(kernels, ["5.10.0-46", "6.1.0-57", "7.3.1+deb14", "6.18.44"]);
+        let tests: Vec<&String> = matrix.columns[1].tests.keys().collect();
+        assert_eq!(tests, ["syn", "top"]);
+        let scaled: Vec<&String> = matrix.columns[1].scaled.iter().collect();
+        assert_eq!(scaled, ["36 kills instead of 200"]);
+    }
+
     #[test]
     fn tests_by_group() {
         let lines: Vec<String> = "\
@@ -421,6 +503,7 @@ test syn::one                    ... ok
 test syn::two                    ... the daemon has ended
 FAILED
 test [absent: iter-tcp] open_sockets::walk ... ok
+test [only in cargo xtask vm] faults::clock ... ignored
 
 failures:
 
@@ -439,6 +522,8 @@ test result: FAILED. 2 passed; 1 failed; 0 ignored; 0 measured; 3 filtered out; 
         assert_eq!(groups["syn"].passed, 1);
         assert_eq!(groups["syn"].failed, ["syn::two"]);
         assert_eq!(groups["open_sockets"].absent["iter-tcp"], 1);
+        assert_eq!(groups["faults"].passed, 0);
+        assert_eq!(groups["faults"].elsewhere["only in cargo xtask vm"], 1);
         assert_eq!(results(&lines), (2, 1));
     }
 }

@@ -31,7 +31,8 @@ use super::{
 
 const ROUNDS: u32 = 200;
 const ROUNDS_LONG: u32 = 1000;
-const ROUNDS_EMULATED: u32 = 20;
+/// Each world has each operation three times: killed at once, when it is done, and at some moment.
+const ROUNDS_EMULATED: u32 = 36;
 /// Worlds at once: a start mostly waits for the kernel. On an emulated processor it has work to do.
 const WORLDS: u32 = 4;
 const WORLDS_EMULATED: u32 = 2;
@@ -163,8 +164,10 @@ fn check_tallies(tallies: &[Tally], rounds: u32) -> anyhow::Result<()> {
             tallies.iter().filter_map(|t| of(t).get(&operation)).sum()
         };
         let (cut_short, done) = (sum(|t| &t.cut_short), sum(|t| &t.done));
+        // With one processor the daemon may have ended before whoever kills it has its turn again.
+        let is_too_short = operation == Operation::Stop && is_emulated();
         ensure!(
-            cut_short > 0 && done > 0,
+            (cut_short > 0 || is_too_short) && done > 0,
             "{operation:?}: {cut_short} were cut short, {done} were done"
         );
     }
@@ -284,12 +287,13 @@ impl Run {
     }
 
     /// When SIGKILL comes, this time. Mostly at any moment, also a little after the end; the first time at once,
-    /// and each sixth time when it is done, so that also of few rounds some are cut short and some are not.
+    /// and the second and each sixth from there when it is done, so that also of few rounds some are cut short and
+    /// some are not.
     fn moment(&mut self, operation: Operation, time: u32) -> Moment {
         let share = self.rng.random_range(0.0..1.2);
         match time {
             0 => Moment::After(Duration::ZERO),
-            _ if time % 6 == 2 => Moment::Done,
+            _ if time % 6 == 1 => Moment::Done,
             _ => Moment::After(self.durations[&operation].mul_f64(share)),
         }
     }
