@@ -715,7 +715,7 @@ impl Datapath {
             self.unlinked = true;
             // The link goes some time after its last handle: a connection that is made meanwhile
             // still gets its policy.
-            wait_until(|| !attached(&self.options.cgroup, program_id).unwrap_or(false));
+            let _gone = wait_until(|| !attached(&self.options.cgroup, program_id).unwrap_or(false));
         }
         Ok(())
     }
@@ -899,24 +899,25 @@ pub fn remove_links(pin_dir: &Path) -> Result<usize, DatapathError> {
         count += usize::from(generation.path.join(pins::LINK).exists());
         pins::remove_links(&generation.path).map_err(|e| pin_error(&generation.path, &e))?;
     }
-    wait_until(|| programs.iter().all(|id| program_info(*id).is_err()));
+    let _gone = wait_until(|| programs.iter().all(|id| program_info(*id).is_err()));
     Ok(count)
 }
 
-/// Waits until a program is no more.
-fn wait_for_end(program_id: Option<u32>) {
-    wait_until(|| program_id.is_none_or(|id| program_info(id).is_err()));
+/// Waits until a program is no more; whether it is.
+fn wait_for_end(program_id: Option<u32>) -> bool {
+    wait_until(|| program_id.is_none_or(|id| program_info(id).is_err()))
 }
 
-/// Waits, for a second at the most, until the kernel has done something.
-fn wait_until(done: impl Fn() -> bool) {
+/// Waits, for a second at the most, until the kernel has done something; whether it has.
+fn wait_until(done: impl Fn() -> bool) -> bool {
     const STEP: Duration = Duration::from_millis(2);
     for _ in 0..500 {
         if done() {
-            return;
+            return true;
         }
         std::thread::sleep(STEP);
     }
+    false
 }
 
 /// The initial RTO in jiffies that the maps pinned below `pin_dir` have for an address; `None` if

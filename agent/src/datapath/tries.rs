@@ -246,15 +246,18 @@ impl Tries {
     }
 }
 
-/// Takes every entry out of tries that nobody needs any more, on a thread of its own, once `is_unused`. The kernel frees
-/// a full one without a pause: whatever else is to run on that processor would wait for as long as a second.
-pub(super) fn empty_later(tries: Arc<Tries>, is_unused: impl FnOnce() + Send + 'static) {
+/// Takes every entry out of tries that nobody needs any more, on a thread of its own, if `is_unused` says that it is so.
+/// The kernel frees a full one without a pause: whatever else is to run on that processor would wait for as long as a
+/// second.
+pub(super) fn empty_later(tries: Arc<Tries>, is_unused: impl FnOnce() -> bool + Send + 'static) {
     let emptying = std::thread::Builder::new().name("empty".to_owned());
     // Without a thread the kernel does it.
     let _begun = emptying.spawn(move || {
-        is_unused();
-        tries.empty(&tries.v4());
-        tries.empty(&tries.v6());
+        // One that somebody holds may still be in force.
+        if is_unused() {
+            tries.empty(&tries.v4());
+            tries.empty(&tries.v6());
+        }
     });
 }
 
