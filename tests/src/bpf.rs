@@ -85,10 +85,10 @@ pub(crate) fn load(instructions: &[Instruction], kind: ProgramAttr) -> io::Resul
     }
 }
 
-/// Before Linux 5.11 programs count against RLIMIT_MEMLOCK. It is lifted for one call only: agents inherit
+/// Before Linux 5.11 programs and maps count against RLIMIT_MEMLOCK. It is lifted for one call only: agents inherit
 /// it, and must do without. Where that is not allowed (CAP_SYS_RESOURCE) the call is made all the same: newer
 /// kernels do not ask.
-fn unlimited<T>(call: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+pub(crate) fn unlimited<T>(call: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     let (soft, hard) = getrlimit(Resource::RLIMIT_MEMLOCK)?;
     if setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY).is_err() {
         return call();

@@ -6,7 +6,7 @@ use std::{
     os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd},
 };
 
-use crate::bpf::{call, made};
+use crate::bpf::{call, made, unlimited};
 
 const BPF_MAP_CREATE: i32 = 0;
 const BPF_MAP_UPDATE_BATCH: i32 = 26;
@@ -123,7 +123,7 @@ fn create(key_size: u32, max_entries: u32) -> io::Result<OwnedFd> {
         max_entries,
         map_flags: BPF_F_NO_PREALLOC,
     };
-    Ok(made(call(BPF_MAP_CREATE, &mut attr)?))
+    Ok(made(unlimited(|| call(BPF_MAP_CREATE, &mut attr))?))
 }
 
 fn batches<const N: usize>(command: i32, map: &OwnedFd, keys: &[[u8; N]]) -> io::Result<()> {

@@ -143,7 +143,7 @@ const BATCHES: (u32, u32) = (5, 13);
 /// Each of the three commands, by the agent's own calls on a trie of the test's own.
 fn batch_commands() -> anyhow::Result<()> {
     const COUNT: u8 = 100;
-    let tries = Tries::new(1000)?;
+    let tries = Tries::new(COUNT.into())?;
     // SAFETY: keys of eight bytes, values of VALUE_SIZE.
     let trie: Trie<'_, 4, u64> = unsafe { Trie::new(tries.v4()) };
     assert_eq!(size_of::<u64>(), VALUE_SIZE as usize);
@@ -264,11 +264,11 @@ fn answers() -> anyhow::Result<()> {
     let (_, first) = answers.first().context("no answer")?;
     assert_eq!(first["healthy"], false, "{first:#}");
     assert_eq!(first["problems"][0], "starting", "{first:#}");
-    // One that waited for the end of the load would have taken longer.
-    let (loaded, prompt) = (begin.elapsed(), slowed(PROMPT));
+    // One that waited for the end of the load would have taken most of it.
+    let loaded = begin.elapsed();
+    let prompt = slowed(PROMPT).min(loaded / 2);
     let slowest = answers.iter().map(|(took, _)| *took).max();
     assert!(slowest < Some(prompt), "{slowest:?} of {loaded:?}");
-    assert!(loaded > 2 * prompt, "{loaded:?} proves nothing");
     Ok(())
 }
 
