@@ -15,4 +15,5 @@ pub mod engine;
 pub mod kernel;
 mod parallel;
 pub mod policy;
+mod problem;
 pub mod telemetry;

@@ -7,6 +7,7 @@ use clap::{Parser, Subcommand};
 
 mod bench;
 mod demo;
+mod deny;
 mod ebpf;
 mod fuzz;
 mod host;
@@ -30,6 +31,8 @@ enum Verb {
     Bench(bench::Args),
     /// Show SYN retransmission before and after, in namespaces of its own
     Demo,
+    /// Check licences and sources of what the tree depends on, and known vulnerabilities
+    Deny,
     /// Build the eBPF object that is kept in the tree, or prove that it comes from the sources
     Ebpf(ebpf::Args),
     /// Feed what is read from others with what nobody would send, and watch it not break
@@ -50,6 +53,7 @@ fn main() -> anyhow::Result<()> {
     match Cli::parse().verb {
         Verb::Bench(args) => bench::run(&args),
         Verb::Demo => demo::run(),
+        Verb::Deny => deny::run(),
         Verb::Ebpf(args) => ebpf::run(&args),
         Verb::Fuzz(args) => fuzz::run(&args),
         Verb::Host(args) => host::run(&args),

@@ -11,7 +11,7 @@ use anyhow::{Context as _, bail};
 use crate::{
     process::{as_root, run as run_command},
     setup,
-    tools::cargo,
+    tools::{self, cargo},
 };
 
 /// `cargo xtask test`.
@@ -92,49 +92,24 @@ pub(crate) fn build_programs() -> anyhow::Result<()> {
 
 /// Builds the integration tests; their executable.
 pub(crate) fn integration_binary() -> anyhow::Result<PathBuf> {
-    let output = cargo()
-        .args([
-            "test",
-            "--package",
-            "rto-tests",
-            "--locked",
-            "--test",
-            "integration",
-            "--no-run",
-        ])
-        .arg("--message-format=json-render-diagnostics")
-        .stderr(Stdio::inherit())
-        .output()?;
-    executable(output.stdout)
+    let tests = ["--package", "rto-tests", "--test", "integration"];
+    tools::built(
+        cargo().args(["test", "--no-run", "--locked"]).args(tests),
+        "integration",
+    )
 }
 
 /// Both, optimised a little, for an emulated processor: the programs' directory, and the tests' executable.
 pub(crate) fn build_for_machines() -> anyhow::Result<(PathBuf, PathBuf)> {
-    let output = cargo()
-        .args(["build", "--profile", "machine", "--locked", "--bins"])
-        .args(["--package", "rto-agent", "--package", "rto-lab"])
-        .args(["--package", "rto-tests", "--test", "integration"])
-        .arg("--message-format=json-render-diagnostics")
-        .stderr(Stdio::inherit())
-        .output()?;
-    if !output.status.success() {
-        bail!("cargo build: {}", output.status);
-    }
-    let integration = executable(output.stdout)?;
+    let integration = tools::built(
+        cargo()
+            .args(["build", "--profile", "machine", "--locked", "--bins"])
+            .args(["--package", "rto-agent", "--package", "rto-lab"])
+            .args(["--package", "rto-tests", "--test", "integration"]),
+        "integration",
+    )?;
     let programs = integration.ancestors().nth(2).context("a directory")?;
     Ok((programs.to_owned(), integration))
-}
-
-/// The integration tests', by what cargo says that it built.
-fn executable(messages: Vec<u8>) -> anyhow::Result<PathBuf> {
-    let messages = String::from_utf8(messages)?;
-    let is_test = |message: &serde_json::Value| message["target"]["name"] == "integration";
-    messages
-        .lines()
-        .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok())
-        .filter(is_test)
-        .find_map(|message| message["executable"].as_str().map(PathBuf::from))
-        .context("the integration tests were not built")
 }
 
 /// Runs a command, shows what it prints, and adds up cargo's "test result" lines. A command that

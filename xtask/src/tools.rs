@@ -5,6 +5,8 @@ use std::{
     process::{Command, Stdio},
 };
 
+use anyhow::{Context as _, bail};
+
 use crate::{process::run, root};
 
 /// Where they are: nothing is installed for the user.
@@ -73,4 +75,26 @@ pub(crate) fn cargo() -> Command {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.current_dir(root());
     cargo
+}
+
+/// Builds with this cargo command; the executable of the target of this name.
+///
+/// # Errors
+///
+/// If it does not build, or there is no such target among what was built.
+pub(crate) fn built(cargo: &mut Command, target: &str) -> anyhow::Result<PathBuf> {
+    let output = cargo
+        .arg("--message-format=json-render-diagnostics")
+        .stderr(Stdio::inherit())
+        .output()?;
+    if !output.status.success() {
+        bail!("cargo: {}", output.status);
+    }
+    let messages = String::from_utf8(output.stdout)?;
+    messages
+        .lines()
+        .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok())
+        .filter(|message| message["target"]["name"] == target)
+        .find_map(|message| message["executable"].as_str().map(PathBuf::from))
+        .with_context(|| format!("{target} was not built"))
 }

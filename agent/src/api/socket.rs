@@ -29,7 +29,7 @@ use tokio::{
 };
 use tracing::warn;
 
-use crate::daemon::trusted;
+use crate::{daemon::trusted, problem::Problem};
 
 /// How often it is looked whether the path still leads to the socket.
 const LOOK: Duration = Duration::from_secs(2);
@@ -44,8 +44,7 @@ pub struct Standing {
     group: Gid,
     inode: Arc<AtomicU64>,
     look: Interval,
-    /// What was last said to be amiss.
-    told: Option<String>,
+    problem: Problem,
 }
 
 /// The socket's file, removed when dropped (unless another daemon has put its own there).
@@ -86,7 +85,7 @@ impl Standing {
             group,
             inode,
             look: interval(LOOK),
-            told: None,
+            problem: Problem::default(),
         };
         Ok((standing, file))
     }
@@ -106,12 +105,10 @@ impl Standing {
             },
             Err(e) => Some(e.to_string()),
         };
-        if let Some(problem) = &problem
-            && self.told.as_ref() != Some(problem)
-        {
-            warn!(socket = %self.path.display(), "the socket cannot be reached: {problem}");
-        }
-        self.told = problem;
+        let socket = self.path.display();
+        self.problem.becomes(problem, |problem| {
+            warn!(%socket, "the socket cannot be reached: {problem}");
+        });
     }
 
     fn again(&mut self) -> anyhow::Result<()> {
@@ -219,7 +216,7 @@ mod tests {
             fs::remove_file(&path).unwrap();
             fs::write(&path, "").unwrap();
             standing.stand_up();
-            assert!(standing.told.is_some());
+            assert!(standing.problem.text().is_some());
             drop(file);
             assert!(path.exists());
         });

@@ -10,17 +10,20 @@ use std::{
     hash::{BuildHasher as _, Hash as _, Hasher as _},
     io::{self, Read as _},
     path::{Path, PathBuf},
+    sync::OnceLock,
     time::Duration,
 };
 
 use foldhash::quality::FixedState;
 
-use crate::parallel;
-use crate::policy::{
-    Cidr, HostFacts, Location, Policy, PolicyName, PolicySet,
-    compile::{check_force, compile},
-    entries::Builder,
-    units::{format_duration, parse_duration},
+use crate::{
+    parallel,
+    policy::{
+        Cidr, HostFacts, Location, Policy, PolicyName, PolicySet,
+        compile::{check_force, compile},
+        entries::Builder,
+        units::{format_duration, parse_duration},
+    },
 };
 
 pub mod draft;
@@ -268,6 +271,7 @@ pub struct Files {
     /// The main one is the first.
     files: Vec<(PathBuf, io::Result<String>)>,
     unlisted: Option<ConfigError>,
+    fingerprint: OnceLock<u64>,
 }
 
 impl Files {
@@ -289,12 +293,20 @@ impl Files {
                 (path, text)
             })
             .collect();
-        Self { files, unlisted }
+        Self {
+            files,
+            unlisted,
+            fingerprint: OnceLock::new(),
+        }
     }
 
     /// A number that is another when any of them is.
     #[must_use]
     pub fn fingerprint(&self) -> u64 {
+        *self.fingerprint.get_or_init(|| self.hash())
+    }
+
+    fn hash(&self) -> u64 {
         // Files change by themselves and not against us: what is fast will do.
         let mut hasher = FixedState::default().build_hasher();
         for (path, text) in &self.files {
@@ -306,12 +318,6 @@ impl Files {
         unlisted.map(ToString::to_string).hash(&mut hasher);
         hasher.finish()
     }
-}
-
-/// A number that changes when any of the files does.
-#[must_use]
-pub fn fingerprint(path: &Path) -> u64 {
-    Files::read(path).fingerprint()
 }
 
 fn policies_dir(path: &Path) -> PathBuf {

@@ -172,6 +172,10 @@ fn a_missing_file_says_what_to_do() {
     );
 }
 
+fn fingerprint(path: &Path) -> u64 {
+    Files::read(path).fingerprint()
+}
+
 #[test]
 fn the_fingerprint_follows_every_file() {
     let dir = tempfile::tempdir().unwrap();

@@ -77,7 +77,7 @@ impl InstanceLock {
             path: state_dir.to_owned(),
             reason,
         };
-        make_state_dir(state_dir).map_err(state_error)?;
+        trusted::make_own(state_dir).map_err(state_error)?;
         let path = state_dir.join(FILE);
         let mut file = OpenOptions::new()
             .read(true)
@@ -156,11 +156,6 @@ fn lock(file: File, path: &Path, holder: Option<u32>) -> Result<Flock<File>, Loc
             reason: errno.into(),
         },
     })
-}
-
-fn make_state_dir(path: &Path) -> io::Result<()> {
-    trusted::make(path, 0o755)?;
-    trusted::own(path)
 }
 
 fn read_pid(file: &mut File) -> Option<u32> {

@@ -16,6 +16,7 @@ use crate::{
     datapath::{make_pin_dir, probe},
     engine::{self, Engine, Handle, Message, Start, memory, systemd::Voucher},
     kernel::{self, facts::host_facts, privileges},
+    problem::Problem,
     telemetry::http,
 };
 
@@ -99,17 +100,12 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
             let serving = http::serve(listener, handle.clone());
             (tokio::spawn(serving), socket)
         });
-        let mut told = None;
+        let mut amiss = Problem::default();
         let mut voucher = Voucher::from_environment();
         signals
             .forward(&handle, end, || {
                 let problem = lock.follow(&pin_dir).err().map(|e| e.to_string());
-                if let Some(problem) = &problem
-                    && told.as_ref() != Some(problem)
-                {
-                    warn!("{problem}");
-                }
-                told = problem;
+                amiss.becomes(problem, |text| warn!("{text}"));
                 voucher.look(&handle);
             })
             .await;

@@ -80,6 +80,16 @@ pub fn make(path: &Path, mode: u32) -> io::Result<()> {
     Err(refused(path, "it cannot be made"))
 }
 
+/// Makes a directory of the daemon's own that everybody may look at, where there is none, and checks it.
+///
+/// # Errors
+///
+/// As [`make`] and [`own`].
+pub fn make_own(path: &Path) -> io::Result<()> {
+    make(path, 0o755)?;
+    own(path)
+}
+
 /// How far a path leads.
 struct Resolved {
     /// The last that exists.

@@ -361,8 +361,7 @@ impl Datapath {
         let tries = &self.tables.tries;
         let slots = self.slots.indices();
         tries.write(plan.entries_write.iter().map(|(cidr, name)| {
-            let known = plan.entries_pointed > 0 && current.entries.contains_key(cidr);
-            let former = if known {
+            let former = if plan.points_anew(current, cidr) {
                 tries.get(cidr)?.map(|value| value.hits)
             } else {
                 self.former_hits.get(cidr).copied()

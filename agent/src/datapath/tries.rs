@@ -136,11 +136,8 @@ impl Tries {
         IpAddr: From<[u8; N]>,
     {
         let failed = |e: std::io::Error| map_error(name, e.to_string());
-        let zero = LpmKey {
-            length: 0,
-            data: [0; N],
-        };
-        let (mut keys, mut values) = (vec![zero; CHUNK], vec![EntryValue::default(); CHUNK]);
+        let mut keys = vec![LpmKey::<N>::ZERO; CHUNK];
+        let mut values = vec![EntryValue::default(); CHUNK];
         let mut cursor = None;
         while self.can_batch() {
             let (count, next) = match trie.lookup_batch(cursor, &mut keys, &mut values) {
@@ -173,6 +170,20 @@ impl Tries {
         &self,
         entries: impl Iterator<Item = Result<(Cidr, EntryValue), DatapathError>>,
     ) -> Result<(), DatapathError> {
+        self.change(Change::Write, entries)
+    }
+
+    /// Removes entries; those that are not there are as good as removed.
+    pub(super) fn remove(&self, cidrs: &[Cidr]) -> Result<(), DatapathError> {
+        let entries = cidrs.iter().map(|cidr| Ok((*cidr, EntryValue::default())));
+        self.change(Change::Remove, entries)
+    }
+
+    fn change(
+        &self,
+        change: Change,
+        entries: impl Iterator<Item = Result<(Cidr, EntryValue), DatapathError>>,
+    ) -> Result<(), DatapathError> {
         let (mut v4, mut v6) = (Chunk::new(), Chunk::new());
         for entry in entries {
             let (cidr, value) = entry?;
@@ -181,95 +192,47 @@ impl Tries {
                 Key::V6(key) => v6.push(cidr, key, value),
             }
             if v4.is_full() {
-                self.write_chunk(&self.v4(), &mut v4)?;
+                self.change_chunk(change, &self.v4(), &mut v4)?;
             }
             if v6.is_full() {
-                self.write_chunk(&self.v6(), &mut v6)?;
+                self.change_chunk(change, &self.v6(), &mut v6)?;
             }
         }
-        self.write_chunk(&self.v4(), &mut v4)?;
-        self.write_chunk(&self.v6(), &mut v6)
+        self.change_chunk(change, &self.v4(), &mut v4)?;
+        self.change_chunk(change, &self.v6(), &mut v6)
     }
 
-    fn write_chunk<const N: usize>(
+    fn change_chunk<const N: usize>(
         &self,
+        change: Change,
         trie: &Trie<'_, N, EntryValue>,
         chunk: &mut Chunk<N>,
     ) -> Result<(), DatapathError> {
         let in_one = self.can_batch()
             && chunk.keys.len() > 1
-            && self.batched(&trie.update_batch(&chunk.keys, &chunk.values));
+            && self.batched(&match change {
+                Change::Write => trie.update_batch(&chunk.keys, &chunk.values),
+                Change::Remove => trie.delete_batch(&chunk.keys),
+            });
         if !in_one {
             let keys = chunk.keys.iter().zip(&chunk.values).zip(&chunk.cidrs);
             for ((key, value), cidr) in keys {
-                trie.update(key, value).map_err(|e| entry_error(cidr, &e))?;
+                let changed = match change {
+                    Change::Write => trie.update(key, value),
+                    Change::Remove => trie.delete(key).map(drop),
+                };
+                changed.map_err(|e| entry_error(cidr, &e))?;
             }
         }
         chunk.clear();
         Ok(())
     }
 
-    /// Removes entries; those that are not there are as good as removed.
-    pub(super) fn remove(&self, cidrs: &[Cidr]) -> Result<(), DatapathError> {
-        let (mut v4, mut v6) = (Chunk::new(), Chunk::new());
-        for cidr in cidrs {
-            match key(cidr) {
-                Key::V4(key) => v4.push(*cidr, key, EntryValue::default()),
-                Key::V6(key) => v6.push(*cidr, key, EntryValue::default()),
-            }
-            if v4.is_full() {
-                self.remove_chunk(&self.v4(), &mut v4)?;
-            }
-            if v6.is_full() {
-                self.remove_chunk(&self.v6(), &mut v6)?;
-            }
-        }
-        self.remove_chunk(&self.v4(), &mut v4)?;
-        self.remove_chunk(&self.v6(), &mut v6)
-    }
-
-    fn remove_chunk<const N: usize>(
-        &self,
-        trie: &Trie<'_, N, EntryValue>,
-        chunk: &mut Chunk<N>,
-    ) -> Result<(), DatapathError> {
-        let in_one = self.can_batch()
-            && chunk.keys.len() > 1
-            && self.batched(&trie.delete_batch(&chunk.keys));
-        if !in_one {
-            for (key, cidr) in chunk.keys.iter().zip(&chunk.cidrs) {
-                trie.delete(key).map_err(|e| entry_error(cidr, &e))?;
-            }
-        }
-        chunk.clear();
-        Ok(())
-    }
-}
-
-/// Takes every entry out of tries that nobody needs any more, on a thread of its own, if `is_unused` says that it is so.
-/// The kernel frees a full one without a pause: whatever else is to run on that processor would wait for as long as a
-/// second.
-pub(super) fn empty_later(tries: Arc<Tries>, is_unused: impl FnOnce() -> bool + Send + 'static) {
-    let emptying = std::thread::Builder::new().name("empty".to_owned());
-    // Without a thread the kernel does it.
-    let _begun = emptying.spawn(move || {
-        // One that somebody holds may still be in force.
-        if is_unused() {
-            tries.empty(&tries.v4());
-            tries.empty(&tries.v6());
-        }
-    });
-}
-
-impl Tries {
     fn empty<const N: usize>(&self, trie: &Trie<'_, N, EntryValue>) {
         /// Some tenths of a millisecond.
         const FEW: usize = 256;
-        let zero = LpmKey {
-            length: 0,
-            data: [0; N],
-        };
-        let (mut keys, mut values) = (vec![zero; FEW], vec![EntryValue::default(); FEW]);
+        let mut keys = vec![LpmKey::<N>::ZERO; FEW];
+        let mut values = vec![EntryValue::default(); FEW];
         while self.can_batch() {
             let read = trie.lookup_batch(None, &mut keys, &mut values);
             match read {
@@ -287,6 +250,28 @@ impl Tries {
             }
         }
     }
+}
+
+/// What becomes of entries.
+#[derive(Clone, Copy)]
+enum Change {
+    Write,
+    Remove,
+}
+
+/// Takes every entry out of tries that nobody needs any more, on a thread of its own, if `is_unused` says that it is so.
+/// The kernel frees a full one without a pause: whatever else is to run on that processor would wait for as long as a
+/// second.
+pub(super) fn empty_later(tries: Arc<Tries>, is_unused: impl FnOnce() -> bool + Send + 'static) {
+    let emptying = std::thread::Builder::new().name("empty".to_owned());
+    // Without a thread the kernel does it.
+    let _begun = emptying.spawn(move || {
+        // One that somebody holds may still be in force.
+        if is_unused() {
+            tries.empty(&tries.v4());
+            tries.empty(&tries.v6());
+        }
+    });
 }
 
 /// Entries of one system call.

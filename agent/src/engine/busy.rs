@@ -16,8 +16,9 @@ pub(super) struct Busy {
     since: Arc<AtomicU64>,
 }
 
-/// One change; it ends when this is dropped, which must be before it is answered.
-pub(super) struct Change(Arc<AtomicU64>);
+/// One change; it ends when this is dropped, which must be before it is answered. One within another is a part
+/// of that.
+pub(super) struct Change(Option<Arc<AtomicU64>>);
 
 impl Default for Busy {
     fn default() -> Self {
@@ -30,8 +31,10 @@ impl Default for Busy {
 
 impl Busy {
     pub(super) fn begin(&self) -> Change {
-        self.since.store(self.now() + 1, Ordering::Relaxed);
-        Change(self.since.clone())
+        let begin =
+            self.since
+                .compare_exchange(0, self.now() + 1, Ordering::Relaxed, Ordering::Relaxed);
+        Change(begin.is_ok().then(|| self.since.clone()))
     }
 
     /// How long it has been at it.
@@ -49,7 +52,9 @@ impl Busy {
 
 impl Drop for Change {
     fn drop(&mut self) {
-        self.0.store(0, Ordering::Relaxed);
+        if let Some(since) = &self.0 {
+            since.store(0, Ordering::Relaxed);
+        }
     }
 }
 
@@ -63,6 +68,7 @@ mod tests {
         assert_eq!(busy.time(), Duration::ZERO);
         let change = busy.begin();
         std::thread::sleep(Duration::from_millis(2));
+        drop(busy.begin());
         assert!(busy.clone().time() >= Duration::from_millis(2));
         drop(change);
         assert_eq!(busy.time(), Duration::ZERO);

@@ -20,6 +20,7 @@ use crate::{
     config::draft::Draft,
     daemon::trusted,
     policy::{Cidr, Entry, Policy, PolicyName, PolicySet, Settings},
+    problem::Problem,
 };
 
 const FILE: &str = "manual.json";
@@ -158,8 +159,7 @@ impl Manual {
             masked: self.masked.clone(),
         };
         let text = serde_json::to_vec(&file)?;
-        trusted::make(state_dir, 0o755)?;
-        trusted::own(state_dir)?;
+        trusted::make_own(state_dir)?;
         Draft::write(&state_dir.join(FILE), 0o600, &text)
     }
 
@@ -289,15 +289,16 @@ impl Manual {
 #[derive(Debug)]
 pub struct Shelf {
     dir: PathBuf,
-    /// Why what is there is older than what is in force; said once.
-    problem: Option<String>,
+    /// Why what is there is older than what is in force.
+    problem: Problem,
 }
 
 impl Shelf {
     /// In a directory.
     #[must_use]
     pub fn new(dir: PathBuf) -> Self {
-        Self { dir, problem: None }
+        let problem = Problem::default();
+        Self { dir, problem }
     }
 
     /// Writes everything beside its place.
@@ -316,7 +317,7 @@ impl Shelf {
     /// As [`Shelf::draft`].
     pub fn commit(&mut self, draft: Draft) -> io::Result<()> {
         draft.commit().map_err(|e| self.named(&e))?;
-        self.problem = None;
+        self.problem = Problem::default();
         Ok(())
     }
 
@@ -326,22 +327,19 @@ impl Shelf {
         let Err(e) = saved else { return };
         let problem =
             format!("{e}; until it is saved a restart may bring what was said by hand before");
-        if self.problem.as_ref() != Some(&problem) {
-            warn!("{problem}");
-        }
-        self.problem = Some(problem);
+        self.problem.becomes(Some(problem), |text| warn!("{text}"));
     }
 
     /// What is amiss with it, for people.
     #[must_use]
     pub fn problem(&self) -> Option<String> {
-        self.problem.clone()
+        self.problem.text().cloned()
     }
 
     /// Saves again what somebody has removed, or could not be saved.
     pub fn look(&mut self, manual: &Manual) {
         let is_missing = || !manual.is_empty() && !Manual::is_saved(&self.dir);
-        if self.problem.is_some() {
+        if self.problem.text().is_some() {
             self.save(manual);
         } else if is_missing() {
             let dir = self.dir.display();

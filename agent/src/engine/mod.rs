@@ -23,7 +23,7 @@ use crate::{
             ReloadView, RemoveRequest, StatusAnswer, WalkView, now_s,
         },
     },
-    config::{self, AgentConfig, Config, draft::Draft},
+    config::{AgentConfig, Config, Files, OnExit, draft::Draft},
     datapath::{self, Datapath, Found, Options, StatisticsOptions, walk::Mode},
     kernel::{
         facts::host_facts,
@@ -231,7 +231,7 @@ pub struct Start {
     pub config_path: PathBuf,
     /// The configuration read from it.
     pub config: Config,
-    /// [`config::Files::fingerprint`] of what was read.
+    /// [`Files::fingerprint`] of what was read.
     pub fingerprint: u64,
     /// The cgroup2 directory to attach to.
     pub cgroup: PathBuf,
@@ -569,9 +569,9 @@ impl Engine {
 
     fn files_changed(&mut self) {
         let _busy = self.busy.begin();
-        let fingerprint = config::fingerprint(&self.start.config_path);
-        if fingerprint != self.fingerprint {
-            self.reload(&Source::File.into())
+        let files = Files::read(&self.start.config_path);
+        if files.fingerprint() != self.fingerprint {
+            self.reload_to(files, &Source::File.into())
                 .map_or_else(drop_logged, drop);
         }
         memory::give_back();
@@ -603,19 +603,25 @@ impl Engine {
     }
 
     fn reload(&mut self, cause: &Cause) -> Result<ChangeAnswer, EngineError> {
+        let _busy = self.busy.begin();
+        let begin = Instant::now();
+        let files = Files::read(&self.start.config_path);
+        debug!(took = ?begin.elapsed(), "files read");
+        self.reload_to(files, cause)
+    }
+
+    fn reload_to(&mut self, files: Files, cause: &Cause) -> Result<ChangeAnswer, EngineError> {
         self.systemd.reloading();
         let _busy = self.busy.begin();
-        let result = self.reload_inner(cause);
+        let result = self.reload_inner(files, cause);
         let line = self.status_line();
         self.systemd.ready(&line);
         result
     }
 
-    fn reload_inner(&mut self, cause: &Cause) -> Result<ChangeAnswer, EngineError> {
+    fn reload_inner(&mut self, files: Files, cause: &Cause) -> Result<ChangeAnswer, EngineError> {
         let begin = Instant::now();
-        let files = config::Files::read(&self.start.config_path);
         self.fingerprint = files.fingerprint();
-        let read = begin.elapsed();
         let refused = |engine: &mut Self, text: String| {
             let kept = "the last good configuration stays in force";
             error!(%cause, "configuration refused, {kept}:\n{text}");
@@ -661,7 +667,7 @@ impl Engine {
         self.config = config;
         self.config_of = config_of;
         self.publish_reading();
-        debug!(?read, parsed = ?parsed - read, written = ?begin.elapsed() - parsed, "reload took");
+        debug!(?parsed, written = ?begin.elapsed() - parsed, "reload took");
         cause.audit("reload", &changed, self.state.last_change());
         if changed.added + changed.changed > 0 || was_off {
             self.apply_to_open(cause);
@@ -688,6 +694,7 @@ impl Engine {
             return;
         }
         self.probing.disturb();
+        let _busy = self.busy.begin();
         match self.state.become_set(manual.over(&self.config.set)) {
             Ok(changed) => {
                 self.expiry_after = None;
@@ -931,11 +938,11 @@ impl Engine {
             return Ok(());
         }
         match self.config.agent.on_exit {
-            config::OnExit::Keep => {
+            OnExit::Keep => {
                 info!("stopping; the policies stay in force (on_exit = \"keep\")");
                 Ok(())
             }
-            config::OnExit::Detach => {
+            OnExit::Detach => {
                 let removed = self.state.detach()?;
                 info!(links = removed.links, "stopping; detached");
                 Ok(())
@@ -948,8 +955,6 @@ fn restore_runs() -> EngineError {
     EngineError::Refused("sockets are being given back what they had; try again soon".to_owned())
 }
 
-/// What the files have changed of the entries by hand. It is in force already: that it is not saved is no
-/// reason to go back.
 fn drop_logged(error: EngineError) {
     warn!("{error}");
 }

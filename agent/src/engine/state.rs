@@ -12,11 +12,12 @@ use crate::{
         walk::{self, Mode, Walker},
     },
     policy::{
-        Cidr, HostFacts, PolicyName, PolicySet,
+        HostFacts, PolicyName, PolicySet,
         compile::{Effect, Effects},
         entries::Families,
         plan::{ChangeSummary, Image, Plan},
     },
+    problem::Problem,
 };
 
 /// So many changes are told one by one.
@@ -37,7 +38,7 @@ pub(super) struct State {
     /// Why they differ, if they do.
     out_of_sync: Option<String>,
     /// What the last repair could not mend.
-    broken: Option<String>,
+    broken: Problem,
     /// The last change in words.
     last_change: String,
     /// Entries to make room for at least (`max_entries`).
@@ -66,7 +67,7 @@ impl State {
             desired: image.clone(),
             image,
             out_of_sync: None,
-            broken: None,
+            broken: Problem::default(),
             last_change: String::new(),
             room,
             renewed: false,
@@ -112,7 +113,7 @@ impl State {
     }
 
     pub(super) fn problems(&self) -> impl Iterator<Item = &String> {
-        self.out_of_sync.iter().chain(&self.broken)
+        self.out_of_sync.iter().chain(self.broken.text())
     }
 
     pub(super) fn in_sync(&self) -> bool {
@@ -225,7 +226,7 @@ impl State {
     fn forget(&mut self) {
         self.image = Image::default();
         self.out_of_sync = None;
-        self.broken = None;
+        self.broken = Problem::default();
     }
 
     /// Whether maps were left that still know what sockets had.
@@ -290,18 +291,15 @@ impl State {
             match datapath.repair() {
                 Ok(()) => {
                     warn!(problem, "attached again");
-                    self.broken = None;
+                    self.broken = Problem::default();
                 }
                 Err(e) => {
                     let text = format!("{problem}; attaching again failed: {e}");
-                    if self.broken.as_ref() != Some(&text) {
-                        error!("{text}");
-                    }
-                    self.broken = Some(text);
+                    self.broken.becomes(Some(text), |text| error!("{text}"));
                 }
             }
         } else {
-            self.broken = None;
+            self.broken = Problem::default();
         }
         if self.out_of_sync.is_some() {
             let retried = datapath.image().map_err(failed).and_then(|image| {
@@ -376,13 +374,9 @@ fn write(
 /// Entries in the tries before a plan takes any out.
 fn most_meanwhile(image: &Image, plan: &Plan) -> Families {
     let mut most = image.entries.families();
-    let known = |cidr: &Cidr| plan.entries_pointed > 0 && image.entries.contains_key(cidr);
-    for (cidr, _) in plan.entries_write.iter().filter(|(cidr, _)| !known(cidr)) {
-        if cidr.is_ipv4() {
-            most.ipv4 += 1;
-        } else {
-            most.ipv6 += 1;
-        }
+    let written = plan.entries_write.iter().map(|(cidr, _)| cidr);
+    for cidr in written.filter(|cidr| !plan.points_anew(image, cidr)) {
+        *most.of(cidr) += 1;
     }
     most
 }

@@ -10,9 +10,7 @@ use super::Handle;
 
 /// The service manager, if there is one.
 pub(super) struct Systemd {
-    /// Half of WATCHDOG_USEC, as sd_watchdog_enabled(3) advises.
-    interval: Option<Duration>,
-    due: Instant,
+    watchdog: Option<Every>,
     /// What it was told last: it is told only what is new.
     told: String,
 }
@@ -20,10 +18,10 @@ pub(super) struct Systemd {
 impl Systemd {
     /// Reads WATCHDOG_USEC; NOTIFY_SOCKET is read at each message.
     pub(super) fn from_environment() -> Self {
+        // Half of WATCHDOG_USEC, as sd_watchdog_enabled(3) advises.
         let interval = sd_notify::watchdog_enabled().map(|timeout| timeout / 2);
         Self {
-            interval,
-            due: Instant::now(),
+            watchdog: interval.map(Every::new),
             told: String::new(),
         }
     }
@@ -55,20 +53,41 @@ impl Systemd {
 
     /// Tells the watchdog, when it is time, that the engine is alive.
     pub(super) fn watchdog(&mut self) {
-        if let Some(interval) = self.interval
-            && Instant::now() >= self.due
-        {
+        if self.watchdog.as_mut().is_some_and(Every::is_due) {
             send(&[NotifyState::Watchdog]);
-            self.due = Instant::now() + interval;
         }
     }
 
     /// How long until the watchdog must hear of us.
     pub(super) fn watchdog_due(&self) -> Duration {
-        match self.interval {
-            Some(_) => self.due.saturating_duration_since(Instant::now()),
-            None => Duration::MAX,
+        self.watchdog.as_ref().map_or(Duration::MAX, Every::left)
+    }
+}
+
+/// Something that is due at first, and again each time after a while.
+struct Every {
+    interval: Duration,
+    next: Instant,
+}
+
+impl Every {
+    fn new(interval: Duration) -> Self {
+        let next = Instant::now();
+        Self { interval, next }
+    }
+
+    /// Whether it is; then it is due again in a while.
+    fn is_due(&mut self) -> bool {
+        let now = Instant::now();
+        let is_due = now >= self.next;
+        if is_due {
+            self.next = now + self.interval;
         }
+        is_due
+    }
+
+    fn left(&self) -> Duration {
+        self.next.saturating_duration_since(Instant::now())
     }
 }
 
@@ -81,9 +100,8 @@ const EXTEND_EVERY: Duration = Duration::from_secs(5);
 /// Tells the service manager that the engine is alive while one change keeps it from saying so: millions of
 /// entries take longer than the unit's times are long.
 pub struct Voucher {
-    interval: Option<Duration>,
-    next_word: Instant,
-    next_extension: Instant,
+    watchdog: Option<Every>,
+    extension: Every,
 }
 
 impl Voucher {
@@ -91,9 +109,8 @@ impl Voucher {
     #[must_use]
     pub fn from_environment() -> Self {
         Self {
-            interval: sd_notify::watchdog_enabled().map(|timeout| timeout / 4),
-            next_word: Instant::now(),
-            next_extension: Instant::now(),
+            watchdog: sd_notify::watchdog_enabled().map(|timeout| Every::new(timeout / 4)),
+            extension: Every::new(EXTEND_EVERY),
         }
     }
 
@@ -103,18 +120,13 @@ impl Voucher {
         if busy.is_zero() || busy > LONGEST_CHANGE {
             return;
         }
-        let now = Instant::now();
         if engine.is_starting() {
-            if now >= self.next_extension {
+            if self.extension.is_due() {
                 let more = u32::try_from(EXTENSION.as_micros()).unwrap_or(u32::MAX);
                 send(&[NotifyState::ExtendTimeoutUsec(more)]);
-                self.next_extension = now + EXTEND_EVERY;
             }
-        } else if let Some(interval) = self.interval
-            && now >= self.next_word
-        {
+        } else if self.watchdog.as_mut().is_some_and(Every::is_due) {
             send(&[NotifyState::Watchdog]);
-            self.next_word = now + interval;
         }
     }
 }

@@ -31,7 +31,8 @@ pub struct LpmKey<const N: usize> {
 }
 
 impl<const N: usize> LpmKey<N> {
-    const ZERO: Self = Self {
+    /// The shortest.
+    pub const ZERO: Self = Self {
         length: 0,
         data: [0; N],
     };

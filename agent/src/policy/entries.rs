@@ -91,7 +91,8 @@ impl Lengths {
 }
 
 impl Families {
-    fn of(&mut self, cidr: &Cidr) -> &mut usize {
+    /// The number of this one's family.
+    pub(crate) fn of(&mut self, cidr: &Cidr) -> &mut usize {
         if cidr.is_ipv4() {
             &mut self.ipv4
         } else {

@@ -73,6 +73,12 @@ impl Plan {
         plan
     }
 
+    /// Whether an entry that is written is there already, in `current`, and points elsewhere.
+    #[must_use]
+    pub fn points_anew(&self, current: &Image, cidr: &Cidr) -> bool {
+        self.entries_pointed > 0 && current.entries.contains_key(cidr)
+    }
+
     /// The first `limit` changes in words, and how many more there are: "+10.0.0.0/24 near, ~policy near".
     #[must_use]
     pub fn describe(&self, limit: usize, known: impl Fn(&PolicyName) -> bool) -> String {

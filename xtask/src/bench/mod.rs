@@ -2,8 +2,8 @@
 //! of the bench's own.
 
 use std::{
-    path::{Path, PathBuf},
-    process::{Command, Stdio},
+    path::PathBuf,
+    process::Command,
     sync::atomic::{AtomicBool, Ordering},
 };
 
@@ -17,7 +17,7 @@ use rto_tests::{agent, cgroup, netns};
 
 use crate::{
     process::{is_root, run as run_command},
-    root, setup,
+    setup, tools,
 };
 
 mod add;
@@ -82,27 +82,14 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 
 /// Builds what is measured and what measures; the directory they are in.
 fn build() -> anyhow::Result<PathBuf> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let output = Command::new(cargo)
-        .current_dir(root())
-        .args(["build", "--release", "--locked", "--bins"])
-        .args(["--package", "rto-agent", "--package", "rto-tests"])
-        .arg("--message-format=json-render-diagnostics")
-        .stderr(Stdio::inherit())
-        .output()?;
-    if !output.status.success() {
-        bail!("cargo build: {}", output.status);
-    }
-    let messages = String::from_utf8(output.stdout)?;
-    messages
-        .lines()
-        .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok())
-        .filter(|message| message["target"]["name"] == "rto-agent")
-        .find_map(|message| {
-            let executable = Path::new(message["executable"].as_str()?);
-            Some(executable.parent()?.to_owned())
-        })
-        .context("the agent was not built")
+    let agent = tools::built(
+        tools::cargo()
+            .args(["build", "--release", "--locked", "--bins"])
+            .args(["--package", "rto-agent", "--package", "rto-tests"]),
+        "rto-agent",
+    )?;
+    let programs = agent.parent().context("a directory")?;
+    Ok(programs.to_owned())
 }
 
 static STOPPED: AtomicBool = AtomicBool::new(false);

@@ -1,0 +1,38 @@
+//! What is amiss for a while: said once, and again when it is something else.
+
+/// The problem there is, if there is one.
+#[derive(Debug, Default)]
+pub(crate) struct Problem(Option<String>);
+
+impl Problem {
+    /// Takes what is amiss now; `say` is given what was not before.
+    pub(crate) fn becomes(&mut self, now: Option<String>, say: impl FnOnce(&str)) {
+        if let Some(text) = &now
+            && self.0.as_ref() != Some(text)
+        {
+            say(text);
+        }
+        self.0 = now;
+    }
+
+    /// In words.
+    pub(crate) fn text(&self) -> Option<&String> {
+        self.0.as_ref()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_is_said_once() {
+        let mut problem = Problem::default();
+        let mut said = Vec::new();
+        for now in [None, Some("a"), Some("a"), Some("b"), None, Some("b")] {
+            problem.becomes(now.map(str::to_owned), |text| said.push(text.to_owned()));
+            assert_eq!(problem.text().map(String::as_str), now);
+        }
+        assert_eq!(said, ["a", "b", "b"]);
+    }
+}
