@@ -16,7 +16,7 @@ use event::COMM_LEN;
 use histogram::Histogram;
 
 /// Version of every struct and map below; it is part of the pins' directory name.
-pub const LAYOUT_VERSION: u32 = 5;
+pub const LAYOUT_VERSION: u32 = 6;
 
 /// Slots of the `POLICIES` array.
 pub const MAX_POLICIES: u32 = 1024;
@@ -59,14 +59,19 @@ pub const POLICY_NAME_LEN: usize = 64;
 /// Entries of [`Policy::syn_retries`]: one for each value `TCP_SYNCNT` can have (0 to 127).
 pub const SYN_RETRIES_LEN: usize = 128;
 
+/// Entries of [`Policy::syn_ack_rto_jiffies`]: one for each number of SYN-ACK retransmissions (0 to 15).
+pub const SYN_ACK_RETRIES_LEN: usize = 16;
+
 /// Names of the maps, in the object, in the kernel and as pins.
 pub mod maps {
     /// LPM trie: IPv4 prefix -> [`super::EntryValue`].
     pub const ENTRIES_V4: &str = "ENTRIES_V4";
     /// LPM trie: IPv6 prefix -> [`super::EntryValue`].
     pub const ENTRIES_V6: &str = "ENTRIES_V6";
-    /// Array: index -> [`super::Policy`].
+    /// Array: index -> [`super::PolicySlot`].
     pub const POLICIES: &str = "POLICIES";
+    /// Array of one: [`super::HostDefaults`].
+    pub const HOST_DEFAULTS: &str = "HOST_DEFAULTS";
     /// Per-CPU hash: [`super::statistics_key`] -> [`super::Statistics`].
     pub const STATISTICS: &str = "STATISTICS";
     /// Socket storage -> [`super::SocketState`].
@@ -82,10 +87,11 @@ pub mod maps {
     /// Array of one: [`super::Probe`], what the kernel answered. Not pinned.
     pub const PROBE: &str = "PROBE";
     /// All that are pinned.
-    pub const ALL: [&str; 7] = [
+    pub const ALL: [&str; 8] = [
         ENTRIES_V4,
         ENTRIES_V6,
         POLICIES,
+        HOST_DEFAULTS,
         STATISTICS,
         SOCKETS,
         EVENTS,
@@ -109,6 +115,8 @@ pub const PROGRAM_PROBE: &str = "rto_probe";
 pub mod globals {
     /// u8: `net.ipv4.tcp_syn_retries` of the host.
     pub const HOST_SYN_RETRIES: &str = "HOST_SYN_RETRIES";
+    /// u32: jiffies a second.
+    pub const HZ: &str = "HZ";
     /// u8: bits of [`super::statistics`].
     pub const STATISTICS_MODE: &str = "STATISTICS_MODE";
     /// u64: least time between two samples of a connection's smoothed RTT, nanoseconds; 0: none but
@@ -174,7 +182,7 @@ pub struct Policy {
     /// Goes up each time the slot gets another policy, so that sockets of the
     /// former owner are not counted for the new one.
     pub generation: u32,
-    /// Initial RTO of SYN and SYN-ACK, jiffies (`reply` of TIMEOUT_INIT).
+    /// Initial RTO of the SYN, jiffies (`reply` of TIMEOUT_INIT).
     pub initial_rto_jiffies: u32,
     /// TCP_BPF_RTO_MIN, microseconds.
     pub rto_min_us: u32,
@@ -188,18 +196,66 @@ pub struct Policy {
     pub flags: u32,
     /// RTOs in linear (thin) mode before backoff turns exponential; for the RTO hook.
     pub linear_retries: u32,
-    /// The initial RTO in force, the kernel's own included, microseconds: an answer that took no
-    /// longer is no answer to a copy sent too early.
+    /// The initial RTO of the SYN in force, the kernel's own included, microseconds: an answer that
+    /// took no longer is no answer to a copy sent too early.
     pub initial_rto_us: u32,
-    /// What the first so many retransmissions of a SYN ([`direction::ACTIVE`]) or SYN-ACK
-    /// ([`direction::PASSIVE`]) gain over the kernel's own timers, microseconds: negative where the
-    /// policy's are longer.
-    pub gain_us: [[i32; GAINS]; 2],
+    /// What the first so many retransmissions of a SYN gain over the kernel's own timers, microseconds:
+    /// negative where the policy's are longer.
+    pub gain_us: [i32; GAINS],
+    /// Initial RTO of the SYN-ACK, jiffies, by how often the kernel retransmits it before it drops the
+    /// request (`net.ipv4.tcp_synack_retries`, or the listener's TCP_SYNCNT); the last is for all beyond.
+    pub syn_ack_rto_jiffies: [u32; SYN_ACK_RETRIES_LEN],
     /// TCP_SYNCNT to set, by the value in force on the socket; 0 leaves it.
     pub syn_retries: [u8; SYN_RETRIES_LEN],
     /// Jiffies a second, where `rto_min_us` is lowered while few segments are outstanding
     /// ([`restart`]); 0: it is not.
     pub restart_hz: u32,
+}
+
+/// A slot of `POLICIES`. A program that runs while the slot is written reads one whole policy, the former or
+/// the new one: a write of an array's value is a plain copy, so the daemon writes the copy that is not in
+/// force, and then [`PolicySlot::active`] alone.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PolicySlot {
+    /// Index of the copy in force, 0 or 1.
+    pub active: u32,
+    /// Keeps the size a multiple of 8.
+    pub reserved: u32,
+    /// The two copies.
+    pub copies: [Policy; 2],
+}
+
+impl PolicySlot {
+    /// The policy in force.
+    #[must_use]
+    pub const fn policy(&self) -> &Policy {
+        &self.copies[(self.active & 1) as usize]
+    }
+
+    /// The slot with `policy` in the copy that is not in force, and the same with that copy in force: the two
+    /// values to write, in this order.
+    #[must_use]
+    pub const fn replaced(&self, policy: &Policy) -> [Self; 2] {
+        let next = (self.active & 1) ^ 1;
+        let mut staged = *self;
+        staged.copies[next as usize] = *policy;
+        let mut flipped = staged;
+        flipped.active = next;
+        [staged, flipped]
+    }
+}
+
+/// Defaults of the daemon's network namespace, for kernels on which a program cannot ask the socket itself.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HostDefaults {
+    /// `net.ipv4.tcp_syn_retries`. A socket's TCP_SYNCNT can be read by a program from Linux 6.1 on.
+    pub syn_retries: u32,
+    /// The retransmissions of a SYN-ACK to reckon with: `net.ipv4.tcp_synack_retries`, but no more than the
+    /// kernel's default of 5, as a namespace of its own begins with that. A request's listener can be read
+    /// from Linux 6.2 on.
+    pub syn_ack_retries: u32,
 }
 
 /// Retransmissions that [`Policy::gain_us`] tells apart; more count as the last.
@@ -211,6 +267,8 @@ pub mod policy_flags {
     pub const THIN_LINEAR_SET: u32 = 1 << 0;
     /// The value it decides for.
     pub const THIN_LINEAR: u32 = 1 << 1;
+    /// SYNs of MPTCP sockets get the policy's initial RTO, too.
+    pub const MPTCP: u32 = 1 << 2;
 }
 
 /// What a policy did; one per policy, direction and CPU.
@@ -579,7 +637,8 @@ impl Policy {
         flags: 0,
         linear_retries: 0,
         initial_rto_us: 0,
-        gain_us: [[0; GAINS]; 2],
+        gain_us: [0; GAINS],
+        syn_ack_rto_jiffies: [0; SYN_ACK_RETRIES_LEN],
         syn_retries: [0; SYN_RETRIES_LEN],
         restart_hz: 0,
     };
@@ -607,7 +666,9 @@ impl Default for Policy {
 
 const _: () = {
     assert!(size_of::<EntryValue>() == 8);
-    assert!(size_of::<Policy>() == 64 + 9 * 4 + 64 + 128 + 4);
+    assert!(size_of::<Policy>() == 64 + 9 * 4 + 32 + 64 + 128 + 4);
+    assert!(size_of::<PolicySlot>() == 8 + 2 * size_of::<Policy>());
+    assert!(size_of::<HostDefaults>() == 8);
     assert!(size_of::<Counters>() == 256);
     assert!(size_of::<Statistics>() == 256 + 2 * (8 + 8 * histogram::BUCKETS));
     assert!(size_of::<SocketState>() == 72 + 5 * 12 + 5 * 4 + 16 + 8 + 8);
@@ -615,7 +676,7 @@ const _: () = {
     assert!(size_of::<WalkCounts>() == 16);
     assert!(size_of::<Probe>() == 8 * 19);
     assert!(core::mem::offset_of!(Policy, generation) == 64);
-    assert!(core::mem::offset_of!(Policy, syn_retries) == 164);
+    assert!(core::mem::offset_of!(Policy, syn_retries) == 196);
     assert!(core::mem::offset_of!(Statistics, counters) == 0);
     assert!(core::mem::offset_of!(Statistics, handshake) == 256);
     assert!(core::mem::offset_of!(Counters, setsockopt_failures) == 64);
@@ -628,6 +689,10 @@ mod pod {
     unsafe impl aya::Pod for super::EntryValue {}
     // SAFETY: as above.
     unsafe impl aya::Pod for super::Policy {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for super::PolicySlot {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for super::HostDefaults {}
     // SAFETY: as above.
     unsafe impl aya::Pod for super::Statistics {}
     // SAFETY: as above.

@@ -1,15 +1,15 @@
 //! What a policy's handshake timers gain over the kernel's own.
 
 use rto_agent_common::{GAINS, Policy as KernelPolicy};
-use rto_model::syn::{Granularity, MAX_SYNCNT, RTO_MAX_S, SynTimers, syn_ack_schedule};
+use rto_model::syn::{Granularity, MAX_SYNCNT, RTO_MAX_S, SynTimers};
 
 use super::{HostFacts, units::jiffies_to_usecs};
 
-/// The initial RTO in force with a compiled policy, and by how much sooner the first, second, ...
-/// retransmission of a SYN and of a SYN-ACK is sent than by the kernel's own timers: both in
-/// microseconds, negative where it is later. Timers count as exact.
+/// The initial RTO of the SYN in force with a compiled policy, and by how much sooner its first, second, ...
+/// retransmission is sent than by the kernel's own timers: both in microseconds, negative where it is later.
+/// Timers count as exact. (The program reckons those of a SYN-ACK, whose timer depends on the listener.)
 #[must_use]
-pub(super) fn gains(policy: &KernelPolicy, host: &HostFacts) -> (u32, [[i32; GAINS]; 2]) {
+pub(super) fn gains(policy: &KernelPolicy, host: &HostFacts) -> (u32, [i32; GAINS]) {
     let hz = u64::from(host.hz);
     let kernel = SynTimers::kernel(hz, MAX_SYNCNT, host.tcp_syn_linear_timeouts);
     let set = |value: u32, otherwise: u64| match value {
@@ -22,16 +22,10 @@ pub(super) fn gains(policy: &KernelPolicy, host: &HostFacts) -> (u32, [[i32; GAI
         ..kernel
     };
     let syns = |timers: SynTimers| timers.schedule(Granularity::Exact).sent;
-    // The option comes with the accepted socket: a request's SYN-ACK has the kernel's maximum.
-    let syn_acks =
-        |timers: SynTimers| syn_ack_schedule(timers.initial_rto, kernel.rto_max, MAX_SYNCNT);
     let initial_rto_us = jiffies_to_usecs(own.initial_rto, host.hz);
     (
         u32::try_from(initial_rto_us).unwrap_or(u32::MAX),
-        [
-            difference(&syns(kernel), &syns(own), host.hz),
-            difference(&syn_acks(kernel), &syn_acks(own), host.hz),
-        ],
+        difference(&syns(kernel), &syns(own), host.hz),
     )
 }
 
@@ -51,7 +45,7 @@ mod tests {
     use super::*;
     use crate::policy::compile::tests::HOST;
 
-    fn with(initial_rto_jiffies: u32) -> (u32, [[i32; GAINS]; 2]) {
+    fn with(initial_rto_jiffies: u32) -> (u32, [i32; GAINS]) {
         let policy = KernelPolicy {
             initial_rto_jiffies,
             ..KernelPolicy::EMPTY
@@ -61,24 +55,21 @@ mod tests {
 
     #[test]
     fn of_100_ms() {
-        let (initial_rto_us, [syn, syn_ack]) = with(25);
+        let (initial_rto_us, syn) = with(25);
         assert_eq!(initial_rto_us, 100_000);
         // 1 s, 2 s, ... 5 s, 7 s, 11 s, 19 s against a tenth of it.
         let seconds = [1, 2, 3, 4, 5, 7, 11, 19];
         assert_eq!(syn, seconds.map(|s| s * 900_000));
-        // 1 s, 3 s, 7 s, ... 127 s, 247 s (120 s is the longest) against a tenth of it.
-        assert_eq!(syn_ack[..3], [900_000, 2_700_000, 6_300_000]);
-        assert_eq!(syn_ack[7], 247_000_000 - 25_500_000);
     }
 
     #[test]
     fn without_one_there_is_nothing_to_gain() {
-        assert_eq!(with(0), (1_000_000, [[0; GAINS]; 2]));
+        assert_eq!(with(0), (1_000_000, [0; GAINS]));
     }
 
     #[test]
     fn longer_timers_lose() {
-        let (initial_rto_us, [syn, _]) = with(750);
+        let (initial_rto_us, syn) = with(750);
         assert_eq!((initial_rto_us, syn[0]), (3_000_000, -2_000_000));
     }
 }
