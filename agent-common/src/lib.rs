@@ -113,8 +113,6 @@ pub const PROGRAM_PROBE: &str = "rto_probe";
 /// Names of the read-only globals that the loader writes: byte offsets in the running kernel's
 /// structs, from its BTF. The programs at LSM hooks and iterators read these structs.
 pub mod globals {
-    /// u8: `net.ipv4.tcp_syn_retries` of the host.
-    pub const HOST_SYN_RETRIES: &str = "HOST_SYN_RETRIES";
     /// u32: jiffies a second.
     pub const HZ: &str = "HZ";
     /// u8: bits of [`super::statistics`].
@@ -124,8 +122,21 @@ pub mod globals {
     pub const RTT_INTERVAL_NS: &str = "RTT_INTERVAL_NS";
     /// u64: cookie of the socket to probe with.
     pub const PROBE_COOKIE: &str = "PROBE_COOKIE";
+    /// u32 each: as [`super::SocketTypes`] has them, in its order.
+    pub const SOCKET_TYPES: [&str; 10] = [
+        "OFFSET_IS_MPTCP",
+        "OFFSET_FASTOPEN_REQ",
+        "OFFSET_NET",
+        "OFFSET_FASTOPEN_BLACKHOLE_TIMEOUT",
+        "OFFSET_SYNACK_RETRIES",
+        "OFFSET_SYN_RETRIES",
+        "OFFSET_DEFER_ACCEPT",
+        "OFFSET_LISTENER",
+        "OFFSET_CONTEXT_SK",
+        "TYPE_CONNECTION_SOCK",
+    ];
     /// u32 each: offsets as [`super::Offsets`] has them, in its order.
-    pub const OFFSETS: [&str; 14] = [
+    pub const OFFSETS: [&str; 15] = [
         "OFFSET_FAMILY",
         "OFFSET_STATE",
         "OFFSET_DADDR",
@@ -140,6 +151,7 @@ pub mod globals {
         "OFFSET_DPORT",
         "OFFSET_NUM",
         "OFFSET_NUM_RETRANS",
+        "OFFSET_REQUEST_TIMEOUT",
     ];
 }
 
@@ -394,8 +406,9 @@ impl SockOpt {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SocketState {
-    /// bpf_ktime_get_ns() when the handshake began (active) or was seen to end (passive).
-    pub handshake_start_ns: u64,
+    /// bpf_ktime_get_ns() when the handshake began (active). Once it is over: how long it took,
+    /// nanoseconds; 0 where that is not known (passive).
+    pub handshake_ns: u64,
     /// bpf_ktime_get_ns() of the last sample of the smoothed RTT that was counted.
     pub srtt_sampled_ns: u64,
     /// Bytes that will have been acknowledged once everything is that was outstanding at the last
@@ -437,7 +450,7 @@ pub struct SocketState {
     pub user_timeout: Remembered,
     /// One of [`direction`].
     pub direction: u32,
-    /// [`Policy::initial_rto_us`] this connection began with.
+    /// The initial RTO in force for the handshake, the kernel's own included, microseconds.
     pub initial_rto_us: u32,
     /// Retransmissions of the handshake of which it is not known yet whether they were needed.
     pub in_question: u32,
@@ -455,8 +468,8 @@ pub struct SocketState {
     /// Of the options that are being set: [`settled`] bits. Only one callback's; kept here since what a
     /// map holds does not multiply the states the verifier goes through.
     pub settled: u32,
-    /// 0; makes the padding explicit.
-    pub reserved: u32,
+    /// At most so many of those in question were spurious.
+    pub spurious_at_most: u32,
 }
 
 /// Bits of [`SocketState::settled`].
@@ -583,12 +596,14 @@ pub struct Offsets {
     pub num: u32,
     /// `request_sock.num_retrans`, u8.
     pub num_retrans: u32,
+    /// `request_sock.timeout`, u32, jiffies (Linux 5.17); 0: it has none.
+    pub request_timeout: u32,
 }
 
 impl Offsets {
     /// In the order of [`globals::OFFSETS`].
     #[must_use]
-    pub const fn values(&self) -> [u32; 14] {
+    pub const fn values(&self) -> [u32; 15] {
         [
             self.family,
             self.state,
@@ -604,8 +619,70 @@ impl Offsets {
             self.dport,
             self.num,
             self.num_retrans,
+            self.request_timeout,
         ]
     }
+}
+
+/// What the sock_ops program reads of the running kernel's structs beyond its context: offsets in bytes and
+/// ids of its BTF; 0 where the kernel does not have it, or does not let the program read it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SocketTypes {
+    /// `tcp_sock.is_mptcp`, bool.
+    pub is_mptcp: u32,
+    /// `tcp_sock.fastopen_req`, pointer: not null while a SYN with TCP Fast Open is to be sent.
+    pub fastopen_req: u32,
+    /// `sock_common.skc_net`, pointer.
+    pub net: u32,
+    /// `net.ipv4.sysctl_tcp_fastopen_blackhole_timeout`, u32.
+    pub fastopen_blackhole_timeout: u32,
+    /// `net.ipv4.sysctl_tcp_synack_retries`, its first byte.
+    pub synack_retries: u32,
+    /// `inet_connection_sock.icsk_syn_retries`, u8.
+    pub syn_retries: u32,
+    /// `inet_connection_sock.icsk_accept_queue.rskq_defer_accept`, u8.
+    pub defer_accept: u32,
+    /// `sock_common.skc_listener` of a request, pointer. 0 where a program cannot get at the request: that
+    /// takes [`kfunc`]s.
+    pub listener: u32,
+    /// `bpf_sock_ops_kern.sk`, pointer.
+    pub context_sk: u32,
+    /// BTF id of `struct inet_connection_sock`.
+    pub connection_sock: u32,
+}
+
+impl SocketTypes {
+    /// In the order of [`globals::SOCKET_TYPES`].
+    #[must_use]
+    pub const fn values(&self) -> [u32; 10] {
+        [
+            self.is_mptcp,
+            self.fastopen_req,
+            self.net,
+            self.fastopen_blackhole_timeout,
+            self.synack_retries,
+            self.syn_retries,
+            self.defer_accept,
+            self.listener,
+            self.context_sk,
+            self.connection_sock,
+        ]
+    }
+}
+
+/// Kernel functions that the program calls (Documentation/bpf/kfuncs.rst, Linux 6.12). aya knows nothing of
+/// them: each call is an instruction with a number in place of the function's BTF id, which the loader
+/// replaces.
+pub mod kfunc {
+    /// `bpf_cast_to_kern_ctx()`, Linux 6.2: from a program's context to the kernel's.
+    pub const CAST_TO_KERN_CTX: u32 = 0x7274_6f01;
+    /// `bpf_rdonly_cast()`, Linux 6.2: a pointer that may be read as a type.
+    pub const RDONLY_CAST: u32 = 0x7274_6f02;
+    /// Opcode and registers of such a call: BPF_JMP | BPF_CALL, source BPF_PSEUDO_KFUNC_CALL, offset 0 (the
+    /// kernel's own BTF).
+    pub const CALL: [u8; 4] = [0x85, 0x20, 0, 0];
+    /// `r0 = 0`, in place of a call of a function that the kernel does not have.
+    pub const NULL: [u8; 8] = [0xb7, 0, 0, 0, 0, 0, 0, 0];
 }
 
 /// What the kernel answered to the probe: 0, or a negative errno.
@@ -687,8 +764,6 @@ const _: () = {
 mod pod {
     // SAFETY: repr(C), fixed-width integers only, sizes asserted above to be free of padding.
     unsafe impl aya::Pod for super::EntryValue {}
-    // SAFETY: as above.
-    unsafe impl aya::Pod for super::Policy {}
     // SAFETY: as above.
     unsafe impl aya::Pod for super::PolicySlot {}
     // SAFETY: as above.

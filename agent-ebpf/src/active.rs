@@ -5,13 +5,13 @@
 //! of ours (no entry, or already connecting when the program was attached) and is left alone.
 
 use aya_ebpf::programs::SockOpsContext;
-use rto_agent_common::{NO_POLICY, Policy, SocketState, direction, event::kind};
+use rto_agent_common::{NO_POLICY, Policy, SocketState, direction, event::kind, policy_flags};
 use rto_agent_ebpf::counter::Counter;
 
 use crate::{
-    events, handshake, hook, lookup,
+    events, handshake, hook, kernel_sock, lookup,
     options::{KERNEL, Target},
-    socket, syn_retries,
+    socket, syn_ack_rto, syn_retries,
     tables::Tally,
 };
 
@@ -40,20 +40,39 @@ pub(crate) fn connect(ctx: &SockOpsContext) {
     begin(ctx, state, index, policy);
     state.uncounted = is_probe.into();
     socket::note_process(state);
-    syn_retries::apply(ctx, state, policy, tally);
     let target = Target::of(ctx);
+    if kernel_sock::detects_fastopen_blackhole(ctx) {
+        // Timeouts of the established connection count as well, so that none of the policy's timers is safe.
+        keep_kernel_rto(ctx, state);
+        state.user_timeout_ms = 0;
+        target.restore(state, KERNEL, tally);
+        return;
+    }
+    if policy.flags & policy_flags::MPTCP == 0 && kernel_sock::is_mptcp(ctx) {
+        keep_kernel_rto(ctx, state);
+    } else {
+        syn_retries::apply(ctx, state, policy, tally);
+    }
     target.apply(state, policy, KERNEL, tally);
     // One that an earlier policy of the socket set would make connect() give up sooner.
     target.user_timeout(state, 0, tally);
+}
+
+/// Leaves the SYN the kernel's own initial RTO.
+#[inline(always)]
+fn keep_kernel_rto(ctx: &SockOpsContext, state: &mut SocketState) {
+    state.initial_rto_jiffies = 0;
+    state.initial_rto_us = syn_ack_rto::KERNEL_US;
+    syn_retries::restore(Target::of(ctx), state);
 }
 
 /// Fills the storage for a connection that begins. TCP_SYNCNT is not touched: what was done to it
 /// for a former connection attempt of the socket must be known to the new one.
 #[inline(always)]
 fn begin(ctx: &SockOpsContext, state: &mut SocketState, index: u32, policy: &Policy) {
-    state.handshake_start_ns = socket::now();
+    state.handshake_ns = socket::now();
     // A short connection has the sample at its end.
-    state.srtt_sampled_ns = state.handshake_start_ns;
+    state.srtt_sampled_ns = state.handshake_ns;
     state.policy = index;
     state.generation = policy.generation;
     state.direction = direction::ACTIVE;
@@ -63,7 +82,7 @@ fn begin(ctx: &SockOpsContext, state: &mut SocketState, index: u32, policy: &Pol
     state.retransmissions_counted = socket::total_retrans(ctx);
     state.timeouts_set = 0;
     state.loss_end = 0;
-    handshake::begin(state, 0);
+    handshake::begin(state, 0, 0);
 }
 
 /// A socket that is connected anew, to an address without an entry: gives everything back.
@@ -111,14 +130,14 @@ pub(crate) fn established(ctx: &SockOpsContext) {
 #[inline(always)]
 pub(crate) fn finish(ctx: &SockOpsContext, state: &mut SocketState) {
     let retransmissions = socket::total_retrans(ctx);
-    let took_us = socket::now().wrapping_sub(state.handshake_start_ns) / 1000;
-    handshake::begin(state, retransmissions);
+    let took_ns = socket::now().wrapping_sub(state.handshake_ns);
+    handshake::begin(state, retransmissions, took_ns);
     let tally = Tally::of_socket(state);
     // Not before: on a connecting socket it would make connect() give up sooner.
     let millis = state.user_timeout_ms;
     Target::of(ctx).user_timeout(state, millis, tally);
     hook::enable(ctx, state, tally);
-    handshake::established(ctx, state, retransmissions, took_us.max(1));
+    handshake::established(ctx, state, retransmissions);
     count_syn_retransmissions(ctx, state);
 }
 

@@ -7,7 +7,7 @@ use rto_agent_common::{GAINS, SocketState, direction, statistics};
 use rto_agent_ebpf::{
     counter::Counter,
     ops::{Change, change},
-    verdict::{Verdict, after_samples, at_establishment, timer_expiries},
+    verdict::{Verdict, after_samples, spurious_at_most, syn_ack_gain_us},
 };
 
 use crate::{
@@ -34,112 +34,111 @@ fn rtt_interval_ns() -> u64 {
     unsafe { read(&raw const RTT_INTERVAL_NS) }
 }
 
-/// Notes what is to be asked, before the hook is asked for.
+/// Notes how long the handshake took (0: not known) and what is to be asked, before the hook is asked for.
 #[inline(always)]
-pub(crate) fn begin(state: &mut SocketState, retransmissions: u32) {
+pub(crate) fn begin(state: &mut SocketState, retransmissions: u32, took_ns: u64) {
+    state.handshake_ns = took_ns;
     state.in_question = retransmissions;
+    state.spurious_at_most = retransmissions;
     state.samples = 0;
 }
 
 /// Counts a connection that has just been established, last of all: what is decided here would be
 /// multiplied, for the verifier, with all that follows.
-/// `took_us`: since the first copy of what was
-/// sent again, 0 if it is not known.
 #[inline(always)]
-pub(crate) fn established(
-    ctx: &SockOpsContext,
-    state: &mut SocketState,
-    retransmissions: u32,
-    took_us: u64,
-) {
+pub(crate) fn established(ctx: &SockOpsContext, state: &mut SocketState, retransmissions: u32) {
     let tally = Tally::of_socket(state);
     if tally.is_nobody() {
         return;
     }
-    let time_us = if took_us != 0 {
+    let took_us = state.handshake_ns / 1000;
+    let srtt_us = socket::srtt_us(ctx);
+    if retransmissions == 0 {
+        // A passive handshake is not seen to begin: its request has no storage.
+        let time_us = if took_us != 0 {
+            took_us
+        } else {
+            srtt_us.into()
+        };
+        tally.time(Times::Handshake, time_us, Some(Counter::CONNECTIONS));
+        return;
+    }
+    tally.add(Counter::CONNECTIONS, 1);
+    let at_most = spurious_at_most(retransmissions, srtt_us, took_us, state.initial_rto_us);
+    state.spurious_at_most = at_most;
+    if at_most == 0 {
+        state.in_question = 0;
+        judge(state, retransmissions, 0, srtt_us);
+    }
+}
+
+/// Counts what the retransmissions of a handshake were good for, and how long the path took: the whole
+/// handshake where the answer was to the first copy, else the round trip to the one that was answered.
+#[inline(always)]
+fn judge(state: &SocketState, retransmissions: u32, spurious: u32, rtt_us: u32) {
+    let took_us = state.handshake_ns / 1000;
+    let time_us = if spurious == retransmissions && took_us != 0 {
         took_us
     } else {
-        passive_time_us(ctx, state, retransmissions)
+        rtt_us.into()
     };
-    tally.time(Times::Handshake, time_us, Some(Counter::CONNECTIONS));
-    if retransmissions != 0 {
-        let srtt_us = socket::srtt_us(ctx);
-        match at_establishment(retransmissions, srtt_us, took_us, state.initial_rto_us) {
-            Verdict::Open => {}
-            Verdict::Spurious(spurious) => {
-                state.in_question = 0;
-                judge(state, retransmissions, spurious);
-            }
-        }
-    }
-}
-
-/// An accepted connection's handshake is not seen to begin: its request has no storage. With
-/// timestamps, or where nothing was sent again, the RTT tells; else the timers that have fired do.
-#[inline(always)]
-fn passive_time_us(ctx: &SockOpsContext, state: &SocketState, retransmissions: u32) -> u64 {
-    let srtt_us = socket::srtt_us(ctx);
-    let initial_rto_us = state.initial_rto_us;
-    if retransmissions != 0 && srtt_us < initial_rto_us {
-        // 1 + 2 + 4 + ... initial RTOs; nobody allows more than 16.
-        let retransmissions = timer_expiries(retransmissions, false);
-        let doublings = if retransmissions > 16 {
-            16
-        } else {
-            retransmissions
-        };
-        u64::from(initial_rto_us) * ((1u64 << doublings) - 1) + u64::from(srtt_us)
-    } else {
-        u64::from(srtt_us)
-    }
-}
-
-/// Counts what the retransmissions of a handshake were good for.
-#[inline(always)]
-fn judge(state: &SocketState, retransmissions: u32, spurious: u32) {
-    rto_judge(state.policy, state.direction, retransmissions, spurious);
-}
-
-/// A function with a symbol: see `tables`.
-#[unsafe(no_mangle)]
-#[inline(never)]
-extern "C" fn rto_judge(slot: u32, direction: u32, retransmissions: u32, spurious: u32) -> u32 {
-    let tally = Tally::of(slot, direction);
+    let tally = Tally::of(state.policy, state.direction);
+    tally.time(Times::Handshake, time_us, None);
     if spurious != 0 {
         tally.add(Counter::SPURIOUS, spurious.into());
     }
     let needed = retransmissions.saturating_sub(spurious);
-    if needed == 0 {
-        return 0;
+    if needed != 0 {
+        rto_recovered(state.policy, state.direction, needed, state.initial_rto_us);
     }
+}
+
+/// Counts a connection that so many retransmissions brought about, with the initial RTO that was in force. A
+/// function with a symbol: see `tables`.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn rto_recovered(slot: u32, direction: u32, needed: u32, initial_rto_us: u32) -> u32 {
+    let tally = Tally::of(slot, direction);
     tally.add(Counter::RECOVERED, 1);
     let Some(policy) = tables::policy(slot) else {
         return 0;
     };
-    let expiries = timer_expiries(needed, direction == direction::ACTIVE) as usize;
-    let last = if expiries > GAINS { GAINS } else { expiries };
-    let (mut index, mut side) = (last - 1, direction as usize);
-    // Bounds that the verifier sees.
-    // SAFETY: arithmetic on registers.
-    unsafe {
-        asm!("{index} &= {mask}", index = inout(reg) index, mask = const GAINS - 1,
-            options(pure, nomem, nostack));
-        asm!("{side} &= 1", side = inout(reg) side, options(pure, nomem, nostack));
-    }
-    // SAFETY: within the table, by the two bounds; the verifier checks the access.
-    let gain = unsafe {
-        let table = (&raw const policy.gain_us).cast::<i32>();
-        read(table.add(side * GAINS + index))
-    };
-    if gain >= 0 {
-        tally.add(Counter::TIME_SAVED, u64::from(gain.unsigned_abs()));
+    if direction == direction::ACTIVE {
+        // Where the connection had another initial RTO, the table says nothing about it: the kernel's own, or
+        // that of the policy as it was.
+        if initial_rto_us == policy.initial_rto_us {
+            let last = if needed > GAINS as u32 {
+                GAINS as u32
+            } else {
+                needed
+            };
+            let mut index = (last as usize).wrapping_sub(1);
+            // A bound that the verifier sees.
+            // SAFETY: arithmetic on one register.
+            unsafe {
+                asm!("{index} &= {mask}", index = inout(reg) index, mask = const GAINS - 1,
+                    options(pure, nomem, nostack));
+            }
+            // SAFETY: within the table, by the bound; the verifier checks the access.
+            let gain = unsafe { read((&raw const policy.gain_us).cast::<i32>().add(index)) };
+            count_gain(tally, gain.into());
+        }
     } else {
-        tally.add(Counter::TIME_LOST, u64::from(gain.unsigned_abs()));
+        count_gain(tally, syn_ack_gain_us(needed, initial_rto_us));
     }
     0
 }
 
-const _: () = assert!(GAINS.is_power_of_two());
+#[inline(always)]
+fn count_gain(tally: Tally, gain_us: i64) {
+    if gain_us >= 0 {
+        tally.add(Counter::TIME_SAVED, gain_us.unsigned_abs());
+    } else {
+        tally.add(Counter::TIME_LOST, gain_us.unsigned_abs());
+    }
+}
+
+const _: () = assert!(GAINS.is_power_of_two() && GAINS <= 255);
 
 /// RTT_CB: a round-trip time was measured, at most one each round trip (`tcp_rtt_estimator()`, Linux
 /// 6.12). The least so far contains it already; the smoothed one does not yet.
@@ -193,7 +192,8 @@ pub(crate) fn state_changed(ctx: &SockOpsContext) {
     // SAFETY: fields of the context.
     let is_acknowledged =
         unsafe { read(&raw const (*ctx.ops).snd_una) == read(&raw const (*ctx.ops).snd_nxt) };
-    let change = change(argument(ctx, 0), argument(ctx, 1), is_acknowledged);
+    // The state changes after the callback (`tcp_set_state()`, Linux 6.12): it is still the former one.
+    let change = change(socket::state(ctx), argument(ctx, 1), is_acknowledged);
     if change == Change::Other {
         return;
     }
@@ -223,7 +223,7 @@ pub(crate) fn state_changed(ctx: &SockOpsContext) {
 fn reconsider(ctx: &SockOpsContext, state: &mut SocketState, last: bool) {
     let (retransmissions, samples) = (state.in_question, state.samples);
     let verdict = after_samples(
-        retransmissions,
+        state.spurious_at_most,
         samples,
         socket::rtt_min_us(ctx),
         state.initial_rto_us,
@@ -240,6 +240,8 @@ fn reconsider(ctx: &SockOpsContext, state: &mut SocketState, last: bool) {
     }
     match verdict {
         Verdict::Open => tally.add(Counter::UNDECIDED, retransmissions.into()),
-        Verdict::Spurious(spurious) => judge(state, retransmissions, spurious),
+        Verdict::Spurious(spurious) => {
+            judge(state, retransmissions, spurious, socket::rtt_min_us(ctx));
+        }
     }
 }

@@ -102,14 +102,16 @@ pub(crate) fn disable_on(target: Target, state: &mut SocketState) {
 
 /// RTO_CB: the retransmission timer has fired, nothing was sent yet (`tcp_write_timeout()`, Linux
 /// 6.12). The arguments: timeouts right before this one, the RTO in jiffies, whether the
-/// connection is given up.
+/// connection is given up. The first is asked of the socket: see [`argument`].
 #[inline(always)]
 pub(crate) fn rto(ctx: &SockOpsContext) {
     let Some(state) = socket::policy_state(ctx) else {
         return;
     };
     let tally = Tally::of_socket(state);
-    let before = argument(ctx, 0);
+    let Some(before) = socket::retransmits(ctx) else {
+        return;
+    };
     if argument(ctx, 2) != 0 {
         tally.add(Counter::EXPIRED, 1);
         return;
@@ -179,6 +181,8 @@ pub(crate) fn retransmitted(ctx: &SockOpsContext) {
     events::tell(ctx, kind, 1, 0);
 }
 
+/// An argument of the callback, but for the first: that is where `reply` is as well, and a program that ran
+/// before may have written it (one that replies -1 to everything is in the kernel's samples).
 #[inline(always)]
 pub(crate) fn argument(ctx: &SockOpsContext, index: usize) -> u32 {
     // SAFETY: a field of the context.

@@ -7,7 +7,7 @@ use rto_agent_ebpf::counter::Counter;
 use crate::{
     active, events, handshake, hook, lookup,
     options::{KERNEL, Target},
-    socket,
+    socket, syn_ack_rto,
     tables::Tally,
 };
 
@@ -21,11 +21,13 @@ pub(crate) fn syn_ack_timeout(ctx: &SockOpsContext) {
         active::answer(ctx, state);
         return;
     }
-    if let Some((index, policy)) = lookup::policy_of_peer(ctx, lookup::Hit::Count)
-        && policy.initial_rto_jiffies != 0
-    {
+    let Some((index, policy)) = lookup::policy_of_peer(ctx, lookup::Hit::Count) else {
+        return;
+    };
+    let jiffies = syn_ack_rto::jiffies(ctx, policy);
+    if jiffies != 0 {
         Tally::of(index, direction::PASSIVE).add(Counter::INITIAL_RTOS_SET, 1);
-        ctx.set_reply(policy.initial_rto_jiffies);
+        ctx.set_reply(jiffies);
     }
 }
 
@@ -46,22 +48,25 @@ pub(crate) fn established(ctx: &SockOpsContext) {
         return;
     };
     let retransmissions = socket::total_retrans(ctx);
-    state.handshake_start_ns = socket::now();
-    state.srtt_sampled_ns = state.handshake_start_ns;
+    let initial_rto_jiffies = syn_ack_rto::jiffies(ctx, policy);
+    state.srtt_sampled_ns = socket::now();
     state.policy = index;
     state.generation = policy.generation;
     state.direction = direction::PASSIVE;
-    state.initial_rto_us = policy.initial_rto_us;
+    state.initial_rto_us = syn_ack_rto::microseconds(initial_rto_jiffies);
     state.retransmissions_counted = retransmissions;
-    handshake::begin(state, retransmissions);
+    handshake::begin(state, retransmissions, 0);
     let target = Target::of(ctx);
     target.apply(state, policy, KERNEL, tally);
     target.user_timeout(state, policy.user_timeout_ms, tally);
     hook::enable(ctx, state, tally);
-    handshake::established(ctx, state, retransmissions, 0);
+    handshake::established(ctx, state, retransmissions);
     if retransmissions != 0 {
         tally.add(Counter::HANDSHAKE_RETRANSMISSIONS, retransmissions.into());
-        let timer = policy.initial_rto_jiffies;
+        let timer = match initial_rto_jiffies {
+            0 => syn_ack_rto::kernel_jiffies(),
+            jiffies => jiffies,
+        };
         events::tell(ctx, kind::SYN_ACK, retransmissions, timer);
     }
 }

@@ -7,7 +7,10 @@ use aya_ebpf::{
     btf_maps::SkStorage,
     helpers::{
         bpf_ktime_get_ns,
-        generated::{bpf_get_current_comm, bpf_get_current_pid_tgid, bpf_sk_storage_get},
+        generated::{
+            bpf_get_current_comm, bpf_get_current_pid_tgid, bpf_sk_storage_get,
+            bpf_skc_to_tcp_sock, bpf_tcp_sock,
+        },
     },
     programs::SockOpsContext,
 };
@@ -68,6 +71,33 @@ pub(crate) fn total_retrans(ctx: &SockOpsContext) -> u32 {
 pub(crate) fn srtt_us(ctx: &SockOpsContext) -> u32 {
     // SAFETY: a field of the context; the kernel keeps it in eighths.
     unsafe { read(&raw const (*ctx.ops).srtt_us) >> 3 }
+}
+
+/// Its timeouts in a row that nothing has answered (`icsk_retransmits`).
+#[inline(always)]
+pub(crate) fn retransmits(ctx: &SockOpsContext) -> Option<u32> {
+    let sk = sk(ctx);
+    if sk.is_null() {
+        return None;
+    }
+    // SAFETY: a socket that the verifier tracks, not null.
+    let tcp = unsafe { bpf_tcp_sock(sk.cast()) };
+    if tcp.is_null() {
+        return None;
+    }
+    // SAFETY: not null, and a field the verifier lets programs read.
+    Some(unsafe { read(&raw const (*tcp).icsk_retransmits) })
+}
+
+/// The same socket as the kernel has it; null where it is no full TCP socket.
+#[inline(always)]
+pub(crate) fn kernel_tcp_sock(ctx: &SockOpsContext) -> *const c_void {
+    let sk = sk(ctx);
+    if sk.is_null() {
+        return core::ptr::null();
+    }
+    // SAFETY: a socket that the verifier tracks, not null.
+    unsafe { bpf_skc_to_tcp_sock(sk).cast() }
 }
 
 /// Its segments that are sent and not yet acknowledged.

@@ -14,10 +14,11 @@ macro_rules! offsets {
     ($($name:ident)*) => {
         $(
             #[unsafe(no_mangle)]
-            static $name: u32 = 0;
+            pub(crate) static $name: u32 = 0;
         )*
     };
 }
+pub(crate) use offsets;
 
 offsets! {
     OFFSET_FAMILY
@@ -34,6 +35,7 @@ offsets! {
     OFFSET_DPORT
     OFFSET_NUM
     OFFSET_NUM_RETRANS
+    OFFSET_REQUEST_TIMEOUT
 }
 
 /// Depth of the cgroup tree that is looked at.
@@ -43,9 +45,9 @@ const CGROUP_DEPTH: usize = 64;
 ///
 /// # Safety
 ///
-/// `base` must be a pointer the verifier tracks, not null, and `offset` a global of this module.
+/// `base` must be a pointer the verifier tracks, not null, and `offset` a global made by [`offsets`].
 #[inline(always)]
-unsafe fn field<T: Copy>(base: *const c_void, offset: *const u32) -> T {
+pub(crate) unsafe fn field<T: Copy>(base: *const c_void, offset: *const u32) -> T {
     // SAFETY: by the contract; the loader has written the constant.
     unsafe { read(base.byte_add(read(offset) as usize).cast::<T>()) }
 }
@@ -190,6 +192,19 @@ impl Request {
     #[inline(always)]
     pub(crate) fn common(self) -> SockCommon {
         SockCommon(self.0)
+    }
+
+    /// Its initial RTO, jiffies; 0 where the kernel does not keep it (before Linux 5.17): it is 1 s then, but for
+    /// the first.
+    #[inline(always)]
+    pub(crate) fn timeout(self) -> u32 {
+        // SAFETY: by the contract of `new`; a constant.
+        unsafe {
+            if read(&raw const OFFSET_REQUEST_TIMEOUT) == 0 {
+                return 0;
+            }
+            field(self.0, &raw const OFFSET_REQUEST_TIMEOUT)
+        }
     }
 
     /// How often its SYN-ACK was sent again before.

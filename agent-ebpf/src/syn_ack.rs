@@ -16,7 +16,7 @@ use crate::{
     lookup,
     socket::{self, read},
     structs::{Request, SockCommon},
-    tables,
+    syn_ack_rto, tables,
 };
 
 /// `BPF_TCP_NEW_SYN_RECV`.
@@ -56,6 +56,10 @@ extern "C" fn rto_synack(arguments: *const [*mut c_void; 2]) -> i32 {
     let Some((index, policy)) = lookup::or_unlisted(found) else {
         return 0;
     };
+    let timer = match request.timeout() {
+        0 => syn_ack_rto::kernel_jiffies(),
+        timeout => timeout,
+    };
     tables::tell(|event| {
         // SAFETY: room for one event.
         unsafe {
@@ -67,7 +71,7 @@ extern "C" fn rto_synack(arguments: *const [*mut c_void; 2]) -> i32 {
             (*event).remote_port = common.remote_port();
             (*event).kind = kind::SYN_ACK;
             (*event).attempt = request.retransmissions() + 1;
-            (*event).timer_jiffies = policy.initial_rto_jiffies;
+            (*event).timer_jiffies = timer;
             (*event).state = NEW_SYN_RECV;
             (*event).policy = index;
             (*event).generation = policy.generation;

@@ -4,18 +4,21 @@
 use aya_ebpf::programs::SockOpsContext;
 use rto_agent_common::{Policy, SockOpt, SocketState, syncnt};
 
-use crate::{options::Target, socket::read, tables::Tally};
-
-/// `net.ipv4.tcp_syn_retries` of the host, for kernels on which the socket cannot be asked
-/// (bpf_getsockopt knows TCP_SYNCNT from 6.1 on): there a value the application has set itself is
-/// not seen, and replaced as if it were the host's. The loader writes it.
-#[unsafe(no_mangle)]
-static HOST_SYN_RETRIES: u8 = 6;
+use crate::{
+    options::Target,
+    tables::{self, Tally},
+};
 
 /// Sets TCP_SYNCNT as the policy wants it, and remembers what it was.
+///
+/// Where the socket cannot be asked (bpf_getsockopt knows TCP_SYNCNT from Linux 6.1 on) a value that the
+/// application has set itself is not seen, and replaced as if it were the host's.
 #[inline(always)]
 pub(crate) fn apply(ctx: &SockOpsContext, state: &mut SocketState, policy: &Policy, tally: Tally) {
-    let own = syncnt::own(state, Target::of(ctx).get(SockOpt::SynCnt), host());
+    let own = match Target::of(ctx).get(SockOpt::SynCnt) {
+        Some(value) => syncnt::own(state, Some(value), 0),
+        None => syncnt::own(state, None, tables::host_defaults().syn_retries),
+    };
     match syncnt::wanted(policy, own) {
         Some(wanted) => {
             if Target::of(ctx).set(SockOpt::SynCnt, wanted, tally) {
@@ -40,10 +43,4 @@ pub(crate) fn restore(target: Target, state: &mut SocketState) {
     }
     state.syn_retries_set = 0;
     state.syn_retries_before = 0;
-}
-
-#[inline(always)]
-fn host() -> u32 {
-    // SAFETY: a constant, which the loader may have written before the program was loaded.
-    u32::from(unsafe { read(&raw const HOST_SYN_RETRIES) })
 }

@@ -14,8 +14,8 @@ use aya_ebpf::{
     macros::btf_map,
 };
 use rto_agent_common::{
-    Counters, EntryValue, MAX_POLICIES, NO_POLICY, Policy, Probe, RTO_STEPS, SocketState,
-    Statistics, WalkControl, WalkCounts, direction,
+    Counters, EntryValue, HostDefaults, MAX_POLICIES, NO_POLICY, Policy, PolicySlot, Probe,
+    RTO_STEPS, SocketState, Statistics, WalkControl, WalkCounts, direction,
     event::{CONTROL, Event, EventControl, LOST, RING_BYTES},
     histogram::{BUCKETS, Histogram, bucket_of},
     statistics, statistics_key,
@@ -36,7 +36,10 @@ pub(crate) static ENTRIES_V4: LpmTrie<[u8; 4], EntryValue, ENTRIES, NO_PREALLOC>
 pub(crate) static ENTRIES_V6: LpmTrie<[u8; 16], EntryValue, ENTRIES, NO_PREALLOC> = LpmTrie::new();
 
 #[btf_map]
-static POLICIES: Array<Policy, { MAX_POLICIES as usize }> = Array::new();
+static POLICIES: Array<PolicySlot, { MAX_POLICIES as usize }> = Array::new();
+
+#[btf_map]
+static HOST_DEFAULTS: Array<HostDefaults, 1> = Array::new();
 
 #[btf_map]
 static STATISTICS: PerCpuHashMap<u32, Statistics, STATISTICS_ROOM, NO_PREALLOC> =
@@ -65,10 +68,19 @@ static PROBE: Array<Probe, 1> = Array::new();
 #[btf_map]
 pub(crate) static PROBE_STORAGE: SkStorage<u64> = SkStorage::new();
 
-/// A policy's settings.
+/// A policy's settings: the copy in force, which stays as it is while the program runs.
 #[inline(always)]
 pub(crate) fn policy(index: u32) -> Option<&'static Policy> {
-    POLICIES.get(index)
+    let slot = POLICIES.get(index)?;
+    // SAFETY: a map value; the verifier checks the access.
+    let active = unsafe { read(&raw const slot.active) };
+    Some(&slot.copies[(active & 1) as usize])
+}
+
+/// What to reckon with where a socket cannot be asked.
+#[inline(always)]
+pub(crate) fn host_defaults() -> HostDefaults {
+    HOST_DEFAULTS.get(0).copied().unwrap_or_default()
 }
 
 /// The slot of a socket's policy, if it still belongs to that policy; else [`NO_POLICY`].

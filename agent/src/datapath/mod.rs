@@ -7,28 +7,20 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
-    fs::File,
-    os::fd::AsFd as _,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
 };
 
-use aya::{
-    maps::MapData,
-    programs::{
-        CgroupAttachMode, SockOps,
-        links::{FdLink, PinnedLink},
-    },
-};
+use aya::maps::MapData;
 use rto_agent_common::{
-    EntryValue, LAYOUT_VERSION, PROGRAM, Policy, Statistics, UNLISTED, maps, statistics,
+    EntryValue, HostDefaults, LAYOUT_VERSION, Policy, Statistics, UNLISTED, maps, statistics,
 };
 use serde::{Deserialize, Serialize};
 
 use crate::{
     config::RttSampling,
-    kernel::{bpf::program_info, programs::attached_ids},
+    kernel::bpf::program_info,
     policy::{
         Cidr, PolicyName,
         entries::{Builder, Families},
@@ -39,6 +31,7 @@ use crate::{
 mod accepted;
 mod error;
 pub mod events;
+mod link;
 mod object;
 mod pins;
 pub mod probe;
@@ -49,7 +42,8 @@ pub mod walk;
 
 pub use accepted::Accepted;
 pub use error::DatapathError;
-use object::{OBJECT, Values, program};
+use link::{Link, attached};
+use object::{OBJECT, Values};
 use slots::Slots;
 use tables::{TRIES, Tables, describe};
 use tries::Tries;
@@ -67,8 +61,10 @@ pub struct Options {
     pub statistics: StatisticsOptions,
     /// Why there can be no program at `lsm_cgroup/inet_csk_clone`, where that was found out already.
     pub without_clone: Option<String>,
-    /// `net.ipv4.tcp_syn_retries`, for kernels whose program cannot ask the socket (before 6.1).
-    pub host_syn_retries: u8,
+    /// Jiffies a second.
+    pub hz: u32,
+    /// What to reckon with where the kernel does not let the program ask the socket.
+    pub host_defaults: HostDefaults,
 }
 
 /// What the program counts. Another choice is another program: what is off costs nothing.
@@ -112,7 +108,7 @@ impl Options {
     fn values(&self) -> Values {
         Values {
             trie_entries: Some(kernel_entries(self.max_entries)),
-            host_syn_retries: self.host_syn_retries,
+            hz: self.hz,
             statistics_mode: self.statistics.mode(),
             rtt_interval_ns: self.statistics.rtt_interval_ns(),
             ..Values::default()
@@ -130,6 +126,7 @@ impl Options {
         let constants = [
             &[self.statistics.mode()][..],
             &self.statistics.rtt_interval_ns().to_le_bytes(),
+            &self.hz.to_le_bytes(),
         ];
         constants.concat()
     }
@@ -177,16 +174,12 @@ pub struct Datapath {
     /// What entries had counted in the tries that others take the place of, until those are filled.
     former_hits: HashMap<Cidr, u32>,
     link: Option<Link>,
+    /// A link in force that an earlier run left, until this one's program has taken its place in it.
+    former_link: Option<Link>,
     /// It was in force, and [`Datapath::unlink`] took it out.
     unlinked: bool,
     /// The second program's, for accepted sockets.
     hook: Option<accepted::Hook>,
-}
-
-struct Link {
-    /// Keeps the link in force even where somebody removes its pin.
-    _fd: FdLink,
-    program_id: u32,
 }
 
 impl Datapath {
@@ -212,12 +205,13 @@ impl Datapath {
             options.max_entries,
         );
         let in_force = same.into_iter().find_map(|(room, dir)| {
-            let link = adoptable_link(dir, &options.cgroup)?;
+            let link = Link::in_force(dir, &options.cgroup)?;
             Some((room, dir.to_owned(), link, Tables::open(dir).ok()?))
         });
         if let Some((room, dir, link, mut tables)) = in_force {
             let slots = Slots::read(tables.policies()?.into_iter());
             events::silence(&dir)?;
+            tables.set_host_defaults(options.host_defaults)?;
             let uncounted = prepare(&mut tables, &slots, options.statistics)?;
             options.max_entries = room;
             return Ok(Self {
@@ -228,6 +222,7 @@ impl Datapath {
                 tables,
                 slots,
                 link: Some(link),
+                former_link: None,
                 unlinked: false,
                 hook: None,
                 options,
@@ -240,6 +235,10 @@ impl Datapath {
             Ok((found, mut tables, former_hits)) => {
                 let slots = Slots::read(tables.policies()?.into_iter());
                 events::silence(&staging)?;
+                tables.set_host_defaults(options.host_defaults)?;
+                let former_link = generations
+                    .iter()
+                    .find_map(|g| Link::in_force(&g.path, &options.cgroup));
                 let uncounted = prepare(&mut tables, &slots, options.statistics)?;
                 Ok(Self {
                     uncounted,
@@ -249,6 +248,7 @@ impl Datapath {
                     tables,
                     slots,
                     link: None,
+                    former_link,
                     unlinked: false,
                     hook: None,
                     options,
@@ -470,7 +470,7 @@ impl Datapath {
         if self.link.is_none() {
             return Ok((tables, None));
         }
-        let link = load_and_attach(options, staging)?;
+        let link = Link::put_in_force(options, staging, self.link.as_ref())?;
         let wanted = options.generation();
         pins::promote(&options.pin_dir, staging, &wanted).map_err(|e| pin_error(&wanted, &e))?;
         Ok((tables, Some(link)))
@@ -508,8 +508,9 @@ impl Datapath {
     /// If the program cannot be loaded, attached or pinned; what was in force before stays.
     pub fn attach(&mut self) -> Result<(), DatapathError> {
         if self.link.is_none() {
-            let link = load_and_attach(&self.options, &self.dir)?;
-            self.link = Some(link);
+            let former = self.former_link.as_ref();
+            self.link = Some(Link::put_in_force(&self.options, &self.dir, former)?);
+            self.former_link = None;
             let wanted = self.options.generation();
             if self.dir != wanted {
                 pins::promote(&self.options.pin_dir, &self.dir, &wanted)
@@ -551,6 +552,16 @@ impl Datapath {
         Ok(())
     }
 
+    /// Changes what programs reckon with where a socket cannot be asked.
+    ///
+    /// # Errors
+    ///
+    /// If the map cannot be written.
+    pub fn set_host_defaults(&mut self, host: HostDefaults) -> Result<(), DatapathError> {
+        self.options.host_defaults = host;
+        self.tables.set_host_defaults(host)
+    }
+
     /// Asks the kernel whether the program is in force and its pins are there.
     #[must_use]
     pub fn attachment(&self) -> Attachment {
@@ -585,15 +596,19 @@ impl Datapath {
             return Ok(());
         }
         let staging = self.restage()?;
-        let former_link = self.link.take();
+        let in_force = |link: &Link| attached(&self.options.cgroup, link.program_id);
+        // Where only its pins are gone the link stays.
+        self.former_link = self
+            .link
+            .take()
+            .filter(|link| in_force(link).unwrap_or(false));
         let former_dir = std::mem::replace(&mut self.dir, staging);
         // Its pin went with the others, or its cgroup did.
         let former_hook = self.hook.take();
         let attached = self.attach();
         if attached.is_err() {
-            // The former link may still be in force (only its pin was lost): keep it alive.
             let staging = std::mem::replace(&mut self.dir, former_dir);
-            self.link = former_link;
+            self.link = self.link.take().or(self.former_link.take());
             self.hook = former_hook;
             let _swept = pins::remove_generation(&staging);
         }
@@ -954,7 +969,7 @@ pub fn pinned_program_ids(pin_dir: &Path) -> Vec<u32> {
     let generations = pins::generations(pin_dir).unwrap_or_default();
     generations
         .iter()
-        .filter_map(|g| link_at(&g.path))
+        .filter_map(|g| Link::at(&g.path))
         .map(|link| link.program_id)
         .collect()
 }
@@ -973,25 +988,6 @@ pub fn room_for(entries: usize, asked: u32) -> u32 {
 /// in it for a moment. The tries take memory by what is in them, not by this number.
 fn kernel_entries(max_entries: u32) -> u32 {
     max_entries.saturating_mul(2)
-}
-
-fn link_at(dir: &Path) -> Option<Link> {
-    let fd = FdLink::from(PinnedLink::from_pin(dir.join(pins::LINK)).ok()?);
-    let program_id = fd.info().ok()?.program_id();
-    Some(Link {
-        _fd: fd,
-        program_id,
-    })
-}
-
-/// The link pinned in `dir`, if it is in force at `cgroup`.
-fn adoptable_link(dir: &Path, cgroup: &Path) -> Option<Link> {
-    let link = link_at(dir)?;
-    attached(cgroup, link.program_id).ok()?.then_some(link)
-}
-
-fn attached(cgroup: &Path, program_id: u32) -> std::io::Result<bool> {
-    Ok(attached_ids(File::open(cgroup)?.as_fd())?.contains(&program_id))
 }
 
 /// What [`keep_maps`] could keep.
@@ -1056,46 +1052,6 @@ fn slot_of(
             cidr: *cidr,
             policy: name.clone(),
         })
-}
-
-/// Loads the program over the maps pinned in `dir`, attaches it and pins its link there.
-fn load_and_attach(options: &Options, dir: &Path) -> Result<Link, DatapathError> {
-    let attach_error = |reason: String| DatapathError::Attach {
-        cgroup: options.cgroup.clone(),
-        reason,
-    };
-    let mut ebpf = object::load(Some(dir), &options.values())?;
-    let program = program!(ebpf, PROGRAM, SockOps)?;
-    program.load().map_err(|e| object::load_error(&e))?;
-    let cgroup = File::open(&options.cgroup).map_err(|e| attach_error(e.to_string()))?;
-    // A BPF link is always multi-attach; any flag but 0 is EINVAL, which aya spells `Single`.
-    let id = program.attach(cgroup, CgroupAttachMode::Single).map_err(|e| {
-        let mut reason = describe(&e);
-        if reason.contains("os error 1)") {
-            reason.push_str(
-                "; another sock_ops program is attached exclusively here or above: see rto-agent doctor",
-            );
-        }
-        attach_error(reason)
-    })?;
-    let fd: FdLink = program
-        .take_link(id)
-        .map_err(|e| attach_error(describe(&e)))?
-        .try_into()
-        .map_err(|_| attach_error("the kernel is too old for BPF links (5.7)".to_owned()))?;
-    let path = dir.join(pins::LINK);
-    let fd = FdLink::from(fd.pin(&path).map_err(|e| DatapathError::Pin {
-        path,
-        reason: describe(&e),
-    })?);
-    let program_id = fd
-        .info()
-        .map_err(|e| attach_error(describe(&e)))?
-        .program_id();
-    Ok(Link {
-        _fd: fd,
-        program_id,
-    })
 }
 
 fn pin_error(path: &Path, error: &dyn std::error::Error) -> DatapathError {

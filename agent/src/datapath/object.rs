@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use aya::{Btf, Ebpf, EbpfLoader, include_bytes_aligned};
-use rto_agent_common::{Offsets, globals, maps};
+use rto_agent_common::{Offsets, SocketTypes, globals, kfunc, maps};
 
 use super::{error::DatapathError, tables::describe};
 
@@ -15,8 +15,8 @@ pub(super) static OBJECT: &[u8] = include_bytes_aligned!("rto-agent.bpf.o");
 pub(super) struct Values {
     /// Room of each trie; `None`: as in the object, for maps that exist.
     pub(super) trie_entries: Option<u32>,
-    /// [`globals::HOST_SYN_RETRIES`].
-    pub(super) host_syn_retries: u8,
+    /// [`globals::HZ`].
+    pub(super) hz: u32,
     /// [`globals::STATISTICS_MODE`].
     pub(super) statistics_mode: u8,
     /// [`globals::RTT_INTERVAL_NS`].
@@ -25,6 +25,10 @@ pub(super) struct Values {
     pub(super) probe_cookie: u64,
     /// [`globals::OFFSETS`]; only the programs at LSM hooks and iterators read them.
     pub(super) offsets: Offsets,
+    /// [`globals::SOCKET_TYPES`]; only the sock_ops program reads them.
+    pub(super) socket_types: SocketTypes,
+    /// BTF ids of the functions of [`kfunc`], in its order; `None`: the programs do without.
+    pub(super) kfuncs: Option<[u32; 2]>,
     /// No policy will be used: small maps do.
     pub(super) without_policies: bool,
 }
@@ -32,15 +36,18 @@ pub(super) struct Values {
 /// Makes the maps and relocates the programs; nothing is verified or attached yet. With `pins`
 /// the maps pinned there are used, and those that are missing are made and pinned.
 pub(super) fn load(pins: Option<&Path>, values: &Values) -> Result<Ebpf, DatapathError> {
-    let offsets = values.offsets.values();
+    let (offsets, socket_types) = (values.offsets.values(), values.socket_types.values());
     let mut loader = EbpfLoader::new();
     loader
-        .override_global(globals::HOST_SYN_RETRIES, &values.host_syn_retries, true)
+        .override_global(globals::HZ, &values.hz, true)
         .override_global(globals::STATISTICS_MODE, &values.statistics_mode, true)
         .override_global(globals::RTT_INTERVAL_NS, &values.rtt_interval_ns, true)
         .override_global(globals::PROBE_COOKIE, &values.probe_cookie, true);
     for (name, offset) in globals::OFFSETS.into_iter().zip(&offsets) {
         loader.override_global(name, offset, true);
+    }
+    for (name, value) in globals::SOCKET_TYPES.into_iter().zip(&socket_types) {
+        loader.override_global(name, value, true);
     }
     if let Some(entries) = values.trie_entries {
         loader
@@ -57,7 +64,30 @@ pub(super) fn load(pins: Option<&Path>, values: &Values) -> Result<Ebpf, Datapat
             loader.map_pin_path(name, dir.join(name));
         }
     }
-    loader.load(OBJECT).map_err(|e| load_error(&e))
+    loader
+        .load(&with_kfuncs(OBJECT, values.kfuncs))
+        .map_err(|e| load_error(&e))
+}
+
+/// The object with the BTF ids of kernel functions in their calls; without any, these give null.
+fn with_kfuncs(object: &[u8], ids: Option<[u32; 2]>) -> Vec<u8> {
+    let mut object = object.to_vec();
+    let numbers = [kfunc::CAST_TO_KERN_CTX, kfunc::RDONLY_CAST];
+    for (index, number) in numbers.into_iter().enumerate() {
+        let [n0, n1, n2, n3] = number.to_le_bytes();
+        let [code, regs, ..] = kfunc::CALL;
+        let call = [code, regs, 0, 0, n0, n1, n2, n3];
+        // Instructions are aligned, as sections are.
+        for instruction in object.as_chunks_mut::<8>().0 {
+            if *instruction == call {
+                match ids {
+                    Some(ids) => instruction[4..].copy_from_slice(&ids[index].to_le_bytes()),
+                    None => *instruction = kfunc::NULL,
+                }
+            }
+        }
+    }
+    object
 }
 
 /// The kernel's types, for programs that are attached by them.
@@ -87,5 +117,29 @@ pub(super) fn load_error(error: &dyn std::error::Error) -> DatapathError {
             DatapathError::Load(format!("{first}\n...\n{end}"))
         }
         _ => DatapathError::Load(text),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn calls(object: &[u8], number: u32) -> usize {
+        let is_call = |i: &&[u8; 8]| i[..4] == kfunc::CALL && i[4..] == number.to_le_bytes();
+        object.as_chunks().0.iter().filter(is_call).count()
+    }
+
+    #[test]
+    fn calls_of_kernel_functions_are_found_and_replaced() {
+        let numbers = [kfunc::CAST_TO_KERN_CTX, kfunc::RDONLY_CAST];
+        let before = numbers.map(|number| calls(OBJECT, number));
+        assert!(before.iter().all(|count| *count > 0), "{before:?}");
+        let with = with_kfuncs(OBJECT, Some([1001, 1002]));
+        assert_eq!([1001, 1002].map(|number| calls(&with, number)), before);
+        let without = with_kfuncs(OBJECT, None);
+        for object in [&with, &without] {
+            assert_eq!(numbers.map(|number| calls(object, number)), [0, 0]);
+            assert_eq!(object.len(), OBJECT.len());
+        }
     }
 }

@@ -1,11 +1,11 @@
 //! The maps, typed.
 
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, path::Path, sync::Arc, time::Duration};
 
 use aya::maps::{Array, MapData, MapError, PerCpuHashMap, PerCpuValues, RingBuf, SkStorage};
 use rto_agent_common::{
-    FIRST_SLOT, MAX_POLICIES, Policy, SocketState, Statistics, direction, event::EventControl,
-    maps, statistics_key,
+    FIRST_SLOT, HostDefaults, MAX_POLICIES, Policy, PolicySlot, SocketState, Statistics, direction,
+    event::EventControl, maps, statistics_key,
 };
 
 use super::{
@@ -17,7 +17,10 @@ use super::{
 pub(super) struct Tables {
     /// Shared with those who only read.
     pub(super) tries: Arc<Tries>,
-    policies: Array<MapData, Policy>,
+    policies: Array<MapData, PolicySlot>,
+    /// Slots that were written, and whose former copy a program may still read.
+    unrested: BTreeSet<u32>,
+    host_defaults: Array<MapData, HostDefaults>,
     statistics: PerCpuHashMap<MapData, u32, Statistics>,
     /// How often memory for them may be waited for.
     patience: u32,
@@ -68,6 +71,8 @@ impl Tables {
         Ok(Self {
             tries: Arc::new(Tries::open(dir)?),
             policies: open!(dir, maps::POLICIES, Array),
+            unrested: BTreeSet::new(),
+            host_defaults: open!(dir, maps::HOST_DEFAULTS, Array),
             statistics: open!(dir, maps::STATISTICS, PerCpuHashMap),
             patience: PATIENCE,
             cpus,
@@ -103,16 +108,36 @@ impl Tables {
 
     /// One slot of the policy table.
     pub(super) fn policy(&self, index: u32) -> Result<Policy, DatapathError> {
+        Ok(*self.slot(index)?.policy())
+    }
+
+    fn slot(&self, index: u32) -> Result<PolicySlot, DatapathError> {
         self.policies
             .get(&index, 0)
             .map_err(|e| map_error(maps::POLICIES, describe(&e)))
     }
 
-    /// Writes one slot of the policy table.
+    /// Writes one slot of the policy table. A program that runs meanwhile reads the former policy or the new
+    /// one: see [`PolicySlot`].
     pub(super) fn set_policy(&mut self, index: u32, policy: &Policy) -> Result<(), DatapathError> {
-        self.policies
-            .set(index, policy, 0)
-            .map_err(|e| map_error(maps::POLICIES, describe(&e)))
+        if self.unrested.contains(&index) {
+            wait_for_programs();
+            self.unrested.clear();
+        }
+        for value in self.slot(index)?.replaced(policy) {
+            self.policies
+                .set(index, &value, 0)
+                .map_err(|e| map_error(maps::POLICIES, describe(&e)))?;
+        }
+        self.unrested.insert(index);
+        Ok(())
+    }
+
+    /// Writes what programs reckon with where a socket cannot be asked.
+    pub(super) fn set_host_defaults(&mut self, host: HostDefaults) -> Result<(), DatapathError> {
+        self.host_defaults
+            .set(0, &host, 0)
+            .map_err(|e| map_error(maps::HOST_DEFAULTS, describe(&e)))
     }
 
     /// A slot's statistics by [`direction::ALL`], summed over the CPUs; where there are none they are 0.
@@ -176,6 +201,20 @@ impl Tables {
             }
         }
         Ok(())
+    }
+}
+
+/// Waits until every program that runs now has ended: they run within RCU read sections, and a global memory
+/// barrier is a grace period (`membarrier_global()`, Linux 6.12; not with `nohz_full`, nor on one processor).
+/// Where there is none a pause must do: a program takes microseconds.
+fn wait_for_programs() {
+    const MEMBARRIER_CMD_GLOBAL: libc::c_int = 1;
+    const PAUSE: Duration = Duration::from_millis(20);
+    // SAFETY: the call takes numbers alone.
+    let done = unsafe { libc::syscall(libc::SYS_membarrier, MEMBARRIER_CMD_GLOBAL, 0, 0) };
+    let is_one = std::thread::available_parallelism().is_ok_and(|n| n.get() == 1);
+    if done != 0 || is_one {
+        std::thread::sleep(PAUSE);
     }
 }
 

@@ -353,7 +353,8 @@ impl Engine {
             max_entries: datapath::room_for(set.entries.len(), agent.max_entries),
             statistics: statistics_options(agent, start.tells_process),
             without_clone: without_clone(&start.features),
-            host_syn_retries: start.host.tcp_syn_retries,
+            hz: start.host.hz,
+            host_defaults: start.host.defaults(),
         };
         let datapath = Datapath::open(options)?;
         let mut state = State::new(datapath, start.host, agent.max_entries)?;

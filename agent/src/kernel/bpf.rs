@@ -189,7 +189,7 @@ fn info(id: u32) -> io::Result<ProgInfo> {
     Ok(info)
 }
 
-fn fd_number(fd: BorrowedFd<'_>) -> u32 {
+pub(super) fn fd_number(fd: BorrowedFd<'_>) -> u32 {
     u32::try_from(fd.as_raw_fd()).unwrap_or(u32::MAX)
 }
 

@@ -3,7 +3,7 @@
 
 use std::{collections::HashMap, fs, io, path::Path};
 
-use rto_agent_common::Offsets;
+use rto_agent_common::{Offsets, SocketTypes};
 
 const VMLINUX: &str = "/sys/kernel/btf/vmlinux";
 
@@ -16,6 +16,7 @@ const MEMBER_LEN: usize = 12;
 const KIND_PTR: u32 = 2;
 const KIND_STRUCT: u32 = 4;
 const KIND_UNION: u32 = 5;
+const KIND_FUNC: u32 = 12;
 /// Kinds that only name or qualify another type: typedef, volatile, const, restrict, type_tag.
 const MODIFIERS: [u32; 5] = [8, 9, 10, 11, 18];
 
@@ -195,7 +196,81 @@ impl Btf {
             dport: self.offset("sock_common", &["skc_dport"])?,
             num: self.offset("sock_common", &["skc_num"])?,
             num_retrans: self.offset("request_sock", &["num_retrans"])?,
+            request_timeout: self.offset("request_sock", &["timeout"]).unwrap_or(0),
         })
+    }
+
+    /// What the sock_ops program reads of sockets. Each field stands for itself; those that take kernel functions
+    /// to get at are 0 without them.
+    #[must_use]
+    pub fn socket_types(&self) -> SocketTypes {
+        let offset = |of: &str, path: &[&str]| self.offset(of, path).unwrap_or(0);
+        let pointer = |of: &str, path: &[&str]| self.pointer(of, path).unwrap_or(0);
+        let connection = "inet_connection_sock";
+        let mut types = SocketTypes {
+            is_mptcp: offset("tcp_sock", &["is_mptcp"]),
+            fastopen_req: pointer("tcp_sock", &["fastopen_req"]),
+            net: pointer("sock_common", &["skc_net", "net"]),
+            fastopen_blackhole_timeout: offset(
+                "net",
+                &["ipv4", "sysctl_tcp_fastopen_blackhole_timeout"],
+            ),
+            synack_retries: offset("net", &["ipv4", "sysctl_tcp_synack_retries"]),
+            syn_retries: offset(connection, &["icsk_syn_retries"]),
+            defer_accept: offset(connection, &["icsk_accept_queue", "rskq_defer_accept"]),
+            listener: 0,
+            context_sk: 0,
+            connection_sock: self.struct_id(connection).unwrap_or(0),
+        };
+        let listener = pointer("sock_common", &["skc_listener"]);
+        let needed = [
+            listener,
+            types.net,
+            types.synack_retries,
+            types.syn_retries,
+            types.defer_accept,
+            types.connection_sock,
+        ];
+        if let Ok(context_sk) = self.pointer("bpf_sock_ops_kern", &["sk"])
+            && self.kfuncs().is_some()
+            && !needed.contains(&0)
+        {
+            types.listener = listener;
+            types.context_sk = context_sk;
+        }
+        types
+    }
+
+    /// BTF ids of `bpf_cast_to_kern_ctx()` and `bpf_rdonly_cast()`, if the kernel has both (Linux 6.2).
+    #[must_use]
+    pub fn kfuncs(&self) -> Option<[u32; 2]> {
+        Some([
+            self.func("bpf_cast_to_kern_ctx")?,
+            self.func("bpf_rdonly_cast")?,
+        ])
+    }
+
+    /// The id of a function.
+    #[must_use]
+    pub fn func(&self, name: &str) -> Option<u32> {
+        let found = self.types.iter().position(|at| {
+            let info = u32_at(&self.data, at + 4).map(kind);
+            let string = || u32_at(&self.data, *at).map(|offset| self.is_string(offset, name));
+            matches!(info, Ok(KIND_FUNC)) && string().unwrap_or(false)
+        });
+        // Type ids count from 1.
+        u32::try_from(found? + 1).ok()
+    }
+
+    fn struct_id(&self, name: &str) -> Option<u32> {
+        u32::try_from(self.structs.get(name)? + 1).ok()
+    }
+
+    fn is_string(&self, offset: u32, text: &str) -> bool {
+        let begin = self.strings + offset as usize;
+        self.data
+            .get(begin..begin + text.len() + 1)
+            .is_some_and(|bytes| bytes.split_last() == Some((&0, text.as_bytes())))
     }
 }
 

@@ -123,3 +123,14 @@ pub struct HostFacts {
     /// Whether bpf_setsockopt takes TCP_THIN_LINEAR_TIMEOUTS (Linux 6.1).
     pub has_bpf_thin_linear: bool,
 }
+
+impl HostFacts {
+    /// What programs reckon with where a socket cannot be asked.
+    #[must_use]
+    pub fn defaults(&self) -> rto_agent_common::HostDefaults {
+        rto_agent_common::HostDefaults {
+            syn_retries: self.tcp_syn_retries.into(),
+            syn_ack_retries: 5,
+        }
+    }
+}

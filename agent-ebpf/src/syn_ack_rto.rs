@@ -1,0 +1,65 @@
+//! The initial RTO of a SYN-ACK, which decides over the lifetime of a half-open request.
+
+use core::arch::asm;
+
+use aya_ebpf::programs::SockOpsContext;
+use rto_agent_common::{Policy, SYN_ACK_RETRIES_LEN};
+
+use crate::{
+    kernel_sock::{DEFERRED, syn_ack_retries},
+    socket::read,
+};
+
+/// Jiffies a second. The loader writes it.
+#[unsafe(no_mangle)]
+static HZ: u32 = 250;
+
+/// TCP_TIMEOUT_INIT, microseconds.
+pub(crate) const KERNEL_US: u32 = 1_000_000;
+
+/// TCP_TIMEOUT_INIT, jiffies.
+#[inline(always)]
+pub(crate) fn kernel_jiffies() -> u32 {
+    // SAFETY: a constant, which the loader may have written before the program was loaded.
+    unsafe { read(&raw const HZ) }
+}
+
+/// What the policy has for a request, or for the socket made of it, jiffies; 0: the kernel's own.
+#[inline(always)]
+pub(crate) fn jiffies(ctx: &SockOpsContext, policy: &Policy) -> u32 {
+    let retries = syn_ack_retries(ctx);
+    if retries == DEFERRED {
+        return 0;
+    }
+    let last = SYN_ACK_RETRIES_LEN as u32 - 1;
+    let mut index = u64::from(if retries > last { last } else { retries });
+    // A bound that the verifier sees.
+    // SAFETY: arithmetic on one register.
+    unsafe {
+        asm!("{index} &= {mask}", index = inout(reg) index, mask = const SYN_ACK_RETRIES_LEN - 1,
+            options(pure, nomem, nostack));
+    }
+    // SAFETY: within the table, by the bound; the verifier checks the access.
+    unsafe {
+        let table = (&raw const policy.syn_ack_rto_jiffies).cast::<u32>();
+        read(table.add(index as usize))
+    }
+}
+
+const _: () = assert!(SYN_ACK_RETRIES_LEN.is_power_of_two());
+
+/// Jiffies as microseconds, 0 as the kernel's own initial RTO.
+#[inline(always)]
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "at most TCP_RTO_MAX, 120 s"
+)]
+pub(crate) fn microseconds(jiffies: u32) -> u32 {
+    if jiffies == 0 {
+        return KERNEL_US;
+    }
+    match kernel_jiffies() {
+        0 => KERNEL_US,
+        hz => (u64::from(jiffies) * 1_000_000 / u64::from(hz)) as u32,
+    }
+}

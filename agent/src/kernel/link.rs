@@ -1,0 +1,132 @@
+//! BPF links by bpf(2): what aya does not offer of them.
+
+use std::{
+    ffi::CString,
+    io,
+    os::{
+        fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd},
+        unix::ffi::OsStrExt as _,
+    },
+    path::Path,
+};
+
+use nix::libc;
+
+use super::bpf::{bpf, fd_number};
+
+const BPF_OBJ_PIN: libc::c_int = 6;
+const BPF_OBJ_GET: libc::c_int = 7;
+const BPF_OBJ_GET_INFO_BY_FD: libc::c_int = 15;
+const BPF_LINK_UPDATE: libc::c_int = 29;
+
+/// A program's attachment. While a handle or a pin of it is there, so is the attachment.
+#[derive(Debug)]
+pub struct Link(OwnedFd);
+
+/// `attr` of BPF_OBJ_PIN and BPF_OBJ_GET.
+#[repr(C)]
+#[derive(Default)]
+struct ObjectAttr {
+    path: u64,
+    fd: u32,
+    flags: u32,
+}
+
+/// `attr` of BPF_LINK_UPDATE.
+#[repr(C)]
+#[derive(Default)]
+struct UpdateAttr {
+    link_fd: u32,
+    new_prog_fd: u32,
+    flags: u32,
+    old_prog_fd: u32,
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct InfoAttr {
+    fd: u32,
+    length: u32,
+    info: u64,
+}
+
+/// `struct bpf_link_info` of a link to a cgroup.
+#[repr(C)]
+#[derive(Default)]
+struct LinkInfo {
+    kind: u32,
+    id: u32,
+    program_id: u32,
+    padding: u32,
+    cgroup_id: u64,
+    attach_type: u32,
+    reserved: u32,
+}
+
+impl Link {
+    /// The link that is pinned there.
+    ///
+    /// # Errors
+    ///
+    /// The system call's: ENOENT if nothing is.
+    pub fn from_pin(path: &Path) -> io::Result<Self> {
+        let path = c_path(path)?;
+        let mut attr = ObjectAttr {
+            path: path.as_ptr() as u64,
+            ..ObjectAttr::default()
+        };
+        let raw = bpf(BPF_OBJ_GET, &mut attr)?;
+        // SAFETY: the kernel has just made this descriptor for us.
+        Ok(Self(unsafe { OwnedFd::from_raw_fd(raw) }))
+    }
+
+    /// Pins it there as well.
+    ///
+    /// # Errors
+    ///
+    /// The system call's: EEXIST if something is there.
+    pub fn pin(&self, path: &Path) -> io::Result<()> {
+        let path = c_path(path)?;
+        let mut attr = ObjectAttr {
+            path: path.as_ptr() as u64,
+            fd: fd_number(self.0.as_fd()),
+            ..ObjectAttr::default()
+        };
+        bpf(BPF_OBJ_PIN, &mut attr).map(drop)
+    }
+
+    /// The kernel's id of its program.
+    ///
+    /// # Errors
+    ///
+    /// The system call's.
+    pub fn program_id(&self) -> io::Result<u32> {
+        let mut info = LinkInfo::default();
+        let mut attr = InfoAttr {
+            fd: u32::try_from(self.0.as_raw_fd()).unwrap_or(u32::MAX),
+            length: u32::try_from(size_of::<LinkInfo>()).unwrap_or(0),
+            info: (&raw mut info) as u64,
+        };
+        bpf(BPF_OBJ_GET_INFO_BY_FD, &mut attr)?;
+        Ok(info.program_id)
+    }
+
+    /// Puts another program in the place of its own: at once, and in the same place among those of other owners
+    /// (`cgroup_bpf_replace()`, Linux 5.7).
+    ///
+    /// # Errors
+    ///
+    /// The system call's: ENOLINK if the cgroup is gone.
+    pub fn update(&self, program: BorrowedFd<'_>) -> io::Result<()> {
+        let mut attr = UpdateAttr {
+            link_fd: fd_number(self.0.as_fd()),
+            new_prog_fd: fd_number(program),
+            ..UpdateAttr::default()
+        };
+        bpf(BPF_LINK_UPDATE, &mut attr).map(drop)
+    }
+}
+
+fn c_path(path: &Path) -> io::Result<CString> {
+    CString::new(path.as_os_str().as_bytes()).map_err(io::Error::other)
+}
