@@ -159,6 +159,21 @@ impl Btf {
         Ok(self.find(of, path)?.0)
     }
 
+    /// The type id of a function; `None` if the kernel has no such function.
+    pub fn func(&self, name: &str) -> Option<u32> {
+        const KIND_FUNC: u32 = 12;
+        let is_it = |at: &usize| {
+            let word = |offset| u32_at(&self.data, at + offset).ok();
+            word(4).map(kind) == Some(KIND_FUNC)
+                && word(0)
+                    .and_then(|offset| self.string(offset as usize).ok())
+                    .as_deref()
+                    == Some(name)
+        };
+        let index = self.types.iter().position(is_it)?;
+        u32::try_from(index + 1).ok()
+    }
+
     /// Byte offset of a field that is a pointer.
     ///
     /// # Errors
