@@ -32,6 +32,8 @@ const HOST: HostFacts = HostFacts {
     hz: 250,
     tcp_syn_retries: 6,
     tcp_syn_linear_timeouts: 4,
+    tcp_synack_retries: 5,
+    reads_listener: true,
     has_rto_max: true,
     has_bpf_thin_linear: true,
 };

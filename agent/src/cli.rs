@@ -4,7 +4,10 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::telemetry::LogFormat;
+use crate::{
+    policy::{Mptcp, SynAckRto},
+    telemetry::LogFormat,
+};
 
 /// Per-CIDR TCP retransmission timers for Linux.
 ///
@@ -141,9 +144,13 @@ pub struct Add {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Settings, instead of --policy")]
 pub struct SettingsArgs {
-    /// Timeout of the first SYN or SYN-ACK
+    /// Timeout of the first SYN
     #[arg(long, value_name = "DURATION")]
     pub initial_rto: Option<String>,
+    /// Timeout of the first SYN-ACK: auto (as --initial-rto, as far as half-open requests still live 31s),
+    /// keep (the kernel's own) or a duration
+    #[arg(long, value_name = "DURATION|auto|keep")]
+    pub syn_ack_rto: Option<SynAckRto>,
     /// Lower bound of the RTO of an established connection (2 jiffies to 200ms)
     #[arg(long, value_name = "DURATION")]
     pub rto_min: Option<String>,
@@ -168,6 +175,9 @@ pub struct SettingsArgs {
     /// SYN retransmissions before connect() gives up: auto, keep or 1 to 127
     #[arg(long, value_name = "N|auto|keep")]
     pub syn_retries: Option<String>,
+    /// Whether SYNs of MPTCP sockets get --initial-rto: keep (no) or apply
+    #[arg(long, value_name = "keep|apply")]
+    pub mptcp: Option<Mptcp>,
     /// Allow an initial RTO below 200ms on a prefix shorter than /8 (IPv4) or /16 (IPv6)
     #[arg(long)]
     pub force: bool,

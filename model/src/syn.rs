@@ -20,6 +20,10 @@ pub const RTO_MAX_S: u64 = 120;
 /// Largest value of TCP_SYNCNT (`MAX_TCP_SYNCNT`).
 pub const MAX_SYNCNT: u8 = 127;
 
+/// How long a half-open request must be kept with a shorter SYN-ACK timer, seconds: the sum of 1, 2, 4, 8 and
+/// 16 s, so that an outage of 30 s at the end of a handshake does not cost the connection.
+pub const SYN_ACK_LIFETIME_S: u64 = 31;
+
 /// What a connecting socket's timeouts depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SynTimers {
@@ -185,6 +189,44 @@ pub fn syn_ack_schedule(initial_rto: u64, rto_max: u64, retries: u8) -> Vec<u64>
     sent
 }
 
+/// How long a half-open request is kept, jiffies: until the timer after the last of `retries` SYN-ACK
+/// retransmissions runs out, which is (2^(retries + 1) - 1) times the initial RTO below `rto_max`.
+#[must_use]
+pub fn syn_ack_lifetime(initial_rto: u64, rto_max: u64, retries: u8) -> u64 {
+    let (mut lifetime, mut rto) = (0, initial_rto.max(1).min(rto_max.max(1)));
+    for _ in 0..=retries {
+        lifetime += rto;
+        rto = (rto * 2).min(rto_max.max(1));
+    }
+    lifetime
+}
+
+/// The shortest initial RTO of a SYN-ACK, jiffies, that keeps a request for `lifetime` jiffies at least;
+/// `rto_max` where none does.
+#[must_use]
+pub fn syn_ack_rto_for(lifetime: u64, rto_max: u64, retries: u8) -> u64 {
+    let (mut low, mut high) = (1, rto_max.max(1));
+    while low < high {
+        let middle = u64::midpoint(low, high);
+        if syn_ack_lifetime(middle, rto_max, retries) >= lifetime {
+            high = middle;
+        } else {
+            low = middle + 1;
+        }
+    }
+    low
+}
+
+/// The initial RTO of a SYN-ACK that `syn_ack_rto = "auto"` chooses, jiffies: that of the SYN, but no shorter
+/// than what keeps a request for [`SYN_ACK_LIFETIME_S`], or as long as the kernel's own timers do.
+#[must_use]
+pub fn syn_ack_rto_auto(initial_rto: u64, hz: u64, retries: u8) -> u64 {
+    let rto_max = RTO_MAX_S * hz;
+    let kernel = syn_ack_lifetime(hz, rto_max, retries);
+    let wanted = kernel.min(SYN_ACK_LIFETIME_S * hz);
+    initial_rto.max(syn_ack_rto_for(wanted, rto_max, retries))
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -309,6 +351,38 @@ mod tests {
         assert_eq!(syn_ack_schedule(25, 30_000, 5), [0, 25, 75, 175, 375, 775]);
     }
 
+    #[test]
+    fn requests_live_as_long_as_their_timers_run() {
+        let lifetime = |rto, retries| syn_ack_lifetime(rto, RTO_MAX_S * HZ, retries);
+        // 63 s by the kernel's own timers, 6.3 s at 100 ms, 31 s with 4 retransmissions.
+        assert_eq!(lifetime(HZ, 5), 63 * HZ);
+        assert_eq!(lifetime(25, 5), 63 * 25);
+        assert_eq!(lifetime(HZ, 4), 31 * HZ);
+        assert_eq!(lifetime(HZ, 0), HZ);
+        // 120 s is the longest interval: 127 s, and 120 s once more for each.
+        assert_eq!(lifetime(HZ, 8), (127 + 2 * 120) * HZ);
+    }
+
+    #[test]
+    fn auto_is_as_short_as_retries_allow() {
+        // Retransmissions, jiffies at HZ 250 for an initial RTO of 100 ms.
+        for (retries, jiffies) in [
+            (0, 250),
+            (1, 250),
+            (4, 250),
+            (5, 124),
+            (6, 62),
+            (7, 31),
+            (8, 25),
+            (15, 25),
+        ] {
+            assert_eq!(syn_ack_rto_auto(25, HZ, retries), jiffies, "{retries}");
+        }
+        // 492.06 ms in whole jiffies of 1 ms.
+        assert_eq!(syn_ack_rto_auto(100, 1000, 5), 493);
+        assert_eq!(syn_ack_rto_auto(400, HZ, 5), 400);
+    }
+
     proptest! {
         #[test]
         fn later_with_more_retries(
@@ -322,6 +396,36 @@ mod tests {
                 prop_assert!(now >= before);
                 before = now;
             }
+        }
+
+        #[test]
+        fn the_syn_ack_timer_found_is_enough_and_the_shortest(
+            lifetime in 1u64..100_000,
+            retries in 0u8..=255,
+        ) {
+            let rto_max = RTO_MAX_S * HZ;
+            let found = syn_ack_rto_for(lifetime, rto_max, retries);
+            prop_assert!(
+                syn_ack_lifetime(found, rto_max, retries) >= lifetime || found == rto_max
+            );
+            if found > 1 {
+                prop_assert!(syn_ack_lifetime(found - 1, rto_max, retries) < lifetime);
+            }
+        }
+
+        #[test]
+        fn auto_keeps_requests_whatever_the_retries(
+            initial_rto in 1u64..29_999,
+            hz in prop::sample::select(vec![100u64, 250, 300, 1000]),
+            retries in 0u8..=255,
+        ) {
+            let rto_max = RTO_MAX_S * hz;
+            let auto = syn_ack_rto_auto(initial_rto, hz, retries);
+            let lifetime = syn_ack_lifetime(auto, rto_max, retries);
+            let kernel = syn_ack_lifetime(hz, rto_max, retries);
+            prop_assert!(lifetime >= kernel.min(SYN_ACK_LIFETIME_S * hz));
+            prop_assert!(auto >= initial_rto && auto <= initial_rto.max(hz));
+            prop_assert!(auto <= syn_ack_rto_auto(initial_rto, hz, retries.saturating_sub(1)));
         }
 
         #[test]

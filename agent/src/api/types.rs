@@ -17,8 +17,8 @@ use crate::{
     datapath::{Attachment, Found, Removed},
     kernel::{features::Feature, interference::Verdict},
     policy::{
-        Cidr, HostFacts, PolicyName, Settings, SynRetries, compile::Effect, plan::ChangeSummary,
-        units,
+        Cidr, HostFacts, Mptcp, PolicyName, Settings, SynAckRto, SynRetries, compile::Effect,
+        plan::ChangeSummary, units,
     },
 };
 
@@ -57,6 +57,9 @@ pub struct SettingsSpec {
     /// "100ms".
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub initial_rto: Option<String>,
+    /// "auto", "keep" or a duration.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub syn_ack_rto: Option<String>,
     /// "5ms".
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rto_min: Option<String>,
@@ -81,6 +84,9 @@ pub struct SettingsSpec {
     /// "auto", "keep" or a number from 1 to 127.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub syn_retries: Option<String>,
+    /// "keep" or "apply".
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mptcp: Option<String>,
     /// Allow a short initial RTO on a very wide prefix.
     #[serde(default)]
     pub force: bool,
@@ -111,6 +117,10 @@ impl SettingsSpec {
         };
         Ok(Settings {
             initial_rto: duration("initial_rto", &self.initial_rto)?,
+            syn_ack_rto: match self.syn_ack_rto.as_deref() {
+                None => SynAckRto::default(),
+                Some(text) => text.parse().map_err(|e| format!("syn_ack_rto: {e}"))?,
+            },
             rto_min: duration("rto_min", &self.rto_min)?,
             rto_restart: self.rto_restart,
             delack_max: duration("delack_max", &self.delack_max)?,
@@ -122,6 +132,10 @@ impl SettingsSpec {
                 None => SynRetries::default(),
                 Some(text) => text.parse().map_err(|e| format!("syn_retries: {e}"))?,
             },
+            mptcp: match self.mptcp.as_deref() {
+                None => Mptcp::default(),
+                Some(text) => text.parse().map_err(|e| format!("mptcp: {e}"))?,
+            },
             force: self.force,
         })
     }
@@ -132,6 +146,8 @@ impl From<&Settings> for SettingsSpec {
         let text = |d: Option<std::time::Duration>| d.map(units::format_duration);
         Self {
             initial_rto: text(settings.initial_rto),
+            syn_ack_rto: (settings.syn_ack_rto != SynAckRto::default())
+                .then(|| settings.syn_ack_rto.to_string()),
             rto_min: text(settings.rto_min),
             rto_restart: settings.rto_restart,
             delack_max: text(settings.delack_max),
@@ -141,6 +157,7 @@ impl From<&Settings> for SettingsSpec {
             user_timeout: text(settings.user_timeout),
             syn_retries: (settings.syn_retries != SynRetries::default())
                 .then(|| settings.syn_retries.to_string()),
+            mptcp: (settings.mptcp != Mptcp::default()).then(|| settings.mptcp.to_string()),
             force: settings.force,
         }
     }

@@ -30,6 +30,7 @@ pub(super) fn run(args: Add) -> anyhow::Result<ExitCode> {
 fn spec(args: SettingsArgs) -> SettingsSpec {
     let SettingsArgs {
         initial_rto,
+        syn_ack_rto,
         rto_min,
         rto_restart,
         delack_max,
@@ -38,10 +39,12 @@ fn spec(args: SettingsArgs) -> SettingsSpec {
         rto_max,
         user_timeout,
         syn_retries,
+        mptcp,
         force,
     } = args;
     SettingsSpec {
         initial_rto,
+        syn_ack_rto: syn_ack_rto.map(|value| value.to_string()),
         rto_min,
         rto_restart,
         delack_max,
@@ -50,6 +53,7 @@ fn spec(args: SettingsArgs) -> SettingsSpec {
         rto_max,
         user_timeout,
         syn_retries,
+        mptcp: mptcp.map(|value| value.to_string()),
         force,
     }
 }

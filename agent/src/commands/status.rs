@@ -57,8 +57,11 @@ fn text(status: &StatusAnswer) -> String {
         (
             "host",
             format!(
-                "HZ {}, tcp_syn_retries {}, tcp_syn_linear_timeouts {}",
-                host.hz, host.tcp_syn_retries, host.tcp_syn_linear_timeouts
+                "HZ {}, tcp_syn_retries {}, tcp_syn_linear_timeouts {}, tcp_synack_retries {}",
+                host.hz,
+                host.tcp_syn_retries,
+                host.tcp_syn_linear_timeouts,
+                host.tcp_synack_retries
             ),
         ),
         (

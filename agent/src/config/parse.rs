@@ -15,7 +15,7 @@ use super::{
     lists::{Lists, Place},
     source::{ConfigError, Source},
 };
-use crate::policy::{Cidr, PolicyName, Settings, SynRetries, units::parse_duration};
+use crate::policy::{Cidr, PolicyName, Settings, SynAckRto, SynRetries, units::parse_duration};
 
 /// What one file says.
 #[derive(Default)]
@@ -65,9 +65,10 @@ const AGENT_KEYS: [&str; 12] = [
     "count_unlisted",
     "rtt_sampling",
 ];
-const POLICY_KEYS: [&str; 11] = [
+const POLICY_KEYS: [&str; 13] = [
     "cidrs",
     "initial_rto",
+    "syn_ack_rto",
     "rto_min",
     "rto_restart",
     "delack_max",
@@ -76,6 +77,7 @@ const POLICY_KEYS: [&str; 11] = [
     "rto_max",
     "user_timeout",
     "syn_retries",
+    "mptcp",
     "force",
 ];
 
@@ -227,6 +229,7 @@ impl Walk<'_> {
             match *known {
                 "cidrs" => raw.cidrs = self.cidrs(value),
                 "initial_rto" => settings.initial_rto = self.duration(value),
+                "syn_ack_rto" => assign(&mut settings.syn_ack_rto, self.syn_ack_rto(value)),
                 "rto_min" => settings.rto_min = self.duration(value),
                 "delack_max" => settings.delack_max = self.duration(value),
                 "rto_max" => settings.rto_max = self.duration(value),
@@ -240,6 +243,11 @@ impl Walk<'_> {
                 }
                 "force" => settings.force = self.boolean(value).unwrap_or_default(),
                 "syn_retries" => assign(&mut settings.syn_retries, self.syn_retries(value)),
+                "mptcp" => match self.text(value).map(str::parse) {
+                    Some(Ok(mptcp)) => settings.mptcp = mptcp,
+                    Some(Err::<_, String>(e)) => self.error(value.span(), e),
+                    None => {}
+                },
                 _ => {}
             }
         }
@@ -286,6 +294,17 @@ impl Walk<'_> {
         text.parse()
             .map_err(|e: String| self.error(value.span(), e))
             .ok()
+    }
+
+    fn syn_ack_rto(&mut self, value: &Value<'_>) -> Option<SynAckRto> {
+        match value.get_ref().as_str().map(str::parse::<SynAckRto>) {
+            Some(Ok(SynAckRto::Fixed(_))) | None => self.duration(value).map(SynAckRto::Fixed),
+            Some(Ok(keyword)) => Some(keyword),
+            Some(Err(e)) => {
+                self.error(value.span(), e);
+                None
+            }
+        }
     }
 
     fn duration(&mut self, value: &Value<'_>) -> Option<Duration> {

@@ -233,10 +233,12 @@ fn write_settings(table: &mut dyn TableLike, settings: &Settings) {
     let spec = SettingsSpec::from(settings);
     let texts = [
         ("initial_rto", spec.initial_rto),
+        ("syn_ack_rto", spec.syn_ack_rto),
         ("rto_min", spec.rto_min),
         ("delack_max", spec.delack_max),
         ("rto_max", spec.rto_max),
         ("user_timeout", spec.user_timeout),
+        ("mptcp", spec.mptcp),
     ];
     for (key, text) in texts {
         if let Some(text) = text {

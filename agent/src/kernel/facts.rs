@@ -10,7 +10,7 @@ use nix::{
 };
 
 use super::{
-    features::{Feature, can_set},
+    features::{Feature, READS_LISTENER, can_set},
     hz, sysctl, version,
 };
 use crate::policy::HostFacts;
@@ -22,7 +22,7 @@ const TCP_RTO_MAX_MS: libc::c_int = 44;
 ///
 /// # Errors
 ///
-/// If the kernel does not tell HZ or `tcp_syn_retries`.
+/// If the kernel does not tell HZ, `tcp_syn_retries` or `tcp_synack_retries`.
 pub fn host_facts(features: &[Feature]) -> anyhow::Result<HostFacts> {
     let has_bpf_thin_linear = match can_set(features, "bpf-thin-linear") {
         Some(has) => has,
@@ -32,6 +32,9 @@ pub fn host_facts(features: &[Feature]) -> anyhow::Result<HostFacts> {
         hz: hz::measure().context("HZ cannot be measured")?,
         tcp_syn_retries: sysctl::ipv4("tcp_syn_retries")
             .context("net.ipv4.tcp_syn_retries cannot be read; is /proc mounted?")?,
+        tcp_synack_retries: sysctl::ipv4("tcp_synack_retries")
+            .context("net.ipv4.tcp_synack_retries cannot be read; is /proc mounted?")?,
+        reads_listener: can_set(features, READS_LISTENER) == Some(true),
         tcp_syn_linear_timeouts: sysctl::ipv4("tcp_syn_linear_timeouts").unwrap_or(0),
         has_rto_max: can_set(features, "tcp-rto-max").unwrap_or_else(has_rto_max),
         has_bpf_thin_linear,

@@ -139,6 +139,7 @@ pub fn judge(asked: &Asked, btf: &Result<Btf, BtfError>) -> Vec<Feature> {
         None => known.found(Presence::Present, "/sys/kernel/btf/vmlinux"),
         Some(why) => known.found(Presence::Absent, why),
     });
+    features.push(reads_listener(btf));
     features.push(accepted(asked));
     let known = Known(
         "iter-tcp",
@@ -151,6 +152,32 @@ pub fn judge(asked: &Asked, btf: &Result<Btf, BtfError>) -> Vec<Feature> {
         Err(e) => known.found(of_error(e), first_line(e)),
     });
     features
+}
+
+/// Name of the feature that the program can read a request's listener and more of a socket than its context has.
+pub const READS_LISTENER: &str = "reads-listener";
+
+/// Whether the program can read the kernel's own structs. Both functions came at once, and a kernel without BTF
+/// has no function that a program could call.
+fn reads_listener(btf: &Result<Btf, BtfError>) -> Feature {
+    let known = Known(
+        READS_LISTENER,
+        "6.2",
+        &["syn_ack_rto"],
+        "syn_ack_rto by the retransmissions of the listener or its network namespace; requests of a listener with \
+         TCP_DEFER_ACCEPT keep the kernel's timer",
+    );
+    match btf {
+        Ok(btf) if btf.socket_types().listener != 0 => known.found(
+            Presence::Present,
+            "BTF: bpf_cast_to_kern_ctx, bpf_rdonly_cast",
+        ),
+        Ok(_) => known.found(
+            Presence::Absent,
+            "BTF: no bpf_cast_to_kern_ctx, or no bpf_rdonly_cast",
+        ),
+        Err(e) => known.found(Presence::Absent, e.to_string()),
+    }
 }
 
 fn accepted(asked: &Asked) -> Feature {
@@ -407,6 +434,8 @@ mod tests {
         let features = judge(&Asked::nothing("not asked: test"), &Btf::vmlinux());
         for setting in [
             "initial_rto",
+            "syn_ack_rto",
+            "mptcp",
             "rto_min",
             "delack_max",
             "thin_linear",

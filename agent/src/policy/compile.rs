@@ -1,18 +1,21 @@
 //! What a policy becomes on this host: checked against what its kernel takes, rounded as it
 //! rounds, and in the form the eBPF program reads.
 
-use std::{collections::BTreeMap, str::FromStr, time::Duration};
+use std::{collections::BTreeMap, time::Duration};
 
-use rto_agent_common::{Policy as KernelPolicy, SYN_RETRIES_LEN, policy_flags, restart};
-use rto_model::syn::{self, GivesUp, SynTimers};
+use rto_agent_common::{Policy as KernelPolicy, policy_flags, restart};
+use rto_model::syn;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Cidr, HostFacts, PolicyName, PolicySet, Settings, SynRetries,
+    Cidr, HostFacts, Mptcp, PolicyName, PolicySet, Settings, SynAckRto, SynRetries,
     gain::gains,
     plan::Image,
     units::{format_duration, jiffies_duration, jiffies_to_usecs, quantise},
 };
+
+mod syn_ack;
+mod syn_retries;
 
 /// `TCP_TIMEOUT_MIN`, jiffies (include/net/tcp.h, Linux 6.12).
 const TIMEOUT_MIN: u64 = restart::LEAST_JIFFIES;
@@ -46,6 +49,9 @@ pub struct Effect {
     /// In jiffies, where the kernel counts it so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub jiffies: Option<u64>,
+    /// Of `syn_ack_rto`: how long a half-open request is kept, milliseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub request_lifetime_ms: Option<u64>,
     /// What more there is to say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
@@ -114,7 +120,9 @@ pub fn compile(
         errors: Vec::new(),
     };
     compiler.timers(settings);
+    compiler.syn_ack_rto(settings);
     compiler.others(settings);
+    compiler.mptcp(settings);
     compiler.together(settings);
     compiler.syn_retries(settings);
     if compiler.errors.is_empty() {
@@ -144,20 +152,28 @@ pub fn compile(
 /// If it needs `force` and does not have it.
 pub fn check_force(cidr: &Cidr, settings: &Settings) -> Result<(), SettingError> {
     let narrowest = if cidr.is_ipv4() { WIDE_V4 } else { WIDE_V6 };
-    match settings.initial_rto {
-        Some(rto) if rto < WIDE_INITIAL_RTO && cidr.prefix() < narrowest && !settings.force => {
-            Err(SettingError {
-                setting: "initial_rto",
+    if settings.force || cidr.prefix() >= narrowest {
+        return Ok(());
+    }
+    // (What "auto" makes of syn_ack_rto is no shorter than initial_rto.)
+    let timers = [
+        ("initial_rto", settings.initial_rto),
+        ("syn_ack_rto", settings.syn_ack_rto.fixed()),
+    ];
+    for (setting, rto) in timers {
+        if let Some(rto) = rto.filter(|rto| *rto < WIDE_INITIAL_RTO) {
+            return Err(SettingError {
+                setting,
                 value: format_duration(rto),
                 reason: format!(
                     "too short for {cidr}: below {} on a prefix shorter than /{narrowest} needs \
                      force = true, because so wide a prefix reaches hosts farther away than that",
                     format_duration(WIDE_INITIAL_RTO)
                 ),
-            })
+            });
         }
-        _ => Ok(()),
     }
+    Ok(())
 }
 
 struct Compiler<'a> {
@@ -171,9 +187,7 @@ struct Compiler<'a> {
 impl Compiler<'_> {
     fn timers(&mut self, settings: &Settings) {
         if let Some(asked) = settings.initial_rto {
-            let range = Duration::from_nanos(1)..RTO_MAX;
-            let reason = "the kernel takes more than 0 and less than 120s";
-            if self.in_range("initial_rto", asked, range.contains(&asked), reason) {
+            if self.is_initial_rto("initial_rto", asked) {
                 let jiffies = self.quantised("initial_rto", asked);
                 self.kernel.initial_rto_jiffies = u32::try_from(jiffies).unwrap_or(u32::MAX);
             }
@@ -200,6 +214,12 @@ impl Compiler<'_> {
                 self.kernel.rto_max_ms = u32::try_from(millis).unwrap_or(u32::MAX);
             }
         }
+    }
+
+    fn is_initial_rto(&mut self, setting: &'static str, asked: Duration) -> bool {
+        let range = Duration::from_nanos(1)..RTO_MAX;
+        let reason = "the kernel takes more than 0 and less than 120s";
+        self.in_range(setting, asked, range.contains(&asked), reason)
     }
 
     fn others(&mut self, settings: &Settings) {
@@ -302,7 +322,12 @@ impl Compiler<'_> {
         let hz = self.host.hz;
         if *settings
             == (Settings {
+                syn_ack_rto: match settings.syn_ack_rto {
+                    SynAckRto::Fixed(_) => SynAckRto::default(),
+                    not_set => not_set,
+                },
                 syn_retries: settings.syn_retries,
+                mptcp: Mptcp::Keep,
                 force: settings.force,
                 rto_restart: settings.rto_restart.filter(|on| !on),
                 ..Settings::default()
@@ -312,14 +337,16 @@ impl Compiler<'_> {
             self.errors.push(SettingError {
                 setting: "",
                 value: String::new(),
-                reason: "the policy sets nothing; give it at least one of initial_rto, rto_min, \
-                         delack_max, thin_linear, rto_max, user_timeout, syn_retries"
-                    .to_owned(),
+                reason:
+                    "the policy sets nothing; give it at least one of initial_rto, syn_ack_rto, \
+                         rto_min, delack_max, thin_linear, rto_max, user_timeout, syn_retries"
+                        .to_owned(),
             });
         }
         if let Some(rto_max) = settings.rto_max {
             for (name, value) in [
                 ("initial_rto", settings.initial_rto),
+                ("syn_ack_rto", settings.syn_ack_rto.fixed()),
                 ("rto_min", settings.rto_min),
             ] {
                 if let Some(value) = value.filter(|value| *value > rto_max) {
@@ -365,80 +392,6 @@ impl Compiler<'_> {
                 format_duration(rto_min.saturating_sub(PEER_DELACK)),
                 format_duration(PEER_DELACK),
             ));
-        }
-    }
-
-    fn syn_retries(&mut self, settings: &Settings) {
-        match settings.syn_retries {
-            SynRetries::Fixed(n) => {
-                self.kernel.syn_retries = [n; SYN_RETRIES_LEN];
-                self.effect("syn_retries", &n.to_string(), n.to_string(), None, None);
-            }
-            SynRetries::Keep => {
-                self.effect(
-                    "syn_retries",
-                    "keep",
-                    "the socket's own".to_owned(),
-                    None,
-                    None,
-                );
-            }
-            SynRetries::Auto => self.syn_retries_auto(settings),
-        }
-    }
-
-    /// For each TCP_SYNCNT a socket may have, the one that keeps the time to ETIMEDOUT.
-    fn syn_retries_auto(&mut self, settings: &Settings) {
-        let (hz, linear) = (u64::from(self.host.hz), self.host.tcp_syn_linear_timeouts);
-        let initial_rto = match settings.initial_rto {
-            Some(rto) => quantise(rto, self.host.hz).jiffies,
-            None => hz,
-        };
-        let rto_max = match settings.rto_max {
-            Some(rto_max) => quantise(rto_max, self.host.hz).jiffies,
-            None => syn::RTO_MAX_S * hz,
-        };
-        // With the kernel's timers or longer ones nothing gives up sooner.
-        if (initial_rto >= hz && rto_max >= syn::RTO_MAX_S * hz) || !self.errors.is_empty() {
-            return;
-        }
-        let own = self.host.tcp_syn_retries;
-        let timers = SynTimers {
-            initial_rto,
-            rto_max,
-            syn_retries: own,
-            linear_timeouts: linear,
-        };
-        let kernel = GivesUp::of(SynTimers::kernel(hz, own, linear));
-        let ours = GivesUp::of(timers);
-        let mut unreached = None;
-        for own in 1..=syn::MAX_SYNCNT {
-            let found = ours.retries_for(kernel.with(own));
-            if !found.reached {
-                unreached = unreached.or(Some(own));
-            }
-            self.kernel.syn_retries[usize::from(own)] = found.syn_retries.max(own);
-        }
-        let becomes = self.kernel.syn_retries[usize::from(own)];
-        let seconds = |jiffies: u64| format!("{}s", jiffies / hz);
-        let note = format!(
-            "connect() gives up after {}, the kernel's own timers would after {}",
-            seconds(ours.with(becomes)),
-            seconds(kernel.with(own)),
-        );
-        self.effect(
-            "syn_retries",
-            "auto",
-            format!("{becomes} instead of {own}"),
-            None,
-            Some(&note),
-        );
-        if unreached.is_some_and(|first| first <= own) {
-            self.warnings.push(
-                "connect() will give up sooner than with the kernel's own timers: even 127 SYN \
-                 retransmissions are not enough; raise initial_rto or rto_max"
-                    .to_owned(),
-            );
         }
     }
 
@@ -490,6 +443,7 @@ impl Compiler<'_> {
             asked: asked.to_owned(),
             effective,
             jiffies,
+            request_lifetime_ms: None,
             note: note.map(ToOwned::to_owned),
         });
     }
@@ -549,316 +503,5 @@ impl PolicySet {
     }
 }
 
-impl FromStr for SynRetries {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "auto" => Ok(Self::Auto),
-            "keep" => Ok(Self::Keep),
-            number => match number.parse::<u8>() {
-                Ok(n) if (1..=syn::MAX_SYNCNT).contains(&n) => Ok(Self::Fixed(n)),
-                _ => Err(format!(
-                    "{text:?} is neither \"auto\", \"keep\" nor a number from 1 to 127"
-                )),
-            },
-        }
-    }
-}
-
-impl std::fmt::Display for SynRetries {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Auto => f.write_str("auto"),
-            Self::Keep => f.write_str("keep"),
-            Self::Fixed(n) => n.fmt(f),
-        }
-    }
-}
-
 #[cfg(test)]
-pub(crate) mod tests {
-    use super::*;
-
-    /// A host with everything, at HZ 250.
-    pub(crate) const HOST: HostFacts = HostFacts {
-        hz: 250,
-        tcp_syn_retries: 6,
-        tcp_syn_linear_timeouts: 4,
-        has_rto_max: true,
-        has_bpf_thin_linear: true,
-    };
-
-    fn ms(n: u64) -> Option<Duration> {
-        Some(Duration::from_millis(n))
-    }
-
-    fn compiled(settings: &Settings) -> Compiled {
-        compile(&"p".parse().unwrap(), settings, &HOST).unwrap()
-    }
-
-    fn errors(settings: &Settings, host: &HostFacts) -> Vec<String> {
-        let errors = compile(&"p".parse().unwrap(), settings, host).unwrap_err();
-        errors.iter().map(ToString::to_string).collect()
-    }
-
-    #[test]
-    fn a_full_policy_at_hz_250() {
-        let compiled = compiled(&Settings {
-            initial_rto: ms(100),
-            rto_min: ms(5),
-            delack_max: ms(5),
-            thin_linear: Some(true),
-            rto_max: ms(10_000),
-            ..Settings::default()
-        });
-        assert_eq!(compiled.kernel.name(), Some("p"));
-        assert_eq!(compiled.kernel.initial_rto_jiffies, 25);
-        // As the kernel will tell it when it is asked for the option.
-        assert_eq!(compiled.kernel.rto_min_us, 8_000);
-        assert_eq!(compiled.kernel.rto_max_ms, 10_000);
-        let texts: Vec<String> = compiled.effects.iter().map(|e| e.describe(250)).collect();
-        assert!(
-            texts.contains(&"5ms -> 8ms, 2 jiffies at HZ=250".to_owned()),
-            "{texts:?}"
-        );
-        assert!(compiled.warnings[0].contains("rto_min = 5ms"));
-    }
-
-    #[test]
-    fn rto_restart_is_for_a_policy_with_an_rto_min() {
-        let with = |rto_restart| {
-            compiled(&Settings {
-                rto_min: ms(100),
-                rto_restart,
-                ..Settings::default()
-            })
-        };
-        let on = with(Some(true));
-        assert_eq!((on.kernel.restart_hz, on.kernel.rto_min_us), (250, 100_000));
-        let effect = on.effects.iter().find(|e| e.setting == "rto_restart");
-        assert_eq!(
-            effect.unwrap().describe(250),
-            "on (rto_min less the smoothed RTT while fewer than 4 segments are outstanding \
-             (experimental))"
-        );
-        assert!(on.warnings[0].contains("more than 60ms away"), "{on:?}");
-        for off in [None, Some(false)] {
-            let off = with(off);
-            assert_eq!(off.kernel.restart_hz, 0);
-            assert!(off.warnings.is_empty(), "{off:?}");
-        }
-    }
-
-    #[test]
-    fn auto_never_gives_up_sooner_and_respects_an_applications_own_choice() {
-        for rto in [4, 8, 20, 100, 200, 500] {
-            let table = compiled(&Settings {
-                initial_rto: ms(rto),
-                ..Settings::default()
-            })
-            .kernel
-            .syn_retries;
-            assert_eq!(table[0], 0);
-            let jiffies = quantise(Duration::from_millis(rto), 250).jiffies;
-            for own in 1..=40u8 {
-                let kernel = SynTimers::kernel(250, own, 4);
-                let ours = SynTimers {
-                    initial_rto: jiffies,
-                    syn_retries: table[usize::from(own)],
-                    ..kernel
-                };
-                assert!(ours.gives_up() >= kernel.gives_up(), "{rto} ms, {own}");
-                // One doubling later at the most: an application that wants to give up soon still does.
-                assert!(
-                    ours.gives_up() <= 2 * kernel.gives_up() + 1,
-                    "{rto} ms, {own}"
-                );
-            }
-        }
-    }
-
-    #[test]
-    fn auto_touches_nothing_where_nothing_is_shorter() {
-        for settings in [
-            Settings {
-                initial_rto: ms(1000),
-                ..Settings::default()
-            },
-            Settings {
-                rto_min: ms(50),
-                ..Settings::default()
-            },
-        ] {
-            assert_eq!(compiled(&settings).kernel.syn_retries, [0; SYN_RETRIES_LEN]);
-        }
-    }
-
-    #[test]
-    fn keep_and_fixed() {
-        let with = |syn_retries| {
-            compiled(&Settings {
-                initial_rto: ms(100),
-                syn_retries,
-                ..Settings::default()
-            })
-            .kernel
-            .syn_retries
-        };
-        assert_eq!(with(SynRetries::Keep), [0; SYN_RETRIES_LEN]);
-        assert_eq!(with(SynRetries::Fixed(3)), [3; SYN_RETRIES_LEN]);
-    }
-
-    #[test]
-    fn what_the_kernel_does_not_take() {
-        let old = HostFacts {
-            has_rto_max: false,
-            has_bpf_thin_linear: false,
-            ..HOST
-        };
-        let mut all = Vec::new();
-        for settings in [
-            Settings::default(),
-            Settings {
-                initial_rto: ms(0),
-                ..Settings::default()
-            },
-            Settings {
-                initial_rto: ms(120_000),
-                ..Settings::default()
-            },
-            Settings {
-                rto_min: ms(4),
-                ..Settings::default()
-            },
-            Settings {
-                rto_min: ms(201),
-                ..Settings::default()
-            },
-            Settings {
-                delack_max: ms(50),
-                rto_min: ms(45),
-                ..Settings::default()
-            },
-            Settings {
-                rto_max: ms(999),
-                ..Settings::default()
-            },
-            Settings {
-                rto_max: ms(1_000),
-                initial_rto: ms(2_000),
-                ..Settings::default()
-            },
-            Settings {
-                user_timeout: ms(0),
-                ..Settings::default()
-            },
-            Settings {
-                delack_max: ms(20),
-                rto_min: ms(20),
-                ..Settings::default()
-            },
-            Settings {
-                linear_retries: Some(7),
-                thin_linear: Some(true),
-                ..Settings::default()
-            },
-            Settings {
-                linear_retries: Some(1),
-                ..Settings::default()
-            },
-            Settings {
-                rto_restart: Some(true),
-                delack_max: ms(20),
-                ..Settings::default()
-            },
-            Settings {
-                rto_restart: Some(false),
-                ..Settings::default()
-            },
-        ] {
-            all.extend(errors(&settings, &HOST));
-        }
-        let settings = Settings {
-            rto_max: ms(2_000),
-            thin_linear: Some(true),
-            ..Settings::default()
-        };
-        all.extend(errors(&settings, &old));
-        insta::assert_snapshot!(all.join("\n"));
-    }
-
-    #[test]
-    fn wide_prefixes_need_force() {
-        let short = Settings {
-            initial_rto: ms(100),
-            ..Settings::default()
-        };
-        let check =
-            |cidr: &str, settings: &Settings| check_force(&cidr.parse().unwrap(), settings).is_ok();
-        assert!(check("10.0.0.0/8", &short));
-        assert!(!check("10.0.0.0/7", &short));
-        assert!(check("fd00::/16", &short));
-        assert!(!check("fc00::/7", &short));
-        assert!(check(
-            "0.0.0.0/0",
-            &Settings {
-                force: true,
-                ..short.clone()
-            }
-        ));
-        assert!(check(
-            "0.0.0.0/0",
-            &Settings {
-                initial_rto: ms(200),
-                ..short
-            }
-        ));
-    }
-
-    #[test]
-    fn syn_retries_texts() {
-        for text in ["auto", "keep", "1", "127"] {
-            assert_eq!(text.parse::<SynRetries>().unwrap().to_string(), text);
-        }
-        for bad in ["0", "128", "-1", "Auto", ""] {
-            assert!(bad.parse::<SynRetries>().is_err(), "{bad}");
-        }
-    }
-
-    proptest::proptest! {
-        /// Rounded up, by less than a jiffy, whatever HZ is; what is out of bounds is refused.
-        #[test]
-        fn timers_are_never_shorter_than_asked(
-            initial in 0u64..130_000_000,
-            floor in 0u64..250_000,
-            hz in proptest::sample::select(vec![100u32, 250, 300, 1000]),
-        ) {
-            let host = HostFacts { hz, ..HOST };
-            let jiffies = |us: u64| (us * u64::from(hz)).div_ceil(1_000_000);
-            let initial_rto = Settings {
-                initial_rto: Some(Duration::from_micros(initial)),
-                ..Settings::default()
-            };
-            if let Ok(compiled) = compile(&"p".parse().unwrap(), &initial_rto, &host) {
-                let got = u64::from(compiled.kernel.initial_rto_jiffies);
-                proptest::prop_assert_eq!(got, jiffies(initial));
-                proptest::prop_assert!((1..120 * u64::from(hz)).contains(&got));
-            } else {
-                proptest::prop_assert!(initial == 0 || initial >= 60_000_000);
-            }
-            let rto_min = Settings {
-                rto_min: Some(Duration::from_micros(floor)),
-                ..Settings::default()
-            };
-            if let Ok(compiled) = compile(&"p".parse().unwrap(), &rto_min, &host) {
-                // The kernel rounds it up once more, to the same.
-                proptest::prop_assert_eq!(
-                    jiffies(compiled.kernel.rto_min_us.into()),
-                    jiffies(floor)
-                );
-                proptest::prop_assert!(jiffies(floor) >= 2 && floor <= 200_000);
-            }
-        }
-    }
-}
+pub(crate) mod tests;

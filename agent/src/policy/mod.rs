@@ -5,6 +5,8 @@
 
 use std::{collections::BTreeMap, path::Path, sync::Arc, time::Duration};
 
+use rto_agent_common::HostDefaults;
+
 mod cidr;
 pub mod compile;
 pub mod entries;
@@ -22,8 +24,10 @@ pub use name::{NameError, PolicyName};
 /// What a policy sets. A field that is `None` leaves the kernel's own value.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Settings {
-    /// Timeout of the first SYN or SYN-ACK (RFC 6298 section 2.1), replacing TCP_TIMEOUT_INIT (1 s).
+    /// Timeout of the first SYN (RFC 6298 section 2.1), replacing TCP_TIMEOUT_INIT (1 s).
     pub initial_rto: Option<Duration>,
+    /// Timeout of the first SYN-ACK.
+    pub syn_ack_rto: SynAckRto,
     /// Lower bound of the RTO of an established connection (TCP_BPF_RTO_MIN).
     pub rto_min: Option<Duration>,
     /// rto_min less the smoothed RTT while fewer than four segments are outstanding: RTO restart (RFC
@@ -42,6 +46,8 @@ pub struct Settings {
     pub user_timeout: Option<Duration>,
     /// How many SYN retransmissions connect() makes before it gives up.
     pub syn_retries: SynRetries,
+    /// Whether SYNs of MPTCP sockets get `initial_rto`.
+    pub mptcp: Mptcp,
     /// Allows a short initial RTO on a very wide prefix.
     pub force: bool,
 }
@@ -56,6 +62,30 @@ pub enum SynRetries {
     Keep,
     /// This many, 1 to 127.
     Fixed(u8),
+}
+
+/// The `syn_ack_rto` setting.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SynAckRto {
+    /// As short as `initial_rto`, but no shorter than what keeps a half-open request for 31 s, or as long as
+    /// the kernel's own timers do.
+    #[default]
+    Auto,
+    /// The kernel's own.
+    Keep,
+    /// This, however soon a request ends by it.
+    Fixed(Duration),
+}
+
+/// The `mptcp` setting.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mptcp {
+    /// SYNs of MPTCP sockets keep the kernel's timer: after a few timeouts the kernel falls back to TCP, and
+    /// does without MPTCP for an hour (`net.mptcp.blackhole_timeout`).
+    #[default]
+    Keep,
+    /// They get `initial_rto` as any other.
+    Apply,
 }
 
 /// Where something was said, for messages: a file and a line (from 1).
@@ -118,6 +148,10 @@ pub struct HostFacts {
     pub tcp_syn_retries: u8,
     /// `net.ipv4.tcp_syn_linear_timeouts`; 0 before Linux 6.5, which has no linear phase.
     pub tcp_syn_linear_timeouts: u8,
+    /// `net.ipv4.tcp_synack_retries` of the daemon's network namespace.
+    pub tcp_synack_retries: u8,
+    /// Whether the program can read a request's listener and its namespace (Linux 6.2).
+    pub reads_listener: bool,
     /// Whether TCP_RTO_MAX_MS exists (Linux 6.15).
     pub has_rto_max: bool,
     /// Whether bpf_setsockopt takes TCP_THIN_LINEAR_TIMEOUTS (Linux 6.1).
@@ -125,12 +159,27 @@ pub struct HostFacts {
 }
 
 impl HostFacts {
-    /// What programs reckon with where a socket cannot be asked.
+    /// The SYN-ACK retransmissions to reckon with where the program cannot read them: those of this
+    /// namespace, but no more than the kernel's default, which every new namespace begins with.
     #[must_use]
-    pub fn defaults(&self) -> rto_agent_common::HostDefaults {
-        rto_agent_common::HostDefaults {
+    pub fn syn_ack_retries(&self) -> u8 {
+        const TCP_SYNACK_RETRIES: u8 = 5;
+        match self.reads_listener {
+            true => self.tcp_synack_retries,
+            false => self.tcp_synack_retries.min(TCP_SYNACK_RETRIES),
+        }
+    }
+
+    /// What the program goes by where it cannot ask the socket.
+    #[must_use]
+    pub fn defaults(&self) -> HostDefaults {
+        let without = Self {
+            reads_listener: false,
+            ..*self
+        };
+        HostDefaults {
             syn_retries: self.tcp_syn_retries.into(),
-            syn_ack_retries: 5,
+            syn_ack_retries: without.syn_ack_retries().into(),
         }
     }
 }

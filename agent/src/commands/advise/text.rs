@@ -197,6 +197,7 @@ pub(super) fn snippet(name: Option<&PolicyName>, cidrs: &[Cidr], spec: &Settings
     let quoted = |value: &Option<String>| value.as_ref().map(|value| format!("\"{value}\""));
     for (setting, value) in [
         ("initial_rto", quoted(&spec.initial_rto)),
+        ("syn_ack_rto", quoted(&spec.syn_ack_rto)),
         ("rto_min", quoted(&spec.rto_min)),
         ("delack_max", quoted(&spec.delack_max)),
         ("thin_linear", spec.thin_linear.map(|on| on.to_string())),
@@ -207,6 +208,7 @@ pub(super) fn snippet(name: Option<&PolicyName>, cidrs: &[Cidr], spec: &Settings
             "syn_retries",
             spec.syn_retries.as_ref().map(|text| number_or_text(text)),
         ),
+        ("mptcp", quoted(&spec.mptcp)),
         ("force", spec.force.then(|| "true".to_owned())),
     ] {
         if let Some(value) = value {

@@ -1,0 +1,416 @@
+//! The `syn_ack_rto` setting: a shorter SYN-ACK timer, without half-open requests that end too early; and
+//! `mptcp`, which of the SYNs are left alone.
+//!
+//! A request lives as long as the kernel retransmits its SYN-ACK: (2^(n + 1) - 1) times the initial RTO, n being
+//! the listener's TCP_SYNCNT or `net.ipv4.tcp_synack_retries` (`reqsk_timer_handler()`, Linux 6.12). A client whose
+//! ACK and data are lost for longer is reset.
+
+use std::{fmt, str::FromStr, time::Duration};
+
+use rto_agent_common::{SYN_ACK_RETRIES_LEN, policy_flags};
+use rto_model::syn::{self, syn_ack_lifetime, syn_ack_rto_auto};
+
+use super::{Compiler, Effect, SettingError};
+use crate::policy::{
+    Mptcp, Settings, SynAckRto,
+    units::{format_duration, jiffies_duration, parse_duration, quantise},
+};
+
+impl Compiler<'_> {
+    pub(super) fn syn_ack_rto(&mut self, settings: &Settings) {
+        match settings.syn_ack_rto {
+            SynAckRto::Keep => {
+                self.effect(
+                    "syn_ack_rto",
+                    "keep",
+                    "the kernel's own".to_owned(),
+                    None,
+                    None,
+                );
+            }
+            SynAckRto::Auto => {
+                if let Some(initial_rto) = settings.initial_rto.filter(|_| self.errors.is_empty()) {
+                    self.syn_ack_rto_auto(quantise(initial_rto, self.host.hz).jiffies);
+                }
+            }
+            SynAckRto::Fixed(asked) => {
+                if self.is_initial_rto("syn_ack_rto", asked) {
+                    let jiffies = quantise(asked, self.host.hz).jiffies;
+                    let in_kernel = u32::try_from(jiffies).unwrap_or(u32::MAX);
+                    self.kernel.syn_ack_rto_jiffies = [in_kernel; SYN_ACK_RETRIES_LEN];
+                    self.syn_ack_effect(&format_duration(asked), jiffies);
+                    self.warn_of_short_requests(asked, jiffies);
+                }
+            }
+        }
+    }
+
+    fn syn_ack_rto_auto(&mut self, initial_rto: u64) {
+        let hz = u64::from(self.host.hz);
+        let of = |retries: u8| syn_ack_rto_auto(initial_rto, hz, retries);
+        for (retries, slot) in self.kernel.syn_ack_rto_jiffies.iter_mut().enumerate() {
+            let jiffies = of(u8::try_from(retries).unwrap_or(u8::MAX));
+            // Where it is the kernel's own there is nothing to set, unless that was asked for.
+            *slot = match jiffies == hz && initial_rto != hz {
+                true => 0,
+                false => u32::try_from(jiffies).unwrap_or(u32::MAX),
+            };
+        }
+        // More retransmissions count as the last of the table.
+        let most = u8::try_from(SYN_ACK_RETRIES_LEN - 1).unwrap_or(u8::MAX);
+        self.syn_ack_effect("auto", of(self.host.syn_ack_retries().min(most)));
+    }
+
+    fn syn_ack_effect(&mut self, asked: &str, jiffies: u64) {
+        let hz = self.host.hz;
+        let retries = self.host.syn_ack_retries();
+        let lifetime = self.request_lifetime(jiffies, retries);
+        let mut note = format!(
+            "a request lives {} by {}; the kernel's own {}",
+            seconds(lifetime, hz),
+            retransmissions(retries),
+            seconds(self.request_lifetime(hz.into(), retries), hz),
+        );
+        if retries < self.host.tcp_synack_retries {
+            note.push_str(&format!(
+                "; {} are in force here, but this kernel does not tell a program of a request's",
+                self.host.tcp_synack_retries
+            ));
+        }
+        self.effects.push(Effect {
+            setting: "syn_ack_rto".to_owned(),
+            asked: asked.to_owned(),
+            effective: format_duration(jiffies_duration(jiffies, hz)),
+            jiffies: Some(jiffies),
+            request_lifetime_ms: Some(lifetime * 1000 / u64::from(hz)),
+            note: Some(note),
+        });
+    }
+
+    fn warn_of_short_requests(&mut self, asked: Duration, jiffies: u64) {
+        let hz = self.host.hz;
+        let retries = self.host.syn_ack_retries();
+        let lifetime = self.request_lifetime(jiffies, retries);
+        let kernel = self.request_lifetime(hz.into(), retries);
+        let wanted = kernel.min(syn::SYN_ACK_LIFETIME_S * u64::from(hz));
+        if lifetime < wanted {
+            self.warnings.push(format!(
+                "syn_ack_rto = {}: a half-open request lives {} by {}, by the kernel's own timer {}; a client whose \
+                 ACK and data are lost for longer is reset; syn_ack_rto = \"auto\" keeps it for {}",
+                format_duration(asked),
+                seconds(lifetime, hz),
+                retransmissions(retries),
+                seconds(kernel, hz),
+                seconds(wanted, hz),
+            ));
+        }
+    }
+
+    fn request_lifetime(&self, initial_rto: u64, retries: u8) -> u64 {
+        syn_ack_lifetime(
+            initial_rto,
+            syn::RTO_MAX_S * u64::from(self.host.hz),
+            retries,
+        )
+    }
+
+    pub(super) fn mptcp(&mut self, settings: &Settings) {
+        match settings.mptcp {
+            Mptcp::Keep => {}
+            Mptcp::Apply if settings.initial_rto.is_some() => {
+                self.kernel.flags |= policy_flags::MPTCP;
+                let note = "SYNs of MPTCP sockets get initial_rto, too";
+                self.effect("mptcp", "apply", "apply".to_owned(), None, Some(note));
+            }
+            Mptcp::Apply => self.errors.push(SettingError {
+                setting: "mptcp",
+                value: settings.mptcp.to_string(),
+                reason: "it gives SYNs of MPTCP sockets the initial_rto, and the policy has none; \
+                         add initial_rto, like initial_rto = \"100ms\""
+                    .to_owned(),
+            }),
+        }
+    }
+}
+
+/// To a tenth, rounded down: "31.2s", "63s".
+fn seconds(jiffies: u64, hz: u32) -> String {
+    let tenths = jiffies * 10 / u64::from(hz);
+    match tenths % 10 {
+        0 => format!("{}s", tenths / 10),
+        tenth => format!("{}.{tenth}s", tenths / 10),
+    }
+}
+
+fn retransmissions(retries: u8) -> String {
+    let plural = if retries == 1 { "" } else { "s" };
+    format!("{retries} retransmission{plural}")
+}
+
+impl SynAckRto {
+    /// The value given, if it is one.
+    #[must_use]
+    pub const fn fixed(self) -> Option<Duration> {
+        match self {
+            Self::Fixed(rto) => Some(rto),
+            Self::Auto | Self::Keep => None,
+        }
+    }
+}
+
+impl FromStr for SynAckRto {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "keep" => Ok(Self::Keep),
+            duration => match parse_duration(duration) {
+                Ok(rto) => Ok(Self::Fixed(rto)),
+                Err(e) => Err(format!("neither \"auto\" nor \"keep\", and {e}")),
+            },
+        }
+    }
+}
+
+impl fmt::Display for SynAckRto {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Keep => f.write_str("keep"),
+            Self::Fixed(rto) => f.write_str(&format_duration(*rto)),
+        }
+    }
+}
+
+impl FromStr for Mptcp {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "keep" => Ok(Self::Keep),
+            "apply" => Ok(Self::Apply),
+            _ => Err(format!("{text:?} is neither \"keep\" nor \"apply\"")),
+        }
+    }
+}
+
+impl fmt::Display for Mptcp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Keep => "keep",
+            Self::Apply => "apply",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::{
+        HostFacts,
+        compile::{Compiled, check_force, compile, tests::HOST},
+    };
+
+    fn ms(n: u64) -> Duration {
+        Duration::from_millis(n)
+    }
+
+    fn on(host: HostFacts, initial_rto: Option<u64>, syn_ack_rto: SynAckRto) -> Compiled {
+        let settings = Settings {
+            initial_rto: initial_rto.map(ms),
+            syn_ack_rto,
+            rto_min: Some(ms(50)),
+            ..Settings::default()
+        };
+        compile(&"p".parse().unwrap(), &settings, &host).unwrap()
+    }
+
+    fn described(compiled: &Compiled) -> Option<String> {
+        let mut effects = compiled.effects.iter();
+        let effect = effects.find(|effect| effect.setting == "syn_ack_rto")?;
+        Some(effect.describe(250))
+    }
+
+    #[test]
+    fn auto_depends_on_the_retransmissions() {
+        let compiled = on(HOST, Some(100), SynAckRto::Auto);
+        let expected = [0, 0, 0, 0, 0, 124, 62, 31, 25, 25, 25, 25, 25, 25, 25, 25];
+        assert_eq!(compiled.kernel.syn_ack_rto_jiffies, expected);
+        assert_eq!(compiled.kernel.initial_rto_jiffies, 25);
+        assert!(!compiled.warnings.iter().any(|w| w.contains("syn_ack_rto")));
+        assert_eq!(
+            described(&compiled).unwrap(),
+            "auto -> 496ms, 124 jiffies at HZ=250 (a request lives 31.2s by 5 retransmissions; the \
+             kernel's own 63s)"
+        );
+    }
+
+    #[test]
+    fn auto_says_what_this_hosts_retransmissions_make_of_it() {
+        let with = |tcp_synack_retries, reads_listener| {
+            let host = HostFacts {
+                tcp_synack_retries,
+                reads_listener,
+                ..HOST
+            };
+            described(&on(host, Some(100), SynAckRto::Auto)).unwrap()
+        };
+        assert!(with(8, true).starts_with("auto -> 100ms, 25 jiffies"));
+        assert!(
+            with(8, true).ends_with("lives 51.1s by 8 retransmissions; the kernel's own 367s)")
+        );
+        assert!(with(1, true).starts_with("auto -> 1s, 250 jiffies"));
+        assert!(with(1, true).contains("lives 3s by 1 retransmission;"));
+        assert!(with(2, false).contains("lives 7s by 2 retransmissions; the kernel's own 7s)"));
+        assert!(with(255, true).starts_with("auto -> 100ms, 25 jiffies"));
+        // Where a program cannot tell, a namespace of its own may have the kernel's 5.
+        assert!(
+            with(8, false).starts_with("auto -> 496ms"),
+            "{}",
+            with(8, false)
+        );
+        assert!(with(8, false).ends_with(
+            "lives 31.2s by 5 retransmissions; the kernel's own 63s; 8 are in force here, but this kernel \
+             does not tell a program of a request's)"
+        ));
+    }
+
+    #[test]
+    fn auto_is_never_shorter_than_initial_rto_and_nothing_without() {
+        let compiled = on(HOST, Some(2000), SynAckRto::Auto);
+        assert_eq!(
+            compiled.kernel.syn_ack_rto_jiffies,
+            [500; SYN_ACK_RETRIES_LEN]
+        );
+        let compiled = on(HOST, Some(1000), SynAckRto::Auto);
+        assert_eq!(
+            compiled.kernel.syn_ack_rto_jiffies,
+            [250; SYN_ACK_RETRIES_LEN]
+        );
+        let compiled = on(HOST, None, SynAckRto::Auto);
+        assert_eq!(
+            compiled.kernel.syn_ack_rto_jiffies,
+            [0; SYN_ACK_RETRIES_LEN]
+        );
+        assert_eq!(described(&compiled), None);
+    }
+
+    #[test]
+    fn keep_and_a_value() {
+        let compiled = on(HOST, Some(100), SynAckRto::Keep);
+        assert_eq!(
+            compiled.kernel.syn_ack_rto_jiffies,
+            [0; SYN_ACK_RETRIES_LEN]
+        );
+        assert_eq!(described(&compiled).unwrap(), "keep -> the kernel's own");
+
+        // Also without an initial_rto.
+        let compiled = on(HOST, None, SynAckRto::Fixed(ms(99)));
+        assert_eq!(compiled.kernel.initial_rto_jiffies, 0);
+        assert_eq!(
+            compiled.kernel.syn_ack_rto_jiffies,
+            [25; SYN_ACK_RETRIES_LEN]
+        );
+        assert_eq!(
+            described(&compiled).unwrap(),
+            "99ms -> 100ms, 25 jiffies at HZ=250 (a request lives 6.3s by 5 retransmissions; the \
+             kernel's own 63s)"
+        );
+    }
+
+    #[test]
+    fn a_value_that_ends_requests_early_is_taken_with_a_warning() {
+        let warned = |rto, retries| {
+            let host = HostFacts {
+                tcp_synack_retries: retries,
+                ..HOST
+            };
+            let compiled = on(host, None, SynAckRto::Fixed(ms(rto)));
+            let mut warnings = compiled.warnings.into_iter();
+            warnings.find(|warning| warning.contains("syn_ack_rto"))
+        };
+        assert_eq!(
+            warned(100, 5).unwrap(),
+            "syn_ack_rto = 100ms: a half-open request lives 6.3s by 5 retransmissions, by the kernel's own \
+             timer 63s; a client whose ACK and data are lost for longer is reset; syn_ack_rto = \"auto\" keeps \
+             it for 31s"
+        );
+        assert!(warned(400, 2).unwrap().ends_with("keeps it for 7s"));
+        // As "auto" would have it, and longer.
+        assert_eq!(warned(493, 5), None);
+        assert_eq!(warned(100, 8), None);
+        assert_eq!(warned(1000, 0), None);
+    }
+
+    #[test]
+    fn wide_prefixes_need_force() {
+        let wide = "0.0.0.0/0".parse().unwrap();
+        let of = |rto, force| Settings {
+            syn_ack_rto: SynAckRto::Fixed(ms(rto)),
+            force,
+            ..Settings::default()
+        };
+        let error = check_force(&wide, &of(100, false)).unwrap_err();
+        assert_eq!(error.setting, "syn_ack_rto");
+        assert!(check_force(&wide, &of(100, true)).is_ok());
+        assert!(check_force(&wide, &of(200, false)).is_ok());
+        assert!(check_force(&"10.0.0.0/8".parse().unwrap(), &of(100, false)).is_ok());
+    }
+
+    #[test]
+    fn mptcp_is_a_flag() {
+        let flags = |mptcp| {
+            let settings = Settings {
+                initial_rto: Some(ms(100)),
+                mptcp,
+                ..Settings::default()
+            };
+            compile(&"p".parse().unwrap(), &settings, &HOST)
+                .unwrap()
+                .kernel
+                .flags
+        };
+        assert_eq!(flags(Mptcp::Keep) & policy_flags::MPTCP, 0);
+        assert_ne!(flags(Mptcp::Apply) & policy_flags::MPTCP, 0);
+    }
+
+    #[test]
+    fn texts() {
+        for text in ["auto", "keep", "100ms", "1.5s"] {
+            assert_eq!(text.parse::<SynAckRto>().unwrap().to_string(), text);
+        }
+        for bad in ["", "Auto", "100", "-1ms"] {
+            assert!(bad.parse::<SynAckRto>().is_err(), "{bad}");
+        }
+        for text in ["keep", "apply"] {
+            assert_eq!(text.parse::<Mptcp>().unwrap().to_string(), text);
+        }
+        assert!("on".parse::<Mptcp>().is_err());
+    }
+
+    proptest::proptest! {
+        /// Whatever the listener has, and on every host: no request ends sooner than after 31 s, or than by
+        /// the kernel's own timer.
+        #[test]
+        fn auto_never_ends_a_request_early(
+            initial_rto in 1u64..110_000,
+            hz in proptest::sample::select(vec![100u32, 250, 300, 1000]),
+        ) {
+            let host = HostFacts { hz, ..HOST };
+            let compiled = on(host, Some(initial_rto), SynAckRto::Auto);
+            let hz = u64::from(hz);
+            let rto_max = syn::RTO_MAX_S * hz;
+            for (retries, jiffies) in compiled.kernel.syn_ack_rto_jiffies.iter().enumerate() {
+                let jiffies = if *jiffies == 0 { hz } else { u64::from(*jiffies) };
+                let retries = u8::try_from(retries).unwrap();
+                let kernel = syn_ack_lifetime(hz, rto_max, retries);
+                let lifetime = syn_ack_lifetime(jiffies, rto_max, retries);
+                proptest::prop_assert!(lifetime >= kernel.min(31 * hz));
+                proptest::prop_assert!(
+                    jiffies >= u64::from(compiled.kernel.initial_rto_jiffies)
+                );
+            }
+        }
+    }
+}

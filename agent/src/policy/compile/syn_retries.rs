@@ -1,0 +1,112 @@
+//! The `syn_retries` setting: TCP_SYNCNT, so that connect() gives up no sooner than with the kernel's timers.
+
+use std::str::FromStr;
+
+use rto_agent_common::SYN_RETRIES_LEN;
+use rto_model::syn::{self, GivesUp, SynTimers};
+
+use super::Compiler;
+use crate::policy::{Settings, SynRetries, units::quantise};
+
+impl Compiler<'_> {
+    pub(super) fn syn_retries(&mut self, settings: &Settings) {
+        match settings.syn_retries {
+            SynRetries::Fixed(n) => {
+                self.kernel.syn_retries = [n; SYN_RETRIES_LEN];
+                self.effect("syn_retries", &n.to_string(), n.to_string(), None, None);
+            }
+            SynRetries::Keep => {
+                self.effect(
+                    "syn_retries",
+                    "keep",
+                    "the socket's own".to_owned(),
+                    None,
+                    None,
+                );
+            }
+            SynRetries::Auto => self.syn_retries_auto(settings),
+        }
+    }
+
+    /// For each TCP_SYNCNT a socket may have, the one that keeps the time to ETIMEDOUT.
+    fn syn_retries_auto(&mut self, settings: &Settings) {
+        let (hz, linear) = (u64::from(self.host.hz), self.host.tcp_syn_linear_timeouts);
+        let initial_rto = match settings.initial_rto {
+            Some(rto) => quantise(rto, self.host.hz).jiffies,
+            None => hz,
+        };
+        let rto_max = match settings.rto_max {
+            Some(rto_max) => quantise(rto_max, self.host.hz).jiffies,
+            None => syn::RTO_MAX_S * hz,
+        };
+        // With the kernel's timers or longer ones nothing gives up sooner.
+        if (initial_rto >= hz && rto_max >= syn::RTO_MAX_S * hz) || !self.errors.is_empty() {
+            return;
+        }
+        let own = self.host.tcp_syn_retries;
+        let timers = SynTimers {
+            initial_rto,
+            rto_max,
+            syn_retries: own,
+            linear_timeouts: linear,
+        };
+        let kernel = GivesUp::of(SynTimers::kernel(hz, own, linear));
+        let ours = GivesUp::of(timers);
+        let mut unreached = None;
+        for own in 1..=syn::MAX_SYNCNT {
+            let found = ours.retries_for(kernel.with(own));
+            if !found.reached {
+                unreached = unreached.or(Some(own));
+            }
+            self.kernel.syn_retries[usize::from(own)] = found.syn_retries.max(own);
+        }
+        let becomes = self.kernel.syn_retries[usize::from(own)];
+        let seconds = |jiffies: u64| format!("{}s", jiffies / hz);
+        let note = format!(
+            "connect() gives up after {}, the kernel's own timers would after {}",
+            seconds(ours.with(becomes)),
+            seconds(kernel.with(own)),
+        );
+        self.effect(
+            "syn_retries",
+            "auto",
+            format!("{becomes} instead of {own}"),
+            None,
+            Some(&note),
+        );
+        if unreached.is_some_and(|first| first <= own) {
+            self.warnings.push(
+                "connect() will give up sooner than with the kernel's own timers: even 127 SYN \
+                 retransmissions are not enough; raise initial_rto or rto_max"
+                    .to_owned(),
+            );
+        }
+    }
+}
+
+impl FromStr for SynRetries {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "keep" => Ok(Self::Keep),
+            number => match number.parse::<u8>() {
+                Ok(n) if (1..=syn::MAX_SYNCNT).contains(&n) => Ok(Self::Fixed(n)),
+                _ => Err(format!(
+                    "{text:?} is neither \"auto\", \"keep\" nor a number from 1 to 127"
+                )),
+            },
+        }
+    }
+}
+
+impl std::fmt::Display for SynRetries {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Keep => f.write_str("keep"),
+            Self::Fixed(n) => n.fmt(f),
+        }
+    }
+}

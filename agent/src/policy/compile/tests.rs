@@ -1,0 +1,306 @@
+use rto_agent_common::SYN_RETRIES_LEN;
+use rto_model::syn::SynTimers;
+
+use super::*;
+
+/// A host with everything, at HZ 250.
+pub(crate) const HOST: HostFacts = HostFacts {
+    hz: 250,
+    tcp_syn_retries: 6,
+    tcp_syn_linear_timeouts: 4,
+    tcp_synack_retries: 5,
+    reads_listener: true,
+    has_rto_max: true,
+    has_bpf_thin_linear: true,
+};
+
+fn ms(n: u64) -> Option<Duration> {
+    Some(Duration::from_millis(n))
+}
+
+fn compiled(settings: &Settings) -> Compiled {
+    compile(&"p".parse().unwrap(), settings, &HOST).unwrap()
+}
+
+fn errors(settings: &Settings, host: &HostFacts) -> Vec<String> {
+    let errors = compile(&"p".parse().unwrap(), settings, host).unwrap_err();
+    errors.iter().map(ToString::to_string).collect()
+}
+
+#[test]
+fn a_full_policy_at_hz_250() {
+    let compiled = compiled(&Settings {
+        initial_rto: ms(100),
+        rto_min: ms(5),
+        delack_max: ms(5),
+        thin_linear: Some(true),
+        rto_max: ms(10_000),
+        ..Settings::default()
+    });
+    assert_eq!(compiled.kernel.name(), Some("p"));
+    assert_eq!(compiled.kernel.initial_rto_jiffies, 25);
+    // As the kernel will tell it when it is asked for the option.
+    assert_eq!(compiled.kernel.rto_min_us, 8_000);
+    assert_eq!(compiled.kernel.rto_max_ms, 10_000);
+    let texts: Vec<String> = compiled.effects.iter().map(|e| e.describe(250)).collect();
+    assert!(
+        texts.contains(&"5ms -> 8ms, 2 jiffies at HZ=250".to_owned()),
+        "{texts:?}"
+    );
+    assert!(compiled.warnings[0].contains("rto_min = 5ms"));
+}
+
+#[test]
+fn rto_restart_is_for_a_policy_with_an_rto_min() {
+    let with = |rto_restart| {
+        compiled(&Settings {
+            rto_min: ms(100),
+            rto_restart,
+            ..Settings::default()
+        })
+    };
+    let on = with(Some(true));
+    assert_eq!((on.kernel.restart_hz, on.kernel.rto_min_us), (250, 100_000));
+    let effect = on.effects.iter().find(|e| e.setting == "rto_restart");
+    assert_eq!(
+        effect.unwrap().describe(250),
+        "on (rto_min less the smoothed RTT while fewer than 4 segments are outstanding \
+         (experimental))"
+    );
+    assert!(on.warnings[0].contains("more than 60ms away"), "{on:?}");
+    for off in [None, Some(false)] {
+        let off = with(off);
+        assert_eq!(off.kernel.restart_hz, 0);
+        assert!(off.warnings.is_empty(), "{off:?}");
+    }
+}
+
+#[test]
+fn auto_never_gives_up_sooner_and_respects_an_applications_own_choice() {
+    for rto in [4, 8, 20, 100, 200, 500] {
+        let table = compiled(&Settings {
+            initial_rto: ms(rto),
+            ..Settings::default()
+        })
+        .kernel
+        .syn_retries;
+        assert_eq!(table[0], 0);
+        let jiffies = quantise(Duration::from_millis(rto), 250).jiffies;
+        for own in 1..=40u8 {
+            let kernel = SynTimers::kernel(250, own, 4);
+            let ours = SynTimers {
+                initial_rto: jiffies,
+                syn_retries: table[usize::from(own)],
+                ..kernel
+            };
+            assert!(ours.gives_up() >= kernel.gives_up(), "{rto} ms, {own}");
+            // One doubling later at the most: an application that wants to give up soon still does.
+            assert!(
+                ours.gives_up() <= 2 * kernel.gives_up() + 1,
+                "{rto} ms, {own}"
+            );
+        }
+    }
+}
+
+#[test]
+fn auto_touches_nothing_where_nothing_is_shorter() {
+    for settings in [
+        Settings {
+            initial_rto: ms(1000),
+            ..Settings::default()
+        },
+        Settings {
+            rto_min: ms(50),
+            ..Settings::default()
+        },
+    ] {
+        assert_eq!(compiled(&settings).kernel.syn_retries, [0; SYN_RETRIES_LEN]);
+    }
+}
+
+#[test]
+fn keep_and_fixed() {
+    let with = |syn_retries| {
+        compiled(&Settings {
+            initial_rto: ms(100),
+            syn_retries,
+            ..Settings::default()
+        })
+        .kernel
+        .syn_retries
+    };
+    assert_eq!(with(SynRetries::Keep), [0; SYN_RETRIES_LEN]);
+    assert_eq!(with(SynRetries::Fixed(3)), [3; SYN_RETRIES_LEN]);
+}
+
+#[test]
+fn what_the_kernel_does_not_take() {
+    let old = HostFacts {
+        has_rto_max: false,
+        has_bpf_thin_linear: false,
+        ..HOST
+    };
+    let mut all = Vec::new();
+    for settings in [
+        Settings::default(),
+        Settings {
+            initial_rto: ms(0),
+            ..Settings::default()
+        },
+        Settings {
+            initial_rto: ms(120_000),
+            ..Settings::default()
+        },
+        Settings {
+            rto_min: ms(4),
+            ..Settings::default()
+        },
+        Settings {
+            rto_min: ms(201),
+            ..Settings::default()
+        },
+        Settings {
+            delack_max: ms(50),
+            rto_min: ms(45),
+            ..Settings::default()
+        },
+        Settings {
+            rto_max: ms(999),
+            ..Settings::default()
+        },
+        Settings {
+            rto_max: ms(1_000),
+            initial_rto: ms(2_000),
+            ..Settings::default()
+        },
+        Settings {
+            user_timeout: ms(0),
+            ..Settings::default()
+        },
+        Settings {
+            delack_max: ms(20),
+            rto_min: ms(20),
+            ..Settings::default()
+        },
+        Settings {
+            linear_retries: Some(7),
+            thin_linear: Some(true),
+            ..Settings::default()
+        },
+        Settings {
+            linear_retries: Some(1),
+            ..Settings::default()
+        },
+        Settings {
+            rto_restart: Some(true),
+            delack_max: ms(20),
+            ..Settings::default()
+        },
+        Settings {
+            rto_restart: Some(false),
+            ..Settings::default()
+        },
+        Settings {
+            syn_ack_rto: SynAckRto::Fixed(Duration::ZERO),
+            ..Settings::default()
+        },
+        Settings {
+            syn_ack_rto: SynAckRto::Keep,
+            ..Settings::default()
+        },
+        Settings {
+            syn_ack_rto: SynAckRto::Fixed(Duration::from_secs(3)),
+            rto_max: ms(2_000),
+            ..Settings::default()
+        },
+        Settings {
+            mptcp: Mptcp::Apply,
+            rto_min: ms(50),
+            ..Settings::default()
+        },
+    ] {
+        all.extend(errors(&settings, &HOST));
+    }
+    let settings = Settings {
+        rto_max: ms(2_000),
+        thin_linear: Some(true),
+        ..Settings::default()
+    };
+    all.extend(errors(&settings, &old));
+    insta::assert_snapshot!(all.join("\n"));
+}
+
+#[test]
+fn wide_prefixes_need_force() {
+    let short = Settings {
+        initial_rto: ms(100),
+        ..Settings::default()
+    };
+    let check =
+        |cidr: &str, settings: &Settings| check_force(&cidr.parse().unwrap(), settings).is_ok();
+    assert!(check("10.0.0.0/8", &short));
+    assert!(!check("10.0.0.0/7", &short));
+    assert!(check("fd00::/16", &short));
+    assert!(!check("fc00::/7", &short));
+    assert!(check(
+        "0.0.0.0/0",
+        &Settings {
+            force: true,
+            ..short.clone()
+        }
+    ));
+    assert!(check(
+        "0.0.0.0/0",
+        &Settings {
+            initial_rto: ms(200),
+            ..short
+        }
+    ));
+}
+
+#[test]
+fn syn_retries_texts() {
+    for text in ["auto", "keep", "1", "127"] {
+        assert_eq!(text.parse::<SynRetries>().unwrap().to_string(), text);
+    }
+    for bad in ["0", "128", "-1", "Auto", ""] {
+        assert!(bad.parse::<SynRetries>().is_err(), "{bad}");
+    }
+}
+
+proptest::proptest! {
+    /// Rounded up, by less than a jiffy, whatever HZ is; what is out of bounds is refused.
+    #[test]
+    fn timers_are_never_shorter_than_asked(
+        initial in 0u64..130_000_000,
+        floor in 0u64..250_000,
+        hz in proptest::sample::select(vec![100u32, 250, 300, 1000]),
+    ) {
+        let host = HostFacts { hz, ..HOST };
+        let jiffies = |us: u64| (us * u64::from(hz)).div_ceil(1_000_000);
+        let initial_rto = Settings {
+            initial_rto: Some(Duration::from_micros(initial)),
+            ..Settings::default()
+        };
+        if let Ok(compiled) = compile(&"p".parse().unwrap(), &initial_rto, &host) {
+            let got = u64::from(compiled.kernel.initial_rto_jiffies);
+            proptest::prop_assert_eq!(got, jiffies(initial));
+            proptest::prop_assert!((1..120 * u64::from(hz)).contains(&got));
+        } else {
+            proptest::prop_assert!(initial == 0 || initial >= 60_000_000);
+        }
+        let rto_min = Settings {
+            rto_min: Some(Duration::from_micros(floor)),
+            ..Settings::default()
+        };
+        if let Ok(compiled) = compile(&"p".parse().unwrap(), &rto_min, &host) {
+            // The kernel rounds it up once more, to the same.
+            proptest::prop_assert_eq!(
+                jiffies(compiled.kernel.rto_min_us.into()),
+                jiffies(floor)
+            );
+            proptest::prop_assert!(jiffies(floor) >= 2 && floor <= 200_000);
+        }
+    }
+}
