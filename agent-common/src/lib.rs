@@ -786,6 +786,41 @@ mod pod {
 mod tests {
     use super::*;
 
+    /// What a program sees of a slot that the kernel is copying: the first words new, the others as they were.
+    fn torn(from: &PolicySlot, to: &PolicySlot, words: usize) -> PolicySlot {
+        type Words = [u64; size_of::<PolicySlot>() / size_of::<u64>()];
+        // SAFETY: repr(C) of integers and bytes alone, without padding (asserted), so that all are the same bytes.
+        unsafe {
+            let (from, to): (Words, Words) =
+                (core::mem::transmute(*from), core::mem::transmute(*to));
+            core::mem::transmute(core::array::from_fn::<u64, { size_of::<Words>() / 8 }, _>(
+                |i| if i < words { to[i] } else { from[i] },
+            ))
+        }
+    }
+
+    #[test]
+    fn a_slot_that_is_written_holds_a_whole_policy_at_every_moment() {
+        let policy = |n: u8| Policy {
+            initial_rto_jiffies: n.into(),
+            syn_retries: [n; SYN_RETRIES_LEN],
+            restart_hz: n.into(),
+            ..Policy::EMPTY
+        };
+        let mut slot = PolicySlot::default();
+        for n in 1..5 {
+            let (former, new) = (*slot.policy(), policy(n));
+            for next in slot.replaced(&new) {
+                for words in 0..=size_of::<PolicySlot>() / 8 {
+                    let seen = *torn(&slot, &next, words).policy();
+                    assert!(seen == former || seen == new, "after {words} words");
+                }
+                slot = next;
+            }
+            assert_eq!(*slot.policy(), new);
+        }
+    }
+
     #[test]
     fn statistics_add_up_word_by_word() {
         let mut a = Statistics::default();

@@ -70,9 +70,10 @@ fn keep_kernel_rto(ctx: &SockOpsContext, state: &mut SocketState) {
 /// for a former connection attempt of the socket must be known to the new one.
 #[inline(always)]
 fn begin(ctx: &SockOpsContext, state: &mut SocketState, index: u32, policy: &Policy) {
-    state.handshake_ns = socket::now();
+    let now = socket::now();
+    handshake::begin(state, 0, now);
     // A short connection has the sample at its end.
-    state.srtt_sampled_ns = state.handshake_ns;
+    state.srtt_sampled_ns = now;
     state.policy = index;
     state.generation = policy.generation;
     state.direction = direction::ACTIVE;
@@ -82,7 +83,6 @@ fn begin(ctx: &SockOpsContext, state: &mut SocketState, index: u32, policy: &Pol
     state.retransmissions_counted = socket::total_retrans(ctx);
     state.timeouts_set = 0;
     state.loss_end = 0;
-    handshake::begin(state, 0, 0);
 }
 
 /// A socket that is connected anew, to an address without an entry: gives everything back.

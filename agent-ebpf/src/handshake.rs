@@ -34,10 +34,10 @@ fn rtt_interval_ns() -> u64 {
     unsafe { read(&raw const RTT_INTERVAL_NS) }
 }
 
-/// Notes how long the handshake took (0: not known) and what is to be asked, before the hook is asked for.
+/// Notes [`SocketState::handshake_ns`] and what is to be asked, before the hook is asked for.
 #[inline(always)]
-pub(crate) fn begin(state: &mut SocketState, retransmissions: u32, took_ns: u64) {
-    state.handshake_ns = took_ns;
+pub(crate) fn begin(state: &mut SocketState, retransmissions: u32, handshake_ns: u64) {
+    state.handshake_ns = handshake_ns;
     state.in_question = retransmissions;
     state.spurious_at_most = retransmissions;
     state.samples = 0;

@@ -62,6 +62,26 @@ impl Foreign {
         )
     }
 
+    /// Attaches a program that sets `reply` at every operation, whatever it is, as one in the kernel's samples
+    /// does with -1. The programs after it read it in place of the operation's first argument.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses it.
+    pub fn attach_replying_always(cgroup: &Path, reply: i32) -> io::Result<Self> {
+        Self::load_and_attach(
+            cgroup,
+            &[
+                // r3 = reply; ctx->reply = r3
+                instruction(0xb7, 3, 0, 0, reply),
+                instruction(0x63, 1, 3, 4, 0),
+                // return 1
+                instruction(0xb7, 0, 0, 0, 1),
+                instruction(0x95, 0, 0, 0, 0),
+            ],
+        )
+    }
+
     /// Attaches a program that returns 0, as several public ones do: it turns the initial RTO of
     /// every program off.
     ///

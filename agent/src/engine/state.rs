@@ -87,8 +87,16 @@ impl State {
         &self.host
     }
 
+    /// What values are computed with, from the next change on, and at once what the program reckons with where it
+    /// cannot ask a socket.
     pub(super) fn set_host(&mut self, host: HostFacts) {
         self.host = host;
+        self.options.host_defaults = host.defaults();
+        if let Some(datapath) = &mut self.datapath
+            && let Err(e) = datapath.set_host_defaults(host.defaults())
+        {
+            error!("the program goes by former settings of the host: {e}");
+        }
     }
 
     /// The set in force (or that will be, once attached again).

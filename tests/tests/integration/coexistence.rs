@@ -1,10 +1,16 @@
 //! Another sock_ops program on the same host keeps working.
 
-use std::time::Duration;
+use std::{
+    collections::BTreeSet,
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
 
+use nix::sys::signal::Signal;
 use rto_tests::{
     agent::World,
     foreign::Foreign,
+    kernel::{SOCK_OPS, programs_at},
     netns::{SERVER_V4, SERVER_V4_OTHER},
     timing::jiffy,
     traffic::Connect,
@@ -18,6 +24,8 @@ pub(super) const TESTS: &[Test] = &[
         "a_foreign_program_attached_later_has_the_last_word",
         after_ours,
     ),
+    ("an_upgrade_keeps_its_place", upgrade),
+    ("growth_keeps_its_place", growth),
     ("other_cgroups_are_left_alone", other_cgroup),
     ("a_probe_is_good_and_in_no_count", probe_good),
     ("a_probe_finds_a_program_that_returns_0", probe_rejecting),
@@ -72,6 +80,88 @@ fn after_ours() -> anyhow::Result<()> {
     });
     assert!(told, "{report:#}");
     Ok(())
+}
+
+/// Ours, and a foreign program behind it.
+struct InFront {
+    world: World,
+    foreign: Foreign,
+}
+
+impl InFront {
+    fn new(config: &str) -> anyhow::Result<Self> {
+        let world = World::with(config)?;
+        world.net.black_hole(PORT)?;
+        let foreign = Foreign::attach(world.cgroup.path(), FOREIGN_JIFFIES)?;
+        // The control: what comes last decides.
+        expect(&world, SERVER_V4, foreign_timer())?;
+        Ok(Self { world, foreign })
+    }
+
+    /// Has the program replaced; at no moment there are more programs than two, or fewer, and the foreign one
+    /// stays behind ours.
+    fn replaced(
+        &mut self,
+        replace: impl FnOnce(&mut World) -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
+        let foreign = u32::try_from(self.foreign.program_id()?)?;
+        let cgroup = self.world.cgroup.path().to_owned();
+        let before = programs_at(&cgroup, SOCK_OPS)?;
+        let done = AtomicBool::new(false);
+        let seen = std::thread::scope(|scope| {
+            let looking = scope.spawn(|| {
+                let mut seen = BTreeSet::new();
+                while !done.load(Ordering::Relaxed) {
+                    seen.insert(programs_at(&cgroup, SOCK_OPS)?);
+                }
+                std::io::Result::Ok(seen)
+            });
+            let replaced = replace(&mut self.world);
+            done.store(true, Ordering::Relaxed);
+            let seen = looking.join().unwrap();
+            replaced.map(|()| seen)
+        })??;
+        let after = programs_at(&cgroup, SOCK_OPS)?;
+        assert_ne!(before, after, "the program was not replaced");
+        for programs in seen.iter().chain([&before, &after]) {
+            assert_eq!(
+                (programs.len(), programs.last()),
+                (2, Some(&foreign)),
+                "{seen:?}"
+            );
+        }
+        expect(&self.world, SERVER_V4, foreign_timer())
+    }
+}
+
+/// What is counted is part of the program: another choice is another program over the same maps.
+fn upgrade() -> anyhow::Result<()> {
+    let config = |statistics: bool| {
+        let policy = near("\"10.88.0.0/24\"");
+        format!("on_exit = \"keep\"\nstatistics = {statistics}\n{policy}")
+    };
+    let mut hosts = InFront::new(&config(true))?;
+    hosts.world.configure(&config(false))?;
+    hosts.world.end(Signal::SIGTERM)?;
+    hosts.replaced(|world| world.start())?;
+    let status = hosts.world.json(&["status"])?;
+    assert_eq!(status["found_at_start"], "maps-kept", "{status:#}");
+    Ok(())
+}
+
+fn growth() -> anyhow::Result<()> {
+    const ENTRIES: usize = 40;
+    let policy = near("\"10.88.0.0/24\"");
+    let mut hosts = InFront::new(&format!("max_entries = 8\n{policy}"))?;
+    let cidrs: Vec<String> = (0..ENTRIES).map(|n| format!("10.99.{n}.0/24")).collect();
+    hosts.replaced(|world| {
+        let add = ["add", "--policy", "near"].into_iter();
+        world.cli(
+            &add.chain(cidrs.iter().map(String::as_str))
+                .collect::<Vec<_>>(),
+        )?;
+        Ok(())
+    })
 }
 
 fn probe_good() -> anyhow::Result<()> {

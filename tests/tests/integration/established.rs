@@ -8,6 +8,7 @@ use rto_tests::{
     capture::{Capture, Segment},
     features::lacks,
     foreign,
+    foreign::Foreign,
     netns::{CLIENT_LINK, SERVER_LINK, SERVER_V4, SERVER_V4_OTHER, SERVER_V6, sysctl},
     talk::{self, REQUEST, Talk, option},
     timing::{assert_gaps, assert_measured, jiffy, latest},
@@ -31,6 +32,7 @@ pub(super) const TESTS: &[Test] = &[
     ("linear_retries_3", || linear(Some(3))),
     ("linear_retries_6_is_the_kernels_own", || linear(Some(6))),
     ("linear_mode_comes_back_after_a_recovery", linear_again),
+    ("a_foreign_reply_of_minus_1_is_no_argument", foreign_reply),
     ("a_thick_stream_doubles", thick),
     ("rto_max_caps_the_backoff", rto_max),
     ("user_timeout_ends_the_connection", user_timeout),
@@ -298,6 +300,26 @@ fn linear(retries: Option<u32>) -> anyhow::Result<()> {
         status["policies"]["near"]["setsockopt_failures"],
         serde_json::json!({})
     );
+    Ok(())
+}
+
+/// `reply` is where the first argument is: a program that replies -1 to everything must change neither what the
+/// hook does nor what is counted. (The control is `linear(Some(1))`.)
+fn foreign_reply() -> anyhow::Result<()> {
+    let mut world = World::new()?;
+    let _foreign = Foreign::attach_replying_always(world.cgroup.path(), -1)?;
+    world.configure(&policy(&format!("{LINEAR}\nlinear_retries = 1")))?;
+    reno(&world)?;
+    world.start()?;
+    assert_schedule(&world, SERVER_V4, quantised(50), |rto| schedule(rto, 2, 2))?;
+    let status = world.wait_status("the end of linear mode", |status| {
+        status["policies"]["near"]["linear_ended"].as_u64() > Some(0)
+    })?;
+    let near = &status["policies"]["near"];
+    let rtos: Vec<u64> = serde_json::from_value(near["rtos"].clone())?;
+    // One of each step for each time that it was measured, and none that is out of the question.
+    assert!(rtos[0] > 0 && rtos[0] >= rtos[3], "{near:#}");
+    assert_eq!(rtos[7], 0, "{near:#}");
     Ok(())
 }
 

@@ -9,6 +9,7 @@ use std::{
 use anyhow::ensure;
 use rto_tests::{
     agent::{SOON, World},
+    foreign::Foreign,
     kernel::{SOCK_OPS, programs_at},
     netns::{SERVER_V4, SERVER_V6, sysctl},
     relay::{Matching, RELAY_SERVER_V4, RELAY_SERVER_V6, Relay, relay},
@@ -34,6 +35,7 @@ pub(super) const TESTS: &[Test] = &[
     ("a_lost_syn_ack_without_timestamps", || {
         lost(Matching::SYN_ACK, "active", false)
     }),
+    ("a_lost_syn_and_a_lost_syn_ack_are_not_spurious", lost_twice),
     ("a_lost_final_ack_is_recovered", || {
         lost(Matching::CLIENT_ACK, "passive", true)
     }),
@@ -49,7 +51,10 @@ pub(super) const TESTS: &[Test] = &[
     ("longer_timers_lose_time", longer),
     ("histograms_hold_the_times_there_were", histograms),
     ("rtt_sampling_off_and_by_interval", sampling),
-    ("a_reset_connection_is_aborted", aborted),
+    ("a_reset_connection_is_aborted", || aborted(None)),
+    ("a_reset_connection_is_aborted_whatever_reply_is", || {
+        aborted(Some(-1))
+    }),
     ("what_no_entry_covers_is_counted_if_asked", unlisted),
     ("counting_nothing_still_sets_timers", off),
     ("what_is_counted_changes_with_a_restart", restart),
@@ -63,7 +68,7 @@ const NEAR_ONE_WAY: Duration = Duration::from_millis(5);
 
 fn policy(initial_rto_ms: u64) -> String {
     format!(
-        "[policy.near]\ninitial_rto = \"{initial_rto_ms}ms\"\n\
+        "[policy.near]\ninitial_rto = \"{initial_rto_ms}ms\"\nsyn_ack_rto = \"{initial_rto_ms}ms\"\n\
          cidrs = [\"10.88.0.0/24\", \"10.89.0.0/24\", \"fd88::/64\", \"fd89::/64\"]\n"
     )
 }
@@ -164,13 +169,29 @@ fn lost(what: Matching, direction: &str, timestamps: bool) -> anyhow::Result<()>
         assert_eq!(passive["spurious"], 0, "{near:#}");
         assert_eq!(passive["time_saved_us"], saved, "{near:#}");
     }
-    let (handshake, earliest) = (&side["handshake"], INITIAL_RTO_MS * 1000);
-    assert_eq!(handshake["count"], 1, "{near:#}");
-    assert!(handshake["sum_us"].as_u64() >= Some(earliest), "{near:#}");
-    assert!(
-        handshake["sum_us"].as_u64() < Some(2 * earliest),
-        "{near:#}"
-    );
+    assert_path(&side["handshake"])
+}
+
+/// The RTT counts from the SYN whose answer was lost: as long as an initial RTO and more, on a path that is not.
+fn lost_twice() -> anyhow::Result<()> {
+    let link = Link::new(INITIAL_RTO_MS, NEAR_ONE_WAY, true)?;
+    link.relay.drop_next(Matching::SYN, 1);
+    link.relay.drop_next(Matching::SYN_ACK, 1);
+    let near = link.converse(RELAY_SERVER_V4)?;
+    assert_eq!(link.relay.log().iter().filter(|r| r.dropped()).count(), 2);
+    let active = &near["active"];
+    assert_eq!(outcome(active), [2, 0, 0, 1], "{near:#}");
+    assert_eq!(active["time_saved_us"], 2 * (1000 - INITIAL_RTO_MS) * 1000);
+    assert_path(&active["handshake"])
+}
+
+/// One handshake, as long as the path is, whatever was sent again.
+fn assert_path(handshake: &Value) -> anyhow::Result<()> {
+    let us = |duration: Duration| u64::try_from(duration.as_micros());
+    let sum_us = handshake["sum_us"].as_u64().unwrap_or_default();
+    assert_eq!(handshake["count"], 1, "{handshake:#}");
+    let path = us(2 * NEAR_ONE_WAY)?..INITIAL_RTO_MS * 1000;
+    assert!(path.contains(&sum_us), "{handshake:#}");
     Ok(())
 }
 
@@ -307,9 +328,15 @@ fn sampling() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Closed with an answer unread: a reset.
-fn aborted() -> anyhow::Result<()> {
-    let world = World::with(&policy(100))?;
+/// Reset by an administrator; `reply` of a foreign program at every operation is where the former state is.
+fn aborted(reply: Option<i32>) -> anyhow::Result<()> {
+    let mut world = World::new()?;
+    let cgroup = world.cgroup.path();
+    let _foreign = reply
+        .map(|reply| Foreign::attach_replying_always(cgroup, reply))
+        .transpose()?;
+    world.configure(&policy(100))?;
+    world.start()?;
     let begin = || -> anyhow::Result<(Traffic, Talk)> {
         let server = world.answer(to(SERVER_V4, PORT))?;
         let mut talk = world.talk(to(SERVER_V4, PORT), talk::Options::default())?;

@@ -13,7 +13,7 @@ use std::{
 use anyhow::{Context as _, bail, ensure};
 use nix::sys::signal::Signal;
 use rand::{RngExt as _, SeedableRng as _, rngs::ChaCha8Rng, seq::SliceRandom as _};
-use rto_agent_common::{Policy, UNLISTED, maps};
+use rto_agent_common::{Policy, PolicySlot, UNLISTED, maps};
 use rto_tests::{
     agent::{SOON, World},
     emulated::{is_emulated, scaled},
@@ -585,8 +585,12 @@ fn held(pins: &Path) -> anyhow::Result<(Entries, BTreeSet<String>)> {
     let policies: BTreeMap<u32, (String, u32)> = Map::open(&pins.join(maps::POLICIES))?
         .dump()?
         .into_iter()
-        .filter_map(|(index, value)| {
+        .filter_map(|(index, slot)| {
             let index = u32::from_ne_bytes(index.try_into().ok()?);
+            let active =
+                usize::try_from(u32::from_ne_bytes(slot.get(..4)?.try_into().ok()?)).ok()?;
+            let copy = std::mem::offset_of!(PolicySlot, copies) + active * size_of::<Policy>();
+            let value = slot.get(copy..copy + size_of::<Policy>())?;
             let name = value.iter().take_while(|b| **b != 0).copied().collect();
             let name = String::from_utf8(name).ok()?;
             let offset = std::mem::offset_of!(Policy, initial_rto_us);
