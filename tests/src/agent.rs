@@ -1,6 +1,7 @@
 //! Everything a test needs: an agent of its own and two namespaces, all removed with it.
 
 use std::{
+    fs, io,
     net::SocketAddr,
     ops::{Deref, DerefMut},
     os::unix::net::UnixStream,
@@ -8,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use rto_lab::ground::{
     agent::Agent,
     netns::{CLIENT_LINK, Pair, SERVER_LINK},
@@ -50,6 +51,21 @@ impl DerefMut for World {
 }
 
 impl World {
+    /// The directory of the one set of pins.
+    ///
+    /// # Errors
+    ///
+    /// If there is none, or more than one.
+    pub fn pins(&self) -> anyhow::Result<PathBuf> {
+        let dirs: Vec<PathBuf> = fs::read_dir(self.pin_dir())?
+            .map(|entry| Ok(entry?.path()))
+            .collect::<io::Result<_>>()?;
+        match <[PathBuf; 1]>::try_from(dirs) {
+            Ok([dir]) => Ok(dir),
+            Err(dirs) => bail!("not one set of pins: {dirs:?}"),
+        }
+    }
+
     /// Makes the surroundings; no agent runs yet.
     ///
     /// # Errors

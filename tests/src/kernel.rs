@@ -3,6 +3,7 @@
 use std::{
     fs::File,
     io,
+    mem::offset_of,
     os::{
         fd::{AsRawFd, OwnedFd},
         unix::fs::MetadataExt as _,
@@ -11,6 +12,7 @@ use std::{
 };
 
 use nix::libc;
+use rto_agent_common::{Policy, PolicySlot};
 
 use crate::bpf::{call, lookup, made, next_key, pinned};
 
@@ -216,6 +218,14 @@ impl Map {
             bytes.take(self.value_size).collect()
         }))
     }
+}
+
+/// The policy in force of a slot of the map `POLICIES`, as its bytes.
+#[must_use]
+pub fn policy_in(slot: &[u8]) -> Option<&[u8]> {
+    let active = u32::from_ne_bytes(*slot.first_chunk()?);
+    let copy = offset_of!(PolicySlot, copies) + usize::try_from(active).ok()? * size_of::<Policy>();
+    slot.get(copy..copy + size_of::<Policy>())
 }
 
 /// Descriptors of everything of a kind. What goes meanwhile is left out.

@@ -3,10 +3,8 @@
 use std::{
     collections::BTreeMap,
     fmt::Write as _,
-    fs,
     hash::{BuildHasher as _, Hasher as _, RandomState},
     net::IpAddr,
-    path::PathBuf,
 };
 
 use anyhow::{Context as _, ensure};
@@ -16,7 +14,10 @@ use rto_agent_common::{
     address::{Peer, peer_v6},
     maps,
 };
-use rto_tests::{agent::World, kernel::Map};
+use rto_tests::{
+    agent::World,
+    kernel::{Map, policy_in},
+};
 
 use super::Test;
 
@@ -121,15 +122,11 @@ struct Kernel {
 
 impl Kernel {
     fn open(world: &World) -> anyhow::Result<Self> {
-        let dirs: Vec<PathBuf> = fs::read_dir(world.pin_dir())?
-            .map(|entry| Ok(entry?.path()))
-            .collect::<std::io::Result<_>>()?;
-        let [dir] = dirs.as_slice() else {
-            anyhow::bail!("not one set of pins: {dirs:?}");
-        };
+        let dir = world.pins()?;
         let policies = Map::open(&dir.join(maps::POLICIES))?;
-        let policies = policies.dump()?.into_iter().map(|(slot, policy)| {
+        let policies = policies.dump()?.into_iter().map(|(slot, value)| {
             let slot = u32::from_ne_bytes(slot.as_slice().try_into()?);
+            let policy = policy_in(&value).context("no policy")?;
             let name = policy.get(std::mem::offset_of!(Policy, name)..);
             let name = name.context("no name")?.iter();
             let name = name.take_while(|byte| **byte != 0).copied().collect();

@@ -1,10 +1,14 @@
 //! A shorter initial RTO must not make connect() give up sooner.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use anyhow::{Context as _, ensure};
+use nix::sys::signal::Signal;
+use rto_agent_common::{HostDefaults, maps};
 use rto_tests::{
-    agent::World,
+    agent::{SOON, World},
     features::lacks,
+    kernel::Map,
     netns::{SERVER_V4, SERVER_V4_OTHER, sysctl},
     traffic::Connect,
 };
@@ -16,6 +20,7 @@ pub(super) const TESTS: &[Test] = &[
     ("auto_respects_an_applications_own_choice", own_choice),
     ("keep_and_a_number", keep_and_number),
     ("a_socket_connected_anew_gets_its_own_value_back", reconnect),
+    ("the_hosts_defaults_follow_the_host", host_defaults),
 ];
 
 const PORT: u16 = 4200;
@@ -34,7 +39,7 @@ fn timed_out(world: &World, address: &str, options: &Connect) -> anyhow::Result<
 fn defaults() -> anyhow::Result<()> {
     let world = World::with(&near("\"10.88.0.0/24\""))?;
     world.net.black_hole(PORT)?;
-    let begin = std::time::Instant::now();
+    let begin = Instant::now();
     let policy = world.connect(to(SERVER_V4, PORT), &Connect::default())?;
     let control = world.connect(to(SERVER_V4_OTHER, PORT), &Connect::default())?;
     let control = control.outcome()?;
@@ -135,4 +140,51 @@ fn reconnect() -> anyhow::Result<()> {
         "{again:?} against {fresh:?}"
     );
     Ok(())
+}
+
+/// What a program goes by that cannot ask the socket (before Linux 6.1, and 6.2): it may have been loaded long ago.
+fn host_defaults() -> anyhow::Result<()> {
+    let mut world = World::new()?;
+    let host = world.net.client.clone();
+    let set = |retries: u8, syn_ack_retries: u8| -> anyhow::Result<()> {
+        sysctl(&host, "net.ipv4.tcp_syn_retries", &retries.to_string())?;
+        sysctl(
+            &host,
+            "net.ipv4.tcp_synack_retries",
+            &syn_ack_retries.to_string(),
+        )
+    };
+    let within = ["nsenter".to_owned(), format!("--net=/run/netns/{host}")];
+    world.configure(&format!("on_exit = \"keep\"\n{}", near("\"10.88.0.0/24\"")))?;
+    set(3, 2)?;
+    world.start_under(&within)?;
+    ensure!(defaults_in(&world)? == (3, 2));
+    // Of a namespace that may not be the host's no more is assumed than the kernel's default.
+    set(4, 9)?;
+    let end = Instant::now() + SOON;
+    while defaults_in(&world)? != (4, 5) {
+        ensure!(Instant::now() < end, "still {:?}", defaults_in(&world)?);
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    world.end(Signal::SIGTERM)?;
+    set(5, 1)?;
+    world.start_under(&within)?;
+    let status = world.json(&["status"])?;
+    assert_eq!(status["found_at_start"], "adopted", "{status:#}");
+    assert_eq!(defaults_in(&world)?, (5, 1));
+    Ok(())
+}
+
+fn defaults_in(world: &World) -> anyhow::Result<(u32, u32)> {
+    let map = Map::open(&world.pins()?.join(maps::HOST_DEFAULTS))?;
+    let value = map.get(&0u32.to_ne_bytes())?.context("no value")?;
+    let word = |at: usize| {
+        value
+            .get(at..)
+            .and_then(<[u8]>::first_chunk)
+            .map(|b| u32::from_ne_bytes(*b))
+    };
+    let syn_retries = word(std::mem::offset_of!(HostDefaults, syn_retries));
+    let syn_ack_retries = word(std::mem::offset_of!(HostDefaults, syn_ack_retries));
+    syn_retries.zip(syn_ack_retries).context("too short")
 }

@@ -13,12 +13,12 @@ use std::{
 use anyhow::{Context as _, bail, ensure};
 use nix::sys::signal::Signal;
 use rand::{RngExt as _, SeedableRng as _, rngs::ChaCha8Rng, seq::SliceRandom as _};
-use rto_agent_common::{Policy, PolicySlot, UNLISTED, maps};
+use rto_agent_common::{Policy, UNLISTED, maps};
 use rto_tests::{
     agent::{SOON, World},
     emulated::{is_emulated, scaled},
     http,
-    kernel::{Map, SOCK_OPS, links_at, programs_at, programs_using},
+    kernel::{Map, SOCK_OPS, links_at, policy_in, programs_at, programs_using},
     netns::{SERVER_V4, SERVER_V6},
     prober::{Prober, Seen},
 };
@@ -587,10 +587,7 @@ fn held(pins: &Path) -> anyhow::Result<(Entries, BTreeSet<String>)> {
         .into_iter()
         .filter_map(|(index, slot)| {
             let index = u32::from_ne_bytes(index.try_into().ok()?);
-            let active =
-                usize::try_from(u32::from_ne_bytes(slot.get(..4)?.try_into().ok()?)).ok()?;
-            let copy = std::mem::offset_of!(PolicySlot, copies) + active * size_of::<Policy>();
-            let value = slot.get(copy..copy + size_of::<Policy>())?;
+            let value = policy_in(&slot)?;
             let name = value.iter().take_while(|b| **b != 0).copied().collect();
             let name = String::from_utf8(name).ok()?;
             let offset = std::mem::offset_of!(Policy, initial_rto_us);
