@@ -4,13 +4,12 @@ use std::{collections::BTreeMap, process::Command};
 
 use anyhow::{Context as _, ensure};
 use aya::{
-    Btf, EbpfLoader, include_bytes_aligned,
+    Btf, EbpfLoader,
     programs::{BtfTracePoint, Iter, LsmCgroup, Program, ProgramInfo, SockOps},
 };
+pub use rto_agent::datapath::OBJECT;
+use rto_agent::kernel::{btf, kfuncs};
 use rto_agent_common::{globals, maps, statistics};
-
-/// The object in the tree.
-pub static OBJECT: &[u8] = include_bytes_aligned!("../../agent/src/datapath/rto-agent.bpf.o");
 
 /// Instructions the verifier may process of each program, on any kernel. It gives up at 1,000,000; the
 /// room between is for kernels to come, which may walk more paths. A program that comes near its
@@ -45,17 +44,21 @@ pub fn verified() -> anyhow::Result<BTreeMap<&'static str, Verified>> {
         mode |= statistics::PROCESS;
     }
     let interval = 1_000_000_000_u64;
-    let offsets = rto_agent::kernel::btf::Btf::vmlinux()?.offsets()?.values();
+    let btf = btf::Btf::vmlinux()?;
+    let (offsets, types) = (btf.offsets()?.values(), btf.socket_types().values());
     let mut loader = EbpfLoader::new();
     for (name, offset) in globals::OFFSETS.into_iter().zip(&offsets) {
         loader.override_global(name, offset, true);
+    }
+    for (name, value) in globals::SOCKET_TYPES.into_iter().zip(&types) {
+        loader.override_global(name, value, true);
     }
     let mut ebpf = loader
         .override_global(globals::STATISTICS_MODE, &mode, true)
         .override_global(globals::RTT_INTERVAL_NS, &interval, true)
         .map_max_entries(maps::POLICIES, 1)
         .map_max_entries(maps::STATISTICS, 1)
-        .load(OBJECT)?;
+        .load(&kfuncs::resolved(OBJECT, btf.kfuncs()))?;
     let types = Btf::from_sys_fs()?;
     let mut told = BTreeMap::new();
     for (name, program) in ebpf.programs_mut() {
@@ -105,7 +108,7 @@ fn load<P>(
 fn from_log(told: &mut BTreeMap<&'static str, Verified>) -> anyhow::Result<()> {
     let dir = tempfile::tempdir()?;
     let object = dir.path().join("object.o");
-    std::fs::write(&object, OBJECT)?;
+    std::fs::write(&object, kfuncs::resolved(OBJECT, None))?;
     let pins = format!("/sys/fs/bpf/rto-verifier-{}", std::process::id());
     let output = Command::new("bpftool")
         .args(["-d", "prog", "loadall"])

@@ -3,12 +3,13 @@
 use std::path::Path;
 
 use aya::{Btf, Ebpf, EbpfLoader, include_bytes_aligned};
-use rto_agent_common::{Offsets, SocketTypes, globals, kfunc, maps};
+use rto_agent_common::{Offsets, SocketTypes, globals, maps};
 
 use super::{error::DatapathError, tables::describe};
+use crate::kernel::kfuncs;
 
 /// The compiled eBPF programs, as `cargo xtask ebpf` left them.
-pub(super) static OBJECT: &[u8] = include_bytes_aligned!("rto-agent.bpf.o");
+pub static OBJECT: &[u8] = include_bytes_aligned!("rto-agent.bpf.o");
 
 /// What a load writes into the object before the kernel sees it.
 #[derive(Clone, Copy, Debug, Default)]
@@ -65,29 +66,8 @@ pub(super) fn load(pins: Option<&Path>, values: &Values) -> Result<Ebpf, Datapat
         }
     }
     loader
-        .load(&with_kfuncs(OBJECT, values.kfuncs))
+        .load(&kfuncs::resolved(OBJECT, values.kfuncs))
         .map_err(|e| load_error(&e))
-}
-
-/// The object with the BTF ids of kernel functions in their calls; without any, these give null.
-fn with_kfuncs(object: &[u8], ids: Option<[u32; 2]>) -> Vec<u8> {
-    let mut object = object.to_vec();
-    let numbers = [kfunc::CAST_TO_KERN_CTX, kfunc::RDONLY_CAST];
-    for (index, number) in numbers.into_iter().enumerate() {
-        let [n0, n1, n2, n3] = number.to_le_bytes();
-        let [code, regs, ..] = kfunc::CALL;
-        let call = [code, regs, 0, 0, n0, n1, n2, n3];
-        // Instructions are aligned, as sections are.
-        for instruction in object.as_chunks_mut::<8>().0 {
-            if *instruction == call {
-                match ids {
-                    Some(ids) => instruction[4..].copy_from_slice(&ids[index].to_le_bytes()),
-                    None => *instruction = kfunc::NULL,
-                }
-            }
-        }
-    }
-    object
 }
 
 /// The kernel's types, for programs that are attached by them.
@@ -117,29 +97,5 @@ pub(super) fn load_error(error: &dyn std::error::Error) -> DatapathError {
             DatapathError::Load(format!("{first}\n...\n{end}"))
         }
         _ => DatapathError::Load(text),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn calls(object: &[u8], number: u32) -> usize {
-        let is_call = |i: &&[u8; 8]| i[..4] == kfunc::CALL && i[4..] == number.to_le_bytes();
-        object.as_chunks().0.iter().filter(is_call).count()
-    }
-
-    #[test]
-    fn calls_of_kernel_functions_are_found_and_replaced() {
-        let numbers = [kfunc::CAST_TO_KERN_CTX, kfunc::RDONLY_CAST];
-        let before = numbers.map(|number| calls(OBJECT, number));
-        assert!(before.iter().all(|count| *count > 0), "{before:?}");
-        let with = with_kfuncs(OBJECT, Some([1001, 1002]));
-        assert_eq!([1001, 1002].map(|number| calls(&with, number)), before);
-        let without = with_kfuncs(OBJECT, None);
-        for object in [&with, &without] {
-            assert_eq!(numbers.map(|number| calls(object, number)), [0, 0]);
-            assert_eq!(object.len(), OBJECT.len());
-        }
     }
 }

@@ -8,6 +8,7 @@ pub mod facts;
 pub mod features;
 pub mod hz;
 pub mod interference;
+pub mod kfuncs;
 pub mod link;
 pub mod mounts;
 pub mod netns;
