@@ -88,21 +88,6 @@ impl Distribution {
         }
     }
 
-    /// Takes the shortest that are longer than some time out again, so many at the most; returns how many it
-    /// were.
-    pub fn remove_above(&mut self, us: u64, mut most: u64) -> u64 {
-        let mut removed = 0;
-        for (_, count) in self.counts.range_mut(us.saturating_add(1)..) {
-            let part = most.min(*count);
-            *count -= part;
-            most -= part;
-            removed += part;
-        }
-        self.counts.retain(|_, count| *count > 0);
-        self.count -= removed;
-        removed
-    }
-
     /// How many times.
     #[must_use]
     pub const fn count(&self) -> u64 {
@@ -706,18 +691,6 @@ mod tests {
         let long = all.iter().filter(|us| **us == 50_000).count();
         assert!(long.abs_diff(12_500) < 500 && all.iter().all(|us| [1_000, 50_000].contains(us)));
         assert!(Distribution::default().drawn(10).is_empty());
-    }
-
-    #[test]
-    fn what_was_lost_can_be_left_out() {
-        let mut times = near();
-        times.add(100_500, 8);
-        assert_eq!(times.remove_above(100_000, 10), 8);
-        assert_eq!(times, near());
-        times.add(112_000, 3);
-        times.add(200_000, 3);
-        assert_eq!(times.remove_above(100_000, 4), 4);
-        assert_eq!((times.above(100_000), times.above(112_000)), (2, 2));
     }
 
     proptest! {

@@ -315,15 +315,7 @@ impl Gathered {
     fn count(&mut self, stats: &PolicyStats) {
         let (mut handshakes, mut round_trips) = (Vec::new(), Vec::new());
         for (direction, stats) in stats.directions() {
-            let mut times = distribution(&stats.handshake);
-            let left_out = times.remove_above(self.present.initial_rto_us, stats.recovered);
-            if left_out > 0 {
-                self.notes.push(format!(
-                    "{left_out} handshakes ({direction}) are left out that a needed retransmission brought \
-                     about: their time is that of the timer"
-                ));
-            }
-            handshakes.push((direction, times));
+            handshakes.push((direction, distribution(&stats.handshake)));
             round_trips.push((direction, distribution(&stats.srtt)));
             self.warn_of(direction, stats);
         }

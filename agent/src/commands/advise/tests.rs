@@ -79,7 +79,6 @@ fn advise(directions: [Statistics; 3]) -> Answer {
 /// A tail of slow answers, losses that were mended, and needless retransmissions.
 fn busy() -> [Statistics; 3] {
     let mut active = near(10_000);
-    active.handshake.buckets[bucket_of(100_300)] += 12;
     active.counters.handshake_retransmissions = 14;
     active.counters.recovered = 12;
     active.counters.spurious = 2;
