@@ -8,6 +8,7 @@ pub mod facts;
 pub mod features;
 pub mod hz;
 pub mod interference;
+pub mod listeners;
 pub mod mounts;
 pub mod netns;
 pub mod preflight;
