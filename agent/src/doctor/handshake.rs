@@ -3,9 +3,9 @@
 
 use rto_model::syn::{self, syn_ack_lifetime, syn_ack_rto_auto};
 
-use super::{Finding, Severity};
+use super::{Finding, Input, Severity};
 use crate::{
-    kernel::{listeners, sysctl},
+    kernel::{features::can_set, listeners, sysctl},
     policy::{
         HostFacts, Mptcp, PolicyName, PolicySet, Settings, SynAckRto,
         units::{format_duration, jiffies_duration, quantise, tenths_of_s},
@@ -17,18 +17,15 @@ const MOST_RETRIES: u8 = 15;
 /// Policies and listeners that are named.
 const SHOWN: usize = 5;
 
-pub(super) fn findings(
-    set: Option<&PolicySet>,
-    host: Option<&HostFacts>,
-    findings: &mut Vec<Finding>,
-) {
-    let (Some(set), Some(host)) = (set, host) else {
+pub(super) fn findings(input: &Input<'_>, findings: &mut Vec<Finding>) {
+    let (Some(set), Some(host)) = (input.set, &input.host) else {
         return;
     };
     findings.push(syn_ack_retries(set, host));
-    findings.extend(mptcp(set, host, &MptcpSysctls::here()));
+    let has_btf = can_set(input.features, "btf") == Some(true);
+    findings.extend(mptcp(set, has_btf, &MptcpSysctls::here()));
     let timeout = sysctl::ipv4("tcp_fastopen_blackhole_timeout_sec");
-    findings.extend(fast_open(set, host, timeout));
+    findings.extend(fast_open(set, has_btf, timeout));
     if !host.reads_listener && sets_syn_acks(set) {
         findings.push(match listeners::with_options() {
             Ok(found) => own_options(&found, host),
@@ -168,7 +165,7 @@ impl MptcpSysctls {
 }
 
 /// Whether short SYN timers let MPTCP fall back to TCP.
-fn mptcp(set: &PolicySet, host: &HostFacts, mptcp: &MptcpSysctls) -> Option<Finding> {
+fn mptcp(set: &PolicySet, has_btf: bool, mptcp: &MptcpSysctls) -> Option<Finding> {
     const ID: &str = "mptcp";
     const WHY: &str = "after a few SYN timeouts MPTCP falls back to TCP, and then the kernel does without it for a \
                        while: with a short initial_rto a moment of loss is enough";
@@ -188,7 +185,7 @@ fn mptcp(set: &PolicySet, host: &HostFacts, mptcp: &MptcpSysctls) -> Option<Find
         Some(s) => format!(", and off for {s}s then (net.mptcp.blackhole_timeout)"),
         None => String::new(),
     };
-    let (who, mend) = if host.reads_listener {
+    let (who, mend) = if has_btf {
         if applied.peek().is_none() {
             return Some(Finding::ok(
                 ID,
@@ -206,10 +203,10 @@ fn mptcp(set: &PolicySet, host: &HostFacts, mptcp: &MptcpSysctls) -> Option<Find
     } else {
         (
             format!(
-                "this kernel does not tell a program which sockets are MPTCP's: their SYNs get the initial_rto of {}",
+                "without BTF a program cannot tell which sockets are MPTCP's: their SYNs get the initial_rto of {}",
                 names(&mut shortened)
             ),
-            "Linux 6.2 or later with BTF",
+            "a kernel with CONFIG_DEBUG_INFO_BTF",
         )
     };
     Some(Finding::bad(
@@ -225,7 +222,7 @@ fn mptcp(set: &PolicySet, host: &HostFacts, mptcp: &MptcpSysctls) -> Option<Find
 }
 
 /// Whether short SYN timers let TCP Fast Open be switched off.
-fn fast_open(set: &PolicySet, host: &HostFacts, timeout_s: Option<u32>) -> Option<Finding> {
+fn fast_open(set: &PolicySet, has_btf: bool, timeout_s: Option<u32>) -> Option<Finding> {
     const ID: &str = "tcp_fastopen_blackhole_timeout_sec";
     const WHY: &str = "after SYN timeouts with TCP Fast Open the kernel switches it off for that long, and longer each \
                        time: with a short initial_rto a moment of loss is enough";
@@ -235,20 +232,22 @@ fn fast_open(set: &PolicySet, host: &HostFacts, timeout_s: Option<u32>) -> Optio
     if policies.is_empty() {
         return None;
     }
-    Some(if host.reads_listener {
-        let found = format!("{timeout_s}: SYNs with TCP Fast Open keep the kernel's timer");
+    Some(if has_btf {
+        let found = format!(
+            "{timeout_s}: connections that begin with TCP Fast Open keep the kernel's timers"
+        );
         Finding::ok(ID, found, WHY)
     } else {
         Finding::bad(
             ID,
             Severity::Warning,
             format!(
-                "{timeout_s}: this kernel does not tell a program which SYNs use TCP Fast Open: they get the \
+                "{timeout_s}: without BTF a program cannot tell which SYNs use TCP Fast Open: they get the \
                  initial_rto of {policies}"
             ),
             WHY,
-            "sysctl net.ipv4.tcp_fastopen_blackhole_timeout_sec=0 (the default since Linux 5.14), or Linux 6.2 or \
-             later with BTF",
+            "sysctl net.ipv4.tcp_fastopen_blackhole_timeout_sec=0 (the default since Linux 5.14), or a kernel with \
+             CONFIG_DEBUG_INFO_BTF",
         )
     })
 }
@@ -397,18 +396,18 @@ mod tests {
             blackhole_timeout: Some(3600),
         };
         let severity =
-            |set: &PolicySet, host: &HostFacts| mptcp(set, host, &on).map(|f| f.severity);
+            |set: &PolicySet, has_btf: bool| mptcp(set, has_btf, &on).map(|f| f.severity);
         let apply = near(SynAckRto::Auto, Mptcp::Apply);
-        assert_eq!(severity(&auto(), &HOST), Some(Severity::Ok));
-        assert_eq!(severity(&apply, &HOST), Some(Severity::Warning));
-        assert_eq!(severity(&auto(), &OLD), Some(Severity::Warning));
-        assert_eq!(severity(&set(&[]), &HOST), None);
+        assert_eq!(severity(&auto(), true), Some(Severity::Ok));
+        assert_eq!(severity(&apply, true), Some(Severity::Warning));
+        assert_eq!(severity(&auto(), false), Some(Severity::Warning));
+        assert_eq!(severity(&set(&[]), true), None);
         let off = MptcpSysctls {
             enabled: false,
             ..on
         };
-        assert!(mptcp(&apply, &HOST, &off).is_none());
-        let found = mptcp(&apply, &HOST, &on).unwrap().found;
+        assert!(mptcp(&apply, true, &off).is_none());
+        let found = mptcp(&apply, true, &on).unwrap().found;
         assert!(
             found.contains("near")
                 && found.contains("after 2 SYN timeouts")
@@ -419,12 +418,12 @@ mod tests {
 
     #[test]
     fn fast_open_is_told_where_it_can_be_switched_off() {
-        assert!(fast_open(&auto(), &HOST, Some(0)).is_none());
-        assert!(fast_open(&auto(), &HOST, None).is_none());
-        assert!(fast_open(&set(&[]), &OLD, Some(3600)).is_none());
-        let severity = |host| fast_open(&auto(), host, Some(3600)).unwrap().severity;
-        assert_eq!(severity(&HOST), Severity::Ok);
-        assert_eq!(severity(&OLD), Severity::Warning);
+        assert!(fast_open(&auto(), true, Some(0)).is_none());
+        assert!(fast_open(&auto(), true, None).is_none());
+        assert!(fast_open(&set(&[]), false, Some(3600)).is_none());
+        let severity = |has_btf| fast_open(&auto(), has_btf, Some(3600)).unwrap().severity;
+        assert_eq!(severity(true), Severity::Ok);
+        assert_eq!(severity(false), Severity::Warning);
     }
 
     #[test]

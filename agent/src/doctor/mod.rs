@@ -129,7 +129,7 @@ pub fn examine(input: &Input<'_>) -> Report {
     host::bpffs(&input.pin_dir, &mut findings);
     host::hz(kernel.as_ref().ok(), &mut findings);
     network::sysctls(&mut findings);
-    handshake::findings(input.set, input.host.as_ref(), &mut findings);
+    handshake::findings(input, &mut findings);
     network::programs(input.cgroup.as_deref(), &input.ours, &mut findings);
     network::interference(input.verdict.as_ref(), &mut findings);
     network::routes(input.set, &mut findings);

@@ -128,8 +128,9 @@ pub fn judge(asked: &Asked, btf: &Result<Btf, BtfError>) -> Vec<Feature> {
     let known = Known(
         "btf",
         "5.4",
-        &["rto_min", "apply_to_open"],
-        "accepted sockets before their first RTT sample, and open sockets",
+        &["rto_min", "apply_to_open", "mptcp"],
+        "accepted sockets before their first RTT sample, and open sockets; SYNs of MPTCP and TCP Fast Open keep the \
+         kernel's timer",
     );
     let missing = match btf {
         Ok(btf) => btf.offsets().err().map(|e| e.to_string()),
@@ -164,9 +165,9 @@ fn reads_listener(btf: &Result<Btf, BtfError>) -> Feature {
     let known = Known(
         READS_LISTENER,
         "6.2",
-        &["syn_ack_rto", "mptcp"],
-        "syn_ack_rto by the retransmissions of the listener or its network namespace; MPTCP, TCP_DEFER_ACCEPT and \
-         TCP Fast Open keep the kernel's timer",
+        &["syn_ack_rto"],
+        "syn_ack_rto by the retransmissions of the listener or its network namespace; listeners with \
+         TCP_DEFER_ACCEPT keep the kernel's timer",
     );
     match btf {
         Ok(btf) => {

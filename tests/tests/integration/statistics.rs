@@ -63,7 +63,7 @@ const NEAR_ONE_WAY: Duration = Duration::from_millis(5);
 
 fn policy(initial_rto_ms: u64) -> String {
     format!(
-        "[policy.near]\ninitial_rto = \"{initial_rto_ms}ms\"\n\
+        "[policy.near]\ninitial_rto = \"{initial_rto_ms}ms\"\nsyn_ack_rto = \"{initial_rto_ms}ms\"\n\
          cidrs = [\"10.88.0.0/24\", \"10.89.0.0/24\", \"fd88::/64\", \"fd89::/64\"]\n"
     )
 }
