@@ -161,6 +161,8 @@ impl ByDirection<Distribution> {
 #[derive(Debug)]
 pub(super) struct Present {
     pub(super) initial_rto_us: u64,
+    /// With this host's SYN-ACK retransmissions; a listener may have its own.
+    pub(super) syn_ack_rto_us: u64,
     pub(super) rto_min_us: u64,
 }
 
@@ -168,6 +170,7 @@ impl Present {
     /// The kernel's own.
     const KERNEL: Self = Self {
         initial_rto_us: INITIAL_RTO_US,
+        syn_ack_rto_us: INITIAL_RTO_US,
         rto_min_us: RTO_MIN_US,
     };
 
@@ -181,6 +184,7 @@ impl Present {
         };
         Self {
             initial_rto_us: of("initial_rto", INITIAL_RTO_US),
+            syn_ack_rto_us: of("syn_ack_rto", INITIAL_RTO_US),
             rto_min_us: of("rto_min", RTO_MIN_US),
         }
     }
@@ -316,7 +320,11 @@ impl Gathered {
         let (mut handshakes, mut round_trips) = (Vec::new(), Vec::new());
         for (direction, stats) in stats.directions() {
             let mut times = distribution(&stats.handshake);
-            let left_out = times.remove_above(self.present.initial_rto_us, stats.recovered);
+            let timer_us = match direction {
+                "passive" => self.present.syn_ack_rto_us,
+                _ => self.present.initial_rto_us,
+            };
+            let left_out = times.remove_above(timer_us, stats.recovered);
             if left_out > 0 {
                 self.notes.push(format!(
                     "{left_out} handshakes ({direction}) are left out that a needed retransmission brought \
