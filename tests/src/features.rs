@@ -9,7 +9,7 @@ use crate::agent::binary;
 
 /// Features as `doctor` names them, and the first mainline version that has each. What is older is
 /// expected to lack it.
-pub const FEATURES: [(&str, (u32, u32)); 16] = [
+pub const FEATURES: [(&str, (u32, u32)); 17] = [
     ("rto-hook", (4, 16)),
     ("bpf-syncnt", (4, 14)),
     ("btf", (5, 4)),
@@ -23,6 +23,7 @@ pub const FEATURES: [(&str, (u32, u32)); 16] = [
     ("bpf-lsm-cgroup", (6, 0)),
     ("bpf-thin-linear", (6, 1)),
     ("bpf-getsockopt-syncnt", (6, 1)),
+    ("reads-listener", (6, 2)),
     ("tcp-syn-linear-timeouts", (6, 5)),
     ("rto-hook-on-open-sockets", (6, 12)),
     ("tcp-rto-max", (6, 15)),

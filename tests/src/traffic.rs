@@ -36,8 +36,19 @@ pub struct Connect {
     pub mapped: bool,
     /// TCP_SYNCNT the application sets itself.
     pub syn_retries: Option<u8>,
+    /// Send a request in the SYN.
+    pub fast_open: bool,
     /// Connect the same socket to this address first, and give up on that after 50 ms.
     pub first: Option<SocketAddr>,
+}
+
+/// Options of a listener.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Listen {
+    /// TCP_DEFER_ACCEPT, seconds; 0: not set.
+    pub defer_accept_s: u32,
+    /// TCP_SYNCNT, which is how often it sends a SYN-ACK again.
+    pub syn_retries: Option<u8>,
 }
 
 impl Traffic {
@@ -60,6 +71,9 @@ impl Traffic {
         if let Some(n) = options.syn_retries {
             command.arg("--syn-retries").arg(n.to_string());
         }
+        if options.fast_open {
+            command.arg("--fast-open");
+        }
         if let Some(first) = options.first {
             command.arg("--first").arg(first.to_string());
         }
@@ -74,8 +88,29 @@ impl Traffic {
     ///
     /// If it does not.
     pub fn serve(netns: &str, cgroup: Option<&Path>, on: SocketAddr) -> anyhow::Result<Self> {
+        Self::serve_with(netns, cgroup, on, Listen::default())
+    }
+
+    /// As [`Traffic::serve`], with options of its own.
+    ///
+    /// # Errors
+    ///
+    /// If it does not listen.
+    pub fn serve_with(
+        netns: &str,
+        cgroup: Option<&Path>,
+        on: SocketAddr,
+        options: Listen,
+    ) -> anyhow::Result<Self> {
         let mut command = command_in(Some(netns), cgroup, helper()?)?;
         command.arg("serve").arg("--on").arg(on.to_string());
+        if options.defer_accept_s != 0 {
+            let seconds = options.defer_accept_s.to_string();
+            command.arg("--defer-accept").arg(seconds);
+        }
+        if let Some(n) = options.syn_retries {
+            command.arg("--syn-retries").arg(n.to_string());
+        }
         let mut traffic = Self {
             child: spawn(command)?,
         };
@@ -154,6 +189,17 @@ impl Traffic {
             result: result.to_owned(),
             took: Duration::from_micros(micros.parse()?),
         })
+    }
+
+    /// Waits until a listener with TCP_DEFER_ACCEPT accepts a connection.
+    ///
+    /// # Errors
+    ///
+    /// If it ends instead.
+    pub fn accepted(&mut self) -> anyhow::Result<()> {
+        let line = self.line()?;
+        ensure!(line == "accepted", "{line:?}");
+        Ok(())
     }
 
     /// Whether connect() has ended.

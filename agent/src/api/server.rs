@@ -346,7 +346,7 @@ async fn add(
     match body {
         Ok(Json(request)) => respond(
             engine
-                .ask(|reply| Message::Add(request, caller, reply))
+                .ask(|reply| Message::Add(Box::new(request), caller, reply))
                 .await,
         ),
         Err(e) => answer(e.status(), &e.body_text()),

@@ -50,6 +50,7 @@ pub(super) fn run(args: &Doctor) -> anyhow::Result<ExitCode> {
         features: &features,
         verdict,
         set,
+        host: facts.as_ref().ok().copied(),
         config_error: loaded.as_ref().err().map(ToString::to_string),
     });
     print(args.output.json, &report, || render(&report))?;

@@ -4,7 +4,7 @@ use comfy_table::{ContentArrangement, Table, presets::NOTHING};
 
 use crate::{
     api::types::{ChangeAnswer, WalkView},
-    policy::{compile::Effect, plan::ChangeSummary},
+    policy::{compile::Effect, plan::ChangeSummary, units},
 };
 
 /// A table without lines, as `ip` and `systemctl` print them.
@@ -37,7 +37,9 @@ pub(super) fn settings(effects: &[Effect]) -> String {
         } else {
             format!("{}->{}", e.asked, e.effective)
         };
-        format!("{} {value}", e.setting)
+        let lifetime = e.request_lifetime_ms;
+        let lifetime = lifetime.map(|ms| format!(" (requests live {})", units::tenths_of_s(ms)));
+        format!("{} {value}{}", e.setting, lifetime.unwrap_or_default())
     };
     effects.iter().map(one).collect::<Vec<_>>().join(", ")
 }

@@ -10,9 +10,10 @@ use crate::{
         interference::Verdict,
         version::{self, KernelVersion},
     },
-    policy::PolicySet,
+    policy::{HostFacts, PolicySet},
 };
 
+mod handshake;
 mod host;
 mod network;
 
@@ -55,6 +56,8 @@ pub struct Input<'a> {
     pub ours: Vec<u32>,
     /// The configuration's entries, for conflicts with routes.
     pub set: Option<&'a PolicySet>,
+    /// What settings are computed with; `None` if the host does not tell.
+    pub host: Option<HostFacts>,
     /// Why the configuration could not be read, if it could not.
     pub config_error: Option<String>,
     /// What the kernel has.
@@ -126,6 +129,7 @@ pub fn examine(input: &Input<'_>) -> Report {
     host::bpffs(&input.pin_dir, &mut findings);
     host::hz(kernel.as_ref().ok(), &mut findings);
     network::sysctls(&mut findings);
+    handshake::findings(input, &mut findings);
     network::programs(input.cgroup.as_deref(), &input.ours, &mut findings);
     network::interference(input.verdict.as_ref(), &mut findings);
     network::routes(input.set, &mut findings);

@@ -11,7 +11,10 @@ use crate::{
     api::types::{AddRequest, Caller, ChangeAnswer, RemoveRequest},
     config::{Config, save},
     policy::{
-        Cidr, Location, PolicyName, Settings, compile::check_force, plan::ChangeSummary, units,
+        Cidr, Location, PolicyName, Settings,
+        compile::{check_force, compile},
+        plan::ChangeSummary,
+        units,
     },
 };
 
@@ -55,9 +58,11 @@ impl Engine {
             }
             let changed = self.become_manual(manual)?;
             Cause::asked(by).audit("add", &changed, self.state.last_change());
+            // It compiled: these are what check would say of it.
+            let warnings = compile(&name, &settings, self.state.host()).map(|c| c.warnings);
             ChangeAnswer {
                 changed,
-                notes: Vec::new(),
+                notes: warnings.unwrap_or_default(),
                 effects: Vec::new(),
             }
         };

@@ -83,7 +83,7 @@ type Reply<T> = oneshot::Sender<Result<T, EngineError>>;
 /// What the engine is asked.
 pub enum Message {
     /// `rto-agent add`.
-    Add(AddRequest, Caller, Reply<ChangeAnswer>),
+    Add(Box<AddRequest>, Caller, Reply<ChangeAnswer>),
     /// `rto-agent remove`.
     Remove(RemoveRequest, Caller, Reply<ChangeAnswer>),
     /// `rto-agent reload`.

@@ -128,8 +128,9 @@ pub fn judge(asked: &Asked, btf: &Result<Btf, BtfError>) -> Vec<Feature> {
     let known = Known(
         "btf",
         "5.4",
-        &["rto_min", "apply_to_open"],
-        "accepted sockets before their first RTT sample, and open sockets",
+        &["rto_min", "apply_to_open", "mptcp"],
+        "accepted sockets before their first RTT sample, and open sockets; SYNs of MPTCP and TCP Fast Open keep the \
+         kernel's timer",
     );
     let missing = match btf {
         Ok(btf) => btf.offsets().err().map(|e| e.to_string()),

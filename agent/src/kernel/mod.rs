@@ -10,6 +10,7 @@ pub mod hz;
 pub mod interference;
 pub mod kfuncs;
 pub mod link;
+pub mod listeners;
 pub mod mounts;
 pub mod netns;
 pub mod preflight;

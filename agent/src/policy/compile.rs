@@ -186,11 +186,11 @@ struct Compiler<'a> {
 
 impl Compiler<'_> {
     fn timers(&mut self, settings: &Settings) {
-        if let Some(asked) = settings.initial_rto {
-            if self.is_initial_rto("initial_rto", asked) {
-                let jiffies = self.quantised("initial_rto", asked);
-                self.kernel.initial_rto_jiffies = u32::try_from(jiffies).unwrap_or(u32::MAX);
-            }
+        if let Some(asked) = settings.initial_rto
+            && self.is_initial_rto("initial_rto", asked)
+        {
+            let jiffies = self.quantised("initial_rto", asked);
+            self.kernel.initial_rto_jiffies = u32::try_from(jiffies).unwrap_or(u32::MAX);
         }
         if let Some(asked) = settings.rto_min {
             self.kernel.rto_min_us = self.bpf_timer("rto_min", asked);

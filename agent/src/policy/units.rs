@@ -86,6 +86,15 @@ pub fn format_duration(duration: Duration) -> String {
     format!("{nanos}ns")
 }
 
+/// Milliseconds as seconds to a tenth, rounded down: "31.2s", "63s".
+#[must_use]
+pub fn tenths_of_s(ms: u64) -> String {
+    match ms / 100 % 10 {
+        0 => format!("{}s", ms / 1000),
+        tenth => format!("{}.{tenth}s", ms / 1000),
+    }
+}
+
 /// What a duration becomes when a timer counts in jiffies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Quantised {

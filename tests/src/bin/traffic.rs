@@ -36,6 +36,9 @@ enum Cli {
         mapped: bool,
         #[arg(long)]
         syn_retries: Option<u8>,
+        /// Send a request in the SYN
+        #[arg(long)]
+        fast_open: bool,
         #[arg(long)]
         first: Option<SocketAddr>,
     },
@@ -74,6 +77,11 @@ enum Cli {
     Serve {
         #[arg(long)]
         on: SocketAddr,
+        /// TCP_DEFER_ACCEPT, seconds; then each connection that is accepted is told
+        #[arg(long)]
+        defer_accept: Option<i32>,
+        #[arg(long)]
+        syn_retries: Option<u8>,
     },
     /// From the order "begin" to the order "end" begin connections, one after another, and see what initial
     /// RTO the kernel has chosen; then say how many there were, those with another than expected, the
@@ -103,6 +111,7 @@ fn main() -> anyhow::Result<()> {
             to,
             mapped,
             syn_retries,
+            fast_open,
             first,
         } => {
             let socket = make_socket(to.is_ipv6() || mapped, false)?;
@@ -114,7 +123,14 @@ fn main() -> anyhow::Result<()> {
             }
             let to = if mapped { map(to) } else { to };
             let begin = Instant::now();
-            let result = connect(socket.as_raw_fd(), &SockaddrStorage::from(to));
+            if fast_open {
+                set_tcp(&socket, libc::TCP_FASTOPEN_CONNECT, 1)?;
+            }
+            let mut result = connect(socket.as_raw_fd(), &SockaddrStorage::from(to));
+            if fast_open && result.is_ok() {
+                // The SYN goes with the first write.
+                result = nix::unistd::write(&socket, &[ANSWER; REQUEST]).map(drop);
+            }
             let took = begin.elapsed().as_micros();
             let result = result.map_or_else(|e| format!("{e:?}"), |()| "connected".to_owned());
             say(&format!("{result} {took}"))?;
@@ -165,12 +181,25 @@ fn main() -> anyhow::Result<()> {
                 thread::spawn(move || answer(connection));
             }
         }
-        Cli::Serve { on } => {
+        Cli::Serve {
+            on,
+            defer_accept,
+            syn_retries,
+        } => {
             let listener = TcpListener::bind(on)?;
+            if let Some(seconds) = defer_accept {
+                set_tcp(&listener, libc::TCP_DEFER_ACCEPT, seconds)?;
+            }
+            if let Some(n) = syn_retries {
+                set_tcp(&listener, libc::TCP_SYNCNT, n.into())?;
+            }
             say("listening")?;
             let mut kept = Vec::new();
             for connection in listener.incoming() {
                 kept.push(connection?);
+                if defer_accept.is_some() {
+                    say("accepted")?;
+                }
             }
         }
         Cli::Sample { to, expect } => sample(to, expect)?,

@@ -118,9 +118,13 @@ impl InFront {
             });
             let replaced = replace(&mut self.world);
             done.store(true, Ordering::Relaxed);
-            let seen = looking.join().unwrap();
-            replaced.map(|()| seen)
-        })??;
+            let seen = looking.join();
+            replaced?;
+            match seen {
+                Ok(seen) => anyhow::Ok(seen?),
+                Err(panic) => std::panic::resume_unwind(panic),
+            }
+        })?;
         let after = programs_at(&cgroup, SOCK_OPS)?;
         assert_ne!(before, after, "the program was not replaced");
         for programs in seen.iter().chain([&before, &after]) {

@@ -28,11 +28,18 @@ const NEEDS: &[(&str, &str)] = &[
     ("established::rto_max_caps_the_backoff", RTO_MAX),
     ("established::mptcp", MPTCP),
     ("open_sockets::", ITERATOR),
+    ("never_worse::deferred_", LISTENER),
+    ("never_worse::a_listeners_own_", LISTENER),
+    ("never_worse::a_namespaces_own_", LISTENER),
+    ("never_worse::mptcp_", BLACKHOLE),
 ];
 
 const THIN_LINEAR: &str = "bpf-thin-linear";
 const RTO_MAX: &str = "tcp-rto-max";
 const ITERATOR: &str = "iter-tcp";
+const LISTENER: &str = "reads-listener";
+/// Nothing of the agent's: since Linux 6.12 MPTCP is off for an hour after a fallback.
+const BLACKHOLE: &str = "mptcp-blackhole";
 /// Nothing of the agent's: Debian's 5.10 is built without it.
 const MPTCP: &str = "mptcp";
 
@@ -46,6 +53,7 @@ pub(super) fn lacked_by(test: &str) -> Option<&'static str> {
 fn lacks(feature: &str) -> bool {
     match feature {
         MPTCP => !std::path::Path::new("/proc/sys/net/mptcp").exists(),
+        BLACKHOLE => !std::path::Path::new("/proc/sys/net/mptcp/blackhole_timeout").exists(),
         _ => rto_tests::features::lacks(feature).unwrap_or(false),
     }
 }
@@ -59,6 +67,22 @@ pub(super) fn assert_absent(feature: &str) -> anyhow::Result<()> {
             let world = World::with(&policy("rto_min = \"8ms\""))?;
             let said = world.cli_fails(&["apply"])?;
             ensure!(said.contains("Linux 5.15"), "{said}");
+            Ok(())
+        }
+        // The least is reckoned with that a new namespace has, and doctor says so.
+        LISTENER => {
+            let world = World::new()?;
+            world.configure(&policy("initial_rto = \"100ms\""))?;
+            let checked = world.json(&["check"])?;
+            ensure!(checked["host"]["reads_listener"] == false, "{checked:#}");
+            let said = world.try_cli(&["doctor"])?.stdout;
+            let said = String::from_utf8_lossy(&said).into_owned();
+            ensure!(said.contains("Linux 6.2 or later with BTF"), "{said}");
+            Ok(())
+        }
+        BLACKHOLE => {
+            let is_old = version()? < (6, 12);
+            ensure!(is_old, "{:?} without MPTCP's blackhole_timeout", version()?);
             Ok(())
         }
         MPTCP => {

@@ -23,6 +23,7 @@ mod lab_tail;
 mod lifecycle;
 mod lookup;
 mod metrics;
+mod never_worse;
 mod open_sockets;
 mod relay;
 mod rto_restart;
@@ -73,6 +74,7 @@ fn main() -> ExitCode {
         ("established", established::TESTS),
         ("faults", faults::TESTS),
         ("open_sockets", open_sockets::TESTS),
+        ("never_worse", never_worse::TESTS),
         ("syn", syn::TESTS),
         ("syn_ack", syn_ack::TESTS),
         ("changes", changes::TESTS),

@@ -8,10 +8,11 @@ use rto_tests::{
     traffic::Connect,
 };
 
-use super::{KERNEL, NEAR, Test, near, to};
+use super::{KERNEL, NEAR, Test, never_worse::AUTO, to};
 
 pub(super) const TESTS: &[Test] = &[
     ("without_any_agent_the_kernels_second", without_any_agent),
+    ("by_default_as_half_open_requests_allow", by_default),
     ("ipv4_doubles_at_once", ipv4),
     ("ipv6", ipv6),
     ("ipv4_client_of_a_dual_stack_listener", dual_stack),
@@ -20,6 +21,11 @@ pub(super) const TESTS: &[Test] = &[
 ];
 
 const PORT: u16 = 4100;
+
+/// Of which SYN-ACKs have the timer of SYNs.
+fn near(cidrs: &str) -> String {
+    format!("{}syn_ack_rto = \"100ms\"\n", super::near(cidrs))
+}
 
 fn plain() -> Connect {
     Connect::default()
@@ -31,6 +37,13 @@ fn without_any_agent() -> anyhow::Result<()> {
     world.net.drop_final_acks(PORT)?;
     world.assert_syn_ack_gap(to(SERVER_V4, PORT), &plain(), KERNEL)?;
     Ok(())
+}
+
+fn by_default() -> anyhow::Result<()> {
+    let world = World::with(&super::near("\"10.88.0.0/24\""))?;
+    let _server = world.serve(to(SERVER_V4, PORT))?;
+    world.net.drop_final_acks(PORT)?;
+    world.assert_syn_ack_gap(to(SERVER_V4, PORT), &plain(), AUTO)
 }
 
 fn ipv4() -> anyhow::Result<()> {

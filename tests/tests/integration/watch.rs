@@ -35,7 +35,7 @@ pub(super) const TESTS: &[Test] = &[
 ];
 
 const PORT: u16 = 5000;
-const POLICIES: &str = "[policy.near]\ninitial_rto = \"100ms\"\n\
+const POLICIES: &str = "[policy.near]\ninitial_rto = \"100ms\"\nsyn_ack_rto = \"100ms\"\n\
     cidrs = [\"10.88.0.0/24\", \"10.89.0.0/24\", \"fd88::/64\"]\n\
     [policy.other]\ninitial_rto = \"50ms\"\ncidrs = [\"10.88.1.0/24\"]\n";
 

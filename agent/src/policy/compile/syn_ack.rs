@@ -13,7 +13,7 @@ use rto_model::syn::{self, syn_ack_lifetime, syn_ack_rto_auto};
 use super::{Compiler, Effect, SettingError};
 use crate::policy::{
     Mptcp, Settings, SynAckRto,
-    units::{format_duration, jiffies_duration, parse_duration, quantise},
+    units::{format_duration, jiffies_duration, parse_duration, quantise, tenths_of_s},
 };
 
 impl Compiler<'_> {
@@ -133,13 +133,8 @@ impl Compiler<'_> {
     }
 }
 
-/// To a tenth, rounded down: "31.2s", "63s".
 fn seconds(jiffies: u64, hz: u32) -> String {
-    let tenths = jiffies * 10 / u64::from(hz);
-    match tenths % 10 {
-        0 => format!("{}s", tenths / 10),
-        tenth => format!("{}.{tenth}s", tenths / 10),
-    }
+    tenths_of_s(jiffies * 1000 / u64::from(hz))
 }
 
 fn retransmissions(retries: u8) -> String {

@@ -44,11 +44,19 @@ pub enum Side {
     Agent,
     /// The server alone.
     Server,
+    /// The server alone, and its SYN-ACKs as short as SYNs.
+    ServerShort,
 }
 
 impl Side {
     /// All.
-    pub const ALL: [Self; 3] = [Self::Kernel, Self::Agent, Self::Server];
+    pub const ALL: [Self; 4] = [Self::Kernel, Self::Agent, Self::Server, Self::ServerShort];
+
+    /// Whether the agent covers the server alone.
+    #[must_use]
+    pub const fn is_server_alone(self) -> bool {
+        matches!(self, Self::Server | Self::ServerShort)
+    }
 
     /// For tables.
     #[must_use]
@@ -57,6 +65,7 @@ impl Side {
             Self::Kernel => "kernel",
             Self::Agent => "agent",
             Self::Server => "agent at the server",
+            Self::ServerShort => "agent at the server, syn_ack_rto 100ms",
         }
     }
 }
@@ -82,7 +91,7 @@ impl Case {
     /// Whether it is measured for a side.
     #[must_use]
     pub fn is_for(&self, side: Side) -> bool {
-        side != Side::Server || self.server_alone
+        !side.is_server_alone() || self.server_alone
     }
 }
 
@@ -174,7 +183,8 @@ mod tests {
         assert_eq!((names.len(), cases.len()), (16, 16));
         assert!(all(true, Medium::Relay).len() < 12);
         assert_eq!(all(false, Medium::Nft).len(), 15);
-        let for_server: Vec<_> = cases.iter().filter(|c| c.is_for(Side::Server)).collect();
-        assert_eq!(for_server.len(), 1);
+        for side in [Side::Server, Side::ServerShort] {
+            assert_eq!(cases.iter().filter(|c| c.is_for(side)).count(), 1);
+        }
     }
 }

@@ -77,7 +77,7 @@ impl Lane<'_> {
         }
         let _server = field.serve("http-serve", &[])?;
         let mut client = match self.side {
-            Side::Server => field.uncovered_client("http-fetch", &[]),
+            Side::Server | Side::ServerShort => field.uncovered_client("http-fetch", &[]),
             Side::Kernel | Side::Agent => field.client("http-fetch", &[]),
         }?;
         let mut outcomes = Vec::new();

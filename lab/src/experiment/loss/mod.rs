@@ -18,6 +18,10 @@ use crate::{ground::agent::Agent, link::Medium, machine::Machine, report::Report
 const POLICY: &str =
     "initial_rto = \"100ms\"\nrto_min = \"10ms\"\ndelack_max = \"5ms\"\nthin_linear = true\n";
 
+/// What [`Side::ServerShort`] has beside it. The default is as short as half-open requests allow, which is some
+/// 500 ms with the kernel's 5 retransmissions.
+const SHORT_SYN_ACKS: &str = "syn_ack_rto = \"100ms\"\n";
+
 /// What to measure, and how.
 #[derive(Clone, Copy, Debug)]
 pub struct Options<'a> {
@@ -42,9 +46,9 @@ const fn lanes(side: Side, quick: bool) -> u8 {
     match (side, quick) {
         (Side::Kernel, false) => 10,
         (Side::Agent, false) => 4,
-        (Side::Server, false) => 2,
+        (Side::Server | Side::ServerShort, false) => 2,
         (Side::Kernel, true) => 5,
-        (Side::Agent | Side::Server, true) => 2,
+        (Side::Agent | Side::Server | Side::ServerShort, true) => 2,
     }
 }
 
@@ -68,11 +72,10 @@ pub fn run(options: Options<'_>) -> anyhow::Result<Report> {
 }
 
 fn measure(options: &Options<'_>, cases: &[Case]) -> anyhow::Result<Outcomes> {
-    let mut agent = Agent::new(options.agent.to_owned())?;
-    agent.configure(&format!(
-        "[policy.near]\ncidrs = [\"10.88.0.0/16\", \"10.89.0.0/16\"]\n{POLICY}"
-    ))?;
-    agent.start()?;
+    let (agent, short) = (
+        covering(options.agent, "")?,
+        covering(options.agent, SHORT_SYN_ACKS)?,
+    );
     let sides: Vec<Side> = Side::ALL
         .iter()
         .flat_map(|&side| vec![side; lanes(side, options.quick).into()])
@@ -91,7 +94,12 @@ fn measure(options: &Options<'_>, cases: &[Case]) -> anyhow::Result<Outcomes> {
         let lanes: Vec<_> = (0u8..)
             .zip(&sides)
             .map(|(number, &side)| {
-                let (cgroup, bar) = (agent.cgroup.path(), &bar);
+                let covered = if side == Side::ServerShort {
+                    &short
+                } else {
+                    &agent
+                };
+                let (cgroup, bar) = (covered.cgroup.path(), &bar);
                 scope.spawn(move || {
                     let requests = |volume| a_lane_has(options, side, volume);
                     let lane = Lane {
@@ -121,6 +129,16 @@ fn measure(options: &Options<'_>, cases: &[Case]) -> anyhow::Result<Outcomes> {
     })?;
     bar.finish_and_clear();
     Ok(outcomes)
+}
+
+/// An agent of its own for every lane that has these settings beside [`POLICY`].
+fn covering(binary: &Path, settings: &str) -> anyhow::Result<Agent> {
+    let mut agent = Agent::new(binary.to_owned())?;
+    agent.configure(&format!(
+        "[policy.near]\ncidrs = [\"10.88.0.0/16\", \"10.89.0.0/16\"]\n{POLICY}{settings}"
+    ))?;
+    agent.start()?;
+    Ok(agent)
 }
 
 /// Its part of the requests of a case: an even number, as counters that drop one in two or three need it.

@@ -272,12 +272,17 @@ fn findings(cases: &[Case], all: &[Summary<'_>]) -> Vec<String> {
             if with.mean <= without.mean { "less" } else { "more" },
         ));
         findings.extend(twice(without));
-        if let Some(server) = of(case, Side::Server) {
-            findings.push(format!(
-                "Dropping {title}, with the agent at the server alone: median {:.1} ms, p90 {:.1} ms.",
-                median(server),
-                p90(server)
-            ));
+        for (side, settings) in [
+            (Side::Server, ""),
+            (Side::ServerShort, " and syn_ack_rto = \"100ms\""),
+        ] {
+            if let Some(server) = of(case, side) {
+                findings.push(format!(
+                    "Dropping {title}, with the agent at the server alone{settings}: median {:.1} ms, p90 {:.1} ms.",
+                    median(server),
+                    p90(server)
+                ));
+            }
         }
     }
     let [(without, sent_without), (with, sent_with)] = needless;

@@ -1,0 +1,457 @@
+//! What keeps a policy from its full effect on handshakes, or lets its short timers do harm: retransmissions of
+//! SYN-ACKs, MPTCP, TCP Fast Open, listeners with options of their own.
+
+use rto_model::syn::{self, syn_ack_lifetime, syn_ack_rto_auto};
+
+use super::{Finding, Input, Severity};
+use crate::{
+    kernel::{features::can_set, listeners, sysctl},
+    policy::{
+        HostFacts, Mptcp, PolicyName, PolicySet, Settings, SynAckRto,
+        units::{format_duration, jiffies_duration, quantise, tenths_of_s},
+    },
+};
+
+/// More retransmissions than this gain nothing: the shortest timer has its lifetime by 12.
+const MOST_RETRIES: u8 = 15;
+/// Policies and listeners that are named.
+const SHOWN: usize = 5;
+
+pub(super) fn findings(input: &Input<'_>, findings: &mut Vec<Finding>) {
+    let (Some(set), Some(host)) = (input.set, &input.host) else {
+        return;
+    };
+    findings.push(syn_ack_retries(set, host));
+    let has_btf = can_set(input.features, "btf") == Some(true);
+    findings.extend(mptcp(set, has_btf, &MptcpSysctls::here()));
+    let timeout = sysctl::ipv4("tcp_fastopen_blackhole_timeout_sec");
+    findings.extend(fast_open(set, has_btf, timeout));
+    if !host.reads_listener && sets_syn_acks(set) {
+        findings.push(match listeners::with_options() {
+            Ok(found) => own_options(&found, host),
+            Err(e) => unread(&e.to_string()),
+        });
+    }
+}
+
+/// The policies for which a condition holds, by name.
+fn named<'a>(
+    set: &'a PolicySet,
+    is: impl Fn(&Settings) -> bool + 'a,
+) -> impl Iterator<Item = &'a PolicyName> {
+    let policies = set.policies.iter();
+    policies
+        .filter(move |(_, policy)| is(&policy.settings))
+        .map(|(name, _)| name)
+}
+
+/// "a, b, c", and how many more.
+fn list(all: impl IntoIterator<Item = String>) -> String {
+    let all: Vec<String> = all.into_iter().collect();
+    let more = match all.len().saturating_sub(SHOWN) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    format!("{}{more}", all[..all.len().min(SHOWN)].join(", "))
+}
+
+fn sets_syn_acks(set: &PolicySet) -> bool {
+    let sets = |settings: &Settings| match settings.syn_ack_rto {
+        SynAckRto::Auto => settings.initial_rto.is_some(),
+        SynAckRto::Fixed(_) => true,
+        SynAckRto::Keep => false,
+    };
+    named(set, sets).next().is_some()
+}
+
+/// A policy whose SYN-ACK timer is longer than its initial RTO.
+struct Limited<'a> {
+    name: &'a PolicyName,
+    /// Jiffies.
+    initial_rto: u64,
+    /// Jiffies.
+    syn_ack_rto: u64,
+    /// Retransmissions with which it would not be.
+    enough: u8,
+}
+
+fn limited<'a>(set: &'a PolicySet, host: &HostFacts) -> Vec<Limited<'a>> {
+    let hz = u64::from(host.hz);
+    let policies = set.policies.iter().filter_map(|(name, policy)| {
+        let SynAckRto::Auto = policy.settings.syn_ack_rto else {
+            return None;
+        };
+        let initial_rto = quantise(policy.settings.initial_rto?, host.hz).jiffies;
+        let syn_ack_rto = syn_ack_rto_auto(initial_rto, hz, host.syn_ack_retries());
+        let of = |retries: &u8| syn_ack_rto_auto(initial_rto, hz, *retries) == initial_rto;
+        (syn_ack_rto > initial_rto).then(|| Limited {
+            name,
+            initial_rto,
+            syn_ack_rto,
+            enough: (0..=MOST_RETRIES).find(of).unwrap_or(MOST_RETRIES),
+        })
+    });
+    policies.collect()
+}
+
+/// Which policies the number of SYN-ACK retransmissions limits, and what more of them would cost.
+fn syn_ack_retries(set: &PolicySet, host: &HostFacts) -> Finding {
+    const ID: &str = "tcp_synack_retries";
+    const WHY: &str = "a half-open request ends when its SYN-ACK was sent again so often: syn_ack_rto = \"auto\" is \
+                       as short as keeps a request for 31s";
+    let retries = host.tcp_synack_retries;
+    let limited = limited(set, host);
+    let Some(enough) = limited.iter().map(|one| one.enough).max() else {
+        return Finding::ok(ID, retries.to_string(), WHY);
+    };
+    let text = |jiffies| format_duration(jiffies_duration(jiffies, host.hz));
+    let policies = limited.iter().map(|one| {
+        let (is, wanted) = (text(one.syn_ack_rto), text(one.initial_rto));
+        format!("{} {is} instead of {wanted}", one.name)
+    });
+    let found = format!(
+        "{retries}: SYN-ACKs have a longer timer than SYNs: {}",
+        list(policies)
+    );
+    let hz = u64::from(host.hz);
+    let lifetime =
+        |rto, retries| tenths_of_s(syn_ack_lifetime(rto, syn::RTO_MAX_S * hz, retries) * 1000 / hz);
+    let shortest = limited
+        .iter()
+        .map(|one| one.initial_rto)
+        .min()
+        .unwrap_or(hz);
+    let mend = if host.reads_listener {
+        format!(
+            "sysctl net.ipv4.tcp_synack_retries={enough} in each network namespace with listeners gives {}. It costs: \
+             half-open requests of peers without a policy, spoofed ones too, stay {} instead of {} and get {enough} \
+             SYN-ACK retransmissions instead of {retries}. TCP_SYNCNT = {enough} on a listener does so for that \
+             listener alone; syn_ack_rto = \"keep\" leaves SYN-ACKs as they are",
+            text(shortest),
+            lifetime(hz, enough),
+            lifetime(hz, retries),
+        )
+    } else {
+        format!(
+            "Linux 6.2 or later with BTF, where tcp_synack_retries of a request's namespace counts. This kernel does \
+             not tell a program, which reckons with {}; a shorter one must be said, such as syn_ack_rto = \"{}\"; with \
+             {} retransmissions a request then lives {}",
+            host.syn_ack_retries(),
+            text(shortest),
+            host.syn_ack_retries(),
+            lifetime(shortest, host.syn_ack_retries()),
+        )
+    };
+    Finding::bad(ID, Severity::Warning, found, WHY, mend)
+}
+
+/// MPTCP's sysctls, as far as this kernel has them.
+struct MptcpSysctls {
+    enabled: bool,
+    /// `net.mptcp.syn_retrans_before_tcp_fallback`.
+    retransmissions: Option<u32>,
+    /// `net.mptcp.blackhole_timeout`, seconds.
+    blackhole_timeout: Option<u32>,
+}
+
+impl MptcpSysctls {
+    fn here() -> Self {
+        Self {
+            enabled: sysctl::mptcp::<u8>("enabled") == Some(1),
+            retransmissions: sysctl::mptcp("syn_retrans_before_tcp_fallback"),
+            blackhole_timeout: sysctl::mptcp("blackhole_timeout"),
+        }
+    }
+}
+
+/// Whether short SYN timers let MPTCP fall back to TCP.
+fn mptcp(set: &PolicySet, has_btf: bool, mptcp: &MptcpSysctls) -> Option<Finding> {
+    const ID: &str = "mptcp";
+    const WHY: &str = "after a few SYN timeouts MPTCP falls back to TCP, and then the kernel does without it for a \
+                       while: with a short initial_rto a moment of loss is enough";
+    let mut shortened = named(set, |settings| settings.initial_rto.is_some()).peekable();
+    if !mptcp.enabled || shortened.peek().is_none() {
+        return None;
+    }
+    let names = |names: &mut dyn Iterator<Item = &PolicyName>| list(names.map(ToString::to_string));
+    let apply = |settings: &Settings| settings.mptcp == Mptcp::Apply;
+    let mut applied = named(set, apply).peekable();
+    let retransmissions = match mptcp.retransmissions {
+        Some(n) => format!("after {n} SYN timeouts (net.mptcp.syn_retrans_before_tcp_fallback)"),
+        None => "after a few SYN timeouts".to_owned(),
+    };
+    let lasts = match mptcp.blackhole_timeout {
+        Some(0) => ", for that connection alone (net.mptcp.blackhole_timeout = 0)".to_owned(),
+        Some(s) => format!(", and off for {s}s then (net.mptcp.blackhole_timeout)"),
+        None => String::new(),
+    };
+    let (who, mend) = if has_btf {
+        if applied.peek().is_none() {
+            return Some(Finding::ok(
+                ID,
+                "SYNs of MPTCP sockets keep the kernel's timer",
+                WHY,
+            ));
+        }
+        (
+            format!(
+                "SYNs of MPTCP sockets get the initial_rto of {}",
+                names(&mut applied)
+            ),
+            "mptcp = \"keep\" in the policy",
+        )
+    } else {
+        (
+            format!(
+                "without BTF a program cannot tell which sockets are MPTCP's: their SYNs get the initial_rto of {}",
+                names(&mut shortened)
+            ),
+            "a kernel with CONFIG_DEBUG_INFO_BTF",
+        )
+    };
+    Some(Finding::bad(
+        ID,
+        Severity::Warning,
+        format!("{who}; MPTCP falls back to TCP {retransmissions}{lasts}"),
+        WHY,
+        format!(
+            "{mend}; or sysctl net.mptcp.blackhole_timeout=0, where this kernel has it, so that a fallback is for one \
+             connection"
+        ),
+    ))
+}
+
+/// Whether short SYN timers let TCP Fast Open be switched off.
+fn fast_open(set: &PolicySet, has_btf: bool, timeout_s: Option<u32>) -> Option<Finding> {
+    const ID: &str = "tcp_fastopen_blackhole_timeout_sec";
+    const WHY: &str = "after SYN timeouts with TCP Fast Open the kernel switches it off for that long, and longer each \
+                       time: with a short initial_rto a moment of loss is enough";
+    let timeout_s = timeout_s.filter(|timeout| *timeout != 0)?;
+    let shortened = named(set, |settings| settings.initial_rto.is_some());
+    let policies = list(shortened.map(ToString::to_string));
+    if policies.is_empty() {
+        return None;
+    }
+    Some(if has_btf {
+        let found = format!(
+            "{timeout_s}: connections that begin with TCP Fast Open keep the kernel's timers"
+        );
+        Finding::ok(ID, found, WHY)
+    } else {
+        Finding::bad(
+            ID,
+            Severity::Warning,
+            format!(
+                "{timeout_s}: without BTF a program cannot tell which SYNs use TCP Fast Open: they get the \
+                 initial_rto of {policies}"
+            ),
+            WHY,
+            "sysctl net.ipv4.tcp_fastopen_blackhole_timeout_sec=0 (the default since Linux 5.14), or a kernel with \
+             CONFIG_DEBUG_INFO_BTF",
+        )
+    })
+}
+
+const LISTENERS: &str = "listeners";
+const LISTENERS_WHY: &str = "this kernel does not tell a program a listener's options: a shorter SYN-ACK timer shortens \
+                             TCP_DEFER_ACCEPT in proportion, and fewer retransmissions than reckoned with end half-open \
+                             requests early";
+
+fn unread(why: &str) -> Finding {
+    let found = format!("cannot be looked at: {why}");
+    Finding::bad(
+        LISTENERS,
+        Severity::Warning,
+        found,
+        LISTENERS_WHY,
+        "run as root",
+    )
+}
+
+/// Listeners whose options a program cannot see on this kernel.
+fn own_options(found: &listeners::Found, host: &HostFacts) -> Finding {
+    let fewer = |retries: u8| retries < host.syn_ack_retries();
+    let harmed = found
+        .listeners
+        .iter()
+        .filter(|one| one.defer_accept_s != 0 || one.syn_retries.is_some_and(fewer));
+    let harmed: Vec<String> = harmed.map(ToString::to_string).collect();
+    let seen = found.seen;
+    let hidden = match found.hidden_processes {
+        0 => String::new(),
+        hidden => format!("; {hidden} processes could not be looked into"),
+    };
+    if harmed.is_empty() && found.hidden_processes == 0 {
+        let text = format!("none of {seen} uses TCP_DEFER_ACCEPT or a smaller TCP_SYNCNT");
+        return Finding::ok(LISTENERS, text, LISTENERS_WHY);
+    }
+    let (text, mend) = if harmed.is_empty() {
+        (
+            format!("none of {seen} uses TCP_DEFER_ACCEPT or a smaller TCP_SYNCNT"),
+            "run as root, in the host's PID namespace",
+        )
+    } else {
+        (
+            format!("with a timer of their own: {}", list(harmed)),
+            "syn_ack_rto = \"keep\" for their peers, or Linux 6.2 or later with BTF",
+        )
+    };
+    let text = format!("{text}{hidden}");
+    Finding::bad(LISTENERS, Severity::Warning, text, LISTENERS_WHY, mend)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::policy::{Policy, compile::tests::HOST};
+
+    const OLD: HostFacts = HostFacts {
+        reads_listener: false,
+        ..HOST
+    };
+
+    fn set(policies: &[(&str, Settings)]) -> PolicySet {
+        let mut set = PolicySet::default();
+        for (name, settings) in policies {
+            let policy = Policy {
+                settings: settings.clone(),
+                location: None,
+            };
+            set.policies.insert(name.parse().unwrap(), policy);
+        }
+        set
+    }
+
+    fn near(syn_ack_rto: SynAckRto, mptcp: Mptcp) -> PolicySet {
+        set(&[(
+            "near",
+            Settings {
+                initial_rto: Some(Duration::from_millis(100)),
+                syn_ack_rto,
+                mptcp,
+                ..Settings::default()
+            },
+        )])
+    }
+
+    fn auto() -> PolicySet {
+        near(SynAckRto::Auto, Mptcp::Keep)
+    }
+
+    #[test]
+    fn retransmissions_that_limit_a_policy_are_priced() {
+        let finding = syn_ack_retries(&auto(), &HOST);
+        assert_eq!(finding.severity, Severity::Warning);
+        assert_eq!(
+            finding.found,
+            "5: SYN-ACKs have a longer timer than SYNs: near 496ms instead of 100ms"
+        );
+        let mend = finding.mend.unwrap();
+        for part in [
+            "net.ipv4.tcp_synack_retries=8 in each network namespace",
+            "gives 100ms",
+            "stay 367s instead of 63s and get 8 SYN-ACK retransmissions instead of 5",
+        ] {
+            assert!(mend.contains(part), "{mend}");
+        }
+        let enough = HostFacts {
+            tcp_synack_retries: 8,
+            ..HOST
+        };
+        assert_eq!(syn_ack_retries(&auto(), &enough).severity, Severity::Ok);
+        for own in [
+            SynAckRto::Keep,
+            SynAckRto::Fixed(Duration::from_millis(100)),
+        ] {
+            let finding = syn_ack_retries(&near(own, Mptcp::Keep), &HOST);
+            assert_eq!(finding.severity, Severity::Ok);
+        }
+    }
+
+    #[test]
+    fn where_a_program_cannot_read_them_more_do_not_help() {
+        let more = HostFacts {
+            tcp_synack_retries: 8,
+            ..OLD
+        };
+        let finding = syn_ack_retries(&auto(), &more);
+        assert!(finding.found.starts_with("8: SYN-ACKs"), "{finding:?}");
+        let mend = finding.mend.unwrap();
+        assert!(mend.contains("reckons with 5"), "{mend}");
+        assert!(
+            mend.contains(
+                "syn_ack_rto = \"100ms\"; with 5 retransmissions a request then lives 6.3s"
+            ),
+            "{mend}"
+        );
+    }
+
+    #[test]
+    fn mptcp_is_told_where_it_falls_back_early() {
+        let on = MptcpSysctls {
+            enabled: true,
+            retransmissions: Some(2),
+            blackhole_timeout: Some(3600),
+        };
+        let severity =
+            |set: &PolicySet, has_btf: bool| mptcp(set, has_btf, &on).map(|f| f.severity);
+        let apply = near(SynAckRto::Auto, Mptcp::Apply);
+        assert_eq!(severity(&auto(), true), Some(Severity::Ok));
+        assert_eq!(severity(&apply, true), Some(Severity::Warning));
+        assert_eq!(severity(&auto(), false), Some(Severity::Warning));
+        assert_eq!(severity(&set(&[]), true), None);
+        let off = MptcpSysctls {
+            enabled: false,
+            ..on
+        };
+        assert!(mptcp(&apply, true, &off).is_none());
+        let found = mptcp(&apply, true, &on).unwrap().found;
+        assert!(
+            found.contains("near")
+                && found.contains("after 2 SYN timeouts")
+                && found.contains("3600s"),
+            "{found}"
+        );
+    }
+
+    #[test]
+    fn fast_open_is_told_where_it_can_be_switched_off() {
+        assert!(fast_open(&auto(), true, Some(0)).is_none());
+        assert!(fast_open(&auto(), true, None).is_none());
+        assert!(fast_open(&set(&[]), false, Some(3600)).is_none());
+        let severity = |has_btf| fast_open(&auto(), has_btf, Some(3600)).unwrap().severity;
+        assert_eq!(severity(true), Severity::Ok);
+        assert_eq!(severity(false), Severity::Warning);
+    }
+
+    #[test]
+    fn listeners_with_options_are_named() {
+        let listener = |defer_accept_s, syn_retries| listeners::Listener {
+            address: "127.0.0.1:80".parse().unwrap(),
+            pid: 7,
+            name: "httpd".to_owned(),
+            defer_accept_s,
+            syn_retries,
+        };
+        let found = |listeners: Vec<listeners::Listener>, hidden_processes| listeners::Found {
+            listeners,
+            seen: 3,
+            hidden_processes,
+        };
+        assert_eq!(own_options(&found(vec![], 0), &OLD).severity, Severity::Ok);
+        // More retransmissions than reckoned with do no harm.
+        let more = found(vec![listener(0, Some(8))], 0);
+        assert_eq!(own_options(&more, &OLD).severity, Severity::Ok);
+        let both = found(vec![listener(7, None), listener(0, Some(2))], 1);
+        let finding = own_options(&both, &OLD);
+        assert_eq!(
+            finding.found,
+            "with a timer of their own: 127.0.0.1:80 of httpd (pid 7), TCP_DEFER_ACCEPT 7 s, 127.0.0.1:80 of httpd \
+             (pid 7), TCP_SYNCNT 2; 1 processes could not be looked into"
+        );
+        let hidden = own_options(&found(vec![], 2), &OLD);
+        assert!(hidden.mend.unwrap().contains("root"));
+    }
+}

@@ -1,0 +1,283 @@
+//! Where a shorter initial RTO would make a connection worse than the kernel's own timers: each with a control
+//! without the agent, the default configuration, and where there is one the setting that asks for it.
+
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, ensure};
+use rto_tests::{
+    agent::{SOON, World},
+    capture::{Capture, gaps, syns},
+    features::lacks,
+    netns::{CLIENT_LINK, SERVER_V4, sysctl},
+    process::run,
+    talk,
+    timing::latest,
+    traffic::{Connect, Listen, Traffic},
+};
+
+use super::{KERNEL, NEAR, Test, near, to};
+
+pub(super) const TESTS: &[Test] = &[
+    ("a_half_open_request_without_the_agent", || {
+        half_open(None, Half::Open)
+    }),
+    ("a_half_open_request_by_default", || {
+        half_open(Some(""), Half::Open)
+    }),
+    ("a_half_open_request_that_was_asked_to_end_early", || {
+        half_open(Some("syn_ack_rto = \"100ms\"\n"), Half::Closed)
+    }),
+    ("deferred_accept_without_the_agent", || deferred(None)),
+    ("deferred_accept_by_default", || deferred(Some(""))),
+    ("deferred_accept_whatever_was_asked", || {
+        deferred(Some("syn_ack_rto = \"100ms\"\n"))
+    }),
+    ("a_listeners_own_retransmissions", own_syncnt),
+    ("a_namespaces_own_retransmissions", own_sysctl),
+    ("mptcp_survives_lost_syns_without_the_agent", || {
+        mptcp(None, KERNEL, Loss::OfTime)
+    }),
+    ("mptcp_survives_lost_syns_by_default", || {
+        mptcp(Some(""), KERNEL, Loss::OfTime)
+    }),
+    ("mptcp_falls_back_where_it_was_asked_for", || {
+        mptcp(Some("mptcp = \"apply\"\n"), NEAR, Loss::OfSyns)
+    }),
+    ("fast_open_that_could_be_switched_off", fast_open),
+];
+
+const PORT: u16 = 4900;
+
+/// What `syn_ack_rto = "auto"` is with an initial RTO of 100 ms and the 5 retransmissions of a new namespace:
+/// the shortest that keeps a request for 31 s.
+pub(super) const AUTO: Duration = Duration::from_nanos(31_000_000_000 / 63);
+
+/// An agent that runs with these settings beside the policy, or none.
+fn world(settings: Option<&str>) -> anyhow::Result<World> {
+    match settings {
+        Some(settings) => World::with(&format!("{}{settings}", near("\"10.88.0.0/24\""))),
+        None => World::new(),
+    }
+}
+
+/// What becomes of a request while the client's ACK and data are lost.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Half {
+    /// It is still there.
+    Open,
+    /// It is gone: the client, which has connected, is reset.
+    Closed,
+}
+
+/// Longer than a request lives with a timer of 100 ms, 6.3 s; shorter than 31 s.
+const OUTAGE: Duration = Duration::from_secs(10);
+
+fn half_open(settings: Option<&str>, expected: Half) -> anyhow::Result<()> {
+    let world = world(settings)?;
+    let _server = world.answer(to(SERVER_V4, PORT))?;
+    world.net.drop_final_acks(PORT)?;
+    let mut talk = world.talk(to(SERVER_V4, PORT), talk::Options::default())?;
+    talk.send(talk::REQUEST)?;
+    thread::sleep(OUTAGE);
+    world.net.drop_nothing()?;
+    let answered = talk.rounds(1, Duration::ZERO);
+    // Before Linux 5.17 only the first timer is the policy's, and a request lives nearly as long as without.
+    let is_open = expected == Half::Open || lacks("syn-ack-retransmission-timeout")?;
+    match (is_open, answered) {
+        (true, Ok(())) => Ok(()),
+        (true, Err(e)) => Err(e.context("the request ended early")),
+        (false, Err(_)) => Ok(()),
+        (false, Ok(())) => {
+            anyhow::bail!("the request outlived the {OUTAGE:?} that its policy does not allow")
+        }
+    }
+}
+
+/// A listener that asks for 5 s: the kernel keeps that in retransmissions of 1 s, 1 + 2 + 4.
+fn deferred(settings: Option<&str>) -> anyhow::Result<()> {
+    const DEFERRED: Duration = Duration::from_secs(7);
+    let world = world(settings)?;
+    let (cgroup, server) = (Some(world.cgroup.path()), &world.net.server);
+    let options = Listen {
+        defer_accept_s: 5,
+        ..Listen::default()
+    };
+    let mut listener = Traffic::serve_with(server, cgroup, to(SERVER_V4, PORT), options)?;
+    let began = Instant::now();
+    let _silent = world.connect(to(SERVER_V4, PORT), &Connect::default())?;
+    listener.accepted()?;
+    let took = began.elapsed();
+    // Three timers in a row, each late by its own step, and the processes' own time.
+    let limit = [1, 2, 4]
+        .map(|s| latest(Duration::from_secs(s)))
+        .iter()
+        .sum::<Duration>()
+        + Duration::from_secs(1);
+    ensure!(
+        (DEFERRED..limit).contains(&took),
+        "accepted after {took:?}, not {DEFERRED:?}"
+    );
+    if settings == Some("") {
+        // The control: another listener has the policy's timer.
+        let _other = world.serve(to(SERVER_V4, PORT + 1))?;
+        world.net.drop_final_acks(PORT + 1)?;
+        world.assert_syn_ack_gap(to(SERVER_V4, PORT + 1), &Connect::default(), AUTO)?;
+    }
+    Ok(())
+}
+
+/// TCP_SYNCNT of a listener is how often it sends a SYN-ACK again.
+fn own_syncnt() -> anyhow::Result<()> {
+    let world = world(Some(""))?;
+    world.net.server_drops("tcp flags & (syn|ack) == ack")?;
+    let (cgroup, server) = (Some(world.cgroup.path()), &world.net.server);
+    // 2 live for 7 s by the kernel's own timer, which nothing shorter keeps; 8 for 51 s with 100 ms.
+    for (port, syn_retries, timer) in [
+        (PORT, Some(2), KERNEL),
+        (PORT + 1, Some(8), NEAR),
+        (PORT + 2, None, AUTO),
+    ] {
+        let options = Listen {
+            syn_retries,
+            ..Listen::default()
+        };
+        let _listener = Traffic::serve_with(server, cgroup, to(SERVER_V4, port), options)?;
+        world.assert_syn_ack_gap(to(SERVER_V4, port), &Connect::default(), timer)?;
+    }
+    Ok(())
+}
+
+fn own_sysctl() -> anyhow::Result<()> {
+    let world = world(Some(""))?;
+    world.net.drop_final_acks(PORT)?;
+    let _server = world.serve(to(SERVER_V4, PORT))?;
+    let plain = Connect::default();
+    world.assert_syn_ack_gap(to(SERVER_V4, PORT), &plain, AUTO)?;
+    // The listener is there already: what is in force when the request comes counts.
+    for (retries, timer) in [("8", NEAR), ("1", KERNEL)] {
+        sysctl(&world.net.server, "net.ipv4.tcp_synack_retries", retries)?;
+        world.assert_syn_ack_gap(to(SERVER_V4, PORT), &plain, timer)?;
+    }
+    Ok(())
+}
+
+/// Which SYNs are lost.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Loss {
+    /// Those of [`SYN_OUTAGE`], which is one with the kernel's own timer.
+    OfTime,
+    /// The first three, which with 100 ms are those of less than 300 ms. MPTCP falls back after two
+    /// retransmissions, and where the next SYN, which is without it, is answered at once, the kernel does without
+    /// it for an hour (`mptcp_active_detect_blackhole()`, Linux 6.18).
+    OfSyns,
+}
+
+const SYN_OUTAGE: Duration = Duration::from_millis(450);
+
+fn mptcp(settings: Option<&str>, first_gap: Duration, loss: Loss) -> anyhow::Result<()> {
+    let world = world(settings)?;
+    for netns in [&world.net.client, &world.net.server] {
+        sysctl(netns, "net.mptcp.enabled", "1")?;
+    }
+    let server = to(SERVER_V4, PORT);
+    let _server = world.answer_mptcp(server)?;
+    let capture = Capture::start(&world.net.client, CLIENT_LINK)?;
+    let burst = match loss {
+        Loss::OfTime => "",
+        Loss::OfSyns => " limit rate 1/day burst 3 packets",
+    };
+    world
+        .net
+        .server_drops(&format!("tcp flags & (syn|ack) == syn{burst}"))?;
+    let options = talk::Options {
+        mptcp: true,
+        ..talk::Options::default()
+    };
+    let netns = &world.net.server;
+    let mut talk = thread::scope(|scope| {
+        let lifted = scope.spawn(|| {
+            if loss == Loss::OfTime {
+                capture.wait_for(SOON, |all| !syns(all, server).is_empty())?;
+                thread::sleep(SYN_OUTAGE);
+                run(&format!("ip netns exec {netns} nft flush ruleset"))?;
+            }
+            anyhow::Ok(())
+        });
+        let connected = world.talk(server, options);
+        let lifted = lifted.join();
+        lifted.map_err(|_| anyhow::anyhow!("the outage did not end"))??;
+        connected
+    })?;
+    talk.rounds(1, Duration::ZERO)?;
+    let sent = capture.wait_for(SOON, |all| syns(all, server).len() > 1)?;
+    let gap = gaps(&syns(&sent, server))[0];
+    ensure!(
+        gap + Duration::from_millis(5) > first_gap && gap < first_gap * 3 / 2,
+        "the first SYN was sent again after {gap:?}, not {first_gap:?}"
+    );
+    drop(talk);
+    world.talk(server, options)?.rounds(1, Duration::ZERO)?;
+    let counted = |name| counter(&world, name);
+    let seen = (counted("Blackhole")?, counted("MPCapableSYNTXDisabled")?);
+    // The next connection is made without MPTCP where it was switched off.
+    let blackholes = u64::from(loss == Loss::OfSyns);
+    ensure!(
+        seen == (blackholes, blackholes),
+        "{seen:?}, not {blackholes} each"
+    );
+    Ok(())
+}
+
+/// A counter of MPTCP's in the client's namespace.
+fn counter(world: &World, name: &str) -> anyhow::Result<u64> {
+    let text = run(&format!(
+        "ip netns exec {} cat /proc/net/netstat",
+        world.net.client
+    ))?;
+    let mut lines = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("MPTcpExt: "));
+    let (names, values) = (
+        lines.next().context("no MPTcpExt")?,
+        lines.next().context("no values")?,
+    );
+    let mut pairs = names.split(' ').zip(values.split(' '));
+    let (_, value) = pairs
+        .find(|(known, _)| *known == name)
+        .with_context(|| format!("no {name} in {names}"))?;
+    Ok(value.parse()?)
+}
+
+/// While the kernel watches for black holes of TCP Fast Open, its connections keep the kernel's timers.
+fn fast_open() -> anyhow::Result<()> {
+    let world = world(Some(""))?;
+    let client = &world.net.client;
+    // Data in the SYN without a cookie (Documentation/networking/ip-sysctl.rst).
+    sysctl(client, "net.ipv4.tcp_fastopen", "1543")?;
+    world.net.black_hole(PORT)?;
+    let fast_open = Connect {
+        fast_open: true,
+        ..Connect::default()
+    };
+    for (timeout_s, timer) in [("3600", KERNEL), ("0", NEAR)] {
+        sysctl(
+            client,
+            "net.ipv4.tcp_fastopen_blackhole_timeout_sec",
+            timeout_s,
+        )?;
+        let capture = Capture::start(client, CLIENT_LINK)?;
+        world.assert_syn_gap(to(SERVER_V4, PORT), &fast_open, timer)?;
+        let sent = capture.wait_for(SOON, |all| !syns(all, to(SERVER_V4, PORT)).is_empty())?;
+        let first = &syns(&sent, to(SERVER_V4, PORT))[0];
+        ensure!(
+            first.length == talk::REQUEST,
+            "no data in the SYN: {first:?}"
+        );
+        // The control: any other has the policy's.
+        world.assert_syn_gap(to(SERVER_V4, PORT), &Connect::default(), NEAR)?;
+    }
+    Ok(())
+}
