@@ -791,11 +791,10 @@ mod tests {
         type Words = [u64; size_of::<PolicySlot>() / size_of::<u64>()];
         // SAFETY: repr(C) of integers and bytes alone, without padding (asserted), so that all are the same bytes.
         unsafe {
-            let (from, to): (Words, Words) =
-                (core::mem::transmute(*from), core::mem::transmute(*to));
-            core::mem::transmute(core::array::from_fn::<u64, { size_of::<Words>() / 8 }, _>(
-                |i| if i < words { to[i] } else { from[i] },
-            ))
+            let [from, to] =
+                [*from, *to].map(|slot| core::mem::transmute::<PolicySlot, Words>(slot));
+            let seen = core::array::from_fn(|i| if i < words { to[i] } else { from[i] });
+            core::mem::transmute::<Words, PolicySlot>(seen)
         }
     }
 
