@@ -1,5 +1,6 @@
 //! HTTP and JSON on a Unix socket; the client half serves the CLI. Routes and fields: `docs/api.md`.
 
+pub(crate) mod body;
 pub mod bounded;
 pub mod client;
 pub mod events;

@@ -14,6 +14,7 @@ mod config;
 mod doctor;
 mod established;
 mod faults;
+mod http_clients;
 mod kernel;
 mod lab_blackout;
 mod lab_estimator;
@@ -83,6 +84,7 @@ fn main() -> ExitCode {
         ("security", security::TESTS),
         ("config", config::TESTS),
         ("doctor", doctor::TESTS),
+        ("http_clients", http_clients::TESTS),
         ("kernel", kernel::TESTS),
         ("advise", advise::TESTS),
         ("metrics", metrics::TESTS),
@@ -109,6 +111,15 @@ fn main() -> ExitCode {
                 return Trial::test(name, move || Err(why.into()))
                     .with_kind(why)
                     .with_ignored_flag(true);
+            }
+            if let Some(client) = http_clients::lacked_by(&name) {
+                let why = format!("{client} is not installed");
+                return Trial::test(name, {
+                    let why = why.clone();
+                    move || Err(why.into())
+                })
+                .with_kind(why)
+                .with_ignored_flag(true);
             }
             match kernel::lacked_by(&name) {
                 None => Trial::test(name, move || limited(test)),
