@@ -1,10 +1,10 @@
 //! Bodies of requests: each is read before its request is answered, whether anybody wants it or not. A connection
 //! that is closed over what was not read is an error at a client that still writes (EPIPE), or reads (ECONNRESET).
 
-use std::error::Error as _;
+use std::error::Error;
 
 use axum::{
-    body::{Body, to_bytes},
+    body::{Body, Bytes, to_bytes},
     extract::Request,
     http::{StatusCode, header},
 };
@@ -49,7 +49,9 @@ pub(crate) async fn read(request: Request, limit: usize) -> Result<Request, Body
     let (head, body) = request.into_parts();
     match to_bytes(body, limit).await {
         Ok(bytes) => Ok(Request::from_parts(head, Body::from(bytes))),
-        Err(e) if e.source().is_some_and(|e| e.is::<LengthLimitError>()) => Err(BodyError::TooLong),
+        Err(e) if e.source().is_some_and(<dyn Error>::is::<LengthLimitError>) => {
+            Err(BodyError::TooLong)
+        }
         Err(_) => Err(BodyError::Broken),
     }
 }
@@ -58,7 +60,7 @@ pub(crate) async fn read(request: Request, limit: usize) -> Result<Request, Body
 pub(crate) async fn discard(mut body: Body, limit: usize) {
     let mut read = 0;
     while let Some(Ok(frame)) = body.frame().await {
-        read += frame.data_ref().map_or(0, |data| data.len());
+        read += frame.data_ref().map_or(0, Bytes::len);
         if read >= limit {
             return;
         }

@@ -269,6 +269,10 @@ mod tests {
     }
 
     /// The pid of a process that has ended.
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "a process that does nothing, for a test"
+    )]
     fn ended() -> u32 {
         let mut child = std::process::Command::new("true").spawn().unwrap();
         child.wait().unwrap();

@@ -53,17 +53,13 @@ impl Engine {
                 };
                 manual.add(*cidr, entry, settings.clone());
             }
-            let changed = self.become_manual(manual)?;
-            Cause::asked(by).audit("add", &changed, self.state.last_change());
+            let changed = self.become_manual(manual, "add", by)?;
             ChangeAnswer {
                 changed,
                 notes: Vec::new(),
                 effects: Vec::new(),
             }
         };
-        if !request.save {
-            self.apply_to_open(&Cause::done("add", by));
-        }
         for cidr in &cidrs {
             if !request.save
                 && let Some(at) = self.location_in_files(cidr)
@@ -97,13 +93,12 @@ impl Engine {
                 };
                 notes.extend(note);
             }
-            let changed = self.become_manual(manual)?;
             let action = if request.undo {
                 "remove --undo"
             } else {
                 "remove"
             };
-            Cause::asked(by).audit(action, &changed, self.state.last_change());
+            let changed = self.become_manual(manual, action, by)?;
             ChangeAnswer {
                 changed,
                 notes,
@@ -198,23 +193,21 @@ impl Engine {
     }
 
     /// Puts a changed set of hand-made entries in force and on disk, or neither.
-    pub(super) fn become_manual(
+    fn become_manual(
         &mut self,
         mut manual: Manual,
+        action: &'static str,
+        by: Caller,
     ) -> Result<ChangeSummary, EngineError> {
         let _busy = self.busy.begin();
         let set = manual.over(&self.config.set);
         let unsaved = |e: std::io::Error| EngineError::Failed(format!("{e}; nothing was changed"));
         let saved = self.shelf.draft(&manual).map_err(unsaved)?;
-        let changed = self.state.become_set(set)?;
-        if let Err(e) = self.shelf.commit(saved) {
-            let before = self.manual.over(&self.config.set);
-            self.state.become_set(before)?;
-            return Err(unsaved(e));
-        }
-        self.manual = manual;
-        self.publish_reading();
-        Ok(changed)
+        self.put_in_force(set, action, &Cause::done(action, by), |engine| {
+            engine.shelf.commit(saved).map_err(unsaved)?;
+            engine.manual = manual;
+            Ok(())
+        })
     }
 
     /// Edits `policies.d/50-cli.toml` and takes the files over; if they are refused with the
@@ -247,8 +240,10 @@ impl Engine {
                         file.display()
                     ))
                 })?;
-                self.reload(&Cause::put_back(by))?;
-                Err(e)
+                match self.reload(&Cause::put_back(by)) {
+                    Ok(_) => Err(e),
+                    Err(back) => Err(EngineError::Failed(format!("{e}\n{back}"))),
+                }
             }
         }
     }

@@ -13,6 +13,7 @@ mod desired;
 mod files;
 mod kill;
 mod lock;
+mod writes;
 
 /// Sets CLOCK_REALTIME, of which there is one for all.
 const WALL_CLOCK: &str = "the_wall_clock_is_set";
@@ -47,6 +48,8 @@ pub(super) const TESTS: &[Test] = &[
         "the_end_of_an_entry_on_a_full_disk",
         files::expiry_with_a_full_disk,
     ),
+    ("the_kernel_refuses_a_write", writes::undone),
+    ("the_kernel_cannot_go_back", writes::not_undone),
     ("files_that_cannot_be_written", files::read_only_files),
     ("another_state_dir", files::another_state_dir),
     ("pins_of_others_and_of_other_layouts", files::foreign_pins),
