@@ -9,6 +9,7 @@ pub mod peer;
 pub mod server;
 pub mod socket;
 pub mod stats;
+pub mod ttl;
 pub mod types;
 
 /// Largest request body, bytes: some 300,000 CIDRs in one `add`.

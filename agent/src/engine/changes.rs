@@ -1,22 +1,19 @@
 //! `add` and `remove`: tried on a copy, written to disk and kernel, or refused as a whole.
 
-use std::time::Duration;
-
 use super::{
     Engine, EngineError,
     audit::Cause,
     manual::{Manual, ManualEntry, Removal, boottime_ms},
 };
 use crate::{
-    api::types::{AddRequest, Caller, ChangeAnswer, RemoveRequest},
-    config::{Config, save},
-    policy::{
-        Cidr, Location, PolicyName, Settings, compile::check_force, plan::ChangeSummary, units,
+    api::{
+        ttl::parse_ttl,
+        types::{AddRequest, Caller, ChangeAnswer, RemoveRequest},
     },
+    config::{Config, save},
+    policy::{Cidr, Location, PolicyName, Settings, compile::check_force, plan::ChangeSummary},
 };
 
-/// Longest `--ttl`: beyond it an entry is meant for good and belongs in a file.
-const MAX_TTL: Duration = Duration::from_secs(366 * 24 * 3600);
 /// CIDRs of a request that are told to be wrong.
 const SHOWN_ERRORS: usize = 50;
 
@@ -27,7 +24,8 @@ impl Engine {
         by: Caller,
     ) -> Result<ChangeAnswer, EngineError> {
         let cidrs = parse_cidrs(&request.cidrs)?;
-        let ttl = request.ttl.as_deref().map(parse_ttl).transpose()?;
+        let ttl = request.ttl.as_deref().map(parse_ttl).transpose();
+        let ttl = ttl.map_err(|e| EngineError::Refused(format!("--ttl {e}")))?;
         let (name, settings) = self.policy_for(request)?;
         for cidr in &cidrs {
             check_force(cidr, &settings).map_err(|e| EngineError::Refused(e.to_string()))?;
@@ -281,17 +279,6 @@ fn parse_cidrs(texts: &[String]) -> Result<Vec<Cidr>, EngineError> {
         }
         Err(EngineError::Refused(errors.join("\n")))
     }
-}
-
-fn parse_ttl(text: &str) -> Result<Duration, EngineError> {
-    let ttl =
-        units::parse_duration(text).map_err(|e| EngineError::Refused(format!("--ttl: {e}")))?;
-    if ttl.is_zero() || ttl > MAX_TTL {
-        return refused(&format!(
-            "--ttl {text}: must be more than 0 and at most a year"
-        ));
-    }
-    Ok(ttl)
 }
 
 fn refused<T>(text: &str) -> Result<T, EngineError> {
