@@ -21,23 +21,6 @@ const TIMES: u32 = 200;
 /// Each of these is a process.
 const TIMES_CURL: u32 = 50;
 
-/// The client that a test needs and that is not installed here.
-pub(super) fn lacked_by(test: &str) -> Option<&'static str> {
-    [
-        ("http_clients::python3", "python3"),
-        ("http_clients::curl", "curl"),
-        ("http_clients::go", "go"),
-    ]
-    .into_iter()
-    .find(|(needy, program)| test.starts_with(needy) && !is_installed(program))
-    .map(|(_, program)| program)
-}
-
-fn is_installed(program: &str) -> bool {
-    let paths = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&paths).any(|dir| dir.join(program).is_file())
-}
-
 fn world() -> anyhow::Result<World> {
     World::with(&near("\"10.88.0.0/24\""))
 }

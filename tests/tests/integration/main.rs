@@ -11,6 +11,7 @@ mod advise;
 mod changes;
 mod coexistence;
 mod config;
+mod dashboards;
 mod doctor;
 mod established;
 mod faults;
@@ -88,6 +89,7 @@ fn main() -> ExitCode {
         ("kernel", kernel::TESTS),
         ("advise", advise::TESTS),
         ("metrics", metrics::TESTS),
+        ("dashboards", dashboards::TESTS),
         ("statistics", statistics::TESTS),
         ("watch", watch::TESTS),
         ("relay", relay::TESTS),
@@ -112,8 +114,8 @@ fn main() -> ExitCode {
                     .with_kind(why)
                     .with_ignored_flag(true);
             }
-            if let Some(client) = http_clients::lacked_by(&name) {
-                let why = format!("{client} is not installed");
+            if let Some(program) = missing_program(&name) {
+                let why = format!("{program} is not installed");
                 return Trial::test(name, {
                     let why = why.clone();
                     move || Err(why.into())
@@ -141,6 +143,18 @@ fn main() -> ExitCode {
         }
     }
     conclusion.exit_code()
+}
+
+/// What a test runs that the others do without, and that is not installed here.
+fn missing_program(test: &str) -> Option<&'static str> {
+    const NEEDS: [(&str, &str); 4] = [
+        ("http_clients::python3", "python3"),
+        ("http_clients::curl", "curl"),
+        ("http_clients::go", "go"),
+        ("dashboards::promtool", "promtool"),
+    ];
+    let (_, program) = NEEDS.iter().find(|(needy, _)| test.starts_with(needy))?;
+    require(&[program]).is_err().then_some(program)
 }
 
 /// Why the tests cannot run here.
