@@ -1,6 +1,6 @@
 //! What can be said on the command line, and its help. Nothing here does anything.
 
-use std::path::PathBuf;
+use std::{ffi::OsString, path::PathBuf, time::Duration};
 
 use clap::{Args, Parser, Subcommand};
 
@@ -9,6 +9,10 @@ use crate::{
     telemetry::LogFormat,
 };
 
+mod values;
+
+pub use values::Disruptions;
+
 /// Per-CIDR TCP retransmission timers for Linux.
 ///
 /// Gives connections to and from listed prefixes their own initial RTO (SYN and SYN-ACK) and
@@ -16,9 +20,56 @@ use crate::{
 #[derive(Debug, Parser)]
 #[command(version, max_term_width = 100, arg_required_else_help = true)]
 pub struct Cli {
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "documented at its type")]
+    pub before: BeforeVerb,
     /// What to do.
     #[command(subcommand)]
     pub verb: Verb,
+}
+
+/// Options that may stand before the verb as well as after it. [`Cli::parse_args`] moves them there, so that a verb
+/// that has no such option refuses it, and that it conflicts with what it conflicts with (clap's global arguments do
+/// neither).
+#[derive(Debug, Args)]
+pub struct BeforeVerb {
+    /// The daemon's socket, as after a verb that asks a daemon
+    #[arg(long)]
+    pub socket: Option<PathBuf>,
+    /// Print JSON, as after a verb that can
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl Cli {
+    /// Parses the command line; ends the process with a usage error if it is none.
+    #[must_use]
+    pub fn parse_args() -> Self {
+        Self::parse_from(verb_first(std::env::args_os()))
+    }
+}
+
+/// The arguments with what [`BeforeVerb`] has moved behind the verb. Where there is none they stay as they are.
+fn verb_first(args: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    let mut args = args.peekable();
+    let program = args.next();
+    let mut moved = Vec::new();
+    while let Some(option) = args.next_if(is_movable) {
+        let takes_value = option == "--socket";
+        moved.push(option);
+        if takes_value {
+            moved.extend(args.next());
+        }
+    }
+    let verb = args.next_if(|arg| !arg.as_encoded_bytes().starts_with(b"-"));
+    let mut all: Vec<OsString> = program.into_iter().chain(verb).collect();
+    all.extend(moved.into_iter().chain(args));
+    all
+}
+
+fn is_movable(arg: &OsString) -> bool {
+    let bytes = arg.as_encoded_bytes();
+    bytes == b"--json" || bytes == b"--socket" || bytes.starts_with(b"--socket=")
 }
 
 /// The verbs.
@@ -127,7 +178,7 @@ pub struct Add {
     #[expect(missing_docs, reason = "documented at its type")]
     pub settings: SettingsArgs,
     /// Remove them again after this time
-    #[arg(long, value_name = "DURATION")]
+    #[arg(long, value_name = "DURATION", value_parser = values::ttl_text)]
     pub ttl: Option<String>,
     /// Write them to policies.d/50-cli.toml, for good
     #[arg(long)]
@@ -145,20 +196,20 @@ pub struct Add {
 #[command(next_help_heading = "Settings, instead of --policy")]
 pub struct SettingsArgs {
     /// Timeout of the first SYN
-    #[arg(long, value_name = "DURATION")]
+    #[arg(long, value_name = "DURATION", value_parser = values::duration_text)]
     pub initial_rto: Option<String>,
     /// Timeout of the first SYN-ACK: auto (as --initial-rto, as far as half-open requests still live 31s),
     /// keep (the kernel's own) or a duration
     #[arg(long, value_name = "DURATION|auto|keep")]
     pub syn_ack_rto: Option<SynAckRto>,
     /// Lower bound of the RTO of an established connection (2 jiffies to 200ms)
-    #[arg(long, value_name = "DURATION")]
+    #[arg(long, value_name = "DURATION", value_parser = values::duration_text)]
     pub rto_min: Option<String>,
     /// Lower --rto-min by the smoothed RTT while fewer than 4 segments are outstanding (experimental)
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     pub rto_restart: Option<bool>,
     /// Longest delay of an ACK (2 jiffies to 200ms)
-    #[arg(long, value_name = "DURATION")]
+    #[arg(long, value_name = "DURATION", value_parser = values::duration_text)]
     pub delack_max: Option<String>,
     /// Linear instead of exponential backoff for thin streams
     #[arg(long, value_name = "BOOL")]
@@ -167,10 +218,10 @@ pub struct SettingsArgs {
     #[arg(long, value_name = "N")]
     pub linear_retries: Option<u8>,
     /// Upper bound of any RTO (1s to 120s, Linux 6.15)
-    #[arg(long, value_name = "DURATION")]
+    #[arg(long, value_name = "DURATION", value_parser = values::duration_text)]
     pub rto_max: Option<String>,
     /// How long sent data may stay unacknowledged
-    #[arg(long, value_name = "DURATION")]
+    #[arg(long, value_name = "DURATION", value_parser = values::duration_text)]
     pub user_timeout: Option<String>,
     /// SYN retransmissions before connect() gives up: auto, keep or 1 to 127
     #[arg(long, value_name = "N|auto|keep")]
@@ -229,9 +280,10 @@ pub struct Stats {
         short,
         value_name = "DURATION",
         default_value = "2s",
-        requires = "watch"
+        requires = "watch",
+        value_parser = values::interval
     )]
-    pub interval: String,
+    pub interval: Duration,
     #[command(flatten)]
     #[expect(missing_docs, reason = "documented at its type")]
     pub socket: SocketArg,
@@ -261,8 +313,8 @@ pub struct Watch {
 #[derive(Debug, Args)]
 pub struct Top {
     /// Time between two looks
-    #[arg(long, short, value_name = "DURATION", default_value = "1s")]
-    pub interval: String,
+    #[arg(long, short, value_name = "DURATION", default_value = "1s", value_parser = values::interval)]
+    pub interval: Duration,
     #[command(flatten)]
     #[expect(missing_docs, reason = "documented at its type")]
     pub socket: SocketArg,
@@ -291,7 +343,7 @@ pub struct Predict {
     #[arg(long, short, value_name = "NAME", conflicts_with_all = ["rto_min", "rto_restart", "thin_linear", "linear_retries", "rto_max"])]
     pub policy: Option<String>,
     /// Lower bound of the RTO
-    #[arg(long, value_name = "DURATION")]
+    #[arg(long, value_name = "DURATION", value_parser = values::duration_text)]
     pub rto_min: Option<String>,
     /// Lower --rto-min by the smoothed RTT while fewer than 4 segments are outstanding (experimental)
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
@@ -303,15 +355,15 @@ pub struct Predict {
     #[arg(long, value_name = "N")]
     pub linear_retries: Option<u8>,
     /// Upper bound of any RTO
-    #[arg(long, value_name = "DURATION")]
+    #[arg(long, value_name = "DURATION", value_parser = values::duration_text)]
     pub rto_max: Option<String>,
     /// Disruptions: durations separated by commas, or a range, of which 1, 2 and 5 of each power of ten
     /// are taken
-    #[arg(long, short, value_name = "LIST|FROM..TO", default_value = "10ms..20s")]
-    pub disruption: String,
+    #[arg(long, short, value_name = "LIST|FROM..TO", default_value = "10ms..20s", value_parser = values::disruptions)]
+    pub disruption: Disruptions,
     /// Smoothed round-trip time of the connection
-    #[arg(long, value_name = "DURATION", default_value = "200us")]
-    pub rtt: String,
+    #[arg(long, value_name = "DURATION", default_value = "200us", value_parser = values::rtt)]
+    pub rtt: Duration,
     /// Print lines of comma-separated values
     #[arg(long, conflicts_with = "json")]
     pub csv: bool,
@@ -344,8 +396,8 @@ pub struct Advise {
     #[arg(long, value_name = "PERCENT", default_value = "0.1%")]
     pub spurious: String,
     /// How long the peers delay an ACK: their delack_max, or rto_min if that is shorter
-    #[arg(long, value_name = "DURATION", default_value = "40ms")]
-    pub peer_delack: String,
+    #[arg(long, value_name = "DURATION", default_value = "40ms", value_parser = values::delack)]
+    pub peer_delack: Duration,
     #[command(flatten)]
     #[expect(missing_docs, reason = "documented at its type")]
     pub socket: SocketArg,
@@ -427,12 +479,115 @@ pub struct Man {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory as _;
+    use std::iter;
+
+    use clap::{CommandFactory as _, error::ErrorKind};
 
     use super::*;
+
+    fn parsed(line: &str) -> Result<Cli, clap::Error> {
+        let args = iter::once("rto-agent").chain(line.split(' '));
+        Cli::try_parse_from(verb_first(args.map(OsString::from)))
+    }
 
     #[test]
     fn the_definitions_hold_together() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn options_before_the_verb_are_those_after_it() {
+        for line in [
+            "--socket /s --json status",
+            "--json --socket=/s status",
+            "--json status --socket /s",
+            "status --socket /s --json",
+        ] {
+            let Verb::Status(status) = parsed(line).unwrap().verb else {
+                panic!("{line}");
+            };
+            assert_eq!(status.socket.socket, PathBuf::from("/s"), "{line}");
+            assert!(status.output.json, "{line}");
+        }
+        let Verb::Add(add) = parsed("--socket /s add 10.0.0.0/8 --policy p")
+            .unwrap()
+            .verb
+        else {
+            panic!();
+        };
+        assert_eq!(add.cidrs, ["10.0.0.0/8"]);
+        assert!(!add.output.json);
+    }
+
+    /// As after the verb, for each verb there is.
+    #[test]
+    fn a_verb_that_has_no_such_option_refuses_it() {
+        let command = Cli::command();
+        let mut refusing = Vec::new();
+        for verb in command.get_subcommands() {
+            for (option, id) in [("--json", "json"), ("--socket=/s", "socket")] {
+                let has = verb.get_arguments().any(|arg| arg.get_id() == id);
+                let name = verb.get_name();
+                let is_refused = |line: &str| {
+                    let refused =
+                        parsed(line).is_err_and(|e| e.kind() == ErrorKind::UnknownArgument);
+                    assert_eq!(refused, !has, "{line}");
+                };
+                is_refused(&format!("{option} {name}"));
+                is_refused(&format!("{name} {option}"));
+                if !has {
+                    refusing.push(format!("{option} {name}"));
+                }
+            }
+        }
+        for line in [
+            "--json run",
+            "--json top",
+            "--json man",
+            "--socket=/s check",
+        ] {
+            assert!(refusing.contains(&line.to_owned()), "{refusing:?}");
+        }
+    }
+
+    #[test]
+    fn they_conflict_with_what_they_conflict_with_after_it() {
+        for line in [
+            "--json status --json",
+            "--socket /s status --socket /t",
+            "--json predict --csv --rto-min 8ms",
+        ] {
+            let error = parsed(line).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::ArgumentConflict, "{line}");
+        }
+        for line in ["--socket", "--socket /s", "--json"] {
+            assert_eq!(parsed(line).unwrap_err().exit_code(), 2, "{line}");
+        }
+        let version = parsed("--json --version").unwrap_err();
+        assert_eq!(version.kind(), ErrorKind::DisplayVersion);
+    }
+
+    #[test]
+    fn a_duration_that_is_none_is_a_usage_error() {
+        for line in [
+            "add 10.0.0.0/8 --initial-rto 100",
+            "add 10.0.0.0/8 --rto-min 5sm",
+            "add 10.0.0.0/8 --delack-max x",
+            "add 10.0.0.0/8 --rto-max 1",
+            "add 10.0.0.0/8 --user-timeout 1h1",
+            "add 10.0.0.0/8 --policy p --ttl 0s",
+            "add 10.0.0.0/8 --policy p --ttl 10",
+            "stats --watch --interval 1us",
+            "top --interval 2",
+            "predict --rto-min 5",
+            "predict --rto-max 5",
+            "predict --rto-min 5ms --rtt 2m",
+            "predict --rto-min 5ms --disruption 10..20ms",
+            "advise 10.0.0.1 --peer-delack 1s",
+        ] {
+            let error = parsed(line).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::ValueValidation, "{line}");
+            assert_eq!(error.exit_code(), 2, "{line}");
+        }
     }
 }

@@ -16,4 +16,5 @@ pub mod kernel;
 mod parallel;
 pub mod policy;
 mod problem;
+mod progress;
 pub mod telemetry;

@@ -6,6 +6,8 @@ use std::{
     thread,
 };
 
+use crate::progress;
+
 /// More threads than this read no faster what comes from one memory.
 const MAX_THREADS: usize = 8;
 /// Parts below so many elements are not worth a thread.
@@ -48,6 +50,7 @@ fn map_by<T: Send, R: Send>(
     let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
     let run = || -> Vec<(usize, R)> {
         std::iter::from_fn(next)
+            .inspect(|_| progress::step())
             .map(|(i, piece)| (i, work(piece)))
             .collect()
     };

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, bail, ensure};
 use rto_lab::ground::{
     agent::Agent,
     netns::{CLIENT_LINK, Pair, SERVER_LINK},
@@ -126,6 +126,19 @@ impl World {
         let stream = UnixStream::connect(self.socket())?;
         let answer = http::request(stream, method, path, body)?;
         serde_json::from_str(&answer.body).with_context(|| format!("{answer:?}"))
+    }
+
+    /// Runs a verb that must be refused as a usage error (exit status 2); what it said on stderr.
+    ///
+    /// # Errors
+    ///
+    /// If it ends otherwise.
+    pub fn usage_error(&self, args: &[&str]) -> anyhow::Result<String> {
+        let output = self.try_cli(args)?;
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        let is_usage = output.status.code() == Some(2);
+        ensure!(is_usage, "{args:?}: {}: {said}", output.status);
+        Ok(said)
     }
 
     /// Begins a connection in the client's namespace and the agent's cgroup.

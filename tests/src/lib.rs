@@ -11,6 +11,7 @@ pub mod held;
 pub mod http;
 pub mod kernel;
 pub mod lab;
+pub mod load;
 pub mod prober;
 pub mod pty;
 pub mod rate;

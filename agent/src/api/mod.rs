@@ -1,5 +1,6 @@
 //! HTTP and JSON on a Unix socket; the client half serves the CLI. Routes and fields: `docs/api.md`.
 
+pub(crate) mod body;
 pub mod bounded;
 pub mod client;
 pub mod events;
@@ -8,6 +9,7 @@ pub mod peer;
 pub mod server;
 pub mod socket;
 pub mod stats;
+pub mod ttl;
 pub mod types;
 
 /// Largest request body, bytes: some 300,000 CIDRs in one `add`.

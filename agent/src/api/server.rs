@@ -33,7 +33,7 @@ use tokio::{
 use tracing::warn;
 
 use super::{
-    MAX_BODY,
+    MAX_BODY, body,
     events::Line,
     limit::{Limited, Limits},
     peer::{Allowed, Peer, peer_of},
@@ -107,7 +107,7 @@ fn router(engine: Handle, allowed: Allowed) -> Router {
         .layer(Extension(Lists(Arc::new(Semaphore::new(LISTS_AT_ONCE)))))
         .layer(middleware::from_fn_with_state(
             Arc::new(Semaphore::new(LARGE_AT_ONCE)),
-            check_size,
+            read_body,
         ))
         .layer(middleware::from_fn_with_state(allowed, check_peer))
         .layer(DefaultBodyLimit::max(MAX_BODY))
@@ -141,22 +141,21 @@ impl Connected<IncomingStream<'_, Limited<Standing>>> for PeerInfo {
     }
 }
 
-/// Refuses what is too large before it is read, and has large requests wait for each other's end.
-async fn check_size(State(large): State<Arc<Semaphore>>, request: Request, next: Next) -> Response {
-    let length = request.headers().get(header::CONTENT_LENGTH);
-    let length = length.and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
-    if length.is_some_and(|length| length > MAX_BODY) {
-        let text = format!("a request has {MAX_BODY} bytes at most");
-        return answer(StatusCode::PAYLOAD_TOO_LARGE, &text);
-    }
+/// Reads the body before any route answers, and has large requests wait for each other's end.
+async fn read_body(State(large): State<Arc<Semaphore>>, request: Request, next: Next) -> Response {
+    let length = body::told_length(&request);
     let chunked = request.headers().contains_key(header::TRANSFER_ENCODING);
-    let _slot = if chunked || length.is_some_and(|length| length > LARGE) {
+    let _slot = if chunked || length.is_some_and(|length| (LARGE + 1..=MAX_BODY).contains(&length))
+    {
         // Closed it is never.
         large.acquire_owned().await.ok()
     } else {
         None
     };
-    next.run(request).await
+    match body::read(request, MAX_BODY).await {
+        Ok(request) => next.run(request).await,
+        Err(e) => answer(e.status(), &e.text(MAX_BODY)),
+    }
 }
 
 /// The file mode keeps others out already; this holds even where it was loosened.
@@ -174,11 +173,15 @@ async fn check_peer(
         }
         Some(peer) => {
             let caller = peer.caller;
+            body::discard(request.into_body(), MAX_BODY).await;
             warn!(audit = true, %caller, "refused: neither root nor in the socket's group");
             let text = format!("{caller} is neither root nor in the group set as [agent] group");
             answer(StatusCode::FORBIDDEN, &text)
         }
-        None => answer(StatusCode::FORBIDDEN, "your credentials cannot be read"),
+        None => {
+            body::discard(request.into_body(), MAX_BODY).await;
+            answer(StatusCode::FORBIDDEN, "your credentials cannot be read")
+        }
     }
 }
 

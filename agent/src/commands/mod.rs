@@ -3,12 +3,11 @@
 use std::{
     io::{self, Write as _},
     process::ExitCode,
-    time::Duration,
 };
 
 use serde::Serialize;
 
-use crate::{cli::Verb, policy::units::parse_duration};
+use crate::cli::Verb;
 
 mod add;
 mod advise;
@@ -72,18 +71,6 @@ fn exit(good: bool) -> ExitCode {
     } else {
         ExitCode::FAILURE
     }
-}
-
-/// The time between two looks.
-fn interval(text: &str) -> anyhow::Result<Duration> {
-    const RANGE: std::ops::RangeInclusive<Duration> =
-        Duration::from_millis(100)..=Duration::from_secs(3600);
-    let interval = parse_duration(text)?;
-    anyhow::ensure!(
-        RANGE.contains(&interval),
-        "--interval {text}: it can be 100ms to 1h"
-    );
-    Ok(interval)
 }
 
 /// A reader that has seen enough (`| head`) is no error.

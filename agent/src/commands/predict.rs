@@ -20,14 +20,9 @@ use crate::{
         HostFacts, PolicyName, Settings,
         compile::{Effect, compile},
         predict::predict,
-        units::{format_duration, parse_duration},
+        units::format_duration,
     },
 };
-
-/// Longest disruption: no connection waits longer.
-const LONGEST: Duration = Duration::from_secs(3600);
-/// Longest round trip.
-const LONGEST_RTT: Duration = Duration::from_secs(60);
 
 /// What `--json` prints.
 #[derive(Serialize)]
@@ -49,17 +44,15 @@ pub(super) fn run(args: &Predict) -> anyhow::Result<ExitCode> {
         let lines: Vec<String> = errors.iter().map(ToString::to_string).collect();
         anyhow::anyhow!(lines.join("\n"))
     })?;
-    let srtt = parse_duration(&args.rtt).context("--rtt")?;
-    ensure!(srtt <= LONGEST_RTT, "--rtt {}: at most 60s", args.rtt);
-    let disruptions = disruptions(&args.disruption)?;
+    let (srtt, disruptions) = (args.rtt, &args.disruption.0);
     let answer = Answer {
         hz: host.hz,
         srtt_us: u64::try_from(srtt.as_micros()).unwrap_or(u64::MAX),
-        predictions: predict(&compiled.kernel, &host, srtt, &disruptions),
+        predictions: predict(&compiled.kernel, &host, srtt, disruptions),
         effects: compiled.effects,
     };
     if let Some(path) = &args.chart {
-        let dense = predict::between(&disruptions);
+        let dense = predict::between(disruptions);
         let drawn = predict(&compiled.kernel, &host, srtt, &dense);
         let charts = predict::charts(&table::settings(&answer.effects), &drawn);
         let ending = path.extension().and_then(|e| e.to_str()).unwrap_or("");
@@ -107,31 +100,6 @@ fn settings(args: &Predict, host: &HostFacts) -> anyhow::Result<(PolicyName, Set
     Ok((PolicyName::for_settings(&settings), settings))
 }
 
-fn disruptions(text: &str) -> anyhow::Result<Vec<Duration>> {
-    let one = |text: &str| -> anyhow::Result<Duration> {
-        let duration = parse_duration(text.trim()).context("--disruption")?;
-        ensure!(
-            !duration.is_zero() && duration <= LONGEST,
-            "--disruption {text}: more than 0 and at most 1h"
-        );
-        Ok(duration)
-    };
-    let Some((from, to)) = text.split_once("..") else {
-        return text.split(',').map(one).collect();
-    };
-    let (from, to) = (one(from)?, one(to)?);
-    ensure!(
-        from <= to,
-        "--disruption {text}: the range ends before it begins"
-    );
-    let within = predict::steps(from, to);
-    ensure!(
-        !within.is_empty(),
-        "--disruption {text}: neither 1, 2 nor 5 of any power of ten lies in it; give a list"
-    );
-    Ok(within)
-}
-
 fn text(answer: &Answer) -> String {
     let mut text = table::effects(&answer.effects, answer.hz, "");
     text.push_str(&format!(
@@ -157,28 +125,6 @@ fn text(answer: &Answer) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn lists_and_ranges() {
-        let ms = |text: &str| -> Vec<u128> {
-            let all = disruptions(text).unwrap();
-            all.iter().map(Duration::as_millis).collect()
-        };
-        assert_eq!(ms("10ms, 1s,30ms"), [10, 1000, 30]);
-        assert_eq!(ms("10ms..200ms"), [10, 20, 50, 100, 200]);
-        assert_eq!(ms("15ms..60ms"), [20, 50]);
-        for (text, said) in [
-            ("", "--disruption"),
-            ("0s", "more than 0"),
-            ("2h", "at most 1h"),
-            ("1s..10ms", "ends before it begins"),
-            ("30ms..40ms", "give a list"),
-            ("10", "--disruption"),
-        ] {
-            let error = format!("{:#}", disruptions(text).unwrap_err());
-            assert!(error.contains(said), "{text}: {error}");
-        }
-    }
 
     #[test]
     fn as_table_and_csv() {

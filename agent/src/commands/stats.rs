@@ -53,9 +53,8 @@ fn watch(
     policy: Option<&PolicyName>,
     mut before: StatsAnswer,
 ) -> anyhow::Result<ExitCode> {
-    let interval = super::interval(&args.interval)?;
     loop {
-        std::thread::sleep(interval);
+        std::thread::sleep(args.interval);
         let now = ask(client, policy)?;
         let mut out = io::stdout().lock();
         let since = since(&before, &now);

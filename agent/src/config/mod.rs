@@ -8,7 +8,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
     hash::{BuildHasher as _, Hash as _, Hasher as _},
-    io::{self, Read as _},
+    io,
     path::{Path, PathBuf},
     sync::OnceLock,
     time::Duration,
@@ -250,7 +250,7 @@ impl Config {
     /// If the file cannot be read or its `[agent]` is wrong.
     pub fn load_agent(path: &Path) -> Result<AgentConfig, ConfigErrors> {
         let mut loader = Loader::default();
-        loader.add_all(vec![(path.to_owned(), read(path, true))]);
+        loader.add_all(vec![(path.to_owned(), source::read(path, true))]);
         let agent = loader.agent.take();
         match agent {
             Some(agent) => Ok(agent),
@@ -289,7 +289,7 @@ impl Files {
         let files = all
             .enumerate()
             .map(|(i, path)| {
-                let text = read(&path, i == 0);
+                let text = source::read(&path, i == 0);
                 (path, text)
             })
             .collect();
@@ -345,25 +345,6 @@ fn list(dir: &Path) -> io::Result<Vec<PathBuf>> {
     }
     files.sort();
     Ok(files)
-}
-
-/// Reads a file. Only the main one may be something else than a file (`check --config /dev/stdin`): to open a
-/// pipe in `policies.d` would wait for a writer.
-fn read(path: &Path, main: bool) -> io::Result<String> {
-    if !main && !fs::metadata(path)?.is_file() {
-        return Err(io::Error::other("this is no file"));
-    }
-    let file = fs::File::open(path)?;
-    // At once: a text that grows is copied, and takes twice the memory.
-    let size = file.metadata()?.len().min(MAX_FILE) + 1;
-    let mut text = String::with_capacity(usize::try_from(size).map_err(io::Error::other)?);
-    file.take(MAX_FILE + 1).read_to_string(&mut text)?;
-    if text.len() as u64 > MAX_FILE {
-        return Err(io::Error::other(format!(
-            "more than a configuration file may have ({MAX_FILE} bytes); split it into policies.d"
-        )));
-    }
-    Ok(text)
 }
 
 #[derive(Default)]

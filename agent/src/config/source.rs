@@ -2,6 +2,8 @@
 
 use std::{
     fmt::{self, Write as _},
+    fs,
+    io::{self, Read as _},
     ops::Range,
     path::{Path, PathBuf},
     sync::{Arc, OnceLock},
@@ -9,8 +11,31 @@ use std::{
 
 use serde::Serialize;
 
+use super::MAX_FILE;
+use crate::progress::Stepwise;
+
 /// A very long line says no more than its beginning: so many characters.
 const SHOWN_WIDTH: usize = 160;
+
+/// Reads a file. Only the main one may be something else than a file (`check --config /dev/stdin`): to open a
+/// pipe in `policies.d` would wait for a writer.
+pub(super) fn read(path: &Path, main: bool) -> io::Result<String> {
+    if !main && !fs::metadata(path)?.is_file() {
+        return Err(io::Error::other("this is no file"));
+    }
+    let file = fs::File::open(path)?;
+    // At once: a text that grows is copied, and takes twice the memory.
+    let size = file.metadata()?.len().min(MAX_FILE) + 1;
+    let mut text = String::with_capacity(usize::try_from(size).map_err(io::Error::other)?);
+    let pieces = Stepwise(file);
+    pieces.take(MAX_FILE + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > MAX_FILE {
+        return Err(io::Error::other(format!(
+            "more than a configuration file may have ({MAX_FILE} bytes); split it into policies.d"
+        )));
+    }
+    Ok(text)
+}
 
 /// A file's text with a table of its lines.
 pub(super) struct Source {

@@ -5,17 +5,23 @@ use std::{
     io::{self, Read as _, Seek as _, Write as _},
     os::unix::fs::{MetadataExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
+    time::{Duration, Instant},
 };
 
 use nix::{
     errno::Errno,
     fcntl::{Flock, FlockArg},
-    libc::O_NOFOLLOW,
+    libc::{O_NOFOLLOW, SIGKILL},
 };
+use tracing::info;
 
 use super::trusted;
 
 const FILE: &str = "lock";
+/// How long a start waits for a lock whose holder has ended. A child that the holder had forked shares the open
+/// file, and with it the lock, until it calls exec (flock(2)); on a busy machine it may wait for a processor before.
+const PATIENCE: Duration = Duration::from_secs(5);
+const RETRY: Duration = Duration::from_millis(5);
 
 /// Why the lock was not had.
 #[derive(Debug, thiserror::Error)]
@@ -50,7 +56,11 @@ pub enum LockError {
     },
 }
 
-/// The lock; released when dropped, and by the kernel when the process dies.
+/// The lock; released when dropped, and by the kernel when the process has ended and with it every child that it
+/// had forked and that had not called exec yet.
+///
+/// It is flock(2), and not a record lock (fcntl(2)), which no child shares: that cannot be taken for writing on a
+/// directory, and in a BPF file system there are no regular files.
 #[derive(Debug)]
 pub struct InstanceLock {
     _state: Flock<File>,
@@ -73,13 +83,17 @@ impl InstanceLock {
     ///
     /// [`LockError::Held`] names the process that has it.
     pub fn of_state(state_dir: &Path) -> Result<Self, LockError> {
+        Self::of_state_after(state_dir, &mut patience())
+    }
+
+    fn of_state_after(state_dir: &Path, wait: &mut dyn FnMut() -> bool) -> Result<Self, LockError> {
         let state_error = |reason| LockError::StateDir {
             path: state_dir.to_owned(),
             reason,
         };
         trusted::make_own(state_dir).map_err(state_error)?;
         let path = state_dir.join(FILE);
-        let mut file = OpenOptions::new()
+        let file = OpenOptions::new()
             .read(true)
             .write(true)
             .create(true)
@@ -88,8 +102,7 @@ impl InstanceLock {
             .custom_flags(O_NOFOLLOW)
             .open(&path)
             .map_err(state_error)?;
-        let holder = read_pid(&mut file);
-        let mut state = lock(file, &path, holder)?;
+        let mut state = lock(file, &path, read_pid, wait)?;
         // For people, and the lock is had already: a full disk is no reason not to start.
         let _unsaid = state
             .set_len(0)
@@ -108,7 +121,7 @@ impl InstanceLock {
     ///
     /// As [`InstanceLock::of_state`].
     pub fn and_pins(mut self, pin_dir: &Path) -> Result<Self, LockError> {
-        self.follow(pin_dir)?;
+        self.follow_after(pin_dir, &mut patience())?;
         Ok(self)
     }
 
@@ -119,6 +132,14 @@ impl InstanceLock {
     ///
     /// If another daemon has the new one.
     pub fn follow(&mut self, pin_dir: &Path) -> Result<(), LockError> {
+        self.follow_after(pin_dir, &mut || false)
+    }
+
+    fn follow_after(
+        &mut self,
+        pin_dir: &Path,
+        wait: &mut dyn FnMut() -> bool,
+    ) -> Result<(), LockError> {
         let identity = |meta: fs::Metadata| (meta.dev(), meta.ino());
         let now = fs::metadata(pin_dir).ok().map(identity);
         let held = self.pins.as_ref().and_then(|dir| dir.metadata().ok());
@@ -132,34 +153,87 @@ impl InstanceLock {
         self.pins = None;
         // It may not exist: bpffs may not even be mounted.
         if let Ok(dir) = File::open(pin_dir) {
-            self.pins = Some(lock(dir, pin_dir, None)?);
+            self.pins = Some(lock(dir, pin_dir, |_| None, wait)?);
         }
         Ok(())
     }
 }
 
-fn lock(file: File, path: &Path, holder: Option<u32>) -> Result<Flock<File>, LockError> {
-    let inode = file.metadata().map(|m| m.ino()).ok();
-    Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| match errno {
-        Errno::EWOULDBLOCK => {
-            let holder = holder.or_else(|| inode.and_then(holder_by_proc));
+/// Takes the lock. Where a process has it that has ended, `wait` says whether to try again.
+fn lock(
+    mut file: File,
+    path: &Path,
+    told: impl Fn(&mut File) -> Option<u32>,
+    wait: &mut dyn FnMut() -> bool,
+) -> Result<Flock<File>, LockError> {
+    let state_error = |reason| LockError::StateDir {
+        path: path.to_owned(),
+        reason,
+    };
+    let inode = file.metadata().map_err(state_error)?.ino();
+    let mut has_waited = false;
+    loop {
+        let errno;
+        (file, errno) = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(lock) => return Ok(lock),
+            Err(failed) => failed,
+        };
+        if errno != Errno::EWOULDBLOCK {
+            return Err(state_error(errno.into()));
+        }
+        // Read anew each time: who takes it writes its pid a moment later.
+        let holder = told(&mut file).or_else(|| holder_by_proc(inode));
+        if holder.is_some_and(is_running) || !wait() {
             let holder = holder
                 .map(|pid| format!(" (pid {pid})"))
                 .unwrap_or_default();
-            LockError::Held {
+            return Err(LockError::Held {
                 holder,
                 path: path.to_owned(),
-            }
+            });
         }
-        errno => LockError::StateDir {
-            path: path.to_owned(),
-            reason: errno.into(),
-        },
-    })
+        if !has_waited {
+            has_waited = true;
+            info!(path = %path.display(), holder, "its holder has ended; waiting for the lock");
+        }
+    }
+}
+
+/// Whether to wait once more: so long, and no longer.
+fn patience() -> impl FnMut() -> bool {
+    let end = Instant::now() + PATIENCE;
+    move || {
+        std::thread::sleep(RETRY);
+        Instant::now() < end
+    }
+}
+
+/// Whether there is such a process and it is not about to end: its files are closed some time after SIGKILL, and
+/// before it is waited for.
+fn is_running(pid: u32) -> bool {
+    fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !is_ending(&stat))
+}
+
+/// Of `/proc/PID/stat` (proc(5)): a zombie, PF_EXITING, or SIGKILL pending.
+fn is_ending(stat: &str) -> bool {
+    const PF_EXITING: u64 = 4;
+    // The name, in brackets, may have anything in it. What follows begins with the third field.
+    let rest = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
+    let fields: Vec<&str> = rest.split_whitespace().collect();
+    let number = |field: usize| -> u64 {
+        let text = fields.get(field - 3).copied();
+        text.and_then(|text| text.parse().ok()).unwrap_or(0)
+    };
+    let is_zombie = fields
+        .first()
+        .is_some_and(|state| ["Z", "X"].contains(state));
+    let is_killed = number(31) & (1 << (SIGKILL - 1)) != 0;
+    is_zombie || number(9) & PF_EXITING != 0 || is_killed
 }
 
 fn read_pid(file: &mut File) -> Option<u32> {
     let mut text = String::new();
+    file.rewind().ok()?;
     file.take(32).read_to_string(&mut text).ok()?;
     text.trim().parse().ok()
 }
@@ -192,6 +266,76 @@ mod tests {
         );
         drop(first);
         InstanceLock::take(&state, &pins).unwrap();
+    }
+
+    /// The pid of a process that has ended.
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "a process that does nothing, for a test"
+    )]
+    fn ended() -> u32 {
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        child.wait().unwrap();
+        child.id()
+    }
+
+    /// What a killed daemon's child has between fork and exec: the open file, while the pid in it is of nobody.
+    fn inherited(state: &Path) -> Flock<File> {
+        fs::create_dir_all(state).unwrap();
+        let path = state.join(FILE);
+        fs::write(&path, format!("{}\n", ended())).unwrap();
+        let file = OpenOptions::new().read(true).open(path).unwrap();
+        Flock::lock(file, FlockArg::LockExclusiveNonblock).unwrap()
+    }
+
+    #[test]
+    fn a_lock_that_a_dead_daemons_child_still_has_is_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let state = dir.path().join("state");
+        let mut held = Some(inherited(&state));
+        let mut waited = 0;
+        let lock = InstanceLock::of_state_after(&state, &mut || {
+            waited += 1;
+            if waited == 3 {
+                held = None;
+            }
+            true
+        });
+        lock.unwrap();
+        assert_eq!(waited, 3);
+    }
+
+    #[test]
+    fn it_is_not_waited_for_without_an_end_nor_where_the_holder_lives() {
+        let dir = tempfile::tempdir().unwrap();
+        let state = dir.path().join("state");
+        let held = inherited(&state);
+        let mut waited = 0;
+        let error = InstanceLock::of_state_after(&state, &mut || {
+            waited += 1;
+            waited < 3
+        });
+        assert!(matches!(error, Err(LockError::Held { .. })), "{error:?}");
+        assert_eq!(waited, 3);
+        drop(held);
+        let _held = InstanceLock::of_state(&state).unwrap();
+        let error = InstanceLock::of_state_after(&state, &mut || panic!("it waits"));
+        assert!(matches!(error, Err(LockError::Held { .. })), "{error:?}");
+    }
+
+    #[test]
+    fn a_process_that_ends_is_told_by_its_stat() {
+        let stat = |state: &str, flags: u32, pending: u32| {
+            let between = "1 ".repeat(21);
+            format!("7 (a) Z (b) {state} 1 1 1 0 -1 {flags} {between}{pending} 0 0")
+        };
+        assert!(!is_ending(&stat("S", 0x0040_0000, 0)));
+        assert!(is_ending(&stat("Z", 0x0040_0000, 0)));
+        assert!(is_ending(&stat("R", 0x0040_0004, 0)));
+        assert!(is_ending(&stat("R", 0x0040_0000, 1 << 8)));
+        assert!(!is_ending(&stat("R", 0x0040_0000, 1 << 14)));
+        assert!(is_running(std::process::id()));
+        assert!(!is_running(ended()));
     }
 
     #[test]

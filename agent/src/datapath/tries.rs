@@ -24,6 +24,7 @@ use super::{
 use crate::{
     kernel::elements::{LpmKey, Trie, is_unsupported},
     policy::Cidr,
+    progress,
 };
 
 /// Elements of one system call: some ten milliseconds of the kernel's time.
@@ -147,6 +148,7 @@ impl Tries {
                 }
                 read => read.map_err(failed)?,
             };
+            progress::step();
             for (key, value) in keys.iter().zip(&values).take(count) {
                 take(cidr(name, key)?, *value);
             }
@@ -161,6 +163,7 @@ impl Tries {
                 take(cidr(name, &key)?, value);
             }
             last = Some(key);
+            progress::step();
         }
         Ok(())
     }
@@ -225,6 +228,7 @@ impl Tries {
             }
         }
         chunk.clear();
+        progress::step();
         Ok(())
     }
 

@@ -1,4 +1,4 @@
-//! Whether the engine is at a change, and for how long.
+//! Whether the engine is at a change, for how long, and whether it gets on with it.
 
 use std::{
     sync::{
@@ -8,12 +8,15 @@ use std::{
     time::{Duration, Instant},
 };
 
+use crate::progress::Progress;
+
 /// Seen by who asks; it guards nothing, so that relaxed ordering will do.
 #[derive(Clone)]
 pub(super) struct Busy {
     epoch: Instant,
     /// Microseconds from the epoch to its beginning, and one; 0 if it is at none.
     since: Arc<AtomicU64>,
+    progress: Progress,
 }
 
 /// One change; it ends when this is dropped, which must be before it is answered. One within another is a part
@@ -25,12 +28,24 @@ impl Default for Busy {
         Self {
             epoch: Instant::now(),
             since: Arc::default(),
+            progress: Progress::default(),
         }
     }
 }
 
 impl Busy {
+    /// What this thread does from now on is the engine's work.
+    pub(super) fn work_here(&self) {
+        self.progress.count_this_thread();
+    }
+
+    /// How many steps there were, of which a new change is one.
+    pub(super) fn steps(&self) -> u64 {
+        self.progress.steps()
+    }
+
     pub(super) fn begin(&self) -> Change {
+        self.progress.step();
         let begin =
             self.since
                 .compare_exchange(0, self.now() + 1, Ordering::Relaxed, Ordering::Relaxed);
@@ -67,6 +82,7 @@ mod tests {
         let busy = Busy::default();
         assert_eq!(busy.time(), Duration::ZERO);
         let change = busy.begin();
+        assert_eq!(busy.steps(), 1);
         std::thread::sleep(Duration::from_millis(2));
         drop(busy.begin());
         assert!(busy.clone().time() >= Duration::from_millis(2));

@@ -1,25 +1,23 @@
 //! `add` and `remove`: tried on a copy, written to disk and kernel, or refused as a whole.
 
-use std::time::Duration;
-
 use super::{
     Engine, EngineError,
     audit::Cause,
     manual::{Manual, ManualEntry, Removal, boottime_ms},
 };
 use crate::{
-    api::types::{AddRequest, Caller, ChangeAnswer, RemoveRequest},
+    api::{
+        ttl::parse_ttl,
+        types::{AddRequest, Caller, ChangeAnswer, RemoveRequest},
+    },
     config::{Config, save},
     policy::{
         Cidr, Location, PolicyName, Settings,
         compile::{check_force, compile},
         plan::ChangeSummary,
-        units,
     },
 };
 
-/// Longest `--ttl`: beyond it an entry is meant for good and belongs in a file.
-const MAX_TTL: Duration = Duration::from_secs(366 * 24 * 3600);
 /// CIDRs of a request that are told to be wrong.
 const SHOWN_ERRORS: usize = 50;
 
@@ -30,7 +28,8 @@ impl Engine {
         by: Caller,
     ) -> Result<ChangeAnswer, EngineError> {
         let cidrs = parse_cidrs(&request.cidrs)?;
-        let ttl = request.ttl.as_deref().map(parse_ttl).transpose()?;
+        let ttl = request.ttl.as_deref().map(parse_ttl).transpose();
+        let ttl = ttl.map_err(|e| EngineError::Refused(format!("--ttl {e}")))?;
         let (name, settings) = self.policy_for(request)?;
         for cidr in &cidrs {
             check_force(cidr, &settings).map_err(|e| EngineError::Refused(e.to_string()))?;
@@ -56,8 +55,7 @@ impl Engine {
                 };
                 manual.add(*cidr, entry, settings.clone());
             }
-            let changed = self.become_manual(manual)?;
-            Cause::asked(by).audit("add", &changed, self.state.last_change());
+            let changed = self.become_manual(manual, "add", by)?;
             // It compiled: these are what check would say of it.
             let warnings = compile(&name, &settings, self.state.host()).map(|c| c.warnings);
             ChangeAnswer {
@@ -66,9 +64,6 @@ impl Engine {
                 effects: Vec::new(),
             }
         };
-        if !request.save {
-            self.apply_to_open(&Cause::done("add", by));
-        }
         for cidr in &cidrs {
             if !request.save
                 && let Some(at) = self.location_in_files(cidr)
@@ -102,13 +97,12 @@ impl Engine {
                 };
                 notes.extend(note);
             }
-            let changed = self.become_manual(manual)?;
             let action = if request.undo {
                 "remove --undo"
             } else {
                 "remove"
             };
-            Cause::asked(by).audit(action, &changed, self.state.last_change());
+            let changed = self.become_manual(manual, action, by)?;
             ChangeAnswer {
                 changed,
                 notes,
@@ -203,23 +197,21 @@ impl Engine {
     }
 
     /// Puts a changed set of hand-made entries in force and on disk, or neither.
-    pub(super) fn become_manual(
+    fn become_manual(
         &mut self,
         mut manual: Manual,
+        action: &'static str,
+        by: Caller,
     ) -> Result<ChangeSummary, EngineError> {
         let _busy = self.busy.begin();
         let set = manual.over(&self.config.set);
         let unsaved = |e: std::io::Error| EngineError::Failed(format!("{e}; nothing was changed"));
         let saved = self.shelf.draft(&manual).map_err(unsaved)?;
-        let changed = self.state.become_set(set)?;
-        if let Err(e) = self.shelf.commit(saved) {
-            let before = self.manual.over(&self.config.set);
-            self.state.become_set(before)?;
-            return Err(unsaved(e));
-        }
-        self.manual = manual;
-        self.publish_reading();
-        Ok(changed)
+        self.put_in_force(set, action, &Cause::done(action, by), |engine| {
+            engine.shelf.commit(saved).map_err(unsaved)?;
+            engine.manual = manual;
+            Ok(())
+        })
     }
 
     /// Edits `policies.d/50-cli.toml` and takes the files over; if they are refused with the
@@ -252,8 +244,10 @@ impl Engine {
                         file.display()
                     ))
                 })?;
-                self.reload(&Cause::put_back(by))?;
-                Err(e)
+                match self.reload(&Cause::put_back(by)) {
+                    Ok(_) => Err(e),
+                    Err(back) => Err(EngineError::Failed(format!("{e}\n{back}"))),
+                }
             }
         }
     }
@@ -291,17 +285,6 @@ fn parse_cidrs(texts: &[String]) -> Result<Vec<Cidr>, EngineError> {
         }
         Err(EngineError::Refused(errors.join("\n")))
     }
-}
-
-fn parse_ttl(text: &str) -> Result<Duration, EngineError> {
-    let ttl =
-        units::parse_duration(text).map_err(|e| EngineError::Refused(format!("--ttl: {e}")))?;
-    if ttl.is_zero() || ttl > MAX_TTL {
-        return refused(&format!(
-            "--ttl {text}: must be more than 0 and at most a year"
-        ));
-    }
-    Ok(ttl)
 }
 
 fn refused<T>(text: &str) -> Result<T, EngineError> {

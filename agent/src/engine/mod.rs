@@ -36,6 +36,7 @@ use crate::{
 mod audit;
 mod busy;
 mod changes;
+mod commit;
 mod events;
 pub mod manual;
 pub mod memory;
@@ -179,6 +180,12 @@ impl Handle {
     #[must_use]
     pub fn busy_for(&self) -> Duration {
         self.busy.time()
+    }
+
+    /// How far its work has come: another number each time that it has got on.
+    #[must_use]
+    pub fn steps(&self) -> u64 {
+        self.busy.steps()
     }
 
     /// Whether the engine has not come to its end of starting yet.
@@ -336,6 +343,7 @@ impl Engine {
     ///
     /// If the program cannot be put in force; what an earlier run left in force stays.
     pub fn start(start: Start, channels: Channels) -> anyhow::Result<Self> {
+        channels.busy.work_here();
         let starting = channels.busy.begin();
         let agent = &start.config.agent;
         let (mut manual, lost) = Manual::load(&agent.state_dir)?;
@@ -505,6 +513,7 @@ impl Engine {
                     |(at, took): (Instant, Duration)| at.elapsed() >= VERIFY_INTERVAL.max(9 * took);
                 if self.verified.is_none_or(due) {
                     let begin = Instant::now();
+                    let _busy = self.busy.begin();
                     self.state.verify();
                     self.verified = Some((Instant::now(), begin.elapsed()));
                 }
@@ -623,12 +632,6 @@ impl Engine {
     fn reload_inner(&mut self, files: Files, cause: &Cause) -> Result<ChangeAnswer, EngineError> {
         let begin = Instant::now();
         self.fingerprint = files.fingerprint();
-        let refused = |engine: &mut Self, text: String| {
-            let kept = "the last good configuration stays in force";
-            error!(%cause, "configuration refused, {kept}:\n{text}");
-            engine.last_reload = reload_view(cause, Err(&text));
-            EngineError::Refused(format!("{text}\n{kept}"))
-        };
         let config_of = (self.fingerprint, *self.state.host());
         // Who replaces a file and asks for a reload has it read twice otherwise: the file is watched.
         let config = if config_of == self.config_of {
@@ -636,19 +639,15 @@ impl Engine {
         } else {
             match Config::of(files, self.state.host()) {
                 Ok(config) => config,
-                Err(e) => return Err(refused(self, e.to_string())),
+                Err(e) => {
+                    return Err(self.not_reloaded(EngineError::Refused(e.to_string()), cause));
+                }
             }
         };
         let parsed = begin.elapsed();
         let mut manual = self.manual.clone();
+        let set = manual.over(&config.set);
         let room = self.state.set_room(config.agent.max_entries);
-        let changed = match self.state.become_set(manual.over(&config.set)) {
-            Ok(changed) => changed,
-            Err(e) => {
-                self.state.set_room(room);
-                return Err(refused(self, e.to_string()));
-            }
-        };
         let mut notes: Vec<String> = config.warnings.iter().map(ToString::to_string).collect();
         notes.extend(restart_notes(&self.start.config.agent, &config.agent));
         if config.agent.max_entries < self.config.agent.max_entries {
@@ -656,21 +655,29 @@ impl Engine {
                 "[agent] max_entries is smaller: it takes effect with the next start".to_owned(),
             );
         }
-        self.last_reload = reload_view(cause, Ok(&config));
-        self.warnings = restart_notes(&self.start.config.agent, &config.agent);
         let was_off = !self.config.agent.apply_to_open;
-        if manual != self.manual {
-            self.shelf.save(&manual);
-            notes.extend(self.shelf.problem());
-        }
-        self.manual = manual;
-        self.files.send_replace(Arc::new(config.files.clone()));
-        self.config = config;
-        self.config_of = config_of;
-        self.publish_reading();
+        let put = self.put_in_force(set, "reload", cause, |engine| {
+            engine.last_reload = reload_view(cause, Ok(&config));
+            engine.warnings = restart_notes(&engine.start.config.agent, &config.agent);
+            if manual != engine.manual {
+                engine.shelf.save(&manual);
+                notes.extend(engine.shelf.problem());
+            }
+            engine.manual = manual;
+            engine.files.send_replace(Arc::new(config.files.clone()));
+            engine.config = config;
+            engine.config_of = config_of;
+            Ok(())
+        });
+        let changed = match put {
+            Ok(changed) => changed,
+            Err(e) => {
+                self.state.set_room(room);
+                return Err(self.not_reloaded(e, cause));
+            }
+        };
         debug!(?parsed, written = ?begin.elapsed() - parsed, "reload took");
-        cause.audit("reload", &changed, self.state.last_change());
-        if changed.added + changed.changed > 0 || was_off {
+        if was_off && changed.added + changed.changed == 0 {
             self.apply_to_open(cause);
         }
         Ok(ChangeAnswer {
@@ -678,6 +685,28 @@ impl Engine {
             notes,
             effects: Vec::new(),
         })
+    }
+
+    /// Remembers that the files were not taken over, and says what is in force instead.
+    fn not_reloaded(&mut self, error: EngineError, cause: &Cause) -> EngineError {
+        const KEPT: &str = "the last good configuration stays in force";
+        let text = error.to_string();
+        self.last_reload = reload_view(cause, Err(&text));
+        match error {
+            EngineError::Refused(_) => {
+                error!(%cause, "configuration refused, {KEPT}:\n{text}");
+                EngineError::Refused(format!("{text}\n{KEPT}"))
+            }
+            // Where the kernel could not go back the text says what it holds.
+            EngineError::Failed(_) if self.state.in_sync() => {
+                error!(%cause, "the configuration could not be put in force, {KEPT}: {text}");
+                EngineError::Failed(format!("{text}\n{KEPT}"))
+            }
+            error => {
+                error!(%cause, "the configuration could not be put in force: {text}");
+                error
+            }
+        }
     }
 
     /// Takes out what is past its time, out of the kernel first: the file has the times in it, so that
@@ -694,21 +723,16 @@ impl Engine {
         if gone.is_empty() {
             return;
         }
-        self.probing.disturb();
-        let _busy = self.busy.begin();
-        match self.state.become_set(manual.over(&self.config.set)) {
-            Ok(changed) => {
-                self.expiry_after = None;
-                self.shelf.save(&manual);
-                self.manual = manual;
-                self.publish_reading();
-                let detail = self.state.last_change();
-                Cause::from(Source::Ttl).audit("expire", &changed, detail);
-            }
-            Err(e) => {
-                error!("entries past their time could not be removed, trying again: {e}");
-                self.expiry_after = Some(Instant::now() + HEALTH_INTERVAL);
-            }
+        let set = manual.over(&self.config.set);
+        let put = self.put_in_force(set, "expire", &Source::Ttl.into(), |engine| {
+            engine.expiry_after = None;
+            engine.shelf.save(&manual);
+            engine.manual = manual;
+            Ok(())
+        });
+        if let Err(e) = put {
+            error!("entries past their time could not be removed, trying again: {e}");
+            self.expiry_after = Some(Instant::now() + HEALTH_INTERVAL);
         }
         self.publish();
     }
@@ -720,21 +744,18 @@ impl Engine {
             self.probing.look(&self.state.options().cgroup);
             return;
         }
+        let busy = self.busy.begin();
         self.state.heal();
+        drop(busy);
         self.consider_probe();
         match host_facts(&self.start.features) {
             Ok(host) if host != *self.state.host() => {
                 info!(?host, "the host's TCP settings changed");
-                self.probing.disturb();
                 self.state.set_host(host);
                 let set = self.manual.over(&self.config.set);
-                match self.state.become_set(set) {
-                    Ok(changed) => {
-                        self.publish_reading();
-                        let detail = self.state.last_change();
-                        Cause::from(Source::Host).audit("compute anew", &changed, detail);
-                    }
-                    Err(e) => error!("settings could not be computed anew for this host: {e}"),
+                let cause = Source::Host.into();
+                if let Err(e) = self.put_in_force(set, "compute anew", &cause, |_| Ok(())) {
+                    error!("settings could not be computed anew for this host: {e}");
                 }
             }
             Ok(_) => {}

@@ -18,6 +18,7 @@ use crate::{
         plan::{ChangeSummary, Image, Plan},
     },
     problem::Problem,
+    progress,
 };
 
 /// So many changes are told one by one.
@@ -145,9 +146,11 @@ impl State {
             )));
         }
         let room = room_for(count, self.room);
+        progress::step();
         let begin = Instant::now();
         let plan = Plan::between(&self.image, &desired);
         let compared = begin.elapsed();
+        progress::step();
         // Said against what was wanted before, not against what the kernel happened to hold.
         let changed = if self.image == self.desired {
             ChangeSummary::of(&plan, &self.desired, &desired)
@@ -368,15 +371,37 @@ fn write(
                 ))),
                 Err(e) => {
                     let text = format!("{failure}; going back failed as well: {e}");
-                    if let Ok(actual) = datapath.image() {
-                        *image = actual;
-                    }
                     *out_of_sync = Some(format!("the kernel's maps are out of step: {text}"));
-                    Err(EngineError::Failed(text))
+                    let held = match datapath.image() {
+                        Ok(actual) => {
+                            let told = held(&ChangeSummary::between(image, &actual));
+                            *image = actual;
+                            told
+                        }
+                        Err(_) => "the kernel's maps cannot be read".to_owned(),
+                    };
+                    Err(EngineError::Failed(format!(
+                        "{text}\n{held}; what should be in force is tried again every few seconds, see \
+                         rto-agent status"
+                    )))
                 }
             }
         }
     }
+}
+
+/// What the kernel holds that could not go back, by what differs from before.
+fn held(differs: &ChangeSummary) -> String {
+    let ChangeSummary {
+        added,
+        changed,
+        removed,
+        ..
+    } = differs;
+    format!(
+        "in force is what was before, but for entries added: {added}, changed: {changed}, \
+         removed: {removed}"
+    )
 }
 
 /// Entries in the tries before a plan takes any out.

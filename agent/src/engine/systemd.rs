@@ -91,48 +91,101 @@ impl Every {
     }
 }
 
-/// Longest change for which somebody else speaks: beyond it the engine counts as stuck.
-const LONGEST_CHANGE: Duration = Duration::from_mins(10);
-/// What a start is given at a time, and how often.
+/// What a start is given at a time, and how often. A start without a step for as long counts as stuck.
 const EXTENSION: Duration = Duration::from_secs(30);
 const EXTEND_EVERY: Duration = Duration::from_secs(5);
 
 /// Tells the service manager that the engine is alive while one change keeps it from saying so: millions of
-/// entries take longer than the unit's times are long.
+/// entries take longer than the unit's times are long. An engine that is at a change and does not get on with it
+/// is not spoken for.
 pub struct Voucher {
-    watchdog: Option<Every>,
+    /// WATCHDOG_USEC, and when the watchdog is due.
+    watchdog: Option<(Duration, Every)>,
     extension: Every,
+    stall: Stall,
 }
 
 impl Voucher {
     /// Reads WATCHDOG_USEC.
     #[must_use]
     pub fn from_environment() -> Self {
+        let watchdog = sd_notify::watchdog_enabled();
         Self {
-            watchdog: sd_notify::watchdog_enabled().map(|timeout| Every::new(timeout / 4)),
+            watchdog: watchdog.map(|timeout| (timeout, Every::new(timeout / 4))),
             extension: Every::new(EXTEND_EVERY),
+            stall: Stall::new(Instant::now()),
         }
     }
 
     /// To be called every now and then, on another thread than the engine's.
     pub fn look(&mut self, engine: &Handle) {
-        let busy = engine.busy_for();
-        if busy.is_zero() || busy > LONGEST_CHANGE {
+        let stalled = self.stall.lasts(engine.steps(), Instant::now());
+        if engine.busy_for().is_zero() {
             return;
         }
         if engine.is_starting() {
-            if self.extension.is_due() {
+            if stalled < EXTENSION && self.extension.is_due() {
                 let more = u32::try_from(EXTENSION.as_micros()).unwrap_or(u32::MAX);
                 send(&[NotifyState::ExtendTimeoutUsec(more)]);
             }
-        } else if self.watchdog.as_mut().is_some_and(Every::is_due) {
+        } else if let Some((timeout, watchdog)) = &mut self.watchdog
+            && stalled < *timeout
+            && watchdog.is_due()
+        {
             send(&[NotifyState::Watchdog]);
         }
+    }
+}
+
+/// For how long a number has been the same.
+struct Stall {
+    steps: u64,
+    since: Instant,
+}
+
+impl Stall {
+    fn new(now: Instant) -> Self {
+        Self {
+            steps: 0,
+            since: now,
+        }
+    }
+
+    fn lasts(&mut self, steps: u64, now: Instant) -> Duration {
+        if steps != self.steps {
+            *self = Self { steps, since: now };
+        }
+        now.saturating_duration_since(self.since)
     }
 }
 
 fn send(state: &[NotifyState<'_>]) {
     if let Err(e) = sd_notify::notify(state) {
         warn!("the service manager could not be told: {e}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn steps_end_a_stall_and_time_does_not() {
+        let begin = Instant::now();
+        let mut stall = Stall::new(begin);
+        // However long it takes.
+        for step in 1..10_000 {
+            let now = begin + step * 10 * SECOND;
+            assert_eq!(stall.lasts(step.into(), now), Duration::ZERO);
+        }
+        let last = begin + 9_999 * 10 * SECOND;
+        for seconds in 1..100 {
+            let now = last + seconds * SECOND;
+            assert_eq!(stall.lasts(9_999, now), seconds * SECOND);
+        }
+        // One that begins later begins with a step.
+        assert_eq!(stall.lasts(10_000, last + 100 * SECOND), Duration::ZERO);
     }
 }

@@ -58,10 +58,14 @@ impl Engine {
             problems.extend(attachment.problem.clone());
         }
         if !self.last_reload.ok {
-            problems.push(format!(
-                "the files were refused ({}); the last good configuration is in force",
-                self.last_reload.cause
-            ));
+            // Where the kernel could not go back it says so itself.
+            let in_force = if self.state.in_sync() {
+                "; the last good configuration is in force"
+            } else {
+                ""
+            };
+            let cause = &self.last_reload.cause;
+            problems.push(format!("the files were not taken over ({cause}){in_force}"));
         }
         let mut warnings = self.warnings.clone();
         warnings.extend(self.shelf.problem());

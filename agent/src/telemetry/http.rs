@@ -4,8 +4,9 @@ use std::{io, time::Duration};
 
 use axum::{
     Router,
-    extract::State,
+    extract::{Request, State},
     http::{StatusCode, header},
+    middleware::{self, Next},
     response::{Html, IntoResponse as _, Response},
     routing::get,
 };
@@ -14,6 +15,7 @@ use tokio::net::TcpListener;
 use super::metrics::{CONTENT_TYPE, render};
 use crate::{
     api::{
+        body,
         limit::{Limited, Limits},
         socket::Standing,
     },
@@ -32,6 +34,8 @@ const LIMITS: Limits = Limits {
     patience: Duration::from_secs(30),
     lifetime: Duration::from_secs(30),
 };
+/// Nobody has anything to say in one.
+const MAX_BODY: usize = 4 << 10;
 
 /// Where it listens.
 #[derive(Debug)]
@@ -61,7 +65,15 @@ fn router(engine: Handle) -> Router {
         .route("/metrics", get(metrics))
         .route("/healthz", get(alive))
         .route("/readyz", get(ready))
+        .layer(middleware::from_fn(read_body))
         .with_state(engine)
+}
+
+async fn read_body(request: Request, next: Next) -> Response {
+    match body::read(request, MAX_BODY).await {
+        Ok(request) => next.run(request).await,
+        Err(e) => (e.status(), e.text(MAX_BODY) + "\n").into_response(),
+    }
 }
 
 async fn landing() -> Html<&'static str> {

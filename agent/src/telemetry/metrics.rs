@@ -11,12 +11,14 @@ use prometheus_client::{
     metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge},
     registry::{Registry, Unit},
 };
+use rto_agent_common::{FIRST_SLOT, MAX_POLICIES};
 
 use crate::{
     api::{
         stats::{DirectionStats, HistogramView, StatsAnswer},
         types::StatusAnswer,
     },
+    config::MAX_ENTRIES_LIMIT,
     kernel::{bpf::Runs, features::Presence, interference::Verdict},
 };
 
@@ -293,8 +295,18 @@ fn health(status: &StatusAnswer) -> Vec<Family> {
         },
         gauge(
             "entries_max",
-            "Entries there is room for",
+            "Entries there is room for now; the maps grow",
             status.max_entries.into(),
+        ),
+        gauge(
+            "entries_limit",
+            "Entries there can be at the most",
+            MAX_ENTRIES_LIMIT.into(),
+        ),
+        gauge(
+            "policies_limit",
+            "Policies there can be at the most",
+            (MAX_POLICIES - FIRST_SLOT).into(),
         ),
         gauge(
             "policies",

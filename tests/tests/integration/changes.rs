@@ -27,6 +27,7 @@ pub(super) const TESTS: &[Test] = &[
     ("a_file_replaced_by_rename", rename),
     ("a_config_map_swapped_by_symlink", config_map),
     ("refused_as_a_whole", refused),
+    ("options_before_the_verb", before_the_verb),
     ("one_audit_line_a_change", audit),
 ];
 
@@ -218,20 +219,12 @@ fn refused() -> anyhow::Result<()> {
         ),
         (&["add", "10.88.0.0/24"], "no policy: give --policy NAME"),
         (
-            &["add", "10.88.0.0/24", "--initial-rto", "100"],
-            "a unit is missing",
-        ),
-        (
             &["add", "10.88.0.0/24", "--rto-min", "1ms"],
             "the kernel takes 2 jiffies to 200ms",
         ),
         (
             &["add", "0.0.0.0/0", "--initial-rto", "100ms"],
             "needs force = true",
-        ),
-        (
-            &["add", "10.88.0.0/24", "--policy", "near", "--ttl", "0s"],
-            "--ttl 0s",
         ),
         (
             &["remove", "10.88.0.0/24"],
@@ -242,8 +235,54 @@ fn refused() -> anyhow::Result<()> {
         let said = world.cli_fails(args)?;
         assert!(said.contains(message), "{args:?} said {said}");
     }
+    for (args, message) in [
+        (["--initial-rto", "100"], "a unit is missing"),
+        (["--ttl", "0s"], "more than 0 and at most a year"),
+    ] {
+        let said = world.usage_error(&[&["add", "10.88.0.0/24"][..], &args].concat())?;
+        assert!(said.contains(message), "{args:?} said {said}");
+    }
+    // Another client is refused by the daemon.
+    let body = r#"{"cidrs": ["10.88.0.0/24"], "policy": "near", "ttl": "0s"}"#;
+    let answer = world.socket_request("POST", "/v1/entries", body)?;
+    assert!(
+        answer["error"].to_string().contains("--ttl 0s"),
+        "{answer:#}"
+    );
     assert_eq!(world.json(&["status"])?["entries"], 1);
     expect(&world, KERNEL)?;
+    Ok(())
+}
+
+/// `--socket` and `--json` mean before the verb what they mean after it; what is wrong is told before anybody is asked.
+fn before_the_verb() -> anyhow::Result<()> {
+    const NOBODY: &str = "/nonexistent/control.sock";
+    let world = world(&near("\"192.0.2.0/24\""))?;
+    let socket = world.socket().display().to_string();
+    let run = |args: &[&str]| -> anyhow::Result<std::process::Output> {
+        // Who is not told another socket has this one.
+        let mut command = world.command(args);
+        Ok(command.env("RTO_AGENT_SOCKET", NOBODY).output()?)
+    };
+    let text = |output: &std::process::Output| String::from_utf8_lossy(&output.stdout).into_owned();
+    let listed = run(&["--socket", &socket, "--json", "list"])?;
+    let list: Value = serde_json::from_slice(&listed.stdout)?;
+    assert_eq!(list["entries"][0]["cidr"], "192.0.2.0/24", "{list:#}");
+    let after = run(&["list", "--socket", &socket, "--json"])?;
+    assert_eq!(text(&listed), text(&after));
+    // The control.
+    assert_eq!(run(&["--json", "list"])?.status.code(), Some(1));
+    for args in [
+        &["--json", "run"][..],
+        &["--socket", &socket, "check"],
+        &["add", "10.1.0.0/24", "--initial-rto", "100"],
+        &["stats", "--watch", "--interval", "1"],
+    ] {
+        let output = run(args)?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {said}");
+        assert!(!said.contains("no rto-agent daemon answers"), "{said}");
+    }
     Ok(())
 }
 

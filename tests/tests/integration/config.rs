@@ -76,17 +76,20 @@ fn predict() -> anyhow::Result<()> {
             &["predict", "--rto-min", "1s"],
             "the kernel takes 2 jiffies to 200ms",
         ),
-        (&["predict", "--rto-min", "50ms", "-d", "0s"], "more than 0"),
         (
             &["predict", "--rto-min", "50ms", "--chart", "/nowhere/x.png"],
             ".svg or .html",
         ),
-        (
-            &["predict", "--rto-min", "50ms", "--rtt", "2m"],
-            "at most 60s",
-        ),
     ] {
         let refused = world.cli_fails(args)?;
+        assert!(refused.contains(said), "{args:?}: {refused}");
+    }
+    for (args, said) in [
+        (["-d", "0s"], "more than 0"),
+        (["--rtt", "2m"], "at most 60s"),
+    ] {
+        let refused =
+            world.usage_error(&[&["predict", "--rto-min", "50ms"][..], &args].concat())?;
         assert!(refused.contains(said), "{args:?}: {refused}");
     }
     Ok(())

@@ -12,12 +12,20 @@ mod clocks;
 mod desired;
 mod files;
 mod kill;
+mod lock;
+mod writes;
 
 /// Sets CLOCK_REALTIME, of which there is one for all.
 const WALL_CLOCK: &str = "the_wall_clock_is_set";
 
 pub(super) const TESTS: &[Test] = &[
     ("killed_at_random_moments", kill::rounds),
+    (
+        "killed_while_all_processors_are_busy",
+        kill::rounds_on_busy_processors,
+    ),
+    ("a_child_has_the_lock_of_a_killed_daemon", lock::state),
+    ("a_child_has_the_lock_on_the_pins", lock::pins),
     ("settings_last_seen_outlive_a_kill", kill::last_settings),
     ("silent_clients_hold_up_nobody", clients::silent),
     ("a_thousand_clients_at_once", clients::thousand),
@@ -40,6 +48,8 @@ pub(super) const TESTS: &[Test] = &[
         "the_end_of_an_entry_on_a_full_disk",
         files::expiry_with_a_full_disk,
     ),
+    ("the_kernel_refuses_a_write", writes::undone),
+    ("the_kernel_cannot_go_back", writes::not_undone),
     ("files_that_cannot_be_written", files::read_only_files),
     ("another_state_dir", files::another_state_dir),
     ("pins_of_others_and_of_other_layouts", files::foreign_pins),

@@ -27,6 +27,7 @@ const NEEDS: &[(&str, &str)] = &[
     ("config::predict_by_policy", THIN_LINEAR),
     ("established::rto_max_caps_the_backoff", RTO_MAX),
     ("established::mptcp", MPTCP),
+    ("open_sockets::a_sysctl_", LINEAR_SYNS),
     ("open_sockets::", ITERATOR),
     ("never_worse::deferred_", LISTENER),
     ("never_worse::a_listeners_own_", LISTENER),
@@ -42,6 +43,8 @@ const LISTENER: &str = "reads-listener";
 const BLACKHOLE: &str = "mptcp-blackhole";
 /// Nothing of the agent's: Debian's 5.10 is built without it.
 const MPTCP: &str = "mptcp";
+/// The sysctl that a policy is computed from, and of which there may be another in a network namespace.
+const LINEAR_SYNS: &str = "tcp_syn_linear_timeouts";
 
 /// What this kernel lacks and a test needs.
 pub(super) fn lacked_by(test: &str) -> Option<&'static str> {
@@ -54,6 +57,7 @@ fn lacks(feature: &str) -> bool {
     match feature {
         MPTCP => !std::path::Path::new("/proc/sys/net/mptcp").exists(),
         BLACKHOLE => !std::path::Path::new("/proc/sys/net/mptcp/blackhole_timeout").exists(),
+        LINEAR_SYNS => !std::path::Path::new("/proc/sys/net/ipv4/tcp_syn_linear_timeouts").exists(),
         _ => rto_tests::features::lacks(feature).unwrap_or(false),
     }
 }
@@ -88,6 +92,11 @@ pub(super) fn assert_absent(feature: &str) -> anyhow::Result<()> {
         MPTCP => {
             let is_old = version()? < (5, 14);
             ensure!(is_old, "{:?} without MPTCP: is it loaded?", version()?);
+            Ok(())
+        }
+        LINEAR_SYNS => {
+            let is_old = version()? < (6, 5);
+            ensure!(is_old, "{:?} without {LINEAR_SYNS}", version()?);
             Ok(())
         }
         other => anyhow::bail!("nothing is declared for {other}"),

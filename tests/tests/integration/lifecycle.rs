@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    io::Write as _,
     process::Command,
     time::{Duration, Instant},
 };
@@ -12,7 +13,7 @@ use nix::{
     unistd::mkfifo,
 };
 use rto_tests::{
-    agent::{World, binary},
+    agent::{SOON, World, binary},
     netns::SERVER_V4,
     process::run,
     traffic::Connect,
@@ -31,6 +32,7 @@ pub(super) const TESTS: &[Test] = &[
     ("two_starts_at_once", two_starts),
     ("service_manager_is_told", notified),
     ("the_watchdog_hears_of_a_long_change", long_change),
+    ("the_watchdog_hears_nothing_of_a_stuck_one", stuck_change),
     ("the_socket_is_for_root_and_its_group", socket_mode),
     ("a_vanished_cgroup_is_said_and_mended", vanished_cgroup),
     ("lost_pins_are_said_and_mended", lost_pins),
@@ -50,31 +52,62 @@ fn world() -> anyhow::Result<World> {
     Ok(world)
 }
 
-/// A change that takes longer than WATCHDOG_USEC: here one that waits for the end of a file.
-fn long_change() -> anyhow::Result<()> {
-    const PATIENCE: Duration = Duration::from_secs(4);
+/// A daemon that is at a change, for as long as it pleases whoever writes its file.
+fn endless_change(timeout: Duration) -> anyhow::Result<(World, fs::File, Vec<u8>)> {
     let mut world = World::new()?;
     world.net.black_hole(PORT)?;
     world.configure(&near("\"10.88.0.0/24\""))?;
-    let patience = format!("WATCHDOG_USEC={}", PATIENCE.as_micros());
-    world.start_under(&["env".to_owned(), patience])?;
+    let timeout = format!("WATCHDOG_USEC={}", timeout.as_micros());
+    world.start_under(&["env".to_owned(), timeout])?;
     let regular = fs::read(world.config())?;
     let pipe = world.dir().join("pipe");
     mkfifo(&pipe, Mode::S_IRUSR | Mode::S_IWUSR)?;
     fs::rename(&pipe, world.config())?;
     // Once the daemon reads.
     let end = fs::File::options().write(true).open(world.config())?;
+    Ok((world, end, regular))
+}
+
+/// A change that takes longer than WATCHDOG_USEC, and gets on: here it reads a line now and then.
+fn long_change() -> anyhow::Result<()> {
+    const TIMEOUT: Duration = Duration::from_secs(4);
+    let (mut world, mut end, regular) = endless_change(TIMEOUT)?;
     let begin = Instant::now();
-    while begin.elapsed() < 3 * PATIENCE {
+    while begin.elapsed() < 3 * TIMEOUT {
         let heard = Instant::now();
+        end.write_all(b"# more\n")?;
         world.notified("WATCHDOG=1")?;
-        ensure!(heard.elapsed() < PATIENCE, "{:?}", heard.elapsed());
+        ensure!(heard.elapsed() < TIMEOUT, "{:?}", heard.elapsed());
     }
+    end.write_all(&regular)?;
+    let pipe = world.dir().join("pipe");
     fs::write(&pipe, regular)?;
     fs::rename(&pipe, world.config())?;
     drop(end);
     world.wait_status("the end of the change", |status| status["healthy"] == true)?;
     expect(&world, NEAR)
+}
+
+/// One that does not get on: the watchdog hears nothing for as long as it takes to notice, whoever else asks meanwhile.
+fn stuck_change() -> anyhow::Result<()> {
+    const TIMEOUT: Duration = Duration::from_secs(2);
+    let (mut world, end, _) = endless_change(TIMEOUT)?;
+    let limit = Instant::now() + SOON;
+    let mut heard = Instant::now();
+    let mut times = 0;
+    while heard.elapsed() < TIMEOUT {
+        ensure!(Instant::now() < limit, "it was answered for {times} times");
+        // Answered by others than the engine.
+        world.cli(&["list"])?;
+        if world.has_notified("WATCHDOG=1")? {
+            heard = Instant::now();
+            times += 1;
+        }
+    }
+    // It goes on where the change does.
+    drop(end);
+    world.notified("WATCHDOG=1")?;
+    Ok(())
 }
 
 /// The kernel's ids of what an agent has pinned: program, link, maps.

@@ -11,9 +11,11 @@ mod advise;
 mod changes;
 mod coexistence;
 mod config;
+mod dashboards;
 mod doctor;
 mod established;
 mod faults;
+mod http_clients;
 mod kernel;
 mod lab_blackout;
 mod lab_estimator;
@@ -85,9 +87,11 @@ fn main() -> ExitCode {
         ("security", security::TESTS),
         ("config", config::TESTS),
         ("doctor", doctor::TESTS),
+        ("http_clients", http_clients::TESTS),
         ("kernel", kernel::TESTS),
         ("advise", advise::TESTS),
         ("metrics", metrics::TESTS),
+        ("dashboards", dashboards::TESTS),
         ("statistics", statistics::TESTS),
         ("watch", watch::TESTS),
         ("relay", relay::TESTS),
@@ -112,6 +116,15 @@ fn main() -> ExitCode {
                     .with_kind(why)
                     .with_ignored_flag(true);
             }
+            if let Some(program) = missing_program(&name) {
+                let why = format!("{program} is not installed");
+                return Trial::test(name, {
+                    let why = why.clone();
+                    move || Err(why.into())
+                })
+                .with_kind(why)
+                .with_ignored_flag(true);
+            }
             match kernel::lacked_by(&name) {
                 None => Trial::test(name, move || limited(test)),
                 Some(feature) => {
@@ -132,6 +145,18 @@ fn main() -> ExitCode {
         }
     }
     conclusion.exit_code()
+}
+
+/// What a test runs that the others do without, and that is not installed here.
+fn missing_program(test: &str) -> Option<&'static str> {
+    const NEEDS: [(&str, &str); 4] = [
+        ("http_clients::python3", "python3"),
+        ("http_clients::curl", "curl"),
+        ("http_clients::go", "go"),
+        ("dashboards::promtool", "promtool"),
+    ];
+    let (_, program) = NEEDS.iter().find(|(needy, _)| test.starts_with(needy))?;
+    require(&[program]).is_err().then_some(program)
 }
 
 /// Why the tests cannot run here.

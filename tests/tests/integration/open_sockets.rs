@@ -7,7 +7,7 @@ use rto_tests::{
     features::lacks,
     held::Held,
     http,
-    netns::{SERVER_V4, SERVER_V4_OTHER},
+    netns::{SERVER_V4, SERVER_V4_OTHER, sysctl},
     talk::{self, Talk, option},
     timing::jiffy,
     traffic::{Connect, Traffic},
@@ -23,6 +23,14 @@ use super::{
 pub(super) const TESTS: &[Test] = &[
     ("apply_reaches_sockets_of_two_namespaces", apply),
     ("apply_to_open_does_so_by_itself", by_itself),
+    (
+        "each_change_that_covers_sockets_is_followed_by_a_walk",
+        followed,
+    ),
+    (
+        "a_sysctl_that_changes_a_policy_is_followed_by_a_walk",
+        followed_sysctl,
+    ),
     ("sockets_of_other_cgroups_are_left_alone", other_cgroup),
     ("sockets_with_a_policy_are_kept_unless_asked", kept),
     ("a_larger_rto_min_is_not_claimed_to_raise_the_rto", raised),
@@ -163,6 +171,51 @@ fn by_itself() -> anyhow::Result<()> {
         status["policies"]["near"]["open_sockets"] == 4
     })?;
     Ok(())
+}
+
+/// Also where an entry comes back into force, by whatever way.
+fn followed() -> anyhow::Result<()> {
+    const CIDR: &str = "10.88.0.0/24";
+    let mut world = World::new()?;
+    let near = policy("initial_rto = \"100ms\"\nrto_min = \"8ms\"");
+    world.configure(&format!("apply_to_open = true\n{near}"))?;
+    world.start()?;
+    world.cli(&["remove", CIDR])?;
+    let mut pair = begin(&world, plain())?;
+    let before = rtos(&world, &mut pair)?;
+    assert!(are_kernels(before), "{before:?}");
+    world.cli(&["remove", "--undo", CIDR])?;
+    world.wait_status("the walk after remove --undo", |status| {
+        status["policies"]["near"]["open_sockets"] == 2
+    })?;
+    let after = rtos(&world, &mut pair)?;
+    assert!(are_short(after), "{after:?}");
+    world.cli(&["add", CIDR, "--rto-min", "50ms", "--ttl", "1s"])?;
+    world.wait_status("the walk after the end of an entry", |status| {
+        caused_by(status, "ttl")
+    })?;
+    Ok(())
+}
+
+fn followed_sysctl() -> anyhow::Result<()> {
+    let mut world = World::new()?;
+    let near = policy("initial_rto = \"100ms\"");
+    world.configure(&format!("apply_to_open = true\n{near}"))?;
+    // Sysctls of its own.
+    let namespace = format!("--net=/run/netns/{}", world.net.client);
+    world.start_under(&["nsenter".to_owned(), namespace])?;
+    world.wait_status("the walk at the start", |status| caused_by(status, "start"))?;
+    sysctl(&world.net.client, "net.ipv4.tcp_syn_linear_timeouts", "1")?;
+    world.wait_status("the walk after a sysctl", |status| {
+        status["host"]["tcp_syn_linear_timeouts"] == 1 && caused_by(status, "host")
+    })?;
+    Ok(())
+}
+
+/// Whether a walk has ended that was due to this.
+fn caused_by(status: &Value, cause: &str) -> bool {
+    let walk = &status["open_sockets"];
+    walk["cause"] == cause && walk["running"] == false
 }
 
 fn other_cgroup() -> anyhow::Result<()> {

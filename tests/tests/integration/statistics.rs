@@ -466,7 +466,7 @@ fn watching() -> anyhow::Result<()> {
     let world = World::with(&policy(100))?;
     let refused = world.cli_fails(&["stats", "--policy", "nobody"])?;
     assert!(refused.contains("there is: near"), "{refused}");
-    let refused = world.cli_fails(&["stats", "--watch", "--interval", "1us"])?;
+    let refused = world.usage_error(&["stats", "--watch", "--interval", "1us"])?;
     assert!(refused.contains("100ms to 1h"), "{refused}");
     let _server = world.serve(to(SERVER_V4, PORT))?;
     let connect = || -> anyhow::Result<()> {

@@ -1,6 +1,6 @@
 //! `rto-agent advise`.
 
-use std::{process::ExitCode, time::Duration};
+use std::process::ExitCode;
 
 use anyhow::{Context as _, bail, ensure};
 use rto_model::advice::{self, Advice, Question};
@@ -19,12 +19,9 @@ use crate::{
     policy::{
         Cidr, HostFacts, PolicyName, Settings,
         compile::{check_force, compile},
-        units::parse_duration,
     },
 };
 
-/// Longest delay of a peer's ACK (`TCP_DELACK_MAX`).
-const LONGEST_DELACK: Duration = Duration::from_millis(200);
 /// Shares that can be asked for: a millionth of it needs more samples than anybody has.
 const SHARES: std::ops::RangeInclusive<f64> = 0.000_01..=0.5;
 /// CIDRs that are written out.
@@ -74,16 +71,10 @@ pub(super) fn run(args: &Advise) -> anyhow::Result<ExitCode> {
 }
 
 fn question(args: &Advise, hz: u32) -> anyhow::Result<Question> {
-    let delack = parse_duration(&args.peer_delack).context("--peer-delack")?;
-    ensure!(
-        delack <= LONGEST_DELACK,
-        "--peer-delack {}: at most 200ms, the longest that Linux delays an ACK",
-        args.peer_delack
-    );
     Ok(Question {
         hz,
         share: share(&args.spurious)?,
-        peer_delack_us: u64::try_from(delack.as_micros()).unwrap_or(u64::MAX),
+        peer_delack_us: u64::try_from(args.peer_delack.as_micros()).unwrap_or(u64::MAX),
     })
 }
 

@@ -46,7 +46,7 @@ enum Happening {
 }
 
 pub(super) fn run(args: &Top) -> anyhow::Result<ExitCode> {
-    let interval = super::interval(&args.interval)?;
+    let interval = args.interval;
     anyhow::ensure!(
         io::stdout().is_terminal(),
         "top needs a terminal; rto-agent stats --watch prints"

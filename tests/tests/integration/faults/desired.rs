@@ -3,6 +3,9 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt::Write as _,
+    fs,
+    net::{Ipv4Addr, Ipv6Addr},
+    path::Path,
 };
 
 use anyhow::Context as _;
@@ -11,6 +14,8 @@ use rand::{
     rngs::ChaCha8Rng,
     seq::{IteratorRandom as _, SliceRandom as _},
 };
+use rto_agent_common::{Policy, UNLISTED, maps};
+use rto_tests::kernel::{Map, policy_in};
 use serde_json::{Value, json};
 
 /// What every configuration has: these are probed.
@@ -282,4 +287,66 @@ impl Request {
 
 fn inline(ms: u32) -> Value {
     json!({ "settings": { "initial_rto": format!("{ms}ms") } })
+}
+
+/// Entries and their initial RTOs as the maps have them, and the names of the policies.
+pub(super) fn held(pins: &Path) -> anyhow::Result<(Entries, BTreeSet<String>)> {
+    let policies: BTreeMap<u32, (String, u32)> = Map::open(&pins.join(maps::POLICIES))?
+        .dump()?
+        .into_iter()
+        .filter_map(|(index, slot)| {
+            let index = u32::from_ne_bytes(index.try_into().ok()?);
+            let value = policy_in(&slot)?;
+            let name = value.iter().take_while(|b| **b != 0).copied().collect();
+            let name = String::from_utf8(name).ok()?;
+            let offset = std::mem::offset_of!(Policy, initial_rto_us);
+            let rto = value.get(offset..offset + 4)?.try_into().ok()?;
+            let used = !name.is_empty() && index != UNLISTED;
+            used.then_some((index, (name, u32::from_ne_bytes(rto) / 1000)))
+        })
+        .collect();
+    let mut entries = Entries::new();
+    for name in [maps::ENTRIES_V4, maps::ENTRIES_V6] {
+        for (key, value) in Map::open(&pins.join(name))?.dump()? {
+            let (prefix, address) = key.split_at(4);
+            let prefix = u32::from_ne_bytes(prefix.try_into()?);
+            let cidr = match <[u8; 4]>::try_from(address) {
+                Ok(v4) => format!("{}/{prefix}", Ipv4Addr::from(v4)),
+                Err(_) => format!(
+                    "{}/{prefix}",
+                    Ipv6Addr::from(<[u8; 16]>::try_from(address)?)
+                ),
+            };
+            let slot = u32::from_ne_bytes(value[..4].try_into()?);
+            let (_, ms) = policies
+                .get(&slot)
+                .with_context(|| format!("{cidr} points at slot {slot}, which nobody has"))?;
+            entries.insert(cidr, *ms);
+        }
+    }
+    let names = policies.into_values().map(|(name, _)| name).collect();
+    Ok((entries, names))
+}
+
+pub(super) fn difference(desired: &Entries, held: &Entries) -> String {
+    let missing = desired
+        .iter()
+        .filter(|(cidr, ms)| held.get(*cidr) != Some(*ms));
+    let strange = held
+        .iter()
+        .filter(|(cidr, ms)| desired.get(*cidr) != Some(*ms));
+    let missing: Vec<_> = missing.take(5).collect();
+    let strange: Vec<_> = strange.take(5).collect();
+    format!(
+        "{} desired, {} held; not held {missing:?}; not desired {strange:?}",
+        desired.len(),
+        held.len()
+    )
+}
+
+pub(super) fn names_in(dir: &Path) -> anyhow::Result<BTreeSet<String>> {
+    fs::read_dir(dir)
+        .with_context(|| dir.display().to_string())?
+        .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
+        .collect()
 }

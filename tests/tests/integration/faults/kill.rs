@@ -3,7 +3,6 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
-    net::{Ipv4Addr, Ipv6Addr},
     os::unix::{net::UnixStream, process::ExitStatusExt as _},
     path::Path,
     thread,
@@ -13,19 +12,20 @@ use std::{
 use anyhow::{Context as _, bail, ensure};
 use nix::sys::signal::Signal;
 use rand::{RngExt as _, SeedableRng as _, rngs::ChaCha8Rng, seq::SliceRandom as _};
-use rto_agent_common::{Policy, UNLISTED, maps};
+use rto_agent_common::maps;
 use rto_tests::{
     agent::{SOON, World},
     emulated::{is_emulated, scaled},
     http,
-    kernel::{Map, SOCK_OPS, links_at, policy_in, programs_at, programs_using},
+    kernel::{Map, SOCK_OPS, links_at, programs_at, programs_using},
+    load::BusyLoops,
     netns::{SERVER_V4, SERVER_V6},
     prober::{Prober, Seen},
 };
 
 use super::{
     super::to,
-    desired::{ALWAYS_MS, Desired, Entries, File, Request, Sources},
+    desired::{ALWAYS_MS, Desired, File, Request, Sources, difference, held, names_in},
     is_long,
 };
 
@@ -33,6 +33,8 @@ const ROUNDS: u32 = 200;
 const ROUNDS_LONG: u32 = 1000;
 /// Each world has each operation three times: killed at once, when it is done, and at some moment.
 const ROUNDS_EMULATED: u32 = 36;
+/// Twice: killed at once, and when it is done.
+const ROUNDS_BUSY: u32 = 24;
 /// Worlds at once: a start mostly waits for the kernel. On an emulated processor it has work to do.
 const WORLDS: u32 = 4;
 const WORLDS_EMULATED: u32 = 2;
@@ -114,13 +116,7 @@ impl Tally {
 }
 
 pub(super) fn rounds() -> anyhow::Result<()> {
-    let seed: u64 = match std::env::var("RTO_TESTS_SEED") {
-        Ok(seed) => seed.parse().context("RTO_TESTS_SEED")?,
-        Err(_) => SystemTime::now()
-            .duration_since(UNIX_EPOCH)?
-            .subsec_nanos()
-            .into(),
-    };
+    let seed = seed()?;
     let rounds = if is_long() {
         ROUNDS_LONG
     } else {
@@ -131,6 +127,33 @@ pub(super) fn rounds() -> anyhow::Result<()> {
     } else {
         WORLDS
     };
+    let tallies = in_worlds(seed, rounds, worlds)?;
+    check_tallies(&tallies, rounds)
+        .and_then(|()| tallies.iter().try_for_each(Tally::check_looks))
+        .with_context(|| format!("RTO_TESTS_SEED={seed}"))
+}
+
+/// The same where everybody waits for a processor, so that what follows a kill comes in the middle of what the killed
+/// daemon had begun. The prober waits as well: that it sees nothing wrong says less here.
+pub(super) fn rounds_on_busy_processors() -> anyhow::Result<()> {
+    const LOOPS: usize = 2;
+    let seed = seed()?;
+    let _busy = BusyLoops::per_processor(LOOPS);
+    let tallies = in_worlds(seed, ROUNDS_BUSY, WORLDS_EMULATED)?;
+    check_tallies(&tallies, ROUNDS_BUSY).with_context(|| format!("RTO_TESTS_SEED={seed}"))
+}
+
+fn seed() -> anyhow::Result<u64> {
+    match std::env::var("RTO_TESTS_SEED") {
+        Ok(seed) => seed.parse().context("RTO_TESTS_SEED"),
+        Err(_) => Ok(SystemTime::now()
+            .duration_since(UNIX_EPOCH)?
+            .subsec_nanos()
+            .into()),
+    }
+}
+
+fn in_worlds(seed: u64, rounds: u32, worlds: u32) -> anyhow::Result<Vec<Tally>> {
     eprintln!("RTO_TESTS_SEED={seed}, {rounds} rounds");
     let tallies = thread::scope(|scope| {
         let worlds: Vec<_> = (0..worlds)
@@ -153,7 +176,7 @@ pub(super) fn rounds() -> anyhow::Result<()> {
     for tally in &tallies {
         eprintln!("{tally:?}");
     }
-    check_tallies(&tallies, rounds).with_context(|| format!("RTO_TESTS_SEED={seed}"))
+    Ok(tallies)
 }
 
 /// That the rounds showed what they are for.
@@ -175,7 +198,7 @@ fn check_tallies(tallies: &[Tally], rounds: u32) -> anyhow::Result<()> {
     // show it, which may be none by chance.
     let taken: u32 = tallies.iter().map(|t| t.taken).sum();
     ensure!(taken > 0 || rounds < ROUNDS_LONG, "none was half done");
-    tallies.iter().try_for_each(Tally::check_looks)
+    Ok(())
 }
 
 /// A policy that leaves the files stays for the entries by hand, with the settings it had last: also when
@@ -571,66 +594,4 @@ impl Run {
 
 fn is_sigkill(status: std::process::ExitStatus) -> bool {
     status.signal() == Some(Signal::SIGKILL as i32)
-}
-
-fn names_in(dir: &Path) -> anyhow::Result<BTreeSet<String>> {
-    fs::read_dir(dir)
-        .with_context(|| dir.display().to_string())?
-        .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
-        .collect()
-}
-
-/// Entries and their initial RTOs as the maps have them, and the names of the policies.
-fn held(pins: &Path) -> anyhow::Result<(Entries, BTreeSet<String>)> {
-    let policies: BTreeMap<u32, (String, u32)> = Map::open(&pins.join(maps::POLICIES))?
-        .dump()?
-        .into_iter()
-        .filter_map(|(index, slot)| {
-            let index = u32::from_ne_bytes(index.try_into().ok()?);
-            let value = policy_in(&slot)?;
-            let name = value.iter().take_while(|b| **b != 0).copied().collect();
-            let name = String::from_utf8(name).ok()?;
-            let offset = std::mem::offset_of!(Policy, initial_rto_us);
-            let rto = value.get(offset..offset + 4)?.try_into().ok()?;
-            let used = !name.is_empty() && index != UNLISTED;
-            used.then_some((index, (name, u32::from_ne_bytes(rto) / 1000)))
-        })
-        .collect();
-    let mut entries = Entries::new();
-    for name in [maps::ENTRIES_V4, maps::ENTRIES_V6] {
-        for (key, value) in Map::open(&pins.join(name))?.dump()? {
-            let (prefix, address) = key.split_at(4);
-            let prefix = u32::from_ne_bytes(prefix.try_into()?);
-            let cidr = match <[u8; 4]>::try_from(address) {
-                Ok(v4) => format!("{}/{prefix}", Ipv4Addr::from(v4)),
-                Err(_) => format!(
-                    "{}/{prefix}",
-                    Ipv6Addr::from(<[u8; 16]>::try_from(address)?)
-                ),
-            };
-            let slot = u32::from_ne_bytes(value[..4].try_into()?);
-            let (_, ms) = policies
-                .get(&slot)
-                .with_context(|| format!("{cidr} points at slot {slot}, which nobody has"))?;
-            entries.insert(cidr, *ms);
-        }
-    }
-    let names = policies.into_values().map(|(name, _)| name).collect();
-    Ok((entries, names))
-}
-
-fn difference(desired: &Entries, held: &Entries) -> String {
-    let missing = desired
-        .iter()
-        .filter(|(cidr, ms)| held.get(*cidr) != Some(*ms));
-    let strange = held
-        .iter()
-        .filter(|(cidr, ms)| desired.get(*cidr) != Some(*ms));
-    let missing: Vec<_> = missing.take(5).collect();
-    let strange: Vec<_> = strange.take(5).collect();
-    format!(
-        "{} desired, {} held; not held {missing:?}; not desired {strange:?}",
-        desired.len(),
-        held.len()
-    )
 }

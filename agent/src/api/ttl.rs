@@ -1,0 +1,34 @@
+//! How long an entry may stay that is not for good.
+
+use std::time::Duration;
+
+use crate::policy::units::parse_duration;
+
+/// Longest: beyond it an entry is meant for good and belongs in a file.
+const MAX_TTL: Duration = Duration::from_secs(366 * 24 * 3600);
+
+/// Reads the time after which an entry is removed again.
+///
+/// # Errors
+///
+/// If it is no duration, or not one that an entry can have.
+pub fn parse_ttl(text: &str) -> Result<Duration, String> {
+    let ttl = parse_duration(text).map_err(|e| e.to_string())?;
+    if ttl.is_zero() || ttl > MAX_TTL {
+        return Err(format!("{text}: must be more than 0 and at most a year"));
+    }
+    Ok(ttl)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_has_an_end_and_is_not_over_at_once() {
+        assert_eq!(parse_ttl("10m"), Ok(Duration::from_secs(600)));
+        for text in ["0s", "367d", "10", ""] {
+            assert!(parse_ttl(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! Alerts and dashboard: that they use what there is, divide by nothing that can be zero, and say where to read on.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::Write as _,
+    fs,
+    path::PathBuf,
+    process::Command,
+};
+
+use anyhow::{Context as _, ensure};
+use serde_json::Value;
+
+use super::{Test, metrics, near};
+
+pub(super) const TESTS: &[Test] = &[
+    ("they_use_metrics_that_there_are", names),
+    ("they_divide_by_nothing_that_can_be_zero", divisions),
+    ("each_alert_says_where_to_read_on", runbooks),
+    ("promtool_takes_them_and_fires", promtool),
+];
+
+const ALERTS: &str = "config/prometheus/alerts.yml";
+const DASHBOARD: &str = "config/grafana/rto-agent.json";
+
+fn path(file: &str) -> PathBuf {
+    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/..")).join(file)
+}
+
+fn text(file: &str) -> anyhow::Result<String> {
+    fs::read_to_string(path(file)).with_context(|| file.to_owned())
+}
+
+/// The dashboard's queries.
+fn queries() -> anyhow::Result<Vec<String>> {
+    let dashboard: Value = serde_json::from_str(&text(DASHBOARD)?)?;
+    let panels = dashboard["panels"].as_array().context("no panels")?;
+    let targets = panels
+        .iter()
+        .flat_map(|panel| panel["targets"].as_array().into_iter().flatten());
+    let queries: Vec<String> = targets
+        .filter_map(|target| target["expr"].as_str())
+        .map(ToOwned::to_owned)
+        .collect();
+    ensure!(panels.len() > 5 && queries.len() >= panels.len());
+    Ok(queries)
+}
+
+/// The alerts by name, each with its lines.
+fn alerts() -> anyhow::Result<BTreeMap<String, String>> {
+    let text = text(ALERTS)?;
+    let alerts = text.split("- alert: ").skip(1).map(|alert| {
+        let name = alert.lines().next().unwrap_or_default();
+        (name.to_owned(), alert.to_owned())
+    });
+    let alerts: BTreeMap<_, _> = alerts.collect();
+    ensure!(alerts.len() > 5, "{alerts:?}");
+    Ok(alerts)
+}
+
+fn names() -> anyhow::Result<()> {
+    let (world, port) = metrics::world(&near("\"10.88.0.0/24\""))?;
+    world.wait_status("the probe", |status| status["probe"].is_object())?;
+    let mut there = metrics::names(port)?;
+    // Where the kernel counts runs.
+    there.insert("rto_agent_program_runs_total".to_owned());
+    there.insert("rto_agent_program_run_seconds_total".to_owned());
+    for file in [ALERTS, DASHBOARD] {
+        let text = text(file)?;
+        let used: BTreeSet<String> = text
+            .split(|c: char| !c.is_ascii_alphanumeric() && c != '_')
+            .filter(|word| word.starts_with("rto_agent_"))
+            .map(ToOwned::to_owned)
+            .collect();
+        ensure!(used.len() > 5, "{file}: {used:?}");
+        let missing: Vec<_> = used.difference(&there).collect();
+        ensure!(missing.is_empty(), "{file} uses {missing:?}");
+    }
+    Ok(())
+}
+
+/// Without connections a rate is 0: what is divided by it, and quantiles of nothing, would be NaN or infinite.
+fn divisions() -> anyhow::Result<()> {
+    let mut divisions = 0;
+    let queries = queries()?;
+    let alerts = alerts()?;
+    // Of an alert: what it looks at, not what it says.
+    let rules = alerts
+        .values()
+        .map(|alert| alert.split("annotations:").next().unwrap_or_default());
+    for query in queries.iter().map(String::as_str).chain(rules) {
+        for (_, divisor) in query.match_indices(" / ").map(|(at, _)| query.split_at(at)) {
+            let divisor = divisor.trim_start_matches(" / ");
+            ensure!(is_positive(divisor), "{query} divides by {divisor}");
+            divisions += 1;
+        }
+        let is_quantile = query.contains("histogram_quantile");
+        ensure!(!is_quantile || query.ends_with(" > 0"), "{query}");
+    }
+    ensure!(divisions > 1, "{divisions}");
+    // The test is no rubber stamp.
+    ensure!(!is_positive("sum(rate(x[5m]))") && !is_positive("(sum(x)) > 0"));
+    ensure!(is_positive("(sum by (a) (rate(x[5m])) > 0) > 5"));
+    Ok(())
+}
+
+/// Whether this begins with what is in brackets, and greater than 0.
+fn is_positive(divisor: &str) -> bool {
+    let mut depth = 0;
+    for (at, c) in divisor.char_indices() {
+        match c {
+            '(' => depth += 1,
+            ')' => depth -= 1,
+            _ => {}
+        }
+        if depth == 0 {
+            return divisor[..at].ends_with(" > 0");
+        }
+    }
+    false
+}
+
+/// A page, and a heading on it that makes the anchor.
+fn runbooks() -> anyhow::Result<()> {
+    for (name, alert) in alerts()? {
+        let runbook = alert.lines().find_map(|line| {
+            let text = line.trim().strip_prefix("runbook: \"")?;
+            text.strip_suffix('"')
+        });
+        let runbook = runbook.with_context(|| format!("{name} has no runbook"))?;
+        let (page, anchor) = runbook.split_once('#').context("no section")?;
+        let page = text(page)?;
+        let mut headings = page.lines().filter(|line| line.starts_with('#'));
+        let is_there = headings.any(|heading| {
+            let heading = heading.trim_start_matches('#').trim().to_lowercase();
+            heading.replace(' ', "-") == anchor
+        });
+        ensure!(is_there, "{name}: {runbook} is no section");
+    }
+    Ok(())
+}
+
+/// The rules by their own tests; the dashboard's queries as rules of another file.
+fn promtool() -> anyhow::Result<()> {
+    let run = |arguments: &[&str]| -> anyhow::Result<()> {
+        let output = Command::new("promtool")
+            .args(arguments)
+            .current_dir(path("config/prometheus"))
+            .output()?;
+        let said = String::from_utf8_lossy(&output.stdout);
+        let complaint = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "{arguments:?}: {said}{complaint}");
+        Ok(())
+    };
+    run(&["check", "rules", "alerts.yml"])?;
+    run(&["test", "rules", "alerts_test.yml"])?;
+    let mut rules = "groups:\n  - name: dashboard\n    rules:\n".to_owned();
+    for (i, query) in queries()?.iter().enumerate() {
+        let query = query
+            .replace("$instance", ".*")
+            .replace("$__rate_interval", "5m");
+        writeln!(
+            rules,
+            "      - {{record: \"q{i}\", expr: {}}}",
+            Value::from(query)
+        )?;
+    }
+    let dir = tempfile::tempdir()?;
+    let file = dir.path().join("queries.yml");
+    fs::write(&file, rules)?;
+    run(&["check", "rules", &file.to_string_lossy()])
+}
