@@ -8,15 +8,16 @@ use std::{
 
 use anyhow::{Context as _, ensure};
 use rto_tests::{
-    agent::{SOON, World},
+    agent::{SOON, World, binary},
     capture::{Capture, gaps, syns},
     features::lacks,
     netns::{CLIENT_LINK, SERVER_V4, sysctl},
-    process::run,
+    process::{command_in, run},
     talk,
     timing::latest,
     traffic::{Connect, Listen, Traffic},
 };
+use serde_json::{Map, Value};
 
 use super::{KERNEL, NEAR, Test, near, to};
 
@@ -47,6 +48,9 @@ pub(super) const TESTS: &[Test] = &[
         mptcp(Some("mptcp = \"apply\"\n"), NEAR, Loss::OfSyns)
     }),
     ("fast_open_that_could_be_switched_off", fast_open),
+    ("settings_are_shown_kept_and_saved", settings),
+    ("the_hosts_retransmissions_are_followed", followed),
+    ("doctor_says_what_limits_syn_acks", limited),
 ];
 
 const PORT: u16 = 4900;
@@ -278,6 +282,165 @@ fn fast_open() -> anyhow::Result<()> {
         );
         // The control: any other has the policy's.
         world.assert_syn_gap(to(SERVER_V4, PORT), &Connect::default(), NEAR)?;
+    }
+    Ok(())
+}
+
+fn settings() -> anyhow::Result<()> {
+    let mut world = world(Some(""))?;
+    let own = [
+        "--initial-rto",
+        "100ms",
+        "--syn-ack-rto",
+        "200ms",
+        "--mptcp",
+        "apply",
+    ];
+    let added = world.cli(&[&["add", "10.2.0.0/16"][..], &own].concat())?;
+    // (With the 5 retransmissions of a new namespace, whatever the host has.)
+    let retries = world.json(&["status"])?["host"]["tcp_synack_retries"].clone();
+    if retries == 5 {
+        let warned = "a half-open request lives 12.6s by 5 retransmissions";
+        ensure!(
+            added.contains(warned) && added.contains("keeps it for 31s"),
+            "{added}"
+        );
+    }
+    // They outlive the daemon.
+    world.end(nix::sys::signal::Signal::SIGTERM)?;
+    world.start()?;
+    world.cli(&[&["add", "10.3.0.0/16", "--save"][..], &own].concat())?;
+    let list = world.json(&["list"])?;
+    let policy = |cidr: &str| {
+        let entries = list["entries"].as_array().cloned().unwrap_or_default();
+        let entry = entries.into_iter().find(|entry| entry["cidr"] == cidr);
+        let name = entry
+            .map(|entry| entry["policy"].clone())
+            .unwrap_or_default();
+        list["policies"][name.as_str().unwrap_or_default()].clone()
+    };
+    for cidr in ["10.2.0.0/16", "10.3.0.0/16"] {
+        let settings = policy(cidr)["settings"].clone();
+        ensure!(
+            settings["syn_ack_rto"] == "200ms" && settings["mptcp"] == "apply",
+            "{list:#}"
+        );
+    }
+    // What is the default is not said, and what it becomes is.
+    let near = policy("10.88.0.0/24");
+    ensure!(near["settings"].get("syn_ack_rto").is_none(), "{near:#}");
+    let effects = near["effects"].as_array().cloned().unwrap_or_default();
+    let effect = effects
+        .into_iter()
+        .find(|effect| effect["setting"] == "syn_ack_rto");
+    let effect = effect.context("no effect")?;
+    let lifetime_ms = effect["request_lifetime_ms"].as_u64();
+    ensure!(effect["asked"] == "auto", "{effect:#}");
+    // Or as long as the kernel's own, with fewer retransmissions.
+    let own_ms = (2_u64 << retries.as_u64().unwrap_or(5).min(7)) * 1000 - 1000;
+    ensure!(lifetime_ms >= Some(own_ms.min(31_000)), "{effect:#}");
+    let text = world.cli(&["list"])?;
+    ensure!(
+        text.contains("syn_ack_rto auto (") && text.contains("(requests live "),
+        "{text}"
+    );
+    let text = world.cli(&["lookup", SERVER_V4])?;
+    ensure!(text.contains("(a request lives "), "{text}");
+    // A typo is the caller's.
+    let typo = world.try_cli(&[
+        "add",
+        "10.4.0.0/16",
+        "--initial-rto",
+        "100ms",
+        "--syn-ack-rto",
+        "fast",
+    ])?;
+    ensure!(typo.status.code() == Some(2), "{typo:?}");
+    Ok(())
+}
+
+/// A daemon in a network namespace of its own, whose sysctl changes.
+fn followed() -> anyhow::Result<()> {
+    let mut world = World::new()?;
+    world.configure(&near("\"10.88.0.0/24\""))?;
+    let inside = format!("--net=/run/netns/{}", world.net.server);
+    world.start_under(&["nsenter".to_owned(), inside])?;
+    let lifetime = |world: &World| -> anyhow::Result<String> {
+        let lookup = world.cli(&["lookup", SERVER_V4])?;
+        let line = lookup.lines().find(|line| line.contains("syn_ack_rto"));
+        Ok(line.context("no syn_ack_rto")?.to_owned())
+    };
+    ensure!(
+        lifetime(&world)?.contains("by 5 retransmissions"),
+        "{}",
+        lifetime(&world)?
+    );
+    sysctl(&world.net.server, "net.ipv4.tcp_synack_retries", "3")?;
+    let end = Instant::now() + SOON;
+    while !lifetime(&world)?.contains("auto -> 1s") {
+        ensure!(Instant::now() < end, "{}", lifetime(&world)?);
+        thread::sleep(Duration::from_millis(50));
+    }
+    ensure!(
+        lifetime(&world)?.contains("by 3 retransmissions"),
+        "{}",
+        lifetime(&world)?
+    );
+    Ok(())
+}
+
+/// In a namespace of its own, as sysctls are.
+fn limited() -> anyhow::Result<()> {
+    let world = World::new()?;
+    world.configure(&near("\"10.88.0.0/24\""))?;
+    let netns = &world.net.server;
+    let findings = || -> anyhow::Result<Value> {
+        let mut command = command_in(Some(netns), None, binary()?)?;
+        let output = command
+            .args(["doctor", "--json", "--config"])
+            .arg(world.config())
+            .output()?;
+        let report: Value = serde_json::from_slice(&output.stdout)?;
+        let findings = report["findings"].as_array().context("no findings")?.iter();
+        Ok(findings
+            .filter_map(|finding| Some((finding["id"].as_str()?.to_owned(), finding.clone())))
+            .collect::<Map<_, _>>()
+            .into())
+    };
+    let before = findings()?;
+    let retries = &before["tcp_synack_retries"];
+    ensure!(retries["severity"] == "warning", "{before:#}");
+    ensure!(
+        retries["found"].to_string().contains("instead of 100ms"),
+        "{retries:#}"
+    );
+    ensure!(
+        before.get("tcp_fastopen_blackhole_timeout_sec").is_none(),
+        "{before:#}"
+    );
+    sysctl(netns, "net.ipv4.tcp_synack_retries", "8")?;
+    sysctl(netns, "net.ipv4.tcp_fastopen_blackhole_timeout_sec", "3600")?;
+    let after = findings()?;
+    let fast_open = &after["tcp_fastopen_blackhole_timeout_sec"];
+    ensure!(
+        fast_open["severity"] == if lacks("btf")? { "warning" } else { "ok" },
+        "{after:#}"
+    );
+    let retries = &after["tcp_synack_retries"];
+    if lacks("reads-listener")? {
+        // A program cannot tell that there are more.
+        ensure!(retries["severity"] == "warning", "{after:#}");
+        ensure!(after["listeners"].is_object(), "{after:#}");
+        return Ok(());
+    }
+    ensure!(retries["severity"] == "ok", "{after:#}");
+    let mend = before["tcp_synack_retries"]["mend"].to_string();
+    for part in [
+        "net.ipv4.tcp_synack_retries=8",
+        "gives 100ms",
+        "stay 367s instead of 63s",
+    ] {
+        ensure!(mend.contains(part), "{mend}");
     }
     Ok(())
 }
