@@ -153,6 +153,23 @@ pub fn syn_acks(segments: &[Segment], from: SocketAddr) -> Vec<Segment> {
         .collect()
 }
 
+/// Segments of the same kind by connection: by their ends and sequence number, which a retransmission keeps.
+#[must_use]
+pub fn by_connection(segments: &[Segment]) -> Vec<Vec<Segment>> {
+    let mut all: Vec<Vec<Segment>> = Vec::new();
+    for segment in segments {
+        let is_same = |of: &&mut Vec<Segment>| {
+            of.first()
+                .is_some_and(|s| (s.from, s.to, s.seq) == (segment.from, segment.to, segment.seq))
+        };
+        match all.iter_mut().find(is_same) {
+            Some(of) => of.push(segment.clone()),
+            None => all.push(vec![segment.clone()]),
+        }
+    }
+    all
+}
+
 /// Times between a segment and the next.
 #[must_use]
 pub fn gaps(segments: &[Segment]) -> Vec<Duration> {
