@@ -4,12 +4,12 @@
 use anyhow::ensure;
 use rto_tests::{
     agent::World,
-    features::{FEATURES, assert_declared, found, version},
+    features::{self, FEATURES, assert_declared, found, version},
     verifier::{LIMITS, Verified, verified},
 };
 use serde_json::{Map, Value, json};
 
-use super::{Test, established::policy};
+use super::{Test, established::policy, scale};
 
 pub(super) const TESTS: &[Test] = &[
     ("features_are_those_of_its_version", assert_declared),
@@ -28,6 +28,10 @@ const NEEDS: &[(&str, &str)] = &[
     ("established::rto_max_caps_the_backoff", RTO_MAX),
     ("established::mptcp", MPTCP),
     ("open_sockets::", ITERATOR),
+    ("rto_restart::the_option_", RTO_MIN_OPTION),
+    ("rto_restart::a_thick_flow_", RTO_MIN_OPTION),
+    ("rto_restart::what_an_application_sets", RTO_MIN_OPTION),
+    ("scale::batches_are_", LPM_BATCHES),
 ];
 
 const THIN_LINEAR: &str = "bpf-thin-linear";
@@ -35,6 +39,10 @@ const RTO_MAX: &str = "tcp-rto-max";
 const ITERATOR: &str = "iter-tcp";
 /// Nothing of the agent's: Debian's 5.10 is built without it.
 const MPTCP: &str = "mptcp";
+/// Nothing of the agent's: how an application, and so a test, reads a socket's rto_min.
+const RTO_MIN_OPTION: &str = "tcp-rto-min-us";
+/// Batches of LPM tries, without which the agent does the same entry by entry.
+const LPM_BATCHES: &str = "lpm-batches";
 
 /// What this kernel lacks and a test needs.
 pub(super) fn lacked_by(test: &str) -> Option<&'static str> {
@@ -46,7 +54,9 @@ pub(super) fn lacked_by(test: &str) -> Option<&'static str> {
 fn lacks(feature: &str) -> bool {
     match feature {
         MPTCP => !std::path::Path::new("/proc/sys/net/mptcp").exists(),
-        _ => rto_tests::features::lacks(feature).unwrap_or(false),
+        RTO_MIN_OPTION => !features::tells_rto_min(),
+        LPM_BATCHES => !scale::has_batches().unwrap_or(true),
+        _ => features::lacks(feature).unwrap_or(false),
     }
 }
 
@@ -66,6 +76,12 @@ pub(super) fn assert_absent(feature: &str) -> anyhow::Result<()> {
             ensure!(is_old, "{:?} without MPTCP: is it loaded?", version()?);
             Ok(())
         }
+        RTO_MIN_OPTION => {
+            let version = version()?;
+            ensure!(version < (6, 15), "{version:?} without TCP_RTO_MIN_US");
+            Ok(())
+        }
+        LPM_BATCHES => scale::assert_no_batches(),
         other => anyhow::bail!("nothing is declared for {other}"),
     }
 }

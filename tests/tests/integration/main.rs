@@ -14,6 +14,7 @@ mod config;
 mod doctor;
 mod established;
 mod faults;
+mod harness;
 mod kernel;
 mod lab_blackout;
 mod lab_estimator;
@@ -84,6 +85,7 @@ fn main() -> ExitCode {
         ("config", config::TESTS),
         ("doctor", doctor::TESTS),
         ("kernel", kernel::TESTS),
+        ("harness", harness::TESTS),
         ("advise", advise::TESTS),
         ("metrics", metrics::TESTS),
         ("statistics", statistics::TESTS),
@@ -102,8 +104,12 @@ fn main() -> ExitCode {
         .flat_map(|(group, tests)| tests.iter().map(move |test| (*group, *test)))
         .map(|(group, (name, test))| {
             let name = format!("{group}::{name}");
-            if refusal.is_some() || arguments.list {
-                return Trial::test(name, || Ok(())).with_ignored_flag(refusal.is_some());
+            if let Some(reason) = refusal.clone() {
+                // Run all the same (--include-ignored), it fails.
+                return Trial::test(name, move || Err(reason.into())).with_ignored_flag(true);
+            }
+            if arguments.list {
+                return Trial::test(name, || Err("only listed".into()));
             }
             if let Some(why) = faults::only_elsewhere(&name) {
                 return Trial::test(name, move || Err(why.into()))
