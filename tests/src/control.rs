@@ -1,6 +1,7 @@
 //! Plain timers that run beside a measurement: they tell whether the machine itself was late in that time.
 
 use std::{
+    fmt,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -51,6 +52,21 @@ impl Observed {
         self.late += other.late;
         self.latest_by = self.latest_by.max(other.latest_by);
         self.jiffies_behind = self.jiffies_behind.max(other.jiffies_behind);
+    }
+}
+
+impl fmt::Display for Observed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ms = |time: Duration| time.as_secs_f64() * 1e3;
+        write!(
+            f,
+            "beside it {} of {} plain timers were late by more than a jiffy, by {:.2} ms at most, and jiffies behind \
+             by {:.2} ms",
+            self.late,
+            self.timers,
+            ms(self.latest_by),
+            ms(self.jiffies_behind)
+        )
     }
 }
 

@@ -289,19 +289,7 @@ impl std::fmt::Display for Try {
             }
             write!(f, " [{}]", list(&sample.gaps))?;
         }
-        let Observed {
-            timers,
-            late,
-            latest_by,
-            jiffies_behind,
-        } = self.control;
-        write!(
-            f,
-            "; beside them {late} of {timers} plain timers were late by more than a jiffy, by {} ms at most, and jiffies \
-             behind by {} ms",
-            ms(&latest_by),
-            ms(&jiffies_behind)
-        )
+        write!(f, "; {}", self.control)
     }
 }
 
