@@ -18,11 +18,11 @@ use rto_lab::ground::{
 use serde_json::Value;
 
 use crate::{
-    capture::{Capture, Segment, gaps, syn_acks, syns},
+    capture::{Capture, Segment, by_connection, gaps, syn_acks, syns},
     http,
     pty::Terminal,
     talk::{self, Talk},
-    timing::assert_gap,
+    timing::{Sample, assert_samples},
     traffic::{Connect, Traffic},
 };
 
@@ -203,6 +203,64 @@ impl World {
         Ok(gaps(&syns(&capture.wait_for(SOON, enough)?, to)))
     }
 
+    /// The first gaps between the SYNs of each of several new connections to a black hole, all at the same time.
+    ///
+    /// # Errors
+    ///
+    /// If there are not as many in time.
+    pub fn many_syn_gaps(
+        &self,
+        to: SocketAddr,
+        options: &Connect,
+        connections: usize,
+        count: usize,
+    ) -> anyhow::Result<Vec<Vec<Duration>>> {
+        self.many(CLIENT_LINK, syns, (to, options), connections, count)
+    }
+
+    /// The first gaps between the SYN-ACKs to each of several clients, whose ACKs get lost, all at the same time.
+    ///
+    /// # Errors
+    ///
+    /// If there are not as many in time.
+    pub fn many_syn_ack_gaps(
+        &self,
+        to: SocketAddr,
+        options: &Connect,
+        connections: usize,
+        count: usize,
+    ) -> anyhow::Result<Vec<Vec<Duration>>> {
+        self.many(SERVER_LINK, syn_acks, (to, options), connections, count)
+    }
+
+    fn many(
+        &self,
+        link: &str,
+        kind: fn(&[Segment], SocketAddr) -> Vec<Segment>,
+        (to, options): (SocketAddr, &Connect),
+        connections: usize,
+        count: usize,
+    ) -> anyhow::Result<Vec<Vec<Duration>>> {
+        let netns = match link {
+            SERVER_LINK => &self.net.server,
+            _ => &self.net.client,
+        };
+        let capture = Capture::start(netns, link)?;
+        // The first packet waits until the peer's link address is known, up to a second; it is not measured.
+        let first = self.connect(to, options)?;
+        let first_of = by_connection(&capture.wait_for(SOON, |all| !kind(all, to).is_empty())?);
+        drop(first);
+        let traffic = (0..connections).map(|_| self.connect(to, options));
+        let _traffic = traffic.collect::<anyhow::Result<Vec<_>>>()?;
+        let of = |all: &[Segment]| {
+            let mut all = by_connection(&kind(all, to));
+            all.retain(|of| of.len() > count && !first_of.iter().any(|first| first[0] == of[0]));
+            all
+        };
+        let all = capture.wait_for(SOON, |all| of(all).len() >= connections)?;
+        Ok(of(&all).iter().map(|segments| gaps(segments)).collect())
+    }
+
     /// Asserts that new connections to a black hole have this initial RTO.
     ///
     /// # Errors
@@ -218,7 +276,28 @@ impl World {
         options: &Connect,
         timer: Duration,
     ) -> anyhow::Result<()> {
-        assert_gap(timer, || Ok(self.syn_gaps(to, options, 1)?[0]))
+        self.assert_syn_gaps(to, options, &[timer])
+    }
+
+    /// Asserts that the SYNs of new connections to a black hole have these intervals.
+    ///
+    /// # Errors
+    ///
+    /// If there are not as many.
+    ///
+    /// # Panics
+    ///
+    /// If they have others.
+    pub fn assert_syn_gaps(
+        &self,
+        to: SocketAddr,
+        options: &Connect,
+        timers: &[Duration],
+    ) -> anyhow::Result<()> {
+        assert_samples(|connections| {
+            let all = self.many_syn_gaps(to, options, connections, timers.len())?;
+            Ok(of_timers(timers, all))
+        })
     }
 
     /// Asserts that a server whose clients' ACKs get lost has this initial RTO.
@@ -236,25 +315,34 @@ impl World {
         options: &Connect,
         timer: Duration,
     ) -> anyhow::Result<()> {
-        assert_gap(timer, || Ok(self.syn_ack_gaps(to, options, 1)?[0]))
+        self.assert_syn_ack_gaps(to, options, &[timer])
     }
 
-    /// The first gaps between the SYN-ACKs of a server whose clients' ACKs get lost.
+    /// Asserts that the SYN-ACKs of a server whose clients' ACKs get lost have these intervals.
     ///
     /// # Errors
     ///
-    /// If there are not as many in time.
-    pub fn syn_ack_gaps(
+    /// If there are not as many.
+    ///
+    /// # Panics
+    ///
+    /// If they have others.
+    pub fn assert_syn_ack_gaps(
         &self,
         to: SocketAddr,
         options: &Connect,
-        count: usize,
-    ) -> anyhow::Result<Vec<Duration>> {
-        let capture = Capture::start(&self.net.server, SERVER_LINK)?;
-        let _traffic = self.connect(to, options)?;
-        let enough = |all: &[Segment]| syn_acks(all, to).len() > count;
-        Ok(gaps(&syn_acks(&capture.wait_for(SOON, enough)?, to)))
+        timers: &[Duration],
+    ) -> anyhow::Result<()> {
+        assert_samples(|connections| {
+            let all = self.many_syn_ack_gaps(to, options, connections, timers.len())?;
+            Ok(of_timers(timers, all))
+        })
     }
+}
+
+fn of_timers(timers: &[Duration], all: Vec<Vec<Duration>>) -> Vec<Sample> {
+    let all = all.into_iter();
+    all.map(|gaps| Sample::of_timers(timers, gaps)).collect()
 }
 
 /// The agent's binary: RTO_AGENT_BIN, or beside the tests.

@@ -14,7 +14,9 @@ use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
-use pcap_parser::{LegacyPcapReader, PcapBlockOwned, PcapError, traits::PcapReaderIterator as _};
+use pcap_parser::{
+    LegacyPcapReader, Linktype, PcapBlockOwned, PcapError, traits::PcapReaderIterator as _,
+};
 use tempfile::NamedTempFile;
 
 use crate::process::command_in;
@@ -153,6 +155,48 @@ pub fn syn_acks(segments: &[Segment], from: SocketAddr) -> Vec<Segment> {
         .collect()
 }
 
+/// Segments of the same kind by connection: by their ends and sequence number, which a retransmission keeps.
+#[must_use]
+pub fn by_connection(segments: &[Segment]) -> Vec<Vec<Segment>> {
+    let mut all: Vec<Vec<Segment>> = Vec::new();
+    for segment in segments {
+        let is_same = |of: &&mut Vec<Segment>| {
+            of.first()
+                .is_some_and(|s| (s.from, s.to, s.seq) == (segment.from, segment.to, segment.seq))
+        };
+        match all.iter_mut().find(is_same) {
+            Some(of) => of.push(segment.clone()),
+            None => all.push(vec![segment.clone()]),
+        }
+    }
+    all
+}
+
+/// Round trips as one end of ping-pong traffic has them on its wire, by connection: from each segment with SYN or data
+/// that leaves this address to the next that comes. The first of each connection is its handshake's.
+#[must_use]
+pub fn round_trips(segments: &[Segment], end: IpAddr) -> Vec<Vec<Duration>> {
+    type Connection = ((SocketAddr, SocketAddr), Option<Duration>, Vec<Duration>);
+    let mut all: Vec<Connection> = Vec::new();
+    for segment in segments {
+        let leaves = segment.from.ip() == end;
+        let (own, peer) = (segment.from, segment.to);
+        let ends = if leaves { (own, peer) } else { (peer, own) };
+        let index = all.iter().position(|of| of.0 == ends);
+        let index = index.unwrap_or_else(|| {
+            all.push((ends, None, Vec::new()));
+            all.len() - 1
+        });
+        let (_, sent, times) = &mut all[index];
+        if !leaves {
+            times.extend(sent.take().map(|sent| segment.time.saturating_sub(sent)));
+        } else if segment.syn || segment.length > 0 {
+            sent.get_or_insert(segment.time);
+        }
+    }
+    all.into_iter().map(|(_, _, times)| times).collect()
+}
+
 /// Times between a segment and the next.
 #[must_use]
 pub fn gaps(segments: &[Segment]) -> Vec<Duration> {
@@ -165,19 +209,20 @@ pub fn gaps(segments: &[Segment]) -> Vec<Duration> {
 fn parse(file: File) -> anyhow::Result<Vec<Segment>> {
     let mut reader = LegacyPcapReader::new(1 << 16, file).map_err(|e| anyhow::anyhow!("{e:?}"))?;
     let mut segments = Vec::new();
-    let mut nanoseconds = true;
+    let (mut nanoseconds, mut is_ethernet) = (true, true);
     loop {
         match reader.next() {
             Ok((offset, block)) => {
                 match block {
                     PcapBlockOwned::LegacyHeader(header) => {
                         nanoseconds = header.is_nanosecond_precision();
+                        is_ethernet = header.network == Linktype::ETHERNET;
                     }
                     PcapBlockOwned::Legacy(packet) => {
                         let unit = if nanoseconds { 1 } else { 1_000 };
                         let time = Duration::from_secs(packet.ts_sec.into())
                             + Duration::from_nanos(u64::from(packet.ts_usec) * unit);
-                        segments.extend(segment(time, packet.data));
+                        segments.extend(segment(time, packet.data, is_ethernet));
                     }
                     PcapBlockOwned::NG(_) => {}
                 }
@@ -194,9 +239,13 @@ fn parse(file: File) -> anyhow::Result<Vec<Segment>> {
     }
 }
 
-fn segment(time: Duration, frame: &[u8]) -> Option<Segment> {
-    // Lax: long segments are cut off by the capture.
-    let packet = LaxSlicedPacket::from_ethernet(frame).ok()?;
+fn segment(time: Duration, frame: &[u8], is_ethernet: bool) -> Option<Segment> {
+    // Lax: long segments are cut off by the capture. A TUN device has no frames around its packets.
+    let packet = if is_ethernet {
+        LaxSlicedPacket::from_ethernet(frame).ok()?
+    } else {
+        LaxSlicedPacket::from_ip(frame).ok()?
+    };
     let (from, to): (IpAddr, IpAddr) = match packet.net? {
         LaxNetSlice::Ipv4(ip) => (
             ip.header().source_addr().into(),
@@ -220,4 +269,36 @@ fn segment(time: Duration, frame: &[u8]) -> Option<Segment> {
         seq: tcp.sequence_number(),
         length: tcp.payload().len(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn round_trips_of_one_connection() {
+        let [client, server] = [1u8, 2].map(|host| SocketAddr::from(([10, 0, 0, host], 1)));
+        let segment = |ms, leaves: bool, syn, length| Segment {
+            time: Duration::from_millis(ms),
+            from: if leaves { client } else { server },
+            to: if leaves { server } else { client },
+            syn,
+            ack: ms > 0,
+            seq: 0,
+            length,
+        };
+        let all = [
+            segment(0, true, true, 0),
+            segment(20, false, true, 0),
+            segment(21, true, false, 0),
+            segment(22, true, false, 100),
+            segment(45, false, false, 1),
+            segment(85, true, false, 0),
+        ];
+        let ms = |ms: &[u64]| vec![ms.iter().map(|ms| Duration::from_millis(*ms)).collect()];
+        let at_client: Vec<Vec<Duration>> = ms(&[20, 23]);
+        assert_eq!(round_trips(&all, client.ip()), at_client);
+        let at_server: Vec<Vec<Duration>> = ms(&[1, 40]);
+        assert_eq!(round_trips(&all, server.ip()), at_server);
+    }
 }

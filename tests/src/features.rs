@@ -1,11 +1,17 @@
 //! What the running kernel lacks: as declared here by mainline version, and as the agent finds it.
 
-use std::{collections::BTreeMap, process::Command, sync::OnceLock, time::Duration};
+use std::{
+    collections::BTreeMap, os::fd::AsRawFd as _, process::Command, sync::OnceLock, time::Duration,
+};
 
 use anyhow::{Context as _, bail, ensure};
+use nix::{
+    libc,
+    sys::socket::{AddressFamily, SockFlag, SockType, socket},
+};
 use serde_json::Value;
 
-use crate::agent::binary;
+use crate::{agent::binary, talk::option};
 
 /// Features as `doctor` names them, and the first mainline version that has each. What is older is
 /// expected to lack it.
@@ -108,6 +114,24 @@ fn ask() -> anyhow::Result<BTreeMap<&'static str, Found>> {
 pub fn lacks(feature: &str) -> anyhow::Result<bool> {
     let found = found()?.get(feature).context(feature.to_owned())?;
     Ok(found.presence != "present")
+}
+
+/// Whether a socket's rto_min can be read: TCP_RTO_MIN_US (Linux 6.15).
+#[must_use]
+pub fn tells_rto_min() -> bool {
+    let socket = socket(
+        AddressFamily::Inet,
+        SockType::Stream,
+        SockFlag::SOCK_CLOEXEC,
+        None,
+    );
+    socket.is_ok_and(|socket| {
+        let (mut value, mut length): (libc::c_int, libc::socklen_t) = (0, 4);
+        let (level, name) = (libc::IPPROTO_TCP, option::RTO_MIN_US);
+        let (value, length) = ((&raw mut value).cast(), &raw mut length);
+        // SAFETY: `length` says the size of `value`; both live over the call.
+        unsafe { libc::getsockopt(socket.as_raw_fd(), level, name, value, length) == 0 }
+    })
 }
 
 /// The first intervals between the SYNs of a connection with this initial RTO: five of it, then

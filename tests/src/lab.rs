@@ -5,7 +5,10 @@ use std::{path::Path, process::Command};
 use anyhow::{Context as _, bail, ensure};
 use serde_json::Value;
 
-use crate::process::{beside, stdout_of};
+use crate::{
+    control::Control,
+    process::{beside, stdout_of},
+};
 
 /// Runs a quick experiment; its report.
 ///
@@ -20,26 +23,30 @@ pub fn quick(experiment: &str, out: &Path, args: &[&str]) -> anyhow::Result<Valu
     serde_json::from_str(&text).context(text)
 }
 
-/// How often a measurement may be wrong: on a machine that runs other tests as well one can be disturbed.
-const DISTURBED: usize = 1;
+/// Tries at the most.
+const TRIES: usize = 6;
 
-/// Measures; again if it does not come out as it should, and then it has to twice.
+/// Measures; once more only while plain timers beside it were late, so that the machine may be why it came out wrong.
 ///
 /// # Errors
 ///
-/// What was wrong.
+/// What was wrong each time, and how late the machine was.
 pub fn measured(mut measure: impl FnMut() -> anyhow::Result<()>) -> anyhow::Result<()> {
-    let (mut wrong, mut right) = (Vec::new(), 0);
-    while right <= wrong.len() {
-        match measure() {
-            Ok(()) => right += 1,
-            Err(error) => wrong.push(format!("{error:#}")),
-        }
-        if wrong.len() > DISTURBED {
-            bail!("wrong twice:\n{}", wrong.join("\n"));
+    let mut wrong = Vec::new();
+    while wrong.len() < TRIES {
+        let control = Control::start();
+        let outcome = measure();
+        let observed = control.stop();
+        let Err(error) = outcome else {
+            return Ok(());
+        };
+        eprintln!("lab: {error:#}; {observed}");
+        wrong.push(format!("{error:#}; {observed}"));
+        if !observed.was_late() {
+            break;
         }
     }
-    Ok(())
+    bail!("wrong each time:\n{}", wrong.join("\n"));
 }
 
 /// A number in a table of a report: in the column of this name, and in the line that begins with these cells.

@@ -4,6 +4,7 @@
 pub mod agent;
 pub mod bpf;
 pub mod capture;
+pub mod control;
 pub mod emulated;
 pub mod features;
 pub mod foreign;

@@ -5,8 +5,16 @@ pub use rto_lab::link::{
     rule::Matching,
 };
 
-use crate::netns::Pair;
+use std::time::Duration;
 
+use crate::{
+    agent::SOON,
+    capture::{Capture, round_trips},
+    netns::Pair,
+};
+
+/// Address of the client's end.
+pub const RELAY_CLIENT_V4: &str = "10.89.0.1";
 /// Address of the server's end.
 pub const RELAY_SERVER_V4: &str = "10.89.0.2";
 /// Its IPv6 address.
@@ -19,4 +27,50 @@ pub const RELAY_SERVER_V6: &str = "fd89::2";
 /// If it cannot be made.
 pub fn relay(pair: &Pair) -> anyhow::Result<Relay> {
     Relay::new(pair, 0, 0)
+}
+
+/// Captures of both ends of the link.
+#[derive(Debug)]
+pub struct BothEnds {
+    client: Capture,
+    server: Capture,
+}
+
+impl BothEnds {
+    /// Begins them.
+    ///
+    /// # Errors
+    ///
+    /// If tcpdump does not start.
+    pub fn of(pair: &Pair, relay: &Relay) -> anyhow::Result<Self> {
+        Ok(Self {
+            client: Capture::start(&pair.client, &relay.client_device())?,
+            server: Capture::start(&pair.server, &relay.server_device())?,
+        })
+    }
+
+    /// The round trips of so many IPv4 connections as the client's wire and the server's have them; each has at least
+    /// so many.
+    ///
+    /// # Errors
+    ///
+    /// If there are not as many in time.
+    pub fn round_trips(
+        &self,
+        connections: usize,
+        each: usize,
+    ) -> anyhow::Result<[Vec<Vec<Duration>>; 2]> {
+        let of = |capture: &Capture, end: &str| {
+            let end = end.parse()?;
+            let all = capture.wait_for(SOON, |all| {
+                let full = round_trips(all, end);
+                full.iter().filter(|of| of.len() >= each).count() >= connections
+            })?;
+            anyhow::Ok(round_trips(&all, end))
+        };
+        Ok([
+            of(&self.client, RELAY_CLIENT_V4)?,
+            of(&self.server, RELAY_SERVER_V4)?,
+        ])
+    }
 }

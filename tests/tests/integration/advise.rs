@@ -5,8 +5,9 @@ use std::time::Duration;
 use anyhow::{Context as _, ensure};
 use rto_tests::{
     agent::World,
-    relay::{RELAY_SERVER_V4, relay},
+    relay::{BothEnds, RELAY_SERVER_V4, relay},
     talk,
+    timing::{jiffies, jiffy},
 };
 use serde_json::Value;
 
@@ -19,6 +20,8 @@ pub(super) const TESTS: &[Test] = &[
 
 const PORT: u16 = 4950;
 const ONE_WAY: Duration = Duration::from_millis(10);
+/// The histogram's buckets are a quarter wide.
+const BUCKET: f64 = 1.25;
 /// Enough for a share of 50 %, which needs six.
 const CONNECTIONS: usize = 8;
 const ROUNDS: usize = 5;
@@ -29,6 +32,7 @@ fn of_a_link() -> anyhow::Result<()> {
     let world = World::with(POLICY)?;
     let relay = relay(&world.net)?;
     relay.set_delay(ONE_WAY);
+    let captures = BothEnds::of(&world.net, &relay)?;
     {
         let _server = world.answer(to(RELAY_SERVER_V4, PORT))?;
         for _ in 0..CONNECTIONS {
@@ -48,20 +52,41 @@ fn of_a_link() -> anyhow::Result<()> {
     }
     let initial_rto = &by_entry["initial_rto"];
     assert_eq!(initial_rto["present"]["value_us"], 400_000, "{by_entry:#}");
-    let suggested = initial_rto["suggestion"]["value_us"]
-        .as_u64()
-        .context("no suggestion")?;
-    // Twice the round trip of 20 ms at least; the histogram adds a quarter, a busy machine some.
-    ensure!((40_000..200_000).contains(&suggested), "{by_entry:#}");
     let evidence = by_entry["evidence"].as_array().context("no evidence")?;
     let handshakes = |direction: &str| {
         let is = |e: &&Value| e["what"] == "handshake" && e["direction"] == direction;
-        evidence.iter().find(is).map(|e| e["samples"].clone())
+        evidence.iter().find(is).context("no handshakes")
     };
-    assert_eq!(
-        handshakes("active"),
-        Some(CONNECTIONS.into()),
-        "{by_entry:#}"
+    // What it is made of is what the wires had, to a jiffy and the quarter of a bucket.
+    let (mut typical, mut longest) = (Duration::MAX, Duration::ZERO);
+    let wires = captures.round_trips(CONNECTIONS, ROUNDS)?;
+    for (direction, wire) in ["active", "passive"].into_iter().zip(wires) {
+        let of = handshakes(direction)?;
+        assert_eq!(of["samples"], CONNECTIONS, "{by_entry:#}");
+        let mut wire: Vec<Duration> = wire.iter().map(|round_trips| round_trips[0]).collect();
+        wire.sort_unstable();
+        ensure!(wire[0] >= 2 * ONE_WAY, "{wire:?}");
+        for (name, at) in [("p50_us", CONNECTIONS / 2), ("longest_us", CONNECTIONS - 1)] {
+            let told = Duration::from_micros(of[name].as_u64().context("no time")?);
+            // Of an even number it is either of those in the middle.
+            let low = wire[at - usize::from(name == "p50_us")];
+            let range = low - jiffy()..=(wire[at] + jiffy()).mul_f64(BUCKET);
+            ensure!(
+                range.contains(&told),
+                "{direction} {name}: {told:?}, on the wire {wire:?}: {by_entry:#}"
+            );
+            typical = typical.min(told);
+            longest = longest.max(told);
+        }
+    }
+    // The least value that does, twice, in whole jiffies.
+    let suggested = initial_rto["suggestion"]["jiffies"]
+        .as_u64()
+        .context("no suggestion")?;
+    let range = jiffies(2 * typical)..=jiffies(2 * longest);
+    ensure!(
+        range.contains(&u32::try_from(suggested)?),
+        "{suggested} is not in {range:?}: {by_entry:#}"
     );
     // Nothing was changed by asking.
     let listed = world.json(&["lookup", RELAY_SERVER_V4])?;

@@ -11,7 +11,7 @@ use rto_tests::{
     foreign::Foreign,
     netns::{CLIENT_LINK, SERVER_LINK, SERVER_V4, SERVER_V4_OTHER, SERVER_V6, sysctl},
     talk::{self, REQUEST, Talk, option},
-    timing::{assert_gaps, assert_measured, jiffy, latest},
+    timing::{self, assert_gaps, assert_measured, jiffy, latest},
     traffic::Traffic,
 };
 
@@ -213,11 +213,7 @@ fn rto_min_first_sample() -> anyhow::Result<()> {
 
 /// Milliseconds as the kernel has them.
 fn quantised(millis: u64) -> Duration {
-    let jiffy = jiffy();
-    let jiffies = Duration::from_millis(millis)
-        .as_nanos()
-        .div_ceil(jiffy.as_nanos());
-    jiffy * u32::try_from(jiffies).unwrap_or(u32::MAX)
+    timing::quantised(Duration::from_millis(millis))
 }
 
 fn rto_min_on_the_wire(millis: u64) -> anyhow::Result<()> {

@@ -4,12 +4,12 @@
 use anyhow::ensure;
 use rto_tests::{
     agent::World,
-    features::{FEATURES, assert_declared, found, version},
+    features::{self, FEATURES, assert_declared, found, version},
     verifier::{LIMITS, Verified, verified},
 };
 use serde_json::{Map, Value, json};
 
-use super::{Test, established::policy};
+use super::{Test, established::policy, scale};
 
 pub(super) const TESTS: &[Test] = &[
     ("features_are_those_of_its_version", assert_declared),
@@ -33,6 +33,10 @@ const NEEDS: &[(&str, &str)] = &[
     ("never_worse::a_listeners_own_", LISTENER),
     ("never_worse::a_namespaces_own_", LISTENER),
     ("never_worse::mptcp_", BLACKHOLE),
+    ("rto_restart::the_option_", RTO_MIN_OPTION),
+    ("rto_restart::a_thick_flow_", RTO_MIN_OPTION),
+    ("rto_restart::what_an_application_sets", RTO_MIN_OPTION),
+    ("scale::batches_are_", LPM_BATCHES),
 ];
 
 const THIN_LINEAR: &str = "bpf-thin-linear";
@@ -45,6 +49,10 @@ const BLACKHOLE: &str = "mptcp-blackhole";
 const MPTCP: &str = "mptcp";
 /// The sysctl that a policy is computed from, and of which there may be another in a network namespace.
 const LINEAR_SYNS: &str = "tcp_syn_linear_timeouts";
+/// Nothing of the agent's: how an application, and so a test, reads a socket's rto_min.
+const RTO_MIN_OPTION: &str = "tcp-rto-min-us";
+/// Batches of LPM tries, without which the agent does the same entry by entry.
+const LPM_BATCHES: &str = "lpm-batches";
 
 /// What this kernel lacks and a test needs.
 pub(super) fn lacked_by(test: &str) -> Option<&'static str> {
@@ -58,7 +66,9 @@ fn lacks(feature: &str) -> bool {
         MPTCP => !std::path::Path::new("/proc/sys/net/mptcp").exists(),
         BLACKHOLE => !std::path::Path::new("/proc/sys/net/mptcp/blackhole_timeout").exists(),
         LINEAR_SYNS => !std::path::Path::new("/proc/sys/net/ipv4/tcp_syn_linear_timeouts").exists(),
-        _ => rto_tests::features::lacks(feature).unwrap_or(false),
+        RTO_MIN_OPTION => !features::tells_rto_min(),
+        LPM_BATCHES => !scale::has_batches().unwrap_or(true),
+        _ => features::lacks(feature).unwrap_or(false),
     }
 }
 
@@ -99,6 +109,12 @@ pub(super) fn assert_absent(feature: &str) -> anyhow::Result<()> {
             ensure!(is_old, "{:?} without {LINEAR_SYNS}", version()?);
             Ok(())
         }
+        RTO_MIN_OPTION => {
+            let version = version()?;
+            ensure!(version < (6, 15), "{version:?} without TCP_RTO_MIN_US");
+            Ok(())
+        }
+        LPM_BATCHES => scale::assert_no_batches(),
         other => anyhow::bail!("nothing is declared for {other}"),
     }
 }

@@ -15,6 +15,7 @@ mod dashboards;
 mod doctor;
 mod established;
 mod faults;
+mod harness;
 mod http_clients;
 mod kernel;
 mod lab_blackout;
@@ -89,6 +90,7 @@ fn main() -> ExitCode {
         ("doctor", doctor::TESTS),
         ("http_clients", http_clients::TESTS),
         ("kernel", kernel::TESTS),
+        ("harness", harness::TESTS),
         ("advise", advise::TESTS),
         ("metrics", metrics::TESTS),
         ("dashboards", dashboards::TESTS),
@@ -108,8 +110,12 @@ fn main() -> ExitCode {
         .flat_map(|(group, tests)| tests.iter().map(move |test| (*group, *test)))
         .map(|(group, (name, test))| {
             let name = format!("{group}::{name}");
-            if refusal.is_some() || arguments.list {
-                return Trial::test(name, || Ok(())).with_ignored_flag(refusal.is_some());
+            if let Some(reason) = refusal.clone() {
+                // Run all the same (--include-ignored), it fails.
+                return Trial::test(name, move || Err(reason.into())).with_ignored_flag(true);
+            }
+            if arguments.list {
+                return Trial::test(name, || Err("only listed".into()));
             }
             if let Some(why) = faults::only_elsewhere(&name) {
                 return Trial::test(name, move || Err(why.into()))

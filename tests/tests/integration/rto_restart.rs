@@ -21,12 +21,20 @@ use super::{Test, to};
 
 pub(super) const TESTS: &[Test] = &[
     ("a_thin_flow_is_a_round_trip_sooner", thin),
+    (
+        "the_option_is_lower_by_a_round_trip_at_most",
+        option_of_each,
+    ),
     ("a_thick_flow_has_the_policys_own_rto_min", thick),
-    ("a_near_peer_has_the_policys_own_rto_min", near),
+    ("a_near_peer_has_the_policys_own_rto", near),
     ("a_path_that_was_slow_for_a_while", slow_for_a_while),
     ("never_below_what_the_kernel_takes", at_the_floor),
     ("what_is_not_asked_for_is_not_counted", uncounted),
     ("sockets_that_are_open_already", open),
+    (
+        "the_option_of_sockets_that_are_open_already",
+        option_of_open,
+    ),
     ("what_an_application_sets_stands", own_choice),
 ];
 
@@ -35,6 +43,10 @@ const NO_PAUSE: Duration = Duration::ZERO;
 const ONE_WAY: Duration = Duration::from_millis(30);
 const RTT: Duration = Duration::from_millis(60);
 const RTO_MIN: Duration = Duration::from_millis(100);
+/// The kernel's own minimum (`TCP_RTO_MIN`).
+const KERNEL_RTO_MIN: Duration = Duration::from_millis(200);
+/// A round trip longer than rto_min.
+const FAR: Duration = Duration::from_millis(120);
 /// Round trips after which an RTO has come down: what is too much of it goes by a quarter each.
 const MANY: usize = 30;
 
@@ -99,29 +111,23 @@ impl<'a> Flow<'a> {
         talk::rto(&self.world.net.server, &format!("sport = :{}", self.port))
     }
 
-    /// The client's rto_min; `None` before Linux 6.15.
-    fn rto_min(&mut self) -> anyhow::Result<Option<Duration>> {
-        match self.talk.option(option::RTO_MIN_US) {
-            Ok(micros) => Ok(Some(Duration::from_micros(micros.try_into()?))),
-            Err(_) => Ok(None),
-        }
+    /// The client's rto_min, from Linux 6.15 on: tests that ask for it need that.
+    fn rto_min(&mut self) -> anyhow::Result<Duration> {
+        let micros = self.talk.option(option::RTO_MIN_US)?;
+        Ok(Duration::from_micros(micros.try_into()?))
     }
 
-    /// The client's rto_min is lower than the policy's by a round trip, where the kernel tells.
+    /// The client's rto_min is lower than the policy's by a round trip.
     fn assert_lowered(&mut self) -> anyhow::Result<()> {
-        if let Some(rto_min) = self.rto_min()? {
-            // A round trip takes some milliseconds more than the link's delay.
-            let range = RTO_MIN - RTT - 4 * jiffy()..=RTO_MIN - RTT;
-            assert!(range.contains(&rto_min), "{rto_min:?}");
-        }
+        // A round trip takes some milliseconds more than the link's delay.
+        let range = RTO_MIN - RTT - 4 * jiffy()..=RTO_MIN - RTT;
+        let rto_min = self.rto_min()?;
+        assert!(range.contains(&rto_min), "{rto_min:?}");
         Ok(())
     }
 
-    /// The client's rto_min is this, where the kernel tells.
     fn assert_rto_min(&mut self, expected: Duration) -> anyhow::Result<()> {
-        if let Some(rto_min) = self.rto_min()? {
-            assert_eq!(rto_min, expected);
-        }
+        assert_eq!(self.rto_min()?, expected);
         Ok(())
     }
 }
@@ -191,8 +197,6 @@ fn thin() -> anyhow::Result<()> {
     rounds([&mut with, &mut without], MANY)?;
     assert_sinks(&mut without, RTO_MIN)?;
     assert_sinks(&mut with, RTO_MIN - RTT)?;
-    without.assert_rto_min(RTO_MIN)?;
-    with.assert_lowered()?;
     // The accepted sockets as well.
     let servers = [with.server_rto()?, without.server_rto()?];
     assert!(servers[0] + RTT / 2 < servers[1], "{servers:?}");
@@ -207,6 +211,25 @@ fn thin() -> anyhow::Result<()> {
         assert_eq!(side["setsockopt_failures"], json!({}), "{side:#}");
     }
     Ok(())
+}
+
+/// What an application reads: with it, without it (the control), of a peer at hand and of one farther away than
+/// rto_min, of which as much is left as the kernel takes.
+fn option_of_each() -> anyhow::Result<()> {
+    let link = Link::new(POLICIES)?;
+    let mut with = link.begin(RELAY_SERVER_V4, PORT)?;
+    let mut without = link.begin(RELAY_SERVER_V6, PORT + 1)?;
+    assert_sinks(&mut with, RTO_MIN - RTT)?;
+    with.assert_lowered()?;
+    without.rounds(5)?;
+    without.assert_rto_min(RTO_MIN)?;
+    let mut near = Flow::begin(&link.world, SERVER_V4, PORT + 2)?;
+    near.rounds(5)?;
+    near.assert_rto_min(RTO_MIN)?;
+    link.relay.set_delay(FAR / 2);
+    let mut far = link.begin(RELAY_SERVER_V4, PORT + 3)?;
+    far.rounds(5)?;
+    far.assert_rto_min(2 * jiffy())
 }
 
 /// The option is the policy's own again, and the RTO stays where it is: raising rto_min raises no RTO.
@@ -240,7 +263,7 @@ fn near() -> anyhow::Result<()> {
     flow.rounds(MANY)?;
     let rto = flow.rto()?;
     assert!((RTO_MIN..2 * RTO_MIN).contains(&rto), "{rto:?}");
-    flow.assert_rto_min(RTO_MIN)
+    Ok(())
 }
 
 /// What was taken away cannot be given back: it is never more than the least round trip, so that the RTO
@@ -261,7 +284,6 @@ fn slow_for_a_while() -> anyhow::Result<()> {
 
 /// Of a peer farther away than rto_min as much is left as the kernel takes.
 fn at_the_floor() -> anyhow::Result<()> {
-    const FAR: Duration = Duration::from_millis(120);
     let link = Link::new(POLICIES)?;
     link.relay.set_delay(FAR / 2);
     let mut flow = link.begin(RELAY_SERVER_V4, PORT)?;
@@ -272,7 +294,6 @@ fn at_the_floor() -> anyhow::Result<()> {
         flow.rounds(MANY / 2)?;
         seen.push(flow.rto()?);
     }
-    flow.assert_rto_min(2 * jiffy())?;
     let active = &link.world.json(&["stats"])?["policies"]["with"]["active"];
     assert_eq!(active["setsockopt_failures"], json!({}), "{active:#}");
     Ok(())
@@ -312,13 +333,21 @@ fn is_zero(number: &Value) -> bool {
     number.as_u64().is_none_or(|n| n == 0)
 }
 
-fn open() -> anyhow::Result<()> {
-    const KERNEL_RTO_MIN: Duration = Duration::from_millis(200);
-    let link = Link::new("[policy.other]\nrto_min = \"100ms\"\ncidrs = [\"10.77.0.0/24\"]\n")?;
+/// A link whose conversation began before the policy was there, with the RTO of the kernel's own minimum.
+fn open_before(link: &Link) -> anyhow::Result<Flow<'_>> {
     let mut flow = link.begin(RELAY_SERVER_V4, PORT)?;
     assert_sinks(&mut flow, KERNEL_RTO_MIN)?;
     link.world.configure(POLICIES)?;
     link.world.cli(&["reload"])?;
+    Ok(flow)
+}
+
+/// A policy for others.
+const OTHERS: &str = "[policy.other]\nrto_min = \"100ms\"\ncidrs = [\"10.77.0.0/24\"]\n";
+
+fn open() -> anyhow::Result<()> {
+    let link = Link::new(OTHERS)?;
+    let mut flow = open_before(&link)?;
     if lacks("iter-tcp")? {
         let said = link.world.cli_fails(&["apply"])?;
         assert!(said.contains("Linux 5.15"), "{said}");
@@ -336,6 +365,14 @@ fn open() -> anyhow::Result<()> {
     let (rto, probe) = (flow.rto()?, gap_of_a_lost_request(&link, &mut flow)?);
     let due = 2 * RTT + (RTO_MIN - RTT);
     assert!(due - jiffy() <= probe && probe < rto, "{probe:?}, {rto:?}");
+    assert_sinks(&mut flow, RTO_MIN - RTT)
+}
+
+fn option_of_open() -> anyhow::Result<()> {
+    let link = Link::new(OTHERS)?;
+    let mut flow = open_before(&link)?;
+    flow.assert_rto_min(KERNEL_RTO_MIN)?;
+    link.world.cli(&["apply"])?;
     assert_sinks(&mut flow, RTO_MIN - RTT)?;
     flow.assert_lowered()?;
     // A policy without it, and the kernel's own.
@@ -352,18 +389,13 @@ fn open() -> anyhow::Result<()> {
     flow.assert_lowered()?;
     link.world.cli(&["detach", "--restore"])?;
     flow.rounds(5)?;
-    flow.assert_rto_min(KERNEL_RTO_MIN)?;
-    Ok(())
+    flow.assert_rto_min(KERNEL_RTO_MIN)
 }
 
 fn own_choice() -> anyhow::Result<()> {
     let link = Link::new(POLICIES)?;
     let mut flow = link.begin(RELAY_SERVER_V4, PORT)?;
     flow.rounds(5)?;
-    if flow.rto_min()?.is_none() {
-        // No application has a way to set it.
-        return Ok(());
-    }
     flow.assert_lowered()?;
     flow.talk.set_option(option::RTO_MIN_US, 152_000)?;
     // Few segments, many, and few again.
@@ -372,6 +404,5 @@ fn own_choice() -> anyhow::Result<()> {
         flow.talk.send(1000 * REQUEST)?;
     }
     flow.rounds(3)?;
-    assert_eq!(flow.rto_min()?, Some(Duration::from_millis(152)));
-    Ok(())
+    flow.assert_rto_min(Duration::from_millis(152))
 }

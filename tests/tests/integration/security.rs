@@ -3,7 +3,7 @@
 use std::{
     fs,
     io::{Read as _, Write as _},
-    net::TcpStream,
+    net::{SocketAddr, TcpStream},
     os::unix::{
         fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _, chown, symlink},
         net::UnixStream,
@@ -18,8 +18,7 @@ use rto_tests::{
     features::lacks,
     http,
     netns::SERVER_V4,
-    process::command_in,
-    traffic::Connect,
+    traffic::{Connect, Traffic},
 };
 
 use super::{NEAR, Test, near, to};
@@ -283,9 +282,12 @@ fn metrics_port() -> anyhow::Result<()> {
         world.socket_request("GET", "/v1/status", "")?["healthy"],
         true
     );
-    // And from the network namespace of others there is no way to it.
-    let mut other = command_in(Some(&world.net.client), None, "bash")?;
-    other.args(["-c", &format!("exec 3<>/dev/tcp/127.0.0.1/{port}")]);
-    assert!(!other.output()?.status.success());
+    // And from the network namespace of others there is no way to it. The control: the same client reaches what
+    // listens at this address of its own namespace.
+    let there = SocketAddr::from(([127, 0, 0, 1], port));
+    let connect = || Traffic::connect(&world.net.client, None, there, &Connect::default());
+    assert_eq!(connect()?.outcome()?.result, "ECONNREFUSED");
+    let _other = Traffic::serve(&world.net.client, None, there)?;
+    assert_eq!(connect()?.outcome()?.result, "connected");
     Ok(())
 }

@@ -1,0 +1,49 @@
+//! These tests themselves: what could not run is not reported as passed.
+
+use std::{
+    os::unix::process::CommandExt as _,
+    process::{Command, Output, Stdio},
+};
+
+use anyhow::ensure;
+
+use super::Test;
+
+pub(super) const TESTS: &[Test] = &[("without_root_no_test_passes", without_root)];
+
+const NOBODY: u32 = 65_534;
+
+/// Runs some of these tests as a user without privileges. The path needs no access to the directory that the tests
+/// were built in.
+fn run(args: &[&str]) -> anyhow::Result<Output> {
+    let mut command = Command::new("/proc/self/exe");
+    command.args(args).args(["--color", "never", "syn::"]);
+    command.env_remove("RTO_TESTS_REQUIRE_ROOT");
+    command.env_remove(super::REPORT);
+    command.uid(NOBODY).gid(NOBODY).stdin(Stdio::null());
+    Ok(command.current_dir("/").output()?)
+}
+
+fn without_root() -> anyhow::Result<()> {
+    let count = super::syn::TESTS.len();
+    for (args, outcome) in [
+        (&[][..], format!("ok. 0 passed; 0 failed; {count} ignored")),
+        (
+            &["--include-ignored"],
+            format!("FAILED. 0 passed; {count} failed; 0 ignored"),
+        ),
+        (
+            &["--ignored"],
+            format!("FAILED. 0 passed; {count} failed; 0 ignored"),
+        ),
+    ] {
+        let output = run(args)?;
+        let [said, why] =
+            [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+        ensure!(said.contains(&outcome), "{args:?}: {said}{why}");
+        ensure!(!said.contains("... ok"), "{args:?}: {said}");
+        ensure!(why.contains("need root"), "{args:?}: {why}");
+        assert_eq!(output.status.success(), args.is_empty(), "{args:?}: {said}");
+    }
+    Ok(())
+}
