@@ -56,8 +56,12 @@ pub(crate) async fn read(request: Request, limit: usize) -> Result<Request, Body
     }
 }
 
-/// Reads a body that nobody wants, `limit` bytes of it at most.
-pub(crate) async fn discard(mut body: Body, limit: usize) {
+/// Reads a body that nobody wants, `limit` bytes of it at most. Who waits to be told to go on has not sent any.
+pub(crate) async fn discard(request: Request, limit: usize) {
+    if request.headers().contains_key(header::EXPECT) {
+        return;
+    }
+    let mut body = request.into_body();
     let mut read = 0;
     while let Some(Ok(frame)) = body.frame().await {
         read += frame.data_ref().map_or(0, Bytes::len);
@@ -205,6 +209,17 @@ mod tests {
     #[test]
     fn who_is_refused_has_said_everything() {
         no_route_answers_before_its_body_is_there(65_534, "403");
+    }
+
+    #[test]
+    fn who_is_refused_is_not_told_to_go_on() {
+        served(65_534, async |connect| {
+            let mut stream = TcpStream::from_std(connect().unwrap()).unwrap();
+            let more = "connection: close\r\nexpect: 100-continue\r\ncontent-length: 2";
+            let asked = head("POST /v1/reload", more);
+            stream.write_all(&asked).await.unwrap();
+            assert_eq!(last_answer(&mut stream).await, "403");
+        });
     }
 
     #[test]

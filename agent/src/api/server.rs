@@ -173,13 +173,13 @@ async fn check_peer(
         }
         Some(peer) => {
             let caller = peer.caller;
-            body::discard(request.into_body(), MAX_BODY).await;
+            body::discard(request, MAX_BODY).await;
             warn!(audit = true, %caller, "refused: neither root nor in the socket's group");
             let text = format!("{caller} is neither root nor in the group set as [agent] group");
             answer(StatusCode::FORBIDDEN, &text)
         }
         None => {
-            body::discard(request.into_body(), MAX_BODY).await;
+            body::discard(request, MAX_BODY).await;
             answer(StatusCode::FORBIDDEN, "your credentials cannot be read")
         }
     }

@@ -98,7 +98,11 @@ pub(crate) fn initramfs(kernel: &Unpacked, tests: &Tests) -> anyhow::Result<temp
     run_command(
         Command::new("cp")
             .arg("-r")
-            .args([root().join("systemd"), root().join("config")])
+            .args([
+                root().join("systemd"),
+                root().join("config"),
+                root().join("docs"),
+            ])
             .arg(&sources),
     )?;
     fs::write(
