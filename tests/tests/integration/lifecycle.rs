@@ -114,7 +114,8 @@ fn stuck_change() -> anyhow::Result<()> {
 #[derive(Debug, PartialEq, Eq)]
 struct Kernel {
     program: i64,
-    link: i64,
+    /// Where it should be another.
+    link: Option<i64>,
     maps: Vec<i64>,
 }
 
@@ -135,7 +136,7 @@ fn kernel(world: &World) -> anyhow::Result<Kernel> {
     let maps = info["map_ids"].as_array().context("no map_ids")?;
     Ok(Kernel {
         program,
-        link: link["id"].as_i64().context("no link id")?,
+        link: Some(link["id"].as_i64().context("no link id")?),
         maps: maps.iter().filter_map(Value::as_i64).collect(),
     })
 }
@@ -145,7 +146,8 @@ fn still_there(before: &Kernel) -> anyhow::Result<Vec<String>> {
     let mut left = Vec::new();
     for _ in 0..100 {
         left.clear();
-        let mut ids = vec![("prog", before.program), ("link", before.link)];
+        let mut ids = vec![("prog", before.program)];
+        ids.extend(before.link.map(|id| ("link", id)));
         ids.extend(before.maps.iter().map(|id| ("map", *id)));
         for (kind, id) in ids {
             // Of one that another test is just making it says "temporarily unavailable".
@@ -432,8 +434,11 @@ fn capacity() -> anyhow::Result<()> {
         .maps
         .into_iter()
         .filter(|id| !after.maps.contains(id));
+    // The link stays, with another program.
+    assert_eq!(after.link, before.link);
     let gone = Kernel {
         maps: gone.collect(),
+        link: None,
         ..before
     };
     assert!(gone.maps.len() >= 2, "{gone:?}");
@@ -455,9 +460,13 @@ fn other_layout() -> anyhow::Result<()> {
     fs::create_dir(world.pin_dir().join("somebody"))?;
     world.start()?;
     assert_eq!(world.json(&["status"])?["found_at_start"], "replaced");
-    assert_eq!(still_there(&before)?, Vec::<String>::new());
     fs::remove_dir(world.pin_dir().join("somebody"))?;
-    kernel(&world)?;
+    assert_eq!(kernel(&world)?.link, before.link);
+    let gone = Kernel {
+        link: None,
+        ..before
+    };
+    assert_eq!(still_there(&gone)?, Vec::<String>::new());
     expect(&world, NEAR)?;
     Ok(())
 }
