@@ -7,6 +7,7 @@ pub mod events;
 pub mod limit;
 pub mod peer;
 pub mod server;
+pub mod settings;
 pub mod socket;
 pub mod stats;
 pub mod ttl;
