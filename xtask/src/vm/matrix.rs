@@ -7,22 +7,20 @@ use std::{
 };
 
 use anyhow::{Context as _, ensure};
-use rto_tests::{emulated::SCALED, features::FEATURES, verifier};
+use rto_tests::{features::FEATURES, verifier};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 use super::{
     HOST, LEFT_OUT,
     kernels::{KERNELS, Kernel, NEWEST},
+    results::{Group, groups, results, scaled},
 };
 use crate::root;
 
 const DATA: &str = "docs/matrix.json";
 const PAGE: &str = "docs/kernel.md";
 const LOCK: &str = "target/vm/matrix.lock";
-/// Where the groups of tests are listed.
-#[cfg(test)]
-const TESTS: &str = "tests/tests/integration/main.rs";
 const BEGIN: &str = "<!-- matrix: made by cargo xtask vm --kernel all -->\n";
 const END: &str = "<!-- end of the matrix -->\n";
 /// What the tests print before their report.
@@ -59,23 +57,6 @@ pub(super) struct Column {
     status: i32,
 }
 
-/// The tests of one group.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Group {
-    /// So many ran and passed.
-    passed: usize,
-    /// Those that failed.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    failed: Vec<String>,
-    /// So many do not run in this place, by the reason they give.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    elsewhere: BTreeMap<String, usize>,
-    /// So many asserted instead that a feature is missing, by feature.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    absent: BTreeMap<String, usize>,
-}
-
 #[derive(Deserialize)]
 struct Report {
     features: BTreeMap<String, String>,
@@ -92,12 +73,8 @@ impl Column {
     ) -> anyhow::Result<Self> {
         let report = lines.iter().rev().find_map(|l| l.strip_prefix(REPORT));
         let report: Report = serde_json::from_str(report.context("the tests gave no report")?)?;
-        let tests = groups(lines);
+        let (tests, counted) = groups(lines);
         let told = results(lines);
-        let counted = tests.values().fold((0, 0), |(passed, failed), group| {
-            let absent: usize = group.absent.values().sum();
-            (passed + group.passed + absent, failed + group.failed.len())
-        });
         ensure!(
             told == counted,
             "the tests say {told:?} passed and failed, and {counted:?} are named"
@@ -139,7 +116,7 @@ impl Column {
 
     /// What is wrong with it.
     fn failure(&self) -> Option<String> {
-        let failed: Vec<&str> = self.failed().collect();
+        let failed: Vec<String> = self.failed().collect();
         let over = self.over_the_limit();
         if !over.is_empty() {
             return Some(format!(
@@ -150,9 +127,22 @@ impl Column {
             .then(|| format!("status {}, failed: {}", self.status, failed.join(", ")))
     }
 
-    fn failed(&self) -> impl Iterator<Item = &str> {
-        let groups = self.tests.values();
-        groups.flat_map(|group| group.failed.iter().map(String::as_str))
+    fn failed(&self) -> impl Iterator<Item = String> {
+        let groups = self.tests.iter();
+        groups.flat_map(|(name, group)| {
+            group
+                .failed
+                .iter()
+                .map(move |test| format!("{name}::{test}"))
+        })
+    }
+
+    /// Tests that have a result of whatever kind, by their full names.
+    fn names(&self) -> BTreeSet<String> {
+        let groups = self.tests.iter();
+        groups
+            .flat_map(|(name, group)| group.names().map(move |test| format!("{name}::{test}")))
+            .collect()
     }
 
     fn over_the_limit(&self) -> Vec<String> {
@@ -180,68 +170,6 @@ impl Column {
         let mut parts = version.split('.').map(|part| part.parse().unwrap_or(0));
         (parts.next().unwrap_or(0), parts.next().unwrap_or(0))
     }
-}
-
-/// The tests that ran, by their groups.
-fn groups(lines: &[String]) -> BTreeMap<String, Group> {
-    let title = |line: &'_ String| -> Option<String> {
-        let name = line.strip_prefix("---- ")?.strip_suffix(" ----")?;
-        Some(name.to_owned())
-    };
-    let failed: Vec<String> = lines.iter().filter_map(title).collect();
-    let mut groups: BTreeMap<String, Group> = BTreeMap::new();
-    for line in lines {
-        let Some(rest) = line.strip_prefix("test ").filter(|l| l.contains(" ... ")) else {
-            continue;
-        };
-        // What the test is printed with, and its name.
-        let (kind, name) = match rest
-            .strip_prefix('[')
-            .and_then(|rest| rest.split_once("] "))
-        {
-            Some((kind, name)) => (Some(kind), name),
-            None => (None, rest),
-        };
-        let name = name.split_whitespace().next().unwrap_or_default();
-        let group = name.split("::").next().unwrap_or_default();
-        let group = groups.entry(group.to_owned()).or_default();
-        let absent = kind.and_then(|kind| kind.strip_prefix("absent: "));
-        if failed.iter().any(|failed| failed == name) {
-            group.failed.push(name.to_owned());
-        } else if line.ends_with(" ... ignored") {
-            let why = kind.unwrap_or("ignored").to_owned();
-            *group.elsewhere.entry(why).or_default() += 1;
-        } else if let Some(feature) = absent {
-            *group.absent.entry(feature.to_owned()).or_default() += 1;
-        } else {
-            group.passed += 1;
-        }
-    }
-    groups
-}
-
-/// The tests may say it in the middle of a line of their own.
-fn scaled(lines: &[String]) -> BTreeSet<String> {
-    let said = lines.iter().filter_map(|line| line.split_once(SCALED));
-    said.map(|(_, what)| what.trim().to_owned()).collect()
-}
-
-/// Passed and failed, as the tests add them up.
-fn results(lines: &[String]) -> (usize, usize) {
-    let number = |line: &str, what: &str| {
-        line.split(['.', ';'])
-            .find_map(|part| part.trim().strip_suffix(what)?.trim().parse::<usize>().ok())
-            .unwrap_or(0)
-    };
-    lines
-        .iter()
-        .filter(|line| line.starts_with("test result: "))
-        .fold((0, 0), |(passed, failed), line| {
-            (
-                passed + number(line, " passed"),
-                failed + number(line, " failed"),
-            )
-        })
 }
 
 /// Of the object in the tree.
@@ -292,6 +220,25 @@ impl Matrix {
         self.columns
             .iter()
             .filter_map(|column| Some(format!("Linux {}: {}", column.kernel, column.failure()?)))
+            .collect()
+    }
+
+    /// Tests that should have run and have no result, by kernel.
+    pub(super) fn missing(&self, expected: &BTreeSet<String>) -> Vec<String> {
+        let columns = self.columns.iter();
+        columns
+            .filter_map(|column| {
+                let names = column.names();
+                let missing: Vec<&str> = expected.difference(&names).map(String::as_str).collect();
+                let said = || {
+                    format!(
+                        "Linux {}: no result of {}",
+                        column.kernel,
+                        missing.join(", ")
+                    )
+                };
+                (!missing.is_empty()).then(said)
+            })
             .collect()
     }
 
@@ -362,7 +309,7 @@ impl Matrix {
             let _written = writeln!(text, "\nLess work in the machines: {}.", scaled.join(", "));
         }
         for column in &self.columns {
-            let failed: Vec<&str> = column.failed().collect();
+            let failed: Vec<String> = column.failed().collect();
             if !failed.is_empty() {
                 let _written = writeln!(
                     text,
@@ -376,25 +323,6 @@ impl Matrix {
     }
 }
 
-impl Group {
-    fn cell(&self) -> String {
-        let mut parts = Vec::new();
-        if self.passed > 0 {
-            parts.push(format!("{} passed", self.passed));
-        }
-        for (feature, count) in &self.absent {
-            parts.push(format!("{count} without {feature}"));
-        }
-        for (why, count) in &self.elsewhere {
-            parts.push(format!("{count} {why}"));
-        }
-        if !self.failed.is_empty() {
-            parts.push(format!("**{} failed**", self.failed.len()));
-        }
-        parts.join(", ")
-    }
-}
-
 /// The page before the table, the table, and the page after it.
 fn around(page: &str) -> anyhow::Result<(&str, &str, &str)> {
     let marks = || format!("{PAGE} has no marks around the matrix");
@@ -405,7 +333,10 @@ fn around(page: &str) -> anyhow::Result<(&str, &str, &str)> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{
+        super::{is_left_out, results::in_the_tree},
+        *,
+    };
 
     #[test]
     fn the_page_has_the_table_of_the_data() {
@@ -435,31 +366,64 @@ mod tests {
         }
     }
 
-    /// Every group of tests was run on every kernel, and none failed.
+    /// Every test that there is was run on every kernel, by its name, and no other; none failed.
     #[test]
-    fn the_data_has_every_group() {
-        let list = fs::read_to_string(root().join(TESTS)).unwrap();
-        let groups: Vec<&str> = list
-            .lines()
-            .filter_map(|line| line.trim().strip_prefix("(\"")?.split_once("\", "))
-            .filter(|(group, rest)| *rest == format!("{group}::TESTS),"))
-            .map(|(group, _)| group)
-            .filter(|group| LEFT_OUT.iter().all(|(name, _)| !group.starts_with(name)))
+    fn the_data_has_every_test() {
+        let expected: BTreeSet<String> = in_the_tree()
+            .into_iter()
+            .filter(|name| !is_left_out(name))
             .collect();
-        assert!(
-            groups.contains(&"syn") && groups.contains(&"kernel"),
-            "{groups:?}"
-        );
-        for column in &Matrix::kept().unwrap().columns {
-            for group in &groups {
-                assert!(
-                    column.tests.contains_key(*group),
-                    "Linux {}: stale; run cargo xtask vm --kernel all --keep {group}::",
-                    column.kernel
-                );
-            }
-            assert_eq!(column.failed().count(), 0, "{column:#?}");
+        let kept = Matrix::kept().unwrap();
+        let mut wrong = kept.missing(&expected);
+        for column in &kept.columns {
+            let names = column.names();
+            let gone = names.difference(&expected);
+            wrong.extend(gone.map(|name| format!("Linux {}: there is no {name}", column.kernel)));
+            let failed = column.failed();
+            wrong.extend(failed.map(|name| format!("Linux {}: {name} failed", column.kernel)));
         }
+        assert!(
+            wrong.is_empty(),
+            "run cargo xtask vm --kernel all, or --keep GROUP:: for some:\n{}",
+            wrong.join("\n")
+        );
+    }
+
+    /// A limit that is far from what is measured holds nothing.
+    #[test]
+    fn limits_are_near_what_is_measured() {
+        let kept = Matrix::kept().unwrap();
+        for (name, limit) in verifier::LIMITS {
+            let measured = kept.columns.iter();
+            let measured = measured.filter_map(|column| column.verifier[name].as_u64());
+            let most = measured.max().unwrap();
+            let limit = u64::from(limit);
+            assert!(
+                most <= limit && limit < 2 * most,
+                "{name}: {most}, limit {limit}"
+            );
+        }
+    }
+
+    /// What one kernel has and another has not is an error, also where both have as many.
+    #[test]
+    fn a_missing_test_is_named() {
+        let mut matrix = Matrix::default();
+        for (kernel, test) in [("6.1.0-56", "one"), ("6.12.0-1", "other")] {
+            let mut column = column(kernel, false, "syn");
+            let group = column.tests.get_mut("syn").unwrap();
+            group.passed.insert(test.to_owned());
+            matrix.take(&column);
+        }
+        let all = ["syn::one", "syn::other"].map(str::to_owned).into();
+        assert_eq!(
+            matrix.missing(&all),
+            [
+                "Linux 6.1.0-56: no result of syn::other",
+                "Linux 6.12.0-1: no result of syn::one"
+            ]
+        );
+        assert_eq!(matrix.missing(&BTreeSet::new()), [] as [&str; 0]);
     }
 
     fn column(kernel: &str, is_host: bool, group: &str) -> Column {
@@ -494,36 +458,5 @@ mod tests {
         assert_eq!(tests, ["syn", "top"]);
         let scaled: Vec<&String> = matrix.columns[1].scaled.iter().collect();
         assert_eq!(scaled, ["36 kills instead of 200"]);
-    }
-
-    #[test]
-    fn tests_by_group() {
-        let lines: Vec<String> = "\
-test syn::one                    ... ok
-test syn::two                    ... the daemon has ended
-FAILED
-test [absent: iter-tcp] open_sockets::walk ... ok
-test [only in cargo xtask vm] faults::clock ... ignored
-
-failures:
-
----- syn::two ----
-gaps are not those of their timers
-
-failures:
-    syn::two
-
-test result: FAILED. 2 passed; 1 failed; 0 ignored; 0 measured; 3 filtered out; finished in 1.96s
-"
-        .lines()
-        .map(str::to_owned)
-        .collect();
-        let groups = groups(&lines);
-        assert_eq!(groups["syn"].passed, 1);
-        assert_eq!(groups["syn"].failed, ["syn::two"]);
-        assert_eq!(groups["open_sockets"].absent["iter-tcp"], 1);
-        assert_eq!(groups["faults"].passed, 0);
-        assert_eq!(groups["faults"].elsewhere["only in cargo xtask vm"], 1);
-        assert_eq!(results(&lines), (2, 1));
     }
 }

@@ -24,6 +24,7 @@ pub(crate) mod image;
 pub(crate) mod kernels;
 pub(crate) mod machine;
 mod matrix;
+mod results;
 
 use image::{BUSYBOX, EXIT, Tests};
 use kernels::Unpacked;
@@ -104,7 +105,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     for (name, why) in LEFT_OUT {
         println!("left out in the machines: {name}* ({why})");
     }
-    let batches = batches(args, &integration)?;
+    let names = names(&integration)?;
+    let batches = batches(args, &names);
     // Each batch on all kernels before the next, so that what is wrong with a test is seen soon.
     let work = batches.iter().flat_map(|batch| {
         let places = places.iter();
@@ -128,7 +130,13 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     });
     let outcome = outcome.into_inner().unwrap_or_default();
     println!("{}", outcome.matrix.table());
-    let bad = [outcome.errors, outcome.matrix.failures()].concat();
+    let expected = names.into_iter().filter(|name| {
+        let filters = &args.filters;
+        let is_asked = filters.is_empty() || filters.iter().any(|filter| name.contains(filter));
+        is_asked && !is_left_out(name)
+    });
+    let missing = outcome.matrix.missing(&expected.collect());
+    let bad = [outcome.errors, outcome.matrix.failures(), missing].concat();
     if bad.is_empty() {
         return Ok(());
     }
@@ -180,18 +188,28 @@ const BATCH: usize = 40;
 /// Groups that take longest in a machine: each has one of its own, after all others.
 const HEAVY: [&str; 2] = ["scale", "faults"];
 
-/// The filters of each machine.
-fn batches(args: &Args, integration: &Path) -> anyhow::Result<Vec<Vec<String>>> {
-    if !args.filters.is_empty() {
-        return Ok(vec![args.filters.clone()]);
-    }
+/// The names of all tests, in their order.
+fn names(integration: &Path) -> anyhow::Result<Vec<String>> {
     let list = output(as_root(&integration.to_string_lossy()).arg("--list"))?;
+    let names = list.lines().filter_map(|line| line.strip_suffix(": test"));
+    // "[absent: tcp-rto-max] established::rto_max_caps_the_backoff"
+    let names = names.filter_map(|name| name.rsplit(' ').next());
+    Ok(names.map(str::to_owned).collect())
+}
+
+fn is_left_out(test: &str) -> bool {
+    LEFT_OUT.iter().any(|(name, _)| test.starts_with(name))
+}
+
+/// The filters of each machine.
+fn batches(args: &Args, names: &[String]) -> Vec<Vec<String>> {
+    if !args.filters.is_empty() {
+        return vec![args.filters.clone()];
+    }
     let mut batches: Vec<Vec<String>> = vec![Vec::new()];
     let mut count = 0;
-    for group in list.lines().filter_map(|line| line.split("::").next()) {
-        let is_elsewhere =
-            LEFT_OUT.iter().any(|(name, _)| group.starts_with(name)) || HEAVY.contains(&group);
-        if is_elsewhere {
+    for group in names.iter().filter_map(|name| name.split("::").next()) {
+        if is_left_out(group) || HEAVY.contains(&group) {
             continue;
         }
         let filter = format!("{group}::");
@@ -208,7 +226,7 @@ fn batches(args: &Args, integration: &Path) -> anyhow::Result<Vec<Vec<String>>> 
         }
     }
     batches.extend(HEAVY.map(|group| vec![format!("{group}::")]));
-    Ok(batches)
+    batches
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
