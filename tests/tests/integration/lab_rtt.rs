@@ -6,9 +6,15 @@ use serde_json::Value;
 
 use super::Test;
 
-pub(super) const TESTS: &[Test] = &[("pauses_grow_the_servers_rtt_up_to_delack_max", || {
-    measured(grows)
-})];
+pub(super) const TESTS: &[Test] = &[
+    ("pauses_grow_the_servers_rtt_up_to_delack_max", || {
+        measured(grows)
+    }),
+    (
+        "a_low_rto_min_at_one_end_sends_nearly_every_response_twice",
+        one_sided,
+    ),
+];
 
 /// What a round trip takes beside the pause, on an idle machine: half of the shortest pause, so that they cannot be
 /// mistaken for each other. (Measured: 0.02 to 0.3 ms.)
@@ -30,6 +36,36 @@ fn transactions(report: &Value) -> anyhow::Result<f64> {
     let first: Vec<f64> = numbers.take(2).collect();
     ensure!(first.len() == 2, "{text}");
     Ok(first.iter().sum())
+}
+
+/// A low rto_min at the server alone runs out before the client's ACK each time, and does not learn: nearly every
+/// response is sent twice. The controls: without it none is, and with it at both ends next to none.
+fn one_sided() -> anyhow::Result<()> {
+    // A timer that a busy machine fires after the ACK has come gives a sample, and the RTO grows beyond the pause from
+    // then on: each pause must be seen to do the harm, but not all in the same run.
+    let mut harmful = [(20.0, 0.0), (30.0, 0.0)];
+    measured(|| {
+        let out = tempfile::tempdir()?;
+        let report = quick("rtt", out.path(), &[])?;
+        let transactions = transactions(&report)?;
+        let again = |setting, pause| cell(&report, "retransmissions", setting, pause);
+        for (pause, most) in &mut harmful {
+            let twice = again("rto_min (server)", *pause)?;
+            ensure!(twice <= transactions, "{pause}: {twice} of {transactions}");
+            *most = twice.max(*most);
+            let control = again("kernel", *pause)?;
+            ensure!(control == 0.0, "{pause}: {control} without the agent");
+            let both = again("rto_min", *pause)?;
+            ensure!(both <= BOTH * transactions, "{pause}: {both} at both ends");
+        }
+        for (pause, most) in harmful {
+            ensure!(
+                most >= TWICE * transactions,
+                "{pause}: {most} of {transactions} were sent twice\n{report:#}"
+            );
+        }
+        Ok(())
+    })
 }
 
 fn grows() -> anyhow::Result<()> {
@@ -70,22 +106,6 @@ fn grows() -> anyhow::Result<()> {
         );
         let range = srtt + 200.0..=srtt + 200.0 + 2.0 * jiffy_ms;
         ensure!(range.contains(&rto), "{setting}: {rto} is not in {range:?}");
-    }
-
-    // A low rto_min at the server alone runs out before the client's ACK each time, and does not learn: nearly every
-    // response is sent twice. The controls: without it none is, and with it at both ends next to none.
-    let again = |setting, pause| cell(&report, "retransmissions", setting, pause);
-    let transactions = transactions(&report)?;
-    for pause in [20.0, 30.0] {
-        let twice = again("rto_min (server)", pause)?;
-        ensure!(
-            (TWICE * transactions..=transactions).contains(&twice),
-            "{pause}: {twice} of {transactions} were sent twice\n{report:#}"
-        );
-        let control = again("kernel", pause)?;
-        ensure!(control == 0.0, "{pause}: {control} without the agent");
-        let both = again("rto_min", pause)?;
-        ensure!(both <= BOTH * transactions, "{pause}: {both} at both ends");
     }
 
     let page = std::fs::read_to_string(out.path().join("rtt.html"))?;
