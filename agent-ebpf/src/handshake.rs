@@ -107,12 +107,12 @@ extern "C" fn rto_recovered(slot: u32, direction: u32, needed: u32, initial_rto_
         // Where the connection had another initial RTO, the table says nothing about it: the kernel's own, or
         // that of the policy as it was.
         if initial_rto_us == policy.initial_rto_us {
-            let last = if needed > GAINS as u32 {
-                GAINS as u32
+            let needed = needed as usize;
+            let mut index = if needed > GAINS {
+                GAINS - 1
             } else {
-                needed
+                needed.wrapping_sub(1)
             };
-            let mut index = (last as usize).wrapping_sub(1);
             // A bound that the verifier sees.
             // SAFETY: arithmetic on one register.
             unsafe {

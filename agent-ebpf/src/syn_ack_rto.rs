@@ -31,8 +31,12 @@ pub(crate) fn jiffies(ctx: &SockOpsContext, policy: &Policy) -> u32 {
     if retries == DEFERRED {
         return 0;
     }
-    let last = SYN_ACK_RETRIES_LEN as u32 - 1;
-    let mut index = u64::from(if retries > last { last } else { retries });
+    let retries = retries as usize;
+    let mut index = if retries < SYN_ACK_RETRIES_LEN {
+        retries
+    } else {
+        SYN_ACK_RETRIES_LEN - 1
+    };
     // A bound that the verifier sees.
     // SAFETY: arithmetic on one register.
     unsafe {
@@ -42,7 +46,7 @@ pub(crate) fn jiffies(ctx: &SockOpsContext, policy: &Policy) -> u32 {
     // SAFETY: within the table, by the bound; the verifier checks the access.
     unsafe {
         let table = (&raw const policy.syn_ack_rto_jiffies).cast::<u32>();
-        read(table.add(index as usize))
+        read(table.add(index))
     }
 }
 
