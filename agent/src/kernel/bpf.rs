@@ -2,7 +2,7 @@
 
 use std::{
     io,
-    os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd},
+    os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd},
 };
 
 use nix::libc;
@@ -179,10 +179,15 @@ fn info(id: u32) -> io::Result<ProgInfo> {
     let raw = bpf(BPF_PROG_GET_FD_BY_ID, &mut attr)?;
     // SAFETY: the kernel has just made this descriptor for us.
     let program = unsafe { OwnedFd::from_raw_fd(raw) };
-    let mut info = ProgInfo::default();
+    object_info(program.as_fd())
+}
+
+/// What the kernel tells of a program, map or link: as much of its struct as `I`, which is repr(C), has.
+pub(super) fn object_info<I: Default>(object: BorrowedFd<'_>) -> io::Result<I> {
+    let mut info = I::default();
     let mut attr = InfoAttr {
-        fd: u32::try_from(program.as_raw_fd()).unwrap_or(u32::MAX),
-        length: u32::try_from(size_of::<ProgInfo>()).unwrap_or(0),
+        fd: fd_number(object),
+        length: u32::try_from(size_of::<I>()).unwrap_or(0),
         info: (&raw mut info) as u64,
     };
     bpf(BPF_OBJ_GET_INFO_BY_FD, &mut attr)?;

@@ -4,7 +4,7 @@ use std::{
     ffi::CString,
     io,
     os::{
-        fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd},
+        fd::{AsFd as _, BorrowedFd, FromRawFd as _, OwnedFd},
         unix::ffi::OsStrExt as _,
     },
     path::Path,
@@ -12,11 +12,10 @@ use std::{
 
 use nix::libc;
 
-use super::bpf::{bpf, fd_number};
+use super::bpf::{bpf, fd_number, object_info};
 
 const BPF_OBJ_PIN: libc::c_int = 6;
 const BPF_OBJ_GET: libc::c_int = 7;
-const BPF_OBJ_GET_INFO_BY_FD: libc::c_int = 15;
 const BPF_LINK_UPDATE: libc::c_int = 29;
 
 /// A program's attachment. While a handle or a pin of it is there, so is the attachment.
@@ -40,14 +39,6 @@ struct UpdateAttr {
     new_prog_fd: u32,
     flags: u32,
     old_prog_fd: u32,
-}
-
-#[repr(C)]
-#[derive(Default)]
-struct InfoAttr {
-    fd: u32,
-    length: u32,
-    info: u64,
 }
 
 /// `struct bpf_link_info` of a link to a cgroup.
@@ -101,14 +92,7 @@ impl Link {
     ///
     /// The system call's.
     pub fn program_id(&self) -> io::Result<u32> {
-        let mut info = LinkInfo::default();
-        let mut attr = InfoAttr {
-            fd: u32::try_from(self.0.as_raw_fd()).unwrap_or(u32::MAX),
-            length: u32::try_from(size_of::<LinkInfo>()).unwrap_or(0),
-            info: (&raw mut info) as u64,
-        };
-        bpf(BPF_OBJ_GET_INFO_BY_FD, &mut attr)?;
-        Ok(info.program_id)
+        Ok(object_info::<LinkInfo>(self.0.as_fd())?.program_id)
     }
 
     /// Puts another program in the place of its own: at once, and in the same place among those of other owners
