@@ -9,10 +9,16 @@
 pub mod address;
 pub mod event;
 pub mod histogram;
+mod kernel_types;
+mod policy;
 pub mod restart;
+mod socket;
 pub mod syncnt;
 
-use event::COMM_LEN;
+pub use kernel_types::{Offsets, SocketTypes, kfunc};
+pub use policy::{GAINS, HostDefaults, Policy, PolicySlot, policy_flags};
+pub use socket::{Remembered, SocketState, settled, socket_flags};
+
 use histogram::Histogram;
 
 /// Version of every struct and map below; it is part of the pins' directory name.
@@ -185,104 +191,6 @@ impl EntryValue {
     pub const HITS_MAX: u32 = u32::MAX - u16::MAX as u32;
 }
 
-/// Settings of one policy, in the units the kernel takes. Zero leaves the kernel's own value.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Policy {
-    /// UTF-8, padded with NUL; all NUL is a free slot.
-    pub name: [u8; POLICY_NAME_LEN],
-    /// Goes up each time the slot gets another policy, so that sockets of the
-    /// former owner are not counted for the new one.
-    pub generation: u32,
-    /// Initial RTO of the SYN, jiffies (`reply` of TIMEOUT_INIT).
-    pub initial_rto_jiffies: u32,
-    /// TCP_BPF_RTO_MIN, microseconds.
-    pub rto_min_us: u32,
-    /// TCP_BPF_DELACK_MAX, microseconds.
-    pub delack_max_us: u32,
-    /// TCP_RTO_MAX_MS, milliseconds.
-    pub rto_max_ms: u32,
-    /// TCP_USER_TIMEOUT, milliseconds; set once the connection is established.
-    pub user_timeout_ms: u32,
-    /// Bits of [`policy_flags`].
-    pub flags: u32,
-    /// RTOs in linear (thin) mode before backoff turns exponential; for the RTO hook.
-    pub linear_retries: u32,
-    /// The initial RTO of the SYN in force, the kernel's own included, microseconds: an answer that
-    /// took no longer is no answer to a copy sent too early.
-    pub initial_rto_us: u32,
-    /// What the first so many retransmissions of a SYN gain over the kernel's own timers, microseconds:
-    /// negative where the policy's are longer.
-    pub gain_us: [i32; GAINS],
-    /// Initial RTO of the SYN-ACK, jiffies, by how often the kernel retransmits it before it drops the
-    /// request (`net.ipv4.tcp_synack_retries`, or the listener's TCP_SYNCNT); the last is for all beyond.
-    pub syn_ack_rto_jiffies: [u32; SYN_ACK_RETRIES_LEN],
-    /// TCP_SYNCNT to set, by the value in force on the socket; 0 leaves it.
-    pub syn_retries: [u8; SYN_RETRIES_LEN],
-    /// Jiffies a second, where `rto_min_us` is lowered while few segments are outstanding
-    /// ([`restart`]); 0: it is not.
-    pub restart_hz: u32,
-}
-
-/// A slot of `POLICIES`. A program that runs while the slot is written reads one whole policy, the former or
-/// the new one: a write of an array's value is a plain copy, so the daemon writes the copy that is not in
-/// force, and then [`PolicySlot::active`] alone.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PolicySlot {
-    /// Index of the copy in force, 0 or 1.
-    pub active: u32,
-    /// Keeps the size a multiple of 8.
-    pub reserved: u32,
-    /// The two copies.
-    pub copies: [Policy; 2],
-}
-
-impl PolicySlot {
-    /// The policy in force.
-    #[must_use]
-    pub const fn policy(&self) -> &Policy {
-        &self.copies[(self.active & 1) as usize]
-    }
-
-    /// The slot with `policy` in the copy that is not in force, and the same with that copy in force: the two
-    /// values to write, in this order.
-    #[must_use]
-    pub const fn replaced(&self, policy: &Policy) -> [Self; 2] {
-        let next = (self.active & 1) ^ 1;
-        let mut staged = *self;
-        staged.copies[next as usize] = *policy;
-        let mut flipped = staged;
-        flipped.active = next;
-        [staged, flipped]
-    }
-}
-
-/// Defaults of the daemon's network namespace, for kernels on which a program cannot ask the socket itself.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct HostDefaults {
-    /// `net.ipv4.tcp_syn_retries`. A socket's TCP_SYNCNT can be read by a program from Linux 6.1 on.
-    pub syn_retries: u32,
-    /// The retransmissions of a SYN-ACK to reckon with: `net.ipv4.tcp_synack_retries`, but no more than the
-    /// kernel's default of 5, as a namespace of its own begins with that. A request's listener can be read
-    /// from Linux 6.2 on.
-    pub syn_ack_retries: u32,
-}
-
-/// Retransmissions that [`Policy::gain_us`] tells apart; more count as the last.
-pub const GAINS: usize = 8;
-
-/// Bits of [`Policy::flags`].
-pub mod policy_flags {
-    /// [`super::Policy`] decides TCP_THIN_LINEAR_TIMEOUTS.
-    pub const THIN_LINEAR_SET: u32 = 1 << 0;
-    /// The value it decides for.
-    pub const THIN_LINEAR: u32 = 1 << 1;
-    /// SYNs of MPTCP sockets get the policy's initial RTO, too.
-    pub const MPTCP: u32 = 1 << 2;
-}
-
 /// What a policy did; one per policy, direction and CPU.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -402,129 +310,6 @@ impl SockOpt {
     ];
 }
 
-/// What a socket remembers between callbacks (value of `SOCKETS`).
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct SocketState {
-    /// bpf_ktime_get_ns() when the handshake began (active). Once it is over: how long it took,
-    /// nanoseconds; 0 where that is not known (passive).
-    pub handshake_ns: u64,
-    /// bpf_ktime_get_ns() of the last sample of the smoothed RTT that was counted.
-    pub srtt_sampled_ns: u64,
-    /// Bytes that will have been acknowledged once everything is that was outstanding at the last
-    /// retransmission timeout: until then what is sent again belongs to that timeout. 0: none was.
-    pub loss_end: u64,
-    /// Index into `POLICIES`; [`NO_POLICY`] once the socket was reconnected to an address without an entry.
-    pub policy: u32,
-    /// [`Policy::generation`] of that policy at that time.
-    pub generation: u32,
-    /// Initial RTO this connection began with, jiffies; asked again at each SYN timeout.
-    pub initial_rto_jiffies: u32,
-    /// The socket's total_retrans already counted.
-    pub retransmissions_counted: u32,
-    /// TCP_SYNCNT the socket had before this program set another; 0: not touched.
-    pub syn_retries_before: u32,
-    /// TCP_SYNCNT this program set; 0: not touched.
-    pub syn_retries_set: u32,
-    /// 1 once the initial RTO was given for this connection attempt.
-    pub timeouts_set: u32,
-    /// [`Policy::user_timeout_ms`] this connection began with, for when it is established.
-    pub user_timeout_ms: u32,
-    /// [`Policy::linear_retries`] this connection began with; 0: the kernel's own number.
-    pub linear_retries: u32,
-    /// 1 while the RTO hook has linear mode switched off.
-    pub linear_off: u32,
-    /// Bits of bpf_sock_ops.bpf_sock_ops_cb_flags that this program added.
-    pub cb_flags_added: u32,
-    /// 1 if the connection is in no count: the agent's own probe, known by [`PROBE_MARK`].
-    pub uncounted: u32,
-    /// The options that are set on the socket and what they were before.
-    pub rto_min: Remembered,
-    /// As above.
-    pub delack_max: Remembered,
-    /// As above.
-    pub thin_linear: Remembered,
-    /// As above.
-    pub rto_max: Remembered,
-    /// As above.
-    pub user_timeout: Remembered,
-    /// One of [`direction`].
-    pub direction: u32,
-    /// The initial RTO in force for the handshake, the kernel's own included, microseconds.
-    pub initial_rto_us: u32,
-    /// Retransmissions of the handshake of which it is not known yet whether they were needed.
-    pub in_question: u32,
-    /// RTT samples seen since.
-    pub samples: u32,
-    /// Process that called connect(); 0: not known.
-    pub pid: u32,
-    /// Its name, padded with NUL.
-    pub comm: [u8; COMM_LEN],
-    /// [`Policy::restart_hz`] this connection began with; 0 once somebody else has set the option.
-    pub restart_hz: u32,
-    /// [`Policy::rto_min_us`] this connection began with, where `restart_hz` is not 0. (What is set now
-    /// is in `rto_min`.)
-    pub restart_rto_min_us: u32,
-    /// Of the options that are being set: [`settled`] bits. Only one callback's; kept here since what a
-    /// map holds does not multiply the states the verifier goes through.
-    pub settled: u32,
-    /// At most so many of those in question were spurious.
-    pub spurious_at_most: u32,
-}
-
-/// Bits of [`SocketState::settled`].
-pub mod settled {
-    /// The kernel took a value.
-    pub const CHANGED: u32 = 1;
-    /// It did not.
-    pub const REFUSED: u32 = 2;
-}
-
-/// One option of a socket, so that it can be given back.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Remembered {
-    /// 1 if the program set it.
-    pub is_set: u32,
-    /// The value it set.
-    pub value: u32,
-    /// The value before; [`Remembered::UNKNOWN`] where the kernel does not tell.
-    pub before: u32,
-}
-
-impl Remembered {
-    /// The kernel did not say what the option was.
-    pub const UNKNOWN: u32 = u32::MAX;
-
-    /// What to remember as the value before, when the socket now says `in_force` and the program
-    /// sets the option: what the program set itself does not count.
-    #[inline(always)]
-    #[must_use]
-    pub const fn before(&self, in_force: Option<u32>) -> u32 {
-        match in_force {
-            Some(value) if self.is_set != 0 && value == self.value => self.before,
-            Some(value) => value,
-            None if self.is_set != 0 => self.before,
-            None => Self::UNKNOWN,
-        }
-    }
-
-    /// The value to give back, when the socket now says `in_force`; `None` if the program did not
-    /// set the option or somebody has set another value since. `default` is the kernel's own value.
-    #[inline(always)]
-    #[must_use]
-    pub const fn to_restore(&self, in_force: Option<u32>, default: u32) -> Option<u32> {
-        if self.is_set == 0 {
-            return None;
-        }
-        match in_force {
-            Some(value) if value != self.value => None,
-            _ if self.before == Self::UNKNOWN => Some(default),
-            _ => Some(self.before),
-        }
-    }
-}
-
 /// What a walk over the open sockets of a network namespace is to do.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -565,126 +350,6 @@ pub struct WalkCounts {
     pub refused: u32,
 }
 
-/// Offsets of fields in the running kernel's structs, bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Offsets {
-    /// `sock_common.skc_family`, u16.
-    pub family: u32,
-    /// `sock_common.skc_state`, u8.
-    pub state: u32,
-    /// `sock_common.skc_daddr`, 4 bytes.
-    pub daddr: u32,
-    /// `sock_common.skc_v6_daddr`, 16 bytes.
-    pub v6_daddr: u32,
-    /// `sock.sk_cgrp_data.cgroup`, pointer.
-    pub cgroup: u32,
-    /// `cgroup.kn`, pointer.
-    pub cgroup_kn: u32,
-    /// `kernfs_node.id`, u64.
-    pub kn_id: u32,
-    /// `cgroup.self.parent`, pointer.
-    pub css_parent: u32,
-    /// `cgroup_subsys_state.cgroup`, pointer.
-    pub css_cgroup: u32,
-    /// `sock_common.skc_rcv_saddr`, 4 bytes.
-    pub rcv_saddr: u32,
-    /// `sock_common.skc_v6_rcv_saddr`, 16 bytes.
-    pub v6_rcv_saddr: u32,
-    /// `sock_common.skc_dport`, u16 in network byte order.
-    pub dport: u32,
-    /// `sock_common.skc_num`, u16.
-    pub num: u32,
-    /// `request_sock.num_retrans`, u8.
-    pub num_retrans: u32,
-    /// `request_sock.timeout`, u32, jiffies (Linux 5.17); 0: it has none.
-    pub request_timeout: u32,
-}
-
-impl Offsets {
-    /// In the order of [`globals::OFFSETS`].
-    #[must_use]
-    pub const fn values(&self) -> [u32; 15] {
-        [
-            self.family,
-            self.state,
-            self.daddr,
-            self.v6_daddr,
-            self.cgroup,
-            self.cgroup_kn,
-            self.kn_id,
-            self.css_parent,
-            self.css_cgroup,
-            self.rcv_saddr,
-            self.v6_rcv_saddr,
-            self.dport,
-            self.num,
-            self.num_retrans,
-            self.request_timeout,
-        ]
-    }
-}
-
-/// What the sock_ops program reads of the running kernel's structs beyond its context: offsets in bytes and
-/// ids of its BTF; 0 where the kernel does not have it, or does not let the program read it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct SocketTypes {
-    /// `tcp_sock.is_mptcp`, bool.
-    pub is_mptcp: u32,
-    /// `tcp_sock.fastopen_req`, pointer: not null while a SYN with TCP Fast Open is to be sent.
-    pub fastopen_req: u32,
-    /// `sock_common.skc_net`, pointer.
-    pub net: u32,
-    /// `net.ipv4.sysctl_tcp_fastopen_blackhole_timeout`, u32.
-    pub fastopen_blackhole_timeout: u32,
-    /// `net.ipv4.sysctl_tcp_synack_retries`, its first byte.
-    pub synack_retries: u32,
-    /// `inet_connection_sock.icsk_syn_retries`, u8.
-    pub syn_retries: u32,
-    /// `inet_connection_sock.icsk_accept_queue.rskq_defer_accept`, u8.
-    pub defer_accept: u32,
-    /// `sock_common.skc_listener` of a request, pointer. 0 where a program cannot get at the request: that
-    /// takes [`kfunc`]s.
-    pub listener: u32,
-    /// `bpf_sock_ops_kern.sk`, pointer.
-    pub context_sk: u32,
-    /// BTF id of `struct inet_connection_sock`.
-    pub connection_sock: u32,
-}
-
-impl SocketTypes {
-    /// In the order of [`globals::SOCKET_TYPES`].
-    #[must_use]
-    pub const fn values(&self) -> [u32; 10] {
-        [
-            self.is_mptcp,
-            self.fastopen_req,
-            self.net,
-            self.fastopen_blackhole_timeout,
-            self.synack_retries,
-            self.syn_retries,
-            self.defer_accept,
-            self.listener,
-            self.context_sk,
-            self.connection_sock,
-        ]
-    }
-}
-
-/// Kernel functions that the program calls (Documentation/bpf/kfuncs.rst, Linux 6.12). aya knows nothing of
-/// them: each call is an instruction with a number in place of the function's BTF id, which the loader
-/// replaces.
-pub mod kfunc {
-    /// `bpf_cast_to_kern_ctx()`, Linux 6.2: from a program's context to the kernel's.
-    pub const CAST_TO_KERN_CTX: u32 = 0x7274_6f01;
-    /// `bpf_rdonly_cast()`, Linux 6.2: a pointer that may be read as a type.
-    pub const RDONLY_CAST: u32 = 0x7274_6f02;
-    /// Opcode and registers of such a call: BPF_JMP | BPF_CALL, source BPF_PSEUDO_KFUNC_CALL, offset 0 (the
-    /// kernel's own BTF).
-    pub const CALL: [u8; 4] = [0x85, 0x20, 0, 0];
-    /// `r0 = 0`, in place of a call of a function that the kernel does not have.
-    pub const NULL: [u8; 8] = [0xb7, 0, 0, 0, 0, 0, 0, 0];
-}
-
 /// What the kernel answered to the probe: 0, or a negative errno.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -699,46 +364,6 @@ pub struct Probe {
     pub get: [i64; SockOpt::COUNT],
     /// bpf_sock_ops_cb_flags_set().
     pub cb_flags: i64,
-}
-
-impl Policy {
-    /// A free slot.
-    pub const EMPTY: Self = Self {
-        name: [0; POLICY_NAME_LEN],
-        generation: 0,
-        initial_rto_jiffies: 0,
-        rto_min_us: 0,
-        delack_max_us: 0,
-        rto_max_ms: 0,
-        user_timeout_ms: 0,
-        flags: 0,
-        linear_retries: 0,
-        initial_rto_us: 0,
-        gain_us: [0; GAINS],
-        syn_ack_rto_jiffies: [0; SYN_ACK_RETRIES_LEN],
-        syn_retries: [0; SYN_RETRIES_LEN],
-        restart_hz: 0,
-    };
-
-    /// The name without its padding; `None` for a free slot or bytes that are not UTF-8.
-    #[must_use]
-    pub fn name(&self) -> Option<&str> {
-        let end = self
-            .name
-            .iter()
-            .position(|&b| b == 0)
-            .unwrap_or(POLICY_NAME_LEN);
-        match core::str::from_utf8(&self.name[..end]) {
-            Ok("") | Err(_) => None,
-            Ok(name) => Some(name),
-        }
-    }
-}
-
-impl Default for Policy {
-    fn default() -> Self {
-        Self::EMPTY
-    }
 }
 
 const _: () = {
@@ -786,40 +411,6 @@ mod pod {
 mod tests {
     use super::*;
 
-    /// What a program sees of a slot that the kernel is copying: the first words new, the others as they were.
-    fn torn(from: &PolicySlot, to: &PolicySlot, words: usize) -> PolicySlot {
-        type Words = [u64; size_of::<PolicySlot>() / size_of::<u64>()];
-        // SAFETY: repr(C) of integers and bytes alone, without padding (asserted), so that all are the same bytes.
-        unsafe {
-            let [from, to] =
-                [*from, *to].map(|slot| core::mem::transmute::<PolicySlot, Words>(slot));
-            let seen = core::array::from_fn(|i| if i < words { to[i] } else { from[i] });
-            core::mem::transmute::<Words, PolicySlot>(seen)
-        }
-    }
-
-    #[test]
-    fn a_slot_that_is_written_holds_a_whole_policy_at_every_moment() {
-        let policy = |n: u8| Policy {
-            initial_rto_jiffies: n.into(),
-            syn_retries: [n; SYN_RETRIES_LEN],
-            restart_hz: n.into(),
-            ..Policy::EMPTY
-        };
-        let mut slot = PolicySlot::default();
-        for n in 1..5 {
-            let (former, new) = (*slot.policy(), policy(n));
-            for next in slot.replaced(&new) {
-                for words in 0..=size_of::<PolicySlot>() / 8 {
-                    let seen = *torn(&slot, &next, words).policy();
-                    assert!(seen == former || seen == new, "after {words} words");
-                }
-                slot = next;
-            }
-            assert_eq!(*slot.policy(), new);
-        }
-    }
-
     #[test]
     fn statistics_add_up_word_by_word() {
         let mut a = Statistics::default();
@@ -846,34 +437,5 @@ mod tests {
             }
         }
         assert_eq!(statistics_key(NO_POLICY, direction::ACTIVE), 0);
-    }
-
-    const SET: Remembered = Remembered {
-        is_set: 1,
-        value: 8000,
-        before: 200_000,
-    };
-
-    #[test]
-    fn the_value_before_is_never_the_programs_own() {
-        assert_eq!(Remembered::default().before(Some(7)), 7);
-        assert_eq!(Remembered::default().before(None), Remembered::UNKNOWN);
-        assert_eq!(SET.before(Some(8000)), 200_000);
-        // Somebody has set another since.
-        assert_eq!(SET.before(Some(9000)), 9000);
-        assert_eq!(SET.before(None), 200_000);
-    }
-
-    #[test]
-    fn only_what_is_still_the_programs_is_given_back() {
-        assert_eq!(Remembered::default().to_restore(Some(7), 1), None);
-        assert_eq!(SET.to_restore(Some(8000), 1), Some(200_000));
-        assert_eq!(SET.to_restore(Some(9000), 1), None);
-        assert_eq!(SET.to_restore(None, 1), Some(200_000));
-        let unknown = Remembered {
-            before: Remembered::UNKNOWN,
-            ..SET
-        };
-        assert_eq!(unknown.to_restore(Some(8000), 1), Some(1));
     }
 }

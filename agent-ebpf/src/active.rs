@@ -5,7 +5,9 @@
 //! of ours (no entry, or already connecting when the program was attached) and is left alone.
 
 use aya_ebpf::programs::SockOpsContext;
-use rto_agent_common::{NO_POLICY, Policy, SocketState, direction, event::kind, policy_flags};
+use rto_agent_common::{
+    NO_POLICY, Policy, SocketState, direction, event::kind, policy_flags, socket_flags,
+};
 use rto_agent_ebpf::counter::Counter;
 
 use crate::{
@@ -38,32 +40,39 @@ pub(crate) fn connect(ctx: &SockOpsContext) {
         return;
     };
     begin(ctx, state, index, policy);
-    state.uncounted = is_probe.into();
+    state.flags = if is_probe { socket_flags::UNCOUNTED } else { 0 };
     socket::note_process(state);
     let target = Target::of(ctx);
     if kernel_sock::detects_fastopen_blackhole(ctx) {
         // Timeouts of the established connection count as well, so that none of the policy's timers is safe.
-        keep_kernel_rto(ctx, state);
+        state.flags |= socket_flags::KERNEL_TIMERS;
+        keep_kernel_rto(state);
+        syn_retries::restore(target, state);
         state.user_timeout_ms = 0;
         target.restore(state, KERNEL, tally);
         return;
     }
-    if policy.flags & policy_flags::MPTCP == 0 && kernel_sock::is_mptcp(ctx) {
-        keep_kernel_rto(ctx, state);
+    let keeps = policy.flags & policy_flags::MPTCP == 0 && kernel_sock::is_mptcp(ctx);
+    if keeps {
+        keep_kernel_rto(state);
+    }
+    if keeps && policy.flags & policy_flags::SYN_RETRIES_FIXED == 0 {
+        syn_retries::restore(target, state);
     } else {
         syn_retries::apply(ctx, state, policy, tally);
     }
-    target.apply(state, policy, KERNEL, tally);
+    // A maximum below that of the kernel's SYN timers would make connect() give up sooner.
+    let rto_max_ms = if keeps { 0 } else { policy.rto_max_ms };
+    target.apply(state, policy, rto_max_ms, KERNEL, tally);
     // One that an earlier policy of the socket set would make connect() give up sooner.
     target.user_timeout(state, 0, tally);
 }
 
 /// Leaves the SYN the kernel's own initial RTO.
 #[inline(always)]
-fn keep_kernel_rto(ctx: &SockOpsContext, state: &mut SocketState) {
+fn keep_kernel_rto(state: &mut SocketState) {
     state.initial_rto_jiffies = 0;
     state.initial_rto_us = syn_ack_rto::KERNEL_US;
-    syn_retries::restore(Target::of(ctx), state);
 }
 
 /// Fills the storage for a connection that begins. TCP_SYNCNT is not touched: what was done to it

@@ -3,7 +3,7 @@
 use aya_ebpf::{bindings::bpf_sock_ops, programs::SockOpsContext};
 use rto_agent_common::{
     event::{Event, LIVE, kind},
-    statistics,
+    socket_flags, statistics,
 };
 
 use crate::{
@@ -35,7 +35,7 @@ fn tell_now(ops: *mut bpf_sock_ops, kind: u32, attempt: u32, timer_jiffies: u32)
     let Some(state) = socket::policy_state(&SockOpsContext::new(ops)) else {
         return 0;
     };
-    if state.uncounted != 0 {
+    if state.flags & socket_flags::UNCOUNTED != 0 {
         return 0;
     }
     tables::tell(|event: *mut Event| {

@@ -4,7 +4,7 @@
 //! sockets of a policy: others cost nothing.
 
 use aya_ebpf::{helpers::generated::bpf_sock_ops_cb_flags_set, programs::SockOpsContext};
-use rto_agent_common::{SockOpt, SocketState, event::kind, statistics};
+use rto_agent_common::{SockOpt, SocketState, event::kind, socket_flags, statistics};
 use rto_agent_ebpf::counter::Counter;
 
 use crate::{
@@ -25,7 +25,7 @@ const RTT_CB_FLAG: u32 = 1 << 3;
 #[inline(always)]
 fn wanted(state: &SocketState) -> u32 {
     let mut flags = 0;
-    if tables::counts(statistics::ON) && state.uncounted == 0 {
+    if tables::counts(statistics::ON) && state.flags & socket_flags::UNCOUNTED == 0 {
         flags |= RTO_CB_FLAG | RETRANS_CB_FLAG | STATE_CB_FLAG;
         if state.in_question != 0 || handshake::samples_rtt() {
             flags |= RTT_CB_FLAG;

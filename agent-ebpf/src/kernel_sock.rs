@@ -102,7 +102,8 @@ fn retries_of_listener(ctx: &SockOpsContext) -> u32 {
         if sk.is_null() {
             return UNKNOWN;
         }
-        // A socket that was made of a request has the listener's options.
+        // A socket that was made of a request has the listener's options, but for TCP_DEFER_ACCEPT
+        // (`inet_csk_clone_lock()`, Linux 6.12).
         let holder = if socket::is_full(ctx) {
             sk
         } else {

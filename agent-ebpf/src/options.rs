@@ -194,12 +194,13 @@ impl Target {
         };
     }
 
-    /// The options of a policy that may stand before the handshake is over.
+    /// The options of a policy that may stand before the handshake is over, with this rto_max (0: none).
     #[inline(always)]
     pub(crate) fn apply(
         self,
         state: &mut SocketState,
         policy: &Policy,
+        rto_max_ms: u32,
         defaults: Defaults,
         tally: Tally,
     ) {
@@ -217,7 +218,7 @@ impl Target {
                 unless_zero(policy.rto_min_us),
                 unless_zero(policy.delack_max_us),
                 thin,
-                unless_zero(policy.rto_max_ms),
+                unless_zero(rto_max_ms),
             ],
             defaults,
             tally,

@@ -57,7 +57,7 @@ pub(crate) fn established(ctx: &SockOpsContext) {
     state.retransmissions_counted = retransmissions;
     handshake::begin(state, retransmissions, 0);
     let target = Target::of(ctx);
-    target.apply(state, policy, KERNEL, tally);
+    target.apply(state, policy, policy.rto_max_ms, KERNEL, tally);
     target.user_timeout(state, policy.user_timeout_ms, tally);
     hook::enable(ctx, state, tally);
     handshake::established(ctx, state, retransmissions);

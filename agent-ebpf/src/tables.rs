@@ -18,7 +18,7 @@ use rto_agent_common::{
     RTO_STEPS, SocketState, Statistics, WalkControl, WalkCounts, direction,
     event::{CONTROL, Event, EventControl, LOST, RING_BYTES},
     histogram::{BUCKETS, Histogram, bucket_of},
-    statistics, statistics_key,
+    socket_flags, statistics, statistics_key,
 };
 use rto_agent_ebpf::counter::{Counter, Step};
 
@@ -186,7 +186,7 @@ impl Tally {
     /// Of a socket's policy, if its slot still belongs to that policy.
     #[inline(always)]
     pub(crate) fn of_socket(state: &SocketState) -> Self {
-        if !counts(statistics::ON) || state.uncounted != 0 {
+        if !counts(statistics::ON) || state.flags & socket_flags::UNCOUNTED != 0 {
             return Self::NOBODY;
         }
         match owner(state) {

@@ -6,7 +6,7 @@
 use core::ffi::c_void;
 
 use rto_agent_common::{
-    NO_POLICY, SocketState, UNLISTED, WalkControl, direction, settled, walk_mode,
+    NO_POLICY, SocketState, UNLISTED, WalkControl, direction, settled, socket_flags, walk_mode,
 };
 use rto_agent_ebpf::counter::Counter;
 
@@ -73,23 +73,26 @@ fn apply(sk: *mut c_void, common: SockCommon, control: &WalkControl) {
         state.direction = direction::UNKNOWN;
     }
     let tally = Tally::of(index, state.direction);
-    if !is_new && control.mode == walk_mode::APPLY_TO_NEW {
+    let keeps_kernel_timers = state.flags & socket_flags::KERNEL_TIMERS != 0;
+    if keeps_kernel_timers || (!is_new && control.mode == walk_mode::APPLY_TO_NEW) {
         tables::count_walked(index, Walked::Kept);
         return;
     }
     let target = Target::socket(sk);
-    if state.in_question != 0 && (state.policy != index || state.generation != policy.generation) {
-        // What its handshake was is no affair of the new policy.
-        Tally::of_socket(state).add(Counter::UNDECIDED, state.in_question.into());
-        state.in_question = 0;
+    if state.policy != index || state.generation != policy.generation {
+        if state.in_question != 0 {
+            // What its handshake was is no affair of the new policy.
+            Tally::of_socket(state).add(Counter::UNDECIDED, state.in_question.into());
+            state.in_question = 0;
+        }
+        state.initial_rto_jiffies = policy.initial_rto_jiffies;
+        state.initial_rto_us = policy.initial_rto_us;
     }
     state.policy = index;
     state.generation = policy.generation;
-    state.initial_rto_jiffies = policy.initial_rto_jiffies;
-    state.initial_rto_us = policy.initial_rto_us;
     state.user_timeout_ms = policy.user_timeout_ms;
     state.settled = 0;
-    target.apply(state, policy, defaults(control), tally);
+    target.apply(state, policy, policy.rto_max_ms, defaults(control), tally);
     target.user_timeout(state, policy.user_timeout_ms, tally);
     let settled = outcome(state);
     let has_hook = hook::enable_on(target, state, tally);

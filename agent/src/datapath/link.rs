@@ -6,8 +6,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use aya::programs::{CgroupAttachMode, SockOps, links::FdLink};
-use rto_agent_common::PROGRAM;
+use aya::programs::{CgroupAttachMode, ProgramInfo, SockOps, links::FdLink};
+use rto_agent_common::{PROGRAM, SocketTypes};
 use tracing::warn;
 
 use super::{
@@ -23,6 +23,8 @@ pub(super) struct Link {
     /// Keeps the link in force even where somebody removes its pin.
     handle: link::Link,
     pub(super) program_id: u32,
+    /// Why the program reads less of sockets than it could, if it was loaded by this daemon and does.
+    pub(super) limited: Option<String>,
 }
 
 impl Link {
@@ -30,16 +32,27 @@ impl Link {
     pub(super) fn at(dir: &Path) -> Option<Self> {
         let handle = link::Link::from_pin(&dir.join(pins::LINK)).ok()?;
         let program_id = handle.program_id().ok()?;
-        Some(Self { handle, program_id })
+        Some(Self {
+            handle,
+            program_id,
+            limited: None,
+        })
     }
 
-    /// The link pinned in `dir`, if it is in force at `cgroup`.
+    /// The link pinned in `dir`, if it is in force at `cgroup`, with whatever program.
     pub(super) fn in_force(dir: &Path, cgroup: &Path) -> Option<Self> {
         let link = Self::at(dir)?;
         attached(cgroup, link.program_id).ok()?.then_some(link)
     }
 
-    /// Loads the program over the maps pinned in `dir`, puts it in force and pins its link there. If `former` is
+    /// Whether its program is the one pinned in `dir`: the one that uses the maps there. After a crash a link may be
+    /// pinned beside maps that its program has left.
+    pub(super) fn is_of(&self, dir: &Path) -> bool {
+        let pinned = ProgramInfo::from_pin(dir.join(pins::PROGRAM));
+        pinned.is_ok_and(|program| program.id() == self.program_id)
+    }
+
+    /// Loads the program over the maps pinned in `dir`, puts it in force and pins both there. If `former` is
     /// a link in force, that gets the program: it keeps its place among the programs of others, of which the last
     /// to write `reply` decides, and no connection sees two of ours, or none.
     pub(super) fn put_in_force(
@@ -47,34 +60,42 @@ impl Link {
         dir: &Path,
         former: Option<&Self>,
     ) -> Result<Self, DatapathError> {
-        let mut ebpf = load(options, dir)?;
+        let (mut ebpf, limited) = load(options, dir)?;
         let program = program!(ebpf, PROGRAM, SockOps)?;
+        let program_id = program.info().map_err(|e| object::load_error(&e))?.id();
+        let path = dir.join(pins::PROGRAM);
+        program.pin(&path).map_err(|e| DatapathError::Pin {
+            path,
+            reason: describe(&e),
+        })?;
         let path = dir.join(pins::LINK);
-        match former {
-            Some(former) => {
-                former.pin(&path)?;
-                let fd = program.fd().map_err(|e| object::load_error(&e))?;
-                if let Err(e) = former.handle.update(fd.as_fd()) {
-                    // It was not there before.
-                    let _unpinned = std::fs::remove_file(&path);
-                    return Err(attach_error(options, e.to_string()));
-                }
+        let Some(former) = former else {
+            attach(options, program, &path)?;
+            let handle = link::Link::from_pin(&path).map_err(|e| pin_error(&path, &e))?;
+            return Ok(Self {
+                handle,
+                program_id,
+                limited,
+            });
+        };
+        // What can fail comes first: after the update nothing is as it was.
+        former.handle.pin(&path).map_err(|e| pin_error(&path, &e))?;
+        let updated = link::Link::from_pin(&path).and_then(|handle| {
+            let fd = program.fd().map_err(std::io::Error::other)?;
+            handle.update(fd.as_fd()).map(|()| handle)
+        });
+        match updated {
+            Ok(handle) => Ok(Self {
+                handle,
+                program_id,
+                limited,
+            }),
+            Err(e) => {
+                // Its other pins stay.
+                let _unpinned = std::fs::remove_file(&path);
+                Err(attach_error(options, e.to_string()))
             }
-            None => attach(options, program, &path)?,
         }
-        Self::at(dir).ok_or_else(|| {
-            attach_error(
-                options,
-                format!("the link pinned at {} is not to be had", path.display()),
-            )
-        })
-    }
-
-    fn pin(&self, path: &Path) -> Result<(), DatapathError> {
-        self.handle.pin(path).map_err(|e| DatapathError::Pin {
-            path: path.to_owned(),
-            reason: e.to_string(),
-        })
     }
 }
 
@@ -83,9 +104,9 @@ pub(super) fn attached(cgroup: &Path, program_id: u32) -> std::io::Result<bool> 
     Ok(attached_ids(File::open(cgroup)?.as_fd())?.contains(&program_id))
 }
 
-/// The program, verified. What it reads of sockets beyond its context is an addition: a kernel that has the
-/// functions for it and does not take the calls gets the program without.
-fn load(options: &Options, dir: &Path) -> Result<aya::Ebpf, DatapathError> {
+/// The program, verified. What it reads of sockets beyond its context is an addition: a kernel that does not take that
+/// gets the program without, and why is returned as well.
+fn load(options: &Options, dir: &Path) -> Result<(aya::Ebpf, Option<String>), DatapathError> {
     let values = options.values();
     let verified = |values: &Values| {
         let mut ebpf = object::load(Some(dir), values)?;
@@ -94,17 +115,38 @@ fn load(options: &Options, dir: &Path) -> Result<aya::Ebpf, DatapathError> {
         Ok(ebpf)
     };
     let Ok(btf) = Btf::vmlinux() else {
-        return verified(&values);
+        return Ok((verified(&values)?, None));
+    };
+    let types = btf.socket_types();
+    // The same without what takes calls of kernel functions.
+    let by_type_alone = SocketTypes {
+        listener: 0,
+        ..types
     };
     let all = Values {
-        socket_types: btf.socket_types(),
+        socket_types: types,
         kfuncs: btf.kfuncs(),
         ..values
     };
-    verified(&all).or_else(|e| {
-        warn!("{e}; the program reads nothing of listeners, MPTCP and TCP Fast Open");
-        verified(&values)
-    })
+    let fewer = Values {
+        socket_types: by_type_alone,
+        ..values
+    };
+    let refusal = match verified(&all) {
+        Ok(ebpf) => return Ok((ebpf, None)),
+        Err(e) => e,
+    };
+    if let Ok(ebpf) = verified(&fewer) {
+        let limited = format!("the program cannot read listeners: {refusal}");
+        warn!("{limited}");
+        return Ok((ebpf, Some(limited)));
+    }
+    let limited = format!(
+        "the program cannot read listeners, nor what uses MPTCP or TCP Fast Open: {refusal}"
+    );
+    let ebpf = verified(&values)?;
+    warn!("{limited}");
+    Ok((ebpf, Some(limited)))
 }
 
 fn attach(options: &Options, program: &mut SockOps, path: &Path) -> Result<(), DatapathError> {
@@ -130,6 +172,13 @@ fn attach(options: &Options, program: &mut SockOps, path: &Path) -> Result<(), D
         reason: describe(&e),
     })?;
     Ok(())
+}
+
+fn pin_error(path: &Path, error: &std::io::Error) -> DatapathError {
+    DatapathError::Pin {
+        path: path.to_owned(),
+        reason: error.to_string(),
+    }
 }
 
 fn attach_error(options: &Options, reason: String) -> DatapathError {

@@ -206,7 +206,7 @@ impl Datapath {
             options.max_entries,
         );
         let in_force = same.into_iter().find_map(|(room, dir)| {
-            let link = Link::in_force(dir, &options.cgroup)?;
+            let link = Link::in_force(dir, &options.cgroup).filter(|link| link.is_of(dir))?;
             Some((room, dir.to_owned(), link, Tables::open(dir).ok()?))
         });
         if let Some((room, dir, link, mut tables)) = in_force {
@@ -277,8 +277,7 @@ impl Datapath {
         let of_layout = generations
             .iter()
             .filter(|g| g.layout == Some(LAYOUT_VERSION));
-        let (in_force, kept_maps): (Vec<_>, Vec<_>) =
-            of_layout.partition(|g| g.path.join(pins::LINK).exists());
+        let (in_force, kept_maps): (Vec<_>, Vec<_>) = of_layout.partition(|g| is_in_use(&g.path));
         for generation in in_force.into_iter().chain(kept_maps) {
             let entries = kernel_entries(options.max_entries);
             kept = keep_maps(&generation.path, staging, entries)?;
@@ -425,14 +424,14 @@ impl Datapath {
                     let _swept = pins::remove_generation(&self.dir);
                 }
                 self.dir = staging;
-                if link.is_some() {
-                    self.dir = options.generation();
-                }
                 self.link = link;
                 self.hook = None;
                 self.tables = tables;
                 self.options = options;
                 self.former_hits = HashMap::new();
+                if self.link.is_some() {
+                    self.promote();
+                }
             }
             Err(e) => {
                 let _swept = pins::remove_generation(&staging);
@@ -472,8 +471,6 @@ impl Datapath {
             return Ok((tables, None));
         }
         let link = Link::put_in_force(options, staging, self.link.as_ref())?;
-        let wanted = options.generation();
-        pins::promote(&options.pin_dir, staging, &wanted).map_err(|e| pin_error(&wanted, &e))?;
         Ok((tables, Some(link)))
     }
 
@@ -512,12 +509,7 @@ impl Datapath {
             let former = self.former_link.as_ref();
             self.link = Some(Link::put_in_force(&self.options, &self.dir, former)?);
             self.former_link = None;
-            let wanted = self.options.generation();
-            if self.dir != wanted {
-                pins::promote(&self.options.pin_dir, &self.dir, &wanted)
-                    .map_err(|e| pin_error(&wanted, &e))?;
-                self.dir = wanted;
-            }
+            self.promote();
         }
         if !self.options.statistics.counts_unlisted() {
             // Not before: a program that was in force until now may have counted them.
@@ -527,6 +519,23 @@ impl Datapath {
             self.hook = Some(accepted::Hook::adopt_or_attach(&self.options, &self.dir));
         }
         self.sweep()
+    }
+
+    /// Gives the pins of what is in force the name by which a later daemon adopts them. Where that fails they stay where
+    /// they are, and the next start puts a program over new tries in the place of this one.
+    fn promote(&mut self) {
+        let wanted = self.options.generation();
+        if self.dir == wanted {
+            return;
+        }
+        match pins::promote(&self.options.pin_dir, &self.dir, &wanted) {
+            Ok(()) => self.dir = wanted,
+            Err(e) => tracing::warn!(
+                "{}: {e}; the pins stay in {}",
+                wanted.display(),
+                self.dir.display()
+            ),
+        }
     }
 
     /// Pins the open maps once more, in a staging directory.
@@ -655,6 +664,12 @@ impl Datapath {
         }
         let generation = self.tables.policy(UNLISTED).ok()?.generation;
         Some(((UNLISTED, generation), PolicyName::unlisted()))
+    }
+
+    /// Why the program reads less of sockets than this kernel has, if it does.
+    #[must_use]
+    pub fn limited(&self) -> Option<&str> {
+        self.link.as_ref()?.limited.as_deref()
     }
 
     /// Policies that nothing is counted for, as there was no memory.
@@ -942,7 +957,7 @@ pub fn pinned_initial_rto(pin_dir: &Path, address: std::net::IpAddr) -> Option<u
     let generations = pins::generations(pin_dir).ok()?;
     let in_force = generations
         .iter()
-        .find(|g| g.layout == Some(LAYOUT_VERSION) && g.path.join(pins::LINK).exists())?;
+        .find(|g| g.layout == Some(LAYOUT_VERSION) && is_in_use(&g.path))?;
     let tables = Tables::open(&in_force.path).ok()?;
     let host: Cidr = address.to_string().parse().ok()?;
     let entry = tables.tries.get(&host).ok()??;
@@ -989,6 +1004,11 @@ pub fn room_for(entries: usize, asked: u32) -> u32 {
 /// in it for a moment. The tries take memory by what is in them, not by this number.
 fn kernel_entries(max_entries: u32) -> u32 {
     max_entries.saturating_mul(2)
+}
+
+/// Whether the program in force uses the maps pinned in `dir`.
+fn is_in_use(dir: &Path) -> bool {
+    Link::at(dir).is_some_and(|link| link.is_of(dir))
 }
 
 /// What [`keep_maps`] could keep.

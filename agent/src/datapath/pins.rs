@@ -22,6 +22,8 @@ use crate::daemon::trusted;
 
 /// Name of the link's pin inside a generation.
 pub(super) const LINK: &str = "link";
+/// Name of the program's pin: which program uses these maps, whichever the link has.
+pub(super) const PROGRAM: &str = "program";
 /// Name of the pin of the LSM program's link, where there is one.
 pub(super) const CLONE_LINK: &str = "clone_link";
 

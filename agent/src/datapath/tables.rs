@@ -1,6 +1,14 @@
 //! The maps, typed.
 
-use std::{collections::BTreeSet, path::Path, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeSet,
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{Ordering, fence},
+    },
+    time::Duration,
+};
 
 use aya::maps::{Array, MapData, MapError, PerCpuHashMap, PerCpuValues, RingBuf, SkStorage};
 use rto_agent_common::{
@@ -128,6 +136,9 @@ impl Tables {
             self.policies
                 .set(index, &value, 0)
                 .map_err(|e| map_error(maps::POLICIES, describe(&e)))?;
+            // A program that sees the second write sees the first. (It reads the copy by the number it has read: an
+            // address dependency.)
+            fence(Ordering::SeqCst);
         }
         self.unrested.insert(index);
         Ok(())

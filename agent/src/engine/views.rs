@@ -69,6 +69,8 @@ impl Engine {
         }
         let mut warnings = self.warnings.clone();
         warnings.extend(self.shelf.problem());
+        let limited = self.state.datapath().and_then(Datapath::limited);
+        warnings.extend(limited.map(ToOwned::to_owned));
         warnings.extend(self.last_reload.warnings.iter().cloned());
         if !self.start.config.agent.statistics {
             warnings.push("nothing is counted (statistics = false in [agent])".to_owned());

@@ -123,11 +123,15 @@ impl Btf {
             let id = u32_at(&self.data, member + 4)?;
             let raw = u32_at(&self.data, member + 8)?;
             // With the kind's flag the upper byte is the size of a bit field.
-            let bits = if info >> 31 == 1 {
-                raw & 0x00ff_ffff
+            let (bits, size) = if info >> 31 == 1 {
+                (raw & 0x00ff_ffff, raw >> 24)
             } else {
-                raw
+                (raw, 0)
             };
+            // A field that is not made of bytes has no place that could be read.
+            if bits % 8 != 0 || size % 8 != 0 {
+                continue;
+            }
             if own == name {
                 return Ok(Some((bits / 8, self.plain(id)?)));
             }

@@ -26,6 +26,7 @@ pub(super) const TESTS: &[Test] = &[
     ),
     ("an_upgrade_keeps_its_place", upgrade),
     ("growth_keeps_its_place", growth),
+    ("a_repair_keeps_its_place", repair),
     ("other_cgroups_are_left_alone", other_cgroup),
     ("a_probe_is_good_and_in_no_count", probe_good),
     ("a_probe_finds_a_program_that_returns_0", probe_rejecting),
@@ -164,6 +165,18 @@ fn growth() -> anyhow::Result<()> {
             &add.chain(cidrs.iter().map(String::as_str))
                 .collect::<Vec<_>>(),
         )?;
+        Ok(())
+    })
+}
+
+/// Only its pins are lost: the link is in force, and stays.
+fn repair() -> anyhow::Result<()> {
+    let mut hosts = InFront::new(&near("\"10.88.0.0/24\""))?;
+    hosts.replaced(|world| {
+        std::fs::remove_dir_all(world.pin_dir())?;
+        world.wait_status("the repair", |status| {
+            status["healthy"] == true && world.pin_dir().exists()
+        })?;
         Ok(())
     })
 }

@@ -300,16 +300,26 @@ fn linear(retries: Option<u32>) -> anyhow::Result<()> {
 }
 
 /// `reply` is where the first argument is: a program that replies -1 to everything must change neither what the
-/// hook does nor what is counted. (The control is `linear(Some(1))`.)
+/// hook does nor what is counted. (The controls are `linear(Some(1))` and `rto_min_on_the_wire`.)
 fn foreign_reply() -> anyhow::Result<()> {
+    let is_linear = !lacks("bpf-thin-linear")?;
+    let (settings, linear) = if is_linear {
+        (format!("{LINEAR}\nlinear_retries = 1"), 2)
+    } else {
+        ("rto_min = \"50ms\"".to_owned(), 1)
+    };
     let mut world = World::new()?;
     let _foreign = Foreign::attach_replying_always(world.cgroup.path(), -1)?;
-    world.configure(&policy(&format!("{LINEAR}\nlinear_retries = 1")))?;
+    world.configure(&policy(&settings))?;
     reno(&world)?;
     world.start()?;
-    assert_schedule(&world, SERVER_V4, quantised(50), |rto| schedule(rto, 2, 2))?;
-    let status = world.wait_status("the end of linear mode", |status| {
-        status["policies"]["near"]["linear_ended"].as_u64() > Some(0)
+    assert_schedule(&world, SERVER_V4, quantised(50), |rto| {
+        schedule(rto, linear, 2)
+    })?;
+    let status = world.wait_status("what was counted", |status| {
+        let near = &status["policies"]["near"];
+        near["rtos"][0].as_u64() > Some(0)
+            && (!is_linear || near["linear_ended"].as_u64() > Some(0))
     })?;
     let near = &status["policies"]["near"];
     let rtos: Vec<u64> = serde_json::from_value(near["rtos"].clone())?;

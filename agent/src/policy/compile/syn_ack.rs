@@ -117,17 +117,18 @@ impl Compiler<'_> {
     pub(super) fn mptcp(&mut self, settings: &Settings) {
         match settings.mptcp {
             Mptcp::Keep => {}
-            Mptcp::Apply if settings.initial_rto.is_some() => {
+            Mptcp::Apply if settings.initial_rto.is_some() || settings.rto_max.is_some() => {
                 self.kernel.flags |= policy_flags::MPTCP;
-                let note = "SYNs of MPTCP sockets get initial_rto, too";
+                let note = "MPTCP sockets get initial_rto and rto_max, too";
                 self.effect("mptcp", "apply", "apply".to_owned(), None, Some(note));
             }
             Mptcp::Apply => self.errors.push(SettingError {
                 setting: "mptcp",
                 value: settings.mptcp.to_string(),
-                reason: "it gives SYNs of MPTCP sockets the initial_rto, and the policy has none; \
-                         add initial_rto, like initial_rto = \"100ms\""
-                    .to_owned(),
+                reason:
+                    "it gives MPTCP sockets initial_rto and rto_max, and the policy has neither; \
+                         add one, like initial_rto = \"100ms\""
+                        .to_owned(),
             }),
         }
     }

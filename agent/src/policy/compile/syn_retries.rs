@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use rto_agent_common::SYN_RETRIES_LEN;
+use rto_agent_common::{SYN_RETRIES_LEN, policy_flags};
 use rto_model::syn::{self, GivesUp, SynTimers};
 
 use super::Compiler;
@@ -13,6 +13,7 @@ impl Compiler<'_> {
         match settings.syn_retries {
             SynRetries::Fixed(n) => {
                 self.kernel.syn_retries = [n; SYN_RETRIES_LEN];
+                self.kernel.flags |= policy_flags::SYN_RETRIES_FIXED;
                 self.effect("syn_retries", &n.to_string(), n.to_string(), None, None);
             }
             SynRetries::Keep => {

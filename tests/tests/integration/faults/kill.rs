@@ -517,7 +517,7 @@ impl Run {
         found.remove("clone_link");
         let expected: BTreeSet<String> = maps::ALL
             .into_iter()
-            .chain(["link"])
+            .chain(["link", "program"])
             .map(str::to_owned)
             .collect();
         ensure!(found == expected, "pins: {found:?}");
@@ -530,6 +530,18 @@ impl Run {
             .iter()
             .map(|name| Ok(Map::open(&pins.join(name))?.id))
             .collect::<anyhow::Result<_>>()?;
+        // All other maps are shared with the programs before and after.
+        let tries = [maps::ENTRIES_V4, maps::ENTRIES_V6];
+        let tries = tries.map(|name| Map::open(&pins.join(name)).map(|map| map.id));
+        let uses_tries = |program: u32| -> anyhow::Result<bool> {
+            for trie in &tries {
+                let trie = trie.as_ref().map_err(|e| anyhow::anyhow!("{e}"))?;
+                if !programs_using(&[*trie])?.contains(&program) {
+                    return Ok(false);
+                }
+            }
+            Ok(true)
+        };
         // Freed objects go after a grace period, and the daemon itself tries programs out.
         let end = Instant::now() + SOON;
         loop {
@@ -542,6 +554,7 @@ impl Run {
                 && linked.contains(&attached[0])
                 && using.len() == 1 + hook
                 && using.contains(&attached[0])
+                && uses_tries(attached[0])?
             {
                 return Ok(());
             }

@@ -1,0 +1,121 @@
+//! What the loader tells the programs of the running kernel's own structs and functions.
+
+/// Offsets of fields in the running kernel's structs, bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Offsets {
+    /// `sock_common.skc_family`, u16.
+    pub family: u32,
+    /// `sock_common.skc_state`, u8.
+    pub state: u32,
+    /// `sock_common.skc_daddr`, 4 bytes.
+    pub daddr: u32,
+    /// `sock_common.skc_v6_daddr`, 16 bytes.
+    pub v6_daddr: u32,
+    /// `sock.sk_cgrp_data.cgroup`, pointer.
+    pub cgroup: u32,
+    /// `cgroup.kn`, pointer.
+    pub cgroup_kn: u32,
+    /// `kernfs_node.id`, u64.
+    pub kn_id: u32,
+    /// `cgroup.self.parent`, pointer.
+    pub css_parent: u32,
+    /// `cgroup_subsys_state.cgroup`, pointer.
+    pub css_cgroup: u32,
+    /// `sock_common.skc_rcv_saddr`, 4 bytes.
+    pub rcv_saddr: u32,
+    /// `sock_common.skc_v6_rcv_saddr`, 16 bytes.
+    pub v6_rcv_saddr: u32,
+    /// `sock_common.skc_dport`, u16 in network byte order.
+    pub dport: u32,
+    /// `sock_common.skc_num`, u16.
+    pub num: u32,
+    /// `request_sock.num_retrans`, u8.
+    pub num_retrans: u32,
+    /// `request_sock.timeout`, u32, jiffies (Linux 5.17); 0: it has none.
+    pub request_timeout: u32,
+}
+
+impl Offsets {
+    /// In the order of [`crate::globals::OFFSETS`].
+    #[must_use]
+    pub const fn values(&self) -> [u32; 15] {
+        [
+            self.family,
+            self.state,
+            self.daddr,
+            self.v6_daddr,
+            self.cgroup,
+            self.cgroup_kn,
+            self.kn_id,
+            self.css_parent,
+            self.css_cgroup,
+            self.rcv_saddr,
+            self.v6_rcv_saddr,
+            self.dport,
+            self.num,
+            self.num_retrans,
+            self.request_timeout,
+        ]
+    }
+}
+
+/// What the sock_ops program reads of the running kernel's structs beyond its context: offsets in bytes and
+/// ids of its BTF; 0 where the kernel does not have it, or does not let the program read it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SocketTypes {
+    /// `tcp_sock.is_mptcp`, bool.
+    pub is_mptcp: u32,
+    /// `tcp_sock.fastopen_req`, pointer: not null while a SYN with TCP Fast Open is to be sent.
+    pub fastopen_req: u32,
+    /// `sock_common.skc_net`, pointer.
+    pub net: u32,
+    /// `net.ipv4.sysctl_tcp_fastopen_blackhole_timeout`, u32.
+    pub fastopen_blackhole_timeout: u32,
+    /// `net.ipv4.sysctl_tcp_synack_retries`, its first byte.
+    pub synack_retries: u32,
+    /// `inet_connection_sock.icsk_syn_retries`, u8.
+    pub syn_retries: u32,
+    /// `inet_connection_sock.icsk_accept_queue.rskq_defer_accept`, u8.
+    pub defer_accept: u32,
+    /// `sock_common.skc_listener` of a request, pointer. 0 where a program cannot get at the request: that
+    /// takes [`kfunc`]s.
+    pub listener: u32,
+    /// `bpf_sock_ops_kern.sk`, pointer.
+    pub context_sk: u32,
+    /// BTF id of `struct inet_connection_sock`.
+    pub connection_sock: u32,
+}
+
+impl SocketTypes {
+    /// In the order of [`crate::globals::SOCKET_TYPES`].
+    #[must_use]
+    pub const fn values(&self) -> [u32; 10] {
+        [
+            self.is_mptcp,
+            self.fastopen_req,
+            self.net,
+            self.fastopen_blackhole_timeout,
+            self.synack_retries,
+            self.syn_retries,
+            self.defer_accept,
+            self.listener,
+            self.context_sk,
+            self.connection_sock,
+        ]
+    }
+}
+
+/// Kernel functions that the program calls (Documentation/bpf/kfuncs.rst, Linux 6.12). aya knows nothing of
+/// them: each call is an instruction with a number in place of the function's BTF id, which the loader
+/// replaces.
+pub mod kfunc {
+    /// `bpf_cast_to_kern_ctx()`, Linux 6.2: from a program's context to the kernel's.
+    pub const CAST_TO_KERN_CTX: u32 = 0x7274_6f01;
+    /// `bpf_rdonly_cast()`, Linux 6.2: a pointer that may be read as a type.
+    pub const RDONLY_CAST: u32 = 0x7274_6f02;
+    /// Opcode and registers of such a call: BPF_JMP | BPF_CALL, source BPF_PSEUDO_KFUNC_CALL, offset 0 (the
+    /// kernel's own BTF).
+    pub const CALL: [u8; 4] = [0x85, 0x20, 0, 0];
+    /// `r0 = 0`, in place of a call of a function that the kernel does not have.
+    pub const NULL: [u8; 8] = [0xb7, 0, 0, 0, 0, 0, 0, 0];
+}
