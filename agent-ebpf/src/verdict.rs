@@ -87,7 +87,7 @@ pub const fn timer_expiries(retransmissions: u32) -> u32 {
 
 /// By how much sooner so many retransmissions of a SYN-ACK were sent than by the kernel's own timers,
 /// microseconds; negative where it was later. Timers count as exact, and all but the first few as
-/// [`EXPIRIES_MAX`].
+/// the seventh.
 #[inline(always)]
 #[must_use]
 pub const fn syn_ack_gain_us(retransmissions: u32, initial_rto_us: u32) -> i64 {

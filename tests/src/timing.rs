@@ -47,7 +47,7 @@ pub fn jiffies(timer: Duration) -> u32 {
     u32::try_from(nanos.div_ceil(jiffy().as_nanos())).unwrap_or(u32::MAX)
 }
 
-/// The gaps that a timer of this length makes: never shorter, and longer by [`TICKS`], [`SOFTIRQ`] and, from 63
+/// The gaps that a timer of this length makes: never shorter, and longer by `TICKS`, `SOFTIRQ` and, from 63
 /// jiffies on, the step of the timer wheel's level, 1/8 of the timer at the most.
 #[must_use]
 pub fn range(timer: Duration) -> RangeInclusive<Duration> {

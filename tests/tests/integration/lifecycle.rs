@@ -14,7 +14,7 @@ use nix::{
 };
 use rto_tests::{
     agent::{SOON, World, binary},
-    netns::SERVER_V4,
+    netns::{SERVER_V4, SERVER_V4_OTHER},
     process::run,
     traffic::Connect,
 };
@@ -37,6 +37,7 @@ pub(super) const TESTS: &[Test] = &[
     ("a_vanished_cgroup_is_said_and_mended", vanished_cgroup),
     ("lost_pins_are_said_and_mended", lost_pins),
     ("another_capacity_keeps_the_entries", capacity),
+    ("maps_that_the_program_has_left_are_not_adopted", left_maps),
     ("pins_of_another_layout_are_replaced", other_layout),
 ];
 
@@ -445,6 +446,43 @@ fn capacity() -> anyhow::Result<()> {
     assert_eq!(still_there(&gone)?, Vec::<String>::new());
     expect(&world, NEAR)?;
     Ok(())
+}
+
+/// Killed right after a program over larger tries has taken the former one's place in its link: the former pins are
+/// still there, and among them the link.
+fn left_maps() -> anyhow::Result<()> {
+    const ENTRIES: usize = 40;
+    let mut world = World::new()?;
+    world.net.black_hole(PORT)?;
+    world.configure(&format!("max_entries = 8\n{}", near("\"10.88.0.0/24\"")))?;
+    world.start()?;
+    let former = world.pins()?;
+    let kept = world.pin_dir().join("kept");
+    fs::create_dir(&kept)?;
+    for pin in fs::read_dir(&former)? {
+        let pin = pin?;
+        fs::hard_link(pin.path(), kept.join(pin.file_name()))?;
+    }
+    let cidrs: Vec<String> = (0..ENTRIES).map(|n| format!("10.99.{n}.0/24")).collect();
+    let add = ["add", "--policy", "near"].into_iter();
+    world.cli(
+        &add.chain(cidrs.iter().map(String::as_str))
+            .collect::<Vec<_>>(),
+    )?;
+    world.end(Signal::SIGKILL)?;
+    ensure!(!former.exists(), "{}: no growth", former.display());
+    fs::rename(&kept, &former)?;
+    for entry in fs::read_dir(world.dir().join("state"))? {
+        fs::remove_file(entry?.path())?;
+    }
+    world.start()?;
+    kernel(&world)?;
+    // What the daemon writes is what the program reads.
+    let other = to(SERVER_V4_OTHER, PORT);
+    world.assert_syn_gap(other, &Connect::default(), KERNEL)?;
+    world.cli(&["add", "10.88.1.0/24", "--policy", "near"])?;
+    world.assert_syn_gap(other, &Connect::default(), NEAR)?;
+    expect(&world, NEAR)
 }
 
 fn other_layout() -> anyhow::Result<()> {
