@@ -1,11 +1,11 @@
-//! What is amiss for a while: said once, and again when it is something else.
+//! A problem that lasts: reported once, and again when it changes.
 
 /// The problem there is, if there is one.
 #[derive(Debug, Default)]
 pub(crate) struct Problem(Option<String>);
 
 impl Problem {
-    /// Takes what is amiss now; `say` is given what was not before.
+    /// Takes the problem there is now; `say` is called if it is not the one before.
     pub(crate) fn becomes(&mut self, now: Option<String>, say: impl FnOnce(&str)) {
         if let Some(text) = &now
             && self.0.as_ref() != Some(text)

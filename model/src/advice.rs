@@ -70,7 +70,7 @@ pub struct Distribution {
 }
 
 impl Distribution {
-    /// Adds times that were so long at the most: a value, or the upper end of a histogram's bucket
+    /// Adds times that were so long at most: a value, or the upper end of a histogram's bucket
     /// (`u64::MAX` if it has none), microseconds.
     pub fn add(&mut self, at_most_us: u64, count: u64) {
         // So that sums of parts never exceed what can be counted.

@@ -125,7 +125,7 @@ pub fn csv(predictions: &[Prediction]) -> String {
     text
 }
 
-#[expect(clippy::cast_precision_loss, reason = "some minutes at the most")]
+#[expect(clippy::cast_precision_loss, reason = "some minutes at most")]
 fn millis(us: u64) -> f64 {
     us as f64 / 1000.0
 }

@@ -23,7 +23,7 @@ pub fn quick(experiment: &str, out: &Path, args: &[&str]) -> anyhow::Result<Valu
     serde_json::from_str(&text).context(text)
 }
 
-/// Tries at the most.
+/// The largest number of tries.
 const TRIES: usize = 6;
 
 /// Measures; once more only while plain timers beside it were late, so that the machine may be why it came out wrong.

@@ -15,10 +15,10 @@ use crate::control::{Control, Observed};
 const TICKS: u32 = 2;
 /// From the tick to the packet's timestamp, on an idle machine.
 const SOFTIRQ: Duration = Duration::from_millis(1);
-/// Gaps that are measured at the least. Of a timer that is late half of the time nine of ten are in time once in a
+/// The least number of gaps to measure. Of a timer that is late half of the time nine of ten are in time once in a
 /// hundred tries.
 const GAPS: usize = 10;
-/// Of connections with several gaps so many at the least.
+/// The least number of connections, where each has several gaps.
 const CONNECTIONS: usize = 5;
 /// Gaps of which one may be late: 90 % must be in time.
 const ONE_LATE_OF: usize = 10;
@@ -48,7 +48,7 @@ pub fn jiffies(timer: Duration) -> u32 {
 }
 
 /// The gaps that a timer of this length makes: never shorter, and longer by `TICKS`, `SOFTIRQ` and, from 63
-/// jiffies on, the step of the timer wheel's level, 1/8 of the timer at the most.
+/// jiffies on, the step of the timer wheel's level, 1/8 of the timer at most.
 #[must_use]
 pub fn range(timer: Duration) -> RangeInclusive<Duration> {
     let jiffies = jiffies(timer);
@@ -174,7 +174,7 @@ fn is_enough(samples: &[Sample]) -> bool {
 }
 
 /// Asserts that no gap of several connections is early and that nearly all are in time. `measure` is told how many
-/// connections to measure at the least.
+/// connections to measure at least.
 ///
 /// # Errors
 ///

@@ -38,6 +38,8 @@ pub struct Connect {
     pub syn_retries: Option<u8>,
     /// Send a request in the SYN.
     pub fast_open: bool,
+    /// Use MPTCP.
+    pub mptcp: bool,
     /// Connect the same socket to this address first, and give up on that after 50 ms.
     pub first: Option<SocketAddr>,
 }
@@ -73,6 +75,9 @@ impl Traffic {
         }
         if options.fast_open {
             command.arg("--fast-open");
+        }
+        if options.mptcp {
+            command.arg("--mptcp");
         }
         if let Some(first) = options.first {
             command.arg("--first").arg(first.to_string());

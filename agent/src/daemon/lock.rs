@@ -11,7 +11,9 @@ use std::{
 use nix::{
     errno::Errno,
     fcntl::{Flock, FlockArg},
-    libc::{O_NOFOLLOW, SIGKILL},
+    libc::{O_NOFOLLOW, SIGKILL, major, minor},
+    sys::signal::kill,
+    unistd::Pid,
 };
 use tracing::info;
 
@@ -170,7 +172,8 @@ fn lock(
         path: path.to_owned(),
         reason,
     };
-    let inode = file.metadata().map_err(state_error)?.ino();
+    let metadata = file.metadata().map_err(state_error)?;
+    let identity = proc_identity(metadata.dev(), metadata.ino());
     let mut has_waited = false;
     loop {
         let errno;
@@ -182,7 +185,7 @@ fn lock(
             return Err(state_error(errno.into()));
         }
         // Read anew each time: who takes it writes its pid a moment later.
-        let holder = told(&mut file).or_else(|| holder_by_proc(inode));
+        let holder = told(&mut file).or_else(|| holder_by_proc(&identity));
         if holder.is_some_and(is_running) || !wait() {
             let holder = holder
                 .map(|pid| format!(" (pid {pid})"))
@@ -211,7 +214,20 @@ fn patience() -> impl FnMut() -> bool {
 /// Whether there is such a process and it is not about to end: its files are closed some time after SIGKILL, and
 /// before it is waited for.
 fn is_running(pid: u32) -> bool {
-    fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !is_ending(&stat))
+    is_running_by(fs::read_to_string(format!("/proc/{pid}/stat")), || {
+        // 0 and negative numbers are groups of processes.
+        let pid = i32::try_from(pid).ok().filter(|pid| *pid > 0);
+        kill(Pid::from_raw(pid.ok_or(Errno::ESRCH)?), None)
+    })
+}
+
+/// Where `/proc/PID/stat` cannot be read, as under hidepid= (ProtectProc=invisible) that of a process with more
+/// capabilities, kill(2) with signal 0 says whether there is such a process.
+fn is_running_by(stat: io::Result<String>, signal: impl FnOnce() -> nix::Result<()>) -> bool {
+    match stat {
+        Ok(stat) => !is_ending(&stat),
+        Err(_) => matches!(signal(), Ok(()) | Err(Errno::EPERM)),
+    }
 }
 
 /// Of `/proc/PID/stat` (proc(5)): a zombie, PF_EXITING, or SIGKILL pending.
@@ -238,20 +254,30 @@ fn read_pid(file: &mut File) -> Option<u32> {
     text.trim().parse().ok()
 }
 
-/// The holder of a flock on this inode, from `/proc/locks` (proc(5)).
-fn holder_by_proc(inode: u64) -> Option<u32> {
-    let locks = fs::read_to_string("/proc/locks").ok()?;
-    let suffix = format!(":{inode}");
+/// A file as `/proc/locks` names it: the numbers of its file system's device in hexadecimal, and its inode. (Of a btrfs
+/// subvolume stat(2) has another device: there a holder is known only by the pid in its file.)
+fn proc_identity(device: u64, inode: u64) -> String {
+    format!("{:02x}:{:02x}:{inode}", major(device), minor(device))
+}
+
+/// The holder of a flock on this file ([`proc_identity`]), from `/proc/locks` (proc(5)).
+fn holder_by_proc(identity: &str) -> Option<u32> {
+    holder_in(&fs::read_to_string("/proc/locks").ok()?, identity)
+}
+
+fn holder_in(locks: &str, identity: &str) -> Option<u32> {
     locks.lines().find_map(|line| {
         let mut fields = line.split_whitespace().skip(1);
         (fields.next()? == "FLOCK").then_some(())?;
         let pid = fields.nth(2)?.parse().ok()?;
-        fields.next()?.ends_with(&suffix).then_some(pid)
+        (fields.next()? == identity).then_some(pid)
     })
 }
 
 #[cfg(test)]
 mod tests {
+    use nix::libc::makedev;
+
     use super::*;
 
     #[test]
@@ -336,6 +362,44 @@ mod tests {
         assert!(!is_ending(&stat("R", 0x0040_0000, 1 << 14)));
         assert!(is_running(std::process::id()));
         assert!(!is_running(ended()));
+    }
+
+    #[test]
+    fn a_process_whose_stat_is_hidden_is_asked_for_by_a_signal() {
+        let hidden = || Err(io::ErrorKind::NotFound.into());
+        assert!(is_running_by(hidden(), || Ok(())));
+        assert!(is_running_by(hidden(), || Err(Errno::EPERM)));
+        assert!(!is_running_by(hidden(), || Err(Errno::ESRCH)));
+        let zombie = || Ok("7 (a) Z 1".to_owned());
+        assert!(!is_running_by(zombie(), || Ok(())));
+        assert!(!is_running(u32::MAX));
+        assert!(!is_running(0));
+    }
+
+    #[test]
+    fn the_holder_has_the_same_inode_of_the_same_file_system() {
+        let locks = "\
+1: POSIX  ADVISORY  WRITE 10 08:01:77 0 EOF
+2: FLOCK  ADVISORY  WRITE 11 00:1a:77 0 EOF
+3: FLOCK  ADVISORY  WRITE 12 08:01:177 0 EOF
+4: FLOCK  ADVISORY  WRITE 13 08:01:77 0 EOF
+4: -> FLOCK  ADVISORY  WRITE 14 08:01:78 0 EOF
+";
+        let holder = |major, minor, inode| {
+            let device = makedev(major, minor);
+            holder_in(locks, &proc_identity(device, inode))
+        };
+        assert_eq!(holder(8, 1, 77), Some(13));
+        assert_eq!(holder(0, 26, 77), Some(11));
+        assert_eq!(holder(8, 1, 177), Some(12));
+        assert_eq!(holder(0, 26, 177), None);
+        assert_eq!(holder(8, 1, 78), None);
+        // As this kernel writes it.
+        let file = tempfile::tempfile().unwrap();
+        let lock = Flock::lock(file, FlockArg::LockExclusiveNonblock).unwrap();
+        let metadata = lock.metadata().unwrap();
+        let identity = proc_identity(metadata.dev(), metadata.ino());
+        assert_eq!(holder_by_proc(&identity), Some(std::process::id()));
     }
 
     #[test]

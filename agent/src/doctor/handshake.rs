@@ -121,7 +121,7 @@ fn syn_ack_retries(set: &PolicySet, host: &HostFacts) -> Finding {
         .map(|one| one.initial_rto)
         .min()
         .unwrap_or(hz);
-    let mend = if host.reads_listener {
+    let fix = if host.reads_listener {
         format!(
             "sysctl net.ipv4.tcp_synack_retries={enough} in each network namespace with listeners gives {}. It costs: \
              half-open requests of peers without a policy, spoofed ones too, stay {} instead of {} and get {enough} \
@@ -142,7 +142,7 @@ fn syn_ack_retries(set: &PolicySet, host: &HostFacts) -> Finding {
             lifetime(shortest, host.syn_ack_retries()),
         )
     };
-    Finding::bad(ID, Severity::Warning, found, WHY, mend)
+    Finding::bad(ID, Severity::Warning, found, WHY, fix)
 }
 
 /// MPTCP's sysctls, as far as this kernel has them.
@@ -185,7 +185,7 @@ fn mptcp(set: &PolicySet, has_btf: bool, mptcp: &MptcpSysctls) -> Option<Finding
         Some(s) => format!(", and off for {s}s then (net.mptcp.blackhole_timeout)"),
         None => String::new(),
     };
-    let (who, mend) = if has_btf {
+    let (who, fix) = if has_btf {
         if applied.peek().is_none() {
             return Some(Finding::ok(
                 ID,
@@ -215,7 +215,7 @@ fn mptcp(set: &PolicySet, has_btf: bool, mptcp: &MptcpSysctls) -> Option<Finding
         format!("{who}; MPTCP falls back to TCP {retransmissions}{lasts}"),
         WHY,
         format!(
-            "{mend}; or sysctl net.mptcp.blackhole_timeout=0, where this kernel has it, so that a fallback is for one \
+            "{fix}; or sysctl net.mptcp.blackhole_timeout=0, where this kernel has it, so that a fallback is for one \
              connection"
         ),
     ))
@@ -285,7 +285,7 @@ fn own_options(found: &listeners::Found, host: &HostFacts) -> Finding {
         let text = format!("none of {seen} uses TCP_DEFER_ACCEPT or a smaller TCP_SYNCNT");
         return Finding::ok(LISTENERS, text, LISTENERS_WHY);
     }
-    let (text, mend) = if harmed.is_empty() {
+    let (text, fix) = if harmed.is_empty() {
         (
             format!("none of {seen} uses TCP_DEFER_ACCEPT or a smaller TCP_SYNCNT"),
             "run as root, in the host's PID namespace",
@@ -297,7 +297,7 @@ fn own_options(found: &listeners::Found, host: &HostFacts) -> Finding {
         )
     };
     let text = format!("{text}{hidden}");
-    Finding::bad(LISTENERS, Severity::Warning, text, LISTENERS_WHY, mend)
+    Finding::bad(LISTENERS, Severity::Warning, text, LISTENERS_WHY, fix)
 }
 
 #[cfg(test)]
@@ -348,13 +348,13 @@ mod tests {
             finding.found,
             "5: SYN-ACKs have a longer timer than SYNs: near 496ms instead of 100ms"
         );
-        let mend = finding.mend.unwrap();
+        let fix = finding.mend.unwrap();
         for part in [
             "net.ipv4.tcp_synack_retries=8 in each network namespace",
             "gives 100ms",
             "stay 367s instead of 63s and get 8 SYN-ACK retransmissions instead of 5",
         ] {
-            assert!(mend.contains(part), "{mend}");
+            assert!(fix.contains(part), "{fix}");
         }
         let enough = HostFacts {
             tcp_synack_retries: 8,
@@ -378,13 +378,13 @@ mod tests {
         };
         let finding = syn_ack_retries(&auto(), &more);
         assert!(finding.found.starts_with("8: SYN-ACKs"), "{finding:?}");
-        let mend = finding.mend.unwrap();
-        assert!(mend.contains("reckons with 5"), "{mend}");
+        let fix = finding.mend.unwrap();
+        assert!(fix.contains("reckons with 5"), "{fix}");
         assert!(
-            mend.contains(
+            fix.contains(
                 "syn_ack_rto = \"100ms\"; with 5 retransmissions a request then lives 6.3s"
             ),
-            "{mend}"
+            "{fix}"
         );
     }
 

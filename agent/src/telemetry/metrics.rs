@@ -300,12 +300,12 @@ fn health(status: &StatusAnswer) -> Vec<Family> {
         ),
         gauge(
             "entries_limit",
-            "Entries there can be at the most",
+            "The most entries there can be",
             MAX_ENTRIES_LIMIT.into(),
         ),
         gauge(
             "policies_limit",
-            "Policies there can be at the most",
+            "The most policies there can be",
             (MAX_POLICIES - FIRST_SLOT).into(),
         ),
         gauge(

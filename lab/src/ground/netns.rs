@@ -1,6 +1,6 @@
 //! Two namespaces joined by a veth: a client and a server.
 
-use std::{fs, marker::PhantomData, process::Command};
+use std::{fs, marker::PhantomData, process::Command, time::Duration};
 
 use anyhow::Context as _;
 
@@ -104,8 +104,13 @@ impl Pair {
     ///
     /// If `nft` fails.
     pub fn server_drops(&self, matching: &str) -> anyhow::Result<()> {
+        self.server_filters(&format!("add rule inet t in {matching} drop\n"))
+    }
+
+    /// Adds to the table `t` and its chain `in` at the server's input.
+    fn server_filters(&self, added: &str) -> anyhow::Result<()> {
         let rules = format!(
-            "add table inet t\nadd chain inet t in {{ type filter hook input priority 0; }}\nadd rule inet t in {matching} drop\n"
+            "add table inet t\nadd chain inet t in {{ type filter hook input priority 0; }}\n{added}"
         );
         let file = tempfile::NamedTempFile::new()?;
         fs::write(file.path(), rules)?;
@@ -115,6 +120,25 @@ impl Pair {
             file.path().display()
         ))
         .map(drop)
+    }
+
+    /// Drops every SYN at the server's input from the first one of an IPv4 client on, for so long; the kernel's clock
+    /// ends it.
+    ///
+    /// # Errors
+    ///
+    /// If `nft` fails.
+    pub fn server_loses_syns_for(&self, outage: Duration) -> anyhow::Result<()> {
+        let millis = outage.as_millis();
+        let syn = "add rule inet t in tcp flags & (syn|ack) == syn ip saddr";
+        let sets = format!(
+            "add set inet t begun {{ type ipv4_addr; flags dynamic; size 16; }}\n\
+             add set inet t lasting {{ type ipv4_addr; flags dynamic,timeout; timeout {millis}ms; size 16; }}\n"
+        );
+        self.server_filters(&format!(
+            "{sets}{syn} @lasting drop\n\
+             {syn} != @begun add @begun {{ ip saddr }} add @lasting {{ ip saddr }} drop\n"
+        ))
     }
 
     /// Drops nothing any more.

@@ -39,6 +39,9 @@ enum Cli {
         /// Send a request in the SYN
         #[arg(long)]
         fast_open: bool,
+        /// IPPROTO_MPTCP
+        #[arg(long)]
+        mptcp: bool,
         #[arg(long)]
         first: Option<SocketAddr>,
     },
@@ -112,9 +115,10 @@ fn main() -> anyhow::Result<()> {
             mapped,
             syn_retries,
             fast_open,
+            mptcp,
             first,
         } => {
-            let socket = make_socket(to.is_ipv6() || mapped, false)?;
+            let socket = make_socket(to.is_ipv6() || mapped, mptcp)?;
             if let Some(n) = syn_retries {
                 set_tcp(&socket, libc::TCP_SYNCNT, n.into())?;
             }

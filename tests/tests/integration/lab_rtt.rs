@@ -19,9 +19,9 @@ pub(super) const TESTS: &[Test] = &[
 /// What a round trip takes beside the pause, on an idle machine: half of the shortest pause, so that they cannot be
 /// mistaken for each other. (Measured: 0.02 to 0.3 ms.)
 const NETWORK_MS: f64 = 4.0;
-/// Share of the responses that is sent twice at the least. (Measured: 458 of 460; the first are acknowledged at once.)
+/// The least share of the responses that is sent twice. (Measured: 458 of 460; the first are acknowledged at once.)
 const TWICE: f64 = 0.9;
-/// Share of them at the most where both ends have the same rto_min.
+/// The largest share of them where both ends have the same rto_min.
 const BOTH: f64 = 0.03;
 
 /// Transactions of each connection, also those that are not measured: "60 of each connection, after 40".
@@ -122,7 +122,7 @@ fn grows() -> anyhow::Result<()> {
 fn cell(report: &Value, table: &str, column: &str, pause: f64) -> anyhow::Result<f64> {
     let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
     const SERVER: &str = " (server)";
-    // "rto_min 8ms (server)" is another setting than "rto_min 8ms"; the value is two jiffies at the least.
+    // "rto_min 8ms (server)" is another setting than "rto_min 8ms"; the value is two jiffies at least.
     let (kind, is_server) = column
         .strip_suffix(SERVER)
         .map_or((column, false), |kind| (kind, true));

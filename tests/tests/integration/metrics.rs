@@ -158,7 +158,7 @@ fn well_formed() -> anyhow::Result<()> {
     assert_eq!(samples["rto_agent_foreign_programs"], 0.0);
     assert_eq!(samples["rto_agent_entries_limit"], f64::from(4 << 20));
     assert_eq!(samples["rto_agent_policies_limit"], 1022.0);
-    // The parser is no rubber stamp.
+    // The parser refuses what is wrong.
     for wrong in [
         answer.body.replace("# EOF\n", ""),
         answer
@@ -291,7 +291,7 @@ fn readiness() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The maps are compared once a second at the most.
+/// The maps are compared once a second at most.
 fn readyz_becomes(port: u16, status: u16) -> anyhow::Result<Answer> {
     let end = Instant::now() + SOON;
     loop {

@@ -1,7 +1,7 @@
 //! `cargo xtask bench scale`: the agent with a million entries.
 //!
 //! The same prefixes, IPv4 and IPv6, once into tries of the bench's own by batches and nothing else, and
-//! once into a file or several for an agent. The one thing is what the kernel takes at the least; the rest is the
+//! once into a file or several for an agent. The one thing is what the kernel takes at least; the rest is the
 //! agent's. Meanwhile another client asks for `status` every few milliseconds.
 
 use std::{
@@ -199,7 +199,7 @@ impl Measured {
             ["MB", "median", "least to most"],
             rows(&[
                 ("daemon, resident", &self.resident),
-                ("daemon, resident at the most", &self.peak),
+                ("daemon, resident at most", &self.peak),
                 ("kernel's slab, for the tries", &self.kernel),
             ]),
         );
@@ -239,7 +239,7 @@ impl Measured {
                 format!("{reload:.3} s"),
             ),
             goal(
-                "the daemon's memory, at the most",
+                "the daemon's memory, at most",
                 "at most 200 MB",
                 memory,
                 MEMORY_GOAL,

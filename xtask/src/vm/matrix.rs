@@ -37,7 +37,7 @@ pub(super) struct Matrix {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Column {
-    /// As it calls itself.
+    /// As it calls itself; of a host only the version, as "6.18.44".
     kernel: String,
     /// Of a developer's own machine, and not in an emulated one.
     is_host: bool,

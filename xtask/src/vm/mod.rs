@@ -329,12 +329,16 @@ fn column(
     );
     let kernel = match place {
         Place::Machine { kernel, .. } => kernel.version.clone(),
-        Place::Host => nix::sys::utsname::uname()?
-            .release()
-            .to_string_lossy()
-            .into_owned(),
+        Place::Host => numbers(&nix::sys::utsname::uname()?.release().to_string_lossy()),
     };
     Column::of(kernel, matches!(place, Place::Host), status, &lines)
+}
+
+/// "6.18.44" of "6.18.44-name-1": what follows names a build, which says nothing to a reader.
+fn numbers(release: &str) -> String {
+    let is_number = |c: char| c.is_ascii_digit() || c == '.';
+    let end = release.find(|c| !is_number(c)).unwrap_or(release.len());
+    release[..end].trim_end_matches('.').to_owned()
 }
 
 /// The same on this kernel.
@@ -363,4 +367,17 @@ fn on_host(
     }
     print(&format!("{EXIT}{worst}"));
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_release_without_the_name_of_its_build() {
+        for release in ["6.18.44", "6.18.44-name-1", "6.18.44+", "6.18.44.name"] {
+            assert_eq!(numbers(release), "6.18.44");
+        }
+        assert_eq!(numbers("6.18-rc1"), "6.18");
+    }
 }

@@ -94,7 +94,7 @@ fn auto_never_gives_up_sooner_and_respects_an_applications_own_choice() {
                 ..kernel
             };
             assert!(ours.gives_up() >= kernel.gives_up(), "{rto} ms, {own}");
-            // One doubling later at the most: an application that wants to give up soon still does.
+            // One doubling later at most: an application that wants to give up soon still does.
             assert!(
                 ours.gives_up() <= 2 * kernel.gives_up() + 1,
                 "{rto} ms, {own}"

@@ -190,7 +190,7 @@ impl Plan {
 
 /// Milliseconds of microseconds.
 #[must_use]
-#[expect(clippy::cast_precision_loss, reason = "minutes at the most")]
+#[expect(clippy::cast_precision_loss, reason = "minutes at most")]
 pub(super) fn ms(us: u64) -> f64 {
     us as f64 / 1000.0
 }

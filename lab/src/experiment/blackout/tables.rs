@@ -493,7 +493,7 @@ fn charts(heading: &Heading, medians: &Medians) -> Vec<Chart> {
     charts
 }
 
-#[expect(clippy::cast_precision_loss, reason = "some thousand at the most")]
+#[expect(clippy::cast_precision_loss, reason = "some thousand at most")]
 fn jiffy_ms(heading: &Heading) -> f64 {
     1000.0 / heading.machine.hz as f64
 }

@@ -67,7 +67,7 @@ impl Load {
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
         clippy::cast_precision_loss,
-        reason = "seconds at the most"
+        reason = "seconds at most"
     )]
     fn mean_us(&self, bytes: u64, share: f64) -> u64 {
         (bytes as f64 * 8.0 * 1e6 / (self.rate as f64 * share)).max(1.0) as u64

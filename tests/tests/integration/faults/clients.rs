@@ -213,7 +213,7 @@ pub(super) fn greedy() -> anyhow::Result<()> {
         Ok(())
     })?;
     let grown = peak_memory_kb(&world)? - before;
-    eprintln!("the daemon's memory grew by {grown} kB at the most");
+    eprintln!("the daemon's memory grew by {grown} kB at most");
     // Four at a time, of 16 MiB, whose buffers double.
     ensure!(grown < 160 << 10, "{grown} kB");
     ensure!(world.json(&["status"])?["entries"] == 1);

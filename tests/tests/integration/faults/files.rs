@@ -499,7 +499,7 @@ pub(super) fn replaced_often() -> anyhow::Result<()> {
     world.wait_status("the last file", |status| status["entries"] == 3)?;
     let noticed = last.elapsed();
     eprintln!(
-        "{TIMES} files in {took:?}; status took {slowest:?} at the most; the last was in force after {noticed:?}"
+        "{TIMES} files in {took:?}; status took {slowest:?} at most; the last was in force after {noticed:?}"
     );
     ensure!(took < span * 2 && slowest < Duration::from_secs(2));
     let list = world.cli(&["list"])?;
