@@ -33,6 +33,7 @@ const NEEDS: &[(&str, &str)] = &[
     ("never_worse::a_listeners_own_", LISTENER),
     ("never_worse::a_namespaces_own_", LISTENER),
     ("never_worse::mptcp_", BLACKHOLE),
+    ("never_worse::rto_max_", RTO_MAX),
     ("rto_restart::the_option_", RTO_MIN_OPTION),
     ("rto_restart::a_thick_flow_", RTO_MIN_OPTION),
     ("rto_restart::what_an_application_sets", RTO_MIN_OPTION),

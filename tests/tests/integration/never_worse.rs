@@ -47,6 +47,7 @@ pub(super) const TESTS: &[Test] = &[
     ("mptcp_falls_back_where_it_was_asked_for", || {
         mptcp(Some("mptcp = \"apply\"\n"), NEAR, Loss::OfSyns)
     }),
+    ("rto_max_leaves_mptcp_its_syn_timers", rto_max_and_mptcp),
     ("fast_open_that_could_be_switched_off", fast_open),
     ("settings_are_shown_kept_and_saved", settings),
     ("the_hosts_retransmissions_are_followed", followed),
@@ -222,6 +223,33 @@ fn mptcp(settings: Option<&str>, timer: Duration, loss: Loss) -> anyhow::Result<
         seen == (blackholes, blackholes),
         "{seen:?}, not {blackholes} each"
     );
+    Ok(())
+}
+
+/// Doubling ends at `rto_max`, which would end connect() sooner where the SYN has the kernel's initial RTO.
+fn rto_max_and_mptcp() -> anyhow::Result<()> {
+    let linear = |timer: Duration| [timer; 5].into_iter();
+    for (settings, timers) in [
+        (
+            "rto_max = \"1s\"\n",
+            linear(KERNEL).chain([2 * KERNEL]).collect(),
+        ),
+        (
+            "rto_max = \"1s\"\nmptcp = \"apply\"\n",
+            linear(NEAR)
+                .chain([2 * NEAR, 4 * NEAR, 8 * NEAR, KERNEL])
+                .collect::<Vec<_>>(),
+        ),
+    ] {
+        let world = world(Some(settings))?;
+        sysctl(&world.net.client, "net.mptcp.enabled", "1")?;
+        world.net.black_hole(PORT)?;
+        let connect = Connect {
+            mptcp: true,
+            ..Connect::default()
+        };
+        world.assert_syn_gaps(to(SERVER_V4, PORT), &connect, &timers)?;
+    }
     Ok(())
 }
 
