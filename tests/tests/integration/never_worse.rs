@@ -216,13 +216,17 @@ fn mptcp(settings: Option<&str>, timer: Duration, loss: Loss) -> anyhow::Result<
     drop(talk);
     world.talk(server, options)?.rounds(1, Duration::ZERO)?;
     let counted = |name| counter(&world, name);
-    let seen = (counted("Blackhole")?, counted("MPCapableSYNTXDisabled")?);
-    // The next connection is made without MPTCP where it was switched off.
-    let blackholes = u64::from(loss == Loss::OfSyns);
-    ensure!(
-        seen == (blackholes, blackholes),
-        "{seen:?}, not {blackholes} each"
-    );
+    // Connections that are MPTCP; fallbacks; sockets made without it, as it was switched off.
+    let seen = [
+        counted("MPCapableSYNACKRX")?,
+        counted("Blackhole")?,
+        counted("MPCapableSYNTXDisabled")?,
+    ];
+    let expected = match loss {
+        Loss::OfTime => [2, 0, 0],
+        Loss::OfSyns => [0, 1, 1],
+    };
+    ensure!(seen == expected, "{seen:?}, not {expected:?}");
     Ok(())
 }
 
