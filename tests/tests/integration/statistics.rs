@@ -67,10 +67,17 @@ const INITIAL_RTO_MS: u64 = 100;
 /// Below half of the initial RTO and of its share that a lost SYN adds.
 const NEAR_ONE_WAY: Duration = Duration::from_millis(5);
 
+/// The same timer for SYNs and SYN-ACKs.
 fn policy(initial_rto_ms: u64) -> String {
+    let syns = syn_policy(initial_rto_ms);
+    format!("{syns}syn_ack_rto = \"{initial_rto_ms}ms\"\n")
+}
+
+fn syn_policy(initial_rto_ms: u64) -> String {
     format!(
-        "[policy.near]\ninitial_rto = \"{initial_rto_ms}ms\"\nsyn_ack_rto = \"{initial_rto_ms}ms\"\n\
-         cidrs = [\"10.88.0.0/24\", \"10.89.0.0/24\", \"fd88::/64\", \"fd89::/64\"]\n"
+        "[policy.near]\n\
+         cidrs = [\"10.88.0.0/24\", \"10.89.0.0/24\", \"fd88::/64\", \"fd89::/64\"]\n\
+         initial_rto = \"{initial_rto_ms}ms\"\n"
     )
 }
 
@@ -82,7 +89,11 @@ struct Link {
 
 impl Link {
     fn new(initial_rto_ms: u64, one_way: Duration, timestamps: bool) -> anyhow::Result<Self> {
-        let world = World::with(&policy(initial_rto_ms))?;
+        Self::with(&policy(initial_rto_ms), one_way, timestamps)
+    }
+
+    fn with(policies: &str, one_way: Duration, timestamps: bool) -> anyhow::Result<Self> {
+        let world = World::with(policies)?;
         for netns in [&world.net.client, &world.net.server] {
             sysctl(netns, "net.ipv4.tcp_congestion_control", "reno")?;
             let on = if timestamps { "1" } else { "0" };
@@ -175,7 +186,9 @@ fn lost(what: Matching, direction: &str, timestamps: bool) -> anyhow::Result<()>
 
 /// The RTT counts from the SYN whose answer was lost: as long as an initial RTO and more, on a path that is not.
 fn lost_twice() -> anyhow::Result<()> {
-    let link = Link::new(INITIAL_RTO_MS, NEAR_ONE_WAY, true)?;
+    // The SYN-ACK is sent again for the third SYN, and by no timer of its own before.
+    let policies = format!("{}syn_ack_rto = \"keep\"\n", syn_policy(INITIAL_RTO_MS));
+    let link = Link::with(&policies, NEAR_ONE_WAY, true)?;
     link.relay.drop_next(Matching::SYN, 1);
     link.relay.drop_next(Matching::SYN_ACK, 1);
     let near = link.converse(RELAY_SERVER_V4)?;
