@@ -1,10 +1,6 @@
 //! The sock_ops program's link: adopted, made, or given another program.
 
-use std::{
-    fs::File,
-    os::fd::AsFd as _,
-    path::{Path, PathBuf},
-};
+use std::{fs::File, os::fd::AsFd as _, path::Path};
 
 use aya::programs::{CgroupAttachMode, ProgramInfo, SockOps, links::FdLink};
 use rto_agent_common::{PROGRAM, SocketTypes};
@@ -13,7 +9,7 @@ use tracing::warn;
 use super::{
     DatapathError, Options,
     object::{self, Values, program},
-    pins,
+    pin_error, pins,
     tables::describe,
 };
 use crate::kernel::{btf::Btf, link, programs::attached_ids};
@@ -64,10 +60,7 @@ impl Link {
         let program = program!(ebpf, PROGRAM, SockOps)?;
         let program_id = program.info().map_err(|e| object::load_error(&e))?.id();
         let path = dir.join(pins::PROGRAM);
-        program.pin(&path).map_err(|e| DatapathError::Pin {
-            path,
-            reason: describe(&e),
-        })?;
+        program.pin(&path).map_err(|e| pin_error(&path, &e))?;
         let path = dir.join(pins::LINK);
         let Some(former) = former else {
             attach(options, program, &path)?;
@@ -167,23 +160,13 @@ fn attach(options: &Options, program: &mut SockOps, path: &Path) -> Result<(), D
         .map_err(|e| failed(describe(&e)))?
         .try_into()
         .map_err(|_| failed("the kernel is too old for BPF links (5.7)".to_owned()))?;
-    link.pin(path).map_err(|e| DatapathError::Pin {
-        path: path.to_owned(),
-        reason: describe(&e),
-    })?;
+    link.pin(path).map_err(|e| pin_error(path, &e))?;
     Ok(())
-}
-
-fn pin_error(path: &Path, error: &std::io::Error) -> DatapathError {
-    DatapathError::Pin {
-        path: path.to_owned(),
-        reason: error.to_string(),
-    }
 }
 
 fn attach_error(options: &Options, reason: String) -> DatapathError {
     DatapathError::Attach {
-        cgroup: PathBuf::clone(&options.cgroup),
+        cgroup: options.cgroup.clone(),
         reason,
     }
 }

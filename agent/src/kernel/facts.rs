@@ -1,7 +1,5 @@
 //! What settings are computed with.
 
-use std::os::fd::AsRawFd as _;
-
 use anyhow::Context as _;
 use nix::{
     errno::Errno,
@@ -11,7 +9,7 @@ use nix::{
 
 use super::{
     features::{Feature, READS_LISTENER, can_set},
-    hz, sysctl, version,
+    hz, sysctl, tcp_option, version,
 };
 use crate::policy::HostFacts;
 
@@ -51,17 +49,5 @@ fn has_rto_max() -> bool {
     ) else {
         return false;
     };
-    let mut value: libc::c_int = 0;
-    let mut length: libc::socklen_t = 4;
-    // SAFETY: buffer and length are on the stack, the length is the buffer's.
-    let done = unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            libc::IPPROTO_TCP,
-            TCP_RTO_MAX_MS,
-            (&raw mut value).cast(),
-            &raw mut length,
-        )
-    };
-    done == 0 || Errno::last() != Errno::ENOPROTOOPT
+    tcp_option::get(&socket, TCP_RTO_MAX_MS) != Err(Errno::ENOPROTOOPT)
 }

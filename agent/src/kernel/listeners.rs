@@ -20,6 +20,8 @@ use nix::{
     sys::socket::{AddressFamily, SockFlag, SockType, socket},
 };
 
+use super::tcp_option;
+
 /// A listening socket that has one of the options.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listener {
@@ -251,19 +253,7 @@ fn owned(descriptor: libc::c_long) -> io::Result<OwnedFd> {
 
 /// An option of TCP's that is a number.
 fn tcp_option(socket: &impl AsFd, option: libc::c_int) -> Option<u32> {
-    let mut value: libc::c_int = 0;
-    let mut length: libc::socklen_t = 4;
-    // SAFETY: buffer and length are on the stack, the length is the buffer's.
-    let done = unsafe {
-        libc::getsockopt(
-            socket.as_fd().as_raw_fd(),
-            libc::IPPROTO_TCP,
-            option,
-            (&raw mut value).cast(),
-            &raw mut length,
-        )
-    };
-    (done == 0).then(|| u32::try_from(value).ok())?
+    u32::try_from(tcp_option::get(socket, option).ok()?).ok()
 }
 
 #[cfg(test)]

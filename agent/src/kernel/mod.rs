@@ -19,4 +19,5 @@ pub mod programs;
 pub mod routes;
 pub mod sysctl;
 pub mod tcp_metrics;
+mod tcp_option;
 pub mod version;
