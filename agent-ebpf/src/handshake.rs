@@ -66,14 +66,15 @@ pub(crate) fn established(ctx: &SockOpsContext, state: &mut SocketState, retrans
     tally.add(Counter::CONNECTIONS, 1);
     let at_most = spurious_at_most(retransmissions, srtt_us, took_us, state.initial_rto_us);
     state.spurious_at_most = at_most;
-    if at_most == 0 {
+    // Where the answer came late none may be spurious, and the path's time is still not known.
+    if srtt_us != 0 && srtt_us < state.initial_rto_us {
         state.in_question = 0;
         judge(state, retransmissions, 0, srtt_us);
     }
 }
 
 /// Counts what the retransmissions of a handshake were good for, and how long the path took: the whole
-/// handshake where the answer was to the first copy, else the round trip to the one that was answered.
+/// handshake where the answer was to the first copy, else the least round trip; 0 where none is known.
 #[inline(always)]
 fn judge(state: &SocketState, retransmissions: u32, spurious: u32, rtt_us: u32) {
     let took_us = state.handshake_ns / 1000;
@@ -83,7 +84,9 @@ fn judge(state: &SocketState, retransmissions: u32, spurious: u32, rtt_us: u32) 
         rtt_us.into()
     };
     let tally = Tally::of(state.policy, state.direction);
-    tally.time(Times::Handshake, time_us, None);
+    if time_us != 0 {
+        tally.time(Times::Handshake, time_us, None);
+    }
     if spurious != 0 {
         tally.add(Counter::SPURIOUS, spurious.into());
     }
@@ -241,7 +244,13 @@ fn reconsider(ctx: &SockOpsContext, state: &mut SocketState, last: bool) {
     match verdict {
         Verdict::Open => tally.add(Counter::UNDECIDED, retransmissions.into()),
         Verdict::Spurious(spurious) => {
-            judge(state, retransmissions, spurious, socket::rtt_min_us(ctx));
+            // Without a sample since, the least is that of the handshake, which counts from another copy.
+            let rtt_us = if samples == 0 {
+                0
+            } else {
+                socket::rtt_min_us(ctx)
+            };
+            judge(state, retransmissions, spurious, rtt_us);
         }
     }
 }

@@ -24,8 +24,8 @@ pub enum Verdict {
     Spurious(u32),
 }
 
-/// How many of the retransmissions can have been spurious, when the connection is established; 0 is a verdict,
-/// for anything else later RTTs must tell. `srtt_us` is 0 if there is none; `took_us`, the handshake's length
+/// How many of the retransmissions can have been spurious, when the connection is established; for anything but 0
+/// later RTTs must tell. `srtt_us` is 0 if there is none; `took_us`, the handshake's length
 /// since the first copy, 0 if it is not known.
 #[inline(always)]
 #[must_use]
@@ -61,6 +61,9 @@ pub const fn after_samples(
     is_active: bool,
     last: bool,
 ) -> Verdict {
+    if last && at_most == 0 {
+        return Verdict::Spurious(0);
+    }
     if samples == 0 || initial_rto_us == 0 {
         return Verdict::Open;
     }
@@ -123,6 +126,8 @@ mod tests {
     fn a_long_one_counts_from_the_copy_that_was_answered() {
         // A lost SYN on a slow path: one retransmission was needed, none spurious.
         assert_eq!(spurious_at_most(1, 120_000, 224_000, RTO), 0);
+        assert_eq!(after_samples(0, 3, 120_000, RTO, true, false), Spurious(0));
+        assert_eq!(after_samples(0, 0, 120_000, RTO, true, true), Spurious(0));
         // The first lost, the second answered after 120 ms, the third spurious.
         assert_eq!(spurious_at_most(2, 120_000, 224_000, RTO), 1);
         assert_eq!(after_samples(1, 3, 120_000, RTO, true, false), Spurious(1));

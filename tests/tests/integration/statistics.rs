@@ -186,21 +186,36 @@ fn lost(what: Matching, direction: &str, timestamps: bool) -> anyhow::Result<()>
 
 /// The RTT counts from the SYN whose answer was lost: as long as an initial RTO and more, on a path that is not.
 fn lost_twice() -> anyhow::Result<()> {
-    // The SYN-ACK is sent again for the third SYN, and by no timer of its own before.
-    let policies = format!("{}syn_ack_rto = \"keep\"\n", syn_policy(INITIAL_RTO_MS));
-    let link = Link::with(&policies, NEAR_ONE_WAY, true)?;
-    link.relay.drop_next(Matching::SYN, 1);
-    link.relay.drop_next(Matching::SYN_ACK, 1);
-    let near = link.converse(RELAY_SERVER_V4)?;
-    assert_eq!(link.relay.log().iter().filter(|r| r.dropped()).count(), 2);
-    let active = &near["active"];
-    assert_eq!(outcome(active), [2, 0, 0, 1], "{near:#}");
-    // The second retransmission comes after two timers where the first intervals are equal, else after three.
+    // The SYN-ACK is sent again for the third SYN, and by no timer of its own before. That SYN comes after two
+    // timers where the first intervals are equal, else after three.
     let timers = if lacks("tcp-syn-linear-timeouts")? {
         3
     } else {
         2
     };
+    lost_syn_and_syn_ack(&lossy("keep")?, 2, timers)?;
+    // By its own timer, before the third SYN, whose interval is doubled.
+    let link = lossy("100ms")?;
+    if !lacks("tcp-syn-linear-timeouts")? {
+        let client = &link.world.net.client;
+        sysctl(client, "net.ipv4.tcp_syn_linear_timeouts", "0")?;
+    }
+    lost_syn_and_syn_ack(&link, 1, 1)
+}
+
+fn lossy(syn_ack_rto: &str) -> anyhow::Result<Link> {
+    let syns = syn_policy(INITIAL_RTO_MS);
+    let policies = format!("{syns}syn_ack_rto = \"{syn_ack_rto}\"\n");
+    Link::with(&policies, NEAR_ONE_WAY, true)
+}
+
+fn lost_syn_and_syn_ack(link: &Link, sent_again: u64, timers: u64) -> anyhow::Result<()> {
+    link.relay.drop_next(Matching::SYN, 1);
+    link.relay.drop_next(Matching::SYN_ACK, 1);
+    let near = link.converse(RELAY_SERVER_V4)?;
+    assert_eq!(link.relay.log().iter().filter(|r| r.dropped()).count(), 2);
+    let active = &near["active"];
+    assert_eq!(outcome(active), [sent_again, 0, 0, 1], "{near:#}");
     let saved = timers * (1000 - INITIAL_RTO_MS) * 1000;
     assert_eq!(active["time_saved_us"], saved, "{near:#}");
     assert_path(&active["handshake"])
