@@ -51,7 +51,7 @@ impl RawPolicy {
 }
 
 const TOP_KEYS: [&str; 2] = ["agent", "policy"];
-pub(super) const AGENT_KEYS: [&str; 12] = [
+const AGENT_KEYS: [&str; 12] = [
     "cgroup",
     "pin_dir",
     "socket",
@@ -65,7 +65,7 @@ pub(super) const AGENT_KEYS: [&str; 12] = [
     "count_unlisted",
     "rtt_sampling",
 ];
-pub(super) const POLICY_KEYS: [&str; 13] = [
+const POLICY_KEYS: [&str; 13] = [
     "cidrs",
     "initial_rto",
     "syn_ack_rto",

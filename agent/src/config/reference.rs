@@ -2,14 +2,16 @@
 //! bound), to the help of `rto-agent add` and to the list of kernel features, and compare the page with them.
 //! `RTO_UPDATE_DOCS=1 cargo test -p rto-agent --lib config::reference` rewrites the page.
 
-use std::{collections::BTreeMap, fmt::Write as _, fs, path::Path};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::Write as _,
+    fs,
+    path::Path,
+};
 
 use clap::CommandFactory as _;
 
-use super::{
-    AgentConfig, Config,
-    parse::{AGENT_KEYS, POLICY_KEYS},
-};
+use super::{AgentConfig, Config};
 use crate::{
     cli::Cli,
     kernel::{
@@ -268,11 +270,27 @@ fn policy(key: &str, value: &str) -> String {
     text
 }
 
+/// The keys that the parser names where it is given one that it does not know.
+fn known(section: &str) -> BTreeSet<String> {
+    let refused = read(format!("[{section}]\nno-such-key-at-all = 1\n")).unwrap_err();
+    let (_, keys) = refused.split_once("; known are ").unwrap();
+    let keys = keys.lines().next().unwrap_or_default().split(", ");
+    keys.map(ToOwned::to_owned).collect()
+}
+
+/// A key of the parser that has no row is a former name, which the page names.
 #[test]
 fn the_tables_have_the_keys_of_the_parser() {
-    let names = |keys: &[Key]| keys.iter().map(|key| key.name).collect::<Vec<_>>();
-    assert_eq!(names(AGENT), AGENT_KEYS);
-    assert_eq!(names(POLICY), POLICY_KEYS);
+    let page = fs::read_to_string(PAGE).unwrap();
+    for (section, keys) in [("agent", AGENT), ("policy.p", POLICY)] {
+        let mut known = known(section);
+        for Key { name, .. } in keys {
+            assert!(known.remove(*name), "{section} takes no {name}");
+        }
+        for former in known {
+            assert!(page.contains(&format!("`{former}`")), "{section}: {former}");
+        }
+    }
 }
 
 #[test]
