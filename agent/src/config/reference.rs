@@ -1,6 +1,6 @@
 //! The tables of `docs/operate/configuration.md`. The tests hold them to the parser (keys, defaults, values at each
 //! bound), to the help of `rto-agent add` and to the list of kernel features, and compare the page with them.
-//! `RTO_UPDATE_DOCS=1 cargo test -p rto-agent --lib config::reference` rewrites the page.
+//! `UPDATE=1 cargo test -p rto-agent --lib config::reference` rewrites the page.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -407,12 +407,12 @@ fn the_page_has_the_tables() {
         let (_, after) = rest.split_once(&end).expect("its end");
         wanted = format!("{before}{begin}\n{}\n{end}{after}", table(keys));
     }
-    if std::env::var_os("RTO_UPDATE_DOCS").is_some() {
+    if std::env::var_os("UPDATE").is_some() {
         fs::write(PAGE, &wanted).unwrap();
     }
     assert_eq!(
         fs::read_to_string(PAGE).unwrap(),
         wanted,
-        "RTO_UPDATE_DOCS=1 cargo test -p rto-agent --lib config::reference"
+        "UPDATE=1 cargo test -p rto-agent --lib config::reference"
     );
 }
