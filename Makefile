@@ -1,10 +1,10 @@
-# Thin: the toolchain that rust-toolchain.toml names, then cargo xtask.
+# The toolchain that rust-toolchain.toml names, then cargo xtask.
 
 TOOLCHAIN := $(shell sed -n 's/^channel = "\(.*\)"/\1/p' rust-toolchain.toml)
 
 .PHONY: demo test ebpf ebpf-check toolchain
 
-# The main job before one's eyes: SYN retransmission without and with the agent.
+# An end-to-end demo in temporary namespaces: SYN retransmissions without and with the agent.
 demo: toolchain
 	cargo xtask demo
 

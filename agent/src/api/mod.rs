@@ -1,4 +1,4 @@
-//! HTTP and JSON on a Unix socket; the client half serves the CLI. Routes and fields: `docs/api.md`.
+//! HTTP and JSON on a Unix socket; the client half serves the CLI. Routes and fields: `docs/reference/api.md`.
 
 pub(crate) mod body;
 pub mod bounded;

@@ -102,7 +102,12 @@ fn router(engine: Handle, allowed: Allowed) -> Router {
         .route("/v1/detach", post(detach))
         .route("/v1/apply", get(walk).post(apply))
         .route("/v1/probe", post(probed))
-        .fallback(|| async { answer(StatusCode::NOT_FOUND, "no such route; see docs/api.md") })
+        .fallback(|| async {
+            answer(
+                StatusCode::NOT_FOUND,
+                "no such route; see docs/reference/api.md",
+            )
+        })
         .method_not_allowed_fallback(wrong_method)
         .layer(Extension(Lists(Arc::new(Semaphore::new(LISTS_AT_ONCE)))))
         .layer(middleware::from_fn_with_state(
@@ -115,7 +120,7 @@ fn router(engine: Handle, allowed: Allowed) -> Router {
 }
 
 async fn wrong_method() -> Response {
-    let text = "not with this method; see docs/api.md";
+    let text = "not with this method; see docs/reference/api.md";
     answer(StatusCode::METHOD_NOT_ALLOWED, text)
 }
 

@@ -1,4 +1,4 @@
-//! What goes over the socket, and what `--json` prints: stable names, documented in `docs/api.md`.
+//! What goes over the socket, and what `--json` prints: stable names, documented in `docs/reference/api.md`.
 //!
 //! Durations are strings with a unit ("100ms"), CIDRs and addresses strings, times Unix seconds.
 

@@ -583,4 +583,6 @@ impl Loader {
 }
 
 #[cfg(test)]
+mod reference;
+#[cfg(test)]
 mod tests;

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 /// Computed: timeouts of rto_min, that double each time (thick) or after six (thin). 25 of its 144 cells are
-/// slips (see `docs/model.md`).
+/// slips (see `docs/research/model.md`).
 const THEORY: &str = include_str!("idle_theory_ms.csv");
 /// Measured on Linux 6.5, rto_min by route metric; published as HZ 1000, but it is HZ 250.
 const LINUX_6_5: &str = include_str!("idle_linux_6_5_ms.csv");

@@ -1,4 +1,4 @@
-//! What goes wrong around the daemon: each fault has an outcome, as docs/faults.md tells.
+//! What goes wrong around the daemon: each fault has an outcome, as docs/internals/faults.md tells.
 
 use std::fs;
 

@@ -1,4 +1,4 @@
-//! What `docs/security.md` says.
+//! What `docs/reference/security.md` says.
 
 use std::{
     fs,

@@ -1,5 +1,5 @@
-//! `docs/benchmarks.md` and `docs/scale.md`: what is measured, in one run, between markers of the pages. What stands
-//! outside of them is written by hand.
+//! `docs/reference/benchmarks.md` and `docs/reference/scale.md`: the results of one run, between markers. The text around
+//! the markers is written by hand.
 
 use std::{
     fs,
@@ -17,17 +17,18 @@ use crate::root;
 /// `cargo xtask bench [NAME...]`.
 #[derive(clap::Args)]
 pub(super) struct Page {
-    /// What to measure; without a name all of it, which rewrites docs/benchmarks.md and docs/scale.md
+    /// What to measure; without a name all of it, which rewrites docs/reference/benchmarks.md and
+    /// docs/reference/scale.md
     names: Vec<Name>,
     #[command(flatten)]
     scale: scale::Many,
     /// So little of each that only the bench itself is tested: no page is written
     #[arg(long)]
     quick: bool,
-    /// The page instead of docs/benchmarks.md, for a run of everything
+    /// The page instead of docs/reference/benchmarks.md, for a run of everything
     #[arg(long, value_name = "FILE", conflicts_with_all = ["names", "quick"])]
     page: Option<PathBuf>,
-    /// Rewrite docs/scale.md also if nothing but `scale` is measured
+    /// Rewrite docs/reference/scale.md also if nothing but `scale` is measured
     #[arg(long, conflicts_with = "quick")]
     write: bool,
     /// Fail if a goal is missed
@@ -60,8 +61,8 @@ pub(super) enum Name {
 const MACHINE: &str = "machine";
 const GOALS: &str = "goals";
 /// The pages, in docs.
-const PAGE: &str = "benchmarks.md";
-const SCALE_PAGE: &str = "scale.md";
+const PAGE: &str = "reference/benchmarks.md";
+const SCALE_PAGE: &str = "reference/scale.md";
 
 /// How much is measured.
 #[derive(Clone, Copy, Debug)]

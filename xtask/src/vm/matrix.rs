@@ -1,4 +1,4 @@
-//! What was found on each kernel: docs/matrix.json, and the table made of it in docs/kernel.md.
+//! What was found on each kernel: docs/matrix.json, and the table made of it in docs/reference/kernel.md.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,7 +19,7 @@ use super::{
 use crate::root;
 
 const DATA: &str = "docs/matrix.json";
-const PAGE: &str = "docs/kernel.md";
+const PAGE: &str = "docs/reference/kernel.md";
 const LOCK: &str = "target/vm/matrix.lock";
 const BEGIN: &str = "<!-- matrix: made by cargo xtask vm --kernel all -->\n";
 const END: &str = "<!-- end of the matrix -->\n";

@@ -35,7 +35,7 @@ use matrix::{Column, Matrix};
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Only tests whose name has one of these in it. Without any it is the whole suite, and what comes of it
-    /// goes into docs/matrix.json and the table in docs/kernel.md
+    /// goes into docs/matrix.json and the table in docs/reference/kernel.md
     filters: Vec<String>,
     /// Keep what comes of the filtered tests as well: only whole groups ("syn::"), which replace what is there
     #[arg(long)]

@@ -1,0 +1,418 @@
+//! The tables of `docs/operate/configuration.md`. The tests hold them to the parser (keys, defaults, values at each
+//! bound), to the help of `rto-agent add` and to the list of kernel features, and compare the page with them.
+//! `UPDATE=1 cargo test -p rto-agent --lib config::reference` rewrites the page.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::Write as _,
+    fs,
+    path::Path,
+};
+
+use clap::CommandFactory as _;
+
+use super::{AgentConfig, Config};
+use crate::{
+    cli::Cli,
+    kernel::{
+        btf::BtfError,
+        features::{self, Asked},
+    },
+    policy::compile::tests::HOST,
+};
+
+const PAGE: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/../docs/operate/configuration.md"
+);
+
+/// A key of the configuration.
+struct Key {
+    name: &'static str,
+    /// What it takes, for people.
+    values: &'static str,
+    /// As TOML; empty: the kernel's own value.
+    default: &'static str,
+    /// Empty: as `rto-agent add --help` has it.
+    meaning: &'static str,
+    /// Values at each bound, as TOML.
+    accepted: &'static [&'static str],
+    refused: &'static [&'static str],
+}
+
+const AGENT: &[Key] = &[
+    Key {
+        name: "cgroup",
+        values: "`\"auto\"` or an absolute path",
+        default: "\"auto\"",
+        meaning: "The cgroup2 directory to attach to. `\"auto\"` is the root of the hierarchy: every socket of the host",
+        accepted: &["\"/sys/fs/cgroup/a\""],
+        refused: &["\"a\"", "1"],
+    },
+    Key {
+        name: "pin_dir",
+        values: "absolute path on a BPF file system, no dots",
+        default: "\"/sys/fs/bpf/rto-agent\"",
+        meaning: "Where the link and the maps are pinned, so that policies outlive a killed daemon",
+        accepted: &["\"/sys/fs/bpf/other\""],
+        refused: &["\"pins\"", "\"/sys/fs/bpf/a.b\""],
+    },
+    Key {
+        name: "socket",
+        values: "absolute path",
+        default: "\"/run/rto-agent/control.sock\"",
+        meaning: "The control socket",
+        accepted: &["\"/run/other.sock\""],
+        refused: &["\"control.sock\""],
+    },
+    Key {
+        name: "state_dir",
+        values: "absolute path",
+        default: "\"/run/rto-agent\"",
+        meaning: "Runtime entries and the instance lock",
+        accepted: &["\"/run/other\""],
+        refused: &["\"state\""],
+    },
+    Key {
+        name: "group",
+        values: "group name",
+        default: "\"root\"",
+        meaning: "The group that may use the socket, beside root",
+        accepted: &["\"netops\""],
+        refused: &["0"],
+    },
+    Key {
+        name: "on_exit",
+        values: "`\"detach\"` or `\"keep\"`",
+        default: "\"detach\"",
+        meaning: "Whether a stopped daemon removes the policies from the kernel or leaves them in force",
+        accepted: &["\"keep\""],
+        refused: &["\"stop\"", "true"],
+    },
+    Key {
+        name: "metrics",
+        values: "`\"off\"`, `\"ADDRESS:PORT\"` or `\"unix:PATH\"`",
+        default: "\"off\"",
+        meaning: "Where [metrics](../reference/metrics.md) are served",
+        accepted: &[
+            "\"127.0.0.1:9464\"",
+            "\"[::1]:9464\"",
+            "\"unix:/run/m.sock\"",
+        ],
+        refused: &["\"127.0.0.1:0\"", "\"localhost:9464\"", "\"unix:m.sock\""],
+    },
+    Key {
+        name: "max_entries",
+        values: "1 to 4194304",
+        default: "16384",
+        meaning: "Initial [capacity](../reference/scale.md#room) for entries. The maps grow beyond it on demand",
+        accepted: &["1", "4194304"],
+        refused: &["0", "4194305", "\"1\""],
+    },
+    Key {
+        name: "apply_to_open",
+        values: "boolean",
+        default: "false",
+        meaning: "Whether open sockets get the options of a policy that comes to cover them \
+                  ([scope](../reference/kernel.md#sockets-that-are-open-already))",
+        accepted: &["true"],
+        refused: &["\"true\""],
+    },
+    Key {
+        name: "statistics",
+        values: "boolean",
+        default: "true",
+        meaning: "Whether policies [count](../reference/statistics.md) what they do",
+        accepted: &["false"],
+        refused: &["1"],
+    },
+    Key {
+        name: "count_unlisted",
+        values: "boolean",
+        default: "false",
+        meaning: "Whether connections that no entry covers are counted too",
+        accepted: &["true"],
+        refused: &["1"],
+    },
+    Key {
+        name: "rtt_sampling",
+        values: "`\"end\"`, `\"off\"` or a duration, 1ms to 24h",
+        default: "\"end\"",
+        meaning: "When a smoothed RTT is sampled: at a connection's end, also at this interval, or never",
+        accepted: &["\"off\"", "\"1ms\"", "\"24h\""],
+        refused: &["\"999us\"", "\"25h\"", "1"],
+    },
+];
+
+const POLICY: &[Key] = &[
+    Key {
+        name: "cidrs",
+        values: "list of CIDRs",
+        default: "[]",
+        meaning: "The prefixes of the policy's peers. Other files may add to the list",
+        accepted: &["[\"10.0.0.0/8\", \"fd00::/16\", \"10.1.2.3\"]"],
+        refused: &["\"10.0.0.0/8\"", "[\"10.1.2.3/8\"]", "[\"10.0.0.0/33\"]"],
+    },
+    Key {
+        name: "initial_rto",
+        values: "duration, above 0 and below 120s",
+        default: "",
+        meaning: "",
+        accepted: &["\"1us\"", "\"119.999s\""],
+        refused: &["\"0s\"", "\"120s\"", "100", "\"100\""],
+    },
+    Key {
+        name: "syn_ack_rto",
+        values: "`\"auto\"`, `\"keep\"` or a duration, above 0 and below 120s",
+        default: "\"auto\"",
+        meaning: "",
+        accepted: &["\"keep\"", "\"1us\"", "\"119.999s\""],
+        refused: &["\"0s\"", "\"120s\"", "\"off\""],
+    },
+    Key {
+        name: "rto_min",
+        values: "duration, 2 jiffies to 200ms",
+        default: "",
+        meaning: "",
+        accepted: &["\"4.001ms\"", "\"200ms\""],
+        refused: &["\"4ms\"", "\"201ms\""],
+    },
+    Key {
+        name: "rto_restart",
+        values: "boolean; `true` needs `rto_min`",
+        default: "false",
+        meaning: "",
+        accepted: &["true"],
+        refused: &["\"on\""],
+    },
+    Key {
+        name: "delack_max",
+        values: "duration, 2 jiffies to 200ms, below `rto_min`",
+        default: "",
+        meaning: "",
+        accepted: &["\"4.001ms\"", "\"96ms\""],
+        refused: &["\"4ms\"", "\"100ms\"", "\"201ms\""],
+    },
+    Key {
+        name: "thin_linear",
+        values: "boolean",
+        default: "",
+        meaning: "",
+        accepted: &["true", "false"],
+        refused: &["1"],
+    },
+    Key {
+        name: "linear_retries",
+        values: "1 to 6; needs `thin_linear = true`",
+        default: "",
+        meaning: "",
+        accepted: &["1", "6"],
+        refused: &["0", "7"],
+    },
+    Key {
+        name: "rto_max",
+        values: "duration, 1s to 120s, not below `initial_rto`, `syn_ack_rto` or `rto_min`",
+        default: "",
+        meaning: "",
+        accepted: &["\"1s\"", "\"120s\""],
+        refused: &["\"999ms\"", "\"121s\"", "\"1000.5ms\""],
+    },
+    Key {
+        name: "user_timeout",
+        values: "duration, 1ms to 24 days",
+        default: "",
+        meaning: "",
+        accepted: &["\"1ms\"", "\"576h\""],
+        refused: &["\"0s\"", "\"1.5ms\"", "\"600h\""],
+    },
+    Key {
+        name: "syn_retries",
+        values: "`\"auto\"`, `\"keep\"` or 1 to 127",
+        default: "\"auto\"",
+        meaning: "",
+        accepted: &["\"keep\"", "1", "127"],
+        refused: &["0", "128", "\"off\""],
+    },
+    Key {
+        name: "mptcp",
+        values: "`\"keep\"` or `\"apply\"`",
+        default: "\"keep\"",
+        meaning: "",
+        accepted: &["\"apply\""],
+        refused: &["true"],
+    },
+    Key {
+        name: "force",
+        values: "boolean",
+        default: "false",
+        meaning: "",
+        accepted: &["true"],
+        refused: &["\"true\""],
+    },
+];
+
+fn read(text: String) -> Result<Config, String> {
+    Config::from_text(Path::new("config.toml"), text, &HOST).map_err(|e| e.to_string())
+}
+
+/// A policy with this key, and with what the key needs.
+fn policy(key: &str, value: &str) -> String {
+    let mut text = "[policy.p]\n".to_owned();
+    let needed = [
+        ("initial_rto", "\"100ms\""),
+        ("rto_min", "\"100ms\""),
+        ("thin_linear", "true"),
+    ];
+    let needed = needed.iter().filter(|(name, _)| *name != key);
+    for (name, value) in needed.chain([&(key, value)]) {
+        let _written = writeln!(text, "{name} = {value}");
+    }
+    text
+}
+
+/// The keys that the parser names where it is given one that it does not know.
+fn known(section: &str) -> BTreeSet<String> {
+    let refused = read(format!("[{section}]\nno-such-key-at-all = 1\n")).unwrap_err();
+    let (_, keys) = refused.split_once("; known are ").unwrap();
+    let keys = keys.lines().next().unwrap_or_default().split(", ");
+    keys.map(ToOwned::to_owned).collect()
+}
+
+/// A key of the parser that has no row is a former name, which the page names.
+#[test]
+fn the_tables_have_the_keys_of_the_parser() {
+    let page = fs::read_to_string(PAGE).unwrap();
+    for (section, keys) in [("agent", AGENT), ("policy.p", POLICY)] {
+        let mut known = known(section);
+        for Key { name, .. } in keys {
+            assert!(known.remove(*name), "{section} takes no {name}");
+        }
+        for former in known {
+            assert!(page.contains(&format!("`{former}`")), "{section}: {former}");
+        }
+    }
+}
+
+#[test]
+fn defaults_are_those_of_the_parser() {
+    for Key { name, default, .. } in AGENT {
+        let config = read(format!("[agent]\n{name} = {default}\n")).unwrap();
+        assert_eq!(config.agent, AgentConfig::default(), "{name}");
+    }
+    let without = &read(policy("initial_rto", "\"100ms\""))
+        .unwrap()
+        .set
+        .policies;
+    for Key { name, default, .. } in POLICY.iter().filter(|key| !key.default.is_empty()) {
+        let set = read(policy(name, default)).unwrap().set;
+        let (with, without) = (set.policies.values().next(), without.values().next());
+        let (mut with, mut without) = (
+            with.unwrap().settings.clone(),
+            without.unwrap().settings.clone(),
+        );
+        // Left out and off are told apart in what is shown, and are the same to the kernel.
+        (with.rto_restart, without.rto_restart) = (with.rto_restart.filter(|on| *on), None);
+        assert_eq!(with, without, "{name}");
+    }
+}
+
+#[test]
+fn values_are_taken_up_to_their_bounds() {
+    let agent = AGENT.iter().map(|key| (key, false));
+    for (key, is_policy) in agent.chain(POLICY.iter().map(|key| (key, true))) {
+        let text = |value: &str| match is_policy {
+            true => policy(key.name, value),
+            false => format!("[agent]\n{} = {value}\n", key.name),
+        };
+        for value in key.accepted {
+            let accepted = read(text(value));
+            assert!(accepted.is_ok(), "{} = {value}: {accepted:?}", key.name);
+        }
+        for value in key.refused {
+            assert!(read(text(value)).is_err(), "{} = {value}", key.name);
+        }
+    }
+    for (key, value) in [
+        ("rto_restart", "true"),
+        ("linear_retries", "1"),
+        ("force", "true"),
+    ] {
+        let alone = read(format!("[policy.p]\n{key} = {value}\n"));
+        assert!(alone.is_err(), "{key} = {value}: {alone:?}");
+    }
+}
+
+/// The help of `rto-agent add`, by setting.
+fn help() -> BTreeMap<String, String> {
+    let cli = Cli::command();
+    let add = cli.find_subcommand("add").unwrap();
+    let help = add.get_arguments().map(|arg| {
+        let mut text = arg.get_help().map(ToString::to_string).unwrap_or_default();
+        for Key { name, .. } in POLICY {
+            text = text.replace(
+                &format!("--{}", name.replace('_', "-")),
+                &format!("`{name}`"),
+            );
+        }
+        (arg.get_id().to_string(), text.replace('\n', " "))
+    });
+    help.collect()
+}
+
+/// The kernel features that a setting uses.
+fn needs(setting: &str) -> String {
+    let nothing = Err(BtfError::Missing(String::new()));
+    let all = features::judge(&Asked::nothing(""), &nothing);
+    let used = all
+        .iter()
+        .filter(|f| f.settings.iter().any(|s| s == setting));
+    let used = used.map(|f| {
+        let since = f.since.split([' ', ',']).next().unwrap_or_default();
+        format!("{} ({since})", f.name)
+    });
+    used.collect::<Vec<_>>().join(", ")
+}
+
+fn table(keys: &[Key]) -> String {
+    let help = help();
+    let mut text = "| key | values | default | meaning | kernel features used (since) |\n|---|---|---|---|---|\n".to_owned();
+    for key in keys {
+        let default = match key.default {
+            "" => "the kernel's own".to_owned(),
+            default => format!("`{default}`"),
+        };
+        let meaning = match key.meaning {
+            "" => &help[key.name],
+            meaning => meaning,
+        };
+        let _written = writeln!(
+            text,
+            "| `{}` | {} | {default} | {meaning} | {} |",
+            key.name,
+            key.values,
+            needs(key.name)
+        );
+    }
+    text
+}
+
+#[test]
+fn the_page_has_the_tables() {
+    let page = fs::read_to_string(PAGE).unwrap();
+    let mut wanted = page.clone();
+    for (name, keys) in [("agent", AGENT), ("policy", POLICY)] {
+        let begin = format!("<!-- keys of {name} -->\n");
+        let end = format!("<!-- end of {name} -->\n");
+        let (before, rest) = wanted.split_once(&begin).expect("a mark");
+        let (_, after) = rest.split_once(&end).expect("its end");
+        wanted = format!("{before}{begin}\n{}\n{end}{after}", table(keys));
+    }
+    if std::env::var_os("UPDATE").is_some() {
+        fs::write(PAGE, &wanted).unwrap();
+    }
+    assert_eq!(
+        fs::read_to_string(PAGE).unwrap(),
+        wanted,
+        "UPDATE=1 cargo test -p rto-agent --lib config::reference"
+    );
+}
