@@ -114,7 +114,7 @@ impl Documents {
         if from.starts_with(BOOK) && !to.starts_with(BOOK) {
             return Err(format!("outside of {BOOK}/, which is the book"));
         }
-        if !root().join(&to).exists() {
+        if !self.0.contains_key(&to) && !root().join(&to).exists() {
             return Err(format!("there is no {}", to.display()));
         }
         let document = self.0.get(&to);
@@ -170,9 +170,15 @@ impl Document {
                 }
                 Event::Start(Tag::Link { dest_url, .. } | Tag::Image { dest_url, .. }) => {
                     document.links.push(Link {
-                        line: text[..range.start].lines().count().max(1),
+                        line: text[..range.start].matches('\n').count() + 1,
                         target: dest_url.into_string(),
                     });
+                }
+                // `<a id="threads"></a>`
+                Event::Html(html) | Event::InlineHtml(html) => {
+                    let mut parts = html.split(" id=\"").skip(1);
+                    let id = parts.next().and_then(|rest| rest.split('"').next());
+                    document.anchors.extend(id.map(str::to_owned));
                 }
                 _ => {}
             }
@@ -210,10 +216,10 @@ mod tests {
     #[test]
     fn headings_and_links() {
         let document = Document::of(
-            "# The `add` verb, 5.10\n\n## Same\n\n## Same\n\ntext\n[a](b.md#c) `[no](link)`\n\n    [nor](this)\n",
+            "# The `add` verb, 5.10\n\n## Same\n\n## Same\n\n<a id=\"here\"></a>text\n[a](b.md#c) `[no](link)`\n\n    [nor](this)\n",
         );
         let anchors: Vec<&str> = document.anchors.iter().map(String::as_str).collect();
-        assert_eq!(anchors, ["same", "same-1", "the-add-verb-510"]);
+        assert_eq!(anchors, ["here", "same", "same-1", "the-add-verb-510"]);
         let target = "b.md#c".to_owned();
         assert_eq!(document.links, [Link { line: 8, target }]);
     }
@@ -232,33 +238,16 @@ mod tests {
             .map(|(path, text)| (path.into(), Document::of(text)))
             .into(),
         );
-        // The files themselves are not there: only what is looked up before.
-        let to = |from: &str, target: &str| documents.resolve(Path::new(from), target);
-        assert_eq!(to("docs/a.md", "https://x/#y"), Ok(None));
-        assert!(
-            to("docs/a.md", "../README.md")
-                .unwrap_err()
-                .contains("the book")
-        );
-        assert!(
-            to("docs/a.md", "../../x")
-                .unwrap_err()
-                .contains("outside of the repo")
-        );
-        assert!(
-            to("README.md", "docs/no-such.md")
-                .unwrap_err()
-                .contains("there is no")
-        );
         assert_eq!(
-            to("CHANGELOG.md", "README.md"),
-            Ok(Some("README.md".into()))
+            documents.broken(),
+            [
+                "docs/a.md:2: #there: docs/a.md has no such heading",
+                "docs/b.md:1: a.md#there: docs/a.md has no such heading",
+                "docs/b.md:1: c.md: there is no docs/c.md",
+                "docs/b.md:1: ../README.md: outside of docs/, which is the book",
+                "docs/b.md:1: ../../x: outside of the repository",
+                "docs/SUMMARY.md: does not list docs/b.md",
+            ]
         );
-        let broken = documents.broken().join("\n");
-        assert!(
-            broken.contains("docs/SUMMARY.md: does not list docs/b.md"),
-            "{broken}"
-        );
-        assert!(!broken.contains("does not list docs/a.md"), "{broken}");
     }
 }
