@@ -1,4 +1,4 @@
-# The toolchain that rust-toolchain.toml names, then cargo xtask.
+# Installs the toolchain of rust-toolchain.toml, then runs cargo xtask.
 
 TOOLCHAIN := $(shell sed -n 's/^channel = "\(.*\)"/\1/p' rust-toolchain.toml)
 
@@ -18,7 +18,7 @@ ebpf: toolchain
 ebpf-check: toolchain
 	cargo xtask ebpf --check
 
-# Also where rustup does not install by itself (RUSTUP_AUTO_INSTALL=0).
+# Also where rustup does not install toolchains itself (RUSTUP_AUTO_INSTALL=0).
 toolchain:
 	@rustup run $(TOOLCHAIN) rustc --version >/dev/null 2>&1 && \
 	  rustup component list --installed --toolchain $(TOOLCHAIN) | grep -q clippy || { \

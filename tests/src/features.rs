@@ -13,27 +13,7 @@ use serde_json::Value;
 
 use crate::{agent::binary, talk::option};
 
-/// Features as `doctor` names them, and the first mainline version that has each. What is older is
-/// expected to lack it.
-pub const FEATURES: [(&str, (u32, u32)); 17] = [
-    ("rto-hook", (4, 16)),
-    ("bpf-syncnt", (4, 14)),
-    ("btf", (5, 4)),
-    ("cgroup-bpf-link", (5, 7)),
-    ("sock_ops-socket-storage", (5, 10)),
-    ("bpf-rto-min", (5, 10)),
-    ("bpf-delack-max", (5, 10)),
-    ("bpf-user-timeout", (5, 10)),
-    ("iter-tcp", (5, 15)),
-    ("syn-ack-retransmission-timeout", (5, 17)),
-    ("bpf-lsm-cgroup", (6, 0)),
-    ("bpf-thin-linear", (6, 1)),
-    ("bpf-getsockopt-syncnt", (6, 1)),
-    ("reads-listener", (6, 2)),
-    ("tcp-syn-linear-timeouts", (6, 5)),
-    ("rto-hook-on-open-sockets", (6, 12)),
-    ("tcp-rto-max", (6, 15)),
-];
+pub use crate::declared::FEATURES;
 
 /// Set on kernels of Debian's, which bring no feature to an older version: there the agent must find
 /// exactly what is declared.

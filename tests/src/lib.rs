@@ -5,6 +5,8 @@ pub mod agent;
 pub mod bpf;
 pub mod capture;
 pub mod control;
+#[path = "../declared.rs"]
+mod declared;
 pub mod emulated;
 pub mod features;
 pub mod foreign;

@@ -7,20 +7,11 @@ use aya::{
     Btf, EbpfLoader,
     programs::{BtfTracePoint, Iter, LsmCgroup, Program, ProgramInfo, SockOps},
 };
-pub use rto_agent::datapath::OBJECT;
+use rto_agent::datapath::OBJECT;
 use rto_agent::kernel::{btf, kfuncs};
 use rto_agent_common::{globals, maps, statistics};
 
-/// Instructions the verifier may process of each program, on any kernel: less than twice what it takes where it takes
-/// most (docs/matrix.json, with which a test of the matrix compares them). It gives up at 1,000,000; a program that
-/// comes to its limit has more paths than it had, and is to be made simpler.
-pub const LIMITS: [(&str, u32); 5] = [
-    ("rto_agent", 25_000),
-    ("rto_clone", 300),
-    ("rto_walk", 11_000),
-    ("rto_synack", 3_500),
-    ("rto_probe", 280),
-];
+pub use crate::declared::VERIFIER_LIMITS as LIMITS;
 
 /// What came of a program.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! `cargo xtask deny`: what may come into the tree, and what is known to be wrong with what is there.
+//! `cargo xtask deny`: licences, sources and known vulnerabilities of the dependencies.
 
 use std::process::Stdio;
 
@@ -9,11 +9,11 @@ use crate::{
     tools::{self, cargo},
 };
 
-/// Set to `required` where it is an error that advisories cannot be checked.
+/// Set to `required` to fail if advisories cannot be checked.
 const ADVISORIES: &str = "ADVISORIES";
 
 pub(crate) fn run() -> anyhow::Result<()> {
-    let path = tools::ensure("cargo-deny", "0.20.2", "licences, sources, advisories")?;
+    let path = tools::ensure("cargo-deny", "0.20.2", &[], "licences, sources, advisories")?;
     let deny = |args: &[&str]| {
         let mut deny = cargo();
         deny.args(["deny", "--log-level", "error"])
@@ -22,7 +22,7 @@ pub(crate) fn run() -> anyhow::Result<()> {
         deny
     };
     run_command(&mut deny(&["check", "bans", "licenses", "sources"]))?;
-    // A git repository, which may be out of reach.
+    // A git repository, which may be unreachable.
     let fetched = deny(&["fetch", "db"])
         .stdout(Stdio::null())
         .stderr(Stdio::null())
@@ -34,8 +34,8 @@ pub(crate) fn run() -> anyhow::Result<()> {
         return Ok(());
     }
     run_command(&mut deny(&["check", "advisories"]))?;
-    // By a second reader of the same database; what the first takes for an error is one here too.
-    let path = tools::ensure("cargo-audit", "0.22.2", "advisories")?;
+    // A second reader of the same database, as strict as the first.
+    let path = tools::ensure("cargo-audit", "0.22.2", &[], "advisories")?;
     run_command(
         cargo()
             .args(["audit", "--deny", "warnings"])

@@ -1,8 +1,8 @@
-//! `cargo xtask ebpf`: the compiled program kept beside its loader.
+//! `cargo xtask ebpf`: builds the eBPF object that is kept beside its loader.
 //!
-//! The build is reproducible: exact versions of compiler and linker, paths of sources, cargo home
-//! and sysroot remapped, debug sections removed (BTF stays). `--check` builds again and compares
-//! byte for byte.
+//! The build is reproducible: exact versions of compiler and linker; paths of sources, cargo home and sysroot remapped;
+//! debug sections removed, BTF kept. `--check` builds again and compares byte for byte.
+
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -22,12 +22,12 @@ const BPF_LINKER: &str = "0.13.0";
 /// The LLVM that this rustc was built with; bpf-linker must read its bitcode.
 const LLVM: &str = "22";
 const TARGET: &str = "bpfel-unknown-none";
-const OBJECT: &str = "agent/src/datapath/rto-agent.bpf.o";
+pub(crate) const OBJECT: &str = "agent/src/datapath/rto-agent.bpf.o";
 
 /// `cargo xtask ebpf`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Fail if the object in the tree is not, byte for byte, what the sources give
+    /// Fail if the object in the tree is not byte for byte what the sources give
     #[arg(long)]
     check: bool,
 }
@@ -52,14 +52,15 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn hex(bytes: &[u8]) -> String {
+/// SHA-256 in hexadecimal digits.
+pub(crate) fn hex(bytes: &[u8]) -> String {
     Sha256::digest(bytes)
         .iter()
         .map(|b| format!("{b:02x}"))
         .collect()
 }
 
-/// Compiles the program; the unstripped object.
+/// Compiles the programs; the path of the unstripped object.
 fn build(linker: &Path) -> anyhow::Result<PathBuf> {
     run_command(cargo(linker)?.args(["build", "--release"]).args(PACKAGE))?;
     Ok(target_dir().join(TARGET).join("release/rto-agent-ebpf"))
@@ -91,7 +92,7 @@ fn target_dir() -> PathBuf {
     root().join("target/ebpf")
 }
 
-/// cargo with everything that decides over the bytes of the object.
+/// cargo with everything that determines the bytes of the object.
 fn cargo(linker: &Path) -> anyhow::Result<Command> {
     let sysroot = output(Command::new("rustup").args(["run", RUST, "rustc", "--print=sysroot"]))?;
     let cargo_home = std::env::var("CARGO_HOME").map_or_else(
@@ -131,7 +132,7 @@ fn cargo(linker: &Path) -> anyhow::Result<Command> {
     Ok(cargo)
 }
 
-/// Removes the debug sections: two thirds of the file, and nobody but a debugger reads them.
+/// Removes the debug sections, which are two thirds of the file.
 fn strip(object: &Path) -> anyhow::Result<Vec<u8>> {
     let stripped = tempfile::NamedTempFile::new()?;
     run_command(
@@ -147,7 +148,7 @@ fn llvm_prefix() -> PathBuf {
     PathBuf::from(format!("/usr/lib/llvm-{LLVM}"))
 }
 
-/// Installs what the build needs and is missing, after saying so; returns the linker.
+/// Announces and installs what the build needs; returns the linker.
 fn install_tools() -> anyhow::Result<PathBuf> {
     let installed = output(Command::new("rustup").args([
         "component",

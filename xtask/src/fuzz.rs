@@ -1,7 +1,6 @@
-//! `cargo xtask fuzz`: what is read from others, fuzzed by libFuzzer with AddressSanitizer.
+//! `cargo xtask fuzz`: fuzzes the parsers of untrusted input with libFuzzer and AddressSanitizer.
 //!
-//! The toolchain is the one that everything is built with: RUSTC_BOOTSTRAP lets it take the flags that are for
-//! nightlies, so that no other one has to be installed.
+//! The toolchain is the pinned one: RUSTC_BOOTSTRAP enables its unstable flags, so that no nightly is installed.
 
 use std::{
     fs,
@@ -23,25 +22,24 @@ use crate::{
 pub(crate) struct Args {
     /// One of the targets in fuzz/targets [default: each in turn]
     target: Option<String>,
-    /// How long, each
+    /// Seconds for each target
     #[arg(long, default_value_t = 60)]
     seconds: u64,
-    /// Give the target this input, once, instead
+    /// Run the target once with this input instead
     #[arg(long, value_name = "FILE", requires = "target")]
     reproduce: Option<PathBuf>,
-    /// Only see that the targets compile, without a warning, as no other build does
+    /// Only check the targets with clippy, which no other build compiles
     #[arg(long, conflicts_with_all = ["target", "reproduce"])]
     check: bool,
 }
 
 const CARGO_FUZZ: &str = "0.13.2";
-/// A gigabyte, of which AddressSanitizer takes some for itself.
+/// Memory limit; AddressSanitizer takes a part of it.
 const MEMORY_MB: u32 = 1024;
-/// Longest time for one input.
+/// Most seconds for one input.
 const SLOW_S: u32 = 10;
-/// Longest input of a target, bytes. Longer ones are slower, so it is what the checks are for: of a file more than
-/// 200 errors and hundreds of entries, of a capture more connections than are kept, of requests
-/// several and one whose body counts as large (64 KiB), of events forty.
+/// Longest input of a target, bytes: enough for a file with more than 200 errors or hundreds of entries, a capture with
+/// more connections than are kept, several requests with a large body (64 KiB), or forty events.
 fn longest(target: &str) -> u32 {
     match target {
         "config" | "pcap" => 64 << 10,
@@ -50,7 +48,7 @@ fn longest(target: &str) -> u32 {
     }
 }
 
-/// What libFuzzer said at its end.
+/// What libFuzzer reported at its end.
 #[derive(Default)]
 struct Outcome {
     executions: u64,
@@ -75,17 +73,12 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if args.check {
         return run_command(
             cargo()
-                .args([
-                    "clippy",
-                    "--package",
-                    "rto-fuzz",
-                    "--all-targets",
-                    "--locked",
-                ])
-                .args(["--features", "libfuzzer", "--", "-D", "warnings"]),
+                // The whole workspace, of which all but the targets is checked already by the same command without them.
+                .args(["clippy", "--workspace", "--all-targets", "--locked"])
+                .args(["--features", "rto-fuzz/libfuzzer", "--", "-D", "warnings"]),
         );
     }
-    let path = tools::ensure("cargo-fuzz", CARGO_FUZZ, "cargo xtask fuzz")?;
+    let path = tools::ensure("cargo-fuzz", CARGO_FUZZ, &[], "cargo xtask fuzz")?;
     let programs = build(&path)?;
     if let (Some(input), [target]) = (&args.reproduce, chosen.as_slice()) {
         return run_command(program(&programs, target).arg(input));
@@ -140,13 +133,13 @@ fn build(path: &std::ffi::OsStr) -> anyhow::Result<PathBuf> {
             .arg(&target_dir)
             .env("PATH", path)
             .env("RUSTC_BOOTSTRAP", "1")
-            // What a release does once costs here with each change.
+            // The release profile's settings cost minutes with each change.
             .env("CARGO_PROFILE_RELEASE_LTO", "off")
             .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16"),
     )?;
     let version = output(Command::new("rustc").arg("-vV"))?;
     let host = version.lines().find_map(|line| line.strip_prefix("host: "));
-    let host = host.context("rustc does not tell its host")?;
+    let host = host.context("rustc -vV names no host")?;
     Ok(target_dir.join(host).join("release"))
 }
 
@@ -156,7 +149,7 @@ fn program(programs: &Path, target: &str) -> Command {
         .current_dir(root())
         .arg(format!("-rss_limit_mb={MEMORY_MB}"))
         .arg(format!("-timeout={SLOW_S}"))
-        // To look for leaks takes ptrace(2), which containers do not have; what is never freed meets the limit.
+        // Leak detection needs ptrace(2), which containers lack; leaks reach the memory limit.
         .arg("-detect_leaks=0")
         .env("ASAN_OPTIONS", "detect_leaks=0");
     program
@@ -183,17 +176,17 @@ fn fuzz(programs: &Path, target: &str, seconds: u64) -> anyhow::Result<Outcome> 
         .with_context(|| format!("cannot start {target}"))?;
     let stderr = child.stderr.take().context("no stderr")?;
     let mut outcome = Outcome::default();
-    let mut said = Vec::new();
+    let mut lines = Vec::new();
     for line in BufReader::new(stderr).split(b'\n') {
         let line = String::from_utf8_lossy(&line?).into_owned();
-        outcome.hear(&line);
-        said.push(line);
+        outcome.parse(&line);
+        lines.push(line);
     }
     let status = child.wait()?;
     if !status.success() {
-        // From the panic on; before it there is only progress.
+        // Without the lines of progress.
         let is_progress = |line: &&String| line.starts_with('#');
-        for line in said.iter().filter(|line| !is_progress(line)) {
+        for line in lines.iter().filter(|line| !is_progress(line)) {
             eprintln!("{line}");
         }
         if outcome.failed.is_none() {
@@ -203,7 +196,7 @@ fn fuzz(programs: &Path, target: &str, seconds: u64) -> anyhow::Result<Outcome> 
             .failed
             .take_if(|input| is_quick_alone(programs, target, input))
         {
-            // By a clock on the wall, on a machine that had other work.
+            // The timeout counts wall clock time, also that of other processes.
             println!("{target}: {input} was slow once and is not when it runs alone; no failure");
             fs::remove_file(&input)?;
         }
@@ -226,7 +219,7 @@ fn is_quick_alone(programs: &Path, target: &str, input: &str) -> bool {
 impl Outcome {
     /// `#1024 pulse cov: 77 ft: 99 corp: 12/345b ...`, `stat::number_of_executed_units: 1024`,
     /// `...; Test unit written to FILE`.
-    fn hear(&mut self, line: &str) {
+    fn parse(&mut self, line: &str) {
         if let Some(number) = line.strip_prefix("stat::number_of_executed_units:") {
             self.executions = number.trim().parse().unwrap_or(0);
         } else if let Some((_, file)) = line.split_once("Test unit written to ") {
@@ -251,11 +244,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_libfuzzer_says() {
+    fn output_of_libfuzzer() {
         let mut outcome = Outcome::default();
-        outcome.hear("#4096\tpulse  cov: 77 ft: 99 corp: 12/345b lim: 4096 exec/s: 2048 rss: 60Mb");
-        outcome.hear("==1== Test unit written to /x/crash-12");
-        outcome.hear("stat::number_of_executed_units: 5000");
+        outcome
+            .parse("#4096\tpulse  cov: 77 ft: 99 corp: 12/345b lim: 4096 exec/s: 2048 rss: 60Mb");
+        outcome.parse("==1== Test unit written to /x/crash-12");
+        outcome.parse("stat::number_of_executed_units: 5000");
         assert_eq!((outcome.executions, outcome.edges), (5000, 77));
         assert_eq!(outcome.corpus, "12/345b");
         assert_eq!(outcome.failed.as_deref(), Some("/x/crash-12"));
@@ -266,7 +260,7 @@ mod tests {
         for target in targets().unwrap() {
             let seeds = root().join("fuzz/seeds").join(&target);
             for seed in fs::read_dir(&seeds).unwrap() {
-                // A longer one would be cut off.
+                // A longer one would be truncated.
                 let length = seed.unwrap().metadata().unwrap().len();
                 assert!(length <= longest(&target).into(), "{target}: {length}");
             }

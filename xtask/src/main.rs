@@ -1,13 +1,13 @@
-//! What a developer of rto-agent runs: `cargo xtask VERB`.
-#![expect(clippy::print_stdout, reason = "what a verb does is said on stdout")]
+//! Developer commands of rto-agent: `cargo xtask VERB`. It depends on no other crate of the workspace.
+#![expect(clippy::print_stdout, reason = "progress and results go to stdout")]
 
 use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
 
 mod bench;
-mod demo;
 mod deny;
+mod docs;
 mod ebpf;
 mod fuzz;
 mod host;
@@ -28,32 +28,36 @@ struct Cli {
 #[derive(Subcommand)]
 enum Verb {
     /// Measure what the agent costs
+    #[command(disable_help_flag = true)]
     Bench(bench::Args),
-    /// Show SYN retransmission before and after, in namespaces of its own
+    /// Run an end-to-end demo in temporary namespaces: SYN retransmissions without and with the agent
     Demo,
-    /// Check licences and sources of what the tree depends on, and known vulnerabilities
+    /// Check licences, sources and known vulnerabilities of the dependencies
     Deny,
-    /// Build the eBPF object that is kept in the tree, or prove that it comes from the sources
+    /// Check the links of the documents and build the book of docs/
+    Docs,
+    /// Build the eBPF object kept in the tree, or verify that the sources give it
     Ebpf(ebpf::Args),
-    /// Feed what is read from others with what nobody would send, and watch it not break
+    /// Fuzz the parsers of untrusted input
     Fuzz(fuzz::Args),
-    /// Check the service on a host of its own: a virtual machine with systemd
+    /// Test the systemd unit in a virtual machine with systemd
     Host(host::Args),
-    /// Run the tests of agent-common on Miri, which sees undefined behaviour
+    /// Run the tests of agent-common under Miri, which detects undefined behaviour
     Miri,
-    /// Install the system packages that tests and demo need, if they are missing
+    /// Install missing system packages for tests and demo
     Setup,
-    /// Run all tests: unit, property, documentation, and (as root) integration
+    /// Run all tests: unit, property, documentation and, as root, integration
     Test(test::Args),
-    /// Run integration tests on another kernel, in a small virtual machine
+    /// Run the integration tests on other kernels, in small virtual machines
     Vm(vm::Args),
 }
 
 fn main() -> anyhow::Result<()> {
     match Cli::parse().verb {
         Verb::Bench(args) => bench::run(&args),
-        Verb::Demo => demo::run(),
+        Verb::Demo => bench::demo(),
         Verb::Deny => deny::run(),
+        Verb::Docs => docs::run(),
         Verb::Ebpf(args) => ebpf::run(&args),
         Verb::Fuzz(args) => fuzz::run(&args),
         Verb::Host(args) => host::run(&args),

@@ -1,11 +1,11 @@
-//! `cargo xtask miri`: the tests of what has unsafe code and needs no kernel, on an interpreter that sees
-//! undefined behaviour.
+//! `cargo xtask miri`: the tests of agent-common, which has unsafe code and needs no kernel, under an interpreter that
+//! detects undefined behaviour.
 
 use std::process::Command;
 
 use crate::{process::run as run_command, root, tools};
 
-/// Miri comes with nightlies only, and not with each.
+/// A nightly that has Miri; not every one does.
 const TOOLCHAIN: &str = "nightly-2026-10-01";
 
 pub(crate) fn run() -> anyhow::Result<()> {

@@ -1,41 +1,51 @@
-//! Running other programs, loudly.
+//! Running other programs.
 
 use std::{
     path::PathBuf,
-    process::{Command, Stdio},
+    process::{Child, Command, Stdio},
 };
 
 use anyhow::{Context as _, bail};
 
-/// Runs a command; its failure is an error that names it.
+/// A child process, killed and reaped when dropped.
+pub(crate) struct KillOnDrop(pub(crate) Child);
+
+impl Drop for KillOnDrop {
+    fn drop(&mut self) {
+        let _ended = self.0.kill();
+        let _reaped = self.0.wait();
+    }
+}
+
+/// Runs a command; the error of a failed one names it.
 pub(crate) fn run(command: &mut Command) -> anyhow::Result<()> {
     let status = command
         .status()
-        .with_context(|| format!("cannot run {}", said(command)))?;
+        .with_context(|| format!("cannot run {}", command_line(command)))?;
     if !status.success() {
-        bail!("{}: {status}", said(command));
+        bail!("{}: {status}", command_line(command));
     }
     Ok(())
 }
 
-/// What a command prints on stdout.
+/// The standard output of a command.
 pub(crate) fn output(command: &mut Command) -> anyhow::Result<String> {
     let output = command
         .stderr(Stdio::inherit())
         .output()
-        .with_context(|| format!("cannot run {}", said(command)))?;
+        .with_context(|| format!("cannot run {}", command_line(command)))?;
     if !output.status.success() {
-        bail!("{}: {}", said(command), output.status);
+        bail!("{}: {}", command_line(command), output.status);
     }
     Ok(String::from_utf8(output.stdout)?.trim().to_owned())
 }
 
-/// Whether a program can be found.
+/// Whether a program is installed.
 pub(crate) fn have(program: &str) -> bool {
     find(program).is_some()
 }
 
-/// Where a program is: in PATH, or where administrators' programs are.
+/// A program in PATH, /usr/sbin or /sbin.
 pub(crate) fn find(program: &str) -> Option<PathBuf> {
     let paths = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&paths)
@@ -49,7 +59,7 @@ pub(crate) fn is_root() -> bool {
     nix::unistd::geteuid().is_root()
 }
 
-/// A command run as root: as it is, or by sudo with the environment kept.
+/// A command run as root: directly, or by sudo with the environment that tests read.
 pub(crate) fn as_root(program: &str) -> Command {
     if is_root() {
         Command::new(program)
@@ -61,11 +71,11 @@ pub(crate) fn as_root(program: &str) -> Command {
     }
 }
 
-/// Installs Debian packages, after saying so.
+/// Announces and installs Debian packages.
 pub(crate) fn apt_install(packages: &[&str], why: &str) -> anyhow::Result<()> {
     if !have("apt-get") {
         bail!(
-            "{why} needs {}; this is no Debian or Ubuntu: install them by hand",
+            "{why} needs {}; install them: this is neither Debian nor Ubuntu",
             packages.join(", ")
         );
     }
@@ -81,7 +91,7 @@ pub(crate) fn apt_install(packages: &[&str], why: &str) -> anyhow::Result<()> {
         .args(packages))
 }
 
-fn said(command: &Command) -> String {
+fn command_line(command: &Command) -> String {
     let mut words = vec![command.get_program().to_string_lossy()];
     words.extend(command.get_args().map(|arg| arg.to_string_lossy()));
     words.join(" ")

@@ -1,4 +1,4 @@
-//! `cargo xtask setup`: what tests and demo need of the system.
+//! `cargo xtask setup`: system packages for tests and demo.
 
 use std::{fs, path::Path};
 
@@ -15,7 +15,7 @@ const PROGRAMS: [(&str, &str); 7] = [
     ("systemd-analyze", "systemd"),
 ];
 
-/// Installs what is missing, after saying so, and mounts the BPF file system.
+/// Announces and installs missing packages, and mounts the BPF file system.
 pub(crate) fn run() -> anyhow::Result<()> {
     let mut packages: Vec<&str> = PROGRAMS
         .iter()
@@ -31,6 +31,14 @@ pub(crate) fn run() -> anyhow::Result<()> {
         apt_install(&packages, "tests and demo")?;
     }
     mount_bpffs()
+}
+
+/// Installs a C compiler for BPF, which the benchmarks compile the programs with that the agent is compared with.
+pub(crate) fn clang() -> anyhow::Result<()> {
+    if have("clang-19") || have("clang") {
+        return Ok(());
+    }
+    apt_install(&["clang-19"], "C programs that the agent is compared with")
 }
 
 fn is_ubuntu() -> bool {

@@ -1,4 +1,4 @@
-//! `cargo xtask test`: everything is built as the user who calls; what needs root runs as root.
+//! `cargo xtask test`: builds as the calling user and runs the integration tests as root.
 
 use std::{
     io::{BufRead as _, BufReader},
@@ -9,20 +9,21 @@ use std::{
 use anyhow::{Context as _, bail};
 
 use crate::{
-    process::{as_root, run as run_command},
-    setup,
+    process::as_root,
+    root, setup,
     tools::{self, cargo},
+    vm,
 };
 
 /// `cargo xtask test`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Only tests whose name has this in it
+    /// Run only tests whose name contains this
     filter: Option<String>,
-    /// Leave the integration tests out
+    /// Skip the integration tests
     #[arg(long)]
     unprivileged: bool,
-    /// More rounds of what goes by chance: 1,000 kills instead of 200
+    /// Run more rounds of randomised tests: 1,000 kills instead of 200
     #[arg(long)]
     long: bool,
 }
@@ -38,35 +39,27 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if !args.unprivileged {
         setup::run()?;
     }
-    build_programs()?;
+    let Built {
+        integration,
+        harness,
+    } = build()?;
     let mut all = Counts::default();
     let mut plain = cargo();
-    plain.args([
-        "test",
-        "--workspace",
-        "--locked",
-        "--no-fail-fast",
-        "--exclude",
-        "rto-tests",
-    ]);
-    count(plain.args(args.filter.as_slice()), &mut all)?;
-    let mut harness = cargo();
-    harness.args([
-        "test",
-        "--package",
-        "rto-tests",
-        "--locked",
-        "--no-fail-fast",
-        "--lib",
-    ]);
+    plain
+        .args(["test", "--workspace", "--exclude", "rto-tests"])
+        .args(["--locked", "--no-fail-fast"])
+        .args(args.filter.as_slice());
+    count(&mut plain, &mut all)?;
+    let mut harness = Command::new(harness);
+    harness.current_dir(root().join("tests"));
     count(harness.args(args.filter.as_slice()), &mut all)?;
     if !args.unprivileged {
         let before = all.passed + all.failed;
-        let mut integration = as_root(&integration_binary()?.to_string_lossy());
+        let mut tests = as_root(&integration.to_string_lossy());
         if args.long {
-            integration.env("RTO_TESTS_LONG", "1");
+            tests.env("RTO_TESTS_LONG", "1");
         }
-        count(integration.args(args.filter.as_slice()), &mut all)?;
+        count(tests.args(args.filter.as_slice()), &mut all)?;
         let ran = all.passed + all.failed - before;
         println!("integration tests run: {ran}");
         if ran == 0 && args.filter.is_none() {
@@ -82,38 +75,49 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if failed > 0 {
         bail!("{failed} tests failed");
     }
+    if !args.unprivileged && args.filter.is_none() {
+        vm::check_matrix(&integration)?;
+    }
     Ok(())
 }
 
-/// Builds the programs that the integration tests drive.
-pub(crate) fn build_programs() -> anyhow::Result<()> {
-    run_command(cargo().args(["build", "--workspace", "--bins", "--locked"]))
+/// The executables of the crate `rto-tests`.
+pub(crate) struct Built {
+    /// The integration tests.
+    pub(crate) integration: PathBuf,
+    /// The unit tests of their library.
+    harness: PathBuf,
 }
 
-/// Builds the integration tests; their executable.
-pub(crate) fn integration_binary() -> anyhow::Result<PathBuf> {
-    let tests = ["--package", "rto-tests", "--test", "integration"];
-    tools::built(
-        cargo().args(["test", "--no-run", "--locked"]).args(tests),
-        "integration",
-    )
+/// Builds all programs and tests. One command for all of them: with other packages or without tests, cargo would select
+/// other features of the dependencies and compile rto-agent a second time.
+pub(crate) fn build() -> anyhow::Result<Built> {
+    let [integration, harness] = tools::built(
+        cargo().args(["build", "--workspace", "--locked", "--bins", "--tests"]),
+        ["integration", "rto_tests"],
+    )?;
+    Ok(Built {
+        integration,
+        harness,
+    })
 }
 
-/// Both, optimised a little, for an emulated processor: the programs' directory, and the tests' executable.
+/// Builds programs and integration tests with little optimisation, for an emulated processor; the programs' directory
+/// and the tests' executable.
 pub(crate) fn build_for_machines() -> anyhow::Result<(PathBuf, PathBuf)> {
-    let integration = tools::built(
+    let [integration] = tools::built(
         cargo()
             .args(["build", "--profile", "machine", "--locked", "--bins"])
             .args(["--package", "rto-agent", "--package", "rto-lab"])
             .args(["--package", "rto-tests", "--test", "integration"]),
-        "integration",
+        ["integration"],
     )?;
     let programs = integration.ancestors().nth(2).context("a directory")?;
     Ok((programs.to_owned(), integration))
 }
 
-/// Runs a command, shows what it prints, and adds up cargo's "test result" lines. A command that
-/// fails without a failed test (it does not build, or dies) is an error.
+/// Runs a command, prints its output, and adds up cargo's "test result" lines. A command that fails
+/// without a failed test (it does not build, or dies) is an error.
 fn count(command: &mut Command, all: &mut Counts) -> anyhow::Result<()> {
     let mut child = command
         .stdout(Stdio::piped())

@@ -1,6 +1,7 @@
-//! Tools that cargo builds for this repository alone, and other toolchains.
+//! Tools that cargo builds into target/tools, and other toolchains.
 
 use std::{
+    ffi::OsString,
     path::PathBuf,
     process::{Command, Stdio},
 };
@@ -9,33 +10,37 @@ use anyhow::{Context as _, bail};
 
 use crate::{process::run, root};
 
-/// Where they are: nothing is installed for the user.
+/// Their directory: nothing is installed for the user.
 fn tools() -> PathBuf {
     root().join("target/tools")
 }
 
-/// Makes sure that a tool of this version is there, after saying so; the PATH with it.
-///
-/// # Errors
-///
-/// If it cannot be built.
-pub(crate) fn ensure(tool: &str, version: &str, why: &str) -> anyhow::Result<std::ffi::OsString> {
+/// Announces and builds a tool, with these options of `cargo install`, unless it is there in this version; a PATH with
+/// it.
+pub(crate) fn ensure(
+    tool: &str,
+    version: &str,
+    options: &[&str],
+    why: &str,
+) -> anyhow::Result<OsString> {
     let bin = tools().join("bin");
     let have = Command::new(bin.join(tool)).arg("--version").output();
     let is_there = have.is_ok_and(|output| {
         let said = String::from_utf8_lossy(&output.stdout);
-        said.split_whitespace().any(|word| word == version)
+        said.split_whitespace()
+            .any(|word| word.trim_start_matches('v') == version)
     });
     if !is_there {
         println!(
             "building {tool} {version} into {} ({why})",
             tools().display()
         );
-        // Without optimisation: it does little itself.
+        // Unoptimised, which builds faster: it does little work itself.
         run(cargo()
             .args(["install", "--quiet", "--locked", "--debug", "--root"])
             .arg(tools())
             .arg(format!("{tool}@{version}"))
+            .args(options)
             .env("CARGO_TARGET_DIR", root().join("target").join(tool)))?;
     }
     let path = std::env::var_os("PATH").unwrap_or_default();
@@ -43,11 +48,7 @@ pub(crate) fn ensure(tool: &str, version: &str, why: &str) -> anyhow::Result<std
     Ok(std::env::join_paths(all)?)
 }
 
-/// Makes sure that a toolchain with these components is there, after saying so.
-///
-/// # Errors
-///
-/// If rustup cannot install it.
+/// Announces and installs a toolchain with these components unless it is there.
 pub(crate) fn toolchain(name: &str, components: &[&str], why: &str) -> anyhow::Result<()> {
     let installed = Command::new("rustup")
         .args(["component", "list", "--installed", "--toolchain", name])
@@ -77,12 +78,11 @@ pub(crate) fn cargo() -> Command {
     cargo
 }
 
-/// Builds with this cargo command; the executable of the target of this name.
-///
-/// # Errors
-///
-/// If it does not build, or there is no such target among what was built.
-pub(crate) fn built(cargo: &mut Command, target: &str) -> anyhow::Result<PathBuf> {
+/// Builds with this cargo command; the executables of the targets of these names.
+pub(crate) fn built<const N: usize>(
+    cargo: &mut Command,
+    targets: [&str; N],
+) -> anyhow::Result<[PathBuf; N]> {
     let output = cargo
         .arg("--message-format=json-render-diagnostics")
         .stderr(Stdio::inherit())
@@ -90,11 +90,19 @@ pub(crate) fn built(cargo: &mut Command, target: &str) -> anyhow::Result<PathBuf
     if !output.status.success() {
         bail!("cargo: {}", output.status);
     }
-    let messages = String::from_utf8(output.stdout)?;
-    messages
+    let text = String::from_utf8(output.stdout)?;
+    let messages: Vec<serde_json::Value> = text
         .lines()
-        .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok())
-        .filter(|message| message["target"]["name"] == target)
-        .find_map(|message| message["executable"].as_str().map(PathBuf::from))
-        .with_context(|| format!("{target} was not built"))
+        .filter_map(|line| serde_json::from_str(line).ok())
+        .collect();
+    let mut executables = targets.map(|_| PathBuf::new());
+    for (target, executable) in targets.iter().zip(&mut executables) {
+        let mut of_target = messages
+            .iter()
+            .filter(|message| message["target"]["name"] == *target);
+        *executable = of_target
+            .find_map(|message| message["executable"].as_str().map(PathBuf::from))
+            .with_context(|| format!("{target} was not built"))?;
+    }
+    Ok(executables)
 }

@@ -1,7 +1,7 @@
-//! `cargo xtask host`: the service on a host of its own.
+//! `cargo xtask host`: tests the systemd unit in a virtual machine.
 //!
-//! A virtual machine with systemd as PID 1: a minimal Debian, the agent, its unit and a configuration
-//! where the README puts them, the service enabled. `checks.sh` runs in it after the boot.
+//! systemd is PID 1 of a minimal Debian; the agent, its unit and a configuration are installed as in the README, and the
+//! service is enabled. `checks.sh` runs after the boot.
 
 use std::{
     fs,
@@ -31,17 +31,17 @@ pub(crate) struct Args {
     /// Seconds after which the machine is stopped
     #[arg(long, default_value_t = 1800)]
     limit: u64,
-    /// Run at the host's pace instead of counting instructions
+    /// Take the time from the host instead of counting instructions
     #[arg(long)]
     host_clock: bool,
 }
 
-/// What the minimal Debian has beside its base.
+/// Packages beside those of the minimal base.
 const PACKAGES: &str = "systemd,systemd-sysv,iproute2";
-/// Its release: its C library is that of the host the agent is built on, or older.
+/// The release of Debian. Its C library must not be older than the one that the agent is built against.
 const SUITE: &str = "bookworm";
 const ARCHIVE: &str = "http://deb.debian.org/debian";
-/// Nobody reads these in the machine, which has its file system in memory.
+/// Not needed in the machine, whose file system is in memory.
 const UNREAD: [&str; 8] = [
     "usr/share/doc",
     "usr/share/man",
@@ -64,7 +64,7 @@ Description=Checks of the service
 Type=oneshot
 ExecStart=/usr/local/lib/checks.sh
 ";
-/// After the boot is over, and not part of it.
+/// Starts the checks after the boot, not as a part of it.
 const CHECK_TIMER: &str = "[Unit]
 Description=Checks after the boot
 [Timer]
@@ -82,7 +82,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         .context("which kernel?")?;
     let kernel = kernels::unpacked(kernel, false)?;
     let base = base()?;
-    test::build_programs()?;
+    test::build()?;
     let own = own(&kernel)?;
     // The kernel unpacks archives that follow each other into one file system.
     let image = tempfile::NamedTempFile::new_in(root().join("target/vm"))?.into_temp_path();
@@ -112,13 +112,13 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     checks.conclude()
 }
 
-/// What the machine says of its checks.
+/// Results of the checks, as the machine prints them.
 #[derive(Debug, Default)]
 struct Checks {
     passed: usize,
     failed: Vec<String>,
-    /// So many there were, as it says at the end.
-    told: Option<usize>,
+    /// Their number, printed at the end.
+    total: Option<usize>,
 }
 
 impl Checks {
@@ -128,13 +128,13 @@ impl Checks {
         } else if let Some(what) = line.strip_prefix("not ok ") {
             self.failed.push(what.to_owned());
         } else if let Some(count) = line.strip_prefix("checks end ") {
-            self.told = count.trim().parse().ok();
+            self.total = count.trim().parse().ok();
         }
     }
 
     fn conclude(&self) -> anyhow::Result<()> {
-        let told = self
-            .told
+        let total = self
+            .total
             .context("the machine ended before its checks did")?;
         println!(
             "{} checks passed, {} failed",
@@ -144,14 +144,17 @@ impl Checks {
         if !self.failed.is_empty() {
             bail!("failed:\n{}", self.failed.join("\n"));
         }
-        if told != self.passed || told == 0 {
-            bail!("{told} checks ran, and {} were seen", self.passed);
+        if total != self.passed || total == 0 {
+            bail!(
+                "{total} checks ran, and {} results were printed",
+                self.passed
+            );
         }
         Ok(())
     }
 }
 
-/// The minimal Debian, as an archive; made once.
+/// The minimal Debian as an archive, made once.
 fn base() -> anyhow::Result<PathBuf> {
     let hash = Sha256::digest(format!("{ARCHIVE} {SUITE} {PACKAGES} {UNREAD:?}"));
     let hash: String = hash.iter().take(6).map(|b| format!("{b:02x}")).collect();
@@ -193,7 +196,7 @@ fn base() -> anyhow::Result<PathBuf> {
     Ok(image)
 }
 
-/// What is added to it: the agent as the README installs it, and the checks.
+/// Added to it: the agent, installed as in the README, and the checks.
 fn own(kernel: &kernels::Unpacked) -> anyhow::Result<tempfile::TempPath> {
     let dir = tempfile::tempdir_in(root().join("target/vm"))?;
     let top = dir.path();
@@ -223,7 +226,7 @@ fn own(kernel: &kernels::Unpacked) -> anyhow::Result<tempfile::TempPath> {
     write(&checks, CHECKS)?;
     fs::set_permissions(&checks, fs::Permissions::from_mode(0o755))?;
     write(&top.join("etc/hostname"), "rto-agent-checks\n")?;
-    // Else systemd takes this for a first boot, and asks.
+    // Without it systemd takes this for a first boot, and asks questions.
     write(
         &top.join("etc/machine-id"),
         "0123456789abcdef0123456789abcdef\n",

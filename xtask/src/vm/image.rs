@@ -1,5 +1,5 @@
-//! The tests' machine: an initramfs of busybox, the tests with the programs they call, the libraries
-//! these need, and the kernel's network modules.
+//! The file system of a machine: an initramfs of busybox, the tests, the programs they call, the libraries of both, and
+//! the kernel's network modules.
 
 use std::{
     collections::BTreeSet,
@@ -10,8 +10,6 @@ use std::{
 };
 
 use anyhow::Context as _;
-
-use rto_tests::emulated::EMULATED;
 
 use super::kernels::Unpacked;
 use crate::{
@@ -31,24 +29,24 @@ const MODULES: [&str; 4] = [
     "kernel/drivers/net",
 ];
 pub(crate) const BUSYBOX: &str = "/bin/busybox";
-/// What the machine prints before the tests' exit status.
+/// Printed by the machine before the exit status of the tests.
 pub(crate) const EXIT: &str = "vm-exit-status ";
 
-/// What the tests are given.
+/// The tests of a machine.
 pub(crate) struct Tests<'a> {
     /// The directory of the programs they call.
     pub(crate) programs: &'a Path,
     /// Their executable.
     pub(crate) integration: &'a Path,
-    /// Only those whose name has one of these in it.
+    /// Only tests whose name contains one of these.
     pub(crate) filters: &'a [String],
-    /// None whose name has one of these in it.
+    /// Not those whose name contains one of these.
     pub(crate) left_out: &'a [&'a str],
-    /// A kernel of Debian's: it must lack what is declared, and have the rest.
+    /// A kernel of Debian's: it must have exactly the declared features.
     pub(crate) is_debian: bool,
 }
 
-/// Makes the machine's file system; the archive, which is removed with it.
+/// Makes the machine's file system; an archive, removed on drop.
 pub(crate) fn initramfs(kernel: &Unpacked, tests: &Tests) -> anyhow::Result<tempfile::TempPath> {
     let dir = tempfile::tempdir_in(root().join("target/vm"))?;
     let top = dir.path();
@@ -116,7 +114,7 @@ pub(crate) fn initramfs(kernel: &Unpacked, tests: &Tests) -> anyhow::Result<temp
     let init = top.join("init");
     fs::write(&init, init_script(tests))?;
     fs::set_permissions(&init, fs::Permissions::from_mode(0o755))?;
-    // Of its own: two machines may have the same kernel.
+    // A file of its own: two machines may have the same kernel.
     let image = tempfile::NamedTempFile::new_in(root().join("target/vm"))?.into_temp_path();
     pack(top, &image)?;
     Ok(image)
@@ -133,12 +131,12 @@ fn init_script(tests: &Tests) -> String {
         .iter()
         .map(|name| format!("--skip '{name}'"))
         .collect();
-    // One thread: the machine is slow enough without tests beside each other.
+    // One thread, because the machine is slow.
     format!(
         "#!/bin/busybox sh
 /bin/busybox --install -s /bin
 export PATH=/usr/sbin:/bin:/sbin HOME=/root
-export RTO_TESTS_REQUIRE_ROOT=1 RTO_TESTS_REPORT=1 {EMULATED}=1 RUST_BACKTRACE=0
+export RTO_TESTS_REQUIRE_ROOT=1 RTO_TESTS_REPORT=1 RTO_TESTS_EMULATED=1 RUST_BACKTRACE=0
 mount -t proc proc /proc
 mount -t sysfs sys /sys
 mount -t devtmpfs dev /dev
@@ -167,7 +165,7 @@ poweroff -f
     )
 }
 
-/// As words of the shell; an empty one, which is in every name, if there are none.
+/// As words of the shell; without filters an empty one, which every name contains.
 fn filters(filters: &[String]) -> String {
     let quoted: Vec<String> = filters.iter().map(|f| format!("'{f}'")).collect();
     if quoted.is_empty() {
@@ -177,7 +175,7 @@ fn filters(filters: &[String]) -> String {
     }
 }
 
-/// The kernel's modules, decompressed, and their index, into a directory below `top`.
+/// Copies the kernel's modules, decompressed, and their index to a directory below `top`.
 pub(crate) fn modules(kernel: &Unpacked, top: &Path, below: &Path) -> anyhow::Result<()> {
     let (from, to) = (&kernel.modules, below.join(&kernel.version));
     fs::create_dir_all(&to)?;
@@ -208,7 +206,7 @@ pub(crate) fn modules(kernel: &Unpacked, top: &Path, below: &Path) -> anyhow::Re
     )
 }
 
-/// Packs a directory as the kernel takes it.
+/// Packs a directory into an initramfs.
 pub(crate) fn pack(top: &Path, image: &Path) -> anyhow::Result<()> {
     let pack = format!(
         "find . | {BUSYBOX} cpio -o -H newc 2>/dev/null | gzip -1 > '{}'",
@@ -225,7 +223,7 @@ pub(crate) fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Debug information is nine tenths of a test program; without the tool it just takes longer.
+/// Removes debug information, nine tenths of a test program, if strip is installed.
 pub(crate) fn strip(program: &Path) -> anyhow::Result<()> {
     if have("strip") {
         run_command(Command::new("strip").arg("--strip-debug").arg(program))?;
@@ -233,7 +231,7 @@ pub(crate) fn strip(program: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The libraries a program needs, and the loader; none if it is static.
+/// The shared libraries of a program, and the loader; none if it is static.
 fn needed(program: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let listed = Command::new("ldd").arg(program).output()?;
     let text = String::from_utf8_lossy(&listed.stdout).into_owned();

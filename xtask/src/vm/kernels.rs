@@ -1,8 +1,7 @@
-//! Debian's kernels: downloaded by an apt of their own, and unpacked.
+//! Debian's kernels, downloaded by an apt with a configuration of its own, and unpacked.
 //!
-//! The versions move on (a security update replaces a package in the archive), so that no hash can
-//! be pinned here: the newest package of a series is taken, and apt checks its SHA-256 against the
-//! index that Debian's keys have signed.
+//! A security update replaces a package in the archive, so that no hash can be pinned here: the newest package of a
+//! series is taken, and apt checks its SHA-256 against the index that Debian's keys have signed.
 
 use std::{
     cmp::Ordering,
@@ -21,9 +20,9 @@ use crate::{
 /// A kernel that the tests run on.
 #[derive(Debug)]
 pub(crate) struct Kernel {
-    /// As in `--kernel`.
+    /// The name in `--kernel`.
     pub(crate) name: &'static str,
-    /// What the names of its packages have after "linux-image-".
+    /// What follows "linux-image-" in the names of its packages.
     series: &'static str,
     /// The archive and the suite.
     source: (&'static str, &'static str),
@@ -33,13 +32,13 @@ const DEBIAN: &str = "http://deb.debian.org/debian";
 const SECURITY: &str = "http://deb.debian.org/debian-security";
 pub(crate) const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
-/// The newest there is, of whatever series.
+/// The newest kernel of any series.
 pub(super) const NEWEST: &str = "newest";
-/// What the names of all packages of kernels begin with.
+/// First part of the names of kernel packages.
 const PACKAGE: &str = "linux-image-";
 
 impl Kernel {
-    /// Whether a kernel, as it calls itself, is of this series; of "newest" none is said to be.
+    /// Whether a release is of this series; none is of "newest".
     pub(super) fn is_of_series(&self, version: &str) -> bool {
         !self.series.is_empty() && version.starts_with(self.series)
     }
@@ -85,7 +84,7 @@ pub(crate) fn named(names: &str) -> anyhow::Result<Vec<&'static Kernel>> {
 
 /// An unpacked kernel.
 pub(crate) struct Unpacked {
-    /// As it calls itself.
+    /// Its release.
     pub(crate) version: String,
     /// The kernel itself.
     pub(crate) image: PathBuf,
@@ -118,11 +117,11 @@ impl Unpacked {
     }
 }
 
-/// The kernel, downloaded if it is not there or newer ones are asked for.
+/// The unpacked kernel; downloaded if it is not cached, or if `refresh` asks for a newer one.
 pub(crate) fn unpacked(kernel: &Kernel, refresh: bool) -> anyhow::Result<Unpacked> {
     let cache = root().join("target/vm/kernels").join(kernel.name);
     fs::create_dir_all(&cache)?;
-    // While another process downloads, what is there is not left over.
+    // Without the lock, the unfinished download of another process would be removed.
     let lock = File::create(cache.with_extension("lock"))?;
     lock.lock()?;
     match cached(&cache)? {
@@ -131,7 +130,7 @@ pub(crate) fn unpacked(kernel: &Kernel, refresh: bool) -> anyhow::Result<Unpacke
     }
 }
 
-/// The newest package that is unpacked already. What downloads that were interrupted have left is removed.
+/// The newest unpacked package. Removes what interrupted downloads left.
 fn cached(cache: &Path) -> anyhow::Result<Option<String>> {
     let names = fs::read_dir(cache)?
         .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))

@@ -1,4 +1,4 @@
-//! A virtual machine, and what it prints.
+//! A virtual machine and its console.
 
 use std::{
     io::{BufRead as _, BufReader},
@@ -9,17 +9,18 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
-use rto_tests::process::Guard;
 
-/// How a machine's processor is made.
+use crate::process::KillOnDrop;
+
+/// The processor of a machine and its clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Clock {
-    /// Emulated, and its time is the count of its instructions: a timer fires when it should however
-    /// busy this host is, and waiting takes no time at all.
+    /// Emulated, with time counted in instructions: timers are exact under any load of this host, and waiting takes
+    /// no time.
     Instructions,
-    /// Emulated, and its time is this host's.
+    /// Emulated, with this host's time.
     Host,
-    /// The host's processor, by KVM.
+    /// This host's processor, by KVM.
     Kvm,
 }
 
@@ -31,17 +32,16 @@ pub(crate) struct Machine<'a> {
     pub(crate) memory_mib: u32,
     /// Added to the kernel's command line.
     pub(crate) command_line: &'a str,
-    /// Stopped after this.
+    /// The machine is stopped after this.
     pub(crate) limit: Duration,
 }
 
 impl Machine<'_> {
-    /// Boots it and gives each line that it prints to `line`, until it is off.
+    /// Boots it and passes each line of its console to `line` until it powers off.
     pub(crate) fn boot(&self, mut line: impl FnMut(&str)) -> anyhow::Result<()> {
         let mut qemu = Command::new("qemu-system-x86_64");
         match self.clock {
-            // Of 2 ns for an instruction, so that a second of the machine's own is worth what one of
-            // a slow processor is.
+            // 2 ns an instruction, as on a slow processor.
             Clock::Instructions => qemu
                 .args(["-accel", "tcg,thread=single", "-cpu", "Nehalem"])
                 .args(["-icount", "shift=1,sleep=off", "-rtc", "clock=vm"])
@@ -64,7 +64,7 @@ impl Machine<'_> {
                 "console=ttyS0 quiet panic=-1 mitigations=off {}",
                 self.command_line
             ));
-        let mut machine = Guard(
+        let mut machine = KillOnDrop(
             qemu.stdin(Stdio::null())
                 .stdout(Stdio::piped())
                 .spawn()
@@ -88,7 +88,7 @@ impl Machine<'_> {
                 }
                 Err(RecvTimeoutError::Disconnected) => return Ok(()),
                 Err(RecvTimeoutError::Timeout) => {
-                    bail!("the virtual machine was not done after {:?}", self.limit)
+                    bail!("the virtual machine did not end within {:?}", self.limit)
                 }
             }
         }

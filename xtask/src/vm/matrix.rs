@@ -1,29 +1,28 @@
-//! What was found on each kernel: docs/matrix.json, and the table made of it in docs/reference/kernel.md.
+//! Results of the tests on each kernel: docs/matrix.json, and the table of it in the document that has its markers.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt::Write as _,
     fs,
+    path::PathBuf,
 };
 
-use anyhow::{Context as _, ensure};
-use rto_tests::{features::FEATURES, verifier};
+use anyhow::{Context as _, bail, ensure};
 use serde::{Deserialize, Serialize};
-use sha2::{Digest as _, Sha256};
 
 use super::{
     HOST, LEFT_OUT,
+    declared::{FEATURES, VERIFIER_LIMITS},
     kernels::{KERNELS, Kernel, NEWEST},
     results::{Group, groups, results, scaled},
 };
-use crate::root;
+use crate::{docs, ebpf, root};
 
 const DATA: &str = "docs/matrix.json";
-const PAGE: &str = "docs/reference/kernel.md";
 const LOCK: &str = "target/vm/matrix.lock";
 const BEGIN: &str = "<!-- matrix: made by cargo xtask vm --kernel all -->\n";
 const END: &str = "<!-- end of the matrix -->\n";
-/// What the tests print before their report.
+/// Printed by the tests before their report.
 const REPORT: &str = "RTO_TESTS_REPORT ";
 
 /// All kernels.
@@ -37,11 +36,11 @@ pub(super) struct Matrix {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Column {
-    /// As it calls itself; of a host only the version, as "6.18.44".
+    /// Its release; of a host only the version, as "6.18.44".
     kernel: String,
-    /// Of a developer's own machine, and not in an emulated one.
+    /// Tested on a developer's machine, not in an emulated one.
     is_host: bool,
-    /// SHA-256 of the eBPF object that was tested.
+    /// SHA-256 of the tested eBPF object.
     object: String,
     /// Presence by feature.
     features: BTreeMap<String, String>,
@@ -49,10 +48,10 @@ pub(super) struct Column {
     verifier: BTreeMap<String, serde_json::Value>,
     /// By group.
     tests: BTreeMap<String, Group>,
-    /// Of what less was done than on a real machine, as the tests say.
+    /// What the tests did less of than on a real machine.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     scaled: BTreeSet<String>,
-    /// Tests that were not run yet with this object, by their full names: `cargo xtask vm --pending` lists them.
+    /// Full names of tests without a result yet: `cargo xtask vm --pending` lists them.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pending: BTreeSet<String>,
     /// Exit status of the tests.
@@ -67,7 +66,7 @@ struct Report {
 }
 
 impl Column {
-    /// From what the tests printed.
+    /// From the output of the tests.
     pub(super) fn of(
         kernel: String,
         is_host: bool,
@@ -80,12 +79,12 @@ impl Column {
         let told = results(lines);
         ensure!(
             told == counted,
-            "the tests say {told:?} passed and failed, and {counted:?} are named"
+            "the summary says {told:?} passed and failed, the lines of the tests {counted:?}"
         );
         Ok(Self {
             kernel,
             is_host,
-            object: object(),
+            object: object()?,
             features: report.features,
             verifier: report.verifier,
             tests,
@@ -95,7 +94,7 @@ impl Column {
         })
     }
 
-    /// Whose column it is: as `--kernel` names it. There is one of each.
+    /// The name of the column in `--kernel`; each has one.
     fn place(&self) -> &'static str {
         if self.is_host {
             return HOST;
@@ -104,14 +103,14 @@ impl Column {
         KERNELS.iter().find(is_of).map_or(NEWEST, |k| k.name)
     }
 
-    /// With groups that were tested on the same kernel later.
+    /// This column with groups that were tested later on the same kernel.
     fn with(mut self, later: &Self) -> Self {
         self.features.clone_from(&later.features);
         self.verifier.clone_from(&later.verifier);
         self.tests.extend(later.tests.clone());
         let run = self.names();
         self.pending.retain(|test| !run.contains(test));
-        // "36 kills instead of 200" stands for any other number of kills.
+        // "36 kills instead of 200" replaces any other number of kills.
         let what = |said: &String| said.split_once(' ').map(|(_, what)| what.to_owned());
         let again: BTreeSet<_> = later.scaled.iter().map(what).collect();
         self.scaled.retain(|said| !again.contains(&what(said)));
@@ -120,7 +119,7 @@ impl Column {
         self
     }
 
-    /// What is wrong with it.
+    /// Its failure, if there is one.
     fn failure(&self) -> Option<String> {
         let failed: Vec<String> = self.failed().collect();
         let over = self.over_the_limit();
@@ -143,7 +142,7 @@ impl Column {
         })
     }
 
-    /// Tests that have a result of whatever kind, by their full names.
+    /// Full names of tests with any result.
     fn names(&self) -> BTreeSet<String> {
         let groups = self.tests.iter();
         groups
@@ -153,7 +152,7 @@ impl Column {
 
     fn over_the_limit(&self) -> Vec<String> {
         let is_over = |name: &&String| {
-            let limit = verifier::LIMITS
+            let limit = VERIFIER_LIMITS
                 .iter()
                 .find(|(known, _)| known == name)
                 .map_or(0, |(_, limit)| u64::from(*limit));
@@ -162,7 +161,7 @@ impl Column {
         self.verifier.keys().filter(is_over).cloned().collect()
     }
 
-    /// "5.10.0-46-cloud-amd64" is 5.10 to a reader.
+    /// "5.10" of "5.10.0-46-cloud-amd64".
     fn version(&self) -> String {
         self.kernel
             .split(['.', '-'])
@@ -178,16 +177,14 @@ impl Column {
     }
 }
 
-/// Of the object in the tree.
-fn object() -> String {
-    Sha256::digest(verifier::OBJECT)
-        .iter()
-        .map(|b| format!("{b:02x}"))
-        .collect()
+/// SHA-256 of the eBPF object in the tree.
+fn object() -> anyhow::Result<String> {
+    let object = fs::read(root().join(ebpf::OBJECT)).context(ebpf::OBJECT)?;
+    Ok(ebpf::hex(&object))
 }
 
 impl Matrix {
-    /// As in the tree.
+    /// The data in the tree.
     fn kept() -> anyhow::Result<Self> {
         match fs::read_to_string(root().join(DATA)) {
             Ok(text) => Ok(serde_json::from_str(&text).context(DATA)?),
@@ -196,7 +193,7 @@ impl Matrix {
         }
     }
 
-    /// Puts a column into the tree. Two of `cargo xtask vm` may do so at once.
+    /// Adds a column to the tree. Two `cargo xtask vm` may do so at once.
     pub(super) fn add(column: &Column) -> anyhow::Result<()> {
         let lock = fs::File::create(root().join(LOCK))?;
         lock.lock().context(LOCK)?;
@@ -205,7 +202,7 @@ impl Matrix {
         kept.keep()
     }
 
-    /// Puts the groups that ran into the column of this place; what another object or kernel gave there is dropped.
+    /// Adds the groups that ran to the column of this place; results of another object or kernel are dropped.
     pub(super) fn take(&mut self, column: &Column) {
         let place = column.place();
         let is_same = |old: &&Column| {
@@ -221,7 +218,7 @@ impl Matrix {
             .sort_by_key(|column| (column.is_host, column.number()));
     }
 
-    /// What is wrong, by kernel.
+    /// Failures, by kernel.
     pub(super) fn failures(&self) -> Vec<String> {
         self.columns
             .iter()
@@ -229,7 +226,7 @@ impl Matrix {
             .collect()
     }
 
-    /// Tests that should have run and have no result, by kernel.
+    /// Expected tests without a result, by kernel.
     pub(super) fn missing(&self, expected: &BTreeSet<String>) -> Vec<String> {
         let columns = self.columns.iter();
         columns
@@ -248,7 +245,47 @@ impl Matrix {
             .collect()
     }
 
-    /// Notes in the tree which of these tests have no result yet on which kernel; how many that are.
+    /// Fails unless the tree has a result of each of these tests on each kernel, or lists it as pending, and of no
+    /// other test.
+    pub(super) fn check(expected: &BTreeSet<String>) -> anyhow::Result<()> {
+        let wrong = Self::kept()?.mismatches(expected);
+        ensure!(
+            wrong.is_empty(),
+            "{DATA}: run cargo xtask vm --kernel all, or --keep GROUP:: for some, or --pending:\n{}",
+            wrong.join("\n")
+        );
+        Ok(())
+    }
+
+    fn mismatches(&self, expected: &BTreeSet<String>) -> Vec<String> {
+        let mut wrong = Vec::new();
+        for column in &self.columns {
+            let kernel = &column.kernel;
+            let names = column.names();
+            for test in expected.difference(&names) {
+                if !column.pending.contains(test) {
+                    wrong.push(format!(
+                        "Linux {kernel}: {test} has no result and is not pending"
+                    ));
+                }
+            }
+            for test in names.intersection(&column.pending) {
+                wrong.push(format!(
+                    "Linux {kernel}: {test} has a result and is pending"
+                ));
+            }
+            for test in names.union(&column.pending) {
+                if !expected.contains(test) {
+                    wrong.push(format!(
+                        "Linux {kernel}: {test} has a result, and is no test"
+                    ));
+                }
+            }
+        }
+        wrong
+    }
+
+    /// Marks those of these tests as pending in the tree that have no result; how many results are pending.
     pub(super) fn note_pending(expected: &BTreeSet<String>) -> anyhow::Result<usize> {
         let mut kept = Self::kept()?;
         for column in &mut kept.columns {
@@ -258,21 +295,17 @@ impl Matrix {
         Ok(kept.columns.iter().map(|column| column.pending.len()).sum())
     }
 
-    /// Into the tree: the data and the table.
+    /// Writes the data and the table to the tree.
     fn keep(&self) -> anyhow::Result<()> {
         let data = serde_json::to_string_pretty(self)? + "\n";
         fs::write(root().join(DATA), data)?;
-        let page = root().join(PAGE);
-        let text = fs::read_to_string(&page)?;
+        let (page, text) = page()?;
         let (before, _, after) = around(&text)?;
-        fs::write(
-            &page,
-            format!("{before}{BEGIN}{}{END}{after}", self.table()),
-        )?;
+        fs::write(page, format!("{before}{BEGIN}{}{END}{after}", self.table()))?;
         Ok(())
     }
 
-    /// Features, tests and the verifier's work by kernel, in Markdown.
+    /// Features, tests and instructions of the verifier by kernel, in Markdown.
     pub(super) fn table(&self) -> String {
         let mut text = String::new();
         let mut row = |first: &str, cell: &dyn Fn(&Column) -> String| {
@@ -308,7 +341,7 @@ impl Matrix {
                 pending => format!("**{pending}**"),
             });
         }
-        for (name, limit) in verifier::LIMITS {
+        for (name, limit) in VERIFIER_LIMITS {
             row(
                 &format!("verifier: {name} (limit {limit})"),
                 &|column| match column.verifier.get(name) {
@@ -345,29 +378,36 @@ impl Matrix {
     }
 }
 
-/// The page before the table, the table, and the page after it.
-fn around(page: &str) -> anyhow::Result<(&str, &str, &str)> {
-    let marks = || format!("{PAGE} has no marks around the matrix");
-    let (before, rest) = page.split_once(BEGIN).with_context(marks)?;
-    let (table, after) = rest.split_once(END).with_context(marks)?;
+/// The document with the table, and its text.
+fn page() -> anyhow::Result<(PathBuf, String)> {
+    for path in docs::pages()? {
+        let text = fs::read_to_string(&path)?;
+        if text.contains(BEGIN) {
+            return Ok((path, text));
+        }
+    }
+    bail!("no document has {BEGIN}")
+}
+
+/// The document before the table, the table, and the document after it.
+fn around(text: &str) -> anyhow::Result<(&str, &str, &str)> {
+    let (before, rest) = text.split_once(BEGIN).context(BEGIN)?;
+    let (table, after) = rest.split_once(END).context(END)?;
     Ok((before, table, after))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{
-        super::{is_left_out, results::in_the_tree},
-        *,
-    };
+    use super::*;
 
     #[test]
     fn the_page_has_the_table_of_the_data() {
-        let page = fs::read_to_string(root().join(PAGE)).unwrap();
-        let (_, table, _) = around(&page).unwrap();
+        let (_, text) = page().unwrap();
+        let (_, table, _) = around(&text).unwrap();
         assert_eq!(table, Matrix::kept().unwrap().table());
     }
 
-    /// Every kernel and a host's own was tested with the object in the tree, and nothing is above its limit.
+    /// All kernels were tested with the object in the tree, and no program is above its limit.
     #[test]
     fn the_data_is_of_the_object_in_the_tree() {
         let kept = Matrix::kept().unwrap();
@@ -380,7 +420,7 @@ mod tests {
         for column in &kept.columns {
             assert_eq!(
                 column.object,
-                object(),
+                object().unwrap(),
                 "Linux {}: stale; run cargo xtask vm --kernel all",
                 column.kernel
             );
@@ -388,43 +428,38 @@ mod tests {
         }
     }
 
-    /// Every test that there is was run on every kernel, by its name, or is listed as not run yet; and no other; none
-    /// failed.
     #[test]
-    fn the_data_has_every_test() {
-        let expected: BTreeSet<String> = in_the_tree()
-            .into_iter()
-            .filter(|name| !is_left_out(name))
-            .collect();
-        let kept = Matrix::kept().unwrap();
-        let mut wrong = Vec::new();
-        for column in &kept.columns {
-            let names = column.names();
-            let missing: BTreeSet<String> = expected.difference(&names).cloned().collect();
-            let unsaid = missing.symmetric_difference(&column.pending);
-            wrong.extend(unsaid.map(|name| {
-                format!(
-                    "Linux {}: {name} has no result, or has and is pending",
-                    column.kernel
-                )
-            }));
-            let gone = names.difference(&expected);
-            wrong.extend(gone.map(|name| format!("Linux {}: there is no {name}", column.kernel)));
-            let failed = column.failed();
-            wrong.extend(failed.map(|name| format!("Linux {}: {name} failed", column.kernel)));
+    fn no_test_failed() {
+        for column in &Matrix::kept().unwrap().columns {
+            let failed: Vec<String> = column.failed().collect();
+            assert!(failed.is_empty(), "Linux {}: {failed:?}", column.kernel);
         }
-        assert!(
-            wrong.is_empty(),
-            "run cargo xtask vm --kernel all, or --keep GROUP:: for some:\n{}",
-            wrong.join("\n")
+    }
+
+    /// Each test has a result or is pending, and each result a test.
+    #[test]
+    fn tests_and_results_match() {
+        let mut matrix = Matrix::default();
+        let mut column = column("6.1.0-56", false, "syn");
+        let group = column.tests.get_mut("syn").unwrap();
+        group.passed.extend(["one", "gone"].map(str::to_owned));
+        column.pending.insert("syn::later".to_owned());
+        matrix.take(&column);
+        let expected = ["syn::one", "syn::later", "syn::new"].map(str::to_owned);
+        assert_eq!(
+            matrix.mismatches(&expected.into()),
+            [
+                "Linux 6.1.0-56: syn::new has no result and is not pending",
+                "Linux 6.1.0-56: syn::gone has a result, and is no test",
+            ]
         );
     }
 
-    /// A limit that is far from what is measured holds nothing.
+    /// A limit far above the measured values limits nothing.
     #[test]
     fn limits_are_near_what_is_measured() {
         let kept = Matrix::kept().unwrap();
-        for (name, limit) in verifier::LIMITS {
+        for (name, limit) in VERIFIER_LIMITS {
             let measured = kept.columns.iter();
             let measured = measured.filter_map(|column| column.verifier[name].as_u64());
             let most = measured.max().unwrap();
@@ -436,7 +471,7 @@ mod tests {
         }
     }
 
-    /// What one kernel has and another has not is an error, also where both have as many.
+    /// A test that one kernel has and another lacks is an error, also if both have as many.
     #[test]
     fn a_missing_test_is_named() {
         let mut matrix = Matrix::default();
@@ -461,7 +496,7 @@ mod tests {
         Column {
             kernel: kernel.to_owned(),
             is_host,
-            object: object(),
+            object: object().unwrap(),
             features: BTreeMap::new(),
             verifier: BTreeMap::new(),
             tests: [(group.to_owned(), Group::default())].into(),
@@ -471,7 +506,7 @@ mod tests {
         }
     }
 
-    /// A newer kernel takes the place of the newest until then, and one of a series that of the same series.
+    /// A newer kernel replaces the former newest one, and one of a series its predecessor.
     #[test]
     fn one_column_for_each_place() {
         let mut matrix = Matrix::default();

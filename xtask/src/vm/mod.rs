@@ -1,10 +1,10 @@
 //! `cargo xtask vm`: integration tests on other kernels, in small virtual machines.
 //!
-//! A machine is a Debian kernel and an initramfs made here; it has no network and no disk. It is
-//! emulated, and its clock counts its instructions: timers are as exact as on a machine of one's
-//! own, whatever else this host does.
+//! A machine is a Debian kernel and an initramfs made here, without network and disk. It is emulated, and its clock
+//! counts its instructions, so that timers are exact under any load of this host.
 
 use std::{
+    collections::BTreeSet,
     fs,
     os::unix::process::ExitStatusExt as _,
     path::{Path, PathBuf},
@@ -20,6 +20,9 @@ use crate::{
     root, setup, test,
 };
 
+#[path = "../../../tests/declared.rs"]
+#[expect(unreachable_pub, reason = "the tests export it")]
+mod declared;
 pub(crate) mod image;
 pub(crate) mod kernels;
 pub(crate) mod machine;
@@ -34,49 +37,49 @@ use matrix::{Column, Matrix};
 /// `cargo xtask vm`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Only tests whose name has one of these in it. Without any it is the whole suite, and what comes of it
-    /// goes into docs/matrix.json and the table in docs/reference/kernel.md
+    /// Run only tests whose name contains one of these. Without any the whole suite runs, and its results go into
+    /// docs/matrix.json and the table made of it
     filters: Vec<String>,
-    /// Keep what comes of the filtered tests as well: only whole groups ("syn::"), which replace what is there
+    /// Also keep the results of filtered tests: whole groups only ("syn::"), which replace earlier results
     #[arg(long)]
     keep: bool,
-    /// The kernels: 5.10, 6.1, 6.12, newest, host (this one, without a machine), several with commas
-    /// between, or all
+    /// The kernels: 5.10, 6.1, 6.12, newest, host (this kernel, without a machine), a comma-separated list of these,
+    /// or all
     #[arg(long, default_value = "6.12")]
     kernel: String,
-    /// Run nothing: note in docs/matrix.json which tests have no result yet
+    /// Run nothing: mark tests without a result as pending in docs/matrix.json
     #[arg(long, conflicts_with_all = ["filters", "keep"])]
     pending: bool,
-    /// Download newer packages of the kernels than those that are cached
+    /// Download newer packages of the kernels than the cached ones
     #[arg(long)]
     refresh: bool,
     /// Seconds after which a machine is stopped
     #[arg(long, default_value_t = 5400)]
     limit: u64,
-    /// So many machines at once
+    /// Machines at once
     #[arg(long, default_value_t = 2)]
     jobs: usize,
-    /// A kernel package that is unpacked already (dpkg-deb -x), instead of --kernel
+    /// Use an unpacked kernel package (dpkg-deb -x) instead of --kernel
     #[arg(long, value_name = "DIR")]
     unpacked: Option<PathBuf>,
-    /// What `cargo xtask test` has built, instead of a build of its own that is twice as fast in a machine
+    /// Use the build of `cargo xtask test` instead of an optimised one, which is twice as fast in a machine
     #[arg(long)]
     unoptimised: bool,
-    /// Run at the host's pace instead of counting instructions
+    /// Take the time from the host instead of counting instructions
     #[arg(long)]
     host_clock: bool,
-    /// Use KVM (there are hosts that have it and on which it does not work)
+    /// Use KVM, which does not work on every host that has it
     #[arg(long)]
     kvm: bool,
 }
 
-/// What does not run in the machines, and why.
+/// Tests that do not run in the machines, and why.
 const LEFT_OUT: [(&str, &str); 1] = [(
     "lab_",
     "measurements of a minute and more at the pace of a real machine",
 )];
 
-/// The host's own kernel among `--kernel`.
+/// This host's kernel in `--kernel`.
 const HOST: &str = "host";
 
 enum Place {
@@ -96,9 +99,7 @@ impl Place {
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     args.check()?;
     if args.pending {
-        let names = names(&test::integration_binary()?)?;
-        let expected = names.into_iter().filter(|name| !is_left_out(name));
-        let pending = Matrix::note_pending(&expected.collect())?;
+        let pending = Matrix::note_pending(&expected(&test::build()?.integration)?)?;
         println!("{pending} results are pending");
         return Ok(());
     }
@@ -107,8 +108,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     fs::create_dir_all(root().join("target/vm"))?;
     let places = places(args)?;
     let (programs, integration) = if args.unoptimised {
-        test::build_programs()?;
-        (root().join("target/debug"), test::integration_binary()?)
+        (root().join("target/debug"), test::build()?.integration)
     } else {
         test::build_for_machines()?
     };
@@ -117,7 +117,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     }
     let names = names(&integration)?;
     let batches = batches(args, &names);
-    // Each batch on all kernels before the next, so that what is wrong with a test is seen soon.
+    // Each batch on all kernels before the next, so that a broken test is seen early.
     let work = batches.iter().flat_map(|batch| {
         let places = places.iter();
         places.map(move |place| (place, batch.as_slice()))
@@ -153,7 +153,18 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     bail!("{}", bad.join("\n"))
 }
 
-/// What came of all until now.
+/// Fails unless docs/matrix.json accounts for each of the integration tests on each kernel.
+pub(crate) fn check_matrix(integration: &Path) -> anyhow::Result<()> {
+    Matrix::check(&expected(integration)?)
+}
+
+/// The names of the tests that run on each kernel.
+fn expected(integration: &Path) -> anyhow::Result<BTreeSet<String>> {
+    let names = names(integration)?.into_iter();
+    Ok(names.filter(|name| !is_left_out(name)).collect())
+}
+
+/// Results so far.
 #[derive(Default)]
 struct Outcome {
     matrix: Matrix,
@@ -180,25 +191,25 @@ impl Args {
         self.unpacked.is_none() && (self.keep || self.filters.is_empty())
     }
 
-    /// A part of a group would stand for all of it.
+    /// A part of a group would replace the results of all of it.
     fn check(&self) -> anyhow::Result<()> {
         let is_part = |filter: &&String| !filter.ends_with("::");
         match self.filters.iter().find(is_part) {
             Some(filter) if self.keep => {
-                bail!("--keep takes whole groups, as \"syn::\", and no {filter}")
+                bail!("--keep takes whole groups, as \"syn::\", not {filter}")
             }
             _ => Ok(()),
         }
     }
 }
 
-/// Tests of a machine's life; then the next is booted.
+/// Most tests in one boot of a machine.
 const BATCH: usize = 40;
 
-/// Groups that take longest in a machine: each has one of its own, after all others.
+/// Slow groups: each runs in a machine of its own, after all others.
 const HEAVY: [&str; 2] = ["scale", "faults"];
 
-/// The names of all tests, in their order.
+/// The names of all tests, in order.
 fn names(integration: &Path) -> anyhow::Result<Vec<String>> {
     let list = output(as_root(&integration.to_string_lossy()).arg("--list"))?;
     let names = list.lines().filter_map(|line| line.strip_suffix(": test"));
@@ -284,7 +295,7 @@ pub(crate) fn install() -> anyhow::Result<()> {
     apt_install(&packages, "virtual machines")
 }
 
-/// Runs the tests in one place; what came of them.
+/// Runs the tests in one place; their results.
 fn column(
     place: &Place,
     (programs, integration): (&Path, &Path),
@@ -344,14 +355,14 @@ fn column(
     Column::of(kernel, matches!(place, Place::Host), status, &lines)
 }
 
-/// "6.18.44" of "6.18.44-name-1": what follows names a build, which says nothing to a reader.
+/// "6.18.44" of "6.18.44-name-1": without the name of the build.
 fn numbers(release: &str) -> String {
     let is_number = |c: char| c.is_ascii_digit() || c == '.';
     let end = release.find(|c| !is_number(c)).unwrap_or(release.len());
     release[..end].trim_end_matches('.').to_owned()
 }
 
-/// The same on this kernel.
+/// Runs the tests on this kernel.
 fn on_host(
     integration: &Path,
     filters: &[String],

@@ -1,30 +1,32 @@
-//! What the integration tests print, by the tests' names.
+//! The output of the integration tests, by the names of the tests.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use rto_tests::emulated::SCALED;
 use serde::{Deserialize, Serialize};
+
+/// Begins what a test prints when it does less on an emulated processor.
+const SCALED: &str = "scaled: ";
 
 /// The tests of one group, by their names in it.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Group {
-    /// Those that ran and passed.
+    /// Passed.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub(super) passed: BTreeSet<String>,
-    /// Those that failed.
+    /// Failed.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub(super) failed: BTreeSet<String>,
-    /// Those that do not run in this place, by the reason they give.
+    /// Not run here, by the reason the tests give.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(super) elsewhere: BTreeMap<String, BTreeSet<String>>,
-    /// Those that asserted instead that a feature is missing, by feature.
+    /// Passed by asserting that a feature is missing, by feature.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(super) absent: BTreeMap<String, BTreeSet<String>>,
 }
 
 impl Group {
-    /// All of them, whatever came of them.
+    /// All names, with any result.
     pub(super) fn names(&self) -> impl Iterator<Item = &str> {
         let elsewhere = self.elsewhere.values().flatten();
         let absent = self.absent.values().flatten();
@@ -32,7 +34,7 @@ impl Group {
         all.chain(elsewhere).chain(absent).map(String::as_str)
     }
 
-    /// For the table.
+    /// The cell of the table.
     pub(super) fn cell(&self) -> String {
         let mut parts = Vec::new();
         if !self.passed.is_empty() {
@@ -51,8 +53,7 @@ impl Group {
     }
 }
 
-/// The tests that ran, by their groups, and how many passed and failed: one that ran twice counts twice, as for
-/// [`results`].
+/// The tests that ran, by group, and how many passed and failed; one that ran twice counts twice, as in [`results`].
 pub(super) fn groups(lines: &[String]) -> (BTreeMap<String, Group>, (usize, usize)) {
     let title = |line: &'_ String| -> Option<String> {
         let name = line.strip_prefix("---- ")?.strip_suffix(" ----")?;
@@ -65,7 +66,7 @@ pub(super) fn groups(lines: &[String]) -> (BTreeMap<String, Group>, (usize, usiz
         let Some(rest) = line.strip_prefix("test ").filter(|l| l.contains(" ... ")) else {
             continue;
         };
-        // What the test is printed with, and its name.
+        // The kind of a test and its name.
         let (kind, name) = match rest
             .strip_prefix('[')
             .and_then(|rest| rest.split_once("] "))
@@ -95,13 +96,13 @@ pub(super) fn groups(lines: &[String]) -> (BTreeMap<String, Group>, (usize, usiz
     (groups, (passed, failures))
 }
 
-/// The tests may say it in the middle of a line of their own.
+/// What was scaled down. The words may be in the middle of a line of a test.
 pub(super) fn scaled(lines: &[String]) -> BTreeSet<String> {
     let said = lines.iter().filter_map(|line| line.split_once(SCALED));
     said.map(|(_, what)| what.trim().to_owned()).collect()
 }
 
-/// Passed and failed, as the tests add them up.
+/// Numbers of passed and failed tests, by the summary lines.
 pub(super) fn results(lines: &[String]) -> (usize, usize) {
     let number = |line: &str, what: &str| {
         line.split(['.', ';'])
@@ -119,65 +120,9 @@ pub(super) fn results(lines: &[String]) -> (usize, usize) {
         })
 }
 
-/// The names of all tests, as the sources list them.
-#[cfg(test)]
-pub(super) fn in_the_tree() -> BTreeSet<String> {
-    const TESTS: &str = "tests/tests/integration";
-    let read = |file: &str| std::fs::read_to_string(crate::root().join(TESTS).join(file)).unwrap();
-    let main = read("main.rs");
-    let groups = main.lines().filter_map(|line| {
-        let (group, rest) = line.trim().strip_prefix("(\"")?.split_once("\", ")?;
-        (rest == format!("{group}::TESTS),")).then(|| group.to_owned())
-    });
-    groups
-        .flat_map(|group| {
-            let names = listed(&read(&format!("{group}.rs")));
-            assert!(!names.is_empty(), "{group} lists no tests");
-            names
-                .into_iter()
-                .map(move |name| format!("{group}::{name}"))
-        })
-        .collect()
-}
-
-/// The names in a file's list of tests: each is a string, or a constant of the file's, at the beginning of a pair.
-#[cfg(test)]
-fn listed(source: &str) -> Vec<String> {
-    let (_, list) = source.split_once("TESTS: &[Test] = &[").unwrap();
-    let (list, _) = list.split_once("];\n").unwrap();
-    // A pair, and not the arguments of a call.
-    let is_pair = |at: &usize| !list[..*at].ends_with(|c: char| c.is_alphanumeric() || c == '_');
-    let begins = list
-        .match_indices('(')
-        .filter(|(at, _)| is_pair(at))
-        .map(|(at, _)| list[at + 1..].trim_start());
-    let name = |rest: &str| {
-        if let Some(rest) = rest.strip_prefix('"') {
-            return rest.split_once('"').map(|(name, _)| name.to_owned());
-        }
-        let (constant, _) = rest.split_once(',')?;
-        let is_constant = constant
-            .bytes()
-            .all(|b| b.is_ascii_uppercase() || b == b'_');
-        let value = format!("const {constant}: &str = \"");
-        let (_, rest) = source.split_once(&value).filter(|_| is_constant)?;
-        Some(rest.split_once('"')?.0.to_owned())
-    };
-    begins.filter_map(name).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn names_of_a_list() {
-        let source = "const CLOCK: &str = \"the_clock\";\n\
-            pub(super) const TESTS: &[Test] = &[\n    (\"one\", one),\n    (\n        \"two_\",\n        two,\n    ),\n\
-            (\"three\", || lost(Kind::SYN, \"active\", true)),\n    (CLOCK, clock),\n];\nf(\"no_test\");\n";
-        assert_eq!(listed(source), ["one", "two_", "three", "the_clock"]);
-        assert!(in_the_tree().contains("faults::the_wall_clock_is_set"));
-    }
 
     #[test]
     fn tests_by_group() {

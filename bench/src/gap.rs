@@ -1,4 +1,4 @@
-//! How exact an initial RTO is: the first gap between the SYNs of connections to a black hole, by the packets'
+//! Accuracy of an initial RTO: the first gap between the SYNs of connections to a black hole, by the packets'
 //! timestamps.
 
 use std::{
@@ -18,48 +18,45 @@ use rto_tests::{
     traffic::Traffic,
 };
 
-use super::{
-    Sample, go_on,
-    page::{Amount, Found, Goal, table},
-    start::millis,
+use crate::{
+    process::{check_signals, helper},
+    result::{BenchResult, Goal, millis, table},
+    sample::Sample,
+    suite::SampleSizes,
 };
 
 /// The policy's initial RTO, and the kernel's own.
 const TIMER: Duration = Duration::from_millis(100);
 const KERNEL: Duration = Duration::from_secs(1);
-/// Connections at once. The processes begin at any point of a jiffy.
+/// Connections at once. They begin at any point of a jiffy.
 const BATCH: usize = 50;
 const PORT: u16 = 7300;
-/// What the integration tests allow as well.
+/// As in the integration tests.
 const EARLY_MS: f64 = 1.0;
 
-pub(super) fn run(amount: Amount, programs: &Path) -> anyhow::Result<Found> {
+pub(crate) fn run(sizes: SampleSizes, programs: &Path) -> anyhow::Result<BenchResult> {
     let mut world = World::of(programs.join("rto-agent"))?;
     world.configure("[policy.near]\ncidrs = [\"10.88.0.0/24\"]\ninitial_rto = \"100ms\"\n")?;
     world.start()?;
     world.net.black_hole(PORT)?;
     let to: SocketAddr = format!("{SERVER_V4}:{PORT}").parse()?;
-    let helper = programs.join("rto-traffic");
-    let with = gaps(&world, &helper, to, TIMER, amount.handshakes, true)?;
-    let without = gaps(&world, &helper, to, KERNEL, amount.handshakes / 5, false)?;
+    let helper = helper(programs);
+    let with = gaps(&world, &helper, to, TIMER, sizes.handshakes, true)?;
+    let without = gaps(&world, &helper, to, KERNEL, sizes.handshakes / 5, false)?;
     let jiffy = millis(machine::jiffy());
-    // The timer is set inside a jiffy, a moment before the first packet's timestamp, and fires at the end of one.
+    // The timer is set within a jiffy, just before the first packet's timestamp, and fires at the end of one.
     let within = |sample: &Sample| {
-        let in_time = sample
-            .sorted
-            .iter()
-            .filter(|by| (-EARLY_MS..=2.0 * jiffy).contains(*by));
-        in_time.count() as f64 / sample.sorted.len() as f64
+        sample.count(|by| (-EARLY_MS..=2.0 * jiffy).contains(&by)) as f64 / sample.len() as f64
     };
     let rows = [
         ("policy, 100 ms", &with),
-        ("the kernel's own, 1 s, no agent", &without),
+        ("the kernel's 1 s, without an agent", &without),
     ];
     let rows = rows.map(|(name, sample)| {
-        let at = |share: f64| format!("{:+.2}", sample.at(share));
+        let at = |share: f64| format!("{:+.2}", sample.quantile(share));
         [
             name.to_owned(),
-            sample.sorted.len().to_string(),
+            sample.len().to_string(),
             at(0.0),
             at(0.01),
             at(0.5),
@@ -68,27 +65,27 @@ pub(super) fn run(amount: Amount, programs: &Path) -> anyhow::Result<Found> {
         ]
     });
     let head = [
-        "ms from the timer",
+        "gap less the timer, ms",
         "handshakes",
-        "least",
+        "minimum",
         "1 %",
         "median",
         "99 %",
-        "most",
+        "maximum",
     ];
     let share = within(&with);
-    Ok(Found {
+    Ok(BenchResult {
         text: format!("{}\nA jiffy is {jiffy} ms.\n", table(head, rows)),
         goals: vec![Goal {
             what: "SYN gaps of a 100 ms timer from 1 ms before to two jiffies after it",
-            wanted: "at least 99 %",
-            measured: format!("{:.1} % of {}", share * 100.0, with.sorted.len()),
+            limit: "at least 99 %",
+            measured: format!("{:.1} % of {}", share * 100.0, with.len()),
             met: share >= 0.99,
         }],
     })
 }
 
-/// First gaps less the timer, milliseconds.
+/// First gaps less the timer, in milliseconds.
 fn gaps(
     world: &World,
     helper: &Path,
@@ -100,10 +97,10 @@ fn gaps(
     let cgroup = covered.then(|| world.cgroup.path());
     let mut found = Vec::new();
     while found.len() < count {
-        go_on()?;
+        check_signals()?;
         let capture = Capture::start(&world.net.client, CLIENT_LINK)?;
         let batch = BATCH.min(count - found.len());
-        let _knocking = Traffic::knock_by(helper, &world.net.client, cgroup, to, batch)?;
+        let _connecting = Traffic::knock_by(helper, &world.net.client, cgroup, to, batch)?;
         thread::sleep(timer);
         let end = Instant::now() + SOON;
         loop {
@@ -122,11 +119,11 @@ fn gaps(
             }
             ensure!(
                 Instant::now() < end,
-                "{} of {batch} SYNs were sent again",
+                "{} of {batch} SYNs were retransmitted",
                 gaps.len()
             );
             thread::sleep(Duration::from_millis(5));
         }
     }
-    Ok(Sample::of(found.into_iter()))
+    Ok(Sample::of(found))
 }

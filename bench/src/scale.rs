@@ -1,8 +1,8 @@
 //! `cargo xtask bench scale`: the agent with a million entries.
 //!
-//! The same prefixes, IPv4 and IPv6, once into tries of the bench's own by batches and nothing else, and
-//! once into a file or several for an agent. The one thing is what the kernel takes at least; the rest is the
-//! agent's. Meanwhile another client asks for `status` every few milliseconds.
+//! The same prefixes, IPv4 and IPv6, go into plain tries by batch inserts, and into one or several files of an agent.
+//! The first is the least that the kernel takes; the rest is the agent's. Meanwhile another client asks for `status`
+//! every few milliseconds.
 
 use std::{
     collections::HashSet,
@@ -26,57 +26,60 @@ use rto_tests::{
     trie::{Keys, Tries},
 };
 
-use super::{
-    Sample, go_on,
-    page::{Amount, Found, Goal, table},
+use crate::{
+    process::check_signals,
+    result::{BenchResult, Goal, table},
+    sample::Sample,
+    suite::SampleSizes,
 };
 
-/// What only this bench has.
+/// Options of this benchmark alone.
 #[derive(Clone, Copy, clap::Args)]
-pub(super) struct Many {
-    /// Prefixes of `scale`, half of them IPv6 [default: a million]
+#[group(id = "scale")]
+pub(crate) struct Args {
+    /// Prefixes of `scale`, half of them IPv6 [default: 1000000]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1000..=4_000_000))]
     entries: Option<u32>,
-    /// Files they are in, each of which has changes in it before a reload
+    /// Files of the prefixes of `scale`; a reload changes each of them
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
     files: u32,
 }
 
-/// Most that the load may take, in batch inserts of the same keys.
+/// Most that the load may take, relative to a batch insert of the same keys.
 const LOAD_GOAL: f64 = 1.3;
-/// Most that a reload with one in a hundred changed may take, seconds.
+/// Most that a reload with 1 % changed may take, seconds.
 const RELOAD_GOAL: f64 = 0.3;
 /// Most memory of the daemon, MB.
 const MEMORY_GOAL: f64 = 200.0;
 /// Longest that `status` may take, seconds.
 const STATUS_GOAL: f64 = 0.05;
 
-/// Pause between two questions.
+/// Pause between two requests for `status`.
 const PAUSE: Duration = Duration::from_millis(5);
 const SEED: u64 = 7;
 const POLICIES: [&str; 2] = ["near", "far"];
 
 type Prefix = (IpAddr, u8);
 
-pub(super) fn run(amount: Amount, args: &Many, programs: &Path) -> anyhow::Result<Found> {
-    let amount = Amount {
-        entries: args.entries.unwrap_or(amount.entries),
-        ..amount
+pub(crate) fn run(sizes: SampleSizes, args: &Args, programs: &Path) -> anyhow::Result<BenchResult> {
+    let sizes = SampleSizes {
+        entries: args.entries.unwrap_or(sizes.entries),
+        ..sizes
     };
-    let mut set = Set::new(amount.entries as usize);
+    let mut set = Set::new(sizes.entries as usize);
     let mut measured = Measured::default();
-    for _ in 0..amount.loads {
-        go_on()?;
+    for _ in 0..sizes.loads {
+        check_signals()?;
         measured.control(&set)?;
-        measured.agent(amount, args.files, programs, &mut set)?;
+        measured.agent(sizes, args.files, programs, &mut set)?;
     }
-    Ok(Found {
-        text: measured.tables(amount, args.files),
+    Ok(BenchResult {
+        text: measured.tables(sizes, args.files),
         goals: measured.goals(),
     })
 }
 
-/// Seconds, unless it says otherwise.
+/// All measurements; seconds unless noted.
 #[derive(Default)]
 struct Measured {
     raw: Vec<f64>,
@@ -91,7 +94,7 @@ struct Measured {
     resident: Vec<f64>,
     peak: Vec<f64>,
     kernel: Vec<f64>,
-    /// The slowest answer in each.
+    /// The slowest answer to `status` during each.
     while_loading: Vec<f64>,
     while_reloading: Vec<f64>,
     while_listing: Vec<f64>,
@@ -110,20 +113,20 @@ impl Measured {
 
     fn agent(
         &mut self,
-        amount: Amount,
+        sizes: SampleSizes,
         files: u32,
         programs: &Path,
         set: &mut Set,
     ) -> anyhow::Result<()> {
         let mut world = World::of(programs.join("rto-agent"))?;
-        world.configure(&format!("max_entries = {}\n{}", amount.entries, policies()))?;
+        world.configure(&format!("max_entries = {}\n{}", sizes.entries, policies()))?;
         set.write(&world.policies_dir(), files)?;
         let slab = slab_mb()?;
-        let asking = Asking::begin(world.socket());
+        let client = StatusClient::start(world.socket());
         let begin = Instant::now();
         world.start()?;
         let load = begin.elapsed().as_secs_f64();
-        self.while_loading.push(asking.end()?);
+        self.while_loading.push(client.stop()?);
         self.load.push(load);
         let least = self.raw.last().copied().unwrap_or(f64::NAN);
         self.ratio.push(load / least);
@@ -132,46 +135,38 @@ impl Measured {
 
         let address = set.entries[set.entries.len() / 2].0.0.to_string();
         self.lookup.push(cli(&world, &["lookup", &address])?);
-        let asking = Asking::begin(world.socket());
+        let client = StatusClient::start(world.socket());
         self.list.push(cli(&world, &["list", "--json"])?);
-        self.while_listing.push(asking.end()?);
+        self.while_listing.push(client.stop()?);
 
-        for _ in 0..amount.loads {
-            go_on()?;
+        for _ in 0..sizes.loads {
+            check_signals()?;
             set.change(set.entries.len() / 100);
             set.write(&world.policies_dir(), files)?;
-            let asking = Asking::begin(world.socket());
+            let client = StatusClient::start(world.socket());
             self.reload.push(cli(&world, &["reload"])?);
-            self.while_reloading.push(asking.end()?);
+            self.while_reloading.push(client.stop()?);
             let entries = world.json(&["status"])?["entries"].as_u64();
-            ensure!(
-                entries == Some(amount.entries.into()),
-                "{entries:?} entries"
-            );
+            ensure!(entries == Some(sizes.entries.into()), "{entries:?} entries");
         }
         self.resident.push(memory_mb(&world, "VmRSS")?);
         self.peak.push(memory_mb(&world, "VmHWM")?);
 
-        let asking = Asking::begin(world.socket());
+        let client = StatusClient::start(world.socket());
         self.detach.push(cli(&world, &["detach"])?);
-        // What the kernel does then it does after the answer.
+        // The kernel frees the maps after the answer.
         std::thread::sleep(Duration::from_secs(3));
-        self.while_detaching.push(asking.end()?);
+        self.while_detaching.push(client.stop()?);
         Ok(())
     }
 
-    fn tables(&self, amount: Amount, files: u32) -> String {
+    fn tables(&self, sizes: SampleSizes, files: u32) -> String {
         let rows = |rows: &[(&str, &[f64])]| {
             let rows = rows.iter().map(|(what, values)| row(what, values));
             rows.collect::<Vec<_>>()
         };
         let seconds = table(
-            [
-                "s",
-                "median",
-                "least to most",
-                "slowest `status` meanwhile, ms",
-            ],
+            ["s", "median", "range", "slowest `status` meanwhile, ms"],
             [
                 ("raw batch insert, in the files' order", &self.raw, None),
                 ("raw batch insert, sorted", &self.raw_sorted, None),
@@ -196,23 +191,23 @@ impl Measured {
             }),
         );
         let memory = table(
-            ["MB", "median", "least to most"],
+            ["MB", "median", "range"],
             rows(&[
                 ("daemon, resident", &self.resident),
-                ("daemon, resident at most", &self.peak),
-                ("kernel's slab, for the tries", &self.kernel),
+                ("daemon, peak resident", &self.peak),
+                ("kernel slab, for the tries", &self.kernel),
             ]),
         );
-        let Amount { entries, loads, .. } = amount;
+        let SampleSizes { entries, loads, .. } = sizes;
         format!(
             "{entries} prefixes in {files} file(s); {loads} starts with {loads} reloads each.\n\n{seconds}\n{memory}"
         )
     }
 
     fn goals(&self) -> Vec<Goal> {
-        let goal = |what, wanted, value: f64, most: f64, measured: String| Goal {
+        let goal = |what, limit, value: f64, most: f64, measured: String| Goal {
             what,
-            wanted,
+            limit,
             measured,
             met: value <= most,
         };
@@ -225,11 +220,11 @@ impl Measured {
         let detaching = most(&self.while_detaching);
         vec![
             goal(
-                "load, by the raw batch insert of the same keys in the same order",
+                "load, relative to a batch insert of the same keys in the same order",
                 "at most 1.3x",
                 ratio,
                 LOAD_GOAL,
-                format!("{ratio:.2}x ({sorted:.2}x of it in sorted order)"),
+                format!("{ratio:.2}x ({sorted:.2}x of one in sorted order)"),
             ),
             goal(
                 "reload with 1 % changed",
@@ -239,7 +234,7 @@ impl Measured {
                 format!("{reload:.3} s"),
             ),
             goal(
-                "the daemon's memory, at most",
+                "the daemon's peak memory",
                 "at most 200 MB",
                 memory,
                 MEMORY_GOAL,
@@ -279,11 +274,10 @@ impl Measured {
 
 fn row(what: &str, values: &[f64]) -> [String; 3] {
     let sample = Sample::of(values.iter().copied());
-    // A thousandth of a second or a tenth of a megabyte: both are enough.
     [
         what.to_owned(),
         format!("{:.3}", sample.median()),
-        format!("{:.3} to {:.3}", sample.quarter(0), sample.quarter(4)),
+        format!("{:.3} to {:.3}", sample.min(), sample.max()),
     ]
 }
 
@@ -292,10 +286,10 @@ fn median(values: &[f64]) -> f64 {
 }
 
 fn most(values: &[f64]) -> f64 {
-    Sample::of(values.iter().copied()).quarter(4)
+    Sample::of(values.iter().copied()).max()
 }
 
-/// How long new tries take to hold these keys.
+/// Seconds to insert these keys into new tries.
 fn fill(keys: Keys) -> anyhow::Result<f64> {
     let tries = Tries::new(8 << 20).context("LPM tries")?;
     let begin = Instant::now();
@@ -314,21 +308,21 @@ fn cli(world: &World, args: &[&str]) -> anyhow::Result<f64> {
     Ok(took)
 }
 
-/// Asks for `status` again and again.
-struct Asking {
+/// Asks for `status` in a loop.
+struct StatusClient {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<anyhow::Result<f64>>,
 }
 
-impl Asking {
-    fn begin(socket: PathBuf) -> Self {
+impl StatusClient {
+    fn start(socket: PathBuf) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
-        let told = stop.clone();
+        let stopped = stop.clone();
         let thread = std::thread::spawn(move || {
             let mut slowest = 0f64;
-            while !told.load(Ordering::Relaxed) {
+            while !stopped.load(Ordering::Relaxed) {
                 let begin = Instant::now();
-                // Before there is a socket there is nobody to answer.
+                // The daemon of a load has no socket yet.
                 if let Ok(stream) = UnixStream::connect(&socket) {
                     let answer = http::request(stream, "GET", "/v1/status", "")?;
                     ensure!(answer.body.contains("\"healthy\""), "{}", answer.body);
@@ -342,10 +336,10 @@ impl Asking {
     }
 
     /// The slowest answer, seconds.
-    fn end(self) -> anyhow::Result<f64> {
+    fn stop(self) -> anyhow::Result<f64> {
         self.stop.store(true, Ordering::Relaxed);
         let slowest = self.thread.join();
-        slowest.map_err(|_| anyhow::anyhow!("who asks for status died"))?
+        slowest.map_err(|_| anyhow::anyhow!("the thread that asks for status panicked"))?
     }
 }
 
@@ -377,7 +371,7 @@ fn policies() -> String {
         .collect()
 }
 
-/// Prefixes and their policies, the same in each run.
+/// Prefixes and their policies; the same in each run.
 struct Set {
     entries: Vec<(Prefix, usize)>,
     known: HashSet<Prefix>,
@@ -428,7 +422,7 @@ impl Set {
         }
     }
 
-    /// Half of so many get another policy, and half go for others that come.
+    /// Changes this many entries: half get the other policy, half are replaced by new prefixes.
     fn change(&mut self, count: usize) {
         for i in 0..count {
             let index = usize::try_from(self.next()).unwrap_or_default() % self.entries.len();
@@ -454,7 +448,7 @@ impl Set {
                 }
                 text.push_str("]\n");
             }
-            // Renamed over the former one, so that nobody reads half a file.
+            // Renamed over the former file, so that no reader sees a part of it.
             let path = dir.join(format!("{i:03}.toml"));
             let temporary = dir.join(".new");
             fs::write(&temporary, text)?;

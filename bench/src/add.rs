@@ -1,4 +1,4 @@
-//! From `add` to its effect in the kernel, and to its return.
+//! Time from `add` to its effect in the kernel, and to its return.
 
 use std::{
     fs,
@@ -15,34 +15,36 @@ use rto_tests::{
     bpf::{lookup, pinned},
 };
 
-use super::{
-    Sample, go_on,
-    page::{Amount, Found, Goal, table},
-    start::{millis, no_op, row, took},
+use crate::{
+    process::check_signals,
+    result::{BenchResult, Goal, elapsed_ms, millis, times_table},
+    sample::Sample,
+    start::no_op,
+    suite::SampleSizes,
 };
 
-/// `state_dir` is below /run, which is in memory; here such a directory that is always there.
+/// `state_dir` is below /run, which is in memory; so is this directory, on every host.
 const IN_MEMORY: &str = "/dev/shm";
-/// Longest `add`.
+/// Most that `add` may take.
 const GOAL_MS: f64 = 5.0;
 
-pub(super) fn run(amount: Amount, programs: &Path) -> anyhow::Result<Found> {
+pub(crate) fn run(sizes: SampleSizes, programs: &Path) -> anyhow::Result<BenchResult> {
     let binary = programs.join("rto-agent");
     let (world, map) = world(&binary, Path::new(IN_MEMORY))?;
     let (on_disk, map_on_disk) = self::world(&binary, &std::env::temp_dir())?;
     let (mut process, mut status, mut requests) = (vec![], vec![], vec![]);
     let (mut effects, mut returns, mut removals, mut disk) = (vec![], vec![], vec![], vec![]);
-    for n in 0..u8::try_from(amount.starts)? {
-        go_on()?;
-        process.push(took(|| no_op(&binary))?);
-        status.push(took(|| world.cli(&["status"]).map(drop))?);
+    for n in 0..u8::try_from(sizes.starts)? {
+        check_signals()?;
+        process.push(elapsed_ms(|| no_op(&binary))?);
+        status.push(elapsed_ms(|| world.cli(&["status"]).map(drop))?);
         let cidr = format!("10.99.{n}.0/24");
         let (effect, returned) = add(&world, &map, n, &cidr)?;
         effects.push(effect);
         returns.push(returned);
-        removals.push(took(|| world.cli(&["remove", &cidr]).map(drop))?);
+        removals.push(elapsed_ms(|| world.cli(&["remove", &cidr]).map(drop))?);
         let body = serde_json::json!({"cidrs": [&cidr], "policy": "near"}).to_string();
-        requests.push(took(|| {
+        requests.push(elapsed_ms(|| {
             let answer = world.socket_request("POST", "/v1/entries", &body)?;
             ensure!(answer["changed"]["added"] == 1, "{answer}");
             Ok(())
@@ -51,7 +53,7 @@ pub(super) fn run(amount: Amount, programs: &Path) -> anyhow::Result<Found> {
         disk.push(add(&on_disk, &map_on_disk, n, &cidr)?.0);
     }
     let samples = [
-        ("a process that only says its version", process),
+        ("`--version`, from exec to its end", process),
         ("`status`, from exec to its end", status),
         ("`add`, from exec to the entry in the kernel", effects),
         ("`add`, from exec to its end", returns),
@@ -62,23 +64,20 @@ pub(super) fn run(amount: Amount, programs: &Path) -> anyhow::Result<Found> {
             disk,
         ),
     ];
-    let samples = samples.map(|(name, times)| (name, Sample::of(times.into_iter())));
+    let samples = samples.map(|(name, times)| (name, Sample::of(times)));
     let (effect, returned) = (samples[2].1.median(), samples[3].1.median());
-    Ok(Found {
-        text: table(
-            ["ms", "median", "half of them", "most"],
-            samples.iter().map(|(name, sample)| row(name, sample)),
-        ),
+    Ok(BenchResult {
+        text: times_table(&samples),
         goals: vec![Goal {
             what: "`add`, from exec to the entry in the kernel",
-            wanted: "at most 5 ms",
+            limit: "at most 5 ms",
             measured: format!("{effect:.1} ms ({returned:.1} ms to its end)"),
             met: effect <= GOAL_MS,
         }],
     })
 }
 
-/// An agent with its state below this directory, and its table of entries.
+/// An agent with its state below this directory, and its map of IPv4 entries.
 fn world(binary: &Path, parent: &Path) -> anyhow::Result<(World, OwnedFd)> {
     let mut world = World::of_in(binary.to_owned(), parent)?;
     world.configure("[policy.near]\ncidrs = [\"10.88.0.0/24\"]\ninitial_rto = \"100ms\"\n")?;
@@ -87,34 +86,33 @@ fn world(binary: &Path, parent: &Path) -> anyhow::Result<(World, OwnedFd)> {
     Ok((world, pinned(&map)?))
 }
 
-/// Adds an entry while another thread looks for it in the map: milliseconds until it is there, and until the verb
-/// has ended.
+/// Adds an entry while another thread polls the map: milliseconds until the entry is there, and until the verb ends.
 fn add(world: &World, map: &OwnedFd, n: u8, cidr: &str) -> anyhow::Result<(f64, f64)> {
     // struct bpf_lpm_trie_key: prefix length, address.
     let mut key = 32u32.to_ne_bytes().to_vec();
     key.extend([10, 99, n, 1]);
     ensure!(!lookup(map, &key, &mut [0])?, "{cidr} is there already");
-    let looks = AtomicBool::new(false);
+    let is_polling = AtomicBool::new(false);
     let mut command = world.command(&["add", cidr, "--policy", "near"]);
     thread::scope(|scope| {
-        let looking = scope.spawn(|| {
-            looks.store(true, Ordering::Release);
+        let poller = scope.spawn(|| {
+            is_polling.store(true, Ordering::Release);
             let end = Instant::now() + SOON;
             while !lookup(map, &key, &mut [0])? {
-                ensure!(Instant::now() < end, "{cidr} never came");
+                ensure!(Instant::now() < end, "{cidr} did not appear");
             }
             Ok(Instant::now())
         });
-        while !looks.load(Ordering::Acquire) {
+        while !is_polling.load(Ordering::Acquire) {
             thread::yield_now();
         }
         let begin = Instant::now();
         let output = command.output()?;
         let returned = begin.elapsed();
         ensure!(output.status.success(), "add: {}", output.status);
-        let seen = looking
+        let seen = poller
             .join()
-            .map_err(|_| anyhow::anyhow!("the look panicked"))??;
+            .map_err(|_| anyhow::anyhow!("the polling thread panicked"))??;
         Ok((millis(seen - begin), millis(returned)))
     })
 }

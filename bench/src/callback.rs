@@ -1,14 +1,13 @@
-//! The time of a callback: the agent's program, one in C of the same kind, and an empty one, by turns and with the
-//! same connections.
+//! Time of a callback: the agent's program, two in C, and an empty one, interleaved on the same connections.
 //!
-//! In all by the kernel's own account (bpf_stats), which has its reading of the clock in it. By operation by
-//! programs before and behind ([`Stopwatch`]), less what the empty program takes at the same operation.
+//! The total is the kernel's (bpf_stats) and includes its reading of the clock. The time of each operation is taken by
+//! programs before and behind ([`Stopwatch`]), less the empty program's at the same operation.
 
 use std::{
     io,
     net::{Ipv4Addr, SocketAddr},
     path::{Path, PathBuf},
-    process::Command,
+    process::{Command, Stdio},
 };
 
 use anyhow::{Context as _, ensure};
@@ -20,34 +19,29 @@ use rto_tests::{
     stopwatch::{Before, REQUESTS, SLOTS, Stopwatch},
 };
 
-use super::{
-    Sample,
-    overhead::{Callbacks, by_turns, program_id},
-    page::{Amount, Found, Goal, table},
-};
 use crate::{
-    process::{apt_install, find, run as run_command},
-    root,
+    overhead::{COUNT_ALL, COUNT_NOTHING, Callbacks, ELSEWHERE, POLICY, interleaved, program_id},
+    process::{helper, root, run as run_command},
+    result::{BenchResult, Goal, table},
+    sample::Sample,
+    suite::SampleSizes,
 };
 
-/// Most that a callback may take, in those of the C program.
+/// Most that a callback may take, relative to the classic C program.
 const GOAL: f64 = 1.25;
 
 const WARM_UP: u32 = 500;
 /// The first port of the listeners.
 const PORT: u16 = 7100;
 
-const POLICY: &str =
-    "[policy.all]\ncidrs = [\"127.0.0.0/8\"]\ninitial_rto = \"100ms\"\nforce = true\n";
-const ELSEWHERE: &str = "[policy.other]\ncidrs = [\"10.0.0.0/24\"]\ninitial_rto = \"100ms\"\n";
-
-/// What is compared, in the table's order.
-const NAMES: [&str; 7] = [
+/// The programs compared, in the table's order.
+const NAMES: [&str; 8] = [
     "empty program",
     "classic C program",
     "C program that does the same work",
     "agent, statistics off",
     "agent, statistics on",
+    "agent, everything counted",
     "agent, statistics on, `syn_retries = \"keep\"`",
     "agent, no entry matches",
 ];
@@ -58,7 +52,7 @@ const SAME_WORK: usize = 2;
 const OFF: usize = 3;
 const ON: usize = 4;
 
-pub(super) fn run(amount: Amount, programs: &Path) -> anyhow::Result<Found> {
+pub(crate) fn run(sizes: SampleSizes, programs: &Path) -> anyhow::Result<BenchResult> {
     let dir = tempfile::tempdir()?;
     let cgroups = [Cgroup::new()?, Cgroup::new()?, Cgroup::new()?];
     let mut worlds = Vec::new();
@@ -76,8 +70,9 @@ pub(super) fn run(amount: Amount, programs: &Path) -> anyhow::Result<Found> {
         .map(|(cgroup, flag)| Foreign::attach_object(cgroup.path(), &compile(dir.path(), flag)?))
         .collect::<anyhow::Result<Vec<_>>>()?;
     let configurations = [
-        format!("statistics = false\n{POLICY}"),
+        format!("{COUNT_NOTHING}{POLICY}"),
         POLICY.to_owned(),
+        format!("{COUNT_ALL}{POLICY}"),
         format!("{POLICY}syn_retries = \"keep\"\n"),
         ELSEWHERE.to_owned(),
     ];
@@ -97,7 +92,7 @@ pub(super) fn run(amount: Amount, programs: &Path) -> anyhow::Result<Found> {
         .zip(&paths)
         .map(|(port, cgroup)| {
             let on = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-            let program = programs.join("rto-traffic");
+            let program = helper(programs);
             let mut rate = Rate::start(&program, &worlds[0].net.client, cgroup, None, on)?;
             rate.connections(WARM_UP)?;
             Ok(rate)
@@ -108,11 +103,11 @@ pub(super) fn run(amount: Amount, programs: &Path) -> anyhow::Result<Found> {
         .map(Foreign::program_id)
         .chain(worlds.iter().map(program_id))
         .collect::<anyhow::Result<Vec<_>>>()?;
-    // Then the other programs are gone.
-    let by_operation = by_operation(amount, watches, &mut traffic)?;
-    let (in_all, goal) = in_all(amount, &ids, &mut traffic)?;
-    Ok(Found {
-        text: format!("{in_all}\n{by_operation}"),
+    // Detaches the stopwatches, which the total must not include.
+    let by_operation = by_operation(sizes, watches, &mut traffic)?;
+    let (total, goal) = total(sizes, &ids, &mut traffic)?;
+    Ok(BenchResult {
+        text: format!("{total}\n{by_operation}"),
         goals: vec![goal],
     })
 }
@@ -131,36 +126,36 @@ fn compile(dir: &Path, flag: &str) -> anyhow::Result<PathBuf> {
             ))
             .arg(flag)
             .arg("-c")
-            .arg(root().join("xtask/src/bench/classic.bpf.c"))
+            .arg(root().join("bench/src/classic.bpf.c"))
             .arg("-o")
             .arg(&object),
     )?;
     Ok(object)
 }
 
-/// The compiler of the C program; nothing else needs one.
-fn clang() -> anyhow::Result<PathBuf> {
-    let installed = || ["clang-19", "clang"].into_iter().find_map(find);
-    if let Some(clang) = installed() {
-        return Ok(clang);
-    }
-    apt_install(
-        &["clang-19"],
-        "the C program that the agent is compared with",
-    )?;
-    installed().context("clang was not installed")
+/// The compiler of the C programs.
+fn clang() -> anyhow::Result<&'static str> {
+    let is_there = |name: &&str| {
+        let mut version = Command::new(name);
+        version.arg("--version").stdout(Stdio::null());
+        version.status().is_ok_and(|status| status.success())
+    };
+    ["clang-19", "clang"]
+        .into_iter()
+        .find(is_there)
+        .context("clang is not installed; cargo xtask bench installs it")
 }
 
 type Traffic = [Rate];
 
-fn turns(connections: u32, traffic: &mut Traffic) -> anyhow::Result<()> {
+fn run_traffic(connections: u32, traffic: &mut Traffic) -> anyhow::Result<()> {
     let mut all: Vec<&mut Rate> = traffic.iter_mut().collect();
     let all: &mut [&mut Rate; N] = all.as_mut_slice().try_into()?;
-    by_turns(connections, all).map(drop)
+    interleaved(connections, all).map(drop)
 }
 
-/// The kernel's account.
-fn in_all(amount: Amount, ids: &[u64], traffic: &mut Traffic) -> anyhow::Result<(String, Goal)> {
+/// All callbacks, by the kernel's statistics.
+fn total(sizes: SampleSizes, ids: &[u64], traffic: &mut Traffic) -> anyhow::Result<(String, Goal)> {
     let _counting = count_runs()?;
     let runs = || {
         ids.iter()
@@ -168,35 +163,25 @@ fn in_all(amount: Amount, ids: &[u64], traffic: &mut Traffic) -> anyhow::Result<
             .collect::<anyhow::Result<Vec<_>>>()
     };
     let mut rounds: Vec<Vec<Callbacks>> = Vec::new();
-    for _ in 0..amount.pairs {
+    for _ in 0..sizes.rounds {
         let before = runs()?;
-        turns(amount.connections, traffic)?;
+        run_traffic(sizes.connections, traffic)?;
         let pairs = before.into_iter().zip(runs()?);
         let round: Vec<_> = pairs.map(|(a, b)| Callbacks::between(a, b)).collect();
         ensure!(round.iter().all(|c| c.count > 0.0), "a program never ran");
         rounds.push(round);
     }
     let sample = |of: &dyn Fn(&[Callbacks]) -> f64| Sample::of(rounds.iter().map(|r| of(r)));
-    let connections = f64::from(amount.connections);
+    let connections = f64::from(sizes.connections);
     let rows = NAMES.iter().enumerate().map(|(i, name)| {
         let mean = sample(&|r| r[i].mean());
         let ratio = sample(&|r| r[i].mean() / r[CLASSIC].mean());
         let net = sample(&|r| r[i].mean() - r[EMPTY].mean());
         [
             (*name).to_owned(),
-            format!(
-                "{:.0} ({:.0} to {:.0})",
-                mean.median(),
-                mean.quarter(1),
-                mean.quarter(3)
-            ),
+            mean.with_quartiles(0),
             format!("{:.0}", net.median()),
-            format!(
-                "{:.2} ({:.2} to {:.2})",
-                ratio.median(),
-                ratio.quarter(1),
-                ratio.quarter(3)
-            ),
+            ratio.with_quartiles(2),
             format!("{:.1}", sample(&|r| r[i].count / connections).median()),
             format!(
                 "{:.2}",
@@ -207,33 +192,33 @@ fn in_all(amount: Amount, ids: &[u64], traffic: &mut Traffic) -> anyhow::Result<
     let text = table(
         [
             "",
-            "ns a callback",
-            "less the empty one",
-            "of the classic's",
-            "callbacks a connection, both ends",
-            "us a connection, both ends",
+            "ns per callback",
+            "less the empty program",
+            "relative to the classic program",
+            "callbacks per connection, both ends",
+            "us per connection, both ends",
         ],
         rows,
     );
     let ratio = sample(&|r| r[ON].mean() / r[CLASSIC].mean()).median();
-    // With statistics there are more callbacks a connection: of what differs so, the whole is compared.
+    // Statistics cause more callbacks per connection, so that their sum is compared.
     let off = sample(&|r| r[OFF].mean() / r[SAME_WORK].mean()).median();
     let on = sample(&|r| r[ON].nanos / r[SAME_WORK].nanos).median();
     Ok((
         text,
         Goal {
-            what: "a callback with statistics on, by the classic C program's",
-            wanted: "at most 1.25x",
+            what: "a callback with statistics on, relative to the classic C program",
+            limit: "at most 1.25x",
             measured: format!(
-                "{ratio:.2}x; of a C program that does the same work {off:.2}x with statistics off, and \
-                 with them {on:.2}x in all a connection, of which they see more"
+                "{ratio:.2}x; relative to a C program that does the same work: {off:.2}x with statistics off, \
+                 and {on:.2}x per connection with statistics on, which see more callbacks"
             ),
             met: ratio <= GOAL,
         },
     ))
 }
 
-/// The names of operations, by slot of the stopwatch.
+/// The operation of a slot of the stopwatch.
 fn operation(slot: usize) -> String {
     let name = match slot % REQUESTS {
         1 => "TIMEOUT_INIT",
@@ -254,9 +239,9 @@ fn operation(slot: usize) -> String {
     format!("{name}{whose}")
 }
 
-/// The stopwatch's account.
+/// Each operation, by the stopwatches.
 fn by_operation(
-    amount: Amount,
+    sizes: SampleSizes,
     watches: Vec<Stopwatch>,
     traffic: &mut Traffic,
 ) -> anyhow::Result<String> {
@@ -268,9 +253,9 @@ fn by_operation(
     };
     // [round][program][slot]
     let mut rounds: Vec<Vec<Vec<Callbacks>>> = Vec::new();
-    for _ in 0..amount.pairs {
+    for _ in 0..sizes.rounds {
         let before = read()?;
-        turns(amount.connections, traffic)?;
+        run_traffic(sizes.connections, traffic)?;
         let programs = before.into_iter().zip(read()?);
         let round = programs.map(|(before, after)| {
             let slots = before.into_iter().zip(after);
@@ -278,13 +263,13 @@ fn by_operation(
         });
         rounds.push(round.collect());
     }
-    let connections = f64::from(amount.connections);
+    let connections = f64::from(sizes.connections);
     let connects = Sample::of(rounds.iter().map(|round| round[ON][3].count)).median();
     ensure!(
         (connects / connections - 1.0).abs() < 0.01,
-        "{connects} connects of {connections}: this kernel's context is another"
+        "{connects} connects of {connections}: this kernel has another layout of the context"
     );
-    // Of operations that only some are called for the empty program knows no time: its mean, then.
+    // The empty program is not called for some operations: then its mean is subtracted.
     let mean = |callbacks: &[Callbacks]| {
         let sum = |of: fn(&Callbacks) -> f64| callbacks.iter().map(of).sum::<f64>();
         sum(|c| c.nanos) / sum(|c| c.count)
@@ -309,7 +294,7 @@ fn by_operation(
     };
     let rows = (0..SLOTS)
         .map(|slot| {
-            // In the empty program's place the operation.
+            // The operation takes the empty program's column.
             let mut row: [String; N] = std::array::from_fn(|program| net(program, slot));
             row[EMPTY] = operation(slot);
             row
@@ -319,7 +304,7 @@ fn by_operation(
     head[EMPTY] = "ns";
     let base = Sample::of(rounds.iter().map(|round| mean(&round[EMPTY]))).median();
     Ok(format!(
-        "{}\nThe empty program's own, subtracted: {base:.0} ns.\n",
+        "{}\nThe empty program's time, which is subtracted: {base:.0} ns.\n",
         table(head, rows)
     ))
 }

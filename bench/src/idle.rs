@@ -1,4 +1,4 @@
-//! CPU time of a daemon that nobody asks for anything.
+//! CPU time of an idle daemon.
 
 use std::{
     fs,
@@ -11,27 +11,28 @@ use std::{
 use anyhow::{Context as _, ensure};
 use rto_tests::{agent::World, http};
 
-use super::{
-    go_on,
-    page::{Amount, Found, Goal, table},
+use crate::{
+    process::check_signals,
+    result::{BenchResult, Goal, millis, table},
+    suite::SampleSizes,
 };
 
-/// Largest share of a CPU.
+/// Most that it may take of a CPU.
 const GOAL: f64 = 0.001;
 
 const POLICY: &str = "[policy.near]\ncidrs = [\"10.88.0.0/24\"]\ninitial_rto = \"100ms\"\n";
-/// Prometheus' own default is a minute.
-const SCRAPES: Duration = Duration::from_secs(15);
-/// What the start leaves to be done.
+/// Between two scrapes; Prometheus' default is a minute.
+const SCRAPE_INTERVAL: Duration = Duration::from_secs(15);
+/// Work of the start that goes on after READY=1.
 const SETTLE: Duration = Duration::from_secs(3);
 
 const NAMES: [&str; 3] = [
     "statistics off",
     "statistics on",
-    "statistics on, metrics read every 15 s",
+    "statistics on, metrics scraped every 15 s",
 ];
 
-pub(super) fn run(amount: Amount, programs: &Path) -> anyhow::Result<Found> {
+pub(crate) fn run(sizes: SampleSizes, programs: &Path) -> anyhow::Result<BenchResult> {
     let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?
         .local_addr()?
         .port();
@@ -50,13 +51,13 @@ pub(super) fn run(amount: Amount, programs: &Path) -> anyhow::Result<Found> {
             Ok(world)
         })
         .collect::<anyhow::Result<Vec<_>>>()?;
-    thread::sleep(SETTLE.min(amount.idle));
+    thread::sleep(SETTLE.min(sizes.idle));
     let read = || worlds.iter().map(cpu).collect::<anyhow::Result<Vec<_>>>();
     let (before, begin) = (read()?, Instant::now());
     let mut scrapes = 0;
-    while begin.elapsed() < amount.idle {
-        go_on()?;
-        if begin.elapsed() >= SCRAPES * scrapes {
+    while begin.elapsed() < sizes.idle {
+        check_signals()?;
+        if begin.elapsed() >= SCRAPE_INTERVAL * scrapes {
             let answer = http::request(TcpStream::connect(address)?, "GET", "/metrics", "")?;
             ensure!(answer.status == 200, "metrics: {}", answer.status);
             scrapes += 1;
@@ -76,14 +77,14 @@ pub(super) fn run(amount: Amount, programs: &Path) -> anyhow::Result<Found> {
         .map(|((name, (a, b)), share)| {
             [
                 (*name).to_owned(),
-                format!("{:.2}", (b.run - a.run).as_secs_f64() * 1e3),
+                format!("{:.2}", millis(b.run - a.run)),
                 format!("{}", b.ticks - a.ticks),
                 format!("{}", b.slices - a.slices),
                 format!("{:.4} %", share * 100.0),
             ]
         });
     let worst = shares.iter().copied().fold(0.0, f64::max);
-    Ok(Found {
+    Ok(BenchResult {
         text: format!(
             "Over {:.0} s:\n\n{}",
             took.as_secs_f64(),
@@ -92,30 +93,30 @@ pub(super) fn run(amount: Amount, programs: &Path) -> anyhow::Result<Found> {
                     "",
                     "ms on a CPU",
                     "ticks of 10 ms (utime + stime)",
-                    "times it ran",
-                    "of a CPU"
+                    "times scheduled",
+                    "share of a CPU"
                 ],
                 rows
             )
         ),
         goals: vec![Goal {
-            what: "CPU of an idle daemon, metrics read every 15 s or not",
-            wanted: "below 0.1 %",
+            what: "CPU of an idle daemon, metrics scraped every 15 s or not",
+            limit: "below 0.1 %",
             measured: format!("at most {:.3} %", worst * 100.0),
             met: worst < GOAL,
         }],
     })
 }
 
-/// What a process has used so far.
-pub(super) struct Cpu {
-    pub(super) run: Duration,
+/// CPU time of a process until now.
+pub(crate) struct Cpu {
+    pub(crate) run: Duration,
     ticks: u64,
     slices: u64,
 }
 
-/// All threads of a daemon: the scheduler's account in nanoseconds (schedstat), and the one in ticks (stat).
-pub(super) fn cpu(world: &World) -> anyhow::Result<Cpu> {
+/// CPU time of a daemon: in nanoseconds (schedstat, summed over its threads) and in ticks (stat).
+pub(crate) fn cpu(world: &World) -> anyhow::Result<Cpu> {
     let proc = format!("/proc/{}", world.pid()?);
     let mut cpu = Cpu {
         run: Duration::ZERO,
@@ -123,7 +124,7 @@ pub(super) fn cpu(world: &World) -> anyhow::Result<Cpu> {
         slices: 0,
     };
     for task in fs::read_dir(format!("{proc}/task"))?.flatten() {
-        // Time on a CPU, time waiting for one, how often it ran.
+        // Time on a CPU, time waiting for one, times scheduled.
         let text = fs::read_to_string(task.path().join("schedstat"))?;
         let words: Vec<u64> = text
             .split_whitespace()
@@ -136,7 +137,7 @@ pub(super) fn cpu(world: &World) -> anyhow::Result<Cpu> {
         cpu.slices += slices;
     }
     let stat = fs::read_to_string(format!("{proc}/stat"))?;
-    // After the name, which may have blanks: state is field 3, utime 14, stime 15 (proc(5)).
+    // After the name, which may contain blanks: state is field 3, utime 14, stime 15 (proc(5)).
     let (_, fields) = stat.rsplit_once(") ").context("stat")?;
     let fields = fields.split(' ').skip(14 - 3).take(2);
     cpu.ticks = fields.map(str::parse::<u64>).sum::<Result<_, _>>()?;

@@ -1,50 +1,53 @@
-//! What needs no kernel: criterion's benches of the agent and the model, and their medians.
+//! Functions that need no kernel: criterion's benchmarks of the agent and the model.
 
-use std::{fs, path::PathBuf, process::Command};
+use std::{fs, path::PathBuf};
 
 use anyhow::Context as _;
 
-use super::page::{Found, table};
-use crate::{process::run as run_command, root};
+use crate::{
+    process::{cargo, run},
+    result::{BenchResult, table},
+};
 
-/// The benches, and what they are.
+/// Names in criterion, and in the table.
 const BENCHES: [(&str, &str); 13] = [
     (
         "config_1k",
-        "read and check a file of 1,000 entries in 16 policies",
+        "parse and validate a file of 1,000 entries in 16 policies",
     ),
-    ("config_16k", "of 16,000 entries in 250 policies"),
+    ("config_16k", "the same with 16,000 entries in 250 policies"),
     (
         "config_1000_lists",
-        "of 64,000 entries in 1000 lists, around one of 200,000",
+        "the same with 64,000 entries in 1,000 lists, around one list of 200,000",
     ),
-    ("compile", "a policy's settings into the kernel's units"),
+    ("compile", "compile a policy into the kernel's units"),
+    ("plan_same", "plan a reload of 16,000 unchanged entries"),
     (
-        "plan_same",
-        "plan a reload of 16,000 entries that changes nothing",
+        "plan_changed",
+        "plan a reload that removes 1,000 of 16,000 entries",
     ),
-    ("plan_changed", "one that takes 1,000 of them out"),
     (
         "predict",
         "predict a policy for disruptions of 1 ms to 10 s",
     ),
     ("median_idle", "predict one disruption"),
-    ("histogram_1024", "the buckets of 1,024 times"),
+    ("histogram_1024", "sort 1,024 times into histogram buckets"),
     ("stats_json_32", "statistics of 32 policies as JSON"),
-    ("metrics_32", "the same as metrics"),
+    (
+        "metrics_32",
+        "statistics of 32 policies as Prometheus metrics",
+    ),
     (
         "estimator_10k",
-        "Linux' RTT estimator over 10,000 round trips",
+        "Linux's RTT estimator over 10,000 round trips",
     ),
-    ("capture_20k", "read a capture of 20,000 packets"),
+    ("capture_20k", "parse a capture of 20,000 packets"),
 ];
 
 /// Builds and runs them.
-pub(super) fn measure(quick: bool) -> anyhow::Result<()> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let mut command = Command::new(cargo);
+pub(crate) fn measure(quick: bool) -> anyhow::Result<()> {
+    let mut command = cargo();
     command
-        .current_dir(root())
         .args(["bench", "--locked", "--bench", "pure"])
         .args(["--package", "rto-agent", "--package", "rto-model", "--"])
         .args(["--noplot", "--warm-up-time", "1"]);
@@ -53,11 +56,11 @@ pub(super) fn measure(quick: bool) -> anyhow::Result<()> {
     } else {
         command.args(["--measurement-time", "3"]);
     }
-    run_command(&mut command)
+    run(&mut command)
 }
 
-/// What criterion has found.
-pub(super) fn run() -> anyhow::Result<Found> {
+/// What their last run measured.
+pub(crate) fn result() -> anyhow::Result<BenchResult> {
     let target = target()?;
     let rows = BENCHES.iter().map(|(name, what)| {
         let path = target.join(format!("criterion/{name}/new/estimates.json"));
@@ -77,20 +80,20 @@ pub(super) fn run() -> anyhow::Result<Found> {
         ])
     });
     let rows = rows.collect::<anyhow::Result<Vec<_>>>()?;
-    Ok(Found {
-        text: table(["", "median", "95 % sure"], rows),
+    Ok(BenchResult {
+        text: table(["", "median", "95 % confidence interval"], rows),
         goals: Vec::new(),
     })
 }
 
-/// The directory that this program was built in: sudo does not hand on CARGO_TARGET_DIR.
+/// The target directory, from this program's path: sudo does not pass CARGO_TARGET_DIR on.
 fn target() -> anyhow::Result<PathBuf> {
     let own = std::env::current_exe()?;
     let target = own.ancestors().nth(2).context("no target directory")?;
     Ok(target.to_owned())
 }
 
-/// A time with a unit, three digits.
+/// A time with a unit.
 fn time(nanos: f64) -> String {
     match nanos {
         ..1e3 => format!("{nanos:.0} ns"),
@@ -102,9 +105,10 @@ fn time(nanos: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::process::root;
 
     #[test]
-    fn every_bench_has_a_name_here() {
+    fn every_benchmark_is_in_the_table() {
         for file in ["agent/benches/pure.rs", "model/benches/pure.rs"] {
             let text = fs::read_to_string(root().join(file)).unwrap();
             for word in text.split('"').filter(|word| word.contains('_')) {

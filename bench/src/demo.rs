@@ -1,0 +1,74 @@
+//! `cargo xtask demo`: SYN retransmissions of connections to a black hole without and with the agent, as tcpdump sees
+//! them, in two network namespaces and a cgroup that are removed afterwards.
+
+use std::{fs, net::SocketAddr, path::Path, time::Duration};
+
+use rto_tests::{
+    agent::World,
+    capture::{Capture, gaps, syns},
+    netns::{CLIENT_LINK, SERVER_V4, SERVER_V4_OTHER},
+    traffic::Traffic,
+};
+
+use crate::{process::helper, result::millis};
+
+/// An address that the policy covers, and one that it does not.
+const COVERED: &str = SERVER_V4;
+const OTHER: &str = SERVER_V4_OTHER;
+const PORT: u16 = 9;
+/// SYNs shown of each connection.
+const SYNS: usize = 5;
+/// Enough for the kernel's own timers: 1, 2, 4 and 8 s before Linux 6.5.
+const LIMIT: Duration = Duration::from_secs(30);
+
+const POLICY: &str = "\n[policy.same-zone]\ncidrs = [\"10.88.0.0/24\"]\ninitial_rto = \"100ms\"\n";
+
+pub(crate) fn run(programs: &Path) -> anyhow::Result<()> {
+    let mut world = World::of(programs.join("rto-agent"))?;
+    world.net.black_hole(PORT)?;
+    world.configure(POLICY)?;
+    let helper = helper(programs);
+    println!("Two namespaces; {COVERED} and {OTHER} drop every SYN (a black hole).\n");
+    println!("Without rto-agent, SYNs are retransmitted after");
+    show_gaps(&world, &helper, COVERED)?;
+    println!("\n# config.toml\n{}", fs::read_to_string(world.config())?);
+
+    world.start()?;
+    println!("$ rto-agent run &");
+    for address in [COVERED, OTHER] {
+        show_verb(&world, &["lookup", address])?;
+    }
+    println!("\nWith rto-agent");
+    for address in [COVERED, OTHER] {
+        show_gaps(&world, &helper, address)?;
+    }
+    println!();
+    show_verb(&world, &["list"])?;
+    println!();
+    show_verb(&world, &["detach"])?;
+
+    println!("\nWithout it again");
+    show_gaps(&world, &helper, COVERED)
+}
+
+/// Runs a verb of the CLI and shows it as on a terminal.
+fn show_verb(world: &World, words: &[&str]) -> anyhow::Result<()> {
+    let output = world.cli(words)?;
+    println!("$ rto-agent {}\n{}", words.join(" "), output.trim_end());
+    Ok(())
+}
+
+/// Connects in the agent's cgroup, and shows the gaps between the SYNs.
+fn show_gaps(world: &World, helper: &Path, address: &str) -> anyhow::Result<()> {
+    let to: SocketAddr = format!("{address}:{PORT}").parse()?;
+    let capture = Capture::start(&world.net.client, CLIENT_LINK)?;
+    let cgroup = Some(world.cgroup.path());
+    let _connecting = Traffic::knock_by(helper, &world.net.client, cgroup, to, 1)?;
+    let segments = capture.wait_for(LIMIT, |all| syns(all, to).len() >= SYNS)?;
+    let gaps: Vec<String> = gaps(&syns(&segments, to))
+        .into_iter()
+        .map(|gap| format!("{:.0} ms", millis(gap)))
+        .collect();
+    println!("  to {address}: {}", gaps.join(", "));
+    Ok(())
+}

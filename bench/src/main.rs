@@ -1,0 +1,90 @@
+//! Benchmarks of rto-agent and its demo. `cargo xtask bench` and `cargo xtask demo` install the system packages they
+//! need and run this program.
+#![expect(clippy::print_stdout, reason = "results go to stdout")]
+
+use std::{path::PathBuf, process::Command};
+
+use clap::{Parser, Subcommand};
+use rto_tests::{agent, cgroup, netns};
+
+mod add;
+mod callback;
+mod demo;
+mod gap;
+mod idle;
+mod overhead;
+mod page;
+mod process;
+mod pure;
+mod rate;
+mod result;
+mod sample;
+mod scale;
+mod start;
+mod suite;
+
+use process::{catch_signals, is_root};
+
+/// Measure what rto-agent costs, on its release build, in temporary namespaces and cgroups
+#[derive(Parser)]
+#[command(bin_name = "cargo xtask bench", args_conflicts_with_subcommands = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Option<Verb>,
+    #[command(flatten)]
+    suite: suite::Args,
+    /// Measure the programs in this directory instead of building this tree; `pure` then reports the last run of its
+    /// benchmarks
+    #[arg(long, global = true, value_name = "DIR")]
+    programs: Option<PathBuf>,
+}
+
+#[derive(Subcommand)]
+enum Verb {
+    /// Compare callback time and connections per second with statistics and without
+    Overhead(overhead::Args),
+    /// Show SYN retransmissions without and with the agent (cargo xtask demo)
+    Demo,
+}
+
+fn main() -> anyhow::Result<()> {
+    let cli = Cli::parse();
+    let programs = match &cli.programs {
+        Some(dir) => dir.clone(),
+        None => cli.build()?,
+    };
+    if !is_root() {
+        // Built as the user, run as root.
+        return process::run(
+            Command::new("sudo")
+                .arg(std::env::current_exe()?)
+                .args(std::env::args_os().skip(1))
+                .arg("--programs")
+                .arg(programs),
+        );
+    }
+    netns::sweep();
+    cgroup::sweep();
+    agent::sweep();
+    catch_signals()?;
+    match &cli.command {
+        Some(Verb::Demo) => demo::run(&programs),
+        Some(Verb::Overhead(args)) => overhead::run(args, &programs),
+        None => cli.suite.run(&programs),
+    }
+}
+
+impl Cli {
+    /// Builds the programs, and runs the benchmarks that need no privilege; the directory of the programs.
+    fn build(&self) -> anyhow::Result<PathBuf> {
+        let profile = match self.command {
+            Some(Verb::Demo) => "dev",
+            Some(Verb::Overhead(_)) => "release",
+            None => {
+                self.suite.prepare()?;
+                "release"
+            }
+        };
+        process::build_programs(profile)
+    }
+}

@@ -1,0 +1,69 @@
+//! Time from exec to READY=1, and from SIGTERM to the end.
+
+use std::{
+    path::Path,
+    process::{Command, Stdio},
+};
+
+use nix::sys::signal::Signal;
+use rto_tests::agent::World;
+
+use crate::{
+    idle::cpu,
+    process::{self, check_signals},
+    result::{BenchResult, Goal, elapsed_ms, millis, times_table},
+    sample::Sample,
+    suite::SampleSizes,
+};
+
+/// Most that a start may take.
+const GOAL_MS: f64 = 100.0;
+
+const POLICY: &str = "[policy.near]\ncidrs = [\"10.88.0.0/24\"]\ninitial_rto = \"100ms\"\n";
+
+pub(crate) fn run(sizes: SampleSizes, programs: &Path) -> anyhow::Result<BenchResult> {
+    let binary = programs.join("rto-agent");
+    let mut fresh = World::of(binary.clone())?;
+    fresh.configure(POLICY)?;
+    let mut kept = World::of(binary.clone())?;
+    kept.configure(&format!("on_exit = \"keep\"\n{POLICY}"))?;
+    // Leaves the pins that the later starts adopt.
+    kept.start()?;
+    kept.end(Signal::SIGTERM)?;
+    let (mut begun, mut ended, mut adopted, mut version) = (vec![], vec![], vec![], vec![]);
+    let mut busy = vec![];
+    for _ in 0..sizes.starts {
+        check_signals()?;
+        version.push(elapsed_ms(|| no_op(&binary))?);
+        begun.push(elapsed_ms(|| fresh.start())?);
+        busy.push(millis(cpu(&fresh)?.run));
+        ended.push(elapsed_ms(|| fresh.end(Signal::SIGTERM).map(drop))?);
+        adopted.push(elapsed_ms(|| kept.start())?);
+        kept.end(Signal::SIGTERM)?;
+    }
+    let samples = [
+        ("`--version`, from exec to its end", version),
+        ("start to ready, without pins", begun),
+        ("CPU time of that, with the verifier's", busy),
+        ("start to ready, pins of an earlier run adopted", adopted),
+        ("SIGTERM to exit, detached", ended),
+    ];
+    let samples = samples.map(|(name, times)| (name, Sample::of(times)));
+    let ready = samples[1].1.median();
+    Ok(BenchResult {
+        text: times_table(&samples),
+        goals: vec![Goal {
+            what: "start to ready",
+            limit: "at most 100 ms",
+            measured: format!("{ready:.0} ms"),
+            met: ready <= GOAL_MS,
+        }],
+    })
+}
+
+/// Runs the binary without work: what a process costs.
+pub(crate) fn no_op(binary: &Path) -> anyhow::Result<()> {
+    let mut command = Command::new(binary);
+    command.arg("--version").stdout(Stdio::null());
+    process::run(&mut command)
+}

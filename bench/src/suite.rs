@@ -1,0 +1,250 @@
+//! `cargo xtask bench [NAME...]`: one benchmark after the other, their goals, and the documents they are written to.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, ensure};
+use clap::ValueEnum;
+use rto_tests::machine::Machine;
+
+use crate::{
+    add, callback, gap, idle, page,
+    process::check_signals,
+    pure, rate,
+    result::{BenchResult, Goal, goals_table},
+    scale, start,
+};
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// The benchmarks to run; without a name all of them, and the results are written to the documents
+    names: Vec<Name>,
+    #[command(flatten)]
+    scale: scale::Args,
+    /// Take too few samples for a result, to test the benchmarks themselves; no document is written
+    #[arg(long)]
+    quick: bool,
+    /// Write the results of a run of all benchmarks, except `scale`, to this file instead
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["names", "quick"])]
+    page: Option<PathBuf>,
+    /// Also write the results of `scale` to its document when it runs by name
+    #[arg(long, conflicts_with = "quick")]
+    write: bool,
+    /// Fail if a goal is missed
+    #[arg(long)]
+    strict: bool,
+}
+
+/// A benchmark, and the name of its part in the documents.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Name {
+    /// Time of a callback, against an empty program and two in C
+    Callback,
+    /// Connections per second, against an empty program and none
+    Rate,
+    /// Accuracy of the gaps between SYNs
+    Gap,
+    /// Time from start to ready, and from SIGTERM to the end
+    Start,
+    /// Time from `add` to its effect
+    Add,
+    /// CPU time of an idle daemon
+    Idle,
+    /// A million entries: load, reload, list, lookup, detach, memory
+    Scale,
+    /// Functions without a kernel, by criterion
+    Pure,
+}
+
+/// Parts of the documents that are not a benchmark of their own.
+const MACHINE: &str = "machine";
+const GOALS: &str = "goals";
+
+/// How much each benchmark measures.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SampleSizes {
+    /// Rounds of a comparison.
+    pub(crate) rounds: u32,
+    /// Connections of each side in a round.
+    pub(crate) connections: u32,
+    /// Connections to a black hole.
+    pub(crate) handshakes: usize,
+    /// Starts, and additions.
+    pub(crate) starts: u32,
+    /// Duration of the idle measurement.
+    pub(crate) idle: Duration,
+    /// Loads of the full set of entries, and reloads in each.
+    pub(crate) loads: u32,
+    /// Entries of the full set.
+    pub(crate) entries: u32,
+}
+
+impl SampleSizes {
+    const FULL: Self = Self {
+        rounds: 11,
+        connections: 4000,
+        handshakes: 1000,
+        starts: 21,
+        idle: Duration::from_secs(60),
+        loads: 3,
+        entries: 1_000_000,
+    };
+    const QUICK: Self = Self {
+        rounds: 3,
+        connections: 200,
+        handshakes: 50,
+        starts: 3,
+        idle: Duration::from_secs(2),
+        loads: 1,
+        entries: 20_000,
+    };
+}
+
+impl Args {
+    /// Runs the benchmarks that need no privilege.
+    pub(crate) fn prepare(&self) -> anyhow::Result<()> {
+        if self.chosen().contains(&Name::Pure) {
+            pure::measure(self.quick)?;
+        }
+        Ok(())
+    }
+
+    /// Measures, prints, and writes the documents.
+    pub(crate) fn run(&self, programs: &Path) -> anyhow::Result<()> {
+        let run = Run::begin()?;
+        let mut parts = Vec::new();
+        let mut goals = Vec::new();
+        let mut all_met = true;
+        for name in self.chosen() {
+            check_signals()?;
+            println!("## {}\n", name.part());
+            let own = Run::begin()?;
+            let result = self.measure(name, programs);
+            let BenchResult { text, goals: more } = result.with_context(|| name.part())?;
+            all_met &= more.iter().all(|goal| goal.met);
+            let text = if name == Name::Scale {
+                // On a page of its own.
+                format!("{}\n{text}\n{}", own.end()?, goals_table(&more))
+            } else {
+                goals.extend(more);
+                text
+            };
+            println!("{text}");
+            parts.push((name, text));
+        }
+        self.conclude(&parts, &goals, &run.end()?)?;
+        ensure!(!self.strict || all_met, "a goal is missed");
+        Ok(())
+    }
+
+    fn measure(&self, name: Name, programs: &Path) -> anyhow::Result<BenchResult> {
+        let sizes = if self.quick {
+            SampleSizes::QUICK
+        } else {
+            SampleSizes::FULL
+        };
+        match name {
+            Name::Callback => callback::run(sizes, programs),
+            Name::Rate => rate::run(sizes, programs),
+            Name::Gap => gap::run(sizes, programs),
+            Name::Start => start::run(sizes, programs),
+            Name::Add => add::run(sizes, programs),
+            Name::Idle => idle::run(sizes, programs),
+            Name::Scale => scale::run(sizes, &self.scale, programs),
+            Name::Pure => pure::result(),
+        }
+    }
+
+    /// Prints the goals, and writes the documents if all was measured.
+    fn conclude(
+        &self,
+        parts: &[(Name, String)],
+        goals: &[Goal],
+        machine: &str,
+    ) -> anyhow::Result<()> {
+        let goals = goals_table(goals);
+        if self.chosen() != [Name::Scale] {
+            println!("## {GOALS}\n\n{goals}\n{machine}");
+        }
+        let is_all = self.names.is_empty() && !self.quick;
+        let write = |part: &str, text: &str| {
+            let path = match &self.page {
+                Some(page) if part != Name::Scale.part() => page.clone(),
+                _ => page::find(part)?,
+            };
+            page::rewrite(&path, part, text)?;
+            println!("written: {part} in {}", path.display());
+            anyhow::Ok(())
+        };
+        for (name, text) in parts {
+            let is_written = match name {
+                Name::Scale => self.write || is_all && self.page.is_none(),
+                _ => is_all,
+            };
+            if is_written {
+                write(&name.part(), text)?;
+            }
+        }
+        if is_all {
+            write(GOALS, &goals)?;
+            write(MACHINE, machine)?;
+        }
+        Ok(())
+    }
+
+    fn chosen(&self) -> Vec<Name> {
+        if self.names.is_empty() {
+            Name::value_variants().to_vec()
+        } else {
+            self.names.clone()
+        }
+    }
+}
+
+impl Name {
+    fn part(self) -> String {
+        let value = self.to_possible_value();
+        value.map_or_else(String::new, |value| value.get_name().to_owned())
+    }
+}
+
+/// The names of all parts of the documents.
+#[cfg(test)]
+pub(crate) fn parts() -> Vec<String> {
+    let names = Name::value_variants().iter().map(|name| name.part());
+    names.chain([GOALS, MACHINE].map(str::to_owned)).collect()
+}
+
+/// A measurement's duration and the host's load.
+struct Run {
+    begin: Instant,
+    load: String,
+}
+
+impl Run {
+    fn begin() -> anyhow::Result<Self> {
+        Ok(Self {
+            begin: Instant::now(),
+            load: load_average()?,
+        })
+    }
+
+    /// A sentence, with the machine.
+    fn end(&self) -> anyhow::Result<String> {
+        Ok(format!(
+            "{}. Load average {} before the run and {} after it; the run took {} s.\n",
+            Machine::here()?.describe(),
+            self.load,
+            load_average()?,
+            self.begin.elapsed().as_secs()
+        ))
+    }
+}
+
+fn load_average() -> anyhow::Result<String> {
+    let text = fs::read_to_string("/proc/loadavg")?;
+    Ok(text.split(' ').next().unwrap_or_default().to_owned())
+}
