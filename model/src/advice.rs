@@ -2,7 +2,7 @@
 //!
 //! A suggestion is conservative:
 //!
-//! - The share of needless retransmissions it is chosen by is not the observed one but its upper bound at
+//! - The share of spurious retransmissions it is chosen by is not the observed one but its upper bound at
 //!   95 % ([`upper_bound`]): of n samples none of which exceeded a value, 3/n may (the "rule of three"). With
 //!   fewer samples than the asked share needs there is no suggestion.
 //! - An initial RTO is twice the least value that would do: there is no variation to go by before the first
@@ -27,15 +27,15 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use crate::{
-    data::RTO_MAX_US,
     estimator::{Estimator, Linux, Sample, in_turn},
+    retransmit::RTO_MAX_US,
     study::{Sampling, Study},
 };
 
 /// The kernel's initial RTO (`TCP_TIMEOUT_INIT`), microseconds.
 pub const INITIAL_RTO_US: u64 = 1_000_000;
 /// The kernel's rto_min, and the largest a program can set (`TCP_RTO_MIN`), microseconds.
-pub const RTO_MIN_US: u64 = crate::data::RTO_MIN_US;
+pub const RTO_MIN_US: u64 = crate::retransmit::RTO_MIN_US;
 /// How long a peer with the kernel's defaults delays an ACK at least (`TCP_DELACK_MIN`), microseconds.
 pub const PEER_DELACK_US: u64 = 40_000;
 /// By how much later a delayed ACK may come: two jiffies at HZ 250.
@@ -176,13 +176,13 @@ pub enum RoundTrips<'a> {
 pub struct Question {
     /// Jiffies a second.
     pub hz: u32,
-    /// The share of needless retransmissions that is not to be exceeded, 0 to 1.
+    /// The share of spurious retransmissions that is not to be exceeded, 0 to 1.
     pub share: f64,
     /// How long the peers delay an ACK, microseconds ([`PEER_DELACK_US`]).
     pub peer_delack_us: u64,
 }
 
-/// A share of needless retransmissions.
+/// A share of spurious retransmissions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Expected {
     /// As observed, or estimated.
@@ -198,7 +198,7 @@ pub struct Candidate {
     pub value_us: u64,
     /// The same in jiffies.
     pub jiffies: u64,
-    /// Samples that would be sent again needlessly.
+    /// Samples that would be sent again in vain.
     pub expected: Expected,
     /// Whether it is so short that a peer's delayed ACK comes later.
     pub below_delack: bool,

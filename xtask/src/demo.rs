@@ -10,7 +10,7 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
-use rto_tests::process::Guard;
+use rto_testbed::process::KillOnDrop;
 
 use crate::{
     process::{is_root, output, run as run_command},
@@ -102,7 +102,7 @@ impl Stage {
         self.gaps(NEAR)?;
         println!("\n# config.toml\n{}", fs::read_to_string(self.config())?);
         let log = fs::File::create(self.dir.path().join("log"))?;
-        let mut daemon = Guard(
+        let mut daemon = KillOnDrop(
             Command::new(&self.agent)
                 .args(["run", "--config"])
                 .arg(self.config())
@@ -139,7 +139,7 @@ impl Stage {
     /// Connects, and prints the gaps between the SYNs as tcpdump saw them.
     fn gaps(&self, to: &str) -> anyhow::Result<()> {
         let filter = format!("dst host {to} and tcp[tcpflags] & tcp-syn != 0");
-        let mut tcpdump = Guard(
+        let mut tcpdump = KillOnDrop(
             self.inside("tcpdump")
                 .args([
                     "-i",
@@ -166,7 +166,7 @@ impl Stage {
             self.cgroup.display(),
             self.client()
         );
-        let _connecting = Guard(
+        let _connecting = KillOnDrop(
             Command::new("bash")
                 .args(["-c", &script])
                 .stderr(Stdio::null())

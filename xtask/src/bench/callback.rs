@@ -12,12 +12,12 @@ use std::{
 };
 
 use anyhow::{Context as _, ensure};
-use rto_tests::{
-    agent::World,
+use rto_testbed::{
     cgroup::Cgroup,
+    env::TestEnv,
     foreign::{Foreign, count_runs, runs_of},
-    rate::Rate,
     stopwatch::{Before, REQUESTS, SLOTS, Stopwatch},
+    workload::rate::Rate,
 };
 
 use super::{
@@ -63,7 +63,7 @@ pub(super) fn run(amount: Amount, programs: &Path) -> anyhow::Result<Found> {
     let cgroups = [Cgroup::new()?, Cgroup::new()?, Cgroup::new()?];
     let mut worlds = Vec::new();
     for _ in cgroups.len()..N {
-        worlds.push(World::of(programs.join("rto-agent"))?);
+        worlds.push(TestEnv::of(programs.join("rto-agent"))?);
     }
     let before = cgroups.iter().map(Cgroup::path);
     let before = before
@@ -97,7 +97,7 @@ pub(super) fn run(amount: Amount, programs: &Path) -> anyhow::Result<Found> {
         .zip(&paths)
         .map(|(port, cgroup)| {
             let on = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-            let program = programs.join("rto-traffic");
+            let program = programs.join("rto-workload");
             let mut rate = Rate::start(&program, &worlds[0].net.client, cgroup, None, on)?;
             rate.connections(WARM_UP)?;
             Ok(rate)

@@ -10,12 +10,13 @@ use std::{
 };
 
 use anyhow::ensure;
-use rto_tests::{
-    agent::{SOON, World},
+use rto_testbed::{
     capture::{Capture, syns},
+    env::TestEnv,
     machine,
     netns::{CLIENT_LINK, SERVER_V4},
-    traffic::Traffic,
+    wait::TIMEOUT,
+    workload::traffic::Traffic,
 };
 
 use super::{
@@ -34,12 +35,12 @@ const PORT: u16 = 7300;
 const EARLY_MS: f64 = 1.0;
 
 pub(super) fn run(amount: Amount, programs: &Path) -> anyhow::Result<Found> {
-    let mut world = World::of(programs.join("rto-agent"))?;
+    let mut world = TestEnv::of(programs.join("rto-agent"))?;
     world.configure("[policy.near]\ncidrs = [\"10.88.0.0/24\"]\ninitial_rto = \"100ms\"\n")?;
     world.start()?;
     world.net.black_hole(PORT)?;
     let to: SocketAddr = format!("{SERVER_V4}:{PORT}").parse()?;
-    let helper = programs.join("rto-traffic");
+    let helper = programs.join("rto-workload");
     let with = gaps(&world, &helper, to, TIMER, amount.handshakes, true)?;
     let without = gaps(&world, &helper, to, KERNEL, amount.handshakes / 5, false)?;
     let jiffy = millis(machine::jiffy());
@@ -90,7 +91,7 @@ pub(super) fn run(amount: Amount, programs: &Path) -> anyhow::Result<Found> {
 
 /// First gaps less the timer, milliseconds.
 fn gaps(
-    world: &World,
+    world: &TestEnv,
     helper: &Path,
     to: SocketAddr,
     timer: Duration,
@@ -103,9 +104,9 @@ fn gaps(
         go_on()?;
         let capture = Capture::start(&world.net.client, CLIENT_LINK)?;
         let batch = BATCH.min(count - found.len());
-        let _knocking = Traffic::knock_by(helper, &world.net.client, cgroup, to, batch)?;
+        let _knocking = Traffic::connect_many_by(helper, &world.net.client, cgroup, to, batch)?;
         thread::sleep(timer);
-        let end = Instant::now() + SOON;
+        let end = Instant::now() + TIMEOUT;
         loop {
             let mut times: BTreeMap<(u16, u32), Vec<Duration>> = BTreeMap::new();
             for syn in syns(&capture.so_far()?, to) {

@@ -9,7 +9,7 @@ use std::{
 };
 
 use anyhow::{Context as _, ensure};
-use rto_tests::{agent::World, http};
+use rto_testbed::{env::TestEnv, http};
 
 use super::{
     go_on,
@@ -44,7 +44,7 @@ pub(super) fn run(amount: Amount, programs: &Path) -> anyhow::Result<Found> {
     let worlds = settings
         .iter()
         .map(|settings| {
-            let mut world = World::of(programs.join("rto-agent"))?;
+            let mut world = TestEnv::of(programs.join("rto-agent"))?;
             world.configure(&format!("{settings}{POLICY}"))?;
             world.start()?;
             Ok(world)
@@ -115,7 +115,7 @@ pub(super) struct Cpu {
 }
 
 /// All threads of a daemon: the scheduler's account in nanoseconds (schedstat), and the one in ticks (stat).
-pub(super) fn cpu(world: &World) -> anyhow::Result<Cpu> {
+pub(super) fn cpu(world: &TestEnv) -> anyhow::Result<Cpu> {
     let proc = format!("/proc/{}", world.pid()?);
     let mut cpu = Cpu {
         run: Duration::ZERO,

@@ -13,7 +13,7 @@ use nix::{
     libc,
     sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction},
 };
-use rto_tests::{agent, cgroup, netns};
+use rto_testbed::{agent, cgroup, netns};
 
 use crate::{
     process::{is_root, run as run_command},
@@ -39,7 +39,7 @@ pub(crate) struct Args {
     what: Option<What>,
     #[command(flatten)]
     page: page::Page,
-    /// Where rto-agent and rto-traffic are built already, instead of building this tree (and the pure parts
+    /// Where rto-agent and rto-workload are built already, instead of building this tree (and the pure parts
     /// are measured already)
     #[arg(long, global = true, value_name = "DIR")]
     programs: Option<PathBuf>,
@@ -85,7 +85,7 @@ fn build() -> anyhow::Result<PathBuf> {
     let agent = tools::built(
         tools::cargo()
             .args(["build", "--release", "--locked", "--bins"])
-            .args(["--package", "rto-agent", "--package", "rto-tests"]),
+            .args(["--package", "rto-agent", "--package", "rto-testbed"]),
         "rto-agent",
     )?;
     let programs = agent.parent().context("a directory")?;

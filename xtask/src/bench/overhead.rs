@@ -14,11 +14,11 @@ use std::{
 };
 
 use anyhow::{Context as _, ensure};
-use rto_tests::{
-    agent::World,
+use rto_testbed::{
     cgroup::Cgroup,
+    env::TestEnv,
     foreign::{Runs, count_runs, runs_of},
-    rate::Rate,
+    workload::rate::Rate,
 };
 
 use super::{Sample, go_on};
@@ -76,7 +76,7 @@ pub(crate) fn run(args: &Args, programs: &Path) -> anyhow::Result<()> {
     let mut traffic = |cgroup: &Path, accepts_in: Option<&Path>| {
         port += 1;
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-        let program = programs.join("rto-traffic");
+        let program = programs.join("rto-workload");
         // All in one namespace: what is not the agent is the same for all.
         let mut rate = Rate::start(&program, &off.net.client, cgroup, accepts_in, address)?;
         rate.connections(WARM_UP)?;
@@ -112,14 +112,14 @@ pub(crate) fn run(args: &Args, programs: &Path) -> anyhow::Result<()> {
 }
 
 /// An agent with the policy and these settings.
-fn world(programs: &Path, settings: &str) -> anyhow::Result<World> {
-    let mut world = World::of(programs.join("rto-agent"))?;
+fn world(programs: &Path, settings: &str) -> anyhow::Result<TestEnv> {
+    let mut world = TestEnv::of(programs.join("rto-agent"))?;
     world.configure(&format!("{settings}{POLICY}"))?;
     world.start()?;
     Ok(world)
 }
 
-pub(super) fn program_id(world: &World) -> anyhow::Result<u64> {
+pub(super) fn program_id(world: &TestEnv) -> anyhow::Result<u64> {
     let status = world.json(&["status"])?;
     let id = status["attachment"]["program_id"].as_u64();
     id.context("the agent does not say which program is its own")

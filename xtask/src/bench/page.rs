@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Context as _, ensure};
 use clap::ValueEnum;
-use rto_tests::machine::Machine;
+use rto_testbed::machine::Machine;
 
 use super::{add, callback, gap, go_on, idle, pure, rate, scale, start};
 use crate::root;

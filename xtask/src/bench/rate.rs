@@ -5,7 +5,7 @@ use std::{
     path::Path,
 };
 
-use rto_tests::{agent::World, cgroup::Cgroup, foreign::Foreign, rate::Rate};
+use rto_testbed::{cgroup::Cgroup, env::TestEnv, foreign::Foreign, workload::rate::Rate};
 
 use super::{
     Sample,
@@ -36,8 +36,8 @@ pub(super) fn run(amount: Amount, programs: &Path) -> anyhow::Result<Found> {
     let empty = Cgroup::new()?;
     let _program = Foreign::attach_empty(empty.path())?;
     let mut worlds = [
-        World::of(programs.join("rto-agent"))?,
-        World::of(programs.join("rto-agent"))?,
+        TestEnv::of(programs.join("rto-agent"))?,
+        TestEnv::of(programs.join("rto-agent"))?,
     ];
     worlds[0].configure("[policy.other]\ncidrs = [\"10.0.0.0/24\"]\ninitial_rto = \"100ms\"\n")?;
     worlds[1].configure(
@@ -67,7 +67,7 @@ pub(super) fn run(amount: Amount, programs: &Path) -> anyhow::Result<Found> {
         for cgroup in paths {
             port += 1;
             let on = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-            let program = programs.join("rto-traffic");
+            let program = programs.join("rto-workload");
             let netns = &worlds[0].net.client;
             let mut rate = Rate::start(&program, netns, cgroup, accepts_in, on)?;
             rate.connections(WARM_UP)?;

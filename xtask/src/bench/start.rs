@@ -7,7 +7,7 @@ use std::{
 };
 
 use nix::sys::signal::Signal;
-use rto_tests::agent::World;
+use rto_testbed::env::TestEnv;
 
 use super::{
     Sample, go_on,
@@ -22,9 +22,9 @@ const POLICY: &str = "[policy.near]\ncidrs = [\"10.88.0.0/24\"]\ninitial_rto = \
 
 pub(super) fn run(amount: Amount, programs: &Path) -> anyhow::Result<Found> {
     let binary = programs.join("rto-agent");
-    let mut fresh = World::of(binary.clone())?;
+    let mut fresh = TestEnv::of(binary.clone())?;
     fresh.configure(POLICY)?;
-    let mut kept = World::of(binary.clone())?;
+    let mut kept = TestEnv::of(binary.clone())?;
     kept.configure(&format!("on_exit = \"keep\"\n{POLICY}"))?;
     // What it finds from then on.
     kept.start()?;

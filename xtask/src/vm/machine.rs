@@ -9,7 +9,7 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
-use rto_tests::process::Guard;
+use rto_testbed::process::KillOnDrop;
 
 /// How a machine's processor is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,7 +64,7 @@ impl Machine<'_> {
                 "console=ttyS0 quiet panic=-1 mitigations=off {}",
                 self.command_line
             ));
-        let mut machine = Guard(
+        let mut machine = KillOnDrop(
             qemu.stdin(Stdio::null())
                 .stdout(Stdio::piped())
                 .spawn()

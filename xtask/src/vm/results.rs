@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use rto_tests::emulated::SCALED;
+use rto_testbed::emulated::SCALED;
 use serde::{Deserialize, Serialize};
 
 /// The tests of one group, by their names in it.
@@ -119,51 +119,39 @@ pub(super) fn results(lines: &[String]) -> (usize, usize) {
         })
 }
 
-/// The names of all tests, as the sources list them.
+/// The names of all tests, as the sources register them: `test!(NAME` in a group's file, or in its directory.
 #[cfg(test)]
 pub(super) fn in_the_tree() -> BTreeSet<String> {
-    const TESTS: &str = "tests/tests/integration";
-    let read = |file: &str| std::fs::read_to_string(crate::root().join(TESTS).join(file)).unwrap();
-    let main = read("main.rs");
-    let groups = main.lines().filter_map(|line| {
-        let (group, rest) = line.trim().strip_prefix("(\"")?.split_once("\", ")?;
-        (rest == format!("{group}::TESTS),")).then(|| group.to_owned())
-    });
-    groups
-        .flat_map(|group| {
-            let names = listed(&read(&format!("{group}.rs")));
-            assert!(!names.is_empty(), "{group} lists no tests");
-            names
-                .into_iter()
-                .map(move |name| format!("{group}::{name}"))
-        })
-        .collect()
+    fn add(dir: &std::path::Path, group: Option<&str>, names: &mut BTreeSet<String>) {
+        for entry in std::fs::read_dir(dir).unwrap() {
+            let path = entry.unwrap().path();
+            let stem = path.file_stem().unwrap().to_str().unwrap();
+            let group = group.unwrap_or(stem);
+            if path.is_dir() {
+                add(&path, Some(group), names);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                let source = std::fs::read_to_string(&path).unwrap();
+                names.extend(registered(&source).map(|name| format!("{group}::{name}")));
+            }
+        }
+    }
+    let mut names = BTreeSet::new();
+    add(
+        &crate::root().join("tests/tests/integration"),
+        None,
+        &mut names,
+    );
+    names
 }
 
-/// The names in a file's list of tests: each is a string, or a constant of the file's, at the beginning of a pair.
 #[cfg(test)]
-fn listed(source: &str) -> Vec<String> {
-    let (_, list) = source.split_once("TESTS: &[Test] = &[").unwrap();
-    let (list, _) = list.split_once("];\n").unwrap();
-    // A pair, and not the arguments of a call.
-    let is_pair = |at: &usize| !list[..*at].ends_with(|c: char| c.is_alphanumeric() || c == '_');
-    let begins = list
-        .match_indices('(')
-        .filter(|(at, _)| is_pair(at))
-        .map(|(at, _)| list[at + 1..].trim_start());
-    let name = |rest: &str| {
-        if let Some(rest) = rest.strip_prefix('"') {
-            return rest.split_once('"').map(|(name, _)| name.to_owned());
-        }
-        let (constant, _) = rest.split_once(',')?;
-        let is_constant = constant
-            .bytes()
-            .all(|b| b.is_ascii_uppercase() || b == b'_');
-        let value = format!("const {constant}: &str = \"");
-        let (_, rest) = source.split_once(&value).filter(|_| is_constant)?;
-        Some(rest.split_once('"')?.0.to_owned())
-    };
-    begins.filter_map(name).collect()
+fn registered(source: &str) -> impl Iterator<Item = &str> {
+    let calls = source.split("\ntest!(").skip(1);
+    calls.map(|call| {
+        let call = call.trim_start();
+        let end = call.find(|c: char| !c.is_alphanumeric() && c != '_');
+        &call[..end.unwrap_or(call.len())]
+    })
 }
 
 #[cfg(test)]
@@ -171,11 +159,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_a_list() {
-        let source = "const CLOCK: &str = \"the_clock\";\n\
-            pub(super) const TESTS: &[Test] = &[\n    (\"one\", one),\n    (\n        \"two_\",\n        two,\n    ),\n\
-            (\"three\", || lost(Kind::SYN, \"active\", true)),\n    (CLOCK, clock),\n];\nf(\"no_test\");\n";
-        assert_eq!(listed(source), ["one", "two_", "three", "the_clock"]);
+    fn names_as_they_are_registered() {
+        let source = "\
+use x;
+
+test!(one);
+fn one() {}
+
+/// test!(no_test)
+test!(
+    two_, needs = [CLOCK],
+    two
+);
+";
+        assert_eq!(registered(source).collect::<Vec<_>>(), ["one", "two_"]);
         assert!(in_the_tree().contains("faults::the_wall_clock_is_set"));
     }
 
