@@ -18,8 +18,8 @@ use super::{
 };
 use crate::{channel::ControlChannel, emulated::scaled, tcp::TcpInfo};
 
-/// Looks no further apart than this leave little time for a moment that nobody sees: they are made at the pace of
-/// [`LOOKS`], and what is between is other processes' turn.
+/// Looks no further apart than this leave little time for a moment that nobody sees: there are up to 2000 a second,
+/// and what is between is other processes' turn.
 pub const MAX_GAP: Duration = Duration::from_millis(20);
 /// Connections in a second, but for the time that each takes.
 const LOOKS: u32 = 2000;

@@ -78,7 +78,7 @@ test!(the_watchdog_hears_nothing_of_a_stuck_one);
 fn the_watchdog_hears_nothing_of_a_stuck_one() -> anyhow::Result<()> {
     const TIMEOUT: Duration = Duration::from_secs(2);
     let (mut env, end, _) = endless_change(TIMEOUT)?;
-    let limit = Instant::now() + TIMEOUT;
+    let limit = Instant::now() + wait::TIMEOUT;
     let mut heard = Instant::now();
     let mut times = 0;
     while heard.elapsed() < TIMEOUT {

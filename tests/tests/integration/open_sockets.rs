@@ -286,7 +286,7 @@ fn begin_own(env: &TestEnv) -> anyhow::Result<Pair> {
     begin(env, own)
 }
 
-fn restore_world() -> anyhow::Result<(TestEnv, Pair)> {
+fn restore_env() -> anyhow::Result<(TestEnv, Pair)> {
     let env = TestEnv::with(&policy(RESTORED))?;
     let mut pair = begin_own(&env)?;
     assert_eq!(pair.conversation.option(option::USER_TIMEOUT)?, 30_000);
@@ -310,7 +310,7 @@ test!(
     needs = [TCP_ITERATOR]
 );
 fn detach_restore_gives_back_what_was_there() -> anyhow::Result<()> {
-    let (env, mut pair) = restore_world()?;
+    let (env, mut pair) = restore_env()?;
     let answer = env.json(&["detach", "--restore"])?;
     let (name, counts) = only_policy(&answer["restored"]);
     assert_eq!(
@@ -330,7 +330,7 @@ fn detach_restore_gives_back_what_was_there() -> anyhow::Result<()> {
 
 test!(detach_restore_without_a_daemon, needs = [TCP_ITERATOR]);
 fn detach_restore_without_a_daemon() -> anyhow::Result<()> {
-    let (mut env, mut pair) = restore_world()?;
+    let (mut env, mut pair) = restore_env()?;
     env.end(nix::sys::signal::Signal::SIGKILL)?;
     let text = env.cli(&["detach", "--restore"])?;
     assert!(text.contains("given back to open sockets"), "{text}");
@@ -432,7 +432,7 @@ test!(
     needs = [TCP_ITERATOR]
 );
 fn detach_restore_reaches_handshakes_and_former_policies() -> anyhow::Result<()> {
-    let (env, mut pair) = restore_world()?;
+    let (env, mut pair) = restore_env()?;
     // Its policy goes while it lives; and another connection is still in its handshake.
     env.configure("[policy.later]\nrto_min = \"50ms\"\ncidrs = [\"10.88.1.0/24\"]\n")?;
     env.cli(&["reload"])?;
@@ -458,7 +458,7 @@ test!(
     needs = [TCP_ITERATOR]
 );
 fn without_restore_sockets_keep_their_options() -> anyhow::Result<()> {
-    let (env, mut pair) = restore_world()?;
+    let (env, mut pair) = restore_env()?;
     env.cli(&["detach"])?;
     assert_eq!(pair.conversation.option(option::USER_TIMEOUT)?, 30_000);
     Ok(())

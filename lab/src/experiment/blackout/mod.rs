@@ -227,7 +227,7 @@ mod tests {
             control_runs: 1,
         };
         let phases: Vec<f64> = plan.order(1).iter().map(|run| phase(7, run)).collect();
-        let fresh: Vec<f64> = plan.order(1).iter().map(|run| phase(7, run)).collect();
+        let again: Vec<f64> = plan.order(1).iter().map(|run| phase(7, run)).collect();
         assert_eq!(phases, again);
         let mean = phases.iter().sum::<f64>() / 200.0;
         assert!((mean - 0.5).abs() < 0.1, "{mean}");

@@ -367,10 +367,9 @@ fn histogram(ms: &[f64]) -> Vec<(f64, f64)> {
 
 #[cfg(test)]
 mod tests {
-    use super::{
-        super::{case, lane::Took},
-        *,
-    };
+    use rto_testbed::workload::http::Took;
+
+    use super::{super::case, *};
 
     #[test]
     fn a_histogram_has_all() {

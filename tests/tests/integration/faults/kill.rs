@@ -293,7 +293,7 @@ impl Run {
             })?;
         }
         self.look()?;
-        self.end_of_world()?;
+        self.finish()?;
         self.tally.rounds = count;
         Ok(self.tally)
     }
@@ -594,7 +594,7 @@ impl Run {
     }
 
     /// What takes longer to be cleared away than a start: a killed probe's cgroup.
-    fn end_of_world(&mut self) -> anyhow::Result<()> {
+    fn finish(&mut self) -> anyhow::Result<()> {
         self.env
             .wait_status("the probe", |status| status["probe"].is_object())?;
         let below = || {
