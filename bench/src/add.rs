@@ -10,9 +10,10 @@ use std::{
 };
 
 use anyhow::{Context as _, ensure};
-use rto_tests::{
-    agent::{SOON, World},
+use rto_testbed::{
     bpf::{lookup, pinned},
+    env::TestEnv,
+    wait::TIMEOUT,
 };
 
 use crate::{
@@ -78,8 +79,8 @@ pub(crate) fn run(sizes: SampleSizes, programs: &Path) -> anyhow::Result<BenchRe
 }
 
 /// An agent with its state below this directory, and its map of IPv4 entries.
-fn world(binary: &Path, parent: &Path) -> anyhow::Result<(World, OwnedFd)> {
-    let mut world = World::of_in(binary.to_owned(), parent)?;
+fn world(binary: &Path, parent: &Path) -> anyhow::Result<(TestEnv, OwnedFd)> {
+    let mut world = TestEnv::of_in(binary.to_owned(), parent)?;
     world.configure("[policy.near]\ncidrs = [\"10.88.0.0/24\"]\ninitial_rto = \"100ms\"\n")?;
     world.start()?;
     let map = find(&world.pin_dir(), "ENTRIES_V4").context("no ENTRIES_V4 is pinned")?;
@@ -87,7 +88,7 @@ fn world(binary: &Path, parent: &Path) -> anyhow::Result<(World, OwnedFd)> {
 }
 
 /// Adds an entry while another thread polls the map: milliseconds until the entry is there, and until the verb ends.
-fn add(world: &World, map: &OwnedFd, n: u8, cidr: &str) -> anyhow::Result<(f64, f64)> {
+fn add(world: &TestEnv, map: &OwnedFd, n: u8, cidr: &str) -> anyhow::Result<(f64, f64)> {
     // struct bpf_lpm_trie_key: prefix length, address.
     let mut key = 32u32.to_ne_bytes().to_vec();
     key.extend([10, 99, n, 1]);
@@ -97,7 +98,7 @@ fn add(world: &World, map: &OwnedFd, n: u8, cidr: &str) -> anyhow::Result<(f64, 
     thread::scope(|scope| {
         let poller = scope.spawn(|| {
             is_polling.store(true, Ordering::Release);
-            let end = Instant::now() + SOON;
+            let end = Instant::now() + TIMEOUT;
             while !lookup(map, &key, &mut [0])? {
                 ensure!(Instant::now() < end, "{cidr} did not appear");
             }

@@ -11,12 +11,12 @@ use std::{
 };
 
 use anyhow::{Context as _, ensure};
-use rto_tests::{
-    agent::World,
+use rto_testbed::{
     cgroup::Cgroup,
+    env::TestEnv,
     foreign::{Foreign, count_runs, runs_of},
-    rate::Rate,
     stopwatch::{Before, REQUESTS, SLOTS, Stopwatch},
+    workload::rate::Rate,
 };
 
 use crate::{
@@ -57,7 +57,7 @@ pub(crate) fn run(sizes: SampleSizes, programs: &Path) -> anyhow::Result<BenchRe
     let cgroups = [Cgroup::new()?, Cgroup::new()?, Cgroup::new()?];
     let mut worlds = Vec::new();
     for _ in cgroups.len()..N {
-        worlds.push(World::of(programs.join("rto-agent"))?);
+        worlds.push(TestEnv::of(programs.join("rto-agent"))?);
     }
     let before = cgroups.iter().map(Cgroup::path);
     let before = before

@@ -3,11 +3,11 @@
 
 use std::{fs, net::SocketAddr, path::Path, time::Duration};
 
-use rto_tests::{
-    agent::World,
+use rto_testbed::{
     capture::{Capture, gaps, syns},
+    env::TestEnv,
     netns::{CLIENT_LINK, SERVER_V4, SERVER_V4_OTHER},
-    traffic::Traffic,
+    workload::traffic::Traffic,
 };
 
 use crate::{process::helper, result::millis};
@@ -24,7 +24,7 @@ const LIMIT: Duration = Duration::from_secs(30);
 const POLICY: &str = "\n[policy.same-zone]\ncidrs = [\"10.88.0.0/24\"]\ninitial_rto = \"100ms\"\n";
 
 pub(crate) fn run(programs: &Path) -> anyhow::Result<()> {
-    let mut world = World::of(programs.join("rto-agent"))?;
+    let mut world = TestEnv::of(programs.join("rto-agent"))?;
     world.net.black_hole(PORT)?;
     world.configure(POLICY)?;
     let helper = helper(programs);
@@ -52,18 +52,18 @@ pub(crate) fn run(programs: &Path) -> anyhow::Result<()> {
 }
 
 /// Runs a verb of the CLI and shows it as on a terminal.
-fn show_verb(world: &World, words: &[&str]) -> anyhow::Result<()> {
+fn show_verb(world: &TestEnv, words: &[&str]) -> anyhow::Result<()> {
     let output = world.cli(words)?;
     println!("$ rto-agent {}\n{}", words.join(" "), output.trim_end());
     Ok(())
 }
 
 /// Connects in the agent's cgroup, and shows the gaps between the SYNs.
-fn show_gaps(world: &World, helper: &Path, address: &str) -> anyhow::Result<()> {
+fn show_gaps(world: &TestEnv, helper: &Path, address: &str) -> anyhow::Result<()> {
     let to: SocketAddr = format!("{address}:{PORT}").parse()?;
     let capture = Capture::start(&world.net.client, CLIENT_LINK)?;
     let cgroup = Some(world.cgroup.path());
-    let _connecting = Traffic::knock_by(helper, &world.net.client, cgroup, to, 1)?;
+    let _connecting = Traffic::connect_many_by(helper, &world.net.client, cgroup, to, 1)?;
     let segments = capture.wait_for(LIMIT, |all| syns(all, to).len() >= SYNS)?;
     let gaps: Vec<String> = gaps(&syns(&segments, to))
         .into_iter()

@@ -10,12 +10,13 @@ use std::{
 };
 
 use anyhow::ensure;
-use rto_tests::{
-    agent::{SOON, World},
+use rto_testbed::{
     capture::{Capture, syns},
+    env::TestEnv,
     machine,
     netns::{CLIENT_LINK, SERVER_V4},
-    traffic::Traffic,
+    wait::TIMEOUT,
+    workload::traffic::Traffic,
 };
 
 use crate::{
@@ -35,7 +36,7 @@ const PORT: u16 = 7300;
 const EARLY_MS: f64 = 1.0;
 
 pub(crate) fn run(sizes: SampleSizes, programs: &Path) -> anyhow::Result<BenchResult> {
-    let mut world = World::of(programs.join("rto-agent"))?;
+    let mut world = TestEnv::of(programs.join("rto-agent"))?;
     world.configure("[policy.near]\ncidrs = [\"10.88.0.0/24\"]\ninitial_rto = \"100ms\"\n")?;
     world.start()?;
     world.net.black_hole(PORT)?;
@@ -87,7 +88,7 @@ pub(crate) fn run(sizes: SampleSizes, programs: &Path) -> anyhow::Result<BenchRe
 
 /// First gaps less the timer, in milliseconds.
 fn gaps(
-    world: &World,
+    world: &TestEnv,
     helper: &Path,
     to: SocketAddr,
     timer: Duration,
@@ -100,9 +101,9 @@ fn gaps(
         check_signals()?;
         let capture = Capture::start(&world.net.client, CLIENT_LINK)?;
         let batch = BATCH.min(count - found.len());
-        let _connecting = Traffic::knock_by(helper, &world.net.client, cgroup, to, batch)?;
+        let _connecting = Traffic::connect_many_by(helper, &world.net.client, cgroup, to, batch)?;
         thread::sleep(timer);
-        let end = Instant::now() + SOON;
+        let end = Instant::now() + TIMEOUT;
         loop {
             let mut times: BTreeMap<(u16, u32), Vec<Duration>> = BTreeMap::new();
             for syn in syns(&capture.so_far()?, to) {

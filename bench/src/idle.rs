@@ -9,7 +9,7 @@ use std::{
 };
 
 use anyhow::{Context as _, ensure};
-use rto_tests::{agent::World, http};
+use rto_testbed::{env::TestEnv, http};
 
 use crate::{
     process::check_signals,
@@ -45,7 +45,7 @@ pub(crate) fn run(sizes: SampleSizes, programs: &Path) -> anyhow::Result<BenchRe
     let worlds = settings
         .iter()
         .map(|settings| {
-            let mut world = World::of(programs.join("rto-agent"))?;
+            let mut world = TestEnv::of(programs.join("rto-agent"))?;
             world.configure(&format!("{settings}{POLICY}"))?;
             world.start()?;
             Ok(world)
@@ -116,7 +116,7 @@ pub(crate) struct Cpu {
 }
 
 /// CPU time of a daemon: in nanoseconds (schedstat, summed over its threads) and in ticks (stat).
-pub(crate) fn cpu(world: &World) -> anyhow::Result<Cpu> {
+pub(crate) fn cpu(world: &TestEnv) -> anyhow::Result<Cpu> {
     let proc = format!("/proc/{}", world.pid()?);
     let mut cpu = Cpu {
         run: Duration::ZERO,

@@ -5,7 +5,7 @@
 use std::{path::PathBuf, process::Command};
 
 use clap::{Parser, Subcommand};
-use rto_tests::{agent, cgroup, netns};
+use rto_testbed::{agent, cgroup, netns};
 
 mod add;
 mod callback;

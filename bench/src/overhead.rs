@@ -13,11 +13,11 @@ use std::{
 };
 
 use anyhow::{Context as _, ensure};
-use rto_tests::{
-    agent::World,
+use rto_testbed::{
     cgroup::Cgroup,
+    env::TestEnv,
     foreign::{Runs, count_runs, runs_of},
-    rate::Rate,
+    workload::rate::Rate,
 };
 
 use crate::{
@@ -121,14 +121,14 @@ pub(crate) fn run(args: &Args, programs: &Path) -> anyhow::Result<()> {
 }
 
 /// An agent with the policy and these settings in `[agent]`.
-fn world(programs: &Path, settings: &str) -> anyhow::Result<World> {
-    let mut world = World::of(programs.join("rto-agent"))?;
+fn world(programs: &Path, settings: &str) -> anyhow::Result<TestEnv> {
+    let mut world = TestEnv::of(programs.join("rto-agent"))?;
     world.configure(&format!("{settings}{POLICY}"))?;
     world.start()?;
     Ok(world)
 }
 
-pub(crate) fn program_id(world: &World) -> anyhow::Result<u64> {
+pub(crate) fn program_id(world: &TestEnv) -> anyhow::Result<u64> {
     let status = world.json(&["status"])?;
     let id = status["attachment"]["program_id"].as_u64();
     id.context("`status` does not name the agent's program")

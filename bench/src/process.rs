@@ -43,8 +43,8 @@ pub(crate) fn cargo() -> Command {
 }
 
 /// The program that makes connections, and its package.
-const HELPER: &str = "rto-traffic";
-const HELPER_PACKAGE: &str = "rto-tests";
+const HELPER: &str = "rto-workload";
+const HELPER_PACKAGE: &str = "rto-testbed";
 
 /// The program that makes connections, in the directory of the programs.
 pub(crate) fn helper(programs: &Path) -> PathBuf {

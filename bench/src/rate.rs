@@ -5,7 +5,7 @@ use std::{
     path::Path,
 };
 
-use rto_tests::{agent::World, cgroup::Cgroup, foreign::Foreign, rate::Rate};
+use rto_testbed::{cgroup::Cgroup, env::TestEnv, foreign::Foreign, workload::rate::Rate};
 
 use crate::{
     overhead::{COUNT_ALL, COUNT_NOTHING, ELSEWHERE, POLICY, ensure_untimed, interleaved},
@@ -48,7 +48,7 @@ pub(crate) fn run(sizes: SampleSizes, programs: &Path) -> anyhow::Result<BenchRe
     ];
     let mut worlds = Vec::new();
     for configuration in &configurations {
-        let mut world = World::of(programs.join("rto-agent"))?;
+        let mut world = TestEnv::of(programs.join("rto-agent"))?;
         world.configure(configuration)?;
         world.start()?;
         worlds.push(world);

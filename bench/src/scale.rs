@@ -20,8 +20,8 @@ use std::{
 };
 
 use anyhow::{Context as _, ensure};
-use rto_tests::{
-    agent::World,
+use rto_testbed::{
+    env::TestEnv,
     http,
     trie::{Keys, Tries},
 };
@@ -118,7 +118,7 @@ impl Measured {
         programs: &Path,
         set: &mut Set,
     ) -> anyhow::Result<()> {
-        let mut world = World::of(programs.join("rto-agent"))?;
+        let mut world = TestEnv::of(programs.join("rto-agent"))?;
         world.configure(&format!("max_entries = {}\n{}", sizes.entries, policies()))?;
         set.write(&world.policies_dir(), files)?;
         let slab = slab_mb()?;
@@ -299,7 +299,7 @@ fn fill(keys: Keys) -> anyhow::Result<f64> {
     Ok(took)
 }
 
-fn cli(world: &World, args: &[&str]) -> anyhow::Result<f64> {
+fn cli(world: &TestEnv, args: &[&str]) -> anyhow::Result<f64> {
     let begin = Instant::now();
     let output = world.command(args).output()?;
     let took = begin.elapsed().as_secs_f64();
@@ -343,7 +343,7 @@ impl StatusClient {
     }
 }
 
-fn memory_mb(world: &World, field: &str) -> anyhow::Result<f64> {
+fn memory_mb(world: &TestEnv, field: &str) -> anyhow::Result<f64> {
     kilobytes(&format!("/proc/{}/status", world.pid()?), field)
 }
 

@@ -6,7 +6,7 @@ use std::{
 };
 
 use nix::sys::signal::Signal;
-use rto_tests::agent::World;
+use rto_testbed::env::TestEnv;
 
 use crate::{
     idle::cpu,
@@ -23,9 +23,9 @@ const POLICY: &str = "[policy.near]\ncidrs = [\"10.88.0.0/24\"]\ninitial_rto = \
 
 pub(crate) fn run(sizes: SampleSizes, programs: &Path) -> anyhow::Result<BenchResult> {
     let binary = programs.join("rto-agent");
-    let mut fresh = World::of(binary.clone())?;
+    let mut fresh = TestEnv::of(binary.clone())?;
     fresh.configure(POLICY)?;
-    let mut kept = World::of(binary.clone())?;
+    let mut kept = TestEnv::of(binary.clone())?;
     kept.configure(&format!("on_exit = \"keep\"\n{POLICY}"))?;
     // Leaves the pins that the later starts adopt.
     kept.start()?;

@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context as _, ensure};
 use clap::ValueEnum;
-use rto_tests::machine::Machine;
+use rto_testbed::machine::Machine;
 
 use crate::{
     add, callback, gap, idle, page,

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::{commands, ends::Role, link::Medium};
+use crate::{commands, topology::LinkBackend};
 
 /// Experiments on emulated links: what a setting of TCP retransmission timers gains and costs.
 #[derive(Debug, Parser)]
@@ -35,10 +35,9 @@ pub enum Verb {
     Tail(commands::tail::Tail),
     /// One end of an experiment's connection
     #[command(hide = true)]
-    End {
-        /// Which
-        #[command(subcommand)]
-        role: Role,
+    Workload {
+        /// DropPattern, as JSON
+        role: String,
     },
 }
 
@@ -67,5 +66,5 @@ pub struct Common {
 pub struct LinkArg {
     /// Over which link
     #[arg(long, value_enum, default_value_t)]
-    pub link: Medium,
+    pub link: LinkBackend,
 }

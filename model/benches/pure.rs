@@ -11,8 +11,8 @@ use criterion::{Criterion, criterion_group, criterion_main};
 use etherparse::{PacketBuilder, TcpHeader};
 use rto_model::{
     capture,
-    data::Kernel,
     estimator::{Linux, Sample, in_turn},
+    retransmit::LinuxTimers,
     study::{Sampling, Study},
 };
 
@@ -32,7 +32,7 @@ fn estimator(c: &mut Criterion) {
     c.bench_function("estimator_10k", |b| {
         b.iter(|| study.run(black_box(&linux), black_box(&flows), &[]));
     });
-    let kernel = Kernel::near(250, 500).with_rto_min(20_000);
+    let kernel = LinuxTimers::near(250, 500).with_rto_min(20_000);
     c.bench_function("median_idle", |b| {
         b.iter(|| kernel.median_idle_us(black_box(700_000)));
     });

@@ -5,7 +5,7 @@
 
 use serde::Serialize;
 
-use crate::data::{RTO_MAX_US, RTO_MIN_US};
+use crate::retransmit::{RTO_MAX_US, RTO_MIN_US};
 
 /// One measured round trip.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::{
     chart::{Chart, Legend, Series},
-    data::Kernel,
+    retransmit::LinuxTimers,
 };
 
 /// Points of a curve.
@@ -28,7 +28,11 @@ pub struct Prediction {
 /// For an established connection of one small request at a time, whose smoothed RTT is steady: all is lost
 /// from the moment a request is sent. The median over where in the timer wheel's steps that is.
 #[must_use]
-pub fn predict(kernel: &Kernel, own: &Kernel, disruptions: &[Duration]) -> Vec<Prediction> {
+pub fn predict(
+    kernel: &LinuxTimers,
+    own: &LinuxTimers,
+    disruptions: &[Duration],
+) -> Vec<Prediction> {
     let jiffy_us = 1_000_000 / kernel.hz.max(1);
     disruptions
         .iter()
@@ -139,7 +143,7 @@ mod tests {
 
     #[test]
     fn worse_is_more_than_a_jiffy() {
-        let kernel = Kernel::near(250, 100);
+        let kernel = LinuxTimers::near(250, 100);
         let own = kernel.with_rto_min(50_000);
         for p in predict(&kernel, &own, &steps(MS, 20_000 * MS)) {
             assert_eq!(p.worse, p.policy_ms > p.kernel_ms + 4.0, "{p:?}");
@@ -171,7 +175,7 @@ mod tests {
 
     #[test]
     fn three_charts() {
-        let kernel = Kernel::near(250, 100);
+        let kernel = LinuxTimers::near(250, 100);
         let dense = between(&[10 * MS, 2000 * MS]);
         let all = predict(&kernel, &kernel.with_rto_min(8_000), &dense);
         let text = svg(&charts("rto_min 8ms", &all)).unwrap();

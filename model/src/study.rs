@@ -6,7 +6,7 @@
 //! and 50 with RTO > 1 s"). They are read here as one partition of the samples:
 //!
 //! - *within*: the RTO was 1 s at most, and the RTT did not exceed it;
-//! - *exceeding*: the RTO was 1 s at most, and the RTT exceeded it: a needless retransmission;
+//! - *exceeding*: the RTO was 1 s at most, and the RTT exceeded it: a spurious retransmission;
 //! - *RTO > 1 s*: whatever the RTT; [`Shares::long_exceeding`] says in how many the RTT exceeded even that.
 //!
 //! With one sample a window the published shares are 5/6 and 1/6, and halves: those of six samples and of two.
@@ -29,19 +29,19 @@ const LONG_US: u64 = 1_000_000;
 
 /// Which samples an estimator takes in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "kebab-case")]
 pub enum Sampling {
     /// That of every ACK.
     All,
     /// One a window: the next is of a segment that was sent after the last one's ACK had come.
     One,
-    /// Every second.
-    Some,
+    /// That of every second ACK.
+    EverySecondAck,
 }
 
 impl Sampling {
     /// All three.
-    pub const ALL: [Self; 3] = [Self::All, Self::One, Self::Some];
+    pub const ALL: [Self; 3] = [Self::All, Self::One, Self::EverySecondAck];
 }
 
 /// Which samples are judged.
@@ -115,7 +115,7 @@ impl Study {
             let taken = match self.sampling {
                 Sampling::All => true,
                 Sampling::One => sample.sent_us >= next_us,
-                Sampling::Some => n % 2 == 0,
+                Sampling::EverySecondAck => n % 2 == 0,
             };
             if (taken || self.judged == Judged::Every) && (any_taken || self.first) {
                 shares.judge(own.rto_us(), sample.rtt_us);
@@ -146,14 +146,14 @@ pub struct Shares {
     pub long: u64,
     /// Of these, RTT > RTO.
     pub long_exceeding: u64,
-    /// By minimum RTO, microseconds: samples that would not be sent again needlessly.
+    /// By minimum RTO, microseconds: samples that would not be sent again in vain.
     pub avoided: Vec<(u64, u64)>,
 }
 
 impl Shares {
-    /// Samples that would be sent again needlessly: RTT > RTO.
+    /// Samples that would be sent again in vain: RTT > RTO.
     #[must_use]
-    pub const fn needless(&self) -> u64 {
+    pub const fn spurious(&self) -> u64 {
         self.exceeding + self.long_exceeding
     }
 
@@ -252,7 +252,7 @@ mod tests {
         let flows = [in_turn([400_000, 2_000_000])];
         let shares = w1(Study::published(Sampling::One), &flows, &[]);
         assert_eq!((shares.long, shares.long_exceeding), (1, 1));
-        assert_eq!(shares.needless(), 1);
+        assert_eq!(shares.spurious(), 1);
         assert_eq!(shares.of(shares.long), 0.5);
     }
 
@@ -262,7 +262,7 @@ mod tests {
         let count = |study| w1(study, &flows, &[]).judged;
         assert_eq!(count(Study::published(Sampling::All)), 60);
         assert_eq!(count(Study::published(Sampling::One)), 6);
-        assert_eq!(count(Study::published(Sampling::Some)), 30);
+        assert_eq!(count(Study::published(Sampling::EverySecondAck)), 30);
         assert_eq!(count(Study::every(Sampling::One)), 59);
     }
 
@@ -270,11 +270,11 @@ mod tests {
     fn flows_start_anew() {
         let flows = [in_turn([1_000; 50]), in_turn([200_000; 2])];
         assert_eq!(
-            w1(Study::published(Sampling::All), &flows, &[]).needless(),
+            w1(Study::published(Sampling::All), &flows, &[]).spurious(),
             0
         );
         let one = [flows.concat()];
-        assert_eq!(w1(Study::published(Sampling::All), &one, &[]).needless(), 1);
+        assert_eq!(w1(Study::published(Sampling::All), &one, &[]).spurious(), 1);
     }
 
     #[test]

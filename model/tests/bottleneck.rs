@@ -2,7 +2,7 @@
 //!
 //! The published study's link and load are not described closely enough to compute its figures: this is another
 //! link, and held to what the study says of low minimums and to the pattern of its columns. That no pair of
-//! weights wins everywhere does not show here: 1/16 and 3/8 (W8) have the fewest needless retransmissions at every
+//! weights wins everywhere does not show here: 1/16 and 3/8 (W8) have the fewest spurious retransmissions at every
 //! load with one sample a window, at the price of the longest RTOs. Packets come in bursts at random times to a queue of a fixed length and
 //! rate; a flow's RTT is the path's and the time its packet waits. `-- --nocapture` prints the table.
 

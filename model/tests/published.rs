@@ -6,8 +6,8 @@ mod published {
     use std::collections::BTreeMap;
 
     use rto_model::{
-        data::{Ideal, Kernel, RTO_MIN_US},
         published::{Column, Table},
+        retransmit::{Ideal, LinuxTimers, RTO_MIN_US},
     };
 
     #[expect(clippy::cast_precision_loss, reason = "milliseconds of some seconds")]
@@ -58,7 +58,7 @@ mod published {
         probe_after_us: fn(u64) -> u64,
         /// Whether the peer, with timers of its own, may end the idleness as well: by sending its answer
         /// again, if that was what got lost.
-        peer: Option<Kernel>,
+        peer: Option<LinuxTimers>,
     }
 
     /// The kernel's timers against what was measured: printed cell by cell; the shares of all cells that are
@@ -68,9 +68,9 @@ mod published {
         let mut errors = Vec::new();
         for (column, disruption_us, measured) in table.cells() {
             let Column { thin, rto_min_us } = column;
-            let near = Kernel {
+            let near = LinuxTimers {
                 probe_after_us: Some((modelled.probe_after_us)(rto_min_us)),
-                ..Kernel::near(modelled.hz, SRTT_US).with_rto_min(rto_min_us)
+                ..LinuxTimers::near(modelled.hz, SRTT_US).with_rto_min(rto_min_us)
             };
             let own = if thin { near.thin() } else { near };
             let ends = [Some(own), modelled.peer].into_iter().flatten();
@@ -125,9 +125,9 @@ mod published {
             peer: None,
         };
         let with_peer = Modelled {
-            peer: Some(Kernel {
+            peer: Some(LinuxTimers {
                 probe_after_us: None,
-                ..Kernel::near(1000, 200)
+                ..LinuxTimers::near(1000, 200)
             }),
             ..alone
         };

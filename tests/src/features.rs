@@ -1,17 +1,14 @@
 //! What the running kernel lacks: as declared here by mainline version, and as the agent finds it.
 
-use std::{
-    collections::BTreeMap, os::fd::AsRawFd as _, process::Command, sync::OnceLock, time::Duration,
-};
+use std::{collections::BTreeMap, process::Command, sync::OnceLock, time::Duration};
 
 use anyhow::{Context as _, bail, ensure};
-use nix::{
-    libc,
-    sys::socket::{AddressFamily, SockFlag, SockType, socket},
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
+use rto_testbed::{
+    agent,
+    tcp::{get_option, option},
 };
 use serde_json::Value;
-
-use crate::{agent::binary, talk::option};
 
 pub use crate::declared::FEATURES;
 
@@ -42,7 +39,7 @@ pub struct Found {
     /// All that is said of it.
     pub said: String,
     /// Since when a kernel has it, where this one does not.
-    pub mend: String,
+    pub fix: String,
 }
 
 /// The features as `doctor` finds them here, asked once.
@@ -59,7 +56,7 @@ pub fn found() -> anyhow::Result<&'static BTreeMap<&'static str, Found>> {
 }
 
 fn ask() -> anyhow::Result<BTreeMap<&'static str, Found>> {
-    let output = Command::new(binary()?)
+    let output = Command::new(agent::find(None)?)
         .args(["doctor", "--json"])
         .output()?;
     let report: Value = serde_json::from_slice(&output.stdout)
@@ -73,13 +70,13 @@ fn ask() -> anyhow::Result<BTreeMap<&'static str, Found>> {
             let finding = finding.with_context(|| format!("doctor does not say {name}"))?;
             let said = text(&finding["found"]);
             let presence = said.split([':', ',']).next().unwrap_or_default().to_owned();
-            let mend = text(&finding["mend"]);
+            let fix = text(&finding["mend"]);
             Ok((
                 *name,
                 Found {
                     presence,
                     said,
-                    mend,
+                    fix,
                 },
             ))
         })
@@ -105,13 +102,7 @@ pub fn tells_rto_min() -> bool {
         SockFlag::SOCK_CLOEXEC,
         None,
     );
-    socket.is_ok_and(|socket| {
-        let (mut value, mut length): (libc::c_int, libc::socklen_t) = (0, 4);
-        let (level, name) = (libc::IPPROTO_TCP, option::RTO_MIN_US);
-        let (value, length) = ((&raw mut value).cast(), &raw mut length);
-        // SAFETY: `length` says the size of `value`; both live over the call.
-        unsafe { libc::getsockopt(socket.as_raw_fd(), level, name, value, length) == 0 }
-    })
+    socket.is_ok_and(|socket| get_option(&socket, option::RTO_MIN_US).is_ok())
 }
 
 /// The first intervals between the SYNs of a connection with this initial RTO: five of it, then
@@ -151,8 +142,8 @@ pub fn assert_declared() -> anyhow::Result<()> {
             (false, "present") if !is_debian => {}
             _ => wrong.push(format!("{name} (since {since:?}): {}", said.said)),
         }
-        if said.presence == "absent" && !said.mend.starts_with("Linux ") {
-            wrong.push(format!("{name}: no version is named: {:?}", said.mend));
+        if said.presence == "absent" && !said.fix.starts_with("Linux ") {
+            wrong.push(format!("{name}: no version is named: {:?}", said.fix));
         }
     }
     ensure!(wrong.is_empty(), "Linux {version:?}: {wrong:#?}");

@@ -3,12 +3,11 @@
 use std::{path::Path, process::Command};
 
 use anyhow::{Context as _, bail, ensure};
-use serde_json::Value;
-
-use crate::{
+use rto_testbed::{
     control::Control,
     process::{beside, stdout_of},
 };
+use serde_json::Value;
 
 /// Runs a quick experiment; its report.
 ///

@@ -9,10 +9,10 @@ use std::{
         unix::{fs::OpenOptionsExt as _, process::CommandExt as _},
     },
     process::{Command, ExitStatus},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
-use anyhow::{bail, ensure};
+use anyhow::{Context as _, bail};
 use nix::{
     fcntl::OFlag,
     libc,
@@ -25,7 +25,10 @@ use nix::{
     unistd::{Pid, setsid},
 };
 
-use crate::{agent::SOON, process::Guard};
+use rto_testbed::{
+    process::KillOnDrop,
+    wait::{TIMEOUT, eventually},
+};
 
 /// Rows and columns, the size that everything must work in.
 const SIZE: (u16, u16) = (24, 80);
@@ -38,7 +41,7 @@ pub struct Terminal {
     /// Kept open, so that its settings can be read when the program has ended.
     slave: File,
     before: Termios,
-    child: Guard,
+    child: KillOnDrop,
     parser: vt100::Parser,
 }
 
@@ -96,7 +99,7 @@ impl Terminal {
             });
         }
         Ok(Self {
-            child: Guard(command.spawn()?),
+            child: KillOnDrop(command.spawn()?),
             master,
             slave,
             before,
@@ -139,21 +142,18 @@ impl Terminal {
     ///
     /// If it does not in time; the error has what it shows.
     pub fn wait_for(&mut self, what: &str, is: impl Fn(&str) -> bool) -> anyhow::Result<String> {
-        let end = Instant::now() + SOON;
-        loop {
+        let shown = eventually(what, TIMEOUT, || {
             self.read(STEP)?;
             let text = self.parser.screen().contents();
             if is(&text) {
-                return Ok(text);
+                return Ok(Some(text));
             }
             if let Some(status) = self.child.0.try_wait()? {
-                bail!("{status} before the screen showed {what}:\n{text}");
+                bail!("{status} before it was shown");
             }
-            ensure!(
-                Instant::now() < end,
-                "the screen never showed {what}:\n{text}"
-            );
-        }
+            Ok(None)
+        });
+        shown.with_context(|| format!("the screen shows:\n{}", self.parser.screen().contents()))
     }
 
     /// Waits for the program's end.
@@ -162,19 +162,12 @@ impl Terminal {
     ///
     /// If it does not end in time; the error has what the screen shows.
     pub fn left(mut self) -> anyhow::Result<Left> {
-        let end = Instant::now() + SOON;
-        let status = loop {
+        let status = eventually("end of the program", TIMEOUT, || {
             // What nobody reads can keep it from ending.
             self.read(STEP)?;
-            if let Some(status) = self.child.0.try_wait()? {
-                break status;
-            }
-            ensure!(
-                Instant::now() < end,
-                "it does not end:\n{}",
-                self.parser.screen().contents()
-            );
-        };
+            Ok(self.child.0.try_wait()?)
+        });
+        let status = status.with_context(|| self.parser.screen().contents())?;
         while self.read(Duration::ZERO)? {}
         let screen = self.parser.screen();
         Ok(Left {

@@ -1,16 +1,12 @@
 //! A second link between the two namespaces, that delays packets and drops chosen ones.
 
-pub use rto_lab::link::{
-    relay::{Relay, Relayed},
-    rule::Matching,
-};
-
 use std::time::Duration;
 
-use crate::{
-    agent::SOON,
+use rto_testbed::{
     capture::{Capture, round_trips},
+    link::relay::Relay,
     netns::Pair,
+    wait::TIMEOUT,
 };
 
 /// Address of the client's end.
@@ -62,7 +58,7 @@ impl BothEnds {
     ) -> anyhow::Result<[Vec<Vec<Duration>>; 2]> {
         let of = |capture: &Capture, end: &str| {
             let end = end.parse()?;
-            let all = capture.wait_for(SOON, |all| {
+            let all = capture.wait_for(TIMEOUT, |all| {
                 let full = round_trips(all, end);
                 full.iter().filter(|of| of.len() >= each).count() >= connections
             })?;

@@ -2,18 +2,19 @@
 
 use std::{
     io::{BufRead as _, BufReader},
-    process::{Command, Stdio},
+    process::Stdio,
     sync::mpsc::{Receiver, RecvTimeoutError, channel},
     time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, bail};
-use serde_json::Value;
-
-use crate::{
-    agent::{World, binary},
-    process::Guard,
+use rto_agent_common::maps::EVENT_CONTROL;
+use rto_testbed::{
+    env::TestEnv,
+    process::{KillOnDrop, run},
+    wait::eventually_seen,
 };
+use serde_json::Value;
 
 /// Longest wait for a line.
 const LIMIT: Duration = Duration::from_secs(20);
@@ -21,7 +22,7 @@ const LIMIT: Duration = Duration::from_secs(20);
 /// The verb; ended by its pid when dropped.
 #[derive(Debug)]
 pub struct Watcher {
-    _child: Guard,
+    _child: KillOnDrop,
     lines: Receiver<Value>,
 }
 
@@ -31,16 +32,16 @@ impl Watcher {
     /// # Errors
     ///
     /// If it does not.
-    pub fn start(world: &World, args: &[&str]) -> anyhow::Result<Self> {
-        let watcher = Self::of(world, &[&["watch", "--json"], args].concat())?;
-        let end = Instant::now() + LIMIT;
+    pub fn start(env: &TestEnv, args: &[&str]) -> anyhow::Result<Self> {
+        let watcher = Self::of(env, &[&["watch", "--json"], args].concat())?;
         // SYN-ACKs come last.
-        while told(world)? != Told::Live {
-            if Instant::now() > end {
-                bail!("the program was never asked to tell; {}", world.log());
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        eventually_seen(
+            "all events",
+            LIMIT,
+            || told(env),
+            |told| *told == Told::Live,
+        )
+        .with_context(|| env.log())?;
         Ok(watcher)
     }
 
@@ -49,14 +50,13 @@ impl Watcher {
     /// # Errors
     ///
     /// If it does not start.
-    pub fn of(world: &World, args: &[&str]) -> anyhow::Result<Self> {
-        let child = Command::new(binary()?)
-            .args(args)
-            .env("RTO_AGENT_SOCKET", world.socket())
+    pub fn of(env: &TestEnv, args: &[&str]) -> anyhow::Result<Self> {
+        let child = env
+            .command(args)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .spawn();
-        let mut child = Guard(child?);
+        let mut child = KillOnDrop(child?);
         let stdout = BufReader::new(child.0.stdout.take().context("no stdout")?);
         let (sender, lines) = channel();
         std::thread::spawn(move || {
@@ -114,10 +114,9 @@ pub enum Told {
 /// # Errors
 ///
 /// If there is no such map.
-pub fn told(world: &World) -> anyhow::Result<Told> {
-    let pins = std::fs::read_dir(world.pin_dir())?.flatten().next();
-    let map = pins.context("no pins")?.path().join("EVENT_CONTROL");
-    let dump = crate::process::run(&format!("bpftool --json map dump pinned {}", map.display()))?;
+pub fn told(env: &TestEnv) -> anyhow::Result<Told> {
+    let map = env.pins()?.join(EVENT_CONTROL);
+    let dump = run(&format!("bpftool --json map dump pinned {}", map.display()))?;
     let dump: Value = serde_json::from_str(&dump)?;
     match dump[0]["formatted"]["value"]["on"].as_u64() {
         Some(0) => Ok(Told::Nothing),

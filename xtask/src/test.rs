@@ -109,6 +109,7 @@ pub(crate) fn build_for_machines() -> anyhow::Result<(PathBuf, PathBuf)> {
         cargo()
             .args(["build", "--profile", "machine", "--locked", "--bins"])
             .args(["--package", "rto-agent", "--package", "rto-lab"])
+            .args(["--package", "rto-testbed"])
             .args(["--package", "rto-tests", "--test", "integration"]),
         ["integration"],
     )?;

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use rto_agent_common::{Policy as KernelPolicy, policy_flags, restart};
 use rto_model::{
-    data::{Kernel, RTO_MAX_US, THIN_LINEAR_RETRIES},
     predict::{self, Prediction},
+    retransmit::{LinuxTimers, RTO_MAX_US, THIN_LINEAR_RETRIES},
 };
 
 use super::HostFacts;
@@ -19,11 +19,11 @@ pub fn predict(
     disruptions: &[Duration],
 ) -> Vec<Prediction> {
     let srtt_us = u64::try_from(srtt.as_micros()).unwrap_or(u64::MAX);
-    let kernel = Kernel::near(host.hz.into(), srtt_us);
+    let kernel = LinuxTimers::near(host.hz.into(), srtt_us);
     predict::predict(&kernel, &with_policy(kernel, policy), disruptions)
 }
 
-fn with_policy(kernel: Kernel, policy: &KernelPolicy) -> Kernel {
+fn with_policy(kernel: LinuxTimers, policy: &KernelPolicy) -> LinuxTimers {
     let mut own = kernel;
     if policy.rto_min_us != 0 {
         // A request is outstanding alone.

@@ -5,13 +5,12 @@ use std::time::Duration;
 use anyhow::{Context as _, ensure};
 use clap::Args;
 use rto_model::published::Table;
+use rto_testbed::{agent, machine::jiffy};
 
 use super::{experiment, predict::duration};
 use crate::{
     cli::{Common, LinkArg},
-    experiment::blackout::{self, Options, Plan, Setting, Way},
-    ground::agent,
-    machine::jiffy,
+    experiment::blackout::{self, Mechanism, Options, Plan, Setting},
 };
 
 /// `rto-lab blackout`.
@@ -21,9 +20,10 @@ pub struct Blackout {
     common: Common,
     #[command(flatten)]
     link: LinkArg,
-    /// How settings are made
-    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Way::Agent, Way::Route, Way::Sysctl, Way::Kernel])]
-    ways: Vec<Way>,
+    /// By which mechanisms settings are made
+    #[arg(long = "mechanism", alias = "ways", value_name = "MECHANISM")]
+    #[arg(value_enum, value_delimiter = ',', default_values_t = [Mechanism::Agent, Mechanism::Route, Mechanism::Sysctl, Mechanism::Kernel])]
+    mechanisms: Vec<Mechanism>,
     /// Lower bounds of the RTO [default: two jiffies, 50ms, 200ms]
     #[arg(long, value_name = "DURATION", value_delimiter = ',', value_parser = duration)]
     rto_min: Vec<Duration>,
@@ -37,11 +37,12 @@ pub struct Blackout {
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     control_runs: Option<u32>,
     /// Runs at once: all but one of them wait for their disruption to end
-    #[arg(long, default_value_t = 24, value_parser = clap::value_parser!(u16).range(1..=256))]
-    lanes: u16,
+    #[arg(long, alias = "lanes", value_name = "N", default_value_t = 24)]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..=256))]
+    jobs: u16,
     /// Forget the runs that an earlier call left in the report's directory
-    #[arg(long)]
-    again: bool,
+    #[arg(long, alias = "again")]
+    fresh: bool,
 }
 
 pub(super) fn run(args: &Blackout) -> anyhow::Result<()> {
@@ -49,11 +50,11 @@ pub(super) fn run(args: &Blackout) -> anyhow::Result<()> {
     experiment(&args.common, || {
         blackout::run(Options {
             plan,
-            medium: args.link.link,
+            backend: args.link.link,
             seed: args.common.seed,
-            lanes: args.lanes.into(),
+            jobs: args.jobs.into(),
             out: &args.common.out,
-            again: args.again,
+            fresh: args.fresh,
             agent: &agent::find(args.common.agent.as_deref())?,
         })
     })
@@ -90,7 +91,7 @@ fn plan(args: &Blackout) -> anyhow::Result<Plan> {
         [true, false].map(|thin| Setting { thin, rto_min_us })
     });
     Ok(Plan {
-        ways: args.ways.clone(),
+        mechanisms: args.mechanisms.clone(),
         settings: settings.collect(),
         disruptions_us,
         runs: args.runs.unwrap_or(if quick { 3 } else { 11 }),

@@ -2,11 +2,12 @@
 
 use clap::Args;
 
+use rto_testbed::agent;
+
 use super::experiment;
 use crate::{
     cli::{Common, LinkArg},
     experiment::loss,
-    ground::agent,
 };
 
 /// `rto-lab loss`.
@@ -32,7 +33,7 @@ pub(super) fn run(args: &Loss) -> anyhow::Result<()> {
     experiment(&args.common, || {
         loss::run(loss::Options {
             quick,
-            medium: args.link.link,
+            backend: args.link.link,
             seed: args.common.seed,
             requests: args.requests.unwrap_or(if quick { 20 } else { 100 }),
             random: args.random.unwrap_or(if quick { 100 } else { 5000 }),

@@ -15,11 +15,12 @@ use std::{
 
 use anyhow::ensure;
 use nix::unistd::geteuid;
+use rto_testbed::workload;
 use serde::Serialize;
 
 use crate::{
     cli::{Common, Verb},
-    ends, interrupt,
+    interrupt,
     report::Report,
 };
 
@@ -27,6 +28,7 @@ use crate::{
 #[must_use]
 pub fn dispatch(verb: Verb) -> ExitCode {
     let done = match verb {
+        Verb::Workload { role } => return workload::main([role]),
         Verb::Blackout(args) => blackout::run(&args),
         Verb::Estimator(args) => estimator::run(&args),
         Verb::Loss(args) => loss::run(&args),
@@ -34,7 +36,6 @@ pub fn dispatch(verb: Verb) -> ExitCode {
         Verb::Rr(args) => rr::run(&args),
         Verb::Rtt(args) => rtt::run(&args),
         Verb::Tail(args) => tail::run(&args),
-        Verb::End { role } => ends::run(&role),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -72,8 +73,8 @@ fn experiment(common: &Common, run: impl FnOnce() -> anyhow::Result<Report>) -> 
         geteuid().is_root(),
         "network namespaces, TUN devices and eBPF need root: run it with sudo"
     );
-    crate::ground::process::require(&["ip", "sysctl"])?;
-    crate::ground::sweep();
+    rto_testbed::process::require(&["ip", "sysctl"])?;
+    rto_testbed::sweep();
     study(common, run)
 }
 

@@ -6,13 +6,14 @@ use anyhow::{Context as _, ensure};
 use clap::Args;
 use rto_model::{
     chart,
-    data::{Kernel, RTO_MAX_US, RTO_MIN_US, THIN_LINEAR_RETRIES},
     predict::{self, Prediction},
+    retransmit::{LinuxTimers, RTO_MAX_US, RTO_MIN_US, THIN_LINEAR_RETRIES},
 };
+use rto_testbed::machine::Machine;
 use serde::Serialize;
 
 use super::print;
-use crate::{machine::Machine, report::Table};
+use crate::report::Table;
 
 /// Longest disruption, and longest of the other durations: no connection waits longer.
 const LONGEST: Duration = Duration::from_secs(3600);
@@ -76,9 +77,9 @@ pub(super) fn run(args: &Predict) -> anyhow::Result<()> {
         Some(hz) => hz,
         None => Machine::here()?.hz,
     };
-    let kernel = Kernel {
+    let kernel = LinuxTimers {
         rttvar_us: micros(args.rttvar),
-        ..Kernel::near(hz, micros(args.rtt))
+        ..LinuxTimers::near(hz, micros(args.rtt))
     };
     let own = own(args, kernel);
     let disruptions = disruptions(&args.disruption)?;
@@ -105,9 +106,9 @@ pub(super) fn run(args: &Predict) -> anyhow::Result<()> {
     })
 }
 
-fn own(args: &Predict, kernel: Kernel) -> Kernel {
+fn own(args: &Predict, kernel: LinuxTimers) -> LinuxTimers {
     let own = kernel.with_rto_min(micros(args.rto_min));
-    Kernel {
+    LinuxTimers {
         rto_max_us: micros(args.rto_max).min(RTO_MAX_US),
         linear_retries: if args.thin { THIN_LINEAR_RETRIES } else { 0 },
         probe_after_us: match (args.no_tlp, args.old_tlp) {
@@ -185,9 +186,9 @@ mod tests {
 
     #[test]
     fn flags_make_a_kernel() {
-        let near = Kernel::near(250, 200);
+        let near = LinuxTimers::near(250, 200);
         let with = own(&parsed("--rto-min 8ms --thin --rto-max 1s"), near);
-        let expected = Kernel {
+        let expected = LinuxTimers {
             rto_max_us: 1_000_000,
             ..near.with_rto_min(8_000).thin()
         };
@@ -200,7 +201,7 @@ mod tests {
 
     #[test]
     fn the_table_marks_what_is_worse() {
-        let near = Kernel::near(250, 200);
+        let near = LinuxTimers::near(250, 200);
         let ms = Duration::from_millis;
         let own = near.with_rto_min(50_000);
         let text = table(&predict::predict(&near, &own, &[ms(20), ms(200)])).text();

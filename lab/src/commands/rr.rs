@@ -10,16 +10,16 @@ use std::{
 use anyhow::{Context as _, bail, ensure};
 use clap::{ArgGroup, Args};
 use nix::errno::Errno;
+use rto_testbed::workload::rr::{Limits, Options, Sizes, Tally, listen, serve_while};
 
 use super::predict::duration;
 use crate::{
-    experiment::PORT,
     interrupt,
     rr::{
-        Limits, Options, Sizes, Tally, listen,
         measure::{self, Interval, Limit, Outcome, Plan},
-        print, serve_while,
+        print,
     },
+    topology::PORT,
 };
 
 /// Without --timeout, of a measurement that no time ends.
@@ -204,8 +204,8 @@ fn server(args: &Rr) -> anyhow::Result<()> {
         connections: args.max_connections.into(),
         ..Limits::default()
     };
-    let complain = |peer: SocketAddr, error: &anyhow::Error| eprintln!("{peer}: {error:#}");
-    serve_while(&listener, args.options(), limits, &tally, &go_on, complain)?;
+    let report = |peer: SocketAddr, error: &anyhow::Error| eprintln!("{peer}: {error:#}");
+    serve_while(&listener, args.options(), limits, &tally, &go_on, report)?;
     println!(
         "{} connections, {} transactions",
         tally.connections.load(Ordering::Relaxed),

@@ -2,11 +2,12 @@
 
 use clap::Args;
 
+use rto_testbed::agent;
+
 use super::experiment;
 use crate::{
     cli::Common,
     experiment::rtt::{self, Options},
-    ground::agent,
 };
 
 /// `rto-lab rtt`.

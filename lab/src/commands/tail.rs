@@ -2,11 +2,12 @@
 
 use clap::Args;
 
+use rto_testbed::agent;
+
 use super::experiment;
 use crate::{
     cli::Common,
     experiment::tail::{self, Plan},
-    ground::agent,
 };
 
 /// `rto-lab tail`.

@@ -9,7 +9,7 @@ use anyhow::Context as _;
 use rto_model::chart::Chart;
 use serde::Serialize;
 
-use crate::machine::Machine;
+use rto_testbed::machine::Machine;
 pub use table::Table;
 
 /// How an experiment was done: a value for each name.

@@ -14,12 +14,13 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use hdrhistogram::Histogram;
+use rto_testbed::{
+    tcp::TcpInfo,
+    workload::rr::{Client, CloseMode, Error, Options, Sizes, TICK},
+};
 use serde::{Deserialize, Serialize};
 
-use super::{
-    Broken, Client, Ending, Info, Options, Sizes, TICK,
-    worker::{self, Connected, Share},
-};
+use super::worker::{self, Connected, Share};
 
 /// When it is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -127,9 +128,9 @@ pub struct Connection {
     /// How long connect(2) took.
     pub connect_us: u64,
     /// As the client's kernel sees it.
-    pub client: Info,
+    pub client: TcpInfo,
     /// As the server's kernel sees it, if it could still say so.
-    pub server: Option<Info>,
+    pub server: Option<TcpInfo>,
 }
 
 /// Part of a measurement.
@@ -340,24 +341,24 @@ fn connect(
     plan: &Plan,
     go_on: &dyn Fn() -> bool,
 ) -> anyhow::Result<(SocketAddr, Vec<Option<Connected>>)> {
-    let ending = if plan.new_connection {
+    let close = if plan.new_connection {
         // It is only to see who answers.
-        Ending::Closed
+        CloseMode::ByClient
     } else {
-        Ending::Told
+        CloseMode::WithTcpInfo
     };
     let mut error = None;
     for to in &plan.to {
         let open = || {
             let begin = Instant::now();
             let patience = || go_on() && plan.timeout.is_none_or(|most| begin.elapsed() < most);
-            Client::open(*to, plan.sizes, plan.options, ending, &patience)
+            Client::open(*to, plan.sizes, plan.options, close, &patience)
         };
         let first = match open() {
             Ok(first) => first,
-            Err(Broken::Stopped) if !go_on() => bail!("interrupted before there was a connection"),
-            Err(broken) => {
-                error = Some(anyhow::Error::new(broken).context(format!("connect to {to}")));
+            Err(Error::Stopped) if !go_on() => bail!("interrupted before there was a connection"),
+            Err(refused) => {
+                error = Some(anyhow::Error::new(refused).context(format!("connect to {to}")));
                 continue;
             }
         };
@@ -444,7 +445,7 @@ mod tests {
     use std::net::TcpListener;
 
     use super::*;
-    use crate::rr::serve;
+    use rto_testbed::workload::rr::serve;
 
     fn plan(to: SocketAddr) -> Plan {
         Plan {

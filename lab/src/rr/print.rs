@@ -1,9 +1,8 @@
 //! What was measured, as text and as comma-separated values.
 
-use super::{
-    Info,
-    measure::{Interval, Outcome, Times},
-};
+use rto_testbed::tcp::TcpInfo;
+
+use super::measure::{Interval, Outcome, Times};
 use crate::report::Table;
 
 /// Connections whose ends are shown one by one; JSON has all.
@@ -135,7 +134,7 @@ fn ends(outcome: &Outcome) -> Table {
     table
 }
 
-fn line(name: String, info: &Info) -> [String; 7] {
+fn line(name: String, info: &TcpInfo) -> [String; 7] {
     [
         name,
         info.srtt_us.to_string(),
@@ -261,15 +260,15 @@ mod tests {
     }
 
     fn outcome() -> Outcome {
-        let client = Info {
+        let client = TcpInfo {
             srtt_us: 101,
             rttvar_us: 20,
             rto_us: 204_000,
             min_rtt_us: Some(60),
             delivered: 1001,
-            ..Info::default()
+            ..TcpInfo::default()
         };
-        let server = Info {
+        let server = TcpInfo {
             srtt_us: 32_000,
             min_rtt_us: None,
             ..client

@@ -9,11 +9,12 @@ use std::{
 
 use hdrhistogram::Histogram;
 use nix::errno::Errno;
-
-use super::{
-    Broken, Client, Ending, Info, TICK,
-    measure::{Connection, Limit, Plan, Shared},
+use rto_testbed::{
+    tcp::TcpInfo,
+    workload::rr::{Client, CloseMode, Error, TICK},
 };
+
+use super::measure::{Connection, Limit, Plan, Shared};
 
 /// A response that is overdue for longer when the time is over is one that did not come.
 const SILENCE: Duration = Duration::from_secs(1);
@@ -67,7 +68,7 @@ impl Share {
 
     /// Remembers a connection at its end.
     fn ended(&mut self, shared: &Shared<'_>, client: &Client, connect: Duration) -> io::Result<()> {
-        let info = Info::of(client.stream())?;
+        let info = TcpInfo::of(client.stream())?;
         self.retransmissions += u64::from(info.total_retrans);
         self.end = Some(Connection {
             local: client.stream().local_addr()?,
@@ -106,7 +107,7 @@ pub(super) fn work(mut share: Share, connected: Option<Connected>, shared: &Shar
 fn farewell(share: &mut Share, client: Client, shared: &Shared<'_>) {
     // Who is told to stop only now waits no longer; who had been told before still asks.
     let stopped = shared.stop.load(Ordering::Relaxed);
-    let heard = client.told(&|| stopped || !shared.stop.load(Ordering::Relaxed));
+    let heard = client.close_with_tcp_info(&|| stopped || !shared.stop.load(Ordering::Relaxed));
     let on = share.number + 1;
     match heard {
         Ok(info) => {
@@ -114,13 +115,13 @@ fn farewell(share: &mut Share, client: Client, shared: &Shared<'_>) {
                 end.server = Some(info);
             }
         }
-        Err(foreign @ Broken::Foreign) => {
-            let why = format!("connection {on}, at its end: {foreign}");
+        Err(error @ Error::UnexpectedProtocol) => {
+            let why = format!("connection {on}, at its end: {error}");
             share.failure.get_or_insert(why);
         }
-        Err(broken) => {
-            let why = match broken {
-                Broken::Stopped => "not in time".to_owned(),
+        Err(error) => {
+            let why = match error {
+                Error::Stopped => "not in time".to_owned(),
                 other => other.to_string(),
             };
             share.remark = Some(format!(
@@ -135,10 +136,10 @@ fn once(
     shared: &Shared<'_>,
     share: &mut Share,
     go_on: &dyn Fn() -> bool,
-) -> Result<Duration, Broken> {
+) -> Result<Duration, Error> {
     let Plan { sizes, options, .. } = *shared.plan;
     let begin = Instant::now();
-    let (mut client, connect) = Client::open(shared.to, sizes, options, Ending::Once, go_on)?;
+    let (mut client, connect) = Client::open(shared.to, sizes, options, CloseMode::OneShot, go_on)?;
     client.transact_while(go_on)?;
     client.wait_for_end(go_on)?;
     let took = begin.elapsed();
@@ -153,7 +154,7 @@ fn once(
 fn repeat(
     shared: &Shared<'_>,
     share: &mut Share,
-    mut transact: impl FnMut(&mut Share, &dyn Fn() -> bool) -> Result<Duration, Broken>,
+    mut transact: impl FnMut(&mut Share, &dyn Fn() -> bool) -> Result<Duration, Error>,
 ) -> bool {
     let Shared { plan, from, .. } = shared;
     let over = || {
@@ -187,10 +188,10 @@ fn repeat(
                 }
             }
             Ok(_) => {}
-            Err(broken) => {
+            Err(error) => {
                 outstanding = true;
                 let on = share.number + 1;
-                share.failure = why(shared, share, &broken, now - begin)
+                share.failure = why(shared, share, &error, now - begin)
                     .map(|why| format!("connection {on}, transaction {number}: {why}"));
                 break;
             }
@@ -206,15 +207,15 @@ fn repeat(
 }
 
 /// Why a transaction that did not come about is a failure, if it is one.
-fn why(shared: &Shared<'_>, share: &Share, broken: &Broken, waited: Duration) -> Option<String> {
+fn why(shared: &Shared<'_>, share: &Share, error: &Error, waited: Duration) -> Option<String> {
     let waited_s = waited.as_secs_f64();
-    match broken {
-        Broken::Stopped if shared.stop.load(Ordering::Relaxed) => None,
-        Broken::Stopped => {
+    match error {
+        Error::Stopped if shared.stop.load(Ordering::Relaxed) => None,
+        Error::Stopped => {
             let usual = Duration::from_micros(share.latencies.max());
-            let given_up = shared.plan.timeout.is_some_and(|most| waited >= most);
+            let timed_out = shared.plan.timeout.is_some_and(|most| waited >= most);
             let silent = share.latencies.is_empty() || waited >= SILENCE.max(usual * 2);
-            (given_up || silent).then(|| {
+            (timed_out || silent).then(|| {
                 let hint = if share.latencies.is_empty() {
                     "; is it rto-lab rr --server that listens there?"
                 } else {
@@ -223,10 +224,10 @@ fn why(shared: &Shared<'_>, share: &Share, broken: &Broken, waited: Duration) ->
                 format!("no response for {waited_s:.1} s{hint}")
             })
         }
-        Broken::Io(error) if error.raw_os_error() == Some(Errno::EADDRNOTAVAIL as i32) => Some(
+        Error::Io(error) if error.raw_os_error() == Some(Errno::EADDRNOTAVAIL as i32) => Some(
             format!("{error}: no local port is free; --pause makes fewer connections a second"),
         ),
-        Broken::Io(error) => Some(format!("{error} (after {waited_s:.1} s)")),
+        Error::Io(error) => Some(format!("{error} (after {waited_s:.1} s)")),
         other => Some(other.to_string()),
     }
 }

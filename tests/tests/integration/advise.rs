@@ -3,20 +3,15 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use rto_tests::{
-    agent::World,
-    relay::{BothEnds, RELAY_SERVER_V4, relay},
-    talk,
+use rto_testbed::{
+    env::TestEnv,
     timing::{jiffies, jiffy},
+    workload::conversation,
 };
+use rto_tests::relay::{BothEnds, RELAY_SERVER_V4, relay};
 use serde_json::Value;
 
-use super::{Test, to};
-
-pub(super) const TESTS: &[Test] = &[
-    ("of_a_link_with_a_delay", of_a_link),
-    ("what_cannot_be_advised_is_refused", refusals),
-];
+use super::to;
 
 const PORT: u16 = 4950;
 const ONE_WAY: Duration = Duration::from_millis(10);
@@ -28,21 +23,23 @@ const ROUNDS: usize = 5;
 const POLICY: &str =
     "[policy.near]\ninitial_rto = \"400ms\"\ncidrs = [\"10.88.0.0/24\", \"10.89.0.0/24\"]\n";
 
-fn of_a_link() -> anyhow::Result<()> {
-    let world = World::with(POLICY)?;
-    let relay = relay(&world.net)?;
+test!(of_a_link_with_a_delay);
+fn of_a_link_with_a_delay() -> anyhow::Result<()> {
+    let env = TestEnv::with(POLICY)?;
+    let relay = relay(&env.net)?;
     relay.set_delay(ONE_WAY);
-    let captures = BothEnds::of(&world.net, &relay)?;
+    let captures = BothEnds::of(&env.net, &relay)?;
     {
-        let _server = world.answer(to(RELAY_SERVER_V4, PORT))?;
+        let _server = env.echo_server(to(RELAY_SERVER_V4, PORT))?;
         for _ in 0..CONNECTIONS {
-            let mut talk = world.talk(to(RELAY_SERVER_V4, PORT), talk::Options::default())?;
-            talk.rounds(ROUNDS, Duration::ZERO)?;
+            let mut conversation =
+                env.converse(to(RELAY_SERVER_V4, PORT), conversation::Options::default())?;
+            conversation.rounds(ROUNDS, Duration::ZERO)?;
         }
     }
     let ask = |target: &[&str]| {
         let args = [&["advise", "--spurious", "50%"], target].concat();
-        world.json(&args)
+        env.json(&args)
     };
     let by_entry = ask(&["10.89.0.0/24"])?;
     for target in [&[RELAY_SERVER_V4][..], &["--policy", "near"]] {
@@ -89,9 +86,9 @@ fn of_a_link() -> anyhow::Result<()> {
         "{suggested} is not in {range:?}: {by_entry:#}"
     );
     // Nothing was changed by asking.
-    let listed = world.json(&["lookup", RELAY_SERVER_V4])?;
+    let listed = env.json(&["lookup", RELAY_SERVER_V4])?;
     assert_eq!(listed["entry"]["settings"]["initial_rto"], "400ms");
-    let text = world.cli(&["advise", "--policy", "near"])?;
+    let text = env.cli(&["advise", "--policy", "near"])?;
     ensure!(
         text.contains("no suggestion") && text.contains("needs 2996"),
         "{text}"
@@ -100,8 +97,9 @@ fn of_a_link() -> anyhow::Result<()> {
     Ok(())
 }
 
-fn refusals() -> anyhow::Result<()> {
-    let mut world = World::with(POLICY)?;
+test!(what_cannot_be_advised_is_refused);
+fn what_cannot_be_advised_is_refused() -> anyhow::Result<()> {
+    let mut env = TestEnv::with(POLICY)?;
     for (args, said) in [
         (&["10.88.0.0/25"][..], "rto-agent advise 10.88.0.0/24"),
         (&["192.0.2.1"], "no entry covers 192.0.2.1"),
@@ -112,13 +110,13 @@ fn refusals() -> anyhow::Result<()> {
         (&["--pcap", "/dev/null"], "byte 0"),
     ] {
         let args = [&["advise"], args].concat();
-        let error = world.cli_fails(&args)?;
+        let error = env.cli_fails(&args)?;
         ensure!(error.contains(said), "{args:?}: {error}");
     }
-    world.end(nix::sys::signal::Signal::SIGTERM)?;
-    world.configure(&format!("statistics = false\n{POLICY}"))?;
-    world.start()?;
-    let error = world.cli_fails(&["advise", "--policy", "near"])?;
+    env.end(nix::sys::signal::Signal::SIGTERM)?;
+    env.configure(&format!("statistics = false\n{POLICY}"))?;
+    env.start()?;
+    let error = env.cli_fails(&["advise", "--policy", "near"])?;
     ensure!(error.contains("statistics = true"), "{error}");
     Ok(())
 }

@@ -7,31 +7,16 @@ use std::{
 };
 
 use nix::sys::signal::Signal;
-use rto_tests::{
-    agent::World,
+use rto_testbed::{
+    env::TestEnv,
     foreign::Foreign,
     kernel::{SOCK_OPS, programs_at},
     netns::{SERVER_V4, SERVER_V4_OTHER},
     timing::jiffy,
-    traffic::Connect,
+    workload::traffic::Connect,
 };
 
-use super::{KERNEL, NEAR, Test, near, to};
-
-pub(super) const TESTS: &[Test] = &[
-    ("a_foreign_program_decides_where_no_entry_does", before_ours),
-    (
-        "a_foreign_program_attached_later_has_the_last_word",
-        after_ours,
-    ),
-    ("an_upgrade_keeps_its_place", upgrade),
-    ("growth_keeps_its_place", growth),
-    ("a_repair_keeps_its_place", repair),
-    ("other_cgroups_are_left_alone", other_cgroup),
-    ("a_probe_is_good_and_in_no_count", probe_good),
-    ("a_probe_finds_a_program_that_returns_0", probe_rejecting),
-    ("a_probe_finds_a_program_that_overwrites", probe_overwriting),
-];
+use super::{KERNEL_RTO, POLICY_RTO, near, to};
 
 const PORT: u16 = 4500;
 const FOREIGN_JIFFIES: i32 = 60;
@@ -40,43 +25,45 @@ fn foreign_timer() -> Duration {
     jiffy() * FOREIGN_JIFFIES.unsigned_abs()
 }
 
-fn expect(world: &World, address: &str, timer: Duration) -> anyhow::Result<()> {
-    world.assert_syn_gap(to(address, PORT), &Connect::default(), timer)
+fn expect(env: &TestEnv, address: &str, timer: Duration) -> anyhow::Result<()> {
+    env.assert_syn_gap(to(address, PORT), &Connect::default(), timer)
 }
 
-fn before_ours() -> anyhow::Result<()> {
-    let mut world = World::new()?;
-    world.net.black_hole(PORT)?;
-    let foreign = Foreign::attach(world.cgroup.path(), FOREIGN_JIFFIES)?;
+test!(a_foreign_program_decides_where_no_entry_does);
+fn a_foreign_program_decides_where_no_entry_does() -> anyhow::Result<()> {
+    let mut env = TestEnv::new()?;
+    env.net.black_hole(PORT)?;
+    let foreign = Foreign::attach(env.cgroup.path(), FOREIGN_JIFFIES)?;
     // The control: it works.
-    expect(&world, SERVER_V4, foreign_timer())?;
-    world.configure(&near("\"10.88.0.0/24\""))?;
-    world.start()?;
+    expect(&env, SERVER_V4, foreign_timer())?;
+    env.configure(&near("\"10.88.0.0/24\""))?;
+    env.start()?;
     // Ours runs after it and has the last word, but only where an entry says so.
-    expect(&world, SERVER_V4, NEAR)?;
-    expect(&world, SERVER_V4_OTHER, foreign_timer())?;
-    world.cli(&["detach"])?;
-    expect(&world, SERVER_V4, foreign_timer())?;
+    expect(&env, SERVER_V4, POLICY_RTO)?;
+    expect(&env, SERVER_V4_OTHER, foreign_timer())?;
+    env.cli(&["detach"])?;
+    expect(&env, SERVER_V4, foreign_timer())?;
     drop(foreign);
-    expect(&world, SERVER_V4, KERNEL)?;
+    expect(&env, SERVER_V4, KERNEL_RTO)?;
     Ok(())
 }
 
+test!(a_foreign_program_attached_later_has_the_last_word);
 /// The kernel runs programs in the order they were attached: nothing an agent could change.
-fn after_ours() -> anyhow::Result<()> {
-    let world = World::with(&near("\"10.88.0.0/24\""))?;
-    world.net.black_hole(PORT)?;
-    expect(&world, SERVER_V4, NEAR)?;
-    let _foreign = Foreign::attach(world.cgroup.path(), FOREIGN_JIFFIES)?;
-    expect(&world, SERVER_V4, foreign_timer())?;
+fn a_foreign_program_attached_later_has_the_last_word() -> anyhow::Result<()> {
+    let env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
+    env.net.black_hole(PORT)?;
+    expect(&env, SERVER_V4, POLICY_RTO)?;
+    let _foreign = Foreign::attach(env.cgroup.path(), FOREIGN_JIFFIES)?;
+    expect(&env, SERVER_V4, foreign_timer())?;
     // But doctor tells.
-    let report = world.json(&["doctor"])?;
+    let report = env.json(&["doctor"])?;
     let told = report["findings"].as_array().is_some_and(|all| {
         all.iter().any(|f| {
             let found = f["found"].as_str().unwrap_or_default();
             f["id"] == "other-programs"
                 && found.contains("rtot_foreign")
-                && found.contains(&world.cgroup.path().display().to_string())
+                && found.contains(&env.cgroup.path().display().to_string())
         })
     });
     assert!(told, "{report:#}");
@@ -85,28 +72,28 @@ fn after_ours() -> anyhow::Result<()> {
 
 /// Ours, and a foreign program behind it.
 struct InFront {
-    world: World,
+    env: TestEnv,
     foreign: Foreign,
 }
 
 impl InFront {
     fn new(config: &str) -> anyhow::Result<Self> {
-        let world = World::with(config)?;
-        world.net.black_hole(PORT)?;
-        let foreign = Foreign::attach(world.cgroup.path(), FOREIGN_JIFFIES)?;
+        let env = TestEnv::with(config)?;
+        env.net.black_hole(PORT)?;
+        let foreign = Foreign::attach(env.cgroup.path(), FOREIGN_JIFFIES)?;
         // The control: what comes last decides.
-        expect(&world, SERVER_V4, foreign_timer())?;
-        Ok(Self { world, foreign })
+        expect(&env, SERVER_V4, foreign_timer())?;
+        Ok(Self { env, foreign })
     }
 
     /// Has the program replaced; at no moment there are more programs than two, or fewer, and the foreign one
     /// stays behind ours.
     fn replaced(
         &mut self,
-        replace: impl FnOnce(&mut World) -> anyhow::Result<()>,
+        replace: impl FnOnce(&mut TestEnv) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
         let foreign = u32::try_from(self.foreign.program_id()?)?;
-        let cgroup = self.world.cgroup.path().to_owned();
+        let cgroup = self.env.cgroup.path().to_owned();
         let before = programs_at(&cgroup, SOCK_OPS)?;
         let done = AtomicBool::new(false);
         let seen = std::thread::scope(|scope| {
@@ -117,7 +104,7 @@ impl InFront {
                 }
                 std::io::Result::Ok(seen)
             });
-            let replaced = replace(&mut self.world);
+            let replaced = replace(&mut self.env);
             done.store(true, Ordering::Relaxed);
             let seen = looking.join();
             replaced?;
@@ -135,33 +122,35 @@ impl InFront {
                 "{seen:?}"
             );
         }
-        expect(&self.world, SERVER_V4, foreign_timer())
+        expect(&self.env, SERVER_V4, foreign_timer())
     }
 }
 
+test!(an_upgrade_keeps_its_place);
 /// What is counted is part of the program: another choice is another program over the same maps.
-fn upgrade() -> anyhow::Result<()> {
+fn an_upgrade_keeps_its_place() -> anyhow::Result<()> {
     let config = |statistics: bool| {
         let policy = near("\"10.88.0.0/24\"");
         format!("on_exit = \"keep\"\nstatistics = {statistics}\n{policy}")
     };
     let mut hosts = InFront::new(&config(true))?;
-    hosts.world.configure(&config(false))?;
-    hosts.world.end(Signal::SIGTERM)?;
-    hosts.replaced(|world| world.start())?;
-    let status = hosts.world.json(&["status"])?;
+    hosts.env.configure(&config(false))?;
+    hosts.env.end(Signal::SIGTERM)?;
+    hosts.replaced(|env| env.start())?;
+    let status = hosts.env.json(&["status"])?;
     assert_eq!(status["found_at_start"], "maps-kept", "{status:#}");
     Ok(())
 }
 
-fn growth() -> anyhow::Result<()> {
+test!(growth_keeps_its_place);
+fn growth_keeps_its_place() -> anyhow::Result<()> {
     const ENTRIES: usize = 40;
     let policy = near("\"10.88.0.0/24\"");
     let mut hosts = InFront::new(&format!("max_entries = 8\n{policy}"))?;
     let cidrs: Vec<String> = (0..ENTRIES).map(|n| format!("10.99.{n}.0/24")).collect();
-    hosts.replaced(|world| {
+    hosts.replaced(|env| {
         let add = ["add", "--policy", "near"].into_iter();
-        world.cli(
+        env.cli(
             &add.chain(cidrs.iter().map(String::as_str))
                 .collect::<Vec<_>>(),
         )?;
@@ -169,78 +158,81 @@ fn growth() -> anyhow::Result<()> {
     })
 }
 
+test!(a_repair_keeps_its_place);
 /// Only its pins are lost: the link is in force, and stays.
-fn repair() -> anyhow::Result<()> {
+fn a_repair_keeps_its_place() -> anyhow::Result<()> {
     let mut hosts = InFront::new(&near("\"10.88.0.0/24\""))?;
-    hosts.replaced(|world| {
-        std::fs::remove_dir_all(world.pin_dir())?;
-        world.wait_status("the repair", |status| {
-            status["healthy"] == true && world.pin_dir().exists()
+    hosts.replaced(|env| {
+        std::fs::remove_dir_all(env.pin_dir())?;
+        env.wait_status("the repair", |status| {
+            status["healthy"] == true && env.pin_dir().exists()
         })?;
         Ok(())
     })
 }
 
-fn probe_good() -> anyhow::Result<()> {
+test!(a_probe_is_good_and_in_no_count);
+fn a_probe_is_good_and_in_no_count() -> anyhow::Result<()> {
     for (cidr, address) in [
         ("10.88.0.0/24", "10.88.0.1"),
         ("fd88::/64", "fd88::1"),
         ("0.0.0.0/0", "192.0.2.1"),
     ] {
-        let world = World::with(&near(&format!("\"{cidr}\"")))?;
-        let status =
-            world.wait_status("the daemon's probe", |status| status["probe"].is_object())?;
+        let env = TestEnv::with(&near(&format!("\"{cidr}\"")))?;
+        let status = env.wait_status("the daemon's probe", |status| status["probe"].is_object())?;
         let probe = &status["probe"];
         assert_eq!(probe["verdict"], "good", "{probe:#}");
         assert_eq!(probe["address"], address, "{probe:#}");
         assert_eq!(probe["by"], "the daemon");
-        let finding = probe_finding(&world)?;
+        let finding = probe_finding(&env)?;
         assert_eq!(finding["severity"], "ok", "{finding:#}");
-        let status = world.json(&["status"])?;
+        let status = env.json(&["status"])?;
         let by = status["probe"]["by"].as_str().unwrap_or_default();
         assert!(by.starts_with("doctor, uid 0"), "{by}");
         // Two probes, and not a connection.
         let policy = &status["policies"]["near"];
         assert_eq!(policy["syn_timeouts_set"], 0, "{policy:#}");
-        assert_eq!(world.json(&["list"])?["entries"][0]["hits"], 0);
+        assert_eq!(env.json(&["list"])?["entries"][0]["hits"], 0);
         // Nothing is left of them.
-        let below = std::fs::read_dir(world.cgroup.path())?.flatten();
+        let below = std::fs::read_dir(env.cgroup.path())?.flatten();
         let dirs = below.filter(|entry| entry.path().is_dir()).count();
         assert_eq!(dirs, 0);
     }
     Ok(())
 }
 
-fn probe_finding(world: &World) -> anyhow::Result<serde_json::Value> {
-    let report = world.json(&["doctor"])?;
+fn probe_finding(env: &TestEnv) -> anyhow::Result<serde_json::Value> {
+    let report = env.json(&["doctor"])?;
     let findings = report["findings"].as_array().cloned().unwrap_or_default();
     let finding = findings.into_iter().find(|f| f["id"] == "probe");
     Ok(finding.unwrap_or_default())
 }
 
-fn probe_rejecting() -> anyhow::Result<()> {
-    assert_interference(&KERNEL, |world| {
-        Foreign::attach_rejecting(world.cgroup.path())
+test!(a_probe_finds_a_program_that_returns_0);
+fn a_probe_finds_a_program_that_returns_0() -> anyhow::Result<()> {
+    assert_interference(&KERNEL_RTO, |env| {
+        Foreign::attach_rejecting(env.cgroup.path())
     })
 }
 
-fn probe_overwriting() -> anyhow::Result<()> {
-    assert_interference(&foreign_timer(), |world| {
-        Foreign::attach(world.cgroup.path(), FOREIGN_JIFFIES)
+test!(a_probe_finds_a_program_that_overwrites);
+fn a_probe_finds_a_program_that_overwrites() -> anyhow::Result<()> {
+    assert_interference(&foreign_timer(), |env| {
+        Foreign::attach(env.cgroup.path(), FOREIGN_JIFFIES)
     })
 }
 
 fn assert_interference(
     found: &Duration,
-    attach: impl Fn(&World) -> std::io::Result<Foreign>,
+    attach: impl Fn(&TestEnv) -> std::io::Result<Foreign>,
 ) -> anyhow::Result<()> {
-    let world = World::with(&near("\"10.88.0.0/24\""))?;
-    world.wait_status("a good probe", |status| {
+    let env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
+    env.wait_status("a good probe", |status| {
         status["probe"]["verdict"] == "good"
     })?;
-    let foreign = attach(&world)?;
+    let foreign = attach(&env)?;
     // The daemon sees that there is another program, and probes again.
-    let status = world.wait_status("interference", |status| {
+    let status = env.wait_status("interference", |status| {
         status["probe"]["verdict"] == "interference"
     })?;
     let probe = &status["probe"];
@@ -250,23 +242,24 @@ fn assert_interference(
         u64::try_from(found.as_micros()).ok()
     );
     assert!(status["warnings"].to_string().contains("INTERFERENCE"));
-    assert!(world.cli(&["status"])?.contains("INTERFERENCE"));
+    assert!(env.cli(&["status"])?.contains("INTERFERENCE"));
     // And it is true.
-    world.net.black_hole(PORT)?;
-    expect(&world, SERVER_V4, *found)?;
-    let finding = probe_finding(&world)?;
+    env.net.black_hole(PORT)?;
+    expect(&env, SERVER_V4, *found)?;
+    let finding = probe_finding(&env)?;
     assert_eq!(finding["severity"], "problem", "{finding:#}");
     drop(foreign);
-    world.wait_status("good again", |status| status["probe"]["verdict"] == "good")?;
+    env.wait_status("good again", |status| status["probe"]["verdict"] == "good")?;
     Ok(())
 }
 
-fn other_cgroup() -> anyhow::Result<()> {
-    let world = World::with(&near("\"10.88.0.0/24\""))?;
-    world.net.black_hole(PORT)?;
-    expect(&world, SERVER_V4, NEAR)?;
-    let other = World::new()?;
+test!(other_cgroups_are_left_alone);
+fn other_cgroups_are_left_alone() -> anyhow::Result<()> {
+    let env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
+    env.net.black_hole(PORT)?;
+    expect(&env, SERVER_V4, POLICY_RTO)?;
+    let other = TestEnv::new()?;
     other.net.black_hole(PORT)?;
-    expect(&other, SERVER_V4, KERNEL)?;
+    expect(&other, SERVER_V4, KERNEL_RTO)?;
     Ok(())
 }

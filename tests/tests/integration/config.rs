@@ -2,41 +2,31 @@
 
 use std::{fs, os::unix::fs::PermissionsExt as _, time::Duration};
 
-use rto_tests::{
-    agent::World,
+use rto_testbed::{
+    env::TestEnv,
     netns::SERVER_V4,
     timing::{jiffies, jiffy},
-    traffic::Connect,
+    workload::traffic::Connect,
 };
 
-use super::{NEAR, Test, near, to};
-
-pub(super) const TESTS: &[Test] = &[
-    ("every_refusal_of_check_and_of_a_running_daemon", refusals),
-    ("check_says_what_values_become", check),
-    (
-        "every_setting_by_file_cli_list_lookup_and_json",
-        every_setting,
-    ),
-    ("a_start_without_a_good_file_leaves_nothing", bad_start),
-    ("a_reload_refuses_what_it_cannot_list", unlisted),
-    ("predict_by_policy_and_by_values", predict),
-];
+use super::{POLICY_RTO, near, to};
+use crate::needs::THIN_LINEAR;
 
 const PORT: u16 = 4600;
 
+test!(predict_by_policy_and_by_values, needs = [THIN_LINEAR]);
 /// No daemon is needed.
-fn predict() -> anyhow::Result<()> {
-    let world = World::new()?;
-    world.configure(&format!(
+fn predict_by_policy_and_by_values() -> anyhow::Result<()> {
+    let env = TestEnv::new()?;
+    env.configure(&format!(
         "{}[policy.low]\nrto_min = \"50ms\"\nthin_linear = true\n",
         near("\"10.88.0.0/24\"")
     ))?;
-    let by_policy = world.json(&["predict", "--policy", "low", "-d", "10ms..20s"])?;
+    let by_policy = env.json(&["predict", "--policy", "low", "-d", "10ms..20s"])?;
     let by_values = &["predict", "--rto-min", "50ms", "--thin-linear", "true"];
     assert_eq!(
         by_policy["predictions"],
-        world.json(by_values)?["predictions"]
+        env.json(by_values)?["predictions"]
     );
     let all = by_policy["predictions"].as_array().map_or(0, Vec::len);
     assert_eq!(all, 11, "{by_policy:#}");
@@ -50,16 +40,16 @@ fn predict() -> anyhow::Result<()> {
             .to_string()
             .contains("\"worse\":true")
     );
-    let table = world.cli(by_values)?;
+    let table = env.cli(by_values)?;
     let rto_min = quantised(Duration::from_millis(50));
     assert!(table.contains("WORSE"), "{table}");
     assert!(table.contains(&rto_min), "{rto_min}: {table}");
-    let csv = world.cli(&["predict", "--rto-min", "50ms", "--csv"])?;
+    let csv = env.cli(&["predict", "--rto-min", "50ms", "--csv"])?;
     assert!(
         csv.starts_with("disruption_ms,kernel_ms,policy_ms,worse\n10,"),
         "{csv}"
     );
-    let chart = world.dir().join("chart.svg");
+    let chart = env.dir().join("chart.svg");
     let drawn = [
         "predict",
         "--rto-min",
@@ -67,10 +57,10 @@ fn predict() -> anyhow::Result<()> {
         "--chart",
         &chart.to_string_lossy(),
     ];
-    assert_eq!(world.cli(&drawn)?, world.cli(&drawn[..3])?);
+    assert_eq!(env.cli(&drawn)?, env.cli(&drawn[..3])?);
     assert!(fs::read_to_string(chart)?.contains("</svg>"));
     // A policy for handshakes has nothing that matters here, and is as the kernel.
-    let same = world.json(&["predict", "--policy", "near", "-d", "1s"])?;
+    let same = env.json(&["predict", "--policy", "near", "-d", "1s"])?;
     let same = &same["predictions"][0];
     assert_eq!(same["kernel_ms"], same["policy_ms"]);
     for (args, said) in [
@@ -88,15 +78,14 @@ fn predict() -> anyhow::Result<()> {
             ".svg or .html",
         ),
     ] {
-        let refused = world.cli_fails(args)?;
+        let refused = env.cli_fails(args)?;
         assert!(refused.contains(said), "{args:?}: {refused}");
     }
     for (args, said) in [
         (["-d", "0s"], "more than 0"),
         (["--rtt", "2m"], "at most 60s"),
     ] {
-        let refused =
-            world.usage_error(&[&["predict", "--rto-min", "50ms"][..], &args].concat())?;
+        let refused = env.usage_error(&[&["predict", "--rto-min", "50ms"][..], &args].concat())?;
         assert!(refused.contains(said), "{args:?}: {refused}");
     }
     Ok(())
@@ -121,9 +110,10 @@ fn quantised(asked: Duration) -> String {
     format!("{text}, {count} {plural} at HZ={hz}")
 }
 
-fn refusals() -> anyhow::Result<()> {
-    let world = World::with(&near("\"10.88.0.0/24\""))?;
-    world.net.black_hole(PORT)?;
+test!(every_refusal_of_check_and_of_a_running_daemon);
+fn every_refusal_of_check_and_of_a_running_daemon() -> anyhow::Result<()> {
+    let env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
+    env.net.black_hole(PORT)?;
     let rto = "initial_rto = \"200ms\"";
     let policy = |lines: &str| format!("[policy.x]\n{lines}\n");
     let cases = [
@@ -186,49 +176,47 @@ fn refusals() -> anyhow::Result<()> {
         ("[policy.x\n".to_owned(), "unclosed table"),
     ];
     for (text, message) in cases {
-        world.configure(&text)?;
-        let said = world.cli_fails(&["check"])?;
+        env.configure(&text)?;
+        let said = env.cli_fails(&["check"])?;
         assert!(
             said.contains(message),
             "wanted {message:?}, check said {said}"
         );
-        assert!(
-            said.contains(&world.config().display().to_string()),
-            "{said}"
-        );
-        let answer = world.json(&["check"])?;
+        assert!(said.contains(&env.config().display().to_string()), "{said}");
+        let answer = env.json(&["check"])?;
         assert_eq!(answer["ok"], false);
         assert!(answer["errors"][0]["line"].is_u64(), "{answer:#}");
-        let said = world.cli_fails(&["reload"])?;
+        let said = env.cli_fails(&["reload"])?;
         assert!(
             said.contains(message) && said.contains("stays in force"),
             "{said}"
         );
-        let status = world.json(&["status"])?;
+        let status = env.json(&["status"])?;
         assert_eq!(
             (&status["healthy"], &status["last_reload"]["ok"]),
             (&false.into(), &false.into())
         );
         assert_eq!(status["entries"], 1, "{status:#}");
     }
-    world.assert_syn_gap(to(SERVER_V4, PORT), &Connect::default(), NEAR)?;
-    world.configure(&near("\"10.88.0.0/24\""))?;
-    world.cli(&["reload"])?;
-    assert_eq!(world.json(&["status"])?["healthy"], true);
+    env.assert_syn_gap(to(SERVER_V4, PORT), &Connect::default(), POLICY_RTO)?;
+    env.configure(&near("\"10.88.0.0/24\""))?;
+    env.cli(&["reload"])?;
+    assert_eq!(env.json(&["status"])?["healthy"], true);
     Ok(())
 }
 
-fn check() -> anyhow::Result<()> {
-    let world = World::new()?;
-    world.configure(&near("\"10.88.0.0/24\"").replace("100ms", "250us"))?;
-    let said = world.cli(&["check"])?;
+test!(check_says_what_values_become);
+fn check_says_what_values_become() -> anyhow::Result<()> {
+    let env = TestEnv::new()?;
+    env.configure(&near("\"10.88.0.0/24\"").replace("100ms", "250us"))?;
+    let said = env.cli(&["check"])?;
     let becomes = quantised(Duration::from_micros(250));
     assert!(
         becomes.contains("-> ") && becomes.contains(", 1 jiffy "),
         "{becomes}"
     );
     assert!(said.contains(&becomes), "{becomes}: {said}");
-    let answer = world.json(&["check"])?;
+    let answer = env.json(&["check"])?;
     assert_eq!(
         (&answer["ok"], &answer["entries"]),
         (&true.into(), &1.into()),
@@ -237,65 +225,71 @@ fn check() -> anyhow::Result<()> {
     Ok(())
 }
 
-fn bad_start() -> anyhow::Result<()> {
-    let mut world = World::new()?;
-    world.configure("[policy.x]\ninitial_rto = 5\n")?;
-    let error = world
+test!(a_start_without_a_good_file_leaves_nothing);
+fn a_start_without_a_good_file_leaves_nothing() -> anyhow::Result<()> {
+    let mut env = TestEnv::new()?;
+    env.configure("[policy.x]\ninitial_rto = 5\n")?;
+    let error = env
         .start()
         .err()
         .map(|e| format!("{e:?}"))
         .unwrap_or_default();
     assert!(error.contains("a unit is missing"), "{error}");
-    assert!(!world.pin_dir().exists() && !world.socket().exists());
+    assert!(!env.pin_dir().exists() && !env.socket().exists());
     // (Below the directory for temporary files, whose own name has a dot.)
-    let elsewhere = std::env::temp_dir().join(rto_tests::names::unique());
+    let elsewhere = std::env::temp_dir().join(rto_testbed::names::unique());
     // Pins cannot be anywhere, nor can the program be attached anywhere; nothing is made there.
     for (key, wrong, message) in [
         ("pin_dir", elsewhere.clone(), "mount -t bpf bpf /sys/fs/bpf"),
         ("cgroup", "/proc".into(), "is not on cgroup2"),
     ] {
-        world.configure(&near("\"10.88.0.0/24\""))?;
-        let text = fs::read_to_string(world.config())?;
+        env.configure(&near("\"10.88.0.0/24\""))?;
+        let text = fs::read_to_string(env.config())?;
         let line = text
             .lines()
             .find(|l| l.starts_with(key))
             .unwrap_or_default();
         let text = text.replace(line, &format!("{key} = \"{}\"", wrong.display()));
-        fs::write(world.config(), text)?;
-        let error = world
+        fs::write(env.config(), text)?;
+        let error = env
             .start()
             .err()
             .map(|e| format!("{e:?}"))
             .unwrap_or_default();
         assert!(error.contains(message), "{error}");
-        assert!(!elsewhere.exists() && !world.pin_dir().exists());
+        assert!(!elsewhere.exists() && !env.pin_dir().exists());
     }
-    fs::remove_file(world.config())?;
-    let said = world.cli_fails(&["check"])?;
+    fs::remove_file(env.config())?;
+    let said = env.cli_fails(&["check"])?;
     assert!(said.contains("--config"), "{said}");
     Ok(())
 }
 
+test!(a_reload_refuses_what_it_cannot_list);
 /// Even where every file that it can read is as it was.
-fn unlisted() -> anyhow::Result<()> {
-    let world = World::with(&near("\"10.88.0.0/24\""))?;
-    let mode = |mode| fs::set_permissions(world.policies_dir(), fs::Permissions::from_mode(mode));
+fn a_reload_refuses_what_it_cannot_list() -> anyhow::Result<()> {
+    let env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
+    let mode = |mode| fs::set_permissions(env.policies_dir(), fs::Permissions::from_mode(mode));
     mode(0)?;
-    let said = world.cli_fails(&["reload"]);
+    let said = env.cli_fails(&["reload"]);
     mode(0o755)?;
     let said = said?;
     assert!(said.contains("policies.d"), "{said}");
     assert!(said.contains("Permission denied"), "{said}");
-    world.cli(&["reload"])?;
+    env.cli(&["reload"])?;
     Ok(())
 }
 
-fn every_setting() -> anyhow::Result<()> {
-    let world = World::with(
+test!(
+    every_setting_by_file_cli_list_lookup_and_json,
+    needs = [THIN_LINEAR]
+);
+fn every_setting_by_file_cli_list_lookup_and_json() -> anyhow::Result<()> {
+    let env = TestEnv::with(
         "[policy.all]\nrto_min = \"50ms\"\nrto_restart = true\ndelack_max = \"20ms\"\nthin_linear = true\n\
          linear_retries = 3\nuser_timeout = \"30s\"\ncidrs = [\"10.1.0.0/16\"]\n",
     )?;
-    world.cli(&[
+    env.cli(&[
         "add",
         "10.2.0.0/16",
         "--rto-min",
@@ -310,7 +304,7 @@ fn every_setting() -> anyhow::Result<()> {
         "--user-timeout",
         "30s",
     ])?;
-    let list = world.json(&["list"])?;
+    let list = env.json(&["list"])?;
     let settings = |i: usize| {
         let policy = list["entries"][i]["policy"].as_str();
         list["policies"][policy.unwrap_or_default()]["settings"].clone()
@@ -323,10 +317,10 @@ fn every_setting() -> anyhow::Result<()> {
             "user_timeout": "30s", "force": false
         })
     );
-    let text = world.cli(&["list"])?;
+    let text = env.cli(&["list"])?;
     assert!(text.contains("rto_restart on"), "{text}");
     assert!(text.contains("linear_retries 3"), "{text}");
-    let lookup = world.cli(&["lookup", "10.2.3.4"])?;
+    let lookup = env.cli(&["lookup", "10.2.3.4"])?;
     let rto_min = format!("rto_min         {}", quantised(Duration::from_millis(50)));
     for line in [
         rto_min.as_str(),
@@ -338,7 +332,7 @@ fn every_setting() -> anyhow::Result<()> {
         assert!(lookup.contains(line), "{line}: {lookup}");
     }
     // For good: the same in a file.
-    world.cli(&[
+    env.cli(&[
         "add",
         "10.3.0.0/16",
         "--rto-min",
@@ -350,15 +344,15 @@ fn every_setting() -> anyhow::Result<()> {
         "1",
         "--save",
     ])?;
-    let saved = fs::read_to_string(world.policies_dir().join("50-cli.toml"))?;
+    let saved = fs::read_to_string(env.policies_dir().join("50-cli.toml"))?;
     assert!(saved.contains("linear_retries = 1"), "{saved}");
     assert!(saved.contains("rto_restart = true"), "{saved}");
-    let said = world.cli_fails(&["add", "10.4.0.0/16", "--rto-restart"])?;
+    let said = env.cli_fails(&["add", "10.4.0.0/16", "--rto-restart"])?;
     assert!(said.contains("the policy has none; add rto_min"), "{said}");
-    let said = world.cli_fails(&["add", "10.4.0.0/16", "--linear-retries", "2"])?;
+    let said = env.cli_fails(&["add", "10.4.0.0/16", "--linear-retries", "2"])?;
     assert!(said.contains("thin_linear = true"), "{said}");
     assert_eq!(
-        world.json(&["list"])?["entries"].as_array().map(Vec::len),
+        env.json(&["list"])?["entries"].as_array().map(Vec::len),
         Some(3)
     );
     Ok(())

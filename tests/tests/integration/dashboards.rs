@@ -11,14 +11,8 @@ use std::{
 use anyhow::{Context as _, ensure};
 use serde_json::Value;
 
-use super::{Test, metrics, near};
-
-pub(super) const TESTS: &[Test] = &[
-    ("they_use_metrics_that_there_are", names),
-    ("they_divide_by_nothing_that_can_be_zero", divisions),
-    ("each_alert_says_where_to_read_on", runbooks),
-    ("promtool_takes_them_and_fires", promtool),
-];
+use super::{metrics, near};
+use crate::needs::PROMTOOL;
 
 const ALERTS: &str = "config/prometheus/alerts.yml";
 const DASHBOARD: &str = "config/grafana/rto-agent.json";
@@ -58,9 +52,10 @@ fn alerts() -> anyhow::Result<BTreeMap<String, String>> {
     Ok(alerts)
 }
 
+test!(they_use_metrics_that_there_are, names);
 fn names() -> anyhow::Result<()> {
-    let (world, port) = metrics::world(&near("\"10.88.0.0/24\""))?;
-    world.wait_status("the probe", |status| status["probe"].is_object())?;
+    let (env, port) = metrics::env(&near("\"10.88.0.0/24\""))?;
+    env.wait_status("the probe", |status| status["probe"].is_object())?;
     let mut there = metrics::names(port)?;
     // Where the kernel counts runs.
     there.insert("rto_agent_program_runs_total".to_owned());
@@ -79,6 +74,7 @@ fn names() -> anyhow::Result<()> {
     Ok(())
 }
 
+test!(they_divide_by_nothing_that_can_be_zero, divisions);
 /// Without connections a rate is 0: what is divided by it, and quantiles of nothing, would be NaN or infinite.
 fn divisions() -> anyhow::Result<()> {
     let mut divisions = 0;
@@ -120,8 +116,9 @@ fn is_positive(divisor: &str) -> bool {
     false
 }
 
+test!(each_alert_says_where_to_read_on);
 /// A page, and a heading on it that makes the anchor.
-fn runbooks() -> anyhow::Result<()> {
+fn each_alert_says_where_to_read_on() -> anyhow::Result<()> {
     for (name, alert) in alerts()? {
         let runbook = alert.lines().find_map(|line| {
             let text = line.trim().strip_prefix("runbook: \"")?;
@@ -140,8 +137,9 @@ fn runbooks() -> anyhow::Result<()> {
     Ok(())
 }
 
+test!(promtool_takes_them_and_fires, needs = [PROMTOOL]);
 /// The rules by their own tests; the dashboard's queries as rules of another file.
-fn promtool() -> anyhow::Result<()> {
+fn promtool_takes_them_and_fires() -> anyhow::Result<()> {
     let run = |arguments: &[&str]| -> anyhow::Result<()> {
         let output = Command::new("promtool")
             .args(arguments)

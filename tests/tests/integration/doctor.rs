@@ -1,38 +1,28 @@
 //! `doctor` and the other verbs that need no daemon.
 
-use rto_tests::{
-    agent::{World, binary},
+use rto_testbed::{
+    agent::find,
+    env::TestEnv,
     netns::{SERVER_V4, sysctl},
     process::{command_in, run},
-    talk,
+    workload::conversation,
 };
 use serde_json::Value;
 
-use super::{Test, near};
-
-pub(super) const TESTS: &[Test] = &[
-    ("a_good_host_has_no_problem", good),
-    ("a_missing_cgroup_and_bpffs_are_problems", bad),
-    ("a_locked_route_is_found", locked_route),
-    ("another_default_of_rto_min_is_found", rto_min_default),
-    ("cached_metrics_of_a_slower_past_are_found", metrics),
-    ("features_are_probed_and_listed", features),
-    ("verbs_without_a_daemon_say_so", no_daemon),
-    ("without_privileges_the_mend_is_said", unprivileged),
-    ("completions_and_manual", generated),
-];
+use super::near;
 
 fn finding(report: &Value, id: &str) -> Value {
     let all = report["findings"].as_array().cloned().unwrap_or_default();
     all.into_iter().find(|f| f["id"] == id).unwrap_or_default()
 }
 
-fn good() -> anyhow::Result<()> {
-    let world = World::with(&near("\"10.88.0.0/24\""))?;
-    let output = world.try_cli(&["doctor"])?;
+test!(a_good_host_has_no_problem);
+fn a_good_host_has_no_problem() -> anyhow::Result<()> {
+    let env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
+    let output = env.try_cli(&["doctor"])?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert_eq!(output.status.code(), Some(0), "{text}");
-    let report = world.json(&["doctor"])?;
+    let report = env.json(&["doctor"])?;
     for id in [
         "kernel-version",
         "capabilities",
@@ -48,32 +38,34 @@ fn good() -> anyhow::Result<()> {
     Ok(())
 }
 
-fn bad() -> anyhow::Result<()> {
-    let world = World::new()?;
-    world.configure(&near("\"10.88.0.0/24\""))?;
-    let text = std::fs::read_to_string(world.config())?
-        .replace(&world.cgroup.path().display().to_string(), "/nonexistent")
-        .replace(&world.pin_dir().display().to_string(), "/nonexistent");
-    std::fs::write(world.config(), text)?;
-    let report = world.json(&["doctor"])?;
+test!(a_missing_cgroup_and_bpffs_are_problems);
+fn a_missing_cgroup_and_bpffs_are_problems() -> anyhow::Result<()> {
+    let env = TestEnv::new()?;
+    env.configure(&near("\"10.88.0.0/24\""))?;
+    let text = std::fs::read_to_string(env.config())?
+        .replace(&env.cgroup.path().display().to_string(), "/nonexistent")
+        .replace(&env.pin_dir().display().to_string(), "/nonexistent");
+    std::fs::write(env.config(), text)?;
+    let report = env.json(&["doctor"])?;
     for id in ["cgroup", "bpffs"] {
         let finding = finding(&report, id);
         assert_eq!(finding["severity"], "problem", "{report:#}");
         assert!(finding["mend"].is_string() && finding["why"].is_string());
     }
-    assert_eq!(world.try_cli(&["doctor"])?.status.code(), Some(1));
+    assert_eq!(env.try_cli(&["doctor"])?.status.code(), Some(1));
     Ok(())
 }
 
+test!(a_locked_route_is_found);
 /// In a namespace of its own, as routes are.
-fn locked_route() -> anyhow::Result<()> {
-    let world = World::new()?;
-    world.configure("[policy.near]\nrto_min = \"50ms\"\ncidrs = [\"10.88.0.0/16\"]\n")?;
+fn a_locked_route_is_found() -> anyhow::Result<()> {
+    let env = TestEnv::new()?;
+    env.configure("[policy.near]\nrto_min = \"50ms\"\ncidrs = [\"10.88.0.0/16\"]\n")?;
     run(&format!(
         "ip -n {} route add 10.88.7.0/24 via 10.88.0.2 rto_min 300ms",
-        world.net.client
+        env.net.client
     ))?;
-    let (report, status) = doctor_inside(&world)?;
+    let (report, status) = doctor_inside(&env)?;
     let finding = finding(&report, "locked-rto_min");
     assert_eq!(finding["severity"], "problem", "{report:#}");
     let found = finding["found"].as_str().unwrap_or_default();
@@ -86,54 +78,56 @@ fn locked_route() -> anyhow::Result<()> {
 }
 
 /// `doctor` in the client's namespace: its report and exit status.
-fn doctor_inside(world: &World) -> anyhow::Result<(Value, Option<i32>)> {
-    let mut command = command_in(Some(&world.net.client), None, binary()?)?;
+fn doctor_inside(env: &TestEnv) -> anyhow::Result<(Value, Option<i32>)> {
+    let mut command = command_in(Some(&env.net.client), None, find(None)?)?;
     let output = command
         .args(["doctor", "--json", "--config"])
-        .arg(world.config())
+        .arg(env.config())
         .output()?;
     let report = serde_json::from_slice(&output.stdout)?;
     Ok((report, output.status.code()))
 }
 
-fn rto_min_default() -> anyhow::Result<()> {
-    let world = World::new()?;
-    world.configure(&near("\"10.88.0.0/24\""))?;
-    let before = finding(&doctor_inside(&world)?.0, "tcp_rto_min_us");
+test!(another_default_of_rto_min_is_found);
+fn another_default_of_rto_min_is_found() -> anyhow::Result<()> {
+    let env = TestEnv::new()?;
+    env.configure(&near("\"10.88.0.0/24\""))?;
+    let before = finding(&doctor_inside(&env)?.0, "tcp_rto_min_us");
     assert_eq!(before["severity"], "ok", "{before:#}");
-    if sysctl(&world.net.client, "net.ipv4.tcp_rto_min_us", "50000").is_err() {
+    if sysctl(&env.net.client, "net.ipv4.tcp_rto_min_us", "50000").is_err() {
         assert!(
             before["found"].to_string().contains("not there"),
             "{before:#}"
         );
         return Ok(());
     }
-    let found = finding(&doctor_inside(&world)?.0, "tcp_rto_min_us");
+    let found = finding(&doctor_inside(&env)?.0, "tcp_rto_min_us");
     assert_eq!(found["severity"], "warning", "{found:#}");
     assert!(found["found"].to_string().contains("50000 us"), "{found:#}");
     Ok(())
 }
 
+test!(cached_metrics_of_a_slower_past_are_found);
 /// A connection whose peer delayed its ACKs leaves a long round trip time behind.
-fn metrics() -> anyhow::Result<()> {
-    let world = World::new()?;
-    world.configure("[policy.near]\nrto_min = \"8ms\"\ncidrs = [\"10.88.0.0/24\"]\n")?;
-    let before = finding(&doctor_inside(&world)?.0, "tcp_metrics");
+fn cached_metrics_of_a_slower_past_are_found() -> anyhow::Result<()> {
+    let env = TestEnv::new()?;
+    env.configure("[policy.near]\nrto_min = \"8ms\"\ncidrs = [\"10.88.0.0/24\"]\n")?;
+    let before = finding(&doctor_inside(&env)?.0, "tcp_metrics");
     assert_eq!(before["severity"], "ok", "{before:#}");
-    sysctl(&world.net.client, "net.ipv4.tcp_no_metrics_save", "0")?;
+    sysctl(&env.net.client, "net.ipv4.tcp_no_metrics_save", "0")?;
     let to = super::to(SERVER_V4, 4700);
-    let _server = world.answer(to)?;
-    let mut talk = world.talk(to, talk::Options::default())?;
-    talk.rounds(20, std::time::Duration::ZERO)?;
+    let _server = env.echo_server(to)?;
+    let mut conversation = env.converse(to, conversation::Options::default())?;
+    conversation.rounds(20, std::time::Duration::ZERO)?;
     for _ in 0..25 {
         // An answer makes the server delay its next ACK: half of the samples are of 40 ms.
-        talk.rounds(1, std::time::Duration::ZERO)?;
-        talk.send(talk::REQUEST)?;
+        conversation.rounds(1, std::time::Duration::ZERO)?;
+        conversation.send(conversation::REQUEST)?;
         std::thread::sleep(std::time::Duration::from_millis(60));
     }
     // The end of a connection writes the cache.
-    drop(talk);
-    let found = finding(&doctor_inside(&world)?.0, "tcp_metrics");
+    drop(conversation);
+    let found = finding(&doctor_inside(&env)?.0, "tcp_metrics");
     assert_eq!(found["severity"], "warning", "{found:#}");
     let text = found["found"].to_string();
     assert!(
@@ -143,12 +137,13 @@ fn metrics() -> anyhow::Result<()> {
     Ok(())
 }
 
+test!(features_are_probed_and_listed, features);
 /// Each feature is asked of this kernel, and says which settings need it.
 fn features() -> anyhow::Result<()> {
-    let world = World::with(&near("\"10.88.0.0/24\""))?;
-    let status = world.json(&["status"])?;
+    let env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
+    let status = env.json(&["status"])?;
     let features = status["features"].as_array().cloned().unwrap_or_default();
-    let report = world.json(&["doctor"])?;
+    let report = env.json(&["doctor"])?;
     let feature = |name: &str| {
         let found = features.iter().find(|f| f["name"] == name).cloned();
         found.unwrap_or_default()
@@ -184,9 +179,9 @@ fn features() -> anyhow::Result<()> {
     let mut command = command_in(None, None, "setpriv")?;
     command
         .args(["--bounding-set=-all", "--inh-caps=-all"])
-        .arg(binary()?)
+        .arg(find(None)?)
         .args(["doctor", "--json", "--config"])
-        .arg(world.config());
+        .arg(env.config());
     let report: Value = serde_json::from_slice(&command.output()?.stdout)?;
     let text = finding(&report, "bpf-rto-min")["found"].to_string();
     assert!(
@@ -196,9 +191,10 @@ fn features() -> anyhow::Result<()> {
     Ok(())
 }
 
-fn no_daemon() -> anyhow::Result<()> {
-    let world = World::new()?;
-    world.configure(&near("\"10.88.0.0/24\""))?;
+test!(verbs_without_a_daemon_say_so);
+fn verbs_without_a_daemon_say_so() -> anyhow::Result<()> {
+    let env = TestEnv::new()?;
+    env.configure(&near("\"10.88.0.0/24\""))?;
     for args in [
         &["list"][..],
         &["status"],
@@ -206,27 +202,28 @@ fn no_daemon() -> anyhow::Result<()> {
         &["lookup", "10.0.0.1"],
         &["add", "10.0.0.0/8", "--policy", "near"],
     ] {
-        let said = world.cli_fails(args)?;
+        let said = env.cli_fails(args)?;
         assert!(
             said.contains("no rto-agent daemon answers at") && said.contains("--socket"),
             "{said}"
         );
     }
-    let usage = world.try_cli(&["add", "--policy"])?;
+    let usage = env.try_cli(&["add", "--policy"])?;
     assert_eq!(usage.status.code(), Some(2));
     Ok(())
 }
 
-fn unprivileged() -> anyhow::Result<()> {
-    let world = World::new()?;
-    world.configure(&near("\"10.88.0.0/24\""))?;
+test!(without_privileges_the_mend_is_said);
+fn without_privileges_the_mend_is_said() -> anyhow::Result<()> {
+    let env = TestEnv::new()?;
+    env.configure(&near("\"10.88.0.0/24\""))?;
     let mut command = command_in(None, None, "setpriv")?;
     command
         .args(["--bounding-set=-all", "--inh-caps=-all"])
-        .arg(binary()?);
+        .arg(find(None)?);
     let output = command
         .args(["run", "--config"])
-        .arg(world.config())
+        .arg(env.config())
         .output()?;
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{said}");
@@ -237,15 +234,16 @@ fn unprivileged() -> anyhow::Result<()> {
     Ok(())
 }
 
-fn generated() -> anyhow::Result<()> {
-    let world = World::new()?;
+test!(completions_and_manual);
+fn completions_and_manual() -> anyhow::Result<()> {
+    let env = TestEnv::new()?;
     for shell in ["bash", "zsh", "fish"] {
         assert!(
-            world.cli(&["completions", shell])?.contains("lookup"),
+            env.cli(&["completions", shell])?.contains("lookup"),
             "{shell}"
         );
     }
-    assert!(world.cli(&["man"])?.contains(".TH"));
-    assert!(world.cli(&["man", "add"])?.contains("initial"));
+    assert!(env.cli(&["man"])?.contains(".TH"));
+    assert!(env.cli(&["man", "add"])?.contains("initial"));
     Ok(())
 }

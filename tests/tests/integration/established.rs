@@ -3,47 +3,22 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use rto_tests::{
-    agent::{SOON, World},
+use rto_testbed::{
     capture::{Capture, Segment},
-    features::lacks,
-    foreign,
-    foreign::Foreign,
+    env::TestEnv,
+    foreign::{self, Foreign},
     netns::{CLIENT_LINK, SERVER_LINK, SERVER_V4, SERVER_V4_OTHER, SERVER_V6, sysctl},
-    talk::{self, REQUEST, Talk, option},
+    tcp::option,
     timing::{self, assert_gaps, assert_measured, jiffy, latest},
-    traffic::Traffic,
+    wait::TIMEOUT,
+    workload::conversation,
+    workload::conversation::{Conversation, REQUEST},
+    workload::traffic::Traffic,
 };
+use rto_tests::features::lacks;
 
-use super::{Test, to};
-
-pub(super) const TESTS: &[Test] = &[
-    ("without_a_policy_all_is_the_kernels_own", unlisted),
-    ("without_any_agent_the_kernels_200_ms", without_any_agent),
-    (
-        "rto_min_is_in_force_at_the_first_sample",
-        rto_min_first_sample,
-    ),
-    ("rto_min_8_ms_on_the_wire", || rto_min_on_the_wire(8)),
-    ("rto_min_50_ms_on_the_wire", || rto_min_on_the_wire(50)),
-    ("an_accepted_socket_gets_there", accepted),
-    ("thin_linear_keeps_the_interval", || linear(None)),
-    ("linear_retries_1", || linear(Some(1))),
-    ("linear_retries_3", || linear(Some(3))),
-    ("linear_retries_6_is_the_kernels_own", || linear(Some(6))),
-    ("linear_mode_comes_back_after_a_recovery", linear_again),
-    ("a_foreign_reply_of_minus_1_is_no_argument", foreign_reply),
-    ("a_thick_stream_doubles", thick),
-    ("rto_max_caps_the_backoff", rto_max),
-    ("user_timeout_ends_the_connection", user_timeout),
-    ("delack_max_on_the_wire", delayed_ack),
-    ("tail_loss_probes_are_told_from_timeouts", tail_loss_probe),
-    ("retransmissions_are_counted", counted),
-    ("the_hook_is_not_called_without_a_policy", no_calls),
-    ("mapped_addresses_and_ipv6", mapped),
-    ("mptcp", mptcp),
-    ("fast_open", fast_open),
-];
+use super::to;
+use crate::needs::{MPTCP, RTO_MAX, THIN_LINEAR};
 
 const PORT: u16 = 4300;
 /// The kernel's own minimum (`TCP_RTO_MIN`).
@@ -60,26 +35,26 @@ pub(super) fn policy(settings: &str) -> String {
 }
 
 /// With the congestion control that every kernel has, so that all measure the same.
-pub(super) fn reno(world: &World) -> anyhow::Result<()> {
-    for netns in [&world.net.client, &world.net.server] {
+pub(super) fn reno(env: &TestEnv) -> anyhow::Result<()> {
+    for netns in [&env.net.client, &env.net.server] {
         sysctl(netns, "net.ipv4.tcp_congestion_control", "reno")?;
     }
     Ok(())
 }
 
-fn world(settings: &str) -> anyhow::Result<World> {
-    let world = World::with(&policy(settings))?;
-    reno(&world)?;
-    Ok(world)
+fn env(settings: &str) -> anyhow::Result<TestEnv> {
+    let env = TestEnv::with(&policy(settings))?;
+    reno(&env)?;
+    Ok(env)
 }
 
 /// A conversation with a server, after some round trips, and once the last answer is acknowledged:
 /// a server that sends it again would have a part in what follows.
-fn begin(world: &World, address: &str) -> anyhow::Result<Talk> {
-    let mut talk = world.talk(to(address, PORT), talk::Options::default())?;
-    talk.rounds(ROUNDS, NO_PAUSE)?;
+fn begin(env: &TestEnv, address: &str) -> anyhow::Result<Conversation> {
+    let mut conversation = env.converse(to(address, PORT), conversation::Options::default())?;
+    conversation.rounds(ROUNDS, NO_PAUSE)?;
     quiet();
-    Ok(talk)
+    Ok(conversation)
 }
 
 /// Longer than an ACK is delayed.
@@ -87,12 +62,12 @@ fn quiet() {
     std::thread::sleep(2 * KERNEL_DELACK);
 }
 
-fn client_rto(world: &World) -> anyhow::Result<Duration> {
-    talk::rto(&world.net.client, &format!("dport = :{PORT}"))
+fn client_rto(env: &TestEnv) -> anyhow::Result<Duration> {
+    conversation::rto(&env.net.client, &format!("dport = :{PORT}"))
 }
 
-fn server_rto(world: &World) -> anyhow::Result<Duration> {
-    talk::rto(&world.net.server, &format!("sport = :{PORT}"))
+fn server_rto(env: &TestEnv) -> anyhow::Result<Duration> {
+    conversation::rto(&env.net.server, &format!("sport = :{PORT}"))
 }
 
 /// What the RTO is where the round trip is next to nothing: the minimum and a jiffy or two.
@@ -117,33 +92,33 @@ fn bursts(segments: &[Segment], port: u16) -> Vec<Duration> {
 /// The RTO of a connection as ss(8) shows it, and the gaps between transmissions of one piece of
 /// data into a black hole.
 fn data_gaps(
-    world: &World,
+    env: &TestEnv,
     address: &str,
     bytes: usize,
     count: usize,
 ) -> anyhow::Result<(Duration, Vec<Duration>)> {
-    let _server = world.answer(to(address, PORT))?;
-    let mut talk = begin(world, address)?;
-    let rto = client_rto(world)?;
-    world.net.black_hole(PORT)?;
-    let gaps = gaps_of(world, &mut talk, bytes, count)?;
-    drop(talk);
-    world.net.drop_nothing()?;
+    let _server = env.echo_server(to(address, PORT))?;
+    let mut conversation = begin(env, address)?;
+    let rto = client_rto(env)?;
+    env.net.black_hole(PORT)?;
+    let gaps = gaps_of(env, &mut conversation, bytes, count)?;
+    drop(conversation);
+    env.net.drop_nothing()?;
     Ok((rto, gaps))
 }
 
 /// The gaps of one connection, while its data gets lost.
 fn gaps_of(
-    world: &World,
-    talk: &mut Talk,
+    env: &TestEnv,
+    conversation: &mut Conversation,
     bytes: usize,
     count: usize,
 ) -> anyhow::Result<Vec<Duration>> {
-    let capture = Capture::start(&world.net.client, CLIENT_LINK)?;
-    talk.send(bytes)?;
-    let port = talk.port();
+    let capture = Capture::start(&env.net.client, CLIENT_LINK)?;
+    conversation.send(bytes)?;
+    let port = conversation.port();
     let enough = |all: &[Segment]| bursts(all, port).len() > count;
-    let times = bursts(&capture.wait_for(SOON, enough)?, port);
+    let times = bursts(&capture.wait_for(TIMEOUT, enough)?, port);
     Ok(times
         .windows(2)
         .map(|t| t[1].saturating_sub(t[0]))
@@ -160,53 +135,56 @@ fn schedule(rto: Duration, linear: u32, doublings: u32) -> Vec<Duration> {
 
 /// Asserts that a connection whose data gets lost has an RTO of this minimum, and these timers.
 fn assert_schedule(
-    world: &World,
+    env: &TestEnv,
     address: &str,
     rto_min: Duration,
     timers: impl Fn(Duration) -> Vec<Duration>,
 ) -> anyhow::Result<()> {
     let count = timers(rto_min).len();
     assert_measured(|| {
-        let (rto, gaps) = data_gaps(world, address, REQUEST, count)?;
+        let (rto, gaps) = data_gaps(env, address, REQUEST, count)?;
         assert!(is_rto_of(rto, rto_min), "{rto:?} of {rto_min:?}");
         Ok((timers(rto), gaps))
     })
 }
 
+test!(without_a_policy_all_is_the_kernels_own);
 /// What a host sees that has no entry for the peer: RTO, probe, backoff and ACKs as without an
 /// agent (the control is the test after this one).
-fn unlisted() -> anyhow::Result<()> {
+fn without_a_policy_all_is_the_kernels_own() -> anyhow::Result<()> {
     let mut settings = "rto_min = \"8ms\"\ndelack_max = \"8ms\"".to_owned();
     if !lacks("bpf-thin-linear")? {
         settings += "\nthin_linear = true";
     }
-    let world = world(&settings)?;
-    kernels_own(&world, SERVER_V4_OTHER)?;
-    let status = world.json(&["status"])?;
+    let env = env(&settings)?;
+    kernels_own(&env, SERVER_V4_OTHER)?;
+    let status = env.json(&["status"])?;
     let near = &status["policies"]["near"];
     assert_eq!(near["tail_loss_probes"], 0, "{near:#}");
     assert_eq!(near["rtos"], serde_json::json!([0, 0, 0, 0, 0, 0, 0, 0]));
     Ok(())
 }
 
-fn without_any_agent() -> anyhow::Result<()> {
-    let world = World::new()?;
-    reno(&world)?;
-    kernels_own(&world, SERVER_V4_OTHER)?;
-    kernels_own(&world, SERVER_V4)
+test!(without_any_agent_the_kernels_200_ms);
+fn without_any_agent_the_kernels_200_ms() -> anyhow::Result<()> {
+    let env = TestEnv::new()?;
+    reno(&env)?;
+    kernels_own(&env, SERVER_V4_OTHER)?;
+    kernels_own(&env, SERVER_V4)
 }
 
-fn kernels_own(world: &World, address: &str) -> anyhow::Result<()> {
-    assert_schedule(world, address, KERNEL_RTO_MIN, |rto| schedule(rto, 1, 1))?;
-    assert_ack_delay(world, address, KERNEL_DELACK)
+fn kernels_own(env: &TestEnv, address: &str) -> anyhow::Result<()> {
+    assert_schedule(env, address, KERNEL_RTO_MIN, |rto| schedule(rto, 1, 1))?;
+    assert_ack_delay(env, address, KERNEL_DELACK)
 }
 
+test!(rto_min_is_in_force_at_the_first_sample);
 /// On a connecting socket it is set before the SYN: the first RTO is right.
-fn rto_min_first_sample() -> anyhow::Result<()> {
-    let world = world("rto_min = \"8ms\"")?;
-    let _server = world.answer(to(SERVER_V4, PORT))?;
-    let _talk = world.talk(to(SERVER_V4, PORT), talk::Options::default())?;
-    let rto = client_rto(&world)?;
+fn rto_min_is_in_force_at_the_first_sample() -> anyhow::Result<()> {
+    let env = env("rto_min = \"8ms\"")?;
+    let _server = env.echo_server(to(SERVER_V4, PORT))?;
+    let _talk = env.converse(to(SERVER_V4, PORT), conversation::Options::default())?;
+    let rto = client_rto(&env)?;
     assert!(is_rto_of(rto, quantised(8)), "{rto:?}");
     Ok(())
 }
@@ -216,33 +194,37 @@ fn quantised(millis: u64) -> Duration {
     timing::quantised(Duration::from_millis(millis))
 }
 
+test!(rto_min_8_ms_on_the_wire, || rto_min_on_the_wire(8));
+test!(rto_min_50_ms_on_the_wire, || rto_min_on_the_wire(50));
 fn rto_min_on_the_wire(millis: u64) -> anyhow::Result<()> {
-    let world = world(&format!("rto_min = \"{millis}ms\""))?;
-    assert_schedule(&world, SERVER_V4, quantised(millis), |rto| {
+    let env = env(&format!("rto_min = \"{millis}ms\""))?;
+    assert_schedule(&env, SERVER_V4, quantised(millis), |rto| {
         schedule(rto, 1, 3)
     })
 }
 
+test!(an_accepted_socket_gets_there, accepted);
 /// At once where the kernel has BPF LSM, over some twenty round trips where it does not; status
 /// says which.
 fn accepted() -> anyhow::Result<()> {
-    let world = world("rto_min = \"8ms\"")?;
-    let status = world.json(&["status"])?;
+    let env = env("rto_min = \"8ms\"")?;
+    let status = env.json(&["status"])?;
     let accepted = &status["attachment"]["accepted"];
     let at_once = accepted["when"] == "before-first-sample";
     // (What this kernel must have is asserted by the group "kernel".)
     assert_eq!(at_once, !lacks("bpf-lsm-cgroup")?, "{accepted:#}");
-    let text = world.cli(&["status"])?;
+    let text = env.cli(&["status"])?;
     if !at_once {
         assert!(accepted["reason"].is_string(), "{accepted:#}");
         assert!(text.contains("quarter of the excess"), "{text}");
     }
     let begun = |port: u16| -> anyhow::Result<_> {
-        let server = world.answer(to(SERVER_V4, port))?;
-        let mut talk = world.talk(to(SERVER_V4, port), talk::Options::default())?;
-        talk.rounds(1, NO_PAUSE)?;
-        let rto = talk::rto(&world.net.server, &format!("sport = :{port}"))?;
-        Ok((server, talk, rto))
+        let server = env.echo_server(to(SERVER_V4, port))?;
+        let mut conversation =
+            env.converse(to(SERVER_V4, port), conversation::Options::default())?;
+        conversation.rounds(1, NO_PAUSE)?;
+        let rto = conversation::rto(&env.net.server, &format!("sport = :{port}"))?;
+        Ok((server, conversation, rto))
     };
     if at_once {
         // Of a handshake that took long (an emulated processor) the RTO is longer; a minimum that
@@ -253,9 +235,9 @@ fn accepted() -> anyhow::Result<()> {
         assert!(all.iter().any(is_right), "{all:?}");
         assert!(all.iter().all(|rto| *rto < KERNEL_RTO_MIN), "{all:?}");
     } else {
-        let (_server, mut talk, first) = begun(PORT)?;
+        let (_server, mut conversation, first) = begun(PORT)?;
         assert!(is_rto_of(first, KERNEL_RTO_MIN), "{first:?}");
-        assert_sinks(&mut talk, quantised(8), || server_rto(&world))?;
+        assert_sinks(&mut conversation, quantised(8), || server_rto(&env))?;
     }
     Ok(())
 }
@@ -263,13 +245,13 @@ fn accepted() -> anyhow::Result<()> {
 /// An accepted socket's RTO comes to its minimum, within some hundred round trips at the most: one
 /// that is held up by a busy machine makes it rise again.
 fn assert_sinks(
-    talk: &mut Talk,
+    conversation: &mut Conversation,
     rto_min: Duration,
     rto: impl Fn() -> anyhow::Result<Duration>,
 ) -> anyhow::Result<()> {
     let mut seen = Vec::new();
     for _ in 0..10 {
-        talk.rounds(40, NO_PAUSE)?;
+        conversation.rounds(40, NO_PAUSE)?;
         seen.push(rto()?);
         if seen.last().is_some_and(|rto| is_rto_of(*rto, rto_min)) {
             return Ok(());
@@ -281,15 +263,27 @@ fn assert_sinks(
 /// A minimum that is far from its double, for tests that tell the two apart.
 const LINEAR: &str = "rto_min = \"50ms\"\nthin_linear = true";
 
+test!(
+    thin_linear_keeps_the_interval,
+    needs = [THIN_LINEAR],
+    || linear(None)
+);
+test!(linear_retries_1, needs = [THIN_LINEAR], || linear(Some(1)));
+test!(linear_retries_3, needs = [THIN_LINEAR], || linear(Some(3)));
+test!(
+    linear_retries_6_is_the_kernels_own,
+    needs = [THIN_LINEAR],
+    || linear(Some(6))
+);
 fn linear(retries: Option<u32>) -> anyhow::Result<()> {
     let line = retries.map_or(String::new(), |n| format!("\nlinear_retries = {n}"));
-    let world = world(&format!("{LINEAR}{line}"))?;
+    let env = env(&format!("{LINEAR}{line}"))?;
     // The timeout itself, and so many repetitions of its interval.
     let linear = 1 + retries.unwrap_or(6);
-    assert_schedule(&world, SERVER_V4, quantised(50), |rto| {
+    assert_schedule(&env, SERVER_V4, quantised(50), |rto| {
         schedule(rto, linear, 2)
     })?;
-    let status = world.json(&["status"])?;
+    let status = env.json(&["status"])?;
     let ended = status["policies"]["near"]["linear_ended"].as_u64();
     assert_eq!(ended > Some(0), retries.is_some(), "{status:#}");
     assert_eq!(
@@ -299,24 +293,25 @@ fn linear(retries: Option<u32>) -> anyhow::Result<()> {
     Ok(())
 }
 
+test!(a_foreign_reply_of_minus_1_is_no_argument);
 /// `reply` is where the first argument is: a program that replies -1 to everything must change neither what the
 /// hook does nor what is counted. (The controls are `linear(Some(1))` and `rto_min_on_the_wire`.)
-fn foreign_reply() -> anyhow::Result<()> {
+fn a_foreign_reply_of_minus_1_is_no_argument() -> anyhow::Result<()> {
     let is_linear = !lacks("bpf-thin-linear")?;
     let (settings, linear) = if is_linear {
         (format!("{LINEAR}\nlinear_retries = 1"), 2)
     } else {
         ("rto_min = \"50ms\"".to_owned(), 1)
     };
-    let mut world = World::new()?;
-    let _foreign = Foreign::attach_replying_always(world.cgroup.path(), -1)?;
-    world.configure(&policy(&settings))?;
-    reno(&world)?;
-    world.start()?;
-    assert_schedule(&world, SERVER_V4, quantised(50), |rto| {
+    let mut env = TestEnv::new()?;
+    let _foreign = Foreign::attach_replying_always(env.cgroup.path(), -1)?;
+    env.configure(&policy(&settings))?;
+    reno(&env)?;
+    env.start()?;
+    assert_schedule(&env, SERVER_V4, quantised(50), |rto| {
         schedule(rto, linear, 2)
     })?;
-    let status = world.wait_status("what was counted", |status| {
+    let status = env.wait_status("what was counted", |status| {
         let near = &status["policies"]["near"];
         near["rtos"][0].as_u64() > Some(0)
             && (!is_linear || near["linear_ended"].as_u64() > Some(0))
@@ -329,33 +324,38 @@ fn foreign_reply() -> anyhow::Result<()> {
     Ok(())
 }
 
+test!(
+    linear_mode_comes_back_after_a_recovery,
+    needs = [THIN_LINEAR]
+);
 /// The hook switches linear mode off for the rest of one outage only.
-fn linear_again() -> anyhow::Result<()> {
-    let world = world(&format!("{LINEAR}\nlinear_retries = 1"))?;
-    let _server = world.answer(to(SERVER_V4, PORT))?;
-    let mut talk = begin(&world, SERVER_V4)?;
+fn linear_mode_comes_back_after_a_recovery() -> anyhow::Result<()> {
+    let env = env(&format!("{LINEAR}\nlinear_retries = 1"))?;
+    let _server = env.echo_server(to(SERVER_V4, PORT))?;
+    let mut conversation = begin(&env, SERVER_V4)?;
     // On the same connection: one repetition, then doubling; and the same in the next outage.
     for _ in 0..2 {
         assert_measured(|| {
-            let timers = schedule(client_rto(&world)?, 2, 1);
-            world.net.black_hole(PORT)?;
-            let gaps = gaps_of(&world, &mut talk, REQUEST, timers.len())?;
-            world.net.drop_nothing()?;
+            let timers = schedule(client_rto(&env)?, 2, 1);
+            env.net.black_hole(PORT)?;
+            let gaps = gaps_of(&env, &mut conversation, REQUEST, timers.len())?;
+            env.net.drop_nothing()?;
             // Recovered once an answer has come.
-            talk.rounds(ROUNDS, NO_PAUSE)?;
+            conversation.rounds(ROUNDS, NO_PAUSE)?;
             quiet();
-            assert_eq!(talk.option(option::THIN_LINEAR)?, 0);
+            assert_eq!(conversation.option(option::THIN_LINEAR)?, 0);
             Ok((timers, gaps))
         })?;
     }
     Ok(())
 }
 
+test!(a_thick_stream_doubles, needs = [THIN_LINEAR]);
 /// Linear mode is for streams with fewer than four packets in flight.
-fn thick() -> anyhow::Result<()> {
-    let world = world(LINEAR)?;
+fn a_thick_stream_doubles() -> anyhow::Result<()> {
+    let env = env(LINEAR)?;
     assert_measured(|| {
-        let (rto, mut gaps) = data_gaps(&world, SERVER_V4, 200 * REQUEST, 4)?;
+        let (rto, mut gaps) = data_gaps(&env, SERVER_V4, 200 * REQUEST, 4)?;
         // The probe comes sooner where more than one packet is out.
         let probe = gaps.remove(0);
         assert!(probe < latest(rto), "{probe:?}");
@@ -363,30 +363,32 @@ fn thick() -> anyhow::Result<()> {
     })
 }
 
-fn rto_max() -> anyhow::Result<()> {
-    let mut world = World::new()?;
-    world.configure(&policy("rto_min = \"200ms\"\nrto_max = \"1s\""))?;
-    reno(&world)?;
-    world.start()?;
-    assert_schedule(&world, SERVER_V4, KERNEL_RTO_MIN, |rto| {
+test!(rto_max_caps_the_backoff, needs = [RTO_MAX]);
+fn rto_max_caps_the_backoff() -> anyhow::Result<()> {
+    let mut env = TestEnv::new()?;
+    env.configure(&policy("rto_min = \"200ms\"\nrto_max = \"1s\""))?;
+    reno(&env)?;
+    env.start()?;
+    assert_schedule(&env, SERVER_V4, KERNEL_RTO_MIN, |rto| {
         let mut timers = schedule(rto, 1, 2);
         timers.extend([Duration::from_secs(1); 2]);
         timers
     })
 }
 
-fn user_timeout() -> anyhow::Result<()> {
+test!(user_timeout_ends_the_connection);
+fn user_timeout_ends_the_connection() -> anyhow::Result<()> {
     const TIMEOUT: Duration = Duration::from_millis(1500);
-    let world = world("user_timeout = \"1500ms\"")?;
-    let _server = uncovered_server(&world, to(SERVER_V4, PORT))?;
-    let mut talk = begin(&world, SERVER_V4)?;
+    let env = env("user_timeout = \"1500ms\"")?;
+    let _server = uncovered_server(&env, to(SERVER_V4, PORT))?;
+    let mut conversation = begin(&env, SERVER_V4)?;
     // The control has no policy and lives on.
-    let _other = world.answer(to(SERVER_V4_OTHER, PORT))?;
-    let mut control = begin(&world, SERVER_V4_OTHER)?;
-    world.net.black_hole(PORT)?;
+    let _other = env.echo_server(to(SERVER_V4_OTHER, PORT))?;
+    let mut control = begin(&env, SERVER_V4_OTHER)?;
+    env.net.black_hole(PORT)?;
     control.send(REQUEST)?;
-    talk.send(REQUEST)?;
-    let (errno, took) = talk.fail()?;
+    conversation.send(REQUEST)?;
+    let (errno, took) = conversation.fail()?;
     assert_eq!(errno, "ETIMEDOUT");
     // It ends at the first timeout at which so much time has passed: measured 1.43 to 1.92 s.
     assert!(
@@ -394,65 +396,67 @@ fn user_timeout() -> anyhow::Result<()> {
         "{took:?}"
     );
     let filter = format!("dst {SERVER_V4_OTHER} dport = :{PORT}");
-    talk::rto(&world.net.client, &filter)?;
-    let status = world.json(&["status"])?;
+    conversation::rto(&env.net.client, &filter)?;
+    let status = env.json(&["status"])?;
     assert_eq!(status["policies"]["near"]["expired"], 1, "{status:#}");
     Ok(())
 }
 
 /// The time from a segment that is not answered to its ACK.
-fn assert_ack_delay(world: &World, address: &str, delay: Duration) -> anyhow::Result<()> {
+fn assert_ack_delay(env: &TestEnv, address: &str, delay: Duration) -> anyhow::Result<()> {
     let server = to(address, PORT);
-    let _server = world.answer(server)?;
-    let mut talk = begin(world, address)?;
+    let _server = env.echo_server(server)?;
+    let mut conversation = begin(env, address)?;
     // Enough of a dialogue for the server to leave the ACKs of the beginning, which are not delayed.
-    talk.rounds(30, NO_PAUSE)?;
+    conversation.rounds(30, NO_PAUSE)?;
     // The delay is a timer of the server's; a TLP of the client's that comes first would cut it.
     assert_gaps(&[delay], || {
-        let capture = Capture::start(&world.net.server, SERVER_LINK)?;
-        talk.send(REQUEST)?;
+        let capture = Capture::start(&env.net.server, SERVER_LINK)?;
+        conversation.send(REQUEST)?;
         let ack = |all: &[Segment]| -> Option<(Duration, Duration)> {
             let data = all.iter().position(|s| s.to == server && s.length > 0)?;
             let ack = all[data..].iter().find(|s| s.from == server && s.ack)?;
             Some((all[data].time, ack.time))
         };
-        let all = capture.wait_for(SOON, |all| ack(all).is_some())?;
-        talk.rounds(ROUNDS, NO_PAUSE)?;
+        let all = capture.wait_for(TIMEOUT, |all| ack(all).is_some())?;
+        conversation.rounds(ROUNDS, NO_PAUSE)?;
         let (data, ack) = ack(&all).unwrap_or_default();
         Ok(vec![ack.saturating_sub(data)])
     })
 }
 
-fn delayed_ack() -> anyhow::Result<()> {
+test!(delack_max_on_the_wire);
+fn delack_max_on_the_wire() -> anyhow::Result<()> {
     // The client keeps its patience: what is measured is the server's delay, of its accepted socket.
-    let world = world("delack_max = \"20ms\"")?;
-    assert_ack_delay(&world, SERVER_V4, quantised(20))?;
-    assert_ack_delay(&world, SERVER_V4_OTHER, KERNEL_DELACK)
+    let env = env("delack_max = \"20ms\"")?;
+    assert_ack_delay(&env, SERVER_V4, quantised(20))?;
+    assert_ack_delay(&env, SERVER_V4_OTHER, KERNEL_DELACK)
 }
 
 /// Outside of the agent's cgroup: what it sends again is in no count.
-fn uncovered_server(world: &World, on: SocketAddr) -> anyhow::Result<Traffic> {
-    Traffic::answer(&world.net.server, None, on, false)
+fn uncovered_server(env: &TestEnv, on: SocketAddr) -> anyhow::Result<Traffic> {
+    Traffic::echo_server(&env.net.server, None, on, false)
 }
 
-fn tail_loss_probe() -> anyhow::Result<()> {
-    let world = world("rto_min = \"50ms\"")?;
+test!(tail_loss_probes_are_told_from_timeouts);
+fn tail_loss_probes_are_told_from_timeouts() -> anyhow::Result<()> {
+    let env = env("rto_min = \"50ms\"")?;
     let server = to(SERVER_V4, PORT);
-    let _server = uncovered_server(&world, server)?;
-    let mut talk = begin(&world, SERVER_V4)?;
-    let capture = Capture::start(&world.net.client, CLIENT_LINK)?;
+    let _server = uncovered_server(&env, server)?;
+    let mut conversation = begin(&env, SERVER_V4)?;
+    let capture = Capture::start(&env.net.client, CLIENT_LINK)?;
     // The first data segment is lost, and nothing else.
-    world.net.server_drops(&format!(
+    env.net.server_drops(&format!(
         "tcp dport {PORT} meta length > 120 limit rate 1/hour burst 1 packets"
     ))?;
-    talk.rounds(1, NO_PAUSE)?;
+    conversation.rounds(1, NO_PAUSE)?;
     // tcpdump may be a moment behind; the answer is the last segment with data.
-    let all = capture.wait_for(SOON, |all| {
+    let all = capture.wait_for(TIMEOUT, |all| {
         all.iter().any(|s| s.from == server && s.length > 0)
     })?;
-    let sent = bursts(&all, talk.port());
+    let sent = bursts(&all, conversation.port());
     assert_eq!(sent.len(), 2, "{sent:?}");
-    let status = world.json(&["status"])?;
+    let status = env.json(&["status"])?;
     let near = &status["policies"]["near"];
     assert_eq!(near["tail_loss_probes"], 1, "{near:#}");
     assert_eq!(near["rtos"], serde_json::json!([0, 0, 0, 0, 0, 0, 0, 0]));
@@ -460,27 +464,28 @@ fn tail_loss_probe() -> anyhow::Result<()> {
     Ok(())
 }
 
+test!(retransmissions_are_counted);
 /// Every retransmission of the capture is in a count, and of the right kind.
-fn counted() -> anyhow::Result<()> {
-    let world = world("rto_min = \"50ms\"")?;
+fn retransmissions_are_counted() -> anyhow::Result<()> {
+    let env = env("rto_min = \"50ms\"")?;
     let server = to(SERVER_V4, PORT);
-    let _server = uncovered_server(&world, server)?;
-    let mut talk = begin(&world, SERVER_V4)?;
-    world.net.black_hole(PORT)?;
-    let capture = Capture::start(&world.net.client, CLIENT_LINK)?;
-    talk.send(REQUEST)?;
-    let port = talk.port();
-    capture.wait_for(SOON, |all| bursts(all, port).len() >= 5)?;
-    world.net.drop_nothing()?;
+    let _server = uncovered_server(&env, server)?;
+    let mut conversation = begin(&env, SERVER_V4)?;
+    env.net.black_hole(PORT)?;
+    let capture = Capture::start(&env.net.client, CLIENT_LINK)?;
+    conversation.send(REQUEST)?;
+    let port = conversation.port();
+    capture.wait_for(TIMEOUT, |all| bursts(all, port).len() >= 5)?;
+    env.net.drop_nothing()?;
     // Recovered: nothing more is sent again. The answer is the last segment with data.
-    talk.rounds(1, NO_PAUSE)?;
-    let all = capture.wait_for(SOON, |all| {
+    conversation.rounds(1, NO_PAUSE)?;
+    let all = capture.wait_for(TIMEOUT, |all| {
         all.iter().any(|s| s.from == server && s.length > 0)
     })?;
     let data = all.iter().filter(|s| s.to == server && s.length > 0);
     let first = data.clone().map(|s| s.seq).min();
     let sent = data.filter(|s| Some(s.seq) == first).count() as u64;
-    let status = world.json(&["status"])?;
+    let status = env.json(&["status"])?;
     let near = &status["policies"]["near"];
     let rtos: Vec<u64> = near["rtos"]
         .as_array()
@@ -496,20 +501,21 @@ fn counted() -> anyhow::Result<()> {
     Ok(())
 }
 
+test!(the_hook_is_not_called_without_a_policy);
 /// Timeouts of a connection without a policy do not run the program; of one with a policy they do.
-fn no_calls() -> anyhow::Result<()> {
-    let world = world("rto_min = \"50ms\"")?;
+fn the_hook_is_not_called_without_a_policy() -> anyhow::Result<()> {
+    let env = env("rto_min = \"50ms\"")?;
     let _counting = foreign::count_runs()?;
-    let status = world.json(&["status"])?;
+    let status = env.json(&["status"])?;
     let id = status["attachment"]["program_id"].as_u64().unwrap_or(0);
     let runs_in_an_outage = |address: &str| -> anyhow::Result<u64> {
-        let _server = uncovered_server(&world, to(address, PORT))?;
-        let mut talk = begin(&world, address)?;
-        world.net.black_hole(PORT)?;
+        let _server = uncovered_server(&env, to(address, PORT))?;
+        let mut conversation = begin(&env, address)?;
+        env.net.black_hole(PORT)?;
         let before = foreign::runs_of(id)?.count;
-        gaps_of(&world, &mut talk, REQUEST, 3)?;
+        gaps_of(&env, &mut conversation, REQUEST, 3)?;
         let after = foreign::runs_of(id)?.count;
-        world.net.drop_nothing()?;
+        env.net.drop_nothing()?;
         Ok(after - before)
     };
     assert_eq!(runs_in_an_outage(SERVER_V4_OTHER)?, 0);
@@ -519,68 +525,74 @@ fn no_calls() -> anyhow::Result<()> {
     Ok(())
 }
 
+test!(mapped_addresses_and_ipv6, mapped);
 fn mapped() -> anyhow::Result<()> {
-    let world = world("rto_min = \"8ms\"")?;
-    let _server = world.answer(to("::", PORT))?;
-    let mapped = talk::Options {
+    let env = env("rto_min = \"8ms\"")?;
+    let _server = env.echo_server(to("::", PORT))?;
+    let mapped = conversation::Options {
         mapped: true,
-        ..talk::Options::default()
+        ..conversation::Options::default()
     };
-    for (address, options) in [(SERVER_V4, mapped), (SERVER_V6, talk::Options::default())] {
+    for (address, options) in [
+        (SERVER_V4, mapped),
+        (SERVER_V6, conversation::Options::default()),
+    ] {
         // The first one waits for the neighbour to be found, which makes a round trip of a second.
-        drop(world.talk(to(address, PORT), options)?);
-        let mut talk = world.talk(to(address, PORT), options)?;
-        let rto = client_rto(&world)?;
+        drop(env.converse(to(address, PORT), options)?);
+        let mut conversation = env.converse(to(address, PORT), options)?;
+        let rto = client_rto(&env)?;
         assert!(is_rto_of(rto, quantised(8)), "{address}: {rto:?}");
-        assert_sinks(&mut talk, quantised(8), || server_rto(&world))?;
+        assert_sinks(&mut conversation, quantised(8), || server_rto(&env))?;
     }
     Ok(())
 }
 
+test!(mptcp, needs = [MPTCP]);
 /// Each subflow is a TCP connection with its peer's policy, on both sides.
 fn mptcp() -> anyhow::Result<()> {
-    let world = world("rto_min = \"8ms\"")?;
-    for netns in [&world.net.client, &world.net.server] {
+    let env = env("rto_min = \"8ms\"")?;
+    for netns in [&env.net.client, &env.net.server] {
         sysctl(netns, "net.mptcp.enabled", "1")?;
     }
-    let _server = world.answer_mptcp(to(SERVER_V4, PORT))?;
-    let options = talk::Options {
+    let _server = env.echo_server_mptcp(to(SERVER_V4, PORT))?;
+    let options = conversation::Options {
         mptcp: true,
-        ..talk::Options::default()
+        ..conversation::Options::default()
     };
-    let mut talk = world.talk(to(SERVER_V4, PORT), options)?;
-    let rto = client_rto(&world)?;
+    let mut conversation = env.converse(to(SERVER_V4, PORT), options)?;
+    let rto = client_rto(&env)?;
     assert!(is_rto_of(rto, quantised(8)), "{rto:?}");
-    assert_sinks(&mut talk, quantised(8), || server_rto(&world))?;
-    let status = world.json(&["status"])?;
+    assert_sinks(&mut conversation, quantised(8), || server_rto(&env))?;
+    let status = env.json(&["status"])?;
     let near = &status["policies"]["near"];
     assert_eq!(near["established_active"], 1, "{near:#}");
     assert_eq!(near["established_passive"], 1, "{near:#}");
     Ok(())
 }
 
+test!(fast_open);
 /// Data in the SYN: the connecting socket as any other; the accepted one is established before
 /// the handshake is over, and its first sample comes later.
 fn fast_open() -> anyhow::Result<()> {
-    let world = world("rto_min = \"8ms\"\nuser_timeout = \"30s\"")?;
-    for netns in [&world.net.client, &world.net.server] {
+    let env = env("rto_min = \"8ms\"\nuser_timeout = \"30s\"")?;
+    for netns in [&env.net.client, &env.net.server] {
         // Client and server, without cookies, for every listener (Documentation/networking/ip-sysctl.rst).
         sysctl(netns, "net.ipv4.tcp_fastopen", "1543")?;
     }
     let server = to(SERVER_V4, PORT);
-    let _server = world.answer(server)?;
-    let capture = Capture::start(&world.net.client, CLIENT_LINK)?;
-    let options = talk::Options {
+    let _server = env.echo_server(server)?;
+    let capture = Capture::start(&env.net.client, CLIENT_LINK)?;
+    let options = conversation::Options {
         fast_open: true,
-        ..talk::Options::default()
+        ..conversation::Options::default()
     };
-    let mut talk = world.talk(server, options)?;
-    talk.rounds(1, NO_PAUSE)?;
-    let all = capture.wait_for(SOON, |all| all.iter().any(|s| s.syn && s.to == server))?;
+    let mut conversation = env.converse(server, options)?;
+    conversation.rounds(1, NO_PAUSE)?;
+    let all = capture.wait_for(TIMEOUT, |all| all.iter().any(|s| s.syn && s.to == server))?;
     let syn = all.iter().find(|s| s.syn && s.to == server);
     assert_eq!(syn.map(|s| s.length), Some(REQUEST), "{all:#?}");
-    assert_sinks(&mut talk, quantised(8), || client_rto(&world))?;
-    assert_eq!(talk.option(option::USER_TIMEOUT)?, 30_000);
-    assert_sinks(&mut talk, quantised(8), || server_rto(&world))?;
+    assert_sinks(&mut conversation, quantised(8), || client_rto(&env))?;
+    assert_eq!(conversation.option(option::USER_TIMEOUT)?, 30_000);
+    assert_sinks(&mut conversation, quantised(8), || server_rto(&env))?;
     Ok(())
 }

@@ -7,10 +7,6 @@ use std::{
 
 use anyhow::ensure;
 
-use super::Test;
-
-pub(super) const TESTS: &[Test] = &[("without_root_no_test_passes", without_root)];
-
 const NOBODY: u32 = 65_534;
 
 /// Runs some of these tests as a user without privileges. The path needs no access to the directory that the tests
@@ -24,8 +20,9 @@ fn run(args: &[&str]) -> anyhow::Result<Output> {
     Ok(command.current_dir("/").output()?)
 }
 
-fn without_root() -> anyhow::Result<()> {
-    let count = super::syn::TESTS.len();
+test!(without_root_no_test_passes);
+fn without_root_no_test_passes() -> anyhow::Result<()> {
+    let count = super::registry::count("syn");
     for (args, outcome) in [
         (&[][..], format!("ok. 0 passed; 0 failed; {count} ignored")),
         (

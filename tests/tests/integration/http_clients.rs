@@ -6,23 +6,18 @@ use std::{
 };
 
 use anyhow::{Context as _, ensure};
-use rto_tests::agent::World;
+use rto_testbed::env::TestEnv;
 
-use super::{Test, near};
-
-pub(super) const TESTS: &[Test] = &[
-    ("python3_http_client", python),
-    ("curl_reads_its_answers", curl),
-    ("go_net_http", go),
-];
+use super::near;
+use crate::needs::{CURL, GO, PYTHON3};
 
 /// Reloads by each.
 const TIMES: u32 = 200;
 /// Each of these is a process.
 const TIMES_CURL: u32 = 50;
 
-fn world() -> anyhow::Result<World> {
-    World::with(&near("\"10.88.0.0/24\""))
+fn env() -> anyhow::Result<TestEnv> {
+    TestEnv::with(&near("\"10.88.0.0/24\""))
 }
 
 fn good(output: &Output) -> anyhow::Result<String> {
@@ -37,13 +32,13 @@ fn good(output: &Output) -> anyhow::Result<String> {
 }
 
 /// Runs a program that ends with "done" if every answer was as it should be.
-fn run(world: &World, program: &str, arguments: &[&str], file: (&str, &str)) -> anyhow::Result<()> {
-    let path = world.dir().join(file.0);
+fn run(env: &TestEnv, program: &str, arguments: &[&str], file: (&str, &str)) -> anyhow::Result<()> {
+    let path = env.dir().join(file.0);
     fs::write(&path, file.1)?;
     let output = Command::new(program)
         .args(arguments)
         .arg(&path)
-        .arg(world.socket())
+        .arg(env.socket())
         .arg(TIMES.to_string())
         // The toolchain that is there, and nothing from elsewhere.
         .envs([
@@ -51,32 +46,35 @@ fn run(world: &World, program: &str, arguments: &[&str], file: (&str, &str)) -> 
             ("GOPROXY", "off"),
             ("GOFLAGS", ""),
         ])
-        .current_dir(world.dir())
+        .current_dir(env.dir())
         .output()
         .with_context(|| program.to_owned())?;
-    let said = good(&output).with_context(|| world.log())?;
+    let said = good(&output).with_context(|| env.log())?;
     ensure!(said == "done\n", "{said}");
     Ok(())
 }
 
-fn python() -> anyhow::Result<()> {
+test!(python3_http_client, needs = [PYTHON3]);
+fn python3_http_client() -> anyhow::Result<()> {
     let script = include_str!("http_clients/http_client.py");
-    run(&world()?, "python3", &[], ("client.py", script))
+    run(&env()?, "python3", &[], ("client.py", script))
 }
 
-fn go() -> anyhow::Result<()> {
+test!(go_net_http, needs = [GO]);
+fn go_net_http() -> anyhow::Result<()> {
     let program = include_str!("http_clients/net_http.go");
-    run(&world()?, "go", &["run"], ("client.go", program))
+    run(&env()?, "go", &["run"], ("client.go", program))
 }
 
-fn curl() -> anyhow::Result<()> {
-    let world = world()?;
+test!(curl_reads_its_answers, needs = [CURL]);
+fn curl_reads_its_answers() -> anyhow::Result<()> {
+    let env = env()?;
     let asked = |arguments: &[&str]| -> anyhow::Result<String> {
         let output = Command::new("curl")
             .args(["--silent", "--show-error", "--output", "/dev/null"])
             .args(["--write-out", "%{http_code}", "--max-time", "60"])
             .arg("--unix-socket")
-            .arg(world.socket())
+            .arg(env.socket())
             .args(arguments)
             .output()?;
         good(&output).with_context(|| format!("{arguments:?}"))

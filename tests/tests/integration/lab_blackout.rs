@@ -1,44 +1,26 @@
 //! The lab's blackouts: what a quick one measures, that one which was broken off goes on, and that the emulated
 //! link and a veth agree.
 
-use std::{
-    io::Read as _,
-    path::Path,
-    time::{Duration, Instant},
-};
+use std::{io::Read as _, path::Path, time::Duration};
 
 use anyhow::{Context as _, ensure};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
-use rto_tests::{
-    agent::SOON,
-    cgroup,
-    lab::{cell, measured, quick},
-    names,
-    process::{Guard, beside},
+use rto_testbed::{
+    cgroup, names,
+    process::{KillOnDrop, beside},
     timing::{jiffy, latest},
+    wait::{TIMEOUT, eventually},
 };
+use rto_tests::lab::{cell, measured, quick};
 use serde_json::Value;
-
-use super::Test;
-
-pub(super) const TESTS: &[Test] = &[
-    ("a_lower_rto_min_gains_in_short_disruptions", || {
-        measured(gains)
-    }),
-    ("goes_on_where_it_was_broken_off", goes_on),
-    ("the_emulated_link_and_a_veth_agree", || {
-        measured(both_links)
-    }),
-    ("leaves_nothing_when_it_is_interrupted", interrupted),
-];
 
 /// What the link and both ends, which are processes, add to a median on an idle machine, milliseconds.
 const PROCESSES_MS: f64 = 4.0;
 /// Of RTO and smoothed RTT: a timer of 200 ms is one of 204.
-const KERNEL_RTO: Duration = Duration::from_millis(204);
+const LINUX_RTO: Duration = Duration::from_millis(204);
 
 /// What `rto-lab` says when it refuses.
 fn refused(out: &Path, args: &[&str]) -> anyhow::Result<String> {
@@ -49,18 +31,21 @@ fn refused(out: &Path, args: &[&str]) -> anyhow::Result<String> {
     Ok(String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
+test!(a_lower_rto_min_gains_in_short_disruptions, || measured(
+    gains
+));
 fn gains() -> anyhow::Result<()> {
     let out = tempfile::tempdir()?;
     let report = quick(
         "blackout",
         out.path(),
-        &["--ways", "agent,kernel", "--rto-min", "8ms,200ms"],
+        &["--mechanism", "agent,kernel", "--rto-min", "8ms,200ms"],
     )?;
     let at = |column: &str, line: &str| cell(&report, "medians", column, &[line]);
     let ms = |time: Duration| time.as_secs_f64() * 1e3;
     // The control: the kernel's own timers, without the agent. None is early.
     let kernel = at("kernel", "10")?;
-    let expected = 200.0..ms(latest(KERNEL_RTO)) + PROCESSES_MS;
+    let expected = 200.0..ms(latest(LINUX_RTO)) + PROCESSES_MS;
     ensure!(
         expected.contains(&kernel),
         "{kernel} is not in {expected:?}\n{report:#}"
@@ -86,10 +71,11 @@ fn gains() -> anyhow::Result<()> {
     Ok(())
 }
 
-fn goes_on() -> anyhow::Result<()> {
+test!(goes_on_where_it_was_broken_off);
+fn goes_on_where_it_was_broken_off() -> anyhow::Result<()> {
     let out = tempfile::tempdir()?;
     let args = [
-        "--ways",
+        "--mechanism",
         "kernel",
         "--disruption",
         "10ms,20ms",
@@ -114,16 +100,24 @@ fn goes_on() -> anyhow::Result<()> {
     assert_eq!(now(&whole), Some("4, 0".into()));
     assert_eq!(now(&again), Some("2, 2".into()));
     let said = refused(out.path(), &[&args[..], &["--seed", "2"]].concat())?;
-    assert!(said.contains("--out") && said.contains("--again"), "{said}");
+    assert!(said.contains("--out") && said.contains("--fresh"), "{said}");
     Ok(())
 }
 
+test!(the_emulated_link_and_a_veth_agree, || measured(both_links));
 /// Where the value moves with the disruption: one that ends after the first retransmissions.
 fn both_links() -> anyhow::Result<()> {
     let median = |link: &str, disruption: &str| -> anyhow::Result<f64> {
         let out = tempfile::tempdir()?;
         let lost = format!("{disruption}ms");
-        let args = ["--ways", "route", "--rto-min", "8ms", "--control-runs", "5"];
+        let args = [
+            "--mechanism",
+            "route",
+            "--rto-min",
+            "8ms",
+            "--control-runs",
+            "5",
+        ];
         let args = [&args[..], &["--disruption", &lost, "--link", link]].concat();
         let report = quick("blackout", out.path(), &args)?;
         cell(&report, "thick-8-ms", "route", &[disruption])
@@ -153,27 +147,22 @@ fn made_by(pid: u32) -> anyhow::Result<Vec<String>> {
     Ok(made)
 }
 
-fn interrupted() -> anyhow::Result<()> {
+test!(leaves_nothing_when_it_is_interrupted);
+fn leaves_nothing_when_it_is_interrupted() -> anyhow::Result<()> {
     let out = tempfile::tempdir()?;
     let mut command = std::process::Command::new(beside("rto-lab")?);
     command
-        .args(["blackout", "--ways", "agent", "--out"])
+        .args(["blackout", "--mechanism", "agent", "--out"])
         .arg(out.path());
     command.stderr(std::process::Stdio::piped());
-    let mut lab = Guard(command.spawn()?);
+    let mut lab = KillOnDrop(command.spawn()?);
     let pid = lab.0.id();
     let log = out.path().join("blackout-runs.jsonl");
-    let end = Instant::now() + SOON * 2;
     // In the middle of it.
-    while std::fs::read_to_string(&log)
-        .unwrap_or_default()
-        .lines()
-        .count()
-        < 10
-    {
-        ensure!(Instant::now() < end, "it measured nothing");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    eventually("ten lines of runs", TIMEOUT * 2, || {
+        let runs = std::fs::read_to_string(&log).unwrap_or_default();
+        Ok((runs.lines().count() >= 10).then_some(()))
+    })?;
     assert!(made_by(pid)?.len() > 2 * 6, "{:?}", made_by(pid)?);
     kill(Pid::from_raw(i32::try_from(pid)?), Signal::SIGINT)?;
     let status = lab.0.wait()?;

@@ -3,15 +3,8 @@
 use std::process::Command;
 
 use anyhow::Context as _;
-use rto_tests::process::{beside, stdout_of};
+use rto_testbed::process::{beside, stdout_of};
 use serde_json::Value;
-
-use super::Test;
-
-pub(super) const TESTS: &[Test] = &[
-    ("over_two_loads_of_a_bottleneck", loads),
-    ("what_it_cannot_read_is_refused", refusals),
-];
 
 fn run(args: &[&str]) -> anyhow::Result<std::process::Output> {
     let mut command = Command::new(beside("rto-lab")?);
@@ -36,7 +29,8 @@ fn column(report: &Value, table: &str, column: &str) -> anyhow::Result<Vec<f64>>
         .collect()
 }
 
-fn loads() -> anyhow::Result<()> {
+test!(over_two_loads_of_a_bottleneck);
+fn over_two_loads_of_a_bottleneck() -> anyhow::Result<()> {
     let out = tempfile::tempdir()?;
     let dir = out.path().to_string_lossy().into_owned();
     let args = [
@@ -53,8 +47,8 @@ fn loads() -> anyhow::Result<()> {
     );
     let largest = column(&report, "samples", "largest")?;
     assert!(largest[1] > 500.0 && largest[0] < largest[1], "{largest:?}");
-    let needless = ["60", "140"].map(|load| shares_of(&report, load));
-    let [calm, full] = needless;
+    let spurious = ["60", "140"].map(|load| shares_of(&report, load));
+    let [calm, full] = spurious;
     // Only where the queue fills is an RTO too short, the lowest first of all.
     let (calm, full) = (calm?, full?);
     assert!(full[0] > 0.0 && full[0] > calm[0], "{calm:?} {full:?}");
@@ -66,7 +60,7 @@ const WEIGHTS: usize = 27;
 /// Each rto_min that Linux's estimator is tried with.
 const RTO_MINS: usize = 7;
 
-/// Asserts that the shares of each line add up; needless retransmissions by rto_min.
+/// Asserts that the shares of each line add up; spurious retransmissions by rto_min.
 fn shares_of(report: &Value, load: &str) -> anyhow::Result<Vec<f64>> {
     let table = format!("weights-load-{load}");
     let of = |name: &str| -> anyhow::Result<Vec<f64>> {
@@ -81,13 +75,14 @@ fn shares_of(report: &Value, load: &str) -> anyhow::Result<Vec<f64>> {
         assert!((99.98..100.02).contains(&sum), "line {line}: {sum}");
     }
     // A higher rto_min never sends more again.
-    let needless = column(report, &format!("linux-load-{load}"), "needless")?;
-    assert_eq!(needless.len(), RTO_MINS, "{needless:?}");
-    assert!(needless.is_sorted_by(|a, b| a >= b), "{needless:?}");
-    Ok(needless)
+    let spurious = column(report, &format!("linux-load-{load}"), "spurious")?;
+    assert_eq!(spurious.len(), RTO_MINS, "{spurious:?}");
+    assert!(spurious.is_sorted_by(|a, b| a >= b), "{spurious:?}");
+    Ok(spurious)
 }
 
-fn refusals() -> anyhow::Result<()> {
+test!(what_it_cannot_read_is_refused);
+fn what_it_cannot_read_is_refused() -> anyhow::Result<()> {
     let out = tempfile::tempdir()?;
     let (dir, file) = (out.path().join("report"), out.path().join("file"));
     std::fs::write(&file, "neither of both")?;

@@ -3,20 +3,9 @@
 use std::time::Duration;
 
 use anyhow::ensure;
-use rto_tests::{
-    lab::{cell, measured, quick},
-    timing::{latest, quantised, range},
-};
+use rto_testbed::timing::{latest, quantised, range};
+use rto_tests::lab::{cell, measured, quick};
 use serde_json::Value;
-
-use super::Test;
-
-pub(super) const TESTS: &[Test] = &[
-    ("a_lost_syn_costs_what_the_policy_says", || {
-        measured(emulated)
-    }),
-    ("a_veth_agrees", || measured(veth)),
-];
 
 /// What processes that wait for a processor add to a median on an idle machine, beside what they add where nothing is
 /// lost (which is measured in the same run), milliseconds.
@@ -42,6 +31,7 @@ fn ms(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
 }
 
+test!(a_lost_syn_costs_what_the_policy_says, || measured(emulated));
 fn emulated() -> anyhow::Result<()> {
     let report = run("relay")?;
     check(&report, RTT_MS)?;
@@ -61,6 +51,7 @@ fn emulated() -> anyhow::Result<()> {
     Ok(())
 }
 
+test!(a_veth_agrees, || measured(veth));
 fn veth() -> anyhow::Result<()> {
     check(&run("nft")?, 0.0)
 }

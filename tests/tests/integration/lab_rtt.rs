@@ -4,18 +4,6 @@ use anyhow::{Context as _, ensure};
 use rto_tests::lab::{measured, quick};
 use serde_json::Value;
 
-use super::Test;
-
-pub(super) const TESTS: &[Test] = &[
-    ("pauses_grow_the_servers_rtt_up_to_delack_max", || {
-        measured(grows)
-    }),
-    (
-        "a_low_rto_min_at_one_end_sends_nearly_every_response_twice",
-        one_sided,
-    ),
-];
-
 /// What a round trip takes beside the pause, on an idle machine: half of the shortest pause, so that they cannot be
 /// mistaken for each other. (Measured: 0.02 to 0.3 ms.)
 const NETWORK_MS: f64 = 4.0;
@@ -38,9 +26,10 @@ fn transactions(report: &Value) -> anyhow::Result<f64> {
     Ok(first.iter().sum())
 }
 
+test!(a_low_rto_min_at_one_end_sends_nearly_every_response_twice);
 /// A low rto_min at the server alone runs out before the client's ACK each time, and does not learn: nearly every
 /// response is sent twice. The controls: without it none is, and with it at both ends next to none.
-fn one_sided() -> anyhow::Result<()> {
+fn a_low_rto_min_at_one_end_sends_nearly_every_response_twice() -> anyhow::Result<()> {
     // A timer that a busy machine fires after the ACK has come gives a sample, and the RTO grows beyond the pause from
     // then on: each pause must be seen to do the harm, but not all in the same run.
     let mut harmful = [(20.0, 0.0), (30.0, 0.0)];
@@ -68,6 +57,9 @@ fn one_sided() -> anyhow::Result<()> {
     })
 }
 
+test!(pauses_grow_the_servers_rtt_up_to_delack_max, || measured(
+    grows
+));
 fn grows() -> anyhow::Result<()> {
     let out = tempfile::tempdir()?;
     let report = quick("rtt", out.path(), &[])?;

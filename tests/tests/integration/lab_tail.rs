@@ -3,14 +3,8 @@
 use std::time::Duration;
 
 use anyhow::ensure;
-use rto_tests::{
-    lab::{cell, measured, quick},
-    timing::latest,
-};
-
-use super::Test;
-
-pub(super) const TESTS: &[Test] = &[("a_timer_ends_each_flow", || measured(tails))];
+use rto_testbed::timing::latest;
+use rto_tests::lab::{cell, measured, quick};
 
 /// What the link and both ends, which are processes, add to a flow on an idle machine, milliseconds.
 const PROCESSES_MS: f64 = 20.0;
@@ -19,6 +13,7 @@ const DELAYED_ACK_MS: f64 = 48.0;
 /// How many of the last segments are lost.
 const LOST: [&str; 3] = ["1", "3", "5"];
 
+test!(a_timer_ends_each_flow, || measured(tails));
 fn tails() -> anyhow::Result<()> {
     let out = tempfile::tempdir()?;
     let report = quick("tail", out.path(), &[])?;

@@ -12,102 +12,87 @@ use nix::{
     sys::{signal::Signal, stat::Mode},
     unistd::mkfifo,
 };
-use rto_tests::{
-    agent::{SOON, World, binary},
+use rto_testbed::{
+    agent::find,
+    env::TestEnv,
     netns::{SERVER_V4, SERVER_V4_OTHER},
     process::run,
-    traffic::Connect,
+    wait::{self, eventually_seen},
+    workload::traffic::Connect,
 };
 use serde_json::Value;
 
-use super::{KERNEL, NEAR, Test, near, to};
-
-pub(super) const TESTS: &[Test] = &[
-    ("killed_it_stays_in_force_and_is_adopted", killed),
-    ("detach_leaves_nothing", detach),
-    ("detach_without_a_daemon", detach_alone),
-    ("stopped_it_leaves_nothing", stopped),
-    ("on_exit_keep", keep),
-    ("the_units_capabilities_suffice", unit_capabilities),
-    ("two_starts_at_once", two_starts),
-    ("service_manager_is_told", notified),
-    ("the_watchdog_hears_of_a_long_change", long_change),
-    ("the_watchdog_hears_nothing_of_a_stuck_one", stuck_change),
-    ("the_socket_is_for_root_and_its_group", socket_mode),
-    ("a_vanished_cgroup_is_said_and_mended", vanished_cgroup),
-    ("lost_pins_are_said_and_mended", lost_pins),
-    ("another_capacity_keeps_the_entries", capacity),
-    ("maps_that_the_program_has_left_are_not_adopted", left_maps),
-    ("pins_of_another_layout_are_replaced", other_layout),
-];
+use super::{KERNEL_RTO, POLICY_RTO, near, to};
 
 const PORT: u16 = 4400;
 
-fn expect(world: &World, timer: Duration) -> anyhow::Result<()> {
-    world.assert_syn_gap(to(SERVER_V4, PORT), &Connect::default(), timer)
+fn expect(env: &TestEnv, timer: Duration) -> anyhow::Result<()> {
+    env.assert_syn_gap(to(SERVER_V4, PORT), &Connect::default(), timer)
 }
 
-fn world() -> anyhow::Result<World> {
-    let world = World::with(&near("\"10.88.0.0/24\""))?;
-    world.net.black_hole(PORT)?;
-    Ok(world)
+fn env() -> anyhow::Result<TestEnv> {
+    let env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
+    env.net.black_hole(PORT)?;
+    Ok(env)
 }
 
 /// A daemon that is at a change, for as long as it pleases whoever writes its file.
-fn endless_change(timeout: Duration) -> anyhow::Result<(World, fs::File, Vec<u8>)> {
-    let mut world = World::new()?;
-    world.net.black_hole(PORT)?;
-    world.configure(&near("\"10.88.0.0/24\""))?;
+fn endless_change(timeout: Duration) -> anyhow::Result<(TestEnv, fs::File, Vec<u8>)> {
+    let mut env = TestEnv::new()?;
+    env.net.black_hole(PORT)?;
+    env.configure(&near("\"10.88.0.0/24\""))?;
     let timeout = format!("WATCHDOG_USEC={}", timeout.as_micros());
-    world.start_under(&["env".to_owned(), timeout])?;
-    let regular = fs::read(world.config())?;
-    let pipe = world.dir().join("pipe");
+    env.start_under(&["env".to_owned(), timeout])?;
+    let regular = fs::read(env.config())?;
+    let pipe = env.dir().join("pipe");
     mkfifo(&pipe, Mode::S_IRUSR | Mode::S_IWUSR)?;
-    fs::rename(&pipe, world.config())?;
+    fs::rename(&pipe, env.config())?;
     // Once the daemon reads.
-    let end = fs::File::options().write(true).open(world.config())?;
-    Ok((world, end, regular))
+    let end = fs::File::options().write(true).open(env.config())?;
+    Ok((env, end, regular))
 }
 
+test!(the_watchdog_hears_of_a_long_change);
 /// A change that takes longer than WATCHDOG_USEC, and gets on: here it reads a line now and then.
-fn long_change() -> anyhow::Result<()> {
+fn the_watchdog_hears_of_a_long_change() -> anyhow::Result<()> {
     const TIMEOUT: Duration = Duration::from_secs(4);
-    let (mut world, mut end, regular) = endless_change(TIMEOUT)?;
+    let (mut env, mut end, regular) = endless_change(TIMEOUT)?;
     let begin = Instant::now();
     while begin.elapsed() < 3 * TIMEOUT {
         let heard = Instant::now();
         end.write_all(b"# more\n")?;
-        world.notified("WATCHDOG=1")?;
+        env.notified("WATCHDOG=1")?;
         ensure!(heard.elapsed() < TIMEOUT, "{:?}", heard.elapsed());
     }
     end.write_all(&regular)?;
-    let pipe = world.dir().join("pipe");
+    let pipe = env.dir().join("pipe");
     fs::write(&pipe, regular)?;
-    fs::rename(&pipe, world.config())?;
+    fs::rename(&pipe, env.config())?;
     drop(end);
-    world.wait_status("the end of the change", |status| status["healthy"] == true)?;
-    expect(&world, NEAR)
+    env.wait_status("the end of the change", |status| status["healthy"] == true)?;
+    expect(&env, POLICY_RTO)
 }
 
+test!(the_watchdog_hears_nothing_of_a_stuck_one);
 /// One that does not get on: the watchdog hears nothing for as long as it takes to notice, whoever else asks meanwhile.
-fn stuck_change() -> anyhow::Result<()> {
+fn the_watchdog_hears_nothing_of_a_stuck_one() -> anyhow::Result<()> {
     const TIMEOUT: Duration = Duration::from_secs(2);
-    let (mut world, end, _) = endless_change(TIMEOUT)?;
-    let limit = Instant::now() + SOON;
+    let (mut env, end, _) = endless_change(TIMEOUT)?;
+    let limit = Instant::now() + wait::TIMEOUT;
     let mut heard = Instant::now();
     let mut times = 0;
     while heard.elapsed() < TIMEOUT {
         ensure!(Instant::now() < limit, "it was answered for {times} times");
         // Answered by others than the engine.
-        world.cli(&["list"])?;
-        if world.has_notified("WATCHDOG=1")? {
+        env.cli(&["list"])?;
+        if env.has_notified("WATCHDOG=1")? {
             heard = Instant::now();
             times += 1;
         }
     }
     // It goes on where the change does.
     drop(end);
-    world.notified("WATCHDOG=1")?;
+    env.notified("WATCHDOG=1")?;
     Ok(())
 }
 
@@ -120,10 +105,8 @@ struct Kernel {
     maps: Vec<i64>,
 }
 
-fn kernel(world: &World) -> anyhow::Result<Kernel> {
-    let dirs: Vec<_> = fs::read_dir(world.pin_dir())?.collect::<Result<_, _>>()?;
-    anyhow::ensure!(dirs.len() == 1, "not one set of pins: {dirs:?}");
-    let dir = dirs[0].path();
+fn kernel(env: &TestEnv) -> anyhow::Result<Kernel> {
+    let dir = env.pins()?;
     let show = |kind: &str, name: &str| -> anyhow::Result<Value> {
         let path = dir.join(name);
         Ok(serde_json::from_str(&run(&format!(
@@ -142,11 +125,10 @@ fn kernel(world: &World) -> anyhow::Result<Kernel> {
     })
 }
 
-/// Which of these still exist. Freed objects go after an RCU grace period: a short wait.
-fn still_there(before: &Kernel) -> anyhow::Result<Vec<String>> {
-    let mut left = Vec::new();
-    for _ in 0..100 {
-        left.clear();
+/// That none of these exists any more. Freed objects go after an RCU grace period: a short wait.
+fn assert_gone(before: &Kernel) -> anyhow::Result<()> {
+    let left = || {
+        let mut left = Vec::new();
         let mut ids = vec![("prog", before.program)];
         ids.extend(before.link.map(|id| ("link", id)));
         ids.extend(before.maps.iter().map(|id| ("map", *id)));
@@ -164,29 +146,27 @@ fn still_there(before: &Kernel) -> anyhow::Result<Vec<String>> {
                 left.push(format!("{kind} {id}"));
             }
         }
-        if left.is_empty() {
-            break;
-        }
-        std::thread::sleep(Duration::from_millis(50));
-    }
-    Ok(left)
+        Ok(left)
+    };
+    eventually_seen("end of the objects", wait::TIMEOUT, left, Vec::is_empty).map(drop)
 }
 
-fn killed() -> anyhow::Result<()> {
-    let mut world = world()?;
-    world.cli(&["add", "10.88.1.0/24", "--initial-rto", "52ms"])?;
-    let before = kernel(&world)?;
-    world.end(Signal::SIGKILL)?;
-    expect(&world, NEAR)?;
-    world.start()?;
+test!(killed_it_stays_in_force_and_is_adopted);
+fn killed_it_stays_in_force_and_is_adopted() -> anyhow::Result<()> {
+    let mut env = env()?;
+    env.cli(&["add", "10.88.1.0/24", "--initial-rto", "52ms"])?;
+    let before = kernel(&env)?;
+    env.end(Signal::SIGKILL)?;
+    expect(&env, POLICY_RTO)?;
+    env.start()?;
     assert_eq!(
-        kernel(&world)?,
+        kernel(&env)?,
         before,
         "adopted means: the same program, link and maps"
     );
-    assert_eq!(world.json(&["status"])?["found_at_start"], "adopted");
-    expect(&world, NEAR)?;
-    let list = world.json(&["list"])?;
+    assert_eq!(env.json(&["status"])?["found_at_start"], "adopted");
+    expect(&env, POLICY_RTO)?;
+    let list = env.json(&["list"])?;
     assert_eq!(
         list["entries"].as_array().map(Vec::len),
         Some(2),
@@ -194,74 +174,79 @@ fn killed() -> anyhow::Result<()> {
     );
     assert_eq!(list["entries"][1]["source"]["kind"], "manual");
     // What changed in the files while it was dead is reconciled.
-    world.end(Signal::SIGKILL)?;
-    world.configure(&near("\"10.88.9.0/24\""))?;
-    world.start()?;
-    expect(&world, KERNEL)?;
-    assert_eq!(kernel(&world)?, before);
+    env.end(Signal::SIGKILL)?;
+    env.configure(&near("\"10.88.9.0/24\""))?;
+    env.start()?;
+    expect(&env, KERNEL_RTO)?;
+    assert_eq!(kernel(&env)?, before);
     Ok(())
 }
 
-fn detach() -> anyhow::Result<()> {
-    let world = world()?;
-    let before = kernel(&world)?;
-    let said = world.cli(&["detach"])?;
+test!(detach_leaves_nothing);
+fn detach_leaves_nothing() -> anyhow::Result<()> {
+    let env = env()?;
+    let before = kernel(&env)?;
+    let said = env.cli(&["detach"])?;
     assert!(said.contains("1 link(s) and 1 set(s)"), "{said}");
-    assert_eq!(still_there(&before)?, Vec::<String>::new());
-    assert!(!world.pin_dir().exists());
-    expect(&world, KERNEL)?;
+    assert_gone(&before)?;
+    assert!(!env.pin_dir().exists());
+    expect(&env, KERNEL_RTO)?;
     // The daemon runs on and says so; a changed file does not attach, asking for it does.
-    let status = world.json(&["status"])?;
+    let status = env.json(&["status"])?;
     assert_eq!(
         (&status["healthy"], &status["detached_by"]["uid"]),
         (&false.into(), &0.into())
     );
-    world.cli(&["reload"])?;
-    expect(&world, NEAR)?;
+    env.cli(&["reload"])?;
+    expect(&env, POLICY_RTO)?;
     Ok(())
 }
 
-fn detach_alone() -> anyhow::Result<()> {
-    let mut world = world()?;
-    let before = kernel(&world)?;
-    world.end(Signal::SIGKILL)?;
-    let said = world.cli(&["detach"])?;
+test!(detach_without_a_daemon);
+fn detach_without_a_daemon() -> anyhow::Result<()> {
+    let mut env = env()?;
+    let before = kernel(&env)?;
+    env.end(Signal::SIGKILL)?;
+    let said = env.cli(&["detach"])?;
     assert!(said.contains("1 link(s) and 1 set(s)"), "{said}");
-    assert_eq!(still_there(&before)?, Vec::<String>::new());
-    assert!(!world.pin_dir().exists());
-    expect(&world, KERNEL)?;
-    assert!(world.cli(&["detach"])?.contains("nothing was attached"));
+    assert_gone(&before)?;
+    assert!(!env.pin_dir().exists());
+    expect(&env, KERNEL_RTO)?;
+    assert!(env.cli(&["detach"])?.contains("nothing was attached"));
     Ok(())
 }
 
-fn stopped() -> anyhow::Result<()> {
+test!(stopped_it_leaves_nothing);
+fn stopped_it_leaves_nothing() -> anyhow::Result<()> {
     for signal in [Signal::SIGTERM, Signal::SIGINT] {
-        let mut world = world()?;
-        let before = kernel(&world)?;
-        let status = world.end(signal)?;
-        assert_eq!(status.code(), Some(0), "{}", world.log());
-        assert_eq!(still_there(&before)?, Vec::<String>::new());
-        assert!(!world.pin_dir().exists() && !world.socket().exists());
+        let mut env = env()?;
+        let before = kernel(&env)?;
+        let status = env.end(signal)?;
+        assert_eq!(status.code(), Some(0), "{}", env.log());
+        assert_gone(&before)?;
+        assert!(!env.pin_dir().exists() && !env.socket().exists());
     }
     Ok(())
 }
 
-fn keep() -> anyhow::Result<()> {
-    let mut world = World::new()?;
-    world.net.black_hole(PORT)?;
-    world.configure(&format!("on_exit = \"keep\"\n{}", near("\"10.88.0.0/24\"")))?;
-    world.start()?;
-    let before = kernel(&world)?;
-    assert_eq!(world.end(Signal::SIGTERM)?.code(), Some(0));
-    expect(&world, NEAR)?;
-    assert_eq!(kernel(&world)?, before);
-    world.cli(&["detach"])?;
-    assert_eq!(still_there(&before)?, Vec::<String>::new());
+test!(on_exit_keep);
+fn on_exit_keep() -> anyhow::Result<()> {
+    let mut env = TestEnv::new()?;
+    env.net.black_hole(PORT)?;
+    env.configure(&format!("on_exit = \"keep\"\n{}", near("\"10.88.0.0/24\"")))?;
+    env.start()?;
+    let before = kernel(&env)?;
+    assert_eq!(env.end(Signal::SIGTERM)?.code(), Some(0));
+    expect(&env, POLICY_RTO)?;
+    assert_eq!(kernel(&env)?, before);
+    env.cli(&["detach"])?;
+    assert_gone(&before)?;
     Ok(())
 }
 
+test!(the_units_capabilities_suffice);
 /// With the systemd unit's capability bounding set and no new privileges: start, change, adopt, stop.
-fn unit_capabilities() -> anyhow::Result<()> {
+fn the_units_capabilities_suffice() -> anyhow::Result<()> {
     let unit = concat!(env!("CARGO_MANIFEST_DIR"), "/../systemd/rto-agent.service");
     let unit = fs::read_to_string(unit)?;
     let set = unit
@@ -281,152 +266,158 @@ fn unit_capabilities() -> anyhow::Result<()> {
         wrapper.push(bounding);
         wrapper
     };
-    let mut world = World::new()?;
-    world.net.black_hole(PORT)?;
-    world.configure(&near("\"10.88.0.0/24\""))?;
+    let mut env = TestEnv::new()?;
+    env.net.black_hole(PORT)?;
+    env.configure(&near("\"10.88.0.0/24\""))?;
     // Each of them is needed (the socket's group is root's here, so CHOWN is not).
     for one in set.iter().filter(|cap| *cap != "+chown") {
         let fewer: Vec<String> = set.iter().filter(|cap| *cap != one).cloned().collect();
         assert!(
-            world.start_under(&under(&fewer)).is_err(),
+            env.start_under(&under(&fewer)).is_err(),
             "{one} is not needed"
         );
     }
-    world.start_under(&under(&set))?;
-    world.cli(&["add", "10.88.1.0/24", "--policy", "near"])?;
-    expect(&world, NEAR)?;
-    world.end(Signal::SIGKILL)?;
-    world.start_under(&under(&set))?;
-    assert_eq!(world.json(&["status"])?["found_at_start"], "adopted");
-    assert_eq!(world.end(Signal::SIGTERM)?.code(), Some(0));
-    assert!(!world.pin_dir().exists());
+    env.start_under(&under(&set))?;
+    env.cli(&["add", "10.88.1.0/24", "--policy", "near"])?;
+    expect(&env, POLICY_RTO)?;
+    env.end(Signal::SIGKILL)?;
+    env.start_under(&under(&set))?;
+    assert_eq!(env.json(&["status"])?["found_at_start"], "adopted");
+    assert_eq!(env.end(Signal::SIGTERM)?.code(), Some(0));
+    assert!(!env.pin_dir().exists());
     Ok(())
 }
 
-fn two_starts() -> anyhow::Result<()> {
-    let world = world()?;
-    let second = Command::new(binary()?)
+test!(two_starts_at_once);
+fn two_starts_at_once() -> anyhow::Result<()> {
+    let env = env()?;
+    let second = Command::new(find(None)?)
         .arg("run")
         .arg("--config")
-        .arg(world.config())
+        .arg(env.config())
         .output()?;
     let said = String::from_utf8_lossy(&second.stderr);
     assert_eq!(second.status.code(), Some(1), "{said}");
     assert!(
-        said.contains(&format!("another rto-agent (pid {}) holds", world.pid()?)),
+        said.contains(&format!("another rto-agent (pid {}) holds", env.pid()?)),
         "{said}"
     );
     // The first is none the worse for it.
-    assert_eq!(world.json(&["status"])?["healthy"], true);
-    expect(&world, NEAR)?;
+    assert_eq!(env.json(&["status"])?["healthy"], true);
+    expect(&env, POLICY_RTO)?;
     Ok(())
 }
 
+test!(service_manager_is_told, notified);
 fn notified() -> anyhow::Result<()> {
-    let mut world = world()?;
-    world.cli(&["reload"])?;
-    let messages = world.notified("RELOADING=1")?.join("\n");
+    let mut env = env()?;
+    env.cli(&["reload"])?;
+    let messages = env.notified("RELOADING=1")?.join("\n");
     assert!(messages.contains("MONOTONIC_USEC="), "{messages}");
-    world.notified("READY=1")?;
-    world.configure("[policy.near]\ninitial_rto = \"1\"\n")?;
-    world.notified("STATUS=1 entries of 1 policies in force; last reload refused")?;
-    world.signal(Signal::SIGTERM)?;
-    world.notified("STOPPING=1")?;
+    env.notified("READY=1")?;
+    env.configure("[policy.near]\ninitial_rto = \"1\"\n")?;
+    env.notified("STATUS=1 entries of 1 policies in force; last reload refused")?;
+    env.signal(Signal::SIGTERM)?;
+    env.notified("STOPPING=1")?;
     Ok(())
 }
 
-fn socket_mode() -> anyhow::Result<()> {
+test!(the_socket_is_for_root_and_its_group);
+fn the_socket_is_for_root_and_its_group() -> anyhow::Result<()> {
     use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown};
 
-    let world = world()?;
-    let meta = fs::metadata(world.socket())?;
+    let env = env()?;
+    let meta = fs::metadata(env.socket())?;
     assert_eq!(
         (meta.mode() & 0o7777, meta.uid(), meta.gid()),
         (0o660, 0, 0)
     );
     // Another user is kept out by the mode, and by the daemon where somebody loosened it.
     let as_nobody = || -> anyhow::Result<String> {
-        let mut command = rto_tests::process::command_in(None, None, "setpriv")?;
+        let mut command = rto_testbed::process::command_in(None, None, "setpriv")?;
         command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
         command
-            .arg(binary()?)
+            .arg(find(None)?)
             .args(["list", "--socket"])
-            .arg(world.socket());
+            .arg(env.socket());
         let output = command.output()?;
         assert_eq!(output.status.code(), Some(1));
         Ok(String::from_utf8_lossy(&output.stderr).into_owned())
     };
-    fs::set_permissions(world.dir(), fs::Permissions::from_mode(0o755))?;
+    fs::set_permissions(env.dir(), fs::Permissions::from_mode(0o755))?;
     let said = as_nobody()?;
     assert!(
         said.contains("permission denied; the socket is for root"),
         "{said}"
     );
-    fs::set_permissions(world.socket(), fs::Permissions::from_mode(0o666))?;
+    fs::set_permissions(env.socket(), fs::Permissions::from_mode(0o666))?;
     let said = as_nobody()?;
     assert!(
         said.contains("uid 65534") && said.contains("neither root nor in the group"),
         "{said}"
     );
     // A member of the socket's group gets in: here the group is root's, so give nobody that one.
-    chown(world.socket(), None, Some(0))?;
-    let mut member = rto_tests::process::command_in(None, None, "setpriv")?;
+    chown(env.socket(), None, Some(0))?;
+    let mut member = rto_testbed::process::command_in(None, None, "setpriv")?;
     member.args(["--reuid=65534", "--regid=65534", "--groups=0"]);
     member
-        .arg(binary()?)
+        .arg(find(None)?)
         .args(["list", "--socket"])
-        .arg(world.socket());
+        .arg(env.socket());
     assert!(member.output()?.status.success());
     Ok(())
 }
 
-fn vanished_cgroup() -> anyhow::Result<()> {
-    let world = world()?;
+test!(a_vanished_cgroup_is_said_and_mended);
+fn a_vanished_cgroup_is_said_and_mended() -> anyhow::Result<()> {
+    let env = env()?;
     // The probe at the start has a cgroup below for a moment.
-    world.wait_status("the probe", |status| status["probe"].is_object())?;
-    fs::remove_dir(world.cgroup.path())?;
-    let status = world.wait_status("the loss", |status| status["healthy"] == false)?;
+    env.wait_status("the probe", |status| status["probe"].is_object())?;
+    fs::remove_dir(env.cgroup.path())?;
+    let status = env.wait_status("the loss", |status| status["healthy"] == false)?;
     let problem = status["problems"][0].as_str().unwrap_or_default();
     assert!(
-        problem.contains(&world.cgroup.path().display().to_string()),
+        problem.contains(&env.cgroup.path().display().to_string()),
         "{status:#}"
     );
-    assert!(world.try_cli(&["status"])?.status.code() == Some(1));
-    fs::create_dir(world.cgroup.path())?;
-    world.wait_status("the repair", |status| status["healthy"] == true)?;
-    expect(&world, NEAR)?;
-    kernel(&world)?;
+    assert!(env.try_cli(&["status"])?.status.code() == Some(1));
+    fs::create_dir(env.cgroup.path())?;
+    env.wait_status("the repair", |status| status["healthy"] == true)?;
+    expect(&env, POLICY_RTO)?;
+    kernel(&env)?;
     Ok(())
 }
 
-fn lost_pins() -> anyhow::Result<()> {
-    let world = world()?;
-    fs::remove_dir_all(world.pin_dir())?;
+test!(lost_pins_are_said_and_mended);
+fn lost_pins_are_said_and_mended() -> anyhow::Result<()> {
+    let env = env()?;
+    fs::remove_dir_all(env.pin_dir())?;
     // Still in force: the daemon holds the link.
-    expect(&world, NEAR)?;
-    world.wait_status("the repair", |status| {
-        status["healthy"] == true && world.pin_dir().exists()
+    expect(&env, POLICY_RTO)?;
+    env.wait_status("the repair", |status| {
+        status["healthy"] == true && env.pin_dir().exists()
     })?;
-    kernel(&world)?;
-    expect(&world, NEAR)?;
+    kernel(&env)?;
+    expect(&env, POLICY_RTO)?;
     Ok(())
 }
 
-fn capacity() -> anyhow::Result<()> {
-    let mut world = world()?;
-    let before = kernel(&world)?;
-    world.end(Signal::SIGKILL)?;
+test!(another_capacity_keeps_the_entries);
+fn another_capacity_keeps_the_entries() -> anyhow::Result<()> {
+    let mut env = env()?;
+    let before = kernel(&env)?;
+    env.end(Signal::SIGKILL)?;
     // Less room than there is: nothing is made anew for that.
-    world.configure(&format!("max_entries = 50\n{}", near("\"10.88.0.0/24\"")))?;
-    world.start()?;
-    assert_eq!(kernel(&world)?, before);
-    world.end(Signal::SIGKILL)?;
-    world.configure(&format!(
+    env.configure(&format!("max_entries = 50\n{}", near("\"10.88.0.0/24\"")))?;
+    env.start()?;
+    assert_eq!(kernel(&env)?, before);
+    env.end(Signal::SIGKILL)?;
+    env.configure(&format!(
         "max_entries = 20000\n{}",
         near("\"10.88.0.0/24\"")
     ))?;
-    world.start()?;
-    let after = kernel(&world)?;
+    env.start()?;
+    let after = kernel(&env)?;
     assert_ne!(after, before);
     // All maps but the tries are the same.
     let kept = before.maps.iter().filter(|id| after.maps.contains(id));
@@ -443,21 +434,22 @@ fn capacity() -> anyhow::Result<()> {
         ..before
     };
     assert!(gone.maps.len() >= 2, "{gone:?}");
-    assert_eq!(still_there(&gone)?, Vec::<String>::new());
-    expect(&world, NEAR)?;
+    assert_gone(&gone)?;
+    expect(&env, POLICY_RTO)?;
     Ok(())
 }
 
+test!(maps_that_the_program_has_left_are_not_adopted);
 /// Killed right after a program over larger tries has taken the former one's place in its link: the former pins are
 /// still there, and among them the link.
-fn left_maps() -> anyhow::Result<()> {
+fn maps_that_the_program_has_left_are_not_adopted() -> anyhow::Result<()> {
     const ENTRIES: usize = 40;
-    let mut world = World::new()?;
-    world.net.black_hole(PORT)?;
-    world.configure(&format!("max_entries = 8\n{}", near("\"10.88.0.0/24\"")))?;
-    world.start()?;
-    let former = world.pins()?;
-    let kept = world.pin_dir().join("kept");
+    let mut env = TestEnv::new()?;
+    env.net.black_hole(PORT)?;
+    env.configure(&format!("max_entries = 8\n{}", near("\"10.88.0.0/24\"")))?;
+    env.start()?;
+    let former = env.pins()?;
+    let kept = env.pin_dir().join("kept");
     fs::create_dir(&kept)?;
     for pin in fs::read_dir(&former)? {
         let pin = pin?;
@@ -465,46 +457,43 @@ fn left_maps() -> anyhow::Result<()> {
     }
     let cidrs: Vec<String> = (0..ENTRIES).map(|n| format!("10.99.{n}.0/24")).collect();
     let add = ["add", "--policy", "near"].into_iter();
-    world.cli(
+    env.cli(
         &add.chain(cidrs.iter().map(String::as_str))
             .collect::<Vec<_>>(),
     )?;
-    world.end(Signal::SIGKILL)?;
+    env.end(Signal::SIGKILL)?;
     ensure!(!former.exists(), "{}: no growth", former.display());
     fs::rename(&kept, &former)?;
-    for entry in fs::read_dir(world.dir().join("state"))? {
+    for entry in fs::read_dir(env.dir().join("state"))? {
         fs::remove_file(entry?.path())?;
     }
-    world.start()?;
-    kernel(&world)?;
+    env.start()?;
+    kernel(&env)?;
     // What the daemon writes is what the program reads.
     let other = to(SERVER_V4_OTHER, PORT);
-    world.assert_syn_gap(other, &Connect::default(), KERNEL)?;
-    world.cli(&["add", "10.88.1.0/24", "--policy", "near"])?;
-    world.assert_syn_gap(other, &Connect::default(), NEAR)?;
-    expect(&world, NEAR)
+    env.assert_syn_gap(other, &Connect::default(), KERNEL_RTO)?;
+    env.cli(&["add", "10.88.1.0/24", "--policy", "near"])?;
+    env.assert_syn_gap(other, &Connect::default(), POLICY_RTO)?;
+    expect(&env, POLICY_RTO)
 }
 
-fn other_layout() -> anyhow::Result<()> {
-    let mut world = world()?;
-    let before = kernel(&world)?;
-    world.end(Signal::SIGKILL)?;
-    let ours = fs::read_dir(world.pin_dir())?
-        .next()
-        .context("no pins")??
-        .path();
-    fs::rename(&ours, world.pin_dir().join("l99-abcdef-16384"))?;
+test!(pins_of_another_layout_are_replaced);
+fn pins_of_another_layout_are_replaced() -> anyhow::Result<()> {
+    let mut env = env()?;
+    let before = kernel(&env)?;
+    env.end(Signal::SIGKILL)?;
+    fs::rename(env.pins()?, env.pin_dir().join("l99-abcdef-16384"))?;
     // Somebody else's directory among them is none of our business.
-    fs::create_dir(world.pin_dir().join("somebody"))?;
-    world.start()?;
-    assert_eq!(world.json(&["status"])?["found_at_start"], "replaced");
-    fs::remove_dir(world.pin_dir().join("somebody"))?;
-    assert_eq!(kernel(&world)?.link, before.link);
+    fs::create_dir(env.pin_dir().join("somebody"))?;
+    env.start()?;
+    assert_eq!(env.json(&["status"])?["found_at_start"], "replaced");
+    fs::remove_dir(env.pin_dir().join("somebody"))?;
+    assert_eq!(kernel(&env)?.link, before.link);
     let gone = Kernel {
         link: None,
         ..before
     };
-    assert_eq!(still_there(&gone)?, Vec::<String>::new());
-    expect(&world, NEAR)?;
+    assert_gone(&gone)?;
+    expect(&env, POLICY_RTO)?;
     Ok(())
 }

@@ -14,14 +14,8 @@ use rto_agent_common::{
     address::{Peer, peer_v6},
     maps,
 };
-use rto_tests::{
-    agent::World,
-    kernel::{Map, policy_in},
-};
-
-use super::Test;
-
-pub(super) const TESTS: &[Test] = &[("as_a_scan_of_all_entries_finds_it", as_a_scan)];
+use rto_testbed::{env::TestEnv, kernel::Map};
+use rto_tests::policy_slot::policy_in;
 
 /// Of each family.
 const ENTRIES: usize = 1000;
@@ -121,8 +115,8 @@ struct Kernel {
 }
 
 impl Kernel {
-    fn open(world: &World) -> anyhow::Result<Self> {
-        let dir = world.pins()?;
+    fn open(env: &TestEnv) -> anyhow::Result<Self> {
+        let dir = env.pins()?;
         let policies = Map::open(&dir.join(maps::POLICIES))?;
         let policies = policies.dump()?.into_iter().map(|(slot, value)| {
             let slot = u32::from_ne_bytes(slot.as_slice().try_into()?);
@@ -219,8 +213,8 @@ impl Counts {
     }
 }
 
-fn compare(world: &World, entries: &Entries, rng: &mut ChaCha8Rng) -> anyhow::Result<Counts> {
-    let kernel = Kernel::open(world)?;
+fn compare(env: &TestEnv, entries: &Entries, rng: &mut ChaCha8Rng) -> anyhow::Result<Counts> {
+    let kernel = Kernel::open(env)?;
     let known: Vec<Prefix> = entries.keys().copied().collect();
     let mut counts = Counts::default();
     for n in 0..LOOKUPS {
@@ -247,20 +241,21 @@ fn compare(world: &World, entries: &Entries, rng: &mut ChaCha8Rng) -> anyhow::Re
     Ok(counts)
 }
 
-fn as_a_scan() -> anyhow::Result<()> {
+test!(as_a_scan_of_all_entries_finds_it);
+fn as_a_scan_of_all_entries_finds_it() -> anyhow::Result<()> {
     // Another one each time; a failure names it.
     let seed = RandomState::new().build_hasher().finish();
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     let mut entries = entries(&mut rng);
-    let world = World::with(&text(&entries)?)?;
+    let env = TestEnv::with(&text(&entries)?)?;
     // What is removed leaves the others as they are.
     for round in 0..2 {
         if round > 0 {
             entries.retain(|_, _| rng.random());
-            world.configure(&text(&entries)?)?;
-            world.cli(&["reload"])?;
+            env.configure(&text(&entries)?)?;
+            env.cli(&["reload"])?;
         }
-        compare(&world, &entries, &mut rng)
+        compare(&env, &entries, &mut rng)
             .and_then(|counts| counts.check())
             .with_context(|| format!("round {round}, seed {seed}"))?;
     }

@@ -3,9 +3,12 @@
 
 use std::{process::ExitCode, sync::mpsc, thread, time::Duration};
 
-use libtest_mimic::{Arguments, Failed, Trial};
+use libtest_mimic::{Arguments, Failed};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use rto_tests::{agent, cgroup, emulated::is_emulated, netns, process::require};
+use rto_testbed::{emulated::is_emulated, process::require};
+
+#[macro_use]
+mod registry;
 
 mod advise;
 mod changes;
@@ -26,6 +29,7 @@ mod lab_tail;
 mod lifecycle;
 mod lookup;
 mod metrics;
+mod needs;
 mod never_worse;
 mod open_sockets;
 mod relay;
@@ -38,8 +42,6 @@ mod syn_ack;
 mod syn_retries;
 mod top;
 mod watch;
-
-type Test = (&'static str, fn() -> anyhow::Result<()>);
 
 /// A test that takes longer hangs. The longest waits for the kernel's own ETIMEDOUT (134 s).
 const LIMIT: Duration = Duration::from_secs(300);
@@ -67,79 +69,9 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     } else if !arguments.list {
-        netns::sweep();
-        cgroup::sweep();
-        agent::sweep();
+        rto_testbed::sweep();
     }
-    let groups: &[(&str, &[Test])] = &[
-        // The longest first.
-        ("syn_retries", syn_retries::TESTS),
-        ("established", established::TESTS),
-        ("faults", faults::TESTS),
-        ("open_sockets", open_sockets::TESTS),
-        ("never_worse", never_worse::TESTS),
-        ("syn", syn::TESTS),
-        ("syn_ack", syn_ack::TESTS),
-        ("changes", changes::TESTS),
-        ("lifecycle", lifecycle::TESTS),
-        ("scale", scale::TESTS),
-        ("coexistence", coexistence::TESTS),
-        ("lookup", lookup::TESTS),
-        ("security", security::TESTS),
-        ("config", config::TESTS),
-        ("doctor", doctor::TESTS),
-        ("http_clients", http_clients::TESTS),
-        ("kernel", kernel::TESTS),
-        ("harness", harness::TESTS),
-        ("advise", advise::TESTS),
-        ("metrics", metrics::TESTS),
-        ("dashboards", dashboards::TESTS),
-        ("statistics", statistics::TESTS),
-        ("watch", watch::TESTS),
-        ("relay", relay::TESTS),
-        ("rto_restart", rto_restart::TESTS),
-        ("top", top::TESTS),
-        ("lab_blackout", lab_blackout::TESTS),
-        ("lab_estimator", lab_estimator::TESTS),
-        ("lab_rtt", lab_rtt::TESTS),
-        ("lab_loss", lab_loss::TESTS),
-        ("lab_tail", lab_tail::TESTS),
-    ];
-    let trials = groups
-        .iter()
-        .flat_map(|(group, tests)| tests.iter().map(move |test| (*group, *test)))
-        .map(|(group, (name, test))| {
-            let name = format!("{group}::{name}");
-            if let Some(reason) = refusal.clone() {
-                // Run all the same (--include-ignored), it fails.
-                return Trial::test(name, move || Err(reason.into())).with_ignored_flag(true);
-            }
-            if arguments.list {
-                return Trial::test(name, || Err("only listed".into()));
-            }
-            if let Some(why) = faults::only_elsewhere(&name) {
-                return Trial::test(name, move || Err(why.into()))
-                    .with_kind(why)
-                    .with_ignored_flag(true);
-            }
-            if let Some(program) = missing_program(&name) {
-                let why = format!("{program} is not installed");
-                return Trial::test(name, {
-                    let why = why.clone();
-                    move || Err(why.into())
-                })
-                .with_kind(why)
-                .with_ignored_flag(true);
-            }
-            match kernel::lacked_by(&name) {
-                None => Trial::test(name, move || limited(test)),
-                Some(feature) => {
-                    let test = move || limited(move || kernel::assert_absent(feature));
-                    Trial::test(name, test).with_kind(format!("absent: {feature}"))
-                }
-            }
-        })
-        .collect();
+    let trials = registry::trials(&arguments, refusal.as_deref());
     let conclusion = libtest_mimic::run(&arguments, trials);
     if std::env::var_os(REPORT).is_some() {
         match kernel::report() {
@@ -151,18 +83,6 @@ fn main() -> ExitCode {
         }
     }
     conclusion.exit_code()
-}
-
-/// What a test runs that the others do without, and that is not installed here.
-fn missing_program(test: &str) -> Option<&'static str> {
-    const NEEDS: [(&str, &str); 4] = [
-        ("http_clients::python3", "python3"),
-        ("http_clients::curl", "curl"),
-        ("http_clients::go", "go"),
-        ("dashboards::promtool", "promtool"),
-    ];
-    let (_, program) = NEEDS.iter().find(|(needy, _)| test.starts_with(needy))?;
-    require(&[program]).is_err().then_some(program)
 }
 
 /// Why the tests cannot run here.
@@ -210,10 +130,10 @@ fn to(address: &str, port: u16) -> std::net::SocketAddr {
 }
 
 /// The kernel's own initial RTO (RFC 6298 section 2.1).
-const KERNEL: Duration = Duration::from_secs(1);
+const KERNEL_RTO: Duration = Duration::from_secs(1);
 
 /// A policy of 100 ms.
-const NEAR: Duration = Duration::from_millis(100);
+const POLICY_RTO: Duration = Duration::from_millis(100);
 
 /// The configuration of policy "near" for these CIDRs.
 fn near(cidrs: &str) -> String {

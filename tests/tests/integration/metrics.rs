@@ -2,43 +2,34 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs,
     net::TcpStream,
     os::unix::net::UnixStream,
-    time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, ensure};
-use rto_tests::{
-    agent::{SOON, World},
+use rto_testbed::{
+    env::TestEnv,
     http::{self, Answer},
     netns::SERVER_V4,
     process::run,
-    traffic::Connect,
+    wait::{TIMEOUT, eventually_seen},
+    workload::traffic::Connect,
 };
 
-use super::{Test, near, to};
-
-pub(super) const TESTS: &[Test] = &[
-    ("every_line_is_openmetrics", well_formed),
-    ("counts_are_those_of_status", counts),
-    ("a_unix_socket_serves_as_well", unix_socket),
-    ("readiness_asks_the_kernel", readiness),
-    ("off_serves_nothing", off),
-];
+use super::{near, to};
 
 const PORT: u16 = 4800;
 
-/// A world whose agent serves metrics at a port of its own.
-pub(super) fn world(policies: &str) -> anyhow::Result<(World, u16)> {
+/// A env whose agent serves metrics at a port of its own.
+pub(super) fn env(policies: &str) -> anyhow::Result<(TestEnv, u16)> {
     // Free a moment ago; another test's agent has another one.
     let port = std::net::TcpListener::bind("127.0.0.1:0")?
         .local_addr()?
         .port();
-    let mut world = World::new()?;
-    world.configure(&format!("metrics = \"127.0.0.1:{port}\"\n{policies}"))?;
-    world.start()?;
-    Ok((world, port))
+    let mut env = TestEnv::new()?;
+    env.configure(&format!("metrics = \"127.0.0.1:{port}\"\n{policies}"))?;
+    env.start()?;
+    Ok((env, port))
 }
 
 fn scrape(port: u16, path: &str) -> anyhow::Result<Answer> {
@@ -136,8 +127,9 @@ pub(super) fn names(port: u16) -> anyhow::Result<BTreeSet<String>> {
     Ok(samples.into_keys().map(name).collect())
 }
 
+test!(every_line_is_openmetrics, well_formed);
 fn well_formed() -> anyhow::Result<()> {
-    let (world, port) = world(&near("\"10.88.0.0/24\""))?;
+    let (env, port) = env(&near("\"10.88.0.0/24\""))?;
     let answer = scrape(port, "/metrics")?;
     assert_eq!(answer.status, 200);
     assert!(
@@ -176,8 +168,8 @@ fn well_formed() -> anyhow::Result<()> {
         assert_ne!(wrong, answer.body);
     }
     // What was refused is seen as well.
-    world.configure(&format!("metrics = \"127.0.0.1:{port}\"\n[policy.x]\n"))?;
-    world.wait_status("the refusal", |status| status["last_reload"]["ok"] == false)?;
+    env.configure(&format!("metrics = \"127.0.0.1:{port}\"\n[policy.x]\n"))?;
+    env.wait_status("the refusal", |status| status["last_reload"]["ok"] == false)?;
     let samples = parse(&scrape(port, "/metrics")?.body)?;
     assert_eq!(samples["rto_agent_last_reload_successful"], 0.0);
     let landing = scrape(port, "/")?;
@@ -187,10 +179,11 @@ fn well_formed() -> anyhow::Result<()> {
     Ok(())
 }
 
-fn counts() -> anyhow::Result<()> {
-    let (world, port) = world(&near("\"10.88.0.0/24\""))?;
-    let _server = world.serve(to(SERVER_V4, PORT))?;
-    let client = world.connect(to(SERVER_V4, PORT), &Connect::default())?;
+test!(counts_are_those_of_status);
+fn counts_are_those_of_status() -> anyhow::Result<()> {
+    let (env, port) = env(&near("\"10.88.0.0/24\""))?;
+    let _server = env.serve(to(SERVER_V4, PORT))?;
+    let client = env.connect(to(SERVER_V4, PORT), &Connect::default())?;
     assert_eq!(client.outcome()?.result, "connected");
     let samples = parse(&scrape(port, "/metrics")?.body)?;
     for (name, value) in [
@@ -245,29 +238,27 @@ fn counts() -> anyhow::Result<()> {
     Ok(())
 }
 
-fn unix_socket() -> anyhow::Result<()> {
-    let mut world = World::new()?;
-    let path = world.dir().join("metrics.sock");
+test!(a_unix_socket_serves_as_well);
+fn a_unix_socket_serves_as_well() -> anyhow::Result<()> {
+    let mut env = TestEnv::new()?;
+    let path = env.dir().join("metrics.sock");
     let near = near("\"10.88.0.0/24\"");
-    world.configure(&format!("metrics = \"unix:{}\"\n{near}", path.display()))?;
-    world.start()?;
+    env.configure(&format!("metrics = \"unix:{}\"\n{near}", path.display()))?;
+    env.start()?;
     let answer = http::request(UnixStream::connect(&path)?, "GET", "/metrics", "")?;
     assert!(!parse(&answer.body)?.is_empty());
-    world.end(nix::sys::signal::Signal::SIGTERM)?;
+    env.end(nix::sys::signal::Signal::SIGTERM)?;
     assert!(!path.exists());
     Ok(())
 }
 
+test!(readiness_asks_the_kernel);
 /// Not only what the daemon believes: an entry that somebody else deletes from the map is noticed.
-fn readiness() -> anyhow::Result<()> {
-    let (world, port) = world(&near("\"10.88.0.0/24\""))?;
+fn readiness_asks_the_kernel() -> anyhow::Result<()> {
+    let (env, port) = env(&near("\"10.88.0.0/24\""))?;
     let ready = scrape(port, "/readyz")?;
     assert_eq!((ready.status, ready.body.as_str()), (200, "ready\n"));
-    let dir = fs::read_dir(world.pin_dir())?
-        .flatten()
-        .next()
-        .context("no pins")?;
-    let map = dir.path().join("ENTRIES_V4");
+    let map = env.pins()?.join("ENTRIES_V4");
     // The key: prefix length 24, then the address.
     run(&format!(
         "bpftool map delete pinned {} key 24 0 0 0 10 88 0 0",
@@ -282,9 +273,9 @@ fn readiness() -> anyhow::Result<()> {
     let samples = parse(&scrape(port, "/metrics")?.body)?;
     assert_eq!(samples["rto_agent_in_sync"], 0.0);
     // And mended.
-    world.wait_status("the repair", |status| status["in_sync"] == true)?;
+    env.wait_status("the repair", |status| status["in_sync"] == true)?;
     readyz_becomes(port, 200)?;
-    world.cli(&["detach"])?;
+    env.cli(&["detach"])?;
     readyz_becomes(port, 503)?;
     let samples = parse(&scrape(port, "/metrics")?.body)?;
     assert_eq!(samples["rto_agent_attached"], 0.0);
@@ -293,21 +284,16 @@ fn readiness() -> anyhow::Result<()> {
 
 /// The maps are compared once a second at most.
 fn readyz_becomes(port: u16, status: u16) -> anyhow::Result<Answer> {
-    let end = Instant::now() + SOON;
-    loop {
-        let answer = scrape(port, "/readyz")?;
-        if answer.status == status {
-            return Ok(answer);
-        }
-        ensure!(Instant::now() < end, "{}: {}", answer.status, answer.body);
-        std::thread::sleep(Duration::from_millis(50));
-    }
+    let what = format!("status {status} of /readyz");
+    let is_it = |answer: &Answer| answer.status == status;
+    eventually_seen(&what, TIMEOUT, || scrape(port, "/readyz"), is_it)
 }
 
-fn off() -> anyhow::Result<()> {
-    let world = World::with(&near("\"10.88.0.0/24\""))?;
+test!(off_serves_nothing);
+fn off_serves_nothing() -> anyhow::Result<()> {
+    let env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
     let listening = run("ss -tlnpH")?;
-    let pid = format!("pid={},", world.pid()?);
+    let pid = format!("pid={},", env.pid()?);
     assert!(!listening.contains(&pid), "{listening}");
     Ok(())
 }

@@ -7,52 +7,22 @@ use std::{
 };
 
 use anyhow::{Context as _, ensure};
-use rto_tests::{
-    agent::{SOON, World, binary},
+use rto_testbed::{
+    agent::find,
     capture::{Capture, syns},
-    features::lacks,
+    env::TestEnv,
     netns::{CLIENT_LINK, SERVER_V4, sysctl},
     process::{command_in, run},
-    talk,
     timing::latest,
-    traffic::{Connect, Listen, Traffic},
+    wait::{TIMEOUT, eventually_seen},
+    workload::conversation,
+    workload::traffic::{Connect, Listen, Traffic},
 };
+use rto_tests::features::lacks;
 use serde_json::{Map, Value};
 
-use super::{KERNEL, NEAR, Test, near, to};
-
-pub(super) const TESTS: &[Test] = &[
-    ("a_half_open_request_without_the_agent", || {
-        half_open(None, Half::Open)
-    }),
-    ("a_half_open_request_by_default", || {
-        half_open(Some(""), Half::Open)
-    }),
-    ("a_half_open_request_that_was_asked_to_end_early", || {
-        half_open(Some("syn_ack_rto = \"100ms\"\n"), Half::Closed)
-    }),
-    ("deferred_accept_without_the_agent", || deferred(None)),
-    ("deferred_accept_by_default", || deferred(Some(""))),
-    ("deferred_accept_whatever_was_asked", || {
-        deferred(Some("syn_ack_rto = \"100ms\"\n"))
-    }),
-    ("a_listeners_own_retransmissions", own_syncnt),
-    ("a_namespaces_own_retransmissions", own_sysctl),
-    ("mptcp_survives_lost_syns_without_the_agent", || {
-        mptcp(None, KERNEL, Loss::OfTime)
-    }),
-    ("mptcp_survives_lost_syns_by_default", || {
-        mptcp(Some(""), KERNEL, Loss::OfTime)
-    }),
-    ("mptcp_falls_back_where_it_was_asked_for", || {
-        mptcp(Some("mptcp = \"apply\"\n"), NEAR, Loss::OfSyns)
-    }),
-    ("rto_max_leaves_mptcp_its_syn_timers", rto_max_and_mptcp),
-    ("fast_open_that_could_be_switched_off", fast_open),
-    ("settings_are_shown_kept_and_saved", settings),
-    ("the_hosts_retransmissions_are_followed", followed),
-    ("doctor_says_what_limits_syn_acks", limited),
-];
+use super::{KERNEL_RTO, POLICY_RTO, near, to};
+use crate::needs::{LISTENER, MPTCP_BLACKHOLE, RTO_MAX};
 
 const PORT: u16 = 4900;
 
@@ -61,10 +31,10 @@ const PORT: u16 = 4900;
 pub(super) const AUTO: Duration = Duration::from_nanos(31_000_000_000 / 63);
 
 /// An agent that runs with these settings beside the policy, or none.
-fn world(settings: Option<&str>) -> anyhow::Result<World> {
+fn env(settings: Option<&str>) -> anyhow::Result<TestEnv> {
     match settings {
-        Some(settings) => World::with(&format!("{}{settings}", near("\"10.88.0.0/24\""))),
-        None => World::new(),
+        Some(settings) => TestEnv::with(&format!("{}{settings}", near("\"10.88.0.0/24\""))),
+        None => TestEnv::new(),
     }
 }
 
@@ -80,15 +50,26 @@ enum Half {
 /// Longer than a request lives with a timer of 100 ms, 6.3 s; shorter than 31 s.
 const OUTAGE: Duration = Duration::from_secs(10);
 
+test!(a_half_open_request_without_the_agent, || half_open(
+    None,
+    Half::Open
+));
+test!(a_half_open_request_by_default, || half_open(
+    Some(""),
+    Half::Open
+));
+test!(a_half_open_request_that_was_asked_to_end_early, || {
+    half_open(Some("syn_ack_rto = \"100ms\"\n"), Half::Closed)
+});
 fn half_open(settings: Option<&str>, expected: Half) -> anyhow::Result<()> {
-    let world = world(settings)?;
-    let _server = world.answer(to(SERVER_V4, PORT))?;
-    world.net.drop_final_acks(PORT)?;
-    let mut talk = world.talk(to(SERVER_V4, PORT), talk::Options::default())?;
-    talk.send(talk::REQUEST)?;
+    let env = env(settings)?;
+    let _server = env.echo_server(to(SERVER_V4, PORT))?;
+    env.net.drop_final_acks(PORT)?;
+    let mut conversation = env.converse(to(SERVER_V4, PORT), conversation::Options::default())?;
+    conversation.send(conversation::REQUEST)?;
     thread::sleep(OUTAGE);
-    world.net.drop_nothing()?;
-    let answered = talk.rounds(1, Duration::ZERO);
+    env.net.drop_nothing()?;
+    let answered = conversation.rounds(1, Duration::ZERO);
     // Before Linux 5.17 only the first timer is the policy's, and a request lives nearly as long as without.
     let is_open = expected == Half::Open || lacks("syn-ack-retransmission-timeout")?;
     match (is_open, answered) {
@@ -101,18 +82,31 @@ fn half_open(settings: Option<&str>, expected: Half) -> anyhow::Result<()> {
     }
 }
 
+test!(
+    deferred_accept_without_the_agent,
+    needs = [LISTENER],
+    || deferred(None)
+);
+test!(deferred_accept_by_default, needs = [LISTENER], || deferred(
+    Some("")
+));
+test!(
+    deferred_accept_whatever_was_asked,
+    needs = [LISTENER],
+    || deferred(Some("syn_ack_rto = \"100ms\"\n"))
+);
 /// A listener that asks for 5 s: the kernel keeps that in retransmissions of 1 s, 1 + 2 + 4.
 fn deferred(settings: Option<&str>) -> anyhow::Result<()> {
     const DEFERRED: Duration = Duration::from_secs(7);
-    let world = world(settings)?;
-    let (cgroup, server) = (Some(world.cgroup.path()), &world.net.server);
+    let env = env(settings)?;
+    let (cgroup, server) = (Some(env.cgroup.path()), &env.net.server);
     let options = Listen {
         defer_accept_s: 5,
         ..Listen::default()
     };
     let mut listener = Traffic::serve_with(server, cgroup, to(SERVER_V4, PORT), options)?;
     let began = Instant::now();
-    let _silent = world.connect(to(SERVER_V4, PORT), &Connect::default())?;
+    let _silent = env.connect(to(SERVER_V4, PORT), &Connect::default())?;
     listener.accepted()?;
     let took = began.elapsed();
     // Three timers in a row, each late by its own step, and the processes' own time.
@@ -127,22 +121,23 @@ fn deferred(settings: Option<&str>) -> anyhow::Result<()> {
     );
     if settings == Some("") {
         // The control: another listener has the policy's timer.
-        let _other = world.serve(to(SERVER_V4, PORT + 1))?;
-        world.net.drop_final_acks(PORT + 1)?;
-        world.assert_syn_ack_gap(to(SERVER_V4, PORT + 1), &Connect::default(), AUTO)?;
+        let _other = env.serve(to(SERVER_V4, PORT + 1))?;
+        env.net.drop_final_acks(PORT + 1)?;
+        env.assert_syn_ack_gap(to(SERVER_V4, PORT + 1), &Connect::default(), AUTO)?;
     }
     Ok(())
 }
 
+test!(a_listeners_own_retransmissions, needs = [LISTENER]);
 /// TCP_SYNCNT of a listener is how often it sends a SYN-ACK again.
-fn own_syncnt() -> anyhow::Result<()> {
-    let world = world(Some(""))?;
-    world.net.server_drops("tcp flags & (syn|ack) == ack")?;
-    let (cgroup, server) = (Some(world.cgroup.path()), &world.net.server);
+fn a_listeners_own_retransmissions() -> anyhow::Result<()> {
+    let env = env(Some(""))?;
+    env.net.server_drops("tcp flags & (syn|ack) == ack")?;
+    let (cgroup, server) = (Some(env.cgroup.path()), &env.net.server);
     // 2 live for 7 s by the kernel's own timer, which nothing shorter keeps; 8 for 51 s with 100 ms.
     for (port, syn_retries, timer) in [
-        (PORT, Some(2), KERNEL),
-        (PORT + 1, Some(8), NEAR),
+        (PORT, Some(2), KERNEL_RTO),
+        (PORT + 1, Some(8), POLICY_RTO),
         (PORT + 2, None, AUTO),
     ] {
         let options = Listen {
@@ -150,21 +145,22 @@ fn own_syncnt() -> anyhow::Result<()> {
             ..Listen::default()
         };
         let _listener = Traffic::serve_with(server, cgroup, to(SERVER_V4, port), options)?;
-        world.assert_syn_ack_gap(to(SERVER_V4, port), &Connect::default(), timer)?;
+        env.assert_syn_ack_gap(to(SERVER_V4, port), &Connect::default(), timer)?;
     }
     Ok(())
 }
 
-fn own_sysctl() -> anyhow::Result<()> {
-    let world = world(Some(""))?;
-    world.net.drop_final_acks(PORT)?;
-    let _server = world.serve(to(SERVER_V4, PORT))?;
+test!(a_namespaces_own_retransmissions, needs = [LISTENER]);
+fn a_namespaces_own_retransmissions() -> anyhow::Result<()> {
+    let env = env(Some(""))?;
+    env.net.drop_final_acks(PORT)?;
+    let _server = env.serve(to(SERVER_V4, PORT))?;
     let plain = Connect::default();
-    world.assert_syn_ack_gap(to(SERVER_V4, PORT), &plain, AUTO)?;
+    env.assert_syn_ack_gap(to(SERVER_V4, PORT), &plain, AUTO)?;
     // The listener is there already: what is in force when the request comes counts.
-    for (retries, timer) in [("8", NEAR), ("1", KERNEL)] {
-        sysctl(&world.net.server, "net.ipv4.tcp_synack_retries", retries)?;
-        world.assert_syn_ack_gap(to(SERVER_V4, PORT), &plain, timer)?;
+    for (retries, timer) in [("8", POLICY_RTO), ("1", KERNEL_RTO)] {
+        sysctl(&env.net.server, "net.ipv4.tcp_synack_retries", retries)?;
+        env.assert_syn_ack_gap(to(SERVER_V4, PORT), &plain, timer)?;
     }
     Ok(())
 }
@@ -182,40 +178,55 @@ enum Loss {
 
 const SYN_OUTAGE: Duration = Duration::from_millis(450);
 
+test!(
+    mptcp_survives_lost_syns_without_the_agent,
+    needs = [MPTCP_BLACKHOLE],
+    || mptcp(None, KERNEL_RTO, Loss::OfTime)
+);
+test!(
+    mptcp_survives_lost_syns_by_default,
+    needs = [MPTCP_BLACKHOLE],
+    || mptcp(Some(""), KERNEL_RTO, Loss::OfTime)
+);
+test!(
+    mptcp_falls_back_where_it_was_asked_for,
+    needs = [MPTCP_BLACKHOLE],
+    || mptcp(Some("mptcp = \"apply\"\n"), POLICY_RTO, Loss::OfSyns)
+);
 fn mptcp(settings: Option<&str>, timer: Duration, loss: Loss) -> anyhow::Result<()> {
-    let world = world(settings)?;
-    for netns in [&world.net.client, &world.net.server] {
+    let env = env(settings)?;
+    for netns in [&env.net.client, &env.net.server] {
         sysctl(netns, "net.mptcp.enabled", "1")?;
     }
     // A connection that is never made does not count as a fallback.
     let black_hole = to(SERVER_V4, PORT + 1);
-    world.net.black_hole(black_hole.port())?;
+    env.net.black_hole(black_hole.port())?;
     let connect = Connect {
         mptcp: true,
         ..Connect::default()
     };
-    world.assert_syn_gap(black_hole, &connect, timer)?;
-    world.net.drop_nothing()?;
+    env.assert_syn_gap(black_hole, &connect, timer)?;
+    env.net.drop_nothing()?;
     let server = to(SERVER_V4, PORT);
-    let _server = world.answer_mptcp(server)?;
+    let _server = env.echo_server_mptcp(server)?;
     match loss {
-        Loss::OfTime => world.net.server_loses_syns_for(SYN_OUTAGE)?,
+        Loss::OfTime => env.net.server_loses_syns_for(SYN_OUTAGE)?,
         Loss::OfSyns => {
             let first_three = "tcp flags & (syn|ack) == syn limit rate 1/day burst 3 packets";
-            world.net.server_drops(first_three)?;
+            env.net.server_drops(first_three)?;
         }
     }
-    let options = talk::Options {
+    let options = conversation::Options {
         mptcp: true,
-        ..talk::Options::default()
+        ..conversation::Options::default()
     };
-    let capture = Capture::start(&world.net.client, CLIENT_LINK)?;
-    let mut talk = world.talk(server, options)?;
-    talk.rounds(1, Duration::ZERO)?;
-    capture.wait_for(SOON, |all| syns(all, server).len() > 1)?;
-    drop(talk);
-    world.talk(server, options)?.rounds(1, Duration::ZERO)?;
-    let counted = |name| counter(&world, name);
+    let capture = Capture::start(&env.net.client, CLIENT_LINK)?;
+    let mut conversation = env.converse(server, options)?;
+    conversation.rounds(1, Duration::ZERO)?;
+    capture.wait_for(TIMEOUT, |all| syns(all, server).len() > 1)?;
+    drop(conversation);
+    env.converse(server, options)?.rounds(1, Duration::ZERO)?;
+    let counted = |name| counter(&env, name);
     // Connections that are MPTCP; fallbacks; sockets made without it, as it was switched off.
     let seen = [
         counted("MPCapableSYNACKRX")?,
@@ -230,38 +241,39 @@ fn mptcp(settings: Option<&str>, timer: Duration, loss: Loss) -> anyhow::Result<
     Ok(())
 }
 
+test!(rto_max_leaves_mptcp_its_syn_timers, needs = [RTO_MAX]);
 /// Doubling ends at `rto_max`, which would end connect() sooner where the SYN has the kernel's initial RTO.
-fn rto_max_and_mptcp() -> anyhow::Result<()> {
+fn rto_max_leaves_mptcp_its_syn_timers() -> anyhow::Result<()> {
     let linear = |timer: Duration| [timer; 5].into_iter();
     for (settings, timers) in [
         (
             "rto_max = \"1s\"\n",
-            linear(KERNEL).chain([2 * KERNEL]).collect(),
+            linear(KERNEL_RTO).chain([2 * KERNEL_RTO]).collect(),
         ),
         (
             "rto_max = \"1s\"\nmptcp = \"apply\"\n",
-            linear(NEAR)
-                .chain([2 * NEAR, 4 * NEAR, 8 * NEAR, KERNEL])
+            linear(POLICY_RTO)
+                .chain([2 * POLICY_RTO, 4 * POLICY_RTO, 8 * POLICY_RTO, KERNEL_RTO])
                 .collect::<Vec<_>>(),
         ),
     ] {
-        let world = world(Some(settings))?;
-        sysctl(&world.net.client, "net.mptcp.enabled", "1")?;
-        world.net.black_hole(PORT)?;
+        let env = env(Some(settings))?;
+        sysctl(&env.net.client, "net.mptcp.enabled", "1")?;
+        env.net.black_hole(PORT)?;
         let connect = Connect {
             mptcp: true,
             ..Connect::default()
         };
-        world.assert_syn_gaps(to(SERVER_V4, PORT), &connect, &timers)?;
+        env.assert_syn_gaps(to(SERVER_V4, PORT), &connect, &timers)?;
     }
     Ok(())
 }
 
 /// A counter of MPTCP's in the client's namespace.
-fn counter(world: &World, name: &str) -> anyhow::Result<u64> {
+fn counter(env: &TestEnv, name: &str) -> anyhow::Result<u64> {
     let text = run(&format!(
         "ip netns exec {} cat /proc/net/netstat",
-        world.net.client
+        env.net.client
     ))?;
     let mut lines = text
         .lines()
@@ -277,39 +289,41 @@ fn counter(world: &World, name: &str) -> anyhow::Result<u64> {
     Ok(value.parse()?)
 }
 
+test!(fast_open_that_could_be_switched_off, fast_open);
 /// While the kernel watches for black holes of TCP Fast Open, its connections keep the kernel's timers.
 fn fast_open() -> anyhow::Result<()> {
-    let world = world(Some(""))?;
-    let client = &world.net.client;
+    let env = env(Some(""))?;
+    let client = &env.net.client;
     // Data in the SYN without a cookie (Documentation/networking/ip-sysctl.rst).
     sysctl(client, "net.ipv4.tcp_fastopen", "1543")?;
-    world.net.black_hole(PORT)?;
+    env.net.black_hole(PORT)?;
     let fast_open = Connect {
         fast_open: true,
         ..Connect::default()
     };
-    for (timeout_s, timer) in [("3600", KERNEL), ("0", NEAR)] {
+    for (timeout_s, timer) in [("3600", KERNEL_RTO), ("0", POLICY_RTO)] {
         sysctl(
             client,
             "net.ipv4.tcp_fastopen_blackhole_timeout_sec",
             timeout_s,
         )?;
         let capture = Capture::start(client, CLIENT_LINK)?;
-        world.assert_syn_gap(to(SERVER_V4, PORT), &fast_open, timer)?;
-        let sent = capture.wait_for(SOON, |all| !syns(all, to(SERVER_V4, PORT)).is_empty())?;
+        env.assert_syn_gap(to(SERVER_V4, PORT), &fast_open, timer)?;
+        let sent = capture.wait_for(TIMEOUT, |all| !syns(all, to(SERVER_V4, PORT)).is_empty())?;
         let first = &syns(&sent, to(SERVER_V4, PORT))[0];
         ensure!(
-            first.length == talk::REQUEST,
+            first.length == conversation::REQUEST,
             "no data in the SYN: {first:?}"
         );
         // The control: any other has the policy's.
-        world.assert_syn_gap(to(SERVER_V4, PORT), &Connect::default(), NEAR)?;
+        env.assert_syn_gap(to(SERVER_V4, PORT), &Connect::default(), POLICY_RTO)?;
     }
     Ok(())
 }
 
+test!(settings_are_shown_kept_and_saved, settings);
 fn settings() -> anyhow::Result<()> {
-    let mut world = world(Some(""))?;
+    let mut env = env(Some(""))?;
     let own = [
         "--initial-rto",
         "100ms",
@@ -318,9 +332,9 @@ fn settings() -> anyhow::Result<()> {
         "--mptcp",
         "apply",
     ];
-    let added = world.cli(&[&["add", "10.2.0.0/16"][..], &own].concat())?;
+    let added = env.cli(&[&["add", "10.2.0.0/16"][..], &own].concat())?;
     // (With the 5 retransmissions of a new namespace, whatever the host has.)
-    let retries = world.json(&["status"])?["host"]["tcp_synack_retries"].clone();
+    let retries = env.json(&["status"])?["host"]["tcp_synack_retries"].clone();
     if retries == 5 {
         let warned = "a half-open request lives 12.6s by 5 retransmissions";
         ensure!(
@@ -329,10 +343,10 @@ fn settings() -> anyhow::Result<()> {
         );
     }
     // They outlive the daemon.
-    world.end(nix::sys::signal::Signal::SIGTERM)?;
-    world.start()?;
-    world.cli(&[&["add", "10.3.0.0/16", "--save"][..], &own].concat())?;
-    let list = world.json(&["list"])?;
+    env.end(nix::sys::signal::Signal::SIGTERM)?;
+    env.start()?;
+    env.cli(&[&["add", "10.3.0.0/16", "--save"][..], &own].concat())?;
+    let list = env.json(&["list"])?;
     let policy = |cidr: &str| {
         let entries = list["entries"].as_array().cloned().unwrap_or_default();
         let entry = entries.into_iter().find(|entry| entry["cidr"] == cidr);
@@ -361,15 +375,15 @@ fn settings() -> anyhow::Result<()> {
     // Or as long as the kernel's own, with fewer retransmissions.
     let own_ms = (2_u64 << retries.as_u64().unwrap_or(5).min(7)) * 1000 - 1000;
     ensure!(lifetime_ms >= Some(own_ms.min(31_000)), "{effect:#}");
-    let text = world.cli(&["list"])?;
+    let text = env.cli(&["list"])?;
     ensure!(
         text.contains("syn_ack_rto auto (") && text.contains("(requests live "),
         "{text}"
     );
-    let text = world.cli(&["lookup", SERVER_V4])?;
+    let text = env.cli(&["lookup", SERVER_V4])?;
     ensure!(text.contains("(a request lives "), "{text}");
     // A typo is the caller's.
-    let typo = world.try_cli(&[
+    let typo = env.try_cli(&[
         "add",
         "10.4.0.0/16",
         "--initial-rto",
@@ -381,46 +395,41 @@ fn settings() -> anyhow::Result<()> {
     Ok(())
 }
 
+test!(the_hosts_retransmissions_are_followed);
 /// A daemon in a network namespace of its own, whose sysctl changes.
-fn followed() -> anyhow::Result<()> {
-    let mut world = World::new()?;
-    world.configure(&near("\"10.88.0.0/24\""))?;
-    let inside = format!("--net=/run/netns/{}", world.net.server);
-    world.start_under(&["nsenter".to_owned(), inside])?;
-    let lifetime = |world: &World| -> anyhow::Result<String> {
-        let lookup = world.cli(&["lookup", SERVER_V4])?;
+fn the_hosts_retransmissions_are_followed() -> anyhow::Result<()> {
+    let mut env = TestEnv::new()?;
+    env.configure(&near("\"10.88.0.0/24\""))?;
+    let inside = format!("--net=/run/netns/{}", env.net.server);
+    env.start_under(&["nsenter".to_owned(), inside])?;
+    let lifetime = |env: &TestEnv| -> anyhow::Result<String> {
+        let lookup = env.cli(&["lookup", SERVER_V4])?;
         let line = lookup.lines().find(|line| line.contains("syn_ack_rto"));
         Ok(line.context("no syn_ack_rto")?.to_owned())
     };
     ensure!(
-        lifetime(&world)?.contains("by 5 retransmissions"),
+        lifetime(&env)?.contains("by 5 retransmissions"),
         "{}",
-        lifetime(&world)?
+        lifetime(&env)?
     );
-    sysctl(&world.net.server, "net.ipv4.tcp_synack_retries", "3")?;
-    let end = Instant::now() + SOON;
-    while !lifetime(&world)?.contains("auto -> 1s") {
-        ensure!(Instant::now() < end, "{}", lifetime(&world)?);
-        thread::sleep(Duration::from_millis(50));
-    }
-    ensure!(
-        lifetime(&world)?.contains("by 3 retransmissions"),
-        "{}",
-        lifetime(&world)?
-    );
+    sysctl(&env.net.server, "net.ipv4.tcp_synack_retries", "3")?;
+    let is_new = |line: &String| line.contains("auto -> 1s");
+    let line = eventually_seen("auto -> 1s", TIMEOUT, || lifetime(&env), is_new)?;
+    ensure!(line.contains("by 3 retransmissions"), "{line}");
     Ok(())
 }
 
+test!(doctor_says_what_limits_syn_acks);
 /// In a namespace of its own, as sysctls are.
-fn limited() -> anyhow::Result<()> {
-    let world = World::new()?;
-    world.configure(&near("\"10.88.0.0/24\""))?;
-    let netns = &world.net.server;
+fn doctor_says_what_limits_syn_acks() -> anyhow::Result<()> {
+    let env = TestEnv::new()?;
+    env.configure(&near("\"10.88.0.0/24\""))?;
+    let netns = &env.net.server;
     let findings = || -> anyhow::Result<Value> {
-        let mut command = command_in(Some(netns), None, binary()?)?;
+        let mut command = command_in(Some(netns), None, find(None)?)?;
         let output = command
             .args(["doctor", "--json", "--config"])
-            .arg(world.config())
+            .arg(env.config())
             .output()?;
         let report: Value = serde_json::from_slice(&output.stdout)?;
         let findings = report["findings"].as_array().context("no findings")?.iter();

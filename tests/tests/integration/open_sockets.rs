@@ -2,53 +2,24 @@
 
 use std::{os::unix::net::UnixStream, time::Duration};
 
-use rto_tests::{
-    agent::World,
-    features::lacks,
-    held::Held,
+use rto_testbed::{
+    env::TestEnv,
     http,
     netns::{SERVER_V4, SERVER_V4_OTHER, sysctl},
-    talk::{self, Talk, option},
+    tcp::option,
     timing::jiffy,
-    traffic::{Connect, Traffic},
+    workload::conversation,
+    workload::conversation::Conversation,
+    workload::traffic::{Connect, Traffic},
 };
+use rto_tests::{features::lacks, locked_socket::LockedSocket};
 use serde_json::Value;
 
 use super::{
-    Test,
     established::{policy, reno},
     to,
 };
-
-pub(super) const TESTS: &[Test] = &[
-    ("apply_reaches_sockets_of_two_namespaces", apply),
-    ("apply_to_open_does_so_by_itself", by_itself),
-    (
-        "each_change_that_covers_sockets_is_followed_by_a_walk",
-        followed,
-    ),
-    (
-        "a_sysctl_that_changes_a_policy_is_followed_by_a_walk",
-        followed_sysctl,
-    ),
-    ("sockets_of_other_cgroups_are_left_alone", other_cgroup),
-    ("sockets_with_a_policy_are_kept_unless_asked", kept),
-    ("a_larger_rto_min_is_not_claimed_to_raise_the_rto", raised),
-    ("detach_restore_gives_back_what_was_there", restore),
-    ("detach_restore_without_a_daemon", restore_alone),
-    ("detach_restore_is_finished_by_root", restore_bounded),
-    (
-        "detach_restore_and_more_entries_meanwhile",
-        restore_meanwhile,
-    ),
-    (
-        "detach_restore_reaches_handshakes_and_former_policies",
-        restore_all,
-    ),
-    ("without_restore_sockets_keep_their_options", detach_only),
-    ("namespaces_that_cannot_be_entered_are_said", no_privileges),
-    ("with_the_drop_in_all_namespaces_are_reached", drop_in),
-];
+use crate::needs::{LINEAR_SYNS, TCP_ITERATOR};
 
 const PORT: u16 = 4400;
 const NO_PAUSE: Duration = Duration::ZERO;
@@ -57,27 +28,27 @@ const MANY: usize = 40;
 const OTHERS: &str = "[policy.other]\ninitial_rto = \"100ms\"\ncidrs = [\"10.77.0.0/24\"]\n";
 
 struct Pair {
-    talk: Talk,
+    conversation: Conversation,
     _server: Traffic,
 }
 
-fn begin(world: &World, options: talk::Options) -> anyhow::Result<Pair> {
-    reno(world)?;
-    let server = world.answer(to(SERVER_V4, PORT))?;
-    let mut talk = world.talk(to(SERVER_V4, PORT), options)?;
-    talk.rounds(5, NO_PAUSE)?;
+fn begin(env: &TestEnv, options: conversation::Options) -> anyhow::Result<Pair> {
+    reno(env)?;
+    let server = env.echo_server(to(SERVER_V4, PORT))?;
+    let mut conversation = env.converse(to(SERVER_V4, PORT), options)?;
+    conversation.rounds(5, NO_PAUSE)?;
     Ok(Pair {
-        talk,
+        conversation,
         _server: server,
     })
 }
 
 /// RTO of the client's and of the server's socket, after many round trips.
-fn rtos(world: &World, pair: &mut Pair) -> anyhow::Result<[Duration; 2]> {
-    pair.talk.rounds(MANY, NO_PAUSE)?;
+fn rtos(env: &TestEnv, pair: &mut Pair) -> anyhow::Result<[Duration; 2]> {
+    pair.conversation.rounds(MANY, NO_PAUSE)?;
     Ok([
-        talk::rto(&world.net.client, &format!("dport = :{PORT}"))?,
-        talk::rto(&world.net.server, &format!("sport = :{PORT}"))?,
+        conversation::rto(&env.net.client, &format!("dport = :{PORT}"))?,
+        conversation::rto(&env.net.server, &format!("sport = :{PORT}"))?,
     ])
 }
 
@@ -89,14 +60,18 @@ fn are_kernels(rtos: [Duration; 2]) -> bool {
     rtos.iter().all(|rto| *rto >= Duration::from_millis(200))
 }
 
-fn plain() -> talk::Options {
-    talk::Options::default()
+fn plain() -> conversation::Options {
+    conversation::Options::default()
 }
 
-fn apply() -> anyhow::Result<()> {
-    let world = World::with(OTHERS)?;
-    let mut pair = begin(&world, plain())?;
-    world.cli(&[
+test!(
+    apply_reaches_sockets_of_two_namespaces,
+    needs = [TCP_ITERATOR]
+);
+fn apply_reaches_sockets_of_two_namespaces() -> anyhow::Result<()> {
+    let env = TestEnv::with(OTHERS)?;
+    let mut pair = begin(&env, plain())?;
+    env.cli(&[
         "add",
         "10.88.0.0/24",
         "--rto-min",
@@ -105,9 +80,9 @@ fn apply() -> anyhow::Result<()> {
         "30s",
     ])?;
     // The control: an entry alone does not touch them.
-    let before = rtos(&world, &mut pair)?;
+    let before = rtos(&env, &mut pair)?;
     assert!(are_kernels(before), "{before:?}");
-    let walk = world.json(&["apply"])?;
+    let walk = env.json(&["apply"])?;
     let (_, counts) = only_policy(&walk);
     assert_eq!(counts["seen"], 2, "{walk:#}");
     assert_eq!(counts["changed"], 2, "{walk:#}");
@@ -117,11 +92,11 @@ fn apply() -> anyhow::Result<()> {
         walk["notes"].to_string().contains("about 20 round trips"),
         "{walk:#}"
     );
-    let after = rtos(&world, &mut pair)?;
+    let after = rtos(&env, &mut pair)?;
     assert!(are_short(after), "{after:?}");
-    assert_eq!(pair.talk.option(option::USER_TIMEOUT)?, 30_000);
+    assert_eq!(pair.conversation.option(option::USER_TIMEOUT)?, 30_000);
     // They are counted, and in the RTO hook as well.
-    let status = world.json(&["status"])?;
+    let status = env.json(&["status"])?;
     let (name, _) = only_policy(&walk);
     let policy = &status["policies"][name];
     assert_eq!(policy["open_sockets"], 2, "{policy:#}");
@@ -129,10 +104,10 @@ fn apply() -> anyhow::Result<()> {
         assert!(walk["notes"].to_string().contains("Linux 6.12"), "{walk:#}");
         return Ok(());
     }
-    world.net.black_hole(PORT)?;
-    pair.talk.send(talk::REQUEST)?;
+    env.net.black_hole(PORT)?;
+    pair.conversation.send(conversation::REQUEST)?;
     let name = name.to_owned();
-    world.wait_status("a timeout of the open socket", |status| {
+    env.wait_status("a timeout of the open socket", |status| {
         let policy = &status["policies"][&name];
         policy["rtos"][1] == 1 && policy["tail_loss_probes"] == 1
     })?;
@@ -148,65 +123,74 @@ fn only_policy(walk: &Value) -> (&str, &Value) {
     }
 }
 
-fn by_itself() -> anyhow::Result<()> {
-    let mut world = World::new()?;
-    let mut pair = begin(&world, plain())?;
+test!(apply_to_open_does_so_by_itself, needs = [TCP_ITERATOR]);
+fn apply_to_open_does_so_by_itself() -> anyhow::Result<()> {
+    let mut env = TestEnv::new()?;
+    let mut pair = begin(&env, plain())?;
     // At the start,
-    world.configure(&format!(
+    env.configure(&format!(
         "apply_to_open = true\n{}",
         policy("rto_min = \"8ms\"")
     ))?;
-    world.start()?;
-    world.wait_status("the walk", |status| {
+    env.start()?;
+    env.wait_status("the walk", |status| {
         status["policies"]["near"]["open_sockets"] == 2
             && status["open_sockets"]["running"] == false
     })?;
-    let after = rtos(&world, &mut pair)?;
+    let after = rtos(&env, &mut pair)?;
     assert!(are_short(after), "{after:?}");
     // and when an entry comes to cover others.
-    let _server = world.answer(to(SERVER_V4_OTHER, PORT + 1))?;
-    let _other = world.talk(to(SERVER_V4_OTHER, PORT + 1), plain())?;
-    world.cli(&["add", "10.88.1.0/24", "--policy", "near"])?;
-    world.wait_status("another walk", |status| {
+    let _server = env.echo_server(to(SERVER_V4_OTHER, PORT + 1))?;
+    let _other = env.converse(to(SERVER_V4_OTHER, PORT + 1), plain())?;
+    env.cli(&["add", "10.88.1.0/24", "--policy", "near"])?;
+    env.wait_status("another walk", |status| {
         status["policies"]["near"]["open_sockets"] == 4
     })?;
     Ok(())
 }
 
+test!(
+    each_change_that_covers_sockets_is_followed_by_a_walk,
+    needs = [TCP_ITERATOR]
+);
 /// Also where an entry comes back into force, by whatever way.
-fn followed() -> anyhow::Result<()> {
+fn each_change_that_covers_sockets_is_followed_by_a_walk() -> anyhow::Result<()> {
     const CIDR: &str = "10.88.0.0/24";
-    let mut world = World::new()?;
+    let mut env = TestEnv::new()?;
     let near = policy("initial_rto = \"100ms\"\nrto_min = \"8ms\"");
-    world.configure(&format!("apply_to_open = true\n{near}"))?;
-    world.start()?;
-    world.cli(&["remove", CIDR])?;
-    let mut pair = begin(&world, plain())?;
-    let before = rtos(&world, &mut pair)?;
+    env.configure(&format!("apply_to_open = true\n{near}"))?;
+    env.start()?;
+    env.cli(&["remove", CIDR])?;
+    let mut pair = begin(&env, plain())?;
+    let before = rtos(&env, &mut pair)?;
     assert!(are_kernels(before), "{before:?}");
-    world.cli(&["remove", "--undo", CIDR])?;
-    world.wait_status("the walk after remove --undo", |status| {
+    env.cli(&["remove", "--undo", CIDR])?;
+    env.wait_status("the walk after remove --undo", |status| {
         status["policies"]["near"]["open_sockets"] == 2
     })?;
-    let after = rtos(&world, &mut pair)?;
+    let after = rtos(&env, &mut pair)?;
     assert!(are_short(after), "{after:?}");
-    world.cli(&["add", CIDR, "--rto-min", "50ms", "--ttl", "1s"])?;
-    world.wait_status("the walk after the end of an entry", |status| {
+    env.cli(&["add", CIDR, "--rto-min", "50ms", "--ttl", "1s"])?;
+    env.wait_status("the walk after the end of an entry", |status| {
         caused_by(status, "ttl")
     })?;
     Ok(())
 }
 
-fn followed_sysctl() -> anyhow::Result<()> {
-    let mut world = World::new()?;
+test!(
+    a_sysctl_that_changes_a_policy_is_followed_by_a_walk,
+    needs = [LINEAR_SYNS]
+);
+fn a_sysctl_that_changes_a_policy_is_followed_by_a_walk() -> anyhow::Result<()> {
+    let mut env = TestEnv::new()?;
     let near = policy("initial_rto = \"100ms\"");
-    world.configure(&format!("apply_to_open = true\n{near}"))?;
+    env.configure(&format!("apply_to_open = true\n{near}"))?;
     // Sysctls of its own.
-    let namespace = format!("--net=/run/netns/{}", world.net.client);
-    world.start_under(&["nsenter".to_owned(), namespace])?;
-    world.wait_status("the walk at the start", |status| caused_by(status, "start"))?;
-    sysctl(&world.net.client, "net.ipv4.tcp_syn_linear_timeouts", "1")?;
-    world.wait_status("the walk after a sysctl", |status| {
+    let namespace = format!("--net=/run/netns/{}", env.net.client);
+    env.start_under(&["nsenter".to_owned(), namespace])?;
+    env.wait_status("the walk at the start", |status| caused_by(status, "start"))?;
+    sysctl(&env.net.client, "net.ipv4.tcp_syn_linear_timeouts", "1")?;
+    env.wait_status("the walk after a sysctl", |status| {
         status["host"]["tcp_syn_linear_timeouts"] == 1 && caused_by(status, "host")
     })?;
     Ok(())
@@ -218,59 +202,72 @@ fn caused_by(status: &Value, cause: &str) -> bool {
     walk["cause"] == cause && walk["running"] == false
 }
 
-fn other_cgroup() -> anyhow::Result<()> {
-    let world = World::with(&policy("rto_min = \"8ms\""))?;
-    reno(&world)?;
-    let other = rto_tests::cgroup::Cgroup::new()?;
+test!(
+    sockets_of_other_cgroups_are_left_alone,
+    needs = [TCP_ITERATOR]
+);
+fn sockets_of_other_cgroups_are_left_alone() -> anyhow::Result<()> {
+    let env = TestEnv::with(&policy("rto_min = \"8ms\""))?;
+    reno(&env)?;
+    let other = rto_testbed::cgroup::Cgroup::new()?;
     let to = to(SERVER_V4, PORT);
-    let server = Traffic::answer(&world.net.server, Some(other.path()), to, false)?;
+    let server = Traffic::echo_server(&env.net.server, Some(other.path()), to, false)?;
     let mut pair = Pair {
-        talk: Talk::to(&world.net.client, Some(other.path()), to, plain())?,
+        conversation: Conversation::start(&env.net.client, Some(other.path()), to, plain())?,
         _server: server,
     };
-    let walk = world.json(&["apply"])?;
+    let walk = env.json(&["apply"])?;
     assert_eq!(walk["policies"], serde_json::json!({}), "{walk:#}");
     assert_eq!(walk["uncovered"], 0, "{walk:#}");
-    let after = rtos(&world, &mut pair)?;
+    let after = rtos(&env, &mut pair)?;
     assert!(are_kernels(after), "{after:?}");
     Ok(())
 }
 
+test!(
+    sockets_with_a_policy_are_kept_unless_asked,
+    needs = [TCP_ITERATOR],
+    kept
+);
 fn kept() -> anyhow::Result<()> {
-    let world = World::with(&policy("rto_min = \"50ms\"\nuser_timeout = \"30s\""))?;
-    let mut pair = begin(&world, plain())?;
-    world.configure(&policy("rto_min = \"8ms\"\nuser_timeout = \"40s\""))?;
-    world.cli(&["reload"])?;
-    let walk = world.json(&["apply", "--new-only"])?;
+    let env = TestEnv::with(&policy("rto_min = \"50ms\"\nuser_timeout = \"30s\""))?;
+    let mut pair = begin(&env, plain())?;
+    env.configure(&policy("rto_min = \"8ms\"\nuser_timeout = \"40s\""))?;
+    env.cli(&["reload"])?;
+    let walk = env.json(&["apply", "--new-only"])?;
     let (_, counts) = only_policy(&walk);
     assert_eq!(
         (&counts["kept"], &counts["changed"]),
         (&2.into(), &0.into())
     );
-    assert_eq!(pair.talk.option(option::USER_TIMEOUT)?, 30_000);
-    let walk = world.json(&["apply"])?;
+    assert_eq!(pair.conversation.option(option::USER_TIMEOUT)?, 30_000);
+    let walk = env.json(&["apply"])?;
     let (_, counts) = only_policy(&walk);
     assert_eq!(
         (&counts["kept"], &counts["changed"]),
         (&0.into(), &2.into())
     );
-    assert_eq!(pair.talk.option(option::USER_TIMEOUT)?, 40_000);
-    let after = rtos(&world, &mut pair)?;
+    assert_eq!(pair.conversation.option(option::USER_TIMEOUT)?, 40_000);
+    let after = rtos(&env, &mut pair)?;
     assert!(are_short(after), "{after:?}");
     Ok(())
 }
 
+test!(
+    a_larger_rto_min_is_not_claimed_to_raise_the_rto,
+    needs = [TCP_ITERATOR]
+);
 /// The kernel takes the value and leaves the RTO where it was: `apply` must say so.
-fn raised() -> anyhow::Result<()> {
-    let world = World::with(&policy("rto_min = \"8ms\""))?;
-    let mut pair = begin(&world, plain())?;
-    let before = rtos(&world, &mut pair)?;
+fn a_larger_rto_min_is_not_claimed_to_raise_the_rto() -> anyhow::Result<()> {
+    let env = TestEnv::with(&policy("rto_min = \"8ms\""))?;
+    let mut pair = begin(&env, plain())?;
+    let before = rtos(&env, &mut pair)?;
     assert!(are_short(before), "{before:?}");
-    world.configure(&policy("rto_min = \"150ms\""))?;
-    world.cli(&["reload"])?;
-    let text = world.cli(&["apply"])?;
+    env.configure(&policy("rto_min = \"150ms\""))?;
+    env.cli(&["reload"])?;
+    let text = env.cli(&["apply"])?;
     assert!(text.contains("a higher one does not raise it"), "{text}");
-    let after = rtos(&world, &mut pair)?;
+    let after = rtos(&env, &mut pair)?;
     assert!(are_short(after), "{after:?}");
     Ok(())
 }
@@ -281,36 +278,40 @@ const OWN_USER_TIMEOUT: Duration = Duration::from_secs(7);
 const RESTORED: &str =
     "rto_min = \"8ms\"\ndelack_max = \"8ms\"\nthin_linear = true\nuser_timeout = \"30s\"";
 
-fn begin_own(world: &World) -> anyhow::Result<Pair> {
-    let own = talk::Options {
+fn begin_own(env: &TestEnv) -> anyhow::Result<Pair> {
+    let own = conversation::Options {
         user_timeout: Some(OWN_USER_TIMEOUT),
         ..plain()
     };
-    begin(world, own)
+    begin(env, own)
 }
 
-fn restore_world() -> anyhow::Result<(World, Pair)> {
-    let world = World::with(&policy(RESTORED))?;
-    let mut pair = begin_own(&world)?;
-    assert_eq!(pair.talk.option(option::USER_TIMEOUT)?, 30_000);
-    assert_eq!(pair.talk.option(option::THIN_LINEAR)?, 1);
-    Ok((world, pair))
+fn restore_env() -> anyhow::Result<(TestEnv, Pair)> {
+    let env = TestEnv::with(&policy(RESTORED))?;
+    let mut pair = begin_own(&env)?;
+    assert_eq!(pair.conversation.option(option::USER_TIMEOUT)?, 30_000);
+    assert_eq!(pair.conversation.option(option::THIN_LINEAR)?, 1);
+    Ok((env, pair))
 }
 
 fn assert_restored(pair: &mut Pair) -> anyhow::Result<()> {
-    assert_eq!(pair.talk.option(option::USER_TIMEOUT)?, 7_000);
-    assert_eq!(pair.talk.option(option::THIN_LINEAR)?, 0);
+    assert_eq!(pair.conversation.option(option::USER_TIMEOUT)?, 7_000);
+    assert_eq!(pair.conversation.option(option::THIN_LINEAR)?, 0);
     // Linux 6.15 tells these as well.
-    if let Ok(rto_min) = pair.talk.option(option::RTO_MIN_US) {
+    if let Ok(rto_min) = pair.conversation.option(option::RTO_MIN_US) {
         assert_eq!(rto_min, 200_000);
-        assert_eq!(pair.talk.option(option::DELACK_MAX_US)?, 200_000);
+        assert_eq!(pair.conversation.option(option::DELACK_MAX_US)?, 200_000);
     }
     Ok(())
 }
 
-fn restore() -> anyhow::Result<()> {
-    let (world, mut pair) = restore_world()?;
-    let answer = world.json(&["detach", "--restore"])?;
+test!(
+    detach_restore_gives_back_what_was_there,
+    needs = [TCP_ITERATOR]
+);
+fn detach_restore_gives_back_what_was_there() -> anyhow::Result<()> {
+    let (env, mut pair) = restore_env()?;
+    let answer = env.json(&["detach", "--restore"])?;
     let (name, counts) = only_policy(&answer["restored"]);
     assert_eq!(
         (name, &counts["changed"]),
@@ -319,74 +320,80 @@ fn restore() -> anyhow::Result<()> {
     );
     assert_eq!(counts["refused"], 0, "{answer:#}");
     assert_eq!(answer["removed"]["links"], 1, "{answer:#}");
-    assert!(!world.pin_dir().exists());
+    assert!(!env.pin_dir().exists());
     assert_restored(&mut pair)?;
     // New connections are nobody's, and attaching again works.
-    world.cli(&["reload"])?;
-    assert_eq!(world.json(&["status"])?["healthy"], true);
+    env.cli(&["reload"])?;
+    assert_eq!(env.json(&["status"])?["healthy"], true);
     Ok(())
 }
 
-fn restore_alone() -> anyhow::Result<()> {
-    let (mut world, mut pair) = restore_world()?;
-    world.end(nix::sys::signal::Signal::SIGKILL)?;
-    let text = world.cli(&["detach", "--restore"])?;
+test!(detach_restore_without_a_daemon, needs = [TCP_ITERATOR]);
+fn detach_restore_without_a_daemon() -> anyhow::Result<()> {
+    let (mut env, mut pair) = restore_env()?;
+    env.end(nix::sys::signal::Signal::SIGKILL)?;
+    let text = env.cli(&["detach", "--restore"])?;
     assert!(text.contains("given back to open sockets"), "{text}");
     assert!(text.contains("detached: 1 link(s) and 1 set(s)"), "{text}");
     assert_restored(&mut pair)?;
-    assert!(!world.pin_dir().exists());
+    assert!(!env.pin_dir().exists());
     Ok(())
 }
 
+test!(detach_restore_is_finished_by_root, needs = [TCP_ITERATOR]);
 /// The daemon with the unit's capabilities does what it can and keeps the maps; root's command
 /// does the rest.
-fn restore_bounded() -> anyhow::Result<()> {
-    let mut world = World::new()?;
-    world.configure(&policy(RESTORED))?;
-    world.start_under(&bounded(&["rto-agent.service"])?)?;
-    let mut pair = begin_own(&world)?;
-    let mut alone = world.socket_request("POST", "/v1/detach", "{\"restore\":true}")?;
+fn detach_restore_is_finished_by_root() -> anyhow::Result<()> {
+    let mut env = TestEnv::new()?;
+    env.configure(&policy(RESTORED))?;
+    env.start_under(&bounded(&["rto-agent.service"])?)?;
+    let mut pair = begin_own(&env)?;
+    let mut alone = env.socket_request("POST", "/v1/detach", "{\"restore\":true}")?;
     let kept = alone["kept"].take();
-    assert_eq!(kept, world.pin_dir().display().to_string(), "{alone:#}");
-    assert!(world.pin_dir().exists());
-    assert_eq!(pair.talk.option(option::USER_TIMEOUT)?, 30_000);
+    assert_eq!(kept, env.pin_dir().display().to_string(), "{alone:#}");
+    assert!(env.pin_dir().exists());
+    assert_eq!(pair.conversation.option(option::USER_TIMEOUT)?, 30_000);
     // Out of force all the same; and asked again, or stopped, it does not forget.
-    assert_eq!(world.json(&["status"])?["attachment"]["attached"], false);
-    let again = world.socket_request("POST", "/v1/detach", "{\"restore\":true}")?;
+    assert_eq!(env.json(&["status"])?["attachment"]["attached"], false);
+    let again = env.socket_request("POST", "/v1/detach", "{\"restore\":true}")?;
     assert!(again["kept"].is_string(), "{again:#}");
-    world.end(nix::sys::signal::Signal::SIGTERM)?;
-    assert!(world.pin_dir().exists());
+    env.end(nix::sys::signal::Signal::SIGTERM)?;
+    assert!(env.pin_dir().exists());
     // Nor does another start: the sockets are still known.
-    world.start_under(&bounded(&["rto-agent.service"])?)?;
-    assert_eq!(world.json(&["status"])?["found_at_start"], "maps-kept");
-    world.end(nix::sys::signal::Signal::SIGKILL)?;
-    let answer = world.json(&["detach", "--restore"])?;
+    env.start_under(&bounded(&["rto-agent.service"])?)?;
+    assert_eq!(env.json(&["status"])?["found_at_start"], "maps-kept");
+    env.end(nix::sys::signal::Signal::SIGKILL)?;
+    let answer = env.json(&["detach", "--restore"])?;
     assert!(answer["kept"].is_null(), "{answer:#}");
     assert_restored(&mut pair)?;
-    assert!(!world.pin_dir().exists());
+    assert!(!env.pin_dir().exists());
     drop(pair);
     // And in one go.
-    world.start_under(&bounded(&["rto-agent.service"])?)?;
-    let mut pair = begin_own(&world)?;
-    let answer = world.json(&["detach", "--restore"])?;
+    env.start_under(&bounded(&["rto-agent.service"])?)?;
+    let mut pair = begin_own(&env)?;
+    let answer = env.json(&["detach", "--restore"])?;
     let (_, counts) = only_policy(&answer["restored"]);
     assert_eq!(counts["changed"], 2, "{answer:#}");
     assert!(answer["kept"].is_null(), "{answer:#}");
     assert_restored(&mut pair)?;
-    assert!(!world.pin_dir().exists());
+    assert!(!env.pin_dir().exists());
     Ok(())
 }
 
+test!(
+    detach_restore_and_more_entries_meanwhile,
+    needs = [TCP_ITERATOR]
+);
 /// What sockets had is known by the maps; entries that they have no room for do not take their place.
-fn restore_meanwhile() -> anyhow::Result<()> {
-    let mut world = World::new()?;
-    world.configure(&format!("max_entries = 2\n{}", policy(RESTORED)))?;
-    world.start_under(&bounded(&["rto-agent.service"])?)?;
-    let mut pair = begin_own(&world)?;
-    assert_eq!(pair.talk.option(option::USER_TIMEOUT)?, 30_000);
+fn detach_restore_and_more_entries_meanwhile() -> anyhow::Result<()> {
+    let mut env = TestEnv::new()?;
+    env.configure(&format!("max_entries = 2\n{}", policy(RESTORED)))?;
+    env.start_under(&bounded(&["rto-agent.service"])?)?;
+    let mut pair = begin_own(&env)?;
+    assert_eq!(pair.conversation.option(option::USER_TIMEOUT)?, 30_000);
     // It is in the daemon's own namespace, the one that it can walk over; the pair is not.
-    let held = Held::new()?;
-    let socket = world.socket();
+    let held = LockedSocket::new()?;
+    let socket = env.socket();
     let detached = std::thread::scope(|scope| {
         let detaching = scope.spawn(|| {
             let stream = UnixStream::connect(socket)?;
@@ -394,9 +401,9 @@ fn restore_meanwhile() -> anyhow::Result<()> {
             anyhow::Ok(serde_json::from_str::<Value>(&answer.body)?)
         });
         let meanwhile = || {
-            world.wait_status("the detachment", |s| s["attachment"]["attached"] == false)?;
+            env.wait_status("the detachment", |s| s["attachment"]["attached"] == false)?;
             let add = ["add", "10.1.0.0/16", "10.2.0.0/16", "--policy", "near"];
-            let added = world.cli(&add);
+            let added = env.cli(&add);
             anyhow::ensure!(!detaching.is_finished(), "the socket was not held");
             added
         };
@@ -407,28 +414,32 @@ fn restore_meanwhile() -> anyhow::Result<()> {
         detached.map_err(|_| anyhow::anyhow!("who detaches died"))?
     })?;
     assert!(detached["kept"].is_string(), "{detached:#}");
-    world.end(nix::sys::signal::Signal::SIGKILL)?;
-    let answer = world.json(&["detach", "--restore"])?;
+    env.end(nix::sys::signal::Signal::SIGKILL)?;
+    let answer = env.json(&["detach", "--restore"])?;
     assert!(answer["kept"].is_null(), "{answer:#}");
     assert_restored(&mut pair)?;
     drop(pair);
     // With the next reload, or start, there is room for them.
-    world.start()?;
-    let status = world.json(&["status"])?;
+    env.start()?;
+    let status = env.json(&["status"])?;
     assert_eq!(status["entries"], 4, "{status:#}");
     assert_eq!(status["healthy"], true, "{status:#}");
     Ok(())
 }
 
-fn restore_all() -> anyhow::Result<()> {
-    let (world, mut pair) = restore_world()?;
+test!(
+    detach_restore_reaches_handshakes_and_former_policies,
+    needs = [TCP_ITERATOR]
+);
+fn detach_restore_reaches_handshakes_and_former_policies() -> anyhow::Result<()> {
+    let (env, mut pair) = restore_env()?;
     // Its policy goes while it lives; and another connection is still in its handshake.
-    world.configure("[policy.later]\nrto_min = \"50ms\"\ncidrs = [\"10.88.1.0/24\"]\n")?;
-    world.cli(&["reload"])?;
-    world.net.server_drops(&format!("tcp dport {}", PORT + 1))?;
-    let connecting = world.connect(to(SERVER_V4_OTHER, PORT + 1), &Connect::default())?;
+    env.configure("[policy.later]\nrto_min = \"50ms\"\ncidrs = [\"10.88.1.0/24\"]\n")?;
+    env.cli(&["reload"])?;
+    env.net.server_drops(&format!("tcp dport {}", PORT + 1))?;
+    let connecting = env.connect(to(SERVER_V4_OTHER, PORT + 1), &Connect::default())?;
     std::thread::sleep(Duration::from_millis(100));
-    let answer = world.json(&["detach", "--restore"])?;
+    let answer = env.json(&["detach", "--restore"])?;
     let restored = &answer["restored"];
     assert_eq!(restored["former"]["changed"], 2, "{answer:#}");
     let (name, counts) = only_policy(restored);
@@ -438,46 +449,58 @@ fn restore_all() -> anyhow::Result<()> {
         "{answer:#}"
     );
     drop(connecting);
-    world.net.drop_nothing()?;
+    env.net.drop_nothing()?;
     assert_restored(&mut pair)
 }
 
-fn detach_only() -> anyhow::Result<()> {
-    let (world, mut pair) = restore_world()?;
-    world.cli(&["detach"])?;
-    assert_eq!(pair.talk.option(option::USER_TIMEOUT)?, 30_000);
+test!(
+    without_restore_sockets_keep_their_options,
+    needs = [TCP_ITERATOR]
+);
+fn without_restore_sockets_keep_their_options() -> anyhow::Result<()> {
+    let (env, mut pair) = restore_env()?;
+    env.cli(&["detach"])?;
+    assert_eq!(pair.conversation.option(option::USER_TIMEOUT)?, 30_000);
     Ok(())
 }
 
+test!(
+    namespaces_that_cannot_be_entered_are_said,
+    needs = [TCP_ITERATOR]
+);
 /// With the capabilities of the unit only its own namespace can be walked, and it says so.
-fn no_privileges() -> anyhow::Result<()> {
-    let mut world = World::new()?;
-    world.configure(&policy("initial_rto = \"100ms\"\nrto_min = \"8ms\""))?;
-    world.start_under(&bounded(&["rto-agent.service"])?)?;
-    let _pair = begin(&world, plain())?;
-    let output = world.try_cli(&["apply"])?;
+fn namespaces_that_cannot_be_entered_are_said() -> anyhow::Result<()> {
+    let mut env = TestEnv::new()?;
+    env.configure(&policy("initial_rto = \"100ms\"\nrto_min = \"8ms\""))?;
+    env.start_under(&bounded(&["rto-agent.service"])?)?;
+    let _pair = begin(&env, plain())?;
+    let output = env.try_cli(&["apply"])?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert_eq!(output.status.code(), Some(1), "{text}");
     assert!(text.contains("CAP_SYS_ADMIN"), "{text}");
     // Nor can it probe, which is said as well.
-    let status = world.wait_status("the probe", |status| status["probe"].is_object())?;
+    let status = env.wait_status("the probe", |status| status["probe"].is_object())?;
     assert_eq!(status["probe"]["verdict"], "not-probed", "{status:#}");
     assert_eq!(status["healthy"], true, "{status:#}");
     Ok(())
 }
 
+test!(
+    with_the_drop_in_all_namespaces_are_reached,
+    needs = [TCP_ITERATOR]
+);
 /// With those of the drop-in as well, all of them.
-fn drop_in() -> anyhow::Result<()> {
-    let mut world = World::new()?;
-    world.configure(&policy("initial_rto = \"100ms\"\nrto_min = \"8ms\""))?;
-    world.start_under(&bounded(&["rto-agent.service", "open-sockets.conf"])?)?;
-    let _pair = begin(&world, plain())?;
-    let walk = world.json(&["apply"])?;
+fn with_the_drop_in_all_namespaces_are_reached() -> anyhow::Result<()> {
+    let mut env = TestEnv::new()?;
+    env.configure(&policy("initial_rto = \"100ms\"\nrto_min = \"8ms\""))?;
+    env.start_under(&bounded(&["rto-agent.service", "open-sockets.conf"])?)?;
+    let _pair = begin(&env, plain())?;
+    let walk = env.json(&["apply"])?;
     assert_eq!(walk["skipped"], serde_json::json!([]), "{walk:#}");
     assert_eq!(walk["problems"], serde_json::json!([]), "{walk:#}");
     let (_, counts) = only_policy(&walk);
     assert_eq!(counts["seen"], 2, "{walk:#}");
-    let status = world.wait_status("the probe", |status| status["probe"].is_object())?;
+    let status = env.wait_status("the probe", |status| status["probe"].is_object())?;
     assert_eq!(status["probe"]["verdict"], "good", "{status:#}");
     Ok(())
 }

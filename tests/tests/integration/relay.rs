@@ -10,35 +10,23 @@ use std::{
 };
 
 use anyhow::Context as _;
-use rto_lab::link::{
-    Link as _,
-    path::Path,
-    rule::{Rule, Which},
-};
-use rto_tests::{
+use rto_testbed::{
+    link::{
+        Link as _,
+        config::LinkConfig,
+        relay::Relayed,
+        rule::{DropPattern, PacketFilter, Rule},
+    },
     netns::Pair,
     process::run,
-    relay::{Matching, RELAY_SERVER_V4, RELAY_SERVER_V6, Relayed, relay},
-    talk::{Options, Talk},
     timing::{Sample, assert_one_by_one, range},
-    traffic::{Connect, Traffic},
+    wait::{TIMEOUT, eventually_seen},
+    workload::conversation::{Conversation, Options},
+    workload::traffic::{Connect, Traffic},
 };
+use rto_tests::relay::{RELAY_SERVER_V4, RELAY_SERVER_V6, relay};
 
-use super::{KERNEL, Test, to};
-
-pub(super) const TESTS: &[Test] = &[
-    ("delays_both_directions", delays),
-    ("a_lost_syn", lost_syn),
-    ("a_lost_syn_ack", lost_syn_ack),
-    ("lost_segments_of_a_conversation", lost_segments),
-    ("the_last_segments_of_a_flow_once", last_segments),
-    (
-        "a_blackout_loses_all_of_its_time_and_nothing_else",
-        blackout,
-    ),
-    ("a_rate_is_kept", rate),
-    ("leaves_no_device_also_on_panic", leaves_nothing),
-];
+use super::{KERNEL_RTO, to};
 
 const PORT: u16 = 4900;
 
@@ -47,7 +35,7 @@ const RTT: Duration = ONE_WAY.saturating_mul(2);
 
 /// connect() over a new link that loses the first packet of a kind: how long it took, and what the
 /// link carried.
-fn connect(server: &str, lost: Option<Matching>) -> anyhow::Result<(Duration, Vec<Relayed>)> {
+fn connect(server: &str, lost: Option<PacketFilter>) -> anyhow::Result<(Duration, Vec<Relayed>)> {
     let pair = Pair::new()?;
     let relay = relay(&pair)?;
     relay.set_delay(ONE_WAY);
@@ -64,7 +52,7 @@ fn connect(server: &str, lost: Option<Matching>) -> anyhow::Result<(Duration, Ve
 }
 
 /// How many of a kind were dropped, and how many passed.
-fn count(log: &[Relayed], kind: Matching) -> (usize, usize) {
+fn count(log: &[Relayed], kind: PacketFilter) -> (usize, usize) {
     let of_kind = || log.iter().filter(|packet| packet.is(&kind));
     let dropped = of_kind().filter(|packet| packet.dropped()).count();
     (dropped, of_kind().count() - dropped)
@@ -90,33 +78,36 @@ fn assert_took(
     })
 }
 
-fn delays() -> anyhow::Result<()> {
+test!(delays_both_directions);
+fn delays_both_directions() -> anyhow::Result<()> {
     for server in [RELAY_SERVER_V4, RELAY_SERVER_V6] {
         assert_took(Duration::ZERO, || {
             let (took, log) = connect(server, None)?;
             assert!(log.iter().all(|packet| !packet.dropped()), "{log:#?}");
-            assert_eq!(count(&log, Matching::SYN), (0, 1), "{log:#?}");
-            assert_eq!(count(&log, Matching::SYN_ACK), (0, 1), "{log:#?}");
+            assert_eq!(count(&log, PacketFilter::SYN), (0, 1), "{log:#?}");
+            assert_eq!(count(&log, PacketFilter::SYN_ACK), (0, 1), "{log:#?}");
             Ok(took)
         })?;
     }
     Ok(())
 }
 
-fn lost_syn() -> anyhow::Result<()> {
-    assert_took(KERNEL, || {
-        let (took, log) = connect(RELAY_SERVER_V4, Some(Matching::SYN))?;
-        assert_eq!(count(&log, Matching::SYN), (1, 1), "{log:#?}");
-        assert_eq!(count(&log, Matching::SYN_ACK), (0, 1), "{log:#?}");
+test!(a_lost_syn);
+fn a_lost_syn() -> anyhow::Result<()> {
+    assert_took(KERNEL_RTO, || {
+        let (took, log) = connect(RELAY_SERVER_V4, Some(PacketFilter::SYN))?;
+        assert_eq!(count(&log, PacketFilter::SYN), (1, 1), "{log:#?}");
+        assert_eq!(count(&log, PacketFilter::SYN_ACK), (0, 1), "{log:#?}");
         Ok(took)
     })
 }
 
+test!(a_lost_syn_ack);
 /// Either side's timer makes up for it, whichever expires first.
-fn lost_syn_ack() -> anyhow::Result<()> {
-    assert_took(KERNEL, || {
-        let (took, log) = connect(RELAY_SERVER_V4, Some(Matching::SYN_ACK))?;
-        let (dropped, passed) = count(&log, Matching::SYN_ACK);
+fn a_lost_syn_ack() -> anyhow::Result<()> {
+    assert_took(KERNEL_RTO, || {
+        let (took, log) = connect(RELAY_SERVER_V4, Some(PacketFilter::SYN_ACK))?;
+        let (dropped, passed) = count(&log, PacketFilter::SYN_ACK);
         assert_eq!(dropped, 1, "{log:#?}");
         assert!(passed >= 1, "{log:#?}");
         let lost = log.iter().filter(|packet| packet.dropped()).count();
@@ -125,22 +116,23 @@ fn lost_syn_ack() -> anyhow::Result<()> {
     })
 }
 
-fn lost_segments() -> anyhow::Result<()> {
+test!(lost_segments_of_a_conversation);
+fn lost_segments_of_a_conversation() -> anyhow::Result<()> {
     let pair = Pair::new()?;
     let relay = relay(&pair)?;
     relay.set_delay(ONE_WAY);
     let server = to(RELAY_SERVER_V4, PORT);
-    let _server = Traffic::answer(&pair.server, None, server, false)?;
-    let mut talk = Talk::to(&pair.client, None, server, Options::default())?;
+    let _server = Traffic::echo_server(&pair.server, None, server, false)?;
+    let mut conversation = Conversation::start(&pair.client, None, server, Options::default())?;
     for (kind, lost) in [
-        (Matching::CLIENT_DATA, 1),
-        (Matching::SERVER_DATA, 2),
-        (Matching::CLIENT_ACK, 1),
+        (PacketFilter::CLIENT_DATA, 1),
+        (PacketFilter::SERVER_DATA, 2),
+        (PacketFilter::CLIENT_ACK, 1),
     ] {
         let before = relay.log().len();
         relay.drop_next(kind, u64::try_from(lost)?);
         // The conversation goes on all the same.
-        talk.rounds(3, ONE_WAY * 4)?;
+        conversation.rounds(3, ONE_WAY * 4)?;
         let log = relay.log().split_off(before);
         let (dropped, passed) = count(&log, kind);
         assert_eq!(dropped, lost, "{kind:?} {log:#?}");
@@ -154,24 +146,31 @@ fn lost_segments() -> anyhow::Result<()> {
 /// Bytes of a full segment over these links, with timestamps.
 const SEGMENT: u64 = 1448;
 
-fn last_segments() -> anyhow::Result<()> {
+test!(the_last_segments_of_a_flow_once);
+fn the_last_segments_of_a_flow_once() -> anyhow::Result<()> {
     const SEGMENTS: u64 = 10;
     const LOST: u64 = 3;
     let pair = Pair::new()?;
     let link = relay(&pair)?;
     link.set_delay(ONE_WAY);
-    let last = Matching::CLIENT_DATA.from_byte((SEGMENTS - LOST) * SEGMENT);
-    let rule = link.add(Rule::new(last.first_time(), Which::All));
+    let last = PacketFilter::CLIENT_DATA.from_byte((SEGMENTS - LOST) * SEGMENT);
+    let rule = link.add(Rule::new(last.first_time(), DropPattern::All));
     let server = to(RELAY_SERVER_V4, PORT);
-    let _server = Traffic::answer(&pair.server, None, server, false)?;
-    let mut talk = Talk::to(&pair.client, None, server, Options::default())?;
-    talk.send(usize::try_from(SEGMENTS * SEGMENT)?)?;
+    let _server = Traffic::echo_server(&pair.server, None, server, false)?;
+    let mut conversation = Conversation::start(&pair.client, None, server, Options::default())?;
+    conversation.send(usize::try_from(SEGMENTS * SEGMENT)?)?;
     // A round trip, and the timers that repair it.
-    thread::sleep(KERNEL);
-    let log = link.log();
+    let came_through = |log: &Vec<Relayed>| {
+        let through = log
+            .iter()
+            .filter(|r| r.is(&PacketFilter::CLIENT_DATA) && !r.dropped());
+        let bytes = through.filter_map(|r| r.packet.map(|packet| u64::from(packet.payload)));
+        bytes.sum::<u64>() >= SEGMENTS * SEGMENT
+    };
+    let log = eventually_seen("whole flow", TIMEOUT, || Ok(link.log()), came_through)?;
     let data: Vec<_> = log
         .iter()
-        .filter(|r| r.is(&Matching::CLIENT_DATA))
+        .filter(|r| r.is(&PacketFilter::CLIENT_DATA))
         .collect();
     let bytes = |dropped: bool, repeated: bool| -> u64 {
         data.iter()
@@ -189,20 +188,21 @@ fn last_segments() -> anyhow::Result<()> {
     Ok(())
 }
 
+test!(a_blackout_loses_all_of_its_time_and_nothing_else, blackout);
 fn blackout() -> anyhow::Result<()> {
     // The other connection's rounds take a fraction of it, also on a busy machine.
     const LENGTH: Duration = Duration::from_millis(500);
     let pair = Pair::new()?;
     let link = relay(&pair)?;
     let server = to(RELAY_SERVER_V4, PORT);
-    let _server = Traffic::answer(&pair.server, None, server, false)?;
-    let mut talk = Talk::to(&pair.client, None, server, Options::default())?;
-    let mut other = Talk::to(&pair.client, None, server, Options::default())?;
-    let dark = link.darken(Matching::ALL.of_client(talk.port()), LENGTH)?;
+    let _server = Traffic::echo_server(&pair.server, None, server, false)?;
+    let mut conversation = Conversation::start(&pair.client, None, server, Options::default())?;
+    let mut other = Conversation::start(&pair.client, None, server, Options::default())?;
+    let outage = link.start_outage(PacketFilter::ALL.of_client(conversation.port()), LENGTH)?;
     // The other connection is not concerned.
     other.rounds(10, Duration::from_millis(10))?;
-    talk.rounds(10, Duration::from_millis(10))?;
-    let blackout = link.brighten(dark)?;
+    conversation.rounds(10, Duration::from_millis(10))?;
+    let blackout = link.end_outage(outage)?;
     assert_eq!(blackout.until - blackout.from, LENGTH);
     let log = link.log();
     let mut lost = 0;
@@ -211,7 +211,7 @@ fn blackout() -> anyhow::Result<()> {
             continue;
         };
         let within = (blackout.from..blackout.until).contains(&relayed.at);
-        let concerned = packet.client_port == talk.port();
+        let concerned = packet.client_port == conversation.port();
         assert_eq!(
             relayed.dropped(),
             within && concerned,
@@ -223,24 +223,25 @@ fn blackout() -> anyhow::Result<()> {
     Ok(())
 }
 
+test!(a_rate_is_kept, rate);
 /// No more than the rate allows; and not much less, which the machine has to be fast enough for.
 fn rate() -> anyhow::Result<()> {
     const BYTES: usize = 250_000;
     const BITS_A_SECOND: u64 = 10_000_000;
     let pair = Pair::new()?;
     let link = relay(&pair)?;
-    link.set(Path {
+    link.set(LinkConfig {
         rate: Some(BITS_A_SECOND),
-        ..Path::default()
+        ..LinkConfig::default()
     });
     let server = to(RELAY_SERVER_V4, PORT);
-    let _server = Traffic::answer(&pair.server, None, server, false)?;
-    let mut talk = Talk::to(&pair.client, None, server, Options::default())?;
-    talk.send(BYTES)?;
+    let _server = Traffic::echo_server(&pair.server, None, server, false)?;
+    let mut conversation = Conversation::start(&pair.client, None, server, Options::default())?;
+    conversation.send(BYTES)?;
     // Answered when all before it has come.
-    talk.rounds(1, Duration::ZERO)?;
+    conversation.rounds(1, Duration::ZERO)?;
     let log = link.log();
-    let data = || log.iter().filter(|r| r.is(&Matching::CLIENT_DATA));
+    let data = || log.iter().filter(|r| r.is(&PacketFilter::CLIENT_DATA));
     let first = data().next().context("no data")?.at;
     let last = data()
         .filter_map(|r| r.leaves)
@@ -257,7 +258,8 @@ fn rate() -> anyhow::Result<()> {
     Ok(())
 }
 
-fn leaves_nothing() -> anyhow::Result<()> {
+test!(leaves_no_device_also_on_panic);
+fn leaves_no_device_also_on_panic() -> anyhow::Result<()> {
     let pair = Pair::new()?;
     let there = |(netns, link): (&String, &String)| {
         run(&format!("ip -n {netns} -brief link")).map(|links| links.contains(link.as_str()))

@@ -6,37 +6,26 @@ use std::{
 };
 
 use anyhow::Context as _;
-use rto_tests::{
-    agent::{SOON, World},
-    features::lacks,
+use rto_testbed::{
+    env::TestEnv,
+    link::relay::Relay,
+    link::rule::PacketFilter,
     netns::{SERVER_V4, sysctl},
-    relay::{Matching, RELAY_SERVER_V4, RELAY_SERVER_V6, Relay, relay},
-    talk::{self, REQUEST, Talk, option},
+    tcp::option,
     timing::{jiffy, latest},
-    traffic::Traffic,
+    wait::TIMEOUT,
+    workload::conversation,
+    workload::conversation::{Conversation, REQUEST},
+    workload::traffic::Traffic,
+};
+use rto_tests::{
+    features::lacks,
+    relay::{RELAY_SERVER_V4, RELAY_SERVER_V6, relay},
 };
 use serde_json::{Value, json};
 
-use super::{Test, to};
-
-pub(super) const TESTS: &[Test] = &[
-    ("a_thin_flow_is_a_round_trip_sooner", thin),
-    (
-        "the_option_is_lower_by_a_round_trip_at_most",
-        option_of_each,
-    ),
-    ("a_thick_flow_has_the_policys_own_rto_min", thick),
-    ("a_near_peer_has_the_policys_own_rto", near),
-    ("a_path_that_was_slow_for_a_while", slow_for_a_while),
-    ("never_below_what_the_kernel_takes", at_the_floor),
-    ("what_is_not_asked_for_is_not_counted", uncounted),
-    ("sockets_that_are_open_already", open),
-    (
-        "the_option_of_sockets_that_are_open_already",
-        option_of_open,
-    ),
-    ("what_an_application_sets_stands", own_choice),
-];
+use super::to;
+use crate::needs::RTO_MIN_OPTION;
 
 const PORT: u16 = 5000;
 const NO_PAUSE: Duration = Duration::ZERO;
@@ -57,63 +46,63 @@ const POLICIES: &str = "[policy.with]\nrto_min = \"100ms\"\nrto_restart = true\n
 
 struct Link {
     relay: Relay,
-    world: World,
+    env: TestEnv,
 }
 
 impl Link {
     fn new(config: &str) -> anyhow::Result<Self> {
-        Self::of(World::with(config)?)
+        Self::of(TestEnv::with(config)?)
     }
 
-    fn of(world: World) -> anyhow::Result<Self> {
-        for netns in [&world.net.client, &world.net.server] {
+    fn of(env: TestEnv) -> anyhow::Result<Self> {
+        for netns in [&env.net.client, &env.net.server] {
             sysctl(netns, "net.ipv4.tcp_congestion_control", "reno")?;
         }
-        let relay = relay(&world.net)?;
+        let relay = relay(&env.net)?;
         relay.set_delay(ONE_WAY);
-        Ok(Self { relay, world })
+        Ok(Self { relay, env })
     }
 
     /// A conversation with a server at the far end.
     fn begin(&self, address: &str, port: u16) -> anyhow::Result<Flow<'_>> {
-        Flow::begin(&self.world, address, port)
+        Flow::begin(&self.env, address, port)
     }
 }
 
 struct Flow<'a> {
-    world: &'a World,
-    talk: Talk,
+    env: &'a TestEnv,
+    conversation: Conversation,
     port: u16,
     _server: Traffic,
 }
 
 impl<'a> Flow<'a> {
-    fn begin(world: &'a World, address: &str, port: u16) -> anyhow::Result<Self> {
-        let server = world.answer(to(address, port))?;
-        let talk = world.talk(to(address, port), talk::Options::default())?;
+    fn begin(env: &'a TestEnv, address: &str, port: u16) -> anyhow::Result<Self> {
+        let server = env.echo_server(to(address, port))?;
+        let conversation = env.converse(to(address, port), conversation::Options::default())?;
         Ok(Self {
-            world,
-            talk,
+            env,
+            conversation,
             port,
             _server: server,
         })
     }
 
     fn rounds(&mut self, count: usize) -> anyhow::Result<()> {
-        self.talk.rounds(count, NO_PAUSE)
+        self.conversation.rounds(count, NO_PAUSE)
     }
 
     fn rto(&self) -> anyhow::Result<Duration> {
-        talk::rto(&self.world.net.client, &format!("dport = :{}", self.port))
+        conversation::rto(&self.env.net.client, &format!("dport = :{}", self.port))
     }
 
     fn server_rto(&self) -> anyhow::Result<Duration> {
-        talk::rto(&self.world.net.server, &format!("sport = :{}", self.port))
+        conversation::rto(&self.env.net.server, &format!("sport = :{}", self.port))
     }
 
     /// The client's rto_min, from Linux 6.15 on: tests that ask for it need that.
     fn rto_min(&mut self) -> anyhow::Result<Duration> {
-        let micros = self.talk.option(option::RTO_MIN_US)?;
+        let micros = self.conversation.option(option::RTO_MIN_US)?;
         Ok(Duration::from_micros(micros.try_into()?))
     }
 
@@ -134,7 +123,7 @@ impl<'a> Flow<'a> {
 
 /// Asks two conversations for so many round trips at the same time.
 fn rounds(flows: [&mut Flow<'_>; 2], count: usize) -> anyhow::Result<()> {
-    let [one, other] = flows.map(|flow| &mut flow.talk);
+    let [one, other] = flows.map(|flow| &mut flow.conversation);
     thread::scope(|scope| {
         let one = scope.spawn(|| one.rounds(count, NO_PAUSE));
         other.rounds(count, NO_PAUSE)?;
@@ -178,19 +167,20 @@ fn gap_of_a_lost_request(link: &Link, flow: &mut Flow<'_>) -> anyhow::Result<Dur
     // Nothing of the last round trip is under way any more.
     thread::sleep(Duration::from_millis(100));
     let before = link.relay.log().len();
-    link.relay.drop_next(Matching::CLIENT_DATA, 1);
+    link.relay.drop_next(PacketFilter::CLIENT_DATA, 1);
     flow.rounds(1)?;
     let log = link.relay.log();
     let mut sent = log[before..]
         .iter()
-        .filter(|packet| packet.is(&Matching::CLIENT_DATA));
+        .filter(|packet| packet.is(&PacketFilter::CLIENT_DATA));
     let lost = sent.next().filter(|packet| packet.dropped());
     let lost = lost.context("no request was lost")?;
     let again = sent.next().context("it was not sent again")?;
     Ok(again.time.saturating_sub(lost.time))
 }
 
-fn thin() -> anyhow::Result<()> {
+test!(a_thin_flow_is_a_round_trip_sooner);
+fn a_thin_flow_is_a_round_trip_sooner() -> anyhow::Result<()> {
     let link = Link::new(POLICIES)?;
     let mut with = link.begin(RELAY_SERVER_V4, PORT)?;
     let mut without = link.begin(RELAY_SERVER_V6, PORT + 1)?;
@@ -205,7 +195,7 @@ fn thin() -> anyhow::Result<()> {
     let sooner = assert_sent_again(&link, &mut with)?;
     assert!(sooner + RTT / 2 < control, "{sooner:?}, {control:?}");
     // Nothing was sent again but what was lost, and nothing was refused.
-    let stats = link.world.json(&["stats"])?;
+    let stats = link.env.json(&["stats"])?;
     for name in ["with", "without"] {
         let side = &stats["policies"][name]["active"];
         assert_eq!(side["setsockopt_failures"], json!({}), "{side:#}");
@@ -213,9 +203,13 @@ fn thin() -> anyhow::Result<()> {
     Ok(())
 }
 
+test!(
+    the_option_is_lower_by_a_round_trip_at_most,
+    needs = [RTO_MIN_OPTION]
+);
 /// What an application reads: with it, without it (the control), of a peer at hand and of one farther away than
 /// rto_min, of which as much is left as the kernel takes.
-fn option_of_each() -> anyhow::Result<()> {
+fn the_option_is_lower_by_a_round_trip_at_most() -> anyhow::Result<()> {
     let link = Link::new(POLICIES)?;
     let mut with = link.begin(RELAY_SERVER_V4, PORT)?;
     let mut without = link.begin(RELAY_SERVER_V6, PORT + 1)?;
@@ -223,7 +217,7 @@ fn option_of_each() -> anyhow::Result<()> {
     with.assert_lowered()?;
     without.rounds(5)?;
     without.assert_rto_min(RTO_MIN)?;
-    let mut near = Flow::begin(&link.world, SERVER_V4, PORT + 2)?;
+    let mut near = Flow::begin(&link.env, SERVER_V4, PORT + 2)?;
     near.rounds(5)?;
     near.assert_rto_min(RTO_MIN)?;
     link.relay.set_delay(FAR / 2);
@@ -232,8 +226,12 @@ fn option_of_each() -> anyhow::Result<()> {
     far.assert_rto_min(2 * jiffy())
 }
 
+test!(
+    a_thick_flow_has_the_policys_own_rto_min,
+    needs = [RTO_MIN_OPTION]
+);
 /// The option is the policy's own again, and the RTO stays where it is: raising rto_min raises no RTO.
-fn thick() -> anyhow::Result<()> {
+fn a_thick_flow_has_the_policys_own_rto_min() -> anyhow::Result<()> {
     let link = Link::new(POLICIES)?;
     let mut flow = link.begin(RELAY_SERVER_V4, PORT)?;
     let mut seen = Vec::new();
@@ -244,7 +242,7 @@ fn thick() -> anyhow::Result<()> {
         assert_sinks(&mut flow, RTO_MIN - RTT)?;
         flow.assert_lowered()?;
         for _ in 0..5 {
-            flow.talk.send(1000 * REQUEST)?;
+            flow.conversation.send(1000 * REQUEST)?;
         }
         // Some of it is on its way still.
         seen.push(flow.rto()?);
@@ -255,20 +253,22 @@ fn thick() -> anyhow::Result<()> {
     flow.assert_lowered()
 }
 
+test!(a_near_peer_has_the_policys_own_rto, near);
 /// A round trip below a jiffy takes nothing away. (Nor do the longer ones of an emulated processor, from
 /// the RTO.)
 fn near() -> anyhow::Result<()> {
-    let world = World::with(POLICIES)?;
-    let mut flow = Flow::begin(&world, SERVER_V4, PORT)?;
+    let env = TestEnv::with(POLICIES)?;
+    let mut flow = Flow::begin(&env, SERVER_V4, PORT)?;
     flow.rounds(MANY)?;
     let rto = flow.rto()?;
     assert!((RTO_MIN..2 * RTO_MIN).contains(&rto), "{rto:?}");
     Ok(())
 }
 
+test!(a_path_that_was_slow_for_a_while);
 /// What was taken away cannot be given back: it is never more than the least round trip, so that the RTO
 /// of a path that was slow for a while does not come below the policy's rto_min.
-fn slow_for_a_while() -> anyhow::Result<()> {
+fn a_path_that_was_slow_for_a_while() -> anyhow::Result<()> {
     let link = Link::new(POLICIES)?;
     let mut flow = link.begin(RELAY_SERVER_V4, PORT)?;
     assert_sinks(&mut flow, RTO_MIN - RTT)?;
@@ -282,8 +282,9 @@ fn slow_for_a_while() -> anyhow::Result<()> {
     assert_sinks(&mut flow, RTO_MIN - RTT)
 }
 
+test!(never_below_what_the_kernel_takes);
 /// Of a peer farther away than rto_min as much is left as the kernel takes.
-fn at_the_floor() -> anyhow::Result<()> {
+fn never_below_what_the_kernel_takes() -> anyhow::Result<()> {
     let link = Link::new(POLICIES)?;
     link.relay.set_delay(FAR / 2);
     let mut flow = link.begin(RELAY_SERVER_V4, PORT)?;
@@ -294,21 +295,22 @@ fn at_the_floor() -> anyhow::Result<()> {
         flow.rounds(MANY / 2)?;
         seen.push(flow.rto()?);
     }
-    let active = &link.world.json(&["stats"])?["policies"]["with"]["active"];
+    let active = &link.env.json(&["stats"])?["policies"]["with"]["active"];
     assert_eq!(active["setsockopt_failures"], json!({}), "{active:#}");
     Ok(())
 }
 
+test!(what_is_not_asked_for_is_not_counted);
 /// The callback is on for it, whatever is counted.
-fn uncounted() -> anyhow::Result<()> {
+fn what_is_not_asked_for_is_not_counted() -> anyhow::Result<()> {
     for (agent, counts) in [
         ("rtt_sampling = \"off\"\n", true),
         ("statistics = false\n", false),
     ] {
-        let mut world = World::new()?;
-        world.configure(&format!("{agent}{POLICIES}"))?;
-        world.start()?;
-        let link = Link::of(world)?;
+        let mut env = TestEnv::new()?;
+        env.configure(&format!("{agent}{POLICIES}"))?;
+        env.start()?;
+        let link = Link::of(env)?;
         let mut flow = link.begin(RELAY_SERVER_V4, PORT)?;
         assert_sinks(&mut flow, RTO_MIN - RTT)?;
         drop(flow);
@@ -316,9 +318,9 @@ fn uncounted() -> anyhow::Result<()> {
         let is_counted =
             |stats: &Value| !is_zero(&stats["policies"]["with"]["active"]["connections"]);
         let begin = Instant::now();
-        let mut stats = link.world.json(&["stats"])?;
-        while counts && !is_counted(&stats) && begin.elapsed() < SOON {
-            stats = link.world.json(&["stats"])?;
+        let mut stats = link.env.json(&["stats"])?;
+        while counts && !is_counted(&stats) && begin.elapsed() < TIMEOUT {
+            stats = link.env.json(&["stats"])?;
         }
         for direction in ["active", "passive"] {
             let side = &stats["policies"]["with"][direction];
@@ -337,23 +339,24 @@ fn is_zero(number: &Value) -> bool {
 fn open_before(link: &Link) -> anyhow::Result<Flow<'_>> {
     let mut flow = link.begin(RELAY_SERVER_V4, PORT)?;
     assert_sinks(&mut flow, KERNEL_RTO_MIN)?;
-    link.world.configure(POLICIES)?;
-    link.world.cli(&["reload"])?;
+    link.env.configure(POLICIES)?;
+    link.env.cli(&["reload"])?;
     Ok(flow)
 }
 
 /// A policy for others.
 const OTHERS: &str = "[policy.other]\nrto_min = \"100ms\"\ncidrs = [\"10.77.0.0/24\"]\n";
 
-fn open() -> anyhow::Result<()> {
+test!(sockets_that_are_open_already);
+fn sockets_that_are_open_already() -> anyhow::Result<()> {
     let link = Link::new(OTHERS)?;
     let mut flow = open_before(&link)?;
     if lacks("iter-tcp")? {
-        let said = link.world.cli_fails(&["apply"])?;
+        let said = link.env.cli_fails(&["apply"])?;
         assert!(said.contains("Linux 5.15"), "{said}");
         return Ok(());
     }
-    let walk = link.world.json(&["apply"])?;
+    let walk = link.env.json(&["apply"])?;
     assert_eq!(walk["policies"]["with"]["changed"], 2, "{walk:#}");
     if lacks("rto-hook-on-open-sockets")? {
         let notes = walk["notes"].to_string();
@@ -368,40 +371,45 @@ fn open() -> anyhow::Result<()> {
     assert_sinks(&mut flow, RTO_MIN - RTT)
 }
 
-fn option_of_open() -> anyhow::Result<()> {
+test!(
+    the_option_of_sockets_that_are_open_already,
+    needs = [RTO_MIN_OPTION]
+);
+fn the_option_of_sockets_that_are_open_already() -> anyhow::Result<()> {
     let link = Link::new(OTHERS)?;
     let mut flow = open_before(&link)?;
     flow.assert_rto_min(KERNEL_RTO_MIN)?;
-    link.world.cli(&["apply"])?;
+    link.env.cli(&["apply"])?;
     assert_sinks(&mut flow, RTO_MIN - RTT)?;
     flow.assert_lowered()?;
     // A policy without it, and the kernel's own.
-    link.world
+    link.env
         .configure(&POLICIES.replace("rto_restart = true", "rto_restart = false"))?;
-    link.world.cli(&["reload"])?;
-    link.world.cli(&["apply"])?;
+    link.env.cli(&["reload"])?;
+    link.env.cli(&["apply"])?;
     flow.rounds(5)?;
     flow.assert_rto_min(RTO_MIN)?;
-    link.world.configure(POLICIES)?;
-    link.world.cli(&["reload"])?;
-    link.world.cli(&["apply"])?;
+    link.env.configure(POLICIES)?;
+    link.env.cli(&["reload"])?;
+    link.env.cli(&["apply"])?;
     flow.rounds(5)?;
     flow.assert_lowered()?;
-    link.world.cli(&["detach", "--restore"])?;
+    link.env.cli(&["detach", "--restore"])?;
     flow.rounds(5)?;
     flow.assert_rto_min(KERNEL_RTO_MIN)
 }
 
-fn own_choice() -> anyhow::Result<()> {
+test!(what_an_application_sets_stands, needs = [RTO_MIN_OPTION]);
+fn what_an_application_sets_stands() -> anyhow::Result<()> {
     let link = Link::new(POLICIES)?;
     let mut flow = link.begin(RELAY_SERVER_V4, PORT)?;
     flow.rounds(5)?;
     flow.assert_lowered()?;
-    flow.talk.set_option(option::RTO_MIN_US, 152_000)?;
+    flow.conversation.set_option(option::RTO_MIN_US, 152_000)?;
     // Few segments, many, and few again.
     flow.rounds(3)?;
     for _ in 0..5 {
-        flow.talk.send(1000 * REQUEST)?;
+        flow.conversation.send(1000 * REQUEST)?;
     }
     flow.rounds(3)?;
     flow.assert_rto_min(Duration::from_millis(152))

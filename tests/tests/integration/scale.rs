@@ -14,38 +14,25 @@ use std::{
 use anyhow::Context as _;
 use nix::sys::signal::Signal;
 use rto_agent::kernel::elements::{LpmKey, Trie, is_unsupported};
-use rto_tests::{
-    agent::World,
+use rto_testbed::{
     emulated::{scaled, slowed},
-    features, http,
+    env::TestEnv,
+    http,
     netns::SERVER_V4,
-    traffic::Connect,
     trie::{Tries, VALUE_SIZE},
+    workload::traffic::Connect,
 };
+use rto_tests::features;
 use serde_json::Value;
 
-use super::{KERNEL, NEAR, Test, faults::peak_memory_kb, near, to};
-
-pub(super) const TESTS: &[Test] = &[
-    ("batches_are_what_the_kernel_has", batch_commands),
-    ("many_by_batches", batches),
-    ("many_one_by_one", one_by_one),
-    ("a_reload_writes_what_changed", reload),
-    ("it_answers_while_it_loads", answers),
-    ("fifty_lists_at_once", lists),
-    ("a_list_that_nobody_reads_is_given_up", unread_list),
-    ("add_grows_the_maps", add_grows),
-    ("reload_grows_the_maps", reload_grows),
-    ("a_restart_keeps_what_has_grown", restart_after_growth),
-    ("a_full_table_left_over_is_no_hindrance", left_over),
-    ("a_policy_is_never_missing_while_they_grow", never_missing),
-];
+use super::{KERNEL_RTO, POLICY_RTO, faults::peak_memory_kb, near, to};
+use crate::needs::LPM_BATCHES;
 
 const PORT: u16 = 4600;
 const MANY: u32 = 50_000;
 
 /// So many prefixes of policy "near" as a file of policies.d; each beyond `same` is another than before.
-fn file(world: &World, count: u32, same: u32) -> anyhow::Result<()> {
+fn file(env: &TestEnv, count: u32, same: u32) -> anyhow::Result<()> {
     let mut text = "[policy.near]\ncidrs = [\n".to_owned();
     for i in 0..count {
         let (high, low) = (i >> 8, i & 0xff);
@@ -57,24 +44,21 @@ fn file(world: &World, count: u32, same: u32) -> anyhow::Result<()> {
         }
     }
     text.push_str("]\n");
-    let temporary = world.dir().join("new.toml");
+    let temporary = env.dir().join("new.toml");
     fs::write(&temporary, text)?;
-    Ok(fs::rename(
-        temporary,
-        world.policies_dir().join("many.toml"),
-    )?)
+    Ok(fs::rename(temporary, env.policies_dir().join("many.toml"))?)
 }
 
-fn world(settings: &str) -> anyhow::Result<World> {
-    let world = World::new()?;
-    world.net.black_hole(PORT)?;
-    world.configure(&format!("{settings}{}", near("\"10.88.0.0/24\"")))?;
-    Ok(world)
+fn env(settings: &str) -> anyhow::Result<TestEnv> {
+    let env = TestEnv::new()?;
+    env.net.black_hole(PORT)?;
+    env.configure(&format!("{settings}{}", near("\"10.88.0.0/24\"")))?;
+    Ok(env)
 }
 
 /// What the last start did to the maps it found: added, changed, removed.
-fn reconciled(world: &World) -> anyhow::Result<String> {
-    let log = world.log();
+fn reconciled(env: &TestEnv) -> anyhow::Result<String> {
+    let log = env.log();
     let line = log.lines().rfind(|line| line.contains("action=\"start\""));
     let line = line.with_context(|| log.clone())?;
     let words = line.split_whitespace();
@@ -86,11 +70,11 @@ fn reconciled(world: &World) -> anyhow::Result<String> {
     Ok(numbers.collect::<Vec<_>>().join(" "))
 }
 
-fn expect_many(world: &World, count: u32) -> anyhow::Result<()> {
-    let status = world.json(&["status"])?;
+fn expect_many(env: &TestEnv, count: u32) -> anyhow::Result<()> {
+    let status = env.json(&["status"])?;
     assert_eq!(status["entries"], count + 1, "{status:#}");
     assert_eq!(status["healthy"], true, "{status:#}");
-    let list = world.json(&["list"])?;
+    let list = env.json(&["list"])?;
     let entries = list["entries"].as_array().context("no entries")?;
     assert_eq!(entries.len(), count as usize + 1);
     assert_eq!(entries[0]["cidr"], "10.88.0.0/24");
@@ -99,39 +83,40 @@ fn expect_many(world: &World, count: u32) -> anyhow::Result<()> {
         ("2001:db8:1:3::7", "2001:db8:1:3::/64"),
         ("10.88.0.2", "10.88.0.0/24"),
     ] {
-        let lookup = world.json(&["lookup", address])?;
+        let lookup = env.json(&["lookup", address])?;
         assert_eq!(lookup["entry"]["cidr"], cidr, "{lookup:#}");
     }
-    let lookup = world.json(&["lookup", "11.0.1.3"])?;
+    let lookup = env.json(&["lookup", "11.0.1.3"])?;
     assert_eq!(lookup["entry"], Value::Null, "{lookup:#}");
-    let text = world.cli(&["list"])?;
+    let text = env.cli(&["list"])?;
     assert_eq!(text.lines().count(), count as usize + 2);
     Ok(())
 }
 
 /// A daemon that finds what another left compares it to the last entry.
 fn filled(wrapper: &[&str]) -> anyhow::Result<()> {
-    let mut world = world("max_entries = 60000\n")?;
-    file(&world, MANY, MANY)?;
+    let mut env = env("max_entries = 60000\n")?;
+    file(&env, MANY, MANY)?;
     let wrapper: Vec<String> = wrapper.iter().map(ToString::to_string).collect();
-    world.start_under(&wrapper)?;
-    assert_eq!(reconciled(&world)?, "added=50001 changed=0 removed=0");
-    expect_many(&world, MANY)?;
-    world.assert_syn_gap(to(SERVER_V4, PORT), &Connect::default(), NEAR)?;
-    file(&world, MANY, MANY - 10_000)?;
-    let reload = world.json(&["reload"])?;
+    env.start_under(&wrapper)?;
+    assert_eq!(reconciled(&env)?, "added=50001 changed=0 removed=0");
+    expect_many(&env, MANY)?;
+    env.assert_syn_gap(to(SERVER_V4, PORT), &Connect::default(), POLICY_RTO)?;
+    file(&env, MANY, MANY - 10_000)?;
+    let reload = env.json(&["reload"])?;
     assert_eq!(reload["changed"]["added"], 10_000, "{reload:#}");
-    world.end(Signal::SIGKILL)?;
-    world.start()?;
-    assert_eq!(world.json(&["status"])?["found_at_start"], "adopted");
-    assert_eq!(reconciled(&world)?, "added=0 changed=0 removed=0");
-    let one_by_one = world.log().contains("entries one by one");
-    assert_eq!(one_by_one, !has_batches()?, "{}", world.log());
-    world.cli(&["detach"])?;
-    world.assert_syn_gap(to(SERVER_V4, PORT), &Connect::default(), KERNEL)
+    env.end(Signal::SIGKILL)?;
+    env.start()?;
+    assert_eq!(env.json(&["status"])?["found_at_start"], "adopted");
+    assert_eq!(reconciled(&env)?, "added=0 changed=0 removed=0");
+    let one_by_one = env.log().contains("entries one by one");
+    assert_eq!(one_by_one, !has_batches()?, "{}", env.log());
+    env.cli(&["detach"])?;
+    env.assert_syn_gap(to(SERVER_V4, PORT), &Connect::default(), KERNEL_RTO)
 }
 
-fn batches() -> anyhow::Result<()> {
+test!(many_by_batches);
+fn many_by_batches() -> anyhow::Result<()> {
     filled(&[])
 }
 
@@ -185,8 +170,9 @@ pub(super) fn assert_no_batches() -> anyhow::Result<()> {
     Ok(())
 }
 
+test!(batches_are_what_the_kernel_has, needs = [LPM_BATCHES]);
 /// Each of the three commands, by the agent's own calls on a trie of the test's own.
-fn batch_commands() -> anyhow::Result<()> {
+fn batches_are_what_the_kernel_has() -> anyhow::Result<()> {
     let tries = Tries::new(COUNT.into())?;
     let trie = trie(&tries);
     let keys: Vec<LpmKey<4>> = (0..COUNT).map(key).collect();
@@ -224,27 +210,29 @@ fn batch_commands() -> anyhow::Result<()> {
     Ok(())
 }
 
+test!(many_one_by_one, one_by_one);
 /// As on kernels that have no batches for LPM tries (before 5.13).
 fn one_by_one() -> anyhow::Result<()> {
     filled(&["env", "RTO_AGENT_BATCH=off"])
 }
 
+test!(a_reload_writes_what_changed, reload);
 fn reload() -> anyhow::Result<()> {
-    let mut world = world("max_entries = 60000\n")?;
-    file(&world, MANY, MANY)?;
-    world.start()?;
-    let before = world.json(&["status"])?["attachment"]["program_id"].clone();
+    let mut env = env("max_entries = 60000\n")?;
+    file(&env, MANY, MANY)?;
+    env.start()?;
+    let before = env.json(&["status"])?["attachment"]["program_id"].clone();
     // One in a hundred.
-    file(&world, MANY, MANY - MANY / 100)?;
-    let reload = world.json(&["reload"])?;
+    file(&env, MANY, MANY - MANY / 100)?;
+    let reload = env.json(&["reload"])?;
     let changed = &reload["changed"];
     assert_eq!(
         (&changed["added"], &changed["changed"], &changed["removed"]),
         (&500.into(), &0.into(), &500.into()),
         "{reload:#}"
     );
-    expect_many(&world, MANY)?;
-    let after = world.json(&["status"])?["attachment"]["program_id"].clone();
+    expect_many(&env, MANY)?;
+    let after = env.json(&["status"])?["attachment"]["program_id"].clone();
     assert_eq!(before, after);
     Ok(())
 }
@@ -253,11 +241,12 @@ fn reload() -> anyhow::Result<()> {
 /// the engine.)
 const PROMPT: Duration = Duration::from_millis(250);
 
+test!(it_answers_while_it_loads, answers);
 fn answers() -> anyhow::Result<()> {
     let many = scaled("entries", 6 * MANY, MANY);
-    let mut world = world("max_entries = 300001\n")?;
-    file(&world, many, many)?;
-    let socket = world.socket();
+    let mut env = env("max_entries = 300001\n")?;
+    file(&env, many, many)?;
+    let socket = env.socket();
     let ready = AtomicBool::new(false);
     let begin = Instant::now();
     let answers = std::thread::scope(|scope| {
@@ -274,7 +263,7 @@ fn answers() -> anyhow::Result<()> {
             }
             anyhow::Ok(answers)
         });
-        let started = world.start();
+        let started = env.start();
         ready.store(true, Ordering::Relaxed);
         let answers = asking.join();
         started?;
@@ -292,21 +281,22 @@ fn answers() -> anyhow::Result<()> {
     Ok(())
 }
 
+test!(fifty_lists_at_once);
 /// What they take of memory is what two do.
-fn lists() -> anyhow::Result<()> {
+fn fifty_lists_at_once() -> anyhow::Result<()> {
     const MOST_KB: u64 = 16 << 10;
-    let mut world = world("max_entries = 60000\n")?;
-    file(&world, MANY, MANY)?;
-    world.start()?;
+    let mut env = env("max_entries = 60000\n")?;
+    file(&env, MANY, MANY)?;
+    env.start()?;
     let list = |socket: &Path| -> anyhow::Result<usize> {
         let answer = http::request(UnixStream::connect(socket)?, "GET", "/v1/entries", "")?;
         assert_eq!(answer.status, 200, "{}", answer.head);
         Ok(answer.body.matches("\"cidr\"").count())
     };
-    let socket = world.socket();
+    let socket = env.socket();
     let all = list(&socket)?;
     assert_eq!(all, MANY as usize + 1);
-    let before = peak_memory_kb(&world)?;
+    let before = peak_memory_kb(&env)?;
     std::thread::scope(|scope| {
         let asking: Vec<_> = (0..50).map(|_| scope.spawn(|| list(&socket))).collect();
         asking.into_iter().try_for_each(|asking| {
@@ -316,32 +306,33 @@ fn lists() -> anyhow::Result<()> {
             Ok(())
         })
     })?;
-    let more = peak_memory_kb(&world)? - before;
+    let more = peak_memory_kb(&env)? - before;
     assert!(more < MOST_KB, "{more} kB more");
     Ok(())
 }
 
+test!(a_list_that_nobody_reads_is_given_up);
 /// Its readers have their turns, and others theirs soon.
-fn unread_list() -> anyhow::Result<()> {
+fn a_list_that_nobody_reads_is_given_up() -> anyhow::Result<()> {
     /// Two wait for those that read nothing for 5 s; the machine is busy.
-    const SOON: Duration = Duration::from_secs(20);
-    let mut world = world("max_entries = 60000\n")?;
-    file(&world, MANY, MANY)?;
-    world.start()?;
+    const TIMEOUT: Duration = Duration::from_secs(20);
+    let mut env = env("max_entries = 60000\n")?;
+    file(&env, MANY, MANY)?;
+    env.start()?;
     let mut unread = Vec::new();
     for _ in 0..4 {
-        let mut stream = UnixStream::connect(world.socket())?;
+        let mut stream = UnixStream::connect(env.socket())?;
         stream.write_all(b"GET /v1/entries HTTP/1.1\r\nhost: x\r\n\r\n")?;
         unread.push(stream);
     }
     // They have begun.
     std::thread::sleep(Duration::from_millis(500));
     let begin = Instant::now();
-    let list = world.json(&["list"])?;
+    let list = env.json(&["list"])?;
     let took = begin.elapsed();
     let entries = list["entries"].as_array().map(Vec::len);
     assert_eq!(entries, Some(MANY as usize + 1));
-    assert!(took < slowed(SOON), "{took:?}");
+    assert!(took < slowed(TIMEOUT), "{took:?}");
     // What the first ones have is not taken for all of it: the end of the chunks is missing.
     for mut stream in unread.into_iter().take(2) {
         let mut text = Vec::new();
@@ -351,99 +342,100 @@ fn unread_list() -> anyhow::Result<()> {
     Ok(())
 }
 
-fn map_id(world: &World, name: &str) -> anyhow::Result<Value> {
-    let mut dirs = fs::read_dir(world.pin_dir())?;
-    let dir = dirs.next().context("no pins")??.path();
-    anyhow::ensure!(dirs.next().is_none(), "more than one set of pins");
-    let path = dir.join(name);
-    let show = rto_tests::process::run(&format!("bpftool -j map show pinned {}", path.display()))?;
+fn map_id(env: &TestEnv, name: &str) -> anyhow::Result<Value> {
+    let path = env.pins()?.join(name);
+    let show =
+        rto_testbed::process::run(&format!("bpftool -j map show pinned {}", path.display()))?;
     Ok(serde_json::from_str::<Value>(&show)?["id"].clone())
 }
 
 /// Of the tries, and of two that stay.
-fn ids(world: &World) -> anyhow::Result<[Value; 3]> {
+fn ids(env: &TestEnv) -> anyhow::Result<[Value; 3]> {
     Ok([
-        map_id(world, "ENTRIES_V4")?,
-        map_id(world, "STATISTICS")?,
-        map_id(world, "SOCKETS")?,
+        map_id(env, "ENTRIES_V4")?,
+        map_id(env, "STATISTICS")?,
+        map_id(env, "SOCKETS")?,
     ])
 }
 
-fn hits(world: &World) -> anyhow::Result<u64> {
-    let lookup = world.json(&["lookup", SERVER_V4])?;
+fn hits(env: &TestEnv) -> anyhow::Result<u64> {
+    let lookup = env.json(&["lookup", SERVER_V4])?;
     assert_eq!(lookup["entry"]["cidr"], "10.88.0.0/24", "{lookup:#}");
     lookup["entry"]["hits"].as_u64().context("no hits")
 }
 
+test!(add_grows_the_maps);
 /// Room is made, and everything but the tries stays: counts, policies, what entries decided.
-fn add_grows() -> anyhow::Result<()> {
-    let mut world = world("max_entries = 2\n")?;
-    world.start()?;
+fn add_grows_the_maps() -> anyhow::Result<()> {
+    let mut env = env("max_entries = 2\n")?;
+    env.start()?;
     let address = to(SERVER_V4, PORT);
-    world.assert_syn_gap(address, &Connect::default(), NEAR)?;
-    let (before, decided) = (ids(&world)?, hits(&world)?);
+    env.assert_syn_gap(address, &Connect::default(), POLICY_RTO)?;
+    let (before, decided) = (ids(&env)?, hits(&env)?);
     assert!(decided > 0);
-    world.cli(&["add", "10.1.0.0/16", "10.2.0.0/16", "--policy", "near"])?;
-    let after = ids(&world)?;
+    env.cli(&["add", "10.1.0.0/16", "10.2.0.0/16", "--policy", "near"])?;
+    let after = ids(&env)?;
     assert_ne!(before[0], after[0]);
     assert_eq!(before[1..], after[1..]);
-    assert_eq!(hits(&world)?, decided);
-    let status = world.json(&["status"])?;
+    assert_eq!(hits(&env)?, decided);
+    let status = env.json(&["status"])?;
     assert_eq!(status["max_entries"], 4, "{status:#}");
     assert_eq!(status["entries"], 3, "{status:#}");
     assert_eq!(status["healthy"], true, "{status:#}");
     assert!(status["policies"]["near"]["syn_timeouts_set"].as_u64() >= Some(1));
-    world.assert_syn_gap(address, &Connect::default(), NEAR)?;
+    env.assert_syn_gap(address, &Connect::default(), POLICY_RTO)?;
     // There is room for one more.
-    world.cli(&["add", "10.3.0.0/16", "--policy", "near"])?;
-    assert_eq!(ids(&world)?, after);
+    env.cli(&["add", "10.3.0.0/16", "--policy", "near"])?;
+    assert_eq!(ids(&env)?, after);
     // A daemon that comes after it makes as much room, and finds it made.
-    world.end(Signal::SIGKILL)?;
-    world.start()?;
-    assert_eq!(ids(&world)?, after);
-    assert_eq!(world.json(&["status"])?["found_at_start"], "adopted");
+    env.end(Signal::SIGKILL)?;
+    env.start()?;
+    assert_eq!(ids(&env)?, after);
+    assert_eq!(env.json(&["status"])?["found_at_start"], "adopted");
     Ok(())
 }
 
+test!(a_restart_keeps_what_has_grown);
 /// With fewer entries than there is room for by then, too; and other tries have the counts of those before.
-fn restart_after_growth() -> anyhow::Result<()> {
-    let mut world = world("max_entries = 2\n")?;
-    world.start()?;
+fn a_restart_keeps_what_has_grown() -> anyhow::Result<()> {
+    let mut env = env("max_entries = 2\n")?;
+    env.start()?;
     let address = to(SERVER_V4, PORT);
-    world.assert_syn_gap(address, &Connect::default(), NEAR)?;
-    world.cli(&["add", "10.1.0.0/16", "10.2.0.0/16", "--policy", "near"])?;
-    world.cli(&["remove", "10.1.0.0/16", "10.2.0.0/16"])?;
-    let (before, decided) = (ids(&world)?, hits(&world)?);
+    env.assert_syn_gap(address, &Connect::default(), POLICY_RTO)?;
+    env.cli(&["add", "10.1.0.0/16", "10.2.0.0/16", "--policy", "near"])?;
+    env.cli(&["remove", "10.1.0.0/16", "10.2.0.0/16"])?;
+    let (before, decided) = (ids(&env)?, hits(&env)?);
     assert!(decided > 0);
-    world.end(Signal::SIGKILL)?;
-    world.start()?;
-    let status = world.json(&["status"])?;
+    env.end(Signal::SIGKILL)?;
+    env.start()?;
+    let status = env.json(&["status"])?;
     assert_eq!(status["found_at_start"], "adopted", "{status:#}");
     assert_eq!(status["max_entries"], 4, "{status:#}");
-    assert_eq!(ids(&world)?, before);
-    assert_eq!(hits(&world)?, decided);
-    world.end(Signal::SIGKILL)?;
-    world.configure(&format!("max_entries = 100\n{}", near("\"10.88.0.0/24\"")))?;
-    world.start()?;
-    let status = world.json(&["status"])?;
+    assert_eq!(ids(&env)?, before);
+    assert_eq!(hits(&env)?, decided);
+    env.end(Signal::SIGKILL)?;
+    env.configure(&format!("max_entries = 100\n{}", near("\"10.88.0.0/24\"")))?;
+    env.start()?;
+    let status = env.json(&["status"])?;
     assert_eq!(status["found_at_start"], "maps-kept", "{status:#}");
     assert_eq!(status["max_entries"], 100, "{status:#}");
-    let after = ids(&world)?;
+    let after = ids(&env)?;
     assert_ne!(after[0], before[0]);
     assert_eq!(after[1..], before[1..]);
-    assert_eq!(hits(&world)?, decided);
+    assert_eq!(hits(&env)?, decided);
     // One that goes and comes again begins anew.
     let rest = "\"10.1.0.0/16\"";
-    world.configure(&format!("max_entries = 100\n{}", near(rest)))?;
-    world.cli(&["reload"])?;
-    world.configure(&format!("max_entries = 100\n{}", near("\"10.88.0.0/24\"")))?;
-    world.cli(&["reload"])?;
-    assert_eq!(hits(&world)?, 0);
+    env.configure(&format!("max_entries = 100\n{}", near(rest)))?;
+    env.cli(&["reload"])?;
+    env.configure(&format!("max_entries = 100\n{}", near("\"10.88.0.0/24\"")))?;
+    env.cli(&["reload"])?;
+    assert_eq!(hits(&env)?, 0);
     Ok(())
 }
 
+test!(a_full_table_left_over_is_no_hindrance);
 /// As after a kill in the midst of an exchange: what is to come does not fit beside what is to go.
-fn left_over() -> anyhow::Result<()> {
+fn a_full_table_left_over_is_no_hindrance() -> anyhow::Result<()> {
     let list = |second: u8| {
         let cidrs = (0..7).map(|i| format!("\"10.{second}.{i}.0/24\", "));
         format!(
@@ -451,66 +443,68 @@ fn left_over() -> anyhow::Result<()> {
             near(&format!("{}\"10.88.0.0/24\"", cidrs.collect::<String>()))
         )
     };
-    let mut world = World::new()?;
-    world.net.black_hole(PORT)?;
-    world.configure(&list(1))?;
-    world.start()?;
+    let mut env = TestEnv::new()?;
+    env.net.black_hole(PORT)?;
+    env.configure(&list(1))?;
+    env.start()?;
     let address = to(SERVER_V4, PORT);
-    world.assert_syn_gap(address, &Connect::default(), NEAR)?;
-    let (before, decided) = (ids(&world)?, hits(&world)?);
-    world.end(Signal::SIGKILL)?;
+    env.assert_syn_gap(address, &Connect::default(), POLICY_RTO)?;
+    let (before, decided) = (ids(&env)?, hits(&env)?);
+    env.end(Signal::SIGKILL)?;
     let id = &before[0];
     for i in 0..7 {
         // The policy's slot does not matter, only that they are there.
         let key = format!("24 0 0 0 10 2 {i} 0");
-        rto_tests::process::run(&format!(
+        rto_testbed::process::run(&format!(
             "bpftool map update id {id} key {key} value 1 0 0 0 0 0 0 0"
         ))?;
     }
-    world.configure(&list(3))?;
-    world.start()?;
-    let status = world.json(&["status"])?;
+    env.configure(&list(3))?;
+    env.start()?;
+    let status = env.json(&["status"])?;
     assert_eq!(status["healthy"], true, "{status:#}");
     assert_eq!(status["entries"], 8, "{status:#}");
     assert_eq!(status["max_entries"], 8, "{status:#}");
-    let after = ids(&world)?;
+    let after = ids(&env)?;
     assert_ne!(after[0], before[0]);
     assert_eq!(after[1..], before[1..]);
-    assert_eq!(hits(&world)?, decided);
-    world.assert_syn_gap(address, &Connect::default(), NEAR)?;
+    assert_eq!(hits(&env)?, decided);
+    env.assert_syn_gap(address, &Connect::default(), POLICY_RTO)?;
     // From here on it is as ever.
-    world.configure(&list(4))?;
-    world.cli(&["reload"])?;
-    assert_eq!(ids(&world)?, after);
+    env.configure(&list(4))?;
+    env.cli(&["reload"])?;
+    assert_eq!(ids(&env)?, after);
     Ok(())
 }
 
-fn reload_grows() -> anyhow::Result<()> {
-    let mut world = world("max_entries = 100\n")?;
-    file(&world, 50, 50)?;
-    world.start()?;
-    let room = |world: &World| anyhow::Ok(world.json(&["status"])?["max_entries"].clone());
-    assert_eq!(room(&world)?, 100);
+test!(reload_grows_the_maps);
+fn reload_grows_the_maps() -> anyhow::Result<()> {
+    let mut env = env("max_entries = 100\n")?;
+    file(&env, 50, 50)?;
+    env.start()?;
+    let room = |env: &TestEnv| anyhow::Ok(env.json(&["status"])?["max_entries"].clone());
+    assert_eq!(room(&env)?, 100);
     // By what there is.
-    file(&world, MANY, MANY)?;
-    world.cli(&["reload"])?;
-    expect_many(&world, MANY)?;
-    assert_eq!(room(&world)?, 65_536);
+    file(&env, MANY, MANY)?;
+    env.cli(&["reload"])?;
+    expect_many(&env, MANY)?;
+    assert_eq!(room(&env)?, 65_536);
     // By what the configuration asks for.
-    world.configure(&format!(
+    env.configure(&format!(
         "max_entries = 70000\n{}",
         near("\"10.88.0.0/24\"")
     ))?;
-    let reload = world.json(&["reload"])?;
+    let reload = env.json(&["reload"])?;
     assert_eq!(reload["notes"], Value::Array(Vec::new()), "{reload:#}");
-    assert_eq!(room(&world)?, 70_000);
-    expect_many(&world, MANY)?;
-    world.assert_syn_gap(to(SERVER_V4, PORT), &Connect::default(), NEAR)
+    assert_eq!(room(&env)?, 70_000);
+    expect_many(&env, MANY)?;
+    env.assert_syn_gap(to(SERVER_V4, PORT), &Connect::default(), POLICY_RTO)
 }
 
-fn never_missing() -> anyhow::Result<()> {
-    let mut world = world("max_entries = 2\n")?;
-    world.start()?;
+test!(a_policy_is_never_missing_while_they_grow);
+fn a_policy_is_never_missing_while_they_grow() -> anyhow::Result<()> {
+    let mut env = env("max_entries = 2\n")?;
+    env.start()?;
     // 2 to 512 and on: ten times new maps and a new program.
     let adds = (1..600u32).step_by(60).map(|begin| {
         let cidrs: Vec<String> = (begin..begin + 60)
@@ -518,7 +512,7 @@ fn never_missing() -> anyhow::Result<()> {
             .collect();
         let mut args = vec!["add", "--policy", "near"];
         args.extend(cidrs.iter().map(String::as_str));
-        world.command(&args)
+        env.command(&args)
     });
     let adds: Vec<Command> = adds.collect();
     let done = AtomicBool::new(false);
@@ -534,9 +528,9 @@ fn never_missing() -> anyhow::Result<()> {
         });
         let mut measured = 0;
         while !done.load(Ordering::Relaxed) {
-            let gap = world.syn_gaps(to(SERVER_V4, PORT), &Connect::default(), 1)?[0];
+            let gap = env.syn_gaps(to(SERVER_V4, PORT), &Connect::default(), 1)?[0];
             // Whether it has the policy, not how exact the timer is.
-            assert!(gap > NEAR / 2 && gap < KERNEL / 2, "{gap:?}");
+            assert!(gap > POLICY_RTO / 2 && gap < KERNEL_RTO / 2, "{gap:?}");
             measured += 1;
         }
         assert!(measured > 1);
@@ -544,7 +538,7 @@ fn never_missing() -> anyhow::Result<()> {
             .join()
             .map_err(|_| anyhow::anyhow!("who adds died"))?
     })?;
-    let status = world.json(&["status"])?;
+    let status = env.json(&["status"])?;
     assert_eq!(status["entries"], 601, "{status:#}");
     assert_eq!(status["max_entries"], 1024, "{status:#}");
     Ok(())

@@ -13,23 +13,16 @@ use std::{
 
 use anyhow::{Context as _, ensure};
 use nix::sys::signal::Signal;
-use rto_tests::{
-    agent::{SOON, World},
-    features::lacks,
+use rto_testbed::{
+    env::TestEnv,
     http,
     netns::SERVER_V4,
-    traffic::{Connect, Traffic},
+    wait::TIMEOUT,
+    workload::traffic::{Connect, Traffic},
 };
+use rto_tests::features::lacks;
 
-use super::{NEAR, Test, near, to};
-
-pub(super) const TESTS: &[Test] = &[
-    ("what_is_not_needed_is_given_up", given_up),
-    ("directories_of_others_are_refused", others_directories),
-    ("a_planted_pin_directory_is_refused", planted_pins),
-    ("a_large_request_is_refused", large),
-    ("the_metrics_port_shows_no_more", metrics_port),
-];
+use super::{POLICY_RTO, near, to};
 
 const PORT: u16 = 4950;
 const NOBODY: u32 = 65_534;
@@ -56,24 +49,25 @@ pub(super) fn group_1() -> anyhow::Result<String> {
     group.context("no group 1")
 }
 
-fn given_up() -> anyhow::Result<()> {
-    let mut world = World::new()?;
-    world.net.black_hole(PORT)?;
+test!(what_is_not_needed_is_given_up);
+fn what_is_not_needed_is_given_up() -> anyhow::Result<()> {
+    let mut env = TestEnv::new()?;
+    env.net.black_hole(PORT)?;
     // To give the socket to a group takes one that is given up after that.
     let group = group_1()?;
-    world.configure(&format!(
+    env.configure(&format!(
         "group = \"{group}\"\n{}",
         near("\"10.88.0.0/24\"")
     ))?;
-    world.start()?;
-    assert_eq!(fs::metadata(world.socket())?.gid(), 1);
+    env.start()?;
+    assert_eq!(fs::metadata(env.socket())?.gid(), 1);
     let own = fs::read_to_string("/proc/self/status")?;
     ensure!(
         field(&own, "CapEff:")? & !KEPT != 0,
         "nothing could be given up"
     );
     let check = || -> anyhow::Result<usize> {
-        let tasks = fs::read_dir(format!("/proc/{}/task", world.pid()?))?;
+        let tasks = fs::read_dir(format!("/proc/{}/task", env.pid()?))?;
         let mut count = 0;
         for task in tasks {
             let status = fs::read_to_string(task?.path().join("status"))?;
@@ -89,42 +83,43 @@ fn given_up() -> anyhow::Result<()> {
     // The engine has a thread of its own.
     assert!(check()? >= 2);
     // All that may come later is possible all the same.
-    world.wait_status("the probe", |status| status["probe"]["verdict"] == "good")?;
-    world.cli(&["add", "10.88.1.0/24", "--policy", "near"])?;
-    world.cli(&["add", "10.88.2.0/24", "--policy", "near", "--save"])?;
+    env.wait_status("the probe", |status| status["probe"]["verdict"] == "good")?;
+    env.cli(&["add", "10.88.1.0/24", "--policy", "near"])?;
+    env.cli(&["add", "10.88.2.0/24", "--policy", "near", "--save"])?;
     if lacks("iter-tcp")? {
-        world.cli_fails(&["apply"])?;
+        env.cli_fails(&["apply"])?;
     } else {
-        world.cli(&["apply"])?;
+        env.cli(&["apply"])?;
     }
-    world.cli(&["detach"])?;
-    world.cli(&["reload"])?;
-    world.assert_syn_gap(to(SERVER_V4, PORT), &Connect::default(), NEAR)?;
+    env.cli(&["detach"])?;
+    env.cli(&["reload"])?;
+    env.assert_syn_gap(to(SERVER_V4, PORT), &Connect::default(), POLICY_RTO)?;
     check()?;
-    assert_eq!(world.json(&["status"])?["healthy"], true);
-    assert_eq!(world.end(Signal::SIGTERM)?.code(), Some(0));
-    assert!(!world.socket().exists() && !world.pin_dir().exists());
+    assert_eq!(env.json(&["status"])?["healthy"], true);
+    assert_eq!(env.end(Signal::SIGTERM)?.code(), Some(0));
+    assert!(!env.socket().exists() && !env.pin_dir().exists());
     Ok(())
 }
 
 /// Starts an agent whose configuration has one path replaced by another; what it says against it.
-fn refusal(world: &mut World, from: &Path, to: &Path) -> anyhow::Result<String> {
+fn refusal(env: &mut TestEnv, from: &Path, to: &Path) -> anyhow::Result<String> {
     let (from, to) = (from.display().to_string(), to.display().to_string());
-    let text = world
+    let text = env
         .config_text("")
         .replace(&format!("\"{from}\""), &format!("\"{to}\""));
     ensure!(text.contains(&to), "{text}");
-    fs::write(world.config(), text)?;
-    match world.start() {
+    fs::write(env.config(), text)?;
+    match env.start() {
         Ok(()) => anyhow::bail!("it started with {to}"),
         Err(e) => Ok(format!("{e:#}")),
     }
 }
 
-fn others_directories() -> anyhow::Result<()> {
-    let mut world = World::new()?;
-    let at = |name: &str| -> PathBuf { world.dir().join(name) };
-    let (state, socket) = (at("state"), world.socket());
+test!(directories_of_others_are_refused);
+fn directories_of_others_are_refused() -> anyhow::Result<()> {
+    let mut env = TestEnv::new()?;
+    let at = |name: &str| -> PathBuf { env.dir().join(name) };
+    let (state, socket) = (at("state"), env.socket());
     let (theirs, open, victim) = (at("theirs"), at("open"), at("victim"));
     for dir in [&theirs, &open, &victim] {
         fs::create_dir(dir)?;
@@ -149,7 +144,7 @@ fn others_directories() -> anyhow::Result<()> {
             "everybody may write to it",
         ),
     ] {
-        let said = refusal(&mut world, from, &to)?;
+        let said = refusal(&mut env, from, &to)?;
         ensure!(said.contains(why), "{}: {said}", to.display());
     }
     assert_eq!(fs::read_dir(&victim)?.count(), 0);
@@ -157,14 +152,14 @@ fn others_directories() -> anyhow::Result<()> {
     // A link at the socket's own place is not followed, whoever made it.
     let precious = victim.join("precious");
     fs::write(&precious, "kept")?;
-    symlink(&precious, world.socket())?;
-    world.configure("")?;
-    let said = format!("{:#}", world.start().err().context("it started")?);
+    symlink(&precious, env.socket())?;
+    env.configure("")?;
+    let said = format!("{:#}", env.start().err().context("it started")?);
     ensure!(said.contains("exists and is no socket"), "{said}");
     assert_eq!(fs::read_to_string(&precious)?, "kept");
-    fs::remove_file(world.socket())?;
+    fs::remove_file(env.socket())?;
     // And without all that it starts.
-    world.start()
+    env.start()
 }
 
 /// Removed also on panic.
@@ -176,19 +171,20 @@ impl Drop for Planted {
     }
 }
 
-fn planted_pins() -> anyhow::Result<()> {
-    let mut world = World::new()?;
-    let planted = Planted(world.pin_dir());
+test!(a_planted_pin_directory_is_refused);
+fn a_planted_pin_directory_is_refused() -> anyhow::Result<()> {
+    let mut env = TestEnv::new()?;
+    let planted = Planted(env.pin_dir());
     fs::DirBuilder::new().mode(0o755).create(&planted.0)?;
     chown(&planted.0, Some(NOBODY), None)?;
-    world.configure("")?;
-    let said = format!("{:#}", world.start().err().context("it started")?);
+    env.configure("")?;
+    let said = format!("{:#}", env.start().err().context("it started")?);
     ensure!(
         said.contains("pin_dir") && said.contains("it belongs to uid 65534"),
         "{said}"
     );
     // Also what removes pins does not touch it.
-    let said = world.cli_fails(&["detach"])?;
+    let said = env.cli_fails(&["detach"])?;
     ensure!(said.contains("it belongs to uid 65534"), "{said}");
     assert!(planted.0.is_dir());
     Ok(())
@@ -206,15 +202,16 @@ fn status(stream: &mut UnixStream) -> anyhow::Result<u16> {
         .parse()?)
 }
 
-fn large() -> anyhow::Result<()> {
+test!(a_large_request_is_refused);
+fn a_large_request_is_refused() -> anyhow::Result<()> {
     const LIMIT: usize = 16 << 20;
-    let world = World::with(&near("\"10.88.0.0/24\""))?;
+    let env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
     let head = "POST /v1/entries HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n";
     // Told beforehand: nothing of it is read.
     let connect = || -> anyhow::Result<UnixStream> {
-        let stream = UnixStream::connect(world.socket())?;
-        stream.set_read_timeout(Some(SOON))?;
-        stream.set_write_timeout(Some(SOON))?;
+        let stream = UnixStream::connect(env.socket())?;
+        stream.set_read_timeout(Some(TIMEOUT))?;
+        stream.set_write_timeout(Some(TIMEOUT))?;
         Ok(stream)
     };
     let mut told = connect()?;
@@ -238,27 +235,28 @@ fn large() -> anyhow::Result<()> {
     let long = "x".repeat(1 << 20);
     let _hung_up = write!(headers, "GET /v1/status HTTP/1.1\r\nx: {long}\r\n\r\n");
     assert_eq!(status(&mut headers).context("headers")?, 431);
-    assert_eq!(world.json(&["status"])?["healthy"], true);
+    assert_eq!(env.json(&["status"])?["healthy"], true);
     Ok(())
 }
 
-fn metrics_port() -> anyhow::Result<()> {
+test!(the_metrics_port_shows_no_more);
+fn the_metrics_port_shows_no_more() -> anyhow::Result<()> {
     let port = std::net::TcpListener::bind("127.0.0.1:0")?
         .local_addr()?
         .port();
-    let mut world = World::new()?;
-    world.configure(&format!(
+    let mut env = TestEnv::new()?;
+    env.configure(&format!(
         "metrics = \"127.0.0.1:{port}\"\n{}",
         near("\"10.88.0.0/24\"")
     ))?;
-    world.start()?;
+    env.start()?;
     let ask = |method: &str, path: &str| -> anyhow::Result<http::Answer> {
         http::request(TcpStream::connect(("127.0.0.1", port))?, method, path, "")
     };
     for path in ["/", "/metrics", "/healthz", "/readyz"] {
         let answer = ask("GET", path)?;
         assert_eq!(answer.status, 200, "{path}");
-        for secret in ["10.88.", &world.dir().display().to_string()] {
+        for secret in ["10.88.", &env.dir().display().to_string()] {
             ensure!(!answer.body.contains(secret), "{path} shows {secret}");
         }
         for method in ["POST", "PUT", "DELETE"] {
@@ -279,15 +277,15 @@ fn metrics_port() -> anyhow::Result<()> {
     }
     // The same asked of the control socket is answered: the paths are not just wrong.
     assert_eq!(
-        world.socket_request("GET", "/v1/status", "")?["healthy"],
+        env.socket_request("GET", "/v1/status", "")?["healthy"],
         true
     );
     // And from the network namespace of others there is no way to it. The control: the same client reaches what
     // listens at this address of its own namespace.
     let there = SocketAddr::from(([127, 0, 0, 1], port));
-    let connect = || Traffic::connect(&world.net.client, None, there, &Connect::default());
+    let connect = || Traffic::connect(&env.net.client, None, there, &Connect::default());
     assert_eq!(connect()?.outcome()?.result, "ECONNREFUSED");
-    let _other = Traffic::serve(&world.net.client, None, there)?;
+    let _other = Traffic::serve(&env.net.client, None, there)?;
     assert_eq!(connect()?.outcome()?.result, "connected");
     Ok(())
 }

@@ -1,66 +1,29 @@
 //! What policies did, as `rto-agent stats` tells: handshakes and their retransmissions on a link that
 //! delays and drops, histograms, connections that end badly, traffic that no entry covers.
 
-use std::{
-    path::Path,
-    time::{Duration, Instant},
-};
+use std::{path::Path, time::Duration};
 
-use anyhow::ensure;
-use rto_tests::{
-    agent::{SOON, World},
-    features::lacks,
+use rto_testbed::{
+    env::TestEnv,
     foreign::Foreign,
     kernel::{SOCK_OPS, programs_at},
+    link::relay::Relay,
+    link::rule::PacketFilter,
     netns::{SERVER_V4, SERVER_V6, sysctl},
-    relay::{BothEnds, Matching, RELAY_SERVER_V4, RELAY_SERVER_V6, Relay, relay},
-    talk::{self, Talk},
     timing::jiffy,
-    traffic::{Connect, Traffic},
+    wait::{TIMEOUT, eventually_seen},
+    workload::conversation,
+    workload::conversation::Conversation,
+    workload::traffic::{Connect, Traffic},
+};
+use rto_tests::{
+    features::lacks,
+    relay::{BothEnds, RELAY_SERVER_V4, RELAY_SERVER_V6, relay},
     watcher::Watcher,
 };
 use serde_json::Value;
 
-use super::{Test, to};
-
-pub(super) const TESTS: &[Test] = &[
-    ("a_lost_syn_is_recovered", || {
-        lost(Matching::SYN, "active", true)
-    }),
-    ("a_lost_syn_without_timestamps", || {
-        lost(Matching::SYN, "active", false)
-    }),
-    ("a_lost_syn_ack_is_recovered", || {
-        lost(Matching::SYN_ACK, "active", true)
-    }),
-    ("a_lost_syn_ack_without_timestamps", || {
-        lost(Matching::SYN_ACK, "active", false)
-    }),
-    ("a_lost_syn_and_a_lost_syn_ack_are_not_spurious", lost_twice),
-    ("a_lost_final_ack_is_recovered", || {
-        lost(Matching::CLIENT_ACK, "passive", true)
-    }),
-    ("a_lost_final_ack_without_timestamps", || {
-        lost(Matching::CLIENT_ACK, "passive", false)
-    }),
-    ("an_rtt_just_below_the_initial_rto", below),
-    ("an_rtt_beyond_it_is_spurious", || beyond(true)),
-    ("an_rtt_beyond_it_without_timestamps", || beyond(false)),
-    ("an_rtt_of_several_initial_rtos", several),
-    ("a_lost_syn_on_a_slow_path", lost_on_a_slow_path),
-    ("ipv6_over_a_slow_path", slow_ipv6),
-    ("longer_timers_lose_time", longer),
-    ("histograms_hold_the_times_there_were", histograms),
-    ("rtt_sampling_off_and_by_interval", sampling),
-    ("a_reset_connection_is_aborted", || aborted(None)),
-    ("a_reset_connection_is_aborted_whatever_reply_is", || {
-        aborted(Some(-1))
-    }),
-    ("what_no_entry_covers_is_counted_if_asked", unlisted),
-    ("counting_nothing_still_sets_timers", off),
-    ("what_is_counted_changes_with_a_restart", restart),
-    ("watching_prints_what_came_meanwhile", watching),
-];
+use super::to;
 
 const PORT: u16 = 4900;
 const INITIAL_RTO_MS: u64 = 100;
@@ -81,10 +44,10 @@ fn syn_policy(initial_rto_ms: u64) -> String {
     )
 }
 
-/// A world, a link with a delay, and a server at its far end.
+/// A env, a link with a delay, and a server at its far end.
 struct Link {
     relay: Relay,
-    world: World,
+    env: TestEnv,
 }
 
 impl Link {
@@ -93,15 +56,15 @@ impl Link {
     }
 
     fn with(policies: &str, one_way: Duration, timestamps: bool) -> anyhow::Result<Self> {
-        let world = World::with(policies)?;
-        for netns in [&world.net.client, &world.net.server] {
+        let env = TestEnv::with(policies)?;
+        for netns in [&env.net.client, &env.net.server] {
             sysctl(netns, "net.ipv4.tcp_congestion_control", "reno")?;
             let on = if timestamps { "1" } else { "0" };
             sysctl(netns, "net.ipv4.tcp_timestamps", on)?;
         }
-        let relay = relay(&world.net)?;
+        let relay = relay(&env.net)?;
         relay.set_delay(one_way);
-        Ok(Self { relay, world })
+        Ok(Self { relay, env })
     }
 
     /// A connection with some requests and answers; then both sides' statistics, once all that was
@@ -112,14 +75,14 @@ impl Link {
 
     /// As above, with a pause before the first request.
     fn converse_after(&self, pause: Duration, address: &str) -> anyhow::Result<Value> {
-        let _server = self.world.answer(to(address, PORT))?;
-        let mut talk = self
-            .world
-            .talk(to(address, PORT), talk::Options::default())?;
+        let _server = self.env.echo_server(to(address, PORT))?;
+        let mut conversation = self
+            .env
+            .converse(to(address, PORT), conversation::Options::default())?;
         std::thread::sleep(pause);
-        talk.rounds(ROUNDS, Duration::ZERO)?;
-        drop(talk);
-        stats_when(&self.world, "a verdict", |near| {
+        conversation.rounds(ROUNDS, Duration::ZERO)?;
+        drop(conversation);
+        stats_when(&self.env, "a verdict", |near| {
             ["active", "passive"].into_iter().all(|direction| {
                 let side = &near[direction];
                 let [again, verdicts @ ..] = outcome(side);
@@ -132,23 +95,15 @@ impl Link {
 /// As many as give a verdict, and one for the ACK of the last answer.
 const ROUNDS: usize = 5;
 
-fn near(world: &World) -> anyhow::Result<Value> {
-    Ok(world.json(&["stats", "--policy", "near"])?["policies"]["near"].clone())
+fn near(env: &TestEnv) -> anyhow::Result<Value> {
+    Ok(env.json(&["stats", "--policy", "near"])?["policies"]["near"].clone())
 }
 
-fn stats_when(world: &World, what: &str, is: impl Fn(&Value) -> bool) -> anyhow::Result<Value> {
-    let end = Instant::now() + SOON;
-    loop {
-        let near = near(world)?;
-        if is(&near) {
-            return Ok(near);
-        }
-        ensure!(Instant::now() < end, "stats never showed {what}: {near:#}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+fn stats_when(env: &TestEnv, what: &str, is: impl Fn(&Value) -> bool) -> anyhow::Result<Value> {
+    eventually_seen(what, TIMEOUT, || near(env), is)
 }
 
-/// A side's retransmissions, needless ones, undecided ones, recovered connections.
+/// A side's retransmissions, spurious ones, undecided ones, recovered connections.
 fn outcome(side: &Value) -> [u64; 4] {
     [
         "handshake_retransmissions",
@@ -159,12 +114,42 @@ fn outcome(side: &Value) -> [u64; 4] {
     .map(|name| side[name].as_u64().unwrap_or(u64::MAX))
 }
 
-fn lost(what: Matching, direction: &str, timestamps: bool) -> anyhow::Result<()> {
+test!(a_lost_syn_is_recovered, || lost(
+    PacketFilter::SYN,
+    "active",
+    true
+));
+test!(a_lost_syn_without_timestamps, || lost(
+    PacketFilter::SYN,
+    "active",
+    false
+));
+test!(a_lost_syn_ack_is_recovered, || lost(
+    PacketFilter::SYN_ACK,
+    "active",
+    true
+));
+test!(a_lost_syn_ack_without_timestamps, || lost(
+    PacketFilter::SYN_ACK,
+    "active",
+    false
+));
+test!(a_lost_final_ack_is_recovered, || lost(
+    PacketFilter::CLIENT_ACK,
+    "passive",
+    true
+));
+test!(a_lost_final_ack_without_timestamps, || lost(
+    PacketFilter::CLIENT_ACK,
+    "passive",
+    false
+));
+fn lost(what: PacketFilter, direction: &str, timestamps: bool) -> anyhow::Result<()> {
     let link = Link::new(INITIAL_RTO_MS, NEAR_ONE_WAY, timestamps)?;
     link.relay.drop_next(what, 1);
     // A request would do for the lost ACK.
     let pause = match what {
-        Matching::CLIENT_ACK => Duration::from_millis(2 * INITIAL_RTO_MS),
+        PacketFilter::CLIENT_ACK => Duration::from_millis(2 * INITIAL_RTO_MS),
         _ => Duration::ZERO,
     };
     let near = link.converse_after(pause, RELAY_SERVER_V4)?;
@@ -175,7 +160,7 @@ fn lost(what: Matching, direction: &str, timestamps: bool) -> anyhow::Result<()>
     let saved = (1000 - INITIAL_RTO_MS) * 1000;
     assert_eq!(side["time_saved_us"], saved, "{near:#}");
     assert_eq!(side["time_lost_us"], 0, "{near:#}");
-    if what == Matching::SYN_ACK {
+    if what == PacketFilter::SYN_ACK {
         // Its own timer fired, and it answered the second SYN: one loss, whoever was first.
         let passive = &near["passive"];
         assert_eq!(passive["spurious"], 0, "{near:#}");
@@ -184,8 +169,9 @@ fn lost(what: Matching, direction: &str, timestamps: bool) -> anyhow::Result<()>
     assert_path(&side["handshake"])
 }
 
+test!(a_lost_syn_and_a_lost_syn_ack_are_not_spurious);
 /// The RTT counts from the SYN whose answer was lost: as long as an initial RTO and more, on a path that is not.
-fn lost_twice() -> anyhow::Result<()> {
+fn a_lost_syn_and_a_lost_syn_ack_are_not_spurious() -> anyhow::Result<()> {
     // The SYN-ACK is sent again for the third SYN, and by no timer of its own before. That SYN comes after two
     // timers where the first intervals are equal, else after three.
     let timers = if lacks("tcp-syn-linear-timeouts")? {
@@ -197,7 +183,7 @@ fn lost_twice() -> anyhow::Result<()> {
     // By its own timer, before the third SYN, whose interval is doubled.
     let link = lossy("100ms")?;
     if !lacks("tcp-syn-linear-timeouts")? {
-        let client = &link.world.net.client;
+        let client = &link.env.net.client;
         sysctl(client, "net.ipv4.tcp_syn_linear_timeouts", "0")?;
     }
     lost_syn_and_syn_ack(&link, 1, 1)
@@ -210,8 +196,8 @@ fn lossy(syn_ack_rto: &str) -> anyhow::Result<Link> {
 }
 
 fn lost_syn_and_syn_ack(link: &Link, sent_again: u64, timers: u64) -> anyhow::Result<()> {
-    link.relay.drop_next(Matching::SYN, 1);
-    link.relay.drop_next(Matching::SYN_ACK, 1);
+    link.relay.drop_next(PacketFilter::SYN, 1);
+    link.relay.drop_next(PacketFilter::SYN_ACK, 1);
     let near = link.converse(RELAY_SERVER_V4)?;
     assert_eq!(link.relay.log().iter().filter(|r| r.dropped()).count(), 2);
     let active = &near["active"];
@@ -231,8 +217,9 @@ fn assert_path(handshake: &Value) -> anyhow::Result<()> {
     Ok(())
 }
 
+test!(an_rtt_just_below_the_initial_rto);
 /// The control of those beyond.
-fn below() -> anyhow::Result<()> {
+fn an_rtt_just_below_the_initial_rto() -> anyhow::Result<()> {
     // A core that is taken away for 16 ms makes it more than the RTO: a wrong rule is wrong each time.
     const ATTEMPTS: usize = 3;
     let mut seen = Vec::new();
@@ -249,20 +236,23 @@ fn below() -> anyhow::Result<()> {
     panic!("segments were sent again each time: {seen:?}");
 }
 
+test!(an_rtt_beyond_it_is_spurious, || beyond(true));
+test!(an_rtt_beyond_it_without_timestamps, || beyond(false));
 fn beyond(timestamps: bool) -> anyhow::Result<()> {
     let link = Link::new(INITIAL_RTO_MS, Duration::from_millis(60), timestamps)?;
     let near = link.converse(RELAY_SERVER_V4)?;
     assert_eq!(link.relay.log().iter().filter(|r| r.dropped()).count(), 0);
     assert_eq!(outcome(&near["active"]), [1, 1, 0, 0], "{near:#}");
     assert_eq!(near["active"]["time_saved_us"], 0, "{near:#}");
-    // The listener's own timer, and the second SYN, which it answers: both needless.
+    // The listener's own timer, and the second SYN, which it answers: both spurious.
     let [again, spurious, undecided, recovered] = outcome(&near["passive"]);
     assert!((1..=2).contains(&again), "{near:#}");
     assert_eq!([spurious, undecided, recovered], [again, 0, 0], "{near:#}");
     Ok(())
 }
 
-fn several() -> anyhow::Result<()> {
+test!(an_rtt_of_several_initial_rtos);
+fn an_rtt_of_several_initial_rtos() -> anyhow::Result<()> {
     let rto = 6 * jiffy();
     let rto_ms = u64::try_from(rto.as_millis())?;
     let link = Link::new(rto_ms, Duration::from_millis(45), true)?;
@@ -274,10 +264,11 @@ fn several() -> anyhow::Result<()> {
     Ok(())
 }
 
+test!(a_lost_syn_on_a_slow_path);
 /// The first SYN lost, the second answered later than an initial RTO: that one was needed, the third not.
-fn lost_on_a_slow_path() -> anyhow::Result<()> {
+fn a_lost_syn_on_a_slow_path() -> anyhow::Result<()> {
     let link = Link::new(INITIAL_RTO_MS, Duration::from_millis(65), true)?;
-    link.relay.drop_next(Matching::SYN, 1);
+    link.relay.drop_next(PacketFilter::SYN, 1);
     let near = link.converse(RELAY_SERVER_V4)?;
     // Before Linux 6.5 the second interval is twice the first, and the answer comes before its end.
     let is_linear = Path::new("/proc/sys/net/ipv4/tcp_syn_linear_timeouts").exists();
@@ -290,16 +281,18 @@ fn lost_on_a_slow_path() -> anyhow::Result<()> {
     Ok(())
 }
 
-fn slow_ipv6() -> anyhow::Result<()> {
+test!(ipv6_over_a_slow_path);
+fn ipv6_over_a_slow_path() -> anyhow::Result<()> {
     let link = Link::new(INITIAL_RTO_MS, Duration::from_millis(60), true)?;
     let near = link.converse(RELAY_SERVER_V6)?;
     assert_eq!(outcome(&near["active"]), [1, 1, 0, 0], "{near:#}");
     Ok(())
 }
 
-fn longer() -> anyhow::Result<()> {
+test!(longer_timers_lose_time);
+fn longer_timers_lose_time() -> anyhow::Result<()> {
     let link = Link::new(1200, NEAR_ONE_WAY, true)?;
-    link.relay.drop_next(Matching::SYN, 1);
+    link.relay.drop_next(PacketFilter::SYN, 1);
     let near = link.converse(RELAY_SERVER_V4)?;
     assert_eq!(outcome(&near["active"]), [1, 0, 0, 1], "{near:#}");
     assert_eq!(near["active"]["time_saved_us"], 0, "{near:#}");
@@ -307,14 +300,15 @@ fn longer() -> anyhow::Result<()> {
     Ok(())
 }
 
+test!(histograms_hold_the_times_there_were);
 /// As the wire of each end has it, which is 20 ms there and back and what the machine adds: to a jiffy, and in the
 /// right bucket.
-fn histograms() -> anyhow::Result<()> {
+fn histograms_hold_the_times_there_were() -> anyhow::Result<()> {
     let one_way = Duration::from_millis(10);
     let link = Link::new(INITIAL_RTO_MS, one_way, true)?;
-    let captures = BothEnds::of(&link.world.net, &link.relay)?;
+    let captures = BothEnds::of(&link.env.net, &link.relay)?;
     link.converse(RELAY_SERVER_V4)?;
-    let near = stats_when(&link.world, "both ends", |near| {
+    let near = stats_when(&link.env, "both ends", |near| {
         ["active", "passive"]
             .into_iter()
             .all(|direction| near[direction]["srtt"]["count"] == 1)
@@ -340,7 +334,7 @@ fn histograms() -> anyhow::Result<()> {
             assert!(range.contains(&Some(sum_us)), "{direction}: {near:#}");
         }
     }
-    let text = link.world.cli(&["stats", "--policy", "near"])?;
+    let text = link.env.cli(&["stats", "--policy", "near"])?;
     assert!(
         text.contains("handshake time: 1, mean ") && text.contains("####"),
         "{text}"
@@ -348,27 +342,29 @@ fn histograms() -> anyhow::Result<()> {
     Ok(())
 }
 
-fn sampling() -> anyhow::Result<()> {
-    let mut world = World::new()?;
-    world.configure(&format!("rtt_sampling = \"off\"\n{}", policy(100)))?;
-    world.start()?;
-    let served = |world: &World, rounds: usize, pause_ms: u64| -> anyhow::Result<()> {
-        let _server = world.answer(to(SERVER_V4, PORT))?;
-        let mut talk = world.talk(to(SERVER_V4, PORT), talk::Options::default())?;
-        talk.rounds(rounds, Duration::from_millis(pause_ms))
+test!(rtt_sampling_off_and_by_interval);
+fn rtt_sampling_off_and_by_interval() -> anyhow::Result<()> {
+    let mut env = TestEnv::new()?;
+    env.configure(&format!("rtt_sampling = \"off\"\n{}", policy(100)))?;
+    env.start()?;
+    let served = |env: &TestEnv, rounds: usize, pause_ms: u64| -> anyhow::Result<()> {
+        let _server = env.echo_server(to(SERVER_V4, PORT))?;
+        let mut conversation =
+            env.converse(to(SERVER_V4, PORT), conversation::Options::default())?;
+        conversation.rounds(rounds, Duration::from_millis(pause_ms))
     };
-    served(&world, 3, 0)?;
-    let near = near(&world)?;
+    served(&env, 3, 0)?;
+    let near = near(&env)?;
     assert_eq!(near["active"]["srtt"]["count"], 0, "{near:#}");
     assert_eq!(near["active"]["handshake"]["count"], 1, "{near:#}");
-    world.end(nix::sys::signal::Signal::SIGTERM)?;
+    env.end(nix::sys::signal::Signal::SIGTERM)?;
     // Every 50 ms at the most, while it lasts.
-    world.configure(&format!("rtt_sampling = \"50ms\"\n{}", policy(100)))?;
-    world.start()?;
-    let _server = world.answer(to(SERVER_V4, PORT))?;
-    let mut talk = world.talk(to(SERVER_V4, PORT), talk::Options::default())?;
-    talk.rounds(20, Duration::from_millis(20))?;
-    let before_its_end = stats_when(&world, "samples", |near| {
+    env.configure(&format!("rtt_sampling = \"50ms\"\n{}", policy(100)))?;
+    env.start()?;
+    let _server = env.echo_server(to(SERVER_V4, PORT))?;
+    let mut conversation = env.converse(to(SERVER_V4, PORT), conversation::Options::default())?;
+    conversation.rounds(20, Duration::from_millis(20))?;
+    let before_its_end = stats_when(&env, "samples", |near| {
         near["active"]["srtt"]["count"].as_u64() > Some(1)
     })?;
     let count = before_its_end["active"]["srtt"]["count"].as_u64();
@@ -376,67 +372,73 @@ fn sampling() -> anyhow::Result<()> {
     Ok(())
 }
 
+test!(a_reset_connection_is_aborted, || aborted(None));
+test!(a_reset_connection_is_aborted_whatever_reply_is, || aborted(
+    Some(-1)
+));
 /// Reset by an administrator; `reply` of a foreign program at every operation is where the former state is.
 fn aborted(reply: Option<i32>) -> anyhow::Result<()> {
-    let mut world = World::new()?;
-    let cgroup = world.cgroup.path();
+    let mut env = TestEnv::new()?;
+    let cgroup = env.cgroup.path();
     let _foreign = reply
         .map(|reply| Foreign::attach_replying_always(cgroup, reply))
         .transpose()?;
-    world.configure(&policy(100))?;
-    world.start()?;
-    let begin = || -> anyhow::Result<(Traffic, Talk)> {
-        let server = world.answer(to(SERVER_V4, PORT))?;
-        let mut talk = world.talk(to(SERVER_V4, PORT), talk::Options::default())?;
-        talk.rounds(2, Duration::ZERO)?;
-        Ok((server, talk))
+    env.configure(&policy(100))?;
+    env.start()?;
+    let begin = || -> anyhow::Result<(Traffic, Conversation)> {
+        let server = env.echo_server(to(SERVER_V4, PORT))?;
+        let mut conversation =
+            env.converse(to(SERVER_V4, PORT), conversation::Options::default())?;
+        conversation.rounds(2, Duration::ZERO)?;
+        Ok((server, conversation))
     };
-    let (server, talk) = begin()?;
-    drop(talk);
+    let (server, conversation) = begin()?;
+    drop(conversation);
     // The control: finished by both.
     std::thread::sleep(Duration::from_millis(100));
     drop(server);
-    let finished = near(&world)?;
+    let finished = near(&env)?;
     assert_eq!(finished["active"]["aborted"], 0, "{finished:#}");
     assert_eq!(finished["passive"]["aborted"], 0, "{finished:#}");
-    let (_server, talk) = begin()?;
+    let (_server, conversation) = begin()?;
     // What an administrator does to a connection.
-    rto_tests::process::run(&format!(
+    rto_testbed::process::run(&format!(
         "ip netns exec {} ss -K dport = :{PORT}",
-        world.net.client
+        env.net.client
     ))?;
-    let near = stats_when(&world, "the end", |near| near["active"]["aborted"] == 1)?;
+    let near = stats_when(&env, "the end", |near| near["active"]["aborted"] == 1)?;
     assert_eq!(near["active"]["expired"], 0, "{near:#}");
-    stats_when(&world, "the other end", |near| {
+    stats_when(&env, "the other end", |near| {
         near["passive"]["aborted"] == 1
     })?;
-    drop(talk);
+    drop(conversation);
     Ok(())
 }
 
+test!(what_no_entry_covers_is_counted_if_asked, unlisted);
 fn unlisted() -> anyhow::Result<()> {
     let elsewhere = "[policy.near]\ninitial_rto = \"100ms\"\ncidrs = [\"10.88.1.0/24\"]\n";
-    let mut world = World::new()?;
-    world.configure(elsewhere)?;
-    world.start()?;
-    let connect = |world: &World, address: &str| -> anyhow::Result<()> {
-        let _server = world.serve(to(address, PORT))?;
-        let client = world.connect(to(address, PORT), &Connect::default())?;
+    let mut env = TestEnv::new()?;
+    env.configure(elsewhere)?;
+    env.start()?;
+    let connect = |env: &TestEnv, address: &str| -> anyhow::Result<()> {
+        let _server = env.serve(to(address, PORT))?;
+        let client = env.connect(to(address, PORT), &Connect::default())?;
         assert_eq!(client.outcome()?.result, "connected");
         Ok(())
     };
-    connect(&world, SERVER_V4)?;
-    let stats = world.json(&["stats"])?;
+    connect(&env, SERVER_V4)?;
+    let stats = env.json(&["stats"])?;
     assert!(stats["policies"]["unlisted"].is_null(), "{stats:#}");
-    world.end(nix::sys::signal::Signal::SIGTERM)?;
-    world.configure(&format!("count_unlisted = true\n{elsewhere}"))?;
-    world.start()?;
-    connect(&world, SERVER_V4)?;
-    connect(&world, SERVER_V6)?;
+    env.end(nix::sys::signal::Signal::SIGTERM)?;
+    env.configure(&format!("count_unlisted = true\n{elsewhere}"))?;
+    env.start()?;
+    connect(&env, SERVER_V4)?;
+    connect(&env, SERVER_V6)?;
     // Counted, and otherwise left alone: the kernel's own second.
-    world.net.black_hole(PORT)?;
-    world.assert_syn_gap(to(SERVER_V4, PORT), &Connect::default(), super::KERNEL)?;
-    let stats = world.json(&["stats"])?;
+    env.net.black_hole(PORT)?;
+    env.assert_syn_gap(to(SERVER_V4, PORT), &Connect::default(), super::KERNEL_RTO)?;
+    let stats = env.json(&["stats"])?;
     let unlisted = &stats["policies"]["unlisted"];
     assert_eq!(unlisted["active"]["connections"], 2, "{stats:#}");
     assert_eq!(unlisted["passive"]["connections"], 2, "{stats:#}");
@@ -447,80 +449,80 @@ fn unlisted() -> anyhow::Result<()> {
     );
     assert_eq!(stats["policies"]["near"]["active"]["connections"], 0);
     // It is no policy: neither listed nor looked up.
-    assert!(world.json(&["status"])?["policies"]["unlisted"].is_null());
-    let looked_up = world.json(&["lookup", SERVER_V4])?;
+    assert!(env.json(&["status"])?["policies"]["unlisted"].is_null());
+    let looked_up = env.json(&["lookup", SERVER_V4])?;
     assert!(looked_up["entry"].is_null(), "{looked_up:#}");
     Ok(())
 }
 
-fn off() -> anyhow::Result<()> {
-    let mut world = World::new()?;
-    world.configure(&format!("statistics = false\n{}", policy(100)))?;
-    world.start()?;
-    world.net.black_hole(PORT)?;
-    world.assert_syn_gap(
+test!(counting_nothing_still_sets_timers);
+fn counting_nothing_still_sets_timers() -> anyhow::Result<()> {
+    let mut env = TestEnv::new()?;
+    env.configure(&format!("statistics = false\n{}", policy(100)))?;
+    env.start()?;
+    env.net.black_hole(PORT)?;
+    env.assert_syn_gap(
         to(SERVER_V4, PORT),
         &Connect::default(),
         Duration::from_millis(100),
     )?;
-    let near = near(&world)?;
+    let near = near(&env)?;
     assert_eq!(outcome(&near["active"]), [0; 4], "{near:#}");
     for verb in ["stats", "status"] {
-        let text = world.cli(&[verb])?;
+        let text = env.cli(&[verb])?;
         assert!(text.contains("nothing is counted"), "{text}");
     }
     Ok(())
 }
 
+test!(what_is_counted_changes_with_a_restart);
 /// Another choice is another program over the same maps: entries and counts stay.
-fn restart() -> anyhow::Result<()> {
-    let mut world = World::new()?;
-    world.configure(&format!("on_exit = \"keep\"\n{}", policy(100)))?;
-    world.start()?;
-    let _server = world.serve(to(SERVER_V4, PORT))?;
-    let connect = |world: &World| -> anyhow::Result<()> {
-        let client = world.connect(to(SERVER_V4, PORT), &Connect::default())?;
+fn what_is_counted_changes_with_a_restart() -> anyhow::Result<()> {
+    let mut env = TestEnv::new()?;
+    env.configure(&format!("on_exit = \"keep\"\n{}", policy(100)))?;
+    env.start()?;
+    let _server = env.serve(to(SERVER_V4, PORT))?;
+    let connect = |env: &TestEnv| -> anyhow::Result<()> {
+        let client = env.connect(to(SERVER_V4, PORT), &Connect::default())?;
         assert_eq!(client.outcome()?.result, "connected");
         Ok(())
     };
-    connect(&world)?;
-    world.configure(&format!(
+    connect(&env)?;
+    env.configure(&format!(
         "on_exit = \"keep\"\nrtt_sampling = \"1s\"\n{}",
         policy(100)
     ))?;
-    let noted = world.cli(&["reload"])?;
+    let noted = env.cli(&["reload"])?;
     assert!(noted.contains("rtt_sampling changed"), "{noted}");
-    world.end(nix::sys::signal::Signal::SIGTERM)?;
-    world.notified("STOPPING=1")?;
-    world.start()?;
+    env.end(nix::sys::signal::Signal::SIGTERM)?;
+    env.notified("STOPPING=1")?;
+    env.start()?;
     // In the former one's place: no connection is counted by both.
-    assert_eq!(programs_at(world.cgroup.path(), SOCK_OPS)?.len(), 1);
-    connect(&world)?;
-    let status = world.json(&["status"])?;
+    assert_eq!(programs_at(env.cgroup.path(), SOCK_OPS)?.len(), 1);
+    connect(&env)?;
+    let status = env.json(&["status"])?;
     assert_eq!(status["found_at_start"], "maps-kept", "{status:#}");
-    let near = near(&world)?;
+    let near = near(&env)?;
     assert_eq!(near["active"]["connections"], 2, "{near:#}");
     Ok(())
 }
 
-fn watching() -> anyhow::Result<()> {
-    let world = World::with(&policy(100))?;
-    let refused = world.cli_fails(&["stats", "--policy", "nobody"])?;
+test!(watching_prints_what_came_meanwhile);
+fn watching_prints_what_came_meanwhile() -> anyhow::Result<()> {
+    let env = TestEnv::with(&policy(100))?;
+    let refused = env.cli_fails(&["stats", "--policy", "nobody"])?;
     assert!(refused.contains("there is: near"), "{refused}");
-    let refused = world.usage_error(&["stats", "--watch", "--interval", "1us"])?;
+    let refused = env.usage_error(&["stats", "--watch", "--interval", "1us"])?;
     assert!(refused.contains("100ms to 1h"), "{refused}");
-    let _server = world.serve(to(SERVER_V4, PORT))?;
+    let _server = env.serve(to(SERVER_V4, PORT))?;
     let connect = || -> anyhow::Result<()> {
-        let client = world.connect(to(SERVER_V4, PORT), &Connect::default())?;
+        let client = env.connect(to(SERVER_V4, PORT), &Connect::default())?;
         assert_eq!(client.outcome()?.result, "connected");
         Ok(())
     };
     // Not what was before.
     connect()?;
-    let watcher = Watcher::of(
-        &world,
-        &["stats", "--watch", "--interval", "200ms", "--json"],
-    )?;
+    let watcher = Watcher::of(&env, &["stats", "--watch", "--interval", "200ms", "--json"])?;
     watcher.next("a look at nothing", |line| {
         line["policies"]["near"]["active"]["connections"] == 0
     })?;

@@ -2,29 +2,17 @@
 
 use std::time::Duration;
 
-use rto_tests::{
-    agent::{SOON, World},
+use rto_testbed::{
     capture::{Capture, syns},
-    features::syn_timers,
+    env::TestEnv,
     netns::{CLIENT_LINK, SERVER_V4, SERVER_V4_OTHER, SERVER_V6},
     timing::{jiffy, range},
-    traffic::Connect,
+    wait::TIMEOUT,
+    workload::traffic::Connect,
 };
+use rto_tests::features::syn_timers;
 
-use super::{KERNEL, NEAR, Test, near, to};
-
-pub(super) const TESTS: &[Test] = &[
-    ("without_any_agent_the_kernels_second", without_any_agent),
-    ("prefix_24_and_an_unlisted_prefix", prefix_24),
-    ("prefix_32", prefix_32),
-    ("prefix_0", prefix_0),
-    ("nested_prefixes_the_longest_wins", nested),
-    ("ipv6", ipv6),
-    ("ipv4_mapped", mapped),
-    ("one_jiffy_and_beyond_a_second", extremes),
-    ("a_thousand_entries", thousand),
-    ("counters_and_hits_are_exact", counters),
-];
+use super::{KERNEL_RTO, POLICY_RTO, near, to};
 
 const PORT: u16 = 4000;
 
@@ -32,43 +20,48 @@ fn plain() -> Connect {
     Connect::default()
 }
 
-/// The control of every other test here: the same world, no agent.
-fn without_any_agent() -> anyhow::Result<()> {
-    let world = World::new()?;
-    world.net.black_hole(PORT)?;
+test!(without_any_agent_the_kernels_second);
+/// The control of every other test here: the same env, no agent.
+fn without_any_agent_the_kernels_second() -> anyhow::Result<()> {
+    let env = TestEnv::new()?;
+    env.net.black_hole(PORT)?;
     for address in [SERVER_V4, SERVER_V6] {
-        world.assert_syn_gap(to(address, PORT), &plain(), KERNEL)?;
+        env.assert_syn_gap(to(address, PORT), &plain(), KERNEL_RTO)?;
     }
     Ok(())
 }
 
-fn prefix_24() -> anyhow::Result<()> {
-    let world = World::with(&near("\"10.88.0.0/24\""))?;
-    world.net.black_hole(PORT)?;
-    world.assert_syn_gaps(to(SERVER_V4, PORT), &plain(), &syn_timers(NEAR, 4)?)?;
-    world.assert_syn_gap(to(SERVER_V4_OTHER, PORT), &plain(), KERNEL)?;
-    world.assert_syn_gap(to(SERVER_V6, PORT), &plain(), KERNEL)?;
+test!(prefix_24_and_an_unlisted_prefix);
+fn prefix_24_and_an_unlisted_prefix() -> anyhow::Result<()> {
+    let env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
+    env.net.black_hole(PORT)?;
+    env.assert_syn_gaps(to(SERVER_V4, PORT), &plain(), &syn_timers(POLICY_RTO, 4)?)?;
+    env.assert_syn_gap(to(SERVER_V4_OTHER, PORT), &plain(), KERNEL_RTO)?;
+    env.assert_syn_gap(to(SERVER_V6, PORT), &plain(), KERNEL_RTO)?;
     Ok(())
 }
 
+test!(prefix_32);
 fn prefix_32() -> anyhow::Result<()> {
-    let world = World::with(&near("\"10.88.0.2/32\""))?;
-    world.net.black_hole(PORT)?;
-    world.assert_syn_gap(to(SERVER_V4, PORT), &plain(), NEAR)?;
-    world.assert_syn_gap(to(SERVER_V4_OTHER, PORT), &plain(), KERNEL)?;
+    let env = TestEnv::with(&near("\"10.88.0.2/32\""))?;
+    env.net.black_hole(PORT)?;
+    env.assert_syn_gap(to(SERVER_V4, PORT), &plain(), POLICY_RTO)?;
+    env.assert_syn_gap(to(SERVER_V4_OTHER, PORT), &plain(), KERNEL_RTO)?;
     Ok(())
 }
 
+test!(prefix_0);
 fn prefix_0() -> anyhow::Result<()> {
-    let world = World::with(&near("\"0.0.0.0/0\""))?;
-    world.net.black_hole(PORT)?;
-    world.assert_syn_gap(to(SERVER_V4, PORT), &plain(), NEAR)?;
+    let env = TestEnv::with(&near("\"0.0.0.0/0\""))?;
+    env.net.black_hole(PORT)?;
+    env.assert_syn_gap(to(SERVER_V4, PORT), &plain(), POLICY_RTO)?;
     // All of IPv4, and nothing of IPv6.
-    world.assert_syn_gap(to(SERVER_V6, PORT), &plain(), KERNEL)?;
+    env.assert_syn_gap(to(SERVER_V6, PORT), &plain(), KERNEL_RTO)?;
     Ok(())
 }
 
-fn nested() -> anyhow::Result<()> {
+test!(nested_prefixes_the_longest_wins);
+fn nested_prefixes_the_longest_wins() -> anyhow::Result<()> {
     let policies = "
 [policy.wide]
 initial_rto = \"300ms\"
@@ -80,42 +73,45 @@ cidrs = [\"10.88.0.0/24\"]
 initial_rto = \"52ms\"
 cidrs = [\"10.88.0.2/32\"]
 ";
-    let world = World::with(policies)?;
-    world.net.black_hole(PORT)?;
-    world.assert_syn_gap(to(SERVER_V4, PORT), &plain(), Duration::from_millis(52))?;
-    world.assert_syn_gap(
+    let env = TestEnv::with(policies)?;
+    env.net.black_hole(PORT)?;
+    env.assert_syn_gap(to(SERVER_V4, PORT), &plain(), Duration::from_millis(52))?;
+    env.assert_syn_gap(
         to(SERVER_V4_OTHER, PORT),
         &plain(),
         Duration::from_millis(300),
     )?;
-    world.cli(&["remove", "10.88.0.2/32"])?;
-    world.assert_syn_gap(to(SERVER_V4, PORT), &plain(), NEAR)?;
+    env.cli(&["remove", "10.88.0.2/32"])?;
+    env.assert_syn_gap(to(SERVER_V4, PORT), &plain(), POLICY_RTO)?;
     Ok(())
 }
 
+test!(ipv6);
 fn ipv6() -> anyhow::Result<()> {
-    let world = World::with(&near("\"fd88::/64\""))?;
-    world.net.black_hole(PORT)?;
-    world.assert_syn_gap(to(SERVER_V6, PORT), &plain(), NEAR)?;
-    world.assert_syn_gap(to(SERVER_V4, PORT), &plain(), KERNEL)?;
+    let env = TestEnv::with(&near("\"fd88::/64\""))?;
+    env.net.black_hole(PORT)?;
+    env.assert_syn_gap(to(SERVER_V6, PORT), &plain(), POLICY_RTO)?;
+    env.assert_syn_gap(to(SERVER_V4, PORT), &plain(), KERNEL_RTO)?;
     Ok(())
 }
 
+test!(ipv4_mapped, mapped);
 /// What Java and Go programs do: an AF_INET6 socket to ::ffff:a.b.c.d.
 fn mapped() -> anyhow::Result<()> {
-    let world = World::with(&near("\"10.88.0.0/24\", \"::/0\""))?;
-    world.net.black_hole(PORT)?;
+    let env = TestEnv::with(&near("\"10.88.0.0/24\", \"::/0\""))?;
+    env.net.black_hole(PORT)?;
     let mapped = Connect {
         mapped: true,
         ..Connect::default()
     };
-    world.assert_syn_gap(to(SERVER_V4, PORT), &mapped, NEAR)?;
+    env.assert_syn_gap(to(SERVER_V4, PORT), &mapped, POLICY_RTO)?;
     // An IPv6 prefix does not catch it, however wide.
-    world.assert_syn_gap(to(SERVER_V4_OTHER, PORT), &mapped, KERNEL)?;
+    env.assert_syn_gap(to(SERVER_V4_OTHER, PORT), &mapped, KERNEL_RTO)?;
     Ok(())
 }
 
-fn extremes() -> anyhow::Result<()> {
+test!(one_jiffy_and_beyond_a_second);
+fn one_jiffy_and_beyond_a_second() -> anyhow::Result<()> {
     let policies = "
 [policy.least]
 initial_rto = \"250us\"
@@ -124,8 +120,8 @@ cidrs = [\"10.88.0.0/24\"]
 initial_rto = \"2s\"
 cidrs = [\"10.88.1.0/24\"]
 ";
-    let world = World::with(policies)?;
-    world.net.black_hole(PORT)?;
+    let env = TestEnv::with(policies)?;
+    env.net.black_hole(PORT)?;
     // The first intervals of one and of two jiffies overlap, which is why it is followed to where they do not: the
     // ninth is 16 jiffies (before Linux 6.5, which doubles at once, 256) or twice as many.
     let (one, two) = (syn_timers(jiffy(), 9)?, syn_timers(2 * jiffy(), 9)?);
@@ -133,46 +129,48 @@ cidrs = [\"10.88.1.0/24\"]
         range(one[8]).end() < range(two[8]).start(),
         "{one:?} {two:?}"
     );
-    world.assert_syn_gaps(to(SERVER_V4, PORT), &plain(), &one)?;
-    world.assert_syn_gap(to(SERVER_V4_OTHER, PORT), &plain(), Duration::from_secs(2))?;
+    env.assert_syn_gaps(to(SERVER_V4, PORT), &plain(), &one)?;
+    env.assert_syn_gap(to(SERVER_V4_OTHER, PORT), &plain(), Duration::from_secs(2))?;
     Ok(())
 }
 
-fn thousand() -> anyhow::Result<()> {
+test!(a_thousand_entries);
+fn a_thousand_entries() -> anyhow::Result<()> {
     let many = (0..1000).map(|i| format!("\"10.{}.{}.0/24\"", 100 + i / 256, i % 256));
     let cidrs: Vec<String> = many.chain(["\"10.88.0.0/24\"".to_owned()]).collect();
-    let world = World::with(&near(&cidrs.join(",\n")))?;
-    assert_eq!(world.json(&["status"])?["entries"], 1001);
+    let env = TestEnv::with(&near(&cidrs.join(",\n")))?;
+    assert_eq!(env.json(&["status"])?["entries"], 1001);
     assert_eq!(
-        world.json(&["list"])?["entries"].as_array().map(Vec::len),
+        env.json(&["list"])?["entries"].as_array().map(Vec::len),
         Some(1001)
     );
     assert_eq!(
-        world.json(&["lookup", "10.103.231.9"])?["entry"]["cidr"],
+        env.json(&["lookup", "10.103.231.9"])?["entry"]["cidr"],
         "10.103.231.0/24"
     );
-    world.net.black_hole(PORT)?;
-    world.assert_syn_gap(to(SERVER_V4, PORT), &plain(), NEAR)?;
+    env.net.black_hole(PORT)?;
+    env.assert_syn_gap(to(SERVER_V4, PORT), &plain(), POLICY_RTO)?;
     Ok(())
 }
 
+test!(counters_and_hits_are_exact);
 /// Every SYN sent again is counted, whether the connection comes about or not.
-fn counters() -> anyhow::Result<()> {
-    let world = World::with(&near("\"10.88.0.0/24\", \"10.88.1.0/24\""))?;
-    world.net.black_hole(PORT)?;
+fn counters_and_hits_are_exact() -> anyhow::Result<()> {
+    let env = TestEnv::with(&near("\"10.88.0.0/24\", \"10.88.1.0/24\""))?;
+    env.net.black_hole(PORT)?;
     // One that never comes about; what was captured until its end is what must be counted.
-    let capture = Capture::start(&world.net.client, CLIENT_LINK)?;
+    let capture = Capture::start(&env.net.client, CLIENT_LINK)?;
     let address = to(SERVER_V4, PORT);
-    let traffic = world.connect(address, &plain())?;
-    capture.wait_for(SOON, |all| syns(all, address).len() > 3)?;
+    let traffic = env.connect(address, &plain())?;
+    capture.wait_for(TIMEOUT, |all| syns(all, address).len() > 3)?;
     drop(traffic);
     let seen = syns(&capture.so_far()?, address).len() as u64 - 1;
     // One that does.
-    let _server = world.serve(to(SERVER_V4_OTHER, PORT + 1))?;
-    let client = world.connect(to(SERVER_V4_OTHER, PORT + 1), &plain())?;
+    let _server = env.serve(to(SERVER_V4_OTHER, PORT + 1))?;
+    let client = env.connect(to(SERVER_V4_OTHER, PORT + 1), &plain())?;
     assert_eq!(client.outcome()?.result, "connected");
 
-    let policy = &world.json(&["status"])?["policies"]["near"];
+    let policy = &env.json(&["status"])?["policies"]["near"];
     assert_eq!(policy["syn_timeouts_set"], 2, "{policy:#}");
     assert_eq!(policy["syn_retransmissions"], seen, "{policy:#}");
     assert_eq!(policy["established_active"], 1, "{policy:#}");
@@ -181,7 +179,7 @@ fn counters() -> anyhow::Result<()> {
     assert_eq!(policy["syn_ack_timeouts_set"], 1, "{policy:#}");
     assert_eq!(policy["syn_ack_retransmissions"], 0, "{policy:#}");
     assert_eq!(policy["storage_failures"], 0, "{policy:#}");
-    let list = world.json(&["list"])?;
+    let list = env.json(&["list"])?;
     let hits = |i: usize| list["entries"][i]["hits"].as_u64();
     assert_eq!((hits(0), hits(1)), (Some(1), Some(2)), "{list:#}");
     Ok(())

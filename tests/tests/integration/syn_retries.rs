@@ -5,23 +5,16 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, ensure};
 use nix::sys::signal::Signal;
 use rto_agent_common::{HostDefaults, maps};
-use rto_tests::{
-    agent::{SOON, World},
-    features::lacks,
+use rto_testbed::{
+    env::TestEnv,
     kernel::Map,
     netns::{SERVER_V4, SERVER_V4_OTHER, sysctl},
-    traffic::Connect,
+    wait::{TIMEOUT, eventually_seen},
+    workload::traffic::Connect,
 };
+use rto_tests::features::lacks;
 
-use super::{Test, near, to};
-
-pub(super) const TESTS: &[Test] = &[
-    ("auto_waits_as_long_as_the_kernel_would", defaults),
-    ("auto_respects_an_applications_own_choice", own_choice),
-    ("keep_and_a_number", keep_and_number),
-    ("a_socket_connected_anew_gets_its_own_value_back", reconnect),
-    ("the_hosts_defaults_follow_the_host", host_defaults),
-];
+use super::{near, to};
 
 const PORT: u16 = 4200;
 /// "No sooner than without the agent, within 10 %."
@@ -29,26 +22,27 @@ const SHARE: f64 = 0.9;
 /// With `tcp_syn_retries` = 6 and no linear timeouts.
 const HOSTS: Duration = Duration::from_secs(127);
 
-fn timed_out(world: &World, address: &str, options: &Connect) -> anyhow::Result<Duration> {
-    let outcome = world.connect(to(address, PORT), options)?.outcome()?;
+fn timed_out(env: &TestEnv, address: &str, options: &Connect) -> anyhow::Result<Duration> {
+    let outcome = env.connect(to(address, PORT), options)?.outcome()?;
     assert_eq!(outcome.result, "ETIMEDOUT");
     Ok(outcome.took)
 }
 
+test!(auto_waits_as_long_as_the_kernel_would, defaults);
 /// With the host's defaults: 134 s at HZ 250 without a policy, so that both run at once.
 fn defaults() -> anyhow::Result<()> {
-    let world = World::with(&near("\"10.88.0.0/24\""))?;
-    world.net.black_hole(PORT)?;
+    let env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
+    env.net.black_hole(PORT)?;
     let begin = Instant::now();
-    let policy = world.connect(to(SERVER_V4, PORT), &Connect::default())?;
-    let control = world.connect(to(SERVER_V4_OTHER, PORT), &Connect::default())?;
+    let policy = env.connect(to(SERVER_V4, PORT), &Connect::default())?;
+    let control = env.connect(to(SERVER_V4_OTHER, PORT), &Connect::default())?;
     let control = control.outcome()?;
     assert_eq!(control.result, "ETIMEDOUT");
     let needed = control.took.mul_f64(SHARE);
     // Its own deadline is 205 s; that it still waits when the control has given up is the claim.
     let waited = begin.elapsed();
     assert!(waited >= needed);
-    let status = world.json(&["status"])?;
+    let status = env.json(&["status"])?;
     let sent = status["policies"]["near"]["syn_retransmissions"]
         .as_u64()
         .unwrap_or(0);
@@ -66,17 +60,18 @@ fn defaults() -> anyhow::Result<()> {
     Ok(())
 }
 
+test!(auto_respects_an_applications_own_choice);
 /// An application that sets TCP_SYNCNT = 1 wants to fail after 3 s; it must neither fail sooner
 /// nor wait as long as one that did not.
-fn own_choice() -> anyhow::Result<()> {
-    let world = World::with(&near("\"10.88.0.0/24\""))?;
-    world.net.black_hole(PORT)?;
+fn auto_respects_an_applications_own_choice() -> anyhow::Result<()> {
+    let env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
+    env.net.black_hole(PORT)?;
     let own = Connect {
         syn_retries: Some(1),
         ..Connect::default()
     };
-    let control = timed_out(&world, SERVER_V4_OTHER, &own)?;
-    let policy = timed_out(&world, SERVER_V4, &own)?;
+    let control = timed_out(&env, SERVER_V4_OTHER, &own)?;
+    let policy = timed_out(&env, SERVER_V4, &own)?;
     assert!(
         policy >= control.mul_f64(SHARE),
         "{policy:?} is sooner than {control:?}"
@@ -93,7 +88,8 @@ fn own_choice() -> anyhow::Result<()> {
     Ok(())
 }
 
-fn keep_and_number() -> anyhow::Result<()> {
+test!(keep_and_a_number);
+fn keep_and_a_number() -> anyhow::Result<()> {
     let policies = "
 [policy.keep]
 initial_rto = \"20ms\"
@@ -104,26 +100,27 @@ initial_rto = \"100ms\"
 syn_retries = 1
 cidrs = [\"10.88.1.0/24\"]
 ";
-    let world = World::with(policies)?;
-    world.net.black_hole(PORT)?;
+    let env = TestEnv::with(policies)?;
+    env.net.black_hole(PORT)?;
     // Measured on Linux 6.18 at HZ 250: 2.7 s with 20 ms (5 jiffies), 0.31 s with 100 ms and 1.
-    let keep = timed_out(&world, SERVER_V4, &Connect::default())?;
+    let keep = timed_out(&env, SERVER_V4, &Connect::default())?;
     assert!((2.4..3.2).contains(&keep.as_secs_f64()), "{keep:?}");
-    let number = timed_out(&world, SERVER_V4_OTHER, &Connect::default())?;
+    let number = timed_out(&env, SERVER_V4_OTHER, &Connect::default())?;
     assert!((0.29..0.5).contains(&number.as_secs_f64()), "{number:?}");
     Ok(())
 }
 
+test!(a_socket_connected_anew_gets_its_own_value_back);
 /// The same socket, first to an address with a policy, then to one without: it must give up when
 /// a fresh socket would, not by what the policy had set.
-fn reconnect() -> anyhow::Result<()> {
-    let world = World::with(&near("\"10.88.0.0/24\""))?;
-    world.net.black_hole(PORT)?;
-    sysctl(&world.net.client, "net.ipv4.tcp_syn_retries", "1")?;
-    let fresh = timed_out(&world, SERVER_V4_OTHER, &Connect::default())?;
+fn a_socket_connected_anew_gets_its_own_value_back() -> anyhow::Result<()> {
+    let env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
+    env.net.black_hole(PORT)?;
+    sysctl(&env.net.client, "net.ipv4.tcp_syn_retries", "1")?;
+    let fresh = timed_out(&env, SERVER_V4_OTHER, &Connect::default())?;
     let first = Some(to(SERVER_V4, PORT));
     let again = timed_out(
-        &world,
+        &env,
         SERVER_V4_OTHER,
         &Connect {
             first,
@@ -142,10 +139,11 @@ fn reconnect() -> anyhow::Result<()> {
     Ok(())
 }
 
+test!(the_hosts_defaults_follow_the_host);
 /// What a program goes by that cannot ask the socket (before Linux 6.1, and 6.2): it may have been loaded long ago.
-fn host_defaults() -> anyhow::Result<()> {
-    let mut world = World::new()?;
-    let host = world.net.client.clone();
+fn the_hosts_defaults_follow_the_host() -> anyhow::Result<()> {
+    let mut env = TestEnv::new()?;
+    let host = env.net.client.clone();
     let set = |retries: u8, syn_ack_retries: u8| -> anyhow::Result<()> {
         sysctl(&host, "net.ipv4.tcp_syn_retries", &retries.to_string())?;
         sysctl(
@@ -155,28 +153,25 @@ fn host_defaults() -> anyhow::Result<()> {
         )
     };
     let within = ["nsenter".to_owned(), format!("--net=/run/netns/{host}")];
-    world.configure(&format!("on_exit = \"keep\"\n{}", near("\"10.88.0.0/24\"")))?;
+    env.configure(&format!("on_exit = \"keep\"\n{}", near("\"10.88.0.0/24\"")))?;
     set(3, 2)?;
-    world.start_under(&within)?;
-    ensure!(defaults_in(&world)? == (3, 2));
+    env.start_under(&within)?;
+    ensure!(defaults_in(&env)? == (3, 2));
     // Of a namespace that may not be the host's no more is assumed than the kernel's default.
     set(4, 9)?;
-    let end = Instant::now() + SOON;
-    while defaults_in(&world)? != (4, 5) {
-        ensure!(Instant::now() < end, "still {:?}", defaults_in(&world)?);
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    world.end(Signal::SIGTERM)?;
+    let defaults = || defaults_in(&env);
+    eventually_seen("(4, 5)", TIMEOUT, defaults, |seen| *seen == (4, 5))?;
+    env.end(Signal::SIGTERM)?;
     set(5, 1)?;
-    world.start_under(&within)?;
-    let status = world.json(&["status"])?;
+    env.start_under(&within)?;
+    let status = env.json(&["status"])?;
     assert_eq!(status["found_at_start"], "adopted", "{status:#}");
-    assert_eq!(defaults_in(&world)?, (5, 1));
+    assert_eq!(defaults_in(&env)?, (5, 1));
     Ok(())
 }
 
-fn defaults_in(world: &World) -> anyhow::Result<(u32, u32)> {
-    let map = Map::open(&world.pins()?.join(maps::HOST_DEFAULTS))?;
+fn defaults_in(env: &TestEnv) -> anyhow::Result<(u32, u32)> {
+    let map = Map::open(&env.pins()?.join(maps::HOST_DEFAULTS))?;
     let value = map.get(&0u32.to_ne_bytes())?.context("no value")?;
     let word = |at: usize| {
         value

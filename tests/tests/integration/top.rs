@@ -1,40 +1,32 @@
 //! `rto-agent top` on a terminal: what it shows, its keys, and how it leaves the terminal.
 
 use nix::sys::signal::Signal;
-use rto_tests::{
-    agent::World,
+use rto_testbed::{
+    env::TestEnv,
     netns::SERVER_V4,
-    pty::Terminal,
-    traffic::{Connect, Traffic},
+    workload::traffic::{Connect, Traffic},
 };
+use rto_tests::pty::Terminal;
 
-use super::{Test, near, to};
-
-pub(super) const TESTS: &[Test] = &[
-    ("rates_histograms_and_a_clean_end", shows),
-    ("every_end_leaves_the_terminal_as_it_was", ends),
-    ("a_daemon_that_hangs_keeps_no_key_waiting", hangs),
-    ("a_daemon_that_is_gone_is_told_and_found_again", gone),
-    ("without_a_terminal_it_says_so", no_terminal),
-];
+use super::{near, to};
 
 const PORT: u16 = 4900;
 
-fn world() -> anyhow::Result<(World, Traffic)> {
-    let world = World::with(&near("\"10.88.0.0/24\""))?;
-    let server = world.serve(to(SERVER_V4, PORT))?;
-    Ok((world, server))
+fn env() -> anyhow::Result<(TestEnv, Traffic)> {
+    let env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
+    let server = env.serve(to(SERVER_V4, PORT))?;
+    Ok((env, server))
 }
 
-fn connect(world: &World) -> anyhow::Result<()> {
-    let client = world.connect(to(SERVER_V4, PORT), &Connect::default())?;
+fn connect(env: &TestEnv) -> anyhow::Result<()> {
+    let client = env.connect(to(SERVER_V4, PORT), &Connect::default())?;
     assert_eq!(client.outcome()?.result, "connected");
     Ok(())
 }
 
 /// `top`, once it shows the policy.
-fn top(world: &World) -> anyhow::Result<Terminal> {
-    let mut top = world.on_terminal(&["top", "--interval", "200ms"])?;
+fn top(env: &TestEnv) -> anyhow::Result<Terminal> {
+    let mut top = Terminal::start(env.command(&["top", "--interval", "200ms"]))?;
     top.wait_for("the policy", |screen| rate(screen).is_some())?;
     Ok(top)
 }
@@ -45,11 +37,12 @@ fn rate(screen: &str) -> Option<&str> {
     row.split_whitespace().nth(1)
 }
 
-fn shows() -> anyhow::Result<()> {
-    let (world, _server) = world()?;
-    let mut top = top(&world)?;
+test!(rates_histograms_and_a_clean_end);
+fn rates_histograms_and_a_clean_end() -> anyhow::Result<()> {
+    let (env, _server) = env()?;
+    let mut top = top(&env)?;
     for _ in 0..3 {
-        connect(&world)?;
+        connect(&env)?;
     }
     // No other column: none of the connections ends.
     let is_some = |rate: &str| rate.parse().is_ok_and(|rate: f64| rate > 0.0);
@@ -85,16 +78,17 @@ fn shows() -> anyhow::Result<()> {
     Ok(())
 }
 
-fn ends() -> anyhow::Result<()> {
-    let (world, _server) = world()?;
+test!(every_end_leaves_the_terminal_as_it_was);
+fn every_end_leaves_the_terminal_as_it_was() -> anyhow::Result<()> {
+    let (env, _server) = env()?;
     for key in ["\u{1b}", "\u{3}"] {
-        let mut top = top(&world)?;
+        let mut top = top(&env)?;
         top.press(key)?;
         let left = top.left()?;
         assert!(left.is_clean(), "{key:?}: {left:?}");
     }
     for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
-        let top = top(&world)?;
+        let top = top(&env)?;
         top.signal(signal)?;
         let left = top.left()?;
         assert!(left.is_clean(), "{signal}: {left:?}");
@@ -102,52 +96,55 @@ fn ends() -> anyhow::Result<()> {
     Ok(())
 }
 
-fn hangs() -> anyhow::Result<()> {
-    let (world, _server) = world()?;
-    let mut top = top(&world)?;
-    world.signal(Signal::SIGSTOP)?;
+test!(a_daemon_that_hangs_keeps_no_key_waiting);
+fn a_daemon_that_hangs_keeps_no_key_waiting() -> anyhow::Result<()> {
+    let (env, _server) = env()?;
+    let mut top = top(&env)?;
+    env.signal(Signal::SIGSTOP)?;
     top.wait_for("the delay", |screen| screen.contains("no answer for 3s"))?;
     top.press("?")?;
     top.wait_for("the help", |screen| screen.contains("any key closes"))?;
     top.press("x")?;
     top.wait_for("the table", |screen| !screen.contains("any key closes"))?;
-    world.signal(Signal::SIGCONT)?;
+    env.signal(Signal::SIGCONT)?;
     top.wait_for("an answer", |screen| screen.contains("last look 0s ago"))?;
-    world.signal(Signal::SIGSTOP)?;
+    env.signal(Signal::SIGSTOP)?;
     top.press("q")?;
     let left = top.left();
-    world.signal(Signal::SIGCONT)?;
+    env.signal(Signal::SIGCONT)?;
     assert!(left?.is_clean());
     Ok(())
 }
 
-fn gone() -> anyhow::Result<()> {
-    let (mut world, _server) = world()?;
-    let mut top = top(&world)?;
-    world.end(Signal::SIGTERM)?;
+test!(a_daemon_that_is_gone_is_told_and_found_again);
+fn a_daemon_that_is_gone_is_told_and_found_again() -> anyhow::Result<()> {
+    let (mut env, _server) = env()?;
+    let mut top = top(&env)?;
+    env.end(Signal::SIGTERM)?;
     // The screen may be read halfway through a picture: what belongs together is waited for.
     top.wait_for("the loss", |screen| {
         screen.contains("no answer for")
             && screen.contains("no rto-agent daemon answers at")
             && rate(screen).is_some()
     })?;
-    world.start()?;
+    env.start()?;
     top.wait_for("an answer", |screen| {
         screen.contains("last look") && !screen.contains("no rto-agent")
     })?;
     top.press("q")?;
     assert!(top.left()?.is_clean());
     // From the beginning it is an error.
-    world.end(Signal::SIGTERM)?;
-    let left = world.on_terminal(&["top"])?.left()?;
+    env.end(Signal::SIGTERM)?;
+    let left = Terminal::start(env.command(&["top"]))?.left()?;
     assert_eq!(left.status.code(), Some(1));
     assert!(left.settings && left.screen, "{left:?}");
     Ok(())
 }
 
-fn no_terminal() -> anyhow::Result<()> {
-    let world = World::with(&near("\"10.88.0.0/24\""))?;
-    let said = world.cli_fails(&["top"])?;
+test!(without_a_terminal_it_says_so);
+fn without_a_terminal_it_says_so() -> anyhow::Result<()> {
+    let env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
+    let said = env.cli_fails(&["top"])?;
     assert!(
         said.contains("needs a terminal; rto-agent stats --watch prints"),
         "{said}"

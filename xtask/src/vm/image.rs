@@ -75,7 +75,7 @@ pub(crate) fn initramfs(kernel: &Unpacked, tests: &Tests) -> anyhow::Result<temp
     let built = tests.programs;
     for (from, to) in [
         (built.join("rto-agent"), "t/debug/rto-agent"),
-        (built.join("rto-traffic"), "t/debug/rto-traffic"),
+        (built.join("rto-workload"), "t/debug/rto-workload"),
         (built.join("rto-lab"), "t/debug/rto-lab"),
         (tests.integration.to_owned(), "t/debug/deps/integration"),
     ] {

@@ -7,18 +7,19 @@ use std::{
 };
 
 use anyhow::{Context as _, ensure};
+use rto_testbed::machine::Machine;
 use serde::{Deserialize, Serialize};
 
 use super::plan::{Plan, Run};
-use crate::{link::Medium, machine::Machine};
+use crate::topology::LinkBackend;
 
-/// What has to be the same, so that runs may stand in one table.
+/// What has to be the same, so that runs may testbed in one table.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Heading {
+pub struct Manifest {
     /// On what.
     pub machine: Machine,
     /// Over what.
-    pub link: Medium,
+    pub link: LinkBackend,
     /// Seed of the order.
     pub seed: u64,
     /// Of what.
@@ -27,7 +28,7 @@ pub struct Heading {
 
 /// A run that is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Done {
+pub struct RunRecord {
     /// Which.
     pub run: Run,
     /// The longest time between two responses, microseconds.
@@ -54,7 +55,7 @@ impl Log {
     /// # Errors
     ///
     /// If it is of another experiment, or cannot be read or written.
-    pub(super) fn open(path: &Path, heading: &Heading) -> anyhow::Result<(Self, Vec<Done>)> {
+    pub(super) fn open(path: &Path, manifest: &Manifest) -> anyhow::Result<(Self, Vec<RunRecord>)> {
         let at = || path.display().to_string();
         let text = match fs::read_to_string(path) {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => String::new(),
@@ -63,11 +64,11 @@ impl Log {
         let whole = text.rfind('\n').map_or("", |end| &text[..=end]);
         let mut lines = whole.lines();
         if let Some(first) = lines.next() {
-            let before: Heading = serde_json::from_str(first).with_context(at)?;
+            let before: Manifest = serde_json::from_str(first).with_context(at)?;
             ensure!(
-                before == *heading,
+                before == *manifest,
                 "{} has runs of another plan, seed, link or machine: name another directory by --out, or \
-                 begin anew by --again",
+                 begin anew by --fresh",
                 path.display()
             );
         }
@@ -88,7 +89,7 @@ impl Log {
             path: path.to_owned(),
         };
         if whole.is_empty() {
-            log.line(heading)?;
+            log.line(manifest)?;
         }
         Ok((log, done))
     }
@@ -98,7 +99,7 @@ impl Log {
     /// # Errors
     ///
     /// If it cannot be written.
-    pub(super) fn add(&mut self, done: &Done) -> anyhow::Result<()> {
+    pub(super) fn add(&mut self, done: &RunRecord) -> anyhow::Result<()> {
         self.line(done)
     }
 
@@ -114,8 +115,8 @@ impl Log {
 mod tests {
     use super::{super::plan::*, *};
 
-    fn heading(seed: u64) -> Heading {
-        Heading {
+    fn manifest(seed: u64) -> Manifest {
+        Manifest {
             machine: Machine {
                 kernel: "6.18".to_owned(),
                 hz: 250,
@@ -123,10 +124,10 @@ mod tests {
                 processor: "one".to_owned(),
                 cores: 2,
             },
-            link: Medium::Relay,
+            link: LinkBackend::Relay,
             seed,
             plan: Plan {
-                ways: vec![Way::Kernel],
+                mechanisms: vec![Mechanism::Kernel],
                 settings: Vec::new(),
                 disruptions_us: vec![10_000],
                 runs: 2,
@@ -135,9 +136,9 @@ mod tests {
         }
     }
 
-    fn done(number: u32) -> Done {
-        let cell = heading(1).plan.cells()[0];
-        Done {
+    fn done(number: u32) -> RunRecord {
+        let cell = manifest(1).plan.cells()[0];
+        RunRecord {
             run: Run { cell, number },
             idle_us: 208_000,
             blackout_us: 10_000,
@@ -150,17 +151,17 @@ mod tests {
     fn what_was_done_is_found_again() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("runs");
-        let (mut log, before) = Log::open(&path, &heading(1)).unwrap();
+        let (mut log, before) = Log::open(&path, &manifest(1)).unwrap();
         assert_eq!(before, []);
         log.add(&done(0)).unwrap();
         drop(log);
         // Killed in the middle of a line.
         let mut file = File::options().append(true).open(&path).unwrap();
         file.write_all(b"{\"run\":").unwrap();
-        let (mut log, before) = Log::open(&path, &heading(1)).unwrap();
+        let (mut log, before) = Log::open(&path, &manifest(1)).unwrap();
         assert_eq!(before, [done(0)]);
         log.add(&done(1)).unwrap();
-        let (_, before) = Log::open(&path, &heading(1)).unwrap();
+        let (_, before) = Log::open(&path, &manifest(1)).unwrap();
         assert_eq!(before, [done(0), done(1)]);
     }
 
@@ -168,17 +169,17 @@ mod tests {
     fn runs_of_another_experiment_are_not_mixed_in() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("runs");
-        let (mut log, _) = Log::open(&path, &heading(1)).unwrap();
+        let (mut log, _) = Log::open(&path, &manifest(1)).unwrap();
         log.add(&done(0)).unwrap();
         let before = fs::read_to_string(&path).unwrap();
-        let error = Log::open(&path, &heading(2)).unwrap_err().to_string();
+        let error = Log::open(&path, &manifest(2)).unwrap_err().to_string();
         assert!(
-            error.contains("--out") && error.contains("--again"),
+            error.contains("--out") && error.contains("--fresh"),
             "{error}"
         );
         assert_eq!(fs::read_to_string(&path).unwrap(), before);
         fs::write(&path, format!("{before}nonsense\n")).unwrap();
-        let error = format!("{:#}", Log::open(&path, &heading(1)).unwrap_err());
+        let error = format!("{:#}", Log::open(&path, &manifest(1)).unwrap_err());
         assert!(error.contains("line 3"), "{error}");
     }
 }

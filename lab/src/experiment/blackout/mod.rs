@@ -1,26 +1,27 @@
 //! How long a request/response connection is idle when all its packets are lost for a while, by setting and by
 //! how the setting is made; next to theory, the kernel's model and published tables.
 
-mod field;
 mod log;
 mod plan;
 mod tables;
+mod testbed;
 
 use std::{fs, path::Path, sync::Mutex, thread};
 
 use anyhow::Context as _;
 use indicatif::{ProgressBar, ProgressStyle};
 use rand::{RngExt as _, SeedableRng as _, rngs::ChaCha8Rng};
+use rto_testbed::{agent::Agent, machine::Machine};
 
 use self::{
-    field::{Open, Posts, lock},
     log::Log,
+    testbed::{SharedPool, TestbedPool, lock},
 };
 pub use self::{
-    log::{Done, Heading},
-    plan::{Cell, Plan, Run, Setting, Way},
+    log::{Manifest, RunRecord},
+    plan::{Cell, Mechanism, Plan, Run, Setting},
 };
-use crate::{ground::agent::Agent, interrupt, link::Medium, machine::Machine, report::Report};
+use crate::{interrupt, report::Report, topology::LinkBackend};
 
 /// Smoothed RTT of the emulated link for the model, microseconds; it makes a difference of a jiffy at most.
 const SRTT_US: u64 = 200;
@@ -31,15 +32,15 @@ pub struct Options<'a> {
     /// What.
     pub plan: Plan,
     /// Over which link.
-    pub medium: Medium,
+    pub backend: LinkBackend,
     /// Of the order and of when in a transaction a disruption begins.
     pub seed: u64,
     /// Runs at once.
-    pub lanes: usize,
+    pub jobs: usize,
     /// Where the report and the runs go.
     pub out: &'a Path,
     /// Forget the runs that are there.
-    pub again: bool,
+    pub fresh: bool,
     /// The agent's binary.
     pub agent: &'a Path,
 }
@@ -50,38 +51,41 @@ pub struct Options<'a> {
 ///
 /// If something cannot be made or measured; the runs that are done are kept.
 pub fn run(mut options: Options<'_>) -> anyhow::Result<Report> {
-    let lacking: Vec<Way> = options.plan.ways.clone();
-    let lacking: Vec<Way> = lacking
+    let lacking: Vec<Mechanism> = options.plan.mechanisms.clone();
+    let lacking: Vec<Mechanism> = lacking
         .into_iter()
-        .filter(|way| !field::can(*way))
+        .filter(|mechanism| !testbed::can(*mechanism))
         .collect();
-    options.plan.ways.retain(|way| field::can(*way));
-    let heading = Heading {
+    options
+        .plan
+        .mechanisms
+        .retain(|mechanism| testbed::can(*mechanism));
+    let manifest = Manifest {
         machine: Machine::here()?,
-        link: options.medium,
+        link: options.backend,
         seed: options.seed,
         plan: options.plan.clone(),
     };
     fs::create_dir_all(options.out).with_context(|| options.out.display().to_string())?;
     let path = options.out.join("blackout-runs.jsonl");
-    if options.again && path.exists() {
+    if options.fresh && path.exists() {
         fs::remove_file(&path).with_context(|| path.display().to_string())?;
     }
-    let (log, mut done) = Log::open(&path, &heading)?;
+    let (log, mut done) = Log::open(&path, &manifest)?;
     let before = done.len();
-    let mut left = heading.plan.order(options.seed);
+    let mut left = manifest.plan.order(options.seed);
     left.retain(|run| !done.iter().any(|done| done.run == *run));
     if !left.is_empty() {
-        done.extend(measure(&options, &heading, left, log)?);
+        done.extend(measure(&options, &manifest, left, log)?);
     }
-    let mut report = tables::report(&heading, &done);
+    let mut report = tables::report(&manifest, &done);
     report.method.push((
         "runs measured now, and taken over from before".to_owned(),
         format!("{}, {before}", done.len() - before),
     ));
-    for way in lacking {
+    for mechanism in lacking {
         report.findings.push(format!(
-            "This kernel cannot make settings by {way}: left out."
+            "This kernel cannot make settings by {mechanism}: left out."
         ));
     }
     Ok(report)
@@ -89,25 +93,25 @@ pub fn run(mut options: Options<'_>) -> anyhow::Result<Report> {
 
 fn measure(
     options: &Options<'_>,
-    heading: &Heading,
+    manifest: &Manifest,
     left: Vec<Run>,
     log: Log,
-) -> anyhow::Result<Vec<Done>> {
-    let posts = heading.plan.posts();
-    let agent = if heading.plan.ways.contains(&Way::Agent) {
+) -> anyhow::Result<Vec<RunRecord>> {
+    let testbeds = manifest.plan.testbeds();
+    let agent = if manifest.plan.mechanisms.contains(&Mechanism::Agent) {
         let mut agent = Agent::new(options.agent.to_owned())?;
-        agent.configure(&field::policies(&posts))?;
+        agent.configure(&testbed::policies(&testbeds))?;
         agent.start()?;
         Some(agent)
     } else {
         None
     };
-    let mut posts = Posts::new(&posts, options.medium, options.seed, agent)?;
-    let open = posts.open();
-    let bar = progress(heading, &left)?;
+    let mut testbeds = TestbedPool::new(&testbeds, options.backend, options.seed, agent)?;
+    let open = testbeds.open();
+    let bar = progress(manifest, &left)?;
     let (left, log, done) = (Mutex::new(left), Mutex::new(log), Mutex::new(Vec::new()));
     thread::scope(|scope| -> anyhow::Result<()> {
-        let lanes: Vec<_> = (0..options.lanes.max(1))
+        let jobs: Vec<_> = (0..options.jobs.max(1))
             .map(|_| {
                 scope.spawn(|| {
                     let _last = Last {
@@ -118,7 +122,7 @@ fn measure(
                 })
             })
             .collect();
-        let ended = lanes.into_iter().map(|lane| {
+        let ended = jobs.into_iter().map(|lane| {
             lane.join()
                 .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         });
@@ -130,7 +134,7 @@ fn measure(
 
 /// When a lane ends there is nothing left, or it has failed: then the others end what they have begun.
 struct Last<'a> {
-    open: &'a Open<'a>,
+    open: &'a SharedPool<'a>,
     left: &'a Mutex<Vec<Run>>,
 }
 
@@ -143,11 +147,11 @@ impl Drop for Last<'_> {
 
 /// Run after run, until there are none left.
 fn lane(
-    open: &Open<'_>,
+    open: &SharedPool<'_>,
     seed: u64,
     left: &Mutex<Vec<Run>>,
     log: &Mutex<Log>,
-    done: &Mutex<Vec<Done>>,
+    done: &Mutex<Vec<RunRecord>>,
     bar: &ProgressBar,
 ) -> anyhow::Result<()> {
     while let Some((run, link, mut client)) = open.take(left) {
@@ -164,12 +168,12 @@ fn lane(
 /// From 0 to 1, of the seed and the run alone: it does not depend on which lane comes first.
 fn phase(seed: u64, run: &Run) -> f64 {
     let Cell {
-        way,
+        mechanism,
         setting,
         disruption_us,
     } = run.cell;
     let parts = [
-        way as u64,
+        mechanism as u64,
         u64::from(setting.thin),
         setting.rto_min_us,
         disruption_us,
@@ -182,12 +186,12 @@ fn phase(seed: u64, run: &Run) -> f64 {
 }
 
 /// The bar goes by the time that runs are expected to take.
-fn progress(heading: &Heading, left: &[Run]) -> anyhow::Result<ProgressBar> {
+fn progress(manifest: &Manifest, left: &[Run]) -> anyhow::Result<ProgressBar> {
     let bar = ProgressBar::new(left.iter().map(expected_ms).sum());
     let style =
         "{bar:40} {percent} %, {eta} left of {} runs".replace("{}", &left.len().to_string());
     bar.set_style(ProgressStyle::with_template(&style)?);
-    bar.set_message(heading.machine.kernel.clone());
+    bar.set_message(manifest.machine.kernel.clone());
     bar.enable_steady_tick(std::time::Duration::from_millis(500));
     Ok(bar)
 }
@@ -216,7 +220,7 @@ mod tests {
     #[test]
     fn a_phase_belongs_to_its_run() {
         let plan = Plan {
-            ways: vec![Way::Agent, Way::Kernel],
+            mechanisms: vec![Mechanism::Agent, Mechanism::Kernel],
             settings: vec![Setting::KERNEL],
             disruptions_us: vec![10_000, 20_000],
             runs: 50,

@@ -5,8 +5,8 @@ use std::{fmt, time::Duration};
 use clap::ValueEnum;
 use rand::{SeedableRng as _, rngs::ChaCha8Rng, seq::SliceRandom as _};
 use rto_model::{
-    data::{Ideal, Kernel},
     published::Column,
+    retransmit::{Ideal, LinuxTimers},
 };
 use serde::{Deserialize, Serialize};
 
@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, ValueEnum, Serialize, Deserialize,
 )]
 #[serde(rename_all = "kebab-case")]
-pub enum Way {
+pub enum Mechanism {
     /// By the agent, at both ends
     Agent,
     /// By the metric of a route (rto_min) and by the application (thin), at both ends
@@ -26,7 +26,7 @@ pub enum Way {
     Kernel,
 }
 
-impl fmt::Display for Way {
+impl fmt::Display for Mechanism {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Agent => "agent",
@@ -98,7 +98,7 @@ impl Setting {
     /// As the kernel's timers make it, milliseconds; the median over when it begins.
     #[must_use]
     pub fn model_ms(self, hz: u64, srtt_us: u64, disruption_us: u64) -> f64 {
-        let near = Kernel::near(hz, srtt_us).with_rto_min(self.rto_min_us);
+        let near = LinuxTimers::near(hz, srtt_us).with_rto_min(self.rto_min_us);
         let kernel = if self.thin { near.thin() } else { near };
         ms(kernel.median_idle_us(disruption_us))
     }
@@ -108,7 +108,8 @@ impl Setting {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Cell {
     /// How its setting is made.
-    pub way: Way,
+    #[serde(alias = "way")]
+    pub mechanism: Mechanism,
     /// Which.
     pub setting: Setting,
     /// How long everything is lost, microseconds.
@@ -128,7 +129,8 @@ pub struct Run {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
     /// How settings are made.
-    pub ways: Vec<Way>,
+    #[serde(alias = "ways")]
+    pub mechanisms: Vec<Mechanism>,
     /// The settings.
     pub settings: Vec<Setting>,
     /// The disruptions, microseconds.
@@ -147,9 +149,9 @@ impl Plan {
             .cells()
             .into_iter()
             .flat_map(|cell| {
-                let runs = match cell.way {
-                    Way::Agent | Way::Kernel => self.runs,
-                    Way::Route | Way::Sysctl => self.control_runs,
+                let runs = match cell.mechanism {
+                    Mechanism::Agent | Mechanism::Kernel => self.runs,
+                    Mechanism::Route | Mechanism::Sysctl => self.control_runs,
                 };
                 (0..runs).map(move |number| Run { cell, number })
             })
@@ -162,10 +164,10 @@ impl Plan {
     #[must_use]
     pub fn cells(&self) -> Vec<Cell> {
         let mut cells = Vec::new();
-        for (way, setting) in self.posts() {
+        for (mechanism, setting) in self.testbeds() {
             for &disruption_us in &self.disruptions_us {
                 cells.push(Cell {
-                    way,
+                    mechanism,
                     setting,
                     disruption_us,
                 });
@@ -176,15 +178,15 @@ impl Plan {
 
     /// All settings, as they are made: each needs surroundings of its own.
     #[must_use]
-    pub fn posts(&self) -> Vec<(Way, Setting)> {
-        let mut posts = Vec::new();
-        for &way in &self.ways {
-            match way {
-                Way::Kernel => posts.push((way, Setting::KERNEL)),
-                _ => posts.extend(self.settings.iter().map(|setting| (way, *setting))),
+    pub fn testbeds(&self) -> Vec<(Mechanism, Setting)> {
+        let mut testbeds = Vec::new();
+        for &mechanism in &self.mechanisms {
+            match mechanism {
+                Mechanism::Kernel => testbeds.push((mechanism, Setting::KERNEL)),
+                _ => testbeds.extend(self.settings.iter().map(|setting| (mechanism, *setting))),
             }
         }
-        posts
+        testbeds
     }
 }
 
@@ -211,7 +213,7 @@ mod tests {
             rto_min_us: 8_000,
         };
         Plan {
-            ways: vec![Way::Agent, Way::Route, Way::Kernel],
+            mechanisms: vec![Mechanism::Agent, Mechanism::Route, Mechanism::Kernel],
             settings: vec![thin, Setting::KERNEL],
             disruptions_us: vec![10_000, 20_000, 30_000],
             runs: 5,

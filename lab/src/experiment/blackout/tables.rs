@@ -9,8 +9,8 @@ use rto_model::{
 };
 
 use super::{
-    Done, Heading, SRTT_US,
-    plan::{Cell, Setting, Way, ms, us},
+    Manifest, RunRecord, SRTT_US,
+    plan::{Cell, Mechanism, Setting, ms, us},
 };
 use crate::{
     report::{Report, Table},
@@ -26,7 +26,7 @@ const SHARE: f64 = 0.02;
 struct Medians(BTreeMap<Cell, f64>);
 
 impl Medians {
-    fn of(done: &[Done]) -> Self {
+    fn of(done: &[RunRecord]) -> Self {
         let mut all: BTreeMap<Cell, Vec<f64>> = BTreeMap::new();
         for one in done {
             all.entry(one.run.cell).or_default().push(ms(one.idle_us));
@@ -39,9 +39,9 @@ impl Medians {
         )
     }
 
-    fn get(&self, way: Way, setting: Setting, disruption_us: u64) -> Option<f64> {
+    fn get(&self, mechanism: Mechanism, setting: Setting, disruption_us: u64) -> Option<f64> {
         let cell = Cell {
-            way,
+            mechanism,
             setting,
             disruption_us,
         };
@@ -50,40 +50,40 @@ impl Medians {
 
     /// The kernel's own timers; by the agent with the kernel's values if that was not measured.
     fn kernel(&self, disruption_us: u64) -> Option<f64> {
-        self.get(Way::Kernel, Setting::KERNEL, disruption_us)
-            .or_else(|| self.get(Way::Agent, Setting::KERNEL, disruption_us))
+        self.get(Mechanism::Kernel, Setting::KERNEL, disruption_us)
+            .or_else(|| self.get(Mechanism::Agent, Setting::KERNEL, disruption_us))
     }
 }
 
-pub(super) fn report(heading: &Heading, done: &[Done]) -> Report {
+pub(super) fn report(manifest: &Manifest, done: &[RunRecord]) -> Report {
     let medians = Medians::of(done);
-    let mut tables = vec![overview(heading, &medians)];
-    tables.push(nearness(heading, &medians));
-    tables.push(spread(heading, done));
-    tables.extend(side_by_side(heading, &medians));
+    let mut tables = vec![overview(manifest, &medians)];
+    tables.push(nearness(manifest, &medians));
+    tables.push(spread(manifest, done));
+    tables.extend(side_by_side(manifest, &medians));
     tables.extend(
-        heading
+        manifest
             .plan
             .settings
             .iter()
-            .map(|s| beside(heading, &medians, *s)),
+            .map(|s| beside(manifest, &medians, *s)),
     );
     Report {
         name: "blackout".to_owned(),
         question: "How long is a connection of one small request at a time idle if all its packets are lost \
                    for a while, by rto_min and backoff?"
             .to_owned(),
-        machine: heading.machine.clone(),
-        seed: heading.seed,
-        method: method(heading, done),
-        findings: findings(heading, &medians),
+        machine: manifest.machine.clone(),
+        seed: manifest.seed,
+        method: method(manifest, done),
+        findings: findings(manifest, &medians),
         tables,
-        charts: charts(heading, &medians),
+        charts: charts(manifest, &medians),
     }
 }
 
-fn method(heading: &Heading, done: &[Done]) -> Vec<(String, String)> {
-    let plan = &heading.plan;
+fn method(manifest: &Manifest, done: &[RunRecord]) -> Vec<(String, String)> {
+    let plan = &manifest.plan;
     let repeated: u32 = done.iter().map(|done| done.repeated).sum();
     [
         (
@@ -99,7 +99,7 @@ fn method(heading: &Heading, done: &[Done]) -> Vec<(String, String)> {
             "value",
             "the longest time between two responses; the median of the runs".to_owned(),
         ),
-        ("link", format!("{:?}", heading.link).to_lowercase()),
+        ("link", format!("{:?}", manifest.link).to_lowercase()),
         (
             "runs of a cell",
             format!("{}; {} by route and sysctl", plan.runs, plan.control_runs),
@@ -114,19 +114,19 @@ fn method(heading: &Heading, done: &[Done]) -> Vec<(String, String)> {
 }
 
 /// In the manner of the published tables.
-fn overview(heading: &Heading, medians: &Medians) -> Table {
-    let settings = &heading.plan.settings;
-    let way = main_way(heading);
+fn overview(manifest: &Manifest, medians: &Medians) -> Table {
+    let settings = &manifest.plan.settings;
+    let mechanism = main_way(manifest);
     let names: Vec<String> = settings.iter().map(|setting| setting.name()).collect();
     let mut columns = vec!["lost for, ms"];
     columns.extend(names.iter().map(String::as_str));
     columns.push("kernel");
-    let title = format!("Idle, ms: medians, settings by {way}");
+    let title = format!("Idle, ms: medians, settings by {mechanism}");
     let mut table = Table::new("medians", &title, &columns);
-    for &disruption_us in &heading.plan.disruptions_us {
+    for &disruption_us in &manifest.plan.disruptions_us {
         let mut row = vec![number(ms(disruption_us))];
         for &setting in settings {
-            row.push(cell(medians.get(way, setting, disruption_us)));
+            row.push(cell(medians.get(mechanism, setting, disruption_us)));
         }
         row.push(cell(medians.kernel(disruption_us)));
         table.row(row);
@@ -135,28 +135,30 @@ fn overview(heading: &Heading, medians: &Medians) -> Table {
 }
 
 /// The agent, unless it was not asked for.
-fn main_way(heading: &Heading) -> Way {
-    let ways = &heading.plan.ways;
-    let first = ways.iter().find(|way| **way != Way::Kernel);
-    if ways.contains(&Way::Agent) {
-        Way::Agent
+fn main_way(manifest: &Manifest) -> Mechanism {
+    let mechanisms = &manifest.plan.mechanisms;
+    let first = mechanisms
+        .iter()
+        .find(|mechanism| **mechanism != Mechanism::Kernel);
+    if mechanisms.contains(&Mechanism::Agent) {
+        Mechanism::Agent
     } else {
-        first.copied().unwrap_or(Way::Kernel)
+        first.copied().unwrap_or(Mechanism::Kernel)
     }
 }
 
 /// For each rto_min, measured and published next to each other.
-fn side_by_side(heading: &Heading, medians: &Medians) -> Vec<Table> {
-    let way = main_way(heading);
-    let references = references(heading);
+fn side_by_side(manifest: &Manifest, medians: &Medians) -> Vec<Table> {
+    let mechanism = main_way(manifest);
+    let references = references(manifest);
     let published: Vec<&Reference> = references
         .iter()
         .filter(|(name, _)| name.starts_with(PUBLISHED))
         .collect();
     let mut all = Vec::new();
-    for rto_min_us in rto_mins(heading) {
+    for rto_min_us in rto_mins(manifest) {
         let mut columns = vec!["lost for, ms".to_owned()];
-        let settings = heading.plan.settings.iter();
+        let settings = manifest.plan.settings.iter();
         let settings: Vec<Setting> = settings
             .copied()
             .filter(|setting| setting.rto_min_us == rto_min_us)
@@ -170,10 +172,10 @@ fn side_by_side(heading: &Heading, medians: &Medians) -> Vec<Table> {
         let ms_of = rto_min_us / 1000;
         let title = format!("Idle, ms: rto_min {ms_of} ms, here and published");
         let mut table = Table::new(&format!("published-{ms_of}-ms"), &title, &columns);
-        for &disruption_us in &heading.plan.disruptions_us {
+        for &disruption_us in &manifest.plan.disruptions_us {
             let mut row = vec![number(ms(disruption_us))];
             for &setting in &settings {
-                row.push(cell(medians.get(way, setting, disruption_us)));
+                row.push(cell(medians.get(mechanism, setting, disruption_us)));
                 let values = published
                     .iter()
                     .map(|(_, idle_ms)| idle_ms(setting, disruption_us));
@@ -187,18 +189,23 @@ fn side_by_side(heading: &Heading, medians: &Medians) -> Vec<Table> {
 }
 
 /// From the lowest.
-fn rto_mins(heading: &Heading) -> Vec<u64> {
-    let mut all: Vec<u64> = heading.plan.settings.iter().map(|s| s.rto_min_us).collect();
+fn rto_mins(manifest: &Manifest) -> Vec<u64> {
+    let mut all: Vec<u64> = manifest
+        .plan
+        .settings
+        .iter()
+        .map(|s| s.rto_min_us)
+        .collect();
     all.sort_unstable();
     all.dedup();
     all
 }
 
-/// One setting: measured in every way, computed, and published.
-fn beside(heading: &Heading, medians: &Medians, setting: Setting) -> Table {
-    let references = references(heading);
-    let ways: Vec<Way> = heading.plan.ways.clone();
-    let names: Vec<String> = ways.iter().map(Way::to_string).collect();
+/// One setting: measured in every mechanism, computed, and published.
+fn beside(manifest: &Manifest, medians: &Medians, setting: Setting) -> Table {
+    let references = references(manifest);
+    let mechanisms: Vec<Mechanism> = manifest.plan.mechanisms.clone();
+    let names: Vec<String> = mechanisms.iter().map(Mechanism::to_string).collect();
     let mut columns = vec!["lost for, ms"];
     columns.extend(names.iter().map(String::as_str));
     columns.extend(references.iter().map(|(name, _)| *name));
@@ -208,15 +215,15 @@ fn beside(heading: &Heading, medians: &Medians, setting: Setting) -> Table {
         setting.name()
     );
     let mut table = Table::new(&name, &title, &columns);
-    for &disruption_us in &heading.plan.disruptions_us {
+    for &disruption_us in &manifest.plan.disruptions_us {
         let mut row = vec![number(ms(disruption_us))];
-        for &way in &ways {
-            let setting = if way == Way::Kernel {
+        for &mechanism in &mechanisms {
+            let setting = if mechanism == Mechanism::Kernel {
                 Setting::KERNEL
             } else {
                 setting
             };
-            row.push(cell(medians.get(way, setting, disruption_us)));
+            row.push(cell(medians.get(mechanism, setting, disruption_us)));
         }
         for (_, idle_ms) in &references {
             row.push(cell(idle_ms(setting, disruption_us)));
@@ -229,8 +236,8 @@ fn beside(heading: &Heading, medians: &Medians, setting: Setting) -> Table {
 type Reference = (&'static str, Box<dyn Fn(Setting, u64) -> Option<f64>>);
 
 /// What measured values are compared with.
-fn references(heading: &Heading) -> Vec<Reference> {
-    let hz = heading.machine.hz;
+fn references(manifest: &Manifest) -> Vec<Reference> {
+    let hz = manifest.machine.hz;
     let published = |table: Published| {
         move |setting: Setting, disruption_us| table.idle_ms(setting.published(), disruption_us)
     };
@@ -251,7 +258,7 @@ fn references(heading: &Heading) -> Vec<Reference> {
 }
 
 /// How near the measured medians are to everything else.
-fn nearness(heading: &Heading, medians: &Medians) -> Table {
+fn nearness(manifest: &Manifest, medians: &Medians) -> Table {
     let mut table = Table::new(
         "nearness",
         "Measured medians against others: share of the cells whose difference is at most so much, %",
@@ -267,12 +274,12 @@ fn nearness(heading: &Heading, medians: &Medians) -> Table {
             "worst, %",
         ],
     );
-    let way = main_way(heading);
-    let mut others: Vec<Reference> = references(heading);
-    for other in [Way::Route, Way::Sysctl] {
-        if heading.plan.ways.contains(&other) && other != way {
+    let mechanism = main_way(manifest);
+    let mut others: Vec<Reference> = references(manifest);
+    for other in [Mechanism::Route, Mechanism::Sysctl] {
+        if manifest.plan.mechanisms.contains(&other) && other != mechanism {
             let medians = Medians(medians.0.clone());
-            let name = if other == Way::Route {
+            let name = if other == Mechanism::Route {
                 "route"
             } else {
                 "sysctl"
@@ -284,7 +291,7 @@ fn nearness(heading: &Heading, medians: &Medians) -> Table {
         }
     }
     for (name, idle_ms) in &others {
-        let pairs = pairs(heading, medians, way, name, idle_ms);
+        let pairs = pairs(manifest, medians, mechanism, name, idle_ms);
         if pairs.is_empty() {
             continue;
         }
@@ -294,7 +301,7 @@ fn nearness(heading: &Heading, medians: &Medians) -> Table {
             .collect();
         let jiffies = pairs
             .iter()
-            .filter(|(m, o)| (m - o).abs() <= jiffy_ms(heading));
+            .filter(|(m, o)| (m - o).abs() <= jiffy_ms(manifest));
         let share = |count: usize| format!("{}", count * 100 / pairs.len());
         let within = |limit: f64| share(errors.iter().filter(|e| **e <= limit).count());
         table.row([
@@ -314,15 +321,15 @@ fn nearness(heading: &Heading, medians: &Medians) -> Table {
 
 /// Measured and other, of the cells that both have; published ones of the same rto_min only.
 fn pairs(
-    heading: &Heading,
+    manifest: &Manifest,
     medians: &Medians,
-    way: Way,
+    mechanism: Mechanism,
     name: &str,
     other: &dyn Fn(Setting, u64) -> Option<f64>,
 ) -> Vec<(f64, f64)> {
-    let cells = heading.plan.cells().into_iter();
+    let cells = manifest.plan.cells().into_iter();
     cells
-        .filter(|cell| cell.way == way)
+        .filter(|cell| cell.mechanism == mechanism)
         .filter(|cell| cell.setting.is_published() || !name.starts_with(PUBLISHED))
         .filter_map(|cell| {
             let Cell {
@@ -331,7 +338,7 @@ fn pairs(
                 ..
             } = cell;
             Some((
-                medians.get(way, setting, disruption_us)?,
+                medians.get(mechanism, setting, disruption_us)?,
                 other(setting, disruption_us)?,
             ))
         })
@@ -339,23 +346,23 @@ fn pairs(
 }
 
 /// How far the runs of a cell lie apart.
-fn spread(heading: &Heading, done: &[Done]) -> Table {
+fn spread(manifest: &Manifest, done: &[RunRecord]) -> Table {
     let mut table = Table::new(
         "spread",
         "All runs of a setting over its disruptions: idle beyond the disruption, ms",
         &["setting", "by", "runs", "least", "median", "p90", "largest"],
     );
-    for (way, setting) in heading.plan.posts() {
-        let of_post = done
-            .iter()
-            .filter(|done| (done.run.cell.way, done.run.cell.setting) == (way, setting));
+    for (mechanism, setting) in manifest.plan.testbeds() {
+        let of_post = done.iter().filter(|done| {
+            (done.run.cell.mechanism, done.run.cell.setting) == (mechanism, setting)
+        });
         let beyond: Vec<f64> = of_post
             .map(|done| ms(done.idle_us) - ms(done.blackout_us))
             .collect();
         let at = |share| number(quantile(&beyond, share).unwrap_or(f64::NAN));
         table.row([
             setting.name(),
-            way.to_string(),
+            mechanism.to_string(),
             beyond.len().to_string(),
             at(0.0),
             at(0.5),
@@ -366,19 +373,19 @@ fn spread(heading: &Heading, done: &[Done]) -> Table {
     table
 }
 
-fn findings(heading: &Heading, medians: &Medians) -> Vec<String> {
+fn findings(manifest: &Manifest, medians: &Medians) -> Vec<String> {
     let mut findings = Vec::new();
-    let way = main_way(heading);
-    for &setting in &heading.plan.settings {
+    let mechanism = main_way(manifest);
+    for &setting in &manifest.plan.settings {
         if setting == Setting::KERNEL {
             continue;
         }
-        let both: Vec<(u64, f64, f64)> = heading
+        let both: Vec<(u64, f64, f64)> = manifest
             .plan
             .disruptions_us
             .iter()
             .filter_map(|&disruption_us| {
-                let own = medians.get(way, setting, disruption_us)?;
+                let own = medians.get(mechanism, setting, disruption_us)?;
                 Some((disruption_us, own, medians.kernel(disruption_us)?))
             })
             .collect();
@@ -387,7 +394,7 @@ fn findings(heading: &Heading, medians: &Medians) -> Vec<String> {
         }
         let worse: Vec<_> = both
             .iter()
-            .filter(|(_, own, kernel)| *own > kernel * (1.0 + SHARE) + jiffy_ms(heading))
+            .filter(|(_, own, kernel)| *own > kernel * (1.0 + SHARE) + jiffy_ms(manifest))
             .collect();
         let ratios: Vec<f64> = both.iter().map(|(_, own, kernel)| kernel / own).collect();
         let mut text = format!(
@@ -416,8 +423,8 @@ fn findings(heading: &Heading, medians: &Medians) -> Vec<String> {
         }
         findings.push(text);
     }
-    for (name, idle_ms) in references(heading).iter().skip(1) {
-        let pairs = pairs(heading, medians, way, name, idle_ms);
+    for (name, idle_ms) in references(manifest).iter().skip(1) {
+        let pairs = pairs(manifest, medians, mechanism, name, idle_ms);
         let near = pairs
             .iter()
             .filter(|(m, o)| (m - o).abs() <= o * 0.05)
@@ -434,9 +441,9 @@ fn findings(heading: &Heading, medians: &Medians) -> Vec<String> {
 }
 
 /// For each setting: measured, computed and published; then the improvement.
-fn charts(heading: &Heading, medians: &Medians) -> Vec<Chart> {
-    let plan = &heading.plan;
-    let way = main_way(heading);
+fn charts(manifest: &Manifest, medians: &Medians) -> Vec<Chart> {
+    let plan = &manifest.plan;
+    let mechanism = main_way(manifest);
     let curve = |all: &[u64], idle_ms: &dyn Fn(u64) -> Option<f64>| -> Vec<(f64, f64)> {
         let points = all.iter().filter_map(|&us| Some((ms(us), idle_ms(us)?)));
         points.collect()
@@ -452,11 +459,13 @@ fn charts(heading: &Heading, medians: &Medians) -> Vec<Chart> {
     let mut charts = Vec::new();
     for &setting in &plan.settings {
         let mut series = vec![Series {
-            name: format!("measured, by {way}"),
+            name: format!("measured, by {mechanism}"),
             mark: Mark::Points,
-            points: curve(&plan.disruptions_us, &|us| medians.get(way, setting, us)),
+            points: curve(&plan.disruptions_us, &|us| {
+                medians.get(mechanism, setting, us)
+            }),
         }];
-        for (name, idle_ms) in references(heading) {
+        for (name, idle_ms) in references(manifest) {
             let computed = idle_ms(setting, dense.first().copied().unwrap_or(0) + 1).is_some();
             let at = if computed {
                 &dense
@@ -474,7 +483,7 @@ fn charts(heading: &Heading, medians: &Medians) -> Vec<Chart> {
         });
     }
     let improvement = plan.settings.iter().map(|&setting| {
-        let gain = |us| Some(medians.kernel(us)? / medians.get(way, setting, us)?);
+        let gain = |us| Some(medians.kernel(us)? / medians.get(mechanism, setting, us)?);
         Series::line(&setting.name(), curve(&plan.disruptions_us, &gain))
     });
     charts.push(Chart {
@@ -494,8 +503,8 @@ fn charts(heading: &Heading, medians: &Medians) -> Vec<Chart> {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "some thousand at most")]
-fn jiffy_ms(heading: &Heading) -> f64 {
-    1000.0 / heading.machine.hz as f64
+fn jiffy_ms(manifest: &Manifest) -> f64 {
+    1000.0 / manifest.machine.hz as f64
 }
 
 fn cell(value: Option<f64>) -> String {

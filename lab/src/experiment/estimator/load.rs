@@ -9,12 +9,17 @@ use rto_model::{
     estimator::Sample,
 };
 
+use rto_testbed::{
+    channel::ControlChannel,
+    link::{config::LinkConfig, packet::Direction, relay::Relay},
+    netns::Pair,
+    workload::{Role, load::Sender},
+};
+
 use super::Source;
 use crate::{
-    experiment::{Field, PORT},
-    ground::{netns::Pair, process::Dialogue},
     interrupt,
-    link::{packet::Direction, path::Path, relay::Relay},
+    topology::{PORT, Topology},
 };
 
 /// Bytes of a burst of a TCP flow: ten segments, an initial window.
@@ -62,15 +67,16 @@ impl Load {
         u64::try_from(bits / 8).unwrap_or(u64::MAX)
     }
 
-    /// Mean time between sends of so many bytes each that make up this share of the rate, microseconds.
+    /// Mean time between sends of so many bytes each that make up this share of the rate, in whole microseconds.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
         clippy::cast_precision_loss,
         reason = "seconds at most"
     )]
-    fn mean_us(&self, bytes: u64, share: f64) -> u64 {
-        (bytes as f64 * 8.0 * 1e6 / (self.rate as f64 * share)).max(1.0) as u64
+    fn mean(&self, bytes: u64, share: f64) -> Duration {
+        let us = bytes as f64 * 8.0 * 1e6 / (self.rate as f64 * share);
+        Duration::from_micros(us.max(1.0) as u64)
     }
 
     /// Runs it; the samples of each TCP flow, as its sender's host sees them.
@@ -80,53 +86,50 @@ impl Load {
         relay.set_delay(self.delay);
         relay.set_towards(
             Direction::ToServer,
-            Path {
+            LinkConfig {
                 delay: self.delay,
                 rate: Some(self.rate),
                 queue: self.queue_bytes(),
-                ..Path::default()
+                ..LinkConfig::default()
             },
         );
         relay.record(false);
         let dir = tempfile::tempdir()?;
         let file: PathBuf = dir.path().join("client.pcap");
         relay.capture(&file)?;
-        let field = Field::over(net, Box::new(relay), None)?;
-        let _sink = field.serve("sink", &[])?;
-        let _senders = self.senders(&field)?;
+        let topology = Topology::over(net, Box::new(relay), None)?;
+        let on = topology.server_address();
+        let _sink = topology.serve(&Role::Sink { on })?;
+        let _senders = self.senders(&topology)?;
         for _ in 0..self.steps() {
             interrupt::check()?;
             thread::sleep(STEP);
             bar.inc(1);
         }
-        field.relay().context("no relay")?.end_capture()?;
+        topology.relay().context("no relay")?.end_capture()?;
         let capture = capture::read(&fs::read(&file)?)?;
         Ok(self.source(&capture))
     }
 
-    fn senders(&self, field: &Field) -> anyhow::Result<Vec<Dialogue>> {
-        let for_ms = self.length.as_millis().to_string();
-        let sender = |role: &str, bytes: u64, mean_us: u64, n: u64| {
-            let seed = (self.seed ^ (n << 32)).to_string();
-            let (bytes, mean_us) = (bytes.to_string(), mean_us.to_string());
-            let args = [
-                "--bytes",
-                &bytes,
-                "--mean-us",
-                &mean_us,
-                "--for-ms",
-                &for_ms,
-            ];
-            field.client(role, &[&args[..], &["--seed", &seed]].concat())
+    fn senders(&self, topology: &Topology) -> anyhow::Result<Vec<ControlChannel>> {
+        let sender = |bytes: u64, mean: Duration, n: u64| {
+            anyhow::Ok(Sender {
+                to: topology.server_address(),
+                bytes: usize::try_from(bytes)?,
+                mean,
+                duration: self.length,
+                seed: self.seed ^ (n << 32),
+            })
         };
         let each = self.tcp / f64::from(self.flows.max(1));
         let mut senders = Vec::new();
         for n in 0..self.flows {
-            let mean_us = self.mean_us(BURST, each);
-            senders.push(sender("bursts", BURST, mean_us, n.into())?);
+            let bursts = sender(BURST, self.mean(BURST, each), n.into())?;
+            senders.push(topology.client(&Role::TcpBursts(bursts))?);
         }
-        let mean_us = self.mean_us(PACKET + HEADERS, (self.load - self.tcp).max(0.01));
-        senders.push(sender("flood", PACKET, mean_us, u64::from(self.flows))?);
+        let mean = self.mean(PACKET + HEADERS, (self.load - self.tcp).max(0.01));
+        let flood = sender(PACKET, mean, u64::from(self.flows))?;
+        senders.push(topology.client(&Role::UdpFlood(flood))?);
         Ok(senders)
     }
 
@@ -168,6 +171,6 @@ mod tests {
         };
         assert_eq!(load.queue_bytes(), 1_250_000);
         // A burst of 14480 bytes at a quarter of the rate.
-        assert_eq!(load.mean_us(BURST, 0.25), 46_336);
+        assert_eq!(load.mean(BURST, 0.25), Duration::from_micros(46_336));
     }
 }

@@ -13,13 +13,11 @@ use rto_model::{
     capture,
     estimator::{Rfc6298, Sample},
 };
+use rto_testbed::machine::Machine;
 use serde::Deserialize;
 
 pub use self::load::Load;
-use crate::{
-    machine::Machine,
-    report::{Method, Report},
-};
+use crate::report::{Method, Report};
 
 /// Samples drawn of histograms.
 const DRAWN: usize = 50_000;

@@ -6,10 +6,10 @@ use rto_model::{
     estimator::{Linux, Rfc6298, Weights},
     study::{Sampling, Shares, Study, weights_table},
 };
+use rto_testbed::machine::Machine;
 
 use super::{Options, Source};
 use crate::{
-    machine::Machine,
     report::{Method, Report, Table},
     summary::quantile,
 };
@@ -140,7 +140,7 @@ fn weights(source: &Source, options: &Options) -> Table {
     table
 }
 
-/// Linux's estimator by rto_min: what it would send again needlessly.
+/// Linux's estimator by rto_min: what it would send again in vain.
 fn linux(source: &Source, options: &Options, machine: &Machine) -> Shares {
     let hz = u32::try_from(machine.hz).unwrap_or(u32::MAX);
     Study::every(Sampling::All).run(&Linux::new(hz), &source.flows, &options.rto_mins_us)
@@ -148,21 +148,21 @@ fn linux(source: &Source, options: &Options, machine: &Machine) -> Shares {
 
 fn linux_table(source: &Source, shares: &Shares) -> Table {
     let title = format!(
-        "Linux's estimator over {}: segments sent again needlessly",
+        "Linux's estimator over {}: segments sent again in vain",
         source.title
     );
     let mut table = Table::new(
         &format!("linux-{}", source.name),
         &title,
-        &["rto_min, ms", "segments", "needless", "share, %"],
+        &["rto_min, ms", "segments", "spurious", "share, %"],
     );
     for (rto_min_us, avoided) in &shares.avoided {
-        let needless = shares.judged - avoided;
+        let spurious = shares.judged - avoided;
         table.row([
             (rto_min_us / 1000).to_string(),
             shares.judged.to_string(),
-            needless.to_string(),
-            percent(shares, needless),
+            spurious.to_string(),
+            percent(shares, spurious),
         ]);
     }
     table
@@ -207,19 +207,19 @@ fn published(sources: &[Source]) -> Option<Table> {
 fn finding(source: &Source, options: &Options, linux: &Shares) -> Vec<String> {
     let table = weights_table(&source.flows, &options.minimums_us);
     let of = |sampling| table.iter().filter(move |row| row.sampling == sampling);
-    let needless = |shares: &Shares| shares.of(shares.needless());
+    let spurious = |shares: &Shares| shares.of(shares.spurious());
     let mut findings = Vec::new();
     for sampling in Sampling::ALL {
-        let least = of(sampling).min_by(|a, b| needless(&a.shares).total_cmp(&needless(&b.shares)));
-        let most = of(sampling).max_by(|a, b| needless(&a.shares).total_cmp(&needless(&b.shares)));
+        let least = of(sampling).min_by(|a, b| spurious(&a.shares).total_cmp(&spurious(&b.shares)));
+        let most = of(sampling).max_by(|a, b| spurious(&a.shares).total_cmp(&spurious(&b.shares)));
         if let (Some(least), Some(most)) = (least, most) {
             findings.push(format!(
                 "{}, sampling {sampling:?}: of {} samples {} exceed the RTO of {} (least), {} that of {} (most){}.",
                 source.title,
                 least.shares.judged,
-                least.shares.needless(),
+                least.shares.spurious(),
                 least.name,
-                most.shares.needless(),
+                most.shares.spurious(),
                 most.name,
                 if apart(&least.shares, &most.shares) {
                     ""
@@ -235,14 +235,14 @@ fn finding(source: &Source, options: &Options, linux: &Shares) -> Vec<String> {
         .find(|(_, avoided)| *avoided == linux.judged);
     findings.push(match enough {
         Some((rto_min_us, _)) => format!(
-            "{}: with Linux's estimator no segment of {} would be sent again needlessly at an rto_min of {} ms \
+            "{}: with Linux's estimator no segment of {} would be sent again in vain at an rto_min of {} ms \
              or more.",
             source.title,
             linux.judged,
             rto_min_us / 1000
         ),
         None => format!(
-            "{}: with Linux's estimator some segment of {} would be sent again needlessly at every rto_min that \
+            "{}: with Linux's estimator some segment of {} would be sent again in vain at every rto_min that \
              was tried.",
             source.title, linux.judged
         ),
@@ -252,7 +252,7 @@ fn finding(source: &Source, options: &Options, linux: &Shares) -> Vec<String> {
 
 /// Whether counts differ by more than chance makes likely: the bound at 95 % of the lower one is below the other.
 fn apart(least: &Shares, most: &Shares) -> bool {
-    upper_bound(least.needless(), least.judged) < most.of(most.needless())
+    upper_bound(least.spurious(), least.judged) < most.of(most.spurious())
 }
 
 #[expect(clippy::cast_precision_loss, reason = "milliseconds of a second")]
@@ -272,7 +272,7 @@ fn chart(source: &Source, options: &Options, linux: &Shares) -> Chart {
     };
     Chart {
         title: format!(
-            "{}: needless retransmissions, %, by minimum, ms",
+            "{}: spurious retransmissions, %, by minimum, ms",
             source.title
         ),
         log_x: true,

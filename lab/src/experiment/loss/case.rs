@@ -1,20 +1,20 @@
 //! What gets lost, and how the requests are made.
 
+use rto_testbed::{
+    link::{
+        packet::Direction,
+        rule::{DropPattern, PacketFilter, Rule},
+    },
+    workload::http::LAST_SEGMENT,
+};
 use serde::Serialize;
 
-use crate::{
-    ends::http::LAST_SEGMENT,
-    link::{
-        Medium,
-        packet::Direction,
-        rule::{Matching, Rule, Which},
-    },
-};
+use crate::topology::LinkBackend;
 
 /// How requests are made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Talk {
+pub enum ConnectionReuse {
     /// Each over a connection of its own.
     New,
     /// One after the other over one connection.
@@ -25,7 +25,7 @@ pub enum Talk {
 
 /// How many requests a case has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Volume {
+pub enum SampleSize {
     /// Of those with an exact loss.
     Exact,
     /// Of those with few losses by chance.
@@ -37,7 +37,7 @@ pub enum Volume {
 /// Whom the agent covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Side {
+pub enum Coverage {
     /// Nobody: the kernel's own timers.
     Kernel,
     /// Client and server.
@@ -48,7 +48,7 @@ pub enum Side {
     ServerShort,
 }
 
-impl Side {
+impl Coverage {
     /// All.
     pub const ALL: [Self; 4] = [Self::Kernel, Self::Agent, Self::Server, Self::ServerShort];
 
@@ -80,93 +80,110 @@ pub struct Case {
     /// What is dropped.
     pub rule: Option<Rule>,
     /// How requests are made.
-    pub talk: Talk,
+    pub reuse: ConnectionReuse,
     /// How many.
-    pub volume: Volume,
+    pub sample_size: SampleSize,
     /// Whether the agent at the server alone makes a difference that was published.
     pub server_alone: bool,
 }
 
 impl Case {
-    /// Whether it is measured for a side.
+    /// Whether it is measured for a coverage.
     #[must_use]
-    pub fn is_for(&self, side: Side) -> bool {
-        !side.is_server_alone() || self.server_alone
+    pub fn is_for(&self, coverage: Coverage) -> bool {
+        !coverage.is_server_alone() || self.server_alone
     }
 }
 
 /// All cases that a link can make; for a quick run some.
-pub(super) fn all(quick: bool, medium: Medium) -> Vec<Case> {
-    let exact = |name: &str, title: &str, rule: Option<(Matching, u64)>, talk| Case {
+pub(super) fn all(quick: bool, backend: LinkBackend) -> Vec<Case> {
+    let exact = |name: &str, title: &str, rule: Option<(PacketFilter, u64)>, reuse| Case {
         name: name.to_owned(),
         title: title.to_owned(),
-        rule: rule.map(|(matching, n)| Rule::new(matching, Which::Every(n))),
-        talk,
-        volume: Volume::Exact,
+        rule: rule.map(|(matching, n)| Rule::new(matching, DropPattern::Every(n))),
+        reuse,
+        sample_size: SampleSize::Exact,
         server_alone: name == "syn-ack-2",
     };
-    let syn = Matching::SYN.towards(Direction::ToServer);
-    let syn_ack = Matching::SYN_ACK.towards(Direction::ToClient);
-    let last = Matching::SERVER_DATA.with_payload(LAST_SEGMENT);
+    let syn = PacketFilter::SYN.towards(Direction::ToServer);
+    let syn_ack = PacketFilter::SYN_ACK.towards(Direction::ToClient);
+    let last = PacketFilter::SERVER_DATA.with_payload(LAST_SEGMENT);
     let mut cases = vec![
-        exact("nothing", "nothing", None, Talk::New),
-        exact("syn-2", "every second SYN", Some((syn, 2)), Talk::New),
-        exact("syn-3", "every third SYN", Some((syn, 3)), Talk::New),
+        exact("nothing", "nothing", None, ConnectionReuse::New),
+        exact(
+            "syn-2",
+            "every second SYN",
+            Some((syn, 2)),
+            ConnectionReuse::New,
+        ),
+        exact(
+            "syn-3",
+            "every third SYN",
+            Some((syn, 3)),
+            ConnectionReuse::New,
+        ),
         exact(
             "syn-ack-2",
             "every second SYN-ACK",
             Some((syn_ack, 2)),
-            Talk::New,
+            ConnectionReuse::New,
         ),
         exact(
             "last-2",
             "every second last data segment",
             Some((last, 2)),
-            Talk::New,
+            ConnectionReuse::New,
         ),
-        exact("nothing-kept", "nothing, kept alive", None, Talk::Kept),
+        exact(
+            "nothing-kept",
+            "nothing, kept alive",
+            None,
+            ConnectionReuse::Kept,
+        ),
         exact(
             "last-2-kept",
             "every second last data segment, kept alive",
             Some((last, 2)),
-            Talk::Kept,
+            ConnectionReuse::Kept,
         ),
         exact(
             "last-2-pipelined",
             "every second last data segment at its first copy, kept alive and pipelined",
             Some((last.first_time(), 2)),
-            Talk::Pipelined,
+            ConnectionReuse::Pipelined,
         ),
     ];
-    for (percent, volume) in [(3, Volume::Rare), (50, Volume::Heavy)] {
+    for (percent, sample_size) in [(3, SampleSize::Rare), (50, SampleSize::Heavy)] {
         for (towards, to) in [
             (Direction::ToServer, "server"),
             (Direction::ToClient, "client"),
         ] {
-            for (talk, suffix, words) in
-                [(Talk::New, "", ""), (Talk::Kept, "-kept", ", kept alive")]
-            {
+            for (reuse, suffix, words) in [
+                (ConnectionReuse::New, "", ""),
+                (ConnectionReuse::Kept, "-kept", ", kept alive"),
+            ] {
                 cases.push(Case {
                     name: format!("random-{percent}-to-{to}{suffix}"),
                     title: format!("{percent} % random to the {to}{words}"),
                     rule: Some(Rule::new(
-                        Matching::ALL.towards(towards),
-                        Which::Share(f64::from(percent) / 100.0),
+                        PacketFilter::ALL.towards(towards),
+                        DropPattern::Share(f64::from(percent) / 100.0),
                     )),
-                    talk,
-                    volume,
+                    reuse,
+                    sample_size,
                     server_alone: false,
                 });
             }
         }
     }
-    if medium == Medium::Nft {
+    if backend == LinkBackend::Nft {
         // It cannot tell copies.
-        cases.retain(|case| case.rule.is_none_or(|rule| !rule.matching.first_time));
+        cases.retain(|case| case.rule.is_none_or(|rule| !rule.filter.first_time));
     }
     if quick {
         cases.retain(|case| {
-            case.volume == Volume::Exact || (case.volume == Volume::Rare && case.talk == Talk::New)
+            case.sample_size == SampleSize::Exact
+                || (case.sample_size == SampleSize::Rare && case.reuse == ConnectionReuse::New)
         });
     }
     cases
@@ -178,13 +195,13 @@ mod tests {
 
     #[test]
     fn names_are_told_apart() {
-        let cases = all(false, Medium::Relay);
+        let cases = all(false, LinkBackend::Relay);
         let names: std::collections::BTreeSet<_> = cases.iter().map(|case| &case.name).collect();
         assert_eq!((names.len(), cases.len()), (16, 16));
-        assert!(all(true, Medium::Relay).len() < 12);
-        assert_eq!(all(false, Medium::Nft).len(), 15);
-        for side in [Side::Server, Side::ServerShort] {
-            assert_eq!(cases.iter().filter(|c| c.is_for(side)).count(), 1);
+        assert!(all(true, LinkBackend::Relay).len() < 12);
+        assert_eq!(all(false, LinkBackend::Nft).len(), 15);
+        for coverage in [Coverage::Server, Coverage::ServerShort] {
+            assert_eq!(cases.iter().filter(|c| c.is_for(coverage)).count(), 1);
         }
     }
 }

@@ -3,16 +3,21 @@
 use std::{path::Path, time::Duration};
 
 use anyhow::Context as _;
-
-use super::case::{Case, Side, Talk, Volume};
-use crate::{
-    experiment::Field,
-    ground::{
-        netns::{CLIENT_LINK, SERVER_LINK},
-        process::{Dialogue, run},
+use rto_testbed::{
+    channel::ControlChannel,
+    link::{retransmits::RetransmitCounts, rule::PacketFilter},
+    netns::{CLIENT_LINK, SERVER_LINK},
+    process::run,
+    workload::{
+        Role,
+        http::{Command, Took},
     },
+};
+
+use super::case::{Case, ConnectionReuse, Coverage, SampleSize};
+use crate::{
     interrupt,
-    link::{Medium, repeats::Repeats, rule::Matching},
+    topology::{LinkBackend, Topology},
 };
 
 /// Of the emulated link, in each direction: a round trip near 3 ms.
@@ -22,22 +27,14 @@ const PAUSE: Duration = Duration::from_millis(20);
 
 /// What a lane is given.
 pub(super) struct Lane<'a> {
-    pub(super) side: Side,
+    pub(super) coverage: Coverage,
     pub(super) number: u8,
-    pub(super) medium: Medium,
+    pub(super) backend: LinkBackend,
     pub(super) seed: u64,
     /// That the agent covers.
     pub(super) cgroup: &'a Path,
     /// Requests of a case.
-    pub(super) requests: &'a (dyn Fn(Volume) -> u32 + Sync),
-}
-
-/// How long a request took.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Took {
-    pub(super) us: u64,
-    /// It was not answered in that time.
-    pub(super) given_up: bool,
+    pub(super) requests: &'a (dyn Fn(SampleSize) -> u32 + Sync),
 }
 
 /// What came of a case.
@@ -47,15 +44,15 @@ pub(super) struct Outcome {
     /// Packets that the rule has dropped.
     pub(super) dropped: u64,
     /// By the emulated link.
-    pub(super) repeats: Option<Repeats>,
+    pub(super) retransmits: Option<RetransmitCounts>,
 }
 
 impl Outcome {
     pub(super) fn add(&mut self, other: Self) {
         self.took.extend(other.took);
         self.dropped += other.dropped;
-        if let Some(repeats) = other.repeats {
-            self.repeats = Some(self.repeats.unwrap_or_default() + repeats);
+        if let Some(retransmits) = other.retransmits {
+            self.retransmits = Some(self.retransmits.unwrap_or_default() + retransmits);
         }
     }
 }
@@ -68,25 +65,33 @@ impl Lane<'_> {
         done: impl Fn(&Case),
     ) -> anyhow::Result<Vec<(usize, Outcome)>> {
         interrupt::check()?;
-        let cgroup = (self.side != Side::Kernel).then_some(self.cgroup);
+        let cgroup = (self.coverage != Coverage::Kernel).then_some(self.cgroup);
         let seed = self.seed ^ u64::from(self.number);
-        let field = Field::new(self.medium, self.number, seed, cgroup)?;
-        match field.link.relay() {
+        let topology = Topology::new(self.backend, self.number, seed, cgroup)?;
+        match topology.link.relay() {
             Some(relay) => relay.set_delay(DELAY),
-            None => segments_one_by_one(&field)?,
+            None => segments_one_by_one(&topology)?,
         }
-        let _server = field.serve("http-serve", &[])?;
-        let mut client = match self.side {
-            Side::Server | Side::ServerShort => field.uncovered_client("http-fetch", &[]),
-            Side::Kernel | Side::Agent => field.client("http-fetch", &[]),
+        let to = topology.server_address();
+        let _server = topology.serve(&Role::HttpServer { on: to })?;
+        let role = Role::HttpClient { to };
+        let mut client = match self.coverage {
+            Coverage::Server | Coverage::ServerShort => topology.uncovered_client(&role),
+            Coverage::Kernel | Coverage::Agent => topology.client(&role),
         }?;
+        client.recv::<()>()?;
         let mut outcomes = Vec::new();
         for (index, case) in cases.iter().enumerate() {
-            if !case.is_for(self.side) {
+            if !case.is_for(self.coverage) {
                 continue;
             }
             interrupt::check()?;
-            let outcome = measure(&field, &mut client, case, (self.requests)(case.volume));
+            let outcome = measure(
+                &topology,
+                &mut client,
+                case,
+                (self.requests)(case.sample_size),
+            );
             outcomes.push((index, outcome.with_context(|| case.title.clone())?));
             done(case);
         }
@@ -95,10 +100,10 @@ impl Lane<'_> {
 }
 
 /// A veth would carry a response as one packet, which the devices' drivers would segment.
-fn segments_one_by_one(field: &Field) -> anyhow::Result<()> {
+fn segments_one_by_one(topology: &Topology) -> anyhow::Result<()> {
     for (netns, device) in [
-        (&field.net.client, CLIENT_LINK),
-        (&field.net.server, SERVER_LINK),
+        (&topology.net.client, CLIENT_LINK),
+        (&topology.net.server, SERVER_LINK),
     ] {
         run(&format!("ip -n {netns} link set {device} gso_max_segs 1"))?;
     }
@@ -106,33 +111,34 @@ fn segments_one_by_one(field: &Field) -> anyhow::Result<()> {
 }
 
 fn measure(
-    field: &Field,
-    client: &mut Dialogue,
+    topology: &Topology,
+    client: &mut ControlChannel,
     case: &Case,
     requests: u32,
 ) -> anyhow::Result<Outcome> {
-    if let Some(relay) = field.link.relay() {
+    if let Some(relay) = topology.link.relay() {
         let _before = relay.take_log();
     }
-    let rule = case.rule.map(|rule| field.link.drops(rule)).transpose()?;
-    let said = client.ask(&match case.talk {
-        Talk::New => format!("fetch {requests} {}", PAUSE.as_micros()),
-        Talk::Kept => format!("keep {requests}"),
-        Talk::Pipelined => format!("pipeline {requests}"),
+    let rule = case
+        .rule
+        .map(|rule| topology.link.drops(rule))
+        .transpose()?;
+    let took: Vec<Took> = client.request(&match case.reuse {
+        ConnectionReuse::New => Command::NewConnections {
+            count: requests,
+            pause: PAUSE,
+        },
+        ConnectionReuse::Kept => Command::KeepAlive(requests),
+        ConnectionReuse::Pipelined => Command::Pipelined(requests),
     })?;
-    let dropped = rule.map_or(Ok(0), |rule| field.link.remove(rule))?;
-    let repeats = field
+    let dropped = rule.map_or(Ok(0), |rule| topology.link.remove(rule))?;
+    let retransmits = topology
         .link
         .relay()
-        .map(|relay| Repeats::of(&relay.take_log(), &Matching::ALL));
-    let took = said.split(' ').map(|one| {
-        let (us, given_up) = one.strip_suffix('!').map_or((one, false), |us| (us, true));
-        let us = us.parse().with_context(|| said.clone())?;
-        Ok(Took { us, given_up })
-    });
+        .map(|relay| RetransmitCounts::of(&relay.take_log(), &PacketFilter::ALL));
     Ok(Outcome {
-        took: took.collect::<anyhow::Result<_>>()?,
+        took,
         dropped,
-        repeats,
+        retransmits,
     })
 }

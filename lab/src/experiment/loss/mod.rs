@@ -9,16 +9,17 @@ mod tables;
 use std::{collections::BTreeMap, path::Path, thread, time::Duration};
 
 use indicatif::{ProgressBar, ProgressStyle};
+use rto_testbed::{agent::Agent, machine::Machine};
 
-pub use self::case::{Case, Side, Talk, Volume};
+pub use self::case::{Case, ConnectionReuse, Coverage, SampleSize};
 use self::lane::{Lane, Outcome};
-use crate::{ground::agent::Agent, link::Medium, machine::Machine, report::Report};
+use crate::{report::Report, topology::LinkBackend};
 
 /// Timers for a near peer.
 const POLICY: &str =
     "initial_rto = \"100ms\"\nrto_min = \"10ms\"\ndelack_max = \"5ms\"\nthin_linear = true\n";
 
-/// What [`Side::ServerShort`] has beside it. The default is as short as half-open requests allow, which is some
+/// What [`Coverage::ServerShort`] has beside it. The default is as short as half-open requests allow, which is some
 /// 500 ms with the kernel's 5 retransmissions.
 const SHORT_SYN_ACKS: &str = "syn_ack_rto = \"100ms\"\n";
 
@@ -28,7 +29,7 @@ pub struct Options<'a> {
     /// Fewer cases and requests.
     pub quick: bool,
     /// Over which link.
-    pub medium: Medium,
+    pub backend: LinkBackend,
     /// Of what is lost by chance.
     pub seed: u64,
     /// Requests where an exact loss happens.
@@ -41,19 +42,19 @@ pub struct Options<'a> {
     pub agent: &'a Path,
 }
 
-/// Links side by side, for each side: where the timers are longer there are more.
-const fn lanes(side: Side, quick: bool) -> u8 {
-    match (side, quick) {
-        (Side::Kernel, false) => 10,
-        (Side::Agent, false) => 4,
-        (Side::Server | Side::ServerShort, false) => 2,
-        (Side::Kernel, true) => 5,
-        (Side::Agent | Side::Server | Side::ServerShort, true) => 2,
+/// Links coverage by coverage, for each coverage: where the timers are longer there are more.
+const fn lanes(coverage: Coverage, quick: bool) -> u8 {
+    match (coverage, quick) {
+        (Coverage::Kernel, false) => 10,
+        (Coverage::Agent, false) => 4,
+        (Coverage::Server | Coverage::ServerShort, false) => 2,
+        (Coverage::Kernel, true) => 5,
+        (Coverage::Agent | Coverage::Server | Coverage::ServerShort, true) => 2,
     }
 }
 
-/// By case and side.
-type Outcomes = BTreeMap<(usize, Side), Outcome>;
+/// By case and coverage.
+type Outcomes = BTreeMap<(usize, Coverage), Outcome>;
 
 /// Measures, and reports.
 ///
@@ -61,7 +62,7 @@ type Outcomes = BTreeMap<(usize, Side), Outcome>;
 ///
 /// If something cannot be made or measured.
 pub fn run(options: Options<'_>) -> anyhow::Result<Report> {
-    let cases = case::all(options.quick, options.medium);
+    let cases = case::all(options.quick, options.backend);
     let outcomes = measure(&options, &cases)?;
     Ok(tables::report(
         &options,
@@ -76,13 +77,13 @@ fn measure(options: &Options<'_>, cases: &[Case]) -> anyhow::Result<Outcomes> {
         covering(options.agent, "")?,
         covering(options.agent, SHORT_SYN_ACKS)?,
     );
-    let sides: Vec<Side> = Side::ALL
+    let coverages: Vec<Coverage> = Coverage::ALL
         .iter()
-        .flat_map(|&side| vec![side; lanes(side, options.quick).into()])
+        .flat_map(|&coverage| vec![coverage; lanes(coverage, options.quick).into()])
         .collect();
-    let parts = sides.iter().flat_map(|&side| {
-        let of_side = cases.iter().filter(move |case| case.is_for(side));
-        of_side.map(move |case| weight(case, side))
+    let parts = coverages.iter().flat_map(|&coverage| {
+        let of_side = cases.iter().filter(move |case| case.is_for(coverage));
+        of_side.map(move |case| weight(case, coverage))
     });
     let bar = ProgressBar::new(parts.sum());
     bar.set_style(ProgressStyle::with_template(
@@ -92,25 +93,25 @@ fn measure(options: &Options<'_>, cases: &[Case]) -> anyhow::Result<Outcomes> {
     let mut outcomes = Outcomes::new();
     thread::scope(|scope| -> anyhow::Result<()> {
         let lanes: Vec<_> = (0u8..)
-            .zip(&sides)
-            .map(|(number, &side)| {
-                let covered = if side == Side::ServerShort {
+            .zip(&coverages)
+            .map(|(number, &coverage)| {
+                let covered = if coverage == Coverage::ServerShort {
                     &short
                 } else {
                     &agent
                 };
                 let (cgroup, bar) = (covered.cgroup.path(), &bar);
                 scope.spawn(move || {
-                    let requests = |volume| a_lane_has(options, side, volume);
+                    let requests = |sample_size| a_lane_has(options, coverage, sample_size);
                     let lane = Lane {
-                        side,
+                        coverage,
                         number,
-                        medium: options.medium,
+                        backend: options.backend,
                         seed: options.seed,
                         cgroup,
                         requests: &requests,
                     };
-                    lane.run(cases, |case| bar.inc(weight(case, side)))
+                    lane.run(cases, |case| bar.inc(weight(case, coverage)))
                 })
             })
             .collect();
@@ -119,10 +120,10 @@ fn measure(options: &Options<'_>, cases: &[Case]) -> anyhow::Result<Outcomes> {
             .into_iter()
             .map(thread::ScopedJoinHandle::join)
             .collect();
-        for (ended, side) in ended.into_iter().zip(&sides) {
+        for (ended, coverage) in ended.into_iter().zip(&coverages) {
             let parts = ended.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
             for (case, outcome) in parts {
-                outcomes.entry((case, *side)).or_default().add(outcome);
+                outcomes.entry((case, *coverage)).or_default().add(outcome);
             }
         }
         Ok(())
@@ -142,24 +143,24 @@ fn covering(binary: &Path, settings: &str) -> anyhow::Result<Agent> {
 }
 
 /// Its part of the requests of a case: an even number, as counters that drop one in two or three need it.
-fn a_lane_has(options: &Options<'_>, side: Side, volume: Volume) -> u32 {
-    let all = match volume {
-        Volume::Exact => options.requests,
-        Volume::Rare => options.random,
-        Volume::Heavy => options.heavy,
+fn a_lane_has(options: &Options<'_>, coverage: Coverage, sample_size: SampleSize) -> u32 {
+    let all = match sample_size {
+        SampleSize::Exact => options.requests,
+        SampleSize::Rare => options.random,
+        SampleSize::Heavy => options.heavy,
     };
-    all.div_ceil(u32::from(lanes(side, options.quick)))
+    all.div_ceil(u32::from(lanes(coverage, options.quick)))
         .next_multiple_of(2)
 }
 
 /// For the bar: how long a case takes, about.
-fn weight(case: &Case, side: Side) -> u64 {
-    match (side, case.volume, &case.rule) {
+fn weight(case: &Case, coverage: Coverage) -> u64 {
+    match (coverage, case.sample_size, &case.rule) {
         (_, _, None) => 1,
-        (Side::Kernel, Volume::Exact, _) if case.name.starts_with("syn") => 10,
-        (Side::Kernel, Volume::Rare, _) => 15,
-        (_, Volume::Rare, _) => 30,
-        (Side::Kernel, Volume::Heavy, _) => 12,
+        (Coverage::Kernel, SampleSize::Exact, _) if case.name.starts_with("syn") => 10,
+        (Coverage::Kernel, SampleSize::Rare, _) => 15,
+        (_, SampleSize::Rare, _) => 30,
+        (Coverage::Kernel, SampleSize::Heavy, _) => 12,
         _ => 3,
     }
 }
@@ -173,22 +174,22 @@ mod tests {
         for quick in [false, true] {
             let options = Options {
                 quick,
-                medium: Medium::Relay,
+                backend: LinkBackend::Relay,
                 seed: 1,
                 requests: 100,
                 random: 2000,
                 heavy: 40,
                 agent: Path::new(""),
             };
-            for side in Side::ALL {
-                for (volume, least) in [
-                    (Volume::Exact, 100),
-                    (Volume::Rare, 2000),
-                    (Volume::Heavy, 40),
+            for coverage in Coverage::ALL {
+                for (sample_size, least) in [
+                    (SampleSize::Exact, 100),
+                    (SampleSize::Rare, 2000),
+                    (SampleSize::Heavy, 40),
                 ] {
-                    let each = a_lane_has(&options, side, volume);
+                    let each = a_lane_has(&options, coverage, sample_size);
                     assert_eq!(each % 2, 0);
-                    assert!(each * u32::from(lanes(side, quick)) >= least);
+                    assert!(each * u32::from(lanes(coverage, quick)) >= least);
                 }
             }
         }

@@ -3,13 +3,13 @@
 use anyhow::Context as _;
 use serde::Deserialize;
 
-use super::case::Side;
+use super::case::Coverage;
 
 /// Completion times that were published for a case: so many requests between two times.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub(super) struct Published {
     case: String,
-    side: String,
+    coverage: String,
     /// Both are empty for requests without a time.
     from_ms: Option<u64>,
     to_ms: Option<u64>,
@@ -24,16 +24,16 @@ pub(super) fn all() -> anyhow::Result<Vec<Published>> {
 }
 
 /// What was published for a case, as text; `None`: nothing.
-pub(super) fn text(all: &[Published], case: &str, side: Side) -> Option<String> {
-    let side = match side {
-        Side::Kernel => "kernel",
+pub(super) fn text(all: &[Published], case: &str, coverage: Coverage) -> Option<String> {
+    let coverage = match coverage {
+        Coverage::Kernel => "kernel",
         // What was published had the one timer for SYN and SYN-ACK.
-        Side::ServerShort => "server",
-        Side::Agent | Side::Server => return None,
+        Coverage::ServerShort => "server",
+        Coverage::Agent | Coverage::Server => return None,
     };
     let groups: Vec<_> = all
         .iter()
-        .filter(|one| one.case == case && one.side == side)
+        .filter(|one| one.case == case && one.coverage == coverage)
         .map(|one| Group {
             from_ms: one.from_ms.unwrap_or(0),
             to_ms: one.to_ms.unwrap_or(0),
@@ -126,29 +126,29 @@ mod tests {
     #[test]
     fn figures_belong_to_cases() {
         let all = all().unwrap();
-        let cases = case::all(false, crate::link::Medium::Relay);
+        let cases = case::all(false, crate::topology::LinkBackend::Relay);
         for one in &all {
             let case = cases.iter().find(|case| case.name == one.case).unwrap();
-            let side = Side::ALL
-                .into_iter()
-                .find(|side| case.is_for(*side) && text(&all, &case.name, *side).is_some());
-            assert!(side.is_some(), "{one:?}");
+            let coverage = Coverage::ALL.into_iter().find(|coverage| {
+                case.is_for(*coverage) && text(&all, &case.name, *coverage).is_some()
+            });
+            assert!(coverage.is_some(), "{one:?}");
         }
-        let said = |case, side| text(&all, case, side).unwrap();
+        let said = |case, coverage| text(&all, case, coverage).unwrap();
         assert_eq!(
-            said("syn-3", Side::Kernel),
+            said("syn-3", Coverage::Kernel),
             "50 % at 20-40, 50 % at 1020-1050"
         );
         assert_eq!(
-            said("syn-ack-2", Side::ServerShort),
+            said("syn-ack-2", Coverage::ServerShort),
             "5 % at 100, 69 % at 110, 26 % at 120"
         );
         assert_eq!(
-            said("random-3-to-server", Side::Kernel),
+            said("random-3-to-server", Coverage::Kernel),
             "96.3 % at 10-40, 2.8 % at 1020-1120, 0.9 % elsewhere"
         );
-        assert_eq!(text(&all, "syn-3", Side::Agent), None);
-        assert_eq!(text(&all, "syn-ack-2", Side::Server), None);
+        assert_eq!(text(&all, "syn-3", Coverage::Agent), None);
+        assert_eq!(text(&all, "syn-ack-2", Coverage::Server), None);
     }
 
     #[test]

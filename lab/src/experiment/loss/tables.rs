@@ -1,19 +1,18 @@
 //! What the completion times say.
 
 use rto_model::chart::{Chart, Legend, Mark, Series};
+use rto_testbed::{machine::Machine, workload::http::TIMEOUT};
 
 use super::{
     Options, Outcomes, POLICY,
-    case::{Case, Side, Talk},
+    case::{Case, ConnectionReuse, Coverage},
     lane::{DELAY, Outcome},
     lanes, published,
 };
 use crate::{
-    ends::http::PATIENCE,
-    link::Medium,
-    machine::Machine,
     report::{Report, Table},
     summary::{median, quantile},
+    topology::LinkBackend,
 };
 
 /// A request that takes this much longer than without loss is disturbed, milliseconds.
@@ -31,9 +30,9 @@ pub(super) fn report(
 ) -> Report {
     let all: Vec<Summary<'_>> = outcomes
         .iter()
-        .map(|(&(case, side), outcome)| {
-            let undisturbed = undisturbed(cases, outcomes, side, cases[case].talk);
-            Summary::of(&cases[case], side, outcome, undisturbed)
+        .map(|(&(case, coverage), outcome)| {
+            let undisturbed = undisturbed(cases, outcomes, coverage, cases[case].reuse);
+            Summary::of(&cases[case], coverage, outcome, undisturbed)
         })
         .collect();
     Report {
@@ -44,15 +43,15 @@ pub(super) fn report(
         seed: options.seed,
         method: method(options),
         findings: findings(cases, &all),
-        tables: vec![summary_table(&all), published_table(options.medium, &all)],
+        tables: vec![summary_table(&all), published_table(options.backend, &all)],
         charts: charts(cases, &all),
     }
 }
 
-/// One case for one side, milliseconds.
+/// One case for one coverage, milliseconds.
 struct Summary<'a> {
     case: &'a Case,
-    side: Side,
+    coverage: Coverage,
     outcome: &'a Outcome,
     ms: Vec<f64>,
     disturbed: f64,
@@ -61,7 +60,7 @@ struct Summary<'a> {
 
 impl<'a> Summary<'a> {
     #[expect(clippy::cast_precision_loss, reason = "some seconds, some thousand")]
-    fn of(case: &'a Case, side: Side, outcome: &'a Outcome, undisturbed: f64) -> Self {
+    fn of(case: &'a Case, coverage: Coverage, outcome: &'a Outcome, undisturbed: f64) -> Self {
         let ms: Vec<f64> = outcome
             .took
             .iter()
@@ -71,7 +70,7 @@ impl<'a> Summary<'a> {
         let disturbed = ms.iter().filter(|&&ms| ms >= undisturbed + DISTURBED_MS);
         Self {
             case,
-            side,
+            coverage,
             outcome,
             disturbed: disturbed.count() as f64 / count,
             mean: ms.iter().sum::<f64>() / count,
@@ -91,11 +90,11 @@ impl<'a> Summary<'a> {
         format!("{:.1}", self.at(0.99))
     }
 
-    fn given_up(&self) -> usize {
+    fn timed_out(&self) -> usize {
         self.outcome
             .took
             .iter()
-            .filter(|took| took.given_up)
+            .filter(|took| took.timed_out)
             .count()
     }
 }
@@ -104,24 +103,30 @@ impl<'a> Summary<'a> {
 const ENOUGH_FOR_P99: usize = 200;
 
 /// The median of a request without loss.
-fn undisturbed(cases: &[Case], outcomes: &Outcomes, side: Side, talk: Talk) -> f64 {
-    let of = |side: Side| {
-        let same = |case: &Case| (case.talk == Talk::New) == (talk == Talk::New);
+fn undisturbed(
+    cases: &[Case],
+    outcomes: &Outcomes,
+    coverage: Coverage,
+    reuse: ConnectionReuse,
+) -> f64 {
+    let of = |coverage: Coverage| {
+        let same =
+            |case: &Case| (case.reuse == ConnectionReuse::New) == (reuse == ConnectionReuse::New);
         let index = cases
             .iter()
             .position(|case| case.rule.is_none() && same(case))?;
-        let took = &outcomes.get(&(index, side))?.took;
+        let took = &outcomes.get(&(index, coverage))?.took;
         #[expect(clippy::cast_precision_loss, reason = "some milliseconds")]
         let ms: Vec<f64> = took.iter().map(|took| took.us as f64 / 1000.0).collect();
         median(&ms)
     };
-    of(side).or_else(|| of(Side::Kernel)).unwrap_or(0.0)
+    of(coverage).or_else(|| of(Coverage::Kernel)).unwrap_or(0.0)
 }
 
 fn method(options: &Options<'_>) -> Vec<(String, String)> {
-    let link = match options.medium {
-        Medium::Relay => format!("emulated, {:.1} ms each way", DELAY.as_secs_f64() * 1000.0),
-        Medium::Nft => "a veth with nftables, no delay".to_owned(),
+    let link = match options.backend {
+        LinkBackend::Relay => format!("emulated, {:.1} ms each way", DELAY.as_secs_f64() * 1000.0),
+        LinkBackend::Nft => "a veth with nftables, no delay".to_owned(),
     };
     let pairs = [
         ("link", link),
@@ -136,8 +141,8 @@ fn method(options: &Options<'_>) -> Vec<(String, String)> {
             "clients",
             format!(
                 "one request at a time over a link of its own: {} links without the agent, {} with it",
-                lanes(Side::Kernel, options.quick),
-                lanes(Side::Agent, options.quick)
+                lanes(Coverage::Kernel, options.quick),
+                lanes(Coverage::Agent, options.quick)
             ),
         ),
         (
@@ -146,10 +151,10 @@ fn method(options: &Options<'_>) -> Vec<(String, String)> {
         ),
         (
             "given up",
-            format!("after {} s without an answer; its time counts", PATIENCE.as_secs()),
+            format!("after {} s without an answer; its time counts", TIMEOUT.as_secs()),
         ),
         (
-            "needless",
+            "spurious",
             "sent again although a copy of all it carried had been let through".to_owned(),
         ),
     ];
@@ -173,16 +178,16 @@ fn summary_table(all: &[Summary<'_>]) -> Table {
             "given up",
             "packets dropped",
             "sent again",
-            "of them needless",
+            "of them spurious",
         ],
     );
     for one in all {
-        let repeats = one.outcome.repeats;
+        let retransmits = one.outcome.retransmits;
         let or_none =
             |value: Option<u64>| value.map_or_else(String::new, |value| value.to_string());
         table.row([
             one.case.title.clone(),
-            one.side.name().to_owned(),
+            one.coverage.name().to_owned(),
             one.ms.len().to_string(),
             format!("{:.1}", 100.0 * one.disturbed),
             format!("{:.1}", one.mean),
@@ -190,22 +195,22 @@ fn summary_table(all: &[Summary<'_>]) -> Table {
             format!("{:.1}", one.at(0.9)),
             one.p99(),
             format!("{:.1}", one.at(1.0)),
-            one.given_up().to_string(),
+            one.timed_out().to_string(),
             one.outcome.dropped.to_string(),
-            or_none(repeats.map(|repeats| repeats.needed + repeats.needless)),
-            or_none(repeats.map(|repeats| repeats.needless)),
+            or_none(retransmits.map(|retransmits| retransmits.needed + retransmits.spurious)),
+            or_none(retransmits.map(|retransmits| retransmits.spurious)),
         ]);
     }
     table
 }
 
-fn published_table(medium: Medium, all: &[Summary<'_>]) -> Table {
+fn published_table(backend: LinkBackend, all: &[Summary<'_>]) -> Table {
     let figures = published::all().unwrap_or_default();
-    let title = match medium {
-        Medium::Relay => {
+    let title = match backend {
+        LinkBackend::Relay => {
             "Groups of completion times, ms, next to published ones (round trip near 3 ms)"
         }
-        Medium::Nft => {
+        LinkBackend::Nft => {
             "Groups of completion times, ms, next to published ones (there with a round trip near 3 ms)"
         }
     };
@@ -216,10 +221,10 @@ fn published_table(medium: Medium, all: &[Summary<'_>]) -> Table {
     );
     for one in all {
         let us: Vec<u64> = one.outcome.took.iter().map(|took| took.us).collect();
-        let published = published::text(&figures, &one.case.name, one.side);
+        let published = published::text(&figures, &one.case.name, one.coverage);
         table.row([
             one.case.title.clone(),
-            one.side.name().to_owned(),
+            one.coverage.name().to_owned(),
             published::groups(&us),
             published.unwrap_or_default(),
         ]);
@@ -228,17 +233,21 @@ fn published_table(medium: Medium, all: &[Summary<'_>]) -> Table {
 }
 
 fn findings(cases: &[Case], all: &[Summary<'_>]) -> Vec<String> {
-    let of = |case: &Case, side| all.iter().find(|one| one.case == case && one.side == side);
+    let of = |case: &Case, coverage| {
+        all.iter()
+            .find(|one| one.case == case && one.coverage == coverage)
+    };
     let mut findings = Vec::new();
-    let (mut worse, mut needless) = (Vec::new(), [(0, 0); 2]);
+    let (mut worse, mut spurious) = (Vec::new(), [(0, 0); 2]);
     for case in cases {
-        let (Some(without), Some(with)) = (of(case, Side::Kernel), of(case, Side::Agent)) else {
+        let (Some(without), Some(with)) = (of(case, Coverage::Kernel), of(case, Coverage::Agent))
+        else {
             continue;
         };
-        for (sum, one) in needless.iter_mut().zip([without, with]) {
-            let repeats = one.outcome.repeats.unwrap_or_default();
-            sum.0 += repeats.needless;
-            sum.1 += repeats.sent;
+        for (sum, one) in spurious.iter_mut().zip([without, with]) {
+            let retransmits = one.outcome.retransmits.unwrap_or_default();
+            sum.0 += retransmits.spurious;
+            sum.1 += retransmits.sent;
         }
         let median = |one: &Summary<'_>| one.at(0.5);
         let p90 = |one: &Summary<'_>| one.at(0.9);
@@ -272,11 +281,11 @@ fn findings(cases: &[Case], all: &[Summary<'_>]) -> Vec<String> {
             if with.mean <= without.mean { "less" } else { "more" },
         ));
         findings.extend(twice(without));
-        for (side, settings) in [
-            (Side::Server, ""),
-            (Side::ServerShort, " and syn_ack_rto = \"100ms\""),
+        for (coverage, settings) in [
+            (Coverage::Server, ""),
+            (Coverage::ServerShort, " and syn_ack_rto = \"100ms\""),
         ] {
-            if let Some(server) = of(case, side) {
+            if let Some(server) = of(case, coverage) {
                 findings.push(format!(
                     "Dropping {title}, with the agent at the server alone{settings}: median {:.1} ms, p90 {:.1} ms.",
                     median(server),
@@ -285,7 +294,7 @@ fn findings(cases: &[Case], all: &[Summary<'_>]) -> Vec<String> {
             }
         }
     }
-    let [(without, sent_without), (with, sent_with)] = needless;
+    let [(without, sent_without), (with, sent_with)] = spurious;
     if sent_without > 0 && sent_with > 0 {
         findings.push(format!(
             "Needless retransmissions, all cases together: {without} of {sent_without} packets without the \
@@ -302,10 +311,10 @@ fn findings(cases: &[Case], all: &[Summary<'_>]) -> Vec<String> {
 
 /// Why not every connection loses a SYN-ACK where one in two is dropped.
 fn twice(without: &Summary<'_>) -> Option<String> {
-    let needless = without.outcome.repeats?.needless;
-    (without.case.server_alone && needless > 0).then(|| {
+    let spurious = without.outcome.retransmits?.spurious;
+    (without.case.server_alone && spurious > 0).then(|| {
         format!(
-            "Dropping {}: without the agent {needless} SYN-ACKs were sent again needlessly in {} connections: client \
+            "Dropping {}: without the agent {spurious} SYN-ACKs were sent again in vain in {} connections: client \
              and server time out at the same moment, each makes the server send one, and the count of one in two \
              goes on with the next connection.",
             without.case.title,
@@ -326,7 +335,7 @@ fn charts(cases: &[Case], all: &[Summary<'_>]) -> Vec<Chart> {
                 legend: Legend::UpperRight,
                 series: of_case
                     .map(|one| Series {
-                        name: one.side.name().to_owned(),
+                        name: one.coverage.name().to_owned(),
                         mark: Mark::Bars,
                         points: histogram(&one.ms),
                     })
@@ -358,10 +367,9 @@ fn histogram(ms: &[f64]) -> Vec<(f64, f64)> {
 
 #[cfg(test)]
 mod tests {
-    use super::{
-        super::{case, lane::Took},
-        *,
-    };
+    use rto_testbed::workload::http::Took;
+
+    use super::{super::case, *};
 
     #[test]
     fn a_histogram_has_all() {
@@ -374,13 +382,13 @@ mod tests {
 
     #[test]
     fn what_is_worse_is_said() {
-        let cases = case::all(false, Medium::Relay);
+        let cases = case::all(false, LinkBackend::Relay);
         let of = |us: &[u64]| Outcome {
             took: us
                 .iter()
                 .map(|&us| Took {
                     us,
-                    given_up: false,
+                    timed_out: false,
                 })
                 .collect(),
             ..Outcome::default()
@@ -388,14 +396,16 @@ mod tests {
         let syn = cases.iter().position(|case| case.name == "syn-2").unwrap();
         let report = |with: u64| {
             let outcomes = Outcomes::from([
-                ((0, Side::Kernel), of(&[6_000; 4])),
-                ((0, Side::Agent), of(&[6_000; 4])),
-                ((syn, Side::Kernel), of(&[1_030_000; 4])),
-                ((syn, Side::Agent), of(&[with; 4])),
+                ((0, Coverage::Kernel), of(&[6_000; 4])),
+                ((0, Coverage::Agent), of(&[6_000; 4])),
+                ((syn, Coverage::Kernel), of(&[1_030_000; 4])),
+                ((syn, Coverage::Agent), of(&[with; 4])),
             ]);
             let all: Vec<_> = outcomes
                 .iter()
-                .map(|(&(case, side), outcome)| Summary::of(&cases[case], side, outcome, 6.0))
+                .map(|(&(case, coverage), outcome)| {
+                    Summary::of(&cases[case], coverage, outcome, 6.0)
+                })
                 .collect();
             findings(&cases, &all)
         };

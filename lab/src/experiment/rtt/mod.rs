@@ -14,21 +14,28 @@ use std::{
 };
 
 use anyhow::Context as _;
+use hdrhistogram::Histogram;
 use indicatif::{ProgressBar, ProgressStyle};
 use rand::{SeedableRng as _, rngs::ChaCha8Rng, seq::SliceRandom as _};
-
-use super::Field;
-use crate::{
-    ends::Watched,
-    ground::{agent::Agent, process::Dialogue},
-    interrupt,
-    link::Medium,
+use rto_testbed::{
+    agent::Agent,
+    channel::ControlChannel,
     machine::{Machine, jiffy},
-    report::Report,
-    rr::Info,
+    tcp::TcpInfo,
+    workload::{
+        Role,
+        rtt::{Client, Seen},
+    },
 };
 
-/// Number of the first field's link.
+use crate::{
+    interrupt,
+    report::Report,
+    rr::measure::Times,
+    topology::{LinkBackend, Topology},
+};
+
+/// Number of the first topology's link.
 const FIRST: u8 = 61;
 /// Transactions a second that disturb each other little, on two cores.
 const LOAD: f64 = 400.0;
@@ -125,14 +132,15 @@ impl Setting {
 struct Cell {
     setting: Setting,
     pause_ms: u64,
-    client: Watched,
-    server: Info,
+    latency: Times,
+    client: TcpInfo,
+    server: TcpInfo,
 }
 
 /// The namespaces of a setting, and their server.
-struct Ground {
-    field: Field,
-    server: Dialogue,
+struct Testbed {
+    topology: Topology,
+    server: ControlChannel,
 }
 
 /// Measures, and reports.
@@ -147,12 +155,13 @@ pub fn run(options: Options<'_>) -> anyhow::Result<Report> {
     agent.configure(&policies.collect::<String>())?;
     agent.start()?;
     let (skip, count) = options.transactions();
-    let mut grounds = Vec::new();
+    let mut testbeds = Vec::new();
     for setting in Setting::ALL {
         let cgroup = Some(agent.cgroup.path());
-        let field = Field::new(Medium::Relay, setting.number(), options.seed, cgroup)?;
-        let server = field.serve("watch-server", &["--skip", &skip.to_string()])?;
-        grounds.push(Ground { field, server });
+        let topology = Topology::new(LinkBackend::Relay, setting.number(), options.seed, cgroup)?;
+        let on = topology.server_address();
+        let server = topology.serve(&Role::RttServer { on, skip })?;
+        testbeds.push(Testbed { topology, server });
     }
     let mut order: Vec<(Setting, u64)> = Vec::new();
     for pause in options.pauses() {
@@ -171,7 +180,7 @@ pub fn run(options: Options<'_>) -> anyhow::Result<Report> {
     )?);
     let mut cells = Vec::new();
     for wave in waves {
-        cells.extend(together(&mut grounds, &wave, skip, count)?);
+        cells.extend(measure_wave(&mut testbeds, &wave, skip, count)?);
         bar.inc(expected_ms(&wave, skip + count));
     }
     bar.finish_and_clear();
@@ -224,24 +233,23 @@ fn expected_ms(wave: &[(Setting, u64)], transactions: usize) -> u64 {
     longest * transactions as u64
 }
 
-fn together(
-    grounds: &mut [Ground],
+fn measure_wave(
+    testbeds: &mut [Testbed],
     wave: &[(Setting, u64)],
     skip: usize,
     count: usize,
 ) -> anyhow::Result<Vec<Cell>> {
     let longest = wave.iter().map(|(_, pause)| *pause).max().unwrap_or(0);
     let end = Instant::now() + Duration::from_millis(longest * (skip + count) as u64);
-    let (skip, count) = (skip.to_string(), count.to_string());
     let mut clients = Vec::new();
     for (setting, pause) in wave {
-        let pause = pause.to_string();
-        let args = ["--pause-ms", &pause, "--skip", &skip, "--count", &count];
-        clients.push(
-            grounds[*setting as usize]
-                .field
-                .client("watch-client", &args)?,
-        );
+        let topology = &testbeds[*setting as usize].topology;
+        clients.push(topology.client(&Role::RttClient(Client {
+            to: topology.server_address(),
+            pause: Duration::from_millis(*pause),
+            skip,
+            count,
+        }))?);
     }
     // Their answers cannot come sooner, and who only waits for an answer hears no signal.
     while Instant::now() < end {
@@ -251,15 +259,17 @@ fn together(
     let mut cells = Vec::new();
     for (&(setting, pause_ms), client) in wave.iter().zip(&mut clients) {
         interrupt::check()?;
-        let said = client.reply()?;
-        let client: Watched = serde_json::from_str(&said).context(said)?;
-        let server = &mut grounds[setting as usize].server;
-        let said = server.ask(&client.port.to_string())?;
+        let seen: Seen = client.recv()?;
+        let mut latencies = Histogram::<u64>::new(3)?;
+        for us in &seen.latencies_us {
+            latencies.record(*us)?;
+        }
         cells.push(Cell {
             setting,
             pause_ms,
-            client,
-            server: serde_json::from_str(&said).context(said)?,
+            latency: Times::of(&latencies).context("nothing to measure")?,
+            client: seen.info,
+            server: testbeds[setting as usize].server.request(&seen.port)?,
         });
     }
     Ok(cells)

@@ -3,12 +3,10 @@
 use std::time::Duration;
 
 use rto_model::chart::{Chart, Legend, Series};
+use rto_testbed::machine::Machine;
 
 use super::{Cell, Setting};
-use crate::{
-    machine::Machine,
-    report::{Report, Table},
-};
+use crate::report::{Report, Table};
 
 /// Published for one client on a local network: pause in ms; min, mean, p50, p90, p99 of its latency in us.
 const PUBLISHED: [(u64, [u64; 5]); 5] = [
@@ -46,7 +44,7 @@ pub(super) fn report(
                 ms(cell.server.srtt_us)
             }),
             all.table("srtt-client", "Smoothed RTT at the client, ms", |cell| {
-                ms(cell.client.info.srtt_us)
+                ms(cell.client.srtt_us)
             }),
             all.table("rto-server", "RTO at the server, ms", |cell| {
                 ms(cell.server.rto_us)
@@ -118,7 +116,7 @@ impl All<'_> {
         for pause in self.pauses {
             for setting in Setting::ALL {
                 if let Some(cell) = self.at(setting, *pause) {
-                    let t = cell.client.latency;
+                    let t = cell.latency;
                     let mut row = vec![pause.to_string(), setting.name(self.bound)];
                     row.extend([t.min_us.to_string(), format!("{:.0}", t.mean_us)]);
                     row.extend([t.p50_us, t.p90_us, t.p99_us, t.p99_9_us].map(|us| us.to_string()));
@@ -157,7 +155,7 @@ impl All<'_> {
             .into();
         for setting in [Setting::Kernel, Setting::Delack] {
             srtt.push(line(named("client", setting), setting, |cell| {
-                f(cell.client.info.srtt_us) / 1000.0
+                f(cell.client.srtt_us) / 1000.0
             }));
         }
         let rto = Setting::ALL.map(|setting| {
@@ -168,10 +166,10 @@ impl All<'_> {
         let mut latency = Vec::new();
         for setting in [Setting::Kernel, Setting::Delack] {
             latency.push(line(named("p50", setting), setting, |cell| {
-                f(cell.client.latency.p50_us)
+                f(cell.latency.p50_us)
             }));
             latency.push(line(named("p90", setting), setting, |cell| {
-                f(cell.client.latency.p90_us)
+                f(cell.latency.p90_us)
             }));
         }
         for (name, at) in [("p50, published", 2), ("p90, published", 3)] {
@@ -196,7 +194,7 @@ impl All<'_> {
             return findings;
         };
         let pause = peak.pause_ms;
-        let network = peak.client.info.srtt_us;
+        let network = peak.client.srtt_us;
         findings.push(format!(
             "With the kernel's own timers the server's smoothed RTT is longest at a pause of {pause} ms: {} ms, {:.0} \
              times the client's ({} ms), which is the network's; without a pause it is {} ms.",
@@ -249,13 +247,13 @@ impl All<'_> {
             ms(without.server.rto_us),
         ));
         for setting in Setting::ALL {
-            findings.push(self.needless(setting));
+            findings.push(self.spurious(setting));
         }
         findings.extend(self.application(pause));
         findings
     }
 
-    fn needless(&self, setting: Setting) -> String {
+    fn spurious(&self, setting: Setting) -> String {
         let name = setting.name(self.bound);
         let again: Vec<&Cell> = self
             .of(setting)
@@ -280,7 +278,7 @@ impl All<'_> {
 
     /// What the application has of it.
     fn application(&self, pause: u64) -> Option<String> {
-        let median = |setting, pause| Some(self.at(setting, pause)?.client.latency.p50_us);
+        let median = |setting, pause| Some(self.at(setting, pause)?.latency.p50_us);
         let published = |(at, _): &&(u64, _)| self.pauses.contains(at);
         let longest = PUBLISHED.iter().rfind(published)?;
         Some(format!(
@@ -313,11 +311,10 @@ fn f(number: impl Into<u64>) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use rto_testbed::tcp::TcpInfo;
+
     use super::*;
-    use crate::{
-        ends::Watched,
-        rr::{Info, measure::Times},
-    };
+    use crate::rr::measure::Times;
 
     /// As the mechanism would have it: the shorter of the pause and the timer, and a network of 0.2 ms.
     fn cell(setting: Setting, pause_ms: u64) -> Cell {
@@ -334,32 +331,29 @@ mod tests {
         } else {
             0
         };
-        let info = |ms: u64, again| Info {
+        let info = |ms: u64, again| TcpInfo {
             srtt_us: u32::try_from(ms * 1000 + 200).unwrap(),
             rto_us: u32::try_from((ms + rto_min + 4) * 1000).unwrap(),
             total_retrans: again,
-            ..Info::default()
+            ..TcpInfo::default()
         };
-        let needless = setting == Setting::RtoMinServer && waits > 8;
+        let spurious = setting == Setting::RtoMinServer && waits > 8;
         Cell {
             setting,
             pause_ms,
-            client: Watched {
-                port: 1,
-                latency: Times {
-                    count: 60,
-                    min_us: 50 + pause_ms,
-                    mean_us: 100.0,
-                    p50_us: 90 + pause_ms,
-                    p90_us: 150,
-                    p99_us: 300,
-                    p99_9_us: 400,
-                    max_us: 500,
-                    stddev_us: 1.0,
-                },
-                info: info(0, 0),
+            latency: Times {
+                count: 60,
+                min_us: 50 + pause_ms,
+                mean_us: 100.0,
+                p50_us: 90 + pause_ms,
+                p90_us: 150,
+                p99_us: 300,
+                p99_9_us: 400,
+                max_us: 500,
+                stddev_us: 1.0,
             },
-            server: info(waits, if needless { 98 } else { 0 }),
+            client: info(0, 0),
+            server: info(waits, if spurious { 98 } else { 0 }),
         }
     }
 

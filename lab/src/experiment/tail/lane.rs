@@ -3,20 +3,24 @@
 use std::{path::Path, time::Duration};
 
 use anyhow::{Context as _, ensure};
-
-use super::{Plan, Variant};
-use crate::{
-    experiment::Field,
-    ground::{netns::sysctl, process::Dialogue},
-    interrupt,
+use rto_testbed::{
+    channel::ControlChannel,
     link::{
         Link as _, RuleId,
-        path::Path as Hop,
+        config::LinkConfig,
         relay::Relay,
-        repeats::Repeats,
-        rule::{Matching, Rule, Which},
+        retransmits::RetransmitCounts,
+        rule::{DropPattern, PacketFilter, Rule},
+    },
+    netns::sysctl,
+    workload::{
+        Role,
+        flow::{Command, Work},
     },
 };
+
+use super::{Plan, Variant};
+use crate::{interrupt, topology::Topology};
 
 /// Segments of a flow: an initial window.
 pub(super) const SEGMENTS: u32 = 10;
@@ -45,17 +49,17 @@ pub(super) struct Cell {
 
 /// What was sent again without any loss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Calm {
+pub(super) struct LosslessRun {
     pub(super) rtt: Duration,
     /// Segments with data from the server.
-    pub(super) repeats: Repeats,
+    pub(super) retransmits: RetransmitCounts,
 }
 
 /// What came of a variant.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Outcome {
     pub(super) cells: Vec<Cell>,
-    pub(super) calm: Vec<Calm>,
+    pub(super) calm: Vec<LosslessRun>,
 }
 
 pub(super) struct Lane<'a> {
@@ -73,13 +77,15 @@ impl Lane<'_> {
         interrupt::check()?;
         let cgroup = self.variant.policy.as_ref().map(|_| self.cgroup);
         let seed = self.seed ^ u64::from(self.number);
-        let field = Field::new(Default::default(), self.number, seed, cgroup)?;
+        let topology = Topology::new(Default::default(), self.number, seed, cgroup)?;
         let probes = if self.variant.tlp { "3" } else { "0" };
-        sysctl(&field.net.server, "net.ipv4.tcp_early_retrans", probes)?;
-        let relay = field.link.relay().context("not the emulated link")?;
-        let _server = field.serve("flow-serve", &[])?;
+        sysctl(&topology.net.server, "net.ipv4.tcp_early_retrans", probes)?;
+        let relay = topology.link.relay().context("not the emulated link")?;
+        let to = topology.server_address();
+        let _server = topology.serve(&Role::FlowServer { on: to })?;
         // The sender's timers are what is measured: its peer keeps its own delayed ACKs.
-        let mut client = field.uncovered_client("flow-fetch", &[])?;
+        let mut client = topology.uncovered_client(&Role::FlowClient { to })?;
+        client.recv::<()>()?;
         let mut outcome = Outcome::default();
         for &rtt in &self.plan.rtts {
             relay.set_delay(rtt / 2);
@@ -135,20 +141,28 @@ fn at_once(rtt: Duration) -> usize {
 
 /// A flow over a connection of its own for each of these, which loses so many of its last segments, once;
 /// milliseconds each.
-fn with_losses(relay: &Relay, client: &mut Dialogue, lost: &[u32]) -> anyhow::Result<Vec<f64>> {
-    let ports = client.ask(&format!("connect {}", lost.len()))?;
+fn with_losses(
+    relay: &Relay,
+    client: &mut ControlChannel,
+    lost: &[u32],
+) -> anyhow::Result<Vec<f64>> {
+    let ports: Vec<u16> = client.request(&Command::Connect(lost.len()))?;
     let mut rules: Vec<(RuleId, u32)> = Vec::new();
-    for (port, &lost) in ports.split(' ').zip(lost) {
-        let port: u16 = port.parse().with_context(|| ports.clone())?;
+    for (port, &lost) in ports.into_iter().zip(lost) {
         // A byte for each transaction before.
         let first = u64::from(WARM) + u64::from((SEGMENTS - lost) * MSS);
-        let matching = Matching::SERVER_DATA.of_client(port).from_byte(first);
-        let rule = relay.add(Rule::new(matching.first_time(), Which::All));
+        let matching = PacketFilter::SERVER_DATA.of_client(port).from_byte(first);
+        let rule = relay.add(Rule::new(matching.first_time(), DropPattern::All));
         rules.push((rule, lost));
     }
     let length = SEGMENTS * MSS;
-    let stagger = STAGGER.as_micros();
-    let said = client.ask(&format!("run {WARM} {length} {length} 1 1 0 {stagger}"))?;
+    let took: Vec<Duration> = client.request(&Command::Run(Work {
+        warm: WARM,
+        bytes: (length, length, 1),
+        flows: 1,
+        pause: Duration::ZERO,
+        stagger: STAGGER,
+    }))?;
     let _recorded = relay.take_log();
     for (rule, lost) in rules {
         let dropped = relay.remove(rule)?;
@@ -157,13 +171,16 @@ fn with_losses(relay: &Relay, client: &mut Dialogue, lost: &[u32]) -> anyhow::Re
             "{dropped} segments were dropped where {lost} should have been: not one of {MSS} bytes each"
         );
     }
-    said.split(' ')
-        .map(|us| Ok(us.parse::<f64>().with_context(|| said.clone())? / 1000.0))
-        .collect()
+    Ok(took.iter().map(|took| took.as_secs_f64() * 1e3).collect())
 }
 
 /// Flows over a link with jitter that loses nothing.
-fn calm(relay: &Relay, client: &mut Dialogue, plan: &Plan, rtt: Duration) -> anyhow::Result<Calm> {
+fn calm(
+    relay: &Relay,
+    client: &mut ControlChannel,
+    plan: &Plan,
+    rtt: Duration,
+) -> anyhow::Result<LosslessRun> {
     relay.set(jittery(rtt));
     let each = rtt + rtt / 4 + PAUSE;
     let packets = f64::from(LENGTHS.0 + LENGTHS.1) / 2.0 * 1.5;
@@ -173,26 +190,28 @@ fn calm(relay: &Relay, client: &mut Dialogue, plan: &Plan, rtt: Duration) -> any
         reason = "some dozen"
     )]
     let connections = ((RATE * each.as_secs_f64() / packets) as u32).clamp(1, CONNECTIONS);
-    let flows = plan.calm_for.as_micros() / each.as_micros().max(1);
-    let stagger = (each / connections).as_micros();
+    let flows = u32::try_from(plan.calm_for.as_micros() / each.as_micros().max(1))?;
     let (from, to) = (LENGTHS.0 * MSS, LENGTHS.1 * MSS);
-    client.ask(&format!("connect {connections}"))?;
+    client.request::<Vec<u16>>(&Command::Connect(connections as usize))?;
     let _connecting = relay.take_log();
-    client.ask(&format!(
-        "run {WARM} {from} {to} {MSS} {flows} {} {stagger}",
-        PAUSE.as_micros()
-    ))?;
+    client.request::<Vec<Duration>>(&Command::Run(Work {
+        warm: WARM,
+        bytes: (from, to, MSS),
+        flows,
+        pause: PAUSE,
+        stagger: each / connections,
+    }))?;
     // The log begins after the handshakes; what was sent again is known all the same.
-    let repeats = Repeats::of(&relay.take_log(), &Matching::SERVER_DATA);
-    ensure!(repeats.dropped == 0, "the link lost something");
-    Ok(Calm { rtt, repeats })
+    let retransmits = RetransmitCounts::of(&relay.take_log(), &PacketFilter::SERVER_DATA);
+    ensure!(retransmits.dropped == 0, "the link lost something");
+    Ok(LosslessRun { rtt, retransmits })
 }
 
 /// A quarter of the round-trip time is jitter.
-fn jittery(rtt: Duration) -> Hop {
-    Hop {
+fn jittery(rtt: Duration) -> LinkConfig {
+    LinkConfig {
         delay: rtt / 2,
         jitter: rtt / 8,
-        ..Hop::default()
+        ..LinkConfig::default()
     }
 }

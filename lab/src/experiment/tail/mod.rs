@@ -7,9 +7,10 @@ mod tables;
 use std::{path::Path, thread, time::Duration};
 
 use indicatif::{ProgressBar, ProgressStyle};
+use rto_testbed::{agent::Agent, machine::Machine};
 
 use self::lane::{Lane, Outcome};
-use crate::{ground::agent::Agent, machine::Machine, report::Report};
+use crate::report::Report;
 
 /// What to measure, and how.
 #[derive(Clone, Debug)]

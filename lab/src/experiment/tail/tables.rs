@@ -3,14 +3,13 @@
 use std::time::Duration;
 
 use rto_model::chart::{Chart, Legend, Mark, Series};
+use rto_testbed::{link::retransmits::RetransmitCounts, machine::Machine};
 
 use super::{
     KERNEL, Options, PLAIN, RESTART, Variant,
     lane::{LENGTHS, Outcome, PAUSE, SEGMENTS, WARM},
 };
 use crate::{
-    link::repeats::Repeats,
-    machine::Machine,
     report::{Report, Table},
     summary::median,
 };
@@ -33,7 +32,7 @@ pub(super) fn report(options: &Options<'_>, machine: Machine, all: &Measured) ->
         tables: vec![
             times_table(options, all),
             saved_table(options, all),
-            needless_table(options, all),
+            spurious_table(options, all),
         ],
         charts: charts(options, all),
     }
@@ -92,8 +91,8 @@ impl Outcome {
         median(&cell.took_ms)
     }
 
-    fn needless(&self) -> Repeats {
-        self.calm.iter().map(|calm| calm.repeats).sum()
+    fn spurious(&self) -> RetransmitCounts {
+        self.calm.iter().map(|calm| calm.retransmits).sum()
     }
 }
 
@@ -163,34 +162,35 @@ fn saved_table(options: &Options<'_>, all: &Measured) -> Table {
     table
 }
 
-fn needless_table(options: &Options<'_>, all: &Measured) -> Table {
+fn spurious_table(options: &Options<'_>, all: &Measured) -> Table {
     let title = "Sent again although nothing was lost, with jitter: segments, and of how many";
-    let mut table = table(all, "needless", title, &["round trip, ms"]);
-    let text = |repeats: Repeats| format!("{} of {}", repeats.needless, repeats.sent);
+    let mut table = table(all, "spurious", title, &["round trip, ms"]);
+    let text =
+        |retransmits: RetransmitCounts| format!("{} of {}", retransmits.spurious, retransmits.sent);
     for &rtt in &options.plan.calm_rtts {
         let cells = all.iter().map(|(_, outcome)| {
             let calm = outcome.calm.iter().find(|calm| calm.rtt == rtt);
-            calm.map_or_else(String::new, |calm| text(calm.repeats))
+            calm.map_or_else(String::new, |calm| text(calm.retransmits))
         });
         table.row(std::iter::once(rtt.as_millis().to_string()).chain(cells));
     }
-    let sums = all.iter().map(|(_, outcome)| text(outcome.needless()));
+    let sums = all.iter().map(|(_, outcome)| text(outcome.spurious()));
     table.row(std::iter::once("all".to_owned()).chain(sums));
-    let shares = all.iter().map(|(_, outcome)| share(outcome.needless()));
+    let shares = all.iter().map(|(_, outcome)| share(outcome.spurious()));
     table.row(std::iter::once("share".to_owned()).chain(shares));
     table
 }
 
 /// "1.8e-3"; of none, what is above it with a probability of one in twenty.
 #[expect(clippy::cast_precision_loss, reason = "some hundred thousand packets")]
-fn share(repeats: Repeats) -> String {
-    if repeats.sent == 0 {
+fn share(retransmits: RetransmitCounts) -> String {
+    if retransmits.sent == 0 {
         return String::new();
     }
-    let sent = repeats.sent as f64;
-    match repeats.needless {
+    let sent = retransmits.sent as f64;
+    match retransmits.spurious {
         0 => format!("< {:.1e}", 3.0 / sent),
-        needless => format!("{:.1e}", needless as f64 / sent),
+        spurious => format!("{:.1e}", spurious as f64 / sent),
     }
 }
 
@@ -242,7 +242,7 @@ fn findings(options: &Options<'_>, all: &Measured) -> Vec<String> {
     findings.extend(worse(options, all));
     let shares = all
         .iter()
-        .map(|(variant, outcome)| format!("{} {}", variant.name(), share(outcome.needless())));
+        .map(|(variant, outcome)| format!("{} {}", variant.name(), share(outcome.spurious())));
     findings.push(format!(
         "Share of segments sent again although nothing was lost: {}; published: 4.8e-5 without both, 5.9e-5 with \
          restart, 1.8e-3 with TLP.",
@@ -266,22 +266,22 @@ fn against_plain(options: &Options<'_>, restart: &Outcome, plain: &Outcome) -> S
     });
     let by_rtt: Vec<String> = by_rtt.collect();
     let gain = median(&all).unwrap_or(0.0);
-    let (own, other) = (restart.needless(), plain.needless());
-    let verdict = if gain <= WORTH && own.needless >= other.needless {
+    let (own, other) = (restart.spurious(), plain.spurious());
+    let verdict = if gain <= WORTH && own.spurious >= other.spurious {
         "it does not pay: an experimental setting"
     } else if gain <= WORTH {
-        "it gains no more, for fewer needless retransmissions"
+        "it gains no more, for fewer spurious retransmissions"
     } else {
         "it gains more"
     };
     format!(
         "Against {PLAIN} alone, both with TLP, restart is sooner by {:.1} round trips (median of all cells; {}), with \
-         {} needless retransmissions of {} for {} of {}: {verdict}.",
+         {} spurious retransmissions of {} for {} of {}: {verdict}.",
         rounded(gain),
         by_rtt.join(", "),
-        own.needless,
+        own.spurious,
         own.sent,
-        other.needless,
+        other.spurious,
         other.sent
     )
 }
@@ -385,7 +385,7 @@ mod tests {
     use super::{
         super::{
             Plan,
-            lane::{Calm, Cell},
+            lane::{Cell, LosslessRun},
             variants,
         },
         *,
@@ -411,16 +411,16 @@ mod tests {
                     }
                 })
             });
-            let repeats = Repeats {
+            let retransmits = RetransmitCounts {
                 sent: 10_000,
-                needless: if variant.tlp { 18 } else { 0 },
-                ..Repeats::default()
+                spurious: if variant.tlp { 18 } else { 0 },
+                ..RetransmitCounts::default()
             };
             Outcome {
                 cells: cells.collect(),
-                calm: vec![Calm {
+                calm: vec![LosslessRun {
                     rtt: plan.calm_rtts[0],
-                    repeats,
+                    retransmits,
                 }],
             }
         };

@@ -11,15 +11,16 @@ use std::{
 use anyhow::{Context as _, ensure};
 use nix::sys::signal::Signal;
 use rto_agent::api::bounded::MAX_CIDRS;
-use rto_tests::{
-    agent::{SOON, World},
+use rto_testbed::{
+    env::TestEnv,
     http,
     netns::SERVER_V4,
-    traffic::Connect,
+    wait::{TIMEOUT, eventually, eventually_seen},
+    workload::traffic::Connect,
 };
 
 use super::{
-    super::{NEAR, near, security::group_1, to},
+    super::{POLICY_RTO, near, security::group_1, to},
     descriptors, memory_kb, peak_memory_kb,
 };
 
@@ -29,105 +30,97 @@ const PATIENCE: Duration = Duration::from_secs(15);
 /// Longer than anybody should wait for `status` on a busy machine.
 const PROMPT: Duration = Duration::from_secs(2);
 
-fn status(world: &World) -> anyhow::Result<Duration> {
+fn status(env: &TestEnv) -> anyhow::Result<Duration> {
     let begin = Instant::now();
-    let status = world.socket_request("GET", "/v1/status", "")?;
+    let status = env.socket_request("GET", "/v1/status", "")?;
     ensure!(status["healthy"] == true, "{status:#}");
     Ok(begin.elapsed())
 }
 
-fn ask(world: &World, request: &str) -> anyhow::Result<UnixStream> {
-    let mut stream = UnixStream::connect(world.socket())?;
+fn ask(env: &TestEnv, request: &str) -> anyhow::Result<UnixStream> {
+    let mut stream = UnixStream::connect(env.socket())?;
     stream.write_all(request.as_bytes())?;
     Ok(stream)
 }
 
+test!(silent_clients_hold_up_nobody);
 /// Those that never send are let go, those that never read hold up nobody.
-pub(super) fn silent() -> anyhow::Result<()> {
-    let world = World::with(&near("\"10.88.0.0/24\""))?;
+fn silent_clients_hold_up_nobody() -> anyhow::Result<()> {
+    let env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
     // A list that fits into no socket's buffer.
     let cidrs: Vec<_> = (0..8000u32)
         .map(|i| format!("172.{}.{}.{}", 16 + i / 4096, i / 256 % 16, i % 256))
         .collect();
     let body = serde_json::json!({ "cidrs": cidrs, "policy": "near" }).to_string();
-    let added = world.socket_request("POST", "/v1/entries", &body)?;
+    let added = env.socket_request("POST", "/v1/entries", &body)?;
     ensure!(added["changed"]["added"] == 8000, "{added:#}");
-    let before = descriptors(&world)?;
+    let before = descriptors(&env)?;
     let mut held = Vec::new();
     for _ in 0..20 {
         // Nothing; half a request; a body that does not come; an answer that nobody reads; lines that
         // nobody reads.
-        held.push(UnixStream::connect(world.socket())?);
-        held.push(ask(&world, "GET /v1/status HTTP/1.1\r\nho")?);
+        held.push(UnixStream::connect(env.socket())?);
+        held.push(ask(&env, "GET /v1/status HTTP/1.1\r\nho")?);
         held.push(ask(
-            &world,
+            &env,
             "POST /v1/entries HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n\
              content-length: 100\r\n\r\n{",
         )?);
-        held.push(ask(&world, "GET /v1/entries HTTP/1.1\r\nhost: x\r\n\r\n")?);
-        held.push(ask(&world, "GET /v1/events HTTP/1.1\r\nhost: x\r\n\r\n")?);
+        held.push(ask(&env, "GET /v1/entries HTTP/1.1\r\nhost: x\r\n\r\n")?);
+        held.push(ask(&env, "GET /v1/events HTTP/1.1\r\nhost: x\r\n\r\n")?);
     }
     for _ in 0..5 {
-        let took = status(&world)?;
+        let took = status(&env)?;
         ensure!(took < PROMPT, "{took:?}");
-        world.cli(&["add", "10.1.0.0/24", "--policy", "near"])?;
-        world.cli(&["remove", "10.1.0.0/24"])?;
+        env.cli(&["add", "10.1.0.0/24", "--policy", "near"])?;
+        env.cli(&["remove", "10.1.0.0/24"])?;
     }
     // Who has said nothing is let go.
     held[0].set_read_timeout(Some(PATIENCE))?;
     ensure!(held[0].read(&mut [0])? == 0);
     // Watchers are few: the rest is told so.
     for _ in 0..44 {
-        held.push(ask(&world, "GET /v1/events HTTP/1.1\r\nhost: x\r\n\r\n")?);
+        held.push(ask(&env, "GET /v1/events HTTP/1.1\r\nhost: x\r\n\r\n")?);
     }
-    let end = Instant::now() + SOON;
-    loop {
-        let stream = UnixStream::connect(world.socket())?;
+    let answer = eventually("end of watchers", TIMEOUT, || {
+        let stream = UnixStream::connect(env.socket())?;
         stream.set_read_timeout(Some(Duration::from_secs(1)))?;
         // One too many has an answer with an end.
-        if let Ok(answer) = http::request(&stream, "GET", "/v1/events", "") {
-            ensure!(answer.status == 422, "{answer:?}");
-            ensure!(answer.body.contains("64 watch already"), "{answer:?}");
-            break;
-        }
-        ensure!(Instant::now() < end, "no end of watchers");
-    }
+        Ok(http::request(&stream, "GET", "/v1/events", "").ok())
+    })?;
+    ensure!(answer.status == 422, "{answer:?}");
+    ensure!(answer.body.contains("64 watch already"), "{answer:?}");
     drop(held);
-    await_descriptors(&world, before)?;
-    status(&world)?;
+    await_descriptors(&env, before)?;
+    status(&env)?;
     Ok(())
 }
 
 /// Connections end, and so do their descriptors.
-fn await_descriptors(world: &World, before: usize) -> anyhow::Result<()> {
-    let end = Instant::now() + PATIENCE;
-    loop {
-        let now = descriptors(world)?;
-        // A probe or a watcher's last look may have one open.
-        if now <= before + 4 {
-            return Ok(());
-        }
-        ensure!(Instant::now() < end, "{before} descriptors, then {now}");
-        thread::sleep(Duration::from_millis(50));
-    }
+fn await_descriptors(env: &TestEnv, before: usize) -> anyhow::Result<()> {
+    // A probe or a watcher's last look may have one open.
+    let is_few = |now: &usize| *now <= before + 4;
+    let what = format!("return to {before} descriptors");
+    eventually_seen(&what, PATIENCE, || descriptors(env), is_few).map(drop)
 }
 
+test!(a_thousand_clients_at_once);
 /// More than there is room for: each gets its answer, in turn.
-pub(super) fn thousand() -> anyhow::Result<()> {
+fn a_thousand_clients_at_once() -> anyhow::Result<()> {
     const CLIENTS: usize = 1000;
     /// As most systems have it, whatever the tests have themselves.
     const DESCRIPTORS: &str = "ulimit -Sn 1024; exec \"$0\" \"$@\"";
-    let mut world = World::new()?;
-    world.configure(&near("\"10.88.0.0/24\""))?;
-    world.start_under(&["bash", "-c", DESCRIPTORS].map(str::to_owned))?;
-    status(&world)?;
-    let before = descriptors(&world)?;
+    let mut env = TestEnv::new()?;
+    env.configure(&near("\"10.88.0.0/24\""))?;
+    env.start_under(&["bash", "-c", DESCRIPTORS].map(str::to_owned))?;
+    status(&env)?;
+    let before = descriptors(&env)?;
     let begin = Instant::now();
     let mut clients = Vec::new();
     for i in 0..CLIENTS {
         let path = ["status", "entries", "stats"][i % 3];
         let request = format!("GET /v1/{path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
-        clients.push(ask(&world, &request)?);
+        clients.push(ask(&env, &request)?);
     }
     for (i, client) in clients.iter_mut().enumerate() {
         client.set_read_timeout(Some(PATIENCE))?;
@@ -144,41 +137,42 @@ pub(super) fn thousand() -> anyhow::Result<()> {
     drop(clients);
     // The same who say nothing: others wait until the first of these are let go.
     let idle: Vec<_> = (0..CLIENTS)
-        .map(|_| UnixStream::connect(world.socket()))
+        .map(|_| UnixStream::connect(env.socket()))
         .collect::<Result<_, _>>()?;
-    let took = status(&world)?;
+    let took = status(&env)?;
     eprintln!("behind {CLIENTS} silent clients status took {took:?}");
     ensure!(took < PATIENCE * 2, "{took:?}");
-    ensure!(descriptors(&world)? < 1000);
+    ensure!(descriptors(&env)? < 1000);
     drop(idle);
-    await_descriptors(&world, before)
+    await_descriptors(&env, before)
 }
 
+test!(a_request_of_100_mb);
 /// 100 MB: refused at once where the length is told, and after [`MAX_BODY`] bytes where it is not.
-pub(super) fn greedy() -> anyhow::Result<()> {
+fn a_request_of_100_mb() -> anyhow::Result<()> {
     const SIZE: usize = 100 << 20;
-    let world = World::with(&near("\"10.88.0.0/24\""))?;
-    status(&world)?;
-    let before = peak_memory_kb(&world)?;
+    let env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
+    status(&env)?;
+    let before = peak_memory_kb(&env)?;
     let head = "POST /v1/entries HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n";
     // Told, and not even sent.
-    let mut stream = ask(&world, &format!("{head}content-length: {SIZE}\r\n\r\n"))?;
-    stream.set_read_timeout(Some(SOON))?;
+    let mut stream = ask(&env, &format!("{head}content-length: {SIZE}\r\n\r\n"))?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
     let mut answer = [0; 12];
     stream.read_exact(&mut answer)?;
     ensure!(&answer == b"HTTP/1.1 413", "{answer:?}");
     // Sent all the same, by twelve at once; and in pieces whose sum is not told.
     let piece = vec![b'x'; 1 << 20];
     thread::scope(|scope| -> anyhow::Result<()> {
-        let socket = world.socket();
+        let socket = env.socket();
         let piece = &piece;
         let all: Vec<_> = (0..12)
             .map(|i| {
                 let socket = socket.clone();
                 scope.spawn(move || -> anyhow::Result<String> {
                     let mut stream = UnixStream::connect(socket)?;
-                    stream.set_read_timeout(Some(SOON))?;
-                    stream.set_write_timeout(Some(SOON))?;
+                    stream.set_read_timeout(Some(TIMEOUT))?;
+                    stream.set_write_timeout(Some(TIMEOUT))?;
                     let chunked = i % 2 == 0;
                     let length = if chunked {
                         "transfer-encoding: chunked".to_owned()
@@ -204,7 +198,7 @@ pub(super) fn greedy() -> anyhow::Result<()> {
                 })
             })
             .collect();
-        let took = status(&world)?;
+        let took = status(&env)?;
         ensure!(took < PROMPT, "{took:?}");
         for one in all {
             let answer = one.join().map_err(|_| anyhow::anyhow!("panicked"))??;
@@ -212,81 +206,79 @@ pub(super) fn greedy() -> anyhow::Result<()> {
         }
         Ok(())
     })?;
-    let grown = peak_memory_kb(&world)? - before;
+    let grown = peak_memory_kb(&env)? - before;
     eprintln!("the daemon's memory grew by {grown} kB at most");
     // Four at a time, of 16 MiB, whose buffers double.
     ensure!(grown < 160 << 10, "{grown} kB");
-    ensure!(world.json(&["status"])?["entries"] == 1);
+    ensure!(env.json(&["status"])?["entries"] == 1);
     // A large request that is good is taken.
     let many = vec!["2001:db8:aaaa:bbbb::/64"; MAX_CIDRS];
     let body = serde_json::json!({ "cidrs": many, "policy": "near" }).to_string();
     ensure!(body.len() > 13 << 20);
-    let answer = world.socket_request("POST", "/v1/entries", &body)?;
+    let answer = env.socket_request("POST", "/v1/entries", &body)?;
     ensure!(answer["changed"]["added"] == 1, "{answer:#}");
     // Nothing but errors, and more strings than a request may have.
     let errors = serde_json::json!({ "cidrs": vec![""; MAX_CIDRS], "policy": "near" }).to_string();
-    let answer = world.socket_request("POST", "/v1/entries", &errors)?;
+    let answer = env.socket_request("POST", "/v1/entries", &errors)?;
     let said = answer["error"].as_str().unwrap_or_default();
     ensure!(
         said.ends_with(&format!("... and {} more", MAX_CIDRS - 50)),
         "{answer:#}"
     );
     let body = serde_json::json!({ "cidrs": vec![""; 5 << 20], "policy": "near" }).to_string();
-    let answer = world.socket_request("POST", "/v1/entries", &body)?;
+    let answer = env.socket_request("POST", "/v1/entries", &body)?;
     let said = answer["error"].as_str().unwrap_or_default();
     ensure!(said.contains("at most 524288 CIDRs"), "{answer:#}");
-    let grown = peak_memory_kb(&world)? - before;
+    let grown = peak_memory_kb(&env)? - before;
     eprintln!("{grown} kB with lists of CIDRs");
     ensure!(grown < 160 << 10, "{grown} kB");
     Ok(())
 }
 
+test!(the_headers_of_the_events);
 /// A request for the events' headers alone is none for the events: its connection ends like any other.
-pub(super) fn headers_of_events() -> anyhow::Result<()> {
-    let world = World::with(&near("\"10.88.0.0/24\""))?;
-    let mut stream = ask(&world, "HEAD /v1/events HTTP/1.1\r\nhost: x\r\n\r\n")?;
-    stream.set_read_timeout(Some(SOON))?;
+fn the_headers_of_the_events() -> anyhow::Result<()> {
+    let env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
+    let mut stream = ask(&env, "HEAD /v1/events HTTP/1.1\r\nhost: x\r\n\r\n")?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
     let mut answer = [0; 12];
     stream.read_exact(&mut answer)?;
     ensure!(&answer == b"HTTP/1.1 405", "{answer:?}");
-    let status = world.json(&["status"])?;
+    let status = env.json(&["status"])?;
     ensure!(status["healthy"] == true, "{status:#}");
     Ok(())
 }
 
+test!(the_sockets_directory_is_removed);
 /// It comes back, with its directory, and the entries by hand with theirs.
-pub(super) fn removed_socket() -> anyhow::Result<()> {
-    let mut world = World::new()?;
-    let run = world.dir().join("run");
+fn the_sockets_directory_is_removed() -> anyhow::Result<()> {
+    let mut env = TestEnv::new()?;
+    let run = env.dir().join("run");
     fs::create_dir(&run)?;
-    let text = world.config_text(&near("\"10.88.0.0/24\""));
+    let text = env.config_text(&near("\"10.88.0.0/24\""));
     let text = text.replace(
-        &world.socket().display().to_string(),
+        &env.socket().display().to_string(),
         &run.join("control.sock").display().to_string(),
     );
-    let state = world.dir().join("state");
+    let state = env.dir().join("state");
     let text = text.replace(
         &state.display().to_string(),
         &run.join("state").display().to_string(),
     );
-    fs::write(world.config(), text)?;
-    world.start()?;
+    fs::write(env.config(), text)?;
+    env.start()?;
     let socket = run.join("control.sock").display().to_string();
     let there = ["--socket", &socket];
-    let with = |args: &[&str]| world.cli(&[args, &there].concat());
+    let with = |args: &[&str]| env.cli(&[args, &there].concat());
     with(&["add", "10.1.0.0/24", "--policy", "near"])?;
-    let memory = memory_kb(&world)?;
+    let memory = memory_kb(&env)?;
     for remove_all in [false, true] {
         if remove_all {
             fs::remove_dir_all(&run)?;
         } else {
             fs::remove_file(&socket)?;
         }
-        let end = Instant::now() + SOON;
-        while UnixStream::connect(&socket).is_err() {
-            ensure!(Instant::now() < end, "{}", world.log());
-            thread::sleep(Duration::from_millis(20));
-        }
+        eventually("socket", TIMEOUT, || Ok(UnixStream::connect(&socket).ok()))?;
         let status = with(&["status", "--json"])?;
         let status: serde_json::Value = serde_json::from_str(&status)?;
         ensure!(
@@ -294,57 +286,46 @@ pub(super) fn removed_socket() -> anyhow::Result<()> {
             "{status:#}"
         );
     }
-    ensure!(
-        world
-            .log()
-            .contains("the socket was gone; it is there again")
-    );
-    ensure!(memory_kb(&world)? < memory + (20 << 10));
-    // What was said by hand is saved again before anybody asks, and so is not lost by a kill.
+    ensure!(env.log().contains("the socket was gone; it is there again"));
+    ensure!(memory_kb(&env)? < memory + (20 << 10));
+    // Runtime entries are saved again before anybody asks, and so are not lost by a kill.
     let saved = run.join("state/manual.json");
-    let end = Instant::now() + SOON;
-    while !saved.exists() {
-        ensure!(Instant::now() < end, "{}", world.log());
-        thread::sleep(Duration::from_millis(20));
-    }
+    eventually("file of runtime entries", TIMEOUT, || {
+        Ok(saved.exists().then_some(()))
+    })?;
     // A second daemon is kept out all the same: by the pins.
-    let second = std::process::Command::new(rto_tests::agent::binary()?)
+    let second = std::process::Command::new(rto_testbed::agent::find(None)?)
         .args(["run", "--config"])
-        .arg(world.config())
+        .arg(env.config())
         .output()?;
     let said = String::from_utf8_lossy(&second.stderr);
     ensure!(second.status.code() == Some(1), "{said}");
     ensure!(said.contains("another rto-agent"), "{said}");
-    world.end(Signal::SIGKILL)?;
-    world.start()?;
-    let list = world.cli(&["list", "--socket", &socket])?;
+    env.end(Signal::SIGKILL)?;
+    env.start()?;
+    let list = env.cli(&["list", "--socket", &socket])?;
     ensure!(list.contains("10.1.0.0/24"), "{list}");
     Ok(())
 }
 
+test!(the_socket_of_a_group_is_removed);
 /// One that has to be given to another group than the daemon's cannot be made again: that takes a capability
 /// that was given up. It says so and goes on; a restart makes it.
-pub(super) fn removed_socket_of_a_group() -> anyhow::Result<()> {
-    let mut world = World::new()?;
-    world.net.black_hole(PORT)?;
+fn the_socket_of_a_group_is_removed() -> anyhow::Result<()> {
+    let mut env = TestEnv::new()?;
+    env.net.black_hole(PORT)?;
     let (group, near) = (group_1()?, near("\"10.88.0.0/24\""));
-    world.configure(&format!("group = \"{group}\"\n{near}"))?;
-    world.start()?;
-    ensure!(fs::metadata(world.socket())?.gid() == 1);
-    fs::remove_file(world.socket())?;
-    let end = Instant::now() + SOON;
-    while !world
-        .log()
-        .contains("it is gone, and cannot be made again: chgrp")
-    {
-        ensure!(Instant::now() < end, "{}", world.log());
-        thread::sleep(Duration::from_millis(20));
-    }
+    env.configure(&format!("group = \"{group}\"\n{near}"))?;
+    env.start()?;
+    ensure!(fs::metadata(env.socket())?.gid() == 1);
+    fs::remove_file(env.socket())?;
+    let said = "it is gone, and cannot be made again: chgrp";
+    eventually_seen(said, TIMEOUT, || Ok(env.log()), |log| log.contains(said))?;
     // Not for whoever comes first, either.
-    ensure!(!world.socket().exists());
-    world.assert_syn_gap(to(SERVER_V4, PORT), &Connect::default(), NEAR)?;
-    ensure!(world.end(Signal::SIGTERM)?.code() == Some(0));
-    world.start()?;
-    ensure!(fs::metadata(world.socket())?.gid() == 1);
-    status(&world).map(drop)
+    ensure!(!env.socket().exists());
+    env.assert_syn_gap(to(SERVER_V4, PORT), &Connect::default(), POLICY_RTO)?;
+    ensure!(env.end(Signal::SIGTERM)?.code() == Some(0));
+    env.start()?;
+    ensure!(fs::metadata(env.socket())?.gid() == 1);
+    status(&env).map(drop)
 }

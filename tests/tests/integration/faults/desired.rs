@@ -15,7 +15,8 @@ use rand::{
     seq::{IteratorRandom as _, SliceRandom as _},
 };
 use rto_agent_common::{Policy, UNLISTED, maps};
-use rto_tests::kernel::{Map, policy_in};
+use rto_testbed::kernel::Map;
+use rto_tests::policy_slot::policy_in;
 use serde_json::{Value, json};
 
 /// What every configuration has: these are probed.

@@ -12,31 +12,33 @@ use std::{
 use anyhow::{Context as _, ensure};
 use nix::sys::signal::Signal;
 use rto_agent_common::{LAYOUT_VERSION, maps};
-use rto_tests::{
-    agent::{SOON, World, binary},
+use rto_testbed::{
+    agent::find,
+    env::TestEnv,
     foreign::Foreign,
     kernel::{SOCK_OPS, links_at, programs_at},
     netns::SERVER_V4,
     process::run,
-    traffic::Connect,
+    wait::{TIMEOUT, eventually, eventually_seen},
+    workload::traffic::Connect,
 };
 
 use super::{
-    super::{KERNEL, NEAR, near, to},
+    super::{KERNEL_RTO, POLICY_RTO, near, to},
     descriptors, memory_kb,
 };
 
 const PORT: u16 = 4460;
 
-fn expect(world: &World, timer: Duration) -> anyhow::Result<()> {
-    world.assert_syn_gap(to(SERVER_V4, PORT), &Connect::default(), timer)
+fn expect(env: &TestEnv, timer: Duration) -> anyhow::Result<()> {
+    env.assert_syn_gap(to(SERVER_V4, PORT), &Connect::default(), timer)
 }
 
-fn world() -> anyhow::Result<World> {
-    let world = World::new()?;
-    world.net.black_hole(PORT)?;
-    world.configure(&near("\"10.88.0.0/24\""))?;
-    Ok(world)
+fn env() -> anyhow::Result<TestEnv> {
+    let env = TestEnv::new()?;
+    env.net.black_hole(PORT)?;
+    env.configure(&near("\"10.88.0.0/24\""))?;
+    Ok(env)
 }
 
 /// Has a daemon run in a mount namespace of its own, after these shell commands.
@@ -48,23 +50,23 @@ fn mounted(commands: &str) -> Vec<String> {
 }
 
 /// Starts a daemon that must refuse; what it said.
-fn refuses(world: &mut World, wrapper: &[String]) -> anyhow::Result<String> {
-    let before = world.log().len();
-    world.spawn_under(wrapper)?;
-    let status = world.ended()?;
-    let said = world.log()[before..].to_owned();
+fn refuses(env: &mut TestEnv, wrapper: &[String]) -> anyhow::Result<String> {
+    let before = env.log().len();
+    env.spawn_under(wrapper)?;
+    let status = env.ended()?;
+    let said = env.log()[before..].to_owned();
     ensure!(status.code() == Some(1), "{status}: {said}");
     Ok(said)
 }
 
 /// Runs a command in the daemon's mount namespace.
-fn inside(world: &World, command: &str) -> anyhow::Result<()> {
-    run(&format!("nsenter -t {} -m {command}", world.pid()?)).map(drop)
+fn inside(env: &TestEnv, command: &str) -> anyhow::Result<()> {
+    run(&format!("nsenter -t {} -m {command}", env.pid()?)).map(drop)
 }
 
 /// A path as the daemon sees it.
-fn seen(world: &World, path: &Path) -> anyhow::Result<PathBuf> {
-    let root = PathBuf::from(format!("/proc/{}/root", world.pid()?));
+fn seen(env: &TestEnv, path: &Path) -> anyhow::Result<PathBuf> {
+    let root = PathBuf::from(format!("/proc/{}/root", env.pid()?));
     Ok(root.join(path.strip_prefix("/")?))
 }
 
@@ -72,114 +74,106 @@ const NOT_MOUNTED: &str = "mount -t tmpfs none /sys/fs/bpf";
 const READ_ONLY: &str =
     "mount --bind /sys/fs/bpf /sys/fs/bpf; mount -o remount,ro,bind /sys/fs/bpf";
 
+test!(no_bpf_file_system);
 /// Without a place for pins it does not start, and leaves nothing.
-pub(super) fn no_bpffs() -> anyhow::Result<()> {
-    let mut world = world()?;
+fn no_bpf_file_system() -> anyhow::Result<()> {
+    let mut env = env()?;
     for (commands, message) in [
         (NOT_MOUNTED, "is not on a BPF file system"),
         (READ_ONLY, "Read-only file system"),
     ] {
-        let said = refuses(&mut world, &mounted(commands))?;
+        let said = refuses(&mut env, &mounted(commands))?;
         ensure!(
             said.contains(message) && said.contains("mount -t bpf bpf /sys/fs/bpf"),
             "{said}"
         );
-        ensure!(links_at(world.cgroup.path())?.is_empty());
-        ensure!(!world.pin_dir().exists() && !world.socket().exists());
+        ensure!(links_at(env.cgroup.path())?.is_empty());
+        ensure!(!env.pin_dir().exists() && !env.socket().exists());
     }
-    world.start()?;
-    expect(&world, NEAR)
+    env.start()?;
+    expect(&env, POLICY_RTO)
 }
 
+test!(a_read_only_bpf_file_system);
 /// What is pinned is adopted, changes are taken; what cannot be removed at the end is said.
-pub(super) fn read_only_bpffs() -> anyhow::Result<()> {
-    let mut world = world()?;
-    world.start()?;
-    world.end(Signal::SIGKILL)?;
-    world.start_under(&mounted(READ_ONLY))?;
-    let status = world.json(&["status"])?;
+fn a_read_only_bpf_file_system() -> anyhow::Result<()> {
+    let mut env = env()?;
+    env.start()?;
+    env.end(Signal::SIGKILL)?;
+    env.start_under(&mounted(READ_ONLY))?;
+    let status = env.json(&["status"])?;
     ensure!(
         status["found_at_start"] == "adopted" && status["healthy"] == true,
         "{status:#}"
     );
-    world.cli(&["remove", "10.88.0.0/24"])?;
-    expect(&world, KERNEL)?;
-    world.cli(&["remove", "--undo", "10.88.0.0/24"])?;
-    let status = world.end(Signal::SIGTERM)?;
+    env.cli(&["remove", "10.88.0.0/24"])?;
+    expect(&env, KERNEL_RTO)?;
+    env.cli(&["remove", "--undo", "10.88.0.0/24"])?;
+    let status = env.end(Signal::SIGTERM)?;
     ensure!(status.code() == Some(1), "{status}");
-    let log = world.log();
+    let log = env.log();
     ensure!(log.contains("Read-only file system"), "{log}");
     // Still in force, as the pins are: the next one takes it over.
-    expect(&world, NEAR)?;
-    world.start()?;
-    ensure!(world.json(&["status"])?["found_at_start"] == "adopted");
-    ensure!(world.end(Signal::SIGTERM)?.code() == Some(0));
-    ensure!(!world.pin_dir().exists());
+    expect(&env, POLICY_RTO)?;
+    env.start()?;
+    ensure!(env.json(&["status"])?["found_at_start"] == "adopted");
+    ensure!(env.end(Signal::SIGTERM)?.code() == Some(0));
+    ensure!(!env.pin_dir().exists());
     Ok(())
 }
 
+test!(the_bpf_file_system_is_unmounted_meanwhile);
 /// The daemon holds the link: in force without pins, said, and mended once there is a place for them.
-pub(super) fn bpffs_unmounted() -> anyhow::Result<()> {
-    let mut world = world()?;
+fn the_bpf_file_system_is_unmounted_meanwhile() -> anyhow::Result<()> {
+    let mut env = env()?;
     let mount = "mount -t bpf bpf /sys/fs/bpf";
-    world.start_under(&mounted(&format!("{NOT_MOUNTED}; {mount}")))?;
-    expect(&world, NEAR)?;
-    inside(&world, "umount -l /sys/fs/bpf")?;
+    env.start_under(&mounted(&format!("{NOT_MOUNTED}; {mount}")))?;
+    expect(&env, POLICY_RTO)?;
+    inside(&env, "umount -l /sys/fs/bpf")?;
     let loss = "is not on a BPF file system";
-    world.wait_status(loss, |status| status["problems"].to_string().contains(loss))?;
-    expect(&world, NEAR)?;
-    world.cli(&["remove", "10.88.0.0/24"])?;
-    expect(&world, KERNEL)?;
-    world.cli(&["remove", "--undo", "10.88.0.0/24"])?;
-    inside(&world, mount)?;
-    world.wait_status("the repair", |status| status["healthy"] == true)?;
-    ensure!(seen(&world, &world.pin_dir())?.exists());
-    expect(&world, NEAR)?;
+    env.wait_status(loss, |status| status["problems"].to_string().contains(loss))?;
+    expect(&env, POLICY_RTO)?;
+    env.cli(&["remove", "10.88.0.0/24"])?;
+    expect(&env, KERNEL_RTO)?;
+    env.cli(&["remove", "--undo", "10.88.0.0/24"])?;
+    inside(&env, mount)?;
+    env.wait_status("the repair", |status| status["healthy"] == true)?;
+    ensure!(seen(&env, &env.pin_dir())?.exists());
+    expect(&env, POLICY_RTO)?;
     // The former link goes with the file system it was pinned in, once nobody holds that.
-    let end = Instant::now() + SOON;
-    while programs_at(world.cgroup.path(), SOCK_OPS)?.len() != 1 {
-        ensure!(Instant::now() < end, "two programs");
-        thread::sleep(Duration::from_millis(20));
-    }
-    ensure!(world.end(Signal::SIGTERM)?.code() == Some(0));
+    await_programs(&env, 1)?;
+    ensure!(env.end(Signal::SIGTERM)?.code() == Some(0));
     // Linux 5.10 takes a link whose pin is gone off a moment later.
-    let end = Instant::now() + SOON;
-    while !links_at(world.cgroup.path())?.is_empty() {
-        ensure!(Instant::now() < end, "still linked");
-        thread::sleep(Duration::from_millis(20));
-    }
-    Ok(())
+    let links = || Ok(links_at(env.cgroup.path())?);
+    eventually_seen("end of the link", TIMEOUT, links, Vec::is_empty).map(drop)
 }
 
+test!(the_cgroup_is_removed);
 /// Said, and mended once it is there again, with what changed meanwhile; without it there is no start.
-pub(super) fn no_cgroup() -> anyhow::Result<()> {
-    let mut world = world()?;
-    world.start()?;
+fn the_cgroup_is_removed() -> anyhow::Result<()> {
+    let mut env = env()?;
+    env.start()?;
     // The probe at the start has a cgroup below for a moment.
-    world.wait_status("the probe", |status| status["probe"].is_object())?;
-    let path = world.cgroup.path().to_owned();
+    env.wait_status("the probe", |status| status["probe"].is_object())?;
+    let path = env.cgroup.path().to_owned();
     fs::remove_dir(&path)?;
-    world.wait_status("the loss", |status| status["healthy"] == false)?;
-    world.cli(&["remove", "10.88.0.0/24"])?;
-    world.cli(&["add", "10.88.0.2", "--initial-rto", "200ms"])?;
+    env.wait_status("the loss", |status| status["healthy"] == false)?;
+    env.cli(&["remove", "10.88.0.0/24"])?;
+    env.cli(&["add", "10.88.0.2", "--initial-rto", "200ms"])?;
     fs::create_dir(&path)?;
-    world.wait_status("the repair", |status| status["healthy"] == true)?;
-    expect(&world, NEAR * 2)?;
-    world.wait_status("the probe", |status| status["probe"].is_object())?;
-    world.end(Signal::SIGKILL)?;
-    let removed = || fs::remove_dir(&path).is_ok();
-    let end = Instant::now() + SOON;
-    while !removed() {
-        ensure!(Instant::now() < end, "{} is in use", path.display());
-        thread::sleep(Duration::from_millis(10));
-    }
-    let said = refuses(&mut world, &[])?;
+    env.wait_status("the repair", |status| status["healthy"] == true)?;
+    expect(&env, POLICY_RTO * 2)?;
+    env.wait_status("the probe", |status| status["probe"].is_object())?;
+    env.end(Signal::SIGKILL)?;
+    let removed = || Ok(fs::remove_dir(&path).ok());
+    eventually("end of the cgroup's use", TIMEOUT, removed)?;
+    let said = refuses(&mut env, &[])?;
     ensure!(said.contains(&path.display().to_string()), "{said}");
     fs::create_dir(&path)?;
-    world.start()?;
-    expect(&world, NEAR * 2)?;
+    env.start()?;
+    expect(&env, POLICY_RTO * 2)?;
     ensure!(programs_at(&path, SOCK_OPS)?.len() == 1);
-    ensure!(names_in(&world.pin_dir())?.len() == 1);
+    ensure!(names_in(&env.pin_dir())?.len() == 1);
     Ok(())
 }
 
@@ -200,10 +194,11 @@ fn fill(file: &Path) -> anyhow::Result<()> {
     full.context("it has no end").map(drop)
 }
 
+test!(a_full_disk);
 /// What cannot be saved is refused as a whole: in the kernel and on the disk all is as before.
-pub(super) fn disk_full() -> anyhow::Result<()> {
-    let mut world = world()?;
-    let (state, saved) = (world.dir().join("state"), world.policies_dir());
+fn a_full_disk() -> anyhow::Result<()> {
+    let mut env = env()?;
+    let (state, saved) = (env.dir().join("state"), env.policies_dir());
     fs::create_dir(&state)?;
     let tmpfs = |dir: &Path| {
         format!(
@@ -211,12 +206,12 @@ pub(super) fn disk_full() -> anyhow::Result<()> {
             dir.display()
         )
     };
-    world.start_under(&mounted(&format!("{}; {}", tmpfs(&state), tmpfs(&saved))))?;
-    world.cli(&["add", "10.1.0.0/24", "--policy", "near"])?;
-    world.cli(&["add", "10.2.0.0/24", "--policy", "near", "--save"])?;
-    let list = world.json(&["list"])?;
+    env.start_under(&mounted(&format!("{}; {}", tmpfs(&state), tmpfs(&saved))))?;
+    env.cli(&["add", "10.1.0.0/24", "--policy", "near"])?;
+    env.cli(&["add", "10.2.0.0/24", "--policy", "near", "--save"])?;
+    let list = env.json(&["list"])?;
     for (dir, save) in [(&state, false), (&saved, true)] {
-        let dir = seen(&world, dir)?;
+        let dir = seen(&env, dir)?;
         let stuffing = dir.join("stuffing");
         fill(&stuffing)?;
         let names = names_in(&dir)?;
@@ -235,7 +230,7 @@ pub(super) fn disk_full() -> anyhow::Result<()> {
         if save {
             add.push("--save");
         }
-        let said = world.cli_fails(&add)?;
+        let said = env.cli_fails(&add)?;
         ensure!(
             said.contains("No space left on device")
                 && (said.contains("nothing was changed") || said.contains("nothing was saved")),
@@ -245,116 +240,118 @@ pub(super) fn disk_full() -> anyhow::Result<()> {
         for (name, text) in names.iter().zip(&texts) {
             ensure!(fs::read(dir.join(name))? == *text, "{name} was changed");
         }
-        let now = world.json(&["list"])?;
+        let now = env.json(&["list"])?;
         ensure!(now == list, "{now:#}");
-        ensure!(world.json(&["status"])?["healthy"] == true);
+        ensure!(env.json(&["status"])?["healthy"] == true);
         // Room again: as if nothing had been.
         fs::remove_file(&stuffing)?;
-        world.cli(&add)?;
+        env.cli(&add)?;
         // (status may be a look old while the engine is busy.)
-        world.wait_status("all of them", |status| status["entries"] == 503)?;
+        env.wait_status("all of them", |status| status["entries"] == 503)?;
         let mut undo = vec!["remove"];
         undo.extend(cidrs.iter().map(String::as_str));
         if save {
             undo.push("--save");
         }
-        world.cli(&undo)?;
-        ensure!(world.json(&["list"])?["entries"] == list["entries"]);
+        env.cli(&undo)?;
+        ensure!(env.json(&["list"])?["entries"] == list["entries"]);
     }
-    expect(&world, NEAR)?;
+    expect(&env, POLICY_RTO)?;
     // A start needs no room.
-    world.end(Signal::SIGKILL)?;
+    env.end(Signal::SIGKILL)?;
     let full = format!(
         "head -c 1M /dev/zero > {}/stuffing || true",
         state.display()
     );
-    world.start_under(&mounted(&format!("{}; {full}", tmpfs(&state))))?;
-    ensure!(world.json(&["status"])?["healthy"] == true);
-    expect(&world, NEAR)
+    env.start_under(&mounted(&format!("{}; {full}", tmpfs(&state))))?;
+    ensure!(env.json(&["status"])?["healthy"] == true);
+    expect(&env, POLICY_RTO)
 }
 
+test!(the_end_of_an_entry_on_a_full_disk);
 /// It ends in time, said once; what is on the disk does not bring it back, and is made good later.
-pub(super) fn expiry_with_a_full_disk() -> anyhow::Result<()> {
-    let mut world = world()?;
-    let state = world.dir().join("state");
+fn the_end_of_an_entry_on_a_full_disk() -> anyhow::Result<()> {
+    let mut env = env()?;
+    let state = env.dir().join("state");
     fs::create_dir(&state)?;
     let tmpfs = format!(
         "mount -t tmpfs -o size=128k,mode=755 none {}",
         state.display()
     );
-    world.start_under(&mounted(&tmpfs))?;
+    env.start_under(&mounted(&tmpfs))?;
     // More than there is room for beside the stuffing.
     let cidrs: Vec<String> = (0..500)
         .map(|i| format!("10.3.{}.{}", i / 256, i % 256))
         .collect();
     let mut add = vec!["add", "--policy", "near"];
     add.extend(cidrs.iter().map(String::as_str));
-    world.cli(&add)?;
-    world.cli(&["add", "10.1.0.0/24", "--policy", "near", "--ttl", "3s"])?;
-    let dir = seen(&world, &state)?;
+    env.cli(&add)?;
+    env.cli(&["add", "10.1.0.0/24", "--policy", "near", "--ttl", "3s"])?;
+    let dir = seen(&env, &state)?;
     fill(&dir.join("stuffing"))?;
-    world.wait_status("the end", |status| status["entries"] == 501)?;
+    env.wait_status("the end", |status| status["entries"] == 501)?;
     let said = |log: &str| log.matches("No space left on device").count();
-    world.wait_status("another look", |status| status["healthy"] == true)?;
+    env.wait_status("another look", |status| status["healthy"] == true)?;
     // Two looks of five seconds each try again, and say nothing new.
     thread::sleep(Duration::from_secs(11));
-    ensure!(said(&world.log()) == 1, "{}", world.log());
+    ensure!(said(&env.log()) == 1, "{}", env.log());
     ensure!(fs::read_to_string(dir.join("manual.json"))?.contains("10.1.0.0/24"));
     fs::remove_file(dir.join("stuffing"))?;
-    let end = Instant::now() + SOON;
-    while fs::read_to_string(dir.join("manual.json"))?.contains("10.1.0.0/24") {
-        ensure!(Instant::now() < end, "it was not saved again");
-        thread::sleep(Duration::from_millis(100));
-    }
-    ensure!(world.json(&["status"])?["entries"] == 501);
+    let saved = || Ok(fs::read_to_string(dir.join("manual.json"))?);
+    let is_out = |text: &String| !text.contains("10.1.0.0/24");
+    eventually_seen("file without the entry", TIMEOUT, saved, is_out)?;
+    ensure!(env.json(&["status"])?["entries"] == 501);
     Ok(())
 }
 
+test!(files_that_cannot_be_written);
 /// As where the files come from an image or a ConfigMap: it starts and works, and nothing can be saved.
-pub(super) fn read_only_files() -> anyhow::Result<()> {
-    let mut world = world()?;
-    let etc = world.dir().join("etc");
+fn files_that_cannot_be_written() -> anyhow::Result<()> {
+    let mut env = env()?;
+    let etc = env.dir().join("etc");
     let (etc, bind) = (etc.display(), "mount -o remount,ro,bind");
-    world.start_under(&mounted(&format!("mount --bind {etc} {etc}; {bind} {etc}")))?;
-    expect(&world, NEAR)?;
-    world.cli(&["add", "10.1.0.0/24", "--policy", "near"])?;
-    let said = world.cli_fails(&["add", "10.2.0.0/24", "--policy", "near", "--save"])?;
+    env.start_under(&mounted(&format!("mount --bind {etc} {etc}; {bind} {etc}")))?;
+    expect(&env, POLICY_RTO)?;
+    env.cli(&["add", "10.1.0.0/24", "--policy", "near"])?;
+    let said = env.cli_fails(&["add", "10.2.0.0/24", "--policy", "near", "--save"])?;
     ensure!(said.contains("Read-only file system"), "{said}");
-    ensure!(world.json(&["status"])?["entries"] == 2);
+    ensure!(env.json(&["status"])?["entries"] == 2);
     Ok(())
 }
 
+test!(another_state_dir);
 /// Another `state_dir` is used from the next start on: until then the lock is on the former one.
 pub(super) fn another_state_dir() -> anyhow::Result<()> {
-    let mut world = world()?;
-    world.start()?;
-    let before = world.config_text(&near("\"10.88.0.0/24\""));
+    let mut env = env()?;
+    env.start()?;
+    let before = env.config_text(&near("\"10.88.0.0/24\""));
     let after = before.replace("/state\"", "/state-2\"");
     ensure!(before != after);
-    fs::write(world.config(), after)?;
-    let said = world.cli(&["reload"])?;
+    fs::write(env.config(), after)?;
+    let said = env.cli(&["reload"])?;
     ensure!(said.contains("state_dir changed"), "{said}");
-    world.cli(&["add", "10.1.0.0/24", "--policy", "near"])?;
+    env.cli(&["add", "10.1.0.0/24", "--policy", "near"])?;
     // Past a look at what is saved.
     thread::sleep(Duration::from_secs(6));
-    ensure!(!world.dir().join("state-2").exists());
-    ensure!(!world.log().contains("gone"), "{}", world.log());
-    let saved = fs::read_to_string(world.dir().join("state/manual.json"))?;
+    ensure!(!env.dir().join("state-2").exists());
+    ensure!(!env.log().contains("gone"), "{}", env.log());
+    let saved = fs::read_to_string(env.dir().join("state/manual.json"))?;
     ensure!(saved.contains("10.1.0.0/24"), "{saved}");
     Ok(())
 }
 
+test!(pins_of_others_and_of_other_layouts);
 /// Directories with names as ours and other things in them, older and later layouts, and things of
 /// somebody else.
-pub(super) fn foreign_pins() -> anyhow::Result<()> {
-    let mut world = world()?;
-    world.start()?;
-    let ours = names_in(&world.pin_dir())?;
+fn pins_of_others_and_of_other_layouts() -> anyhow::Result<()> {
+    let mut env = env()?;
+    env.start()?;
+    let ours = names_in(&env.pin_dir())?;
     ensure!(ours.len() == 1, "{ours:?}");
     let (object, rest) = (ours[0].split('-').nth(1), ours[0].rsplit('-').next());
     let (object, capacity) = (object.context("no object")?, rest.context("no capacity")?);
-    world.end(Signal::SIGTERM)?;
-    let dir = world.pin_dir();
+    env.end(Signal::SIGTERM)?;
+    let dir = env.pin_dir();
     let map = |dir: &Path, name: &str| {
         run(&format!(
             "bpftool map create {} type hash key 4 value 4 entries 8 name x flags 1",
@@ -379,77 +376,73 @@ pub(super) fn foreign_pins() -> anyhow::Result<()> {
         // A link that is none.
         map(&dir.join(&name), "link")?;
     }
-    await_programs(&world, 0)?;
-    let foreign = Foreign::attach(world.cgroup.path(), 60)?;
+    await_programs(&env, 0)?;
+    let foreign = Foreign::attach(env.cgroup.path(), 60)?;
     fs::create_dir(dir.join("somebody"))?;
     map(&dir.join("somebody"), "theirs")?;
     map(&dir, "l4-0000-16")?;
-    world.start()?;
-    let status = world.json(&["status"])?;
+    env.start()?;
+    let status = env.json(&["status"])?;
     ensure!(
         status["found_at_start"] == "replaced" && status["healthy"] == true,
         "{status:#}"
     );
-    expect(&world, NEAR)?;
+    expect(&env, POLICY_RTO)?;
     let mut left = names_in(&dir)?;
     left.retain(|name| *name != ours[0]);
     // Not ours: a directory of another name, and a map where we have directories.
     ensure!(left == ["l4-0000-16", "somebody"], "{left:?}");
-    ensure!(programs_at(world.cgroup.path(), SOCK_OPS)?.len() == 2);
-    let said = world.cli(&["detach"])?;
+    ensure!(programs_at(env.cgroup.path(), SOCK_OPS)?.len() == 2);
+    let said = env.cli(&["detach"])?;
     ensure!(said.contains("left, not ours"), "{said}");
     ensure!(names_in(&dir)? == ["l4-0000-16", "somebody"]);
     ensure!(names_in(&dir.join("somebody"))? == ["theirs"]);
-    await_programs(&world, 1)?;
+    await_programs(&env, 1)?;
     drop(foreign);
     Ok(())
 }
 
 /// Waits until so many programs are at the cgroup: the kernel takes a link out of force some time after its last
 /// handle.
-fn await_programs(world: &World, count: usize) -> anyhow::Result<()> {
-    let end = Instant::now() + SOON;
-    loop {
-        let programs = programs_at(world.cgroup.path(), SOCK_OPS)?;
-        if programs.len() == count {
-            return Ok(());
-        }
-        ensure!(Instant::now() < end, "{programs:?} instead of {count}");
-        thread::sleep(Duration::from_millis(5));
-    }
+fn await_programs(env: &TestEnv, count: usize) -> anyhow::Result<()> {
+    let programs = || Ok(programs_at(env.cgroup.path(), SOCK_OPS)?);
+    let what = format!("{count} programs");
+    eventually_seen(&what, TIMEOUT, programs, |all| all.len() == count).map(drop)
 }
 
+test!(two_daemons_and_one_set_of_pins);
 /// Two daemons that share pins and nothing else: the second is refused, also where the first one made
 /// the directory for them.
-pub(super) fn shared_pins() -> anyhow::Result<()> {
-    let mut world = world()?;
-    world.start()?;
-    let text = world.config_text(&near("\"192.0.2.0/24\""));
+fn two_daemons_and_one_set_of_pins() -> anyhow::Result<()> {
+    let mut env = env()?;
+    env.start()?;
+    let text = env.config_text(&near("\"192.0.2.0/24\""));
     let text = text
         .replace("/state\"", "/state-2\"")
         .replace("control.sock", "2.sock");
-    let second = world.dir().join("etc/second.toml");
+    let second = env.dir().join("etc/second.toml");
     fs::write(&second, text)?;
-    let output = Command::new(binary()?)
+    let output = Command::new(find(None)?)
         .args(["run", "--config"])
         .arg(&second)
         .output()?;
     let said = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.code() == Some(1), "{said}");
-    let (pid, pins) = (world.pid()?, world.pin_dir());
+    let (pid, pins) = (env.pid()?, env.pin_dir());
     let message = format!("another rto-agent (pid {pid}) holds {}", pins.display());
     ensure!(said.contains(&message), "{said}");
-    ensure!(!world.dir().join("2.sock").exists());
-    ensure!(world.json(&["status"])?["healthy"] == true);
-    expect(&world, NEAR)
+    ensure!(!env.dir().join("2.sock").exists());
+    ensure!(env.json(&["status"])?["healthy"] == true);
+    expect(&env, POLICY_RTO)
 }
 
+test!(a_file_replaced_a_thousand_times);
 /// A thousand new files in ten seconds: the last one wins, and meanwhile the daemon answers.
-pub(super) fn replaced_often() -> anyhow::Result<()> {
+fn a_file_replaced_a_thousand_times() -> anyhow::Result<()> {
     const TIMES: u32 = 1000;
     let span = Duration::from_secs(10);
-    let mut world = world()?;
-    world.start()?;
+    let mut env = env()?;
+    env.start()?;
     let text = |i: u32| {
         let cidrs: Vec<_> = (0..100)
             .map(|k| format!("\"10.{}.{k}.0/24\"", 100 + (i + k) % 50))
@@ -459,63 +452,60 @@ pub(super) fn replaced_often() -> anyhow::Result<()> {
             "[policy.far]\ninitial_rto = \"{ms}ms\"\ncidrs = [{}]\n",
             cidrs.join(",")
         );
-        world.config_text(&format!("{}{policy}", near("\"10.88.0.0/24\"")))
+        env.config_text(&format!("{}{policy}", near("\"10.88.0.0/24\"")))
     };
     let place = |i: u32| -> anyhow::Result<()> {
-        let new = world.dir().join("etc/.new");
+        let new = env.dir().join("etc/.new");
         fs::write(&new, text(i))?;
-        Ok(fs::rename(&new, world.config())?)
+        Ok(fs::rename(&new, env.config())?)
     };
     // What the first changes take is taken.
     for i in 0..20 {
         place(i)?;
-        world.cli(&["reload"])?;
+        env.cli(&["reload"])?;
     }
-    let (descriptors_before, memory_before) = (descriptors(&world)?, memory_kb(&world)?);
+    let (descriptors_before, memory_before) = (descriptors(&env)?, memory_kb(&env)?);
     let begin = Instant::now();
     let mut slowest = Duration::ZERO;
     for i in 0..TIMES {
         place(i)?;
         if i % 50 == 0 {
             let asked = Instant::now();
-            let status = world.socket_request("GET", "/v1/status", "")?;
+            let status = env.socket_request("GET", "/v1/status", "")?;
             ensure!(status["healthy"] == true, "{status:#}");
             slowest = slowest.max(asked.elapsed());
         }
         if i == TIMES / 2 {
-            world.cli(&["add", "10.1.0.0/24", "--policy", "near"])?;
+            env.cli(&["add", "10.1.0.0/24", "--policy", "near"])?;
         }
         let due = begin + span * (i + 1) / TIMES;
         thread::sleep(due.saturating_duration_since(Instant::now()));
     }
     // The 1,000th is none of the others'.
     fs::write(
-        world.dir().join("etc/.new"),
-        world.config_text(&near("\"10.88.0.0/24\", \"10.200.0.0/24\"")),
+        env.dir().join("etc/.new"),
+        env.config_text(&near("\"10.88.0.0/24\", \"10.200.0.0/24\"")),
     )?;
-    fs::rename(world.dir().join("etc/.new"), world.config())?;
+    fs::rename(env.dir().join("etc/.new"), env.config())?;
     let took = begin.elapsed();
     let last = Instant::now();
-    world.wait_status("the last file", |status| status["entries"] == 3)?;
+    env.wait_status("the last file", |status| status["entries"] == 3)?;
     let noticed = last.elapsed();
     eprintln!(
         "{TIMES} files in {took:?}; status took {slowest:?} at most; the last was in force after {noticed:?}"
     );
     ensure!(took < span * 2 && slowest < Duration::from_secs(2));
-    let list = world.cli(&["list"])?;
+    let list = env.cli(&["list"])?;
     ensure!(
         list.contains("10.200.0.0/24") && list.contains("10.1.0.0/24"),
         "{list}"
     );
-    expect(&world, NEAR)?;
-    let status = world.json(&["status"])?;
+    expect(&env, POLICY_RTO)?;
+    let status = env.json(&["status"])?;
     ensure!(status["last_reload"]["ok"] == true, "{status:#}");
-    let end = Instant::now() + SOON;
-    while descriptors(&world)? > descriptors_before + 2 {
-        ensure!(Instant::now() < end, "{} descriptors", descriptors(&world)?);
-        thread::sleep(Duration::from_millis(50));
-    }
-    let grown = memory_kb(&world)?.saturating_sub(memory_before);
+    let is_few = |now: &usize| *now <= descriptors_before + 2;
+    eventually_seen("end of descriptors", TIMEOUT, || descriptors(&env), is_few)?;
+    let grown = memory_kb(&env)?.saturating_sub(memory_before);
     ensure!(grown < 16 << 10, "it grew by {grown} kB");
     Ok(())
 }

@@ -13,15 +13,16 @@ use anyhow::{Context as _, bail, ensure};
 use nix::sys::signal::Signal;
 use rand::{RngExt as _, SeedableRng as _, rngs::ChaCha8Rng, seq::SliceRandom as _};
 use rto_agent_common::maps;
-use rto_tests::{
-    agent::{SOON, World},
+use rto_testbed::{
     emulated::{is_emulated, scaled},
+    env::TestEnv,
     http,
     kernel::{Map, SOCK_OPS, links_at, programs_at, programs_using},
-    load::BusyLoops,
     netns::{SERVER_V4, SERVER_V6},
-    prober::{Prober, Seen},
+    wait::{TIMEOUT, eventually_seen},
+    workload::prober::{Prober, Seen},
 };
+use rto_tests::load::BusyLoops;
 
 use super::{
     super::to,
@@ -31,7 +32,7 @@ use super::{
 
 const ROUNDS: u32 = 200;
 const ROUNDS_LONG: u32 = 1000;
-/// Each world has each operation three times: killed at once, when it is done, and at some moment.
+/// Each env has each operation three times: killed at once, when it is done, and at some moment.
 const ROUNDS_EMULATED: u32 = 36;
 /// Twice: killed at once, and when it is done.
 const ROUNDS_BUSY: u32 = 24;
@@ -40,14 +41,14 @@ const WORLDS: u32 = 4;
 const WORLDS_EMULATED: u32 = 2;
 const PORT: u16 = 4450;
 
-/// What shows that the prober was awake, in each world. A look takes some 0.6 ms and a round some 200 ms and more;
+/// What shows that the prober was awake, in each env. A look takes some 0.6 ms and a round some 200 ms and more;
 /// the rest is for machines on which others run too.
 const LOOKS_A_ROUND: u64 = 100;
-/// Of the time of looking, this much at least lies between looks that are [`NEAR`] each other: where everything
+/// Of the time of looking, this much at least lies between looks that are [`POLICY_RTO`] each other: where everything
 /// stands still for long, now and then, so does what is looked at.
 const COVERED: f64 = 0.5;
 /// No test would wait longer for anything.
-const LONGEST_GAP: Duration = SOON;
+const LONGEST_GAP: Duration = TIMEOUT;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Operation {
@@ -115,6 +116,7 @@ impl Tally {
     }
 }
 
+test!(killed_at_random_moments, rounds);
 pub(super) fn rounds() -> anyhow::Result<()> {
     let seed = seed()?;
     let rounds = if is_long() {
@@ -122,20 +124,21 @@ pub(super) fn rounds() -> anyhow::Result<()> {
     } else {
         scaled("kills", ROUNDS, ROUNDS_EMULATED)
     };
-    let worlds = if is_emulated() {
+    let envs = if is_emulated() {
         WORLDS_EMULATED
     } else {
         WORLDS
     };
-    let tallies = in_worlds(seed, rounds, worlds)?;
+    let tallies = in_worlds(seed, rounds, envs)?;
     check_tallies(&tallies, rounds)
         .and_then(|()| tallies.iter().try_for_each(Tally::check_looks))
         .with_context(|| format!("RTO_TESTS_SEED={seed}"))
 }
 
+test!(killed_while_all_processors_are_busy);
 /// The same where everybody waits for a processor, so that what follows a kill comes in the middle of what the killed
 /// daemon had begun. The prober waits as well: that it sees nothing wrong says less here.
-pub(super) fn rounds_on_busy_processors() -> anyhow::Result<()> {
+fn killed_while_all_processors_are_busy() -> anyhow::Result<()> {
     const LOOPS: usize = 2;
     let seed = seed()?;
     let _busy = BusyLoops::per_processor(LOOPS);
@@ -153,20 +156,20 @@ fn seed() -> anyhow::Result<u64> {
     }
 }
 
-fn in_worlds(seed: u64, rounds: u32, worlds: u32) -> anyhow::Result<Vec<Tally>> {
+fn in_worlds(seed: u64, rounds: u32, envs: u32) -> anyhow::Result<Vec<Tally>> {
     eprintln!("RTO_TESTS_SEED={seed}, {rounds} rounds");
     let tallies = thread::scope(|scope| {
-        let worlds: Vec<_> = (0..worlds)
+        let envs: Vec<_> = (0..envs)
             .map(|number| {
                 // Both choices of on_exit.
                 let on_exit = ["keep", "detach"][number as usize % 2];
                 let rng = ChaCha8Rng::seed_from_u64(seed ^ (u64::from(number) << 32));
-                scope.spawn(move || Run::new(rng, on_exit)?.rounds(rounds / worlds))
+                scope.spawn(move || Run::new(rng, on_exit)?.rounds(rounds / envs))
             })
             .collect();
-        let joined = worlds.into_iter().map(|world| match world.join() {
+        let joined = envs.into_iter().map(|env| match env.join() {
             Ok(result) => result,
-            Err(_) => bail!("a world panicked"),
+            Err(_) => bail!("a env panicked"),
         });
         // All of them, so that none is left behind by the first that fails.
         let joined: Vec<_> = joined.collect();
@@ -201,39 +204,40 @@ fn check_tallies(tallies: &[Tally], rounds: u32) -> anyhow::Result<()> {
     Ok(())
 }
 
+test!(settings_last_seen_outlive_a_kill);
 /// A policy that leaves the files stays for the entries by hand, with the settings it had last: also when
 /// the daemon that saw them was killed.
-pub(super) fn last_settings() -> anyhow::Result<()> {
+fn settings_last_seen_outlive_a_kill() -> anyhow::Result<()> {
     let policy = |ms: u32| format!("[policy.p]\ninitial_rto = \"{ms}ms\"\n");
-    let mut world = World::new()?;
-    world.configure(&policy(140))?;
-    world.start()?;
-    world.cli(&["add", "10.1.0.0/24", "--policy", "p"])?;
-    let assert_settings = |world: &World, expected: &str| -> anyhow::Result<()> {
-        let list = world.json(&["list"])?;
+    let mut env = TestEnv::new()?;
+    env.configure(&policy(140))?;
+    env.start()?;
+    env.cli(&["add", "10.1.0.0/24", "--policy", "p"])?;
+    let assert_settings = |env: &TestEnv, expected: &str| -> anyhow::Result<()> {
+        let list = env.json(&["list"])?;
         let found = &list["policies"]["p"]["settings"]["initial_rto"];
         ensure!(found == expected, "{found}, not {expected}: {list:#}");
         Ok(())
     };
     // Seen by a reload.
-    world.configure(&policy(160))?;
-    world.cli(&["reload"])?;
-    world.end(Signal::SIGKILL)?;
-    world.configure("")?;
-    world.start()?;
-    assert_settings(&world, "160ms")?;
+    env.configure(&policy(160))?;
+    env.cli(&["reload"])?;
+    env.end(Signal::SIGKILL)?;
+    env.configure("")?;
+    env.start()?;
+    assert_settings(&env, "160ms")?;
     // Seen by a start.
-    world.end(Signal::SIGKILL)?;
-    world.configure(&policy(180))?;
-    world.start()?;
-    world.end(Signal::SIGKILL)?;
-    world.configure("")?;
-    world.start()?;
-    assert_settings(&world, "180ms")
+    env.end(Signal::SIGKILL)?;
+    env.configure(&policy(180))?;
+    env.start()?;
+    env.end(Signal::SIGKILL)?;
+    env.configure("")?;
+    env.start()?;
+    assert_settings(&env, "180ms")
 }
 
 struct Run {
-    world: World,
+    env: TestEnv,
     prober: Prober,
     rng: ChaCha8Rng,
     on_exit: &'static str,
@@ -245,14 +249,14 @@ struct Run {
 
 impl Run {
     fn new(mut rng: ChaCha8Rng, on_exit: &'static str) -> anyhow::Result<Self> {
-        let world = World::new()?;
-        world.net.black_hole(PORT)?;
+        let env = TestEnv::new()?;
+        env.net.black_hole(PORT)?;
         let addresses = [to(SERVER_V4, PORT), to(SERVER_V6, PORT)];
         let expect = ALWAYS_MS.map(|ms| Duration::from_millis(ms.into()));
-        let prober = Prober::start(&world, &addresses, &expect)?;
+        let prober = env.prober(&addresses, &expect)?;
         let desired = Desired::default().with(&File::random(&mut rng, on_exit));
         Ok(Self {
-            world,
+            env,
             prober,
             rng,
             on_exit,
@@ -264,7 +268,7 @@ impl Run {
 
     fn rounds(mut self, count: u32) -> anyhow::Result<Tally> {
         self.configure(&self.desired.file.clone())?;
-        self.world.start()?;
+        self.env.start()?;
         self.check(std::slice::from_ref(&self.desired))?;
         self.prober.begin()?;
         self.measure()?;
@@ -284,12 +288,12 @@ impl Run {
             self.round(operation, moment).with_context(|| {
                 format!(
                     "round {round}: {operation:?}, killed {moment:?}\n{}",
-                    self.world.log()
+                    self.env.log()
                 )
             })?;
         }
         self.look()?;
-        self.end_of_world()?;
+        self.finish()?;
         self.tally.rounds = count;
         Ok(self.tally)
     }
@@ -326,7 +330,7 @@ impl Run {
     fn round(&mut self, mut operation: Operation, moment: Moment) -> anyhow::Result<Duration> {
         let (course, after) = match operation {
             Operation::Start => {
-                self.world.end(Signal::SIGKILL)?;
+                self.env.end(Signal::SIGKILL)?;
                 let file = File::random(&mut self.rng, self.on_exit);
                 self.configure(&file)?;
                 self.desired = self.desired.with(&file);
@@ -367,7 +371,7 @@ impl Run {
             &mut self.tally.cut_short
         };
         *tally.entry(operation).or_default() += 1;
-        self.world.start()?;
+        self.env.start()?;
         if course.done {
             self.desired = after;
             self.check(std::slice::from_ref(&self.desired))?;
@@ -387,17 +391,17 @@ impl Run {
     fn start(&mut self, moment: Moment) -> anyhow::Result<Course> {
         const READY: &str = "READY=1";
         let begin = Instant::now();
-        self.world.spawn_under(&[])?;
+        self.env.spawn_under(&[])?;
         let awaited = match moment {
             Moment::After(delay) => {
                 thread::sleep(delay);
                 false
             }
-            Moment::Done => self.world.notified(READY).map(|_| true)?,
+            Moment::Done => self.env.notified(READY).map(|_| true)?,
         };
         let took = begin.elapsed();
         self.killed()?;
-        let done = awaited || self.world.has_notified(READY)?;
+        let done = awaited || self.env.has_notified(READY)?;
         Ok(Course { done, took })
     }
 
@@ -406,39 +410,39 @@ impl Run {
         let begin = Instant::now();
         let status = match moment {
             Moment::After(delay) => {
-                self.world.signal(Signal::SIGTERM)?;
+                self.env.signal(Signal::SIGTERM)?;
                 thread::sleep(delay);
-                self.world.end(Signal::SIGKILL)?
+                self.env.end(Signal::SIGKILL)?
             }
-            Moment::Done => self.world.end(Signal::SIGTERM)?,
+            Moment::Done => self.env.end(Signal::SIGTERM)?,
         };
         let took = begin.elapsed();
         let done = status.success();
         ensure!(done || is_sigkill(status), "{status}");
-        let is_left = self.world.pin_dir().exists();
+        let is_left = self.env.pin_dir().exists();
         ensure!(!done || is_left == (self.on_exit == "keep"), "{is_left}");
         Ok(Course { done, took })
     }
 
     /// SIGKILL, to a daemon that does not end by itself.
     fn killed(&mut self) -> anyhow::Result<()> {
-        let status = self.world.end(Signal::SIGKILL)?;
+        let status = self.env.end(Signal::SIGKILL)?;
         ensure!(is_sigkill(status), "it ended by itself: {status}");
         Ok(())
     }
 
     /// Puts a file in place as editors do.
     fn configure(&self, file: &File) -> anyhow::Result<()> {
-        let new = self.world.dir().join("etc/.new");
-        fs::write(&new, self.world.config_text(&file.text()))?;
-        Ok(fs::rename(new, self.world.config())?)
+        let new = self.env.dir().join("etc/.new");
+        fs::write(&new, self.env.config_text(&file.text()))?;
+        Ok(fs::rename(new, self.env.config())?)
     }
 
     /// Makes a request of a daemon that SIGKILL ends: done if it was answered before. All of the request is
     /// in the daemon's socket before the time begins.
     fn ask(&mut self, request: &Request, moment: Moment) -> anyhow::Result<Course> {
-        let mut stream = UnixStream::connect(self.world.socket())?;
-        stream.set_read_timeout(Some(SOON))?;
+        let mut stream = UnixStream::connect(self.env.socket())?;
+        stream.set_read_timeout(Some(TIMEOUT))?;
         let begin = Instant::now();
         http::send(&mut stream, "POST", request.path, &request.body)?;
         let answer = match moment {
@@ -466,7 +470,7 @@ impl Run {
         ensure!(
             seen.wrong == 0,
             "a moment without policy: {seen:?}\n{}",
-            self.world.log()
+            self.env.log()
         );
         self.tally.probed += seen.count;
         self.tally.longest_gap = self.tally.longest_gap.max(seen.longest_gap);
@@ -479,7 +483,7 @@ impl Run {
     fn check(&self, candidates: &[Desired]) -> anyhow::Result<usize> {
         let pins = self.pins()?;
         let (held, names) = held(&pins)?;
-        let sources = Sources::of(&self.world.json(&["list"])?)?;
+        let sources = Sources::of(&self.env.json(&["list"])?)?;
         let which = candidates
             .iter()
             .position(|c| c.entries() == held && c.sources() == sources);
@@ -495,7 +499,7 @@ impl Run {
             );
         };
         // Every policy that is held is one the daemon knows of.
-        let status = self.world.socket_request("GET", "/v1/status", "")?;
+        let status = self.env.socket_request("GET", "/v1/status", "")?;
         let known = status["policies"].as_object().context("no policies")?;
         let known: BTreeSet<String> = known.keys().cloned().collect();
         ensure!(names == known, "policies held {names:?}, known {known:?}");
@@ -507,11 +511,7 @@ impl Run {
 
     /// The one set of pins, with nothing missing and nothing else.
     fn pins(&self) -> anyhow::Result<std::path::PathBuf> {
-        let dirs: Vec<_> = names_in(&self.world.pin_dir())?.into_iter().collect();
-        let [dir] = &dirs[..] else {
-            bail!("not one set of pins: {dirs:?}");
-        };
-        let dir = self.world.pin_dir().join(dir);
+        let dir = self.env.pins()?;
         let mut found = names_in(&dir)?;
         // Where there is BPF LSM.
         found.remove("clone_link");
@@ -525,7 +525,7 @@ impl Run {
     }
 
     fn check_kernel(&self, pins: &Path) -> anyhow::Result<()> {
-        let cgroup = self.world.cgroup.path();
+        let cgroup = self.env.cgroup.path();
         let own: Vec<u32> = maps::ALL
             .iter()
             .map(|name| Ok(Map::open(&pins.join(name))?.id))
@@ -543,32 +543,40 @@ impl Run {
             Ok(true)
         };
         // Freed objects go after a grace period, and the daemon itself tries programs out.
-        let end = Instant::now() + SOON;
-        loop {
+        let look = || {
             let attached = programs_at(cgroup, SOCK_OPS)?;
-            let linked = links_at(cgroup)?;
-            let using = programs_using(&own)?;
-            let hook = usize::from(pins.join("clone_link").exists());
-            if attached.len() == 1
-                && linked.len() == 1 + hook
-                && linked.contains(&attached[0])
-                && using.len() == 1 + hook
-                && using.contains(&attached[0])
-                && uses_tries(attached[0])?
-            {
-                return Ok(());
-            }
-            ensure!(
-                Instant::now() < end,
-                "attached {attached:?}, linked {linked:?}, with our maps {using:?}"
-            );
-            thread::sleep(Duration::from_millis(10));
-        }
+            let uses_tries = match attached[..] {
+                [program] => uses_tries(program)?,
+                _ => false,
+            };
+            Ok((
+                attached,
+                links_at(cgroup)?,
+                programs_using(&own)?,
+                uses_tries,
+            ))
+        };
+        let what = "one program attached, linked and with our maps";
+        eventually_seen(
+            what,
+            TIMEOUT,
+            look,
+            |(attached, linked, using, uses_tries)| {
+                let hook = usize::from(pins.join("clone_link").exists());
+                attached.len() == 1
+                    && linked.len() == 1 + hook
+                    && linked.contains(&attached[0])
+                    && using.len() == 1 + hook
+                    && using.contains(&attached[0])
+                    && *uses_tries
+            },
+        )
+        .map(drop)
     }
 
     /// No temporary files.
     fn check_files(&self) -> anyhow::Result<()> {
-        let dir = self.world.dir();
+        let dir = self.env.dir();
         for (sub, allowed) in [
             ("", &["control.sock", "etc", "log", "notify", "state"][..]),
             ("etc", &["config.toml", "policies.d"]),
@@ -586,21 +594,17 @@ impl Run {
     }
 
     /// What takes longer to be cleared away than a start: a killed probe's cgroup.
-    fn end_of_world(&mut self) -> anyhow::Result<()> {
-        self.world
+    fn finish(&mut self) -> anyhow::Result<()> {
+        self.env
             .wait_status("the probe", |status| status["probe"].is_object())?;
         let below = || {
-            let all = fs::read_dir(self.world.cgroup.path()).into_iter().flatten();
+            let all = fs::read_dir(self.env.cgroup.path()).into_iter().flatten();
             let dirs = all.flatten().filter(|entry| entry.path().is_dir());
-            dirs.map(|entry| entry.path()).collect::<Vec<_>>()
+            Ok(dirs.map(|entry| entry.path()).collect::<Vec<_>>())
         };
-        let end = Instant::now() + SOON;
-        while !below().is_empty() {
-            ensure!(Instant::now() < end, "cgroups left: {:?}", below());
-            thread::sleep(Duration::from_millis(20));
-        }
-        self.world.cli(&["detach"])?;
-        ensure!(!self.world.pin_dir().exists());
+        eventually_seen("end of cgroups below", TIMEOUT, below, Vec::is_empty)?;
+        self.env.cli(&["detach"])?;
+        ensure!(!self.env.pin_dir().exists());
         Ok(())
     }
 }

@@ -4,33 +4,36 @@ use std::{
     fs,
     os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
     path::{Path, PathBuf},
-    thread,
-    time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, ensure};
 use nix::{libc, sys::signal::Signal, unistd::Pid};
-use rto_tests::agent::{SOON, World};
+use rto_testbed::{
+    env::TestEnv,
+    wait::{TIMEOUT, eventually_seen},
+};
 
 use super::super::near;
 
 /// What the daemon logs while it waits.
 const WAITS: &str = "waiting for the lock";
 
-pub(super) fn state() -> anyhow::Result<()> {
-    start_while_inherited(|world| world.dir().join("state/lock"))
+test!(a_child_has_the_lock_of_a_killed_daemon);
+fn a_child_has_the_lock_of_a_killed_daemon() -> anyhow::Result<()> {
+    start_while_inherited(|env| env.dir().join("state/lock"))
 }
 
-pub(super) fn pins() -> anyhow::Result<()> {
-    start_while_inherited(|world| world.pin_dir())
+test!(a_child_has_the_lock_on_the_pins);
+fn a_child_has_the_lock_on_the_pins() -> anyhow::Result<()> {
+    start_while_inherited(|env| env.pin_dir())
 }
 
 /// A start right after kill -9 waits for as long as somebody still has the killed daemon's open file, and no longer.
-fn start_while_inherited(locked: fn(&World) -> PathBuf) -> anyhow::Result<()> {
-    let mut world = World::with(&near("\"10.88.0.0/24\""))?;
+fn start_while_inherited(locked: fn(&TestEnv) -> PathBuf) -> anyhow::Result<()> {
+    let mut env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
     // With it another daemon is refused at once, while the first runs.
-    let child = inherit(world.pid()?, &locked(&world))?;
-    let second = world
+    let child = inherit(env.pid()?, &locked(&env))?;
+    let second = env
         .command(&["run", "--log-format", "text"])
         .env_remove("NOTIFY_SOCKET")
         .output()?;
@@ -40,16 +43,12 @@ fn start_while_inherited(locked: fn(&World) -> PathBuf) -> anyhow::Result<()> {
         "{said}"
     );
     ensure!(!said.contains(WAITS), "{said}");
-    world.end(Signal::SIGKILL)?;
-    world.spawn_under(&[])?;
-    let end = Instant::now() + SOON;
-    while !world.log().contains(WAITS) {
-        ensure!(Instant::now() < end, "it does not wait: {}", world.log());
-        thread::sleep(Duration::from_millis(5));
-    }
+    env.end(Signal::SIGKILL)?;
+    env.spawn_under(&[])?;
+    eventually_seen(WAITS, TIMEOUT, || Ok(env.log()), |log| log.contains(WAITS))?;
     drop(child);
-    world.notified("READY=1")?;
-    world.wait_status("the policy", |status| status["healthy"] == true)?;
+    env.notified("READY=1")?;
+    env.wait_status("the policy", |status| status["healthy"] == true)?;
     Ok(())
 }
 

@@ -1,19 +1,15 @@
 //! A kernel that does not take a change: a map that is frozen cannot be written by anybody (Linux 5.2).
 
-use std::{
-    fs,
-    os::unix::net::UnixStream,
-    path::PathBuf,
-    time::{Duration, Instant},
-};
+use std::{os::unix::net::UnixStream, path::PathBuf};
 
-use anyhow::{Context as _, ensure};
+use anyhow::ensure;
 use rto_agent_common::maps;
-use rto_tests::{
-    agent::{SOON, World},
+use rto_testbed::{
+    env::TestEnv,
     http::{self, Answer},
     kernel::Map,
     process::run,
+    wait::{TIMEOUT, eventually_seen},
 };
 
 use super::super::near;
@@ -23,85 +19,81 @@ const BEFORE: &str = "\"10.88.0.0/24\"";
 const AFTER: &str = "\"10.88.0.0/24\", \"10.99.0.0/24\", \"fd99::/64\"";
 const KEPT: &str = "the last good configuration stays in force";
 
-fn world() -> anyhow::Result<World> {
-    let world = World::with(&near(BEFORE))?;
-    let frozen = pin(&world, maps::ENTRIES_V6)?;
+fn env() -> anyhow::Result<TestEnv> {
+    let env = TestEnv::with(&near(BEFORE))?;
+    let frozen = pin(&env, maps::ENTRIES_V6)?;
     run(&format!("bpftool map freeze pinned {}", frozen.display()))?;
-    Ok(world)
+    Ok(env)
 }
 
-fn pin(world: &World, map: &str) -> anyhow::Result<PathBuf> {
-    let dir = fs::read_dir(world.pin_dir())?.flatten().next();
-    Ok(dir.context("no pins")?.path().join(map))
+fn pin(env: &TestEnv, map: &str) -> anyhow::Result<PathBuf> {
+    Ok(env.pins()?.join(map))
 }
 
-fn post(world: &World, path: &str, body: &str) -> anyhow::Result<Answer> {
-    http::request(UnixStream::connect(world.socket())?, "POST", path, body)
+fn post(env: &TestEnv, path: &str, body: &str) -> anyhow::Result<Answer> {
+    http::request(UnixStream::connect(env.socket())?, "POST", path, body)
 }
 
 /// Puts the file in place of which the kernel takes a part, by a reload. The file's watcher may be first: it is
 /// refused in the same way.
-fn reload(world: &World) -> anyhow::Result<Answer> {
-    world.configure(&near(AFTER))?;
-    let answer = post(world, "/v1/reload", "{}")?;
+fn reload(env: &TestEnv) -> anyhow::Result<Answer> {
+    env.configure(&near(AFTER))?;
+    let answer = post(env, "/v1/reload", "{}")?;
     ensure!(answer.status == 500, "{answer:?}");
-    let status = world.json(&["status"])?;
+    let status = env.json(&["status"])?;
     ensure!(status["last_reload"]["ok"] == false, "{status:#}");
     ensure!(status["entries"] == 1, "{status:#}");
     Ok(answer)
 }
 
-fn entries(world: &World) -> anyhow::Result<usize> {
-    Ok(Map::open(&pin(world, maps::ENTRIES_V4)?)?.dump()?.len())
+fn entries(env: &TestEnv) -> anyhow::Result<usize> {
+    Ok(Map::open(&pin(env, maps::ENTRIES_V4)?)?.dump()?.len())
 }
 
+test!(the_kernel_refuses_a_write);
 /// What was written before is undone, and the answer says that it is.
-pub(super) fn undone() -> anyhow::Result<()> {
-    let world = world()?;
-    let answer = reload(&world)?;
+fn the_kernel_refuses_a_write() -> anyhow::Result<()> {
+    let env = env()?;
+    let answer = reload(&env)?;
     ensure!(answer.body.contains("fd99::/64"), "{answer:?}");
     ensure!(answer.body.contains("nothing was changed"), "{answer:?}");
     ensure!(answer.body.contains(KEPT), "{answer:?}");
-    ensure!(entries(&world)? == 1);
-    let status = world.json(&["status"])?;
+    ensure!(entries(&env)? == 1);
+    let status = env.json(&["status"])?;
     ensure!(status["in_sync"] == true, "{status:#}");
     let body = "{\"cidrs\": [\"fd98::/64\"], \"policy\": \"near\"}";
-    let answer = post(&world, "/v1/entries", body)?;
+    let answer = post(&env, "/v1/entries", body)?;
     ensure!(answer.status == 500, "{answer:?}");
     // A file that is wrong is another matter.
-    world.configure("[policy.x]\n")?;
-    let answer = post(&world, "/v1/reload", "{}")?;
+    env.configure("[policy.x]\n")?;
+    let answer = post(&env, "/v1/reload", "{}")?;
     ensure!(answer.status == 422, "{answer:?}");
     ensure!(answer.body.contains(KEPT), "{answer:?}");
     Ok(())
 }
 
+test!(the_kernel_cannot_go_back);
 /// An entry that no agent writes stands in the way of reading, and so of going back.
-pub(super) fn not_undone() -> anyhow::Result<()> {
+fn the_kernel_cannot_go_back() -> anyhow::Result<()> {
     const KEY: &str = "key 24 0 0 0 10 77 0 5";
-    let world = world()?;
-    let map = pin(&world, maps::ENTRIES_V4)?;
+    let env = env()?;
+    let map = pin(&env, maps::ENTRIES_V4)?;
     let map = map.display();
     run(&format!(
         "bpftool map update pinned {map} {KEY} value 0 0 0 0 0 0 0 0"
     ))?;
-    let answer = reload(&world)?;
+    let answer = reload(&env)?;
     ensure!(
         answer.body.contains("going back failed as well"),
         "{answer:?}"
     );
     ensure!(answer.body.contains("tried again"), "{answer:?}");
     ensure!(!answer.body.contains(KEPT), "{answer:?}");
-    let status = world.json(&["status"])?;
+    let status = env.json(&["status"])?;
     ensure!(status["in_sync"] == false, "{status:#}");
     // The control: what the kernel holds is not what it was.
-    ensure!(entries(&world)? == 3);
+    ensure!(entries(&env)? == 3);
     run(&format!("bpftool map delete pinned {map} {KEY}"))?;
-    world.wait_status("the repair", |status| status["in_sync"] == true)?;
-    let end = Instant::now() + SOON;
-    while entries(&world)? != 1 {
-        ensure!(Instant::now() < end, "{} entries", entries(&world)?);
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    Ok(())
+    env.wait_status("the repair", |status| status["in_sync"] == true)?;
+    eventually_seen("one entry", TIMEOUT, || entries(&env), |n| *n == 1).map(drop)
 }

@@ -1,0 +1,128 @@
+//! Times without order.
+
+use std::collections::BTreeMap;
+
+use crate::{
+    estimator::{Sample, in_turn},
+    retransmit::RTO_MAX_US,
+};
+
+/// Samples of a flow made of values without order.
+const DRAWN_FLOW: usize = 250;
+
+/// Times and how often they were seen.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Distribution {
+    pub(super) counts: BTreeMap<u64, u64>,
+    count: u64,
+}
+
+impl Distribution {
+    /// Adds times that were so long at most: a value, or the upper end of a histogram's bucket
+    /// (`u64::MAX` if it has none), microseconds.
+    pub fn add(&mut self, at_most_us: u64, count: u64) {
+        // So that sums of parts never exceed what can be counted.
+        let count = count.min(u64::MAX - self.count);
+        if count > 0 {
+            *self.counts.entry(at_most_us).or_default() += count;
+            self.count += count;
+        }
+    }
+
+    /// Adds another.
+    pub fn extend(&mut self, other: &Self) {
+        for (at_most_us, count) in &other.counts {
+            self.add(*at_most_us, *count);
+        }
+    }
+
+    /// How many times.
+    #[must_use]
+    pub const fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// How many may be longer.
+    #[must_use]
+    pub fn above(&self, us: u64) -> u64 {
+        let longer = self.counts.range(us.saturating_add(1)..);
+        longer.map(|(_, count)| *count).sum()
+    }
+
+    /// What a share of all is not longer than, microseconds; `None` of none.
+    #[must_use]
+    #[expect(
+        clippy::cast_precision_loss,
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a share of a count is not above it"
+    )]
+    pub fn quantile_us(&self, share: f64) -> Option<u64> {
+        let wanted = ((self.count as f64 * share.clamp(0.0, 1.0)).ceil() as u64).max(1);
+        self.nth(wanted - 1)
+    }
+
+    /// So many samples or some more, drawn at random (always the same), as flows of 250 segments that are each sent
+    /// when the one before is answered; none of none.
+    #[must_use]
+    pub fn drawn(&self, samples: usize) -> Vec<Vec<Sample>> {
+        if self.count == 0 {
+            return Vec::new();
+        }
+        // How many come before the end of each value, so that one is found by halving.
+        let sums: Vec<(u64, u64)> = self
+            .counts
+            .iter()
+            .scan(0, |sum, (us, count)| {
+                *sum += count;
+                Some((*sum, (*us).min(RTO_MAX_US)))
+            })
+            .collect();
+        let mut random = SplitMix64(0x5274_6f41_6476_6973);
+        let mut one = || {
+            let n = random.below(self.count);
+            let index = sums.partition_point(|(sum, _)| *sum <= n);
+            sums.get(index).map_or(0, |(_, us)| *us)
+        };
+        (0..samples.div_ceil(DRAWN_FLOW))
+            .map(|_| in_turn((0..DRAWN_FLOW).map(|_| one())))
+            .collect()
+    }
+
+    /// The n-th shortest, from 0.
+    fn nth(&self, n: u64) -> Option<u64> {
+        let mut before = 0;
+        let found = self.counts.iter().find(|(_, count)| {
+            before += **count;
+            n < before
+        });
+        found.map(|(us, _)| *us)
+    }
+}
+
+impl FromIterator<u64> for Distribution {
+    fn from_iter<I: IntoIterator<Item = u64>>(times_us: I) -> Self {
+        let mut distribution = Self::default();
+        for us in times_us {
+            distribution.add(us, 1);
+        }
+        distribution
+    }
+}
+
+/// Steele, Lea and Flood's generator: always the same draws, for the same advice from the same evidence.
+struct SplitMix64(u64);
+
+impl SplitMix64 {
+    const fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// The high half of a product: evenly enough for counts far below 2^64.
+    const fn below(&mut self, n: u64) -> u64 {
+        ((self.next() as u128 * n as u128) >> 64) as u64
+    }
+}

@@ -1,0 +1,243 @@
+//! Advice from what was seen.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::estimator::in_turn;
+
+const QUESTION: Question = Question {
+    hz: 250,
+    share: 0.001,
+    peer_delack_us: PEER_DELACK_US,
+};
+
+fn near() -> Distribution {
+    (0..5000).map(|n| 200 + n % 300).collect()
+}
+
+#[test]
+fn three_of_n() {
+    assert_eq!(samples_needed(0.001), 2996);
+    assert_eq!(samples_needed(0.01), 300);
+    for (count, of, bound) in [
+        (0, 3000, 2.9957),
+        // Tables of the Poisson distribution's upper bounds at 95 %, one-sided.
+        (1, 3000, 4.7439),
+        (2, 3000, 6.2958),
+        (10, 3000, 16.9622),
+        (100, 30_000, 118.0800),
+    ] {
+        let found = upper_bound(count, of) * of as f64;
+        assert!((found - bound).abs() < 0.01, "{count}: {found}");
+    }
+    // The two ways meet.
+    assert!((poisson_bound(100) - upper_bound(101, 1 << 40) * (1u64 << 40) as f64).abs() < 1.2);
+    assert_eq!(upper_bound(0, 0), 1.0);
+    assert_eq!(upper_bound(5, 5), 1.0);
+}
+
+#[test]
+fn a_near_peer() {
+    let advice = initial_rto(&near(), &QUESTION, INITIAL_RTO_US);
+    // Twice half a millisecond, and the least.
+    let suggestion = advice.suggestion.unwrap();
+    assert_eq!((suggestion.jiffies, suggestion.value_us), (2, 8_000));
+    assert_eq!(suggestion.expected.share, 0.0);
+    assert!((suggestion.expected.at_most - 0.0006).abs() < 1e-5);
+    let near = near();
+    let advice = rto_min(RoundTrips::Unordered(&near), &QUESTION, RTO_MIN_US);
+    // Above the peer's delayed ACK, whatever the RTTs.
+    assert_eq!(advice.suggestion.unwrap().value_us, 48_000);
+    assert!(advice.candidates[0].below_delack);
+    let quick = Question {
+        peer_delack_us: 5_000,
+        ..QUESTION
+    };
+    let advice = rto_min(RoundTrips::Unordered(&near), &quick, RTO_MIN_US);
+    assert_eq!(advice.suggestion.unwrap().value_us, 16_000);
+}
+
+#[test]
+fn a_tail_counts() {
+    let mut times = near();
+    times.add(30_000, 50);
+    let advice = initial_rto(&times, &QUESTION, INITIAL_RTO_US);
+    assert_eq!(advice.suggestion.unwrap().value_us, 60_000);
+    let short = advice.candidates.iter().find(|c| c.jiffies == 5).unwrap();
+    assert!((short.expected.share - 50.0 / 5050.0).abs() < 1e-9);
+    assert!(short.expected.at_most > short.expected.share);
+    // A single one in ten thousand may be ignored where one in a hundred is asked for, and only there.
+    let mut times: Distribution = (0..10_000).map(|_| 500).collect();
+    times.add(300_000, 1);
+    let loose = Question {
+        share: 0.01,
+        ..QUESTION
+    };
+    assert_eq!(
+        initial_rto(&times, &loose, 0).suggestion.unwrap().jiffies,
+        2
+    );
+    let strict = Question {
+        share: 0.000_4,
+        ..QUESTION
+    };
+    assert_eq!(
+        initial_rto(&times, &strict, 0).suggestion.unwrap().value_us,
+        600_000
+    );
+}
+
+#[test]
+fn too_little_and_too_long() {
+    let few: Distribution = (0..2995).map(|_| 500).collect();
+    let advice = initial_rto(&few, &QUESTION, INITIAL_RTO_US);
+    assert_eq!(advice.reason, Some(NoSuggestion::TooFewSamples));
+    assert_eq!((advice.samples, advice.needed), (2995, 2996));
+    // The bounds are shown all the same.
+    assert!(advice.present.expected.at_most > 0.001);
+    let none = Distribution::default();
+    let advice = rto_min(RoundTrips::Unordered(&none), &QUESTION, RTO_MIN_US);
+    assert_eq!(advice.reason, Some(NoSuggestion::TooFewSamples));
+    assert_eq!(advice.present.expected.at_most, 1.0);
+    let advice = rto_min(RoundTrips::Flows(&[]), &QUESTION, RTO_MIN_US);
+    assert_eq!(advice.reason, Some(NoSuggestion::TooFewSamples));
+    // Satellites: half a second, twice that is the kernel's own.
+    let far: Distribution = (0..5000).map(|_| 600_000).collect();
+    let advice = initial_rto(&far, &QUESTION, INITIAL_RTO_US);
+    assert_eq!(advice.reason, Some(NoSuggestion::NothingShorter));
+    // A last bucket without an end.
+    let mut unknown = near();
+    unknown.add(u64::MAX, 100);
+    let advice = initial_rto(&unknown, &QUESTION, INITIAL_RTO_US);
+    assert_eq!(advice.reason, Some(NoSuggestion::NothingShorter));
+    let advice = rto_min(RoundTrips::Unordered(&unknown), &QUESTION, RTO_MIN_US);
+    assert_eq!(advice.reason, Some(NoSuggestion::NothingShorter));
+}
+
+#[test]
+fn peers_at_two_distances_spread() {
+    let times: Distribution = (0..5000)
+        .map(|n| if n % 2 == 0 { 500 } else { 50_000 })
+        .collect();
+    let advice = rto_min(RoundTrips::Unordered(&times), &QUESTION, RTO_MIN_US);
+    assert_eq!(advice.suggestion.unwrap().value_us, 100_000);
+    // The same distance for all: far, but steady.
+    let times: Distribution = (0..5000).map(|_| 50_000).collect();
+    let advice = rto_min(RoundTrips::Unordered(&times), &QUESTION, RTO_MIN_US);
+    assert_eq!(advice.suggestion.unwrap().value_us, 48_000);
+}
+
+#[test]
+fn flows_in_order_are_judged_as_they_came() {
+    // Steady, and every 50th answer 70 ms late.
+    let late = |n: u64| if n % 50 == 49 { 70_000 } else { 300 };
+    let flows = vec![in_turn((0..5000).map(late))];
+    let advice = rto_min(RoundTrips::Flows(&flows), &QUESTION, RTO_MIN_US);
+    assert_eq!(advice.samples, 4999);
+    let suggestion = advice.suggestion.unwrap();
+    assert!(
+        suggestion.value_us > 48_000 && suggestion.value_us <= 72_000,
+        "{suggestion:?}"
+    );
+    let low = advice
+        .candidates
+        .iter()
+        .find(|c| c.value_us == 12_000)
+        .unwrap();
+    assert!((low.expected.share - 0.02).abs() < 0.001, "{low:?}");
+    assert!(low.below_delack);
+}
+
+#[test]
+fn what_is_sent_again_is_not_learned_from() {
+    // Half of them take 20 ms: an estimator that saw that would soon wait for as long, its probe as well.
+    let rtts = (0..4501).map(|n| if n % 2 == 1 { 20_000 } else { 300 });
+    let flows = vec![in_turn(rtts)];
+    let advice = rto_min(RoundTrips::Flows(&flows), &QUESTION, 8_000);
+    let share = advice.present.expected.share;
+    assert!((share - 0.5).abs() < 0.001, "{share}");
+    let open = Study::every(Sampling::All).run(&Linux::new(250), &flows, &[8_000]);
+    assert!(open.of(open.judged - open.avoided[0].1) < 0.01, "{open:?}");
+}
+
+#[test]
+fn what_is_drawn_is_what_there_is() {
+    let times: Distribution = [1_000, 1_000, 1_000, 50_000].into_iter().collect();
+    let flows = times.drawn(50_000);
+    assert_eq!(flows, times.drawn(50_000));
+    let all: Vec<_> = flows.iter().flatten().map(|s| s.rtt_us).collect();
+    assert_eq!((flows.len(), all.len()), (200, 50_000));
+    let long = all.iter().filter(|us| **us == 50_000).count();
+    assert!(long.abs_diff(12_500) < 500 && all.iter().all(|us| [1_000, 50_000].contains(us)));
+    assert!(Distribution::default().drawn(10).is_empty());
+}
+
+proptest! {
+    #[test]
+    fn bounds_contain_what_was_seen(count in 0u64..5000, more in 1u64..1_000_000) {
+        let of = count + more;
+        let bound = upper_bound(count, of);
+        prop_assert!(bound > share_of(count, of) || bound == 1.0);
+        prop_assert!(bound >= upper_bound(count.saturating_sub(1), of));
+    }
+
+    #[test]
+    fn quantiles_as_of_a_sorted_list(
+        mut times in prop::collection::vec(0u64..1_000_000, 1..200),
+        share in 0.0f64..1.0,
+    ) {
+        let distribution: Distribution = times.iter().copied().collect();
+        times.sort_unstable();
+        // The first that so large a share is not above.
+        let all = times.len() as f64;
+        let expected = (1..).zip(&times).find(|(n, _)| f64::from(*n) >= share * all);
+        let (_, expected) = expected.unwrap();
+        prop_assert_eq!(distribution.quantile_us(share), Some(*expected));
+        let above = times.iter().filter(|t| *t > expected).count() as u64;
+        prop_assert_eq!(distribution.above(*expected), above);
+    }
+
+    #[test]
+    fn a_suggestion_keeps_what_was_asked(
+        times in prop::collection::vec((1u64..300_000, 1u64..2_000), 1..20),
+        hz in prop::sample::select(vec![100u32, 250, 300, 1000]),
+        share in 0.000_5f64..0.1,
+        delack_us in 0u64..100_000,
+    ) {
+        let mut distribution = Distribution::default();
+        for (us, count) in &times {
+            distribution.add(*us, *count);
+        }
+        let question = Question { hz, share, peer_delack_us: delack_us };
+        let advice = initial_rto(&distribution, &question, INITIAL_RTO_US);
+        prop_assert_eq!(advice.suggestion.is_none(), advice.reason.is_some());
+        if let Some(s) = advice.suggestion {
+            prop_assert!(s.expected.at_most <= share);
+            prop_assert!(s.value_us < INITIAL_RTO_US && s.jiffies >= 2);
+            // The jiffies are the microseconds rounded up again.
+            prop_assert_eq!(question.jiffies(s.value_us), s.jiffies);
+        }
+    }
+}
+
+proptest! {
+    // Each draws and runs some hundred thousand samples.
+    #![proptest_config(ProptestConfig::with_cases(16))]
+    #[test]
+    fn an_rto_min_keeps_what_was_asked(
+        times in prop::collection::vec((1u64..150_000, 100u64..2_000), 1..6),
+        hz in prop::sample::select(vec![100u32, 250, 300, 1000]),
+        share in 0.001f64..0.1,
+    ) {
+        let mut distribution = Distribution::default();
+        for (us, count) in &times {
+            distribution.add(*us, *count);
+        }
+        let question = Question { hz, share, peer_delack_us: PEER_DELACK_US };
+        let advice = rto_min(RoundTrips::Unordered(&distribution), &question, RTO_MIN_US);
+        if let Some(s) = advice.suggestion {
+            prop_assert!(s.expected.at_most <= share && !s.below_delack);
+            prop_assert!(s.value_us > PEER_DELACK_US && s.value_us <= RTO_MIN_US);
+        }
+    }
+}

@@ -1,0 +1,359 @@
+//! When data that gets no answer is sent again, and how long a connection is idle for it.
+//!
+//! Two descriptions: [`Ideal`], the arithmetic of RFC 6298 section 5 alone, and [`LinuxTimers`], what Linux
+//! makes of it (net/ipv4/tcp_timer.c and tcp_output.c, Linux 6.12):
+//!
+//! - The RTO is the smoothed RTT and the variation, which is at least rto_min (`__tcp_set_rto()`),
+//!   rounded up to jiffies.
+//! - The first thing sent again is a tail loss probe (RFC 8985 section 7): for a single segment after
+//!   two smoothed RTTs and rto_min, but no later than the RTO (`tcp_schedule_loss_probe()`, 6.12;
+//!   before, 200 ms stood for rto_min). The RTO's timer then begins anew, so that doubling begins one
+//!   transmission later.
+//! - A thin stream with linear timeouts keeps the interval for `TCP_THIN_LINEAR_RETRIES` timeouts
+//!   beyond the first (`tcp_retransmit_timer()`).
+//! - Timers fire when the timer wheel gets to them ([`crate::wheel`]).
+
+use crate::wheel;
+
+/// `TCP_THIN_LINEAR_RETRIES`.
+pub const THIN_LINEAR_RETRIES: u32 = 6;
+/// `TCP_RTO_MIN`, microseconds.
+pub const RTO_MIN_US: u64 = 200_000;
+/// `TCP_RTO_MAX`, microseconds.
+pub const RTO_MAX_US: u64 = 120_000_000;
+
+/// Timeouts without anything a kernel adds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ideal {
+    /// The first timeout, microseconds.
+    pub rto_us: u64,
+    /// How many timeouts keep it before the interval doubles; 1: it doubles at once.
+    pub linear: u32,
+    /// The longest interval, microseconds.
+    pub rto_max_us: u64,
+}
+
+impl Ideal {
+    /// A thick stream: the interval doubles at once.
+    #[must_use]
+    pub const fn thick(rto_us: u64) -> Self {
+        Self {
+            rto_us,
+            linear: 1,
+            rto_max_us: RTO_MAX_US,
+        }
+    }
+
+    /// A thin one with linear timeouts: six, then doubling.
+    #[must_use]
+    pub const fn thin(rto_us: u64) -> Self {
+        Self {
+            linear: THIN_LINEAR_RETRIES,
+            ..Self::thick(rto_us)
+        }
+    }
+
+    /// When the data is sent again, microseconds after it was first sent; without end.
+    pub fn times_us(self) -> impl Iterator<Item = u64> {
+        let backoff = Backoff::new(self.rto_us, self.linear, self.rto_max_us);
+        backoff.scan(0, |now: &mut u64, interval| {
+            *now = now.saturating_add(interval);
+            Some(*now)
+        })
+    }
+
+    /// How long a request and response are idle, microseconds, if all is lost from the moment the
+    /// request is sent until `disruption_us` later: the first time at or after that end.
+    #[must_use]
+    pub fn idle_us(self, disruption_us: u64) -> u64 {
+        first_from(self.times_us(), disruption_us)
+    }
+}
+
+/// What the kernel's timers depend on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LinuxTimers {
+    /// Jiffies a second.
+    pub hz: u64,
+    /// Smoothed round-trip time, microseconds.
+    pub srtt_us: u64,
+    /// Its variation as the RTO has it (four mean deviations), microseconds, before rto_min.
+    pub rttvar_us: u64,
+    /// rto_min, microseconds.
+    pub rto_min_us: u64,
+    /// Largest RTO, microseconds.
+    pub rto_max_us: u64,
+    /// Timeouts beyond the first that keep the interval: 0 for a thick stream, else
+    /// [`THIN_LINEAR_RETRIES`] or what `linear_retries` says.
+    pub linear_retries: u32,
+    /// Whether there is a tail loss probe (`net.ipv4.tcp_early_retrans`), and what is waited for beyond two
+    /// round trips for it, microseconds: rto_min, or [`RTO_MIN_US`] before Linux 6.11.
+    pub probe_after_us: Option<u64>,
+}
+
+impl LinuxTimers {
+    /// A steady connection to a near peer, of one segment at a time, with the kernel's own timers.
+    #[must_use]
+    pub const fn near(hz: u64, srtt_us: u64) -> Self {
+        Self {
+            hz,
+            srtt_us,
+            rttvar_us: 0,
+            rto_min_us: RTO_MIN_US,
+            rto_max_us: RTO_MAX_US,
+            linear_retries: 0,
+            probe_after_us: Some(RTO_MIN_US),
+        }
+    }
+
+    /// The same with another rto_min.
+    #[must_use]
+    pub const fn with_rto_min(self, rto_min_us: u64) -> Self {
+        Self {
+            rto_min_us,
+            probe_after_us: match self.probe_after_us {
+                Some(_) => Some(rto_min_us),
+                None => None,
+            },
+            ..self
+        }
+    }
+
+    /// The same for a thin stream with linear timeouts.
+    #[must_use]
+    pub const fn thin(self) -> Self {
+        Self {
+            linear_retries: THIN_LINEAR_RETRIES,
+            ..self
+        }
+    }
+
+    /// The RTO, jiffies.
+    #[must_use]
+    pub const fn rto(&self) -> u64 {
+        let least = self.rounded_us(self.rto_min_us);
+        let variation = if self.rttvar_us > least {
+            self.rttvar_us
+        } else {
+            least
+        };
+        self.jiffies(self.srtt_us + variation)
+    }
+
+    /// After how many jiffies the tail loss probe is due; `None` without one.
+    #[must_use]
+    pub fn probe(&self) -> Option<u64> {
+        let after_us = 2 * self.srtt_us + self.rounded_us(self.probe_after_us?);
+        Some(self.jiffies(after_us).min(self.rto()))
+    }
+
+    /// usecs_to_jiffies(): rounded up.
+    const fn jiffies(&self, us: u64) -> u64 {
+        (us * self.hz).div_ceil(1_000_000)
+    }
+
+    /// As the kernel keeps rto_min: in jiffies.
+    const fn rounded_us(&self, us: u64) -> u64 {
+        self.jiffies(us) * 1_000_000 / self.hz
+    }
+
+    /// When the data is sent again, jiffies after it was first sent, which was in jiffy `begin`; without
+    /// end.
+    pub fn times(self, begin: u64) -> impl Iterator<Item = u64> {
+        let linear = self.linear_retries + 1;
+        let backoff = Backoff::new(self.rto(), linear, self.jiffies(self.rto_max_us));
+        let timers = self.probe().into_iter().chain(backoff);
+        timers.scan(begin, move |now, timer| {
+            *now = wheel::fires_at(*now, timer);
+            Some(*now - begin)
+        })
+    }
+
+    /// As [`Ideal::idle_us`], with what the kernel adds, for data sent at the beginning of jiffy `begin`.
+    #[must_use]
+    pub fn idle_us(self, disruption_us: u64, begin: u64) -> u64 {
+        let times = self.times(begin);
+        first_from(
+            times.map(|jiffies| jiffies * 1_000_000 / self.hz),
+            disruption_us,
+        )
+    }
+
+    /// The same, the median over where in the wheel's steps the data may be sent.
+    #[must_use]
+    pub fn median_idle_us(self, disruption_us: u64) -> u64 {
+        // The steps of the three finest levels begin anew every 512 jiffies.
+        let mut all: Vec<u64> = (0..512)
+            .map(|begin| self.idle_us(disruption_us, begin))
+            .collect();
+        all.sort_unstable();
+        all[all.len() / 2]
+    }
+}
+
+/// The first of rising times that is not before another.
+fn first_from(mut times: impl Iterator<Item = u64>, from: u64) -> u64 {
+    // They rise without end.
+    times.find(|time| *time >= from).unwrap_or(u64::MAX)
+}
+
+/// Intervals: some of the same length, then each twice as long as the one before, up to the longest.
+struct Backoff {
+    interval: u64,
+    same: u32,
+    longest: u64,
+}
+
+impl Backoff {
+    fn new(first: u64, same: u32, longest: u64) -> Self {
+        Self {
+            interval: first.max(1),
+            same: same.max(1),
+            longest: longest.max(1),
+        }
+    }
+}
+
+impl Iterator for Backoff {
+    type Item = u64;
+
+    fn next(&mut self) -> Option<u64> {
+        let interval = self.interval;
+        if self.same > 1 {
+            self.same -= 1;
+        } else {
+            self.interval = interval.saturating_mul(2).min(self.longest);
+        }
+        Some(interval)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const HZ: u64 = 250;
+    /// A veth's, microseconds.
+    const SRTT_US: u64 = 100;
+
+    /// Gaps in milliseconds.
+    fn gaps(kernel: LinuxTimers, begin: u64, count: usize) -> Vec<u64> {
+        let mut before = 0;
+        let times = kernel.times(begin).take(count);
+        times
+            .map(|now| {
+                let gap = (now - before) * 1000 / kernel.hz;
+                before = now;
+                gap
+            })
+            .collect()
+    }
+
+    /// Measured on Linux 6.18, HZ 250: 100 bytes into a black hole, the first gap the probe's.
+    #[test]
+    fn the_measured_gaps() {
+        let near = LinuxTimers::near(HZ, SRTT_US);
+        let low = near.with_rto_min(8_000);
+        let one_second = LinuxTimers {
+            rto_max_us: 1_000_000,
+            ..near
+        };
+        for (kernel, measured) in [
+            (near, &[207, 208, 440, 832, 1664, 3424][..]),
+            (low, &[13, 16, 28, 52, 100, 196, 412, 800]),
+            (
+                low.thin(),
+                &[13, 16, 16, 16, 16, 16, 16, 16, 28, 52, 100, 196, 408, 800],
+            ),
+            (one_second, &[207, 208, 440, 832, 1024, 1024]),
+        ] {
+            let modelled = gaps(kernel, 0, measured.len());
+            for (modelled, measured) in modelled.iter().zip(measured) {
+                // A step of the wheel's level, as the run began in the middle of one, and a jiffy.
+                let step = wheel::step(measured * HZ / 1000) * 1000 / HZ;
+                let tolerance = step + 1000 / HZ;
+                assert!(
+                    modelled.abs_diff(*measured) <= tolerance,
+                    "{modelled} vs {measured} ms of {kernel:?}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn the_measured_rtos() {
+        let near = LinuxTimers::near(HZ, SRTT_US);
+        // 204, 12 and 56 ms, as ss(8) shows them.
+        for (rto_min_us, ms) in [(200_000, 204), (8_000, 12), (50_000, 56)] {
+            assert_eq!(near.with_rto_min(rto_min_us).rto() * 1000 / HZ, ms);
+        }
+        // The variation of a path that is not steady counts instead.
+        let unsteady = LinuxTimers {
+            rttvar_us: 40_000,
+            ..near.with_rto_min(8_000)
+        };
+        assert_eq!(unsteady.rto() * 1000 / HZ, 44);
+    }
+
+    #[test]
+    fn the_probe_comes_no_later_than_the_rto() {
+        let near = LinuxTimers::near(HZ, SRTT_US);
+        assert_eq!(near.probe(), Some(near.rto()));
+        let far = LinuxTimers::near(HZ, 300_000).with_rto_min(8_000);
+        assert_eq!(far.probe(), Some(far.rto()));
+        let without = LinuxTimers {
+            probe_after_us: None,
+            ..near
+        };
+        assert_eq!(without.probe(), None);
+        assert_eq!(gaps(without, 0, 3), [208, 432, 832]);
+    }
+
+    #[test]
+    fn six_linear_then_doubling() {
+        let thin: Vec<u64> = Ideal::thin(5).times_us().take(9).collect();
+        assert_eq!(thin, [5, 10, 15, 20, 25, 30, 40, 60, 100]);
+        let thick: Vec<u64> = Ideal::thick(5).times_us().take(4).collect();
+        assert_eq!(thick, [5, 15, 35, 75]);
+    }
+
+    proptest! {
+        #[test]
+        fn idle_is_no_shorter_than_the_disruption(
+            rto_us in 1u64..1_000_000,
+            disruption_us in 0u64..600_000_000,
+            linear in 1u32..10,
+        ) {
+            let ideal = Ideal { rto_us, linear, rto_max_us: RTO_MAX_US };
+            let idle_us = ideal.idle_us(disruption_us);
+            prop_assert!(idle_us >= disruption_us);
+            // Nor longer than one interval more.
+            prop_assert!(idle_us - disruption_us <= RTO_MAX_US.max(rto_us));
+        }
+
+        #[test]
+        fn the_kernel_is_never_sooner_than_its_timers(
+            hz in prop::sample::select(vec![100u64, 250, 300, 1000]),
+            rto_min_us in 1_000u64..200_000,
+            srtt_us in 10u64..400_000,
+            begin in 0u64..1000,
+            thin: bool,
+        ) {
+            let near = LinuxTimers::near(hz, srtt_us).with_rto_min(rto_min_us);
+            let kernel = if thin { near.thin() } else { near };
+            // Each timer is set when the one before has fired.
+            let mut due = 0;
+            let timers = kernel.probe().into_iter().chain(Backoff::new(
+                kernel.rto(),
+                kernel.linear_retries + 1,
+                kernel.jiffies(RTO_MAX_US),
+            ));
+            for (time, timer) in kernel.times(begin).zip(timers).take(12) {
+                due += timer;
+                prop_assert!(time > due);
+            }
+        }
+    }
+}

@@ -1,0 +1,296 @@
+//! tcpdump in a namespace, and its packets.
+
+use std::{
+    fs::File,
+    io::{BufRead as _, BufReader},
+    net::{IpAddr, SocketAddr},
+    process::{Child, Stdio},
+    time::Duration,
+};
+
+use anyhow::{Context as _, ensure};
+use etherparse::{LaxNetSlice, LaxSlicedPacket, TransportSlice};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use pcap_parser::{
+    LegacyPcapReader, Linktype, PcapBlockOwned, PcapError, traits::PcapReaderIterator as _,
+};
+use tempfile::NamedTempFile;
+
+use crate::{
+    process::command_in,
+    wait::{eventually, eventually_seen},
+};
+
+/// A running capture; tcpdump ends when it is dropped.
+#[derive(Debug)]
+pub struct Capture {
+    tcpdump: Child,
+    file: NamedTempFile,
+}
+
+/// One TCP segment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// The kernel's timestamp, since the epoch.
+    pub time: Duration,
+    /// Sender.
+    pub from: SocketAddr,
+    /// Receiver.
+    pub to: SocketAddr,
+    /// SYN set.
+    pub syn: bool,
+    /// ACK set.
+    pub ack: bool,
+    /// Sequence number.
+    pub seq: u32,
+    /// Payload, bytes, as far as it was captured.
+    pub length: usize,
+}
+
+impl Capture {
+    /// Starts tcpdump on a link and returns once it captures.
+    ///
+    /// # Errors
+    ///
+    /// If it does not within five seconds.
+    pub fn start(netns: &str, link: &str) -> anyhow::Result<Self> {
+        let file = NamedTempFile::new()?;
+        let mut tcpdump = command_in(Some(netns), None, "tcpdump")?
+            .args([
+                "-i",
+                link,
+                "-n",
+                "-s",
+                "256",
+                "-U",
+                "--immediate-mode",
+                "-Z",
+                "root",
+            ])
+            .args(["--time-stamp-precision=nano", "-w"])
+            .arg(file.path())
+            .arg("tcp")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .context("tcpdump")?;
+        let stderr = tcpdump.stderr.take().context("no stderr")?;
+        let capture = Self { tcpdump, file };
+        let mut lines = BufReader::new(stderr).lines();
+        let said = lines.find(|line| !line.as_ref().is_ok_and(|l| !l.contains("listening on")));
+        ensure!(
+            said.is_some_and(|line| line.is_ok()),
+            "tcpdump did not start"
+        );
+        // Its complaints after that go nowhere; the reader must stay open until it ends.
+        std::thread::spawn(move || lines.for_each(drop));
+        eventually("header of tcpdump's", Duration::from_secs(5), || {
+            let length = capture.file.path().metadata()?.len();
+            Ok((length > 0).then_some(()))
+        })?;
+        Ok(capture)
+    }
+
+    /// The segments captured so far.
+    ///
+    /// # Errors
+    ///
+    /// If the file cannot be read.
+    pub fn so_far(&self) -> anyhow::Result<Vec<Segment>> {
+        parse(File::open(self.file.path())?)
+    }
+
+    /// Waits until the segments satisfy a condition and returns them.
+    ///
+    /// # Errors
+    ///
+    /// If they do not in time; the error shows what there was.
+    pub fn wait_for(
+        &self,
+        limit: Duration,
+        enough: impl Fn(&[Segment]) -> bool,
+    ) -> anyhow::Result<Vec<Segment>> {
+        eventually_seen("such segments", limit, || self.so_far(), |all| enough(all))
+    }
+}
+
+impl Drop for Capture {
+    fn drop(&mut self) {
+        if let Ok(pid) = i32::try_from(self.tcpdump.id()) {
+            let _ended = kill(Pid::from_raw(pid), Signal::SIGINT);
+        }
+        let _reaped = self.tcpdump.wait();
+    }
+}
+
+/// SYNs (not SYN-ACKs) to an address, in order.
+#[must_use]
+pub fn syns(segments: &[Segment], to: SocketAddr) -> Vec<Segment> {
+    segments
+        .iter()
+        .filter(|s| s.syn && !s.ack && s.to == to)
+        .cloned()
+        .collect()
+}
+
+/// SYN-ACKs from an address, in order.
+#[must_use]
+pub fn syn_acks(segments: &[Segment], from: SocketAddr) -> Vec<Segment> {
+    segments
+        .iter()
+        .filter(|s| s.syn && s.ack && s.from == from)
+        .cloned()
+        .collect()
+}
+
+/// Segments of the same kind by connection: by their ends and sequence number, which a retransmission keeps.
+#[must_use]
+pub fn by_connection(segments: &[Segment]) -> Vec<Vec<Segment>> {
+    let mut all: Vec<Vec<Segment>> = Vec::new();
+    for segment in segments {
+        let is_same = |of: &&mut Vec<Segment>| {
+            of.first()
+                .is_some_and(|s| (s.from, s.to, s.seq) == (segment.from, segment.to, segment.seq))
+        };
+        match all.iter_mut().find(is_same) {
+            Some(of) => of.push(segment.clone()),
+            None => all.push(vec![segment.clone()]),
+        }
+    }
+    all
+}
+
+/// Round trips as one end of ping-pong traffic has them on its wire, by connection: from each segment with SYN or data
+/// that leaves this address to the next that comes. The first of each connection is its handshake's.
+#[must_use]
+pub fn round_trips(segments: &[Segment], end: IpAddr) -> Vec<Vec<Duration>> {
+    type Connection = ((SocketAddr, SocketAddr), Option<Duration>, Vec<Duration>);
+    let mut all: Vec<Connection> = Vec::new();
+    for segment in segments {
+        let leaves = segment.from.ip() == end;
+        let (own, peer) = (segment.from, segment.to);
+        let ends = if leaves { (own, peer) } else { (peer, own) };
+        let index = all.iter().position(|of| of.0 == ends);
+        let index = index.unwrap_or_else(|| {
+            all.push((ends, None, Vec::new()));
+            all.len() - 1
+        });
+        let (_, sent, times) = &mut all[index];
+        if !leaves {
+            times.extend(sent.take().map(|sent| segment.time.saturating_sub(sent)));
+        } else if segment.syn || segment.length > 0 {
+            sent.get_or_insert(segment.time);
+        }
+    }
+    all.into_iter().map(|(_, _, times)| times).collect()
+}
+
+/// Times between a segment and the next.
+#[must_use]
+pub fn gaps(segments: &[Segment]) -> Vec<Duration> {
+    segments
+        .windows(2)
+        .map(|pair| pair[1].time.saturating_sub(pair[0].time))
+        .collect()
+}
+
+fn parse(file: File) -> anyhow::Result<Vec<Segment>> {
+    let mut reader = LegacyPcapReader::new(1 << 16, file).map_err(|e| anyhow::anyhow!("{e:?}"))?;
+    let mut segments = Vec::new();
+    let (mut nanoseconds, mut is_ethernet) = (true, true);
+    loop {
+        match reader.next() {
+            Ok((offset, block)) => {
+                match block {
+                    PcapBlockOwned::LegacyHeader(header) => {
+                        nanoseconds = header.is_nanosecond_precision();
+                        is_ethernet = header.network == Linktype::ETHERNET;
+                    }
+                    PcapBlockOwned::Legacy(packet) => {
+                        let unit = if nanoseconds { 1 } else { 1_000 };
+                        let time = Duration::from_secs(packet.ts_sec.into())
+                            + Duration::from_nanos(u64::from(packet.ts_usec) * unit);
+                        segments.extend(segment(time, packet.data, is_ethernet));
+                    }
+                    PcapBlockOwned::NG(_) => {}
+                }
+                reader.consume(offset);
+            }
+            Err(PcapError::Incomplete(_)) => {
+                if reader.refill().is_err() || reader.reader_exhausted() {
+                    return Ok(segments);
+                }
+            }
+            // The rest of a packet that tcpdump is just writing.
+            Err(_) => return Ok(segments),
+        }
+    }
+}
+
+fn segment(time: Duration, frame: &[u8], is_ethernet: bool) -> Option<Segment> {
+    // Lax: long segments are cut off by the capture. A TUN device has no frames around its packets.
+    let packet = if is_ethernet {
+        LaxSlicedPacket::from_ethernet(frame).ok()?
+    } else {
+        LaxSlicedPacket::from_ip(frame).ok()?
+    };
+    let (from, to): (IpAddr, IpAddr) = match packet.net? {
+        LaxNetSlice::Ipv4(ip) => (
+            ip.header().source_addr().into(),
+            ip.header().destination_addr().into(),
+        ),
+        LaxNetSlice::Ipv6(ip) => (
+            ip.header().source_addr().into(),
+            ip.header().destination_addr().into(),
+        ),
+        LaxNetSlice::Arp(_) => return None,
+    };
+    let Some(TransportSlice::Tcp(tcp)) = packet.transport else {
+        return None;
+    };
+    Some(Segment {
+        time,
+        from: SocketAddr::new(from, tcp.source_port()),
+        to: SocketAddr::new(to, tcp.destination_port()),
+        syn: tcp.syn(),
+        ack: tcp.ack(),
+        seq: tcp.sequence_number(),
+        length: tcp.payload().len(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn round_trips_of_one_connection() {
+        let [client, server] = [1u8, 2].map(|host| SocketAddr::from(([10, 0, 0, host], 1)));
+        let segment = |ms, leaves: bool, syn, length| Segment {
+            time: Duration::from_millis(ms),
+            from: if leaves { client } else { server },
+            to: if leaves { server } else { client },
+            syn,
+            ack: ms > 0,
+            seq: 0,
+            length,
+        };
+        let all = [
+            segment(0, true, true, 0),
+            segment(20, false, true, 0),
+            segment(21, true, false, 0),
+            segment(22, true, false, 100),
+            segment(45, false, false, 1),
+            segment(85, true, false, 0),
+        ];
+        let ms = |ms: &[u64]| vec![ms.iter().map(|ms| Duration::from_millis(*ms)).collect()];
+        let at_client: Vec<Vec<Duration>> = ms(&[20, 23]);
+        assert_eq!(round_trips(&all, client.ip()), at_client);
+        let at_server: Vec<Vec<Duration>> = ms(&[1, 40]);
+        assert_eq!(round_trips(&all, server.ip()), at_server);
+    }
+}

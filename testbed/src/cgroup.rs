@@ -1,0 +1,85 @@
+//! A cgroup of a test's own, so that an agent never touches the host's connections.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use anyhow::Context as _;
+
+use crate::{names, process::alive, wait::eventually};
+
+/// A child of the cgroup2 root; removed when dropped.
+#[derive(Debug)]
+pub struct Cgroup {
+    path: PathBuf,
+}
+
+impl Cgroup {
+    /// Makes one.
+    ///
+    /// # Errors
+    ///
+    /// If no cgroup2 hierarchy can be found or written.
+    pub fn new() -> anyhow::Result<Self> {
+        let path = root()?.join(names::unique());
+        fs::create_dir(&path).with_context(|| path.display().to_string())?;
+        Ok(Self { path })
+    }
+
+    /// Its directory.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+/// Where the cgroup2 hierarchy is mounted.
+///
+/// # Errors
+///
+/// If it is not.
+pub fn root() -> anyhow::Result<PathBuf> {
+    let mounts = fs::read_to_string("/proc/self/mounts")?;
+    mounts
+        .lines()
+        .filter_map(|line| {
+            let mut fields = line.split(' ').skip(1);
+            let point = fields.next()?;
+            (fields.next()? == "cgroup2").then(|| PathBuf::from(point))
+        })
+        .next()
+        .context("no cgroup2 hierarchy is mounted")
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        // A process that was just reaped may be accounted a moment longer.
+        let _gone = eventually("end of it", Duration::from_secs(2), || {
+            let gone = remove(&self.path).is_ok() || !self.path.exists();
+            Ok(gone.then_some(()))
+        });
+    }
+}
+
+/// Removes cgroups that a killed run left behind.
+pub fn sweep() {
+    let Ok(root) = root() else { return };
+    for entry in fs::read_dir(root).into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if names::owner(&name).is_some_and(|pid| !alive(pid)) {
+            let _gone = remove(&entry.path());
+        }
+    }
+}
+
+/// With what an agent that was killed while it probed has left below.
+fn remove(path: &Path) -> std::io::Result<()> {
+    for entry in fs::read_dir(path)?.flatten() {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            let _in_use = fs::remove_dir(entry.path());
+        }
+    }
+    fs::remove_dir(path)
+}

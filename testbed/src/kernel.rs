@@ -1,0 +1,260 @@
+//! What the kernel itself says, by bpf(2): no library of the agent and no bpftool is involved.
+
+use std::{
+    fs::File,
+    io,
+    os::{
+        fd::{AsRawFd, OwnedFd},
+        unix::fs::MetadataExt as _,
+    },
+    path::Path,
+};
+
+use nix::libc;
+
+use crate::bpf::{call, lookup, made, next_key, pinned};
+
+/// BPF_CGROUP_SOCK_OPS, an attach type.
+pub const SOCK_OPS: u32 = 3;
+
+const PROG_GET_NEXT_ID: libc::c_int = 11;
+const PROG_GET_FD_BY_ID: libc::c_int = 13;
+const OBJ_GET_INFO_BY_FD: libc::c_int = 15;
+const PROG_QUERY: libc::c_int = 16;
+const LINK_GET_FD_BY_ID: libc::c_int = 30;
+const LINK_GET_NEXT_ID: libc::c_int = 31;
+
+const LINK_TYPE_CGROUP: u32 = 3;
+const MANY: usize = 64;
+
+#[repr(C)]
+#[derive(Default)]
+struct QueryAttr {
+    target_fd: u32,
+    attach_type: u32,
+    query_flags: u32,
+    attach_flags: u32,
+    prog_ids: u64,
+    prog_cnt: u32,
+    padding: u32,
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct IdAttr {
+    id: u32,
+    next_id: u32,
+    open_flags: u32,
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct InfoAttr {
+    fd: u32,
+    length: u32,
+    info: u64,
+}
+
+/// The beginning of struct bpf_link_info, with the union's fields for a cgroup.
+#[repr(C)]
+#[derive(Default)]
+struct LinkInfo {
+    kind: u32,
+    id: u32,
+    program: u32,
+    padding: u32,
+    cgroup: u64,
+    attach_type: u32,
+    more: u32,
+}
+
+/// The beginning of struct bpf_map_info.
+#[repr(C)]
+#[derive(Default)]
+struct MapInfo {
+    kind: u32,
+    id: u32,
+    key_size: u32,
+    value_size: u32,
+}
+
+/// The beginning of struct bpf_prog_info.
+#[repr(C)]
+#[derive(Default)]
+struct ProgramInfo {
+    kind: u32,
+    id: u32,
+    tag: [u8; 8],
+    lengths: [u32; 2],
+    instructions: [u64; 2],
+    load_time: u64,
+    uid: u32,
+    maps: u32,
+    map_ids: u64,
+}
+
+/// The ids of the programs attached to a cgroup itself.
+///
+/// # Errors
+///
+/// If the kernel does not say.
+pub fn programs_at(cgroup: &Path, attach_type: u32) -> io::Result<Vec<u32>> {
+    let dir = File::open(cgroup)?;
+    let mut ids = [0u32; MANY];
+    let mut attr = QueryAttr {
+        target_fd: number(&dir),
+        attach_type,
+        prog_ids: ids.as_mut_ptr() as u64,
+        prog_cnt: 64,
+        ..QueryAttr::default()
+    };
+    call(PROG_QUERY, &mut attr)?;
+    Ok(ids.into_iter().take(attr.prog_cnt as usize).collect())
+}
+
+/// The programs behind every link to a cgroup, of whatever attach type.
+///
+/// # Errors
+///
+/// If the kernel does not say.
+pub fn links_at(cgroup: &Path) -> io::Result<Vec<u32>> {
+    let cgroup = cgroup.metadata()?.ino();
+    let mut programs = Vec::new();
+    for link in every(LINK_GET_NEXT_ID, LINK_GET_FD_BY_ID) {
+        let mut info = LinkInfo::default();
+        inform(&link?, &mut info)?;
+        if info.kind == LINK_TYPE_CGROUP && info.cgroup == cgroup {
+            programs.push(info.program);
+        }
+    }
+    Ok(programs)
+}
+
+/// The programs that use one of these maps.
+///
+/// # Errors
+///
+/// If the kernel does not say.
+pub fn programs_using(maps: &[u32]) -> io::Result<Vec<u32>> {
+    let mut programs = Vec::new();
+    for program in every(PROG_GET_NEXT_ID, PROG_GET_FD_BY_ID) {
+        let mut ids = [0u32; MANY];
+        let mut info = ProgramInfo {
+            maps: 64,
+            map_ids: ids.as_mut_ptr() as u64,
+            ..ProgramInfo::default()
+        };
+        inform(&program?, &mut info)?;
+        if ids.iter().any(|id| *id != 0 && maps.contains(id)) {
+            programs.push(info.id);
+        }
+    }
+    Ok(programs)
+}
+
+/// A pinned map.
+#[derive(Debug)]
+pub struct Map {
+    fd: OwnedFd,
+    /// The kernel's id of it.
+    pub id: u32,
+    key_size: usize,
+    value_size: usize,
+}
+
+impl Map {
+    /// Opens it.
+    ///
+    /// # Errors
+    ///
+    /// If it is not there, or no map.
+    pub fn open(path: &Path) -> io::Result<Self> {
+        let fd = pinned(path)?;
+        let mut info = MapInfo::default();
+        inform(&fd, &mut info)?;
+        Ok(Self {
+            fd,
+            id: info.id,
+            key_size: info.key_size as usize,
+            value_size: info.value_size as usize,
+        })
+    }
+
+    /// Every key and value. Not for maps with a value for each CPU.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel does not say.
+    pub fn dump(&self) -> io::Result<Vec<(Vec<u8>, Vec<u8>)>> {
+        let mut all = Vec::new();
+        let mut key: Option<Vec<u8>> = None;
+        loop {
+            let mut next = vec![0; self.key_size];
+            if !next_key(&self.fd, key.as_deref(), &mut next)? {
+                return Ok(all);
+            }
+            let value = self.get(&next)?;
+            let value = value.ok_or_else(|| io::Error::from_raw_os_error(libc::ENOENT))?;
+            all.push((next.clone(), value));
+            key = Some(next);
+        }
+    }
+
+    /// The value of a key, or of the longest prefix in which it lies. Not for maps with a value for each CPU.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel does not say.
+    pub fn get(&self, key: &[u8]) -> io::Result<Option<Vec<u8>>> {
+        if key.len() != self.key_size {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let mut words = vec![0; self.value_size.div_ceil(size_of::<u64>())];
+        let found = lookup(&self.fd, key, &mut words)?;
+        Ok(found.then(|| {
+            let bytes = words.iter().flat_map(|word| word.to_ne_bytes());
+            bytes.take(self.value_size).collect()
+        }))
+    }
+}
+
+/// Descriptors of everything of a kind. What goes meanwhile is left out.
+fn every(next: libc::c_int, by_id: libc::c_int) -> impl Iterator<Item = io::Result<OwnedFd>> {
+    let mut last = 0;
+    std::iter::from_fn(move || {
+        loop {
+            let mut attr = IdAttr {
+                id: last,
+                ..IdAttr::default()
+            };
+            match call(next, &mut attr) {
+                Err(e) if e.raw_os_error() == Some(libc::ENOENT) => return None,
+                Err(e) => return Some(Err(e)),
+                Ok(_) => {}
+            }
+            last = attr.next_id;
+            let mut attr = IdAttr {
+                id: last,
+                ..IdAttr::default()
+            };
+            match call(by_id, &mut attr).map(made) {
+                // EAGAIN: another test is just making it.
+                Err(e) if matches!(e.raw_os_error(), Some(libc::ENOENT | libc::EAGAIN)) => {}
+                result => return Some(result),
+            }
+        }
+    })
+}
+
+fn inform<I>(object: &OwnedFd, info: &mut I) -> io::Result<()> {
+    let mut attr = InfoAttr {
+        fd: number(object),
+        length: u32::try_from(size_of::<I>()).unwrap_or(0),
+        info: std::ptr::from_mut(info) as u64,
+    };
+    call(OBJ_GET_INFO_BY_FD, &mut attr).map(drop)
+}
+
+fn number(fd: &impl AsRawFd) -> u32 {
+    fd.as_raw_fd().unsigned_abs()
+}

@@ -1,0 +1,507 @@
+//! The emulated link: a TUN device in each namespace, and a thread that carries packets from one to the other.
+
+use std::{
+    cmp::Reverse,
+    collections::BinaryHeap,
+    io,
+    net::IpAddr,
+    os::fd::AsFd as _,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    thread::{self, JoinHandle},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use anyhow::Context as _;
+use nix::{
+    errno::Errno,
+    poll::{PollFd, PollFlags, ppoll},
+    sys::{
+        eventfd::{EfdFlags, EventFd},
+        prctl,
+        time::TimeSpec,
+    },
+};
+use rand::{RngExt as _, SeedableRng as _, rngs::ChaCha8Rng};
+
+use super::{
+    Blackout, Link, Outage, RuleId,
+    config::{Fate, Hop, LinkConfig},
+    packet::{Direction, Flows, Packet},
+    pcap::Pcap,
+    rule::{Active, ActiveWindow, DropPattern, PacketFilter, Rule},
+    tun::Tun,
+};
+use crate::{netns::Pair, process::run};
+
+/// More than any packet of these links, whose MTU is 1500 bytes.
+const LONGEST: usize = 1 << 16;
+/// Packets taken before those that are due are delivered.
+const AT_ONCE: usize = 8;
+/// Packets recorded at most: some 100 MB. What comes later is carried and counted.
+const RECORDED: usize = 1 << 20;
+/// By how much the kernel may prolong a sleep of the thread, nanoseconds; it would be 50 us.
+const TIMER_SLACK_NS: u64 = 1;
+
+/// What became of a packet.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Relayed {
+    /// When the link read it.
+    pub at: Instant,
+    /// The same since the epoch, as a capture has it.
+    pub time: Duration,
+    /// What it was, if it was TCP.
+    pub packet: Option<Packet>,
+    /// Bytes, with its IP header.
+    pub bytes: usize,
+    /// When it was to leave; `None` if it was dropped.
+    pub leaves: Option<Instant>,
+}
+
+impl Relayed {
+    /// Whether it was dropped.
+    #[must_use]
+    pub const fn dropped(&self) -> bool {
+        self.leaves.is_none()
+    }
+
+    /// Whether it is one of these.
+    #[must_use]
+    pub fn is(&self, filter: &PacketFilter) -> bool {
+        self.packet.is_some_and(|packet| filter.matches(&packet))
+    }
+}
+
+/// How well the link kept time, since it was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TimingStats {
+    /// Packets delivered.
+    pub delivered: u64,
+    /// How much later than they should they left, in all.
+    pub late: Duration,
+    /// The worst of them.
+    pub latest: Duration,
+    /// Packets that were carried but not recorded.
+    pub unrecorded: u64,
+}
+
+/// The link; its devices vanish when it is dropped, and with them what is still under way.
+#[derive(Debug)]
+pub struct Relay {
+    shared: Arc<Shared>,
+    carrier: Option<JoinHandle<()>>,
+    number: u8,
+}
+
+impl Relay {
+    /// Makes the devices and their addresses (10.89.`number`.1 and .2, fd89:`number`::1 and ::2), and carries
+    /// packets without delay and loss. Chance begins with `seed`.
+    ///
+    /// # Errors
+    ///
+    /// If a device cannot be made or `ip` fails; what was made is removed.
+    pub fn new(pair: &Pair, number: u8, seed: u64) -> anyhow::Result<Self> {
+        let shared = Arc::new(Shared {
+            state: Mutex::new(State::new(seed)),
+            stop: EventFd::from_flags(EfdFlags::EFD_CLOEXEC)?,
+        });
+        let mut relay = Self {
+            shared: Arc::clone(&shared),
+            carrier: None,
+            number,
+        };
+        let client = Tun::new(&pair.client, &relay.client_device())?;
+        let server = Tun::new(&pair.server, &relay.server_device())?;
+        for (netns, device, host) in [
+            (&pair.client, relay.client_device(), 1),
+            (&pair.server, relay.server_device(), 2),
+        ] {
+            let (v4, v6) = (relay.address(host, false), relay.address(host, true));
+            run(&format!("ip -n {netns} addr add {v4}/24 dev {device}"))?;
+            run(&format!(
+                "ip -n {netns} addr add {v6}/64 dev {device} nodad"
+            ))?;
+            run(&format!("ip -n {netns} link set {device} up"))?;
+        }
+        let carrier = thread::Builder::new().name("link".to_owned());
+        relay.carrier = Some(carrier.spawn(move || carry(&shared, &client, &server))?);
+        Ok(relay)
+    }
+
+    /// Name of the device in the client's namespace.
+    #[must_use]
+    pub fn client_device(&self) -> String {
+        format!("tun-c{}", self.number)
+    }
+
+    /// Name of the device in the server's namespace.
+    #[must_use]
+    pub fn server_device(&self) -> String {
+        format!("tun-s{}", self.number)
+    }
+
+    fn address(&self, host: u8, v6: bool) -> IpAddr {
+        if v6 {
+            [0xfd89, self.number.into(), 0, 0, 0, 0, 0, host.into()].into()
+        } else {
+            [10, 89, self.number, host].into()
+        }
+    }
+
+    /// What the link does in both directions, to packets that come from now on.
+    pub fn set(&self, config: LinkConfig) {
+        for direction in Direction::BOTH {
+            self.set_towards(direction, config);
+        }
+    }
+
+    /// The same in one direction.
+    pub fn set_towards(&self, direction: Direction, config: LinkConfig) {
+        self.shared.state().hop(direction).config = config;
+    }
+
+    /// Delays each packet by this much, in both directions, without anything else.
+    pub fn set_delay(&self, delay: Duration) {
+        self.set(LinkConfig {
+            delay,
+            ..LinkConfig::default()
+        });
+    }
+
+    /// Drops the next `count` packets of these, and no more.
+    pub fn drop_next(&self, filter: PacketFilter, count: u64) -> RuleId {
+        self.add(Rule::new(filter, DropPattern::Next(count)))
+    }
+
+    /// Puts a rule in force. Each packet is shown to the rules in the order in which they came; those after
+    /// the one that drops it do not count it.
+    pub fn add(&self, rule: Rule) -> RuleId {
+        self.shared.state().add(rule)
+    }
+
+    /// When a rule of [`ActiveWindow::From`] began; `None` if it has not, or is not in force any more.
+    #[must_use]
+    pub fn began(&self, rule: RuleId) -> Option<Instant> {
+        let state = self.shared.state();
+        state.rules.iter().find(|(id, _)| *id == rule)?.1.since()
+    }
+
+    /// Every packet that has come so far, in order; also what is not TCP.
+    #[must_use]
+    pub fn log(&self) -> Vec<Relayed> {
+        self.shared.state().log.clone()
+    }
+
+    /// The same, and forgets it.
+    #[must_use]
+    pub fn take_log(&self) -> Vec<Relayed> {
+        std::mem::take(&mut self.shared.state().log)
+    }
+
+    /// Whether to record packets from now on; it does at first.
+    pub fn record(&self, on: bool) {
+        self.shared.state().recording = on;
+    }
+
+    /// From now on writes what passes the client's end to a file, as tcpdump would: packets of the client when
+    /// they are read, those to it when they are delivered.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be made.
+    pub fn capture(&self, path: &std::path::Path) -> anyhow::Result<()> {
+        let pcap = Pcap::create(path).with_context(|| path.display().to_string())?;
+        self.shared.state().capture = Some(Ok(pcap));
+        Ok(())
+    }
+
+    /// Ends the capture; the file is whole then.
+    ///
+    /// # Errors
+    ///
+    /// If it could not be written, or there was none.
+    pub fn end_capture(&self) -> anyhow::Result<()> {
+        let capture = self.shared.state().capture.take();
+        Ok(capture.context("there is no capture")??.finish()?)
+    }
+
+    /// How well it kept time.
+    #[must_use]
+    pub fn timing(&self) -> TimingStats {
+        self.shared.state().timing
+    }
+}
+
+impl Link for Relay {
+    fn relay(&self) -> Option<&Relay> {
+        Some(self)
+    }
+
+    fn client(&self, v6: bool) -> IpAddr {
+        self.address(1, v6)
+    }
+
+    fn server(&self, v6: bool) -> IpAddr {
+        self.address(2, v6)
+    }
+
+    fn drops(&self, rule: Rule) -> anyhow::Result<RuleId> {
+        Ok(self.add(rule))
+    }
+
+    fn dropped(&self, rule: RuleId) -> anyhow::Result<u64> {
+        let state = self.shared.state();
+        let found = state.rules.iter().find(|(id, _)| *id == rule);
+        Ok(found.map_or(0, |(_, active)| active.dropped()))
+    }
+
+    fn remove(&self, rule: RuleId) -> anyhow::Result<u64> {
+        let dropped = self.dropped(rule)?;
+        self.shared.state().rules.retain(|(id, _)| *id != rule);
+        Ok(dropped)
+    }
+
+    fn start_outage(&self, filter: PacketFilter, length: Duration) -> anyhow::Result<Outage> {
+        let from = Instant::now();
+        let rule = self.add(Rule {
+            filter,
+            pattern: DropPattern::All,
+            window: ActiveWindow::Between(from, length),
+        });
+        Ok(Outage { rule, from, length })
+    }
+
+    fn end_outage(&self, outage: Outage) -> anyhow::Result<Blackout> {
+        // It ends by itself.
+        outage.sleep();
+        Ok(Blackout {
+            from: outage.from,
+            until: outage.from + outage.length,
+            dropped: self.remove(outage.rule)?,
+        })
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        let _told = self.shared.stop.write(1);
+        if let Some(carrier) = self.carrier.take() {
+            let _ended = carrier.join();
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Shared {
+    state: Mutex<State>,
+    stop: EventFd,
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Each change is complete by itself.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[derive(Debug)]
+struct State {
+    hops: [Hop; 2],
+    rules: Vec<(RuleId, Active)>,
+    next_rule: u64,
+    flows: Flows,
+    rng: ChaCha8Rng,
+    log: Vec<Relayed>,
+    recording: bool,
+    timing: TimingStats,
+    /// What could not be written is the end of it.
+    capture: Option<io::Result<Pcap>>,
+}
+
+impl State {
+    fn new(seed: u64) -> Self {
+        Self {
+            hops: Default::default(),
+            rules: Vec::new(),
+            next_rule: 0,
+            flows: Flows::default(),
+            rng: ChaCha8Rng::seed_from_u64(seed),
+            log: Vec::new(),
+            recording: true,
+            timing: TimingStats::default(),
+            capture: None,
+        }
+    }
+
+    /// At the client's end.
+    fn passes(&mut self, bytes: &[u8]) {
+        if let Some(Ok(pcap)) = &mut self.capture
+            && let Err(error) = pcap.add(since_epoch(), bytes)
+        {
+            self.capture = Some(Err(error));
+        }
+    }
+
+    fn hop(&mut self, direction: Direction) -> &mut Hop {
+        match direction {
+            Direction::ToServer => &mut self.hops[0],
+            Direction::ToClient => &mut self.hops[1],
+        }
+    }
+
+    fn add(&mut self, rule: Rule) -> RuleId {
+        let id = RuleId(self.next_rule);
+        self.next_rule += 1;
+        self.rules.push((id, Active::new(rule)));
+        id
+    }
+
+    /// Notes a packet that has just come; when it leaves, unless it gets lost.
+    fn arrived(&mut self, direction: Direction, bytes: &[u8]) -> Option<Instant> {
+        let at = Instant::now();
+        if direction == Direction::ToServer {
+            self.passes(bytes);
+        }
+        let packet = self.flows.packet(direction, bytes);
+        let leaves = self.leaves(at, direction, packet.as_ref(), bytes.len());
+        if !self.recording {
+            return leaves;
+        }
+        if self.log.len() < RECORDED {
+            self.log.push(Relayed {
+                at,
+                time: since_epoch(),
+                packet,
+                bytes: bytes.len(),
+                leaves,
+            });
+        } else {
+            self.timing.unrecorded += 1;
+        }
+        leaves
+    }
+
+    fn leaves(
+        &mut self,
+        now: Instant,
+        direction: Direction,
+        packet: Option<&Packet>,
+        bytes: usize,
+    ) -> Option<Instant> {
+        if let Some(packet) = packet {
+            for (_, rule) in &mut self.rules {
+                if rule.drops(packet, now, self.rng.random()) {
+                    return None;
+                }
+            }
+        }
+        let hop = match direction {
+            Direction::ToServer => &mut self.hops[0],
+            Direction::ToClient => &mut self.hops[1],
+        };
+        match hop.take(now, bytes, &mut self.rng) {
+            Fate::Leaves(due) => Some(due),
+            Fate::Lost | Fate::Overflow => None,
+        }
+    }
+
+    fn delivered(&mut self, direction: Direction, due: Instant, bytes: &[u8]) {
+        if direction == Direction::ToClient {
+            self.passes(bytes);
+        }
+        let late = due.elapsed();
+        self.timing.delivered += 1;
+        self.timing.late += late;
+        self.timing.latest = self.timing.latest.max(late);
+    }
+}
+
+fn since_epoch() -> Duration {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default()
+}
+
+/// Packets from one device on their way to the other.
+struct Lane<'a> {
+    direction: Direction,
+    from: &'a Tun,
+    to: &'a Tun,
+    /// By when they leave, then by when they came.
+    under_way: BinaryHeap<Reverse<(Instant, u64, Vec<u8>)>>,
+    came: u64,
+}
+
+/// Carries packets until it is told to stop.
+fn carry(shared: &Shared, client: &Tun, server: &Tun) {
+    // Without it only each delay is a little longer.
+    let _precise = prctl::set_timerslack(TIMER_SLACK_NS);
+    let mut lanes = [
+        (Direction::ToServer, client, server),
+        (Direction::ToClient, server, client),
+    ]
+    .map(|(direction, from, to)| Lane {
+        direction,
+        from,
+        to,
+        under_way: BinaryHeap::new(),
+        came: 0,
+    });
+    let mut buffer = vec![0; LONGEST];
+    loop {
+        let next = lanes.iter().filter_map(Lane::next).min();
+        // poll(2) would round up to milliseconds.
+        let timeout = next.map(|at| TimeSpec::from(at.saturating_duration_since(Instant::now())));
+        let mut fds = [shared.stop.as_fd(), client.as_fd(), server.as_fd()]
+            .map(|fd| PollFd::new(fd, PollFlags::POLLIN));
+        match ppoll(&mut fds, timeout, None) {
+            Err(Errno::EINTR) => continue,
+            Err(_) => return,
+            Ok(_) => {}
+        }
+        if fds[0].any() == Some(true) {
+            return;
+        }
+        for lane in &mut lanes {
+            for _ in 0..AT_ONCE {
+                match lane.receive(shared, &mut buffer) {
+                    Ok(true) => {}
+                    Ok(false) => break,
+                    // The device was removed.
+                    Err(_) => return,
+                }
+            }
+            lane.deliver(shared);
+        }
+    }
+}
+
+impl Lane<'_> {
+    /// When the next packet is to be delivered.
+    fn next(&self) -> Option<Instant> {
+        self.under_way.peek().map(|Reverse((due, ..))| *due)
+    }
+
+    /// Takes one packet, if there is one.
+    fn receive(&mut self, shared: &Shared, buffer: &mut [u8]) -> io::Result<bool> {
+        let Some(length) = self.from.receive(buffer)? else {
+            return Ok(false);
+        };
+        let packet = &buffer[..length];
+        if let Some(due) = shared.state().arrived(self.direction, packet) {
+            self.came += 1;
+            self.under_way
+                .push(Reverse((due, self.came, packet.to_vec())));
+        }
+        Ok(true)
+    }
+
+    fn deliver(&mut self, shared: &Shared) {
+        let now = Instant::now();
+        while self.next().is_some_and(|due| due <= now) {
+            if let Some(Reverse((due, _, packet))) = self.under_way.pop() {
+                let _lost = self.to.send(&packet);
+                shared.state().delivered(self.direction, due, &packet);
+            }
+        }
+    }
+}

@@ -1,0 +1,324 @@
+//! Which packets get lost: exact drops by predicate.
+
+use std::time::{Duration, Instant};
+
+use super::packet::{Direction, Kind, Packet};
+
+/// A predicate of packets: all that is set has to hold.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PacketFilter {
+    /// Which way it goes.
+    pub direction: Option<Direction>,
+    /// What it is.
+    pub kind: Option<Kind>,
+    /// Port of the client's end.
+    pub client_port: Option<u16>,
+    /// Port of the server's end.
+    pub server_port: Option<u16>,
+    /// Bytes of data: least and most.
+    pub payload: Option<(u32, u32)>,
+    /// Only data from this byte of the flow on: the last `k` segments of a flow of known length.
+    pub from_byte: Option<u64>,
+    /// Only what the link sees for the first time, no retransmission.
+    pub first_time: bool,
+}
+
+impl PacketFilter {
+    /// Every TCP packet.
+    pub const ALL: Self = Self {
+        direction: None,
+        kind: None,
+        client_port: None,
+        server_port: None,
+        payload: None,
+        from_byte: None,
+        first_time: false,
+    };
+    /// SYNs, from either side.
+    pub const SYN: Self = Self::kind(Kind::Syn);
+    /// SYN-ACKs, from either side.
+    pub const SYN_ACK: Self = Self::kind(Kind::SynAck);
+    /// ACKs of the client's without data.
+    pub const CLIENT_ACK: Self = Self::kind(Kind::Ack).towards(Direction::ToServer);
+    /// Segments with data from the client.
+    pub const CLIENT_DATA: Self = Self::kind(Kind::Data).towards(Direction::ToServer);
+    /// Segments with data from the server.
+    pub const SERVER_DATA: Self = Self::kind(Kind::Data).towards(Direction::ToClient);
+
+    /// Packets of a kind.
+    #[must_use]
+    pub const fn kind(kind: Kind) -> Self {
+        Self {
+            kind: Some(kind),
+            ..Self::ALL
+        }
+    }
+
+    /// Only in this direction.
+    #[must_use]
+    pub const fn towards(mut self, direction: Direction) -> Self {
+        self.direction = Some(direction);
+        self
+    }
+
+    /// Only of the connection with this port at the client's end.
+    #[must_use]
+    pub const fn of_client(mut self, port: u16) -> Self {
+        self.client_port = Some(port);
+        self
+    }
+
+    /// Only of connections with this port at the server's end.
+    #[must_use]
+    pub const fn of_server(mut self, port: u16) -> Self {
+        self.server_port = Some(port);
+        self
+    }
+
+    /// Only with so many bytes of data.
+    #[must_use]
+    pub const fn with_payload(mut self, bytes: u32) -> Self {
+        self.payload = Some((bytes, bytes));
+        self
+    }
+
+    /// Only data from this byte of the flow on.
+    #[must_use]
+    pub const fn from_byte(mut self, offset: u64) -> Self {
+        self.from_byte = Some(offset);
+        self
+    }
+
+    /// No retransmissions.
+    #[must_use]
+    pub const fn first_time(mut self) -> Self {
+        self.first_time = true;
+        self
+    }
+
+    /// Whether a packet is meant.
+    #[must_use]
+    pub fn matches(&self, packet: &Packet) -> bool {
+        self.direction.is_none_or(|d| d == packet.direction)
+            && self.kind.is_none_or(|k| k == packet.kind)
+            && self.client_port.is_none_or(|p| p == packet.client_port)
+            && self.server_port.is_none_or(|p| p == packet.server_port)
+            && self
+                .payload
+                .is_none_or(|(least, most)| (least..=most).contains(&packet.payload))
+            && self.from_byte.is_none_or(|from| {
+                packet.kind == Kind::Data && packet.offset.is_some_and(|offset| offset >= from)
+            })
+            && !(self.first_time && packet.repeated)
+    }
+}
+
+/// Which of the packets that match are dropped.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum DropPattern {
+    /// All of them.
+    All,
+    /// The next so many, and no more.
+    Next(u64),
+    /// Only the one of this number, from 1.
+    Nth(u64),
+    /// One in so many: the first, the one after `n` more, and so on ("every second" begins with the first).
+    Every(u64),
+    /// Each with this probability.
+    Share(f64),
+}
+
+/// When a rule is in force.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ActiveWindow {
+    /// As long as it is there.
+    Always,
+    /// From a moment on, for so long.
+    Between(Instant, Duration),
+    /// From the next packet of this kind on (which is its first), for so long.
+    From(PacketFilter, Duration),
+}
+
+/// What is dropped.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rule {
+    /// Of which packets.
+    pub filter: PacketFilter,
+    /// Which of them.
+    pub pattern: DropPattern,
+    /// When.
+    pub window: ActiveWindow,
+}
+
+impl Rule {
+    /// Drops these, from now on.
+    #[must_use]
+    pub const fn new(filter: PacketFilter, pattern: DropPattern) -> Self {
+        Self {
+            filter,
+            pattern,
+            window: ActiveWindow::Always,
+        }
+    }
+}
+
+/// A rule in force, and what it has done.
+#[derive(Clone, Debug)]
+pub(super) struct Active {
+    rule: Rule,
+    /// How many packets matched.
+    matched: u64,
+    /// How many were dropped.
+    dropped: u64,
+    /// Of [`ActiveWindow::From`]: since when.
+    since: Option<Instant>,
+}
+
+impl Active {
+    pub(super) const fn new(rule: Rule) -> Self {
+        Self {
+            rule,
+            matched: 0,
+            dropped: 0,
+            since: None,
+        }
+    }
+
+    /// Whether to drop a packet; `chance` is from 0 to 1.
+    pub(super) fn drops(&mut self, packet: &Packet, now: Instant, chance: f64) -> bool {
+        let in_force = match &self.rule.window {
+            ActiveWindow::Always => true,
+            ActiveWindow::Between(from, length) => *from <= now && now < *from + *length,
+            ActiveWindow::From(trigger, length) => {
+                if self.since.is_none() && trigger.matches(packet) {
+                    self.since = Some(now);
+                }
+                self.since.is_some_and(|since| now < since + *length)
+            }
+        };
+        if !in_force || !self.rule.filter.matches(packet) {
+            return false;
+        }
+        self.matched += 1;
+        let drops = match self.rule.pattern {
+            DropPattern::All => true,
+            DropPattern::Next(count) => self.dropped < count,
+            DropPattern::Nth(number) => self.matched == number,
+            DropPattern::Every(n) => (self.matched - 1).is_multiple_of(n.max(1)),
+            DropPattern::Share(share) => chance < share,
+        };
+        self.dropped += u64::from(drops);
+        drops
+    }
+
+    /// How many it has dropped.
+    pub(super) const fn dropped(&self) -> u64 {
+        self.dropped
+    }
+
+    /// When it began, if it is one that begins with a packet.
+    pub(super) const fn since(&self) -> Option<Instant> {
+        self.since
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SYN: Packet = Packet {
+        direction: Direction::ToServer,
+        kind: Kind::Syn,
+        client_port: 40_000,
+        server_port: 80,
+        seq: 1,
+        ack: None,
+        payload: 0,
+        offset: Some(0),
+        repeated: false,
+    };
+
+    fn data(offset: u64, payload: u32, repeated: bool) -> Packet {
+        Packet {
+            kind: Kind::Data,
+            offset: Some(offset),
+            payload,
+            repeated,
+            ..SYN
+        }
+    }
+
+    /// Which of the first six SYNs are dropped.
+    fn of_six(pattern: DropPattern) -> Vec<usize> {
+        let mut rule = Active::new(Rule::new(PacketFilter::SYN, pattern));
+        let now = Instant::now();
+        // What does not match is not counted.
+        assert!(!rule.drops(&data(0, 1, false), now, 0.0));
+        let all: Vec<usize> = (1..=6).filter(|_| rule.drops(&SYN, now, 0.5)).collect();
+        assert_eq!(rule.dropped(), all.len() as u64);
+        all
+    }
+
+    #[test]
+    fn which_of_them() {
+        assert_eq!(of_six(DropPattern::All), [1, 2, 3, 4, 5, 6]);
+        assert_eq!(of_six(DropPattern::Next(2)), [1, 2]);
+        assert_eq!(of_six(DropPattern::Nth(3)), [3]);
+        assert_eq!(of_six(DropPattern::Every(2)), [1, 3, 5]);
+        assert_eq!(of_six(DropPattern::Every(3)), [1, 4]);
+        assert_eq!(of_six(DropPattern::Share(0.4)), [] as [usize; 0]);
+        assert_eq!(of_six(DropPattern::Share(0.6)).len(), 6);
+    }
+
+    #[test]
+    fn the_last_segments_of_a_flow_once() {
+        let last = PacketFilter::SERVER_DATA.from_byte(200).first_time();
+        let last = PacketFilter {
+            direction: None,
+            ..last
+        };
+        assert!(!last.matches(&data(100, 100, false)));
+        assert!(last.matches(&data(200, 100, false)));
+        assert!(!last.matches(&data(200, 100, true)));
+        assert!(!last.matches(&SYN));
+        let by_length = PacketFilter::ALL.with_payload(100);
+        assert!(by_length.matches(&data(0, 100, false)));
+        assert!(!by_length.matches(&data(0, 99, false)));
+        assert!(!PacketFilter::SERVER_DATA.matches(&data(0, 1, false)));
+        assert!(!PacketFilter::SYN.of_client(1).matches(&SYN));
+        assert!(
+            PacketFilter::SYN
+                .of_client(40_000)
+                .of_server(80)
+                .matches(&SYN)
+        );
+    }
+
+    #[test]
+    fn windows() {
+        let begin = Instant::now();
+        let ms = Duration::from_millis;
+        let mut rule = Active::new(Rule {
+            window: ActiveWindow::Between(begin + ms(10), ms(20)),
+            ..Rule::new(PacketFilter::ALL, DropPattern::All)
+        });
+        for (at, drops) in [(9, false), (10, true), (29, true), (30, false)] {
+            assert_eq!(rule.drops(&SYN, begin + ms(at), 0.0), drops, "{at}");
+        }
+        let trigger = PacketFilter::kind(Kind::Data);
+        let mut rule = Active::new(Rule {
+            window: ActiveWindow::From(trigger, ms(20)),
+            ..Rule::new(PacketFilter::ALL, DropPattern::All)
+        });
+        for (packet, at, drops) in [
+            (SYN, 5, false),
+            (data(0, 1, false), 7, true),
+            (SYN, 26, true),
+            (SYN, 27, false),
+            (data(1, 1, false), 28, false),
+        ] {
+            assert_eq!(rule.drops(&packet, begin + ms(at), 0.0), drops, "{at}");
+        }
+        assert_eq!(rule.since(), Some(begin + ms(7)));
+    }
+}

@@ -1,0 +1,184 @@
+//! Two namespaces joined by a veth: a client and a server.
+
+use std::{fs, marker::PhantomData, process::Command, time::Duration};
+
+use anyhow::Context as _;
+
+use crate::{
+    names,
+    process::{alive, run},
+};
+
+/// Addresses of the client's end.
+pub const CLIENT_V4: &str = "10.88.0.1";
+/// Its IPv6 address.
+pub const CLIENT_V6: &str = "fd88::1";
+/// Addresses of the server's end.
+pub const SERVER_V4: &str = "10.88.0.2";
+/// A second one.
+pub const SERVER_V4_OTHER: &str = "10.88.1.2";
+/// Its IPv6 address.
+pub const SERVER_V6: &str = "fd88::2";
+
+/// The two namespaces; removed when dropped. Not `Send`: the test that made it removes it.
+#[derive(Debug)]
+pub struct Pair {
+    /// Namespace of the client.
+    pub client: String,
+    /// Namespace of the server.
+    pub server: String,
+    _not_send: PhantomData<*const ()>,
+}
+
+/// The client's interface.
+pub const CLIENT_LINK: &str = "veth-c";
+/// The server's interface.
+pub const SERVER_LINK: &str = "veth-s";
+
+impl Pair {
+    /// Makes the namespaces, the link and the addresses.
+    ///
+    /// # Errors
+    ///
+    /// If `ip` fails; what was made is removed.
+    pub fn new() -> anyhow::Result<Self> {
+        let name = names::unique();
+        let pair = Self {
+            client: format!("{name}-c"),
+            server: format!("{name}-s"),
+            _not_send: PhantomData,
+        };
+        let Self { client, server, .. } = &pair;
+        run(&format!("ip netns add {client}"))?;
+        run(&format!("ip netns add {server}"))?;
+        run(&format!(
+            "ip -n {client} link add {CLIENT_LINK} type veth peer name {SERVER_LINK} netns {server}"
+        ))?;
+        for (netns, link, v4, v6) in [
+            (
+                client,
+                CLIENT_LINK,
+                &[CLIENT_V4, "10.88.1.1"][..],
+                CLIENT_V6,
+            ),
+            (
+                server,
+                SERVER_LINK,
+                &[SERVER_V4, SERVER_V4_OTHER][..],
+                SERVER_V6,
+            ),
+        ] {
+            for address in v4 {
+                run(&format!("ip -n {netns} addr add {address}/24 dev {link}"))?;
+            }
+            // Without duplicate detection, which would keep the address tentative for a second.
+            run(&format!("ip -n {netns} addr add {v6}/64 dev {link} nodad"))?;
+            run(&format!("ip -n {netns} link set lo up"))?;
+            run(&format!("ip -n {netns} link set {link} up"))?;
+            sysctl(netns, "net.ipv4.tcp_no_metrics_save", "1")?;
+        }
+        Ok(pair)
+    }
+
+    /// Drops everything TCP that arrives at the server's `port` (all families).
+    ///
+    /// # Errors
+    ///
+    /// If `nft` fails.
+    pub fn black_hole(&self, port: u16) -> anyhow::Result<()> {
+        self.server_drops(&format!("tcp dport {port}"))
+    }
+
+    /// Drops the clients' answers to SYN-ACKs at `port`, so that the server repeats them.
+    ///
+    /// # Errors
+    ///
+    /// If `nft` fails.
+    pub fn drop_final_acks(&self, port: u16) -> anyhow::Result<()> {
+        self.server_drops(&format!("tcp dport {port} tcp flags & (syn|ack) == ack"))
+    }
+
+    /// Drops what matches at the server's input.
+    ///
+    /// # Errors
+    ///
+    /// If `nft` fails.
+    pub fn server_drops(&self, matching: &str) -> anyhow::Result<()> {
+        self.server_filters(&format!("add rule inet t in {matching} drop\n"))
+    }
+
+    /// Adds to the table `t` and its chain `in` at the server's input.
+    fn server_filters(&self, added: &str) -> anyhow::Result<()> {
+        let rules = format!(
+            "add table inet t\nadd chain inet t in {{ type filter hook input priority 0; }}\n{added}"
+        );
+        let file = tempfile::NamedTempFile::new()?;
+        fs::write(file.path(), rules)?;
+        let netns = &self.server;
+        run(&format!(
+            "ip netns exec {netns} nft -f {}",
+            file.path().display()
+        ))
+        .map(drop)
+    }
+
+    /// Drops every SYN at the server's input from the first one of an IPv4 client on, for so long; the kernel's clock
+    /// ends it.
+    ///
+    /// # Errors
+    ///
+    /// If `nft` fails.
+    pub fn server_loses_syns_for(&self, outage: Duration) -> anyhow::Result<()> {
+        let millis = outage.as_millis();
+        let syn = "add rule inet t in tcp flags & (syn|ack) == syn ip saddr";
+        let sets = format!(
+            "add set inet t begun {{ type ipv4_addr; flags dynamic; size 16; }}\n\
+             add set inet t lasting {{ type ipv4_addr; flags dynamic,timeout; timeout {millis}ms; size 16; }}\n"
+        );
+        self.server_filters(&format!(
+            "{sets}{syn} @lasting drop\n\
+             {syn} != @begun add @begun {{ ip saddr }} add @lasting {{ ip saddr }} drop\n"
+        ))
+    }
+
+    /// Drops nothing any more.
+    ///
+    /// # Errors
+    ///
+    /// If `nft` fails.
+    pub fn drop_nothing(&self) -> anyhow::Result<()> {
+        run(&format!("ip netns exec {} nft flush ruleset", self.server)).map(drop)
+    }
+}
+
+/// Sets a sysctl of one of our namespaces.
+///
+/// # Errors
+///
+/// If there is none of that name.
+pub fn sysctl(netns: &str, name: &str, value: &str) -> anyhow::Result<()> {
+    run(&format!(
+        "ip netns exec {netns} sysctl -q -w {name}={value}"
+    ))
+    .map(drop)
+    .with_context(|| format!("{name} in {netns}"))
+}
+
+impl Drop for Pair {
+    fn drop(&mut self) {
+        for netns in [&self.client, &self.server] {
+            // The link goes with either. Nothing more can be done in a drop than try.
+            let _gone = Command::new("ip").args(["netns", "del", netns]).output();
+        }
+    }
+}
+
+/// Removes namespaces that a killed run left behind.
+pub fn sweep() {
+    for entry in fs::read_dir("/run/netns").into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if names::owner(&name).is_some_and(|pid| !alive(pid)) {
+            let _gone = Command::new("ip").args(["netns", "del", &name]).output();
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! Running programs inside a namespace and a cgroup.
+
+use std::{
+    ffi::OsStr,
+    fs::{self, File},
+    io,
+    os::unix::process::CommandExt as _,
+    path::{Path, PathBuf},
+    process::{Child, Command, Output},
+};
+
+use anyhow::{Context as _, bail, ensure};
+use nix::sched::{CloneFlags, setns};
+
+/// A command whose process joins `cgroup` and the network namespace `netns` before it begins:
+/// a socket belongs for good to the cgroup and namespace of the process that made it.
+///
+/// # Errors
+///
+/// If the namespace cannot be opened.
+pub fn command_in(
+    netns: Option<&str>,
+    cgroup: Option<&Path>,
+    program: impl AsRef<OsStr>,
+) -> anyhow::Result<Command> {
+    let namespace = match netns {
+        Some(name) => {
+            Some(File::open(format!("/run/netns/{name}")).with_context(|| name.to_owned())?)
+        }
+        None => None,
+    };
+    let procs = match cgroup {
+        Some(dir) => Some(File::options().write(true).open(dir.join("cgroup.procs"))?),
+        None => None,
+    };
+    let mut command = Command::new(program);
+    // SAFETY: between fork and exec only system calls are made; nothing is allocated.
+    unsafe {
+        command.pre_exec(move || {
+            if let Some(procs) = &procs {
+                // "0" is the writing process itself.
+                nix::unistd::write(procs, b"0")?;
+            }
+            if let Some(namespace) = &namespace {
+                setns(namespace, CloneFlags::CLONE_NEWNET)?;
+            }
+            Ok::<(), io::Error>(())
+        });
+    }
+    Ok(command)
+}
+
+/// A child process; killed by its pid and reaped when dropped.
+#[derive(Debug)]
+pub struct KillOnDrop(pub Child);
+
+impl Drop for KillOnDrop {
+    fn drop(&mut self) {
+        let _ended = self.0.kill();
+        let _reaped = self.0.wait();
+    }
+}
+
+/// Another binary of this workspace: in the directory of this one, or above it (tests are one below).
+///
+/// # Errors
+///
+/// If it is not there.
+pub fn beside(name: &str) -> anyhow::Result<PathBuf> {
+    let own = std::env::current_exe()?;
+    let found = own
+        .ancestors()
+        .skip(1)
+        .take(2)
+        .map(|dir| dir.join(name))
+        .find(|path| path.is_file());
+    found.with_context(|| {
+        let dir = own.parent().unwrap_or(&own).display();
+        format!("{name} is neither in {dir} nor above it: cargo build --workspace --bins builds it")
+    })
+}
+
+/// Runs a command line (split at blanks) and returns what it prints.
+///
+/// # Errors
+///
+/// If it fails, with what it said.
+pub fn run(line: &str) -> anyhow::Result<String> {
+    let mut words = line.split_whitespace();
+    let output = Command::new(words.next().unwrap_or_default())
+        .args(words)
+        .output()
+        .with_context(|| line.to_owned())?;
+    stdout_of(line, output)
+}
+
+/// What a finished program printed.
+///
+/// # Errors
+///
+/// If it failed, with what it said.
+pub fn stdout_of(what: &str, output: Output) -> anyhow::Result<String> {
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    if !output.status.success() {
+        bail!(
+            "{what}: {}\n{text}{}",
+            output.status,
+            String::from_utf8_lossy(&output.stderr)
+        );
+    }
+    Ok(text)
+}
+
+/// Whether all of these programs can be run; the error names those that cannot.
+///
+/// # Errors
+///
+/// If one is missing.
+pub fn require(programs: &[&str]) -> anyhow::Result<()> {
+    let dirs = std::env::var_os("PATH").unwrap_or_default();
+    let dirs: Vec<_> = std::env::split_paths(&dirs)
+        .chain(["/usr/sbin".into()])
+        .collect();
+    let missing: Vec<_> = programs
+        .iter()
+        .filter(|program| !dirs.iter().any(|dir| dir.join(program).exists()))
+        .collect();
+    ensure!(
+        missing.is_empty(),
+        "missing {missing:?}: install them (Debian: iproute2, nftables, procps, tcpdump, bpftool); in a checkout \
+         cargo xtask test does"
+    );
+    Ok(())
+}
+
+/// Whether a process with this id exists.
+#[must_use]
+pub fn alive(pid: i32) -> bool {
+    fs::exists(format!("/proc/{pid}")).unwrap_or(true)
+}

@@ -1,0 +1,83 @@
+//! Waiting for a state.
+
+use std::{
+    fmt::Debug,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::bail;
+
+/// Longest wait for what should be there at once, on a busy machine.
+pub const TIMEOUT: Duration = Duration::from_secs(10);
+/// Between two probes.
+const INTERVAL: Duration = Duration::from_millis(10);
+
+/// Probes until there is a value, for so long at most; that value. `what` names it in the error.
+///
+/// # Errors
+///
+/// Those of the probe, which end the wait; or that there was no value in time.
+pub fn eventually<T>(
+    what: &str,
+    timeout: Duration,
+    mut probe: impl FnMut() -> anyhow::Result<Option<T>>,
+) -> anyhow::Result<T> {
+    let end = Instant::now() + timeout;
+    loop {
+        if let Some(value) = probe()? {
+            return Ok(value);
+        }
+        if Instant::now() >= end {
+            bail!("no {what} within {timeout:?}");
+        }
+        thread::sleep(INTERVAL);
+    }
+}
+
+/// As [`eventually`], until what is seen is as wanted; that. The error has what was seen last.
+///
+/// # Errors
+///
+/// As [`eventually`].
+pub fn eventually_seen<T: Debug>(
+    what: &str,
+    timeout: Duration,
+    mut look: impl FnMut() -> anyhow::Result<T>,
+    mut is: impl FnMut(&T) -> bool,
+) -> anyhow::Result<T> {
+    let mut last = None;
+    let found = eventually(what, timeout, || {
+        let seen = look()?;
+        if is(&seen) {
+            return Ok(Some(seen));
+        }
+        last = Some(seen);
+        Ok(None)
+    });
+    found.map_err(|error| match last {
+        Some(last) => error.context(format!("last seen: {last:#?}")),
+        None => error,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_an_error_and_none() {
+        let mut looks = 0;
+        let value = eventually("value", TIMEOUT, || {
+            looks += 1;
+            Ok((looks == 3).then_some("there"))
+        });
+        assert_eq!((value.unwrap(), looks), ("there", 3));
+        let failed = eventually::<()>("value", TIMEOUT, || bail!("broken")).unwrap_err();
+        assert_eq!(failed.to_string(), "broken");
+        let none = eventually::<()>("value", Duration::ZERO, || Ok(None)).unwrap_err();
+        assert_eq!(none.to_string(), "no value within 0ns");
+        let seen = eventually_seen("three", Duration::ZERO, || Ok(2), |n| *n == 3).unwrap_err();
+        assert_eq!(format!("{seen:#}"), "last seen: 2: no three within 0ns");
+    }
+}

@@ -1,0 +1,207 @@
+//! Requests and answers over an established connection, and how its two sockets are seen from outside.
+
+use std::{
+    io::{Read as _, Write as _},
+    net::{SocketAddr, TcpStream},
+    path::Path,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::bail;
+use nix::errno::Errno;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::{
+    Program, Role, socket,
+    stdio::{commands, reply},
+};
+use crate::{
+    channel::ControlChannel,
+    process::{command_in, stdout_of},
+    tcp::{self, get_option, set_option},
+};
+
+/// Bytes of a request.
+pub const REQUEST: usize = 100;
+/// First byte of a request that wants an answer of one byte.
+pub(super) const WANTS_ANSWER: u8 = b'R';
+/// Of one that does not.
+const SILENT: u8 = b'S';
+
+/// A client that does what it is told; ended by its pid when dropped.
+#[derive(Debug)]
+pub struct Conversation {
+    client: ControlChannel,
+    port: u16,
+}
+
+/// Options of a conversation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Options {
+    /// Use an AF_INET6 socket and the IPv4-mapped address.
+    pub mapped: bool,
+    /// Use MPTCP.
+    pub mptcp: bool,
+    /// Send the first request in the SYN.
+    pub fast_open: bool,
+    /// TCP_USER_TIMEOUT the application sets itself.
+    pub user_timeout: Option<Duration>,
+}
+
+/// What the client is told.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Command {
+    /// Requests and answers, one after the other.
+    Rounds {
+        /// How many.
+        count: usize,
+        /// Before each.
+        pause: Duration,
+    },
+    /// Send so many bytes that get no answer.
+    Send(usize),
+    /// Wait until the connection fails: with what, and after how long.
+    Fail,
+    /// The value of a TCP option.
+    Option(i32),
+    /// Set a TCP option.
+    SetOption(i32, i32),
+}
+
+impl Conversation {
+    /// Connects in a namespace and a cgroup; returns once connected.
+    ///
+    /// # Errors
+    ///
+    /// If it does not connect.
+    pub fn start(
+        netns: &str,
+        cgroup: Option<&Path>,
+        to: SocketAddr,
+        options: Options,
+    ) -> anyhow::Result<Self> {
+        let role = Role::Conversation { to, options };
+        let mut command = Program::built()?.command(netns, cgroup, &role)?;
+        let mut client = ControlChannel::start(&mut command)?;
+        let port = client.recv()?;
+        Ok(Self { client, port })
+    }
+
+    /// The client's port.
+    #[must_use]
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// So many requests and answers, one after the other.
+    ///
+    /// # Errors
+    ///
+    /// If the connection fails.
+    pub fn rounds(&mut self, count: usize, pause: Duration) -> anyhow::Result<()> {
+        self.client.request(&Command::Rounds { count, pause })
+    }
+
+    /// Sends so many bytes that get no answer; a multiple of [`REQUEST`].
+    ///
+    /// # Errors
+    ///
+    /// If the connection fails.
+    pub fn send(&mut self, bytes: usize) -> anyhow::Result<()> {
+        self.client.request(&Command::Send(bytes))
+    }
+
+    /// The value of an option of [`tcp::option`], as the application sees it.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel does not know it.
+    pub fn option(&mut self, number: i32) -> anyhow::Result<i32> {
+        self.client.request(&Command::Option(number))
+    }
+
+    /// Sets an option of [`tcp::option`], as the application may.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel does not take it.
+    pub fn set_option(&mut self, number: i32, value: i32) -> anyhow::Result<()> {
+        self.client.request(&Command::SetOption(number, value))
+    }
+
+    /// Waits until the connection fails: the errno's name, and how long it took.
+    ///
+    /// # Errors
+    ///
+    /// If the child cannot be asked.
+    pub fn fail(&mut self) -> anyhow::Result<(String, Duration)> {
+        self.client.request(&Command::Fail)
+    }
+}
+
+pub(super) fn run(to: SocketAddr, options: Options) -> anyhow::Result<()> {
+    let socket = socket::make(to.is_ipv6() || options.mapped, options.mptcp)?;
+    if let Some(timeout) = options.user_timeout {
+        let millis = timeout.as_millis().try_into()?;
+        set_option(&socket, tcp::option::USER_TIMEOUT, millis)?;
+    }
+    if options.fast_open {
+        set_option(&socket, tcp::option::FASTOPEN_CONNECT, 1)?;
+    }
+    let to = if options.mapped { socket::map(to) } else { to };
+    socket::connect(&socket, to)?;
+    let mut stream = TcpStream::from(socket);
+    stream.set_nodelay(true)?;
+    reply(&stream.local_addr()?.port())?;
+    commands(|command| execute(&mut stream, command))
+}
+
+fn execute(stream: &mut TcpStream, command: Command) -> anyhow::Result<Value> {
+    match command {
+        Command::Rounds { count, pause } => {
+            for _ in 0..count {
+                thread::sleep(pause);
+                stream.write_all(&[WANTS_ANSWER; REQUEST])?;
+                stream.read_exact(&mut [0])?;
+            }
+            Ok(Value::Null)
+        }
+        Command::Send(bytes) => {
+            stream.write_all(&vec![SILENT; bytes])?;
+            Ok(Value::Null)
+        }
+        Command::Fail => {
+            let begin = Instant::now();
+            let error = stream.read(&mut [0]).err().and_then(|e| e.raw_os_error());
+            let error = error.map_or("none".to_owned(), |e| format!("{:?}", Errno::from_raw(e)));
+            Ok(json!((error, begin.elapsed())))
+        }
+        Command::Option(number) => Ok(json!(get_option(stream, number)?)),
+        Command::SetOption(number, value) => Ok(json!(set_option(stream, number, value)?)),
+    }
+}
+
+/// The retransmission timeout of the one established socket that `filter` (of ss(8)) matches in a
+/// namespace, as `ss -tin` shows it.
+///
+/// # Errors
+///
+/// If there is none, or more than one.
+pub fn rto(netns: &str, filter: &str) -> anyhow::Result<Duration> {
+    let mut command = command_in(Some(netns), None, "ss")?;
+    let output = command
+        .args(["-tinHO", "state", "established"])
+        .args(filter.split(' '))
+        .output()?;
+    let text = stdout_of("ss", output)?;
+    let mut rtos = text
+        .lines()
+        .filter_map(|line| line.split(' ').find_map(|word| word.strip_prefix("rto:")));
+    match (rtos.next(), rtos.next()) {
+        (Some(millis), None) => Ok(Duration::from_secs_f64(millis.parse::<f64>()? / 1e3)),
+        _ => bail!("not one socket {filter} in {netns}: {text:?}"),
+    }
+}

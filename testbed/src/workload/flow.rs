@@ -1,0 +1,161 @@
+//! Both ends of flows of known length, over connections that are warm.
+//!
+//! A request is the number of bytes wanted, four bytes; the response is so many bytes, in one write.
+
+use std::{
+    io::{self, Read as _, Write as _},
+    net::{SocketAddr, TcpStream},
+    thread,
+    time::{Duration, Instant},
+};
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::stdio::{commands, reply};
+
+/// Longest response.
+const LONGEST: usize = 1 << 20;
+
+pub(super) fn serve_connection(mut stream: TcpStream) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    let bytes = vec![b'.'; LONGEST];
+    loop {
+        let mut wanted = [0; 4];
+        stream.read_exact(&mut wanted)?;
+        let wanted = u32::from_be_bytes(wanted) as usize;
+        stream.write_all(&bytes[..wanted.min(LONGEST)])?;
+    }
+}
+
+/// What the client is told.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Command {
+    /// So many connections, in place of those there are; says their ports (`Vec<u16>`).
+    Connect(usize),
+    /// Flows over all of them at once; says how long they took, those of the first connection first
+    /// (`Vec<Duration>`).
+    Run(Work),
+}
+
+/// Each connection's work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Work {
+    /// Transactions of one byte before the flows.
+    pub warm: u32,
+    /// Lengths of flows in turn: from, and to, in steps of so many bytes; each connection begins with another.
+    pub bytes: (u32, u32, u32),
+    /// How many flows.
+    pub flows: u32,
+    /// After each.
+    pub pause: Duration,
+    /// Each connection begins so much later than the one before it.
+    pub stagger: Duration,
+}
+
+impl Work {
+    /// Length of a flow.
+    fn length(&self, connection: u32, flow: u32) -> u32 {
+        let (from, to, step) = self.bytes;
+        let lengths = to.saturating_sub(from) / step.max(1) + 1;
+        from + (connection.wrapping_add(flow) % lengths) * step
+    }
+
+    /// How long each flow took: from the request to the last byte of the response.
+    fn run(&self, connection: u32, stream: &mut TcpStream) -> io::Result<Vec<Duration>> {
+        thread::sleep(self.stagger * connection);
+        for _ in 0..self.warm {
+            fetch_one(stream, 1)?;
+        }
+        (0..self.flows)
+            .map(|flow| {
+                let took = fetch_one(stream, self.length(connection, flow))?;
+                thread::sleep(self.pause);
+                Ok(took)
+            })
+            .collect()
+    }
+}
+
+fn fetch_one(stream: &mut TcpStream, bytes: u32) -> io::Result<Duration> {
+    let mut response = vec![0; bytes as usize];
+    let begun = Instant::now();
+    stream.write_all(&bytes.to_be_bytes())?;
+    stream.read_exact(&mut response)?;
+    Ok(begun.elapsed())
+}
+
+pub(super) fn run(to: SocketAddr) -> anyhow::Result<()> {
+    reply(&())?;
+    let mut streams: Vec<TcpStream> = Vec::new();
+    commands(|command| -> anyhow::Result<Value> {
+        match command {
+            Command::Connect(count) => {
+                streams = connect(to, count)?;
+                let ports = streams.iter().map(|stream| Ok(stream.local_addr()?.port()));
+                Ok(json!(ports.collect::<io::Result<Vec<_>>>()?))
+            }
+            Command::Run(work) => Ok(json!(all(work, &mut streams)?)),
+        }
+    })
+}
+
+/// At once, as each takes a round trip.
+fn connect(to: SocketAddr, count: usize) -> io::Result<Vec<TcpStream>> {
+    let one = || {
+        let stream = TcpStream::connect(to)?;
+        stream.set_nodelay(true)?;
+        Ok(stream)
+    };
+    thread::scope(|scope| {
+        let all: Vec<_> = (0..count).map(|_| scope.spawn(one)).collect();
+        all.into_iter().map(joined).collect()
+    })
+}
+
+fn all(work: Work, streams: &mut [TcpStream]) -> io::Result<Vec<Duration>> {
+    thread::scope(|scope| {
+        let all: Vec<_> = (0..)
+            .zip(streams)
+            .map(|(number, stream)| scope.spawn(move || work.run(number, stream)))
+            .collect();
+        let took: io::Result<Vec<_>> = all.into_iter().map(joined).collect();
+        Ok(took?.concat())
+    })
+}
+
+fn joined<T>(handle: thread::ScopedJoinHandle<'_, T>) -> T {
+    handle
+        .join()
+        .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn flows_of_several_connections() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let to = listener.local_addr().unwrap();
+        thread::spawn(move || {
+            for stream in listener.incoming() {
+                thread::spawn(|| serve_connection(stream.unwrap()));
+            }
+        });
+        let mut streams = connect(to, 3).unwrap();
+        let work = Work {
+            warm: 5,
+            bytes: (1000, 3000, 1000),
+            flows: 4,
+            pause: Duration::ZERO,
+            stagger: Duration::from_micros(10),
+        };
+        assert_eq!(all(work, &mut streams).unwrap().len(), 12);
+        let lengths: Vec<u32> = (0..4).map(|flow| work.length(1, flow)).collect();
+        assert_eq!(lengths, [2000, 3000, 1000, 2000]);
+    }
+}

@@ -1,0 +1,298 @@
+//! Child processes at the ends of a connection: what they do is a [`Role`], given to `rto-workload` as JSON.
+//!
+//! The first reply of a child says that it is ready, or how its only work ended. A role that takes commands replies to
+//! each ([`crate::channel`]).
+
+pub mod conversation;
+pub mod flow;
+pub mod http;
+pub mod idle;
+pub mod load;
+pub mod prober;
+pub mod rate;
+pub mod rr;
+pub mod rtt;
+mod socket;
+mod stdio;
+pub mod traffic;
+
+use std::{
+    io,
+    net::{SocketAddr, TcpListener, TcpStream},
+    path::{Path, PathBuf},
+    process::{Command, ExitCode},
+    thread,
+};
+
+use anyhow::Context as _;
+use serde::{Deserialize, Serialize};
+
+use crate::process::{beside, command_in};
+
+/// What a child does.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Role {
+    /// Connects, and keeps the connection; its only reply is a [`traffic::Outcome`].
+    Connect {
+        /// Where to.
+        to: SocketAddr,
+        /// How.
+        options: traffic::Connect,
+    },
+    /// Begins many connections at once, and keeps trying.
+    ConnectMany {
+        /// Where to.
+        to: SocketAddr,
+        /// How many.
+        count: usize,
+    },
+    /// Accepts and keeps connections.
+    Accept {
+        /// Where.
+        on: SocketAddr,
+        /// How.
+        options: traffic::Listen,
+    },
+    /// Answers the requests of conversations.
+    EchoServer {
+        /// Where.
+        on: SocketAddr,
+        /// Whether by MPTCP.
+        mptcp: bool,
+    },
+    /// Connects, and takes [`conversation::Command`]s; says its port.
+    Conversation {
+        /// Where to.
+        to: SocketAddr,
+        /// How.
+        options: conversation::Options,
+    },
+    /// Takes [`prober::Command`]s.
+    Prober(prober::Probes),
+    /// For each number makes so many connections to itself; says how long that took.
+    Rate(rate::Both),
+    /// Answers request/response clients.
+    RrServer {
+        /// Where.
+        on: SocketAddr,
+        /// Of the sockets.
+        options: rr::Options,
+    },
+    /// Takes [`idle::Command`]s.
+    IdleClient {
+        /// Where to.
+        to: SocketAddr,
+        /// Of the sockets.
+        options: rr::Options,
+    },
+    /// Answers request/response clients; says for a client's port how TCP sees its connection.
+    RttServer {
+        /// Where.
+        on: SocketAddr,
+        /// Transactions of each connection that are left out of it.
+        skip: usize,
+    },
+    /// Request/response with pauses; its only reply is an [`rtt::Seen`].
+    RttClient(rtt::Client),
+    /// Answers HTTP/1.1 requests.
+    HttpServer {
+        /// Where.
+        on: SocketAddr,
+    },
+    /// Takes [`http::Command`]s.
+    HttpClient {
+        /// Where to.
+        to: SocketAddr,
+    },
+    /// Answers with flows of the length that is asked for.
+    FlowServer {
+        /// Where.
+        on: SocketAddr,
+    },
+    /// Takes [`flow::Command`]s.
+    FlowClient {
+        /// Where to.
+        to: SocketAddr,
+    },
+    /// Takes whatever is sent, by TCP and UDP.
+    Sink {
+        /// Where.
+        on: SocketAddr,
+    },
+    /// Sends bursts over a TCP connection, at random times.
+    TcpBursts(load::Sender),
+    /// Sends UDP packets at random times, whatever becomes of them.
+    UdpFlood(load::Sender),
+}
+
+impl Role {
+    /// Until its work or its stdin ends; the calling process is the child.
+    fn run(self) -> anyhow::Result<()> {
+        match self {
+            Self::Connect { to, options } => traffic::connect(to, &options),
+            Self::ConnectMany { to, count } => traffic::connect_many(to, count),
+            Self::Accept { on, options } => traffic::accept(on, options),
+            Self::EchoServer { on, mptcp } => traffic::echo_server(on, mptcp),
+            Self::Conversation { to, options } => conversation::run(to, options),
+            Self::Prober(probes) => prober::run(probes),
+            Self::Rate(both) => rate::run(&both),
+            Self::RrServer { on, options } => serve(on, move |stream| {
+                rr::serve_connection(stream, options, |_| {})
+            }),
+            Self::IdleClient { to, options } => idle::run(to, options),
+            Self::RttServer { on, skip } => rtt::serve(on, skip),
+            Self::RttClient(client) => client.run(),
+            Self::HttpServer { on } => serve(on, http::serve_connection),
+            Self::HttpClient { to } => http::run(to),
+            Self::FlowServer { on } => serve(on, flow::serve_connection),
+            Self::FlowClient { to } => flow::run(to),
+            Self::Sink { on } => load::sink(on),
+            Self::TcpBursts(sender) => sender.bursts(),
+            Self::UdpFlood(sender) => sender.flood(),
+        }
+    }
+}
+
+/// A program that plays roles.
+#[derive(Clone, Debug)]
+pub struct Program {
+    path: PathBuf,
+    verb: Option<&'static str>,
+}
+
+impl Program {
+    /// `rto-workload`, beside this program.
+    ///
+    /// # Errors
+    ///
+    /// If it was not built.
+    pub fn built() -> anyhow::Result<Self> {
+        Ok(Self::at(&beside("rto-workload")?))
+    }
+
+    /// `rto-workload` at another place.
+    #[must_use]
+    pub fn at(path: &Path) -> Self {
+        Self {
+            path: path.to_owned(),
+            verb: None,
+        }
+    }
+
+    /// This program itself, which calls [`main`] for this verb.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel does not say where it is.
+    pub fn own(verb: &'static str) -> anyhow::Result<Self> {
+        Ok(Self {
+            path: std::env::current_exe()?,
+            verb: Some(verb),
+        })
+    }
+
+    /// A child with this role, in a namespace and a cgroup.
+    ///
+    /// # Errors
+    ///
+    /// If the namespace or the cgroup cannot be opened.
+    pub fn command(
+        &self,
+        netns: &str,
+        cgroup: Option<&Path>,
+        role: &Role,
+    ) -> anyhow::Result<Command> {
+        let mut command = command_in(Some(netns), cgroup, &self.path)?;
+        self.add_arguments(&mut command, role)?;
+        Ok(command)
+    }
+
+    /// The same, before what else runs on the host.
+    fn urgent_command(
+        &self,
+        netns: &str,
+        cgroup: Option<&Path>,
+        role: &Role,
+    ) -> anyhow::Result<Command> {
+        let mut command = command_in(Some(netns), cgroup, "nice")?;
+        command.args(["-n", "-20"]).arg(&self.path);
+        self.add_arguments(&mut command, role)?;
+        Ok(command)
+    }
+
+    fn add_arguments(&self, command: &mut Command, role: &Role) -> anyhow::Result<()> {
+        command.args(self.verb).arg(serde_json::to_string(role)?);
+        Ok(())
+    }
+}
+
+/// What a program does whose one argument is a role.
+pub fn main(arguments: impl IntoIterator<Item = String>) -> ExitCode {
+    let arguments: Vec<String> = arguments.into_iter().collect();
+    let role = match &arguments[..] {
+        [role] => serde_json::from_str::<Role>(role).context("not a role"),
+        _ => Err(anyhow::anyhow!("one argument is taken: a role as JSON")),
+    };
+    match role.and_then(Role::run) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("rto-workload: {error:#}");
+            // The parent may have gone.
+            let _told = stdio::fail(&error);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Has each connection served by a thread of its own, for as long as this process runs.
+fn serve<E>(
+    on: SocketAddr,
+    connection: impl Fn(TcpStream) -> Result<(), E> + Copy + Send + 'static,
+) -> anyhow::Result<()> {
+    let listener = listen(on)?;
+    stdio::reply(&())?;
+    loop {
+        let (stream, _) = listener.accept()?;
+        // A client that breaks off is no error of the server's.
+        let _detached = thread::Builder::new().spawn(move || connection(stream).is_ok());
+    }
+}
+
+fn listen(on: SocketAddr) -> anyhow::Result<TcpListener> {
+    let bound: io::Result<_> = TcpListener::bind(on);
+    bound.with_context(|| on.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn roles_are_json() {
+        let on = SocketAddr::from(([10, 89, 0, 2], 4700));
+        let roles = [
+            Role::HttpServer { on },
+            Role::Connect {
+                to: on,
+                options: traffic::Connect::default(),
+            },
+            Role::TcpBursts(load::Sender {
+                to: on,
+                bytes: 1,
+                mean: Duration::from_micros(7),
+                duration: Duration::from_secs(1),
+                seed: 3,
+            }),
+        ];
+        for role in roles {
+            let json = serde_json::to_string(&role).unwrap();
+            assert_eq!(serde_json::from_str::<Role>(&json).unwrap(), role, "{json}");
+        }
+        let json = serde_json::to_string(&Role::HttpServer { on }).unwrap();
+        assert_eq!(json, r#"{"http-server":{"on":"10.89.0.2:4700"}}"#);
+        assert!(serde_json::from_str::<Role>(r#"{"http-server":{"to":"1"}}"#).is_err());
+    }
+}

@@ -1,0 +1,257 @@
+//! The client's side: one connection.
+
+use std::{
+    io::{self, Read as _, Write as _},
+    net::{Shutdown, SocketAddr, TcpStream},
+    os::fd::AsFd as _,
+    time::{Duration, Instant},
+};
+
+use anyhow::Context as _;
+use nix::{
+    errno::Errno,
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+};
+use socket2::{Domain, Socket, Type};
+
+use super::{CloseMode, Opening, Options, RESPONSE, Sizes, TICK, TICK_MS};
+use crate::tcp::TcpInfo;
+
+/// Longest wait for what the server says at the end.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+/// More than a server of ours ever says there, bytes.
+const LONGEST_WORDS: u64 = 16 << 10;
+
+/// Why there was no transaction.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Who waited was told to wait no longer.
+    #[error("no response yet")]
+    Stopped,
+    /// The peer ended the connection.
+    #[error("the peer closed the connection")]
+    Closed,
+    /// The peer is no server of ours.
+    #[error("the peer does not speak rto-lab's request/response protocol")]
+    UnexpectedProtocol,
+    /// What the kernel says.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+impl From<Error> for io::Error {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Io(error) => error,
+            other => Self::other(other),
+        }
+    }
+}
+
+/// A client.
+#[derive(Debug)]
+pub struct Client {
+    stream: TcpStream,
+    request: Vec<u8>,
+    response: Vec<u8>,
+}
+
+impl Client {
+    /// Connects, and says the lengths.
+    ///
+    /// # Errors
+    ///
+    /// If the connection cannot be made, or the lengths are refused.
+    pub fn connect(to: SocketAddr, sizes: Sizes, options: Options) -> anyhow::Result<Self> {
+        sizes.check()?;
+        let opened = Self::open(to, sizes, options, CloseMode::ByClient, &|| true);
+        Ok(opened.with_context(|| format!("connect to {to}"))?.0)
+    }
+
+    /// Connects as long as `go_on` says so, and says the lengths and who ends the connection how. Also how long
+    /// connect(2) took.
+    ///
+    /// # Errors
+    ///
+    /// If the connection cannot be made.
+    pub fn open(
+        to: SocketAddr,
+        sizes: Sizes,
+        options: Options,
+        close: CloseMode,
+        go_on: &dyn Fn() -> bool,
+    ) -> Result<(Self, Duration), Error> {
+        let begin = Instant::now();
+        let stream = connected(to, go_on)?;
+        let took = begin.elapsed();
+        options.apply(&stream)?;
+        // So that a wait can look at `go_on`.
+        stream.set_read_timeout(Some(TICK))?;
+        stream.set_write_timeout(Some(TICK))?;
+        let mut client = Self {
+            stream,
+            request: Vec::new(),
+            response: vec![0; sizes.response as usize],
+        };
+        let header = Opening { sizes, close }.header();
+        if close == CloseMode::OneShot {
+            // In one segment with the only request.
+            client.request.extend(header);
+        } else {
+            client.send(&header, go_on)?;
+        }
+        let length = client.request.len() + sizes.request as usize;
+        client.request.resize(length, b'q');
+        Ok((client, took))
+    }
+
+    /// The socket.
+    #[must_use]
+    pub const fn stream(&self) -> &TcpStream {
+        &self.stream
+    }
+
+    /// One transaction; how long it took.
+    ///
+    /// # Errors
+    ///
+    /// If the connection ends.
+    pub fn transact(&mut self) -> io::Result<Duration> {
+        Ok(self.transact_while(&|| true)?)
+    }
+
+    /// One transaction, waited for as long as `go_on` says so; how long it took. The client is of no use after
+    /// an error.
+    ///
+    /// # Errors
+    ///
+    /// If the connection ends, the answer is none of our server's, or `go_on` says no.
+    pub fn transact_while(&mut self, go_on: &dyn Fn() -> bool) -> Result<Duration, Error> {
+        let begin = Instant::now();
+        let request = std::mem::take(&mut self.request);
+        let sent = self.send(&request, go_on);
+        self.request = request;
+        sent?;
+        let mut filled = 0;
+        while filled < self.response.len() {
+            match self.stream.read(&mut self.response[filled..]) {
+                Ok(0) => return Err(Error::Closed),
+                Ok(more) => {
+                    filled += more;
+                    // Who sends a byte now and then is waited for no longer than who sends none.
+                    if filled < self.response.len() && !go_on() {
+                        return Err(Error::Stopped);
+                    }
+                }
+                Err(e) => patient(e, go_on)?,
+            }
+        }
+        let took = begin.elapsed();
+        if self.response.iter().any(|byte| *byte != RESPONSE) {
+            return Err(Error::UnexpectedProtocol);
+        }
+        Ok(took)
+    }
+
+    /// Waits until the server has closed an [`CloseMode::OneShot`] connection.
+    ///
+    /// # Errors
+    ///
+    /// If it does not, or says more.
+    pub fn wait_for_end(&mut self, go_on: &dyn Fn() -> bool) -> Result<(), Error> {
+        loop {
+            match self.stream.read(&mut [0]) {
+                Ok(0) => return Ok(()),
+                Ok(_) => return Err(Error::UnexpectedProtocol),
+                Err(e) => patient(e, go_on)?,
+            }
+        }
+    }
+
+    /// Ends an [`CloseMode::WithTcpInfo`] connection; how the server sees it.
+    ///
+    /// # Errors
+    ///
+    /// If the server does not say it in two seconds ([`Error::Stopped`]), `go_on` says no (the same), or it says
+    /// something else, or too much ([`Error::UnexpectedProtocol`]).
+    pub fn close_with_tcp_info(self, go_on: &dyn Fn() -> bool) -> Result<TcpInfo, Error> {
+        self.stream.shutdown(Shutdown::Write)?;
+        let end = Instant::now() + LAST_WORDS;
+        let patience = || go_on() && Instant::now() < end;
+        let mut said = Vec::new();
+        let mut buffer = [0; 1024];
+        // One more than there may be, so that too much is seen.
+        let mut stream = (&self.stream).take(LONGEST_WORDS + 1);
+        while stream.limit() > 0 {
+            match stream.read(&mut buffer) {
+                Ok(0) if said.is_empty() => return Err(Error::Closed),
+                Ok(0) => {
+                    return serde_json::from_slice(&said).map_err(|_| Error::UnexpectedProtocol);
+                }
+                Ok(more) => {
+                    said.extend(&buffer[..more]);
+                    if !patience() {
+                        return Err(Error::Stopped);
+                    }
+                }
+                Err(e) => patient(e, &patience)?,
+            }
+        }
+        Err(Error::UnexpectedProtocol)
+    }
+
+    fn send(&mut self, bytes: &[u8], go_on: &dyn Fn() -> bool) -> Result<(), Error> {
+        let mut sent = 0;
+        while sent < bytes.len() {
+            match self.stream.write(&bytes[sent..]) {
+                Ok(more) => {
+                    sent += more;
+                    if sent < bytes.len() && !go_on() {
+                        return Err(Error::Stopped);
+                    }
+                }
+                Err(e) => patient(e, go_on)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether to try again after an error.
+fn patient(error: io::Error, go_on: &dyn Fn() -> bool) -> Result<(), Error> {
+    match error.kind() {
+        io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock => {
+            if go_on() {
+                Ok(())
+            } else {
+                Err(Error::Stopped)
+            }
+        }
+        _ => Err(error.into()),
+    }
+}
+
+/// connect(2) that can be told to stop.
+fn connected(to: SocketAddr, go_on: &dyn Fn() -> bool) -> Result<TcpStream, Error> {
+    let socket = Socket::new(Domain::for_address(to), Type::STREAM, None)?;
+    socket.set_nonblocking(true)?;
+    match socket.connect(&to.into()) {
+        Err(e) if e.raw_os_error() == Some(Errno::EINPROGRESS as i32) => {
+            let mut fds = [PollFd::new(socket.as_fd(), PollFlags::POLLOUT)];
+            loop {
+                match poll(&mut fds, PollTimeout::from(TICK_MS)) {
+                    Ok(0) | Err(Errno::EINTR) if go_on() => {}
+                    Ok(0) | Err(Errno::EINTR) => return Err(Error::Stopped),
+                    Ok(_) => break,
+                    Err(e) => return Err(io::Error::from(e).into()),
+                }
+            }
+            if let Some(error) = socket.take_error()? {
+                return Err(error.into());
+            }
+        }
+        done => done?,
+    }
+    socket.set_nonblocking(false)?;
+    Ok(socket.into())
+}

@@ -1,0 +1,376 @@
+//! The server's side: any number of connections, each in a thread of its own.
+
+use std::{
+    io::{self, Read as _, Write as _},
+    net::{Shutdown, SocketAddr, TcpListener, TcpStream},
+    os::fd::AsFd as _,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use nix::{
+    errno::Errno,
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+};
+use socket2::{Domain, SockRef, Socket, TcpKeepalive, Type};
+
+use super::{CloseMode, HEADER, LONGEST, Opening, Options, RESPONSE, TICK, TICK_MS};
+use crate::tcp::TcpInfo;
+
+/// A peer that has not been heard of for this long is asked whether it is there.
+const KEEPALIVE: Duration = Duration::from_secs(60);
+
+/// How often at most it is said that connections are refused.
+const REFUSALS: Duration = Duration::from_secs(1);
+/// Of a connection's thread, which calls little; without it each would reserve 2 MiB.
+const STACK_BYTES: usize = 256 << 10;
+/// A request is read in pieces of this length.
+const PIECE_BYTES: usize = 8 << 10;
+/// Of this all responses are a part.
+static RESPONSES: [u8; LONGEST as usize] = [RESPONSE; LONGEST as usize];
+
+/// What a server grants peers that it does not know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Connections at the same time.
+    pub connections: usize,
+    /// From the begin of a connection until its lengths are said.
+    pub header: Duration,
+    /// For a write to get on.
+    pub write: Duration,
+    /// For a request to get on.
+    pub read: Duration,
+}
+
+impl Limits {
+    /// [`Limits::connections`] if nothing else is asked for: twice as many as a client makes, as those that it has
+    /// seen the end of still count for a moment.
+    pub const CONNECTIONS: u16 = 8192;
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            connections: Self::CONNECTIONS.into(),
+            header: Duration::from_secs(10),
+            write: Duration::from_secs(60),
+            // A client pauses for an hour at most.
+            read: Duration::from_secs(2 * 3600),
+        }
+    }
+}
+
+/// What a server has done.
+#[derive(Debug, Default)]
+pub struct Tally {
+    /// Connections accepted.
+    pub connections: AtomicU64,
+    /// Requests answered, of connections that have ended.
+    pub transactions: AtomicU64,
+    /// Connections of peers that speak another protocol.
+    pub unexpected_protocol: AtomicU64,
+    /// Connections closed at once because there were too many.
+    pub refused: AtomicU64,
+}
+
+/// One of the connections at the same time.
+struct Place(Arc<AtomicUsize>);
+
+impl Place {
+    /// Only one thread takes places.
+    fn take(taken: &Arc<AtomicUsize>, most: usize) -> Option<Self> {
+        if taken.load(Ordering::Relaxed) >= most {
+            return None;
+        }
+        taken.fetch_add(1, Ordering::Relaxed);
+        Some(Self(Arc::clone(taken)))
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// A listening socket; one for `::` takes IPv4 as well.
+///
+/// # Errors
+///
+/// If the address cannot be had.
+pub fn listen(on: SocketAddr) -> io::Result<TcpListener> {
+    let socket = Socket::new(Domain::for_address(on), Type::STREAM, None)?;
+    if on.is_ipv6() {
+        socket.set_only_v6(false)?;
+    }
+    socket.set_reuse_address(true)?;
+    socket.bind(&on.into())?;
+    socket.listen(4096)?;
+    Ok(socket.into())
+}
+
+/// Answers connections; returns when the listener fails.
+///
+/// # Errors
+///
+/// Those of accept(2).
+pub fn serve(listener: &TcpListener, options: Options) -> io::Result<()> {
+    loop {
+        let (stream, _) = listener.accept()?;
+        // A client that breaks off is no error of the server's.
+        let _detached =
+            thread::Builder::new().spawn(move || serve_connection(stream, options, |_| {}));
+    }
+}
+
+/// Answers connections as long as `go_on` says so, within these limits. What a connection fails with is told to
+/// `report`; that connections are refused, once a second.
+///
+/// # Errors
+///
+/// Those of accept(2) that waiting does not fix.
+pub fn serve_while(
+    listener: &TcpListener,
+    options: Options,
+    limits: Limits,
+    tally: &Arc<Tally>,
+    go_on: &dyn Fn() -> bool,
+    report: fn(SocketAddr, &anyhow::Error),
+) -> io::Result<()> {
+    listener.set_nonblocking(true)?;
+    let taken = Arc::default();
+    let mut said: Option<Instant> = None;
+    let mut refuse = |peer, why: &str| {
+        let all = tally.refused.fetch_add(1, Ordering::Relaxed) + 1;
+        if said.is_none_or(|said| said.elapsed() >= REFUSALS) {
+            said = Some(Instant::now());
+            report(
+                peer,
+                &anyhow::anyhow!("refused: {why} ({all} refused so far)"),
+            );
+        }
+    };
+    while go_on() {
+        let (stream, peer) = match listener.accept() {
+            Ok(accepted) => accepted,
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                let mut fds = [PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
+                match poll(&mut fds, PollTimeout::from(TICK_MS)) {
+                    Ok(_) | Err(Errno::EINTR) => continue,
+                    Err(e) => return Err(e.into()),
+                }
+            }
+            Err(e) if e.kind() == io::ErrorKind::ConnectionAborted => continue,
+            // Out of descriptors or memory: until connections end.
+            Err(e) if short(&e) => {
+                thread::sleep(TICK);
+                continue;
+            }
+            Err(e) => return Err(e),
+        };
+        let Some(place) = Place::take(&taken, limits.connections) else {
+            close_refused(&stream);
+            refuse(
+                peer,
+                &format!("there are {} connections", limits.connections),
+            );
+            continue;
+        };
+        let keepalive = TcpKeepalive::new().with_time(KEEPALIVE);
+        // A connection that is gone already refuses it.
+        let _set = SockRef::from(&stream).set_tcp_keepalive(&keepalive);
+        tally.connections.fetch_add(1, Ordering::Relaxed);
+        let tally = Arc::clone(tally);
+        let thread = thread::Builder::new().stack_size(STACK_BYTES);
+        let spawned = thread.spawn(move || {
+            let _place = place;
+            let mut answered = 0;
+            let done = serve_within(stream, options, Some(limits), |_| answered += 1);
+            tally.transactions.fetch_add(answered, Ordering::Relaxed);
+            if let Err(error) = done {
+                if error.downcast_ref::<io::Error>().is_none() {
+                    tally.unexpected_protocol.fetch_add(1, Ordering::Relaxed);
+                }
+                report(peer, &error);
+            }
+        });
+        if let Err(error) = spawned {
+            refuse(peer, &format!("no thread for it: {error}"));
+        }
+    }
+    Ok(())
+}
+
+fn short(error: &io::Error) -> bool {
+    let errno = error.raw_os_error().map(Errno::from_raw);
+    matches!(
+        errno,
+        Some(Errno::EMFILE | Errno::ENFILE | Errno::ENOBUFS | Errno::ENOMEM)
+    )
+}
+
+/// Closes a connection that nobody answers: data that is here already would make it a reset.
+fn close_refused(mut stream: &TcpStream) {
+    // Its end is all that matters, and whether it was clean is the peer's affair.
+    let _closed = stream
+        .shutdown(Shutdown::Write)
+        .and_then(|()| stream.set_nonblocking(true))
+        .and_then(|()| stream.read(&mut [0; HEADER + 1]));
+}
+
+/// Answers one connection until its client ends it, however long that takes. `each` sees the socket with each request, before the answer:
+/// the request's ACK has been taken into account by then.
+///
+/// # Errors
+///
+/// If the peer speaks something else, or breaks off.
+pub fn serve_connection(
+    stream: TcpStream,
+    options: Options,
+    each: impl FnMut(&TcpStream),
+) -> anyhow::Result<()> {
+    serve_within(stream, options, None, each)
+}
+
+fn serve_within(
+    mut stream: TcpStream,
+    options: Options,
+    limits: Option<Limits>,
+    mut each: impl FnMut(&TcpStream),
+) -> anyhow::Result<()> {
+    options.apply(&stream)?;
+    let Some(header) = header(&mut stream, limits.map(|limits| limits.header))? else {
+        // It only looked whether somebody listens.
+        return Ok(());
+    };
+    let Opening { sizes, close } = Opening::parse(header)?;
+    stream.set_read_timeout(limits.map(|limits| limits.read))?;
+    stream.set_write_timeout(limits.map(|limits| limits.write))?;
+    let response = &RESPONSES[..sizes.response as usize];
+    while request(&mut stream, sizes.request as usize).map_err(timed_out("no request"))? {
+        each(&stream);
+        let written = stream.write_all(response);
+        written.map_err(timed_out("nobody reads the response"))?;
+        if close == CloseMode::OneShot {
+            return Ok(());
+        }
+    }
+    if close == CloseMode::WithTcpInfo {
+        let info = serde_json::to_vec(&TcpInfo::of(&stream)?)?;
+        // It may have gone without waiting for this.
+        let _heard = stream
+            .write_all(&info)
+            .and_then(|()| stream.shutdown(Shutdown::Write));
+    }
+    Ok(())
+}
+
+/// What a connection begins with, if it does not end before; within this time, however many pieces it comes in.
+fn header(stream: &mut TcpStream, within: Option<Duration>) -> io::Result<Option<[u8; HEADER]>> {
+    let begin = Instant::now();
+    let mut header = [0; HEADER];
+    let mut filled = 0;
+    while filled < HEADER {
+        let left = within.map(|within| within.saturating_sub(begin.elapsed()));
+        if left == Some(Duration::ZERO) {
+            return Err(timed_out("no header")(io::ErrorKind::WouldBlock.into()));
+        }
+        stream.set_read_timeout(left)?;
+        match stream.read(&mut header[filled..]) {
+            Ok(0) => return Ok(None),
+            Ok(more) => filled += more,
+            // Then no time is left.
+            Err(e) if matches!(e.kind(), io::ErrorKind::Interrupted) => {}
+            Err(e) if within.is_some() && e.kind() == io::ErrorKind::WouldBlock => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(Some(header))
+}
+
+/// Whether there was another request of this length, and not an end before it was whole.
+fn request(stream: &mut TcpStream, length: usize) -> io::Result<bool> {
+    let mut piece = [0; PIECE_BYTES];
+    let mut left = length;
+    while left > 0 {
+        match stream.read(&mut piece[..left.min(PIECE_BYTES)]) {
+            Ok(0) => return Ok(false),
+            Ok(more) => left -= more,
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(true)
+}
+
+/// Says what a timeout of the socket's, which is "Resource temporarily unavailable", was about.
+fn timed_out(what: &str) -> impl Fn(io::Error) -> io::Error {
+    move |error| match error.kind() {
+        io::ErrorKind::WouldBlock => {
+            io::Error::new(io::ErrorKind::TimedOut, format!("{what} in time"))
+        }
+        _ => error,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::workload::rr::Sizes;
+
+    const SHORT: Limits = Limits {
+        connections: 2,
+        header: Duration::from_millis(300),
+        write: Duration::from_millis(300),
+        read: Duration::from_millis(300),
+    };
+
+    /// How the server ended a connection with this peer, which must not take long.
+    fn ended(peer: impl FnOnce(TcpStream) + Send + 'static) -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let to = listener.local_addr().unwrap();
+        let peer = thread::spawn(move || peer(TcpStream::connect(to).unwrap()));
+        let (stream, _) = listener.accept().unwrap();
+        let begin = Instant::now();
+        let error = serve_within(stream, Options::default(), Some(SHORT), |_| {}).unwrap_err();
+        assert!(begin.elapsed() >= SHORT.header);
+        assert!(begin.elapsed() < Duration::from_secs(5));
+        peer.join().unwrap();
+        error.to_string()
+    }
+
+    fn opening(request: u32, response: u32) -> [u8; HEADER] {
+        let close = CloseMode::ByClient;
+        let sizes = Sizes { request, response };
+        Opening { sizes, close }.header()
+    }
+
+    #[test]
+    fn peers_that_trickle_a_header_fall_silent_or_do_not_read() {
+        let said = ended(|mut stream| {
+            for byte in opening(1, 1) {
+                if stream.write_all(&[byte]).is_err() {
+                    return;
+                }
+                thread::sleep(Duration::from_millis(100));
+            }
+        });
+        assert_eq!(said, "no header in time");
+        let said = ended(|mut stream| {
+            stream.write_all(&opening(LONGEST, 1)).unwrap();
+            let _closed = stream.read(&mut [0]);
+        });
+        assert_eq!(said, "no request in time");
+        let said = ended(|mut stream| {
+            stream.write_all(&opening(1, LONGEST)).unwrap();
+            // More responses than the sockets hold.
+            let _full = stream.write_all(&[b'q'; 64]);
+            thread::sleep(SHORT.write * 5);
+        });
+        assert_eq!(said, "nobody reads the response in time");
+    }
+}

@@ -1,0 +1,297 @@
+//! Connections that are made or accepted, and kept.
+
+use std::{
+    io::{self, Read as _, Write as _},
+    net::{SocketAddr, TcpListener, TcpStream},
+    os::fd::AsRawFd as _,
+    path::Path,
+    thread,
+    time::{Duration, Instant},
+};
+
+use nix::sys::socket::{Backlog, SockaddrStorage, bind, listen, setsockopt, sockopt};
+use serde::{Deserialize, Serialize};
+
+use super::{
+    Program, Role,
+    conversation::{REQUEST, WANTS_ANSWER},
+    socket,
+    stdio::{reply, until_closed},
+};
+use crate::{
+    channel::ControlChannel,
+    tcp::{option, set_option},
+};
+
+/// A child process; killed by its pid and reaped when dropped.
+#[derive(Debug)]
+pub struct Traffic(ControlChannel);
+
+/// How a connect() ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Outcome {
+    /// "connected" or the errno's name.
+    pub result: String,
+    /// How long connect() took.
+    pub took: Duration,
+}
+
+/// Options of a connection.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Connect {
+    /// Use an AF_INET6 socket and the IPv4-mapped address.
+    pub mapped: bool,
+    /// TCP_SYNCNT the application sets itself.
+    pub syn_retries: Option<u8>,
+    /// Send a request in the SYN.
+    pub fast_open: bool,
+    /// Use MPTCP.
+    pub mptcp: bool,
+    /// Connect the same socket to this address first, and give up on that after 50 ms.
+    pub first: Option<SocketAddr>,
+}
+
+/// Options of a listener.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Listen {
+    /// TCP_DEFER_ACCEPT, seconds; 0: not set.
+    pub defer_accept_s: u16,
+    /// TCP_SYNCNT, which is how often it sends a SYN-ACK again.
+    pub syn_retries: Option<u8>,
+}
+
+impl Traffic {
+    /// connect() in a child, which keeps the connection until it is dropped.
+    ///
+    /// # Errors
+    ///
+    /// If the child cannot be started.
+    pub fn connect(
+        netns: &str,
+        cgroup: Option<&Path>,
+        to: SocketAddr,
+        options: &Connect,
+    ) -> anyhow::Result<Self> {
+        let options = options.clone();
+        Self::start(
+            &Program::built()?,
+            netns,
+            cgroup,
+            &Role::Connect { to, options },
+        )
+    }
+
+    /// A listener that accepts and keeps connections; returns once it listens.
+    ///
+    /// # Errors
+    ///
+    /// If it does not.
+    pub fn serve(netns: &str, cgroup: Option<&Path>, on: SocketAddr) -> anyhow::Result<Self> {
+        Self::serve_with(netns, cgroup, on, Listen::default())
+    }
+
+    /// As [`Traffic::serve`], with options of its own.
+    ///
+    /// # Errors
+    ///
+    /// If it does not listen.
+    pub fn serve_with(
+        netns: &str,
+        cgroup: Option<&Path>,
+        on: SocketAddr,
+        options: Listen,
+    ) -> anyhow::Result<Self> {
+        Self::ready(
+            &Program::built()?,
+            netns,
+            cgroup,
+            &Role::Accept { on, options },
+        )
+    }
+
+    /// A listener that answers conversations ([`super::conversation`]); returns once it listens.
+    ///
+    /// # Errors
+    ///
+    /// If it does not.
+    pub fn echo_server(
+        netns: &str,
+        cgroup: Option<&Path>,
+        on: SocketAddr,
+        mptcp: bool,
+    ) -> anyhow::Result<Self> {
+        Self::ready(
+            &Program::built()?,
+            netns,
+            cgroup,
+            &Role::EchoServer { on, mptcp },
+        )
+    }
+
+    /// Begins so many connections at once, without waiting for any; returns once all are begun.
+    ///
+    /// # Errors
+    ///
+    /// If they cannot be begun.
+    pub fn connect_many(
+        netns: &str,
+        cgroup: Option<&Path>,
+        to: SocketAddr,
+        count: usize,
+    ) -> anyhow::Result<Self> {
+        Self::ready(
+            &Program::built()?,
+            netns,
+            cgroup,
+            &Role::ConnectMany { to, count },
+        )
+    }
+
+    /// As [`Traffic::connect_many`], by `rto-workload` at this path.
+    ///
+    /// # Errors
+    ///
+    /// If they cannot be begun.
+    pub fn connect_many_by(
+        program: &Path,
+        netns: &str,
+        cgroup: Option<&Path>,
+        to: SocketAddr,
+        count: usize,
+    ) -> anyhow::Result<Self> {
+        let program = &Program::at(program);
+        Self::ready(program, netns, cgroup, &Role::ConnectMany { to, count })
+    }
+
+    fn start(
+        program: &Program,
+        netns: &str,
+        cgroup: Option<&Path>,
+        role: &Role,
+    ) -> anyhow::Result<Self> {
+        let mut command = program.command(netns, cgroup, role)?;
+        Ok(Self(ControlChannel::start(&mut command)?))
+    }
+
+    fn ready(
+        program: &Program,
+        netns: &str,
+        cgroup: Option<&Path>,
+        role: &Role,
+    ) -> anyhow::Result<Self> {
+        let mut traffic = Self::start(program, netns, cgroup, role)?;
+        traffic.0.recv::<()>()?;
+        Ok(traffic)
+    }
+
+    /// Waits for connect() to end.
+    ///
+    /// # Errors
+    ///
+    /// If the child fails.
+    pub fn outcome(mut self) -> anyhow::Result<Outcome> {
+        self.0.recv()
+    }
+
+    /// Waits until a listener with TCP_DEFER_ACCEPT accepts a connection.
+    ///
+    /// # Errors
+    ///
+    /// If it ends instead.
+    pub fn accepted(&mut self) -> anyhow::Result<()> {
+        self.0.recv()
+    }
+
+    /// Whether connect() has ended.
+    ///
+    /// # Errors
+    ///
+    /// If the child cannot be asked.
+    pub fn has_ended(&self) -> anyhow::Result<bool> {
+        self.0.has_reply()
+    }
+}
+
+pub(super) fn connect(to: SocketAddr, options: &Connect) -> anyhow::Result<()> {
+    let socket = socket::make(to.is_ipv6() || options.mapped, options.mptcp)?;
+    if let Some(n) = options.syn_retries {
+        set_option(&socket, option::SYNCNT, n.into())?;
+    }
+    if let Some(first) = options.first {
+        socket::try_first(&socket, first)?;
+    }
+    let to = if options.mapped { socket::map(to) } else { to };
+    let begin = Instant::now();
+    if options.fast_open {
+        set_option(&socket, option::FASTOPEN_CONNECT, 1)?;
+    }
+    let mut result = socket::connect(&socket, to);
+    if options.fast_open && result.is_ok() {
+        // The SYN goes with the first write.
+        result = nix::unistd::write(&socket, &[WANTS_ANSWER; REQUEST]).map(drop);
+    }
+    reply(&Outcome {
+        took: begin.elapsed(),
+        result: result.map_or_else(|e| format!("{e:?}"), |()| "connected".to_owned()),
+    })?;
+    until_closed();
+    drop(socket);
+    Ok(())
+}
+
+pub(super) fn connect_many(to: SocketAddr, count: usize) -> anyhow::Result<()> {
+    let sockets = (0..count).map(|_| socket::begin(to));
+    let sockets = sockets.collect::<anyhow::Result<Vec<_>>>()?;
+    reply(&())?;
+    until_closed();
+    drop(sockets);
+    Ok(())
+}
+
+pub(super) fn accept(on: SocketAddr, options: Listen) -> anyhow::Result<()> {
+    let listener = super::listen(on)?;
+    let defers = options.defer_accept_s != 0;
+    if defers {
+        set_option(
+            &listener,
+            option::DEFER_ACCEPT,
+            options.defer_accept_s.into(),
+        )?;
+    }
+    if let Some(n) = options.syn_retries {
+        set_option(&listener, option::SYNCNT, n.into())?;
+    }
+    reply(&())?;
+    let mut kept = Vec::new();
+    for connection in listener.incoming() {
+        kept.push(connection?);
+        if defers {
+            reply(&())?;
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn echo_server(on: SocketAddr, mptcp: bool) -> anyhow::Result<()> {
+    let socket = socket::make(on.is_ipv6(), mptcp)?;
+    setsockopt(&socket, sockopt::ReuseAddr, &true)?;
+    bind(socket.as_raw_fd(), &SockaddrStorage::from(on))?;
+    listen(&socket, Backlog::new(64)?)?;
+    reply(&())?;
+    for connection in TcpListener::from(socket).incoming() {
+        let connection = connection?;
+        thread::spawn(move || answer(connection));
+    }
+    Ok(())
+}
+
+fn answer(mut stream: TcpStream) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    let mut request = [0; REQUEST];
+    loop {
+        stream.read_exact(&mut request)?;
+        if request[0] == WANTS_ANSWER {
+            stream.write_all(b"A")?;
+        }
+    }
+}

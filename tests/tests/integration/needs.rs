@@ -1,0 +1,65 @@
+//! What single tests need beside root and the programs that all of them call.
+
+use rto_testbed::{emulated::is_machine, process::require};
+use rto_tests::features;
+
+use super::scale;
+
+/// What may be missing here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Need {
+    /// Of the kernel; where it is missing, the test is that the agent says so ([`super::kernel::assert_absent`]).
+    Feature(&'static str),
+    /// A program.
+    Program(&'static str),
+    /// A machine that is nobody else's.
+    WholeMachine,
+}
+
+pub(crate) const THIN_LINEAR: Need = Need::Feature("bpf-thin-linear");
+pub(crate) const RTO_MAX: Need = Need::Feature("tcp-rto-max");
+pub(crate) const TCP_ITERATOR: Need = Need::Feature("iter-tcp");
+pub(crate) const LISTENER: Need = Need::Feature("reads-listener");
+/// Nothing of the agent's: since Linux 6.12 MPTCP is off for an hour after a fallback.
+pub(crate) const MPTCP_BLACKHOLE: Need = Need::Feature("mptcp-blackhole");
+/// Nothing of the agent's: Debian's 5.10 is built without it.
+pub(crate) const MPTCP: Need = Need::Feature("mptcp");
+/// The sysctl that a policy is computed from, and of which there may be another in a network namespace.
+pub(crate) const LINEAR_SYNS: Need = Need::Feature("tcp_syn_linear_timeouts");
+/// Nothing of the agent's: how an application, and so a test, reads a socket's rto_min.
+pub(crate) const RTO_MIN_OPTION: Need = Need::Feature("tcp-rto-min-us");
+/// Batches of LPM tries, without which the agent does the same entry by entry.
+pub(crate) const LPM_BATCHES: Need = Need::Feature("lpm-batches");
+
+pub(crate) const CURL: Need = Need::Program("curl");
+pub(crate) const GO: Need = Need::Program("go");
+pub(crate) const PROMTOOL: Need = Need::Program("promtool");
+pub(crate) const PYTHON3: Need = Need::Program("python3");
+/// CLOCK_REALTIME, of which there is one for all, is set.
+pub(crate) const WHOLE_MACHINE: Need = Need::WholeMachine;
+
+impl Need {
+    /// Without an answer of the agent's no feature is missing: then the tests say what is wrong.
+    pub(crate) fn is_missing(&self) -> bool {
+        let no_sysctl = |name: &str| !std::path::Path::new("/proc/sys/net").join(name).exists();
+        match *self {
+            MPTCP => no_sysctl("mptcp"),
+            MPTCP_BLACKHOLE => no_sysctl("mptcp/blackhole_timeout"),
+            LINEAR_SYNS => no_sysctl("ipv4/tcp_syn_linear_timeouts"),
+            RTO_MIN_OPTION => !features::tells_rto_min(),
+            LPM_BATCHES => !scale::has_batches().unwrap_or(true),
+            Self::Feature(name) => features::lacks(name).unwrap_or(false),
+            Self::Program(name) => require(&[name]).is_err(),
+            Self::WholeMachine => !is_machine(),
+        }
+    }
+
+    /// In a word or two; for the matrix as well.
+    pub(crate) fn why_not(&self) -> String {
+        match self {
+            Self::Feature(name) => format!("absent: {name}"),
+            Self::Program(name) => format!("{name} is not installed"),
+            Self::WholeMachine => "only in cargo xtask vm".to_owned(),
+        }
+    }
+}

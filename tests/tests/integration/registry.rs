@@ -1,0 +1,120 @@
+//! Tests are registered where they are written: name, needs and body in one place.
+
+use libtest_mimic::{Arguments, Failed, Trial};
+
+use crate::{kernel, limited, needs::Need};
+
+/// A test, registered by [`test!`].
+pub(crate) struct Test {
+    /// Path of its module in this crate.
+    pub(crate) module: &'static str,
+    pub(crate) line: u32,
+    pub(crate) name: &'static str,
+    /// What it needs beside root and the programs that all tests call.
+    pub(crate) needs: &'static [Need],
+    pub(crate) body: fn() -> anyhow::Result<()>,
+}
+
+inventory::collect!(Test);
+
+/// `test!(name)` registers the function of this name, `test!(name, body)` another or a closure; before the body there may
+/// be `needs = [...]`. The test's full name is that of the top module and its own.
+macro_rules! test {
+    ($name:ident, needs = [$($need:expr),+], $body:expr) => {
+        inventory::submit! {
+            $crate::registry::Test {
+                module: module_path!(),
+                line: line!(),
+                name: stringify!($name),
+                needs: &[$($need),+],
+                body: $body,
+            }
+        }
+    };
+    ($name:ident, needs = [$($need:expr),+]) => {
+        test!($name, needs = [$($need),+], $name);
+    };
+    ($name:ident, $body:expr) => {
+        inventory::submit! {
+            $crate::registry::Test {
+                module: module_path!(),
+                line: line!(),
+                name: stringify!($name),
+                needs: &[],
+                body: $body,
+            }
+        }
+    };
+    ($name:ident) => {
+        test!($name, $name);
+    };
+}
+
+/// The longest first; then the others, as their names are ordered.
+const FIRST: [&str; 6] = [
+    "syn_retries",
+    "established",
+    "faults",
+    "open_sockets",
+    "never_worse",
+    "syn",
+];
+
+impl Test {
+    fn group(&self) -> &'static str {
+        self.module.split("::").nth(1).unwrap_or_default()
+    }
+
+    fn full_name(&self) -> String {
+        format!("{}::{}", self.group(), self.name)
+    }
+
+    fn rank(&self) -> impl Ord + use<> {
+        let first = FIRST.iter().position(|group| *group == self.group());
+        (first.unwrap_or(FIRST.len()), self.module, self.line)
+    }
+}
+
+/// How many tests a group has.
+pub(crate) fn count(group: &str) -> usize {
+    let all = inventory::iter::<Test>.into_iter();
+    all.filter(|test| test.group() == group).count()
+}
+
+/// All tests, to be run as far as they can be here; `refusal` says why none can.
+pub(crate) fn trials(arguments: &Arguments, refusal: Option<&str>) -> Vec<Trial> {
+    let mut tests: Vec<&Test> = inventory::iter::<Test>.into_iter().collect();
+    tests.sort_by_key(|test| test.rank());
+    tests
+        .into_iter()
+        .map(|test| trial(test, arguments, refusal))
+        .collect()
+}
+
+fn trial(test: &'static Test, arguments: &Arguments, refusal: Option<&str>) -> Trial {
+    let name = test.full_name();
+    if let Some(reason) = refusal {
+        // Run all the same (--include-ignored), it fails.
+        return failing(name, reason.to_owned()).with_ignored_flag(true);
+    }
+    if arguments.list {
+        return failing(name, "only listed".to_owned());
+    }
+    match test.needs.iter().find(|need| need.is_missing()) {
+        None => Trial::test(name, || limited(test.body)),
+        Some(need @ Need::Feature(_)) => {
+            let test = || limited(|| kernel::assert_absent(*need));
+            Trial::test(name, test).with_kind(need.why_not())
+        }
+        Some(need) => {
+            let why = need.why_not();
+            failing(name, why.clone())
+                .with_kind(why)
+                .with_ignored_flag(true)
+        }
+    }
+}
+
+fn failing(name: String, why: String) -> Trial {
+    Trial::test(name, move || Err(Failed::from(why)))
+}
