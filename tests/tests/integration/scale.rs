@@ -224,13 +224,16 @@ fn reload() -> anyhow::Result<()> {
     let before = env.json(&["status"])?["attachment"]["program_id"].clone();
     // One in a hundred.
     file(&env, MANY, MANY - MANY / 100)?;
-    let reload = env.json(&["reload"])?;
-    let changed = &reload["changed"];
-    assert_eq!(
-        (&changed["added"], &changed["changed"], &changed["removed"]),
-        (&500.into(), &0.into(), &500.into()),
-        "{reload:#}"
-    );
+    env.json(&["reload"])?;
+    // The daemon may have noticed the file before it was asked: its log has the one change in any case.
+    let log = env.log();
+    let reloads = log
+        .lines()
+        .filter(|line| line.contains("action=\"reload\""));
+    let changes: Vec<&str> = reloads.filter(|line| line.contains("added=")).collect();
+    assert_eq!(changes.len(), 1, "{log}");
+    let expected = "added=500 changed=0 removed=500";
+    assert!(changes[0].contains(expected), "{}", changes[0]);
     expect_many(&env, MANY)?;
     let after = env.json(&["status"])?["attachment"]["program_id"].clone();
     assert_eq!(before, after);
