@@ -11,7 +11,7 @@ use anyhow::bail;
 /// Longest wait for what should be there at once, on a busy machine.
 pub const TIMEOUT: Duration = Duration::from_secs(10);
 /// Between two probes.
-const INTERVAL: Duration = Duration::from_millis(10);
+const INTERVAL: Duration = Duration::from_millis(20);
 
 /// Probes until there is a value, for so long at most; that value. `what` names it in the error.
 ///
