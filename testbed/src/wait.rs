@@ -11,7 +11,7 @@ use anyhow::bail;
 /// Longest wait for a state that is there at once on an idle machine. It proves nothing about time.
 pub const TIMEOUT: Duration = Duration::from_secs(30);
 /// Between two probes.
-const INTERVAL: Duration = Duration::from_millis(10);
+const INTERVAL: Duration = Duration::from_millis(20);
 
 /// Probes until there is a value, for so long at most; that value. `what` names it in the error.
 ///

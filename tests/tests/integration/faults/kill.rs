@@ -1,10 +1,11 @@
 //! SIGKILL at random moments of start, reload, add, remove and stop, each followed by a start.
 
+mod inspect;
+
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     fs,
     os::unix::{net::UnixStream, process::ExitStatusExt as _},
-    path::Path,
     thread,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
@@ -12,12 +13,10 @@ use std::{
 use anyhow::{Context as _, bail, ensure};
 use nix::sys::signal::Signal;
 use rand::{RngExt as _, SeedableRng as _, rngs::ChaCha8Rng, seq::SliceRandom as _};
-use rto_agent_common::maps;
 use rto_testbed::{
     emulated::{is_emulated, scaled},
     env::TestEnv,
     http,
-    kernel::{Map, SOCK_OPS, links_at, programs_at, programs_using},
     netns::{SERVER_V4, SERVER_V6},
     wait::{TIMEOUT, eventually_seen},
     workload::prober::{Prober, Seen},
@@ -26,25 +25,25 @@ use rto_tests::load::BusyLoops;
 
 use super::{
     super::to,
-    desired::{ALWAYS_MS, Desired, File, Request, Sources, difference, held, names_in},
+    desired::{ALWAYS_MS, Desired, File, Request},
     is_long,
 };
 
 const ROUNDS: u32 = 200;
 const ROUNDS_LONG: u32 = 1000;
-/// Each env has each operation three times: killed at once, when it is done, and at some moment.
+/// Each environment has each operation three times: killed at once, when it is done, and at some moment.
 const ROUNDS_EMULATED: u32 = 36;
 /// Twice: killed at once, and when it is done.
 const ROUNDS_BUSY: u32 = 24;
-/// Worlds at once: a start mostly waits for the kernel. On an emulated processor it has work to do.
-const WORLDS: u32 = 4;
-const WORLDS_EMULATED: u32 = 2;
+/// Environments at once: a start mostly waits for the kernel. On an emulated processor it has work to do.
+const ENVS: u32 = 4;
+const ENVS_EMULATED: u32 = 2;
 const PORT: u16 = 4450;
 
-/// What shows that the prober was awake, in each env. A look takes some 0.6 ms and a round some 200 ms and more;
+/// What shows that the prober was awake, in each environment. A look takes some 0.6 ms and a round some 200 ms and more;
 /// the rest is for machines on which others run too.
 const LOOKS_A_ROUND: u64 = 100;
-/// Of the time of looking, this much at least lies between looks that are [`POLICY_RTO`] each other: where everything
+/// Of the time of looking, this much at least lies between looks that are 20 ms apart at most: where everything
 /// stands still for long, now and then, so does what is looked at.
 const COVERED: f64 = 0.5;
 /// No test would wait longer for anything.
@@ -124,12 +123,8 @@ pub(super) fn rounds() -> anyhow::Result<()> {
     } else {
         scaled("kills", ROUNDS, ROUNDS_EMULATED)
     };
-    let envs = if is_emulated() {
-        WORLDS_EMULATED
-    } else {
-        WORLDS
-    };
-    let tallies = in_worlds(seed, rounds, envs)?;
+    let envs = if is_emulated() { ENVS_EMULATED } else { ENVS };
+    let tallies = in_envs(seed, rounds, envs)?;
     check_tallies(&tallies, rounds)
         .and_then(|()| tallies.iter().try_for_each(Tally::check_looks))
         .with_context(|| format!("RTO_TESTS_SEED={seed}"))
@@ -142,7 +137,7 @@ fn killed_while_all_processors_are_busy() -> anyhow::Result<()> {
     const LOOPS: usize = 2;
     let seed = seed()?;
     let _busy = BusyLoops::per_processor(LOOPS);
-    let tallies = in_worlds(seed, ROUNDS_BUSY, WORLDS_EMULATED)?;
+    let tallies = in_envs(seed, ROUNDS_BUSY, ENVS_EMULATED)?;
     check_tallies(&tallies, ROUNDS_BUSY).with_context(|| format!("RTO_TESTS_SEED={seed}"))
 }
 
@@ -156,7 +151,7 @@ fn seed() -> anyhow::Result<u64> {
     }
 }
 
-fn in_worlds(seed: u64, rounds: u32, envs: u32) -> anyhow::Result<Vec<Tally>> {
+fn in_envs(seed: u64, rounds: u32, envs: u32) -> anyhow::Result<Vec<Tally>> {
     eprintln!("RTO_TESTS_SEED={seed}, {rounds} rounds");
     let tallies = thread::scope(|scope| {
         let envs: Vec<_> = (0..envs)
@@ -476,120 +471,6 @@ impl Run {
         self.tally.longest_gap = self.tally.longest_gap.max(seen.longest_gap);
         self.tally.covered += seen.covered;
         self.tally.lasted += seen.lasted;
-        Ok(())
-    }
-
-    /// Asserts that the kernel holds one of these, and nothing else; which.
-    fn check(&self, candidates: &[Desired]) -> anyhow::Result<usize> {
-        let pins = self.pins()?;
-        let (held, names) = held(&pins)?;
-        let sources = Sources::of(&self.env.json(&["list"])?)?;
-        let which = candidates
-            .iter()
-            .position(|c| c.entries() == held && c.sources() == sources);
-        let Some(which) = which else {
-            let differs: Vec<String> = candidates
-                .iter()
-                .map(|candidate| difference(&candidate.entries(), &held))
-                .collect();
-            let wanted: Vec<Sources> = candidates.iter().map(Desired::sources).collect();
-            bail!(
-                "the maps hold something else: {differs:#?}\n\
-                 sources listed {sources:?}, wanted one of {wanted:#?}"
-            );
-        };
-        // Every policy that is held is one the daemon knows of.
-        let status = self.env.socket_request("GET", "/v1/status", "")?;
-        let known = status["policies"].as_object().context("no policies")?;
-        let known: BTreeSet<String> = known.keys().cloned().collect();
-        ensure!(names == known, "policies held {names:?}, known {known:?}");
-        ensure!(status["in_sync"] == true, "{status:#}");
-        self.check_kernel(&pins)?;
-        self.check_files()?;
-        Ok(which)
-    }
-
-    /// The one set of pins, with nothing missing and nothing else.
-    fn pins(&self) -> anyhow::Result<std::path::PathBuf> {
-        let dir = self.env.pins()?;
-        let mut found = names_in(&dir)?;
-        // Where there is BPF LSM.
-        found.remove("clone_link");
-        let expected: BTreeSet<String> = maps::ALL
-            .into_iter()
-            .chain(["link", "program"])
-            .map(str::to_owned)
-            .collect();
-        ensure!(found == expected, "pins: {found:?}");
-        Ok(dir)
-    }
-
-    fn check_kernel(&self, pins: &Path) -> anyhow::Result<()> {
-        let cgroup = self.env.cgroup.path();
-        let own: Vec<u32> = maps::ALL
-            .iter()
-            .map(|name| Ok(Map::open(&pins.join(name))?.id))
-            .collect::<anyhow::Result<_>>()?;
-        // All other maps are shared with the programs before and after.
-        let tries = [maps::ENTRIES_V4, maps::ENTRIES_V6];
-        let tries = tries.map(|name| Map::open(&pins.join(name)).map(|map| map.id));
-        let uses_tries = |program: u32| -> anyhow::Result<bool> {
-            for trie in &tries {
-                let trie = trie.as_ref().map_err(|e| anyhow::anyhow!("{e}"))?;
-                if !programs_using(&[*trie])?.contains(&program) {
-                    return Ok(false);
-                }
-            }
-            Ok(true)
-        };
-        // Freed objects go after a grace period, and the daemon itself tries programs out.
-        let look = || {
-            let attached = programs_at(cgroup, SOCK_OPS)?;
-            let uses_tries = match attached[..] {
-                [program] => uses_tries(program)?,
-                _ => false,
-            };
-            Ok((
-                attached,
-                links_at(cgroup)?,
-                programs_using(&own)?,
-                uses_tries,
-            ))
-        };
-        let what = "one program attached, linked and with our maps";
-        eventually_seen(
-            what,
-            TIMEOUT,
-            look,
-            |(attached, linked, using, uses_tries)| {
-                let hook = usize::from(pins.join("clone_link").exists());
-                attached.len() == 1
-                    && linked.len() == 1 + hook
-                    && linked.contains(&attached[0])
-                    && using.len() == 1 + hook
-                    && using.contains(&attached[0])
-                    && *uses_tries
-            },
-        )
-        .map(drop)
-    }
-
-    /// No temporary files.
-    fn check_files(&self) -> anyhow::Result<()> {
-        let dir = self.env.dir();
-        for (sub, allowed) in [
-            ("", &["control.sock", "etc", "log", "notify", "state"][..]),
-            ("etc", &["config.toml", "policies.d"]),
-            ("etc/policies.d", &["50-cli.toml"]),
-            ("state", &["lock", "manual.json"]),
-        ] {
-            let found = names_in(&dir.join(sub))?;
-            let stray: Vec<_> = found
-                .iter()
-                .filter(|name| !allowed.contains(&name.as_str()))
-                .collect();
-            ensure!(stray.is_empty(), "left in {sub:?}: {stray:?}");
-        }
         Ok(())
     }
 

@@ -1,0 +1,132 @@
+//! What must hold after each round.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use anyhow::{Context as _, bail, ensure};
+use rto_agent_common::maps;
+use rto_testbed::{
+    kernel::{Map, SOCK_OPS, links_at, programs_at, programs_using},
+    wait::{TIMEOUT, eventually_seen},
+};
+
+use super::{
+    super::desired::{Desired, Sources, difference, held, names_in},
+    Run,
+};
+
+impl Run {
+    /// Asserts that the kernel holds one of these, and nothing else; which.
+    pub(super) fn check(&self, candidates: &[Desired]) -> anyhow::Result<usize> {
+        let pins = self.pins()?;
+        let (held, names) = held(&pins)?;
+        let sources = Sources::of(&self.env.json(&["list"])?)?;
+        let which = candidates
+            .iter()
+            .position(|c| c.entries() == held && c.sources() == sources);
+        let Some(which) = which else {
+            let differs: Vec<String> = candidates
+                .iter()
+                .map(|candidate| difference(&candidate.entries(), &held))
+                .collect();
+            let wanted: Vec<Sources> = candidates.iter().map(Desired::sources).collect();
+            bail!(
+                "the maps hold something else: {differs:#?}\n\
+                 sources listed {sources:?}, wanted one of {wanted:#?}"
+            );
+        };
+        // Every policy that is held is one the daemon knows of.
+        let status = self.env.socket_request("GET", "/v1/status", "")?;
+        let known = status["policies"].as_object().context("no policies")?;
+        let known: BTreeSet<String> = known.keys().cloned().collect();
+        ensure!(names == known, "policies held {names:?}, known {known:?}");
+        ensure!(status["in_sync"] == true, "{status:#}");
+        self.check_kernel(&pins)?;
+        self.check_files()?;
+        Ok(which)
+    }
+
+    /// The one set of pins, with nothing missing and nothing else.
+    fn pins(&self) -> anyhow::Result<std::path::PathBuf> {
+        let dir = self.env.pins()?;
+        let mut found = names_in(&dir)?;
+        // Where there is BPF LSM.
+        found.remove("clone_link");
+        let expected: BTreeSet<String> = maps::ALL
+            .into_iter()
+            .chain(["link", "program"])
+            .map(str::to_owned)
+            .collect();
+        ensure!(found == expected, "pins: {found:?}");
+        Ok(dir)
+    }
+
+    fn check_kernel(&self, pins: &Path) -> anyhow::Result<()> {
+        let cgroup = self.env.cgroup.path();
+        let own: Vec<u32> = maps::ALL
+            .iter()
+            .map(|name| Ok(Map::open(&pins.join(name))?.id))
+            .collect::<anyhow::Result<_>>()?;
+        // All other maps are shared with the programs before and after.
+        let tries = [maps::ENTRIES_V4, maps::ENTRIES_V6];
+        let tries = tries.map(|name| Map::open(&pins.join(name)).map(|map| map.id));
+        let uses_tries = |program: u32| -> anyhow::Result<bool> {
+            for trie in &tries {
+                let trie = trie.as_ref().map_err(|e| anyhow::anyhow!("{e}"))?;
+                if !programs_using(&[*trie])?.contains(&program) {
+                    return Ok(false);
+                }
+            }
+            Ok(true)
+        };
+        // Freed objects go after a grace period, and the daemon itself tries programs out.
+        let look = || {
+            let attached = programs_at(cgroup, SOCK_OPS)?;
+            let uses_tries = match attached[..] {
+                [program] => uses_tries(program)?,
+                _ => false,
+            };
+            Ok((
+                attached,
+                links_at(cgroup)?,
+                programs_using(&own)?,
+                uses_tries,
+            ))
+        };
+        let what = "one program attached, linked and with our maps";
+        eventually_seen(
+            what,
+            TIMEOUT,
+            look,
+            |(attached, linked, using, uses_tries)| {
+                let hook = usize::from(pins.join("clone_link").exists());
+                attached.len() == 1
+                    && linked.len() == 1 + hook
+                    && linked.contains(&attached[0])
+                    && using.len() == 1 + hook
+                    && using.contains(&attached[0])
+                    && *uses_tries
+            },
+        )
+        .map(drop)
+    }
+
+    /// No temporary files.
+    fn check_files(&self) -> anyhow::Result<()> {
+        let dir = self.env.dir();
+        for (sub, allowed) in [
+            ("", &["control.sock", "etc", "log", "notify", "state"][..]),
+            ("etc", &["config.toml", "policies.d"]),
+            ("etc/policies.d", &["50-cli.toml"]),
+            ("state", &["lock", "manual.json"]),
+        ] {
+            let found = names_in(&dir.join(sub))?;
+            let stray: Vec<_> = found
+                .iter()
+                .filter(|name| !allowed.contains(&name.as_str()))
+                .collect();
+            ensure!(stray.is_empty(), "left in {sub:?}: {stray:?}");
+        }
+        Ok(())
+    }
+}
