@@ -10,16 +10,16 @@ use std::{collections::BTreeMap, fmt::Write as _, fs, hint::black_box, time::Dur
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use rto_agent::{
-    api::{
-        stats::{PolicyStats, StatsAnswer},
-        types::StatusAnswer,
-    },
     config::Config,
     policy::{
         Entries, HostFacts, PolicyName, PolicySet, compile::compile, entries::Builder, plan::Plan,
         predict::predict,
     },
     telemetry::metrics,
+    wire::{
+        stats::{PolicyStats, StatsAnswer},
+        types::StatusAnswer,
+    },
 };
 use rto_agent_common::{
     Statistics,

@@ -49,14 +49,14 @@ impl<L> Limited<L> {
 }
 
 impl<L: Listener> Listener for Limited<L> {
-    type Io = Guarded<L::Io>;
+    type Io = TimedIo<L::Io>;
     type Addr = L::Addr;
 
     async fn accept(&mut self) -> (Self::Io, Self::Addr) {
         // Closed it is never.
         let slot = self.slots.clone().acquire_owned().await.ok();
         let (io, address) = self.listener.accept().await;
-        let guarded = Guarded {
+        let guarded = TimedIo {
             io,
             accepted: Instant::now(),
             patience: self.limits.patience,
@@ -77,7 +77,7 @@ impl<L: Listener> Listener for Limited<L> {
 
 /// A connection with an end.
 #[derive(Debug)]
-pub struct Guarded<I> {
+pub struct TimedIo<I> {
     io: I,
     accepted: Instant,
     patience: Duration,
@@ -91,7 +91,7 @@ pub struct Guarded<I> {
     _slot: Option<OwnedSemaphorePermit>,
 }
 
-impl<I> Guarded<I> {
+impl<I> TimedIo<I> {
     /// What is guarded.
     pub fn io(&self) -> &I {
         &self.io
@@ -120,7 +120,7 @@ impl<I> Guarded<I> {
     }
 }
 
-impl<I: AsyncRead + Unpin> AsyncRead for Guarded<I> {
+impl<I: AsyncRead + Unpin> AsyncRead for TimedIo<I> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -139,7 +139,7 @@ impl<I: AsyncRead + Unpin> AsyncRead for Guarded<I> {
     }
 }
 
-impl<I: AsyncWrite + Unpin> AsyncWrite for Guarded<I> {
+impl<I: AsyncWrite + Unpin> AsyncWrite for TimedIo<I> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,

@@ -4,10 +4,7 @@ use std::time::Duration;
 
 use rto_model::predict;
 
-use crate::{
-    api::ttl::parse_ttl,
-    policy::units::{DurationError, parse_duration},
-};
+use crate::{policy::units::parse_duration, wire::ttl::parse_ttl};
 
 /// Longest disruption: no connection waits longer.
 const LONGEST_DISRUPTION: Duration = Duration::from_secs(3600);
@@ -19,12 +16,7 @@ const LONGEST_DELACK: Duration = Duration::from_millis(200);
 const INTERVALS: std::ops::RangeInclusive<Duration> =
     Duration::from_millis(100)..=Duration::from_secs(3600);
 
-/// One that is passed on as it was said.
-pub(super) fn duration_text(text: &str) -> Result<String, DurationError> {
-    parse_duration(text).map(|_| text.to_owned())
-}
-
-/// The same for the time after which entries are removed again.
+/// The time after which entries are removed again.
 pub(super) fn ttl_text(text: &str) -> Result<String, String> {
     parse_ttl(text).map(|_| text.to_owned())
 }
@@ -124,7 +116,5 @@ mod tests {
         assert_eq!(rtt("200us"), Ok(Duration::from_micros(200)));
         assert!(rtt("2m").is_err());
         assert!(delack("201ms").is_err());
-        assert_eq!(duration_text("1.5s").as_deref(), Ok("1.5s"));
-        assert!(duration_text("5").is_err());
     }
 }

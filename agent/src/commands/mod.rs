@@ -30,7 +30,6 @@ mod top;
 mod watch;
 
 /// Carries a verb out. Exit status: 0 done, 1 refused or failed (clap says 2 for usage).
-#[must_use]
 pub fn dispatch(verb: Verb) -> ExitCode {
     let result = match verb {
         Verb::Run(args) => run::run(&args),

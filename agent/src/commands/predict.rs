@@ -11,14 +11,13 @@ use serde::Serialize;
 
 use super::{print, stats::short_us, table};
 use crate::{
-    api::types::SettingsSpec,
     cli::Predict,
     config::Config,
     datapath::probe,
     kernel::facts::host_facts,
     policy::{
         HostFacts, PolicyName, Settings,
-        compile::{Effect, compile},
+        compile::{EffectiveSetting, compile},
         predict::predict,
         units::format_duration,
     },
@@ -32,7 +31,7 @@ struct Answer {
     /// Of the connection, microseconds.
     srtt_us: u64,
     /// What the values become on this host.
-    effects: Vec<Effect>,
+    effects: Vec<EffectiveSetting>,
     /// One a disruption.
     predictions: Vec<Prediction>,
 }
@@ -84,19 +83,18 @@ fn settings(args: &Predict, host: &HostFacts) -> anyhow::Result<(PolicyName, Set
         };
         return Ok((name, policy.settings.clone()));
     }
-    let spec = SettingsSpec {
-        rto_min: args.rto_min.clone(),
+    let settings = Settings {
+        rto_min: args.rto_min,
         rto_restart: args.rto_restart,
         thin_linear: args.thin_linear,
         linear_retries: args.linear_retries,
-        rto_max: args.rto_max.clone(),
-        ..SettingsSpec::default()
+        rto_max: args.rto_max,
+        ..Settings::default()
     };
     ensure!(
-        !spec.is_empty(),
+        !settings.is_empty(),
         "nothing to predict: give --policy NAME, or values such as --rto-min 10ms"
     );
-    let settings: Settings = spec.parse().map_err(anyhow::Error::msg)?;
     Ok((PolicyName::for_settings(&settings), settings))
 }
 

@@ -11,7 +11,6 @@ use rto_model::{
 use super::HostFacts;
 
 /// For an established connection of one small request at a time on this host, whose smoothed RTT is steady.
-#[must_use]
 pub fn predict(
     policy: &KernelPolicy,
     host: &HostFacts,

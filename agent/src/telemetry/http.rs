@@ -17,7 +17,7 @@ use crate::{
     api::{
         body,
         limit::{Limited, Limits},
-        socket::Standing,
+        socket::RebindingListener,
     },
     engine::{Handle, Message},
     kernel::bpf,
@@ -43,7 +43,7 @@ pub enum Listener {
     /// An address and port.
     Tcp(TcpListener),
     /// A socket in the file system.
-    Unix(Standing),
+    Unix(RebindingListener),
 }
 
 /// Serves until the listener breaks.

@@ -427,9 +427,9 @@ fn unlisted() -> anyhow::Result<()> {
     };
     connect(&world, SERVER_V4)?;
     let stats = world.json(&["stats"])?;
-    assert!(stats["policies"]["unlisted"].is_null(), "{stats:#}");
+    assert!(stats["policies"]["unmatched"].is_null(), "{stats:#}");
     world.end(nix::sys::signal::Signal::SIGTERM)?;
-    world.configure(&format!("count_unlisted = true\n{elsewhere}"))?;
+    world.configure(&format!("count_unmatched = true\n{elsewhere}"))?;
     world.start()?;
     connect(&world, SERVER_V4)?;
     connect(&world, SERVER_V6)?;
@@ -437,7 +437,7 @@ fn unlisted() -> anyhow::Result<()> {
     world.net.black_hole(PORT)?;
     world.assert_syn_gap(to(SERVER_V4, PORT), &Connect::default(), super::KERNEL)?;
     let stats = world.json(&["stats"])?;
-    let unlisted = &stats["policies"]["unlisted"];
+    let unlisted = &stats["policies"]["unmatched"];
     assert_eq!(unlisted["active"]["connections"], 2, "{stats:#}");
     assert_eq!(unlisted["passive"]["connections"], 2, "{stats:#}");
     assert_eq!(unlisted["active"]["initial_rtos_set"], 0, "{stats:#}");
@@ -447,7 +447,7 @@ fn unlisted() -> anyhow::Result<()> {
     );
     assert_eq!(stats["policies"]["near"]["active"]["connections"], 0);
     // It is no policy: neither listed nor looked up.
-    assert!(world.json(&["status"])?["policies"]["unlisted"].is_null());
+    assert!(world.json(&["status"])?["policies"]["unmatched"].is_null());
     let looked_up = world.json(&["lookup", SERVER_V4])?;
     assert!(looked_up["entry"].is_null(), "{looked_up:#}");
     Ok(())

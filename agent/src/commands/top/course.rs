@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 
 use crate::{
-    api::stats::{DirectionStats, PolicyStats},
     policy::PolicyName,
+    wire::stats::{DirectionStats, PolicyStats},
 };
 
 /// Looks that are kept for the sparkline.

@@ -16,9 +16,9 @@ use super::{
     table::{number, percent},
 };
 use crate::{
-    api::stats::{DirectionStats, HistogramView},
     commands::stats::short_us,
     policy::PolicyName,
+    wire::{histogram::HistogramView, stats::DirectionStats},
 };
 
 /// Lines of a direction beside its bars: counts, quantiles, the axis.

@@ -19,10 +19,7 @@ use ratatui::{
 };
 
 use self::state::State;
-use crate::{
-    api::{client::Client, stats::StatsAnswer},
-    cli::Top,
-};
+use crate::{api::client::Client, cli::Top, wire::stats::StatsAnswer};
 
 mod bars;
 mod course;

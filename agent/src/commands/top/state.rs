@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::course::{Column, Course, Row, Scope};
-use crate::{api::stats::StatsAnswer, policy::PolicyName};
+use crate::{policy::PolicyName, wire::stats::StatsAnswer};
 
 /// A look is late if it is missing for this long beyond two intervals: the daemon hangs.
 const LATE: Duration = Duration::from_secs(2);

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::commands::stats::short_us;
 
-/// More needless retransmissions than this are more than an initial RTO is worth.
+/// More spurious retransmissions than this are more than an initial RTO is worth.
 const TOO_MANY_SPURIOUS: f64 = 0.01;
 
 /// Least widths of the columns with names and with bars.

@@ -120,7 +120,7 @@ q, Esc, Ctrl-C   quit
 
 CONN/S   connections established per second
 RETR%    SYNs and SYN-ACKs sent again, per connection
-SPUR%    of these, needless: an answer was on its way
+SPUR%    of these, spurious: an answer was on its way
 HS       how long handshakes took
 RTT      smoothed round-trip time
 ABRT/S   connections that ended unfinished, per second
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn too_many_needless_retransmissions_are_red() {
+    fn too_many_spurious_retransmissions_are_red() {
         let state = busy();
         let terminal = screen(&state, 80, 24, Instant::now());
         let buffer = terminal.backend().buffer();
