@@ -4,11 +4,9 @@ use std::{ffi::OsString, path::PathBuf, time::Duration};
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::policy::{Settings, units::parse_duration};
+use crate::policy::Settings;
 
 mod values;
-
-pub use values::Disruptions;
 
 /// Per-CIDR TCP retransmission timers for Linux.
 ///
@@ -100,12 +98,13 @@ pub enum Verb {
     Watch(Watch),
     /// A live view of what each policy does
     Top(Top),
-    /// Attached where, kernel, HZ, last reload, health; exit status 1 if something is amiss
+    /// Attached where, kernel, HZ, last reload, health; exit status 1 on a problem
     Status(Reading),
     /// Read the files again; the answer is what changed, or the error
     Reload(Reading),
-    /// How long connections would be idle in disruptions, with a setting and without
-    Predict(Predict),
+    /// Moved: rto-lab predict
+    #[command(hide = true)]
+    Predict(Moved),
     /// Which initial RTO and rto_min would suit what was observed; nothing is changed
     Advise(Advise),
     /// Give sockets that are open already the options of their policies
@@ -281,44 +280,11 @@ pub struct Lookup {
     pub(crate) output: OutputArg,
 }
 
-/// `rto-agent predict`.
+/// A verb that another program has now; whatever is given with it.
 #[derive(Debug, Args)]
-pub struct Predict {
-    #[command(flatten)]
-    pub(crate) config: ConfigArg,
-    /// A policy of the configuration; or else the values below
-    #[arg(long, short, value_name = "NAME", conflicts_with_all = ["rto_min", "rto_restart", "thin_linear", "linear_retries", "rto_max"])]
-    pub(crate) policy: Option<String>,
-    /// Lower bound of the RTO
-    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
-    pub(crate) rto_min: Option<Duration>,
-    /// Lower --rto-min by the smoothed RTT while fewer than 4 segments are outstanding (experimental)
-    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
-    pub(crate) rto_restart: Option<bool>,
-    /// Linear instead of exponential backoff for thin streams
-    #[arg(long, value_name = "BOOL")]
-    pub(crate) thin_linear: Option<bool>,
-    /// Timeouts in a row before a thin stream's interval doubles, 1 to 6; needs --thin-linear true
-    #[arg(long, value_name = "N")]
-    pub(crate) linear_retries: Option<u8>,
-    /// Upper bound of any RTO
-    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
-    pub(crate) rto_max: Option<Duration>,
-    /// Disruptions: durations separated by commas, or a range, of which 1, 2 and 5 of each power of ten
-    /// are taken
-    #[arg(long, short, value_name = "LIST|FROM..TO", default_value = "10ms..20s", value_parser = values::disruptions)]
-    pub(crate) disruption: Disruptions,
-    /// Smoothed round-trip time of the connection
-    #[arg(long, value_name = "DURATION", default_value = "200us", value_parser = values::rtt)]
-    pub(crate) rtt: Duration,
-    /// Print lines of comma-separated values
-    #[arg(long, conflicts_with = "json")]
-    pub(crate) csv: bool,
-    /// Draw it as well: idle time on logarithmic and on linear axes, and the improvement
-    #[arg(long, value_name = "FILE.svg|FILE.html")]
-    pub(crate) chart: Option<PathBuf>,
-    #[command(flatten)]
-    pub(crate) output: OutputArg,
+pub struct Moved {
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, hide = true)]
+    pub(crate) rest: Vec<OsString>,
 }
 
 /// `rto-agent advise`.
@@ -462,7 +428,8 @@ mod tests {
     fn a_verb_that_has_no_such_option_refuses_it() {
         let command = Cli::command();
         let mut refusing = Vec::new();
-        for verb in command.get_subcommands() {
+        let verbs = command.get_subcommands();
+        for verb in verbs.filter(|verb| verb.get_name() != "predict") {
             for (option, id) in [("--json", "json"), ("--socket=/s", "socket")] {
                 let has = verb.get_arguments().any(|arg| arg.get_id() == id);
                 let name = verb.get_name();
@@ -490,11 +457,7 @@ mod tests {
 
     #[test]
     fn they_conflict_with_what_they_conflict_with_after_it() {
-        for line in [
-            "--json status --json",
-            "--socket /s status --socket /t",
-            "--json predict --csv --rto-min 8ms",
-        ] {
+        for line in ["--json status --json", "--socket /s status --socket /t"] {
             let error = parsed(line).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::ArgumentConflict, "{line}");
         }
@@ -503,6 +466,20 @@ mod tests {
         }
         let version = parsed("--json --version").unwrap_err();
         assert_eq!(version.kind(), ErrorKind::DisplayVersion);
+    }
+
+    #[test]
+    fn a_verb_that_moved_takes_whatever_is_given() {
+        for line in [
+            "predict",
+            "predict --policy x -d 1s --json",
+            "--json predict",
+        ] {
+            assert!(
+                matches!(parsed(line).unwrap().verb, Verb::Predict(_)),
+                "{line}"
+            );
+        }
     }
 
     #[test]
@@ -517,10 +494,6 @@ mod tests {
             "add 10.0.0.0/8 --policy p --ttl 10",
             "stats --watch --interval 1us",
             "top --interval 2",
-            "predict --rto-min 5",
-            "predict --rto-max 5",
-            "predict --rto-min 5ms --rtt 2m",
-            "predict --rto-min 5ms --disruption 10..20ms",
             "advise 10.0.0.1 --peer-delack 1s",
         ] {
             let error = parsed(line).unwrap_err();

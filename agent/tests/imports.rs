@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeSet,
-    fs,
+    fs, io,
     path::{Path, PathBuf},
 };
 
@@ -30,15 +30,16 @@ fn level(module: &str) -> Option<usize> {
     ORDER.iter().position(|line| line.contains(&module))
 }
 
-fn sources(dir: &Path, all: &mut Vec<PathBuf>) {
-    for entry in fs::read_dir(dir).unwrap() {
-        let path = entry.unwrap().path();
+fn sources(dir: &Path, all: &mut Vec<PathBuf>) -> io::Result<()> {
+    for entry in fs::read_dir(dir)? {
+        let path = entry?.path();
         if path.is_dir() {
-            sources(&path, all);
+            sources(&path, all)?;
         } else if path.extension().is_some_and(|e| e == "rs") {
             all.push(path);
         }
     }
+    Ok(())
 }
 
 /// The first name after each `crate::`, of a list in braces those of all its items.
@@ -78,7 +79,7 @@ fn name(text: &str) -> String {
 fn imports_go_one_way() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut files = Vec::new();
-    sources(&root, &mut files);
+    sources(&root, &mut files).unwrap();
     let (mut found, mut wrong) = (BTreeSet::new(), Vec::new());
     for path in files {
         let within = path.strip_prefix(&root).unwrap();

@@ -24,7 +24,7 @@ pub fn check(data: &[u8]) {
         assert_eq!(event.is_some(), record.len() == size_of::<Event>());
         let Some(event) = event else { return };
         assert_eq!(event, field_by_field(record));
-        let policy: Option<PolicyName> = (event.policy % 2 == 0).then(PolicyName::unlisted);
+        let policy: Option<PolicyName> = (event.policy % 2 == 0).then(PolicyName::unmatched);
         let Some(view) = EventView::of(&event, event.time_ns / 1000, policy, &host) else {
             continue;
         };

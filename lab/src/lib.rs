@@ -12,6 +12,7 @@ pub mod ground;
 pub mod interrupt;
 pub mod link;
 pub mod machine;
+pub mod policy;
 pub mod report;
 pub mod rr;
 pub mod summary;

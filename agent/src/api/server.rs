@@ -54,7 +54,7 @@ const FRESH: Duration = Duration::from_millis(25);
 /// The daemon's descriptors are for its maps: there are at least 1,024, and these are half of them.
 const LIMITS: Limits = Limits {
     connections: 512,
-    patience: Duration::from_secs(5),
+    idle_timeout: Duration::from_secs(5),
     // Longer than the CLI waits for an answer.
     lifetime: Duration::from_secs(180),
 };
@@ -138,7 +138,7 @@ impl Connected<IncomingStream<'_, Limited<RebindingListener>>> for PeerInfo {
             peer: peer
                 .inspect_err(|e| warn!("a client's credentials cannot be read: {e}"))
                 .ok(),
-            lasting: Lasting(stream.io().lasting()),
+            lasting: Lasting(stream.io().no_deadline()),
         }
     }
 }

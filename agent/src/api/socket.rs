@@ -33,7 +33,7 @@ use crate::{path_security, problem::Problem};
 
 /// How often it is looked whether the path still leads to the socket.
 const LOOK: Duration = Duration::from_secs(2);
-/// Pause after an accept() that failed, as for want of descriptors.
+/// Pause after an accept() that failed, as when descriptors are short.
 const PAUSE: Duration = Duration::from_millis(200);
 
 /// The listener.

@@ -36,13 +36,13 @@ impl PartialOrd for Cidr {
     }
 }
 
-/// Why a text is no CIDR of ours. The text names the CIDR meant, where one is likely.
+/// Why a text is an invalid CIDR. The text names the CIDR meant, where one is likely.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CidrError {
     /// Not an address with a prefix length at all.
     #[error(
-        "{text:?} is no CIDR; write it like 10.1.2.0/24, fd00:1::/64, or a bare address for one host"
+        "invalid CIDR {text:?}; write it like 10.1.2.0/24, fd00:1::/64, or a bare address for one host"
     )]
     Malformed {
         /// The text.
@@ -359,7 +359,7 @@ mod tests {
             "10.0.0.0/255.0.0.0",
             "10.0.0.0/+8",
         ] {
-            assert!(error(bad).contains("is no CIDR"), "{bad}");
+            assert!(error(bad).contains("invalid CIDR"), "{bad}");
         }
     }
 

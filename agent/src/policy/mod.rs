@@ -13,7 +13,6 @@ pub mod entries;
 mod gain;
 mod name;
 pub mod plan;
-pub mod predict;
 mod settings;
 mod target;
 pub mod units;

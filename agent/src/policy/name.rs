@@ -17,10 +17,10 @@ const UNLISTED: &str = "unlisted";
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PolicyName(Arc<str>);
 
-/// Why a text is no policy name.
+/// Why a text is an invalid policy name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{0:?} is no policy name; use letters, digits, '.', '_' and '-', beginning with a letter or \
+    "invalid policy name {0:?}; use letters, digits, '.', '_' and '-', beginning with a letter or \
      digit, {max} characters at most",
     max = POLICY_NAME_LEN - 1
 )]

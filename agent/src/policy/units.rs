@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// Why a text is no duration.
+/// Why a text is an invalid duration.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{text:?} is no duration; write a number with a unit, like \"5ms\", \"250us\" or \"1s\"{hint}"
+    "invalid duration {text:?}; write a number with a unit, like \"5ms\", \"250us\" or \"1s\"{hint}"
 )]
 pub struct DurationError {
     text: String,

@@ -31,7 +31,7 @@ const VERIFY: Duration = Duration::from_secs(5);
 /// For strangers: a few collectors and a person. The daemon's descriptors are for its maps.
 const LIMITS: Limits = Limits {
     connections: 16,
-    patience: Duration::from_secs(30),
+    idle_timeout: Duration::from_secs(30),
     lifetime: Duration::from_secs(30),
 };
 /// Nobody has anything to say in one.

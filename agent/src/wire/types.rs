@@ -240,9 +240,9 @@ pub struct StatusAnswer {
     pub uptime_s: u64,
     /// Attached, in sync with the files, last reload good.
     pub healthy: bool,
-    /// What is amiss, one sentence each; empty when healthy.
+    /// What is wrong, one sentence each; empty when healthy.
     pub problems: Vec<String>,
-    /// What to know though nothing is amiss.
+    /// What to know though nothing is wrong.
     pub warnings: Vec<String>,
     /// Whether and where the program is in force.
     pub attachment: Attachment,

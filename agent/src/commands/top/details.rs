@@ -11,7 +11,7 @@ use rto_agent_common::histogram::{bucket_end_us, bucket_of};
 
 use super::{
     bars,
-    course::{Course, float, share},
+    history::{PolicyHistory, float, share},
     state::State,
     table::{number, percent},
 };
@@ -34,9 +34,9 @@ pub(super) fn draw(
     area: Rect,
     state: &State,
     name: &PolicyName,
-    course: &Course,
+    history: &PolicyHistory,
 ) {
-    let stats = course.stats(state.scope);
+    let stats = history.stats(state.scope);
     let directions = stats.directions();
     let seen = directions.iter().filter(|(_, stats)| !is_empty(stats));
     let seen = u16::try_from(seen.count()).unwrap_or(1);

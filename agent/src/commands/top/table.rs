@@ -10,7 +10,7 @@ use ratatui::{
 
 use super::{
     bars,
-    course::{Column, LOOKS, Row},
+    history::{Column, Row, SAMPLES},
     state::State,
 };
 use crate::commands::stats::short_us;
@@ -121,7 +121,7 @@ impl Columns {
         }
         let grown = longest.saturating_sub(NAME).min(left);
         let past = if fits.contains(&None) {
-            (PAST + left - grown).min(u16::try_from(LOOKS).unwrap_or(PAST))
+            (PAST + left - grown).min(u16::try_from(SAMPLES).unwrap_or(PAST))
         } else {
             0
         };

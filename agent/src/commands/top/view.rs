@@ -11,8 +11,8 @@ use ratatui::{
 };
 
 use super::{
-    course::Scope,
     details,
+    history::Scope,
     state::State,
     table::{self, shortened},
 };
@@ -27,8 +27,8 @@ pub(super) fn draw(frame: &mut Frame<'_>, state: &State, now: Instant) {
     ])
     .areas(frame.area());
     draw_header(frame, header, state, now);
-    if let Some((name, course)) = state.opened() {
-        details::draw(frame, body, state, name, course);
+    if let Some((name, history)) = state.opened() {
+        details::draw(frame, body, state, name, history);
     } else {
         table::draw(frame, body, state);
     }
@@ -144,7 +144,7 @@ mod tests {
 
     use super::{
         super::{
-            course::Column,
+            history::Column,
             samples::{busy, press, state},
         },
         *,
