@@ -10,22 +10,24 @@ use std::{collections::BTreeMap, fmt::Write as _, fs, hint::black_box, time::Dur
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use rto_agent::{
-    api::{
-        stats::{PolicyStats, StatsAnswer},
-        types::StatusAnswer,
-    },
     config::Config,
     policy::{
         Entries, HostFacts, PolicyName, PolicySet, compile::compile, entries::Builder, plan::Plan,
-        predict::predict,
     },
     telemetry::metrics,
+    wire::{
+        stats::{PolicyStats, StatsAnswer},
+        types::StatusAnswer,
+    },
 };
 use rto_agent_common::{
     Statistics,
     histogram::{BUCKETS, bucket_of},
 };
-use rto_model::predict::steps;
+use rto_model::{
+    data::Kernel,
+    predict::{predict, steps},
+};
 use serde_json::json;
 
 const HOST: HostFacts = HostFacts {
@@ -112,19 +114,11 @@ fn plans(c: &mut Criterion) {
     c.bench_function("compile", |b| {
         b.iter(|| compile(black_box(name), black_box(&policy.settings), &HOST).expect("compiles"));
     });
-    let kernel = compile(name, &policy.settings, &HOST)
-        .expect("compiles")
-        .kernel;
+    let kernel = Kernel::near(HOST.hz.into(), 500);
+    let own = kernel.with_rto_min(20_000).thin();
     let disruptions = steps(Duration::from_millis(1), Duration::from_secs(10));
     c.bench_function("predict", |b| {
-        b.iter(|| {
-            predict(
-                black_box(&kernel),
-                &HOST,
-                Duration::from_micros(500),
-                &disruptions,
-            )
-        });
+        b.iter(|| predict(black_box(&kernel), black_box(&own), &disruptions));
     });
 }
 

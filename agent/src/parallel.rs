@@ -14,7 +14,6 @@ const MAX_THREADS: usize = 8;
 const LEAST: usize = 1 << 14;
 
 /// How many threads are worth having for so many pieces of work.
-#[must_use]
 pub(crate) fn threads(pieces: usize) -> usize {
     let processors = thread::available_parallelism().map_or(1, NonZero::get);
     processors.min(MAX_THREADS).min(pieces).max(1)

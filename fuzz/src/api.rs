@@ -18,10 +18,10 @@ use rto_agent::{
     api::{
         peer::{Allowed, Peer},
         server,
-        types::{AddRequest, Caller, ChangeAnswer, DetachAnswer, RemoveRequest, WalkView},
     },
     engine::{EngineError, Handle, Message},
     policy::{Cidr, PolicyName, compile::compile},
+    wire::types::{AddRequest, Caller, ChangeAnswer, DetachAnswer, RemoveRequest, WalkView},
 };
 use serde_json::{Value, json};
 use tokio::{
@@ -190,12 +190,8 @@ fn add(request: &AddRequest) -> Result<ChangeAnswer, EngineError> {
     let read: AddRequest = serde_json::from_str(&text).expect("it can be read");
     assert_eq!(format!("{read:?}"), format!("{request:?}"));
     cidrs(&request.cidrs)?;
-    if let Some(spec) = &request.settings {
-        let settings = spec.parse().map_err(EngineError::Refused)?;
-        let name = PolicyName::for_settings(&settings);
-        let again = rto_agent::api::types::SettingsSpec::from(&settings).parse();
-        assert_eq!(again.as_ref(), Ok(&settings));
-        let compiled = compile(&name, &settings, &HOST);
+    if let Some(settings) = &request.settings {
+        let compiled = compile(&PolicyName::for_settings(settings), settings, &HOST);
         compiled.map_err(|errors| {
             let texts: Vec<String> = errors.iter().map(ToString::to_string).collect();
             EngineError::Refused(texts.join("\n"))

@@ -3,8 +3,8 @@
 //! A record's fields are where the program put them; what is told of it is JSON that reads as what was told.
 
 use rto_agent::{
-    api::events::{EventView, Line},
     policy::{HostFacts, PolicyName},
+    wire::events::{EventView, StreamItem},
 };
 use rto_agent_common::event::{COMM_LEN, Event};
 
@@ -24,14 +24,14 @@ pub fn check(data: &[u8]) {
         assert_eq!(event.is_some(), record.len() == size_of::<Event>());
         let Some(event) = event else { return };
         assert_eq!(event, field_by_field(record));
-        let policy: Option<PolicyName> = (event.policy % 2 == 0).then(PolicyName::unlisted);
+        let policy: Option<PolicyName> = (event.policy % 2 == 0).then(PolicyName::unmatched);
         let Some(view) = EventView::of(&event, event.time_ns / 1000, policy, &host) else {
             continue;
         };
-        let line = Line::Event(view);
+        let line = StreamItem::Event(view);
         let text = serde_json::to_string(&line).expect("it can be written");
         assert!(!text.contains('\n'), "one line each: {text}");
-        let read: Line = serde_json::from_str(&text).expect("it can be read");
+        let read: StreamItem = serde_json::from_str(&text).expect("it can be read");
         assert_eq!(read, line);
     }
 }

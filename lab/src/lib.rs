@@ -8,6 +8,7 @@ pub mod cli;
 pub mod commands;
 pub mod experiment;
 pub mod interrupt;
+pub mod policy;
 pub mod report;
 pub mod rr;
 pub mod summary;

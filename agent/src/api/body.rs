@@ -84,9 +84,11 @@ mod tests {
         MAX_BODY,
         peer::{Allowed, Peer},
         server::routes_for,
-        types::{Caller, ChangeAnswer, DetachAnswer, WalkView},
     };
-    use crate::engine::{EngineError, Handle, Message};
+    use crate::{
+        engine::{EngineError, Handle, Message},
+        wire::types::{Caller, ChangeAnswer, DetachAnswer, WalkView},
+    };
 
     const ROUTES: [&str; 16] = [
         "GET /v1/status",

@@ -16,7 +16,7 @@ use hyper_util::rt::TokioIo;
 use serde::{Serialize, de::DeserializeOwned};
 use tokio::{net::UnixStream, runtime::Runtime, task::JoinHandle};
 
-use super::types::ErrorAnswer;
+use crate::wire::types::ErrorAnswer;
 
 /// A daemon that does not answer within this is stuck.
 const TIMEOUT: Duration = Duration::from_secs(120);
@@ -71,7 +71,6 @@ pub struct Client {
 
 impl Client {
     /// For the daemon at `socket`.
-    #[must_use]
     pub fn new(socket: &Path) -> Self {
         Self {
             socket: socket.to_owned(),
@@ -79,19 +78,11 @@ impl Client {
     }
 
     /// `GET path`.
-    ///
-    /// # Errors
-    ///
-    /// As [`ClientError`].
     pub fn get<A: DeserializeOwned>(&self, path: &str) -> Result<A, ClientError> {
         self.request(Method::GET, path, Bytes::new())
     }
 
     /// `POST path` with a JSON body.
-    ///
-    /// # Errors
-    ///
-    /// As [`ClientError`].
     pub fn post<A: DeserializeOwned>(
         &self,
         path: &str,

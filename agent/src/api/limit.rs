@@ -24,7 +24,7 @@ pub struct Limits {
     /// Connections at once; more wait until one ends.
     pub connections: usize,
     /// How long a client may be silent at first, and how long it may read nothing of an answer.
-    pub patience: Duration,
+    pub idle_timeout: Duration,
     /// How long a connection may last; a client then makes another.
     pub lifetime: Duration,
 }
@@ -49,22 +49,22 @@ impl<L> Limited<L> {
 }
 
 impl<L: Listener> Listener for Limited<L> {
-    type Io = Guarded<L::Io>;
+    type Io = TimedIo<L::Io>;
     type Addr = L::Addr;
 
     async fn accept(&mut self) -> (Self::Io, Self::Addr) {
         // Closed it is never.
         let slot = self.slots.clone().acquire_owned().await.ok();
         let (io, address) = self.listener.accept().await;
-        let guarded = Guarded {
+        let guarded = TimedIo {
             io,
             accepted: Instant::now(),
-            patience: self.limits.patience,
+            idle_timeout: self.limits.idle_timeout,
             lifetime: self.limits.lifetime,
             silent: true,
             unread: None,
-            end: Box::pin(sleep(self.limits.patience)),
-            lasting: Arc::default(),
+            end: Box::pin(sleep(self.limits.idle_timeout)),
+            no_deadline: Arc::default(),
             _slot: slot,
         };
         (guarded, address)
@@ -77,50 +77,52 @@ impl<L: Listener> Listener for Limited<L> {
 
 /// A connection with an end.
 #[derive(Debug)]
-pub struct Guarded<I> {
+pub struct TimedIo<I> {
     io: I,
     accepted: Instant,
-    patience: Duration,
+    idle_timeout: Duration,
     lifetime: Duration,
     /// Nothing was read yet.
     silent: bool,
     /// When to give up what cannot be written, as the client reads nothing.
     unread: Option<Pin<Box<Sleep>>>,
     end: Pin<Box<Sleep>>,
-    lasting: Arc<AtomicBool>,
+    no_deadline: Arc<AtomicBool>,
     _slot: Option<OwnedSemaphorePermit>,
 }
 
-impl<I> Guarded<I> {
+impl<I> TimedIo<I> {
     /// What is guarded.
     pub fn io(&self) -> &I {
         &self.io
     }
 
     /// Set to true it takes the end away: for an answer that has none.
-    pub fn lasting(&self) -> Arc<AtomicBool> {
-        self.lasting.clone()
+    pub fn no_deadline(&self) -> Arc<AtomicBool> {
+        self.no_deadline.clone()
     }
 
     /// Whether its time is over; else whoever waits is woken when it is.
     fn is_over(&mut self, context: &mut Context<'_>) -> bool {
-        !self.is_lasting() && self.end.as_mut().poll(context).is_ready()
+        !self.has_no_deadline() && self.end.as_mut().poll(context).is_ready()
     }
 
-    fn is_lasting(&self) -> bool {
-        self.lasting.load(Ordering::Relaxed)
+    fn has_no_deadline(&self) -> bool {
+        self.no_deadline.load(Ordering::Relaxed)
     }
 
     /// The same for one whose buffers are full.
     fn is_left_unread(&mut self, context: &mut Context<'_>) -> bool {
-        let patience = self.patience;
-        let unread = self.unread.get_or_insert_with(|| Box::pin(sleep(patience)));
+        let idle_timeout = self.idle_timeout;
+        let unread = self
+            .unread
+            .get_or_insert_with(|| Box::pin(sleep(idle_timeout)));
         let is_over = unread.as_mut().poll(context).is_ready();
-        is_over && !self.is_lasting()
+        is_over && !self.has_no_deadline()
     }
 }
 
-impl<I: AsyncRead + Unpin> AsyncRead for Guarded<I> {
+impl<I: AsyncRead + Unpin> AsyncRead for TimedIo<I> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -139,7 +141,7 @@ impl<I: AsyncRead + Unpin> AsyncRead for Guarded<I> {
     }
 }
 
-impl<I: AsyncWrite + Unpin> AsyncWrite for Guarded<I> {
+impl<I: AsyncWrite + Unpin> AsyncWrite for TimedIo<I> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -179,7 +181,7 @@ mod tests {
     const SOON: Duration = Duration::from_millis(50);
     const LIMITS: Limits = Limits {
         connections: 4,
-        patience: SOON,
+        idle_timeout: SOON,
         lifetime: Duration::from_secs(3600),
     };
 
@@ -234,7 +236,7 @@ mod tests {
             client.write_all(b"x").await.unwrap();
             accepted.read_exact(&mut [0]).await.unwrap();
             let reading = async {
-                // Each pause is within its patience, all together are not.
+                // Each pause is within its idle_timeout, all together are not.
                 let mut some = vec![0; 4 << 20];
                 for _ in 0..8 {
                     sleep(SOON / 3).await;
@@ -261,7 +263,7 @@ mod tests {
             let begin = Instant::now();
             assert!(accepted.read(&mut [0]).await.is_err());
             assert!(begin.elapsed() > SOON * 2);
-            accepted.lasting().store(true, Ordering::Relaxed);
+            accepted.no_deadline().store(true, Ordering::Relaxed);
             assert!(timeout(SOON * 6, accepted.read(&mut [0])).await.is_err());
         });
     }
@@ -286,7 +288,7 @@ mod tests {
             let lifetime = SOON * 10;
             let limits = Limits {
                 connections: 3,
-                patience: lifetime,
+                idle_timeout: lifetime,
                 lifetime,
             };
             let app = axum::Router::new()

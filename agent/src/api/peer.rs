@@ -8,7 +8,7 @@ use nix::{
     unistd::{Gid, Group},
 };
 
-use super::types::Caller;
+use crate::wire::types::Caller;
 
 /// Peers allowed: root, and members of one group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,17 +28,12 @@ pub struct Peer {
 
 impl Allowed {
     /// Whether this peer may ask.
-    #[must_use]
     pub fn permits(&self, peer: &Peer) -> bool {
         peer.caller.uid == 0 || peer.groups.contains(&self.group.as_raw())
     }
 }
 
 /// Finds the group by name.
-///
-/// # Errors
-///
-/// If there is none, naming the mend.
 pub fn group_id(name: &str) -> anyhow::Result<Gid> {
     Group::from_name(name)?
         .map(|group| group.gid)
@@ -50,10 +45,6 @@ pub fn group_id(name: &str) -> anyhow::Result<Gid> {
 }
 
 /// Reads a peer's credentials (SO_PEERCRED) and groups (SO_PEERGROUPS, Linux 4.13).
-///
-/// # Errors
-///
-/// If the kernel does not tell.
 pub fn peer_of(socket: BorrowedFd<'_>) -> std::io::Result<Peer> {
     let credentials = getsockopt(&socket, PeerCredentials)?;
     let mut groups = peer_groups(socket)?;

@@ -34,16 +34,18 @@ use tracing::warn;
 
 use super::{
     MAX_BODY, body,
-    events::Line,
     limit::{Limited, Limits},
     peer::{Allowed, Peer, peer_of},
-    socket::Standing,
-    types::{AddRequest, ApplyRequest, Caller, DetachRequest, ErrorAnswer, RemoveRequest},
+    socket::RebindingListener,
 };
 use crate::{
     engine::{EngineError, Handle, Message, Reading},
     kernel::interference::Verdict,
     policy::{Cidr, PolicyName},
+    wire::{
+        events::StreamItem,
+        types::{AddRequest, ApplyRequest, Caller, DetachRequest, ErrorAnswer, RemoveRequest},
+    },
 };
 
 /// How long `status` and `stats` wait for the engine before they answer with what was last published.
@@ -52,7 +54,7 @@ const FRESH: Duration = Duration::from_millis(25);
 /// The daemon's descriptors are for its maps: there are at least 1,024, and these are half of them.
 const LIMITS: Limits = Limits {
     connections: 512,
-    patience: Duration::from_secs(5),
+    idle_timeout: Duration::from_secs(5),
     // Longer than the CLI waits for an answer.
     lifetime: Duration::from_secs(180),
 };
@@ -73,7 +75,7 @@ const LIST_TIME: Duration = Duration::from_secs(30);
 ///
 /// If the listener breaks.
 pub async fn serve(
-    listener: Standing,
+    listener: RebindingListener,
     engine: Handle,
     allowed: Allowed,
     stop: impl Future<Output = ()> + Send + 'static,
@@ -130,18 +132,18 @@ struct PeerInfo {
     lasting: Lasting,
 }
 
-/// See [`super::limit::Guarded::lasting`].
+/// See [`super::limit::TimedIo::lasting`].
 #[derive(Clone)]
 struct Lasting(Arc<AtomicBool>);
 
-impl Connected<IncomingStream<'_, Limited<Standing>>> for PeerInfo {
-    fn connect_info(stream: IncomingStream<'_, Limited<Standing>>) -> Self {
+impl Connected<IncomingStream<'_, Limited<RebindingListener>>> for PeerInfo {
+    fn connect_info(stream: IncomingStream<'_, Limited<RebindingListener>>) -> Self {
         let peer = peer_of(stream.io().io().as_fd());
         Self {
             peer: peer
                 .inspect_err(|e| warn!("a client's credentials cannot be read: {e}"))
                 .ok(),
-            lasting: Lasting(stream.io().lasting()),
+            lasting: Lasting(stream.io().no_deadline()),
         }
     }
 }
@@ -264,12 +266,12 @@ async fn events(
         let text = loop {
             let line = match lines.recv().await {
                 Ok(line) => line,
-                Err(RecvError::Lagged(lost)) => Arc::new(Line::Lost { lost }),
+                Err(RecvError::Lagged(lost)) => Arc::new(StreamItem::Lost { lost }),
                 Err(RecvError::Closed) => return None,
             };
             let wanted = match &*line {
-                Line::Event(event) => event.matches(policy.as_ref(), cidrs),
-                Line::Lost { .. } => true,
+                StreamItem::Event(event) => event.matches(policy.as_ref(), cidrs),
+                StreamItem::Lost { .. } => true,
             };
             if wanted && let Ok(mut text) = serde_json::to_string(&*line) {
                 text.push('\n');

@@ -29,16 +29,16 @@ use tokio::{
 };
 use tracing::warn;
 
-use crate::{daemon::trusted, problem::Problem};
+use crate::{path_security, problem::Problem};
 
 /// How often it is looked whether the path still leads to the socket.
 const LOOK: Duration = Duration::from_secs(2);
-/// Pause after an accept() that failed, as for want of descriptors.
+/// Pause after an accept() that failed, as when descriptors are short.
 const PAUSE: Duration = Duration::from_millis(200);
 
 /// The listener.
 #[derive(Debug)]
-pub struct Standing {
+pub struct RebindingListener {
     listener: UnixListener,
     path: PathBuf,
     group: Gid,
@@ -54,14 +54,9 @@ pub struct Socket {
     inode: Arc<AtomicU64>,
 }
 
-impl Standing {
+impl RebindingListener {
     /// Binds the socket: mode 0660, root and `group`. A socket left by a killed daemon is replaced;
     /// the caller holds the instance lock, so it cannot be another daemon's.
-    ///
-    /// # Errors
-    ///
-    /// If its directory does not exist or others may change what is in it, or something that is no socket
-    /// stands at the path.
     pub fn bind(path: &Path, group: Gid) -> anyhow::Result<(Self, Socket)> {
         check_directory(path)?;
         match fs::symlink_metadata(path) {
@@ -92,7 +87,7 @@ impl Standing {
 
     /// Puts the socket back where it, or its directory, was removed. What stands there instead is left
     /// alone.
-    fn stand_up(&mut self) {
+    fn ensure_bound(&mut self) {
         let problem = match fs::symlink_metadata(&self.path) {
             Ok(meta) if meta.ino() == self.inode.load(Ordering::Relaxed) => None,
             Ok(_) => Some("something else stands at the path".to_owned()),
@@ -113,7 +108,7 @@ impl Standing {
 
     fn again(&mut self) -> anyhow::Result<()> {
         if let Some(dir) = self.path.parent() {
-            trusted::make(dir, 0o755)?;
+            path_security::make(dir, 0o755)?;
         }
         check_directory(&self.path)?;
         let (listener, inode) = stand(&self.path, self.group)?;
@@ -123,7 +118,7 @@ impl Standing {
     }
 }
 
-impl Listener for Standing {
+impl Listener for RebindingListener {
     type Io = UnixStream;
     type Addr = SocketAddr;
 
@@ -137,7 +132,7 @@ impl Listener for Standing {
                         sleep(PAUSE).await;
                     }
                 },
-                _ = self.look.tick() => self.stand_up(),
+                _ = self.look.tick() => self.ensure_bound(),
             }
         }
     }
@@ -150,7 +145,7 @@ impl Listener for Standing {
 /// Others must not be able to put their own socket there.
 fn check_directory(path: &Path) -> anyhow::Result<()> {
     let dir = path.parent().unwrap_or(Path::new("/"));
-    trusted::shared(dir).with_context(|| format!("socket {}", path.display()))
+    path_security::check_shared(dir).with_context(|| format!("socket {}", path.display()))
 }
 
 /// A new socket at the path, and its inode.
@@ -205,17 +200,17 @@ mod tests {
         let path = dir.path().join("run/s");
         runtime.block_on(async {
             fs::create_dir(dir.path().join("run")).unwrap();
-            let (mut standing, file) = Standing::bind(&path, getegid()).unwrap();
+            let (mut standing, file) = RebindingListener::bind(&path, getegid()).unwrap();
             assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o660);
             fs::remove_dir_all(dir.path().join("run")).unwrap();
-            standing.stand_up();
+            standing.ensure_bound();
             let client = UnixStream::connect(&path);
             let (accepted, connected) = tokio::join!(standing.accept(), client);
             drop((accepted, connected.unwrap()));
             // Another's is left alone.
             fs::remove_file(&path).unwrap();
             fs::write(&path, "").unwrap();
-            standing.stand_up();
+            standing.ensure_bound();
             assert!(standing.problem.text().is_some());
             drop(file);
             assert!(path.exists());

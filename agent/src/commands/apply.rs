@@ -8,11 +8,9 @@ use std::{
 
 use super::{exit, print, table};
 use crate::{
-    api::{
-        client::Client,
-        types::{ApplyRequest, WalkView},
-    },
+    api::client::Client,
     cli::Apply,
+    wire::types::{ApplyRequest, WalkView},
 };
 
 /// How often to ask how far it is.

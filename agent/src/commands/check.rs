@@ -10,7 +10,7 @@ use crate::{
     config::{Config, ConfigError},
     datapath::probe,
     kernel::facts::host_facts,
-    policy::{HostFacts, PolicyName, compile::Effect},
+    policy::{HostFacts, PolicyName, compile::EffectiveSetting},
 };
 
 /// What `--json` prints.
@@ -28,7 +28,7 @@ struct Answer {
 #[derive(Serialize)]
 struct PolicyAnswer {
     entries: usize,
-    effects: Vec<Effect>,
+    effects: Vec<EffectiveSetting>,
 }
 
 pub(super) fn run(args: &Check) -> anyhow::Result<ExitCode> {

@@ -6,16 +6,14 @@ use anyhow::Context as _;
 
 use super::{exit, print, table};
 use crate::{
-    api::{
-        client::{Client, ClientError},
-        types::{DetachAnswer, DetachRequest, WalkView},
-    },
+    api::client::{Client, ClientError},
     cli::Detach,
     config::{AgentConfig, Config},
     daemon::{lock::InstanceLock, resolve_cgroup},
     datapath::Removed,
     engine::{for_restoring, remove_kept_pins, remove_links, remove_pins, walk},
     kernel::{interference, privileges},
+    wire::types::{DetachAnswer, DetachRequest, WalkView},
 };
 
 pub(super) fn run(args: &Detach) -> anyhow::Result<ExitCode> {

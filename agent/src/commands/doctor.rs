@@ -65,7 +65,7 @@ fn probe_timers(
     host: &HostFacts,
 ) -> Option<Verdict> {
     let (address, _) = set.probe_target(host)?;
-    // What is in force counts, which may be by hand, or of files that were edited since.
+    // What is in force counts, which may be runtime entries, or files that were edited since.
     let jiffies = pinned_initial_rto(&agent.pin_dir, address)?;
     let target = Target {
         address,

@@ -6,11 +6,9 @@ use rto_agent_common::EntryValue;
 
 use super::{print, table};
 use crate::{
-    api::{
-        client::Client,
-        types::{ListAnswer, ListedEntry},
-    },
+    api::client::Client,
     cli::Reading,
+    wire::types::{EntryView, ListAnswer},
 };
 
 pub(super) fn run(args: &Reading) -> anyhow::Result<ExitCode> {
@@ -49,13 +47,13 @@ fn text(answer: &ListAnswer) -> String {
     }
     for cidr in &answer.masked {
         text.push_str(&format!(
-            "{cidr} is switched off by hand (rto-agent remove --undo {cidr})\n"
+            "{cidr} is switched off at run time (rto-agent remove --undo {cidr})\n"
         ));
     }
     text
 }
 
-fn cells(entry: &ListedEntry) -> [String; 4] {
+fn cells(entry: &EntryView) -> [String; 4] {
     let more = if entry.hits >= EntryValue::HITS_MAX {
         "+"
     } else {

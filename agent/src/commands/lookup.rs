@@ -4,9 +4,10 @@ use std::process::ExitCode;
 
 use super::{print, table};
 use crate::{
-    api::{client::Client, types::LookupAnswer},
+    api::client::Client,
     cli::Lookup,
     kernel::hz::measure,
+    wire::types::{LookupAnswer, LookupEntry},
 };
 
 pub(super) fn run(args: &Lookup) -> anyhow::Result<ExitCode> {
@@ -27,14 +28,14 @@ pub(super) fn run(args: &Lookup) -> anyhow::Result<ExitCode> {
 fn text(answer: &LookupAnswer, hz: u32) -> String {
     let mut text = match &answer.entry {
         None => format!("{}: {}\n", answer.address, answer.reason),
-        Some(entry) => format!(
+        Some(LookupEntry { entry, sets }) => format!(
             "{}: {} (policy {}, {}): {}\n{}",
             answer.address,
             entry.cidr,
             entry.policy,
             entry.source,
             answer.reason,
-            table::effects(&entry.effects, hz, "  "),
+            table::effects(&sets.effects, hz, "  "),
         ),
     };
     for cidr in &answer.shadowed {

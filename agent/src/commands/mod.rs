@@ -7,7 +7,7 @@ use std::{
 
 use serde::Serialize;
 
-use crate::cli::Verb;
+use crate::cli::{Moved, Verb};
 
 mod add;
 mod advise;
@@ -18,7 +18,6 @@ mod doctor;
 mod generate;
 mod list;
 mod lookup;
-mod predict;
 mod probe;
 mod reload;
 mod remove;
@@ -30,7 +29,6 @@ mod top;
 mod watch;
 
 /// Carries a verb out. Exit status: 0 done, 1 refused or failed (clap says 2 for usage).
-#[must_use]
 pub fn dispatch(verb: Verb) -> ExitCode {
     let result = match verb {
         Verb::Run(args) => run::run(&args),
@@ -44,7 +42,7 @@ pub fn dispatch(verb: Verb) -> ExitCode {
         Verb::Top(args) => top::run(&args),
         Verb::Status(args) => status::run(&args),
         Verb::Reload(args) => reload::run(&args),
-        Verb::Predict(args) => predict::run(&args),
+        Verb::Predict(args) => return moved("predict", &args),
         Verb::Advise(args) => advise::run(&args),
         Verb::Apply(args) => apply::run(&args),
         Verb::Detach(args) => detach::run(&args),
@@ -62,6 +60,17 @@ pub fn dispatch(verb: Verb) -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Where a verb went; a usage error.
+fn moved(verb: &str, args: &Moved) -> ExitCode {
+    let rest: Vec<_> = args.rest.iter().map(|arg| arg.to_string_lossy()).collect();
+    let line = format!(
+        "rto-agent: {verb} is another program's now: rto-lab {verb} {}",
+        rest.join(" ")
+    );
+    let _told = writeln!(io::stderr(), "{}", line.trim_end());
+    ExitCode::from(2)
 }
 
 /// Exit status 0, or 1 where what was asked for is not so.

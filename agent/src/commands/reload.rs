@@ -3,10 +3,7 @@
 use std::process::ExitCode;
 
 use super::{print, table};
-use crate::{
-    api::{client::Client, types::ChangeAnswer},
-    cli::Reading,
-};
+use crate::{api::client::Client, cli::Reading, wire::types::ChangeAnswer};
 
 pub(super) fn run(args: &Reading) -> anyhow::Result<ExitCode> {
     let answer: ChangeAnswer = Client::new(&args.socket.socket).post("/v1/reload", &())?;

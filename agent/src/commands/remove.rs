@@ -4,11 +4,9 @@ use std::process::ExitCode;
 
 use super::{print, table};
 use crate::{
-    api::{
-        client::Client,
-        types::{ChangeAnswer, RemoveRequest},
-    },
+    api::client::Client,
     cli::Remove,
+    wire::types::{ChangeAnswer, RemoveRequest},
 };
 
 pub(super) fn run(args: Remove) -> anyhow::Result<ExitCode> {

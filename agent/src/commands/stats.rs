@@ -10,12 +10,13 @@ use anyhow::Context as _;
 
 use super::{print, table};
 use crate::{
-    api::{
-        client::Client,
-        stats::{DirectionStats, HistogramView, PolicyStats, StatsAnswer},
-    },
+    api::client::Client,
     cli::Stats,
     policy::{PolicyName, units::format_duration},
+    wire::{
+        histogram::HistogramView,
+        stats::{COUNTERS, DirectionStats, PolicyStats, StatsAnswer},
+    },
 };
 
 /// Longest bar of a histogram.
@@ -115,9 +116,9 @@ fn overview(answer: &StatsAnswer) -> comfy_table::Table {
         "POLICY",
         "DIRECTION",
         "CONNECTIONS",
-        "SENT AGAIN",
-        "NEEDLESS",
-        "UNKNOWN",
+        "RETRANS",
+        "SPURIOUS",
+        "UNDECIDED",
         "RECOVERED",
         "SAVED",
         "HANDSHAKE P50",
@@ -203,20 +204,15 @@ fn details(name: &PolicyName, direction: &str, stats: &DirectionStats) -> String
     } else {
         failures.join(", ")
     };
-    for (what, value) in [
-        ("initial RTOs set", stats.initial_rtos_set.to_string()),
+    let counters = COUNTERS.iter().filter_map(|counter| {
+        let title = counter.title?;
+        Some((title, (counter.value)(stats).to_string()))
+    });
+    let others = [
         ("RTOs, first to 8th and later in a row", rtos.join(" ")),
-        ("tail loss probes", stats.tail_loss_probes.to_string()),
-        (
-            "segments sent again",
-            stats.segments_retransmitted.to_string(),
-        ),
-        ("given up", stats.expired.to_string()),
-        ("linear mode ended", stats.linear_ended.to_string()),
-        ("open sockets taken over", stats.open_sockets.to_string()),
         ("options refused", failures),
-        ("without memory", stats.storage_failures.to_string()),
-    ] {
+    ];
+    for (what, value) in counters.chain(others) {
         text.push_str(&format!("  {what:38} {value}\n"));
     }
     for (what, histogram) in [

@@ -4,13 +4,11 @@ use std::{process::ExitCode, time::Duration};
 
 use super::{exit, print, table};
 use crate::{
-    api::{
-        client::Client,
-        types::{StatusAnswer, WalkView, now_s},
-    },
+    api::client::Client,
     cli::Reading,
     datapath::Accepted,
     kernel::features::{Feature, Presence},
+    wire::types::{StatusAnswer, WalkView, now_s},
 };
 
 pub(super) fn run(args: &Reading) -> anyhow::Result<ExitCode> {
@@ -67,7 +65,7 @@ fn text(status: &StatusAnswer) -> String {
         (
             "entries",
             format!(
-                "{} of {} ({} by hand){}",
+                "{} of {} ({} runtime){}",
                 status.entries,
                 status.max_entries,
                 status.entries_by_hand,

@@ -3,8 +3,8 @@
 use comfy_table::{ContentArrangement, Table, presets::NOTHING};
 
 use crate::{
-    api::types::{ChangeAnswer, WalkView},
-    policy::{compile::Effect, plan::ChangeSummary, units},
+    policy::{compile::EffectiveSetting, plan::ChangeSummary, units},
+    wire::types::{ChangeAnswer, WalkView},
 };
 
 /// A table without lines, as `ip` and `systemctl` print them.
@@ -28,8 +28,8 @@ pub(super) fn text(table: &Table) -> String {
 }
 
 /// The settings of an entry in one cell: "initial_rto 100ms (25j), syn_retries auto".
-pub(super) fn settings(effects: &[Effect]) -> String {
-    let one = |e: &Effect| {
+pub(super) fn settings(effects: &[EffectiveSetting]) -> String {
+    let one = |e: &EffectiveSetting| {
         let value = if e.asked == e.effective {
             e.asked.clone()
         } else if e.asked == "auto" {
@@ -45,7 +45,7 @@ pub(super) fn settings(effects: &[Effect]) -> String {
 }
 
 /// What a policy's values become, a line each.
-pub(super) fn effects(effects: &[Effect], hz: u32, indent: &str) -> String {
+pub(super) fn effects(effects: &[EffectiveSetting], hz: u32, indent: &str) -> String {
     let width = effects.iter().map(|e| e.setting.len()).max().unwrap_or(0);
     effects
         .iter()

@@ -7,12 +7,10 @@ use std::{
 };
 
 use crate::{
-    api::{
-        client::Client,
-        events::{EventView, Line},
-    },
+    api::client::Client,
     cli::Watch,
     policy::{Cidr, PolicyName, units::format_duration},
+    wire::events::{EventView, StreamItem},
 };
 
 pub(super) fn run(args: &Watch) -> anyhow::Result<ExitCode> {
@@ -20,7 +18,7 @@ pub(super) fn run(args: &Watch) -> anyhow::Result<ExitCode> {
     let path = path(args)?;
     let mut out = io::stdout().lock();
     let ended = client.lines(&path, |line| -> anyhow::Result<()> {
-        let line: Line = serde_json::from_slice(line)?;
+        let line: StreamItem = serde_json::from_slice(line)?;
         if args.json {
             serde_json::to_writer(&mut out, &line).map_err(io::Error::from)?;
             writeln!(out)?;
@@ -49,10 +47,10 @@ fn path(args: &Watch) -> anyhow::Result<String> {
     Ok(path)
 }
 
-fn text(line: &Line) -> String {
+fn text(line: &StreamItem) -> String {
     match line {
-        Line::Lost { lost } => format!("({lost} lost: they came faster than they were read)"),
-        Line::Event(event) => event_text(event),
+        StreamItem::Lost { lost } => format!("({lost} lost: they came faster than they were read)"),
+        StreamItem::Event(event) => event_text(event),
     }
 }
 
@@ -91,7 +89,7 @@ fn printable(name: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::events::Kind;
+    use crate::wire::events::Kind;
 
     #[test]
     fn lines_for_people() {
@@ -124,9 +122,9 @@ mod tests {
             ..event.clone()
         };
         let lines = [
-            Line::Event(event),
-            Line::Event(answered),
-            Line::Lost { lost: 3 },
+            StreamItem::Event(event),
+            StreamItem::Event(answered),
+            StreamItem::Lost { lost: 3 },
         ];
         insta::assert_snapshot!(lines.map(|line| text(&line)).join("\n"));
     }

@@ -11,7 +11,7 @@ use crate::{parallel, policy::Cidr};
 
 /// A CIDR in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct SpannedCidr {
     pub(super) cidr: Cidr,
     /// Offset of its opening quote.
     pub(super) start: u32,
@@ -32,14 +32,14 @@ struct Taken {
     /// Bytes up to its `]` that are not in the rest, those of the lists before it as well.
     gone: usize,
     /// In parts, as they were read.
-    cidrs: Vec<Vec<Place>>,
+    cidrs: Vec<Vec<SpannedCidr>>,
 }
 
 const KEY: &str = "cidrs";
 
 impl<'t> Lists<'t> {
     /// Takes them out.
-    pub(super) fn take_out(text: &'t str) -> Self {
+    pub(super) fn extract(text: &'t str) -> Self {
         let untouched = Self {
             rest: text.into(),
             taken: Vec::new(),
@@ -81,7 +81,7 @@ impl<'t> Lists<'t> {
     }
 
     /// The list whose `[` is at this offset of the rest, if it was taken out.
-    pub(super) fn take(&mut self, at: usize) -> Option<Vec<Vec<Place>>> {
+    pub(super) fn take(&mut self, at: usize) -> Option<Vec<Vec<SpannedCidr>>> {
         let index = self
             .taken
             .binary_search_by_key(&at, |taken| taken.at)
@@ -117,7 +117,7 @@ const LEAST: usize = 1 << 18;
 ///
 /// It is read in windows, each as large as all before it: where it ends is not known, and what is read beyond
 /// its end must be no more than what is in it, as there may be many lists.
-fn list(text: &str, begin: usize, number: u32) -> Option<(Vec<Vec<Place>>, usize, u32)> {
+fn list(text: &str, begin: usize, number: u32) -> Option<(Vec<Vec<SpannedCidr>>, usize, u32)> {
     let mut list = List {
         cidrs: Vec::new(),
         ends: 0,
@@ -173,7 +173,7 @@ fn end_of_line(text: &str, offset: usize) -> usize {
 
 /// What was read of a list.
 struct List {
-    cidrs: Vec<Vec<Place>>,
+    cidrs: Vec<Vec<SpannedCidr>>,
     /// Lines that end in it.
     ends: u32,
     last: Option<Token>,
@@ -207,7 +207,7 @@ enum Token {
 #[derive(Default)]
 struct Part {
     /// Their lines are counted from the part's.
-    cidrs: Vec<Place>,
+    cidrs: Vec<SpannedCidr>,
     first: Option<Token>,
     last: Option<Token>,
     /// Lines that end in it.
@@ -297,7 +297,7 @@ impl<'t> Scanner<'t> {
         }
     }
 
-    fn item(&mut self) -> Option<Place> {
+    fn item(&mut self) -> Option<SpannedCidr> {
         let start = self.at;
         let quote = self.peek().filter(|b| b"\"'".contains(b))?;
         let content = &self.text.as_bytes()[start + 1..];
@@ -308,7 +308,7 @@ impl<'t> Scanner<'t> {
         }
         let end = start + 1 + length;
         self.at = end + 1;
-        Some(Place {
+        Some(SpannedCidr {
             cidr: self.text[start + 1..end].parse().ok()?,
             start: u32::try_from(start).ok()?,
             line: self.ends,
@@ -323,7 +323,7 @@ mod tests {
     use super::*;
 
     fn taken(text: &str) -> (String, Vec<Vec<String>>) {
-        let mut lists = Lists::take_out(text);
+        let mut lists = Lists::extract(text);
         let at: Vec<usize> = lists.taken.iter().map(|t| t.at).collect();
         let mut all = Vec::new();
         for at in at {
@@ -331,7 +331,7 @@ mod tests {
             let list = lists.take(at).unwrap().concat();
             // To count the lines before each takes a while.
             let step = list.len() / 50 + 1;
-            for Place { cidr, start, line } in list.iter().step_by(step) {
+            for SpannedCidr { cidr, start, line } in list.iter().step_by(step) {
                 let start = *start as usize + 1;
                 let said = text[start..].split(['"', '\'']).next().unwrap();
                 assert_eq!(said.parse::<Cidr>().unwrap(), *cidr);
@@ -352,7 +352,7 @@ mod tests {
             "[policy.a]\n  cidrs = []\nforce = true\n[policy.b]\ncidrs=[]\n"
         );
         assert_eq!(lists, [vec!["10.0.0.0/8", "fd00::/8"], vec![]]);
-        let lists = Lists::take_out(text);
+        let lists = Lists::extract(text);
         let force = lists.rest.find("force").unwrap();
         let there = lists.in_text(force..force + 5);
         assert_eq!(&text[there], "force");
@@ -405,7 +405,7 @@ mod tests {
                 for wrong in [",,", "x"] {
                     let mut text = text.clone();
                     text.insert_str(at, wrong);
-                    assert!(Lists::take_out(&text).taken.is_empty(), "{wrong} at {at}");
+                    assert!(Lists::extract(&text).taken.is_empty(), "{wrong} at {at}");
                 }
             }
         }
@@ -422,7 +422,7 @@ mod tests {
             let time = |text: &str, lists: usize| {
                 let took = (0..3).map(|_| {
                     let begin = std::time::Instant::now();
-                    let taken = Lists::take_out(text).taken;
+                    let taken = Lists::extract(text).taken;
                     let took = begin.elapsed();
                     assert_eq!(taken.len(), lists);
                     for list in taken.iter().flat_map(|taken| &taken.cidrs) {
@@ -443,7 +443,7 @@ mod tests {
         /// The parser finds the same in the rest, with the lists in their places, as in the whole.
         #[test]
         fn nothing_is_lost(text in "((\\[policy\\.[a-c]\\]|cidrs = \\[|\\]|,|\"10\\.[0-9]\\.0\\.0/16\"|'fd00::/8'|#[ a\"\\]]{0,3}|x = [0-9\"']{0,4}| |\t|\r)\n?){0,16}") {
-            let mut lists = Lists::take_out(&text);
+            let mut lists = Lists::extract(&text);
             let whole = text.parse::<toml::Table>();
             let rest = lists.rest.parse::<toml::Table>();
             prop_assert_eq!(whole.is_ok(), rest.is_ok(), "{}", &lists.rest);

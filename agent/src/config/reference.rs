@@ -16,7 +16,7 @@ use crate::{
     cli::Cli,
     kernel::{
         btf::BtfError,
-        features::{self, Asked},
+        features::{self, ProbeResults},
     },
     policy::compile::tests::HOST,
 };
@@ -127,7 +127,7 @@ const AGENT: &[Key] = &[
         refused: &["1"],
     },
     Key {
-        name: "count_unlisted",
+        name: "count_unmatched",
         values: "boolean",
         default: "false",
         meaning: "Whether connections that no entry covers are counted too",
@@ -362,7 +362,7 @@ fn help() -> BTreeMap<String, String> {
 /// The kernel features that a setting uses.
 fn needs(setting: &str) -> String {
     let nothing = Err(BtfError::Missing(String::new()));
-    let all = features::judge(&Asked::nothing(""), &nothing);
+    let all = features::evaluate(&ProbeResults::nothing(""), &nothing);
     let used = all
         .iter()
         .filter(|f| f.settings.iter().any(|s| s == setting));

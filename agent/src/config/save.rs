@@ -1,4 +1,4 @@
-//! `policies.d/50-cli.toml`: entries added by hand for good.
+//! `policies.d/50-cli.toml`: entries of `rto-agent add --save`.
 //!
 //! Edited, not rewritten: comments and order stay. Written beside its place and renamed, so that
 //! nobody ever reads half a file.
@@ -11,14 +11,10 @@ use std::{
 
 use toml_edit::{Array, DocumentMut, Item, Table, TableLike, value};
 
-use super::draft::Draft;
-use crate::{
-    api::types::SettingsSpec,
-    policy::{Cidr, PolicyName, Settings},
-};
+use super::atomic_file::AtomicFile;
+use crate::policy::{Cidr, PolicyName, Settings};
 
-const HEADER: &str =
-    "# Entries saved by `rto-agent add --save`. They may be edited by hand as well.\n\n";
+const HEADER: &str = "# Entries saved by `rto-agent add --save`. They may be edited as well.\n\n";
 
 /// Why the file was not changed.
 #[derive(Debug, thiserror::Error)]
@@ -59,10 +55,6 @@ pub struct Undo {
 
 impl Undo {
     /// Puts it back.
-    ///
-    /// # Errors
-    ///
-    /// If it cannot be written.
     pub fn undo(self) -> io::Result<()> {
         match self.former {
             Some(text) => replace(&self.path, &text),
@@ -87,10 +79,6 @@ pub fn add(
 }
 
 /// A file's text with entries of a policy added.
-///
-/// # Errors
-///
-/// If it cannot be understood.
 pub fn added(
     text: &str,
     cidrs: &[Cidr],
@@ -99,11 +87,13 @@ pub fn added(
 ) -> Result<String, String> {
     let mut document = parse(text)?;
     for cidr in cidrs {
-        take_out(&mut document, cidr, Some(policy));
+        extract(&mut document, cidr, Some(policy));
     }
     let table = policy_table(&mut document, policy)?;
     if let Some(settings) = settings {
-        write_settings(table, settings);
+        for (key, value) in settings.to_toml() {
+            table.insert(&key, value);
+        }
     }
     let list = table.entry("cidrs").or_insert_with(|| value(Array::new()));
     let list = list
@@ -140,15 +130,11 @@ pub fn remove(path: &Path, cidrs: &[Cidr]) -> Result<Undo, SaveError> {
 }
 
 /// A file's text without entries, or the first of them that is not in it.
-///
-/// # Errors
-///
-/// If it cannot be understood.
 pub fn removed(text: &str, cidrs: &[Cidr]) -> Result<Result<String, Cidr>, String> {
     let mut document = parse(text)?;
     let missing = cidrs
         .iter()
-        .find(|cidr| !take_out(&mut document, cidr, None));
+        .find(|cidr| !extract(&mut document, cidr, None));
     Ok(match missing {
         Some(cidr) => Err(*cidr),
         None => Ok(document.to_string()),
@@ -187,7 +173,7 @@ fn edit(
 }
 
 /// Removes an entry wherever it is, and a policy that had no other (but not `keep`); whether it was there.
-fn take_out(document: &mut DocumentMut, cidr: &Cidr, keep: Option<&PolicyName>) -> bool {
+fn extract(document: &mut DocumentMut, cidr: &Cidr, keep: Option<&PolicyName>) -> bool {
     let Some(policies) = document.get_mut("policy").and_then(Item::as_table_like_mut) else {
         return false;
     };
@@ -229,46 +215,10 @@ fn policy_table<'d>(
         .ok_or_else(|| format!("policy.{policy} is no table"))
 }
 
-fn write_settings(table: &mut dyn TableLike, settings: &Settings) {
-    let spec = SettingsSpec::from(settings);
-    let texts = [
-        ("initial_rto", spec.initial_rto),
-        ("syn_ack_rto", spec.syn_ack_rto),
-        ("rto_min", spec.rto_min),
-        ("delack_max", spec.delack_max),
-        ("rto_max", spec.rto_max),
-        ("user_timeout", spec.user_timeout),
-        ("mptcp", spec.mptcp),
-    ];
-    for (key, text) in texts {
-        if let Some(text) = text {
-            table.insert(key, value(text));
-        }
-    }
-    if let Some(retries) = spec.linear_retries {
-        table.insert("linear_retries", value(i64::from(retries)));
-    }
-    for (key, on) in [
-        ("rto_restart", spec.rto_restart),
-        ("thin_linear", spec.thin_linear),
-    ] {
-        if let Some(on) = on {
-            table.insert(key, value(on));
-        }
-    }
-    if let Some(text) = spec.syn_retries {
-        let number = text.parse::<i64>().map(value);
-        table.insert("syn_retries", number.unwrap_or_else(|_| value(text)));
-    }
-    if spec.force {
-        table.insert("force", value(true));
-    }
-}
-
 fn replace(path: &Path, text: &str) -> io::Result<()> {
     let dir = path.parent().unwrap_or(Path::new("."));
     fs::create_dir_all(dir)?;
-    let draft = Draft::write(path, 0o644, text.as_bytes())?;
+    let draft = AtomicFile::write(path, 0o644, text.as_bytes())?;
     // Whatever the umask.
     fs::set_permissions(draft.path(), fs::Permissions::from_mode(0o644))?;
     draft.commit()?;

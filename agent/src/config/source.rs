@@ -56,7 +56,7 @@ pub struct ConfigError {
     /// The column, in characters from 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub column: Option<usize>,
-    /// What is wrong, and how to mend it.
+    /// What is wrong, and how to fix it.
     pub message: String,
     /// The line's text, and where in it to put how long a mark.
     #[serde(skip)]

@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 
-use super::*;
+use super::{source::Source, *};
 use crate::policy::compile::tests::HOST;
 
 /// Loads files given as (name, text); errors have the directory cut off.
@@ -71,7 +71,7 @@ fn other_files_add_cidrs() {
 }
 
 #[test]
-fn every_refusal_names_place_and_mend() {
+fn every_refusal_names_place_and_fix() {
     let policy = |line: &str| format!("[policy.near]\ncidrs = [\"10.0.0.0/16\"]\n{line}\n");
     let rto = "initial_rto = \"100ms\"";
     let cases = [

@@ -17,7 +17,7 @@ use nix::{
 };
 use tracing::info;
 
-use super::trusted;
+use crate::path_security;
 
 const FILE: &str = "lock";
 /// How long a start waits for a lock whose holder has ended. A child that the holder had forked shares the open
@@ -71,19 +71,11 @@ pub struct InstanceLock {
 
 impl InstanceLock {
     /// Takes the locks on both.
-    ///
-    /// # Errors
-    ///
-    /// As [`InstanceLock::of_state`].
     pub fn take(state_dir: &Path, pin_dir: &Path) -> Result<Self, LockError> {
         Self::of_state(state_dir)?.and_pins(pin_dir)
     }
 
     /// Takes the lock on `state_dir` (made if missing).
-    ///
-    /// # Errors
-    ///
-    /// [`LockError::Held`] names the process that has it.
     pub fn of_state(state_dir: &Path) -> Result<Self, LockError> {
         Self::of_state_after(state_dir, &mut patience())
     }
@@ -93,7 +85,7 @@ impl InstanceLock {
             path: state_dir.to_owned(),
             reason,
         };
-        trusted::make_own(state_dir).map_err(state_error)?;
+        path_security::make_private(state_dir).map_err(state_error)?;
         let path = state_dir.join(FILE);
         let file = OpenOptions::new()
             .read(true)
@@ -118,10 +110,6 @@ impl InstanceLock {
 
     /// Takes the one on `pin_dir` as well, where that exists: two agents with state directories of
     /// their own must not share pins either.
-    ///
-    /// # Errors
-    ///
-    /// As [`InstanceLock::of_state`].
     pub fn and_pins(mut self, pin_dir: &Path) -> Result<Self, LockError> {
         self.follow_after(pin_dir, &mut patience())?;
         Ok(self)
@@ -129,10 +117,6 @@ impl InstanceLock {
 
     /// Sees to it that the lock is on what `pin_dir` is now: the directory may have been removed and made
     /// again, and its file system unmounted, which an open directory would keep alive with all its pins.
-    ///
-    /// # Errors
-    ///
-    /// If another daemon has the new one.
     pub fn follow(&mut self, pin_dir: &Path) -> Result<(), LockError> {
         self.follow_after(pin_dir, &mut || false)
     }
@@ -148,7 +132,7 @@ impl InstanceLock {
         if now == held.map(identity) {
             return Ok(());
         }
-        trusted::own(pin_dir).map_err(|reason| LockError::PinDir {
+        path_security::check_private(pin_dir).map_err(|reason| LockError::PinDir {
             path: pin_dir.to_owned(),
             reason,
         })?;

@@ -10,7 +10,7 @@ use tracing::{info, warn};
 use crate::{
     api::{
         peer, server,
-        socket::{Socket, Standing},
+        socket::{RebindingListener, Socket},
     },
     config::{CgroupSetting, Config, Files, MetricsSetting},
     datapath::{make_pin_dir, probe},
@@ -20,14 +20,10 @@ use crate::{
     telemetry::http,
 };
 
+mod config_watcher;
 pub mod lock;
-pub mod trusted;
-mod watch;
 
 use lock::InstanceLock;
-
-/// Where the configuration is unless said otherwise.
-pub const DEFAULT_CONFIG: &str = "/etc/rto-agent/config.toml";
 
 /// Runs the daemon until SIGTERM or SIGINT.
 ///
@@ -60,7 +56,7 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
         .enable_all()
         .build()?;
     let _entered = runtime.enter();
-    let (listener, _socket) = Standing::bind(&agent.socket, group)?;
+    let (listener, _socket) = RebindingListener::bind(&agent.socket, group)?;
     let metrics = bind_metrics(&agent.metrics, group)?;
     let pin_dir = agent.pin_dir.clone();
     // Before there is a second thread.
@@ -88,7 +84,10 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
         })
         .context("cannot start the engine's thread")?;
     runtime.block_on(async {
-        let watcher = tokio::spawn(watch::watch(config_path.to_owned(), handle.clone()));
+        let watcher = tokio::spawn(config_watcher::watch(
+            config_path.to_owned(),
+            handle.clone(),
+        ));
         let (stopped, stop) = tokio::sync::oneshot::channel::<()>();
         let allowed = peer::Allowed { group };
         let serving = server::serve(listener, handle.clone(), allowed, async move {
@@ -135,7 +134,7 @@ fn bind_metrics(
     Ok(match setting {
         MetricsSetting::Off => None,
         MetricsSetting::Unix(path) => {
-            let (listener, socket) = Standing::bind(path, group)?;
+            let (listener, socket) = RebindingListener::bind(path, group)?;
             Some((http::Listener::Unix(listener), Some(socket)))
         }
         MetricsSetting::Tcp(address) => {

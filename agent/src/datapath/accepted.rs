@@ -25,6 +25,7 @@ const HOOK: &str = "inet_csk_clone";
 
 /// When accepted sockets get `rto_min`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(tag = "when", rename_all = "kebab-case")]
 pub enum Accepted {
     /// Before their first RTT sample, by `lsm_cgroup/inet_csk_clone`: the RTO is right at once.

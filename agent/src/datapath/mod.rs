@@ -23,8 +23,8 @@ use crate::{
     kernel::bpf::program_info,
     policy::{
         Cidr, PolicyName,
-        entries::{Builder, Families},
-        plan::{Image, Plan},
+        entries::{Builder, FamilyCounts},
+        plan::{MapState, Plan},
     },
 };
 
@@ -135,6 +135,7 @@ impl Options {
 
 /// What [`Datapath::open`] found of an earlier run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Found {
     /// Nothing: maps and program are new.
@@ -149,6 +150,7 @@ pub enum Found {
 
 /// Whether the program is in force.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Attachment {
     /// The kernel lists the program at the cgroup and the link's pin exists.
     pub attached: bool,
@@ -319,9 +321,9 @@ impl Datapath {
     /// # Errors
     ///
     /// If a map cannot be read.
-    pub fn image(&self) -> Result<Image, DatapathError> {
+    pub fn image(&self) -> Result<MapState, DatapathError> {
         let names = self.slots.by_index();
-        let mut image = Image::default();
+        let mut image = MapState::default();
         let mut entries = Builder::default();
         // An entry of a slot without a policy is inert; as "nameless" it is removed by any plan.
         let nameless = PolicyName::nameless();
@@ -353,7 +355,7 @@ impl Datapath {
     ///
     /// The first write that fails; what came before it stays written. The caller decides, with
     /// [`Datapath::image`] as the truth, whether to go back or to try again.
-    pub fn apply(&mut self, current: &Image, plan: &Plan) -> Result<(), DatapathError> {
+    pub fn apply(&mut self, current: &MapState, plan: &Plan) -> Result<(), DatapathError> {
         self.tables.be_patient();
         for (name, policy) in &plan.policies_write {
             self.write_policy(name, policy)?;
@@ -379,7 +381,7 @@ impl Datapath {
     }
 
     fn free(&mut self, plan: &Plan) -> Result<(), DatapathError> {
-        for name in &plan.policies_free {
+        for name in &plan.policies_remove {
             if let Some(slot) = self.slots.release(name) {
                 let free = Policy {
                     generation: slot.generation,
@@ -404,7 +406,7 @@ impl Datapath {
         &mut self,
         max_entries: u32,
         plan: &Plan,
-        desired: &Image,
+        desired: &MapState,
     ) -> Result<(), DatapathError> {
         let options = Options {
             max_entries,
@@ -450,7 +452,7 @@ impl Datapath {
         &self,
         options: &Options,
         staging: &Path,
-        desired: &Image,
+        desired: &MapState,
     ) -> Result<(Tables, Option<Link>), DatapathError> {
         self.tables.pin_all_but_tries(staging)?;
         object::load(Some(staging), &options.values())?;
@@ -639,7 +641,7 @@ impl Datapath {
     /// If the map cannot be read.
     pub fn statistics(&self) -> Result<BTreeMap<PolicyName, [Statistics; 3]>, DatapathError> {
         let unlisted = self.options.statistics.counts_unlisted();
-        let unlisted = unlisted.then(|| (PolicyName::unlisted(), UNLISTED));
+        let unlisted = unlisted.then(|| (PolicyName::unmatched(), UNLISTED));
         self.slots
             .iter()
             .map(|(name, slot)| (name.clone(), slot.index))
@@ -663,7 +665,7 @@ impl Datapath {
             return None;
         }
         let generation = self.tables.policy(UNLISTED).ok()?.generation;
-        Some(((UNLISTED, generation), PolicyName::unlisted()))
+        Some(((UNLISTED, generation), PolicyName::unmatched()))
     }
 
     /// Why the program reads less of sockets than this kernel has, if it does.
@@ -681,7 +683,7 @@ impl Datapath {
     /// Tries once more to have them counted.
     pub fn count_uncounted(&mut self) {
         for name in std::mem::take(&mut self.uncounted) {
-            let slot = if name == PolicyName::unlisted() {
+            let slot = if name == PolicyName::unmatched() {
                 Some(UNLISTED)
             } else {
                 self.slots.get(&name).map(|slot| slot.index)
@@ -725,7 +727,7 @@ impl Datapath {
 
     /// Of these entries by address family, whether the tries have room for them.
     #[must_use]
-    pub fn has_room_for(&self, entries: Families) -> bool {
+    pub fn has_room_for(&self, entries: FamilyCounts) -> bool {
         let room = kernel_entries(self.options.max_entries) as usize;
         entries.ipv4.max(entries.ipv6) <= room
     }
@@ -814,7 +816,7 @@ fn prepare(
     if statistics.counts_unlisted() {
         let former = tables.policy(UNLISTED)?;
         if former.name().is_none() {
-            let name = PolicyName::unlisted();
+            let name = PolicyName::unmatched();
             let unlisted = Policy {
                 name: name.padded(),
                 // Sockets of an earlier time are not counted again.
@@ -876,6 +878,7 @@ pub fn make_pin_dir(path: &Path) -> std::io::Result<()> {
 
 /// What [`remove_pins`] removed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Removed {
     /// Generations of pins.
     pub generations: Vec<PathBuf>,

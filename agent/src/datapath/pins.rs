@@ -18,7 +18,7 @@ use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
 use rto_agent_common::LAYOUT_VERSION;
 use sha2::{Digest as _, Sha256};
 
-use crate::daemon::trusted;
+use crate::path_security;
 
 /// Name of the link's pin inside a generation.
 pub(super) const LINK: &str = "link";
@@ -131,7 +131,7 @@ pub(super) fn create_pin_dir(path: &Path) -> io::Result<()> {
             "{place} is not on a BPF file system"
         )));
     }
-    trusted::make(path, 0o700)?;
+    path_security::make(path, 0o700)?;
     let meta = fs::symlink_metadata(path)?;
     if !meta.is_dir() {
         return Err(io::Error::other("it is not a directory"));

@@ -34,7 +34,7 @@ use super::{
 };
 use crate::kernel::{
     btf, cgroup,
-    features::{Asked, Feature, NOT_ASKED, judge},
+    features::{Feature, NOT_ASKED, ProbeResults, evaluate},
     privileges,
 };
 
@@ -59,13 +59,13 @@ pub fn tells_process() -> bool {
 pub fn features() -> Vec<Feature> {
     // Large, and read once: for what programs read of it, and for what it tells by itself.
     let btf = btf::Btf::vmlinux();
-    judge(&ask(&btf), &btf)
+    evaluate(&ask(&btf), &btf)
 }
 
-fn ask(btf: &Result<btf::Btf, btf::BtfError>) -> Asked {
+fn ask(btf: &Result<btf::Btf, btf::BtfError>) -> ProbeResults {
     let missing = privileges::missing(privileges::effective().unwrap_or(u64::MAX));
     if !missing.is_empty() {
-        return Asked::nothing(&format!("{NOT_ASKED}needs {}", missing.join(", ")));
+        return ProbeResults::nothing(&format!("{NOT_ASKED}needs {}", missing.join(", ")));
     }
     let offsets = match btf {
         Ok(btf) => btf.offsets().map_err(|e| e.to_string()),
@@ -74,7 +74,7 @@ fn ask(btf: &Result<btf::Btf, btf::BtfError>) -> Asked {
     let loaded = Asking::begin(offsets.clone().unwrap_or_default());
     let mut asking = match loaded {
         Ok(asking) => asking,
-        Err(e) => return Asked::nothing(&e.to_string()),
+        Err(e) => return ProbeResults::nothing(&e.to_string()),
     };
     let options = match cgroup::own() {
         Some(cgroup) => asking.options(&cgroup).map_err(|e| e.to_string()),
@@ -89,7 +89,7 @@ fn ask(btf: &Result<btf::Btf, btf::BtfError>) -> Asked {
         let types = types.as_ref().map_err(ToString::to_string)?;
         load(&mut asking.ebpf, types).map_err(|e| e.to_string())
     };
-    Asked {
+    ProbeResults {
         options,
         clone: try_load(accepted::try_load),
         lsm_active: accepted::active(),

@@ -22,7 +22,7 @@ use super::{
     tables::{describe, open},
 };
 use crate::{
-    kernel::elements::{LpmKey, Trie, is_unsupported},
+    kernel::lpm_batch::{LpmKey, Trie, is_unsupported},
     policy::Cidr,
     progress,
 };
@@ -336,7 +336,7 @@ where
     let address = IpAddr::from(key.data);
     u8::try_from(key.length)
         .ok()
-        .and_then(|length| Cidr::around(address, length))
+        .and_then(|length| Cidr::containing(address, length))
         .filter(|cidr| cidr.network().ip() == address)
         .ok_or_else(|| {
             let length = key.length;

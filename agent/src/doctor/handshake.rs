@@ -348,7 +348,7 @@ mod tests {
             finding.found,
             "5: SYN-ACKs have a longer timer than SYNs: near 496ms instead of 100ms"
         );
-        let fix = finding.mend.unwrap();
+        let fix = finding.fix.unwrap();
         for part in [
             "net.ipv4.tcp_synack_retries=8 in each network namespace",
             "gives 100ms",
@@ -378,7 +378,7 @@ mod tests {
         };
         let finding = syn_ack_retries(&auto(), &more);
         assert!(finding.found.starts_with("8: SYN-ACKs"), "{finding:?}");
-        let fix = finding.mend.unwrap();
+        let fix = finding.fix.unwrap();
         assert!(fix.contains("reckons with 5"), "{fix}");
         assert!(
             fix.contains(
@@ -452,6 +452,6 @@ mod tests {
              (pid 7), TCP_SYNCNT 2; 1 processes could not be looked into"
         );
         let hidden = own_options(&found(vec![], 2), &OLD);
-        assert!(hidden.mend.unwrap().contains("root"));
+        assert!(hidden.fix.unwrap().contains("root"));
     }
 }

@@ -1,4 +1,4 @@
-//! What on this host stands in the way of the agent, why it matters, and how to mend it.
+//! What on this host stands in the way of the agent, why it matters, and how to fix it.
 
 use std::{fmt::Write as _, path::PathBuf};
 
@@ -40,7 +40,10 @@ pub struct Finding {
     pub found: String,
     /// Why it matters.
     pub why: &'static str,
-    /// How to mend it, if it needs mending.
+    /// How to fix it, if it needs that.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fix: Option<String>,
+    /// [`Finding::fix`] under its former name, for one version.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mend: Option<String>,
 }
@@ -84,6 +87,7 @@ impl Finding {
             severity: Severity::Ok,
             found: found.into(),
             why,
+            fix: None,
             mend: None,
         }
     }
@@ -93,20 +97,21 @@ impl Finding {
         severity: Severity,
         found: impl Into<String>,
         why: &'static str,
-        mend: impl Into<String>,
+        fix: impl Into<String>,
     ) -> Self {
+        let fix = fix.into();
         Self {
             id: id.into(),
             severity,
             found: found.into(),
             why,
-            mend: Some(mend.into()),
+            mend: Some(fix.clone()),
+            fix: Some(fix),
         }
     }
 }
 
 /// Looks at everything, and puts it together with what was probed. Nothing is changed.
-#[must_use]
 pub fn examine(input: &Input<'_>) -> Report {
     let kernel = version::running();
     let mut findings = Vec::new();
@@ -141,7 +146,7 @@ pub fn examine(input: &Input<'_>) -> Report {
             Severity::Problem,
             error.clone(),
             "the daemon does not start with it, and keeps the last good one if it runs",
-            "mend the file; rto-agent check tells when it is right",
+            "fix the file; rto-agent check tells when it is right",
         ));
     }
     let worst = findings
@@ -157,7 +162,6 @@ pub fn examine(input: &Input<'_>) -> Report {
 }
 
 /// The report for people.
-#[must_use]
 pub fn render(report: &Report) -> String {
     let mut text = format!("kernel {}\n\n", report.kernel);
     for finding in &report.findings {
@@ -169,9 +173,9 @@ pub fn render(report: &Report) -> String {
         let found = finding.found.replace('\n', "\n          ");
         // Writing to a String cannot fail.
         let _ = writeln!(text, "{mark}  {}: {found}", finding.id);
-        if let Some(mend) = &finding.mend {
+        if let Some(fix) = &finding.fix {
             let _ = writeln!(text, "         why:  {}", finding.why);
-            let _ = writeln!(text, "         mend: {mend}");
+            let _ = writeln!(text, "         fix: {fix}");
         }
     }
     let count = |severity| {
@@ -196,7 +200,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_bad_finding_says_how_to_mend_it() {
+    fn every_bad_finding_says_how_to_fix_it() {
         let input = Input {
             cgroup: Some("/proc".into()),
             pin_dir: "/proc/none".into(),
@@ -208,7 +212,7 @@ mod tests {
         for finding in &report.findings {
             assert_eq!(
                 finding.severity != Severity::Ok,
-                finding.mend.is_some(),
+                finding.fix.is_some(),
                 "{finding:?}"
             );
             assert!(!finding.why.is_empty() && !finding.found.is_empty());
@@ -219,7 +223,7 @@ mod tests {
         }
         let text = render(&report);
         assert!(
-            text.contains("PROBLEM  bpffs") && text.contains("mend: "),
+            text.contains("PROBLEM  bpffs") && text.contains("fix: "),
             "{text}"
         );
     }

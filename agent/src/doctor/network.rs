@@ -143,7 +143,7 @@ pub(super) fn interference(verdict: Option<&Verdict>, findings: &mut Vec<Finding
             "see other-programs: detach the one that returns 0 or writes `reply` for every \
              operation, or have it attached before rto-agent (rto-agent detach; rto-agent reload)",
         ),
-        Verdict::NotProbed { .. } => Finding::bad(
+        Verdict::Inconclusive { .. } => Finding::bad(
             "probe",
             Severity::Warning,
             text,
@@ -276,7 +276,7 @@ fn locked_route(route: &LockedRoute, set: Option<&PolicySet>, why: &'static str)
                 .then(|| format!("{cidr} (policy {})", entry.policy))
         })
     });
-    let mend =
+    let fix =
         format!("ip route change {destination} ... without rto_min, or leave rto_min to the route");
     match victim {
         Some(entry) => Finding::bad(
@@ -284,14 +284,14 @@ fn locked_route(route: &LockedRoute, set: Option<&PolicySet>, why: &'static str)
             Severity::Problem,
             format!("{text}, which overrides the rto_min of {entry}"),
             why,
-            mend,
+            fix,
         ),
         None => Finding::bad(
             "locked-rto_min",
             Severity::Warning,
             format!("{text}; no entry with rto_min overlaps it"),
             why,
-            mend,
+            fix,
         ),
     }
 }

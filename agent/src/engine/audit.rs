@@ -4,7 +4,7 @@ use std::fmt;
 
 use tracing::info;
 
-use crate::{api::types::Caller, policy::plan::ChangeSummary};
+use crate::{policy::plan::ChangeSummary, wire::types::Caller};
 
 /// Why something is done.
 #[derive(Clone, Debug)]

@@ -6,15 +6,15 @@ use super::{
     manual::{Manual, ManualEntry, Removal, boottime_ms},
 };
 use crate::{
-    api::{
-        ttl::parse_ttl,
-        types::{AddRequest, Caller, ChangeAnswer, RemoveRequest},
-    },
     config::{Config, save},
     policy::{
         Cidr, Location, PolicyName, Settings,
-        compile::{check_force, compile},
+        compile::{check_prefix_width, compile},
         plan::ChangeSummary,
+    },
+    wire::{
+        ttl::parse_ttl,
+        types::{AddRequest, Caller, ChangeAnswer, RemoveRequest},
     },
 };
 
@@ -32,7 +32,7 @@ impl Engine {
         let ttl = ttl.map_err(|e| EngineError::Refused(format!("--ttl {e}")))?;
         let (name, settings) = self.policy_for(request)?;
         for cidr in &cidrs {
-            check_force(cidr, &settings).map_err(|e| EngineError::Refused(e.to_string()))?;
+            check_prefix_width(cidr, &settings).map_err(|e| EngineError::Refused(e.to_string()))?;
         }
         let mut answer = if request.save {
             if ttl.is_some() {
@@ -167,9 +167,8 @@ impl Engine {
                     None => refused(&self.unknown_policy(&name)),
                 }
             }
-            (None, Some(spec)) if !spec.is_empty() => {
-                let settings = spec.parse().map_err(EngineError::Refused)?;
-                Ok((PolicyName::for_settings(&settings), settings))
+            (None, Some(settings)) if !settings.is_empty() => {
+                Ok((PolicyName::for_settings(settings), settings.clone()))
             }
             (Some(_), Some(_)) => refused("give either --policy or settings, not both"),
             (None, _) => {

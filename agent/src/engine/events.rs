@@ -16,9 +16,9 @@ use tracing::{info, warn};
 
 use super::EngineError;
 use crate::{
-    api::events::{EventView, Line},
     datapath::{Datapath, events::Reader},
     policy::{HostFacts, PolicyName},
+    wire::events::{EventView, StreamItem},
 };
 
 /// Lines kept for a watcher that is slower than they come.
@@ -33,7 +33,7 @@ pub(super) type Owners = BTreeMap<(u32, u32), PolicyName>;
 
 /// The thread, if it runs, and where lines go.
 pub(super) struct Events {
-    lines: broadcast::Sender<Arc<Line>>,
+    lines: broadcast::Sender<Arc<StreamItem>>,
     owners: watch::Sender<Arc<Owners>>,
     reader: Option<Running>,
 }
@@ -57,7 +57,7 @@ impl Events {
         &mut self,
         datapath: Option<&Datapath>,
         host: &HostFacts,
-    ) -> Result<broadcast::Receiver<Arc<Line>>, EngineError> {
+    ) -> Result<broadcast::Receiver<Arc<StreamItem>>, EngineError> {
         if self.lines.receiver_count() >= WATCHERS {
             return Err(EngineError::Refused(format!(
                 "{WATCHERS} watch already; end one of them first"
@@ -143,7 +143,7 @@ impl Drop for Events {
 
 fn read(
     mut reader: Reader,
-    lines: &broadcast::Sender<Arc<Line>>,
+    lines: &broadcast::Sender<Arc<StreamItem>>,
     owners: &watch::Receiver<Arc<Owners>>,
     host: &HostFacts,
     stop: &AtomicBool,
@@ -159,13 +159,13 @@ fn read(
             let at_us = event.time_ns.saturating_add_signed(offset_ns) / 1000;
             if let Some(view) = EventView::of(&event, at_us, policy, host) {
                 // Without a watcher there is nobody to tell.
-                let _nobody = lines.send(Arc::new(Line::Event(view)));
+                let _nobody = lines.send(Arc::new(StreamItem::Event(view)));
             }
         }
         match reader.lost() {
             Ok(lost) if lost > lost_before => {
                 let lost_now = lost - lost_before;
-                let _nobody = lines.send(Arc::new(Line::Lost { lost: lost_now }));
+                let _nobody = lines.send(Arc::new(StreamItem::Lost { lost: lost_now }));
                 lost_before = lost;
             }
             Ok(_) => {}

@@ -16,11 +16,11 @@ use serde::{Deserialize, Serialize};
 use tracing::warn;
 
 use crate::{
-    api::types::{Caller, FamiliesView, SettingsSpec},
-    config::draft::Draft,
-    daemon::trusted,
+    config::atomic_file::AtomicFile,
+    path_security,
     policy::{Cidr, Entry, Policy, PolicyName, PolicySet, Settings},
     problem::Problem,
+    wire::types::{Caller, FamiliesView},
 };
 
 const FILE: &str = "manual.json";
@@ -53,7 +53,7 @@ struct File {
     format: u32,
     boot_id: String,
     entries: BTreeMap<Cidr, ManualEntry>,
-    policies: BTreeMap<PolicyName, SettingsSpec>,
+    policies: BTreeMap<PolicyName, Settings>,
     masked: BTreeSet<Cidr>,
 }
 
@@ -75,7 +75,7 @@ impl Manual {
     /// If the file exists and cannot be read.
     pub fn load(state_dir: &Path) -> io::Result<(Self, Option<String>)> {
         let path = state_dir.join(FILE);
-        if let Err(e) = Draft::sweep(&path) {
+        if let Err(e) = AtomicFile::remove_stale(&path) {
             warn!("a draft of {} cannot be removed: {e}", path.display());
         }
         let text = match fs::read_to_string(&path) {
@@ -111,17 +111,10 @@ impl Manual {
         if file.boot_id != boot_id {
             return Ok(Self::default());
         }
-        let mut policies = BTreeMap::new();
-        for (name, spec) in file.policies {
-            let settings = spec
-                .parse()
-                .map_err(|e| format!("has a bad policy {name}: {e}"))?;
-            policies.insert(name, settings);
-        }
         if let Some((cidr, entry)) = file
             .entries
             .iter()
-            .find(|(_, e)| !policies.contains_key(&e.policy))
+            .find(|(_, e)| !file.policies.contains_key(&e.policy))
         {
             return Err(format!(
                 "has no settings for policy {} of {cidr}",
@@ -130,7 +123,7 @@ impl Manual {
         }
         Ok(Self {
             entries: file.entries,
-            policies,
+            policies: file.policies,
             masked: file.masked,
         })
     }
@@ -146,21 +139,17 @@ impl Manual {
     /// # Errors
     ///
     /// If it cannot be written.
-    pub fn save(&self, state_dir: &Path) -> io::Result<Draft> {
+    pub fn save(&self, state_dir: &Path) -> io::Result<AtomicFile> {
         let file = File {
             format: FORMAT,
             boot_id: boot_id(),
             entries: self.entries.clone(),
-            policies: self
-                .policies
-                .iter()
-                .map(|(n, s)| (n.clone(), s.into()))
-                .collect(),
+            policies: self.policies.clone(),
             masked: self.masked.clone(),
         };
         let text = serde_json::to_vec(&file)?;
-        trusted::make_own(state_dir)?;
-        Draft::write(&state_dir.join(FILE), 0o600, &text)
+        path_security::make_private(state_dir)?;
+        AtomicFile::write(&state_dir.join(FILE), 0o600, &text)
     }
 
     /// Adds or replaces an entry.
@@ -306,7 +295,7 @@ impl Shelf {
     /// # Errors
     ///
     /// If it cannot be written; names the directory.
-    pub fn draft(&self, manual: &Manual) -> io::Result<Draft> {
+    pub fn draft(&self, manual: &Manual) -> io::Result<AtomicFile> {
         manual.save(&self.dir).map_err(|e| self.named(&e))
     }
 
@@ -315,7 +304,7 @@ impl Shelf {
     /// # Errors
     ///
     /// As [`Shelf::draft`].
-    pub fn commit(&mut self, draft: Draft) -> io::Result<()> {
+    pub fn commit(&mut self, draft: AtomicFile) -> io::Result<()> {
         draft.commit().map_err(|e| self.named(&e))?;
         self.problem = Problem::default();
         Ok(())

@@ -15,15 +15,7 @@ use tokio::sync::{broadcast, oneshot, watch};
 use tracing::{debug, error, info, warn};
 
 use crate::{
-    api::{
-        events::Line,
-        stats::StatsAnswer,
-        types::{
-            AddRequest, ApplyRequest, Caller, ChangeAnswer, DetachAnswer, DetachRequest,
-            ReloadView, RemoveRequest, StatusAnswer, WalkView, now_s,
-        },
-    },
-    config::{AgentConfig, Config, Files, OnExit, draft::Draft},
+    config::{AgentConfig, Config, Files, OnExit, atomic_file::AtomicFile},
     datapath::{self, Datapath, Found, Options, StatisticsOptions, walk::Mode},
     kernel::{
         facts::host_facts,
@@ -31,6 +23,14 @@ use crate::{
         interference::{Target, Verdict},
     },
     policy::{HostFacts, PolicyName},
+    wire::{
+        events::StreamItem,
+        stats::StatsAnswer,
+        types::{
+            AddRequest, ApplyRequest, Caller, ChangeAnswer, DetachAnswer, DetachRequest,
+            ReloadView, RemoveRequest, StatusAnswer, WalkView, now_s,
+        },
+    },
 };
 
 mod audit;
@@ -100,7 +100,10 @@ pub enum Message {
     /// Compare the kernel's maps with what they should hold; what is amiss, if anything.
     Verify(Reply<Vec<String>>),
     /// `rto-agent watch`: retransmissions from now on.
-    Watch(Option<PolicyName>, Reply<broadcast::Receiver<Arc<Line>>>),
+    Watch(
+        Option<PolicyName>,
+        Reply<broadcast::Receiver<Arc<StreamItem>>>,
+    ),
     /// Somebody who watched has gone.
     Unwatched,
     /// SIGHUP.
@@ -349,7 +352,7 @@ impl Engine {
         let (mut manual, lost) = Manual::load(&agent.state_dir)?;
         let mut shelf = Shelf::new(agent.state_dir.clone());
         let saved_path = Config::saved_path(&start.config_path);
-        if let Err(e) = Draft::sweep(&saved_path) {
+        if let Err(e) = AtomicFile::remove_stale(&saved_path) {
             warn!("a draft of {} cannot be removed: {e}", saved_path.display());
         }
         let saved = manual.clone();
@@ -555,7 +558,7 @@ impl Engine {
     fn watch(
         &mut self,
         policy: Option<&PolicyName>,
-    ) -> Result<broadcast::Receiver<Arc<Line>>, EngineError> {
+    ) -> Result<broadcast::Receiver<Arc<StreamItem>>, EngineError> {
         let agent = &self.start.config.agent;
         if !agent.statistics {
             return Err(EngineError::Refused(
@@ -564,7 +567,7 @@ impl Engine {
         }
         let policies = &self.state.set().policies;
         if let Some(policy) = policy {
-            let is_unlisted = agent.count_unlisted && *policy == PolicyName::unlisted();
+            let is_unlisted = agent.count_unmatched && *policy == PolicyName::unmatched();
             if !is_unlisted && !policies.contains_key(policy) {
                 let known: Vec<_> = policies.keys().map(PolicyName::as_str).collect();
                 return Err(EngineError::Refused(format!(
@@ -1008,7 +1011,7 @@ fn reload_view(cause: &Cause, result: Result<&Config, &str>) -> ReloadView {
 fn statistics_options(agent: &AgentConfig, process: bool) -> StatisticsOptions {
     StatisticsOptions {
         on: agent.statistics,
-        unlisted: agent.count_unlisted,
+        unlisted: agent.count_unmatched,
         rtt: agent.rtt_sampling,
         process,
     }
@@ -1032,8 +1035,8 @@ fn restart_notes(started: &AgentConfig, now: &AgentConfig) -> Vec<String> {
         ("metrics", started.metrics != now.metrics),
         ("statistics", started.statistics != now.statistics),
         (
-            "count_unlisted",
-            started.count_unlisted != now.count_unlisted,
+            "count_unmatched",
+            started.count_unmatched != now.count_unmatched,
         ),
         ("rtt_sampling", started.rtt_sampling != now.rtt_sampling),
     ];

@@ -5,12 +5,12 @@ use std::{path::Path, sync::mpsc, time::Duration};
 use tracing::{info, warn};
 
 use crate::{
-    api::types::{ProbeView, now_s},
     kernel::{
         cgroup,
         interference::{self, Target, Verdict},
         programs,
     },
+    wire::types::{ProbeView, now_s},
 };
 
 /// Times a probe without an answer is made again.
@@ -22,7 +22,7 @@ pub(super) struct Probing {
     /// Programs that ran on the way from the root to the attached cgroup when it was last probed.
     programs: Vec<u32>,
     /// Those that run there now.
-    on_the_way: Vec<u32>,
+    in_ancestry: Vec<u32>,
     pending: Option<mpsc::Receiver<Verdict>>,
     /// What is in force has changed while one was under way: its answer is of neither state.
     disturbed: bool,
@@ -35,7 +35,7 @@ impl Probing {
         Self {
             last: None,
             programs: Vec::new(),
-            on_the_way: Vec::new(),
+            in_ancestry: Vec::new(),
             pending: None,
             disturbed: false,
             unanswered: 0,
@@ -49,12 +49,12 @@ impl Probing {
 
     /// Looks which programs are on the way.
     pub(super) fn look(&mut self, cgroup: &Path) {
-        self.on_the_way = ids(cgroup);
+        self.in_ancestry = ids(cgroup);
     }
 
     /// How many programs but ours were on the way when that was last looked at.
     pub(super) fn foreign(&self, ours: Option<u32>) -> usize {
-        self.on_the_way
+        self.in_ancestry
             .iter()
             .filter(|id| Some(**id) != ours)
             .count()
@@ -72,11 +72,11 @@ impl Probing {
             return;
         }
         let Some(target) = target else {
-            // Asked again once there is something to see.
+            // ProbeResults again once there is something to see.
             self.programs.clear();
             return;
         };
-        let now = self.on_the_way.clone();
+        let now = self.in_ancestry.clone();
         if now == self.programs {
             return;
         }
@@ -116,7 +116,7 @@ impl Probing {
         self.pending = None;
         match answer {
             Some(verdict) if !self.disturbed => {
-                if matches!(verdict, Verdict::NotProbed { .. }) {
+                if matches!(verdict, Verdict::Inconclusive { .. }) {
                     self.unanswered += 1;
                     if self.unanswered < ATTEMPTS {
                         self.programs.clear();
@@ -126,7 +126,7 @@ impl Probing {
                 }
                 self.tell(verdict, "the daemon");
             }
-            // Asked again at the next health check.
+            // ProbeResults again at the next health check.
             Some(_) | None => self.programs.clear(),
         }
     }
@@ -149,6 +149,6 @@ fn ids(attached: &Path) -> Vec<u32> {
     let Ok(root) = cgroup::resolve(None) else {
         return Vec::new();
     };
-    let found = programs::on_the_way(&root, attached, &[]);
+    let found = programs::in_ancestry(&root, attached, &[]);
     found.into_iter().map(|program| program.id).collect()
 }

@@ -10,9 +10,9 @@ use super::{
     manual::{Manual, boottime_ms},
 };
 use crate::{
-    api::types::{Caller, EntryView, ListedEntry, ListedPolicy, LookupAnswer, SourceView},
     datapath::Hits,
     policy::{Cidr, Entries, EntryRef, PolicySet, compile::Effects},
+    wire::types::{Caller, EntryView, LookupAnswer, LookupEntry, PolicyView, SourceView},
 };
 
 /// What was in force after a change.
@@ -84,7 +84,7 @@ impl Reading {
         hits.map_err(|e| EngineError::Failed(e.to_string()))
     }
 
-    /// The JSON of a [`crate::api::types::ListAnswer`], piece by piece, for as long as `take` wants more: a
+    /// The JSON of a [`crate::wire::types::ListAnswer`], piece by piece, for as long as `take` wants more: a
     /// million entries are a hundred megabytes.
     ///
     /// # Errors
@@ -102,8 +102,8 @@ impl Reading {
             put(&mut text, name)?;
             text.push(b':');
             let effects = self.effects.get(name).cloned().unwrap_or_default();
-            let settings = (&policy.settings).into();
-            put(&mut text, &ListedPolicy { settings, effects })?;
+            let settings = policy.settings.clone();
+            put(&mut text, &PolicyView { settings, effects })?;
         }
         text.extend_from_slice(b"},\"entries\":[");
         let mut hits = hits.iter().peekable();
@@ -131,30 +131,25 @@ impl Reading {
         Ok(())
     }
 
-    fn view(&self, listed: ListedEntry) -> EntryView {
-        let policy = self.set.policies.get(&listed.policy);
-        EntryView {
-            settings: policy.map(|p| (&p.settings).into()).unwrap_or_default(),
-            effects: self
-                .effects
-                .get(&listed.policy)
-                .cloned()
-                .unwrap_or_default(),
-            cidr: listed.cidr,
-            policy: listed.policy,
-            source: listed.source,
-            hits: listed.hits,
-            overrides: listed.overrides,
+    fn view(&self, entry: EntryView) -> LookupEntry {
+        let policy = self.set.policies.get(&entry.policy);
+        let effects = self.effects.get(&entry.policy).cloned();
+        LookupEntry {
+            sets: PolicyView {
+                settings: policy.map(|p| p.settings.clone()).unwrap_or_default(),
+                effects: effects.unwrap_or_default(),
+            },
+            entry,
         }
     }
 
-    fn listed(&self, cidr: Cidr, entry: EntryRef<'_>, hits: u32) -> ListedEntry {
+    fn listed(&self, cidr: Cidr, entry: EntryRef<'_>, hits: u32) -> EntryView {
         let (source, overrides) = match (self.manual.get(&cidr), file(entry)) {
             (Some(manual), _) => {
                 let left = |end: u64| end.saturating_sub(boottime_ms()).div_ceil(1000);
                 let expires_in_s = manual.expires_ms.map(left);
                 (
-                    SourceView::Manual {
+                    SourceView::Runtime {
                         by: manual.by,
                         expires_in_s,
                     },
@@ -171,7 +166,7 @@ impl Reading {
                 None,
             ),
         };
-        ListedEntry {
+        EntryView {
             cidr,
             policy: entry.policy.clone(),
             source,
@@ -182,7 +177,7 @@ impl Reading {
 }
 
 fn file(entry: EntryRef<'_>) -> Option<SourceView> {
-    let (path, line) = entry.place?;
+    let (path, line) = entry.location?;
     Some(SourceView::File {
         path: path.to_path_buf(),
         line,
@@ -205,8 +200,8 @@ mod tests {
 
     use super::*;
     use crate::{
-        api::types::ListAnswer,
         policy::{Entry, Policy, PolicyName, Settings},
+        wire::types::ListAnswer,
     };
 
     fn reading(count: u32) -> Reading {
@@ -220,7 +215,7 @@ mod tests {
         set.policies
             .insert(name.clone(), Policy { settings, location });
         for i in 0..count {
-            let cidr = Cidr::around(std::net::Ipv4Addr::from(i << 8).into(), 24).unwrap();
+            let cidr = Cidr::containing(std::net::Ipv4Addr::from(i << 8).into(), 24).unwrap();
             let policy = name.clone();
             set.entries.insert(
                 cidr,

@@ -13,9 +13,9 @@ use crate::{
     },
     policy::{
         HostFacts, PolicyName, PolicySet,
-        compile::{Effect, Effects},
-        entries::Families,
-        plan::{ChangeSummary, Image, Plan},
+        compile::{EffectiveSetting, Effects},
+        entries::FamilyCounts,
+        plan::{ChangeSummary, MapState, Plan},
     },
     problem::Problem,
     progress,
@@ -33,9 +33,9 @@ pub(super) struct State {
     /// What should be in force.
     set: PolicySet,
     effects: Effects,
-    desired: Image,
+    desired: MapState,
     /// What the maps hold, as last read or written.
-    image: Image,
+    image: MapState,
     /// Why they differ, if they do.
     out_of_sync: Option<String>,
     /// What the last repair could not mend.
@@ -109,7 +109,7 @@ impl State {
         &self.effects
     }
 
-    pub(super) fn effects(&self, policy: &PolicyName) -> &[Effect] {
+    pub(super) fn effects(&self, policy: &PolicyName) -> &[EffectiveSetting] {
         self.effects.get(policy).map_or(&[], Vec::as_slice)
     }
 
@@ -235,7 +235,7 @@ impl State {
 
     /// There is nothing in the kernel that could be out of step.
     fn forget(&mut self) {
-        self.image = Image::default();
+        self.image = MapState::default();
         self.out_of_sync = None;
         self.broken = Problem::default();
     }
@@ -261,7 +261,7 @@ impl State {
         self.image = datapath.image().map_err(failed)?;
         self.datapath = Some(datapath);
         self.kept = false;
-        self.desired = Image::default();
+        self.desired = MapState::default();
         let changed = self.become_set(self.set.clone())?;
         self.attach().map_err(failed)?;
         Ok(changed)
@@ -340,10 +340,10 @@ impl State {
 /// it; whether there were new ones. Undoes it if a write fails.
 fn write(
     datapath: &mut Datapath,
-    image: &mut Image,
+    image: &mut MapState,
     room: u32,
     plan: &Plan,
-    desired: &Image,
+    desired: &MapState,
     out_of_sync: &mut Option<String>,
 ) -> Result<bool, EngineError> {
     let renews = room > datapath.options().max_entries
@@ -405,7 +405,7 @@ fn held(differs: &ChangeSummary) -> String {
 }
 
 /// Entries in the tries before a plan takes any out.
-fn most_meanwhile(image: &Image, plan: &Plan) -> Families {
+fn most_meanwhile(image: &MapState, plan: &Plan) -> FamilyCounts {
     let mut most = image.entries.families();
     let written = plan.entries_write.iter().map(|(cidr, _)| cidr);
     for cidr in written.filter(|cidr| !plan.points_anew(image, cidr)) {

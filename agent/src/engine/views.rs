@@ -8,15 +8,15 @@ use std::{
 
 use super::{Engine, Start, reading::Reading};
 use crate::{
-    api::{
+    datapath::{Attachment, Datapath, DatapathError, Found},
+    kernel::interference::Verdict,
+    policy::PolicyName,
+    wire::{
         stats::{PolicyStats, StatsAnswer},
         types::{
             CountersView, EntriesView, FamiliesView, ProbeView, ReloadView, StatusAnswer, now_ms,
         },
     },
-    datapath::{Attachment, Datapath, DatapathError, Found},
-    kernel::interference::Verdict,
-    policy::PolicyName,
 };
 
 impl Engine {
@@ -89,7 +89,7 @@ impl Engine {
                 "policy {name}: nothing is counted, for want of memory; its timers are in force"
             ));
         }
-        let unlisted = PolicyName::unlisted();
+        let unlisted = PolicyName::unmatched();
         let policies: BTreeMap<_, _> = stats
             .policies
             .iter()

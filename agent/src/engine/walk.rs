@@ -17,12 +17,12 @@ use tokio::sync::watch;
 use tracing::{info, warn};
 
 use crate::{
-    api::types::{OpenSocketsView, SkippedNamespace, WalkView},
     datapath::walk::{Defaults, Mode, Walked, Walker},
     kernel::{
         netns::{self, Netns},
         privileges, sysctl,
     },
+    wire::types::{OpenSocketsView, SkippedNamespace, WalkView},
 };
 
 /// Largest value TCP_BPF_RTO_MIN takes, and its default (`TCP_RTO_MIN`).

@@ -104,7 +104,6 @@ pub struct Runs {
 
 /// What the kernel counted of a program's runs; `None` where it does not count them
 /// (`kernel.bpf_stats_enabled`) or does not tell (CAP_SYS_ADMIN).
-#[must_use]
 pub fn runs(id: u32) -> Option<Runs> {
     let enabled = std::fs::read_to_string("/proc/sys/kernel/bpf_stats_enabled").ok()?;
     if enabled.trim() != "1" {
@@ -127,10 +126,6 @@ pub struct ProgramInfo {
 }
 
 /// The sock_ops programs attached to this very cgroup (not those above it).
-///
-/// # Errors
-///
-/// The system call's: EPERM without CAP_NET_ADMIN, ENOENT for a removed cgroup.
 pub fn query_sock_ops(cgroup: BorrowedFd<'_>) -> io::Result<Attached> {
     let mut ids = [0u32; MAX_PROGRAMS];
     let mut attr = QueryAttr {
@@ -154,10 +149,6 @@ pub fn query_sock_ops(cgroup: BorrowedFd<'_>) -> io::Result<Attached> {
 }
 
 /// Name and tag of a loaded program.
-///
-/// # Errors
-///
-/// The system call's: ENOENT if it is gone, EPERM without CAP_SYS_ADMIN.
 pub fn program_info(id: u32) -> io::Result<ProgramInfo> {
     let info = info(id)?;
     let end = info

@@ -47,10 +47,6 @@ pub struct Btf {
 
 impl Btf {
     /// The running kernel's.
-    ///
-    /// # Errors
-    ///
-    /// If it has none, or in another form.
     pub fn vmlinux() -> Result<Self, BtfError> {
         Self::parse(fs::read(Path::new(VMLINUX))?)
     }
@@ -156,19 +152,11 @@ impl Btf {
     }
 
     /// Byte offset of a field.
-    ///
-    /// # Errors
-    ///
-    /// [`BtfError::Missing`] if the kernel has no such struct or field.
     pub fn offset(&self, of: &str, path: &[&str]) -> Result<u32, BtfError> {
         Ok(self.find(of, path)?.0)
     }
 
     /// Byte offset of a field that is a pointer.
-    ///
-    /// # Errors
-    ///
-    /// [`BtfError::Missing`] if the kernel has no such field, or it is no pointer.
     fn pointer(&self, of: &str, path: &[&str]) -> Result<u32, BtfError> {
         let (offset, at) = self.find(of, path)?;
         if kind(u32_at(&self.data, at + 4)?) == KIND_PTR {
@@ -180,10 +168,6 @@ impl Btf {
     }
 
     /// What the programs at LSM hooks and iterators read.
-    ///
-    /// # Errors
-    ///
-    /// Names the first field the kernel does not have.
     pub fn offsets(&self) -> Result<Offsets, BtfError> {
         Ok(Offsets {
             family: self.offset("sock_common", &["skc_family"])?,
@@ -206,7 +190,6 @@ impl Btf {
 
     /// What the sock_ops program reads of sockets. Each field stands for itself; those that take kernel functions
     /// to get at are 0 without them.
-    #[must_use]
     pub fn socket_types(&self) -> SocketTypes {
         let offset = |of: &str, path: &[&str]| self.offset(of, path).unwrap_or(0);
         let pointer = |of: &str, path: &[&str]| self.pointer(of, path).unwrap_or(0);
@@ -246,7 +229,6 @@ impl Btf {
     }
 
     /// BTF ids of `bpf_cast_to_kern_ctx()` and `bpf_rdonly_cast()`, if the kernel has both (Linux 6.2).
-    #[must_use]
     pub fn kfuncs(&self) -> Option<[u32; 2]> {
         Some([
             self.func("bpf_cast_to_kern_ctx")?,
@@ -255,7 +237,6 @@ impl Btf {
     }
 
     /// The id of a function.
-    #[must_use]
     pub fn func(&self, name: &str) -> Option<u32> {
         let found = self.types.iter().position(|at| {
             let info = u32_at(&self.data, at + 4).map(kind);
@@ -311,7 +292,7 @@ fn u32_at(data: &[u8], at: usize) -> Result<u32, BtfError> {
 mod tests {
     use super::*;
 
-    /// `struct pair { int a; union { int b; int *p; }; }` by hand.
+    /// `struct pair { int a; union { int b; int *p; }; }`, assembled here.
     fn sample() -> Vec<u8> {
         let strings = b"\0pair\0a\0b\0p\0int\0";
         let int = 12u32;

@@ -9,7 +9,7 @@ use nix::sys::statfs::{CGROUP2_SUPER_MAGIC, statfs};
 
 use super::mounts::{self, Mount};
 
-/// Why there is no cgroup to attach to. The text names the mend.
+/// Why there is no cgroup to attach to. The text names the fix.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CgroupError {
@@ -33,10 +33,6 @@ pub enum CgroupError {
 }
 
 /// The directory to attach to: the one given, or the root of the host's hierarchy.
-///
-/// # Errors
-///
-/// If it is no cgroup2 directory or none is mounted.
 pub fn resolve(given: Option<&Path>) -> Result<PathBuf, CgroupError> {
     let path = match given {
         Some(path) => path.to_owned(),
@@ -66,13 +62,11 @@ pub fn resolve(given: Option<&Path>) -> Result<PathBuf, CgroupError> {
 }
 
 /// Whether this is the root of the hierarchy: the one cgroup that says nothing of its kind.
-#[must_use]
 pub fn is_root(path: &Path) -> bool {
     path.is_dir() && !path.join("cgroup.type").exists()
 }
 
 /// The directory of this process's own cgroup; `None` if no cgroup2 mount shows it.
-#[must_use]
 pub fn own() -> Option<PathBuf> {
     let text = fs::read_to_string("/proc/self/cgroup").ok()?;
     let mounts = mounts::read().ok()?;
@@ -90,7 +84,6 @@ fn own_of(text: &str, mount: &Mount) -> Option<PathBuf> {
 }
 
 /// The cgroup2 mount that shows most of the hierarchy: its root, for unified and hybrid hosts.
-#[must_use]
 pub fn root_of(mounts: &[Mount]) -> Option<&Mount> {
     let of_kind = || mounts.iter().filter(|mount| mount.kind == "cgroup2");
     of_kind()
@@ -99,7 +92,6 @@ pub fn root_of(mounts: &[Mount]) -> Option<&Mount> {
 }
 
 /// cgroup v1 network controllers that are mounted: net_cls, net_prio.
-#[must_use]
 pub fn v1_network_controllers(mounts: &[Mount]) -> Vec<&'static str> {
     let mounted = |name: &str| {
         mounts
@@ -114,7 +106,6 @@ pub fn v1_network_controllers(mounts: &[Mount]) -> Vec<&'static str> {
 
 /// Whether a cgroup namespace hides the hierarchy's root from this process: PID 1 of its
 /// namespace then seems to live above or the mount's root is not "/".
-#[must_use]
 pub fn is_partial(mount: &Mount) -> bool {
     mount.root != Path::new("/")
 }

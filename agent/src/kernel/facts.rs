@@ -17,10 +17,6 @@ const TCP_RTO_MAX_MS: libc::c_int = 44;
 
 /// Reads them off this host. What `features` leaves open, or does not hold, is judged as far as that
 /// is possible without privileges.
-///
-/// # Errors
-///
-/// If the kernel does not tell HZ, `tcp_syn_retries` or `tcp_synack_retries`.
 pub fn host_facts(features: &[Feature]) -> anyhow::Result<HostFacts> {
     let has_bpf_thin_linear = match can_set(features, "bpf-thin-linear") {
         Some(has) => has,

@@ -15,6 +15,7 @@ use super::{
 
 /// Whether something is there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Presence {
     /// It works.
@@ -29,6 +30,7 @@ pub enum Presence {
 
 /// Something the kernel has or lacks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Feature {
     /// Its name.
     pub name: String,
@@ -48,7 +50,7 @@ pub struct Feature {
 
 /// What was asked of the kernel; see `datapath::probe`. Each error says why there is no answer.
 #[derive(Clone, Debug)]
-pub struct Asked {
+pub struct ProbeResults {
     /// Answers of bpf_setsockopt and others.
     pub options: Result<Probe, String>,
     /// Whether the program for accepted sockets loads.
@@ -59,9 +61,8 @@ pub struct Asked {
     pub walk: Result<(), String>,
 }
 
-impl Asked {
+impl ProbeResults {
     /// For a caller that may not ask.
-    #[must_use]
     pub fn nothing(why: &str) -> Self {
         let none = || Err(why.to_owned());
         Self {
@@ -96,8 +97,7 @@ impl Known {
 }
 
 /// The features of this kernel, by what was asked of it and its BTF.
-#[must_use]
-pub fn judge(asked: &Asked, btf: &Result<Btf, BtfError>) -> Vec<Feature> {
+pub fn evaluate(asked: &ProbeResults, btf: &Result<Btf, BtfError>) -> Vec<Feature> {
     let mut features = options(asked);
     let linear = sysctl::ipv4::<u8>("tcp_syn_linear_timeouts");
     features.push(
@@ -181,7 +181,7 @@ fn reads_listener(btf: &Result<Btf, BtfError>) -> Feature {
     }
 }
 
-fn accepted(asked: &Asked) -> Feature {
+fn accepted(asked: &ProbeResults) -> Feature {
     let known = Known(
         "bpf-lsm-cgroup",
         "6.0, and \"bpf\" among the active LSMs",
@@ -199,7 +199,7 @@ fn accepted(asked: &Asked) -> Feature {
 type Answer = fn(&Probe) -> i64;
 
 /// What the probe's socket told.
-fn options(asked: &Asked) -> Vec<Feature> {
+fn options(asked: &ProbeResults) -> Vec<Feature> {
     const ALL: [(Known, Answer, bool); 12] = [
         (
             Known(
@@ -369,7 +369,6 @@ fn first_line(text: &str) -> String {
 }
 
 /// Whether a setting can be had: `Some` once it was asked, or told by something else than a probe.
-#[must_use]
 pub fn can_set(features: &[Feature], name: &str) -> Option<bool> {
     let feature = features.iter().find(|f| f.name == name)?;
     match feature.presence {
@@ -383,8 +382,8 @@ pub fn can_set(features: &[Feature], name: &str) -> Option<bool> {
 mod tests {
     use super::*;
 
-    fn asked(options: Result<Probe, String>) -> Asked {
-        Asked {
+    fn asked(options: Result<Probe, String>) -> ProbeResults {
+        ProbeResults {
             options,
             clone: Err("bpf_prog_load: Operation not permitted (os error 1)".to_owned()),
             lsm_active: Ok(()),
@@ -405,7 +404,7 @@ mod tests {
         };
         probe.set[SockOpt::RtoMax as usize] = -(Errno::EINVAL as i64);
         probe.set[SockOpt::DelackMax as usize] = -(Errno::EPERM as i64);
-        let features = judge(&asked(Ok(probe)), &Btf::vmlinux());
+        let features = evaluate(&asked(Ok(probe)), &Btf::vmlinux());
         assert_eq!(presence(&features, "cgroup-bpf-link"), Presence::Present);
         assert_eq!(presence(&features, "bpf-rto-min"), Presence::Present);
         assert_eq!(presence(&features, "tcp-rto-max"), Presence::Absent);
@@ -419,20 +418,23 @@ mod tests {
 
     #[test]
     fn what_was_not_asked_is_unknown() {
-        let features = judge(&Asked::nothing("not asked: needs CAP_BPF"), &Btf::vmlinux());
+        let features = evaluate(
+            &ProbeResults::nothing("not asked: needs CAP_BPF"),
+            &Btf::vmlinux(),
+        );
         for name in ["bpf-rto-min", "iter-tcp", "bpf-lsm-cgroup"] {
             assert_eq!(presence(&features, name), Presence::Unknown, "{name}");
         }
         assert_eq!(can_set(&features, "bpf-rto-min"), None);
         // But one refusal is told as such.
         let refused = asked(Err("x: Permission denied (os error 13)".to_owned()));
-        let features = judge(&refused, &Btf::vmlinux());
+        let features = evaluate(&refused, &Btf::vmlinux());
         assert_eq!(presence(&features, "bpf-rto-min"), Presence::Refused);
     }
 
     #[test]
     fn every_setting_depends_on_something() {
-        let features = judge(&Asked::nothing("not asked: test"), &Btf::vmlinux());
+        let features = evaluate(&ProbeResults::nothing("not asked: test"), &Btf::vmlinux());
         for setting in [
             "initial_rto",
             "syn_ack_rto",

@@ -14,10 +14,6 @@ const KNOWN_MORE: [u32; 2] = [1024, 1200];
 
 /// Measures HZ: the resolution of CLOCK_MONOTONIC_COARSE is one jiffy
 /// (`posix_get_coarse_res()`: `KTIME_LOW_RES`, kernel/time/posix-timers.c, Linux 6.12).
-///
-/// # Errors
-///
-/// If the clock is refused or its resolution is no HZ the kernel can have.
 pub fn measure() -> io::Result<u32> {
     let resolution = clock_getres(ClockId::CLOCK_MONOTONIC_COARSE)?;
     let nanos = u64::try_from(std::time::Duration::from(resolution).as_nanos()).unwrap_or(u64::MAX);
@@ -35,7 +31,6 @@ fn from_resolution(nanos: u64) -> Option<u32> {
 
 /// CONFIG_HZ as the kernel was configured: from `/proc/config.gz` or `/boot/config-<release>`;
 /// `None` if the host has neither.
-#[must_use]
 pub fn from_config(root: &Path, release: &str) -> Option<u32> {
     let own = fs::File::open(root.join("proc/config.gz"))
         .ok()

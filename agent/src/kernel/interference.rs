@@ -41,6 +41,7 @@ const SOURCE_V6: Ipv6Addr = Ipv6Addr::new(0xfd72, 0x746f, 0, 0, 0, 0, 0, 1);
 
 /// What a probe found.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(tag = "verdict", rename_all = "kebab-case")]
 pub enum Verdict {
     /// The kernel chose the policy's timer.
@@ -60,7 +61,8 @@ pub enum Verdict {
         found_us: u64,
     },
     /// There is no answer.
-    NotProbed {
+    #[serde(rename = "not-probed", alias = "inconclusive")]
+    Inconclusive {
         /// Why.
         reason: String,
     },
@@ -68,7 +70,6 @@ pub enum Verdict {
 
 impl Verdict {
     /// In a sentence.
-    #[must_use]
     pub fn describe(&self) -> String {
         let text = |us: u64| humantime::format_duration(Duration::from_micros(us)).to_string();
         match self {
@@ -88,7 +89,7 @@ impl Verdict {
                 text(*found_us),
                 text(*expected_us)
             ),
-            Self::NotProbed { reason } => {
+            Self::Inconclusive { reason } => {
                 format!("not probed: {reason} (rto-agent doctor, as root, probes as well)")
             }
         }
@@ -105,7 +106,6 @@ pub struct Target {
 }
 
 /// Probes below `cgroup`. Takes some ten milliseconds.
-#[must_use]
 pub fn probe(cgroup: &Path, target: &Target) -> Verdict {
     match child_answer(cgroup, target.address) {
         Ok(found_us) if found_us == target.initial_rto_us => Verdict::Good {
@@ -117,7 +117,7 @@ pub fn probe(cgroup: &Path, target: &Target) -> Verdict {
             expected_us: target.initial_rto_us,
             found_us,
         },
-        Err(e) => Verdict::NotProbed {
+        Err(e) => Verdict::Inconclusive {
             reason: format!("{e:#}"),
         },
     }
@@ -128,7 +128,7 @@ pub fn probe(cgroup: &Path, target: &Target) -> Verdict {
     reason = "it is this very program, by no name"
 )]
 fn child_answer(parent: &Path, address: IpAddr) -> anyhow::Result<u64> {
-    let cgroup = Throwaway::new(parent)?;
+    let cgroup = TempCgroup::new(parent)?;
     // This very program, also where its file was replaced since.
     let output = Command::new("/proc/self/exe")
         .arg(VERB)
@@ -149,11 +149,11 @@ fn child_answer(parent: &Path, address: IpAddr) -> anyhow::Result<u64> {
 }
 
 /// A cgroup that is removed with its guard.
-struct Throwaway {
+struct TempCgroup {
     path: PathBuf,
 }
 
-impl Throwaway {
+impl TempCgroup {
     fn new(parent: &Path) -> anyhow::Result<Self> {
         sweep(parent);
         let pid = std::process::id();
@@ -167,7 +167,7 @@ impl Throwaway {
     }
 }
 
-impl Drop for Throwaway {
+impl Drop for TempCgroup {
     fn drop(&mut self) {
         // The child has ended; the kernel may take a moment to see the cgroup empty.
         for _ in 0..50 {
@@ -196,10 +196,6 @@ pub fn sweep(parent: &Path) {
 }
 
 /// The child process: see the module. The initial RTO the kernel chose, microseconds.
-///
-/// # Errors
-///
-/// Names what could not be done: without root most of it cannot.
 pub fn child(cgroup: &Path, address: IpAddr) -> anyhow::Result<u64> {
     fs::write(cgroup.join("cgroup.procs"), "0")
         .with_context(|| format!("cannot move into {}", cgroup.display()))?;

@@ -4,7 +4,6 @@ use rto_agent_common::kfunc;
 
 /// The object with these BTF ids in the calls of the functions of [`kfunc`], in its order; without ids the calls
 /// give null.
-#[must_use]
 pub fn resolved(object: &[u8], ids: Option<[u32; 2]>) -> Vec<u8> {
     let mut object = object.to_vec();
     let numbers = [kfunc::CAST_TO_KERN_CTX, kfunc::RDONLY_CAST];

@@ -56,10 +56,6 @@ struct LinkInfo {
 
 impl Link {
     /// The link that is pinned there.
-    ///
-    /// # Errors
-    ///
-    /// The system call's: ENOENT if nothing is.
     pub fn from_pin(path: &Path) -> io::Result<Self> {
         let path = c_path(path)?;
         let mut attr = ObjectAttr {
@@ -72,10 +68,6 @@ impl Link {
     }
 
     /// Pins it there as well.
-    ///
-    /// # Errors
-    ///
-    /// The system call's: EEXIST if something is there.
     pub fn pin(&self, path: &Path) -> io::Result<()> {
         let path = c_path(path)?;
         let mut attr = ObjectAttr {
@@ -87,20 +79,12 @@ impl Link {
     }
 
     /// The kernel's id of its program.
-    ///
-    /// # Errors
-    ///
-    /// The system call's.
     pub fn program_id(&self) -> io::Result<u32> {
         Ok(object_info::<LinkInfo>(self.0.as_fd())?.program_id)
     }
 
     /// Puts another program in the place of its own: at once, and in the same place among those of other owners
     /// (`cgroup_bpf_replace()`, Linux 5.7).
-    ///
-    /// # Errors
-    ///
-    /// The system call's: ENOLINK if the cgroup is gone.
     pub fn update(&self, program: BorrowedFd<'_>) -> io::Result<()> {
         let mut attr = UpdateAttr {
             link_fd: fd_number(self.0.as_fd()),

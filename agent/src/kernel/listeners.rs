@@ -62,10 +62,6 @@ pub struct Found {
 }
 
 /// Every listener of the host that has one of the options. Nothing is changed.
-///
-/// # Errors
-///
-/// If `/proc` is not mounted.
 pub fn with_options() -> io::Result<Found> {
     let mut search = Search::default();
     for entry in fs::read_dir("/proc")?.flatten() {

@@ -3,7 +3,6 @@
 pub mod bpf;
 pub mod btf;
 pub mod cgroup;
-pub mod elements;
 pub mod facts;
 pub mod features;
 pub mod hz;
@@ -11,6 +10,7 @@ pub mod interference;
 pub mod kfuncs;
 pub mod link;
 pub mod listeners;
+pub mod lpm_batch;
 pub mod mounts;
 pub mod netns;
 pub mod preflight;

@@ -23,22 +23,16 @@ pub struct Mount {
 }
 
 /// The mounts this process sees, in the order they were made.
-///
-/// # Errors
-///
-/// If `/proc` is not there.
 pub fn read() -> io::Result<Vec<Mount>> {
     Ok(parse(&fs::read_to_string("/proc/self/mountinfo")?))
 }
 
 /// Parses mountinfo; lines it does not understand are left out.
-#[must_use]
 pub fn parse(text: &str) -> Vec<Mount> {
     text.lines().filter_map(parse_line).collect()
 }
 
 /// The mount a path lies on.
-#[must_use]
 pub fn mount_of<'m>(mounts: &'m [Mount], path: &Path) -> Option<&'m Mount> {
     // Of mounts at the same point the last one covers the others.
     let holding = mounts.iter().filter(|mount| path.starts_with(&mount.point));

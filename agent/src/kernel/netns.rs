@@ -26,10 +26,6 @@ pub struct Netns {
 
 impl Netns {
     /// Opens it for setns(2); `None` if it is nowhere any more.
-    ///
-    /// # Errors
-    ///
-    /// If it is there and cannot be opened.
     pub fn open(&self) -> io::Result<Option<File>> {
         let mut failed = None;
         for place in &self.places {
@@ -60,10 +56,6 @@ const PLACES: usize = 8;
 
 /// Every network namespace that has a process or thread in it, is bind-mounted (`ip netns`), or
 /// is held open by a descriptor. Nothing is held open, as there may be more than descriptors.
-///
-/// # Errors
-///
-/// If `/proc` is not mounted.
 pub fn all() -> io::Result<Found> {
     let own = Path::new("/proc/thread-self/ns/net");
     let mut found = Found {

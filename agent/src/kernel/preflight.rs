@@ -1,14 +1,10 @@
-//! What must be right before the daemon begins, said so that it can be mended.
+//! What must be right before the daemon begins, said so that it can be fixed.
 
 use anyhow::bail;
 
 use super::{privileges, version};
 
 /// Checks kernel and capabilities. (cgroup and BPF file system are checked where they are used.)
-///
-/// # Errors
-///
-/// Names what is missing, why it is needed and what to do.
 pub fn check() -> anyhow::Result<()> {
     let kernel = version::running()?;
     if !kernel.at_least(version::MINIMUM) {

@@ -57,10 +57,6 @@ const STARTING: [Capability; 2] = [Capability::CAP_CHOWN, Capability::CAP_NET_BI
 ///
 /// Before that the limit of locked memory is lifted, which takes one of those given up (CAP_SYS_RESOURCE):
 /// before Linux 5.11 maps count against it.
-///
-/// # Errors
-///
-/// If the kernel refuses.
 pub fn keep_for_start() -> io::Result<()> {
     // Where that is refused the limit may be enough: a unit's is.
     let _as_it_is = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY);
@@ -79,10 +75,6 @@ pub fn keep_for_start() -> io::Result<()> {
 }
 
 /// Gives up what only the start needed.
-///
-/// # Errors
-///
-/// If the kernel refuses.
 pub fn keep_for_running() -> io::Result<()> {
     keep(&RUNNING)
 }
@@ -110,13 +102,11 @@ fn keep(wanted: &[Capability]) -> io::Result<()> {
 }
 
 /// Capabilities in force for this process; `None` if `/proc` does not tell.
-#[must_use]
 pub fn effective() -> Option<u64> {
     parse_effective(&fs::read_to_string("/proc/self/status").ok()?)
 }
 
 /// Whether this process has a capability of [`cap`].
-#[must_use]
 pub fn has(bit: u32) -> bool {
     effective().is_some_and(|set| set & (1 << bit) != 0)
 }
@@ -129,7 +119,6 @@ fn parse_effective(status: &str) -> Option<u64> {
 }
 
 /// Those of [`NEEDED`] a set lacks. CAP_SYS_ADMIN stands in for CAP_BPF and CAP_PERFMON.
-#[must_use]
 pub fn missing(effective: u64) -> Vec<&'static str> {
     let has = |bit: u32| effective & (1 << bit) != 0;
     let lacks = |bit: u32| !has(bit) && !(bit != cap::NET_ADMIN && has(cap::SYS_ADMIN));
@@ -141,7 +130,6 @@ pub fn missing(effective: u64) -> Vec<&'static str> {
 }
 
 /// State of lockdown(7): "none", "integrity" or "confidentiality"; `None` if the kernel has none.
-#[must_use]
 pub fn lockdown(root: &Path) -> Option<String> {
     let text = fs::read_to_string(root.join("sys/kernel/security/lockdown")).ok()?;
     let chosen = text
@@ -151,7 +139,6 @@ pub fn lockdown(root: &Path) -> Option<String> {
 }
 
 /// Active LSMs, by securityfs or the kernel's own list (Linux 6.8); `None` if neither tells.
-#[must_use]
 pub fn lsms(root: &Path) -> Option<Vec<String>> {
     match fs::read_to_string(root.join("sys/kernel/security/lsm")) {
         Ok(text) => Some(text.trim().split(',').map(ToOwned::to_owned).collect()),

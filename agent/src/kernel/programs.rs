@@ -31,19 +31,11 @@ pub struct AttachedProgram {
 }
 
 /// Ids of the sock_ops programs at this very cgroup.
-///
-/// # Errors
-///
-/// The system call's.
 pub fn attached_ids(cgroup: BorrowedFd<'_>) -> io::Result<Vec<u32>> {
     Ok(query_sock_ops(cgroup)?.ids)
 }
 
 /// Walks the tree from `root` down. Cgroups that vanish meanwhile are passed over.
-///
-/// # Errors
-///
-/// If the root cannot be asked.
 pub fn in_tree(root: &Path, ours: &[u32]) -> io::Result<Vec<AttachedProgram>> {
     let mut found = Vec::new();
     visit(root, ours, &mut found)?;
@@ -66,8 +58,7 @@ pub fn in_tree(root: &Path, ours: &[u32]) -> io::Result<Vec<AttachedProgram>> {
 
 /// The programs between the hierarchy's root and `cgroup`, both included: those that decide
 /// whether a link can be made there.
-#[must_use]
-pub fn on_the_way(root: &Path, cgroup: &Path, ours: &[u32]) -> Vec<AttachedProgram> {
+pub fn in_ancestry(root: &Path, cgroup: &Path, ours: &[u32]) -> Vec<AttachedProgram> {
     let mut found = Vec::new();
     for dir in cgroup.ancestors().take_while(|dir| dir.starts_with(root)) {
         // What cannot be asked is told by the attempt to attach.

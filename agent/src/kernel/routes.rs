@@ -24,10 +24,6 @@ pub struct LockedRoute {
 }
 
 /// Dumps all tables of this network namespace, IPv4 and IPv6.
-///
-/// # Errors
-///
-/// If netlink refuses.
 pub fn locked() -> anyhow::Result<Vec<LockedRoute>> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -102,7 +98,6 @@ fn locked_route(route: &RouteMessage) -> Option<LockedRoute> {
 }
 
 /// Whether two prefixes share an address.
-#[must_use]
 pub fn overlap(a: IpNetwork, b: IpNetwork) -> bool {
     a.contains(b.network()) || b.contains(a.network())
 }

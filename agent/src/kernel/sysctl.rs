@@ -6,13 +6,11 @@ const IPV4: &str = "/proc/sys/net/ipv4";
 const MPTCP: &str = "/proc/sys/net/mptcp";
 
 /// Reads `net.ipv4.<name>`; `None` if this kernel does not have it.
-#[must_use]
 pub fn ipv4<T: FromStr>(name: &str) -> Option<T> {
     read(Path::new(IPV4), name)
 }
 
 /// Reads `net.mptcp.<name>`; `None` if this kernel does not have it.
-#[must_use]
 pub fn mptcp<T: FromStr>(name: &str) -> Option<T> {
     read(Path::new(MPTCP), name)
 }

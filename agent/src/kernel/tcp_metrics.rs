@@ -31,10 +31,6 @@ pub struct Metric {
 }
 
 /// Everything cached in this network namespace.
-///
-/// # Errors
-///
-/// If netlink refuses.
 pub fn all() -> anyhow::Result<Vec<Metric>> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

@@ -5,10 +5,6 @@ use std::os::fd::{AsFd, AsRawFd as _};
 use nix::{errno::Errno, libc};
 
 /// An option of TCP's that is a number.
-///
-/// # Errors
-///
-/// The system call's: ENOPROTOOPT for one that the kernel does not know.
 pub(super) fn get(socket: &impl AsFd, option: libc::c_int) -> nix::Result<libc::c_int> {
     let mut value: libc::c_int = 0;
     let mut length: libc::socklen_t = 4;

@@ -19,10 +19,6 @@ pub const MINIMUM: (u32, u32) = (5, 10);
 pub struct VersionError(String);
 
 /// The running kernel's.
-///
-/// # Errors
-///
-/// If uname(2) says something unheard of.
 pub fn running() -> anyhow::Result<KernelVersion> {
     let name = nix::sys::utsname::uname()?;
     Ok(name.release().to_string_lossy().parse()?)
@@ -30,7 +26,6 @@ pub fn running() -> anyhow::Result<KernelVersion> {
 
 impl KernelVersion {
     /// Whether it is this version or later.
-    #[must_use]
     pub fn at_least(&self, number: (u32, u32)) -> bool {
         self.number >= number
     }

@@ -36,13 +36,13 @@ impl PartialOrd for Cidr {
     }
 }
 
-/// Why a text is no CIDR of ours. The text names the CIDR meant, where one is likely.
+/// Why a text is an invalid CIDR. The text names the CIDR meant, where one is likely.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CidrError {
     /// Not an address with a prefix length at all.
     #[error(
-        "{text:?} is no CIDR; write it like 10.1.2.0/24, fd00:1::/64, or a bare address for one host"
+        "invalid CIDR {text:?}; write it like 10.1.2.0/24, fd00:1::/64, or a bare address for one host"
     )]
     Malformed {
         /// The text.
@@ -69,8 +69,7 @@ pub enum CidrError {
 impl Cidr {
     /// The prefix of a length that an address lies in; `None` for a length the family does not have, and
     /// for an IPv4-mapped one.
-    #[must_use]
-    pub fn around(address: IpAddr, length: u8) -> Option<Self> {
+    pub fn containing(address: IpAddr, length: u8) -> Option<Self> {
         let network = match address {
             IpAddr::V4(a) => {
                 let mask = u32::MAX.checked_shl(32 - u32::from(length.min(32)));
@@ -90,31 +89,26 @@ impl Cidr {
     }
 
     /// The prefix.
-    #[must_use]
     pub const fn network(&self) -> IpNetwork {
         self.0
     }
 
     /// The prefix length, bits.
-    #[must_use]
     pub fn prefix(&self) -> u8 {
         self.0.prefix()
     }
 
     /// Whether it is an IPv4 prefix.
-    #[must_use]
     pub fn is_ipv4(&self) -> bool {
         self.0.is_ipv4()
     }
 
     /// Whether a connection to `address` can take this entry; an IPv4-mapped address counts as IPv4.
-    #[must_use]
     pub fn contains(&self, address: IpAddr) -> bool {
         self.0.contains(address.to_canonical())
     }
 
     /// Whether every address of `other` lies in this one, and `other` is longer.
-    #[must_use]
     pub fn contains_cidr(&self, other: &Self) -> bool {
         self.prefix() < other.prefix() && self.0.contains(other.0.ip())
     }
@@ -125,12 +119,12 @@ impl FromStr for Cidr {
 
     fn from_str(text: &str) -> Result<Self, CidrError> {
         // As a million of them are read at a start, what is right is seen at once.
-        plain(text.as_bytes()).map_or_else(|| Self::of_any(text), Ok)
+        parse_fast(text.as_bytes()).map_or_else(|| Self::parse_full(text), Ok)
     }
 }
 
 impl Cidr {
-    fn of_any(text: &str) -> Result<Self, CidrError> {
+    fn parse_full(text: &str) -> Result<Self, CidrError> {
         let malformed = || CidrError::Malformed {
             text: text.to_owned(),
         };
@@ -188,7 +182,7 @@ impl TryFrom<IpNetwork> for Cidr {
 }
 
 /// A CIDR as it is usually written; `None` for any other text, which may be one all the same.
-fn plain(text: &[u8]) -> Option<Cidr> {
+fn parse_fast(text: &[u8]) -> Option<Cidr> {
     let slash = text.iter().rposition(|b| *b == b'/')?;
     let (address, digits) = (&text[..slash], &text[slash + 1..]);
     let length = u8::try_from(number(digits, 3)?).ok()?;
@@ -196,7 +190,7 @@ fn plain(text: &[u8]) -> Option<Cidr> {
         Some(address) => IpAddr::V4(address),
         None => IpAddr::V6(ipv6(address)?),
     };
-    Cidr::around(address, length).filter(|cidr| cidr.0.ip() == address)
+    Cidr::containing(address, length).filter(|cidr| cidr.0.ip() == address)
 }
 
 /// A decimal number of at most so many digits.
@@ -342,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals_name_the_mend() {
+    fn refusals_name_the_fix() {
         assert_eq!(
             error("10.1.2.3/24"),
             "10.1.2.3/24 has host bits set; did you mean 10.1.2.0/24?"
@@ -365,7 +359,7 @@ mod tests {
             "10.0.0.0/255.0.0.0",
             "10.0.0.0/+8",
         ] {
-            assert!(error(bad).contains("is no CIDR"), "{bad}");
+            assert!(error(bad).contains("invalid CIDR"), "{bad}");
         }
     }
 
@@ -381,8 +375,8 @@ mod tests {
         /// The fast way takes nothing that the other does not take, and as the same.
         #[test]
         fn both_ways_are_one(text in "[0-9]{1,3}(\\.[0-9]{1,3}){2,4}/[0-9]{1,3}|[0-9a-fA-F:]{0,12}::?[0-9a-f:.]{0,12}/[0-9]{1,4}|[0-9a-f.:/]{0,12}") {
-            let slowly = Cidr::of_any(&text);
-            if let Some(cidr) = plain(text.as_bytes()) {
+            let slowly = Cidr::parse_full(&text);
+            if let Some(cidr) = parse_fast(text.as_bytes()) {
                 prop_assert_eq!(slowly.clone(), Ok(cidr));
             }
             prop_assert_eq!(text.parse(), slowly);
@@ -393,14 +387,14 @@ mod tests {
         fn what_is_written_usually_is_plain(v4: u32, v6: u128, holes: u8, length in 0..=128u8) {
             let v6 = (0..8).filter(|i| holes >> i & 1 == 1).fold(v6, |v6, i| v6 & !(0xffff << (16 * i)));
             for cidr in [
-                Cidr::around(Ipv4Addr::from_bits(v4).into(), length.min(32)),
-                Cidr::around(Ipv6Addr::from_bits(v6).into(), length),
+                Cidr::containing(Ipv4Addr::from_bits(v4).into(), length.min(32)),
+                Cidr::containing(Ipv6Addr::from_bits(v6).into(), length),
             ] {
                 let Some(cidr) = cidr else { continue };
                 let text = cidr.to_string();
                 // What is all zeroes but for its end is written with an IPv4 address.
                 if !(text.contains(':') && text.contains('.')) {
-                    prop_assert_eq!(plain(text.as_bytes()), Some(cidr));
+                    prop_assert_eq!(parse_fast(text.as_bytes()), Some(cidr));
                 }
             }
         }
@@ -414,7 +408,7 @@ mod tests {
 
         #[test]
         fn the_order_is_the_networks(a: (IpAddr, u8), b: (IpAddr, u8)) {
-            let around = |(address, length): (IpAddr, u8)| Cidr::around(address, length % 33);
+            let around = |(address, length): (IpAddr, u8)| Cidr::containing(address, length % 33);
             if let (Some(a), Some(b)) = (around(a), around(b)) {
                 prop_assert_eq!(a.cmp(&b), a.0.cmp(&b.0));
             }

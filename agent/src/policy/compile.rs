@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Cidr, HostFacts, Mptcp, PolicyName, PolicySet, Settings, SynAckRto, SynRetries,
-    gain::gains,
-    plan::Image,
+    gain::saved_time,
+    plan::MapState,
     units::{format_duration, jiffies_duration, jiffies_to_usecs, quantise},
 };
 
@@ -39,7 +39,8 @@ const WIDE_V6: u8 = 16;
 
 /// What one setting becomes on this host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Effect {
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct EffectiveSetting {
     /// The setting's name in the configuration.
     pub setting: String,
     /// As given.
@@ -57,9 +58,8 @@ pub struct Effect {
     pub note: Option<String>,
 }
 
-impl Effect {
+impl EffectiveSetting {
     /// For people: "5ms -> 8ms, 2 jiffies at HZ=250".
-    #[must_use]
     pub fn describe(&self, hz: u32) -> String {
         let mut text = self.asked.clone();
         if self.effective != self.asked {
@@ -94,16 +94,12 @@ pub struct Compiled {
     /// For the `POLICIES` map; its generation is 0.
     pub kernel: KernelPolicy,
     /// What each setting becomes.
-    pub effects: Vec<Effect>,
+    pub effects: Vec<EffectiveSetting>,
     /// Allowed, but probably not meant.
     pub warnings: Vec<String>,
 }
 
 /// Computes a policy for a host.
-///
-/// # Errors
-///
-/// Every setting that cannot be had, with the reason.
 pub fn compile(
     name: &PolicyName,
     settings: &Settings,
@@ -123,10 +119,10 @@ pub fn compile(
     compiler.syn_ack_rto(settings);
     compiler.others(settings);
     compiler.mptcp(settings);
-    compiler.together(settings);
+    compiler.check_constraints(settings);
     compiler.syn_retries(settings);
     if compiler.errors.is_empty() {
-        let (initial_rto_us, gain_us) = gains(&compiler.kernel, host);
+        let (initial_rto_us, gain_us) = saved_time(&compiler.kernel, host);
         compiler.kernel.initial_rto_us = initial_rto_us;
         compiler.kernel.gain_us = gain_us;
         let Compiler {
@@ -146,11 +142,7 @@ pub fn compile(
 }
 
 /// Refuses a short initial RTO on a prefix so wide that it cannot all be near, unless forced.
-///
-/// # Errors
-///
-/// If it needs `force` and does not have it.
-pub fn check_force(cidr: &Cidr, settings: &Settings) -> Result<(), SettingError> {
+pub fn check_prefix_width(cidr: &Cidr, settings: &Settings) -> Result<(), SettingError> {
     let narrowest = if cidr.is_ipv4() { WIDE_V4 } else { WIDE_V6 };
     if settings.force || cidr.prefix() >= narrowest {
         return Ok(());
@@ -179,7 +171,7 @@ pub fn check_force(cidr: &Cidr, settings: &Settings) -> Result<(), SettingError>
 struct Compiler<'a> {
     host: &'a HostFacts,
     kernel: KernelPolicy,
-    effects: Vec<Effect>,
+    effects: Vec<EffectiveSetting>,
     warnings: Vec<String>,
     errors: Vec<SettingError>,
 }
@@ -318,7 +310,7 @@ impl Compiler<'_> {
     }
 
     /// Rules between settings.
-    fn together(&mut self, settings: &Settings) {
+    fn check_constraints(&mut self, settings: &Settings) {
         let hz = self.host.hz;
         if *settings
             == (Settings {
@@ -438,7 +430,7 @@ impl Compiler<'_> {
         jiffies: Option<u64>,
         note: Option<&str>,
     ) {
-        self.effects.push(Effect {
+        self.effects.push(EffectiveSetting {
             setting: setting.to_owned(),
             asked: asked.to_owned(),
             effective,
@@ -470,16 +462,12 @@ pub struct PolicyError {
 }
 
 /// What each value of each policy becomes.
-pub type Effects = BTreeMap<PolicyName, Vec<Effect>>;
+pub type Effects = BTreeMap<PolicyName, Vec<EffectiveSetting>>;
 
 impl PolicySet {
     /// What the kernel's maps should hold for this set on this host, and what each value becomes.
-    ///
-    /// # Errors
-    ///
-    /// Every setting of every policy that cannot be had.
-    pub fn image(&self, host: &HostFacts) -> Result<(Image, Effects), Vec<PolicyError>> {
-        let mut image = Image::default();
+    pub fn image(&self, host: &HostFacts) -> Result<(MapState, Effects), Vec<PolicyError>> {
+        let mut image = MapState::default();
         let mut effects = BTreeMap::new();
         let mut errors = Vec::new();
         for (name, policy) in &self.policies {

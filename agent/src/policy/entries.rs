@@ -2,7 +2,7 @@
 //! changed over it.
 //!
 //! A row takes 28 bytes. The set in force, what the kernel's maps hold and what the files say are the
-//! same rows; an entry added or removed by hand is a change over them and copies none.
+//! same rows; a runtime entry added or removed is a change over them and copies none.
 
 use std::{
     cmp::Ordering,
@@ -23,12 +23,12 @@ pub struct Entries {
     table: Arc<Table>,
     /// Over the table: `None` takes an entry away.
     over: Arc<BTreeMap<Cidr, Option<Entry>>>,
-    families: Families,
+    families: FamilyCounts,
 }
 
 /// How many entries, by address family.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Families {
+pub struct FamilyCounts {
     /// IPv4.
     pub ipv4: usize,
     /// IPv6.
@@ -41,7 +41,7 @@ pub struct EntryRef<'a> {
     /// Name of its policy.
     pub policy: &'a PolicyName,
     /// Where the CIDR stands: file, and line from 1.
-    pub place: Option<(&'a Arc<Path>, usize)>,
+    pub location: Option<(&'a Arc<Path>, usize)>,
 }
 
 #[derive(Default)]
@@ -90,7 +90,7 @@ impl Lengths {
     }
 }
 
-impl Families {
+impl FamilyCounts {
     /// The number of this one's family.
     pub(crate) fn of(&mut self, cidr: &Cidr) -> &mut usize {
         if cidr.is_ipv4() {
@@ -101,17 +101,15 @@ impl Families {
     }
 
     /// Both.
-    #[must_use]
     pub fn sum(&self) -> usize {
         self.ipv4 + self.ipv6
     }
 }
 
 impl EntryRef<'_> {
-    /// Where the CIDR stands; `None` for one added by hand.
-    #[must_use]
+    /// Where the CIDR stands; `None` for a runtime entry.
     pub fn location(&self) -> Option<Location> {
-        self.place.map(|(path, line)| Location {
+        self.location.map(|(path, line)| Location {
             path: path.clone(),
             line,
         })
@@ -120,25 +118,21 @@ impl EntryRef<'_> {
 
 impl Entries {
     /// How many.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.families.sum()
     }
 
     /// Whether there are none.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
     /// How many, by address family.
-    #[must_use]
-    pub fn families(&self) -> Families {
+    pub fn families(&self) -> FamilyCounts {
         self.families
     }
 
     /// The entry of exactly this CIDR.
-    #[must_use]
     pub fn get(&self, cidr: &Cidr) -> Option<EntryRef<'_>> {
         match self.over.get(cidr) {
             Some(over) => over.as_ref().map(of_entry),
@@ -147,7 +141,6 @@ impl Entries {
     }
 
     /// Whether there is an entry of exactly this CIDR.
-    #[must_use]
     pub fn contains_key(&self, cidr: &Cidr) -> bool {
         self.get(cidr).is_some()
     }
@@ -176,7 +169,6 @@ impl Entries {
     }
 
     /// All of them, in order.
-    #[must_use]
     pub fn iter(&self) -> Iter<'_> {
         Iter {
             table: &self.table,
@@ -191,7 +183,6 @@ impl Entries {
     }
 
     /// The CIDRs an address lies in, longest first: the first is the one a connection takes.
-    #[must_use]
     pub fn covering(&self, address: IpAddr) -> Vec<Cidr> {
         let address = address.to_canonical();
         let longest = if address.is_ipv4() { 32 } else { 128 };
@@ -199,7 +190,6 @@ impl Entries {
     }
 
     /// The longest CIDR that this one lies in, itself not among them.
-    #[must_use]
     pub fn covering_cidr(&self, cidr: &Cidr) -> Option<Cidr> {
         let shorter = cidr.prefix().checked_sub(1)?;
         self.within(cidr.network().ip(), shorter).first().copied()
@@ -208,7 +198,7 @@ impl Entries {
     fn within(&self, address: IpAddr, longest: u8) -> Vec<Cidr> {
         let mut found: Vec<Cidr> = (0..=longest)
             .filter(|length| self.table.lengths.contains(address.is_ipv4(), *length))
-            .filter_map(|length| Cidr::around(address, length))
+            .filter_map(|length| Cidr::containing(address, length))
             .filter(|cidr| !self.over.contains_key(cidr) && self.table.get(cidr).is_some())
             .collect();
         let over = self.over.iter().filter(|(cidr, entry)| {
@@ -374,7 +364,7 @@ impl Table {
     fn entry(&self, row: &Row) -> EntryRef<'_> {
         EntryRef {
             policy: &self.policies[row.policy as usize],
-            place: self
+            location: self
                 .files
                 .get(usize::from(row.file))
                 .map(|file| (file, row.line as usize)),
@@ -385,7 +375,7 @@ impl Table {
 fn of_entry(entry: &Entry) -> EntryRef<'_> {
     EntryRef {
         policy: &entry.policy,
-        place: entry.location.as_ref().map(|at| (&at.path, at.line)),
+        location: entry.location.as_ref().map(|at| (&at.path, at.line)),
     }
 }
 
@@ -472,22 +462,21 @@ impl Builder {
     }
 
     /// The entries. Of several with the same CIDR one is taken; the CIDR is in the second part then.
-    #[must_use]
     pub fn build(mut self) -> (Entries, Vec<Cidr>) {
         let rows = &mut self.table.rows;
         // Files have them in order as a rule, which this sort sees.
         if !rows.is_sorted_by(|a, b| a.cidr < b.cidr) {
             sort(rows);
         }
-        let mut twice = Vec::new();
+        let mut duplicates = Vec::new();
         rows.dedup_by(|later, first| {
             let same = later.cidr == first.cidr;
-            if same && twice.last() != Some(&first.cidr) {
-                twice.push(first.cidr);
+            if same && duplicates.last() != Some(&first.cidr) {
+                duplicates.push(first.cidr);
             }
             same
         });
-        let mut families = Families::default();
+        let mut families = FamilyCounts::default();
         for row in rows.iter() {
             *families.of(&row.cidr) += 1;
             self.table.lengths.insert(&row.cidr);
@@ -497,7 +486,7 @@ impl Builder {
             over: Arc::default(),
             families,
         };
-        (entries, twice)
+        (entries, duplicates)
     }
 }
 
@@ -510,136 +499,4 @@ fn sort(rows: &mut [Row]) {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::collections::BTreeMap;
-
-    use proptest::prelude::*;
-
-    use super::*;
-
-    fn entry(policy: u8) -> Entry {
-        Entry {
-            policy: format!("p{policy}").parse().unwrap(),
-            location: None,
-        }
-    }
-
-    fn build(rows: &BTreeMap<Cidr, u8>) -> Entries {
-        let mut builder = Builder::default();
-        // Not in order.
-        for (cidr, policy) in rows.iter().rev() {
-            let policy = builder.policy(&entry(*policy).policy);
-            builder.push(*cidr, policy, None);
-        }
-        let (entries, twice) = builder.build();
-        assert_eq!(twice, []);
-        entries
-    }
-
-    fn said(entries: &Entries) -> BTreeMap<Cidr, PolicyName> {
-        let all: Vec<_> = entries.iter().map(|(c, e)| (c, e.policy.clone())).collect();
-        assert!(all.is_sorted_by(|a, b| a.0 < b.0));
-        all.into_iter().collect()
-    }
-
-    prop_compose! {
-        fn cidr()(wide: bool, bits in 0u8..16, length in 4u8..9) -> Cidr {
-            let address: IpAddr = if wide {
-                std::net::Ipv6Addr::from(u128::from(bits) << 120).into()
-            } else {
-                std::net::Ipv4Addr::from(u32::from(bits) << 24).into()
-            };
-            Cidr::around(address, length).unwrap()
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn a_map_in_all_respects(
-            rows in prop::collection::btree_map(cidr(), 0u8..3, 0..20),
-            others in prop::collection::btree_map(cidr(), 0u8..3, 0..20),
-            changes in prop::collection::vec((cidr(), prop::option::of(0u8..3)), 0..12),
-            address: IpAddr,
-        ) {
-            let name = |policy: u8| entry(policy).policy;
-            let mut oracle: BTreeMap<Cidr, PolicyName> =
-                rows.iter().map(|(c, p)| (*c, name(*p))).collect();
-            let before = build(&rows);
-            let mut entries = before.clone();
-            for (cidr, policy) in &changes {
-                match policy {
-                    Some(policy) => {
-                        entries.insert(*cidr, entry(*policy));
-                        oracle.insert(*cidr, name(*policy));
-                    }
-                    None => {
-                        prop_assert_eq!(entries.remove(cidr), oracle.remove(cidr).is_some());
-                    }
-                }
-            }
-            prop_assert_eq!(&said(&entries), &oracle);
-            let ipv4 = oracle.keys().filter(|c| c.is_ipv4()).count();
-            let families = Families { ipv4, ipv6: oracle.len() - ipv4 };
-            prop_assert_eq!(entries.families(), families);
-            for (cidr, _) in &changes {
-                prop_assert_eq!(entries.get(cidr).map(|e| e.policy), oracle.get(cidr));
-                let around = oracle.keys().filter(|c| c.contains_cidr(cidr));
-                let longest = around.max_by_key(|c| c.prefix()).copied();
-                prop_assert_eq!(entries.covering_cidr(cidr), longest);
-            }
-            // Over the same table, and over another one.
-            for other in [before, build(&others)] {
-                let mut told = said(&other);
-                other.differences(&entries, |cidr, before, after| {
-                    assert_ne!(before, after);
-                    assert_eq!(told.get(&cidr), before);
-                    match after {
-                        Some(after) => told.insert(cidr, after.clone()),
-                        None => told.remove(&cidr),
-                    };
-                });
-                prop_assert_eq!(&told, &oracle);
-                prop_assert_eq!(other == entries, said(&other) == oracle);
-            }
-            for address in oracle.keys().map(|c| c.network().ip()).chain([address]) {
-                let mut naive: Vec<Cidr> =
-                    oracle.keys().filter(|c| c.contains(address)).copied().collect();
-                naive.sort_by_key(|c| std::cmp::Reverse(c.prefix()));
-                prop_assert_eq!(entries.covering(address), naive);
-            }
-        }
-    }
-
-    #[test]
-    fn twice_is_told_once() {
-        let mut builder = Builder::default();
-        let policy = builder.policy(&entry(0).policy);
-        for text in ["10.0.0.0/8", "fd00::/8", "10.0.0.0/8", "10.0.0.0/8"] {
-            builder.push(text.parse().unwrap(), policy, None);
-        }
-        let (entries, twice) = builder.build();
-        assert_eq!(entries.len(), 2);
-        assert_eq!(twice, ["10.0.0.0/8".parse().unwrap()]);
-    }
-
-    #[test]
-    fn many_are_sorted() {
-        let mut builder = Builder::default();
-        let policy = builder.policy(&entry(0).policy);
-        // 7919 is prime to 2^17: each once, in no order.
-        for i in 0..1u32 << 17 {
-            let address = (i.wrapping_mul(7919) & 0x1_ffff) << 8;
-            let address = std::net::Ipv4Addr::from_bits(address).into();
-            builder.push(Cidr::around(address, 24).unwrap(), policy, None);
-        }
-        let (entries, twice) = builder.build();
-        assert!(twice.is_empty());
-        assert!(entries.keys().is_sorted_by(|a, b| a < b));
-        assert_eq!(entries.len(), 1 << 17);
-    }
-
-    #[test]
-    fn a_row_is_small() {
-        assert_eq!(size_of::<Row>(), 28);
-    }
-}
+mod tests;

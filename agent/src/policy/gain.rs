@@ -8,8 +8,7 @@ use super::{HostFacts, units::jiffies_to_usecs};
 /// The initial RTO of the SYN in force with a compiled policy, and by how much sooner its first, second, ...
 /// retransmission is sent than by the kernel's own timers: both in microseconds, negative where it is later.
 /// Timers count as exact. (The program reckons those of a SYN-ACK, whose timer depends on the listener.)
-#[must_use]
-pub(super) fn gains(policy: &KernelPolicy, host: &HostFacts) -> (u32, [i32; GAINS]) {
+pub(super) fn saved_time(policy: &KernelPolicy, host: &HostFacts) -> (u32, [i32; GAINS]) {
     let hz = u64::from(host.hz);
     let kernel = SynTimers::kernel(hz, MAX_SYNCNT, host.tcp_syn_linear_timeouts);
     let set = |value: u32, otherwise: u64| match value {
@@ -50,7 +49,7 @@ mod tests {
             initial_rto_jiffies,
             ..KernelPolicy::EMPTY
         };
-        gains(&policy, &HOST)
+        saved_time(&policy, &HOST)
     }
 
     #[test]

@@ -8,15 +8,19 @@ use sha2::{Digest as _, Sha256};
 
 use super::Settings;
 
+const UNMATCHED: &str = "unmatched";
+/// What [`UNMATCHED`] was called before; an alias for one version, also in pins of before.
+const UNLISTED: &str = "unlisted";
+
 /// Letters, digits, `.`, `_` and `-`, beginning with a letter or digit; 63 bytes at most (the
 /// kernel's table keeps 64 with the end).
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PolicyName(Arc<str>);
 
-/// Why a text is no policy name.
+/// Why a text is an invalid policy name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{0:?} is no policy name; use letters, digits, '.', '_' and '-', beginning with a letter or \
+    "invalid policy name {0:?}; use letters, digits, '.', '_' and '-', beginning with a letter or \
      digit, {max} characters at most",
     max = POLICY_NAME_LEN - 1
 )]
@@ -24,13 +28,11 @@ pub struct NameError(String);
 
 impl PolicyName {
     /// The name.
-    #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
     /// The name of a policy that `rto-agent add` makes of settings: the same for the same settings.
-    #[must_use]
     pub fn for_settings(settings: &Settings) -> Self {
         let digest = Sha256::digest(format!("{settings:?}"));
         let short: String = digest.iter().take(4).map(|b| format!("{b:02x}")).collect();
@@ -38,19 +40,16 @@ impl PolicyName {
     }
 
     /// Stands for the owner of a slot that has none; never equal to a name that can be given.
-    #[must_use]
     pub(crate) fn nameless() -> Self {
         Self("".into())
     }
 
     /// The name under which connections are counted that no entry covers; no policy may have it.
-    #[must_use]
-    pub fn unlisted() -> Self {
-        Self("unlisted".into())
+    pub fn unmatched() -> Self {
+        Self(UNMATCHED.into())
     }
 
     /// As the kernel's table has it.
-    #[must_use]
     pub fn padded(&self) -> [u8; POLICY_NAME_LEN] {
         let mut bytes = [0; POLICY_NAME_LEN];
         bytes[..self.0.len()].copy_from_slice(self.0.as_bytes());
@@ -68,7 +67,9 @@ impl FromStr for PolicyName {
             && text
                 .bytes()
                 .all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b));
-        if good {
+        if text == UNLISTED {
+            Ok(Self::unmatched())
+        } else if good {
             Ok(Self(text.into()))
         } else {
             Err(NameError(text.to_owned()))
@@ -102,6 +103,7 @@ mod tests {
 
     #[test]
     fn names() {
+        assert_eq!("unlisted".parse(), Ok(PolicyName::unmatched()));
         let long = "x".repeat(63);
         for good in ["a", "same-zone", "eu.west_1", "7", &long] {
             assert_eq!(good.parse::<PolicyName>().unwrap().as_str(), good);

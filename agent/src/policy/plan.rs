@@ -9,7 +9,7 @@ use super::{Cidr, Entries, PolicyName};
 
 /// What the maps hold, or should hold. Generations of policies are the datapath's affair and 0 here.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Image {
+pub struct MapState {
     /// Policies, as the kernel has them.
     pub policies: BTreeMap<PolicyName, Policy>,
     /// Entries, and the policy each points at.
@@ -25,15 +25,16 @@ pub struct Plan {
     /// Entries that are new or point elsewhere.
     pub entries_write: Vec<(Cidr, PolicyName)>,
     /// Of these, how many are there and point elsewhere.
-    pub entries_pointed: usize,
+    pub entries_repointed: usize,
     /// Entries that go.
     pub entries_remove: Vec<Cidr>,
     /// Policies that go; nothing points at them any more.
-    pub policies_free: Vec<PolicyName>,
+    pub policies_remove: Vec<PolicyName>,
 }
 
 /// A plan in numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct ChangeSummary {
     /// Entries added.
     pub added: usize,
@@ -51,20 +52,19 @@ pub struct ChangeSummary {
 
 impl Plan {
     /// What turns `current` into `desired`.
-    #[must_use]
-    pub fn between(current: &Image, desired: &Image) -> Self {
+    pub fn between(current: &MapState, desired: &MapState) -> Self {
         let differs =
             |name: &PolicyName, policy: &Policy| current.policies.get(name) != Some(policy);
         let policies_write = desired.policies.iter().filter(|(n, p)| differs(n, p));
         let unused = |name: &&PolicyName| !desired.policies.contains_key(*name);
         let mut plan = Self {
             policies_write: policies_write.map(|(n, p)| (n.clone(), *p)).collect(),
-            policies_free: current.policies.keys().filter(unused).cloned().collect(),
+            policies_remove: current.policies.keys().filter(unused).cloned().collect(),
             ..Self::default()
         };
         let diff = |cidr, before: Option<&PolicyName>, after: Option<&PolicyName>| match after {
             Some(name) => {
-                plan.entries_pointed += usize::from(before.is_some());
+                plan.entries_repointed += usize::from(before.is_some());
                 plan.entries_write.push((cidr, name.clone()));
             }
             None => plan.entries_remove.push(cidr),
@@ -74,13 +74,11 @@ impl Plan {
     }
 
     /// Whether an entry that is written is there already, in `current`, and points elsewhere.
-    #[must_use]
-    pub fn points_anew(&self, current: &Image, cidr: &Cidr) -> bool {
-        self.entries_pointed > 0 && current.entries.contains_key(cidr)
+    pub fn points_anew(&self, current: &MapState, cidr: &Cidr) -> bool {
+        self.entries_repointed > 0 && current.entries.contains_key(cidr)
     }
 
     /// The first `limit` changes in words, and how many more there are: "+10.0.0.0/24 near, ~policy near".
-    #[must_use]
     pub fn describe(&self, limit: usize, known: impl Fn(&PolicyName) -> bool) -> String {
         let policies = self.policies_write.iter().map(|(name, _)| {
             let sign = if known(name) { '~' } else { '+' };
@@ -90,13 +88,13 @@ impl Plan {
         let written = written.map(|(cidr, name)| format!("+{cidr} {name}"));
         let removed = self.entries_remove.iter().map(|cidr| format!("-{cidr}"));
         let freed = self
-            .policies_free
+            .policies_remove
             .iter()
             .map(|name| format!("-policy {name}"));
         let count = self.policies_write.len()
             + self.entries_write.len()
             + self.entries_remove.len()
-            + self.policies_free.len();
+            + self.policies_remove.len();
         let all = policies.chain(written).chain(removed).chain(freed);
         let mut text = all.take(limit).collect::<Vec<_>>().join(", ");
         if count > limit {
@@ -106,7 +104,6 @@ impl Plan {
     }
 
     /// Whether there is nothing to do.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
@@ -115,14 +112,12 @@ impl Plan {
 impl ChangeSummary {
     /// What differs between two states, as a person would count it: an entry whose policy has
     /// other settings has changed.
-    #[must_use]
-    pub fn between(before: &Image, after: &Image) -> Self {
+    pub fn between(before: &MapState, after: &MapState) -> Self {
         Self::of(&Plan::between(before, after), before, after)
     }
 
     /// The same, where the plan is known that turns the one into the other.
-    #[must_use]
-    pub fn of(plan: &Plan, before: &Image, after: &Image) -> Self {
+    pub fn of(plan: &Plan, before: &MapState, after: &MapState) -> Self {
         let rewritten: BTreeSet<&PolicyName> =
             plan.policies_write.iter().map(|(name, _)| name).collect();
         let new_policy = |name: &PolicyName| !before.policies.contains_key(name);
@@ -137,12 +132,12 @@ impl ChangeSummary {
             of_them.filter(|(cidr, _)| !written.contains(cidr)).count()
         };
         Self {
-            added: plan.entries_write.len() - plan.entries_pointed,
-            changed: plan.entries_pointed + resettled,
+            added: plan.entries_write.len() - plan.entries_repointed,
+            changed: plan.entries_repointed + resettled,
             removed: plan.entries_remove.len(),
             policies_added,
             policies_changed: rewritten.len() - policies_added,
-            policies_removed: plan.policies_free.len(),
+            policies_removed: plan.policies_remove.len(),
         }
     }
 }
@@ -185,13 +180,13 @@ mod tests {
 
     /// Carries a plan out on an image; every step must keep entries pointing at policies, and addresses
     /// that have one before and after with one.
-    fn apply(image: &Image, plan: &Plan, desired: &Image) -> Image {
+    fn apply(image: &MapState, plan: &Plan, desired: &MapState) -> MapState {
         let mut now = image.clone();
-        let has = |image: &Image, address| !image.entries.covering(address).is_empty();
+        let has = |image: &MapState, address| !image.entries.covering(address).is_empty();
         let kept: Vec<IpAddr> = addresses()
             .filter(|address| has(image, *address) && has(desired, *address))
             .collect();
-        let sound = |now: &Image| {
+        let sound = |now: &MapState| {
             assert!(
                 now.entries
                     .iter()
@@ -210,7 +205,7 @@ mod tests {
             assert!(now.entries.remove(cidr));
             sound(&now);
         }
-        for name in &plan.policies_free {
+        for name in &plan.policies_remove {
             assert!(now.policies.remove(name).is_some());
             sound(&now);
         }
@@ -221,7 +216,7 @@ mod tests {
         fn image()(
             settings in prop::collection::btree_map(0u8..6, 1u32..4, 1..6),
             entries in prop::collection::btree_map((0u8..8, 8u8..12), any::<prop::sample::Index>(), 0..12),
-        ) -> Image {
+        ) -> MapState {
             let names: Vec<PolicyName> =
                 settings.keys().map(|n| format!("p{n}").parse().unwrap()).collect();
             let policies = names
@@ -238,7 +233,7 @@ mod tests {
                     (cidr, entry(index.get(&names)))
                 })
                 .collect();
-            Image { policies, entries }
+            MapState { policies, entries }
         }
     }
 

@@ -20,7 +20,6 @@ const ELSEWHERE: [IpAddr; 2] = [
 impl PolicySet {
     /// An address whose policy has an initial RTO other than the kernel's own, and that initial RTO
     /// in microseconds; `None` if there is none.
-    #[must_use]
     pub fn probe_target(&self, host: &HostFacts) -> Option<(IpAddr, u64)> {
         self.entries.keys().take(TRIES).find_map(|cidr| {
             let address = candidate(cidr.network())?;

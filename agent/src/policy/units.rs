@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// Why a text is no duration.
+/// Why a text is an invalid duration.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{text:?} is no duration; write a number with a unit, like \"5ms\", \"250us\" or \"1s\"{hint}"
+    "invalid duration {text:?}; write a number with a unit, like \"5ms\", \"250us\" or \"1s\"{hint}"
 )]
 pub struct DurationError {
     text: String,
@@ -58,7 +58,6 @@ fn parse_fraction(text: &str) -> Option<Duration> {
 }
 
 /// The shortest exact text with one unit: "8ms", "1.5s", "250us", "2m".
-#[must_use]
 pub fn format_duration(duration: Duration) -> String {
     let nanos = duration.as_nanos();
     let units: [(&str, u128); 5] = [
@@ -87,7 +86,6 @@ pub fn format_duration(duration: Duration) -> String {
 }
 
 /// Milliseconds as seconds to a tenth, rounded down: "31.2s", "63s".
-#[must_use]
 pub fn tenths_of_s(ms: u64) -> String {
     match ms / 100 % 10 {
         0 => format!("{}s", ms / 1000),
@@ -107,7 +105,6 @@ pub struct Quantised {
 
 /// Rounds up to whole jiffies, as `usecs_to_jiffies()` and `msecs_to_jiffies()` do
 /// (kernel/time/time.c, Linux 6.12).
-#[must_use]
 pub fn quantise(duration: Duration, hz: u32) -> Quantised {
     let hz = u128::from(hz.max(1));
     let jiffies = (duration.as_nanos() * hz).div_ceil(1_000_000_000);
@@ -120,13 +117,11 @@ pub fn quantise(duration: Duration, hz: u32) -> Quantised {
 
 /// So many jiffies as the kernel tells them in microseconds: jiffies_to_usecs() rounds down, and
 /// usecs_to_jiffies() up again to the same jiffies.
-#[must_use]
 pub fn jiffies_to_usecs(jiffies: u64, hz: u32) -> u64 {
     jiffies * 1_000_000 / u64::from(hz)
 }
 
 /// The duration of so many jiffies, down to the nanosecond.
-#[must_use]
 pub fn jiffies_duration(jiffies: u64, hz: u32) -> Duration {
     let nanos = u128::from(jiffies) * 1_000_000_000 / u128::from(hz.max(1));
     Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
@@ -139,19 +134,11 @@ pub mod as_text {
     use serde::{Deserialize, Deserializer, Serializer};
 
     /// Writes "8ms".
-    ///
-    /// # Errors
-    ///
-    /// The serializer's.
     pub fn serialize<S: Serializer>(d: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(&super::format_duration(*d))
     }
 
     /// Reads "8ms".
-    ///
-    /// # Errors
-    ///
-    /// If it is no duration.
     pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
         let text = String::deserialize(deserializer)?;
         super::parse_duration(&text).map_err(serde::de::Error::custom)

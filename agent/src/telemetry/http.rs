@@ -17,7 +17,7 @@ use crate::{
     api::{
         body,
         limit::{Limited, Limits},
-        socket::Standing,
+        socket::RebindingListener,
     },
     engine::{Handle, Message},
     kernel::bpf,
@@ -31,7 +31,7 @@ const VERIFY: Duration = Duration::from_secs(5);
 /// For strangers: a few collectors and a person. The daemon's descriptors are for its maps.
 const LIMITS: Limits = Limits {
     connections: 16,
-    patience: Duration::from_secs(30),
+    idle_timeout: Duration::from_secs(30),
     lifetime: Duration::from_secs(30),
 };
 /// Nobody has anything to say in one.
@@ -43,7 +43,7 @@ pub enum Listener {
     /// An address and port.
     Tcp(TcpListener),
     /// A socket in the file system.
-    Unix(Standing),
+    Unix(RebindingListener),
 }
 
 /// Serves until the listener breaks.

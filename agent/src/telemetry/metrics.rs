@@ -14,12 +14,13 @@ use prometheus_client::{
 use rto_agent_common::{FIRST_SLOT, MAX_POLICIES};
 
 use crate::{
-    api::{
-        stats::{DirectionStats, HistogramView, StatsAnswer},
-        types::StatusAnswer,
-    },
     config::MAX_ENTRIES_LIMIT,
     kernel::{bpf::Runs, features::Presence, interference::Verdict},
+    wire::{
+        histogram::HistogramView,
+        stats::{COUNTERS, Counter, DirectionStats, Scope, StatsAnswer},
+        types::StatusAnswer,
+    },
 };
 
 /// Every metric's name begins so.
@@ -29,10 +30,6 @@ pub const PREFIX: &str = "rto_agent";
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// The metrics of a status and of statistics. `runs`: how often the program ran, where the kernel counts that.
-///
-/// # Errors
-///
-/// Never for want of anything outside: writing to a string does not fail.
 pub fn render(
     status: &StatusAnswer,
     stats: &StatsAnswer,
@@ -265,7 +262,7 @@ fn health(status: &StatusAnswer) -> Vec<Family> {
         ),
         flag(
             "in_sync",
-            "Whether the kernel's maps hold what files and hand-made entries say",
+            "Whether the kernel's maps hold what files and runtime entries say",
             status.in_sync,
         ),
         flag(
@@ -323,7 +320,7 @@ fn health(status: &StatusAnswer) -> Vec<Family> {
         let verdict = match probe.verdict {
             Verdict::Good { .. } => "good",
             Verdict::Interference { .. } => "interference",
-            Verdict::NotProbed { .. } => "not-probed",
+            Verdict::Inconclusive { .. } => "not-probed",
         };
         let verdicts = ["good", "interference", "not-probed"];
         all.push(Family {
@@ -346,13 +343,6 @@ fn health(status: &StatusAnswer) -> Vec<Family> {
             probe.at_s,
         ));
     }
-    all
-}
-
-/// What policies did, by who began the connections.
-fn policies(stats: &StatsAnswer) -> Vec<Family> {
-    let mut all = handshakes(stats);
-    all.extend(established(stats));
     all
 }
 
@@ -379,110 +369,9 @@ fn each<'a>(
     })
 }
 
-fn counter(
-    name: &'static str,
-    help: &'static str,
-    stats: &StatsAnswer,
-    directions: &[&str],
-    value: impl Fn(&DirectionStats) -> u64,
-) -> Family {
-    let samples = each(stats, directions).map(|(labels, stats)| (labels, value(stats)));
-    Family {
-        name,
-        help,
-        unit: None,
-        samples: Samples::Counter(samples.collect()),
-    }
-}
-
-/// A sum of times, given in microseconds.
-#[expect(clippy::cast_precision_loss, reason = "seconds are a double")]
-fn total_time(
-    name: &'static str,
-    help: &'static str,
-    stats: &StatsAnswer,
-    value_us: impl Fn(&DirectionStats) -> u64,
-) -> Family {
-    let samples = each(stats, BEGUN);
-    let samples = samples.map(|(labels, stats)| (labels, value_us(stats) as f64 / 1e6));
-    Family {
-        name,
-        help,
-        unit: Some(Unit::Seconds),
-        samples: Samples::Amount(samples.collect()),
-    }
-}
-
-fn times<'a>(
-    name: &'static str,
-    help: &'static str,
-    samples: impl Iterator<Item = (Labels, &'a HistogramView)>,
-) -> Family {
-    Family {
-        name,
-        help,
-        unit: Some(Unit::Seconds),
-        samples: Samples::Histogram(samples.map(|(l, view)| (l, view.into())).collect()),
-    }
-}
-
-fn handshakes(stats: &StatsAnswer) -> Vec<Family> {
-    let mut all = vec![
-        counter(
-            "initial_rto_set",
-            "Initial RTOs set, on connecting sockets (active) and on connection requests (passive)",
-            stats,
-            BEGUN,
-            |s| s.initial_rtos_set,
-        ),
-        counter(
-            "connections",
-            "Connections established, by connect() (active) and accept() (passive)",
-            stats,
-            BEGUN,
-            |s| s.connections,
-        ),
-        counter(
-            "handshake_retransmissions",
-            "SYNs (active) and SYN-ACKs (passive) sent again",
-            stats,
-            BEGUN,
-            |s| s.handshake_retransmissions,
-        ),
-        counter(
-            "spurious_handshake_retransmissions",
-            "Of these, needless ones: the answer to an earlier copy was on its way",
-            stats,
-            BEGUN,
-            |s| s.spurious,
-        ),
-        counter(
-            "undecided_handshake_retransmissions",
-            "Of these, those of which it could not be told whether they were needed",
-            stats,
-            BEGUN,
-            |s| s.undecided,
-        ),
-        counter(
-            "recovered_handshakes",
-            "Connections that a needed retransmission brought about",
-            stats,
-            BEGUN,
-            |s| s.recovered,
-        ),
-        total_time(
-            "handshake_time_saved",
-            "By how much sooner these were established than with the kernel's own timers (estimate)",
-            stats,
-            |s| s.time_saved_us,
-        ),
-        total_time(
-            "handshake_time_lost",
-            "By how much later, where a policy's timers are longer (estimate)",
-            stats,
-            |s| s.time_lost_us,
-        ),
-    ];
+/// What policies did, by who began the connections.
+fn policies(stats: &StatsAnswer) -> Vec<Family> {
+    let mut all: Vec<_> = COUNTERS.iter().map(|one| counter(one, stats)).collect();
     all.push(times(
         "handshake_duration",
         "How long handshakes took, from connect() or the first SYN-ACK",
@@ -498,97 +387,83 @@ fn handshakes(stats: &StatsAnswer) -> Vec<Family> {
             samples.map(|(labels, stats)| (labels, &stats.srtt)),
         ));
     }
+    all.push(labelled(
+        "retransmission_timeouts",
+        "Retransmission timeouts of established connections, by how many came right before \
+         without an answer (7: or more)",
+        stats,
+        |s| {
+            let steps = s.rtos.iter().enumerate();
+            steps
+                .map(|(step, count)| (("step", step.to_string()), *count))
+                .collect()
+        },
+    ));
+    all.push(labelled(
+        "setsockopt_failures",
+        "Socket options the kernel refused",
+        stats,
+        |s| {
+            let all = rto_agent_common::SockOpt::NAMES.into_iter();
+            all.map(|(_, option)| {
+                let count = s.setsockopt_failures.get(option).copied();
+                (("option", option.to_owned()), count.unwrap_or(0))
+            })
+            .collect()
+        },
+    ));
     all
 }
 
-fn established(stats: &StatsAnswer) -> Vec<Family> {
-    let labelled = |name, help, more: &dyn Fn(&DirectionStats) -> Vec<(Labels, u64)>| Family {
+#[expect(clippy::cast_precision_loss, reason = "seconds are a double")]
+fn counter(counter: &Counter, stats: &StatsAnswer) -> Family {
+    let directions = match counter.scope {
+        Scope::Handshakes => BEGUN,
+        Scope::Connections => ALL,
+    };
+    let samples = each(stats, directions).map(|(labels, stats)| (labels, (counter.value)(stats)));
+    let (unit, samples) = if counter.is_time {
+        let seconds = samples.map(|(labels, us)| (labels, us as f64 / 1e6));
+        (Some(Unit::Seconds), Samples::Amount(seconds.collect()))
+    } else {
+        (None, Samples::Counter(samples.collect()))
+    };
+    Family {
+        name: counter.metric,
+        help: counter.help,
+        unit,
+        samples,
+    }
+}
+
+/// A counter with one more label.
+fn labelled(
+    name: &'static str,
+    help: &'static str,
+    stats: &StatsAnswer,
+    values: impl Fn(&DirectionStats) -> Vec<((&'static str, String), u64)>,
+) -> Family {
+    let samples = each(stats, ALL).flat_map(|(labels, stats)| {
+        let values = values(stats).into_iter();
+        values.map(move |(more, value)| (labels.iter().cloned().chain([more]).collect(), value))
+    });
+    Family {
         name,
         help,
         unit: None,
-        samples: Samples::Counter(
-            each(stats, ALL)
-                .flat_map(|(labels, stats)| {
-                    more(stats).into_iter().map(move |(more, value)| {
-                        let labels = labels.iter().cloned().chain(more);
-                        (labels.collect(), value)
-                    })
-                })
-                .collect(),
-        ),
-    };
-    vec![
-        labelled(
-            "retransmission_timeouts",
-            "Retransmission timeouts of established connections, by how many came right before \
-             without an answer (7: or more)",
-            &|s| {
-                let steps = s.rtos.iter().enumerate();
-                steps
-                    .map(|(step, count)| (vec![("step", step.to_string())], *count))
-                    .collect()
-            },
-        ),
-        counter(
-            "tail_loss_probes",
-            "Tail loss probes that sent a segment again",
-            stats,
-            ALL,
-            |s| s.tail_loss_probes,
-        ),
-        counter(
-            "retransmitted_segments",
-            "Segments sent again by established connections, other than by a tail loss probe",
-            stats,
-            ALL,
-            |s| s.segments_retransmitted,
-        ),
-        counter(
-            "aborted_connections",
-            "Connections that ended without both sides having finished",
-            stats,
-            ALL,
-            |s| s.aborted,
-        ),
-        counter(
-            "expired_connections",
-            "Of these, connections given up at a retransmission timeout",
-            stats,
-            ALL,
-            |s| s.expired,
-        ),
-        counter(
-            "linear_mode_ended",
-            "Times linear mode was ended by linear_retries",
-            stats,
-            ALL,
-            |s| s.linear_ended,
-        ),
-        counter(
-            "open_sockets",
-            "Sockets that were open already and got the policy",
-            stats,
-            ALL,
-            |s| s.open_sockets,
-        ),
-        labelled(
-            "setsockopt_failures",
-            "Socket options the kernel refused",
-            &|s| {
-                let all = rto_agent_common::SockOpt::NAMES.into_iter();
-                all.map(|(_, option)| {
-                    let count = s.setsockopt_failures.get(option).copied();
-                    (vec![("option", option.to_owned())], count.unwrap_or(0))
-                })
-                .collect()
-            },
-        ),
-        counter(
-            "storage_failures",
-            "Connections left alone for want of memory",
-            stats,
-            ALL,
-            |s| s.storage_failures,
-        ),
-    ]
+        samples: Samples::Counter(samples.collect()),
+    }
+}
+
+fn times<'a>(
+    name: &'static str,
+    help: &'static str,
+    samples: impl Iterator<Item = (Labels, &'a HistogramView)>,
+) -> Family {
+    Family {
+        name,
+        help,
+        unit: Some(Unit::Seconds),
+        samples: Samples::Histogram(samples.map(|(l, view)| (l, view.into())).collect()),
+    }
 }

@@ -7,24 +7,10 @@ use std::os::fd::AsFd as _;
 
 use tracing_subscriber::{EnvFilter, layer::SubscriberExt as _, util::SubscriberInitExt as _};
 
-/// Form of the log.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
-pub enum LogFormat {
-    /// The journal if stderr leads there, else text.
-    #[default]
-    Auto,
-    /// Lines for people.
-    Text,
-    /// One JSON object a line.
-    Json,
-}
+use crate::cli::LogFormat;
 
 /// Installs the log. `RTO_AGENT_LOG` sets the level (`info` by default), in the syntax of
 /// `tracing_subscriber::EnvFilter`.
-///
-/// # Errors
-///
-/// If the filter cannot be understood or a log is installed already.
 pub fn init(format: LogFormat) -> anyhow::Result<()> {
     let filter = match std::env::var("RTO_AGENT_LOG") {
         Ok(text) => EnvFilter::try_new(&text)

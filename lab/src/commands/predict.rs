@@ -9,11 +9,14 @@ use rto_model::{
     predict::{self, Prediction},
     retransmit::{LinuxTimers, RTO_MAX_US, RTO_MIN_US, THIN_LINEAR_RETRIES},
 };
-use rto_testbed::machine::Machine;
+use rto_testbed::{agent::find, machine::Machine};
 use serde::Serialize;
 
 use super::print;
-use crate::report::Table;
+use crate::{
+    policy::{EffectiveSetting, Policy},
+    report::Table,
+};
 
 /// Longest disruption, and longest of the other durations: no connection waits longer.
 const LONGEST: Duration = Duration::from_secs(3600);
@@ -21,12 +24,32 @@ const LONGEST: Duration = Duration::from_secs(3600);
 /// `rto-lab predict`.
 #[derive(Debug, Args)]
 pub struct Predict {
+    /// A policy of the agent's configuration, as it is on this host; or else the values below
+    #[arg(long, short, value_name = "NAME", conflicts_with_all = ["rto_min", "rto_restart", "thin", "linear_retries", "rto_max", "hz"])]
+    policy: Option<String>,
+    /// The agent's configuration file
+    #[arg(
+        long,
+        short,
+        env = "RTO_AGENT_CONFIG",
+        default_value = "/etc/rto-agent/config.toml"
+    )]
+    config: PathBuf,
+    /// The agent's binary, for --policy [default: beside this one, or on the path]
+    #[arg(long, value_name = "PATH", env = "RTO_AGENT_BIN")]
+    agent: Option<PathBuf>,
     /// Lower bound of the RTO
     #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "200ms")]
     rto_min: Duration,
+    /// Lower --rto-min by the round-trip time, as a lone request has it (experimental)
+    #[arg(long)]
+    rto_restart: bool,
     /// Linear timeouts of a thin stream
     #[arg(long)]
     thin: bool,
+    /// Timeouts in a row before a thin stream's interval doubles
+    #[arg(long, value_name = "N", requires = "thin", value_parser = clap::value_parser!(u32).range(1..=6), default_value_t = THIN_LINEAR_RETRIES)]
+    linear_retries: u32,
     /// Upper bound of the RTO
     #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "120s")]
     rto_max: Duration,
@@ -65,6 +88,9 @@ pub struct Predict {
 struct Answer {
     hz: u64,
     srtt_us: u64,
+    /// What the policy's settings become on this host.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    effects: Vec<EffectiveSetting>,
     predictions: Vec<Prediction>,
 }
 
@@ -73,19 +99,33 @@ pub(super) fn run(args: &Predict) -> anyhow::Result<()> {
         args.rto_min <= args.rto_max,
         "--rto-max is below --rto-min: no RTO lies between"
     );
-    let hz = match args.hz {
-        Some(hz) => hz,
-        None => Machine::here()?.hz,
+    let policy = match &args.policy {
+        Some(name) => {
+            let agent = find(args.agent.as_deref())?;
+            Some(Policy::read(&agent, &args.config, name)?)
+        }
+        None => None,
+    };
+    let hz = match (&policy, args.hz) {
+        (Some(policy), _) => policy.hz,
+        (None, Some(hz)) => hz,
+        (None, None) => Machine::here()?.hz,
     };
     let kernel = LinuxTimers {
         rttvar_us: micros(args.rttvar),
         ..LinuxTimers::near(hz, micros(args.rtt))
     };
-    let own = own(args, kernel);
+    let own = match &policy {
+        Some(policy) => policy.applied_to(kernel),
+        None => own(args, kernel),
+    };
     let disruptions = disruptions(&args.disruption)?;
     if let Some(path) = &args.chart {
         let dense = predict::between(&disruptions);
-        let title = format!("rto_min {}", humantime::format_duration(args.rto_min));
+        let title = match &args.policy {
+            Some(name) => format!("policy {name}"),
+            None => format!("rto_min {}", humantime::format_duration(args.rto_min)),
+        };
         let charts = predict::charts(&title, &predict::predict(&kernel, &own, &dense));
         let ending = path.extension().and_then(|e| e.to_str()).unwrap_or("");
         let text = chart::document(ending, "rto-lab predict", &charts)
@@ -95,22 +135,27 @@ pub(super) fn run(args: &Predict) -> anyhow::Result<()> {
     let answer = Answer {
         hz,
         srtt_us: kernel.srtt_us,
+        effects: policy.iter().flat_map(|p| p.effects.clone()).collect(),
         predictions: predict::predict(&kernel, &own, &disruptions),
     };
     print(args.json, &answer, || {
         if args.csv {
             predict::csv(&answer.predictions)
         } else {
-            table(&answer.predictions).text()
+            let settings = policy.as_ref().map(Policy::text).unwrap_or_default();
+            settings + &table(&answer.predictions).text()
         }
     })
 }
 
 fn own(args: &Predict, kernel: LinuxTimers) -> LinuxTimers {
-    let own = kernel.with_rto_min(micros(args.rto_min));
+    let mut own = kernel.with_rto_min(micros(args.rto_min));
+    if args.rto_restart {
+        own = own.with_restart();
+    }
     LinuxTimers {
         rto_max_us: micros(args.rto_max).min(RTO_MAX_US),
-        linear_retries: if args.thin { THIN_LINEAR_RETRIES } else { 0 },
+        linear_retries: if args.thin { args.linear_retries } else { 0 },
         probe_after_us: match (args.no_tlp, args.old_tlp) {
             (true, _) => None,
             (_, true) => Some(RTO_MIN_US),
@@ -187,6 +232,11 @@ mod tests {
     #[test]
     fn flags_make_a_kernel() {
         let near = LinuxTimers::near(250, 200);
+        let fewer = own(&parsed("--rto-min 8ms --thin --linear-retries 2"), near);
+        assert_eq!(fewer.linear_retries, 2);
+        let far = LinuxTimers::near(250, 60_000);
+        let restarted = own(&parsed("--rto-min 100ms --rto-restart"), far);
+        assert_eq!(restarted, far.with_rto_min(40_000));
         let with = own(&parsed("--rto-min 8ms --thin --rto-max 1s"), near);
         let expected = LinuxTimers {
             rto_max_us: 1_000_000,

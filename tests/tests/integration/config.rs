@@ -1,10 +1,16 @@
 //! Refused configurations: said by `check`, and never in force.
 
-use std::{fs, os::unix::fs::PermissionsExt as _, time::Duration};
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt as _,
+    process::{Command, Output},
+    time::Duration,
+};
 
 use rto_testbed::{
     env::TestEnv,
     netns::SERVER_V4,
+    process::{beside, stdout_of},
     timing::{jiffies, jiffy},
     workload::traffic::Connect,
 };
@@ -15,19 +21,27 @@ use crate::needs::THIN_LINEAR;
 const PORT: u16 = 4600;
 
 test!(predict_by_policy_and_by_values, needs = [THIN_LINEAR]);
-/// No daemon is needed.
+/// No daemon is needed: `rto-lab predict` asks `rto-agent check`.
 fn predict_by_policy_and_by_values() -> anyhow::Result<()> {
     let env = TestEnv::new()?;
     env.configure(&format!(
         "{}[policy.low]\nrto_min = \"50ms\"\nthin_linear = true\n",
         near("\"10.88.0.0/24\"")
     ))?;
-    let by_policy = env.json(&["predict", "--policy", "low", "-d", "10ms..20s"])?;
-    let by_values = &["predict", "--rto-min", "50ms", "--thin-linear", "true"];
-    assert_eq!(
-        by_policy["predictions"],
-        env.json(by_values)?["predictions"]
-    );
+    let lab = |args: &[&str]| -> anyhow::Result<Output> {
+        let mut command = Command::new(beside("rto-lab")?);
+        command.args(["predict", "--config"]).arg(env.config());
+        Ok(command.args(args).output()?)
+    };
+    let text = |args: &[&str]| stdout_of("rto-lab predict", lab(args)?);
+    let json = |args: &[&str]| -> anyhow::Result<serde_json::Value> {
+        Ok(serde_json::from_str(&text(&[args, &["--json"]].concat())?)?)
+    };
+    let by_policy = json(&["--policy", "low", "-d", "10ms..20s"])?;
+    let rto_min = jiffy() * jiffies(Duration::from_millis(50));
+    let rto_min = format!("{}us", rto_min.as_micros());
+    let by_values = &["--rto-min", &rto_min, "--thin"];
+    assert_eq!(by_policy["predictions"], json(by_values)?["predictions"]);
     let all = by_policy["predictions"].as_array().map_or(0, Vec::len);
     assert_eq!(all, 11, "{by_policy:#}");
     let first = &by_policy["predictions"][0];
@@ -35,59 +49,53 @@ fn predict_by_policy_and_by_values() -> anyhow::Result<()> {
     assert!(kernel >= Some(200.0) && policy < Some(75.0), "{first:#}");
     assert_eq!(first["worse"], false, "{first:#}");
     // It does not hide where the setting loses.
-    assert!(
-        by_policy["predictions"]
-            .to_string()
-            .contains("\"worse\":true")
-    );
-    let table = env.cli(by_values)?;
-    let rto_min = quantised(Duration::from_millis(50));
-    assert!(table.contains("WORSE"), "{table}");
-    assert!(table.contains(&rto_min), "{rto_min}: {table}");
-    let csv = env.cli(&["predict", "--rto-min", "50ms", "--csv"])?;
+    let worse = "\"worse\":true";
+    assert!(by_policy["predictions"].to_string().contains(worse));
+    let table = text(&["--policy", "low"])?;
+    let becomes = quantised(Duration::from_millis(50));
+    assert!(table.contains("worse"), "{table}");
+    assert!(table.contains(&becomes), "{becomes}: {table}");
+    let csv = text(&["--policy", "low", "--csv"])?;
     assert!(
         csv.starts_with("disruption_ms,kernel_ms,policy_ms,worse\n10,"),
         "{csv}"
     );
     let chart = env.dir().join("chart.svg");
-    let drawn = [
-        "predict",
-        "--rto-min",
-        "50ms",
-        "--chart",
-        &chart.to_string_lossy(),
-    ];
-    assert_eq!(env.cli(&drawn)?, env.cli(&drawn[..3])?);
+    let drawn = ["--policy", "low", "--chart", &chart.to_string_lossy()];
+    assert_eq!(text(&drawn)?, text(&drawn[..2])?);
     assert!(fs::read_to_string(chart)?.contains("</svg>"));
     // A policy for handshakes has nothing that matters here, and is as the kernel.
-    let same = env.json(&["predict", "--policy", "near", "-d", "1s"])?;
+    let same = json(&["--policy", "near", "-d", "1s"])?;
     let same = &same["predictions"][0];
     assert_eq!(same["kernel_ms"], same["policy_ms"]);
     for (args, said) in [
-        (&["predict"][..], "nothing to predict"),
         (
-            &["predict", "--policy", "nobody"],
+            &["--policy", "nobody"][..],
             "the configuration has: low, near",
         ),
-        (
-            &["predict", "--rto-min", "1s"],
-            "the kernel takes 2 jiffies to 200ms",
-        ),
-        (
-            &["predict", "--rto-min", "50ms", "--chart", "/nowhere/x.png"],
-            ".svg or .html",
-        ),
+        (&["--chart", "/nowhere/x.png"], ".svg or .html"),
+        (&["--policy", "low", "--thin"], "cannot be used with"),
+        (&["--rtt", "2h"], "at most 1h"),
     ] {
-        let refused = env.cli_fails(args)?;
-        assert!(refused.contains(said), "{args:?}: {refused}");
+        let output = lab(args)?;
+        let refused = String::from_utf8_lossy(&output.stderr);
+        assert!(
+            !output.status.success() && refused.contains(said),
+            "{args:?}: {refused}"
+        );
     }
-    for (args, said) in [
-        (["-d", "0s"], "more than 0"),
-        (["--rtt", "2m"], "at most 60s"),
-    ] {
-        let refused = env.usage_error(&[&["predict", "--rto-min", "50ms"][..], &args].concat())?;
-        assert!(refused.contains(said), "{args:?}: {refused}");
-    }
+    world.configure("[policy.low]\nrto_min = \"1s\"\n")?;
+    let output = lab(&["--policy", "low"])?;
+    let refused = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        refused.contains("the kernel takes 2 jiffies to 200ms"),
+        "{refused}"
+    );
+    let moved = world.usage_error(&["predict", "--policy", "low", "--json"])?;
+    assert!(
+        moved.contains("rto-lab predict --policy low --json"),
+        "{moved}"
+    );
     Ok(())
 }
 

@@ -13,7 +13,7 @@ use std::{
 
 use anyhow::Context as _;
 use nix::sys::signal::Signal;
-use rto_agent::kernel::elements::{LpmKey, Trie, is_unsupported};
+use rto_agent::kernel::lpm_batch::{LpmKey, Trie, is_unsupported};
 use rto_testbed::{
     emulated::{scaled, slowed},
     env::TestEnv,

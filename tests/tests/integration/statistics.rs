@@ -429,9 +429,9 @@ fn unlisted() -> anyhow::Result<()> {
     };
     connect(&env, SERVER_V4)?;
     let stats = env.json(&["stats"])?;
-    assert!(stats["policies"]["unlisted"].is_null(), "{stats:#}");
+    assert!(stats["policies"]["unmatched"].is_null(), "{stats:#}");
     env.end(nix::sys::signal::Signal::SIGTERM)?;
-    env.configure(&format!("count_unlisted = true\n{elsewhere}"))?;
+    env.configure(&format!("count_unmatched = true\n{elsewhere}"))?;
     env.start()?;
     connect(&env, SERVER_V4)?;
     connect(&env, SERVER_V6)?;
@@ -439,7 +439,7 @@ fn unlisted() -> anyhow::Result<()> {
     env.net.black_hole(PORT)?;
     env.assert_syn_gap(to(SERVER_V4, PORT), &Connect::default(), super::KERNEL_RTO)?;
     let stats = env.json(&["stats"])?;
-    let unlisted = &stats["policies"]["unlisted"];
+    let unlisted = &stats["policies"]["unmatched"];
     assert_eq!(unlisted["active"]["connections"], 2, "{stats:#}");
     assert_eq!(unlisted["passive"]["connections"], 2, "{stats:#}");
     assert_eq!(unlisted["active"]["initial_rtos_set"], 0, "{stats:#}");
@@ -449,7 +449,7 @@ fn unlisted() -> anyhow::Result<()> {
     );
     assert_eq!(stats["policies"]["near"]["active"]["connections"], 0);
     // It is no policy: neither listed nor looked up.
-    assert!(env.json(&["status"])?["policies"]["unlisted"].is_null());
+    assert!(env.json(&["status"])?["policies"]["unmatched"].is_null());
     let looked_up = env.json(&["lookup", SERVER_V4])?;
     assert!(looked_up["entry"].is_null(), "{looked_up:#}");
     Ok(())

@@ -198,7 +198,7 @@ fn only_what_was_asked_for() -> anyhow::Result<()> {
     for (args, said) in [
         (["--policy", "nobody"], "there is: near, other"),
         (["--cidr", "10.88.1.1/24"], "10.88.1.0/24"),
-        (["--policy", "a b"], "is no policy name"),
+        (["--policy", "a b"], "invalid policy name"),
     ] {
         let refused = env.cli_fails(&[&["watch"][..], &args].concat())?;
         assert!(refused.contains(said), "{refused}");

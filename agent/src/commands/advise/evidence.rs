@@ -17,12 +17,13 @@ use serde::Serialize;
 
 use super::text;
 use crate::{
-    api::{
-        client::Client,
-        stats::{DirectionStats, HistogramView, PolicyStats, StatsAnswer},
-        types::{ListAnswer, LookupAnswer, SettingsSpec},
+    api::client::Client,
+    policy::{Cidr, PolicyName, Settings, compile::EffectiveSetting, units::parse_duration},
+    wire::{
+        histogram::HistogramView,
+        stats::{DirectionStats, PolicyStats, StatsAnswer},
+        types::{ListAnswer, LookupAnswer},
     },
-    policy::{Cidr, PolicyName, compile::Effect, units::parse_duration},
 };
 
 /// Largest capture that is read: it is held in memory.
@@ -65,7 +66,7 @@ impl Source {
     /// Which policy a suggestion is for, if there is one, and its CIDRs.
     pub(super) fn policy(&self) -> (Option<PolicyName>, Vec<Cidr>) {
         match self {
-            Self::Statistics { policy, cidrs, .. } if *policy != PolicyName::unlisted() => {
+            Self::Statistics { policy, cidrs, .. } if *policy != PolicyName::unmatched() => {
                 (Some(policy.clone()), cidrs.clone())
             }
             Self::Statistics { .. } => (None, Vec::new()),
@@ -171,7 +172,7 @@ impl Present {
         rto_min_us: RTO_MIN_US,
     };
 
-    fn of(effects: &[Effect]) -> Self {
+    fn of(effects: &[EffectiveSetting]) -> Self {
         let of = |setting: &str, kernel_us: u64| {
             let effect = effects.iter().find(|effect| effect.setting == setting);
             let duration = effect.and_then(|effect| parse_duration(&effect.effective).ok());
@@ -191,7 +192,7 @@ pub(super) struct Gathered {
     pub(super) source: Source,
     pub(super) present: Present,
     /// The policy's settings.
-    pub(super) settings: SettingsSpec,
+    pub(super) settings: Settings,
     pub(super) evidence: Vec<Evidence>,
     pub(super) handshakes: ByDirection<Distribution>,
     pub(super) round_trips: ByDirection<Times>,
@@ -209,11 +210,11 @@ pub(super) fn policy_of(
         let answer: LookupAnswer = client.get(&format!("/v1/lookup?address={address}"))?;
         let Some(entry) = answer.entry else {
             bail!(
-                "no entry covers {address}: see rto-agent list; with count_unlisted = true in [agent], \
-                 --policy unlisted is what no entry covers"
+                "no entry covers {address}: see rto-agent list; with count_unmatched = true in [agent], \
+                 --policy unmatched is what no entry covers"
             );
         };
-        return Ok(entry.policy);
+        return Ok(entry.entry.policy);
     }
     entry_policy(&target.parse()?, entries)
 }
@@ -252,8 +253,8 @@ pub(super) fn of_policy(
     );
     let known: Vec<_> = answer.policies.keys().map(ToString::to_string).collect();
     let stats = answer.policies.remove(policy).with_context(|| {
-        let hint = if *policy == PolicyName::unlisted() {
-            " (count_unlisted = true in [agent] counts what no entry covers)"
+        let hint = if *policy == PolicyName::unmatched() {
+            " (count_unmatched = true in [agent] counts what no entry covers)"
         } else {
             ""
         };
@@ -340,7 +341,7 @@ impl Gathered {
             let (spurious, connections) = (stats.spurious, stats.connections);
             self.warnings.push(format!(
                 "{spurious} SYNs or SYN-ACKs of {connections} connections ({direction}) were sent again \
-                 needlessly already ({})",
+                 spuriously already ({})",
                 share(spurious)
             ));
         }
@@ -352,7 +353,7 @@ impl Gathered {
         }
         if stats.tail_loss_probes > 0 {
             self.notes.push(format!(
-                "{} tail loss probes sent a segment again ({direction}, {} of the connections): needlessly if \
+                "{} tail loss probes sent a segment again ({direction}, {} of the connections): spuriously if \
                  nothing was lost",
                 stats.tail_loss_probes,
                 share(stats.tail_loss_probes)
@@ -477,7 +478,7 @@ fn of_flows(path: &Path, cidrs: &[Cidr], capture: &Capture) -> Gathered {
             retransmitted: sent.retransmitted,
         },
         present: Present::KERNEL,
-        settings: SettingsSpec::default(),
+        settings: Settings::default(),
         evidence,
         handshakes: ByDirection::of(handshakes),
         round_trips: ByDirection::new(
@@ -493,10 +494,10 @@ fn of_flows(path: &Path, cidrs: &[Cidr], capture: &Capture) -> Gathered {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::types::{ListedEntry, SourceView};
+    use crate::wire::types::{EntryView, SourceView};
 
     fn entries(cidrs: &[(&str, &str)]) -> ListAnswer {
-        let entry = |(cidr, policy): &(&str, &str)| ListedEntry {
+        let entry = |(cidr, policy): &(&str, &str)| EntryView {
             cidr: cidr.parse().unwrap(),
             policy: policy.parse().unwrap(),
             source: SourceView::File {
@@ -525,7 +526,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_counted_is_refused_with_the_mend() {
+    fn what_is_not_counted_is_refused_with_the_fix() {
         let of = |policy: &str, answer: StatsAnswer| {
             let error = of_policy(&policy.parse().unwrap(), &entries(&[]), answer);
             error.err().unwrap().to_string()
@@ -542,8 +543,8 @@ mod tests {
             error.contains("no policy near is in force; there is: far"),
             "{error}"
         );
-        let error = of("unlisted", on);
-        assert!(error.contains("count_unlisted"), "{error}");
+        let error = of("unmatched", on);
+        assert!(error.contains("count_unmatched"), "{error}");
     }
 
     #[test]

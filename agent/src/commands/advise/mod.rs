@@ -1,6 +1,6 @@
 //! `rto-agent advise`.
 
-use std::process::ExitCode;
+use std::{process::ExitCode, time::Duration};
 
 use anyhow::{Context as _, bail, ensure};
 use rto_model::advice::{self, Advice, Question};
@@ -12,13 +12,13 @@ mod text;
 use self::evidence::{ByDirection, Evidence, Gathered, Source};
 use super::print;
 use crate::{
-    api::{client::Client, types::SettingsSpec},
+    api::client::Client,
     cli::Advise,
     datapath::probe,
     kernel::facts::host_facts,
     policy::{
         Cidr, HostFacts, PolicyName, Settings,
-        compile::{check_force, compile},
+        compile::{check_prefix_width, compile},
     },
 };
 
@@ -34,7 +34,7 @@ struct Answer {
     source: Source,
     /// Jiffies a second.
     hz: u32,
-    /// The share of needless retransmissions that is not to be exceeded, 0 to 1.
+    /// The share of spurious retransmissions that is not to be exceeded, 0 to 1.
     spurious: f64,
     /// How long the peers delay an ACK, microseconds.
     peer_delack_us: u64,
@@ -172,18 +172,18 @@ fn decided<T>(times: &ByDirection<T>, advise: impl Fn(&T) -> Advice) -> Decided 
 }
 
 /// Puts the suggestions into a policy, and asks the host what it thinks of that.
-fn suggest(answer: &mut Answer, present: &SettingsSpec, host: &HostFacts) {
+fn suggest(answer: &mut Answer, present: &Settings, host: &HostFacts) {
     let value = |decided: &Decided| {
         let suggestion = decided.advice.suggestion.as_ref()?;
-        Some(text::duration(suggestion.value_us))
+        Some(Duration::from_micros(suggestion.value_us))
     };
     let (initial_rto, rto_min) = (value(&answer.initial_rto), value(&answer.rto_min));
     if initial_rto.is_none() && rto_min.is_none() {
         return;
     }
-    let spec = SettingsSpec {
-        initial_rto: initial_rto.or_else(|| present.initial_rto.clone()),
-        rto_min: rto_min.or_else(|| present.rto_min.clone()),
+    let settings = Settings {
+        initial_rto: initial_rto.or(present.initial_rto),
+        rto_min: rto_min.or(present.rto_min),
         rto_restart: None,
         ..present.clone()
     };
@@ -195,10 +195,7 @@ fn suggest(answer: &mut Answer, present: &SettingsSpec, host: &HostFacts) {
         );
     }
     let (name, cidrs) = answer.source.policy();
-    answer.snippet = Some(text::snippet(name.as_ref(), &cidrs, &spec));
-    let Ok(settings) = spec.parse() else {
-        return;
-    };
+    answer.snippet = Some(text::snippet(name.as_ref(), &cidrs, &settings));
     let name = name.unwrap_or_else(|| PolicyName::for_settings(&settings));
     answer
         .warnings
@@ -218,7 +215,7 @@ fn objections(
     };
     let forced = cidrs
         .iter()
-        .find_map(|cidr| check_force(cidr, settings).err());
+        .find_map(|cidr| check_prefix_width(cidr, settings).err());
     said.extend(forced.map(|error| error.to_string()));
     said
 }

@@ -4,11 +4,11 @@ use rto_agent_common::{Statistics, histogram::bucket_of};
 
 use super::*;
 use crate::{
-    api::{
-        stats::{PolicyStats, StatsAnswer},
-        types::{ListAnswer, ListedEntry, ListedPolicy, SourceView},
-    },
     policy::compile::tests::HOST,
+    wire::{
+        stats::{PolicyStats, StatsAnswer},
+        types::{EntryView, ListAnswer, PolicyView, SourceView},
+    },
 };
 
 const QUESTION: Question = Question {
@@ -37,10 +37,10 @@ fn stats(directions: [Statistics; 3], rtt_sampling: &str) -> StatsAnswer {
     }
 }
 
-fn entries(spec: &SettingsSpec, cidrs: &[&str]) -> ListAnswer {
+fn entries(spec: &Settings, cidrs: &[&str]) -> ListAnswer {
     let name: PolicyName = "near".parse().unwrap();
-    let compiled = compile(&name, &spec.parse().unwrap(), &HOST).unwrap();
-    let entry = |cidr: &&str| ListedEntry {
+    let compiled = compile(&name, spec, &HOST).unwrap();
+    let entry = |cidr: &&str| EntryView {
         cidr: cidr.parse().unwrap(),
         policy: name.clone(),
         source: SourceView::File {
@@ -50,7 +50,7 @@ fn entries(spec: &SettingsSpec, cidrs: &[&str]) -> ListAnswer {
         hits: 1,
         overrides: None,
     };
-    let policy = ListedPolicy {
+    let policy = PolicyView {
         settings: spec.clone(),
         effects: compiled.effects,
     };
@@ -61,11 +61,11 @@ fn entries(spec: &SettingsSpec, cidrs: &[&str]) -> ListAnswer {
     }
 }
 
-fn spec() -> SettingsSpec {
-    SettingsSpec {
-        initial_rto: Some("100ms".to_owned()),
+fn spec() -> Settings {
+    Settings {
+        initial_rto: Some(Duration::from_millis(100)),
         thin_linear: Some(true),
-        ..SettingsSpec::default()
+        ..Settings::default()
     }
 }
 
@@ -76,7 +76,7 @@ fn advise(directions: [Statistics; 3]) -> Answer {
     answer(gathered, &QUESTION, &HOST)
 }
 
-/// A tail of slow answers, losses that were mended, and needless retransmissions.
+/// A tail of slow answers, losses that were repaired, and spurious retransmissions.
 fn busy() -> [Statistics; 3] {
     let mut active = near(10_000);
     active.counters.handshake_retransmissions = 14;
@@ -153,9 +153,9 @@ fn a_value_in_force_that_is_too_short_is_warned_of() {
 
 #[test]
 fn a_wide_prefix_is_warned_of() {
-    let spec = SettingsSpec {
-        initial_rto: Some("300ms".to_owned()),
-        ..SettingsSpec::default()
+    let spec = Settings {
+        initial_rto: Some(Duration::from_millis(300)),
+        ..Settings::default()
     };
     let entries = entries(&spec, &["10.0.0.0/7"]);
     let directions = [near(5000), Statistics::default(), Statistics::default()];

@@ -6,9 +6,8 @@ use rto_model::advice::{Advice, NoSuggestion};
 
 use super::{Answer, CIDRS_SHOWN, Decided, Source};
 use crate::{
-    api::types::SettingsSpec,
     commands::{stats::short_us, table},
-    policy::{Cidr, PolicyName, units::format_duration},
+    policy::{Cidr, PolicyName, Settings, units::format_duration},
 };
 
 pub(super) fn text(answer: &Answer) -> String {
@@ -130,7 +129,7 @@ fn setting_text(setting: &str, samples: &str, decided: &Decided, answer: &Answer
     };
     let mut text = match (&advice.suggestion, advice.reason) {
         (Some(suggestion), _) => format!(
-            "\n{setting}: {} ({} jiffies at HZ={}) for at most {target} needless; {} {samples}{by}\n\n",
+            "\n{setting}: {} ({} jiffies at HZ={}) for at most {target} spurious; {} {samples}{by}\n\n",
             duration(suggestion.value_us),
             suggestion.jiffies,
             answer.hz,
@@ -153,7 +152,7 @@ fn setting_text(setting: &str, samples: &str, decided: &Decided, answer: &Answer
 }
 
 fn candidates(advice: &Advice) -> String {
-    let mut rows = table::new(["VALUE", "NEEDLESS", "AT MOST (95 %)", ""]);
+    let mut rows = table::new(["VALUE", "SPURIOUS", "AT MOST (95 %)", ""]);
     for candidate in &advice.candidates {
         let is = |other: Option<u64>| other == Some(candidate.jiffies);
         let remarks = [
@@ -177,7 +176,7 @@ fn candidates(advice: &Advice) -> String {
 }
 
 /// A policy for the configuration.
-pub(super) fn snippet(name: Option<&PolicyName>, cidrs: &[Cidr], spec: &SettingsSpec) -> String {
+pub(super) fn snippet(name: Option<&PolicyName>, cidrs: &[Cidr], settings: &Settings) -> String {
     let mut text = String::new();
     if let Some(name) = name {
         text.push_str(&format!("# in place of [policy.{name}]\n"));
@@ -194,35 +193,8 @@ pub(super) fn snippet(name: Option<&PolicyName>, cidrs: &[Cidr], spec: &Settings
         let quoted: Vec<_> = cidrs.iter().map(|cidr| format!("\"{cidr}\"")).collect();
         text.push_str(&format!("cidrs = [{}]\n", quoted.join(", ")));
     }
-    let quoted = |value: &Option<String>| value.as_ref().map(|value| format!("\"{value}\""));
-    for (setting, value) in [
-        ("initial_rto", quoted(&spec.initial_rto)),
-        ("syn_ack_rto", quoted(&spec.syn_ack_rto)),
-        ("rto_min", quoted(&spec.rto_min)),
-        ("delack_max", quoted(&spec.delack_max)),
-        ("thin_linear", spec.thin_linear.map(|on| on.to_string())),
-        ("linear_retries", spec.linear_retries.map(|n| n.to_string())),
-        ("rto_max", quoted(&spec.rto_max)),
-        ("user_timeout", quoted(&spec.user_timeout)),
-        (
-            "syn_retries",
-            spec.syn_retries.as_ref().map(|text| number_or_text(text)),
-        ),
-        ("mptcp", quoted(&spec.mptcp)),
-        ("force", spec.force.then(|| "true".to_owned())),
-    ] {
-        if let Some(value) = value {
-            text.push_str(&format!("{setting} = {value}\n"));
-        }
-    }
+    text.push_str(&settings.to_toml().to_string());
     text
-}
-
-fn number_or_text(text: &str) -> String {
-    match text.parse::<u8>() {
-        Ok(number) => number.to_string(),
-        Err(_) => format!("\"{text}\""),
-    }
 }
 
 /// Some CIDRs, and how many more.

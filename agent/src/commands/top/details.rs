@@ -11,14 +11,14 @@ use rto_agent_common::histogram::{bucket_end_us, bucket_of};
 
 use super::{
     bars,
-    course::{Course, float, share},
+    history::{PolicyHistory, float, share},
     state::State,
     table::{number, percent},
 };
 use crate::{
-    api::stats::{DirectionStats, HistogramView},
     commands::stats::short_us,
     policy::PolicyName,
+    wire::{histogram::HistogramView, stats::DirectionStats},
 };
 
 /// Lines of a direction beside its bars: counts, quantiles, the axis.
@@ -34,9 +34,9 @@ pub(super) fn draw(
     area: Rect,
     state: &State,
     name: &PolicyName,
-    course: &Course,
+    history: &PolicyHistory,
 ) {
-    let stats = course.stats(state.scope);
+    let stats = history.stats(state.scope);
     let directions = stats.directions();
     let seen = directions.iter().filter(|(_, stats)| !is_empty(stats));
     let seen = u16::try_from(seen.count()).unwrap_or(1);

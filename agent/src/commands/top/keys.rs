@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 
-use super::{course::Scope, state::State};
+use super::{history::Scope, state::State};
 
 impl State {
     /// What a key does; `Break` is the end.
@@ -86,7 +86,7 @@ impl State {
 #[cfg(test)]
 mod tests {
     use super::super::{
-        course::Column,
+        history::Column,
         samples::{look, names, press, selected, state},
     };
 

@@ -13,20 +13,14 @@ use std::{
 };
 
 use nix::sys::signal::{SigSet, Signal};
-use ratatui::{
-    DefaultTerminal,
-    crossterm::event::{self, Event},
-};
+use ratatui::{DefaultTerminal, crossterm::event};
 
 use self::state::State;
-use crate::{
-    api::{client::Client, stats::StatsAnswer},
-    cli::Top,
-};
+use crate::{api::client::Client, cli::Top, wire::stats::StatsAnswer};
 
 mod bars;
-mod course;
 mod details;
+mod history;
 mod keys;
 #[cfg(test)]
 mod samples;
@@ -38,9 +32,9 @@ mod view;
 const TICK: Duration = Duration::from_millis(500);
 
 /// What can happen.
-enum Happening {
+enum Event {
     Look(Result<Box<StatsAnswer>, String>),
-    Terminal(io::Result<Event>),
+    Terminal(io::Result<event::Event>),
     Signal,
     Panic,
 }
@@ -61,26 +55,26 @@ pub(super) fn run(args: &Top) -> anyhow::Result<ExitCode> {
     let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP]);
     signals.thread_block()?;
     let mut screen = Screen::open()?;
-    let (sender, happenings) = mpsc::channel();
+    let (sender, received) = mpsc::channel();
     // None of these is joined: each may wait for something that does not come any more.
-    spawn(&sender, move |sender| looks(&client, interval, sender));
+    spawn(&sender, move |sender| poll_stats(&client, interval, sender));
     spawn(&sender, events);
     spawn(&sender, move |sender| {
         let _which = signals.wait();
-        let _gone = sender.send(Happening::Signal);
+        let _gone = sender.send(Event::Signal);
     });
     loop {
         screen
             .terminal
             .draw(|frame| view::draw(frame, &state, Instant::now()))?;
-        let next = match happenings.recv_timeout(TICK) {
+        let next = match received.recv_timeout(TICK) {
             Ok(next) => next,
             Err(RecvTimeoutError::Timeout) => continue,
             Err(RecvTimeoutError::Disconnected) => break,
         };
         // All that has come already, for one picture.
-        for happening in iter::once(next).chain(happenings.try_iter()) {
-            if take(&mut state, happening)?.is_break() {
+        for event in iter::once(next).chain(received.try_iter()) {
+            if take(&mut state, event)?.is_break() {
                 return Ok(ExitCode::SUCCESS);
             }
         }
@@ -88,48 +82,48 @@ pub(super) fn run(args: &Top) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn take(state: &mut State, happening: Happening) -> io::Result<ControlFlow<()>> {
-    match happening {
-        Happening::Look(Ok(answer)) => state.update(*answer, Instant::now()),
-        Happening::Look(Err(error)) => state.failed(error),
-        Happening::Terminal(event) => {
-            if let Event::Key(key) = event? {
+fn take(state: &mut State, event: Event) -> io::Result<ControlFlow<()>> {
+    match event {
+        Event::Look(Ok(answer)) => state.update(*answer, Instant::now()),
+        Event::Look(Err(error)) => state.failed(error),
+        Event::Terminal(event) => {
+            if let event::Event::Key(key) = event? {
                 return Ok(state.key(key));
             }
         }
-        Happening::Panic => return Err(io::Error::other("a thread of top has panicked")),
-        Happening::Signal => return Ok(ControlFlow::Break(())),
+        Event::Panic => return Err(io::Error::other("a thread of top has panicked")),
+        Event::Signal => return Ok(ControlFlow::Break(())),
     }
     Ok(ControlFlow::Continue(()))
 }
 
-fn spawn(sender: &Sender<Happening>, body: impl FnOnce(&Sender<Happening>) + Send + 'static) {
+fn spawn(sender: &Sender<Event>, body: impl FnOnce(&Sender<Event>) + Send + 'static) {
     let sender = sender.clone();
     thread::spawn(move || {
         // The hook has restored the terminal by then: there is nothing to draw on.
         if panic::catch_unwind(AssertUnwindSafe(|| body(&sender))).is_err() {
-            let _gone = sender.send(Happening::Panic);
+            let _gone = sender.send(Event::Panic);
         }
     });
 }
 
 /// Asks again and again; apart from the keys, as a daemon can take its time.
-fn looks(client: &Client, interval: Duration, sender: &Sender<Happening>) {
+fn poll_stats(client: &Client, interval: Duration, sender: &Sender<Event>) {
     loop {
         thread::sleep(interval);
         let answer = client.get("/v1/stats").map_err(|e| e.to_string());
-        if sender.send(Happening::Look(answer)).is_err() {
+        if sender.send(Event::Look(answer)).is_err() {
             return;
         }
     }
 }
 
 /// Keys and new sizes.
-fn events(sender: &Sender<Happening>) {
+fn events(sender: &Sender<Event>) {
     loop {
         let event = event::read();
         let last = event.is_err();
-        if sender.send(Happening::Terminal(event)).is_err() || last {
+        if sender.send(Event::Terminal(event)).is_err() || last {
             return;
         }
     }

@@ -6,7 +6,7 @@ use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use rto_agent_common::{Statistics, histogram::bucket_of};
 
 use super::state::State;
-use crate::api::stats::{PolicyStats, StatsAnswer};
+use crate::wire::stats::{PolicyStats, StatsAnswer};
 
 /// An answer with policies that had so many connections.
 pub(super) fn answer(at_ms: u64, policies: &[(&str, u64)]) -> StatsAnswer {
@@ -98,7 +98,7 @@ pub(super) fn busy() -> State {
                     statistics(9, 0, 25_000),
                 ],
             ),
-            ("unlisted", [statistics(look, 0, 900), none, none]),
+            ("unmatched", [statistics(look, 0, 900), none, none]),
             ("nothing-yet", [none, none, none]),
         ];
         let policies = policies

@@ -6,8 +6,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::course::{Column, Course, Row, Scope};
-use crate::{api::stats::StatsAnswer, policy::PolicyName};
+use super::history::{Column, PolicyHistory, Row, Scope};
+use crate::{policy::PolicyName, wire::stats::StatsAnswer};
 
 /// A look is late if it is missing for this long beyond two intervals: the daemon hangs.
 const LATE: Duration = Duration::from_secs(2);
@@ -31,7 +31,7 @@ pub(super) struct State {
     error: Option<String>,
     /// The daemon's time of the last look that was taken over.
     at_ms: u64,
-    courses: BTreeMap<PolicyName, Course>,
+    histories: BTreeMap<PolicyName, PolicyHistory>,
     selected: Option<PolicyName>,
     /// Where the selected row was, for when its policy is gone.
     pub(super) index: usize,
@@ -63,7 +63,7 @@ impl State {
             looked: now,
             error: None,
             at_ms: 0,
-            courses: BTreeMap::new(),
+            histories: BTreeMap::new(),
             selected: None,
             index: 0,
             sort: Column::ConnectionRate,
@@ -91,16 +91,16 @@ impl State {
         self.at_ms = answer.at_ms;
         self.on = answer.on;
         self.rtt_sampling = answer.rtt_sampling;
-        let mut before = std::mem::take(&mut self.courses);
+        let mut before = std::mem::take(&mut self.histories);
         for (name, stats) in answer.policies {
-            let course = match before.remove(&name) {
-                Some(mut course) => {
-                    course.update(stats, took_ms);
-                    course
+            let history = match before.remove(&name) {
+                Some(mut history) => {
+                    history.update(stats, took_ms);
+                    history
                 }
-                None => Course::new(stats),
+                None => PolicyHistory::new(stats),
             };
-            self.courses.insert(name, course);
+            self.histories.insert(name, history);
         }
         self.settle();
     }
@@ -125,10 +125,10 @@ impl State {
     /// The rows in order, those that the filter leaves.
     pub(super) fn rows(&self) -> Vec<Row<'_>> {
         let mut rows: Vec<_> = self
-            .courses
+            .histories
             .iter()
             .filter(|(name, _)| name.as_str().contains(&self.filter))
-            .map(|(name, course)| course.row(name, self.scope))
+            .map(|(name, history)| history.row(name, self.scope))
             .collect();
         // Stable, so that equal ones stay in order of their names.
         rows.sort_by(|a, b| self.order(a, b));
@@ -160,7 +160,7 @@ impl State {
 
     /// Whether there is a policy at all.
     pub(super) fn is_empty(&self) -> bool {
-        self.courses.is_empty()
+        self.histories.is_empty()
     }
 
     /// Index of the selected row.
@@ -170,9 +170,9 @@ impl State {
     }
 
     /// The policy whose histograms are to be seen.
-    pub(super) fn opened(&self) -> Option<(&PolicyName, &Course)> {
+    pub(super) fn opened(&self) -> Option<(&PolicyName, &PolicyHistory)> {
         let selected = self.selected.as_ref().filter(|_| self.open)?;
-        self.courses.get_key_value(selected)
+        self.histories.get_key_value(selected)
     }
 
     /// After the rows changed: the selection stays with its policy, or goes to what is in its place.

@@ -10,12 +10,12 @@ use ratatui::{
 
 use super::{
     bars,
-    course::{Column, LOOKS, Row},
+    history::{Column, Row, SAMPLES},
     state::State,
 };
 use crate::commands::stats::short_us;
 
-/// More needless retransmissions than this are more than an initial RTO is worth.
+/// More spurious retransmissions than this are more than an initial RTO is worth.
 const TOO_MANY_SPURIOUS: f64 = 0.01;
 
 /// Least widths of the columns with names and with bars.
@@ -121,7 +121,7 @@ impl Columns {
         }
         let grown = longest.saturating_sub(NAME).min(left);
         let past = if fits.contains(&None) {
-            (PAST + left - grown).min(u16::try_from(LOOKS).unwrap_or(PAST))
+            (PAST + left - grown).min(u16::try_from(SAMPLES).unwrap_or(PAST))
         } else {
             0
         };

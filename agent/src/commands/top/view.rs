@@ -11,8 +11,8 @@ use ratatui::{
 };
 
 use super::{
-    course::Scope,
     details,
+    history::Scope,
     state::State,
     table::{self, shortened},
 };
@@ -27,8 +27,8 @@ pub(super) fn draw(frame: &mut Frame<'_>, state: &State, now: Instant) {
     ])
     .areas(frame.area());
     draw_header(frame, header, state, now);
-    if let Some((name, course)) = state.opened() {
-        details::draw(frame, body, state, name, course);
+    if let Some((name, history)) = state.opened() {
+        details::draw(frame, body, state, name, history);
     } else {
         table::draw(frame, body, state);
     }
@@ -120,7 +120,7 @@ q, Esc, Ctrl-C   quit
 
 CONN/S   connections established per second
 RETR%    SYNs and SYN-ACKs sent again, per connection
-SPUR%    of these, needless: an answer was on its way
+SPUR%    of these, spurious: an answer was on its way
 HS       how long handshakes took
 RTT      smoothed round-trip time
 ABRT/S   connections that ended unfinished, per second
@@ -144,7 +144,7 @@ mod tests {
 
     use super::{
         super::{
-            course::Column,
+            history::Column,
             samples::{busy, press, state},
         },
         *,
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn too_many_needless_retransmissions_are_red() {
+    fn too_many_spurious_retransmissions_are_red() {
         let state = busy();
         let terminal = screen(&state, 80, 24, Instant::now());
         let buffer = terminal.backend().buffer();

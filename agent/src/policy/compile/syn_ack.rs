@@ -5,15 +5,15 @@
 //! the listener's TCP_SYNCNT or `net.ipv4.tcp_synack_retries` (`reqsk_timer_handler()`, Linux 6.12). A client whose
 //! ACK and data are lost for longer is reset.
 
-use std::{fmt, str::FromStr, time::Duration};
+use std::time::Duration;
 
 use rto_agent_common::{SYN_ACK_RETRIES_LEN, policy_flags};
 use rto_model::syn::{self, syn_ack_lifetime, syn_ack_rto_auto};
 
-use super::{Compiler, Effect, SettingError};
+use super::{Compiler, EffectiveSetting, SettingError};
 use crate::policy::{
     Mptcp, Settings, SynAckRto,
-    units::{format_duration, jiffies_duration, parse_duration, quantise, tenths_of_s},
+    units::{format_duration, jiffies_duration, quantise, tenths_of_s},
 };
 
 impl Compiler<'_> {
@@ -77,7 +77,7 @@ impl Compiler<'_> {
                 self.host.tcp_synack_retries
             ));
         }
-        self.effects.push(Effect {
+        self.effects.push(EffectiveSetting {
             setting: "syn_ack_rto".to_owned(),
             asked: asked.to_owned(),
             effective: format_duration(jiffies_duration(jiffies, hz)),
@@ -143,69 +143,12 @@ fn retransmissions(retries: u8) -> String {
     format!("{retries} retransmission{plural}")
 }
 
-impl SynAckRto {
-    /// The value given, if it is one.
-    #[must_use]
-    pub const fn fixed(self) -> Option<Duration> {
-        match self {
-            Self::Fixed(rto) => Some(rto),
-            Self::Auto | Self::Keep => None,
-        }
-    }
-}
-
-impl FromStr for SynAckRto {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "auto" => Ok(Self::Auto),
-            "keep" => Ok(Self::Keep),
-            duration => match parse_duration(duration) {
-                Ok(rto) => Ok(Self::Fixed(rto)),
-                Err(e) => Err(format!("neither \"auto\" nor \"keep\", and {e}")),
-            },
-        }
-    }
-}
-
-impl fmt::Display for SynAckRto {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Auto => f.write_str("auto"),
-            Self::Keep => f.write_str("keep"),
-            Self::Fixed(rto) => f.write_str(&format_duration(*rto)),
-        }
-    }
-}
-
-impl FromStr for Mptcp {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "keep" => Ok(Self::Keep),
-            "apply" => Ok(Self::Apply),
-            _ => Err(format!("{text:?} is neither \"keep\" nor \"apply\"")),
-        }
-    }
-}
-
-impl fmt::Display for Mptcp {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Keep => "keep",
-            Self::Apply => "apply",
-        })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::policy::{
         HostFacts,
-        compile::{Compiled, check_force, compile, tests::HOST},
+        compile::{Compiled, check_prefix_width, compile, tests::HOST},
     };
 
     fn ms(n: u64) -> Duration {
@@ -347,11 +290,11 @@ mod tests {
             force,
             ..Settings::default()
         };
-        let error = check_force(&wide, &of(100, false)).unwrap_err();
+        let error = check_prefix_width(&wide, &of(100, false)).unwrap_err();
         assert_eq!(error.setting, "syn_ack_rto");
-        assert!(check_force(&wide, &of(100, true)).is_ok());
-        assert!(check_force(&wide, &of(200, false)).is_ok());
-        assert!(check_force(&"10.0.0.0/8".parse().unwrap(), &of(100, false)).is_ok());
+        assert!(check_prefix_width(&wide, &of(100, true)).is_ok());
+        assert!(check_prefix_width(&wide, &of(200, false)).is_ok());
+        assert!(check_prefix_width(&"10.0.0.0/8".parse().unwrap(), &of(100, false)).is_ok());
     }
 
     #[test]
@@ -369,20 +312,6 @@ mod tests {
         };
         assert_eq!(flags(Mptcp::Keep) & policy_flags::MPTCP, 0);
         assert_ne!(flags(Mptcp::Apply) & policy_flags::MPTCP, 0);
-    }
-
-    #[test]
-    fn texts() {
-        for text in ["auto", "keep", "100ms", "1.5s"] {
-            assert_eq!(text.parse::<SynAckRto>().unwrap().to_string(), text);
-        }
-        for bad in ["", "Auto", "100", "-1ms"] {
-            assert!(bad.parse::<SynAckRto>().is_err(), "{bad}");
-        }
-        for text in ["keep", "apply"] {
-            assert_eq!(text.parse::<Mptcp>().unwrap().to_string(), text);
-        }
-        assert!("on".parse::<Mptcp>().is_err());
     }
 
     proptest::proptest! {

@@ -1,7 +1,5 @@
 //! The `syn_retries` setting: TCP_SYNCNT, so that connect() gives up no sooner than with the kernel's timers.
 
-use std::str::FromStr;
-
 use rto_agent_common::{SYN_RETRIES_LEN, policy_flags};
 use rto_model::syn::{self, GivesUp, SynTimers};
 
@@ -81,33 +79,6 @@ impl Compiler<'_> {
                  retransmissions are not enough; raise initial_rto or rto_max"
                     .to_owned(),
             );
-        }
-    }
-}
-
-impl FromStr for SynRetries {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "auto" => Ok(Self::Auto),
-            "keep" => Ok(Self::Keep),
-            number => match number.parse::<u8>() {
-                Ok(n) if (1..=syn::MAX_SYNCNT).contains(&n) => Ok(Self::Fixed(n)),
-                _ => Err(format!(
-                    "{text:?} is neither \"auto\", \"keep\" nor a number from 1 to 127"
-                )),
-            },
-        }
-    }
-}
-
-impl std::fmt::Display for SynRetries {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Auto => f.write_str("auto"),
-            Self::Keep => f.write_str("keep"),
-            Self::Fixed(n) => n.fmt(f),
         }
     }
 }

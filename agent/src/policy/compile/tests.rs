@@ -237,8 +237,9 @@ fn wide_prefixes_need_force() {
         initial_rto: ms(100),
         ..Settings::default()
     };
-    let check =
-        |cidr: &str, settings: &Settings| check_force(&cidr.parse().unwrap(), settings).is_ok();
+    let check = |cidr: &str, settings: &Settings| {
+        check_prefix_width(&cidr.parse().unwrap(), settings).is_ok()
+    };
     assert!(check("10.0.0.0/8", &short));
     assert!(!check("10.0.0.0/7", &short));
     assert!(check("fd00::/16", &short));

@@ -3,12 +3,12 @@
 use std::collections::VecDeque;
 
 use crate::{
-    api::stats::{DirectionStats, PolicyStats},
     policy::PolicyName,
+    wire::stats::{DirectionStats, PolicyStats},
 };
 
 /// Looks that are kept for the sparkline.
-pub(super) const LOOKS: usize = 60;
+pub(super) const SAMPLES: usize = 60;
 
 /// From when on counts are taken that are no rates.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -22,7 +22,7 @@ pub(super) enum Scope {
 
 /// Looks at one policy.
 #[derive(Clone, Debug)]
-pub(super) struct Course {
+pub(super) struct PolicyHistory {
     first: PolicyStats,
     now: PolicyStats,
     connections_s: Option<f64>,
@@ -30,7 +30,7 @@ pub(super) struct Course {
     past: VecDeque<f64>,
 }
 
-impl Course {
+impl PolicyHistory {
     /// After the first look: no rates yet.
     pub(super) fn new(stats: PolicyStats) -> Self {
         Self {
@@ -64,7 +64,7 @@ impl Course {
         self.connections_s = Some(connections_s);
         self.aborted_s = Some(per_second(since.aborted));
         self.past.push_back(connections_s);
-        if self.past.len() > LOOKS {
+        if self.past.len() > SAMPLES {
             self.past.pop_front();
         }
     }
@@ -82,7 +82,7 @@ impl Course {
         Row {
             name,
             stats: self.stats(scope).total(),
-            course: self,
+            history: self,
         }
     }
 }
@@ -145,13 +145,13 @@ impl Column {
 pub(super) struct Row<'a> {
     pub(super) name: &'a PolicyName,
     stats: DirectionStats,
-    course: &'a Course,
+    history: &'a PolicyHistory,
 }
 
 impl Row<'_> {
     /// Connections per second at the last looks, the latest last.
     pub(super) fn past(&self) -> impl DoubleEndedIterator<Item = f64> {
-        self.course.past.iter().copied()
+        self.history.past.iter().copied()
     }
 
     /// A column's number; `None` where there is nothing to say.
@@ -159,7 +159,7 @@ impl Row<'_> {
         let stats = &self.stats;
         match column {
             Column::Policy => None,
-            Column::ConnectionRate => self.course.connections_s,
+            Column::ConnectionRate => self.history.connections_s,
             Column::Retransmissions => share(stats.handshake_retransmissions, stats.connections),
             // Of connections, not of retransmissions: on a good network a few of a few say nothing.
             Column::Spurious => share(stats.spurious, stats.connections),
@@ -167,7 +167,7 @@ impl Row<'_> {
             Column::HandshakeP99 => stats.handshake.quantile_us(0.99),
             Column::SrttP50 => stats.srtt.quantile_us(0.5),
             Column::SrttP99 => stats.srtt.quantile_us(0.99),
-            Column::AbortedRate => self.course.aborted_s,
+            Column::AbortedRate => self.history.aborted_s,
             Column::Connections => Some(float(stats.connections)),
         }
     }
@@ -200,52 +200,52 @@ mod tests {
         }
     }
 
-    fn rates(course: &Course) -> (Option<f64>, Option<f64>) {
-        (course.connections_s, course.aborted_s)
+    fn rates(history: &PolicyHistory) -> (Option<f64>, Option<f64>) {
+        (history.connections_s, history.aborted_s)
     }
 
     #[test]
     fn rates_are_of_all_directions_since_the_last_look() {
-        let mut course = Course::new(stats(100, 7));
-        assert_eq!(rates(&course), (None, None));
-        course.update(stats(110, 8), 500);
-        assert_eq!(rates(&course), (Some(40.0), Some(4.0)));
-        course.update(stats(110, 8), 500);
-        assert_eq!(rates(&course), (Some(0.0), Some(0.0)));
-        assert_eq!(course.past, [40.0, 0.0]);
+        let mut history = PolicyHistory::new(stats(100, 7));
+        assert_eq!(rates(&history), (None, None));
+        history.update(stats(110, 8), 500);
+        assert_eq!(rates(&history), (Some(40.0), Some(4.0)));
+        history.update(stats(110, 8), 500);
+        assert_eq!(rates(&history), (Some(0.0), Some(0.0)));
+        assert_eq!(history.past, [40.0, 0.0]);
         let name = "x".parse().unwrap();
-        let total = |scope| course.row(&name, scope).value(Column::Connections);
+        let total = |scope| history.row(&name, scope).value(Column::Connections);
         assert_eq!(total(Scope::Policy), Some(220.0));
         assert_eq!(total(Scope::Top), Some(20.0));
     }
 
     #[test]
     fn two_looks_at_the_same_time_leave_the_rate() {
-        let mut course = Course::new(stats(0, 0));
-        course.update(stats(2, 0), 1000);
-        course.update(stats(4, 0), 0);
-        assert_eq!(course.connections_s, Some(4.0));
+        let mut history = PolicyHistory::new(stats(0, 0));
+        history.update(stats(2, 0), 1000);
+        history.update(stats(4, 0), 0);
+        assert_eq!(history.connections_s, Some(4.0));
     }
 
     #[test]
     fn counts_that_begin_again_have_no_rate() {
-        let mut course = Course::new(stats(100, 0));
-        course.update(stats(200, 0), 1000);
-        course.update(stats(3, 0), 1000);
-        assert_eq!(rates(&course), (None, None));
-        assert_eq!(course.stats(Scope::Top).total().connections, 6);
-        course.update(stats(4, 0), 1000);
-        assert_eq!(course.connections_s, Some(2.0));
-        assert_eq!(course.past, [200.0, 2.0]);
+        let mut history = PolicyHistory::new(stats(100, 0));
+        history.update(stats(200, 0), 1000);
+        history.update(stats(3, 0), 1000);
+        assert_eq!(rates(&history), (None, None));
+        assert_eq!(history.stats(Scope::Top).total().connections, 6);
+        history.update(stats(4, 0), 1000);
+        assert_eq!(history.connections_s, Some(2.0));
+        assert_eq!(history.past, [200.0, 2.0]);
     }
 
     #[test]
     fn only_the_last_looks_are_kept() {
-        let mut course = Course::new(stats(0, 0));
+        let mut history = PolicyHistory::new(stats(0, 0));
         for n in 1..200 {
-            course.update(stats(n, 0), 1000);
+            history.update(stats(n, 0), 1000);
         }
-        assert_eq!(course.past.len(), LOOKS);
+        assert_eq!(history.past.len(), SAMPLES);
     }
 
     #[test]

@@ -14,19 +14,19 @@ use std::{
 /// not be two at once for one file.
 #[derive(Debug)]
 #[must_use]
-pub struct Draft {
+pub struct AtomicFile {
     path: PathBuf,
     target: PathBuf,
 }
 
-impl Draft {
-    /// Writes it to the disk, so that [`Draft::commit`] has nothing left to do that can run out of space.
+impl AtomicFile {
+    /// Writes it to the disk, so that [`AtomicFile::commit`] has nothing left to do that can run out of space.
     ///
     /// # Errors
     ///
     /// If it cannot be written; nothing is left of it then.
     pub fn write(target: &Path, mode: u32, contents: &[u8]) -> io::Result<Self> {
-        Self::sweep(target)?;
+        Self::remove_stale(target)?;
         let draft = Self {
             path: beside(target),
             target: target.to_owned(),
@@ -42,7 +42,6 @@ impl Draft {
     }
 
     /// Where it is until then.
-    #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -57,11 +56,7 @@ impl Draft {
     }
 
     /// Removes what a killed daemon has left of one.
-    ///
-    /// # Errors
-    ///
-    /// If it cannot be removed.
-    pub fn sweep(target: &Path) -> io::Result<()> {
+    pub fn remove_stale(target: &Path) -> io::Result<()> {
         let left = beside(target);
         // Looked for first: where nothing may be written, to remove what is not there is refused too.
         match fs::symlink_metadata(&left) {
@@ -72,7 +67,7 @@ impl Draft {
     }
 }
 
-impl Drop for Draft {
+impl Drop for AtomicFile {
     fn drop(&mut self) {
         // Of one that was committed there is nothing left.
         let _gone = fs::remove_file(&self.path);
@@ -100,15 +95,15 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("f.toml");
         // As a killed daemon leaves it.
-        std::mem::forget(Draft::write(&file, 0o600, b"half").unwrap());
+        std::mem::forget(AtomicFile::write(&file, 0o600, b"half").unwrap());
         assert_eq!(names(dir.path()), [".f.toml.new"]);
-        Draft::write(&file, 0o600, b"whole")
+        AtomicFile::write(&file, 0o600, b"whole")
             .unwrap()
             .commit()
             .unwrap();
         assert_eq!(names(dir.path()), ["f.toml"]);
         assert_eq!(fs::read(&file).unwrap(), b"whole");
-        drop(Draft::write(&file, 0o600, b"another").unwrap());
+        drop(AtomicFile::write(&file, 0o600, b"another").unwrap());
         assert_eq!(names(dir.path()), ["f.toml"]);
         assert_eq!(fs::read(&file).unwrap(), b"whole");
     }

@@ -8,10 +8,6 @@ use crate::policy::units::parse_duration;
 const MAX_TTL: Duration = Duration::from_secs(366 * 24 * 3600);
 
 /// Reads the time after which an entry is removed again.
-///
-/// # Errors
-///
-/// If it is no duration, or not one that an entry can have.
 pub fn parse_ttl(text: &str) -> Result<Duration, String> {
     let ttl = parse_duration(text).map_err(|e| e.to_string())?;
     if ttl.is_zero() || ttl > MAX_TTL {

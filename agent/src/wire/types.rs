@@ -12,22 +12,21 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-pub use super::settings::SettingsSpec;
-use super::stats::PolicyStats;
+pub use super::stats::CountersView;
 use crate::{
     datapath::{Attachment, Found, Removed},
     kernel::{features::Feature, interference::Verdict},
-    policy::{Cidr, HostFacts, PolicyName, compile::Effect, plan::ChangeSummary},
+    policy::{
+        Cidr, HostFacts, PolicyName, Settings, compile::EffectiveSetting, plan::ChangeSummary,
+    },
 };
 
 /// The time now, Unix seconds.
-#[must_use]
 pub fn now_s() -> u64 {
     now_ms() / 1000
 }
 
 /// The time now, Unix milliseconds.
-#[must_use]
 pub fn now_ms() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     u64::try_from(since.unwrap_or_default().as_millis()).unwrap_or(u64::MAX)
@@ -35,6 +34,7 @@ pub fn now_ms() -> u64 {
 
 /// Who asked, by the socket's peer credentials.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Caller {
     /// User id.
     pub uid: u32,
@@ -50,6 +50,7 @@ impl std::fmt::Display for Caller {
 
 /// `POST /v1/entries`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct AddRequest {
     /// CIDRs, at most [`MAX_CIDRS`](super::bounded::MAX_CIDRS); a bare address is one host.
@@ -60,7 +61,7 @@ pub struct AddRequest {
     pub policy: Option<String>,
     /// Settings of their own.
     #[serde(default)]
-    pub settings: Option<SettingsSpec>,
+    pub settings: Option<Settings>,
     /// How long they stay, "10m".
     #[serde(default)]
     pub ttl: Option<String>,
@@ -71,6 +72,7 @@ pub struct AddRequest {
 
 /// `POST /v1/entries/remove`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct RemoveRequest {
     /// CIDRs, exactly as listed, at most [`MAX_CIDRS`](super::bounded::MAX_CIDRS).
@@ -79,13 +81,14 @@ pub struct RemoveRequest {
     /// Remove them from `policies.d/50-cli.toml`.
     #[serde(default)]
     pub save: bool,
-    /// Switch entries of the files on again that were removed by hand.
+    /// Switch entries of the files on again that were removed at run time.
     #[serde(default)]
     pub undo: bool,
 }
 
 /// What a change did.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct ChangeAnswer {
     /// How many entries and policies it added, changed and removed in the kernel.
     pub changed: ChangeSummary,
@@ -93,11 +96,12 @@ pub struct ChangeAnswer {
     pub notes: Vec<String>,
     /// Effects of the policy an entry was added with: what each value became.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub effects: Vec<Effect>,
+    pub effects: Vec<EffectiveSetting>,
 }
 
 /// Where an entry comes from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub enum SourceView {
     /// A configuration file.
@@ -108,7 +112,8 @@ pub enum SourceView {
         line: usize,
     },
     /// `rto-agent add`.
-    Manual {
+    #[serde(rename = "manual", alias = "runtime")]
+    Runtime {
         /// Who added it.
         by: Caller,
         /// Seconds until it ends; absent: with the boot.
@@ -124,15 +129,15 @@ impl std::fmt::Display for SourceView {
                 let name = path.file_name().map_or(path.as_os_str(), |name| name);
                 write!(f, "{}:{line}", name.to_string_lossy())
             }
-            Self::Manual {
+            Self::Runtime {
                 expires_in_s: None, ..
-            } => f.write_str("by hand"),
-            Self::Manual {
+            } => f.write_str("runtime"),
+            Self::Runtime {
                 expires_in_s: Some(s),
                 ..
             } => {
                 let left = humantime::format_duration(std::time::Duration::from_secs(*s));
-                write!(f, "by hand, {left} left")
+                write!(f, "runtime, {left} left")
             }
         }
     }
@@ -140,6 +145,7 @@ impl std::fmt::Display for SourceView {
 
 /// One entry in force.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct EntryView {
     /// The CIDR.
     pub cidr: Cidr,
@@ -147,27 +153,7 @@ pub struct EntryView {
     pub policy: PolicyName,
     /// Where it comes from.
     pub source: SourceView,
-    /// The policy's settings as given.
-    pub settings: SettingsSpec,
-    /// What they became on this host.
-    pub effects: Vec<Effect>,
     /// Connections it has decided; 4294901760 or more means "at least as many".
-    pub hits: u32,
-    /// The entry of the files it overrides, if any.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub overrides: Option<SourceView>,
-}
-
-/// One of the entries in force, in a list of them: what its policy sets is said once for all.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct ListedEntry {
-    /// The CIDR.
-    pub cidr: Cidr,
-    /// Its policy.
-    pub policy: PolicyName,
-    /// Where it comes from.
-    pub source: SourceView,
-    /// As [`EntryView::hits`].
     pub hits: u32,
     /// The entry of the files it overrides, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -176,33 +162,48 @@ pub struct ListedEntry {
 
 /// What a policy sets.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct ListedPolicy {
-    /// As given.
-    pub settings: SettingsSpec,
-    /// What it became on this host.
-    pub effects: Vec<Effect>,
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct PolicyView {
+    /// The policy's settings as given.
+    pub settings: Settings,
+    /// What they became on this host.
+    pub effects: Vec<EffectiveSetting>,
+}
+
+/// An entry with what its policy sets; a list says that once for all of a policy.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct LookupEntry {
+    /// The entry.
+    #[serde(flatten)]
+    pub entry: EntryView,
+    /// What its policy sets.
+    #[serde(flatten)]
+    pub sets: PolicyView,
 }
 
 /// `GET /v1/entries`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct ListAnswer {
     /// The policies, by name.
-    pub policies: BTreeMap<PolicyName, ListedPolicy>,
+    pub policies: BTreeMap<PolicyName, PolicyView>,
     /// Entries in force, IPv4 first, by address.
-    pub entries: Vec<ListedEntry>,
-    /// Entries of the files that were switched off by hand.
+    pub entries: Vec<EntryView>,
+    /// Entries of the files that were switched off at run time.
     pub masked: Vec<Cidr>,
 }
 
 /// `GET /v1/lookup?address=`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct LookupAnswer {
     /// The address asked for.
     pub address: IpAddr,
     /// The address looked up: the IPv4 one for an IPv4-mapped IPv6 address.
     pub looked_up: IpAddr,
     /// The entry a connection to it takes; absent: the kernel's own timers.
-    pub entry: Option<EntryView>,
+    pub entry: Option<LookupEntry>,
     /// Shorter prefixes that match as well and are not applied, longest first.
     pub shadowed: Vec<Cidr>,
     /// Why, in a sentence.
@@ -211,6 +212,7 @@ pub struct LookupAnswer {
 
 /// How the last reading of the files went.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct ReloadView {
     /// When, Unix seconds.
     pub at_s: u64,
@@ -228,6 +230,7 @@ pub struct ReloadView {
 
 /// `GET /v1/status`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct StatusAnswer {
     /// Version of the daemon.
     pub version: String,
@@ -237,9 +240,9 @@ pub struct StatusAnswer {
     pub uptime_s: u64,
     /// Attached, in sync with the files, last reload good.
     pub healthy: bool,
-    /// What is amiss, one sentence each; empty when healthy.
+    /// What is wrong, one sentence each; empty when healthy.
     pub problems: Vec<String>,
-    /// What to know though nothing is amiss.
+    /// What to know though nothing is wrong.
     pub warnings: Vec<String>,
     /// Whether and where the program is in force.
     pub attachment: Attachment,
@@ -248,7 +251,7 @@ pub struct StatusAnswer {
     pub detached_by: Option<Caller>,
     /// What the start found of an earlier run.
     pub found_at_start: Found,
-    /// Whether the kernel's maps hold what files and hand-made entries say.
+    /// Whether the kernel's maps hold what files and runtime entries say.
     pub in_sync: bool,
     /// Kernel release.
     pub kernel: String,
@@ -260,7 +263,7 @@ pub struct StatusAnswer {
     pub pin_dir: PathBuf,
     /// Entries in force.
     pub entries: usize,
-    /// Of these, added by hand.
+    /// Of these, runtime entries.
     pub entries_by_hand: usize,
     /// The same by source and address family.
     pub entries_of: EntriesView,
@@ -284,6 +287,7 @@ pub struct StatusAnswer {
 
 /// Entries by where they come from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct EntriesView {
     /// The files.
     pub file: FamiliesView,
@@ -293,6 +297,7 @@ pub struct EntriesView {
 
 /// Entries by address family.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct FamiliesView {
     /// IPv4.
     pub ipv4: usize,
@@ -302,6 +307,7 @@ pub struct FamiliesView {
 
 /// A probe of the timers in force.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct ProbeView {
     /// When, Unix seconds.
     pub at_s: u64,
@@ -314,6 +320,7 @@ pub struct ProbeView {
 
 /// `POST /v1/apply`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct ApplyRequest {
     /// Leave sockets alone that have a policy already.
@@ -323,6 +330,7 @@ pub struct ApplyRequest {
 
 /// A walk over sockets that were open already (`GET /v1/apply`: the one that runs, or the last).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct WalkView {
     /// Whether it still runs.
     pub running: bool,
@@ -353,7 +361,6 @@ pub struct WalkView {
 
 impl WalkView {
     /// A walk that begins now.
-    #[must_use]
     pub fn begin(cause: &str) -> Self {
         Self {
             running: true,
@@ -364,7 +371,6 @@ impl WalkView {
     }
 
     /// Whether it has ended and reached everything.
-    #[must_use]
     pub fn is_complete(&self) -> bool {
         !self.running && self.skipped.is_empty() && self.problems.is_empty()
     }
@@ -382,6 +388,7 @@ impl WalkView {
 
 /// A network namespace that a walk left out.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct SkippedNamespace {
     /// Its number, as in `readlink /proc/self/ns/net`.
     pub inode: u64,
@@ -393,6 +400,7 @@ pub struct SkippedNamespace {
 
 /// What a walk did to the sockets of a policy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct OpenSocketsView {
     /// Looked at.
     pub seen: u64,
@@ -424,76 +432,9 @@ impl From<rto_agent_common::WalkCounts> for OpenSocketsView {
     }
 }
 
-/// What a policy did since its counters began.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct CountersView {
-    /// Initial RTOs set on connecting sockets.
-    pub syn_timeouts_set: u64,
-    /// Initial RTOs set on connection requests.
-    pub syn_ack_timeouts_set: u64,
-    /// Connections established by connect().
-    pub established_active: u64,
-    /// Connections established by accept().
-    pub established_passive: u64,
-    /// SYNs sent again.
-    pub syn_retransmissions: u64,
-    /// SYN-ACKs sent again before a connection was established.
-    pub syn_ack_retransmissions: u64,
-    /// Of both, needless ones.
-    pub spurious: u64,
-    /// Connections that a needed one brought about.
-    pub recovered: u64,
-    /// By how much sooner than with the kernel's own timers, microseconds (an estimate).
-    pub time_saved_us: u64,
-    /// bpf_setsockopt calls the kernel refused, by option; only those that happened.
-    pub setsockopt_failures: BTreeMap<String, u64>,
-    /// Connections left alone for want of memory.
-    pub storage_failures: u64,
-    /// Retransmission timeouts of established connections, by how many came right before without an
-    /// answer: 0, 1, ... 6, and 7 or more.
-    pub rtos: [u64; rto_agent_common::RTO_STEPS],
-    /// Connections given up at a retransmission timeout.
-    pub expired: u64,
-    /// Connections that ended without both sides having finished, the above among them.
-    pub aborted: u64,
-    /// Tail loss probes that sent a segment again.
-    pub tail_loss_probes: u64,
-    /// Segments sent again by established connections, other than by a tail loss probe.
-    pub segments_retransmitted: u64,
-    /// Times linear mode was ended by `linear_retries`.
-    pub linear_ended: u64,
-    /// Sockets that were open already and got the policy's options.
-    pub open_sockets: u64,
-}
-
-impl From<&PolicyStats> for CountersView {
-    fn from(stats: &PolicyStats) -> Self {
-        let (active, passive, all) = (&stats.active, &stats.passive, stats.total());
-        Self {
-            syn_timeouts_set: active.initial_rtos_set,
-            syn_ack_timeouts_set: passive.initial_rtos_set,
-            established_active: active.connections,
-            established_passive: passive.connections,
-            syn_retransmissions: active.handshake_retransmissions,
-            syn_ack_retransmissions: passive.handshake_retransmissions,
-            spurious: all.spurious,
-            recovered: all.recovered,
-            time_saved_us: all.time_saved_us,
-            setsockopt_failures: all.setsockopt_failures,
-            storage_failures: all.storage_failures,
-            rtos: all.rtos,
-            expired: all.expired,
-            aborted: all.aborted,
-            tail_loss_probes: all.tail_loss_probes,
-            segments_retransmitted: all.segments_retransmitted,
-            linear_ended: all.linear_ended,
-            open_sockets: all.open_sockets,
-        }
-    }
-}
-
 /// `POST /v1/detach`. An empty body means all fields left out.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct DetachRequest {
     /// Give every socket back what it had before.
@@ -503,6 +444,7 @@ pub struct DetachRequest {
 
 /// What `POST /v1/detach` answers, and what `rto-agent detach` prints.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct DetachAnswer {
     /// What was removed.
     pub removed: Removed,
@@ -519,7 +461,8 @@ pub struct DetachAnswer {
 
 /// What every failed request answers with.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct ErrorAnswer {
-    /// A sentence that says what was wrong and how to mend it; several lines for several errors.
+    /// A sentence that says what was wrong and how to fix it; several lines for several errors.
     pub error: String,
 }

@@ -103,10 +103,6 @@ impl<'fd, const N: usize, V: Copy + Default> Trie<'fd, N, V> {
     }
 
     /// What the key's address takes, no longer than the key; `None` if nothing.
-    ///
-    /// # Errors
-    ///
-    /// The system call's.
     pub fn lookup(&self, key: &LpmKey<N>) -> io::Result<Option<V>> {
         let mut value = V::default();
         found(self.element(BPF_MAP_LOOKUP_ELEM, key, (&raw mut value) as u64))
@@ -114,29 +110,17 @@ impl<'fd, const N: usize, V: Copy + Default> Trie<'fd, N, V> {
     }
 
     /// Writes an element.
-    ///
-    /// # Errors
-    ///
-    /// The system call's: ENOSPC where the map is full.
     pub fn update(&self, key: &LpmKey<N>, value: &V) -> io::Result<()> {
         self.element(BPF_MAP_UPDATE_ELEM, key, std::ptr::from_ref(value) as u64)
             .map(drop)
     }
 
     /// Removes an element; whether there was one.
-    ///
-    /// # Errors
-    ///
-    /// The system call's.
     pub fn delete(&self, key: &LpmKey<N>) -> io::Result<bool> {
         found(self.element(BPF_MAP_DELETE_ELEM, key, 0))
     }
 
     /// The key after this one, the first after `None`; `None` at the end.
-    ///
-    /// # Errors
-    ///
-    /// The system call's.
     pub fn next_key(&self, key: Option<&LpmKey<N>>) -> io::Result<Option<LpmKey<N>>> {
         let mut next = LpmKey::ZERO;
         let key = key.map_or(std::ptr::null(), std::ptr::from_ref);
@@ -210,7 +194,6 @@ impl<'fd, const N: usize, V: Copy + Default> Trie<'fd, N, V> {
 }
 
 /// Whether the kernel has no such command for such a map. (EINVAL is the answer to what is asked wrongly.)
-#[must_use]
 pub fn is_unsupported(error: &io::Error) -> bool {
     /// Not in the C library: the kernel's own, which this call lets out.
     const ENOTSUPP: i32 = 524;

@@ -14,8 +14,9 @@ use crate::policy::{Cidr, HostFacts, PolicyName, units::jiffies_to_usecs};
 
 /// One line.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(untagged)]
-pub enum Line {
+pub enum StreamItem {
     /// A retransmission.
     Event(EventView),
     /// Retransmissions of which nothing more is known: there was no room for them.
@@ -27,6 +28,7 @@ pub enum Line {
 
 /// A retransmission.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct EventView {
     /// When, Unix microseconds.
     pub at_us: u64,
@@ -62,6 +64,7 @@ pub struct EventView {
 
 /// What was sent again, and why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
     /// A SYN.
@@ -90,7 +93,6 @@ impl std::fmt::Display for Kind {
 
 impl EventView {
     /// An event of the program, at a time, of a policy; `None` if it is none this version knows.
-    #[must_use]
     pub fn of(
         event: &Event,
         at_us: u64,
@@ -131,7 +133,6 @@ impl EventView {
 
     /// Whether it is of this policy (if one is asked for) and its peer in one of these prefixes (if
     /// there are any).
-    #[must_use]
     pub fn matches(&self, policy: Option<&PolicyName>, cidrs: &[Cidr]) -> bool {
         policy.is_none_or(|policy| self.policy.as_ref() == Some(policy))
             && (cidrs.is_empty() || cidrs.iter().any(|cidr| cidr.contains(self.remote)))

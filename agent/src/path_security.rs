@@ -23,11 +23,7 @@ const MAX_LINKS: usize = 40;
 const MAX_DEPTH: usize = 64;
 
 /// Checks a directory of the daemon's own, as far as it exists: nobody else may make anything in it.
-///
-/// # Errors
-///
-/// Names what others could change, and the mend.
-pub fn own(path: &Path) -> io::Result<()> {
+pub(crate) fn check_private(path: &Path) -> io::Result<()> {
     let Resolved {
         place,
         meta,
@@ -41,28 +37,20 @@ pub fn own(path: &Path) -> io::Result<()> {
         return Err(refused(&place, &belongs(&meta)));
     }
     match writers(&meta) {
-        Some(writers) => Err(refused(&place, &mend(writers, &place))),
+        Some(writers) => Err(refused(&place, &fix(writers, &place))),
         None => Ok(()),
     }
 }
 
 /// Checks a directory for something that nobody else may replace, as far as it exists: in one with the sticky
 /// bit, like `/tmp`, others may have things beside it.
-///
-/// # Errors
-///
-/// As [`own`].
-pub fn shared(path: &Path) -> io::Result<()> {
+pub(crate) fn check_shared(path: &Path) -> io::Result<()> {
     resolve(path).map(drop)
 }
 
 /// Makes a directory and its missing parents, one at a time and each only where nobody else can have it
 /// go elsewhere. What is made has exactly this mode, whatever the umask.
-///
-/// # Errors
-///
-/// As [`shared`], and if it cannot be made.
-pub fn make(path: &Path, mode: u32) -> io::Result<()> {
+pub(crate) fn make(path: &Path, mode: u32) -> io::Result<()> {
     // Somebody who makes and removes in a shared directory could go on for ever.
     for _ in 0..MAX_DEPTH {
         let Resolved { place, missing, .. } = resolve(path)?;
@@ -81,13 +69,9 @@ pub fn make(path: &Path, mode: u32) -> io::Result<()> {
 }
 
 /// Makes a directory of the daemon's own that everybody may look at, where there is none, and checks it.
-///
-/// # Errors
-///
-/// As [`make`] and [`own`].
-pub fn make_own(path: &Path) -> io::Result<()> {
+pub(crate) fn make_private(path: &Path) -> io::Result<()> {
     make(path, 0o755)?;
-    own(path)
+    check_private(path)
 }
 
 /// How far a path leads.
@@ -106,7 +90,7 @@ fn resolve(path: &Path) -> io::Result<Resolved> {
     }
     let mut place = PathBuf::from("/");
     let mut meta = fs::symlink_metadata(&place)?;
-    sound(&place, &meta)?;
+    check_dir(&place, &meta)?;
     let mut ahead = components(path);
     let mut links = 0;
     while let Some(name) = ahead.pop_front() {
@@ -147,7 +131,7 @@ fn resolve(path: &Path) -> io::Result<Resolved> {
         if !found.is_dir() {
             return Err(refused(&next, "it is not a directory"));
         }
-        sound(&next, &found)?;
+        check_dir(&next, &found)?;
         (place, meta) = (next, found);
     }
     Ok(Resolved {
@@ -166,12 +150,12 @@ fn components(path: &Path) -> VecDeque<OsString> {
 }
 
 /// Refuses a directory in which others can replace what is not theirs.
-fn sound(place: &Path, meta: &Metadata) -> io::Result<()> {
+fn check_dir(place: &Path, meta: &Metadata) -> io::Result<()> {
     if !is_trusted(meta) {
         return Err(refused(place, &belongs(meta)));
     }
     match writers(meta) {
-        Some(writers) if meta.mode() & S_ISVTX == 0 => Err(refused(place, &mend(writers, place))),
+        Some(writers) if meta.mode() & S_ISVTX == 0 => Err(refused(place, &fix(writers, place))),
         _ => Ok(()),
     }
 }
@@ -197,7 +181,7 @@ fn belongs(meta: &Metadata) -> String {
     )
 }
 
-fn mend(writers: &str, place: &Path) -> String {
+fn fix(writers: &str, place: &Path) -> String {
     format!("{writers} may write to it; chmod go-w {}", place.display())
 }
 
@@ -224,8 +208,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (middle, end) = (dir.path().join("a"), dir.path().join("a/b"));
         fs::create_dir_all(&end).unwrap();
-        own(&end).unwrap();
-        own(&end.join("not/yet")).unwrap();
+        check_private(&end).unwrap();
+        check_private(&end.join("not/yet")).unwrap();
         for (mode, good) in [
             (0o777, false),
             (0o757, false),
@@ -233,13 +217,17 @@ mod tests {
             (0o755, true),
         ] {
             chmod(&middle, mode);
-            assert_eq!(own(&end).is_ok(), good, "{mode:o}");
-            assert_eq!(shared(&middle).is_ok(), good, "{mode:o}");
+            assert_eq!(check_private(&end).is_ok(), good, "{mode:o}");
+            assert_eq!(check_shared(&middle).is_ok(), good, "{mode:o}");
             // What is not there yet would be made there.
-            assert_eq!(own(&end.join("not/yet")).is_ok(), good, "{mode:o}");
+            assert_eq!(
+                check_private(&end.join("not/yet")).is_ok(),
+                good,
+                "{mode:o}"
+            );
         }
         chmod(&middle, 0o1777);
-        assert!(why(own(&middle)).contains("everybody may write to it; chmod go-w"));
+        assert!(why(check_private(&middle)).contains("everybody may write to it; chmod go-w"));
     }
 
     #[test]
@@ -282,11 +270,11 @@ mod tests {
         symlink(at("one"), at("two")).unwrap();
         symlink("open/in/../in", at("three")).unwrap();
         symlink("loop", at("loop")).unwrap();
-        own(&at("two")).unwrap();
-        own(&at("good/../two")).unwrap();
-        assert!(why(own(&at("three"))).contains("open: everybody may write"));
-        assert!(why(own(&at("loop"))).contains("too many symbolic links"));
+        check_private(&at("two")).unwrap();
+        check_private(&at("good/../two")).unwrap();
+        assert!(why(check_private(&at("three"))).contains("open: everybody may write"));
+        assert!(why(check_private(&at("loop"))).contains("too many symbolic links"));
         fs::write(at("file"), "").unwrap();
-        assert!(why(own(&at("file"))).contains("it is not a directory"));
+        assert!(why(check_private(&at("file"))).contains("it is not a directory"));
     }
 }

@@ -1,0 +1,240 @@
+//! `[agent]`: how the daemon runs.
+
+use std::{
+    fmt,
+    net::SocketAddr,
+    path::{Component, Path, PathBuf},
+    str::FromStr,
+    time::Duration,
+};
+
+use serde::{
+    Deserialize, Deserializer,
+    de::{Error as _, Unexpected},
+};
+
+use super::{DEFAULT_SOCKET, MAX_ENTRIES_LIMIT};
+use crate::policy::units::{format_duration, parse_duration};
+
+/// `[agent]`.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct AgentConfig {
+    /// The cgroup to attach to.
+    #[serde(deserialize_with = "parsed")]
+    pub cgroup: CgroupSetting,
+    /// Directory on a BPF file system for link and maps.
+    #[serde(deserialize_with = "pin_dir")]
+    pub pin_dir: PathBuf,
+    /// The control socket.
+    #[serde(deserialize_with = "absolute")]
+    pub socket: PathBuf,
+    /// Runtime entries, the instance lock.
+    #[serde(deserialize_with = "absolute")]
+    pub state_dir: PathBuf,
+    /// Who may use the socket, beside root.
+    pub group: String,
+    /// What becomes of the policies when the daemon ends.
+    #[serde(deserialize_with = "parsed")]
+    pub on_exit: OnExit,
+    /// Where the metrics are served.
+    #[serde(deserialize_with = "parsed")]
+    pub metrics: MetricsSetting,
+    /// Entries there is room for at once; where there are more, room is made.
+    #[serde(deserialize_with = "max_entries")]
+    pub max_entries: u32,
+    /// Whether sockets that are open already get the options of a policy that comes to cover them.
+    pub apply_to_open: bool,
+    /// Whether anything is counted.
+    pub statistics: bool,
+    /// Whether connections are counted that no entry covers.
+    #[serde(alias = "count_unlisted")]
+    pub count_unmatched: bool,
+    /// When smoothed RTTs are sampled.
+    #[serde(deserialize_with = "parsed")]
+    pub rtt_sampling: RttSampling,
+}
+
+impl Default for AgentConfig {
+    fn default() -> Self {
+        Self {
+            cgroup: CgroupSetting::Auto,
+            pin_dir: "/sys/fs/bpf/rto-agent".into(),
+            socket: DEFAULT_SOCKET.into(),
+            state_dir: "/run/rto-agent".into(),
+            group: "root".to_owned(),
+            on_exit: OnExit::Detach,
+            metrics: MetricsSetting::Off,
+            max_entries: 16384,
+            apply_to_open: false,
+            statistics: true,
+            count_unmatched: false,
+            rtt_sampling: RttSampling::AtEnd,
+        }
+    }
+}
+
+/// `cgroup = ...`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CgroupSetting {
+    /// The cgroup2 root.
+    Auto,
+    /// This directory.
+    Path(PathBuf),
+}
+
+impl FromStr for CgroupSetting {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            path => absolute_path(path).map(Self::Path),
+        }
+    }
+}
+
+/// `metrics = ...`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MetricsSetting {
+    /// Nowhere.
+    Off,
+    /// At an address and port.
+    Tcp(SocketAddr),
+    /// At a Unix socket.
+    Unix(PathBuf),
+}
+
+impl FromStr for MetricsSetting {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if text == "off" {
+            return Ok(Self::Off);
+        }
+        if let Some(path) = text.strip_prefix("unix:") {
+            let path = absolute_path(path).map_err(|_| "after unix: comes an absolute path");
+            return path.map(Self::Unix);
+        }
+        match text.parse::<SocketAddr>() {
+            Ok(address) if address.port() == 0 => Err("port 0 is no port"),
+            Ok(address) => Ok(Self::Tcp(address)),
+            Err(_) => Err(
+                "metrics is \"off\", an address and port like \"127.0.0.1:9464\", or \
+                 \"unix:/run/rto-agent/metrics.sock\"",
+            ),
+        }
+    }
+}
+
+/// `rtt_sampling = ...`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RttSampling {
+    /// Never.
+    Off,
+    /// When a connection ends.
+    AtEnd,
+    /// Then, and meanwhile no more often than this.
+    Every(Duration),
+}
+
+/// Shortest and longest `rtt_sampling`.
+const RTT_SAMPLING: std::ops::RangeInclusive<Duration> =
+    Duration::from_millis(1)..=Duration::from_secs(24 * 3600);
+
+impl FromStr for RttSampling {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "off" => Ok(Self::Off),
+            "end" => Ok(Self::AtEnd),
+            _ => match parse_duration(text) {
+                Ok(interval) if RTT_SAMPLING.contains(&interval) => Ok(Self::Every(interval)),
+                Ok(_) => Err("an interval of rtt_sampling is 1ms to 24h"),
+                Err(_) => Err(
+                    "rtt_sampling is \"off\", \"end\" (of each connection), or also an interval like \
+                     \"1s\"",
+                ),
+            },
+        }
+    }
+}
+
+impl fmt::Display for RttSampling {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Off => f.write_str("off"),
+            Self::AtEnd => f.write_str("end"),
+            Self::Every(interval) => f.write_str(&format_duration(*interval)),
+        }
+    }
+}
+
+/// `on_exit = ...`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnExit {
+    /// Nothing stays in the kernel.
+    Detach,
+    /// The policies stay in force.
+    Keep,
+}
+
+impl FromStr for OnExit {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "detach" => Ok(Self::Detach),
+            "keep" => Ok(Self::Keep),
+            _ => Err("on_exit is \"detach\" or \"keep\""),
+        }
+    }
+}
+
+fn parsed<'de, T, D>(deserializer: D) -> Result<T, D::Error>
+where
+    T: FromStr<Err: fmt::Display>,
+    D: Deserializer<'de>,
+{
+    let text = String::deserialize(deserializer)?;
+    text.parse().map_err(D::Error::custom)
+}
+
+fn absolute_path(text: &str) -> Result<PathBuf, &'static str> {
+    let path = Path::new(text);
+    if !path.is_absolute() {
+        return Err("an absolute path is needed, beginning with /");
+    }
+    Ok(path.to_owned())
+}
+
+fn absolute<'de, D: Deserializer<'de>>(deserializer: D) -> Result<PathBuf, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    absolute_path(&text).map_err(D::Error::custom)
+}
+
+fn pin_dir<'de, D: Deserializer<'de>>(deserializer: D) -> Result<PathBuf, D::Error> {
+    let path = absolute(deserializer)?;
+    let has_dot = |c: Component<'_>| matches!(c, Component::Normal(name) if name.as_encoded_bytes().contains(&b'.'));
+    if path.components().any(has_dot) {
+        return Err(D::Error::custom(
+            "names in a BPF file system must not contain dots",
+        ));
+    }
+    Ok(path)
+}
+
+fn max_entries<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
+    let number = i64::deserialize(deserializer)?;
+    match u32::try_from(number) {
+        Ok(number @ 1..=MAX_ENTRIES_LIMIT) => Ok(number),
+        _ => {
+            let wanted = format!("a whole number from 1 to {MAX_ENTRIES_LIMIT}");
+            Err(D::Error::invalid_value(
+                Unexpected::Signed(number),
+                &wanted.as_str(),
+            ))
+        }
+    }
+}

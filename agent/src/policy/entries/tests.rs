@@ -1,0 +1,133 @@
+//! Entries against a plain map.
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn entry(policy: u8) -> Entry {
+    Entry {
+        policy: format!("p{policy}").parse().unwrap(),
+        location: None,
+    }
+}
+
+fn build(rows: &BTreeMap<Cidr, u8>) -> Entries {
+    let mut builder = Builder::default();
+    // Not in order.
+    for (cidr, policy) in rows.iter().rev() {
+        let policy = builder.policy(&entry(*policy).policy);
+        builder.push(*cidr, policy, None);
+    }
+    let (entries, duplicates) = builder.build();
+    assert_eq!(duplicates, []);
+    entries
+}
+
+fn said(entries: &Entries) -> BTreeMap<Cidr, PolicyName> {
+    let all: Vec<_> = entries.iter().map(|(c, e)| (c, e.policy.clone())).collect();
+    assert!(all.is_sorted_by(|a, b| a.0 < b.0));
+    all.into_iter().collect()
+}
+
+prop_compose! {
+    fn cidr()(wide: bool, bits in 0u8..16, length in 4u8..9) -> Cidr {
+        let address: IpAddr = if wide {
+            std::net::Ipv6Addr::from(u128::from(bits) << 120).into()
+        } else {
+            std::net::Ipv4Addr::from(u32::from(bits) << 24).into()
+        };
+        Cidr::containing(address, length).unwrap()
+    }
+}
+
+proptest! {
+    #[test]
+    fn a_map_in_all_respects(
+        rows in prop::collection::btree_map(cidr(), 0u8..3, 0..20),
+        others in prop::collection::btree_map(cidr(), 0u8..3, 0..20),
+        changes in prop::collection::vec((cidr(), prop::option::of(0u8..3)), 0..12),
+        address: IpAddr,
+    ) {
+        let name = |policy: u8| entry(policy).policy;
+        let mut oracle: BTreeMap<Cidr, PolicyName> =
+            rows.iter().map(|(c, p)| (*c, name(*p))).collect();
+        let before = build(&rows);
+        let mut entries = before.clone();
+        for (cidr, policy) in &changes {
+            match policy {
+                Some(policy) => {
+                    entries.insert(*cidr, entry(*policy));
+                    oracle.insert(*cidr, name(*policy));
+                }
+                None => {
+                    prop_assert_eq!(entries.remove(cidr), oracle.remove(cidr).is_some());
+                }
+            }
+        }
+        prop_assert_eq!(&said(&entries), &oracle);
+        let ipv4 = oracle.keys().filter(|c| c.is_ipv4()).count();
+        let families = FamilyCounts { ipv4, ipv6: oracle.len() - ipv4 };
+        prop_assert_eq!(entries.families(), families);
+        for (cidr, _) in &changes {
+            prop_assert_eq!(entries.get(cidr).map(|e| e.policy), oracle.get(cidr));
+            let around = oracle.keys().filter(|c| c.contains_cidr(cidr));
+            let longest = around.max_by_key(|c| c.prefix()).copied();
+            prop_assert_eq!(entries.covering_cidr(cidr), longest);
+        }
+        // Over the same table, and over another one.
+        for other in [before, build(&others)] {
+            let mut told = said(&other);
+            other.differences(&entries, |cidr, before, after| {
+                assert_ne!(before, after);
+                assert_eq!(told.get(&cidr), before);
+                match after {
+                    Some(after) => told.insert(cidr, after.clone()),
+                    None => told.remove(&cidr),
+                };
+            });
+            prop_assert_eq!(&told, &oracle);
+            prop_assert_eq!(other == entries, said(&other) == oracle);
+        }
+        for address in oracle.keys().map(|c| c.network().ip()).chain([address]) {
+            let mut naive: Vec<Cidr> =
+                oracle.keys().filter(|c| c.contains(address)).copied().collect();
+            naive.sort_by_key(|c| std::cmp::Reverse(c.prefix()));
+            prop_assert_eq!(entries.covering(address), naive);
+        }
+    }
+}
+
+#[test]
+fn twice_is_told_once() {
+    let mut builder = Builder::default();
+    let policy = builder.policy(&entry(0).policy);
+    for text in ["10.0.0.0/8", "fd00::/8", "10.0.0.0/8", "10.0.0.0/8"] {
+        builder.push(text.parse().unwrap(), policy, None);
+    }
+    let (entries, duplicates) = builder.build();
+    assert_eq!(entries.len(), 2);
+    assert_eq!(duplicates, ["10.0.0.0/8".parse().unwrap()]);
+}
+
+#[test]
+fn many_are_sorted() {
+    let mut builder = Builder::default();
+    let policy = builder.policy(&entry(0).policy);
+    // 7919 is prime to 2^17: each once, in no order.
+    for i in 0..1u32 << 17 {
+        let address = (i.wrapping_mul(7919) & 0x1_ffff) << 8;
+        let address = std::net::Ipv4Addr::from_bits(address).into();
+        builder.push(Cidr::containing(address, 24).unwrap(), policy, None);
+    }
+    let (entries, duplicates) = builder.build();
+    assert!(duplicates.is_empty());
+    assert!(entries.keys().is_sorted_by(|a, b| a < b));
+    assert_eq!(entries.len(), 1 << 17);
+}
+
+#[test]
+fn a_row_is_small() {
+    assert_eq!(size_of::<Row>(), 28);
+}

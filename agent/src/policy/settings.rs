@@ -1,0 +1,404 @@
+//! What a policy sets: the one form of it in configuration files, on the command line and in JSON.
+
+use std::{fmt, str::FromStr, time::Duration};
+
+use rto_model::syn::MAX_SYNCNT;
+use serde::{Deserialize, Serialize};
+
+use super::units::{format_duration, parse_duration};
+
+/// What a policy sets. A field that is `None` leaves the kernel's own value.
+#[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args, Serialize, Deserialize)]
+#[command(next_help_heading = "Settings, instead of --policy")]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields, default)]
+pub struct Settings {
+    /// Timeout of the first SYN
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    #[serde(with = "text", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(test, schemars(with = "Option<String>"))]
+    pub initial_rto: Option<Duration>,
+    /// Timeout of the first SYN-ACK: auto (as --initial-rto, as far as half-open requests still live 31s),
+    /// keep (the kernel's own) or a duration
+    #[arg(
+        long,
+        value_name = "DURATION|auto|keep",
+        default_value_t,
+        hide_default_value = true
+    )]
+    #[serde(with = "text::or_default", skip_serializing_if = "is_default")]
+    #[cfg_attr(test, schemars(with = "Option<String>"))]
+    pub syn_ack_rto: SynAckRto,
+    /// Lower bound of the RTO of an established connection (2 jiffies to 200ms)
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    #[serde(with = "text", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(test, schemars(with = "Option<String>"))]
+    pub rto_min: Option<Duration>,
+    /// Lower --rto-min by the smoothed RTT while fewer than 4 segments are outstanding (experimental)
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rto_restart: Option<bool>,
+    /// Longest delay of an ACK (2 jiffies to 200ms)
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    #[serde(with = "text", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(test, schemars(with = "Option<String>"))]
+    pub delack_max: Option<Duration>,
+    /// Linear instead of exponential backoff for thin streams
+    #[arg(long, value_name = "BOOL")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub thin_linear: Option<bool>,
+    /// Timeouts in a row before a thin stream's interval doubles, 1 to 6; needs --thin-linear true
+    #[arg(long, value_name = "N")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub linear_retries: Option<u8>,
+    /// Upper bound of any RTO (1s to 120s, Linux 6.15)
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    #[serde(with = "text", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(test, schemars(with = "Option<String>"))]
+    pub rto_max: Option<Duration>,
+    /// How long sent data may stay unacknowledged
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    #[serde(with = "text", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(test, schemars(with = "Option<String>"))]
+    pub user_timeout: Option<Duration>,
+    /// SYN retransmissions before connect() gives up: auto, keep or 1 to 127
+    #[arg(
+        long,
+        value_name = "N|auto|keep",
+        default_value_t,
+        hide_default_value = true
+    )]
+    #[serde(with = "text::or_default", skip_serializing_if = "is_default")]
+    #[cfg_attr(test, schemars(with = "Option<String>"))]
+    pub syn_retries: SynRetries,
+    /// Whether SYNs of MPTCP sockets get --initial-rto: keep (no) or apply
+    #[arg(
+        long,
+        value_name = "keep|apply",
+        default_value_t,
+        hide_default_value = true
+    )]
+    #[serde(with = "text::or_default", skip_serializing_if = "is_default")]
+    #[cfg_attr(test, schemars(with = "Option<String>"))]
+    pub mptcp: Mptcp,
+    /// Allow an initial RTO below 200ms on a prefix shorter than /8 (IPv4) or /16 (IPv6)
+    #[arg(long)]
+    pub force: bool,
+}
+
+impl Settings {
+    /// Whether it sets anything at all.
+    pub fn is_empty(&self) -> bool {
+        let force = self.force;
+        *self
+            == Self {
+                force,
+                ..Self::default()
+            }
+    }
+
+    /// What is given, as it stands in a configuration.
+    pub fn to_toml(&self) -> toml_edit::Table {
+        let document = toml_edit::ser::to_document(self);
+        let mut table = document.map_or_else(|_| toml_edit::Table::new(), |d| d.as_table().clone());
+        if !self.force {
+            table.remove("force");
+        }
+        if let SynRetries::Fixed(number) = self.syn_retries {
+            table.insert("syn_retries", toml_edit::value(i64::from(number)));
+        }
+        table
+    }
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
+/// The `syn_retries` setting (TCP_SYNCNT).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SynRetries {
+    /// Raise it so that connect() gives up no sooner than with the kernel's own timers.
+    #[default]
+    Auto,
+    /// Leave the socket's value: connect() gives up sooner in proportion to the initial RTO.
+    Keep,
+    /// This many, 1 to 127.
+    Fixed(u8),
+}
+
+/// The `syn_ack_rto` setting.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SynAckRto {
+    /// As short as `initial_rto`, but no shorter than what keeps a half-open request for 31 s, or as long as
+    /// the kernel's own timers do.
+    #[default]
+    Auto,
+    /// The kernel's own.
+    Keep,
+    /// This, however soon a request ends by it.
+    Fixed(Duration),
+}
+
+impl SynAckRto {
+    /// The value given, if it is one.
+    pub const fn fixed(self) -> Option<Duration> {
+        match self {
+            Self::Fixed(rto) => Some(rto),
+            Self::Auto | Self::Keep => None,
+        }
+    }
+}
+
+/// The `mptcp` setting.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mptcp {
+    /// SYNs of MPTCP sockets keep the kernel's timer: after a few timeouts the kernel falls back to TCP, and
+    /// does without MPTCP for an hour (`net.mptcp.blackhole_timeout`).
+    #[default]
+    Keep,
+    /// They get `initial_rto` as any other.
+    Apply,
+}
+
+impl FromStr for SynRetries {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "keep" => Ok(Self::Keep),
+            number => match number.parse::<u8>() {
+                Ok(n) if (1..=MAX_SYNCNT).contains(&n) => Ok(Self::Fixed(n)),
+                _ => Err(format!(
+                    "{text:?} is neither \"auto\", \"keep\" nor a number from 1 to 127"
+                )),
+            },
+        }
+    }
+}
+
+impl fmt::Display for SynRetries {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Keep => f.write_str("keep"),
+            Self::Fixed(n) => n.fmt(f),
+        }
+    }
+}
+
+impl FromStr for SynAckRto {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "keep" => Ok(Self::Keep),
+            duration => match parse_duration(duration) {
+                Ok(rto) => Ok(Self::Fixed(rto)),
+                Err(e) => Err(format!("neither \"auto\" nor \"keep\", and {e}")),
+            },
+        }
+    }
+}
+
+impl fmt::Display for SynAckRto {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Keep => f.write_str("keep"),
+            Self::Fixed(rto) => f.write_str(&format_duration(*rto)),
+        }
+    }
+}
+
+impl FromStr for Mptcp {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "keep" => Ok(Self::Keep),
+            "apply" => Ok(Self::Apply),
+            _ => Err(format!("{text:?} is neither \"keep\" nor \"apply\"")),
+        }
+    }
+}
+
+impl fmt::Display for Mptcp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Keep => "keep",
+            Self::Apply => "apply",
+        })
+    }
+}
+
+/// serde for values that people write as text. A number is read as its digits, so that what is missing from it,
+/// like a unit, is said by the parser of the value.
+mod text {
+    use std::{fmt, marker::PhantomData, time::Duration};
+
+    use serde::{
+        Deserializer, Serializer,
+        de::{Error, Visitor},
+    };
+
+    use super::{Mptcp, SynAckRto, SynRetries, format_duration, parse_duration};
+
+    pub(super) trait Text: Sized {
+        const WANTED: &'static str;
+        fn read(text: &str) -> Result<Self, String>;
+        fn write(&self) -> String;
+    }
+
+    impl Text for Duration {
+        const WANTED: &'static str = "a duration, like \"5ms\"";
+        fn read(text: &str) -> Result<Self, String> {
+            parse_duration(text).map_err(|e| e.to_string())
+        }
+        fn write(&self) -> String {
+            format_duration(*self)
+        }
+    }
+
+    macro_rules! text {
+        ($type:ty, $wanted:literal) => {
+            impl Text for $type {
+                const WANTED: &'static str = $wanted;
+                fn read(text: &str) -> Result<Self, String> {
+                    text.parse()
+                }
+                fn write(&self) -> String {
+                    self.to_string()
+                }
+            }
+        };
+    }
+
+    text!(SynAckRto, "\"auto\", \"keep\" or a duration, like \"5ms\"");
+    text!(SynRetries, "\"auto\", \"keep\" or a number from 1 to 127");
+    text!(Mptcp, "\"keep\" or \"apply\"");
+
+    struct Given<T>(PhantomData<T>);
+
+    impl<'de, T: Text> Visitor<'de> for Given<T> {
+        type Value = Option<T>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str(T::WANTED)
+        }
+
+        fn visit_str<E: Error>(self, text: &str) -> Result<Self::Value, E> {
+            T::read(text).map(Some).map_err(E::custom)
+        }
+
+        fn visit_i64<E: Error>(self, number: i64) -> Result<Self::Value, E> {
+            self.visit_str(&number.to_string())
+        }
+
+        fn visit_u64<E: Error>(self, number: u64) -> Result<Self::Value, E> {
+            self.visit_str(&number.to_string())
+        }
+
+        fn visit_f64<E: Error>(self, number: f64) -> Result<Self::Value, E> {
+            self.visit_str(&number.to_string())
+        }
+
+        fn visit_unit<E: Error>(self) -> Result<Self::Value, E> {
+            Ok(None)
+        }
+    }
+
+    pub(super) fn serialize<T: Text, S: Serializer>(
+        value: &Option<T>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        match value {
+            Some(value) => serializer.serialize_str(&value.write()),
+            None => serializer.serialize_none(),
+        }
+    }
+
+    pub(super) fn deserialize<'de, T: Text, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Option<T>, D::Error> {
+        deserializer.deserialize_any(Given(PhantomData))
+    }
+
+    /// For a value that has one that stands for none.
+    pub(super) mod or_default {
+        use super::{Deserializer, Serializer, Text};
+
+        pub(in super::super) fn serialize<T: Text, S: Serializer>(
+            value: &T,
+            serializer: S,
+        ) -> Result<S::Ok, S::Error> {
+            serializer.serialize_str(&value.write())
+        }
+
+        pub(in super::super) fn deserialize<'de, T: Text + Default, D: Deserializer<'de>>(
+            deserializer: D,
+        ) -> Result<T, D::Error> {
+            super::deserialize(deserializer).map(Option::unwrap_or_default)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts() {
+        for text in ["auto", "keep", "100ms", "1.5s"] {
+            assert_eq!(text.parse::<SynAckRto>().unwrap().to_string(), text);
+        }
+        for bad in ["", "Auto", "100", "-1ms"] {
+            assert!(bad.parse::<SynAckRto>().is_err(), "{bad}");
+        }
+        for text in ["keep", "apply"] {
+            assert_eq!(text.parse::<Mptcp>().unwrap().to_string(), text);
+        }
+        assert!("on".parse::<Mptcp>().is_err());
+    }
+
+    #[test]
+    fn json_is_read_as_it_is_written_and_leaves_out_what_is_not_set() {
+        let written = |json: &str| {
+            let settings: Settings = serde_json::from_str(json).unwrap();
+            let json = serde_json::to_string(&settings).unwrap();
+            assert_eq!(serde_json::from_str::<Settings>(&json).unwrap(), settings);
+            json
+        };
+        let all = r#"{"initial_rto":"100ms","syn_ack_rto":"keep","rto_min":"5ms","rto_restart":true,"delack_max":"5ms","thin_linear":false,"linear_retries":2,"rto_max":"10s","user_timeout":"30s","syn_retries":"6","mptcp":"apply","force":true}"#;
+        assert_eq!(written(all), all);
+        assert_eq!(
+            written(r#"{"syn_retries":6,"rto_min":null}"#),
+            r#"{"syn_retries":"6","force":false}"#
+        );
+        assert_eq!(written(r#"{"syn_ack_rto":"auto"}"#), r#"{"force":false}"#);
+        for (bad, why) in [
+            (r#"{"rto_min":5}"#, "a unit is missing, perhaps 5ms"),
+            (r#"{"rto_min":true}"#, "expected a duration, like"),
+            (r#"{"rto_mni":"5ms"}"#, "unknown field"),
+            (r#"{"syn_retries":"0"}"#, "a number from 1 to 127"),
+        ] {
+            let error = serde_json::from_str::<Settings>(bad)
+                .unwrap_err()
+                .to_string();
+            assert!(error.contains(why), "{error}");
+        }
+    }
+
+    /// What `add --save` writes is what a configuration is read as.
+    #[test]
+    fn toml_has_the_keys_of_json() {
+        let json = r#"{"initial_rto":"100ms","syn_ack_rto":"keep","rto_min":"5ms","rto_restart":true,"delack_max":"5ms","thin_linear":false,"linear_retries":2,"rto_max":"10s","user_timeout":"30s","syn_retries":"6","mptcp":"apply","force":true}"#;
+        let settings: Settings = serde_json::from_str(json).unwrap();
+        let table: toml::Table = settings.to_toml().to_string().parse().unwrap();
+        assert_eq!(table["syn_retries"].as_integer(), Some(6));
+        assert_eq!(table.try_into::<Settings>().unwrap(), settings);
+        assert!(Settings::default().to_toml().is_empty());
+    }
+}

@@ -1,0 +1,194 @@
+//! A policy of the agent's configuration, as `rto-agent check` says what it becomes on this host.
+
+use std::{collections::BTreeMap, path::Path, process::Command};
+
+use anyhow::{Context as _, bail};
+use rto_model::retransmit::{LinuxTimers, RTO_MAX_US, THIN_LINEAR_RETRIES};
+use serde::{Deserialize, Serialize};
+
+/// What one setting becomes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EffectiveSetting {
+    /// Its name in the configuration.
+    pub setting: String,
+    /// As given.
+    pub asked: String,
+    /// As the kernel will have it.
+    pub effective: String,
+    /// In jiffies, where the kernel counts it so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub jiffies: Option<u64>,
+}
+
+/// A policy on this host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Policy {
+    /// Jiffies a second.
+    pub hz: u64,
+    /// Its settings.
+    pub effects: Vec<EffectiveSetting>,
+}
+
+#[derive(Deserialize)]
+struct Checked {
+    ok: bool,
+    errors: Vec<Refusal>,
+    host: Host,
+    policies: BTreeMap<String, Effects>,
+}
+
+#[derive(Deserialize)]
+struct Refusal {
+    path: String,
+    line: Option<u64>,
+    message: String,
+}
+
+#[derive(Deserialize)]
+struct Host {
+    hz: u64,
+}
+
+#[derive(Deserialize)]
+struct Effects {
+    effects: Vec<EffectiveSetting>,
+}
+
+impl Policy {
+    /// Asks the agent's binary; no daemon is needed.
+    ///
+    /// # Errors
+    ///
+    /// If the configuration is refused or has no such policy.
+    pub fn read(agent: &Path, config: &Path, name: &str) -> anyhow::Result<Self> {
+        let mut command = Command::new(agent);
+        command.args(["check", "--json", "--config"]).arg(config);
+        let output = command
+            .output()
+            .with_context(|| agent.display().to_string())?;
+        let checked: Checked = serde_json::from_slice(&output.stdout)
+            .with_context(|| String::from_utf8_lossy(&output.stderr).into_owned())?;
+        Self::of(checked, name)
+    }
+
+    fn of(mut checked: Checked, name: &str) -> anyhow::Result<Self> {
+        if !checked.ok {
+            let lines = checked.errors.iter().map(|error| {
+                let line = error.line.map(|line| format!(":{line}"));
+                format!(
+                    "{}{}: {}",
+                    error.path,
+                    line.unwrap_or_default(),
+                    error.message
+                )
+            });
+            bail!(lines.collect::<Vec<_>>().join("\n"));
+        }
+        let Some(policy) = checked.policies.remove(name) else {
+            let known: Vec<_> = checked.policies.into_keys().collect();
+            bail!(
+                "unknown policy {name}; the configuration has: {}",
+                known.join(", ")
+            );
+        };
+        Ok(Self {
+            hz: checked.host.hz,
+            effects: policy.effects,
+        })
+    }
+
+    /// A kernel's timers with this policy, for a connection of one request at a time.
+    pub fn applied_to(&self, kernel: LinuxTimers) -> LinuxTimers {
+        let find = |setting: &str| self.effects.iter().find(|e| e.setting == setting);
+        let is = |setting, value| find(setting).is_some_and(|e| e.effective == value);
+        // What TCP_BPF_RTO_MIN has: whole jiffies, rounded down to microseconds.
+        let us = |setting| Some(find(setting)?.jiffies? * 1_000_000 / self.hz.max(1));
+        let mut own = kernel;
+        if let Some(rto_min_us) = us("rto_min") {
+            own = own.with_rto_min(rto_min_us);
+            if is("rto_restart", "on") {
+                own = own.with_restart();
+            }
+        }
+        if let Some(rto_max_us) = us("rto_max") {
+            own.rto_max_us = rto_max_us.min(RTO_MAX_US);
+        }
+        if is("thin_linear", "true") {
+            let retries = find("linear_retries").and_then(|e| e.effective.parse().ok());
+            own.linear_retries = retries.unwrap_or(THIN_LINEAR_RETRIES);
+        }
+        own
+    }
+
+    /// Each setting in a line: "rto_min  50ms -> 52ms, 13 jiffies at HZ=250".
+    pub fn text(&self) -> String {
+        let width = self.effects.iter().map(|e| e.setting.len()).max();
+        let width = width.unwrap_or(0);
+        let line = |e: &EffectiveSetting| {
+            let becomes = match e.effective == e.asked {
+                true => String::new(),
+                false => format!(" -> {}", e.effective),
+            };
+            let jiffies = e
+                .jiffies
+                .map(|n| format!(", {n} jiffies at HZ={}", self.hz));
+            let (asked, jiffies) = (&e.asked, jiffies.unwrap_or_default());
+            format!("{:width$}  {asked}{becomes}{jiffies}\n", e.setting)
+        };
+        self.effects.iter().map(line).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CHECKED: &str = r#"{"ok": true, "errors": [], "warnings": [], "host": {"hz": 250}, "policies": {
+        "near": {"entries": 1, "effects": [{"setting": "initial_rto", "asked": "100ms", "effective": "100ms", "jiffies": 25}]},
+        "low": {"entries": 0, "effects": [
+            {"setting": "rto_min", "asked": "50ms", "effective": "52ms", "jiffies": 13},
+            {"setting": "rto_restart", "asked": "on", "effective": "on", "note": "x"},
+            {"setting": "thin_linear", "asked": "true", "effective": "true"},
+            {"setting": "linear_retries", "asked": "3", "effective": "3"},
+            {"setting": "rto_max", "asked": "10s", "effective": "10s", "jiffies": 2500}]}}}"#;
+
+    fn policy(name: &str) -> anyhow::Result<Policy> {
+        Policy::of(serde_json::from_str(CHECKED)?, name)
+    }
+
+    #[test]
+    fn settings_make_a_kernel() {
+        let kernel = LinuxTimers::near(250, 20_000);
+        let low = policy("low").unwrap().applied_to(kernel);
+        let expected = LinuxTimers {
+            linear_retries: 3,
+            rto_max_us: 10_000_000,
+            ..kernel.with_rto_min(32_000)
+        };
+        assert_eq!(low, expected);
+        // A policy for handshakes has nothing that matters here, and is as the kernel.
+        assert_eq!(policy("near").unwrap().applied_to(kernel), kernel);
+    }
+
+    #[test]
+    fn settings_are_told_with_what_they_become() {
+        let text = policy("low").unwrap().text();
+        assert!(
+            text.starts_with("rto_min         50ms -> 52ms, 13 jiffies at HZ=250\n"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn refusals() {
+        let error = policy("nobody").unwrap_err().to_string();
+        assert!(
+            error.contains("the configuration has: low, near"),
+            "{error}"
+        );
+        let refused = r#"{"ok": false, "errors": [{"path": "/c", "line": 3, "column": 1, "message": "no"}],
+            "host": {"hz": 250}, "policies": {}}"#;
+        let refused = Policy::of(serde_json::from_str(refused).unwrap(), "near");
+        assert_eq!(refused.unwrap_err().to_string(), "/c:3: no");
+    }
+}
