@@ -10,7 +10,7 @@ use std::{
     hash::{BuildHasher as _, Hash as _, Hasher as _},
     io,
     path::{Path, PathBuf},
-    sync::OnceLock,
+    sync::{Arc, OnceLock},
     time::Duration,
 };
 
@@ -20,7 +20,7 @@ use crate::{
     parallel,
     policy::{
         Cidr, HostFacts, Location, Policy, PolicyName, PolicySet,
-        compile::{check_force, compile},
+        compile::{Compiled, check_force, compile},
         entries::Builder,
         units::{format_duration, parse_duration},
     },
@@ -49,12 +49,14 @@ const POLICIES_DIR: &str = "policies.d";
 const SAVED_FILE: &str = "50-cli.toml";
 
 /// A configuration that was read and found good for this host.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Config {
     /// `[agent]`.
     pub agent: AgentConfig,
     /// Policies and entries.
     pub set: PolicySet,
+    /// The policies as they are for that host.
+    pub compiled: BTreeMap<PolicyName, Arc<Compiled>>,
     /// The files read, in order.
     pub files: Vec<PathBuf>,
     /// Allowed, but probably not meant; each names its place.
@@ -300,6 +302,21 @@ impl Files {
         }
     }
 
+    /// The same with another text of one of them.
+    #[must_use]
+    pub fn with(mut self, path: &Path, text: String) -> Self {
+        match self.files.iter_mut().find(|(other, _)| other == path) {
+            Some((_, former)) => *former = Ok(text),
+            None => {
+                self.files.push((path.to_owned(), Ok(text)));
+                // The main one stays the first, the others are in name order.
+                self.files[1..].sort_by(|(a, _), (b, _)| a.cmp(b));
+            }
+        }
+        self.fingerprint = OnceLock::new();
+        self
+    }
+
     /// A number that is another when any of them is.
     #[must_use]
     pub fn fingerprint(&self) -> u64 {
@@ -352,6 +369,7 @@ struct Loader {
     agent: Option<AgentConfig>,
     sources: Vec<Source>,
     policies: Vec<(usize, RawPolicy)>,
+    compiled: BTreeMap<PolicyName, Arc<Compiled>>,
     files: Vec<PathBuf>,
     errors: Vec<ConfigError>,
 }
@@ -433,6 +451,7 @@ impl Loader {
             Ok(Config {
                 agent,
                 set,
+                compiled: self.compiled,
                 files: self.files,
                 warnings,
             })
@@ -476,13 +495,17 @@ impl Loader {
             first.insert(&raw.name, (*index, raw));
             let line = source.line(raw.span.start);
             match compile(&raw.name, &raw.settings, host) {
-                Ok(compiled) => warnings.extend(compiled.warnings.into_iter().map(|warning| {
-                    format!(
-                        "{}:{line}: policy {}: {warning}",
-                        source.path.display(),
-                        raw.name
-                    )
-                })),
+                Ok(compiled) => {
+                    warnings.extend(compiled.warnings.iter().map(|warning| {
+                        format!(
+                            "{}:{line}: policy {}: {warning}",
+                            source.path.display(),
+                            raw.name
+                        )
+                    }));
+                    let compiled = Arc::new(compiled);
+                    self.compiled.insert(raw.name.clone(), compiled);
+                }
                 // A policy whose only value could not be read does not "set nothing".
                 Err(errors) => self.errors.extend(
                     errors

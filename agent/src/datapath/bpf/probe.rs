@@ -28,7 +28,7 @@ use rto_agent_common::{Offsets, PROBE_MARK, PROGRAM_PROBE, Probe, maps};
 
 use super::{
     DatapathError, accepted,
-    object::{self, Values, program},
+    object::{self, LoadParams, program},
     tables::describe,
     walk,
 };
@@ -112,12 +112,12 @@ impl Asking {
         // one connection of that policy.
         let _marked = setsockopt(&socket, sockopt::Mark, &PROBE_MARK);
         let cookie = cookie(&socket).map_err(|e| not_asked(&format!("SO_COOKIE: {e}")))?;
-        let values = Values {
+        let values = LoadParams {
             trie_entries: Some(1),
             without_policies: true,
             probe_cookie: cookie,
             offsets,
-            ..Values::default()
+            ..LoadParams::default()
         };
         Ok(Self {
             ebpf: object::load(None, &values)?,

@@ -13,7 +13,7 @@ use rto_agent_common::{
 
 use super::{
     DatapathError, Options, accepted, error,
-    object::{self, Values, program},
+    object::{self, LoadParams, program},
     pins,
     slots::Slots,
     tables::{Tables, describe},
@@ -74,14 +74,14 @@ impl Walker {
     ) -> Result<Self, DatapathError> {
         let mut ebpf = object::load(
             Some(dir),
-            &Values {
+            &LoadParams {
                 offsets: accepted::offsets()?,
                 trie_entries: Some(pinned_entries(dir)?),
-                ..options.map(Options::values).unwrap_or_default()
+                ..options.map(Options::load_params).unwrap_or_default()
             },
         )?;
         try_load(&mut ebpf, &object::kernel_types()?)?;
-        let names = Slots::read(Tables::open(dir)?.policies()?.into_iter());
+        let names = Slots::read(Tables::open(dir)?.read.policies()?.into_iter());
         let names = names
             .by_index()
             .into_iter()
@@ -176,15 +176,14 @@ impl Walker {
     }
 }
 
-/// Walkers for restoring, one for each generation of pins that this version can read.
+/// Walkers for restoring, one for each set of pins that this version can read.
 ///
 /// # Errors
 ///
 /// If the program cannot be loaded.
 pub fn for_restoring(pin_dir: &Path) -> Result<Vec<Walker>, DatapathError> {
-    let generations = pins::generations(pin_dir).map_err(|e| super::pin_error(pin_dir, &e))?;
-    generations
-        .iter()
+    let sets = pins::pin_sets(pin_dir).map_err(|e| super::pin_error(pin_dir, &e))?;
+    sets.iter()
         .filter(|g| g.layout == Some(rto_agent_common::LAYOUT_VERSION))
         .map(|g| Walker::load(&g.path, None, Mode::Restore))
         .collect()

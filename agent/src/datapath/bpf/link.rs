@@ -8,7 +8,7 @@ use tracing::warn;
 
 use super::{
     DatapathError, Options,
-    object::{self, Values, program},
+    object::{self, LoadParams, program},
     pin_error, pins,
     tables::describe,
 };
@@ -100,8 +100,8 @@ pub(super) fn attached(cgroup: &Path, program_id: u32) -> std::io::Result<bool> 
 /// The program, verified. What it reads of sockets beyond its context is an addition: a kernel that does not take that
 /// gets the program without, and why is returned as well.
 fn load(options: &Options, dir: &Path) -> Result<(aya::Ebpf, Option<String>), DatapathError> {
-    let values = options.values();
-    let verified = |values: &Values| {
+    let values = options.load_params();
+    let verified = |values: &LoadParams| {
         let mut ebpf = object::load(Some(dir), values)?;
         let program = program!(ebpf, PROGRAM, SockOps)?;
         program.load().map_err(|e| object::load_error(&e))?;
@@ -116,12 +116,12 @@ fn load(options: &Options, dir: &Path) -> Result<(aya::Ebpf, Option<String>), Da
         listener: 0,
         ..types
     };
-    let all = Values {
+    let all = LoadParams {
         socket_types: types,
         kfuncs: btf.kfuncs(),
         ..values
     };
-    let fewer = Values {
+    let fewer = LoadParams {
         socket_types: by_type_alone,
         ..values
     };

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     DatapathError, Options,
-    object::{self, Values, program},
+    object::{self, LoadParams, program},
     pins,
     tables::describe,
 };
@@ -97,9 +97,9 @@ fn attach(options: &Options, dir: &Path) -> Result<FdLink, DatapathError> {
     };
     let mut ebpf = object::load(
         Some(dir),
-        &Values {
+        &LoadParams {
             offsets: offsets()?,
-            ..options.values()
+            ..options.load_params()
         },
     )?;
     let program = program!(ebpf, PROGRAM_CLONE, LsmCgroup)?;

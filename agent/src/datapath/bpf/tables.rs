@@ -16,22 +16,19 @@ use rto_agent_common::{
     event::EventControl, maps, statistics_key,
 };
 
-use super::{
-    error::{DatapathError, map as map_error},
-    tries::Tries,
-};
+use super::{DatapathError, error::map as map_error, tries::Tries};
 
 /// Handles of every map the daemon reads or writes.
 pub(super) struct Tables {
     /// Shared with those who only read.
-    pub(super) tries: Arc<Tries>,
+    pub(super) read: Arc<ReadTables>,
     policies: Array<MapData, PolicySlot>,
     /// Slots that were written, and whose former copy a program may still read.
     unrested: BTreeSet<u32>,
     host_defaults: Array<MapData, HostDefaults>,
     statistics: PerCpuHashMap<MapData, u32, Statistics>,
     /// How often memory for them may be waited for.
-    patience: u32,
+    retry_budget: u32,
     cpus: usize,
     /// A second handle of each map but the tries: aya's typed ones are consumed by pinning.
     handles: Vec<(&'static str, MapData)>,
@@ -41,7 +38,7 @@ pub(super) struct Tables {
 pub(super) const TRIES: [&str; 2] = [maps::ENTRIES_V4, maps::ENTRIES_V6];
 
 /// Waits of 2 ms for memory, in one piece of work.
-const PATIENCE: u32 = 200;
+const RETRY_BUDGET: u32 = 200;
 
 /// Opens a pinned map as the typed handle `$kind`, checking type and sizes against the kernel's.
 macro_rules! open {
@@ -77,12 +74,12 @@ impl Tables {
             })
             .collect::<Result<_, DatapathError>>()?;
         Ok(Self {
-            tries: Arc::new(Tries::open(dir)?),
+            read: Arc::new(ReadTables::open(dir)?),
             policies: open!(dir, maps::POLICIES, Array),
             unrested: BTreeSet::new(),
             host_defaults: open!(dir, maps::HOST_DEFAULTS, Array),
             statistics: open!(dir, maps::STATISTICS, PerCpuHashMap),
-            patience: PATIENCE,
+            retry_budget: RETRY_BUDGET,
             cpus,
             handles,
         })
@@ -91,7 +88,7 @@ impl Tables {
     /// Pins the open maps in `dir` as well.
     pub(super) fn pin(&self, dir: &Path) -> Result<(), DatapathError> {
         self.pin_all_but_tries(dir)?;
-        for (name, map) in self.tries.handles() {
+        for (name, map) in self.read.tries.handles() {
             map.pin(dir.join(name))
                 .map_err(|e| map_error(name, describe(&e)))?;
         }
@@ -107,24 +104,6 @@ impl Tables {
         Ok(())
     }
 
-    /// Every slot of the policy table but the reserved ones.
-    pub(super) fn policies(&self) -> Result<Vec<(u32, Policy)>, DatapathError> {
-        (FIRST_SLOT..MAX_POLICIES)
-            .map(|index| Ok((index, self.policy(index)?)))
-            .collect()
-    }
-
-    /// One slot of the policy table.
-    pub(super) fn policy(&self, index: u32) -> Result<Policy, DatapathError> {
-        Ok(*self.slot(index)?.policy())
-    }
-
-    fn slot(&self, index: u32) -> Result<PolicySlot, DatapathError> {
-        self.policies
-            .get(&index, 0)
-            .map_err(|e| map_error(maps::POLICIES, describe(&e)))
-    }
-
     /// Writes one slot of the policy table. A program that runs meanwhile reads the former policy or the new
     /// one: see [`PolicySlot`].
     pub(super) fn set_policy(&mut self, index: u32, policy: &Policy) -> Result<(), DatapathError> {
@@ -132,7 +111,7 @@ impl Tables {
             wait_for_programs();
             self.unrested.clear();
         }
-        for value in self.slot(index)?.replaced(policy) {
+        for value in self.read.slot(index)?.replaced(policy) {
             self.policies
                 .set(index, &value, 0)
                 .map_err(|e| map_error(maps::POLICIES, describe(&e)))?;
@@ -149,6 +128,84 @@ impl Tables {
         self.host_defaults
             .set(0, &host, 0)
             .map_err(|e| map_error(maps::HOST_DEFAULTS, describe(&e)))
+    }
+
+    /// Before a piece of work: waiting for memory must not make all of it take long.
+    pub(super) fn reset_retry_budget(&mut self) {
+        self.retry_budget = RETRY_BUDGET;
+    }
+
+    /// Gives a slot statistics that begin at 0.
+    pub(super) fn clear_statistics(&mut self, index: u32) -> Result<(), DatapathError> {
+        for direction in direction::ALL {
+            let key = statistics_key(index, direction);
+            self.insert_statistics(key)
+                .map_err(|e| map_error(maps::STATISTICS, describe(&e)))?;
+        }
+        Ok(())
+    }
+
+    /// The kernel allocates what it needs for every CPU from a small reserve, which it fills again a
+    /// moment later.
+    fn insert_statistics(&mut self, key: u32) -> Result<(), MapError> {
+        const PAUSE: Duration = Duration::from_millis(2);
+        loop {
+            let zero = PerCpuValues::try_from(vec![Statistics::default(); self.cpus])?;
+            match self.statistics.insert(&key, zero, 0) {
+                Err(e) if errno(&e) == Some(libc::ENOMEM) && self.retry_budget > 0 => {
+                    self.retry_budget -= 1;
+                    std::thread::sleep(PAUSE);
+                }
+                result => return result,
+            }
+        }
+    }
+
+    /// Takes a slot's statistics away; where there are none nothing is done.
+    pub(super) fn remove_statistics(&mut self, index: u32) -> Result<(), DatapathError> {
+        for direction in direction::ALL {
+            match self.statistics.remove(&statistics_key(index, direction)) {
+                Ok(()) | Err(MapError::KeyNotFound) => {}
+                Err(e) if errno(&e) == Some(libc::ENOENT) => {}
+                Err(e) => return Err(map_error(maps::STATISTICS, describe(&e))),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Handles of its own on what is read beside the writer.
+pub(super) struct ReadTables {
+    pub(super) tries: Arc<Tries>,
+    policies: Array<MapData, PolicySlot>,
+    statistics: PerCpuHashMap<MapData, u32, Statistics>,
+}
+
+impl ReadTables {
+    fn open(dir: &Path) -> Result<Self, DatapathError> {
+        Ok(Self {
+            tries: Arc::new(Tries::open(dir)?),
+            policies: open!(dir, maps::POLICIES, Array),
+            statistics: open!(dir, maps::STATISTICS, PerCpuHashMap),
+        })
+    }
+
+    /// Every slot of the policy table but the reserved ones.
+    pub(super) fn policies(&self) -> Result<Vec<(u32, Policy)>, DatapathError> {
+        (FIRST_SLOT..MAX_POLICIES)
+            .map(|index| Ok((index, self.policy(index)?)))
+            .collect()
+    }
+
+    /// One slot of the policy table.
+    pub(super) fn policy(&self, index: u32) -> Result<Policy, DatapathError> {
+        Ok(*self.slot(index)?.policy())
+    }
+
+    pub(super) fn slot(&self, index: u32) -> Result<PolicySlot, DatapathError> {
+        self.policies
+            .get(&index, 0)
+            .map_err(|e| map_error(maps::POLICIES, describe(&e)))
     }
 
     /// A slot's statistics by [`direction::ALL`], summed over the CPUs; where there are none they are 0.
@@ -169,49 +226,6 @@ impl Tables {
         direction::ALL
             .into_iter()
             .all(|d| self.statistics.get(&statistics_key(index, d), 0).is_ok())
-    }
-
-    /// Before a piece of work: waiting for memory must not make all of it take long.
-    pub(super) fn be_patient(&mut self) {
-        self.patience = PATIENCE;
-    }
-
-    /// Gives a slot statistics that begin at 0.
-    pub(super) fn clear_statistics(&mut self, index: u32) -> Result<(), DatapathError> {
-        for direction in direction::ALL {
-            let key = statistics_key(index, direction);
-            self.insert_statistics(key)
-                .map_err(|e| map_error(maps::STATISTICS, describe(&e)))?;
-        }
-        Ok(())
-    }
-
-    /// The kernel allocates what it needs for every CPU from a small reserve, which it fills again a
-    /// moment later.
-    fn insert_statistics(&mut self, key: u32) -> Result<(), MapError> {
-        const PAUSE: Duration = Duration::from_millis(2);
-        loop {
-            let zero = PerCpuValues::try_from(vec![Statistics::default(); self.cpus])?;
-            match self.statistics.insert(&key, zero, 0) {
-                Err(e) if errno(&e) == Some(libc::ENOMEM) && self.patience > 0 => {
-                    self.patience -= 1;
-                    std::thread::sleep(PAUSE);
-                }
-                result => return result,
-            }
-        }
-    }
-
-    /// Takes a slot's statistics away; where there are none nothing is done.
-    pub(super) fn remove_statistics(&mut self, index: u32) -> Result<(), DatapathError> {
-        for direction in direction::ALL {
-            match self.statistics.remove(&statistics_key(index, direction)) {
-                Ok(()) | Err(MapError::KeyNotFound) => {}
-                Err(e) if errno(&e) == Some(libc::ENOENT) => {}
-                Err(e) => return Err(map_error(maps::STATISTICS, describe(&e))),
-            }
-        }
-        Ok(())
     }
 }
 

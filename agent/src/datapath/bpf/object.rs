@@ -5,15 +5,15 @@ use std::path::Path;
 use aya::{Btf, Ebpf, EbpfLoader, include_bytes_aligned};
 use rto_agent_common::{Offsets, SocketTypes, globals, maps};
 
-use super::{error::DatapathError, tables::describe};
+use super::{DatapathError, tables::describe};
 use crate::kernel::kfuncs;
 
 /// The compiled eBPF programs, as `cargo xtask ebpf` left them.
-pub static OBJECT: &[u8] = include_bytes_aligned!("rto-agent.bpf.o");
+pub static OBJECT: &[u8] = include_bytes_aligned!("../rto-agent.bpf.o");
 
 /// What a load writes into the object before the kernel sees it.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Values {
+pub(super) struct LoadParams {
     /// Room of each trie; `None`: as in the object, for maps that exist.
     pub(super) trie_entries: Option<u32>,
     /// [`globals::HZ`].
@@ -36,7 +36,7 @@ pub(super) struct Values {
 
 /// Makes the maps and relocates the programs; nothing is verified or attached yet. With `pins`
 /// the maps pinned there are used, and those that are missing are made and pinned.
-pub(super) fn load(pins: Option<&Path>, values: &Values) -> Result<Ebpf, DatapathError> {
+pub(super) fn load(pins: Option<&Path>, values: &LoadParams) -> Result<Ebpf, DatapathError> {
     let (offsets, socket_types) = (values.offsets.values(), values.socket_types.values());
     let mut loader = EbpfLoader::new();
     loader

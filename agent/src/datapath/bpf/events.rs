@@ -21,7 +21,7 @@ use rto_agent_common::{
 use super::{
     DatapathError, Options, accepted,
     error::map as map_error,
-    object::{self, Values, program},
+    object::{self, LoadParams, program},
     tables::{describe, open_events},
     walk,
 };
@@ -72,9 +72,9 @@ impl Reader {
     pub fn tell_syn_acks(&mut self, with: &SynAcks) -> Result<(), DatapathError> {
         let mut ebpf = object::load(
             Some(&with.dir),
-            &Values {
+            &LoadParams {
                 offsets: accepted::offsets()?,
-                ..with.options.values()
+                ..with.options.load_params()
             },
         )?;
         let program = program!(ebpf, PROGRAM_SYN_ACK, BtfTracePoint)?;

@@ -18,7 +18,8 @@ use ipnetwork::IpNetwork;
 use rto_agent_common::{EntryValue, maps};
 
 use super::{
-    error::{DatapathError, map as map_error},
+    DatapathError,
+    error::map as map_error,
     tables::{describe, open},
 };
 use crate::{
@@ -122,7 +123,8 @@ impl Tries {
         Ok(hits)
     }
 
-    fn each(&self, mut take: impl FnMut(Cidr, EntryValue)) -> Result<(), DatapathError> {
+    /// Calls with every entry, in no order.
+    pub(super) fn each(&self, mut take: impl FnMut(Cidr, EntryValue)) -> Result<(), DatapathError> {
         self.read(maps::ENTRIES_V4, &self.v4(), &mut take)?;
         self.read(maps::ENTRIES_V6, &self.v6(), &mut take)
     }
