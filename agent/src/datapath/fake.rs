@@ -111,7 +111,7 @@ pub(crate) fn options() -> Options {
 fn refused() -> DatapathError {
     DatapathError::PinDir {
         path: "/nowhere".into(),
-        reason: io::Error::from_raw_os_error(libc::EPERM),
+        cause: io::Error::from_raw_os_error(libc::EPERM),
     }
 }
 

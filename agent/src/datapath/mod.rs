@@ -28,10 +28,10 @@ mod error;
 pub(crate) mod fake;
 
 pub use bpf::{
-    Accepted, BpfKernel, OBJECT, events, make_pin_dir, pinned_initial_rto, pinned_program_ids,
+    BpfKernel, OBJECT, RtoMinTiming, events, make_pin_dir, pinned_initial_rto, pinned_program_ids,
     probe, remove_kept_pins, remove_links, remove_pins, walk,
 };
-pub use error::DatapathError;
+pub use error::{Cause, DatapathError};
 
 /// The maps and the program in the kernel, as the engine, their one writer, sees them. Dropping it closes the handles
 /// and leaves in force what is in force.
@@ -213,7 +213,7 @@ pub enum Found {
 pub struct Attachment {
     /// The kernel lists the program at the cgroup and the link's pin exists.
     pub attached: bool,
-    /// What is amiss, if anything.
+    /// What is wrong, if anything.
     pub problem: Option<String>,
     /// The cgroup.
     pub cgroup: PathBuf,
@@ -221,7 +221,7 @@ pub struct Attachment {
     pub program_id: Option<u32>,
     /// When accepted sockets get `rto_min`; absent while nothing is attached.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub accepted: Option<Accepted>,
+    pub accepted: Option<RtoMinTiming>,
 }
 
 /// What [`remove_pins`] removed.

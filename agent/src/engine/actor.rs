@@ -295,7 +295,7 @@ impl Engine {
                 found: self.reconciler.found(),
                 max_entries: self.reconciler.options().max_entries,
                 probe: self.probing.last().cloned(),
-                programs: self.probing.programs().to_vec(),
+                programs: self.probing.in_ancestry().to_vec(),
             }),
             walk: self.walks.progress().clone(),
             epoch: self.shared.next_epoch(),
@@ -519,3 +519,6 @@ fn without_clone(features: &[Feature]) -> Option<String> {
     let refused = matches!(feature.presence, Presence::Absent | Presence::Refused);
     refused.then(|| feature.evidence.clone())
 }
+
+#[cfg(test)]
+mod tests;

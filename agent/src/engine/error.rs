@@ -26,7 +26,7 @@ pub enum EngineError {
     Save(#[from] SaveError),
     /// What a change comes from could not be written to the disk; nothing changed.
     #[error("{0}; nothing was changed")]
-    Unsaved(#[source] io::Error),
+    Unsaved(io::Error),
     /// The kernel did not do something.
     #[error(transparent)]
     Kernel(#[from] DatapathError),
@@ -35,15 +35,15 @@ pub enum EngineError {
     Statistics(#[from] std::sync::Arc<DatapathError>),
     /// The kernel did not take a change; what it had taken of it is undone.
     #[error("{0}; nothing was changed")]
-    Undone(#[source] DatapathError),
+    Undone(DatapathError),
     /// The kernel did not take a change, nor go back; `status` says so until it is repaired.
     #[error(
-        "{source}; going back failed as well: {undo}\n{held}; what should be in force is tried again every few \
+        "{cause}; going back failed as well: {undo}\n{held}; what should be in force is tried again every few \
          seconds, see rto-agent status"
     )]
     OutOfSync {
         /// Why it did not take the change.
-        source: DatapathError,
+        cause: DatapathError,
         /// Why it did not go back.
         undo: DatapathError,
         /// What it holds now.
@@ -55,21 +55,33 @@ pub enum EngineError {
         /// Why it was not saved.
         unsaved: io::Error,
         /// Why the kernel did not go back.
-        #[source]
         back: Box<EngineError>,
     },
     /// The files were not taken over.
     #[error("{0}\nthe last good configuration stays in force")]
-    NotReloaded(#[source] Box<EngineError>),
+    NotReloaded(Box<EngineError>),
     /// There is no thread to be had.
     #[error("no thread: {0}")]
-    Thread(#[source] io::Error),
+    Thread(io::Error),
     /// The daemon is going down.
     #[error("the daemon is stopping")]
     Stopping,
 }
 
 impl EngineError {
+    /// What the kernel answered, if that is why.
+    #[must_use]
+    pub fn errno(&self) -> Option<i32> {
+        match self {
+            Self::Kernel(error) | Self::Undone(error) => error.errno(),
+            Self::OutOfSync { cause, .. } => cause.errno(),
+            Self::Statistics(error) => error.errno(),
+            Self::Unsaved(error) | Self::Thread(error) => error.raw_os_error(),
+            Self::NotReloaded(error) => error.errno(),
+            _ => None,
+        }
+    }
+
     /// Whether the request was wrong, rather than something on the host.
     #[must_use]
     pub fn is_refusal(&self) -> bool {

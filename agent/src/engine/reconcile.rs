@@ -192,16 +192,16 @@ impl Reconciler {
         let Some(kernel) = self.kernel.as_mut().filter(|kernel| !kernel.is_unlinked()) else {
             return Ok(());
         };
-        let source = match kernel.apply(room, &self.held, plan, desired) {
+        let cause = match kernel.apply(room, &self.held, plan, desired) {
             Ok(renewed) => {
                 self.renewed |= renewed;
                 self.held.clone_from(desired);
                 self.out_of_sync = None;
                 return Ok(());
             }
-            Err(source) => source,
+            Err(cause) => cause,
         };
-        error!("{source}; going back");
+        error!("{cause}; going back");
         let undone = kernel.read().and_then(|actual| {
             let back = Plan::between(&actual, &self.held);
             kernel.apply(0, &actual, &back, &self.held)
@@ -209,11 +209,11 @@ impl Reconciler {
         match undone {
             Ok(renewed) => {
                 self.renewed |= renewed;
-                Err(EngineError::Undone(source))
+                Err(EngineError::Undone(cause))
             }
             Err(undo) => {
                 self.out_of_sync = Some(format!(
-                    "the kernel's maps are out of step: {source}; going back failed as well: {undo}"
+                    "the kernel's maps are out of step: {cause}; going back failed as well: {undo}"
                 ));
                 let held = match kernel.read() {
                     Ok(actual) => {
@@ -223,7 +223,7 @@ impl Reconciler {
                     }
                     Err(_) => "the kernel's maps cannot be read".to_owned(),
                 };
-                Err(EngineError::OutOfSync { source, undo, held })
+                Err(EngineError::OutOfSync { cause, undo, held })
             }
         }
     }

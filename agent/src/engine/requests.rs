@@ -155,8 +155,12 @@ impl Engine {
         let edit = edit(&file)?;
         let files = files.with(edit.path(), edit.text().to_owned());
         let fingerprint = files.fingerprint();
-        let files = self.load(files)?;
-        let mut answer = self.take_over(files, &Persist::File(edit), &Cause::done(what, by))?;
+        self.systemd.reloading();
+        let loaded = self.load(files);
+        let (persist, cause) = (Persist::File(edit), Cause::done(what, by));
+        let taken = loaded.and_then(|files| self.take_over(files, &persist, &cause));
+        self.systemd.reloaded();
+        let mut answer = taken?;
         self.fingerprint = fingerprint;
         let saved = format!("saved to {}", file.display());
         answer.notes.insert(0, saved);

@@ -17,13 +17,30 @@ impl Snapshot {
     /// How it is.
     #[must_use]
     pub fn status(&self) -> StatusAnswer {
+        self.status_and_stats().0
+    }
+
+    /// The same with the statistics it goes by; none where they cannot be read, which the status says.
+    #[must_use]
+    pub fn status_and_stats(&self) -> (StatusAnswer, Arc<StatsAnswer>) {
+        match self.stats() {
+            Ok(stats) => (self.status_with(counters(&stats), None), stats),
+            Err(e) => {
+                let status = self.status_with(BTreeMap::new(), Some(e.to_string()));
+                (status, Arc::default())
+            }
+        }
+    }
+
+    fn status_with(
+        &self,
+        policies: BTreeMap<PolicyName, CountersView>,
+        problem: Option<String>,
+    ) -> StatusAnswer {
         let health = &self.health;
         let attachment = self.attachment();
-        let stats = self.stats();
-        let policies = stats.as_ref().map(|stats| counters(stats));
-        let policies = policies.unwrap_or_default();
         let mut problems = self.problems(&attachment);
-        problems.extend(stats.err().map(|e| e.to_string()));
+        problems.extend(problem);
         let resolved = self.resolved.as_deref();
         let foreign = |id: &&u32| Some(**id) != attachment.program_id;
         StatusAnswer {
@@ -87,10 +104,12 @@ impl Snapshot {
         if !self.about.statistics {
             warnings.push("nothing is counted (statistics = false in [agent])".to_owned());
         }
-        for name in reader.into_iter().flat_map(|reader| reader.missing_stats()) {
-            warnings.push(format!(
-                "policy {name}: nothing is counted, for want of memory; its timers are in force"
-            ));
+        if let Some(reader) = reader {
+            warnings.extend(reader.missing_stats().iter().map(|name| {
+                format!(
+                    "policy {name}: nothing is counted, for want of memory; its timers are in force"
+                )
+            }));
         }
         if let Some(ProbeView {
             verdict: verdict @ Verdict::Interference { .. },

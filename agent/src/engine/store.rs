@@ -37,7 +37,7 @@ struct File {
 #[derive(Debug)]
 pub struct RuntimeStore {
     dir: PathBuf,
-    /// Why what is there is older than what is in force.
+    /// Why the file is older than what is in force.
     problem: Problem,
 }
 
@@ -74,11 +74,11 @@ impl RuntimeStore {
         let saved = self.stage(runtime).and_then(|draft| self.commit(draft));
         let Err(e) = saved else { return };
         let problem =
-            format!("{e}; until it is saved a restart may bring what was said by hand before");
+            format!("{e}; until it is saved a restart may bring back former runtime entries");
         self.problem.becomes(Some(problem), |text| warn!("{text}"));
     }
 
-    /// What is amiss with it, for people.
+    /// Why it is older, for people.
     #[must_use]
     pub fn problem(&self) -> Option<String> {
         self.problem.text().cloned()
@@ -91,7 +91,7 @@ impl RuntimeStore {
             self.save(runtime);
         } else if is_missing() {
             let dir = self.dir.display();
-            warn!("{dir}: what was said by hand is gone; saving it again");
+            warn!("{dir}: the runtime entries are gone; saving them again");
             self.save(runtime);
         }
     }
@@ -127,7 +127,7 @@ pub fn load(state_dir: &Path) -> io::Result<(RuntimeEntries, Option<String>)> {
             fs::rename(&path, &aside)?;
             let aside = aside.display();
             let warning = format!(
-                "entries added by hand were lost: {} {reason}; it was moved to {aside}",
+                "runtime entries were lost: {} {reason}; it was moved to {aside}",
                 path.display()
             );
             Ok((RuntimeEntries::default(), Some(warning)))

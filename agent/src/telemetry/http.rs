@@ -89,10 +89,8 @@ async fn landing() -> Html<&'static str> {
 async fn metrics(State(engine): State<Handle>) -> Response {
     let snapshot = engine.snapshot();
     let rendered = spawn_blocking(move || {
-        let status = snapshot.status();
+        let (status, stats) = snapshot.status_and_stats();
         let runs = status.attachment.program_id.and_then(bpf::runs);
-        // Where they cannot be read the status says so.
-        let stats = snapshot.stats().unwrap_or_default();
         render(&status, &stats, runs)
     });
     match rendered.await {

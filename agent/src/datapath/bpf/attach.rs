@@ -67,10 +67,10 @@ impl BpfKernel {
     /// Removes every set of pins but the one in use.
     fn sweep(&self) -> Result<(), DatapathError> {
         let all = pins::pin_sets(&self.options.pin_dir)
-            .map_err(|e| pin_error(&self.options.pin_dir, &e))?;
+            .map_err(|e| pin_error(&self.options.pin_dir, e))?;
         for set in all.iter().filter(|set| set.path != self.dir) {
             tracing::info!(path = %set.path.display(), "removing replaced pins");
-            pins::remove_pin_set(&set.path).map_err(|e| pin_error(&set.path, &e))?;
+            pins::remove_pin_set(&set.path).map_err(|e| pin_error(&set.path, e))?;
         }
         Ok(())
     }
@@ -108,7 +108,7 @@ impl BpfKernel {
     ///
     /// If a link's pin cannot be removed.
     pub(super) fn take_out_of_force(&mut self) -> Result<(), DatapathError> {
-        pins::remove_links(&self.dir).map_err(|e| pin_error(&self.dir, &e))?;
+        pins::remove_links(&self.dir).map_err(|e| pin_error(&self.dir, e))?;
         self.hook = None;
         if let Some(link) = self.link.take() {
             let program_id = link.program_id;

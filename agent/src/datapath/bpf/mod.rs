@@ -9,8 +9,8 @@ use std::{
 use rto_agent_common::{HostDefaults, UNLISTED, statistics};
 
 use super::{
-    Attachment, DatapathError, Found, Kernel, KernelReader, Options, Removed, StatisticsOptions,
-    error,
+    Attachment, Cause, DatapathError, Found, Kernel, KernelReader, Options, Removed,
+    StatisticsOptions, error,
 };
 use crate::{
     config::RttSampling,
@@ -37,7 +37,7 @@ mod tries;
 pub mod walk;
 mod write;
 
-pub use accepted::Accepted;
+pub use accepted::RtoMinTiming;
 use link::Link;
 use object::LoadParams;
 pub use object::OBJECT;
@@ -47,7 +47,7 @@ pub use removal::{
     remove_pins,
 };
 use slots::Slots;
-use tables::{Tables, describe};
+use tables::Tables;
 
 /// The program and its maps.
 pub struct BpfKernel {
@@ -259,9 +259,19 @@ fn is_in_use(dir: &Path) -> bool {
     Link::at(dir).is_some_and(|link| link.is_of(dir))
 }
 
-fn pin_error(path: &Path, error: &dyn std::error::Error) -> DatapathError {
+fn pin_error(path: &Path, cause: impl std::error::Error + Send + Sync + 'static) -> DatapathError {
     DatapathError::Pin {
         path: path.to_owned(),
-        reason: describe(error),
+        cause: Cause::new(cause),
+    }
+}
+
+fn attach_error(
+    cgroup: &Path,
+    cause: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+) -> DatapathError {
+    DatapathError::Attach {
+        cgroup: cgroup.to_owned(),
+        cause: Cause::new(cause),
     }
 }

@@ -10,10 +10,7 @@ use rto_agent_common::{LAYOUT_VERSION, Policy, UNLISTED, maps};
 
 use super::{
     BpfKernel, DatapathError, Found, Link, OBJECT, Options, StatisticsOptions, Tables, events,
-    is_in_use, kernel_entries, object, pin_error, pins,
-    slots::Slots,
-    tables::{TRIES, describe},
-    tries::Tries,
+    is_in_use, kernel_entries, object, pin_error, pins, slots::Slots, tables::TRIES, tries::Tries,
 };
 use crate::policy::{Cidr, PolicyName};
 
@@ -26,9 +23,9 @@ impl BpfKernel {
     /// If the pin directory cannot be used or a map cannot be made; pins made so far are removed.
     pub fn open(mut options: Options) -> Result<Self, DatapathError> {
         let pin_dir = &options.pin_dir;
-        let pin_dir_error = |reason| DatapathError::PinDir {
+        let pin_dir_error = |cause| DatapathError::PinDir {
             path: pin_dir.clone(),
-            reason,
+            cause,
         };
         pins::create_pin_dir(pin_dir).map_err(pin_dir_error)?;
         let pin_sets = pins::pin_sets(pin_dir).map_err(pin_dir_error)?;
@@ -231,10 +228,7 @@ fn keep_maps(from: &Path, to: &Path, kernel_entries: u32) -> Result<Kept, Datapa
             continue;
         }
         let path = to.join(name);
-        map.pin(&path).map_err(|e| DatapathError::Pin {
-            path,
-            reason: describe(&e),
-        })?;
+        map.pin(&path).map_err(|e| pin_error(&path, e))?;
     }
     Ok(kept)
 }
@@ -243,6 +237,6 @@ pub(super) fn new_staging(pin_dir: &Path) -> Result<PathBuf, DatapathError> {
     let staging = pins::unique(pin_dir, "staging", "");
     pins::create_pin_dir(pin_dir)
         .and_then(|()| pins::create_private_dir(&staging))
-        .map_err(|e| pin_error(&staging, &e))?;
+        .map_err(|e| pin_error(&staging, e))?;
     Ok(staging)
 }

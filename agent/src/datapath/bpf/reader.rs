@@ -9,7 +9,7 @@ use std::{
 use rto_agent_common::{Statistics, UNLISTED};
 
 use super::{
-    Accepted, Attachment, BpfKernel, DatapathError, KernelReader,
+    Attachment, BpfKernel, DatapathError, KernelReader, RtoMinTiming,
     link::attached,
     pins,
     slots::{Slot, Slots},
@@ -31,7 +31,7 @@ pub(super) struct Placement {
     pub(super) cgroup: PathBuf,
     pub(super) dir: PathBuf,
     pub(super) program_id: Option<u32>,
-    pub(super) accepted: Option<Accepted>,
+    pub(super) accepted: Option<RtoMinTiming>,
 }
 
 impl Placement {

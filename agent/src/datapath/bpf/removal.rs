@@ -25,14 +25,14 @@ pub fn make_pin_dir(path: &Path) -> std::io::Result<()> {
 pub fn remove_pins(pin_dir: &Path) -> Result<Removed, DatapathError> {
     let mut removed = Removed::default();
     let mut failed = None;
-    for set in pins::pin_sets(pin_dir).map_err(|e| pin_error(pin_dir, &e))? {
+    for set in pins::pin_sets(pin_dir).map_err(|e| pin_error(pin_dir, e))? {
         let had_link = set.path.join(pins::LINK).exists();
         match pins::remove_pin_set(&set.path) {
             Ok(()) => {
                 removed.links += usize::from(had_link);
                 removed.generations.push(set.path);
             }
-            Err(e) => failed = failed.or(Some(pin_error(&set.path, &e))),
+            Err(e) => failed = failed.or(Some(pin_error(&set.path, e))),
         }
     }
     if let Ok(rest) = std::fs::read_dir(pin_dir) {
@@ -42,7 +42,7 @@ pub fn remove_pins(pin_dir: &Path) -> Result<Removed, DatapathError> {
         && let Err(e) = std::fs::remove_dir(pin_dir)
         && e.kind() != std::io::ErrorKind::NotFound
     {
-        failed = failed.or(Some(pin_error(pin_dir, &e)));
+        failed = failed.or(Some(pin_error(pin_dir, e)));
     }
     failed.map_or(Ok(removed), Err)
 }
@@ -56,9 +56,9 @@ pub fn remove_pins(pin_dir: &Path) -> Result<Removed, DatapathError> {
 pub fn remove_links(pin_dir: &Path) -> Result<usize, DatapathError> {
     let mut count = 0;
     let programs = pinned_program_ids(pin_dir);
-    for set in pins::pin_sets(pin_dir).map_err(|e| pin_error(pin_dir, &e))? {
+    for set in pins::pin_sets(pin_dir).map_err(|e| pin_error(pin_dir, e))? {
         count += usize::from(set.path.join(pins::LINK).exists());
-        pins::remove_links(&set.path).map_err(|e| pin_error(&set.path, &e))?;
+        pins::remove_links(&set.path).map_err(|e| pin_error(&set.path, e))?;
     }
     let _gone = wait_until(|| programs.iter().all(|id| program_info(*id).is_err()));
     Ok(count)
@@ -103,7 +103,7 @@ pub fn pinned_initial_rto(pin_dir: &Path, address: std::net::IpAddr) -> Option<u
 ///
 /// As [`remove_pins`].
 pub fn remove_kept_pins(pin_dir: &Path) -> Result<Option<Removed>, DatapathError> {
-    let sets = pins::pin_sets(pin_dir).map_err(|e| pin_error(pin_dir, &e))?;
+    let sets = pins::pin_sets(pin_dir).map_err(|e| pin_error(pin_dir, e))?;
     if sets.iter().any(|g| g.path.join(pins::LINK).exists()) {
         return Ok(None);
     }

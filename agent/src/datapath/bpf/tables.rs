@@ -16,7 +16,11 @@ use rto_agent_common::{
     event::EventControl, maps, statistics_key,
 };
 
-use super::{DatapathError, error::map as map_error, tries::Tries};
+use super::{
+    DatapathError,
+    error::{errno, map as map_error},
+    tries::Tries,
+};
 
 /// Handles of every map the daemon reads or writes.
 pub(super) struct Tables {
@@ -42,18 +46,12 @@ const RETRY_BUDGET: u32 = 200;
 
 /// Opens a pinned map as the typed handle `$kind`, checking type and sizes against the kernel's.
 macro_rules! open {
-    ($dir:expr, $name:expr, $variant:ident) => {{
-        let data = MapData::from_pin($dir.join($name)).map_err(|e| DatapathError::Map {
-            map: $name,
-            reason: describe(&e),
-        })?;
-        aya::maps::Map::from_map_data(data)
+    ($dir:expr, $name:expr, $variant:ident) => {
+        MapData::from_pin($dir.join($name))
+            .and_then(aya::maps::Map::from_map_data)
             .and_then(|map| map.try_into())
-            .map_err(|e: MapError| DatapathError::Map {
-                map: $name,
-                reason: describe(&e),
-            })?
-    }};
+            .map_err(|e: MapError| map_error($name, e))?
+    };
 }
 
 pub(super) use open;
@@ -70,7 +68,7 @@ impl Tables {
             .filter(|name| !TRIES.contains(name))
             .map(|name| {
                 let map = MapData::from_pin(dir.join(name));
-                Ok((name, map.map_err(|e| map_error(name, describe(&e)))?))
+                Ok((name, map.map_err(|e| map_error(name, e))?))
             })
             .collect::<Result<_, DatapathError>>()?;
         Ok(Self {
@@ -89,8 +87,7 @@ impl Tables {
     pub(super) fn pin(&self, dir: &Path) -> Result<(), DatapathError> {
         self.pin_all_but_tries(dir)?;
         for (name, map) in self.read.tries.handles() {
-            map.pin(dir.join(name))
-                .map_err(|e| map_error(name, describe(&e)))?;
+            map.pin(dir.join(name)).map_err(|e| map_error(name, e))?;
         }
         Ok(())
     }
@@ -98,8 +95,7 @@ impl Tables {
     /// The same for those that other tries can go with.
     pub(super) fn pin_all_but_tries(&self, dir: &Path) -> Result<(), DatapathError> {
         for (name, map) in &self.handles {
-            map.pin(dir.join(name))
-                .map_err(|e| map_error(name, describe(&e)))?;
+            map.pin(dir.join(name)).map_err(|e| map_error(name, e))?;
         }
         Ok(())
     }
@@ -114,7 +110,7 @@ impl Tables {
         for value in self.read.slot(index)?.replaced(policy) {
             self.policies
                 .set(index, &value, 0)
-                .map_err(|e| map_error(maps::POLICIES, describe(&e)))?;
+                .map_err(|e| map_error(maps::POLICIES, e))?;
             // A program that sees the second write sees the first. (It reads the copy by the number it has read: an
             // address dependency.)
             fence(Ordering::SeqCst);
@@ -127,7 +123,7 @@ impl Tables {
     pub(super) fn set_host_defaults(&mut self, host: HostDefaults) -> Result<(), DatapathError> {
         self.host_defaults
             .set(0, &host, 0)
-            .map_err(|e| map_error(maps::HOST_DEFAULTS, describe(&e)))
+            .map_err(|e| map_error(maps::HOST_DEFAULTS, e))
     }
 
     /// Before a piece of work: waiting for memory must not make all of it take long.
@@ -140,7 +136,7 @@ impl Tables {
         for direction in direction::ALL {
             let key = statistics_key(index, direction);
             self.insert_statistics(key)
-                .map_err(|e| map_error(maps::STATISTICS, describe(&e)))?;
+                .map_err(|e| map_error(maps::STATISTICS, e))?;
         }
         Ok(())
     }
@@ -167,7 +163,7 @@ impl Tables {
             match self.statistics.remove(&statistics_key(index, direction)) {
                 Ok(()) | Err(MapError::KeyNotFound) => {}
                 Err(e) if errno(&e) == Some(libc::ENOENT) => {}
-                Err(e) => return Err(map_error(maps::STATISTICS, describe(&e))),
+                Err(e) => return Err(map_error(maps::STATISTICS, e)),
             }
         }
         Ok(())
@@ -205,7 +201,7 @@ impl ReadTables {
     pub(super) fn slot(&self, index: u32) -> Result<PolicySlot, DatapathError> {
         self.policies
             .get(&index, 0)
-            .map_err(|e| map_error(maps::POLICIES, describe(&e)))
+            .map_err(|e| map_error(maps::POLICIES, e))
     }
 
     /// A slot's statistics by [`direction::ALL`], summed over the CPUs; where there are none they are 0.
@@ -215,7 +211,7 @@ impl ReadTables {
             match self.statistics.get(&statistics_key(index, direction), 0) {
                 Ok(values) => *sum = values.iter().fold(*sum, Statistics::plus),
                 Err(MapError::KeyNotFound) => {}
-                Err(e) => return Err(map_error(maps::STATISTICS, describe(&e))),
+                Err(e) => return Err(map_error(maps::STATISTICS, e)),
             }
         }
         Ok(all)
@@ -251,32 +247,4 @@ pub(super) fn open_events(
         open!(dir, maps::EVENTS, RingBuf),
         open!(dir, maps::EVENT_CONTROL, Array),
     ))
-}
-
-/// The errno of the system call behind a map error.
-fn errno(error: &MapError) -> Option<i32> {
-    match error {
-        MapError::SyscallError(e) => e.io_error.raw_os_error(),
-        MapError::CreateError { io_error, .. } => io_error.raw_os_error(),
-        _ => None,
-    }
-}
-
-/// An error with all its causes on one line; aya's own texts often leave the errno to the cause.
-pub(super) fn describe(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let more = error.to_string();
-        if !text.contains(&more) {
-            text.push_str(": ");
-            text.push_str(&more);
-        }
-        cause = error.source();
-    }
-    // What aya says where a verifier's log would follow.
-    if let Some(short) = text.trim_end().strip_suffix(". Verifier output:") {
-        text.truncate(short.len());
-    }
-    text
 }

@@ -56,7 +56,7 @@ impl Probing {
     }
 
     /// The programs that ran there when that was last looked at.
-    pub(in crate::engine) fn programs(&self) -> &[u32] {
+    pub(in crate::engine) fn in_ancestry(&self) -> &[u32] {
         &self.in_ancestry
     }
 
