@@ -178,8 +178,8 @@ impl Engine {
             }
             self.expire();
             self.finish_restore();
-            if self.walks.take_again() {
-                self.apply_to_open(&Source::File.into());
+            if let Some(cause) = self.walks.take_again() {
+                self.apply_to_open(&cause);
             }
             if !self.shared.will_be(self.snapshots.borrow().epoch) {
                 self.publish();
@@ -399,7 +399,7 @@ impl Engine {
             return;
         }
         if self.walks.is_running() {
-            self.walks.ask_again();
+            self.walks.ask_again(cause);
         } else if let Err(e) = self.begin_walk(Mode::ApplyToNew, cause) {
             warn!("open sockets were left alone: {e}");
             self.walks.refused(&cause.to_string(), e.to_string());

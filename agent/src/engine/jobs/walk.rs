@@ -19,6 +19,7 @@ use super::{Done, Job, Message};
 use crate::{
     api::types::{OpenSocketsView, SkippedNamespace, WalkView},
     datapath::walk::{Defaults, Mode, Walked, Walker},
+    engine::audit::Cause,
     kernel::{
         netns::{self, Netns},
         privileges, sysctl,
@@ -58,8 +59,8 @@ pub(in crate::engine) struct Walks {
     /// The last one that began.
     number: u64,
     stop: Arc<AtomicBool>,
-    /// Entries changed while one ran.
-    again: bool,
+    /// Why another one is due: entries changed while one ran.
+    again: Option<Cause>,
 }
 
 impl Walks {
@@ -70,7 +71,7 @@ impl Walks {
             running: None,
             number: 0,
             stop: Arc::default(),
-            again: false,
+            again: None,
         }
     }
 
@@ -83,19 +84,22 @@ impl Walks {
     }
 
     /// Asks for another walk once the one that runs has ended.
-    pub(in crate::engine) fn ask_again(&mut self) {
-        self.again = true;
+    pub(in crate::engine) fn ask_again(&mut self, cause: &Cause) {
+        self.again = Some(cause.clone());
     }
 
-    /// Whether another walk was asked for and can begin now.
-    pub(in crate::engine) fn take_again(&mut self) -> bool {
-        !self.is_running() && std::mem::take(&mut self.again)
+    /// Why another walk was asked for, if it can begin now.
+    pub(in crate::engine) fn take_again(&mut self) -> Option<Cause> {
+        if self.is_running() {
+            return None;
+        }
+        self.again.take()
     }
 
     /// Has a walk that runs end before its next namespace, and waits for that a moment. (A socket
     /// whose owner holds its lock holds the walk up for as long.)
     pub(in crate::engine) fn stop(&mut self) {
-        self.again = false;
+        self.again = None;
         self.stop.store(true, Ordering::Relaxed);
         if let Some(running) = self.running.take_if(|job| job.wait(PATIENCE)) {
             drop(running);
