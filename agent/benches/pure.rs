@@ -25,8 +25,8 @@ use rto_agent_common::{
     histogram::{BUCKETS, bucket_of},
 };
 use rto_model::{
-    data::Kernel,
     predict::{predict, steps},
+    retransmit::LinuxTimers,
 };
 use serde_json::json;
 
@@ -114,7 +114,7 @@ fn plans(c: &mut Criterion) {
     c.bench_function("compile", |b| {
         b.iter(|| compile(black_box(name), black_box(&policy.settings), &HOST).expect("compiles"));
     });
-    let kernel = Kernel::near(HOST.hz.into(), 500);
+    let kernel = LinuxTimers::near(HOST.hz.into(), 500);
     let own = kernel.with_rto_min(20_000).thin();
     let disruptions = steps(Duration::from_millis(1), Duration::from_secs(10));
     c.bench_function("predict", |b| {

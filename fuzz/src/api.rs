@@ -19,11 +19,12 @@ use rto_agent::{
         peer::{Allowed, Peer},
         server,
     },
-    engine::{EngineError, Handle, Message},
+    config::Config,
+    engine::{EngineConfig, EngineError, Handle, Message},
     policy::{Cidr, PolicyName, compile::compile},
     wire::types::{AddRequest, Caller, ChangeAnswer, DetachAnswer, RemoveRequest, WalkView},
 };
-use serde_json::{Value, json};
+use serde_json::Value;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _, duplex},
     runtime::{Builder, Runtime},
@@ -151,8 +152,7 @@ fn answers(mut said: &[u8]) -> Vec<Answer> {
 fn engine() -> Handle {
     static ENGINE: OnceLock<Handle> = OnceLock::new();
     let engine = ENGINE.get_or_init(|| {
-        let status = serde_json::from_value(status()).expect("a status");
-        let (handle, messages) = Handle::to_nobody(status);
+        let (handle, messages) = Handle::disconnected(&config());
         thread::spawn(move || answer_all(&messages));
         handle
     });
@@ -174,13 +174,16 @@ fn answer_all(messages: &Receiver<Message>) {
                 assert_eq!(caller.uid, 0, "only root reports a probe");
                 drop(reply.send(Ok(())));
             }
-            Message::Refresh(reply) => drop(reply.send(Ok(()))),
-            Message::Verify(reply) => drop(reply.send(Ok(Vec::new()))),
+            Message::Verify(reply) => drop(reply.send(Ok(()))),
             // Lines of which the sender is gone: they end at once.
             Message::Watch(_, reply) => {
                 drop(reply.send(Ok(tokio::sync::broadcast::channel(1).1)));
             }
-            Message::Unwatched | Message::Hangup | Message::FilesChanged | Message::Stop => {}
+            Message::Unwatched
+            | Message::Done(_)
+            | Message::Sighup
+            | Message::FilesChanged
+            | Message::Stop => {}
         }
     }
 }
@@ -215,14 +218,15 @@ fn cidrs(texts: &[String]) -> Result<(), EngineError> {
     Ok(())
 }
 
-fn status() -> Value {
-    json!({
-        "version": "0", "pid": 1, "uptime_s": 0, "healthy": true, "problems": [], "warnings": [],
-        "attachment": {"attached": true, "problem": null, "cgroup": "/", "program_id": null},
-        "found_at_start": "nothing", "in_sync": true, "kernel": "6.12", "host": HOST,
-        "config": "/config.toml", "pin_dir": "/pins", "entries": 0, "entries_by_hand": 0,
-        "entries_of": {"file": {"ipv4": 0, "ipv6": 0}, "manual": {"ipv4": 0, "ipv6": 0}},
-        "max_entries": 1, "policies": {}, "foreign_programs": 0, "features": [],
-        "last_reload": {"at_s": 0, "cause": "start", "ok": true},
-    })
+fn config() -> EngineConfig {
+    EngineConfig {
+        config_path: "/config.toml".into(),
+        config: Config::default(),
+        fingerprint: 0,
+        cgroup: "/".into(),
+        host: HOST,
+        kernel: "6.12".to_owned(),
+        features: Vec::new(),
+        tells_process: false,
+    }
 }

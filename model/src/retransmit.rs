@@ -250,13 +250,13 @@ mod tests {
 
     #[test]
     fn rto_restart_is_a_round_trip_sooner() {
-        let far = Kernel::near(250, 60_000).with_rto_min(100_000);
+        let far = LinuxTimers::near(250, 60_000).with_rto_min(100_000);
         assert_eq!(far.with_restart(), far.with_rto_min(40_000));
         // 160 ms without and 100 ms with it, in jiffies of 4 ms.
         assert_eq!((far.rto(), far.with_restart().rto()), (40, 25));
         // Not below two jiffies, and a near peer gains nothing.
         assert_eq!(far.with_rto_min(20_000).with_restart().rto_min_us, 8_000);
-        let near = Kernel::near(250, 100).with_rto_min(100_000);
+        let near = LinuxTimers::near(250, 100).with_rto_min(100_000);
         assert_eq!(near.with_restart(), near);
     }
 

@@ -86,7 +86,7 @@ mod tests {
         server::routes_for,
     };
     use crate::{
-        engine::{EngineError, Handle, Message},
+        engine::{EngineConfig, EngineError, Handle, Message},
         wire::types::{Caller, ChangeAnswer, DetachAnswer, WalkView},
     };
 
@@ -111,17 +111,7 @@ mod tests {
 
     /// The address of an engine that says something to everything.
     fn engine() -> Handle {
-        let status = serde_json::json!({
-            "version": "0", "pid": 1, "uptime_s": 0, "healthy": true, "problems": [], "warnings": [],
-            "attachment": {"attached": true, "problem": null, "cgroup": "/", "program_id": null},
-            "found_at_start": "nothing", "in_sync": true, "kernel": "6.12",
-            "host": crate::policy::compile::tests::HOST,
-            "config": "/config.toml", "pin_dir": "/pins", "entries": 0, "entries_by_hand": 0,
-            "entries_of": {"file": {"ipv4": 0, "ipv6": 0}, "manual": {"ipv4": 0, "ipv6": 0}},
-            "max_entries": 1, "policies": {}, "foreign_programs": 0, "features": [],
-            "last_reload": {"at_s": 0, "cause": "start", "ok": true},
-        });
-        let (handle, messages) = Handle::to_nobody(serde_json::from_value(status).unwrap());
+        let (handle, messages) = Handle::disconnected(&EngineConfig::for_tests());
         thread::spawn(move || {
             for message in messages {
                 let no = || EngineError::Refused("no".to_owned());
@@ -131,7 +121,6 @@ mod tests {
                     Message::Reload(_, reply) => drop(reply.send(Ok(ChangeAnswer::default()))),
                     Message::Detach(_, _, reply) => drop(reply.send(Ok(DetachAnswer::default()))),
                     Message::Apply(_, _, reply) => drop(reply.send(Ok(WalkView::default()))),
-                    Message::Refresh(reply) => drop(reply.send(Ok(()))),
                     Message::Watch(_, reply) => drop(reply.send(Err(no()))),
                     _ => {}
                 }

@@ -39,7 +39,7 @@ use super::{
     socket::RebindingListener,
 };
 use crate::{
-    engine::{EngineError, Handle, Message, Reading},
+    engine::{EngineError, Handle, Message, Snapshot},
     kernel::interference::Verdict,
     policy::{Cidr, PolicyName},
     wire::{
@@ -47,9 +47,6 @@ use crate::{
         types::{AddRequest, ApplyRequest, Caller, DetachRequest, ErrorAnswer, RemoveRequest},
     },
 };
-
-/// How long `status` and `stats` wait for the engine before they answer with what was last published.
-const FRESH: Duration = Duration::from_millis(25);
 
 /// The daemon's descriptors are for its maps: there are at least 1,024, and these are half of them.
 const LIMITS: Limits = Limits {
@@ -193,20 +190,25 @@ async fn check_peer(
 }
 
 async fn status(State(engine): State<Handle>) -> Response {
-    fresh(&engine, Handle::status).await
+    let status = read(engine.snapshot(), |snapshot| Ok(snapshot.status()));
+    respond(status.await)
 }
 
 async fn stats(State(engine): State<Handle>) -> Response {
-    fresh(&engine, Handle::stats).await
+    let stats = read(engine.snapshot(), |snapshot| Ok(snapshot.stats()?));
+    match stats.await {
+        Ok(stats) => Json(&*stats).into_response(),
+        Err(e) => error(&e),
+    }
 }
 
-/// What is published, as fresh as it can be had soon.
-async fn fresh<T: Serialize>(engine: &Handle, published: fn(&Handle) -> Arc<T>) -> Response {
-    // Under a long map write the engine is busy: an answer a few seconds old beats none.
-    match engine.refresh(FRESH).await {
-        Err(e) => error(&e),
-        Ok(()) => Json(&*published(engine)).into_response(),
-    }
+/// Reads a snapshot, and the kernel with it, on a thread that may take its time.
+async fn read<T: Send + 'static>(
+    snapshot: Arc<Snapshot>,
+    read: impl FnOnce(&Snapshot) -> Result<T, EngineError> + Send + 'static,
+) -> Result<T, EngineError> {
+    let reading = tokio::task::spawn_blocking(move || read(&snapshot));
+    reading.await.unwrap_or(Err(EngineError::Stopping))
 }
 
 #[derive(Deserialize)]
@@ -225,7 +227,7 @@ struct Watching(Handle, Lasting);
 impl Drop for Watching {
     fn drop(&mut self) {
         self.1.0.store(false, Ordering::Relaxed);
-        self.0.tell(Message::Unwatched);
+        self.0.notify(Message::Unwatched);
     }
 }
 
@@ -255,7 +257,7 @@ async fn events(
         Err(e) => return answer(StatusCode::BAD_REQUEST, &e.to_string()),
     };
     let asked = policy.clone();
-    let lines = match engine.ask(|reply| Message::Watch(asked, reply)).await {
+    let lines = match engine.call(|reply| Message::Watch(asked, reply)).await {
         Ok(lines) => lines,
         Err(e) => return error(&e),
     };
@@ -284,12 +286,6 @@ async fn events(
     (headers, Body::from_stream(stream)).into_response()
 }
 
-/// What is in force, after whatever was answered before; under a long map write, what was before it.
-async fn reading(engine: &Handle) -> Result<Arc<Reading>, EngineError> {
-    engine.refresh(FRESH).await?;
-    engine.reading().await
-}
-
 /// Turns at telling a list.
 #[derive(Clone)]
 struct Lists(Arc<Semaphore>);
@@ -301,8 +297,8 @@ async fn list(State(engine): State<Handle>, Extension(lists): Extension<Lists>) 
 
     // Closed it is never.
     let turn = Arc::new(lists.0.acquire_owned().await.ok());
-    let reading = match reading(&engine).await {
-        Ok(reading) => reading,
+    let snapshot = match engine.started().await {
+        Ok(snapshot) => snapshot,
         Err(e) => return error(&e),
     };
     let (counted, hits) = oneshot::channel();
@@ -311,7 +307,7 @@ async fn list(State(engine): State<Handle>, Extension(lists): Extension<Lists>) 
     let telling = turn.clone();
     tokio::task::spawn_blocking(move || {
         let _telling = telling;
-        let hits = match reading.hits() {
+        let hits = match snapshot.hits() {
             Ok(hits) => hits,
             Err(e) => return drop(counted.send(Err(e))),
         };
@@ -319,7 +315,7 @@ async fn list(State(engine): State<Handle>, Extension(lists): Extension<Lists>) 
         let end = Instant::now() + LIST_TIME;
         let send = |piece| runtime.block_on(timeout_at(end, pieces.send(piece)));
         let mut is_slow = false;
-        let told = reading.list(&hits, |piece| {
+        let told = snapshot.list(&hits, |piece| {
             let sent = send(Ok(piece.into()));
             is_slow |= sent.is_err();
             matches!(sent, Ok(Ok(())))
@@ -356,7 +352,7 @@ async fn add(
     match body {
         Ok(Json(request)) => respond(
             engine
-                .ask(|reply| Message::Add(Box::new(request), caller, reply))
+                .call(|reply| Message::Add(Box::new(request), caller, reply))
                 .await,
         ),
         Err(e) => answer(e.status(), &e.body_text()),
@@ -371,7 +367,7 @@ async fn remove(
     match body {
         Ok(Json(request)) => respond(
             engine
-                .ask(|reply| Message::Remove(request, caller, reply))
+                .call(|reply| Message::Remove(request, caller, reply))
                 .await,
         ),
         Err(e) => answer(e.status(), &e.body_text()),
@@ -392,7 +388,10 @@ async fn lookup(
         Err(e) => return answer(e.status(), &e.body_text()),
     };
     match address.parse::<IpAddr>() {
-        Ok(address) => respond(reading(&engine).await.and_then(|r| r.lookup(address))),
+        Ok(address) => match engine.started().await {
+            Ok(snapshot) => respond(read(snapshot, move |s| s.lookup(address)).await),
+            Err(e) => error(&e),
+        },
         Err(_) => answer(
             StatusCode::BAD_REQUEST,
             &format!("{address:?} is no IPv4 or IPv6 address (host names are not looked up)"),
@@ -401,7 +400,7 @@ async fn lookup(
 }
 
 async fn reload(State(engine): State<Handle>, Extension(caller): Extension<Caller>) -> Response {
-    respond(engine.ask(|reply| Message::Reload(caller, reply)).await)
+    respond(engine.call(|reply| Message::Reload(caller, reply)).await)
 }
 
 async fn detach(
@@ -422,7 +421,7 @@ async fn detach(
     match request {
         Ok(request) => {
             let request = request.unwrap_or_default();
-            let asked = engine.ask(|reply| Message::Detach(request, caller, reply));
+            let asked = engine.call(|reply| Message::Detach(request, caller, reply));
             respond(asked.await)
         }
         Err(e) => answer(StatusCode::BAD_REQUEST, &e.to_string()),
@@ -430,7 +429,7 @@ async fn detach(
 }
 
 async fn walk(State(engine): State<Handle>) -> Response {
-    Json(&*engine.walk()).into_response()
+    Json(&*engine.snapshot().walk()).into_response()
 }
 
 async fn apply(
@@ -440,7 +439,7 @@ async fn apply(
 ) -> Response {
     match body {
         Ok(Json(request)) => {
-            let asked = engine.ask(|reply| Message::Apply(request, caller, reply));
+            let asked = engine.call(|reply| Message::Apply(request, caller, reply));
             respond(asked.await)
         }
         Err(e) => answer(e.status(), &e.body_text()),
@@ -456,7 +455,7 @@ async fn probed(
     match body {
         Ok(_) if caller.uid != 0 => answer(StatusCode::FORBIDDEN, "only root reports a probe"),
         Ok(Json(verdict)) => {
-            let asked = engine.ask(|reply| Message::Probed(verdict, caller, reply));
+            let asked = engine.call(|reply| Message::Probed(verdict, caller, reply));
             respond(asked.await)
         }
         Err(e) => answer(e.status(), &e.body_text()),
@@ -472,9 +471,9 @@ fn respond<T: Serialize>(result: Result<T, EngineError>) -> Response {
 
 fn error(error: &EngineError) -> Response {
     let status = match error {
-        EngineError::Refused(_) => StatusCode::UNPROCESSABLE_ENTITY,
-        EngineError::Failed(_) => StatusCode::INTERNAL_SERVER_ERROR,
         EngineError::Stopping => StatusCode::SERVICE_UNAVAILABLE,
+        error if error.is_refusal() => StatusCode::UNPROCESSABLE_ENTITY,
+        _ => StatusCode::INTERNAL_SERVER_ERROR,
     };
     answer(status, &error.to_string())
 }

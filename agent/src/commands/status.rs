@@ -6,7 +6,7 @@ use super::{exit, print, table};
 use crate::{
     api::client::Client,
     cli::Reading,
-    datapath::Accepted,
+    datapath::RtoMinTiming,
     kernel::features::{Feature, Presence},
     wire::types::{StatusAnswer, WalkView, now_s},
 };
@@ -169,13 +169,13 @@ fn established(status: &StatusAnswer) -> comfy_table::Table {
     rows
 }
 
-fn accepted(accepted: Option<&Accepted>) -> String {
+fn accepted(accepted: Option<&RtoMinTiming>) -> String {
     match accepted {
         None => "nothing in force".to_owned(),
-        Some(Accepted::BeforeFirstSample) => {
+        Some(RtoMinTiming::BeforeFirstSample) => {
             "rto_min stands before the first RTT sample (BPF LSM)".to_owned()
         }
-        Some(Accepted::AfterFirstSample { reason }) => format!(
+        Some(RtoMinTiming::AfterFirstSample { reason }) => format!(
             "rto_min comes after the first RTT sample; the RTO sinks to it by a quarter of the \
              excess each round trip ({})",
             reason.lines().next().unwrap_or_default()

@@ -4,6 +4,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     io,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use super::{
@@ -16,7 +17,7 @@ use crate::{
     parallel,
     policy::{
         Cidr, HostFacts, Location, Policy, PolicyName, PolicySet,
-        compile::{check_prefix_width, compile},
+        compile::{Compiled, check_prefix_width, compile},
         entries::Builder,
     },
 };
@@ -26,6 +27,7 @@ pub(super) struct Loader {
     agent: Option<AgentConfig>,
     sources: Vec<Source>,
     policies: Vec<(usize, RawPolicy)>,
+    compiled: BTreeMap<PolicyName, Arc<Compiled>>,
     files: Vec<PathBuf>,
     errors: Vec<ConfigError>,
 }
@@ -121,6 +123,7 @@ impl Loader {
             Ok(Config {
                 agent,
                 set,
+                compiled: self.compiled,
                 files: self.files,
                 warnings,
             })
@@ -164,13 +167,17 @@ impl Loader {
             first.insert(&raw.name, (*index, raw));
             let line = source.line(raw.span.start);
             match compile(&raw.name, &raw.settings, host) {
-                Ok(compiled) => warnings.extend(compiled.warnings.into_iter().map(|warning| {
-                    format!(
-                        "{}:{line}: policy {}: {warning}",
-                        source.path.display(),
-                        raw.name
-                    )
-                })),
+                Ok(compiled) => {
+                    warnings.extend(compiled.warnings.iter().map(|warning| {
+                        format!(
+                            "{}:{line}: policy {}: {warning}",
+                            source.path.display(),
+                            raw.name
+                        )
+                    }));
+                    let compiled = Arc::new(compiled);
+                    self.compiled.insert(raw.name.clone(), compiled);
+                }
                 // A policy whose only value could not be read does not "set nothing".
                 Err(errors) => self.errors.extend(
                     errors

@@ -5,16 +5,17 @@
 //! may add `cidrs` to it (that is what `rto-agent add --save` writes).
 
 use std::{
+    collections::BTreeMap,
     fs,
     hash::{BuildHasher as _, Hash as _, Hasher as _},
     io,
     path::{Path, PathBuf},
-    sync::OnceLock,
+    sync::{Arc, OnceLock},
 };
 
 use foldhash::quality::FixedState;
 
-use crate::policy::{HostFacts, PolicySet};
+use crate::policy::{HostFacts, PolicyName, PolicySet, compile::Compiled};
 
 mod agent;
 pub mod atomic_file;
@@ -43,12 +44,14 @@ const POLICIES_DIR: &str = "policies.d";
 const SAVED_FILE: &str = "50-cli.toml";
 
 /// A configuration that was read and found good for this host.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Config {
     /// `[agent]`.
     pub agent: AgentConfig,
     /// Policies and entries.
     pub set: PolicySet,
+    /// The policies as they are for that host.
+    pub compiled: BTreeMap<PolicyName, Arc<Compiled>>,
     /// The files read, in order.
     pub files: Vec<PathBuf>,
     /// Allowed, but probably not meant; each names its place.
@@ -120,6 +123,21 @@ impl Files {
             dir_error,
             fingerprint: OnceLock::new(),
         }
+    }
+
+    /// The same with another text of one of them.
+    #[must_use]
+    pub fn with(mut self, path: &Path, text: String) -> Self {
+        match self.files.iter_mut().find(|(other, _)| other == path) {
+            Some((_, former)) => *former = Ok(text),
+            None => {
+                self.files.push((path.to_owned(), Ok(text)));
+                // The main one stays the first, the others are in name order.
+                self.files[1..].sort_by(|(a, _), (b, _)| a.cmp(b));
+            }
+        }
+        self.fingerprint = OnceLock::new();
+        self
     }
 
     /// A number that is another when any of them is.

@@ -1,4 +1,4 @@
-//! `policies.d/50-cli.toml`: entries of `rto-agent add --save`.
+//! `policies.d/50-cli.toml`: entries added by hand for good.
 //!
 //! Edited, not rewritten: comments and order stay. Written beside its place and renamed, so that
 //! nobody ever reads half a file.
@@ -14,7 +14,8 @@ use toml_edit::{Array, DocumentMut, Item, Table, TableLike, value};
 use super::atomic_file::AtomicFile;
 use crate::policy::{Cidr, PolicyName, Settings};
 
-const HEADER: &str = "# Entries saved by `rto-agent add --save`. They may be edited as well.\n\n";
+const HEADER: &str =
+    "# Entries saved by `rto-agent add --save`. They may be edited by hand as well.\n\n";
 
 /// Why the file was not changed.
 #[derive(Debug, thiserror::Error)]
@@ -46,20 +47,36 @@ pub enum SaveError {
     },
 }
 
-/// The file as it was.
-#[must_use]
-pub struct Undo {
+/// The file's text with a change in it, before it is written.
+#[derive(Debug)]
+pub struct Edit {
     path: PathBuf,
-    former: Option<String>,
+    text: String,
 }
 
-impl Undo {
-    /// Puts it back.
-    pub fn undo(self) -> io::Result<()> {
-        match self.former {
-            Some(text) => replace(&self.path, &text),
-            None => fs::remove_file(&self.path),
-        }
+impl Edit {
+    /// The file.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Its text.
+    #[must_use]
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// Writes it beside its place.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be written.
+    pub fn stage(&self) -> Result<AtomicFile, SaveError> {
+        draft(&self.path, &self.text).map_err(|reason| SaveError::Io {
+            path: self.path.clone(),
+            reason,
+        })
     }
 }
 
@@ -68,17 +85,21 @@ impl Undo {
 ///
 /// # Errors
 ///
-/// If the file cannot be read, understood or written; it is as before then.
+/// If the file cannot be read or understood.
 pub fn add(
     path: &Path,
     cidrs: &[Cidr],
     policy: &PolicyName,
     settings: Option<&Settings>,
-) -> Result<Undo, SaveError> {
+) -> Result<Edit, SaveError> {
     edit(path, |text| added(text, cidrs, policy, settings))
 }
 
 /// A file's text with entries of a policy added.
+///
+/// # Errors
+///
+/// If it cannot be understood.
 pub fn added(
     text: &str,
     cidrs: &[Cidr],
@@ -109,10 +130,10 @@ pub fn added(
 ///
 /// # Errors
 ///
-/// If one is not in the file, or the file cannot be read, understood or written; it is as before then.
-pub fn remove(path: &Path, cidrs: &[Cidr]) -> Result<Undo, SaveError> {
+/// If one is not in the file, or the file cannot be read or understood.
+pub fn remove(path: &Path, cidrs: &[Cidr]) -> Result<Edit, SaveError> {
     let mut missing = None;
-    let undo = edit(path, |text| match removed(text, cidrs)? {
+    let edit = edit(path, |text| match removed(text, cidrs)? {
         Ok(text) => Ok(text),
         Err(cidr) => {
             missing = Some(cidr);
@@ -125,11 +146,15 @@ pub fn remove(path: &Path, cidrs: &[Cidr]) -> Result<Undo, SaveError> {
             cidr,
             path: path.to_owned(),
         }),
-        None => undo,
+        None => edit,
     }
 }
 
 /// A file's text without entries, or the first of them that is not in it.
+///
+/// # Errors
+///
+/// If it cannot be understood.
 pub fn removed(text: &str, cidrs: &[Cidr]) -> Result<Result<String, Cidr>, String> {
     let mut document = parse(text)?;
     let missing = cidrs
@@ -149,7 +174,7 @@ fn parse(text: &str) -> Result<DocumentMut, String> {
 fn edit(
     path: &Path,
     change: impl FnOnce(&str) -> Result<String, String>,
-) -> Result<Undo, SaveError> {
+) -> Result<Edit, SaveError> {
     let io_error = |reason| SaveError::Io {
         path: path.to_owned(),
         reason,
@@ -165,10 +190,9 @@ fn edit(
     };
     let header = if former.is_none() { HEADER } else { "" };
     let text = change(former.as_deref().unwrap_or_default()).map_err(unreadable)?;
-    replace(path, &format!("{header}{text}")).map_err(io_error)?;
-    Ok(Undo {
+    Ok(Edit {
         path: path.to_owned(),
-        former,
+        text: format!("{header}{text}"),
     })
 }
 
@@ -215,14 +239,29 @@ fn policy_table<'d>(
         .ok_or_else(|| format!("policy.{policy} is no table"))
 }
 
-fn replace(path: &Path, text: &str) -> io::Result<()> {
-    let dir = path.parent().unwrap_or(Path::new("."));
-    fs::create_dir_all(dir)?;
+/// Puts a staged edit in its place.
+///
+/// # Errors
+///
+/// If the directory no longer takes it; the file is as before then.
+pub fn commit(draft: AtomicFile) -> io::Result<()> {
+    let dir = draft.path().parent().unwrap_or(Path::new(".")).to_owned();
+    draft.commit()?;
+    if let Err(e) = fs::File::open(&dir).and_then(|dir| dir.sync_all()) {
+        tracing::warn!(
+            "{}: {e}; what was saved may be lost with the power",
+            dir.display()
+        );
+    }
+    Ok(())
+}
+
+fn draft(path: &Path, text: &str) -> io::Result<AtomicFile> {
+    fs::create_dir_all(path.parent().unwrap_or(Path::new(".")))?;
     let draft = AtomicFile::write(path, 0o644, text.as_bytes())?;
     // Whatever the umask.
     fs::set_permissions(draft.path(), fs::Permissions::from_mode(0o644))?;
-    draft.commit()?;
-    fs::File::open(dir)?.sync_all()
+    Ok(draft)
 }
 
 #[cfg(test)]
@@ -235,6 +274,10 @@ mod tests {
         text.parse().unwrap()
     }
 
+    fn write(edit: Result<Edit, SaveError>) {
+        commit(edit.unwrap().stage().unwrap()).unwrap();
+    }
+
     #[test]
     fn adds_moves_and_removes() {
         let dir = tempfile::tempdir().unwrap();
@@ -244,18 +287,17 @@ mod tests {
             ..Settings::default()
         };
         let (near, own) = ("near".parse().unwrap(), "own".parse().unwrap());
-        let _done = add(
+        write(add(
             &path,
             &[cidr("10.1.0.0/16"), cidr("10.2.0.0/16")],
             &near,
             None,
-        )
-        .unwrap();
-        let _done = add(&path, &[cidr("10.2.0.0/16")], &own, Some(&settings)).unwrap();
+        ));
+        write(add(&path, &[cidr("10.2.0.0/16")], &own, Some(&settings)));
         let text = fs::read_to_string(&path).unwrap();
         insta::assert_snapshot!(text);
 
-        let _done = remove(&path, &[cidr("10.2.0.0/16")]).unwrap();
+        write(remove(&path, &[cidr("10.2.0.0/16")]));
         assert!(!fs::read_to_string(&path).unwrap().contains("own"));
         let error = remove(&path, &[cidr("10.2.0.0/16")])
             .map(|_| ())
@@ -265,26 +307,28 @@ mod tests {
     }
 
     #[test]
-    fn comments_stay_and_undo_gives_back() {
+    fn comments_stay_and_the_file_changes_at_the_end() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("50-cli.toml");
         let text = "# mine\n[policy.near]\ncidrs = [\n  \"10.1.0.0/16\", # rack 1\n]\n";
         fs::write(&path, text).unwrap();
-        let undo = add(
+        let edit = add(
             &path,
             &[cidr("10.2.0.0/16")],
             &"near".parse().unwrap(),
             None,
         )
         .unwrap();
-        let edited = fs::read_to_string(&path).unwrap();
+        let edited = edit.text();
         assert!(
             edited.contains("# mine")
                 && edited.contains("# rack 1")
                 && edited.contains("10.2.0.0/16")
         );
-        undo.undo().unwrap();
+        let draft = edit.stage().unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), text);
+        commit(draft).unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), edited);
     }
 
     #[test]

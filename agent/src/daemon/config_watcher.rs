@@ -13,7 +13,7 @@ use std::{
 };
 
 use notify::{RecommendedWatcher, RecursiveMode, Watcher as _};
-use tokio::sync::mpsc;
+use tokio::{sync::mpsc, time::Instant};
 use tracing::{debug, warn};
 
 use crate::engine::{Handle, Message};
@@ -37,27 +37,34 @@ pub(super) async fn watch(config_path: PathBuf, engine: Handle) {
     let mut watcher = watcher
         .inspect_err(|e| warn!("inotify: {e}; configuration files are looked at every 30 s"))
         .ok();
-    let mut files = engine.files();
+    let mut snapshots = engine.snapshots();
+    let mut files = Vec::new();
     let mut watched = BTreeSet::new();
+    let mut poll = tokio::time::interval_at(Instant::now() + POLL, POLL);
+    let mut something_changed = true;
     loop {
-        if let Some(watcher) = &mut watcher {
-            let wanted = directories(&config_path, &files.borrow_and_update());
-            rewatch(watcher, &mut watched, wanted);
+        let former = std::mem::replace(&mut files, snapshots.borrow_and_update().files().to_vec());
+        if let Some(watcher) = &mut watcher
+            && (something_changed || files != former)
+        {
+            rewatch(watcher, &mut watched, directories(&config_path, &files));
         }
+        something_changed = true;
         tokio::select! {
             Some(()) = events.recv() => {
                 tokio::time::sleep(SETTLE).await;
                 while events.try_recv().is_ok() {}
             }
-            changed = files.changed() => {
+            changed = snapshots.changed() => {
                 if changed.is_err() {
                     return;
                 }
+                something_changed = false;
                 continue;
             }
-            () = tokio::time::sleep(POLL) => {}
+            _ = poll.tick() => {}
         }
-        engine.tell(Message::FilesChanged);
+        engine.notify(Message::FilesChanged);
     }
 }
 

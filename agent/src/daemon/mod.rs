@@ -14,7 +14,7 @@ use crate::{
     },
     config::{CgroupSetting, Config, Files, MetricsSetting},
     datapath::{make_pin_dir, probe},
-    engine::{self, Engine, Handle, Message, Start, memory, systemd::Voucher},
+    engine::{self, Engine, EngineConfig, Handle, Message, memory, systemd::WatchdogKeepalive},
     kernel::{self, facts::host_facts, privileges},
     problem::Problem,
     telemetry::http,
@@ -25,6 +25,9 @@ pub mod lock;
 
 use lock::InstanceLock;
 
+/// Threads that read the kernel for clients; two of them may be held up by slow readers of a list.
+const READERS: usize = 8;
+
 /// Runs the daemon until SIGTERM or SIGINT.
 ///
 /// # Errors
@@ -32,7 +35,7 @@ use lock::InstanceLock;
 /// If it cannot start (each with the mend), or could not detach at its end.
 pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
     kernel::preflight::check()?;
-    memory::keep_little();
+    memory::set_mmap_threshold();
     // Files and directories it makes are for others to write in no case.
     let others = Mode::from_bits_truncate(0o022);
     umask(umask(others) | others);
@@ -54,6 +57,7 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
     }
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
+        .max_blocking_threads(READERS)
         .build()?;
     let _entered = runtime.enter();
     let (listener, _socket) = RebindingListener::bind(&agent.socket, group)?;
@@ -61,7 +65,7 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
     let pin_dir = agent.pin_dir.clone();
     // Before there is a second thread.
     privileges::keep_for_running().context("capabilities cannot be given up")?;
-    let start = Start {
+    let engine_config = EngineConfig {
         config_path: config_path.to_owned(),
         kernel: kernel::version::running()?.to_string(),
         cgroup,
@@ -72,7 +76,7 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
         tells_process: probe::tells_process(),
     };
     let mut signals = Signals::install()?;
-    let (channels, handle) = engine::channels(&start);
+    let (channels, handle) = engine::channels(&engine_config);
     let (ended, end) = tokio::sync::oneshot::channel::<()>();
     // It answers while a million entries are being loaded.
     let thread = std::thread::Builder::new()
@@ -80,7 +84,7 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
         .spawn(move || {
             // Dropped when the engine ends, however it does.
             let _ended = ended;
-            Engine::start(start, channels)?.run()
+            Engine::start(engine_config, channels)?.run()
         })
         .context("cannot start the engine's thread")?;
     runtime.block_on(async {
@@ -100,12 +104,12 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
             (tokio::spawn(serving), socket)
         });
         let mut amiss = Problem::default();
-        let mut voucher = Voucher::from_environment();
+        let mut keepalive = WatchdogKeepalive::from_environment();
         signals
             .forward(&handle, end, || {
                 let problem = lock.follow(&pin_dir).err().map(|e| e.to_string());
                 amiss.becomes(problem, |text| warn!("{text}"));
-                voucher.look(&handle);
+                keepalive.look(&handle);
             })
             .await;
         watcher.abort();
@@ -189,7 +193,7 @@ impl Signals {
         loop {
             let name = tokio::select! {
                 _ = self.hangup.recv() => {
-                    engine.tell(Message::Hangup);
+                    engine.notify(Message::Sighup);
                     continue;
                 }
                 _ = self.terminate.recv() => "SIGTERM",
@@ -201,7 +205,7 @@ impl Signals {
                 }
             };
             info!(signal = name, "stopping");
-            engine.tell(Message::Stop);
+            engine.notify(Message::Stop);
             return;
         }
     }

@@ -1,60 +1,77 @@
 //! What can go wrong between the daemon and the kernel, and what to do about it.
 
-use std::{io, path::PathBuf};
+use std::{error::Error, fmt, io, path::PathBuf};
 
 use rto_agent_common::MAX_POLICIES;
 
 use crate::policy::{Cidr, PolicyName};
 
-/// An error of the datapath. The text says what failed and how to mend it.
+/// An error of the datapath. The text says what failed, why, and how to fix it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DatapathError {
     /// The pin directory cannot be used.
     #[error(
-        "cannot use {path} for pins: {reason}; it must lie on a BPF file system that root can \
+        "cannot use {path} for pins: {cause}; it must lie on a BPF file system that root can \
          write (mount -t bpf bpf /sys/fs/bpf)"
     )]
     PinDir {
         /// The directory.
         path: PathBuf,
         /// Why.
-        reason: io::Error,
+        cause: io::Error,
     },
     /// The object could not be loaded.
     #[error("the kernel did not take the eBPF program: {0}")]
-    Load(String),
+    Load(Cause),
+    /// The kernel's types could not be read.
+    #[error("the kernel did not take the eBPF program: BTF: {0}")]
+    Types(Cause),
+    /// The iterator could not be run.
+    #[error("the kernel did not take the eBPF program: iterator over TCP sockets: {0}")]
+    Iterate(Cause),
     /// The link could not be made.
-    #[error("cannot attach to {cgroup}: {reason}")]
+    #[error("cannot attach to {cgroup}: {cause}")]
     Attach {
         /// The cgroup.
         cgroup: PathBuf,
-        /// Why, and how to mend it.
-        reason: String,
+        /// Why.
+        cause: Cause,
+    },
+    /// The link could not be made, as somebody else's program excludes others.
+    #[error(
+        "cannot attach to {cgroup}: {cause}; another sock_ops program is attached exclusively here or above: see \
+         rto-agent doctor"
+    )]
+    Excluded {
+        /// The cgroup.
+        cgroup: PathBuf,
+        /// Why.
+        cause: Cause,
     },
     /// A pin could not be made, moved or removed.
-    #[error("pin {path}: {reason}")]
+    #[error("pin {path}: {cause}")]
     Pin {
         /// The pin.
         path: PathBuf,
         /// Why.
-        reason: String,
+        cause: Cause,
     },
     /// A map could not be read or opened.
-    #[error("map {map}: {reason}")]
+    #[error("map {map}: {cause}")]
     Map {
         /// Its name.
         map: &'static str,
         /// Why.
-        reason: String,
+        cause: Cause,
     },
     /// An entry could not be written or removed.
-    #[error("entry {cidr}: {reason}")]
+    #[error("entry {cidr}: {}", of_entry(.cause))]
     Entry {
         /// The entry.
         cidr: Cidr,
         /// Why.
-        reason: String,
+        cause: io::Error,
     },
     /// An entry names a policy that has no slot.
     #[error("entry {cidr} names policy {policy}, which the kernel does not hold")]
@@ -72,7 +89,132 @@ pub enum DatapathError {
     PolicyTableFull(PolicyName),
 }
 
+impl DatapathError {
+    /// What the kernel answered, if it was asked.
+    #[must_use]
+    pub fn errno(&self) -> Option<i32> {
+        match self {
+            Self::PinDir { cause, .. } | Self::Entry { cause, .. } => cause.raw_os_error(),
+            Self::Load(cause)
+            | Self::Types(cause)
+            | Self::Iterate(cause)
+            | Self::Attach { cause, .. }
+            | Self::Excluded { cause, .. }
+            | Self::Pin { cause, .. }
+            | Self::Map { cause, .. } => cause.errno(),
+            Self::UnknownPolicy { .. } | Self::PolicyTableFull(_) => None,
+        }
+    }
+}
+
+/// What an error comes from. In words it is all of them on one line: aya's own texts often leave the errno to the
+/// cause.
+#[derive(Debug)]
+pub struct Cause(Box<dyn Error + Send + Sync>);
+
+impl Cause {
+    /// Of another error, or in words.
+    pub(super) fn new(cause: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+        Self(cause.into())
+    }
+
+    /// The errno of the system call behind it.
+    #[must_use]
+    pub fn errno(&self) -> Option<i32> {
+        errno(&*self.0)
+    }
+}
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        /// Of a verifier's log the end says it.
+        const END: usize = 8;
+        let text = describe(&*self.0);
+        let lines: Vec<&str> = text.trim_end().lines().collect();
+        match lines.split_first() {
+            Some((first, rest)) if rest.len() > END => {
+                let end = rest[rest.len() - END..].join("\n");
+                write!(f, "{first}\n...\n{end}")
+            }
+            _ => f.write_str(&text),
+        }
+    }
+}
+
+/// The errno of the system call behind an error.
+pub(super) fn errno(error: &(dyn Error + 'static)) -> Option<i32> {
+    let io = error.downcast_ref::<io::Error>();
+    io.and_then(io::Error::raw_os_error)
+        .or_else(|| error.source().and_then(errno))
+}
+
+fn describe(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let more = error.to_string();
+        if !text.contains(&more) {
+            text.push_str(": ");
+            text.push_str(&more);
+        }
+        cause = error.source();
+    }
+    // What aya says where a verifier's log would follow.
+    if let Some(short) = text.trim_end().strip_suffix(". Verifier output:") {
+        text.truncate(short.len());
+    }
+    text
+}
+
+fn of_entry(cause: &io::Error) -> String {
+    match cause.raw_os_error() {
+        Some(libc::ENOSPC) => "the kernel's table is full".to_owned(),
+        Some(libc::ENOMEM) => "the kernel has no memory for it".to_owned(),
+        _ => cause.to_string(),
+    }
+}
+
 /// [`DatapathError::Map`].
-pub(super) fn map(map: &'static str, reason: String) -> DatapathError {
-    DatapathError::Map { map, reason }
+pub(super) fn map(
+    map: &'static str,
+    cause: impl Into<Box<dyn Error + Send + Sync>>,
+) -> DatapathError {
+    DatapathError::Map {
+        map,
+        cause: Cause::new(cause),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("bpf_prog_load failed")]
+    struct Outer(#[source] io::Error);
+
+    #[test]
+    fn the_errno_is_found_below_and_the_text_has_all() {
+        let outer = Outer(io::Error::from_raw_os_error(libc::EPERM));
+        let error = DatapathError::Excluded {
+            cgroup: "/c".into(),
+            cause: Cause::new(outer),
+        };
+        assert_eq!(error.errno(), Some(libc::EPERM));
+        let text = error.to_string();
+        assert!(
+            text.contains("bpf_prog_load failed: Operation not permitted"),
+            "{text}"
+        );
+        assert!(text.contains("attached exclusively"), "{text}");
+        assert_eq!(map("M", "in words").errno(), None);
+    }
+
+    #[test]
+    fn of_a_long_log_the_end_is_told() {
+        let log: Vec<String> = (0..20).map(|i| format!("line {i}")).collect();
+        let text = Cause::new(log.join("\n")).to_string();
+        assert!(text.starts_with("line 0\n...\nline 12\n"), "{text}");
+        assert!(text.ends_with("line 19"), "{text}");
+    }
 }

@@ -4,7 +4,8 @@ use std::fmt;
 
 use tracing::info;
 
-use crate::{policy::plan::ChangeSummary, wire::types::Caller};
+use super::reconcile::Change;
+use crate::wire::types::Caller;
 
 /// Why something is done.
 #[derive(Clone, Debug)]
@@ -45,6 +46,16 @@ impl Source {
             Self::Host => "host",
         }
     }
+
+    /// What it always does.
+    const fn action(self) -> &'static str {
+        match self {
+            Self::Start => "start",
+            Self::Socket | Self::File | Self::Signal => "reload",
+            Self::Ttl => "expire",
+            Self::Host => "compute anew",
+        }
+    }
 }
 
 impl From<Source> for Cause {
@@ -76,23 +87,19 @@ impl Cause {
         }
     }
 
-    /// A refused change is taken back.
-    pub(super) const fn put_back(by: Caller) -> Self {
-        Self::done("put back", by)
-    }
-
-    /// Writes the line of a change that was made. `changed`: what became of entries; `detail`: which.
-    pub(super) fn audit(&self, action: &str, changed: &ChangeSummary, detail: &str) {
+    /// Writes the line of a change that was made.
+    pub(super) fn audit(&self, change: &Change) {
+        let summary = &change.summary;
         info!(
             audit = true,
-            action = self.what.unwrap_or(action),
+            action = self.what.unwrap_or(self.source.action()),
             source = self.source.name(),
             uid = self.by.map(|by| by.uid),
             pid = self.by.map(|by| by.pid),
-            added = changed.added,
-            changed = changed.changed,
-            removed = changed.removed,
-            detail,
+            added = summary.added,
+            changed = summary.changed,
+            removed = summary.removed,
+            detail = change.detail,
             "policies changed"
         );
     }

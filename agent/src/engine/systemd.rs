@@ -8,24 +8,14 @@ use tracing::warn;
 
 use super::Handle;
 
-/// The service manager, if there is one.
+/// The service manager, if there is one. NOTIFY_SOCKET is read at each message.
+#[derive(Default)]
 pub(super) struct Systemd {
-    watchdog: Option<Every>,
     /// What it was told last: it is told only what is new.
     told: String,
 }
 
 impl Systemd {
-    /// Reads WATCHDOG_USEC; NOTIFY_SOCKET is read at each message.
-    pub(super) fn from_environment() -> Self {
-        // Half of WATCHDOG_USEC, as sd_watchdog_enabled(3) advises.
-        let interval = sd_notify::watchdog_enabled().map(|timeout| timeout / 2);
-        Self {
-            watchdog: interval.map(Every::new),
-            told: String::new(),
-        }
-    }
-
     pub(super) fn ready(&mut self, status: &str) {
         status.clone_into(&mut self.told);
         send(&[NotifyState::Ready, NotifyState::Status(status)]);
@@ -40,6 +30,10 @@ impl Systemd {
         send(&[NotifyState::Reloading, NotifyState::MonotonicUsec(usec)]);
     }
 
+    pub(super) fn reloaded(&self) {
+        send(&[NotifyState::Ready, NotifyState::Status(&self.told)]);
+    }
+
     pub(super) fn status(&mut self, status: &str) {
         if self.told != status {
             status.clone_into(&mut self.told);
@@ -50,18 +44,12 @@ impl Systemd {
     pub(super) fn stopping(&self) {
         send(&[NotifyState::Stopping, NotifyState::Status("stopping")]);
     }
+}
 
-    /// Tells the watchdog, when it is time, that the engine is alive.
-    pub(super) fn watchdog(&mut self) {
-        if self.watchdog.as_mut().is_some_and(Every::is_due) {
-            send(&[NotifyState::Watchdog]);
-        }
-    }
-
-    /// How long until the watchdog must hear of us.
-    pub(super) fn watchdog_due(&self) -> Duration {
-        self.watchdog.as_ref().map_or(Duration::MAX, Every::left)
-    }
+/// The longest that the engine may go without a step, where a watchdog waits for them: half of WATCHDOG_USEC, as
+/// sd_watchdog_enabled(3) advises.
+pub(super) fn step_interval() -> Duration {
+    sd_notify::watchdog_enabled().map_or(Duration::MAX, |timeout| timeout / 2)
 }
 
 /// Something that is due at first, and again each time after a while.
@@ -85,27 +73,22 @@ impl Every {
         }
         is_due
     }
-
-    fn left(&self) -> Duration {
-        self.next.saturating_duration_since(Instant::now())
-    }
 }
 
 /// What a start is given at a time, and how often. A start without a step for as long counts as stuck.
 const EXTENSION: Duration = Duration::from_secs(30);
 const EXTEND_EVERY: Duration = Duration::from_secs(5);
 
-/// Tells the service manager that the engine is alive while one change keeps it from saying so: millions of
-/// entries take longer than the unit's times are long. An engine that is at a change and does not get on with it
-/// is not spoken for.
-pub struct Voucher {
+/// Tells the service manager that the engine is alive, for as long as the engine gets on with what it is at: millions
+/// of entries take longer than the unit's times are long.
+pub struct WatchdogKeepalive {
     /// WATCHDOG_USEC, and when the watchdog is due.
     watchdog: Option<(Duration, Every)>,
     extension: Every,
     stall: Stall,
 }
 
-impl Voucher {
+impl WatchdogKeepalive {
     /// Reads WATCHDOG_USEC.
     #[must_use]
     pub fn from_environment() -> Self {
@@ -120,10 +103,7 @@ impl Voucher {
     /// To be called every now and then, on another thread than the engine's.
     pub fn look(&mut self, engine: &Handle) {
         let stalled = self.stall.lasts(engine.steps(), Instant::now());
-        if engine.busy_for().is_zero() {
-            return;
-        }
-        if engine.is_starting() {
+        if engine.snapshot().is_starting() {
             if stalled < EXTENSION && self.extension.is_due() {
                 let more = u32::try_from(EXTENSION.as_micros()).unwrap_or(u32::MAX);
                 send(&[NotifyState::ExtendTimeoutUsec(more)]);

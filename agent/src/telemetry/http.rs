@@ -1,16 +1,16 @@
 //! The metrics endpoint: read-only, without secrets, and for whoever can reach it.
 
-use std::{io, time::Duration};
+use std::{io, sync::Arc, time::Duration};
 
 use axum::{
-    Router,
+    Extension, Router,
     extract::{Request, State},
     http::{StatusCode, header},
     middleware::{self, Next},
     response::{Html, IntoResponse as _, Response},
     routing::get,
 };
-use tokio::net::TcpListener;
+use tokio::{net::TcpListener, sync::Semaphore, task::spawn_blocking};
 
 use super::metrics::{CONTENT_TYPE, render};
 use crate::{
@@ -19,12 +19,10 @@ use crate::{
         limit::{Limited, Limits},
         socket::RebindingListener,
     },
-    engine::{Handle, Message},
+    engine::{EngineError, Handle, Message, Readiness},
     kernel::bpf,
 };
 
-/// How long a scrape waits for fresh counters before it takes the last ones.
-const FRESH: Duration = Duration::from_millis(200);
 /// How long readiness waits for the kernel's maps to be compared.
 const VERIFY: Duration = Duration::from_secs(5);
 
@@ -66,6 +64,7 @@ fn router(engine: Handle) -> Router {
         .route("/healthz", get(alive))
         .route("/readyz", get(ready))
         .layer(middleware::from_fn(read_body))
+        .layer(Extension(Verifying(Arc::new(Semaphore::new(1)))))
         .with_state(engine)
 }
 
@@ -88,28 +87,59 @@ async fn landing() -> Html<&'static str> {
 }
 
 async fn metrics(State(engine): State<Handle>) -> Response {
-    // Under a long map write the engine is busy: counters a few seconds old beat none.
-    let _stopping = engine.refresh(FRESH).await;
-    let status = engine.status();
-    let runs = status.attachment.program_id.and_then(bpf::runs);
-    match render(&status, &engine.stats(), runs) {
-        Ok(text) => ([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response(),
-        Err(e) => (StatusCode::INTERNAL_SERVER_ERROR, e.to_string()).into_response(),
+    let snapshot = engine.snapshot();
+    let rendered = spawn_blocking(move || {
+        let (status, stats) = snapshot.status_and_stats();
+        let runs = status.attachment.program_id.and_then(bpf::runs);
+        render(&status, &stats, runs)
+    });
+    match rendered.await {
+        Ok(Ok(text)) => ([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response(),
+        Ok(Err(e)) => failed(&e),
+        Err(e) => failed(&e),
     }
+}
+
+fn failed(error: &dyn std::error::Error) -> Response {
+    (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response()
 }
 
 async fn alive() -> &'static str {
     "alive\n"
 }
 
+/// One at a time compares the kernel's maps with what they should hold.
+#[derive(Clone)]
+struct Verifying(Arc<Semaphore>);
+
 /// Attached and in step, by the kernel's own word.
-async fn ready(State(engine): State<Handle>) -> Response {
-    match tokio::time::timeout(VERIFY, engine.ask(Message::Verify)).await {
-        Ok(Ok(problems)) if problems.is_empty() => "ready\n".into_response(),
-        Ok(Ok(problems)) => unready(problems.join("\n")),
-        Ok(Err(e)) => unready(e.to_string()),
+async fn ready(
+    State(engine): State<Handle>,
+    Extension(verifying): Extension<Verifying>,
+) -> Response {
+    match tokio::time::timeout(VERIFY, readiness(&engine, &verifying)).await {
+        Ok(Readiness::Ready) => "ready\n".into_response(),
+        Ok(Readiness::Unready(problems)) => unready(problems.join("\n")),
+        Ok(Readiness::Differs) => unready("the kernel's maps are being compared".to_owned()),
         Err(_) => unready(format!("no answer within {} s", VERIFY.as_secs())),
     }
+}
+
+async fn readiness(engine: &Handle, verifying: &Verifying) -> Readiness {
+    // Closed it is never. Who goes away leaves the turn to the thread that still compares.
+    let turn = verifying.0.clone().acquire_owned().await.ok();
+    let snapshot = engine.snapshot();
+    let comparing = spawn_blocking(move || (snapshot.readiness(), turn));
+    let readiness = match comparing.await {
+        Ok((Readiness::Differs, _turn)) => {
+            // The engine sees for itself, and says it from then on.
+            let verified = engine.call(Message::Verify).await;
+            verified.map(|()| engine.snapshot().known_readiness())
+        }
+        Ok((readiness, _turn)) => Ok(readiness),
+        Err(_) => Err(EngineError::Stopping),
+    };
+    readiness.unwrap_or_else(|e| Readiness::Unready(vec![e.to_string()]))
 }
 
 fn unready(why: String) -> Response {

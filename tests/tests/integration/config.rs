@@ -84,14 +84,14 @@ fn predict_by_policy_and_by_values() -> anyhow::Result<()> {
             "{args:?}: {refused}"
         );
     }
-    world.configure("[policy.low]\nrto_min = \"1s\"\n")?;
+    env.configure("[policy.low]\nrto_min = \"1s\"\n")?;
     let output = lab(&["--policy", "low"])?;
     let refused = String::from_utf8_lossy(&output.stderr);
     assert!(
         refused.contains("the kernel takes 2 jiffies to 200ms"),
         "{refused}"
     );
-    let moved = world.usage_error(&["predict", "--policy", "low", "--json"])?;
+    let moved = env.usage_error(&["predict", "--policy", "low", "--json"])?;
     assert!(
         moved.contains("rto-lab predict --policy low --json"),
         "{moved}"

@@ -5,19 +5,20 @@
 
 use std::{
     sync::{
-        Arc,
+        Arc, PoisonError, RwLock,
         atomic::{AtomicBool, Ordering},
+        mpsc,
     },
-    thread::JoinHandle,
     time::{Duration, Instant},
 };
 
 use nix::sched::{CloneFlags, setns};
-use tokio::sync::watch;
 use tracing::{info, warn};
 
+use super::{Done, Job, Message};
 use crate::{
     datapath::walk::{Defaults, Mode, Walked, Walker},
+    engine::audit::Cause,
     kernel::{
         netns::{self, Netns},
         privileges, sysctl,
@@ -28,68 +29,87 @@ use crate::{
 /// Largest value TCP_BPF_RTO_MIN takes, and its default (`TCP_RTO_MIN`).
 const RTO_MIN_US: u32 = 200_000;
 /// The cause of a walk that gives everything back.
-pub(super) const RESTORE: &str = "detach --restore";
+pub(in crate::engine) const RESTORE: &str = "detach --restore";
 /// How long [`Walks::stop`] waits.
 const PATIENCE: Duration = Duration::from_secs(2);
-const TICK: Duration = Duration::from_millis(5);
 /// `TCP_RTO_MAX`.
 const RTO_MAX_MS: u32 = 120_000;
 
+/// How far the walk is that runs, or the last one; read on any thread.
+#[derive(Clone, Debug, Default)]
+pub(in crate::engine) struct WalkProgress(Arc<RwLock<Arc<WalkView>>>);
+
+impl WalkProgress {
+    pub(in crate::engine) fn get(&self) -> Arc<WalkView> {
+        // Whoever died while he had the lock has left a whole view.
+        let view = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        view.clone()
+    }
+
+    fn set(&self, view: WalkView) {
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(view);
+    }
+}
+
 /// The walks of an engine: one at a time.
-pub(super) struct Walks {
-    progress: watch::Sender<Arc<WalkView>>,
-    running: Option<JoinHandle<()>>,
+pub(in crate::engine) struct Walks {
+    messages: mpsc::Sender<Message>,
+    progress: WalkProgress,
+    running: Option<Job>,
+    /// The last one that began.
+    number: u64,
     stop: Arc<AtomicBool>,
-    /// Entries changed while one ran.
-    again: bool,
+    /// Why another one is due: entries changed while one ran.
+    again: Option<Cause>,
 }
 
 impl Walks {
-    pub(super) fn new() -> (Self, watch::Receiver<Arc<WalkView>>) {
-        let (progress, seen) = watch::channel(Arc::new(WalkView::default()));
-        let walks = Self {
-            progress,
+    pub(in crate::engine) fn new(messages: mpsc::Sender<Message>) -> Self {
+        Self {
+            messages,
+            progress: WalkProgress::default(),
             running: None,
+            number: 0,
             stop: Arc::default(),
-            again: false,
-        };
-        (walks, seen)
+            again: None,
+        }
     }
 
-    pub(super) fn is_running(&self) -> bool {
-        self.running.as_ref().is_some_and(|run| !run.is_finished())
+    pub(in crate::engine) fn is_running(&self) -> bool {
+        self.running.is_some()
     }
 
-    pub(super) fn last(&self) -> Arc<WalkView> {
-        self.progress.borrow().clone()
+    pub(in crate::engine) fn progress(&self) -> &WalkProgress {
+        &self.progress
     }
 
     /// Asks for another walk once the one that runs has ended.
-    pub(super) fn ask_again(&mut self) {
-        self.again = true;
+    pub(in crate::engine) fn ask_again(&mut self, cause: &Cause) {
+        self.again = Some(cause.clone());
     }
 
-    /// Whether another walk was asked for and can begin now.
-    pub(super) fn take_again(&mut self) -> bool {
-        !self.is_running() && std::mem::take(&mut self.again)
+    /// Why another walk was asked for, if it can begin now.
+    pub(in crate::engine) fn take_again(&mut self) -> Option<Cause> {
+        if self.is_running() {
+            return None;
+        }
+        self.again.take()
     }
 
     /// Has a walk that runs end before its next namespace, and waits for that a moment. (A socket
     /// whose owner holds its lock holds the walk up for as long.)
-    pub(super) fn stop(&mut self) {
-        self.again = false;
+    pub(in crate::engine) fn stop(&mut self) {
+        self.again = None;
         self.stop.store(true, Ordering::Relaxed);
-        let end = Instant::now() + PATIENCE;
-        while self.is_running() && Instant::now() < end {
-            std::thread::sleep(TICK);
-        }
-        if self.is_running() {
+        if let Some(running) = self.running.take_if(|job| job.wait(PATIENCE)) {
+            drop(running);
+        } else if self.is_running() {
             warn!("a walk over open sockets is held up by a socket that is in use");
         }
     }
 
     /// Begins a walk; the caller has seen that none is running.
-    pub(super) fn begin(
+    pub(in crate::engine) fn begin(
         &mut self,
         walkers: Vec<Walker>,
         cause: &str,
@@ -99,33 +119,51 @@ impl Walks {
             notes,
             ..WalkView::begin(cause)
         };
-        self.progress.send_replace(Arc::new(view.clone()));
+        self.progress.set(view.clone());
         // One that was told to stop keeps its own flag.
         self.stop = Arc::default();
+        self.number += 1;
+        let number = self.number;
         let (progress, stop, begun) = (self.progress.clone(), self.stop.clone(), view.clone());
-        let thread = std::thread::Builder::new().name("walk".to_owned());
-        let run = thread.spawn(move || {
-            let publish = |view: &WalkView| {
-                progress.send_replace(Arc::new(view.clone()));
-            };
-            let done = walk_all(walkers, begun, &stop, &publish);
-            log(&done);
-            publish(&done);
-        });
-        match run {
-            Ok(run) => self.running = Some(run),
-            Err(e) => self.refused(cause, format!("no thread for the walk: {e}")),
+        let walk = move || {
+            let view = walk_all(walkers, begun, &stop, &|view| progress.set(view.clone()));
+            log(&view);
+            Done::Walk {
+                number,
+                view: Some(Box::new(view)),
+            }
+        };
+        let died = Done::Walk { number, view: None };
+        match Job::begin("walk", &self.messages, died, walk) {
+            Ok(job) => self.running = Some(job),
+            Err(e) => {
+                self.number += 1;
+                self.refused(cause, format!("no thread for the walk: {e}"));
+            }
         }
         view
     }
 
+    /// Takes over what a walk did; `None`: it died. One that another has followed is over already.
+    pub(in crate::engine) fn done(&mut self, number: u64, view: Option<WalkView>) {
+        if number != self.number {
+            return;
+        }
+        self.running = None;
+        self.progress.set(view.unwrap_or_else(|| WalkView {
+            running: false,
+            problems: vec!["the walk died".to_owned()],
+            ..(*self.progress.get()).clone()
+        }));
+    }
+
     /// Says that a walk could not begin.
-    pub(super) fn refused(&mut self, cause: &str, why: String) {
-        self.progress.send_replace(Arc::new(WalkView {
+    pub(in crate::engine) fn refused(&mut self, cause: &str, why: String) {
+        self.progress.set(WalkView {
             running: false,
             problems: vec![why],
             ..WalkView::begin(cause)
-        }));
+        });
     }
 }
 
@@ -255,7 +293,7 @@ fn defaults() -> Defaults {
 }
 
 /// What to know about the settings in force, where they meet open sockets.
-pub(super) fn notes(sets_rto_min: bool, has_hook: bool) -> Vec<String> {
+pub(in crate::engine) fn notes(sets_rto_min: bool, has_hook: bool) -> Vec<String> {
     let mut notes = Vec::new();
     if sets_rto_min {
         notes.push(

@@ -17,10 +17,7 @@ use aya::maps::{LpmTrie, MapData, MapError};
 use ipnetwork::IpNetwork;
 use rto_agent_common::{EntryValue, maps};
 
-use super::{
-    error::{DatapathError, map as map_error},
-    tables::{describe, open},
-};
+use super::{DatapathError, error::map as map_error, tables::open};
 use crate::{
     kernel::lpm_batch::{LpmKey, Trie, is_unsupported},
     policy::Cidr,
@@ -46,8 +43,7 @@ impl Tries {
         // aya looks at type and sizes.
         let _v4: LpmTrie<MapData, [u8; 4], EntryValue> = open!(dir, maps::ENTRIES_V4, LpmTrie);
         let _v6: LpmTrie<MapData, [u8; 16], EntryValue> = open!(dir, maps::ENTRIES_V6, LpmTrie);
-        let map =
-            |name| MapData::from_pin(dir.join(name)).map_err(|e| map_error(name, describe(&e)));
+        let map = |name| MapData::from_pin(dir.join(name)).map_err(|e| map_error(name, e));
         Ok(Self {
             v4: map(maps::ENTRIES_V4)?,
             v6: map(maps::ENTRIES_V6)?,
@@ -101,7 +97,7 @@ impl Tries {
             Key::V4(key) => self.v4().lookup(&key),
             Key::V6(key) => self.v6().lookup(&key),
         };
-        value.map_err(|e| entry_error(cidr, &e))
+        value.map_err(|e| entry_error(cidr, e))
     }
 
     /// Every entry, in no order.
@@ -122,7 +118,8 @@ impl Tries {
         Ok(hits)
     }
 
-    fn each(&self, mut take: impl FnMut(Cidr, EntryValue)) -> Result<(), DatapathError> {
+    /// Calls with every entry, in no order.
+    pub(super) fn each(&self, mut take: impl FnMut(Cidr, EntryValue)) -> Result<(), DatapathError> {
         self.read(maps::ENTRIES_V4, &self.v4(), &mut take)?;
         self.read(maps::ENTRIES_V6, &self.v6(), &mut take)
     }
@@ -136,7 +133,7 @@ impl Tries {
     where
         IpAddr: From<[u8; N]>,
     {
-        let failed = |e: std::io::Error| map_error(name, e.to_string());
+        let failed = |e: std::io::Error| map_error(name, e);
         let mut keys = vec![LpmKey::<N>::ZERO; CHUNK];
         let mut values = vec![EntryValue::default(); CHUNK];
         let mut cursor = None;
@@ -224,7 +221,7 @@ impl Tries {
                     Change::Write => trie.update(key, value),
                     Change::Remove => trie.delete(key).map(drop),
                 };
-                changed.map_err(|e| entry_error(cidr, &e))?;
+                changed.map_err(|e| entry_error(cidr, e))?;
             }
         }
         chunk.clear();
@@ -347,14 +344,6 @@ where
         })
 }
 
-fn entry_error(cidr: &Cidr, error: &std::io::Error) -> DatapathError {
-    let reason = match error.raw_os_error() {
-        Some(libc::ENOSPC) => "the kernel's table is full".to_owned(),
-        Some(libc::ENOMEM) => "the kernel has no memory for it".to_owned(),
-        _ => error.to_string(),
-    };
-    DatapathError::Entry {
-        cidr: *cidr,
-        reason,
-    }
+fn entry_error(cidr: &Cidr, cause: std::io::Error) -> DatapathError {
+    DatapathError::Entry { cidr: *cidr, cause }
 }

@@ -21,8 +21,8 @@ use rto_agent_common::{
 use super::{
     DatapathError, Options, accepted,
     error::map as map_error,
-    object::{self, Values, program},
-    tables::{describe, open_events},
+    object::{self, LoadParams, program},
+    tables::open_events,
     walk,
 };
 
@@ -72,16 +72,16 @@ impl Reader {
     pub fn tell_syn_acks(&mut self, with: &SynAcks) -> Result<(), DatapathError> {
         let mut ebpf = object::load(
             Some(&with.dir),
-            &Values {
+            &LoadParams {
                 offsets: accepted::offsets()?,
-                ..with.options.values()
+                ..with.options.load_params()
             },
         )?;
         let program = program!(ebpf, PROGRAM_SYN_ACK, BtfTracePoint)?;
         program
             .load(TRACEPOINT, &object::kernel_types()?)
-            .map_err(|e| object::load_error(&e))?;
-        program.attach().map_err(|e| object::load_error(&e))?;
+            .map_err(object::load_error)?;
+        program.attach().map_err(object::load_error)?;
         self.switch(LIVE, walk::filter(&with.options.cgroup)?)?;
         self.syn_acks = Some(ebpf);
         Ok(())
@@ -113,7 +113,7 @@ impl Reader {
         let counts = self.control.get(&LOST, 0);
         counts
             .map(|counts| counts.lost)
-            .map_err(|e| map_error(maps::EVENT_CONTROL, describe(&e)))
+            .map_err(|e| map_error(maps::EVENT_CONTROL, e))
     }
 
     fn switch(&mut self, on: u32, cgroup: u64) -> Result<(), DatapathError> {
@@ -155,5 +155,5 @@ fn set(
     };
     control
         .set(CONTROL, &value, 0)
-        .map_err(|e| map_error(maps::EVENT_CONTROL, describe(&e)))
+        .map_err(|e| map_error(maps::EVENT_CONTROL, e))
 }

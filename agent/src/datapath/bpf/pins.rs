@@ -1,8 +1,8 @@
-//! Where the program's link and maps are pinned, and how generations of pins follow each other.
+//! Where the program's link and maps are pinned, and how sets of pins follow each other.
 //!
-//! One *generation* is one directory below `pin_dir`: the maps and the link of one object with
+//! One set of pins is one directory below `pin_dir`: the maps and the link of one object with
 //! one capacity. Its name says what it holds, `l<layout>-<object>-<entries>`, so that a later
-//! daemon knows without opening anything whether it may adopt it. A new generation is built in
+//! daemon knows without opening anything whether it may adopt it. A new one is built in
 //! `staging-*`, renamed to its name once its link is in force, and only then do the others go:
 //! at no moment is a policy that was in force missing.
 //!
@@ -20,16 +20,16 @@ use sha2::{Digest as _, Sha256};
 
 use crate::path_security;
 
-/// Name of the link's pin inside a generation.
+/// Name of the link's pin inside a set.
 pub(super) const LINK: &str = "link";
 /// Name of the program's pin: which program uses these maps, whichever the link has.
 pub(super) const PROGRAM: &str = "program";
 /// Name of the pin of the LSM program's link, where there is one.
 pub(super) const CLONE_LINK: &str = "clone_link";
 
-/// The directory of one generation, as its name tells it.
+/// The directory of one set, as its name tells it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Generation {
+pub(super) struct PinSet {
     /// The directory.
     pub(super) path: PathBuf,
     /// Layout version of its maps; `None` for a name this version cannot read.
@@ -37,12 +37,12 @@ pub(super) struct Generation {
 }
 
 /// The directory name for an object, what is written into it before it is loaded, and a capacity.
-pub(super) fn generation_name(object: &[u8], constants: &[u8], max_entries: u32) -> String {
-    format!("{}{max_entries}", generation_stem(object, constants))
+pub(super) fn pin_set_name(object: &[u8], constants: &[u8], max_entries: u32) -> String {
+    format!("{}{max_entries}", pin_set_stem(object, constants))
 }
 
 /// Its name up to the capacity.
-fn generation_stem(object: &[u8], constants: &[u8]) -> String {
+fn pin_set_stem(object: &[u8], constants: &[u8]) -> String {
     let digest = Sha256::new().chain_update(object).chain_update(constants);
     let digest = digest.finalize();
     let short: String = digest.iter().take(6).map(|b| format!("{b:02x}")).collect();
@@ -50,29 +50,29 @@ fn generation_stem(object: &[u8], constants: &[u8]) -> String {
 }
 
 /// Those of this object and constants that have at least this capacity, and theirs; the smallest first.
-pub(super) fn roomy<'g>(
-    generations: &'g [Generation],
+pub(super) fn with_capacity<'g>(
+    sets: &'g [PinSet],
     object: &[u8],
     constants: &[u8],
     max_entries: u32,
 ) -> Vec<(u32, &'g Path)> {
-    let stem = generation_stem(object, constants);
+    let stem = pin_set_stem(object, constants);
     let capacity = |path: &Path| -> Option<u32> {
         let name = path.file_name()?.to_str()?;
         name.strip_prefix(&stem)?.parse().ok()
     };
-    let mut roomy: Vec<(u32, &Path)> = generations
+    let mut found: Vec<(u32, &Path)> = sets
         .iter()
         .filter_map(|g| Some((capacity(&g.path)?, g.path.as_path())))
         .filter(|(capacity, _)| *capacity >= max_entries)
         .collect();
-    roomy.sort_unstable();
-    roomy
+    found.sort_unstable();
+    found
 }
 
-/// Every generation below `pin_dir`, whatever its layout and state; none if `pin_dir` does not exist.
+/// Every set below `pin_dir`, whatever its layout and state; none if `pin_dir` does not exist.
 /// Names that are not ours are left out (and are never removed).
-pub(super) fn generations(pin_dir: &Path) -> io::Result<Vec<Generation>> {
+pub(super) fn pin_sets(pin_dir: &Path) -> io::Result<Vec<PinSet>> {
     let mut found = Vec::new();
     let entries = match fs::read_dir(pin_dir) {
         Ok(entries) => entries,
@@ -86,7 +86,7 @@ pub(super) fn generations(pin_dir: &Path) -> io::Result<Vec<Generation>> {
         }
         let name = entry.file_name();
         if let Some(layout) = name.to_str().and_then(parse_name) {
-            found.push(Generation {
+            found.push(PinSet {
                 path: entry.path(),
                 layout,
             });
@@ -145,7 +145,7 @@ pub(super) fn create_pin_dir(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Removes the links of one generation, so that its programs stop.
+/// Removes the links of one set, so that its programs stop.
 pub(super) fn remove_links(path: &Path) -> io::Result<()> {
     for name in [LINK, CLONE_LINK] {
         match fs::remove_file(path.join(name)) {
@@ -156,8 +156,8 @@ pub(super) fn remove_links(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Removes one generation: first its links, so that the programs stop at once, then the maps.
-pub(super) fn remove_generation(path: &Path) -> io::Result<()> {
+/// Removes one set: first its links, so that the programs stop at once, then the maps.
+pub(super) fn remove_pin_set(path: &Path) -> io::Result<()> {
     remove_links(path)?;
     match fs::remove_dir_all(path) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
@@ -194,7 +194,7 @@ mod tests {
 
     #[test]
     fn names_round_trip() {
-        let name = generation_name(b"object", b"", 16384);
+        let name = pin_set_name(b"object", b"", 16384);
         assert_eq!(parse_name(&name), Some(Some(LAYOUT_VERSION)));
         assert_eq!(
             parse_name(&format!("old-17-{name}")),
@@ -220,28 +220,28 @@ mod tests {
     }
 
     #[test]
-    fn another_object_or_capacity_is_another_generation() {
-        let name = generation_name(b"object", b"", 16384);
-        assert_ne!(name, generation_name(b"object", b"", 16385));
-        assert_ne!(name, generation_name(b"object2", b"", 16384));
-        assert_ne!(name, generation_name(b"object", b"1", 16384));
+    fn another_object_or_capacity_is_another_set() {
+        let name = pin_set_name(b"object", b"", 16384);
+        assert_ne!(name, pin_set_name(b"object", b"", 16385));
+        assert_ne!(name, pin_set_name(b"object2", b"", 16384));
+        assert_ne!(name, pin_set_name(b"object", b"1", 16384));
     }
 
     #[test]
     fn what_has_enough_room_is_found_by_name() {
-        let named = |name: String| Generation {
+        let named = |name: String| PinSet {
             path: Path::new("/pins").join(name),
             layout: Some(LAYOUT_VERSION),
         };
         let all = [
-            named(generation_name(b"object", b"", 16384)),
-            named(generation_name(b"object", b"", 8192)),
-            named(generation_name(b"object", b"", 4095)),
-            named(generation_name(b"other", b"", 8192)),
-            named(format!("old-17-{}", generation_name(b"object", b"", 8192))),
+            named(pin_set_name(b"object", b"", 16384)),
+            named(pin_set_name(b"object", b"", 8192)),
+            named(pin_set_name(b"object", b"", 4095)),
+            named(pin_set_name(b"other", b"", 8192)),
+            named(format!("old-17-{}", pin_set_name(b"object", b"", 8192))),
             named("staging-3".to_owned()),
         ];
-        let found = roomy(&all, b"object", b"", 4096);
+        let found = with_capacity(&all, b"object", b"", 4096);
         assert_eq!(
             found,
             [
@@ -258,12 +258,12 @@ mod tests {
         fs::create_dir(&staging).unwrap();
         fs::create_dir(&target).unwrap();
         promote(dir.path(), &staging, &target).unwrap();
-        let all = generations(dir.path()).unwrap();
+        let all = pin_sets(dir.path()).unwrap();
         assert_eq!(all.len(), 2);
         assert!(target.exists() && !staging.exists());
         for g in all {
-            remove_generation(&g.path).unwrap();
+            remove_pin_set(&g.path).unwrap();
         }
-        assert_eq!(generations(dir.path()).unwrap(), vec![]);
+        assert_eq!(pin_sets(dir.path()).unwrap(), vec![]);
     }
 }

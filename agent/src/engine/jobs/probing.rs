@@ -4,6 +4,7 @@ use std::{path::Path, sync::mpsc, time::Duration};
 
 use tracing::{info, warn};
 
+use super::{Done, Job, Message};
 use crate::{
     kernel::{
         cgroup,
@@ -17,62 +18,61 @@ use crate::{
 const ATTEMPTS: u32 = 3;
 
 /// Probes on a thread of its own, and remembers what came of it.
-pub(super) struct Probing {
+pub(in crate::engine) struct Probing {
     last: Option<ProbeView>,
     /// Programs that ran on the way from the root to the attached cgroup when it was last probed.
     programs: Vec<u32>,
     /// Those that run there now.
     in_ancestry: Vec<u32>,
-    pending: Option<mpsc::Receiver<Verdict>>,
+    messages: mpsc::Sender<Message>,
+    pending: Option<Job>,
     /// What is in force has changed while one was under way: its answer is of neither state.
-    disturbed: bool,
+    invalid: bool,
     /// Probes without an answer in a row.
     unanswered: u32,
 }
 
 impl Probing {
-    pub(super) fn new() -> Self {
+    pub(in crate::engine) fn new(messages: mpsc::Sender<Message>) -> Self {
         Self {
             last: None,
             programs: Vec::new(),
             in_ancestry: Vec::new(),
+            messages,
             pending: None,
-            disturbed: false,
+            invalid: false,
             unanswered: 0,
         }
     }
 
     /// What is in force changes.
-    pub(super) fn disturb(&mut self) {
-        self.disturbed = self.pending.is_some();
+    pub(in crate::engine) fn invalidate(&mut self) {
+        self.invalid = self.pending.is_some();
     }
 
     /// Looks which programs are on the way.
-    pub(super) fn look(&mut self, cgroup: &Path) {
+    pub(in crate::engine) fn look(&mut self, cgroup: &Path) {
         self.in_ancestry = ids(cgroup);
     }
 
-    /// How many programs but ours were on the way when that was last looked at.
-    pub(super) fn foreign(&self, ours: Option<u32>) -> usize {
-        self.in_ancestry
-            .iter()
-            .filter(|id| Some(**id) != ours)
-            .count()
+    /// The programs that ran there when that was last looked at.
+    pub(in crate::engine) fn in_ancestry(&self) -> &[u32] {
+        &self.in_ancestry
     }
 
-    pub(super) fn last(&self) -> Option<&ProbeView> {
+    pub(in crate::engine) fn last(&self) -> Option<&ProbeView> {
         self.last.as_ref()
     }
 
     /// Begins a probe if the programs on the way are others than at the last one: each of them can
     /// interfere, and nothing else can.
-    pub(super) fn consider(&mut self, cgroup: &Path, target: Option<Target>) {
+    pub(in crate::engine) fn consider(&mut self, cgroup: &Path, target: Option<Target>) {
         self.look(cgroup);
         if self.pending.is_some() {
             return;
         }
         let Some(target) = target else {
-            // ProbeResults again once there is something to see.
+            // Asked again once there is something to see.
             self.programs.clear();
             return;
         };
@@ -81,41 +81,28 @@ impl Probing {
             return;
         }
         self.programs = now;
-        self.disturbed = false;
+        self.invalid = false;
         let cgroup = cgroup.to_owned();
-        let (answer, pending) = mpsc::channel();
-        let thread = std::thread::Builder::new().name("probe".to_owned());
-        let begun = thread.spawn(move || {
-            // The engine may have gone.
-            let _stopped = answer.send(interference::probe(&cgroup, &target));
-        });
-        match begun {
-            Ok(_) => self.pending = Some(pending),
+        let probe = move || Done::Probe(Some(interference::probe(&cgroup, &target)));
+        match Job::begin("probe", &self.messages, Done::Probe(None), probe) {
+            Ok(job) => self.pending = Some(job),
             Err(_) => self.programs.clear(),
         }
     }
 
     /// Waits for a probe that is under way, so that it leaves nothing behind.
-    pub(super) fn finish(&mut self) {
+    pub(in crate::engine) fn finish(&mut self) {
         const LIMIT: Duration = Duration::from_secs(2);
-        if let Some(pending) = self.pending.take() {
-            let _answer = pending.recv_timeout(LIMIT);
+        if let Some(mut pending) = self.pending.take() {
+            pending.wait(LIMIT);
         }
     }
 
-    /// Takes over an answer that has come meanwhile.
-    pub(super) fn collect(&mut self) {
-        let answer = match &self.pending {
-            Some(pending) => match pending.try_recv() {
-                Ok(verdict) => Some(verdict),
-                Err(mpsc::TryRecvError::Empty) => return,
-                Err(mpsc::TryRecvError::Disconnected) => None,
-            },
-            None => return,
-        };
+    /// Takes over the answer of a probe; `None`: it died.
+    pub(in crate::engine) fn done(&mut self, verdict: Option<Verdict>) {
         self.pending = None;
-        match answer {
-            Some(verdict) if !self.disturbed => {
+        match verdict {
+            Some(verdict) if !self.invalid => {
                 if matches!(verdict, Verdict::Inconclusive { .. }) {
                     self.unanswered += 1;
                     if self.unanswered < ATTEMPTS {
@@ -124,15 +111,15 @@ impl Probing {
                 } else {
                     self.unanswered = 0;
                 }
-                self.tell(verdict, "the daemon");
+                self.record(verdict, "the daemon");
             }
-            // ProbeResults again at the next health check.
+            // Asked again at the next health check.
             Some(_) | None => self.programs.clear(),
         }
     }
 
     /// Remembers a verdict.
-    pub(super) fn tell(&mut self, verdict: Verdict, by: &str) {
+    pub(in crate::engine) fn record(&mut self, verdict: Verdict, by: &str) {
         match &verdict {
             Verdict::Interference { .. } => warn!(by, "probe: {}", verdict.describe()),
             _ => info!(by, "probe: {}", verdict.describe()),

@@ -14,9 +14,9 @@ use nix::time::{ClockId, clock_gettime};
 use tokio::sync::{broadcast, watch};
 use tracing::{info, warn};
 
-use super::EngineError;
 use crate::{
-    datapath::{Datapath, events::Reader},
+    datapath::{Kernel, KernelReader, events::Reader},
+    engine::EngineError,
     policy::{HostFacts, PolicyName},
     wire::events::{EventView, StreamItem},
 };
@@ -29,10 +29,10 @@ const WATCHERS: usize = 64;
 const WAIT: Duration = Duration::from_millis(100);
 
 /// Whose slots are.
-pub(super) type Owners = BTreeMap<(u32, u32), PolicyName>;
+pub(in crate::engine) type Owners = BTreeMap<(u32, u32), PolicyName>;
 
 /// The thread, if it runs, and where lines go.
-pub(super) struct Events {
+pub(in crate::engine) struct Events {
     lines: broadcast::Sender<Arc<StreamItem>>,
     owners: watch::Sender<Arc<Owners>>,
     reader: Option<Running>,
@@ -44,7 +44,7 @@ struct Running {
 }
 
 impl Events {
-    pub(super) fn new() -> Self {
+    pub(in crate::engine) fn new() -> Self {
         Self {
             lines: broadcast::Sender::new(BACKLOG),
             owners: watch::Sender::new(Arc::default()),
@@ -53,9 +53,9 @@ impl Events {
     }
 
     /// Lines from now on.
-    pub(super) fn subscribe(
+    pub(in crate::engine) fn subscribe(
         &mut self,
-        datapath: Option<&Datapath>,
+        kernel: Option<&dyn Kernel>,
         host: &HostFacts,
     ) -> Result<broadcast::Receiver<Arc<StreamItem>>, EngineError> {
         if self.lines.receiver_count() >= WATCHERS {
@@ -64,35 +64,34 @@ impl Events {
             )));
         }
         let receiver = self.lines.subscribe();
-        if let Some(datapath) = datapath {
-            self.begin(datapath, host)?;
+        if let Some(kernel) = kernel {
+            self.begin(kernel, host)?;
         }
         Ok(receiver)
     }
 
     /// After the maps have been made anew: whoever watches goes on watching.
-    pub(super) fn resume(&mut self, datapath: &Datapath, host: &HostFacts) {
+    pub(in crate::engine) fn resume(&mut self, kernel: &dyn Kernel, host: &HostFacts) {
         self.end();
         if self.lines.receiver_count() > 0
-            && let Err(e) = self.begin(datapath, host)
+            && let Err(e) = self.begin(kernel, host)
         {
             warn!("retransmissions cannot be watched: {e}");
         }
     }
 
-    fn begin(&mut self, datapath: &Datapath, host: &HostFacts) -> Result<(), EngineError> {
+    fn begin(&mut self, kernel: &dyn Kernel, host: &HostFacts) -> Result<(), EngineError> {
         let goes_on = |r: &Running| !r.thread.is_finished() && !r.stop.load(Ordering::Relaxed);
         if self.reader.as_ref().is_some_and(goes_on) {
             return Ok(());
         }
         // It switches the program off when it ends: not after the next one has switched it on.
         self.end();
-        let failed = |e: &dyn std::fmt::Display| EngineError::Failed(e.to_string());
-        let reader = datapath.events().map_err(|e| failed(&e))?;
-        self.owners.send_replace(Arc::new(datapath.owners()));
+        let (reader, syn_acks) = kernel.events()?;
+        self.owners.send_replace(Arc::new(kernel.reader().owners()));
         let stop = Arc::new(AtomicBool::new(false));
         let (lines, owners) = (self.lines.clone(), self.owners.subscribe());
-        let (told, host, syn_acks) = (stop.clone(), *host, datapath.syn_acks());
+        let (told, host) = (stop.clone(), *host);
         let thread = std::thread::Builder::new()
             .name("events".to_owned())
             .spawn(move || {
@@ -103,20 +102,20 @@ impl Events {
                 }
                 read(reader, &lines, &owners, &host, &told);
             })
-            .map_err(|e| failed(&e))?;
+            .map_err(EngineError::Thread)?;
         self.reader = Some(Running { stop, thread });
         Ok(())
     }
 
     /// Policies may have come and gone.
-    pub(super) fn policies_changed(&self, datapath: Option<&Datapath>) {
-        if let Some(datapath) = datapath.filter(|_| self.reader.is_some()) {
-            self.owners.send_replace(Arc::new(datapath.owners()));
+    pub(in crate::engine) fn policies_changed(&self, kernel: Option<&dyn KernelReader>) {
+        if let Some(kernel) = kernel.filter(|_| self.reader.is_some()) {
+            self.owners.send_replace(Arc::new(kernel.owners()));
         }
     }
 
     /// Has the thread end soon if nobody watches any more; nothing waits for it.
-    pub(super) fn end_if_unwatched(&mut self) {
+    pub(in crate::engine) fn end_if_unwatched(&mut self) {
         if self.lines.receiver_count() == 0
             && let Some(Running { stop, .. }) = &self.reader
         {
@@ -125,7 +124,7 @@ impl Events {
     }
 
     /// Ends the thread.
-    pub(super) fn end(&mut self) {
+    pub(in crate::engine) fn end(&mut self) {
         if let Some(Running { stop, thread }) = self.reader.take() {
             stop.store(true, Ordering::Relaxed);
             if thread.join().is_err() {

@@ -13,10 +13,9 @@ use rto_agent_common::PROGRAM_CLONE;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    DatapathError, Options,
-    object::{self, Values, program},
+    Cause, DatapathError, Options, attach_error,
+    object::{self, LoadParams, program},
     pins,
-    tables::describe,
 };
 use crate::kernel::{btf, privileges};
 
@@ -27,7 +26,7 @@ const HOOK: &str = "inet_csk_clone";
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(tag = "when", rename_all = "kebab-case")]
-pub enum Accepted {
+pub enum RtoMinTiming {
     /// Before their first RTT sample, by `lsm_cgroup/inet_csk_clone`: the RTO is right at once.
     BeforeFirstSample,
     /// When they are established, after that sample: the RTO sinks to the new minimum by a quarter
@@ -66,10 +65,10 @@ impl Hook {
         }
     }
 
-    pub(super) fn view(&self) -> Accepted {
+    pub(super) fn view(&self) -> RtoMinTiming {
         match self {
-            Self::Attached { .. } => Accepted::BeforeFirstSample,
-            Self::Unavailable(reason) => Accepted::AfterFirstSample {
+            Self::Attached { .. } => RtoMinTiming::BeforeFirstSample,
+            Self::Unavailable(reason) => RtoMinTiming::AfterFirstSample {
                 reason: reason.clone(),
             },
         }
@@ -92,31 +91,29 @@ pub(super) fn active() -> Result<(), String> {
 }
 
 fn attach(options: &Options, dir: &Path) -> Result<FdLink, DatapathError> {
-    let failed = |reason: String| DatapathError::Attach {
-        cgroup: options.cgroup.clone(),
-        reason,
-    };
     let mut ebpf = object::load(
         Some(dir),
-        &Values {
+        &LoadParams {
             offsets: offsets()?,
-            ..options.values()
+            ..options.load_params()
         },
     )?;
     let program = program!(ebpf, PROGRAM_CLONE, LsmCgroup)?;
     program
         .load(HOOK, &object::kernel_types()?)
-        .map_err(|e| object::load_error(&e))?;
-    let cgroup = File::open(&options.cgroup).map_err(|e| failed(e.to_string()))?;
-    let id = program.attach(cgroup).map_err(|e| failed(describe(&e)))?;
+        .map_err(object::load_error)?;
+    let cgroup = File::open(&options.cgroup).map_err(|e| attach_error(&options.cgroup, e))?;
+    let id = program
+        .attach(cgroup)
+        .map_err(|e| attach_error(&options.cgroup, e))?;
     let link: FdLink = program
         .take_link(id)
-        .map_err(|e| failed(describe(&e)))?
+        .map_err(|e| attach_error(&options.cgroup, e))?
         .into();
     let path = dir.join(pins::CLONE_LINK);
     let pinned = link.pin(&path).map_err(|e| DatapathError::Pin {
         path,
-        reason: describe(&e),
+        cause: Cause::new(e),
     })?;
     Ok(pinned.into())
 }
@@ -125,11 +122,11 @@ fn attach(options: &Options, dir: &Path) -> Result<FdLink, DatapathError> {
 pub(super) fn try_load(ebpf: &mut Ebpf, types: &Btf) -> Result<(), DatapathError> {
     program!(ebpf, PROGRAM_CLONE, LsmCgroup)?
         .load(HOOK, types)
-        .map_err(|e| object::load_error(&e))
+        .map_err(object::load_error)
 }
 
 pub(super) fn offsets() -> Result<rto_agent_common::Offsets, DatapathError> {
     btf::Btf::vmlinux()
         .and_then(|btf| btf.offsets())
-        .map_err(|e| DatapathError::Load(e.to_string()))
+        .map_err(|e| DatapathError::Load(Cause::new(e)))
 }

@@ -5,15 +5,15 @@ use std::path::Path;
 use aya::{Btf, Ebpf, EbpfLoader, include_bytes_aligned};
 use rto_agent_common::{Offsets, SocketTypes, globals, maps};
 
-use super::{error::DatapathError, tables::describe};
+use super::{Cause, DatapathError};
 use crate::kernel::kfuncs;
 
 /// The compiled eBPF programs, as `cargo xtask ebpf` left them.
-pub static OBJECT: &[u8] = include_bytes_aligned!("rto-agent.bpf.o");
+pub static OBJECT: &[u8] = include_bytes_aligned!("../rto-agent.bpf.o");
 
 /// What a load writes into the object before the kernel sees it.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Values {
+pub(super) struct LoadParams {
     /// Room of each trie; `None`: as in the object, for maps that exist.
     pub(super) trie_entries: Option<u32>,
     /// [`globals::HZ`].
@@ -36,7 +36,7 @@ pub(super) struct Values {
 
 /// Makes the maps and relocates the programs; nothing is verified or attached yet. With `pins`
 /// the maps pinned there are used, and those that are missing are made and pinned.
-pub(super) fn load(pins: Option<&Path>, values: &Values) -> Result<Ebpf, DatapathError> {
+pub(super) fn load(pins: Option<&Path>, values: &LoadParams) -> Result<Ebpf, DatapathError> {
     let (offsets, socket_types) = (values.offsets.values(), values.socket_types.values());
     let mut loader = EbpfLoader::new();
     loader
@@ -67,12 +67,12 @@ pub(super) fn load(pins: Option<&Path>, values: &Values) -> Result<Ebpf, Datapat
     }
     loader
         .load(&kfuncs::resolved(OBJECT, values.kfuncs))
-        .map_err(|e| load_error(&e))
+        .map_err(load_error)
 }
 
 /// The kernel's types, for programs that are attached by them.
 pub(super) fn kernel_types() -> Result<Btf, DatapathError> {
-    Btf::from_sys_fs().map_err(|e| DatapathError::Load(format!("BTF: {}", describe(&e))))
+    Btf::from_sys_fs().map_err(|e| DatapathError::Types(Cause::new(e)))
 }
 
 /// The program of this name, as its kind.
@@ -80,22 +80,17 @@ macro_rules! program {
     ($ebpf:expr, $name:expr, $kind:ty) => {
         $ebpf
             .program_mut($name)
-            .ok_or_else(|| DatapathError::Load(format!("it has no program {}", $name)))
-            .and_then(|program| <&mut $kind>::try_from(program).map_err(|e| object::load_error(&e)))
+            .ok_or_else(|| object::missing_program($name))
+            .and_then(|program| <&mut $kind>::try_from(program).map_err(object::load_error))
     };
 }
 pub(super) use program;
 
-/// Why the object was refused. Of a verifier's log the end says it.
-pub(super) fn load_error(error: &dyn std::error::Error) -> DatapathError {
-    const END: usize = 8;
-    let text = describe(error);
-    let lines: Vec<&str> = text.trim_end().lines().collect();
-    match lines.split_first() {
-        Some((first, rest)) if rest.len() > END => {
-            let end = rest[rest.len() - END..].join("\n");
-            DatapathError::Load(format!("{first}\n...\n{end}"))
-        }
-        _ => DatapathError::Load(text),
-    }
+/// Why the object was refused.
+pub(super) fn load_error(error: impl std::error::Error + Send + Sync + 'static) -> DatapathError {
+    DatapathError::Load(Cause::new(error))
+}
+
+pub(super) fn missing_program(name: &str) -> DatapathError {
+    DatapathError::Load(Cause::new(format!("it has no program {name}")))
 }

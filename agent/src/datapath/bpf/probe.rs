@@ -27,9 +27,8 @@ use nix::{
 use rto_agent_common::{Offsets, PROBE_MARK, PROGRAM_PROBE, Probe, maps};
 
 use super::{
-    DatapathError, accepted,
-    object::{self, Values, program},
-    tables::describe,
+    Cause, DatapathError, accepted,
+    object::{self, LoadParams, program},
     walk,
 };
 use crate::kernel::{
@@ -112,12 +111,12 @@ impl Asking {
         // one connection of that policy.
         let _marked = setsockopt(&socket, sockopt::Mark, &PROBE_MARK);
         let cookie = cookie(&socket).map_err(|e| not_asked(&format!("SO_COOKIE: {e}")))?;
-        let values = Values {
+        let values = LoadParams {
             trie_entries: Some(1),
             without_policies: true,
             probe_cookie: cookie,
             offsets,
-            ..Values::default()
+            ..LoadParams::default()
         };
         Ok(Self {
             ebpf: object::load(None, &values)?,
@@ -130,22 +129,24 @@ impl Asking {
         let failed =
             |reason: &str| not_asked(&format!("cannot attach to {}: {reason}", cgroup.display()));
         let program = program!(self.ebpf, PROGRAM_PROBE, SockOps)?;
-        program.load().map_err(|e| object::load_error(&e))?;
-        let dir = File::open(cgroup).map_err(|e| failed(&e.to_string()))?;
+        program.load().map_err(object::load_error)?;
+        let dir = File::open(cgroup).map_err(|e| failed(&Cause::new(e).to_string()))?;
         let link = program
             .attach(dir, CgroupAttachMode::Single)
-            .map_err(|e| failed(&describe(&e)))?;
+            .map_err(|e| failed(&Cause::new(e).to_string()))?;
         let address = SockaddrIn::from(SocketAddrV4::new(Ipv4Addr::LOCALHOST, PORT));
         // What comes of it does not matter: the program runs before the SYN is sent.
         let connected = connect(self.socket.as_raw_fd(), &address);
-        program.detach(link).map_err(|e| failed(&describe(&e)))?;
+        program
+            .detach(link)
+            .map_err(|e| failed(&Cause::new(e).to_string()))?;
         let map = self
             .ebpf
             .map(maps::PROBE)
-            .ok_or_else(|| super::error::map(maps::PROBE, "is not in the object".to_owned()))?;
+            .ok_or_else(|| super::error::map(maps::PROBE, "is not in the object"))?;
         let answers = Array::<_, Probe>::try_from(map)
             .and_then(|map| map.get(&0, 0))
-            .map_err(|e| super::error::map(maps::PROBE, describe(&e)))?;
+            .map_err(|e| super::error::map(maps::PROBE, e))?;
         if answers.ran == 0 {
             let outcome = connected.err().map_or("it succeeded", Errno::desc);
             return Err(not_asked(&format!(
@@ -158,7 +159,7 @@ impl Asking {
 }
 
 fn not_asked(why: &str) -> DatapathError {
-    DatapathError::Load(format!("{NOT_ASKED}{why}"))
+    DatapathError::Load(Cause::new(format!("{NOT_ASKED}{why}")))
 }
 
 /// SO_COOKIE, which nix does not have for reading.

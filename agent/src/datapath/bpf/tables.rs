@@ -17,21 +17,22 @@ use rto_agent_common::{
 };
 
 use super::{
-    error::{DatapathError, map as map_error},
+    DatapathError,
+    error::{errno, map as map_error},
     tries::Tries,
 };
 
 /// Handles of every map the daemon reads or writes.
 pub(super) struct Tables {
     /// Shared with those who only read.
-    pub(super) tries: Arc<Tries>,
+    pub(super) read: Arc<ReadTables>,
     policies: Array<MapData, PolicySlot>,
     /// Slots that were written, and whose former copy a program may still read.
     unrested: BTreeSet<u32>,
     host_defaults: Array<MapData, HostDefaults>,
     statistics: PerCpuHashMap<MapData, u32, Statistics>,
     /// How often memory for them may be waited for.
-    patience: u32,
+    retry_budget: u32,
     cpus: usize,
     /// A second handle of each map but the tries: aya's typed ones are consumed by pinning.
     handles: Vec<(&'static str, MapData)>,
@@ -41,22 +42,16 @@ pub(super) struct Tables {
 pub(super) const TRIES: [&str; 2] = [maps::ENTRIES_V4, maps::ENTRIES_V6];
 
 /// Waits of 2 ms for memory, in one piece of work.
-const PATIENCE: u32 = 200;
+const RETRY_BUDGET: u32 = 200;
 
 /// Opens a pinned map as the typed handle `$kind`, checking type and sizes against the kernel's.
 macro_rules! open {
-    ($dir:expr, $name:expr, $variant:ident) => {{
-        let data = MapData::from_pin($dir.join($name)).map_err(|e| DatapathError::Map {
-            map: $name,
-            reason: describe(&e),
-        })?;
-        aya::maps::Map::from_map_data(data)
+    ($dir:expr, $name:expr, $variant:ident) => {
+        MapData::from_pin($dir.join($name))
+            .and_then(aya::maps::Map::from_map_data)
             .and_then(|map| map.try_into())
-            .map_err(|e: MapError| DatapathError::Map {
-                map: $name,
-                reason: describe(&e),
-            })?
-    }};
+            .map_err(|e: MapError| map_error($name, e))?
+    };
 }
 
 pub(super) use open;
@@ -73,16 +68,16 @@ impl Tables {
             .filter(|name| !TRIES.contains(name))
             .map(|name| {
                 let map = MapData::from_pin(dir.join(name));
-                Ok((name, map.map_err(|e| map_error(name, describe(&e)))?))
+                Ok((name, map.map_err(|e| map_error(name, e))?))
             })
             .collect::<Result<_, DatapathError>>()?;
         Ok(Self {
-            tries: Arc::new(Tries::open(dir)?),
+            read: Arc::new(ReadTables::open(dir)?),
             policies: open!(dir, maps::POLICIES, Array),
             unrested: BTreeSet::new(),
             host_defaults: open!(dir, maps::HOST_DEFAULTS, Array),
             statistics: open!(dir, maps::STATISTICS, PerCpuHashMap),
-            patience: PATIENCE,
+            retry_budget: RETRY_BUDGET,
             cpus,
             handles,
         })
@@ -91,9 +86,8 @@ impl Tables {
     /// Pins the open maps in `dir` as well.
     pub(super) fn pin(&self, dir: &Path) -> Result<(), DatapathError> {
         self.pin_all_but_tries(dir)?;
-        for (name, map) in self.tries.handles() {
-            map.pin(dir.join(name))
-                .map_err(|e| map_error(name, describe(&e)))?;
+        for (name, map) in self.read.tries.handles() {
+            map.pin(dir.join(name)).map_err(|e| map_error(name, e))?;
         }
         Ok(())
     }
@@ -101,10 +95,95 @@ impl Tables {
     /// The same for those that other tries can go with.
     pub(super) fn pin_all_but_tries(&self, dir: &Path) -> Result<(), DatapathError> {
         for (name, map) in &self.handles {
-            map.pin(dir.join(name))
-                .map_err(|e| map_error(name, describe(&e)))?;
+            map.pin(dir.join(name)).map_err(|e| map_error(name, e))?;
         }
         Ok(())
+    }
+
+    /// Writes one slot of the policy table. A program that runs meanwhile reads the former policy or the new
+    /// one: see [`PolicySlot`].
+    pub(super) fn set_policy(&mut self, index: u32, policy: &Policy) -> Result<(), DatapathError> {
+        if self.unrested.contains(&index) {
+            wait_for_programs();
+            self.unrested.clear();
+        }
+        for value in self.read.slot(index)?.replaced(policy) {
+            self.policies
+                .set(index, &value, 0)
+                .map_err(|e| map_error(maps::POLICIES, e))?;
+            // A program that sees the second write sees the first. (It reads the copy by the number it has read: an
+            // address dependency.)
+            fence(Ordering::SeqCst);
+        }
+        self.unrested.insert(index);
+        Ok(())
+    }
+
+    /// Writes what programs reckon with where a socket cannot be asked.
+    pub(super) fn set_host_defaults(&mut self, host: HostDefaults) -> Result<(), DatapathError> {
+        self.host_defaults
+            .set(0, &host, 0)
+            .map_err(|e| map_error(maps::HOST_DEFAULTS, e))
+    }
+
+    /// Before a piece of work: waiting for memory must not make all of it take long.
+    pub(super) fn reset_retry_budget(&mut self) {
+        self.retry_budget = RETRY_BUDGET;
+    }
+
+    /// Gives a slot statistics that begin at 0.
+    pub(super) fn clear_statistics(&mut self, index: u32) -> Result<(), DatapathError> {
+        for direction in direction::ALL {
+            let key = statistics_key(index, direction);
+            self.insert_statistics(key)
+                .map_err(|e| map_error(maps::STATISTICS, e))?;
+        }
+        Ok(())
+    }
+
+    /// The kernel allocates what it needs for every CPU from a small reserve, which it fills again a
+    /// moment later.
+    fn insert_statistics(&mut self, key: u32) -> Result<(), MapError> {
+        const PAUSE: Duration = Duration::from_millis(2);
+        loop {
+            let zero = PerCpuValues::try_from(vec![Statistics::default(); self.cpus])?;
+            match self.statistics.insert(&key, zero, 0) {
+                Err(e) if errno(&e) == Some(libc::ENOMEM) && self.retry_budget > 0 => {
+                    self.retry_budget -= 1;
+                    std::thread::sleep(PAUSE);
+                }
+                result => return result,
+            }
+        }
+    }
+
+    /// Takes a slot's statistics away; where there are none nothing is done.
+    pub(super) fn remove_statistics(&mut self, index: u32) -> Result<(), DatapathError> {
+        for direction in direction::ALL {
+            match self.statistics.remove(&statistics_key(index, direction)) {
+                Ok(()) | Err(MapError::KeyNotFound) => {}
+                Err(e) if errno(&e) == Some(libc::ENOENT) => {}
+                Err(e) => return Err(map_error(maps::STATISTICS, e)),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Handles of its own on what is read beside the writer.
+pub(super) struct ReadTables {
+    pub(super) tries: Arc<Tries>,
+    policies: Array<MapData, PolicySlot>,
+    statistics: PerCpuHashMap<MapData, u32, Statistics>,
+}
+
+impl ReadTables {
+    fn open(dir: &Path) -> Result<Self, DatapathError> {
+        Ok(Self {
+            tries: Arc::new(Tries::open(dir)?),
+            policies: open!(dir, maps::POLICIES, Array),
+            statistics: open!(dir, maps::STATISTICS, PerCpuHashMap),
+        })
     }
 
     /// Every slot of the policy table but the reserved ones.
@@ -119,36 +198,10 @@ impl Tables {
         Ok(*self.slot(index)?.policy())
     }
 
-    fn slot(&self, index: u32) -> Result<PolicySlot, DatapathError> {
+    pub(super) fn slot(&self, index: u32) -> Result<PolicySlot, DatapathError> {
         self.policies
             .get(&index, 0)
-            .map_err(|e| map_error(maps::POLICIES, describe(&e)))
-    }
-
-    /// Writes one slot of the policy table. A program that runs meanwhile reads the former policy or the new
-    /// one: see [`PolicySlot`].
-    pub(super) fn set_policy(&mut self, index: u32, policy: &Policy) -> Result<(), DatapathError> {
-        if self.unrested.contains(&index) {
-            wait_for_programs();
-            self.unrested.clear();
-        }
-        for value in self.slot(index)?.replaced(policy) {
-            self.policies
-                .set(index, &value, 0)
-                .map_err(|e| map_error(maps::POLICIES, describe(&e)))?;
-            // A program that sees the second write sees the first. (It reads the copy by the number it has read: an
-            // address dependency.)
-            fence(Ordering::SeqCst);
-        }
-        self.unrested.insert(index);
-        Ok(())
-    }
-
-    /// Writes what programs reckon with where a socket cannot be asked.
-    pub(super) fn set_host_defaults(&mut self, host: HostDefaults) -> Result<(), DatapathError> {
-        self.host_defaults
-            .set(0, &host, 0)
-            .map_err(|e| map_error(maps::HOST_DEFAULTS, describe(&e)))
+            .map_err(|e| map_error(maps::POLICIES, e))
     }
 
     /// A slot's statistics by [`direction::ALL`], summed over the CPUs; where there are none they are 0.
@@ -158,7 +211,7 @@ impl Tables {
             match self.statistics.get(&statistics_key(index, direction), 0) {
                 Ok(values) => *sum = values.iter().fold(*sum, Statistics::plus),
                 Err(MapError::KeyNotFound) => {}
-                Err(e) => return Err(map_error(maps::STATISTICS, describe(&e))),
+                Err(e) => return Err(map_error(maps::STATISTICS, e)),
             }
         }
         Ok(all)
@@ -169,49 +222,6 @@ impl Tables {
         direction::ALL
             .into_iter()
             .all(|d| self.statistics.get(&statistics_key(index, d), 0).is_ok())
-    }
-
-    /// Before a piece of work: waiting for memory must not make all of it take long.
-    pub(super) fn be_patient(&mut self) {
-        self.patience = PATIENCE;
-    }
-
-    /// Gives a slot statistics that begin at 0.
-    pub(super) fn clear_statistics(&mut self, index: u32) -> Result<(), DatapathError> {
-        for direction in direction::ALL {
-            let key = statistics_key(index, direction);
-            self.insert_statistics(key)
-                .map_err(|e| map_error(maps::STATISTICS, describe(&e)))?;
-        }
-        Ok(())
-    }
-
-    /// The kernel allocates what it needs for every CPU from a small reserve, which it fills again a
-    /// moment later.
-    fn insert_statistics(&mut self, key: u32) -> Result<(), MapError> {
-        const PAUSE: Duration = Duration::from_millis(2);
-        loop {
-            let zero = PerCpuValues::try_from(vec![Statistics::default(); self.cpus])?;
-            match self.statistics.insert(&key, zero, 0) {
-                Err(e) if errno(&e) == Some(libc::ENOMEM) && self.patience > 0 => {
-                    self.patience -= 1;
-                    std::thread::sleep(PAUSE);
-                }
-                result => return result,
-            }
-        }
-    }
-
-    /// Takes a slot's statistics away; where there are none nothing is done.
-    pub(super) fn remove_statistics(&mut self, index: u32) -> Result<(), DatapathError> {
-        for direction in direction::ALL {
-            match self.statistics.remove(&statistics_key(index, direction)) {
-                Ok(()) | Err(MapError::KeyNotFound) => {}
-                Err(e) if errno(&e) == Some(libc::ENOENT) => {}
-                Err(e) => return Err(map_error(maps::STATISTICS, describe(&e))),
-            }
-        }
-        Ok(())
     }
 }
 
@@ -237,32 +247,4 @@ pub(super) fn open_events(
         open!(dir, maps::EVENTS, RingBuf),
         open!(dir, maps::EVENT_CONTROL, Array),
     ))
-}
-
-/// The errno of the system call behind a map error.
-fn errno(error: &MapError) -> Option<i32> {
-    match error {
-        MapError::SyscallError(e) => e.io_error.raw_os_error(),
-        MapError::CreateError { io_error, .. } => io_error.raw_os_error(),
-        _ => None,
-    }
-}
-
-/// An error with all its causes on one line; aya's own texts often leave the errno to the cause.
-pub(super) fn describe(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let more = error.to_string();
-        if !text.contains(&more) {
-            text.push_str(": ");
-            text.push_str(&more);
-        }
-        cause = error.source();
-    }
-    // What aya says where a verifier's log would follow.
-    if let Some(short) = text.trim_end().strip_suffix(". Verifier output:") {
-        text.truncate(short.len());
-    }
-    text
 }

@@ -7,10 +7,10 @@ use rto_agent_common::{PROGRAM, SocketTypes};
 use tracing::warn;
 
 use super::{
-    DatapathError, Options,
-    object::{self, Values, program},
+    Cause, DatapathError, Options, attach_error,
+    error::errno,
+    object::{self, LoadParams, program},
     pin_error, pins,
-    tables::describe,
 };
 use crate::kernel::{btf::Btf, link, programs::attached_ids};
 
@@ -58,13 +58,13 @@ impl Link {
     ) -> Result<Self, DatapathError> {
         let (mut ebpf, limited) = load(options, dir)?;
         let program = program!(ebpf, PROGRAM, SockOps)?;
-        let program_id = program.info().map_err(|e| object::load_error(&e))?.id();
+        let program_id = program.info().map_err(object::load_error)?.id();
         let path = dir.join(pins::PROGRAM);
-        program.pin(&path).map_err(|e| pin_error(&path, &e))?;
+        program.pin(&path).map_err(|e| pin_error(&path, e))?;
         let path = dir.join(pins::LINK);
         let Some(former) = former else {
             attach(options, program, &path)?;
-            let handle = link::Link::from_pin(&path).map_err(|e| pin_error(&path, &e))?;
+            let handle = link::Link::from_pin(&path).map_err(|e| pin_error(&path, e))?;
             return Ok(Self {
                 handle,
                 program_id,
@@ -72,7 +72,7 @@ impl Link {
             });
         };
         // What can fail comes first: after the update nothing is as it was.
-        former.handle.pin(&path).map_err(|e| pin_error(&path, &e))?;
+        former.handle.pin(&path).map_err(|e| pin_error(&path, e))?;
         let updated = link::Link::from_pin(&path).and_then(|handle| {
             let fd = program.fd().map_err(std::io::Error::other)?;
             handle.update(fd.as_fd()).map(|()| handle)
@@ -86,7 +86,7 @@ impl Link {
             Err(e) => {
                 // Its other pins stay.
                 let _unpinned = std::fs::remove_file(&path);
-                Err(attach_error(options, e.to_string()))
+                Err(attach_error(&options.cgroup, e))
             }
         }
     }
@@ -100,11 +100,11 @@ pub(super) fn attached(cgroup: &Path, program_id: u32) -> std::io::Result<bool> 
 /// The program, verified. What it reads of sockets beyond its context is an addition: a kernel that does not take that
 /// gets the program without, and why is returned as well.
 fn load(options: &Options, dir: &Path) -> Result<(aya::Ebpf, Option<String>), DatapathError> {
-    let values = options.values();
-    let verified = |values: &Values| {
+    let values = options.load_params();
+    let verified = |values: &LoadParams| {
         let mut ebpf = object::load(Some(dir), values)?;
         let program = program!(ebpf, PROGRAM, SockOps)?;
-        program.load().map_err(|e| object::load_error(&e))?;
+        program.load().map_err(object::load_error)?;
         Ok(ebpf)
     };
     let Ok(btf) = Btf::vmlinux() else {
@@ -116,12 +116,12 @@ fn load(options: &Options, dir: &Path) -> Result<(aya::Ebpf, Option<String>), Da
         listener: 0,
         ..types
     };
-    let all = Values {
+    let all = LoadParams {
         socket_types: types,
         kfuncs: btf.kfuncs(),
         ..values
     };
-    let fewer = Values {
+    let fewer = LoadParams {
         socket_types: by_type_alone,
         ..values
     };
@@ -143,30 +143,22 @@ fn load(options: &Options, dir: &Path) -> Result<(aya::Ebpf, Option<String>), Da
 }
 
 fn attach(options: &Options, program: &mut SockOps, path: &Path) -> Result<(), DatapathError> {
-    let failed = |reason: String| attach_error(options, reason);
-    let cgroup = File::open(&options.cgroup).map_err(|e| failed(e.to_string()))?;
+    let cgroup = &options.cgroup;
+    let dir = File::open(cgroup).map_err(|e| attach_error(cgroup, e))?;
     // A BPF link is always multi-attach; any flag but 0 is EINVAL, which aya spells `Single`.
-    let id = program.attach(cgroup, CgroupAttachMode::Single).map_err(|e| {
-        let mut reason = describe(&e);
-        if reason.contains("os error 1)") {
-            reason.push_str(
-                "; another sock_ops program is attached exclusively here or above: see rto-agent doctor",
-            );
-        }
-        failed(reason)
+    let id = program.attach(dir, CgroupAttachMode::Single);
+    let id = id.map_err(|e| match errno(&e) {
+        Some(libc::EPERM) => DatapathError::Excluded {
+            cgroup: cgroup.clone(),
+            cause: Cause::new(e),
+        },
+        _ => attach_error(cgroup, e),
     })?;
     let link: FdLink = program
         .take_link(id)
-        .map_err(|e| failed(describe(&e)))?
+        .map_err(|e| attach_error(cgroup, e))?
         .try_into()
-        .map_err(|_| failed("the kernel is too old for BPF links (5.7)".to_owned()))?;
-    link.pin(path).map_err(|e| pin_error(path, &e))?;
+        .map_err(|_| attach_error(cgroup, "the kernel is too old for BPF links (5.7)"))?;
+    link.pin(path).map_err(|e| pin_error(path, e))?;
     Ok(())
-}
-
-fn attach_error(options: &Options, reason: String) -> DatapathError {
-    DatapathError::Attach {
-        cgroup: options.cgroup.clone(),
-        reason,
-    }
 }

@@ -12,11 +12,11 @@ use rto_agent_common::{
 };
 
 use super::{
-    DatapathError, Options, accepted, error,
-    object::{self, Values, program},
+    Cause, DatapathError, Options, accepted, attach_error, error,
+    object::{self, LoadParams, program},
     pins,
     slots::Slots,
-    tables::{Tables, describe},
+    tables::Tables,
 };
 use crate::{kernel::cgroup, policy::PolicyName};
 
@@ -74,14 +74,14 @@ impl Walker {
     ) -> Result<Self, DatapathError> {
         let mut ebpf = object::load(
             Some(dir),
-            &Values {
+            &LoadParams {
                 offsets: accepted::offsets()?,
                 trie_entries: Some(pinned_entries(dir)?),
-                ..options.map(Options::values).unwrap_or_default()
+                ..options.map(Options::load_params).unwrap_or_default()
             },
         )?;
         try_load(&mut ebpf, &object::kernel_types()?)?;
-        let names = Slots::read(Tables::open(dir)?.policies()?.into_iter());
+        let names = Slots::read(Tables::open(dir)?.read.policies()?.into_iter());
         let names = names
             .by_index()
             .into_iter()
@@ -135,7 +135,7 @@ impl Walker {
         let counts = |index: u32| {
             self.counts
                 .get(&index, 0)
-                .map_err(|e| error::map(maps::WALK_COUNTS, describe(&e)))
+                .map_err(|e| error::map(maps::WALK_COUNTS, e))
         };
         let mut walked = Walked {
             others: counts(NO_POLICY)?,
@@ -151,13 +151,10 @@ impl Walker {
     }
 
     fn run(&mut self) -> Result<(), DatapathError> {
-        let failed = |e: &dyn std::error::Error| {
-            DatapathError::Load(format!("iterator over TCP sockets: {}", describe(e)))
-        };
         let program = program!(self.ebpf, PROGRAM_WALK, Iter)?;
-        let id = program.attach().map_err(|e| failed(&e))?;
-        let link = program.take_link(id).map_err(|e| failed(&e))?;
-        let mut file = link.into_file().map_err(|e| failed(&e))?;
+        let id = program.attach().map_err(iterate_error)?;
+        let link = program.take_link(id).map_err(iterate_error)?;
+        let mut file = link.into_file().map_err(iterate_error)?;
         // The program writes nothing: reading runs it.
         let mut nothing = [0u8; 64];
         loop {
@@ -170,21 +167,20 @@ impl Walker {
                         e.kind(),
                         std::io::ErrorKind::WouldBlock | std::io::ErrorKind::Interrupted
                     ) => {}
-                Err(e) => return Err(failed(&e)),
+                Err(e) => return Err(iterate_error(e)),
             }
         }
     }
 }
 
-/// Walkers for restoring, one for each generation of pins that this version can read.
+/// Walkers for restoring, one for each set of pins that this version can read.
 ///
 /// # Errors
 ///
 /// If the program cannot be loaded.
 pub fn for_restoring(pin_dir: &Path) -> Result<Vec<Walker>, DatapathError> {
-    let generations = pins::generations(pin_dir).map_err(|e| super::pin_error(pin_dir, &e))?;
-    generations
-        .iter()
+    let sets = pins::pin_sets(pin_dir).map_err(|e| super::pin_error(pin_dir, e))?;
+    sets.iter()
         .filter(|g| g.layout == Some(rto_agent_common::LAYOUT_VERSION))
         .map(|g| Walker::load(&g.path, None, Mode::Restore))
         .collect()
@@ -194,7 +190,7 @@ pub fn for_restoring(pin_dir: &Path) -> Result<Vec<Walker>, DatapathError> {
 pub(super) fn try_load(ebpf: &mut Ebpf, types: &Btf) -> Result<(), DatapathError> {
     program!(ebpf, PROGRAM_WALK, Iter)?
         .load(ITERATOR, types)
-        .map_err(|e| object::load_error(&e))
+        .map_err(object::load_error)
 }
 
 /// Room of the tries pinned in `dir`, whatever it was made for.
@@ -202,7 +198,7 @@ fn pinned_entries(dir: &Path) -> Result<u32, DatapathError> {
     let name = maps::ENTRIES_V4;
     MapData::from_pin(dir.join(name))
         .and_then(|map| Ok(map.info()?.max_entries()))
-        .map_err(|e| error::map(name, describe(&e)))
+        .map_err(|e| error::map(name, e))
 }
 
 /// The id to compare with; 0 where every socket is in the cgroup: the hierarchy's root.
@@ -212,10 +208,7 @@ pub(super) fn filter(path: &Path) -> Result<u64, DatapathError> {
     }
     std::fs::metadata(path)
         .map(|meta| meta.ino())
-        .map_err(|e| DatapathError::Attach {
-            cgroup: path.to_owned(),
-            reason: e.to_string(),
-        })
+        .map_err(|e| attach_error(path, e))
 }
 
 fn take<T: aya::Pod>(
@@ -223,9 +216,9 @@ fn take<T: aya::Pod>(
     name: &'static str,
 ) -> Result<Array<MapData, T>, DatapathError> {
     ebpf.take_map(name)
-        .ok_or_else(|| error::map(name, "is not in the object".to_owned()))?
+        .ok_or_else(|| error::map(name, "is not in the object"))?
         .try_into()
-        .map_err(|e: aya::maps::MapError| error::map(name, describe(&e)))
+        .map_err(|e: aya::maps::MapError| error::map(name, e))
 }
 
 fn set<T: aya::Pod>(
@@ -234,6 +227,9 @@ fn set<T: aya::Pod>(
     index: u32,
     value: T,
 ) -> Result<(), DatapathError> {
-    map.set(index, &value, 0)
-        .map_err(|e| error::map(name, describe(&e)))
+    map.set(index, &value, 0).map_err(|e| error::map(name, e))
+}
+
+fn iterate_error(cause: impl std::error::Error + Send + Sync + 'static) -> DatapathError {
+    DatapathError::Iterate(Cause::new(cause))
 }

@@ -1,0 +1,140 @@
+//! In force and out of it: the link, its pins, and what takes their place.
+
+use std::path::PathBuf;
+
+use super::{
+    BpfKernel, DatapathError, Link, Removed, accepted,
+    link::attached,
+    open::{new_staging, retire_unlisted},
+    pin_error, pins,
+    removal::{remove_pins, wait_for_end, wait_until},
+    tries,
+};
+
+impl BpfKernel {
+    /// Puts the program in force, if it is not, and removes the pins of everything it replaces.
+    ///
+    /// # Errors
+    ///
+    /// If the program cannot be loaded, attached or pinned; what was in force before stays.
+    pub(super) fn put_in_force(&mut self) -> Result<(), DatapathError> {
+        if self.link.is_none() {
+            let former = self.former_link.as_ref();
+            self.link = Some(Link::put_in_force(&self.options, &self.dir, former)?);
+            self.former_link = None;
+            self.was_in_force = true;
+            self.promote();
+        }
+        if !self.options.statistics.counts_unlisted() {
+            // Not before: a program that was in force until now may have counted them.
+            retire_unlisted(&mut self.tables)?;
+        }
+        if self.hook.is_none() {
+            self.hook = Some(accepted::Hook::adopt_or_attach(&self.options, &self.dir));
+        }
+        self.sweep()
+    }
+
+    /// Gives the pins of what is in force the name by which a later daemon adopts them. Where that fails they stay where
+    /// they are, and the next start puts a program over new tries in the place of this one.
+    pub(super) fn promote(&mut self) {
+        let wanted = self.options.pin_set();
+        if self.dir == wanted {
+            return;
+        }
+        match pins::promote(&self.options.pin_dir, &self.dir, &wanted) {
+            Ok(()) => self.dir = wanted,
+            Err(e) => tracing::warn!(
+                "{}: {e}; the pins stay in {}",
+                wanted.display(),
+                self.dir.display()
+            ),
+        }
+    }
+
+    /// Pins the open maps once more, in a staging directory.
+    fn restage(&self) -> Result<PathBuf, DatapathError> {
+        let staging = new_staging(&self.options.pin_dir)?;
+        match self.tables.pin(&staging) {
+            Ok(()) => Ok(staging),
+            Err(e) => {
+                let _swept = pins::remove_pin_set(&staging);
+                Err(e)
+            }
+        }
+    }
+
+    /// Removes every set of pins but the one in use.
+    fn sweep(&self) -> Result<(), DatapathError> {
+        let all = pins::pin_sets(&self.options.pin_dir)
+            .map_err(|e| pin_error(&self.options.pin_dir, e))?;
+        for set in all.iter().filter(|set| set.path != self.dir) {
+            tracing::info!(path = %set.path.display(), "removing replaced pins");
+            pins::remove_pin_set(&set.path).map_err(|e| pin_error(&set.path, e))?;
+        }
+        Ok(())
+    }
+
+    /// A new link and new pins, where somebody removed them. The maps stay.
+    ///
+    /// # Errors
+    ///
+    /// As [`BpfKernel::put_in_force`]; nothing is worse than before.
+    pub(super) fn attach_again(&mut self) -> Result<(), DatapathError> {
+        let staging = self.restage()?;
+        let in_force = |link: &Link| attached(&self.options.cgroup, link.program_id);
+        // Where only its pins are gone the link stays.
+        self.former_link = self
+            .link
+            .take()
+            .filter(|link| in_force(link).unwrap_or(false));
+        let former_dir = std::mem::replace(&mut self.dir, staging);
+        // Its pin went with the others, or its cgroup did.
+        let former_hook = self.hook.take();
+        let attached = self.put_in_force();
+        if attached.is_err() {
+            let staging = std::mem::replace(&mut self.dir, former_dir);
+            self.link = self.link.take().or(self.former_link.take());
+            self.hook = former_hook;
+            let _swept = pins::remove_pin_set(&staging);
+        }
+        attached
+    }
+
+    /// Takes the programs out of force; maps and their pins stay, so that a walker can still read
+    /// what the sockets had.
+    ///
+    /// # Errors
+    ///
+    /// If a link's pin cannot be removed.
+    pub(super) fn take_out_of_force(&mut self) -> Result<(), DatapathError> {
+        pins::remove_links(&self.dir).map_err(|e| pin_error(&self.dir, e))?;
+        self.hook = None;
+        if let Some(link) = self.link.take() {
+            let program_id = link.program_id;
+            drop(link);
+            self.unlinked = true;
+            // The link goes some time after its last handle: a connection that is made meanwhile
+            // still gets its policy.
+            let _gone = wait_until(|| !attached(&self.options.cgroup, program_id).unwrap_or(false));
+        }
+        Ok(())
+    }
+
+    /// Takes the program out of force and removes every pin.
+    ///
+    /// # Errors
+    ///
+    /// If a pin cannot be removed; the others are removed all the same.
+    pub(super) fn remove(self: Box<Self>) -> Result<Removed, DatapathError> {
+        let pin_dir = self.options.pin_dir.clone();
+        let unlinked = self.unlinked;
+        let program_id = self.link.as_ref().map(|link| link.program_id);
+        let tries = self.tables.read.tries.clone();
+        drop(self);
+        let mut removed = remove_pins(&pin_dir)?;
+        removed.links += usize::from(unlinked);
+        tries::empty_later(tries, move || wait_for_end(program_id));
+        Ok(removed)
+    }
+}

@@ -1,0 +1,277 @@
+//! The kernel by eBPF: load, pin, attach, write and read the maps. Alone touches aya.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use rto_agent_common::{HostDefaults, UNLISTED, statistics};
+
+use super::{
+    Attachment, Cause, DatapathError, Found, Kernel, KernelReader, Options, Removed,
+    StatisticsOptions, error,
+};
+use crate::{
+    config::RttSampling,
+    policy::{
+        Cidr, PolicyName,
+        entries::Builder,
+        plan::{MapState, Plan},
+    },
+};
+
+mod accepted;
+mod attach;
+pub mod events;
+mod link;
+mod object;
+mod open;
+mod pins;
+pub mod probe;
+mod reader;
+mod removal;
+mod slots;
+mod tables;
+mod tries;
+pub mod walk;
+mod write;
+
+pub use accepted::RtoMinTiming;
+use link::Link;
+use object::LoadParams;
+pub use object::OBJECT;
+use reader::{Placement, Reader};
+pub use removal::{
+    make_pin_dir, pinned_initial_rto, pinned_program_ids, remove_kept_pins, remove_links,
+    remove_pins,
+};
+use slots::Slots;
+use tables::Tables;
+
+/// The program and its maps.
+pub struct BpfKernel {
+    options: Options,
+    dir: PathBuf,
+    found: Found,
+    tables: Tables,
+    slots: Slots,
+    /// Policies without statistics, as there was no memory.
+    missing_stats: BTreeSet<PolicyName>,
+    /// What entries had counted in the tries that others take the place of, until those are filled.
+    former_hits: HashMap<Cidr, u32>,
+    link: Option<Link>,
+    /// A link in force that an earlier run left, until this one's program has taken its place in it.
+    former_link: Option<Link>,
+    /// It is in force, or was.
+    was_in_force: bool,
+    /// It was in force, and [`Kernel::unlink`] took it out.
+    unlinked: bool,
+    /// The second program's, for accepted sockets.
+    hook: Option<accepted::Hook>,
+}
+
+impl Kernel for BpfKernel {
+    fn options(&self) -> &Options {
+        &self.options
+    }
+
+    fn found(&self) -> Found {
+        self.found
+    }
+
+    fn read(&self) -> Result<MapState, DatapathError> {
+        let names = self.slots.by_index();
+        let mut image = MapState::default();
+        let mut entries = Builder::default();
+        // An entry of a slot without a policy is inert; as "nameless" it is removed by any plan.
+        let nameless = PolicyName::nameless();
+        let mut numbers = HashMap::new();
+        for (index, mut policy) in self.tables.read.policies()? {
+            if let Some(name) = names.get(&index) {
+                numbers.insert(index, entries.policy(name));
+                policy.generation = 0;
+                image.policies.insert((*name).clone(), policy);
+            }
+        }
+        let all = self.tables.read.tries.all()?;
+        entries.reserve(all.len());
+        for (cidr, value) in all {
+            let number = match numbers.get(&value.policy) {
+                Some(number) => *number,
+                None => entries.policy(&nameless),
+            };
+            entries.push(cidr, number, None);
+        }
+        (image.entries, _) = entries.build();
+        Ok(image)
+    }
+
+    fn apply(
+        &mut self,
+        room: u32,
+        current: &MapState,
+        plan: &Plan,
+        desired: &MapState,
+    ) -> Result<bool, DatapathError> {
+        let room = room.max(self.options.max_entries);
+        let grows = room > self.options.max_entries || !self.has_room_for(current, plan);
+        if grows {
+            self.grow(room, plan, desired)?;
+        } else {
+            self.write(current, plan)?;
+        }
+        Ok(grows)
+    }
+
+    fn attach(&mut self) -> Result<(), DatapathError> {
+        if self.was_in_force && !self.placement().attachment().attached {
+            self.attach_again()
+        } else {
+            self.put_in_force()
+        }
+    }
+
+    fn reader(&self) -> Arc<dyn KernelReader> {
+        Arc::new(Reader::new(self))
+    }
+
+    fn set_host_defaults(&mut self, host: HostDefaults) -> Result<(), DatapathError> {
+        self.options.host_defaults = host;
+        self.tables.set_host_defaults(host)
+    }
+
+    fn retry_statistics(&mut self) {
+        for name in std::mem::take(&mut self.missing_stats) {
+            let slot = if name == PolicyName::unmatched() {
+                Some(UNLISTED)
+            } else {
+                self.slots.get(&name).map(|slot| slot.index)
+            };
+            if slot.is_some_and(|slot| self.tables.clear_statistics(slot).is_err()) {
+                self.missing_stats.insert(name);
+            }
+        }
+    }
+
+    fn events(&self) -> Result<(events::Reader, events::SynAcks), DatapathError> {
+        let syn_acks = events::SynAcks::new(&self.dir, &self.options);
+        Ok((events::Reader::open(&self.dir)?, syn_acks))
+    }
+
+    fn walker(&self, mode: walk::Mode) -> Result<walk::Walker, DatapathError> {
+        walk::Walker::load(&self.dir, Some(&self.options), mode)
+    }
+
+    fn unlink(&mut self) -> Result<(), DatapathError> {
+        self.take_out_of_force()
+    }
+
+    fn is_unlinked(&self) -> bool {
+        self.unlinked
+    }
+
+    fn detach(self: Box<Self>) -> Result<Removed, DatapathError> {
+        self.remove()
+    }
+}
+
+impl BpfKernel {
+    fn placement(&self) -> Placement {
+        Placement {
+            cgroup: self.options.cgroup.clone(),
+            dir: self.dir.clone(),
+            program_id: self.link.as_ref().map(|link| link.program_id),
+            accepted: self.hook.as_ref().map(accepted::Hook::view),
+        }
+    }
+}
+
+impl Drop for BpfKernel {
+    /// One that never came into force leaves nothing behind.
+    fn drop(&mut self) {
+        if self.link.is_none() && !self.unlinked {
+            let _swept = pins::remove_pin_set(&self.dir);
+        }
+    }
+}
+
+impl StatisticsOptions {
+    fn counts_unlisted(self) -> bool {
+        self.on && self.unlisted
+    }
+
+    fn mode(self) -> u8 {
+        let bit = |bit: u8, on: bool| if on { bit } else { 0 };
+        bit(statistics::ON, self.on)
+            | bit(statistics::UNLISTED, self.counts_unlisted())
+            | bit(
+                statistics::RTT_AT_END,
+                self.on && self.rtt != RttSampling::Off,
+            )
+            | bit(statistics::PROCESS, self.on && self.process)
+    }
+
+    fn rtt_interval_ns(self) -> u64 {
+        match self.rtt {
+            RttSampling::Off | RttSampling::AtEnd => 0,
+            RttSampling::Every(interval) => u64::try_from(interval.as_nanos()).unwrap_or(u64::MAX),
+        }
+    }
+}
+
+impl Options {
+    fn load_params(&self) -> LoadParams {
+        LoadParams {
+            trie_entries: Some(kernel_entries(self.max_entries)),
+            hz: self.hz,
+            statistics_mode: self.statistics.mode(),
+            rtt_interval_ns: self.statistics.rtt_interval_ns(),
+            ..LoadParams::default()
+        }
+    }
+
+    /// Where the pins of this program go.
+    fn pin_set(&self) -> PathBuf {
+        let name = pins::pin_set_name(OBJECT, &self.constants(), self.max_entries);
+        self.pin_dir.join(name)
+    }
+
+    /// What is written into the program, but for the room.
+    fn constants(&self) -> Vec<u8> {
+        let constants = [
+            &[self.statistics.mode()][..],
+            &self.statistics.rtt_interval_ns().to_le_bytes(),
+            &self.hz.to_le_bytes(),
+        ];
+        constants.concat()
+    }
+}
+
+/// Room of a trie for `max_entries`: a reload that exchanges every entry has the old and the new
+/// in it for a moment. The tries take memory by what is in them, not by this number.
+fn kernel_entries(max_entries: u32) -> u32 {
+    max_entries.saturating_mul(2)
+}
+
+/// Whether the program in force uses the maps pinned in `dir`.
+fn is_in_use(dir: &Path) -> bool {
+    Link::at(dir).is_some_and(|link| link.is_of(dir))
+}
+
+fn pin_error(path: &Path, cause: impl std::error::Error + Send + Sync + 'static) -> DatapathError {
+    DatapathError::Pin {
+        path: path.to_owned(),
+        cause: Cause::new(cause),
+    }
+}
+
+fn attach_error(
+    cgroup: &Path,
+    cause: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+) -> DatapathError {
+    DatapathError::Attach {
+        cgroup: cgroup.to_owned(),
+        cause: Cause::new(cause),
+    }
+}

@@ -1,0 +1,242 @@
+//! Opening: maps of an earlier run are adopted or kept, and those that are missing are made.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    path::{Path, PathBuf},
+};
+
+use aya::maps::MapData;
+use rto_agent_common::{LAYOUT_VERSION, Policy, UNLISTED, maps};
+
+use super::{
+    BpfKernel, DatapathError, Found, Link, OBJECT, Options, StatisticsOptions, Tables, events,
+    is_in_use, kernel_entries, object, pin_error, pins, slots::Slots, tables::TRIES, tries::Tries,
+};
+use crate::policy::{Cidr, PolicyName};
+
+impl BpfKernel {
+    /// Finds or makes the maps. Nothing in force changes. Where the same program is in force with more room than
+    /// is asked for (the tries had grown), that is found.
+    ///
+    /// # Errors
+    ///
+    /// If the pin directory cannot be used or a map cannot be made; pins made so far are removed.
+    pub fn open(mut options: Options) -> Result<Self, DatapathError> {
+        let pin_dir = &options.pin_dir;
+        let pin_dir_error = |cause| DatapathError::PinDir {
+            path: pin_dir.clone(),
+            cause,
+        };
+        pins::create_pin_dir(pin_dir).map_err(pin_dir_error)?;
+        let pin_sets = pins::pin_sets(pin_dir).map_err(pin_dir_error)?;
+
+        let same =
+            pins::with_capacity(&pin_sets, OBJECT, &options.constants(), options.max_entries);
+        let in_force = same.into_iter().find_map(|(room, dir)| {
+            let link = Link::in_force(dir, &options.cgroup).filter(|link| link.is_of(dir))?;
+            Some((room, dir.to_owned(), link, Tables::open(dir).ok()?))
+        });
+        if let Some((room, dir, link, mut tables)) = in_force {
+            let slots = Slots::read(tables.read.policies()?.into_iter());
+            events::silence(&dir)?;
+            tables.set_host_defaults(options.host_defaults)?;
+            let missing_stats = prepare(&mut tables, &slots, options.statistics)?;
+            options.max_entries = room;
+            return Ok(Self {
+                missing_stats,
+                former_hits: HashMap::new(),
+                dir,
+                found: Found::Adopted,
+                tables,
+                slots,
+                link: Some(link),
+                former_link: None,
+                was_in_force: true,
+                unlinked: false,
+                hook: None,
+                options,
+            });
+        }
+
+        let staging = new_staging(pin_dir)?;
+        let opened = Self::stage(&options, &pin_sets, &staging);
+        match opened {
+            Ok((found, mut tables, former_hits)) => {
+                let slots = Slots::read(tables.read.policies()?.into_iter());
+                events::silence(&staging)?;
+                tables.set_host_defaults(options.host_defaults)?;
+                let former_link = pin_sets
+                    .iter()
+                    .find_map(|g| Link::in_force(&g.path, &options.cgroup));
+                let missing_stats = prepare(&mut tables, &slots, options.statistics)?;
+                Ok(Self {
+                    missing_stats,
+                    former_hits,
+                    dir: staging,
+                    found,
+                    tables,
+                    slots,
+                    link: None,
+                    former_link,
+                    was_in_force: false,
+                    unlinked: false,
+                    hook: None,
+                    options,
+                })
+            }
+            Err(e) => {
+                // The first error is the one to tell; a leftover directory is swept by the next start.
+                let _swept = pins::remove_pin_set(&staging);
+                Err(e)
+            }
+        }
+    }
+
+    /// Pins in `staging` the maps of the newest usable set of pins, and makes those that are missing. If those are
+    /// the tries, what the former ones have counted is returned as well.
+    fn stage(
+        options: &Options,
+        pin_sets: &[pins::PinSet],
+        staging: &Path,
+    ) -> Result<(Found, Tables, HashMap<Cidr, u32>), DatapathError> {
+        let mut kept = Kept::Nothing;
+        let mut former_hits = HashMap::new();
+        // One without a link was kept because sockets could not all be given back what they had: its
+        // maps know what that was. One in force goes before it.
+        let of_layout = pin_sets.iter().filter(|g| g.layout == Some(LAYOUT_VERSION));
+        let (in_force, kept_maps): (Vec<_>, Vec<_>) = of_layout.partition(|g| is_in_use(&g.path));
+        for set in in_force.into_iter().chain(kept_maps) {
+            let entries = kernel_entries(options.max_entries);
+            kept = keep_maps(&set.path, staging, entries)?;
+            if kept == Kept::AllButTries {
+                match Tries::open(&set.path).and_then(|tries| tries.hits()) {
+                    Ok(hits) => former_hits = hits.into_iter().collect(),
+                    Err(e) => tracing::warn!("what entries have counted is lost: {e}"),
+                }
+            }
+            if kept != Kept::Nothing {
+                break;
+            }
+        }
+        let found = match (kept, pin_sets.is_empty()) {
+            (Kept::All | Kept::AllButTries, _) => Found::MapsKept,
+            (Kept::Nothing, true) => Found::Nothing,
+            (Kept::Nothing, false) => Found::Replaced,
+        };
+        if kept != Kept::All {
+            object::load(Some(staging), &options.load_params())?;
+        }
+        Ok((found, Tables::open(staging)?, former_hits))
+    }
+}
+
+/// Sees to it that what is to be counted has a place; what there is no memory for is returned.
+fn prepare(
+    tables: &mut Tables,
+    slots: &Slots,
+    statistics: StatisticsOptions,
+) -> Result<BTreeSet<PolicyName>, DatapathError> {
+    let mut missing_stats = BTreeSet::new();
+    tables.reset_retry_budget();
+    if statistics.counts_unlisted() {
+        let former = tables.read.policy(UNLISTED)?;
+        if former.name().is_none() {
+            let name = PolicyName::unmatched();
+            let unlisted = Policy {
+                name: name.padded(),
+                // Sockets of an earlier time are not counted again.
+                generation: former.generation.wrapping_add(1),
+                // The kernel's own: TCP_TIMEOUT_INIT.
+                initial_rto_us: 1_000_000,
+                ..Policy::EMPTY
+            };
+            if !begin_statistics(tables, &name, UNLISTED) {
+                missing_stats.insert(name);
+            }
+            tables.set_policy(UNLISTED, &unlisted)?;
+        }
+    }
+    if statistics.on {
+        for (name, slot) in slots.iter() {
+            if !tables.read.has_statistics(slot.index)
+                && !begin_statistics(tables, name, slot.index)
+            {
+                missing_stats.insert(name.clone());
+            }
+        }
+    }
+    Ok(missing_stats)
+}
+
+/// Takes the place away where connections were counted that no entry covers.
+pub(super) fn retire_unlisted(tables: &mut Tables) -> Result<(), DatapathError> {
+    let former = tables.read.policy(UNLISTED)?;
+    if former.name().is_some() {
+        let free = Policy {
+            generation: former.generation,
+            ..Policy::EMPTY
+        };
+        tables.set_policy(UNLISTED, &free)?;
+        tables.remove_statistics(UNLISTED)?;
+    }
+    Ok(())
+}
+
+/// Timers matter more than counts: without memory for them the policy is in force all the same. Says
+/// whether it is counted.
+pub(super) fn begin_statistics(tables: &mut Tables, name: &PolicyName, slot: u32) -> bool {
+    match tables.clear_statistics(slot) {
+        Ok(()) => true,
+        Err(e) => {
+            tracing::warn!(policy = %name, "nothing is counted: {e}");
+            false
+        }
+    }
+}
+
+/// What [`keep_maps`] could keep.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kept {
+    All,
+    /// The tries are of another size.
+    AllButTries,
+    Nothing,
+}
+
+/// Pins the maps of `from` in `to` as well, if every one of them is as this version makes it;
+/// otherwise pins none.
+fn keep_maps(from: &Path, to: &Path, kernel_entries: u32) -> Result<Kept, DatapathError> {
+    let mut opened = Vec::new();
+    let mut kept = Kept::All;
+    for name in maps::ALL {
+        let Ok(map) = MapData::from_pin(from.join(name)) else {
+            return Ok(Kept::Nothing);
+        };
+        let Ok(info) = map.info() else {
+            return Ok(Kept::Nothing);
+        };
+        if TRIES.contains(&name) && info.max_entries() != kernel_entries {
+            kept = Kept::AllButTries;
+        }
+        opened.push((name, map));
+    }
+    if Tables::open(from).is_err() {
+        return Ok(Kept::Nothing);
+    }
+    for (name, map) in opened {
+        if TRIES.contains(&name) && kept == Kept::AllButTries {
+            continue;
+        }
+        let path = to.join(name);
+        map.pin(&path).map_err(|e| pin_error(&path, e))?;
+    }
+    Ok(kept)
+}
+
+pub(super) fn new_staging(pin_dir: &Path) -> Result<PathBuf, DatapathError> {
+    let staging = pins::unique(pin_dir, "staging", "");
+    pins::create_pin_dir(pin_dir)
+        .and_then(|()| pins::create_private_dir(&staging))
+        .map_err(|e| pin_error(&staging, e))?;
+    Ok(staging)
+}

@@ -1,0 +1,121 @@
+//! What needs no open kernel: pins made, looked at and removed, also where no daemon runs.
+
+use std::{path::Path, time::Duration};
+
+use rto_agent_common::LAYOUT_VERSION;
+
+use super::{DatapathError, Link, Removed, Tables, is_in_use, pin_error, pins};
+use crate::{kernel::bpf::program_info, policy::Cidr};
+
+/// Makes the directory for pins, where there is none.
+///
+/// # Errors
+///
+/// If it cannot be made, or is not one that root alone can write on a BPF file system.
+pub fn make_pin_dir(path: &Path) -> std::io::Result<()> {
+    pins::create_pin_dir(path)
+}
+
+/// Removes every pin of ours below `pin_dir`, whatever its version, and the directory itself
+/// if nothing else is in it. No daemon is needed; one that runs must be asked instead.
+///
+/// # Errors
+///
+/// If a pin cannot be removed; the others are removed all the same, and the error names the first.
+pub fn remove_pins(pin_dir: &Path) -> Result<Removed, DatapathError> {
+    let mut removed = Removed::default();
+    let mut failed = None;
+    for set in pins::pin_sets(pin_dir).map_err(|e| pin_error(pin_dir, e))? {
+        let had_link = set.path.join(pins::LINK).exists();
+        match pins::remove_pin_set(&set.path) {
+            Ok(()) => {
+                removed.links += usize::from(had_link);
+                removed.generations.push(set.path);
+            }
+            Err(e) => failed = failed.or(Some(pin_error(&set.path, e))),
+        }
+    }
+    if let Ok(rest) = std::fs::read_dir(pin_dir) {
+        removed.left = rest.filter_map(|e| e.ok().map(|e| e.path())).collect();
+    }
+    if removed.left.is_empty()
+        && let Err(e) = std::fs::remove_dir(pin_dir)
+        && e.kind() != std::io::ErrorKind::NotFound
+    {
+        failed = failed.or(Some(pin_error(pin_dir, e)));
+    }
+    failed.map_or(Ok(removed), Err)
+}
+
+/// Takes the programs of every set of pins below `pin_dir` out of force; the maps stay. Says how many
+/// sets had one.
+///
+/// # Errors
+///
+/// If a link's pin cannot be removed.
+pub fn remove_links(pin_dir: &Path) -> Result<usize, DatapathError> {
+    let mut count = 0;
+    let programs = pinned_program_ids(pin_dir);
+    for set in pins::pin_sets(pin_dir).map_err(|e| pin_error(pin_dir, e))? {
+        count += usize::from(set.path.join(pins::LINK).exists());
+        pins::remove_links(&set.path).map_err(|e| pin_error(&set.path, e))?;
+    }
+    let _gone = wait_until(|| programs.iter().all(|id| program_info(*id).is_err()));
+    Ok(count)
+}
+
+/// Waits until a program is no more; whether it is.
+pub(super) fn wait_for_end(program_id: Option<u32>) -> bool {
+    wait_until(|| program_id.is_none_or(|id| program_info(id).is_err()))
+}
+
+/// Waits, for a second at the most, until the kernel has done something; whether it has.
+pub(super) fn wait_until(done: impl Fn() -> bool) -> bool {
+    const STEP: Duration = Duration::from_millis(2);
+    for _ in 0..500 {
+        if done() {
+            return true;
+        }
+        std::thread::sleep(STEP);
+    }
+    false
+}
+
+/// The initial RTO in jiffies that the maps pinned below `pin_dir` have for an address; `None` if
+/// none is in force or no entry with one covers it.
+#[must_use]
+pub fn pinned_initial_rto(pin_dir: &Path, address: std::net::IpAddr) -> Option<u32> {
+    let sets = pins::pin_sets(pin_dir).ok()?;
+    let in_force = sets
+        .iter()
+        .find(|g| g.layout == Some(LAYOUT_VERSION) && is_in_use(&g.path))?;
+    let tables = Tables::open(&in_force.path).ok()?;
+    let host: Cidr = address.to_string().parse().ok()?;
+    let entry = tables.read.tries.get(&host).ok()??;
+    let policy = tables.read.policy(entry.policy).ok()?;
+    (policy.initial_rto_jiffies != 0).then_some(policy.initial_rto_jiffies)
+}
+
+/// As [`remove_pins`], but only if none of them is in force: a daemon may have begun anew. Says
+/// whether they were removed.
+///
+/// # Errors
+///
+/// As [`remove_pins`].
+pub fn remove_kept_pins(pin_dir: &Path) -> Result<Option<Removed>, DatapathError> {
+    let sets = pins::pin_sets(pin_dir).map_err(|e| pin_error(pin_dir, e))?;
+    if sets.iter().any(|g| g.path.join(pins::LINK).exists()) {
+        return Ok(None);
+    }
+    remove_pins(pin_dir).map(Some)
+}
+
+/// Program ids behind the links pinned below `pin_dir`: "ours", for telling foreign programs apart.
+#[must_use]
+pub fn pinned_program_ids(pin_dir: &Path) -> Vec<u32> {
+    let sets = pins::pin_sets(pin_dir).unwrap_or_default();
+    sets.iter()
+        .filter_map(|g| Link::at(&g.path))
+        .map(|link| link.program_id)
+        .collect()
+}

@@ -1,0 +1,197 @@
+//! Writing a plan: in place, or by new tries and a new program where more room is needed.
+
+use std::{collections::HashMap, path::Path};
+
+use rto_agent_common::{EntryValue, Policy};
+
+use super::{
+    BpfKernel, DatapathError, Link, Options, Tables, kernel_entries, object,
+    open::{begin_statistics, new_staging},
+    pins,
+    removal::wait_for_end,
+    tries,
+};
+use crate::policy::{
+    Cidr, PolicyName,
+    plan::{MapState, Plan},
+};
+
+impl BpfKernel {
+    /// Whether the tries have room for all that is in them before a plan takes any out.
+    pub(super) fn has_room_for(&self, current: &MapState, plan: &Plan) -> bool {
+        let mut most = current.entries.families();
+        let written = plan.entries_write.iter().map(|(cidr, _)| cidr);
+        for cidr in written.filter(|cidr| !plan.points_anew(current, cidr)) {
+            *most.of(cidr) += 1;
+        }
+        let room = kernel_entries(self.options.max_entries) as usize;
+        most.ipv4.max(most.ipv6) <= room
+    }
+
+    /// Writes a plan, in its order: policies, entries, removals, freed slots. `current` is the
+    /// state the plan was made against.
+    ///
+    /// # Errors
+    ///
+    /// The first write that fails; what came before it stays written.
+    pub(super) fn write(&mut self, current: &MapState, plan: &Plan) -> Result<(), DatapathError> {
+        self.tables.reset_retry_budget();
+        for (name, policy) in &plan.policies_write {
+            self.write_policy(name, policy)?;
+        }
+        let tries = &self.tables.read.tries;
+        let slots = self.slots.indices();
+        tries.write(plan.entries_write.iter().map(|(cidr, name)| {
+            let former = if plan.points_anew(current, cidr) {
+                tries.get(cidr)?.map(|value| value.hits)
+            } else {
+                self.former_hits.get(cidr).copied()
+            };
+            let value = EntryValue {
+                policy: slot_of(&slots, cidr, name)?,
+                hits: former.unwrap_or(0),
+            };
+            Ok((*cidr, value))
+        }))?;
+        tries.remove(&plan.entries_remove)?;
+        // Who comes later begins at 0.
+        self.former_hits = HashMap::new();
+        self.free(plan)
+    }
+
+    fn free(&mut self, plan: &Plan) -> Result<(), DatapathError> {
+        for name in &plan.policies_remove {
+            if let Some(slot) = self.slots.release(name) {
+                let free = Policy {
+                    generation: slot.generation,
+                    ..Policy::EMPTY
+                };
+                self.tables.set_policy(slot.index, &free)?;
+                self.tables.remove_statistics(slot.index)?;
+                self.missing_stats.remove(name);
+            }
+        }
+        Ok(())
+    }
+
+    /// Does what `plan` says by making tries for `max_entries`, which hold what `desired` does, and putting
+    /// the program in force over them before the former one goes. All other maps stay, and so does what
+    /// entries have counted (but for what is counted meanwhile).
+    ///
+    /// # Errors
+    ///
+    /// As [`BpfKernel::write`] and [`BpfKernel::put_in_force`]; what was in force stays.
+    pub(super) fn grow(
+        &mut self,
+        max_entries: u32,
+        plan: &Plan,
+        desired: &MapState,
+    ) -> Result<(), DatapathError> {
+        let options = Options {
+            max_entries,
+            ..self.options.clone()
+        };
+        self.tables.reset_retry_budget();
+        for (name, policy) in &plan.policies_write {
+            self.write_policy(name, policy)?;
+        }
+        let staging = new_staging(&options.pin_dir)?;
+        let former_tries = self.tables.read.tries.clone();
+        let former_program = self.link.as_ref().map(|link| link.program_id);
+        match self.fill(&options, &staging, desired) {
+            Ok((tables, link)) => {
+                if self.link.is_none() {
+                    // Never in force: nobody else removes it.
+                    let _swept = pins::remove_pin_set(&self.dir);
+                }
+                self.dir = staging;
+                self.link = link;
+                self.hook = None;
+                self.tables = tables;
+                self.options = options;
+                self.former_hits = HashMap::new();
+                if self.link.is_some() {
+                    self.promote();
+                }
+            }
+            Err(e) => {
+                let _swept = pins::remove_pin_set(&staging);
+                return Err(e);
+            }
+        }
+        if self.link.is_some() {
+            self.put_in_force()?;
+            tries::empty_later(former_tries, move || wait_for_end(former_program));
+        }
+        self.free(plan)
+    }
+
+    /// The maps of [`BpfKernel::grow`] in `staging`, and the link over them in its place, if there was one.
+    fn fill(
+        &self,
+        options: &Options,
+        staging: &Path,
+        desired: &MapState,
+    ) -> Result<(Tables, Option<Link>), DatapathError> {
+        self.tables.pin_all_but_tries(staging)?;
+        object::load(Some(staging), &options.load_params())?;
+        let tables = Tables::open(staging)?;
+        let mut former = self.former_hits.clone();
+        former.extend(self.tables.read.tries.hits()?);
+        let slots = self.slots.indices();
+        tables
+            .read
+            .tries
+            .write(desired.entries.iter().map(|(cidr, entry)| {
+                let value = EntryValue {
+                    policy: slot_of(&slots, &cidr, entry.policy)?,
+                    hits: former.get(&cidr).copied().unwrap_or(0),
+                };
+                Ok((cidr, value))
+            }))?;
+        if self.link.is_none() {
+            return Ok((tables, None));
+        }
+        let link = Link::put_in_force(options, staging, self.link.as_ref())?;
+        Ok((tables, Some(link)))
+    }
+
+    fn write_policy(&mut self, name: &PolicyName, policy: &Policy) -> Result<(), DatapathError> {
+        let slot = match self.slots.get(name) {
+            Some(slot) => slot,
+            None => {
+                let slot = self
+                    .slots
+                    .take(name)
+                    .ok_or_else(|| DatapathError::PolicyTableFull(name.clone()))?;
+                if self.options.statistics.on
+                    && !begin_statistics(&mut self.tables, name, slot.index)
+                {
+                    self.missing_stats.insert(name.clone());
+                }
+                slot
+            }
+        };
+        self.tables.set_policy(
+            slot.index,
+            &Policy {
+                generation: slot.generation,
+                ..*policy
+            },
+        )
+    }
+}
+
+fn slot_of(
+    slots: &HashMap<&PolicyName, u32>,
+    cidr: &Cidr,
+    name: &PolicyName,
+) -> Result<u32, DatapathError> {
+    slots
+        .get(name)
+        .copied()
+        .ok_or_else(|| DatapathError::UnknownPolicy {
+            cidr: *cidr,
+            policy: name.clone(),
+        })
+}

@@ -1,0 +1,271 @@
+//! A kernel for tests: maps in memory, whose writes fail when they are told to.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+    sync::{Arc, Mutex, MutexGuard},
+};
+
+use rto_agent_common::{HostDefaults, Statistics};
+
+use super::{
+    Attachment, DatapathError, Found, Kernel, KernelReader, Options, Removed, StatisticsOptions,
+    events, walk,
+};
+use crate::{
+    config::RttSampling,
+    policy::{
+        Cidr, Entry, PolicyName,
+        plan::{MapState, Plan},
+    },
+};
+
+/// What is in it, and what is to go wrong.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct State {
+    pub(crate) maps: MapState,
+    pub(crate) attached: bool,
+    /// Writes so far.
+    pub(crate) writes: usize,
+    /// Those that fail.
+    pub(crate) failing: BTreeSet<usize>,
+    /// It cannot be read.
+    pub(crate) unreadable: bool,
+    pub(crate) host: Option<HostDefaults>,
+}
+
+/// A kernel that tests look into.
+#[derive(Clone, Default)]
+pub(crate) struct FakeHost(Arc<Mutex<State>>);
+
+struct FakeKernel {
+    host: FakeHost,
+    options: Options,
+    found: Found,
+    unlinked: bool,
+}
+
+struct FakeReader {
+    host: FakeHost,
+    options: Options,
+    missing_stats: BTreeSet<PolicyName>,
+}
+
+impl FakeHost {
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap()
+    }
+
+    /// As [`super::BpfKernel::open`] does.
+    pub(crate) fn open(&self, options: Options) -> Box<dyn Kernel> {
+        let found = if self.state().attached {
+            Found::Adopted
+        } else {
+            Found::Nothing
+        };
+        Box::new(FakeKernel {
+            host: self.clone(),
+            options,
+            found,
+            unlinked: false,
+        })
+    }
+
+    /// The `n`th write from now on fails, from 1.
+    pub(crate) fn fail(&self, n: usize) {
+        let mut state = self.state();
+        let at = state.writes + n;
+        state.failing.insert(at);
+    }
+
+    fn write(&self, change: impl FnOnce(&mut State)) -> Result<(), DatapathError> {
+        let mut state = self.state();
+        state.writes += 1;
+        let write = state.writes;
+        if state.failing.contains(&write) {
+            return Err(refused());
+        }
+        change(&mut state);
+        Ok(())
+    }
+}
+
+/// Options for a kernel without a pin directory.
+pub(crate) fn options() -> Options {
+    Options {
+        cgroup: "/nowhere".into(),
+        pin_dir: "/nowhere/pins".into(),
+        max_entries: 16,
+        statistics: StatisticsOptions {
+            on: true,
+            unlisted: false,
+            rtt: RttSampling::Off,
+            process: false,
+        },
+        without_clone: None,
+        hz: 250,
+        host_defaults: crate::policy::compile::tests::HOST.defaults(),
+    }
+}
+
+fn refused() -> DatapathError {
+    DatapathError::PinDir {
+        path: "/nowhere".into(),
+        cause: io::Error::from_raw_os_error(libc::EPERM),
+    }
+}
+
+impl Kernel for FakeKernel {
+    fn options(&self) -> &Options {
+        &self.options
+    }
+
+    fn found(&self) -> Found {
+        self.found
+    }
+
+    fn read(&self) -> Result<MapState, DatapathError> {
+        let state = self.host.state();
+        if state.unreadable {
+            return Err(refused());
+        }
+        Ok(state.maps.clone())
+    }
+
+    fn apply(
+        &mut self,
+        room: u32,
+        _current: &MapState,
+        plan: &Plan,
+        desired: &MapState,
+    ) -> Result<bool, DatapathError> {
+        let grows = room > self.options.max_entries;
+        for (name, policy) in &plan.policies_write {
+            let write = |state: &mut State| {
+                state.maps.policies.insert(name.clone(), *policy);
+            };
+            self.host.write(write)?;
+        }
+        if grows {
+            let replace = |state: &mut State| state.maps.entries = desired.entries.clone();
+            self.host.write(replace)?;
+            self.options.max_entries = room;
+        } else {
+            for (cidr, name) in &plan.entries_write {
+                let policy = name.clone();
+                let location = None;
+                let entry = Entry { policy, location };
+                let write = |state: &mut State| state.maps.entries.insert(*cidr, entry);
+                self.host.write(write)?;
+            }
+            for cidr in &plan.entries_remove {
+                // What somebody else has removed is as good as removed.
+                let remove = |state: &mut State| {
+                    state.maps.entries.remove(cidr);
+                };
+                self.host.write(remove)?;
+            }
+        }
+        for name in &plan.policies_remove {
+            let free = |state: &mut State| {
+                state.maps.policies.remove(name);
+            };
+            self.host.write(free)?;
+        }
+        Ok(grows)
+    }
+
+    fn attach(&mut self) -> Result<(), DatapathError> {
+        self.host.write(|state| state.attached = true)
+    }
+
+    fn reader(&self) -> Arc<dyn KernelReader> {
+        Arc::new(FakeReader {
+            host: self.host.clone(),
+            options: self.options.clone(),
+            missing_stats: BTreeSet::new(),
+        })
+    }
+
+    fn set_host_defaults(&mut self, host: HostDefaults) -> Result<(), DatapathError> {
+        self.host.write(|state| state.host = Some(host))
+    }
+
+    fn retry_statistics(&mut self) {}
+
+    fn events(&self) -> Result<(events::Reader, events::SynAcks), DatapathError> {
+        Err(refused())
+    }
+
+    fn walker(&self, _mode: walk::Mode) -> Result<walk::Walker, DatapathError> {
+        Err(refused())
+    }
+
+    fn unlink(&mut self) -> Result<(), DatapathError> {
+        self.unlinked = true;
+        self.host.write(|state| state.attached = false)
+    }
+
+    fn is_unlinked(&self) -> bool {
+        self.unlinked
+    }
+
+    fn detach(self: Box<Self>) -> Result<Removed, DatapathError> {
+        let mut state = self.host.state();
+        state.attached = false;
+        state.maps = MapState::default();
+        Ok(Removed {
+            links: 1,
+            ..Removed::default()
+        })
+    }
+}
+
+impl KernelReader for FakeReader {
+    fn attachment(&self) -> Attachment {
+        let attached = self.host.state().attached;
+        Attachment {
+            attached,
+            problem: (!attached).then(|| "the program is not attached".to_owned()),
+            cgroup: self.options.cgroup.clone(),
+            program_id: None,
+            accepted: None,
+        }
+    }
+
+    fn holds(&self, desired: &MapState) -> Result<bool, DatapathError> {
+        let state = self.host.state();
+        if state.unreadable {
+            return Err(refused());
+        }
+        Ok(state.maps == *desired)
+    }
+
+    fn hits(&self) -> Result<Vec<(Cidr, u32)>, DatapathError> {
+        Ok(Vec::new())
+    }
+
+    fn hits_of(&self, _cidr: &Cidr) -> Result<u32, DatapathError> {
+        Ok(0)
+    }
+
+    fn statistics(&self) -> Result<BTreeMap<PolicyName, [Statistics; 3]>, DatapathError> {
+        let state = self.host.state();
+        let names = state.maps.policies.keys();
+        Ok(names
+            .map(|name| (name.clone(), [Statistics::default(); 3]))
+            .collect())
+    }
+
+    fn owners(&self) -> BTreeMap<(u32, u32), PolicyName> {
+        BTreeMap::new()
+    }
+
+    fn missing_stats(&self) -> &BTreeSet<PolicyName> {
+        &self.missing_stats
+    }
+
+    fn limited(&self) -> Option<&str> {
+        None
+    }
+}

@@ -1,0 +1,524 @@
+//! The engine's thread: its queue and its timers. Map writes block, and the socket must keep answering meanwhile.
+
+use std::{
+    sync::{Arc, mpsc},
+    time::{Duration, Instant},
+};
+
+use tokio::sync::{broadcast, watch};
+use tracing::{error, info, warn};
+
+use super::{
+    Channels, EngineConfig, EngineError, Message, Open, Reply, Snapshot,
+    audit::{Cause, Source},
+    desired::{Desired, LoadedConfig},
+    detach::Restoring,
+    jobs::{Done, events::Events, probing::Probing, walk, walk::Walks},
+    memory,
+    reconcile::{Persist, Reconciler},
+    reload::reload_view,
+    runtime::boottime_ms,
+    snapshot::{About, Health, Shared},
+    store::{self, RuntimeStore},
+    systemd::{self, Systemd},
+};
+use crate::{
+    config::{AgentConfig, Config, OnExit, atomic_file::AtomicFile},
+    datapath::{BpfKernel, Options, StatisticsOptions, walk::Mode},
+    kernel::{
+        facts::host_facts,
+        features::{Feature, Presence, can_set},
+        interference::Target,
+    },
+    policy::PolicyName,
+    problem::Problem,
+    progress,
+    wire::{
+        events::StreamItem,
+        types::{ApplyRequest, Caller, ReloadView, WalkView},
+    },
+};
+
+/// How often the attachment and the host's sysctls are looked at.
+const HEALTH_INTERVAL: Duration = Duration::from_secs(5);
+
+/// The engine: see the module.
+pub struct Engine {
+    pub(super) config: EngineConfig,
+    pub(super) reconciler: Reconciler,
+    /// When entries past their time are looked at again; absent unless the kernel would not have them out.
+    expiry_after: Option<Instant>,
+    /// Fingerprint of the files last read, good or bad.
+    pub(super) fingerprint: u64,
+    pub(super) last_reload: ReloadView,
+    pub(super) warnings: Vec<String>,
+    pub(super) detached_by: Option<Caller>,
+    /// Why values could not be computed for the host as it is now.
+    host_problem: Problem,
+    messages: mpsc::Receiver<Message>,
+    snapshots: watch::Sender<Arc<Snapshot>>,
+    about: Arc<About>,
+    shared: Arc<Shared>,
+    pub(super) systemd: Systemd,
+    /// See [`systemd::step_interval`].
+    step_interval: Duration,
+    pub(super) events: Events,
+    pub(super) walks: Walks,
+    pub(super) restoring: Option<Restoring>,
+    pub(super) probing: Probing,
+}
+
+impl Engine {
+    /// Brings the kernel in line with the configuration and attaches; says so to `channels`' other ends.
+    ///
+    /// # Errors
+    ///
+    /// If the program cannot be put in force; what an earlier run left in force stays.
+    pub fn start(config: EngineConfig, channels: Channels) -> anyhow::Result<Self> {
+        Self::start_with(
+            Arc::new(|options| Ok(Box::new(BpfKernel::open(options)?))),
+            config,
+            channels,
+        )
+    }
+
+    /// The same on another kernel.
+    pub(super) fn start_with(
+        open: Open,
+        config: EngineConfig,
+        channels: Channels,
+    ) -> anyhow::Result<Self> {
+        channels.progress.count_this_thread();
+        progress::step();
+        let agent = &config.config.agent;
+        let (saved, lost) = store::load(&agent.state_dir)?;
+        let mut store = RuntimeStore::new(agent.state_dir.clone());
+        let saved_path = Config::saved_path(&config.config_path);
+        if let Err(e) = AtomicFile::remove_stale(&saved_path) {
+            warn!("a draft of {} cannot be removed: {e}", saved_path.display());
+        }
+        let files = Arc::new(LoadedConfig {
+            config: config.config.clone(),
+            fingerprint: config.fingerprint,
+            host: config.host,
+        });
+        let mut runtime = saved.clone();
+        runtime.expire(boottime_ms());
+        let desired = Desired::new(files, runtime, config.host);
+        if desired.runtime != saved {
+            store.save(&desired.runtime);
+        }
+        let options = Options {
+            cgroup: config.cgroup.clone(),
+            pin_dir: agent.pin_dir.clone(),
+            max_entries: agent.max_entries,
+            statistics: statistics_options(agent, config.tells_process),
+            without_clone: without_clone(&config.features),
+            hz: config.host.hz,
+            host_defaults: config.host.defaults(),
+        };
+        let (reconciler, change) = Reconciler::start(open, options, desired, store)?;
+        log_start(&reconciler);
+        let cause = Cause::from(Source::Start);
+        cause.audit(&change);
+        let warnings: Vec<String> = lost.into_iter().collect();
+        for warning in &warnings {
+            warn!("{warning}");
+        }
+        let starting = channels.snapshots.borrow().clone();
+        let mut engine = Self {
+            fingerprint: config.fingerprint,
+            reconciler,
+            expiry_after: None,
+            last_reload: reload_view(&cause, Ok(&config.config)),
+            warnings,
+            detached_by: None,
+            host_problem: Problem::default(),
+            messages: channels.messages,
+            about: starting.about.clone(),
+            shared: starting.shared.clone(),
+            snapshots: channels.snapshots,
+            systemd: Systemd::default(),
+            step_interval: systemd::step_interval(),
+            events: Events::new(),
+            walks: Walks::new(channels.sender.clone()),
+            restoring: None,
+            probing: Probing::new(channels.sender),
+            config,
+        };
+        let op = engine.shared.begin();
+        engine.publish();
+        drop(op);
+        memory::trim_heap();
+        Ok(engine)
+    }
+
+    /// Serves messages until told to stop, then leaves the kernel as `on_exit` says.
+    ///
+    /// # Errors
+    ///
+    /// If the program could not be detached.
+    pub fn run(mut self) -> anyhow::Result<()> {
+        self.systemd.ready(&self.snapshots.borrow().status_line());
+        self.apply_to_open(&Source::Start.into());
+        self.consider_probe();
+        let mut next_health = Instant::now() + HEALTH_INTERVAL;
+        loop {
+            progress::step();
+            let message = self.messages.recv_timeout(self.until_next(next_health));
+            let _op = self.shared.begin();
+            match message {
+                Ok(Message::Stop) | Err(mpsc::RecvTimeoutError::Disconnected) => break,
+                Ok(message) => self.handle(message),
+                Err(mpsc::RecvTimeoutError::Timeout) => {}
+            }
+            if Instant::now() >= next_health {
+                self.check_health();
+                next_health = Instant::now() + HEALTH_INTERVAL;
+            }
+            self.expire();
+            self.finish_restore();
+            if let Some(cause) = self.walks.take_again() {
+                self.apply_to_open(&cause);
+            }
+            if !self.shared.will_be(self.snapshots.borrow().epoch) {
+                self.publish();
+            }
+        }
+        self.stop()
+    }
+
+    fn until_next(&self, next_health: Instant) -> Duration {
+        let now = Instant::now();
+        let mut wait = next_health.saturating_duration_since(now);
+        if let Some(end) = self.reconciler.desired().runtime.next_expiry_ms() {
+            let due = Duration::from_millis(end.saturating_sub(boottime_ms()));
+            let again = self
+                .expiry_after
+                .map(|after| after.saturating_duration_since(now));
+            wait = wait.min(due.max(again.unwrap_or_default()));
+        }
+        if let Some(restoring) = &self.restoring {
+            wait = wait.min(restoring.deadline.saturating_duration_since(now));
+        }
+        wait.min(self.step_interval)
+    }
+
+    fn handle(&mut self, message: Message) {
+        match message {
+            Message::Add(request, by, reply) => {
+                let answer = self.add(&request, by);
+                self.answer(reply, answer);
+            }
+            Message::Remove(request, by, reply) => {
+                let answer = self.remove(&request, by);
+                self.answer(reply, answer);
+            }
+            Message::Reload(by, reply) => {
+                let answer = self.reload_and_attach(&Cause::asked(by));
+                self.answer(reply, answer);
+                memory::trim_heap();
+            }
+            Message::Detach(request, by, reply) => self.detach(&request, by, reply),
+            Message::Apply(request, by, reply) => {
+                let answer = self.apply(&request, by);
+                self.answer(reply, answer);
+            }
+            Message::Probed(verdict, by, reply) => {
+                self.probing.record(verdict, &format!("doctor, {by}"));
+                self.answer(reply, Ok(()));
+            }
+            Message::Verify(reply) => {
+                self.reconciler.verify();
+                self.answer(reply, Ok(()));
+            }
+            Message::Watch(policy, reply) => {
+                let answer = self.watch(policy.as_ref());
+                self.answer(reply, answer);
+            }
+            Message::Unwatched => self.events.end_if_unwatched(),
+            Message::Done(Done::Walk { number, view }) => {
+                self.walks.done(number, view.map(|view| *view));
+            }
+            Message::Done(Done::Probe(verdict)) => {
+                self.probing.done(verdict);
+            }
+            Message::Sighup => {
+                let reloaded = self.reload_and_attach(&Source::Signal.into());
+                self.log(reloaded);
+            }
+            Message::FilesChanged => self.files_changed(),
+            Message::Stop => {}
+        }
+    }
+
+    /// Answers, once everybody can see what the answer tells of.
+    fn answer<T>(&mut self, reply: Reply<T>, answer: Result<T, EngineError>) {
+        self.publish();
+        // A client that went away before its answer is no concern of ours.
+        drop(reply.send(answer));
+    }
+
+    /// After a change that nobody waits for.
+    pub(super) fn log<T>(&mut self, changed: Result<T, EngineError>) {
+        if let Err(e) = changed {
+            warn!("{e}");
+        }
+        self.publish();
+        memory::trim_heap();
+    }
+
+    /// Publishes the state as it is now.
+    pub(super) fn publish(&mut self) {
+        let reader = self.reconciler.reader();
+        if self.reconciler.take_renewed() {
+            self.resume_events();
+        }
+        self.events.policies_changed(reader.as_deref());
+        let mut warnings = self.warnings.clone();
+        warnings.extend(self.reconciler.store_problem());
+        let attachment = match &reader {
+            Some(reader) => reader.attachment(),
+            None => self.reconciler.detached(),
+        };
+        let snapshot = Snapshot {
+            about: self.about.clone(),
+            resolved: Some(self.reconciler.resolved().clone()),
+            reader,
+            health: Arc::new(Health {
+                problems: self.reconciler.problems().cloned().collect(),
+                in_sync: self.reconciler.in_sync(),
+                attachment,
+                warnings,
+                last_reload: self.last_reload.clone(),
+                detached_by: self.detached_by,
+                found: self.reconciler.found(),
+                max_entries: self.reconciler.options().max_entries,
+                probe: self.probing.last().cloned(),
+                programs: self.probing.in_ancestry().to_vec(),
+            }),
+            walk: self.walks.progress().clone(),
+            epoch: self.shared.next_epoch(),
+            shared: self.shared.clone(),
+        };
+        self.systemd.status(&snapshot.status_line());
+        self.snapshots.send_replace(Arc::new(snapshot));
+    }
+
+    pub(super) fn resume_events(&mut self) {
+        if let Some(kernel) = self.reconciler.kernel() {
+            self.events.resume(kernel, &self.reconciler.desired().host);
+        }
+    }
+
+    fn watch(
+        &mut self,
+        policy: Option<&PolicyName>,
+    ) -> Result<broadcast::Receiver<Arc<StreamItem>>, EngineError> {
+        let agent = &self.config.config.agent;
+        if !agent.statistics {
+            return Err(EngineError::Refused(
+                "nothing is told: statistics = false in [agent]".to_owned(),
+            ));
+        }
+        let policies = &self.reconciler.resolved().set.policies;
+        if let Some(policy) = policy {
+            let is_unlisted = agent.count_unmatched && *policy == PolicyName::unmatched();
+            if !is_unlisted && !policies.contains_key(policy) {
+                let known: Vec<_> = policies.keys().map(PolicyName::as_str).collect();
+                return Err(EngineError::Refused(format!(
+                    "no policy {policy} is in force; there is: {}",
+                    known.join(", ")
+                )));
+            }
+        }
+        let host = &self.reconciler.desired().host;
+        self.events.subscribe(self.reconciler.kernel(), host)
+    }
+
+    /// Takes out what is past its time, out of the kernel first: the file has the times in it, so that
+    /// nothing of it comes back where that cannot be written.
+    fn expire(&mut self) {
+        if self
+            .expiry_after
+            .is_some_and(|after| Instant::now() < after)
+        {
+            return;
+        }
+        let Some(next) = self.reconciler.desired().expired(boottime_ms()) else {
+            return;
+        };
+        match self.reconcile(next, &Persist::Later, &Source::Ttl.into()) {
+            Ok(_) => self.expiry_after = None,
+            Err(e) => {
+                error!("entries past their time could not be removed, trying again: {e}");
+                self.expiry_after = Some(Instant::now() + HEALTH_INTERVAL);
+            }
+        }
+        self.publish();
+    }
+
+    fn check_health(&mut self) {
+        self.events.end_if_unwatched();
+        self.reconciler.retry_save();
+        if self.detached_by.is_some() {
+            self.probing.look(&self.reconciler.options().cgroup);
+            self.publish();
+            return;
+        }
+        self.reconciler.repair();
+        self.consider_probe();
+        match host_facts(&self.config.features) {
+            Ok(host) if host != self.reconciler.desired().host => self.take_host(host),
+            Ok(_) => self.host_problem = Problem::default(),
+            Err(e) => warn!("{e}"),
+        }
+        self.publish();
+    }
+
+    fn take_host(&mut self, host: crate::policy::HostFacts) {
+        let next = self.reconciler.desired().with_host(host);
+        let changed = self.reconcile(next, &Persist::Later, &Source::Host.into());
+        if changed.is_ok() {
+            info!(?host, "the host's TCP settings changed");
+        }
+        let problem = changed.err().map(|e| e.to_string());
+        self.host_problem.becomes(problem, |e| {
+            error!("settings could not be computed anew for this host: {e}");
+        });
+    }
+
+    /// Whether sockets that are open already get the options of a policy that comes to cover them.
+    pub(super) fn applies_to_open(&self) -> bool {
+        self.reconciler.resolved().config().agent.apply_to_open
+    }
+
+    /// Walks over the open sockets, if the configuration says so.
+    pub(super) fn apply_to_open(&mut self, cause: &Cause) {
+        if !self.applies_to_open() || self.detached_by.is_some() {
+            return;
+        }
+        if self.walks.is_running() {
+            self.walks.ask_again(cause);
+        } else if let Err(e) = self.begin_walk(Mode::ApplyToNew, cause) {
+            warn!("open sockets were left alone: {e}");
+            self.walks.refused(&cause.to_string(), e.to_string());
+        }
+    }
+
+    fn apply(&mut self, request: &ApplyRequest, by: Caller) -> Result<WalkView, EngineError> {
+        if self.walks.is_running() {
+            return Err(EngineError::Refused(
+                "a walk over the open sockets runs already; see rto-agent status".to_owned(),
+            ));
+        }
+        let mode = if request.new_only {
+            Mode::ApplyToNew
+        } else {
+            Mode::Apply
+        };
+        self.begin_walk(mode, &Cause::asked(by))
+    }
+
+    fn begin_walk(&mut self, mode: Mode, cause: &Cause) -> Result<WalkView, EngineError> {
+        self.check_not_restoring()?;
+        let kernel = self.reconciler.kernel();
+        let Some(kernel) = kernel.filter(|_| self.detached_by.is_none()) else {
+            return Err(EngineError::Refused(
+                "nothing is in force; rto-agent reload attaches again".to_owned(),
+            ));
+        };
+        self.check_can_walk()?;
+        let walker = kernel.walker(mode)?;
+        let has_hook = can_set(&self.config.features, "rto-hook-on-open-sockets") != Some(false);
+        let mut policies = self.reconciler.resolved().set.policies.values();
+        let sets_rto_min = policies.any(|policy| policy.settings.rto_min.is_some());
+        let notes = walk::notes(sets_rto_min, has_hook);
+        cause.audit_other(match mode {
+            Mode::Apply => "apply to open sockets",
+            Mode::ApplyToNew => "apply to new open sockets",
+            Mode::Restore => "give back to open sockets",
+        });
+        let cause = cause.to_string();
+        Ok(self.walks.begin(vec![walker], &cause, notes))
+    }
+
+    pub(super) fn check_can_walk(&self) -> Result<(), EngineError> {
+        if can_set(&self.config.features, "iter-tcp") == Some(false) {
+            return Err(EngineError::Refused(
+                "this kernel does not let a program walk over open sockets (Linux 5.15 and later; \
+                 see iter-tcp in rto-agent doctor); nothing was changed"
+                    .to_owned(),
+            ));
+        }
+        Ok(())
+    }
+
+    fn consider_probe(&mut self) {
+        if self.detached_by.is_none() {
+            let resolved = self.reconciler.resolved();
+            let target = resolved.set.probe_target(&resolved.desired.host);
+            let target = target.map(|(address, initial_rto_us)| Target {
+                address,
+                initial_rto_us,
+            });
+            self.probing
+                .consider(&self.reconciler.options().cgroup, target);
+        }
+    }
+
+    fn stop(mut self) -> anyhow::Result<()> {
+        self.systemd.stopping();
+        self.events.end();
+        self.probing.finish();
+        self.walks.stop();
+        if self.restoring.is_some() || self.reconciler.has_kept_maps() {
+            let kept = self.reconciler.leave_maps();
+            warn!(
+                "not every socket was given back what it had: the maps in {} are kept; rto-agent \
+                 detach --restore, as root, finishes it",
+                kept.display()
+            );
+            return Ok(());
+        }
+        match self.reconciler.resolved().config().agent.on_exit {
+            OnExit::Keep => {
+                info!("stopping; the policies stay in force (on_exit = \"keep\")");
+                Ok(())
+            }
+            OnExit::Detach => {
+                let removed = self.reconciler.detach()?;
+                info!(links = removed.links, "stopping; detached");
+                Ok(())
+            }
+        }
+    }
+}
+
+fn log_start(reconciler: &Reconciler) {
+    info!(
+        found = ?reconciler.found(),
+        entries = reconciler.resolved().set.entries.len(),
+        cgroup = %reconciler.options().cgroup.display(),
+        "in force"
+    );
+}
+
+fn statistics_options(agent: &AgentConfig, process: bool) -> StatisticsOptions {
+    StatisticsOptions {
+        on: agent.statistics,
+        unlisted: agent.count_unmatched,
+        rtt: agent.rtt_sampling,
+        process,
+    }
+}
+
+/// Reading the kernel's types once more, only to be refused once more, would take a third of the start.
+fn without_clone(features: &[Feature]) -> Option<String> {
+    let feature = features.iter().find(|f| f.name == "bpf-lsm-cgroup")?;
+    let refused = matches!(feature.presence, Presence::Absent | Presence::Refused);
+    refused.then(|| feature.evidence.clone())
+}
+
+#[cfg(test)]
+mod tests;

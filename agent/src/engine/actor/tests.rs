@@ -1,0 +1,215 @@
+use std::{fs, thread::JoinHandle};
+
+use super::*;
+use crate::{
+    config::Files,
+    datapath::fake::FakeHost,
+    engine::{Handle, Readiness, channels, desired::tests::NEAR},
+    wire::types::{AddRequest, DetachRequest, RemoveRequest},
+};
+
+const BY: Caller = Caller { uid: 0, pid: 1 };
+
+/// An engine that runs, over a kernel in memory.
+struct Bed {
+    engine: Handle,
+    kernel: FakeHost,
+    thread: JoinHandle<anyhow::Result<()>>,
+    dir: tempfile::TempDir,
+}
+
+impl Bed {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let config_path = dir.path().join("config.toml");
+        let state_dir = dir.path().join("state");
+        let agent = format!("[agent]\nstate_dir = \"{}\"\n", state_dir.display());
+        fs::write(&config_path, format!("{agent}{NEAR}")).unwrap();
+        let files = Files::read(&config_path);
+        // As the health check sees it.
+        let host = host_facts(&[]).unwrap();
+        let config = EngineConfig {
+            fingerprint: files.fingerprint(),
+            config: Config::of(files, &host).unwrap(),
+            host,
+            config_path,
+            ..EngineConfig::for_tests()
+        };
+        let kernel = FakeHost::default();
+        let opened = kernel.clone();
+        let open: Open = Arc::new(move |options| Ok(opened.open(options)));
+        let (ends, engine) = channels(&config);
+        let run = move || Engine::start_with(open, config, ends)?.run();
+        Self {
+            engine,
+            kernel,
+            thread: std::thread::spawn(run),
+            dir,
+        }
+    }
+
+    fn call<T>(&self, message: impl FnOnce(Reply<T>) -> Message) -> Result<T, EngineError> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            self.engine.started().await?;
+            self.engine.call(message).await
+        })
+    }
+
+    fn add(&self, request: AddRequest) -> Result<(), EngineError> {
+        let request = Box::new(request);
+        self.call(|reply| Message::Add(request, BY, reply))
+            .map(drop)
+    }
+
+    fn entries(&self) -> usize {
+        self.kernel.state().maps.entries.len()
+    }
+
+    fn stop(self) {
+        self.engine.notify(Message::Stop);
+        self.thread.join().unwrap().unwrap();
+    }
+}
+
+fn request(cidr: &str) -> AddRequest {
+    AddRequest {
+        cidrs: vec![cidr.to_owned()],
+        policy: Some("near".to_owned()),
+        ..AddRequest::default()
+    }
+}
+
+#[test]
+fn what_is_answered_is_seen_by_everybody() {
+    let bed = Bed::new();
+    bed.add(request("10.9.0.0/16")).unwrap();
+    let snapshot = bed.engine.snapshot();
+    let found = snapshot.lookup("10.9.1.1".parse().unwrap()).unwrap();
+    assert_eq!(found.entry.unwrap().entry.policy.as_str(), "near");
+    let status = snapshot.status();
+    assert_eq!((status.entries, status.entries_by_hand), (3, 1));
+    assert!(status.healthy, "{:?}", status.problems);
+    assert_eq!(snapshot.readiness(), Readiness::Ready);
+    assert_eq!(bed.entries(), 3);
+    let cidrs = vec!["10.9.0.0/16".to_owned()];
+    let remove = RemoveRequest {
+        cidrs,
+        ..RemoveRequest::default()
+    };
+    bed.call(|reply| Message::Remove(remove, BY, reply))
+        .unwrap();
+    assert_eq!(
+        (bed.engine.snapshot().status().entries, bed.entries()),
+        (2, 2)
+    );
+    let kernel = bed.kernel.clone();
+    bed.stop();
+    assert!(!kernel.state().attached);
+}
+
+#[test]
+fn a_bad_file_changes_nothing_and_is_told() {
+    let bed = Bed::new();
+    let path = bed.dir.path().join("config.toml");
+    fs::write(&path, "[policy.near]\ncidrs = [\"10.1.0.1/16\"]\n").unwrap();
+    let error = bed.call(|reply| Message::Reload(BY, reply)).unwrap_err();
+    assert!(error.is_refusal());
+    assert!(error.to_string().contains("last good configuration"));
+    let status = bed.engine.snapshot().status();
+    assert!(!status.last_reload.ok && !status.healthy);
+    assert_eq!((status.entries, bed.entries()), (2, 2));
+    fs::write(&path, NEAR).unwrap();
+    bed.call(|reply| Message::Reload(BY, reply)).unwrap();
+    assert!(bed.engine.snapshot().status().last_reload.ok);
+    bed.stop();
+}
+
+#[test]
+fn a_saved_entry_is_in_its_file_or_nowhere() {
+    let bed = Bed::new();
+    let path = bed.dir.path().join("policies.d/50-cli.toml");
+    let save = || AddRequest {
+        save: true,
+        ..request("10.9.0.0/16")
+    };
+    bed.call(Message::Verify).unwrap();
+    bed.kernel.fail(1);
+    let error = bed.add(save()).unwrap_err();
+    assert!(matches!(error, EngineError::Undone(_)), "{error:?}");
+    assert_eq!(error.errno(), Some(libc::EPERM));
+    assert!(!path.exists());
+    assert!(bed.engine.snapshot().status().last_reload.ok);
+    bed.add(save()).unwrap();
+    assert!(path.exists());
+    assert_eq!(bed.entries(), 3);
+    // The watcher's message finds what is known already.
+    bed.engine.notify(Message::FilesChanged);
+    bed.call(Message::Verify).unwrap();
+    assert_eq!(
+        bed.engine.snapshot().status().last_reload.cause,
+        format!("add --save, {BY}")
+    );
+    bed.stop();
+}
+
+#[test]
+fn what_somebody_else_deletes_is_noticed_by_who_asks() {
+    let bed = Bed::new();
+    bed.call(Message::Verify).unwrap();
+    let gone = "10.1.0.0/16".parse().unwrap();
+    // A health check that comes now repairs nothing.
+    (1..1000).for_each(|n| bed.kernel.fail(n));
+    bed.kernel.state().maps.entries.remove(&gone);
+    // The maps are compared once the engine is done with the message of before.
+    let limit = Instant::now() + Duration::from_secs(60);
+    while bed.engine.snapshot().readiness() == Readiness::Ready {
+        assert!(Instant::now() < limit, "nobody noticed");
+        std::thread::yield_now();
+    }
+    bed.call(Message::Verify).unwrap();
+    let snapshot = bed.engine.snapshot();
+    assert!(matches!(snapshot.readiness(), Readiness::Unready(_)));
+    assert!(!snapshot.status().in_sync);
+    bed.stop();
+}
+
+#[test]
+fn detached_until_the_next_reload() {
+    let bed = Bed::new();
+    let request = DetachRequest::default();
+    let answer = bed.call(|reply| Message::Detach(request, BY, reply));
+    assert_eq!(answer.unwrap().removed.links, 1);
+    let snapshot = bed.engine.snapshot();
+    assert_eq!(snapshot.status().detached_by, Some(BY));
+    assert!(matches!(snapshot.readiness(), Readiness::Unready(_)));
+    let answer = bed.call(|reply| Message::Reload(BY, reply)).unwrap();
+    assert_eq!(answer.changed.added, 2);
+    assert_eq!(bed.engine.snapshot().readiness(), Readiness::Ready);
+    bed.stop();
+}
+
+#[test]
+fn nobody_waits_for_a_change() {
+    let bed = Bed::new();
+    bed.add(request("10.9.0.0/16")).unwrap();
+    // The engine reads a configuration that does not come to an end.
+    let pipe = bed.dir.path().join("config.toml");
+    let regular = fs::read(&pipe).unwrap();
+    fs::remove_file(&pipe).unwrap();
+    nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::from_bits_truncate(0o600)).unwrap();
+    bed.engine.notify(Message::FilesChanged);
+    let mut end = fs::File::options().write(true).open(&pipe).unwrap();
+    let snapshot = bed.engine.snapshot();
+    let status = snapshot.status();
+    assert!(status.attachment.attached && status.healthy);
+    assert_eq!(snapshot.readiness(), Readiness::Ready);
+    assert!(snapshot.stats().is_ok());
+    std::io::Write::write_all(&mut end, &regular).unwrap();
+    drop(end);
+    bed.call(Message::Verify).unwrap();
+    assert_eq!(bed.engine.snapshot().status().entries, 3);
+    bed.stop();
+}

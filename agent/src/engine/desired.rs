@@ -1,0 +1,301 @@
+//! What should be in force: functions from one desired state to the next, and to what the maps hold for it. Pure.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use super::{
+    EngineError,
+    runtime::{Removal, RuntimeEntries, RuntimeEntry},
+};
+use crate::{
+    config::{Config, MAX_ENTRIES_LIMIT},
+    policy::{
+        Cidr, HostFacts, PolicyName, PolicySet, Settings,
+        compile::{Compiled, EffectiveSetting, PolicyError, compile},
+        plan::MapState,
+    },
+};
+
+/// The files, and what they were checked for.
+#[derive(Clone, Debug)]
+pub struct LoadedConfig {
+    /// What they say.
+    pub config: Config,
+    /// [`crate::config::Files::fingerprint`] of what was read.
+    pub fingerprint: u64,
+    /// The host they were checked for.
+    pub host: HostFacts,
+}
+
+/// What should be in force, by where it comes from. Cheap to clone: a change is tried on a copy.
+#[derive(Clone, Debug)]
+pub struct Desired {
+    /// The last good configuration.
+    pub files: Arc<LoadedConfig>,
+    /// What was added and removed at run time.
+    pub runtime: RuntimeEntries,
+    /// The host that values are computed for.
+    pub host: HostFacts,
+}
+
+impl Desired {
+    /// The files with the runtime entries over them.
+    #[must_use]
+    pub fn new(files: Arc<LoadedConfig>, runtime: RuntimeEntries, host: HostFacts) -> Self {
+        let mut runtime = runtime;
+        runtime.adopt_settings(&files.config.set);
+        Self {
+            files,
+            runtime,
+            host,
+        }
+    }
+
+    /// Other files.
+    #[must_use]
+    pub fn with_files(&self, files: Arc<LoadedConfig>) -> Self {
+        Self::new(files, self.runtime.clone(), self.host)
+    }
+
+    /// A host whose own settings have changed.
+    #[must_use]
+    pub fn with_host(&self, host: HostFacts) -> Self {
+        Self {
+            host,
+            ..self.clone()
+        }
+    }
+
+    /// Runtime entries of one policy more.
+    #[must_use]
+    pub fn with_entries(&self, cidrs: &[Cidr], entry: &RuntimeEntry, settings: &Settings) -> Self {
+        let mut next = self.clone();
+        next.runtime.add(cidrs, entry, settings);
+        next
+    }
+
+    /// Without some entries, and what became of each: a runtime entry goes, one of the files is masked, or there is
+    /// neither.
+    #[must_use]
+    pub fn without_entries(&self, cidrs: &[Cidr]) -> (Self, Vec<Option<Removal>>) {
+        let mut next = self.clone();
+        let files = &self.files.config.set;
+        let removals = cidrs.iter().map(|cidr| next.runtime.remove(cidr, files));
+        let removals = removals.collect();
+        next.runtime.forget_unused();
+        (next, removals)
+    }
+
+    /// With entries of the files that were masked, and the first that was not.
+    #[must_use]
+    pub fn with_unmasked(&self, cidrs: &[Cidr]) -> (Self, Option<Cidr>) {
+        let mut next = self.clone();
+        let mut unmask = |cidr: &&Cidr| !next.runtime.unmask(cidr);
+        let not_masked = cidrs.iter().find(&mut unmask).copied();
+        (next, not_masked)
+    }
+
+    /// Without the entries whose time has come; `None` if there are none.
+    #[must_use]
+    pub fn expired(&self, now_ms: u64) -> Option<Self> {
+        if self.runtime.next_expiry_ms().is_none_or(|end| end > now_ms) {
+            return None;
+        }
+        let mut next = self.clone();
+        next.runtime.expire(now_ms);
+        Some(next)
+    }
+
+    /// What the kernel is to hold for it. A policy that was compiled when the files were read is not compiled again.
+    ///
+    /// # Errors
+    ///
+    /// If this host cannot have it.
+    pub fn resolve(self) -> Result<Resolved, EngineError> {
+        let set = self.runtime.overlay(&self.files.config.set);
+        let count = set.entries.len();
+        if count > MAX_ENTRIES_LIMIT as usize {
+            return Err(EngineError::Refused(format!(
+                "{count} entries are more than there can be ({MAX_ENTRIES_LIMIT})"
+            )));
+        }
+        let known = (self.files.host == self.host).then_some(&self.files.config.compiled);
+        let mut policies = BTreeMap::new();
+        let mut errors = Vec::new();
+        for (name, policy) in &set.policies {
+            let compiled = match known.and_then(|known| known.get(name)) {
+                Some(compiled) => Ok(compiled.clone()),
+                None => compile(name, &policy.settings, &self.host).map(Arc::new),
+            };
+            match compiled {
+                Ok(compiled) => drop(policies.insert(name.clone(), compiled)),
+                Err(all) => errors.extend(all.into_iter().map(|error| PolicyError {
+                    policy: name.clone(),
+                    location: policy.location.clone(),
+                    error,
+                })),
+            }
+        }
+        if !errors.is_empty() {
+            return Err(EngineError::Policies(errors));
+        }
+        let maps = MapState {
+            policies: policies
+                .iter()
+                .map(|(name, compiled)| (name.clone(), compiled.kernel))
+                .collect(),
+            entries: set.entries.clone(),
+        };
+        Ok(Resolved {
+            desired: self,
+            set,
+            policies,
+            maps,
+        })
+    }
+}
+
+/// A desired state, and what it comes to on its host.
+#[derive(Debug)]
+pub struct Resolved {
+    /// What it was resolved from.
+    pub desired: Desired,
+    /// Policies and entries, from wherever they are.
+    pub set: PolicySet,
+    /// The policies as the kernel takes them.
+    pub policies: BTreeMap<PolicyName, Arc<Compiled>>,
+    /// What the maps hold for it.
+    pub maps: MapState,
+}
+
+impl Resolved {
+    /// What each setting of a policy becomes.
+    #[must_use]
+    pub fn effects(&self, policy: &PolicyName) -> &[EffectiveSetting] {
+        self.policies.get(policy).map_or(&[], |p| &p.effects)
+    }
+
+    /// The last good configuration.
+    #[must_use]
+    pub fn config(&self) -> &Config {
+        &self.desired.files.config
+    }
+
+    /// Entries to make room for at least.
+    pub(super) fn room(&self) -> u32 {
+        crate::datapath::room_for(self.set.entries.len(), self.config().agent.max_entries)
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use std::{path::Path, time::Duration};
+
+    use super::*;
+    use crate::{policy::compile::tests::HOST, wire::types::Caller};
+
+    /// Files of this text.
+    pub(in crate::engine) fn files(text: &str) -> Arc<LoadedConfig> {
+        let config = Config::from_text(Path::new("/config.toml"), text.to_owned(), &HOST);
+        Arc::new(LoadedConfig {
+            config: config.unwrap(),
+            fingerprint: 0,
+            host: HOST,
+        })
+    }
+
+    pub(in crate::engine) const NEAR: &str =
+        "[policy.near]\ninitial_rto = \"100ms\"\ncidrs = [\"10.1.0.0/16\", \"fd00:1::/48\"]\n";
+
+    pub(in crate::engine) fn desired(text: &str) -> Desired {
+        Desired::new(files(text), RuntimeEntries::default(), HOST)
+    }
+
+    fn cidr(text: &str) -> Cidr {
+        text.parse().unwrap()
+    }
+
+    fn entry(policy: &str, expires_ms: Option<u64>) -> RuntimeEntry {
+        RuntimeEntry {
+            policy: policy.parse().unwrap(),
+            by: Caller { uid: 0, pid: 1 },
+            expires_ms,
+        }
+    }
+
+    fn settings(ms: u64) -> Settings {
+        Settings {
+            initial_rto: Some(Duration::from_millis(ms)),
+            ..Settings::default()
+        }
+    }
+
+    #[test]
+    fn what_was_compiled_with_the_files_is_not_compiled_again() {
+        let desired = desired(NEAR);
+        let near: PolicyName = "near".parse().unwrap();
+        let resolved = desired.clone().resolve().unwrap();
+        let of_files = &desired.files.config.compiled[&near];
+        assert!(Arc::ptr_eq(&resolved.policies[&near], of_files));
+        // On another host it is.
+        let host = HostFacts { hz: 1000, ..HOST };
+        let resolved = desired.with_host(host).resolve().unwrap();
+        assert!(!Arc::ptr_eq(&resolved.policies[&near], of_files));
+        assert_eq!(resolved.maps.policies[&near].initial_rto_jiffies, 100);
+    }
+
+    #[test]
+    fn a_change_is_a_function_and_its_reverse_gives_the_same_maps() {
+        let before = desired(NEAR);
+        let maps = |desired: &Desired| desired.clone().resolve().unwrap().maps;
+        let own = cidr("10.2.0.0/16");
+        let added = before.with_entries(&[own], &entry("own", Some(9)), &settings(50));
+        assert_eq!(maps(&added).entries.len(), 3);
+        assert_eq!(maps(&before).entries.len(), 2);
+        let (removed, removals) = added.without_entries(&[own]);
+        assert_eq!(removals, [Some(Removal::Entry)]);
+        assert_eq!(maps(&removed), maps(&before));
+        assert!(added.expired(8).is_none());
+        assert_eq!(maps(&added.expired(9).unwrap()), maps(&before));
+        let of_files = [cidr("10.1.0.0/16")];
+        let (masked, removals) = before.without_entries(&of_files);
+        assert_eq!(removals, [Some(Removal::Masked)]);
+        assert_eq!(maps(&masked).entries.len(), 1);
+        assert_eq!(masked.without_entries(&of_files).1, [None]);
+        let (unmasked, not_masked) = masked.with_unmasked(&of_files);
+        assert_eq!((maps(&unmasked), not_masked), (maps(&before), None));
+        assert_eq!(before.with_unmasked(&of_files).1, Some(of_files[0]));
+        assert_eq!(before.without_entries(&[own]).1, [None]);
+    }
+
+    #[test]
+    fn other_files_give_runtime_entries_their_settings() {
+        let before = desired(NEAR);
+        let own = cidr("10.2.0.0/16");
+        let added = before.with_entries(&[own], &entry("near", None), &settings(100));
+        let next = added.with_files(files(&NEAR.replace("100ms", "200ms")));
+        let near: PolicyName = "near".parse().unwrap();
+        assert_eq!(next.runtime.policy(&near), Some(&settings(200)));
+        // It outlives its file with what it was last.
+        let alone = next.with_files(files(""));
+        let resolved = alone.resolve().unwrap();
+        assert_eq!(resolved.set.policies[&near].settings, settings(200));
+        assert_eq!(resolved.maps.entries.len(), 1);
+    }
+
+    #[test]
+    fn a_policy_this_host_cannot_have_is_named() {
+        let host = HostFacts {
+            has_rto_max: false,
+            ..HOST
+        };
+        let settings = Settings {
+            rto_max: Some(Duration::from_secs(10)),
+            ..settings(100)
+        };
+        let before = Desired::new(files(""), RuntimeEntries::default(), host);
+        let next = before.with_entries(&[cidr("10.2.0.0/16")], &entry("own", None), &settings);
+        let error = next.resolve().unwrap_err();
+        assert!(error.is_refusal());
+        assert!(error.to_string().contains("policy own: rto_max"), "{error}");
+    }
+}

@@ -1,0 +1,99 @@
+//! Why a request was not carried out.
+
+use std::io;
+
+use crate::{
+    config::{ConfigErrors, save::SaveError},
+    datapath::DatapathError,
+    policy::compile::PolicyError,
+};
+
+/// Why a request was not carried out. The text goes to the person who asked.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum EngineError {
+    /// The request is wrong; nothing changed.
+    #[error("{0}")]
+    Refused(String),
+    /// The files are wrong; nothing changed.
+    #[error(transparent)]
+    Config(#[from] ConfigErrors),
+    /// Policies that this host cannot have; nothing changed.
+    #[error("{}", lines(.0))]
+    Policies(Vec<PolicyError>),
+    /// A file of saved entries cannot be edited; nothing changed.
+    #[error(transparent)]
+    Save(#[from] SaveError),
+    /// What a change comes from could not be written to the disk; nothing changed.
+    #[error("{0}; nothing was changed")]
+    Unsaved(io::Error),
+    /// The kernel did not do something.
+    #[error(transparent)]
+    Kernel(#[from] DatapathError),
+    /// The statistics cannot be read.
+    #[error(transparent)]
+    Statistics(#[from] std::sync::Arc<DatapathError>),
+    /// The kernel did not take a change; what it had taken of it is undone.
+    #[error("{0}; nothing was changed")]
+    Undone(DatapathError),
+    /// The kernel did not take a change, nor go back; `status` says so until it is repaired.
+    #[error(
+        "{cause}; going back failed as well: {undo}\n{held}; what should be in force is tried again every few \
+         seconds, see rto-agent status"
+    )]
+    OutOfSync {
+        /// Why it did not take the change.
+        cause: DatapathError,
+        /// Why it did not go back.
+        undo: DatapathError,
+        /// What it holds now.
+        held: String,
+    },
+    /// The kernel took a change that then could not be saved, and did not go back.
+    #[error("{unsaved}; going back failed: {back}")]
+    NotBack {
+        /// Why it was not saved.
+        unsaved: io::Error,
+        /// Why the kernel did not go back.
+        back: Box<EngineError>,
+    },
+    /// The files were not taken over.
+    #[error("{0}\nthe last good configuration stays in force")]
+    NotReloaded(Box<EngineError>),
+    /// There is no thread to be had.
+    #[error("no thread: {0}")]
+    Thread(io::Error),
+    /// The daemon is going down.
+    #[error("the daemon is stopping")]
+    Stopping,
+}
+
+impl EngineError {
+    /// What the kernel answered, if that is why.
+    #[must_use]
+    pub fn errno(&self) -> Option<i32> {
+        match self {
+            Self::Kernel(error) | Self::Undone(error) => error.errno(),
+            Self::OutOfSync { cause, .. } => cause.errno(),
+            Self::Statistics(error) => error.errno(),
+            Self::Unsaved(error) | Self::Thread(error) => error.raw_os_error(),
+            Self::NotReloaded(error) => error.errno(),
+            _ => None,
+        }
+    }
+
+    /// Whether the request was wrong, rather than something on the host.
+    #[must_use]
+    pub fn is_refusal(&self) -> bool {
+        match self {
+            Self::Refused(_) | Self::Config(_) | Self::Policies(_) | Self::Save(_) => true,
+            Self::NotReloaded(error) => error.is_refusal(),
+            _ => false,
+        }
+    }
+}
+
+fn lines(errors: &[PolicyError]) -> String {
+    let lines: Vec<String> = errors.iter().map(ToString::to_string).collect();
+    lines.join("\n")
+}

@@ -1,0 +1,158 @@
+//! The engine's address: messages to it, and what it publishes.
+
+use std::sync::{Arc, mpsc};
+
+use tokio::sync::{broadcast, oneshot, watch};
+
+use super::{EngineConfig, EngineError, jobs::Done, snapshot::Snapshot};
+use crate::{
+    kernel::interference::Verdict,
+    policy::PolicyName,
+    progress::Progress,
+    wire::{
+        events::StreamItem,
+        types::{
+            AddRequest, ApplyRequest, Caller, ChangeAnswer, DetachAnswer, DetachRequest,
+            RemoveRequest, WalkView,
+        },
+    },
+};
+
+/// Where an answer goes.
+pub type Reply<T> = oneshot::Sender<Result<T, EngineError>>;
+
+/// What the engine is asked.
+pub enum Message {
+    /// `rto-agent add`.
+    Add(Box<AddRequest>, Caller, Reply<ChangeAnswer>),
+    /// `rto-agent remove`.
+    Remove(RemoveRequest, Caller, Reply<ChangeAnswer>),
+    /// `rto-agent reload`.
+    Reload(Caller, Reply<ChangeAnswer>),
+    /// `rto-agent detach`.
+    Detach(DetachRequest, Caller, Reply<DetachAnswer>),
+    /// `rto-agent apply`.
+    Apply(ApplyRequest, Caller, Reply<WalkView>),
+    /// What `rto-agent doctor` found by its own probe.
+    Probed(Verdict, Caller, Reply<()>),
+    /// Somebody has found that the kernel's maps are not as they should be.
+    Verify(Reply<()>),
+    /// `rto-agent watch`: retransmissions from now on.
+    Watch(
+        Option<PolicyName>,
+        Reply<broadcast::Receiver<Arc<StreamItem>>>,
+    ),
+    /// Somebody who watched has gone.
+    Unwatched,
+    /// A job of the engine's own has ended.
+    Done(Done),
+    /// SIGHUP.
+    Sighup,
+    /// A watched file changed.
+    FilesChanged,
+    /// SIGTERM or SIGINT.
+    Stop,
+}
+
+/// The engine's address.
+#[derive(Clone)]
+pub struct Handle {
+    messages: mpsc::Sender<Message>,
+    snapshots: watch::Receiver<Arc<Snapshot>>,
+    progress: Progress,
+}
+
+/// The engine's ends of what a [`Handle`] has the others of.
+pub struct Channels {
+    pub(super) messages: mpsc::Receiver<Message>,
+    /// For its own jobs.
+    pub(super) sender: mpsc::Sender<Message>,
+    pub(super) snapshots: watch::Sender<Arc<Snapshot>>,
+    pub(super) progress: Progress,
+}
+
+/// An engine's address, which can be given to others before the engine has started.
+#[must_use]
+pub fn channels(config: &EngineConfig) -> (Channels, Handle) {
+    let (sender, messages) = mpsc::channel();
+    let (snapshots, seen) = watch::channel(Arc::new(Snapshot::starting(config)));
+    let progress = Progress::default();
+    let handle = Handle {
+        messages: sender.clone(),
+        snapshots: seen,
+        progress: progress.clone(),
+    };
+    let channels = Channels {
+        messages,
+        sender,
+        snapshots,
+        progress,
+    };
+    (channels, handle)
+}
+
+impl Handle {
+    /// The address of no engine: whoever has the receiver answers; there is nothing in force.
+    #[must_use]
+    pub fn disconnected(config: &EngineConfig) -> (Self, mpsc::Receiver<Message>) {
+        let (messages, receiver) = mpsc::channel();
+        let snapshot = Arc::new(Snapshot::empty(config));
+        let handle = Self {
+            messages,
+            snapshots: watch::Sender::new(snapshot).subscribe(),
+            progress: Progress::default(),
+        };
+        (handle, receiver)
+    }
+
+    /// Sends a message and waits for the answer.
+    ///
+    /// # Errors
+    ///
+    /// What the engine answers, or [`EngineError::Stopping`] if it is gone.
+    pub async fn call<T>(
+        &self,
+        message: impl FnOnce(Reply<T>) -> Message,
+    ) -> Result<T, EngineError> {
+        let (reply, answer) = oneshot::channel();
+        self.messages
+            .send(message(reply))
+            .map_err(|_| EngineError::Stopping)?;
+        answer.await.map_err(|_| EngineError::Stopping)?
+    }
+
+    /// Sends a message that has no answer; a stopped engine needs none.
+    pub fn notify(&self, message: Message) {
+        let _stopped = self.messages.send(message);
+    }
+
+    /// The state after the last change. Never waits.
+    #[must_use]
+    pub fn snapshot(&self) -> Arc<Snapshot> {
+        self.snapshots.borrow().clone()
+    }
+
+    /// The same, once the engine has started.
+    ///
+    /// # Errors
+    ///
+    /// [`EngineError::Stopping`] if the start failed.
+    pub async fn started(&self) -> Result<Arc<Snapshot>, EngineError> {
+        let mut snapshots = self.snapshots.clone();
+        let started = snapshots.wait_for(|snapshot| !snapshot.is_starting()).await;
+        let started = started.map_err(|_| EngineError::Stopping)?;
+        Ok(started.clone())
+    }
+
+    /// The snapshots, as they come.
+    #[must_use]
+    pub fn snapshots(&self) -> watch::Receiver<Arc<Snapshot>> {
+        self.snapshots.clone()
+    }
+
+    /// How far its work has come: another number each time that it has got on.
+    #[must_use]
+    pub fn steps(&self) -> u64 {
+        self.progress.steps()
+    }
+}

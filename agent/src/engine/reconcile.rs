@@ -1,0 +1,464 @@
+//! The one way to the kernel: what is desired is resolved, planned against what the maps hold, written, and undone
+//! where a write fails.
+
+use std::{path::PathBuf, sync::Arc, time::Instant};
+
+use tracing::{debug, error, info, warn};
+
+use super::{
+    EngineError,
+    audit::Cause,
+    desired::{Desired, Resolved},
+    store::RuntimeStore,
+};
+use crate::{
+    config::{atomic_file::AtomicFile, save},
+    datapath::{
+        Attachment, DatapathError, Found, Kernel, KernelReader, Options, Removed, remove_pins,
+        walk::{self, Mode, Walker},
+    },
+    policy::{
+        HostFacts, PolicyName,
+        plan::{ChangeSummary, MapState, Plan},
+    },
+    problem::Problem,
+    progress,
+};
+
+/// So many changes are told one by one.
+const WORDS: usize = 12;
+
+/// Opens the kernel.
+pub type Open = Arc<dyn Fn(Options) -> Result<Box<dyn Kernel>, DatapathError> + Send + Sync>;
+
+/// What is to be on the disk when a change is answered.
+pub(super) enum Persist {
+    /// The runtime entries.
+    Runtime,
+    /// An edit of the file of saved entries.
+    File(save::Edit),
+    /// Nothing: runtime entries that changed are saved once the kernel has the change, and again until that works.
+    Later,
+}
+
+/// A change that was made.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Change {
+    /// In numbers.
+    pub(super) summary: ChangeSummary,
+    /// Which entries and policies it was about.
+    pub(super) detail: String,
+    /// Why what it comes from is not on the disk yet.
+    pub(super) unsaved: Option<String>,
+}
+
+/// The kernel, what it should hold and what it holds.
+pub(super) struct Reconciler {
+    open: Open,
+    /// Absent while detached.
+    kernel: Option<Box<dyn Kernel>>,
+    options: Options,
+    found: Found,
+    /// What should be in force, or will be once attached again.
+    resolved: Arc<Resolved>,
+    /// What the maps hold, as last read or written.
+    held: MapState,
+    /// Why they differ, if they do.
+    out_of_sync: Option<String>,
+    /// What the last repair could not do.
+    broken: Problem,
+    /// Programs and tries were made anew.
+    renewed: bool,
+    /// Maps without a program were left, see [`Reconciler::leave_maps`].
+    kept: bool,
+    store: RuntimeStore,
+}
+
+impl Reconciler {
+    /// Opens the kernel, has it hold what is desired and puts it in force.
+    pub(super) fn start(
+        open: Open,
+        options: Options,
+        desired: Desired,
+        store: RuntimeStore,
+    ) -> Result<(Self, Change), EngineError> {
+        let resolved = Arc::new(desired.resolve()?);
+        let kernel = open(Options {
+            max_entries: resolved.room(),
+            ..options
+        })?;
+        let held = kernel.read()?;
+        let mut reconciler = Self {
+            open,
+            options: kernel.options().clone(),
+            found: kernel.found(),
+            kernel: Some(kernel),
+            resolved: resolved.clone(),
+            held: held.clone(),
+            out_of_sync: None,
+            broken: Problem::default(),
+            renewed: false,
+            kept: false,
+            store,
+        };
+        let change = reconciler.write(&held, &resolved)?;
+        reconciler.attach()?;
+        Ok((reconciler, change))
+    }
+
+    /// Has the kernel hold what is desired and keeps what that comes from, or leaves everything as it is.
+    ///
+    /// # Errors
+    ///
+    /// [`EngineError::is_refusal`] if it cannot be had on this host; otherwise what failed was undone, or
+    /// [`Reconciler::problems`] says that it was not.
+    pub(super) fn reconcile(
+        &mut self,
+        next: Desired,
+        persist: &Persist,
+    ) -> Result<Change, EngineError> {
+        let resolved = Arc::new(next.resolve()?);
+        let staged = self.stage(&resolved.desired, persist)?;
+        let before = self.resolved.clone();
+        let mut change = self.write(&before.maps, &resolved)?;
+        if let Some(draft) = staged
+            && let Err(unsaved) = self.commit(draft, persist)
+        {
+            return Err(match self.write(&resolved.maps, &before) {
+                Ok(_) => EngineError::Unsaved(unsaved),
+                Err(back) => EngineError::NotBack {
+                    unsaved,
+                    back: Box::new(back),
+                },
+            });
+        }
+        self.resolved = resolved;
+        self.set_host_defaults(before.desired.host);
+        let runtime = &self.resolved.desired.runtime;
+        if matches!(persist, Persist::Later | Persist::File(_))
+            && *runtime != before.desired.runtime
+        {
+            self.store.save(runtime);
+            change.unsaved = self.store.problem();
+        }
+        Ok(change)
+    }
+
+    fn stage(&self, next: &Desired, persist: &Persist) -> Result<Option<AtomicFile>, EngineError> {
+        Ok(match persist {
+            Persist::Runtime => {
+                let staged = self.store.stage(&next.runtime);
+                Some(staged.map_err(EngineError::Unsaved)?)
+            }
+            Persist::File(edit) => Some(edit.stage()?),
+            Persist::Later => None,
+        })
+    }
+
+    fn commit(&mut self, draft: AtomicFile, persist: &Persist) -> std::io::Result<()> {
+        match persist {
+            Persist::File(_) => save::commit(draft),
+            Persist::Runtime | Persist::Later => self.store.commit(draft),
+        }
+    }
+
+    /// Has the maps hold what is resolved. `before`: what a person would say they held.
+    fn write(&mut self, before: &MapState, next: &Resolved) -> Result<Change, EngineError> {
+        progress::step();
+        let begin = Instant::now();
+        let plan = Plan::between(&self.held, &next.maps);
+        let compared = begin.elapsed();
+        progress::step();
+        let summary = if self.held == *before {
+            ChangeSummary::of(&plan, before, &next.maps)
+        } else {
+            ChangeSummary::between(before, &next.maps)
+        };
+        let known = |name: &PolicyName| before.policies.contains_key(name);
+        let detail = plan.describe(WORDS, known);
+        self.apply(&plan, &next.maps, next.room())?;
+        debug!(?compared, written = ?begin.elapsed() - compared, "change took");
+        self.options.max_entries = self.options.max_entries.max(next.room());
+        Ok(Change {
+            summary,
+            detail,
+            unsaved: None,
+        })
+    }
+
+    /// Applies a plan; undoes it if a write fails.
+    fn apply(&mut self, plan: &Plan, desired: &MapState, room: u32) -> Result<(), EngineError> {
+        // While sockets are given back what they had, the maps stay as they are: they know what that was.
+        let Some(kernel) = self.kernel.as_mut().filter(|kernel| !kernel.is_unlinked()) else {
+            return Ok(());
+        };
+        let cause = match kernel.apply(room, &self.held, plan, desired) {
+            Ok(renewed) => {
+                self.renewed |= renewed;
+                self.held.clone_from(desired);
+                self.out_of_sync = None;
+                return Ok(());
+            }
+            Err(cause) => cause,
+        };
+        error!("{cause}; going back");
+        let undone = kernel.read().and_then(|actual| {
+            let back = Plan::between(&actual, &self.held);
+            kernel.apply(0, &actual, &back, &self.held)
+        });
+        match undone {
+            Ok(renewed) => {
+                self.renewed |= renewed;
+                Err(EngineError::Undone(cause))
+            }
+            Err(undo) => {
+                self.out_of_sync = Some(format!(
+                    "the kernel's maps are out of step: {cause}; going back failed as well: {undo}"
+                ));
+                let held = match kernel.read() {
+                    Ok(actual) => {
+                        let text = held(&ChangeSummary::between(&self.held, &actual));
+                        self.held = actual;
+                        text
+                    }
+                    Err(_) => "the kernel's maps cannot be read".to_owned(),
+                };
+                Err(EngineError::OutOfSync { cause, undo, held })
+            }
+        }
+    }
+
+    /// What the program assumes where it cannot ask a socket.
+    fn set_host_defaults(&mut self, before: HostFacts) {
+        let host = self.resolved.desired.host;
+        if host == before {
+            return;
+        }
+        self.options.host_defaults = host.defaults();
+        if let Some(kernel) = &mut self.kernel
+            && let Err(e) = kernel.set_host_defaults(host.defaults())
+        {
+            error!("the program goes by former settings of the host: {e}");
+        }
+    }
+
+    fn attach(&mut self) -> Result<(), DatapathError> {
+        self.kernel
+            .as_mut()
+            .map_or(Ok(()), |kernel| kernel.attach())
+    }
+
+    /// Fills and attaches a new kernel after [`Reconciler::detach`].
+    pub(super) fn reopen(&mut self) -> Result<Change, EngineError> {
+        let kernel = (self.open)(self.options.clone())?;
+        self.held = kernel.read()?;
+        self.kernel = Some(kernel);
+        self.kept = false;
+        let resolved = self.resolved.clone();
+        let change = self.write(&MapState::default(), &resolved)?;
+        self.attach()?;
+        Ok(change)
+    }
+
+    /// Compares the kernel's maps with what they should hold; [`Reconciler::repair`] corrects a difference.
+    pub(super) fn verify(&mut self) {
+        let Some(kernel) = &self.kernel else {
+            return;
+        };
+        match kernel.read() {
+            Ok(actual) => {
+                let same = actual == self.resolved.maps;
+                if !same && self.out_of_sync.is_none() {
+                    let text = "the kernel's maps hold something else than they should";
+                    error!("{text}");
+                    self.out_of_sync = Some(text.to_owned());
+                }
+                if same {
+                    self.out_of_sync = None;
+                    // Not a second table of the same.
+                    self.held.clone_from(&self.resolved.maps);
+                } else {
+                    self.held = actual;
+                }
+            }
+            Err(e) => self.out_of_sync = Some(format!("the kernel's maps cannot be read: {e}")),
+        }
+    }
+
+    /// Attaches again what somebody took out of force, and writes again what is out of step.
+    pub(super) fn repair(&mut self) {
+        let Some(kernel) = &mut self.kernel else {
+            return;
+        };
+        kernel.retry_statistics();
+        let problem = kernel.reader().attachment().problem;
+        let broken = problem.and_then(|problem| match kernel.attach() {
+            Ok(()) => {
+                warn!(problem, "attached again");
+                None
+            }
+            Err(e) => Some(format!("{problem}; attaching again failed: {e}")),
+        });
+        self.broken.becomes(broken, |text| error!("{text}"));
+        if self.out_of_sync.is_some() {
+            match self.rewrite() {
+                Ok(()) => info!("the kernel's maps are in step again"),
+                Err(e) => error!("the kernel's maps are still out of step: {e}"),
+            }
+        }
+    }
+
+    fn rewrite(&mut self) -> Result<(), EngineError> {
+        if let Some(kernel) = &self.kernel {
+            self.held = kernel.read()?;
+        }
+        let resolved = self.resolved.clone();
+        let plan = Plan::between(&self.held, &resolved.maps);
+        self.apply(&plan, &resolved.maps, resolved.room())
+    }
+
+    /// Takes the programs out of force, if they are, and returns what gives the sockets back what they
+    /// had. The maps stay until [`Reconciler::detach`].
+    pub(super) fn unlink_for_restoring(&mut self) -> Result<Vec<Walker>, DatapathError> {
+        let Some(kernel) = &mut self.kernel else {
+            return walk::for_restoring(&self.options.pin_dir);
+        };
+        // First: where it cannot be had, nothing has changed.
+        let walker = kernel.walker(Mode::Restore)?;
+        kernel.unlink()?;
+        Ok(vec![walker])
+    }
+
+    /// Lets go of what [`Reconciler::unlink_for_restoring`] took out of force and leaves the maps, which
+    /// know what sockets had; says where.
+    pub(super) fn leave_maps(&mut self) -> PathBuf {
+        self.forget();
+        self.kernel = None;
+        self.kept = true;
+        self.options.pin_dir.clone()
+    }
+
+    /// Removes everything from the kernel.
+    pub(super) fn detach(&mut self) -> Result<Removed, DatapathError> {
+        self.forget();
+        self.kept = false;
+        match self.kernel.take() {
+            Some(kernel) => kernel.detach(),
+            None => remove_pins(&self.options.pin_dir),
+        }
+    }
+
+    /// There is nothing in the kernel that could be out of step.
+    fn forget(&mut self) {
+        self.held = MapState::default();
+        self.out_of_sync = None;
+        self.broken = Problem::default();
+    }
+
+    /// Saves the runtime entries again where that failed, or somebody removed them.
+    pub(super) fn retry_save(&mut self) {
+        self.store.retry_save(&self.resolved.desired.runtime);
+    }
+
+    pub(super) fn options(&self) -> &Options {
+        &self.options
+    }
+
+    pub(super) fn found(&self) -> Found {
+        self.found
+    }
+
+    pub(super) fn resolved(&self) -> &Arc<Resolved> {
+        &self.resolved
+    }
+
+    pub(super) fn desired(&self) -> &Desired {
+        &self.resolved.desired
+    }
+
+    pub(super) fn kernel(&self) -> Option<&dyn Kernel> {
+        self.kernel.as_deref()
+    }
+
+    pub(super) fn reader(&self) -> Option<Arc<dyn KernelReader>> {
+        self.kernel.as_ref().map(|kernel| kernel.reader())
+    }
+
+    pub(super) fn store_problem(&self) -> Option<String> {
+        self.store.problem()
+    }
+
+    pub(super) fn problems(&self) -> impl Iterator<Item = &String> {
+        self.out_of_sync.iter().chain(self.broken.text())
+    }
+
+    pub(super) fn in_sync(&self) -> bool {
+        self.out_of_sync.is_none()
+    }
+
+    /// Whether maps were left that still know what sockets had.
+    pub(super) fn has_kept_maps(&self) -> bool {
+        self.kept
+    }
+
+    /// Whether programs and tries were made anew since this was last asked.
+    pub(super) fn take_renewed(&mut self) -> bool {
+        std::mem::take(&mut self.renewed)
+    }
+
+    /// Without a kernel: what status says of it.
+    pub(super) fn detached(&self) -> Attachment {
+        Attachment {
+            attached: false,
+            problem: Some("detached on purpose; rto-agent reload attaches again".to_owned()),
+            cgroup: self.options.cgroup.clone(),
+            program_id: None,
+            accepted: None,
+        }
+    }
+}
+
+impl super::Engine {
+    /// Makes a change, wherever it comes from: reconciles, publishes, writes the audit line and has the sockets that
+    /// are open already walked over, or leaves everything as it is.
+    ///
+    /// # Errors
+    ///
+    /// As [`Reconciler::reconcile`].
+    pub(super) fn reconcile(
+        &mut self,
+        next: Desired,
+        persist: &Persist,
+        cause: &Cause,
+    ) -> Result<Change, EngineError> {
+        // A probe under way is of neither state.
+        self.probing.invalidate();
+        let was_on = self.applies_to_open();
+        let change = self.reconciler.reconcile(next, persist)?;
+        self.publish();
+        cause.audit(&change);
+        // Who is covered by fewer entries than before has what it needs.
+        let ChangeSummary { added, changed, .. } = change.summary;
+        if added + changed > 0 || !was_on {
+            self.apply_to_open(cause);
+        }
+        Ok(change)
+    }
+}
+
+/// What the kernel holds that could not go back, by what differs from before.
+fn held(differs: &ChangeSummary) -> String {
+    let ChangeSummary {
+        added,
+        changed,
+        removed,
+        ..
+    } = differs;
+    format!(
+        "in force is what was before, but for entries added: {added}, changed: {changed}, \
+         removed: {removed}"
+    )
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,272 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::{
+    datapath::fake::{FakeHost, options},
+    engine::{
+        desired::tests::{NEAR, desired, files},
+        runtime::RuntimeEntry,
+    },
+    policy::{Cidr, Settings, compile::tests::HOST},
+    wire::types::Caller,
+};
+
+struct Bed {
+    kernel: FakeHost,
+    reconciler: Reconciler,
+    dir: tempfile::TempDir,
+}
+
+fn bed(text: &str) -> Bed {
+    let kernel = FakeHost::default();
+    let dir = tempfile::tempdir().unwrap();
+    let opened = kernel.clone();
+    let open: Open = Arc::new(move |options| Ok(opened.open(options)));
+    let store = RuntimeStore::new(dir.path().to_owned());
+    let (reconciler, change) = Reconciler::start(open, options(), desired(text), store).unwrap();
+    assert_eq!(
+        change.summary.added,
+        reconciler.resolved().set.entries.len()
+    );
+    assert!(kernel.state().attached);
+    Bed {
+        kernel,
+        reconciler,
+        dir,
+    }
+}
+
+impl Bed {
+    fn maps(&self) -> MapState {
+        self.kernel.state().maps.clone()
+    }
+
+    /// Whether what it says is so.
+    fn check(&self) {
+        let wanted = &self.reconciler.resolved().maps;
+        assert_eq!(self.reconciler.held, self.maps(), "it knows what there is");
+        if self.reconciler.in_sync() {
+            assert_eq!(self.maps(), *wanted);
+        } else {
+            assert!(self.reconciler.problems().count() > 0);
+        }
+    }
+}
+
+fn cidr(text: &str) -> Cidr {
+    text.parse().unwrap()
+}
+
+fn with_entry(desired: &Desired, text: &str) -> Desired {
+    let settings = Settings {
+        initial_rto: Some(std::time::Duration::from_millis(50)),
+        ..Settings::default()
+    };
+    let entry = RuntimeEntry {
+        policy: "own".parse().unwrap(),
+        by: Caller { uid: 0, pid: 1 },
+        expires_ms: None,
+    };
+    desired.with_entries(&[cidr(text)], &entry, &settings)
+}
+
+#[test]
+fn a_runtime_entry_is_in_the_kernel_and_on_the_disk() {
+    let mut bed = bed(NEAR);
+    let next = with_entry(bed.reconciler.desired(), "10.9.0.0/16");
+    let change = bed.reconciler.reconcile(next, &Persist::Runtime).unwrap();
+    assert_eq!(
+        (change.summary.added, change.summary.policies_added),
+        (1, 1)
+    );
+    assert!(change.detail.contains("+10.9.0.0/16 own"), "{change:?}");
+    bed.check();
+    let (saved, _) = crate::engine::store::load(bed.dir.path()).unwrap();
+    assert_eq!(saved, bed.reconciler.desired().runtime);
+}
+
+#[test]
+fn what_cannot_be_saved_is_not_in_force() {
+    let mut bed = bed(NEAR);
+    let before = bed.maps();
+    // A directory in the file's place: it can be staged, and not be committed.
+    std::fs::create_dir_all(bed.dir.path().join("manual.json/x")).unwrap();
+    let next = with_entry(bed.reconciler.desired(), "10.9.0.0/16");
+    let error = bed.reconciler.reconcile(next, &Persist::Runtime);
+    let error = error.unwrap_err();
+    assert!(matches!(error, EngineError::Unsaved(_)), "{error:?}");
+    assert_eq!(bed.maps(), before);
+    bed.check();
+    assert_eq!(bed.reconciler.desired().runtime.len(), 0);
+}
+
+#[test]
+fn what_need_not_be_saved_at_once_is_in_force_and_saved_later() {
+    let mut bed = bed(NEAR);
+    let blocked = bed.dir.path().join("manual.json");
+    std::fs::create_dir_all(blocked.join("x")).unwrap();
+    let next = with_entry(bed.reconciler.desired(), "10.9.0.0/16");
+    let change = bed.reconciler.reconcile(next, &Persist::Later).unwrap();
+    assert!(change.unsaved.is_some());
+    bed.check();
+    std::fs::remove_dir_all(&blocked).unwrap();
+    bed.reconciler.retry_save();
+    assert_eq!(bed.reconciler.store_problem(), None);
+    let (saved, _) = crate::engine::store::load(bed.dir.path()).unwrap();
+    assert_eq!(saved.len(), 1);
+}
+
+#[test]
+fn a_saved_entry_has_its_file_once_the_kernel_has_it() {
+    let mut bed = bed("");
+    let path = bed.dir.path().join("policies.d/50-cli.toml");
+    let edit = || {
+        save::add(
+            &path,
+            &[cidr("10.1.0.0/16")],
+            &"near".parse().unwrap(),
+            None,
+        )
+    };
+    let next = bed.reconciler.desired().with_files(files(NEAR));
+    bed.kernel.fail(1);
+    let persist = Persist::File(edit().unwrap());
+    let refused = bed.reconciler.reconcile(next.clone(), &persist);
+    assert!(
+        matches!(refused, Err(EngineError::Undone(_))),
+        "{refused:?}"
+    );
+    assert!(!path.exists());
+    bed.reconciler.reconcile(next, &persist).unwrap();
+    assert!(path.exists());
+    bed.check();
+}
+
+#[test]
+fn more_entries_than_there_is_room_for_make_new_tries() {
+    let mut bed = bed(NEAR);
+    let many: Vec<String> = (0..40).map(|i| format!("\"10.2.{i}.0/24\"")).collect();
+    let text = NEAR.replace("\"10.1.0.0/16\"", &many.join(","));
+    let text = format!("[agent]\nmax_entries = 16\n{text}");
+    let next = bed.reconciler.desired().with_files(files(&text));
+    bed.reconciler.reconcile(next, &Persist::Later).unwrap();
+    bed.check();
+    assert!(bed.reconciler.options().max_entries >= 41);
+}
+
+#[test]
+fn what_somebody_else_changed_is_found_and_repaired() {
+    let mut bed = bed(NEAR);
+    bed.kernel.state().maps.entries.remove(&cidr("10.1.0.0/16"));
+    bed.kernel.state().attached = false;
+    bed.reconciler.verify();
+    assert!(!bed.reconciler.in_sync());
+    bed.check();
+    bed.reconciler.repair();
+    assert!(bed.reconciler.in_sync() && bed.kernel.state().attached);
+    bed.check();
+    assert_eq!(bed.maps().entries.len(), 2);
+}
+
+#[test]
+fn what_cannot_be_attached_again_is_said_until_it_can() {
+    let mut bed = bed(NEAR);
+    bed.kernel.state().attached = false;
+    bed.kernel.fail(1);
+    bed.reconciler.repair();
+    let problem = bed.reconciler.problems().next().cloned().unwrap();
+    assert!(problem.contains("attaching again failed"), "{problem}");
+    bed.reconciler.repair();
+    assert_eq!(bed.reconciler.problems().count(), 0);
+}
+
+#[test]
+fn detached_it_remembers_and_reattached_it_has_everything() {
+    let mut bed = bed(NEAR);
+    bed.reconciler.detach().unwrap();
+    assert_eq!(bed.maps(), MapState::default());
+    let next = with_entry(bed.reconciler.desired(), "10.9.0.0/16");
+    let change = bed.reconciler.reconcile(next, &Persist::Later).unwrap();
+    assert_eq!(change.summary.added, 1);
+    assert_eq!(bed.maps(), MapState::default());
+    let change = bed.reconciler.reopen().unwrap();
+    assert_eq!(change.summary.added, 3);
+    bed.check();
+}
+
+#[test]
+fn another_host_has_other_values_and_other_defaults() {
+    let mut bed = bed(NEAR);
+    let host = HostFacts {
+        tcp_syn_retries: 3,
+        hz: 1000,
+        ..HOST
+    };
+    let next = bed.reconciler.desired().with_host(host);
+    let change = bed.reconciler.reconcile(next, &Persist::Later).unwrap();
+    assert_eq!(change.summary.policies_changed, 1);
+    assert_eq!(bed.kernel.state().host, Some(host.defaults()));
+    bed.check();
+}
+
+/// Files of some policies and entries.
+fn text() -> impl Strategy<Value = String> {
+    let policies = prop::collection::btree_map(0u8..4, 1u32..4, 1..4);
+    let entries = prop::collection::btree_map(0u8..24, any::<prop::sample::Index>(), 0..20);
+    (policies, entries).prop_map(|(policies, entries)| {
+        let names: Vec<u8> = policies.keys().copied().collect();
+        let mut text = String::new();
+        for (name, tens) in policies {
+            let cidrs: Vec<String> = entries
+                .iter()
+                .filter(|(_, index)| *index.get(&names) == name)
+                .map(|(net, _)| format!("\"10.{net}.0.0/16\""))
+                .collect();
+            text.push_str(&format!(
+                "[policy.p{name}]\ninitial_rto = \"{tens}00ms\"\ncidrs = [{}]\n",
+                cidrs.join(",")
+            ));
+        }
+        text
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+
+    /// After any failure the maps are as before, or it says that they are not and the next repair corrects it.
+    #[test]
+    fn any_write_may_fail(
+        before in text(),
+        after in text(),
+        failing in prop::collection::btree_set(1usize..60, 0..4),
+    ) {
+        let mut bed = bed(&before);
+        let maps_before = bed.maps();
+        for n in &failing {
+            bed.kernel.fail(*n);
+        }
+        let next = bed.reconciler.desired().with_files(files(&after));
+        let wanted = next.clone().resolve().unwrap().maps;
+        let result = bed.reconciler.reconcile(next, &Persist::Later);
+        bed.check();
+        match result {
+            Ok(_) => prop_assert_eq!(bed.maps(), wanted.clone()),
+            Err(EngineError::Undone(_)) => {
+                prop_assert!(bed.reconciler.in_sync());
+                prop_assert_eq!(bed.maps(), maps_before.clone());
+            }
+            Err(EngineError::OutOfSync { .. }) => {
+                prop_assert!(!bed.reconciler.in_sync());
+            }
+            Err(e) => prop_assert!(false, "{e:?}"),
+        }
+        // Nothing fails any more.
+        bed.kernel.state().failing.clear();
+        bed.reconciler.repair();
+        prop_assert!(bed.reconciler.in_sync());
+        bed.check();
+        let is_before = bed.maps() == maps_before;
+        prop_assert!(is_before || bed.maps() == wanted);
+    }
+}

@@ -1,0 +1,171 @@
+//! The files: read again, checked, and taken over.
+
+use std::{sync::Arc, time::Instant};
+
+use tracing::{debug, error};
+
+use super::{
+    Engine, EngineError,
+    audit::{Cause, Source},
+    desired::LoadedConfig,
+    reconcile::{Change, Persist},
+};
+use crate::{
+    config::{AgentConfig, Config, Files},
+    wire::types::{ChangeAnswer, ReloadView, now_s},
+};
+
+impl Engine {
+    /// Reads the files again; also ends a detachment made on purpose.
+    pub(super) fn reload_and_attach(&mut self, cause: &Cause) -> Result<ChangeAnswer, EngineError> {
+        self.check_not_restoring()?;
+        let files = self.read_files();
+        let mut answer = self.reload(files, cause)?;
+        if self.detached_by.is_some() {
+            answer.changed = self.reconciler.reopen()?.summary;
+            self.detached_by = None;
+            self.publish();
+            self.resume_events();
+            self.probing.look(&self.reconciler.options().cgroup);
+            answer.notes.push("attached again".to_owned());
+            cause.audit_other("attach");
+            self.apply_to_open(cause);
+        }
+        Ok(answer)
+    }
+
+    pub(super) fn files_changed(&mut self) {
+        let files = self.read_files();
+        if files.fingerprint() != self.fingerprint {
+            let reloaded = self.reload(files, &Source::File.into());
+            self.log(reloaded);
+        }
+    }
+
+    pub(super) fn read_files(&self) -> Files {
+        let begin = Instant::now();
+        let files = Files::read(&self.config.config_path);
+        debug!(took = ?begin.elapsed(), "files read");
+        files
+    }
+
+    /// What the files say, for the host as it is; read anew only if they are others than those in force.
+    pub(super) fn load(&self, files: Files) -> Result<Arc<LoadedConfig>, EngineError> {
+        let desired = self.reconciler.desired();
+        let (fingerprint, host) = (files.fingerprint(), desired.host);
+        // Who replaces a file and asks for a reload has it read twice otherwise: the file is watched.
+        if (fingerprint, host) == (desired.files.fingerprint, desired.files.host) {
+            return Ok(desired.files.clone());
+        }
+        Ok(Arc::new(LoadedConfig {
+            config: Config::of(files, &host)?,
+            fingerprint,
+            host,
+        }))
+    }
+
+    fn reload(&mut self, files: Files, cause: &Cause) -> Result<ChangeAnswer, EngineError> {
+        self.systemd.reloading();
+        self.fingerprint = files.fingerprint();
+        let loaded = self.load(files);
+        let taken = loaded.and_then(|files| self.take_over(files, &Persist::Later, cause));
+        let result = taken.map_err(|error| self.not_reloaded(error, cause));
+        self.publish();
+        self.systemd.reloaded();
+        result
+    }
+
+    /// Puts other files in force.
+    pub(super) fn take_over(
+        &mut self,
+        files: Arc<LoadedConfig>,
+        persist: &Persist,
+        cause: &Cause,
+    ) -> Result<ChangeAnswer, EngineError> {
+        let agent = &files.config.agent;
+        let mut notes = files.config.warnings.clone();
+        let warnings = restart_notes(&self.config.config.agent, agent);
+        notes.extend(warnings.iter().cloned());
+        if agent.max_entries < self.reconciler.resolved().config().agent.max_entries {
+            notes.push(
+                "[agent] max_entries is smaller: it takes effect with the next start".to_owned(),
+            );
+        }
+        // What is published with the change says how it went.
+        let last_reload =
+            std::mem::replace(&mut self.last_reload, reload_view(cause, Ok(&files.config)));
+        let former_warnings = std::mem::replace(&mut self.warnings, warnings);
+        let next = self.reconciler.desired().with_files(files);
+        match self.reconcile(next, persist, cause) {
+            Ok(Change {
+                summary, unsaved, ..
+            }) => {
+                notes.extend(unsaved);
+                Ok(ChangeAnswer {
+                    changed: summary,
+                    notes,
+                    effects: Vec::new(),
+                })
+            }
+            Err(e) => {
+                self.last_reload = last_reload;
+                self.warnings = former_warnings;
+                Err(e)
+            }
+        }
+    }
+
+    /// Remembers that the files were not taken over, and says what is in force instead.
+    fn not_reloaded(&mut self, error: EngineError, cause: &Cause) -> EngineError {
+        const KEPT: &str = "the last good configuration stays in force";
+        self.last_reload = reload_view(cause, Err(&error.to_string()));
+        if error.is_refusal() {
+            error!(%cause, "configuration refused, {KEPT}:\n{error}");
+        } else if !self.reconciler.in_sync() {
+            // The text says what the kernel holds.
+            error!(%cause, "the configuration could not be put in force: {error}");
+            return error;
+        } else {
+            error!(%cause, "the configuration could not be put in force, {KEPT}: {error}");
+        }
+        EngineError::NotReloaded(Box::new(error))
+    }
+}
+
+pub(super) fn reload_view(cause: &Cause, result: Result<&Config, &str>) -> ReloadView {
+    ReloadView {
+        at_s: now_s(),
+        cause: cause.to_string(),
+        ok: result.is_ok(),
+        errors: result
+            .err()
+            .map(|text| vec![text.to_owned()])
+            .unwrap_or_default(),
+        warnings: result
+            .map(|config| config.warnings.clone())
+            .unwrap_or_default(),
+    }
+}
+
+/// What of `[agent]` a reload does not take over.
+fn restart_notes(started: &AgentConfig, now: &AgentConfig) -> Vec<String> {
+    let differs = [
+        ("cgroup", started.cgroup != now.cgroup),
+        ("pin_dir", started.pin_dir != now.pin_dir),
+        ("socket", started.socket != now.socket),
+        ("state_dir", started.state_dir != now.state_dir),
+        ("group", started.group != now.group),
+        ("metrics", started.metrics != now.metrics),
+        ("statistics", started.statistics != now.statistics),
+        (
+            "count_unmatched",
+            started.count_unmatched != now.count_unmatched,
+        ),
+        ("rtt_sampling", started.rtt_sampling != now.rtt_sampling),
+    ];
+    differs
+        .into_iter()
+        .filter(|(_, differs)| *differs)
+        .map(|(key, _)| format!("[agent] {key} changed: it takes effect with the next start"))
+        .collect()
+}

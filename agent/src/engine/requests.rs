@@ -1,0 +1,251 @@
+//! `add` and `remove`: functions from the desired state to the next, reconciled or refused as a whole.
+
+use super::{
+    Engine, EngineError,
+    audit::Cause,
+    desired::Desired,
+    reconcile::Persist,
+    runtime::{Removal, RuntimeEntry, boottime_ms},
+};
+use crate::{
+    config::{Config, save},
+    policy::{Cidr, Location, PolicyName, Settings, compile::check_prefix_width},
+    wire::{
+        ttl::parse_ttl,
+        types::{AddRequest, Caller, ChangeAnswer, RemoveRequest},
+    },
+};
+
+/// CIDRs of a request that are told to be wrong.
+const SHOWN_ERRORS: usize = 50;
+
+impl Engine {
+    pub(super) fn add(
+        &mut self,
+        request: &AddRequest,
+        by: Caller,
+    ) -> Result<ChangeAnswer, EngineError> {
+        let cidrs = parse_cidrs(&request.cidrs)?;
+        let ttl = request.ttl.as_deref().map(parse_ttl).transpose();
+        let ttl = ttl.map_err(|e| EngineError::Refused(format!("--ttl {e}")))?;
+        let (name, settings) = policy_for(self.reconciler.desired(), request)?;
+        for cidr in &cidrs {
+            check_prefix_width(cidr, &settings).map_err(|e| EngineError::Refused(e.to_string()))?;
+        }
+        let mut answer = if request.save {
+            if ttl.is_some() {
+                return refused("--ttl and --save exclude each other: a saved entry has no end");
+            }
+            let inline = request.settings.is_some().then_some(&settings);
+            self.save(by, "add --save", |file| {
+                save::add(file, &cidrs, &name, inline)
+            })?
+        } else {
+            let expires_ms = ttl.map(|ttl| {
+                boottime_ms().saturating_add(u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX))
+            });
+            let entry = RuntimeEntry {
+                policy: name.clone(),
+                by,
+                expires_ms,
+            };
+            let next = self.reconciler.desired();
+            let next = next.with_entries(&cidrs, &entry, &settings);
+            let change = self.reconcile(next, &Persist::Runtime, &Cause::done("add", by))?;
+            let compiled = self.reconciler.resolved().policies.get(&name);
+            let mut notes = compiled.map_or_else(Vec::new, |compiled| compiled.warnings.clone());
+            notes.extend(cidrs.iter().filter_map(|cidr| {
+                let at = location_in_files(self.reconciler.desired(), cidr)?;
+                Some(format!("{cidr} overrides the entry of {at}"))
+            }));
+            ChangeAnswer {
+                changed: change.summary,
+                notes,
+                effects: Vec::new(),
+            }
+        };
+        answer.effects = self.reconciler.resolved().effects(&name).to_vec();
+        self.note_detached(&mut answer);
+        Ok(answer)
+    }
+
+    pub(super) fn remove(
+        &mut self,
+        request: &RemoveRequest,
+        by: Caller,
+    ) -> Result<ChangeAnswer, EngineError> {
+        let cidrs = parse_cidrs(&request.cidrs)?;
+        let mut answer = if request.save {
+            self.save(by, "remove --save", |file| save::remove(file, &cidrs))?
+        } else {
+            let (next, notes, action) = if request.undo {
+                let (next, not_masked) = self.reconciler.desired().with_unmasked(&cidrs);
+                if let Some(cidr) = not_masked {
+                    return refused(&format!("{cidr} was not switched off by rto-agent remove"));
+                }
+                (next, Vec::new(), "remove --undo")
+            } else {
+                let (next, notes) = self.removed(&cidrs)?;
+                (next, notes, "remove")
+            };
+            let change = self.reconcile(next, &Persist::Runtime, &Cause::done(action, by))?;
+            ChangeAnswer {
+                changed: change.summary,
+                notes,
+                effects: Vec::new(),
+            }
+        };
+        self.note_detached(&mut answer);
+        Ok(answer)
+    }
+
+    /// The desired state without some entries, and what to say of it.
+    fn removed(&self, cidrs: &[Cidr]) -> Result<(Desired, Vec<String>), EngineError> {
+        let desired = self.reconciler.desired();
+        let (next, removals) = desired.without_entries(cidrs);
+        let mut notes = Vec::new();
+        for (cidr, removal) in cidrs.iter().zip(removals) {
+            let of_file = location_in_files(desired, cidr);
+            match (removal, of_file) {
+                (Some(Removal::Entry), None) => {}
+                (Some(Removal::Entry), Some(at)) => notes.push(format!(
+                    "{cidr}: the entry of {at} is in force again; remove {cidr} once more to switch it off"
+                )),
+                (Some(Removal::Masked), at) => {
+                    let at = at.map(|at| format!(" of {at}")).unwrap_or_default();
+                    notes.push(format!(
+                        "{cidr}: the entry{at} is switched off until the boot ends; to remove it for \
+                         good edit the file, to undo this: rto-agent remove --undo {cidr}"
+                    ));
+                }
+                (None, _) if desired.runtime.masked().contains(cidr) => {
+                    return refused(&format!("{cidr} is already switched off"));
+                }
+                (None, _) => {
+                    let entries = &self.reconciler.resolved().set.entries;
+                    let around = entries.covering_cidr(cidr);
+                    let around = around.map(|c| format!("; it lies within {c}"));
+                    let around = around.unwrap_or_default();
+                    return refused(&format!("there is no entry {cidr}{around}"));
+                }
+            }
+        }
+        Ok((next, notes))
+    }
+
+    /// Edits `policies.d/50-cli.toml` and takes the files over as they are then: the edit is in its place once the
+    /// kernel has them.
+    fn save(
+        &mut self,
+        by: Caller,
+        what: &'static str,
+        edit: impl FnOnce(&std::path::Path) -> Result<save::Edit, save::SaveError>,
+    ) -> Result<ChangeAnswer, EngineError> {
+        let file = Config::saved_path(&self.config.config_path);
+        let mut files = self.read_files();
+        if files.fingerprint() != self.reconciler.desired().files.fingerprint {
+            // An edit of files that are refused as they are would be lost in their errors.
+            if let Err(e) = self.load(files) {
+                return refused(&format!(
+                    "nothing was saved: the files are refused as they are\n{e}"
+                ));
+            }
+            files = self.read_files();
+        }
+        let edit = edit(&file)?;
+        let files = files.with(edit.path(), edit.text().to_owned());
+        let fingerprint = files.fingerprint();
+        self.systemd.reloading();
+        let loaded = self.load(files);
+        let (persist, cause) = (Persist::File(edit), Cause::done(what, by));
+        let taken = loaded.and_then(|files| self.take_over(files, &persist, &cause));
+        self.systemd.reloaded();
+        let mut answer = taken?;
+        self.fingerprint = fingerprint;
+        let saved = format!("saved to {}", file.display());
+        answer.notes.insert(0, saved);
+        Ok(answer)
+    }
+
+    fn note_detached(&self, answer: &mut ChangeAnswer) {
+        if let Some(by) = self.detached_by {
+            answer.notes.push(format!(
+                "nothing is in force: detached by {by}; rto-agent reload attaches again"
+            ));
+        }
+    }
+}
+
+fn location_in_files(desired: &Desired, cidr: &Cidr) -> Option<Location> {
+    desired.files.config.set.entries.get(cidr)?.location()
+}
+
+/// The policy a request means: one by name, or its own settings under a name made of them.
+fn policy_for(
+    desired: &Desired,
+    request: &AddRequest,
+) -> Result<(PolicyName, Settings), EngineError> {
+    match (&request.policy, &request.settings) {
+        (Some(name), None) => {
+            let name: PolicyName = name
+                .parse()
+                .map_err(|e: crate::policy::NameError| EngineError::Refused(e.to_string()))?;
+            let of_files = &desired.files.config.set.policies;
+            let of_files = of_files.get(&name).map(|p| &p.settings);
+            match of_files.or_else(|| desired.runtime.policy(&name)) {
+                Some(settings) => Ok((name.clone(), settings.clone())),
+                None => refused(&unknown_policy(desired, &name)),
+            }
+        }
+        (None, Some(settings)) if !settings.is_empty() => {
+            Ok((PolicyName::for_settings(settings), settings.clone()))
+        }
+        (Some(_), Some(_)) => refused("give either --policy or settings, not both"),
+        (None, _) => {
+            refused("no policy: give --policy NAME, or settings such as --initial-rto 100ms")
+        }
+    }
+}
+
+fn unknown_policy(desired: &Desired, name: &PolicyName) -> String {
+    let policies = desired.files.config.set.policies.keys();
+    let known: Vec<&str> = policies.map(PolicyName::as_str).collect();
+    if known.is_empty() {
+        format!("unknown policy {name}: the configuration has none; give settings instead")
+    } else {
+        format!(
+            "unknown policy {name}; the configuration has: {}",
+            known.join(", ")
+        )
+    }
+}
+
+fn parse_cidrs(texts: &[String]) -> Result<Vec<Cidr>, EngineError> {
+    if texts.is_empty() {
+        return refused("no CIDR given");
+    }
+    let mut cidrs = Vec::with_capacity(texts.len());
+    let mut errors = Vec::new();
+    let mut more = 0;
+    for text in texts {
+        match text.parse() {
+            Ok(cidr) => cidrs.push(cidr),
+            Err(_) if errors.len() == SHOWN_ERRORS => more += 1,
+            Err(e) => errors.push(crate::policy::CidrError::to_string(&e)),
+        }
+    }
+    if errors.is_empty() {
+        cidrs.sort_unstable();
+        cidrs.dedup();
+        Ok(cidrs)
+    } else {
+        if more != 0 {
+            errors.push(format!("... and {more} more"));
+        }
+        Err(EngineError::Refused(errors.join("\n")))
+    }
+}
+
+fn refused<T>(text: &str) -> Result<T, EngineError> {
+    Err(EngineError::Refused(text.to_owned()))
+}

@@ -1,0 +1,286 @@
+//! Runtime entries: what `rto-agent add` and `remove` did since the boot. Pure.
+//!
+//! Expiry is kept on CLOCK_BOOTTIME, so that setting the wall clock neither shortens nor stretches a `--ttl`.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use nix::time::{ClockId, clock_gettime};
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    policy::{Cidr, Entry, Policy, PolicyName, PolicySet, Settings},
+    wire::types::{Caller, FamiliesView},
+};
+
+/// Entries added at run time, and those of the files that were removed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RuntimeEntries {
+    pub(super) entries: BTreeMap<Cidr, RuntimeEntry>,
+    /// Settings of every policy the entries name, as last seen: they outlive the policy's file.
+    pub(super) policies: BTreeMap<PolicyName, Settings>,
+    /// Entries of the files that are masked.
+    pub(super) masked: BTreeSet<Cidr>,
+}
+
+/// One entry added at run time.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RuntimeEntry {
+    /// Its policy.
+    pub policy: PolicyName,
+    /// Who added it.
+    pub by: Caller,
+    /// When it ends, milliseconds of CLOCK_BOOTTIME; `None`: with the boot.
+    pub expires_ms: Option<u64>,
+}
+
+/// What [`RuntimeEntries::remove`] did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Removal {
+    /// A runtime entry is gone.
+    Entry,
+    /// An entry of the files is masked.
+    Masked,
+}
+
+impl RuntimeEntries {
+    /// Adds or replaces entries of one policy.
+    pub fn add(&mut self, cidrs: &[Cidr], entry: &RuntimeEntry, settings: &Settings) {
+        self.policies.insert(entry.policy.clone(), settings.clone());
+        for cidr in cidrs {
+            self.entries.insert(*cidr, entry.clone());
+            self.masked.remove(cidr);
+        }
+        self.forget_unused();
+    }
+
+    /// Removes a runtime entry, or else masks the files' entry; `None` if there is neither.
+    pub fn remove(&mut self, cidr: &Cidr, files: &PolicySet) -> Option<Removal> {
+        if self.entries.remove(cidr).is_some() {
+            Some(Removal::Entry)
+        } else if files.entries.contains_key(cidr) && self.masked.insert(*cidr) {
+            Some(Removal::Masked)
+        } else {
+            None
+        }
+    }
+
+    /// Unmasks the files' entry; whether it was masked.
+    pub fn unmask(&mut self, cidr: &Cidr) -> bool {
+        self.masked.remove(cidr)
+    }
+
+    /// The runtime entry for exactly this CIDR.
+    #[must_use]
+    pub fn get(&self, cidr: &Cidr) -> Option<&RuntimeEntry> {
+        self.entries.get(cidr)
+    }
+
+    /// CIDRs of the files that are masked.
+    #[must_use]
+    pub fn masked(&self) -> &BTreeSet<Cidr> {
+        &self.masked
+    }
+
+    /// How many entries.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// How many, by address family.
+    #[must_use]
+    pub fn families(&self) -> FamiliesView {
+        let ipv4 = self.entries.keys().filter(|cidr| cidr.is_ipv4()).count();
+        FamiliesView {
+            ipv4,
+            ipv6: self.entries.len() - ipv4,
+        }
+    }
+
+    /// Whether there is nothing to keep.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty() && self.masked.is_empty()
+    }
+
+    /// Removes the entries whose time has come.
+    pub fn expire(&mut self, now_ms: u64) -> Vec<Cidr> {
+        let over = |e: &RuntimeEntry| e.expires_ms.is_some_and(|end| end <= now_ms);
+        let gone: Vec<Cidr> = self
+            .entries
+            .iter()
+            .filter(|(_, e)| over(e))
+            .map(|(cidr, _)| *cidr)
+            .collect();
+        for cidr in &gone {
+            self.entries.remove(cidr);
+        }
+        self.forget_unused();
+        gone
+    }
+
+    /// When the next entry ends.
+    #[must_use]
+    pub fn next_expiry_ms(&self) -> Option<u64> {
+        self.entries.values().filter_map(|e| e.expires_ms).min()
+    }
+
+    /// Settings of a policy that runtime entries name.
+    #[must_use]
+    pub fn policy(&self, name: &PolicyName) -> Option<&Settings> {
+        self.policies.get(name)
+    }
+
+    /// Takes over the files' present settings of the policies it names.
+    pub fn adopt_settings(&mut self, files: &PolicySet) {
+        for (name, settings) in &mut self.policies {
+            if let Some(policy) = files.policies.get(name) {
+                settings.clone_from(&policy.settings);
+            }
+        }
+    }
+
+    /// The files' set with these entries over it.
+    #[must_use]
+    pub fn overlay(&self, files: &PolicySet) -> PolicySet {
+        let mut set = files.clone();
+        for cidr in &self.masked {
+            set.entries.remove(cidr);
+        }
+        for (name, settings) in &self.policies {
+            set.policies.entry(name.clone()).or_insert_with(|| Policy {
+                settings: settings.clone(),
+                location: None,
+            });
+        }
+        for (cidr, entry) in &self.entries {
+            let entry = Entry {
+                policy: entry.policy.clone(),
+                location: None,
+            };
+            set.entries.insert(*cidr, entry);
+        }
+        set
+    }
+
+    /// Forgets policies that no entry names any more.
+    pub fn forget_unused(&mut self) {
+        let used: BTreeSet<&PolicyName> = self.entries.values().map(|e| &e.policy).collect();
+        self.policies.retain(|name, _| used.contains(name));
+    }
+}
+
+/// Milliseconds of CLOCK_BOOTTIME, which counts through suspend and cannot be set.
+#[must_use]
+pub fn boottime_ms() -> u64 {
+    clock_gettime(ClockId::CLOCK_BOOTTIME)
+        .map(|t| u64::try_from(Duration::from(t).as_millis()).unwrap_or(u64::MAX))
+        .unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cidr(text: &str) -> Cidr {
+        text.parse().unwrap()
+    }
+
+    fn settings(ms: u64) -> Settings {
+        Settings {
+            initial_rto: Some(Duration::from_millis(ms)),
+            ..Settings::default()
+        }
+    }
+
+    fn entry(policy: &str, expires_ms: Option<u64>) -> RuntimeEntry {
+        RuntimeEntry {
+            policy: policy.parse().unwrap(),
+            by: Caller { uid: 0, pid: 1 },
+            expires_ms,
+        }
+    }
+
+    fn files() -> PolicySet {
+        let mut set = PolicySet::default();
+        let policy: PolicyName = "near".parse().unwrap();
+        set.policies.insert(
+            policy.clone(),
+            Policy {
+                settings: settings(50),
+                location: None,
+            },
+        );
+        set.entries.insert(
+            cidr("10.0.0.0/8"),
+            Entry {
+                policy,
+                location: None,
+            },
+        );
+        set
+    }
+
+    #[test]
+    fn they_override_mask_and_give_back() {
+        let mut runtime = RuntimeEntries::default();
+        runtime.add(&[cidr("10.0.0.0/8")], &entry("mine", None), &settings(100));
+        let set = runtime.overlay(&files());
+        assert_eq!(
+            set.entries
+                .get(&cidr("10.0.0.0/8"))
+                .unwrap()
+                .policy
+                .as_str(),
+            "mine"
+        );
+        assert_eq!(
+            runtime.remove(&cidr("10.0.0.0/8"), &files()),
+            Some(Removal::Entry)
+        );
+        runtime.forget_unused();
+        assert_eq!(runtime.overlay(&files()), files());
+        assert_eq!(
+            runtime.remove(&cidr("10.0.0.0/8"), &files()),
+            Some(Removal::Masked)
+        );
+        assert!(runtime.overlay(&files()).entries.is_empty());
+        assert_eq!(runtime.remove(&cidr("10.0.0.0/8"), &files()), None);
+        assert!(runtime.unmask(&cidr("10.0.0.0/8")));
+        assert_eq!(runtime.overlay(&files()), files());
+    }
+
+    #[test]
+    fn a_policy_that_left_the_files_stays_for_runtime_entries() {
+        let mut runtime = RuntimeEntries::default();
+        runtime.add(&[cidr("10.9.0.0/16")], &entry("near", None), &settings(50));
+        let set = runtime.overlay(&PolicySet::default());
+        assert_eq!(
+            set.policies[&"near".parse().unwrap()].settings,
+            settings(50)
+        );
+    }
+
+    #[test]
+    fn expiry_takes_what_is_due() {
+        let mut runtime = RuntimeEntries::default();
+        runtime.add(
+            &[cidr("10.1.0.0/16")],
+            &entry("mine", Some(7)),
+            &settings(100),
+        );
+        runtime.add(
+            &[cidr("10.2.0.0/16")],
+            &entry("mine", Some(9)),
+            &settings(100),
+        );
+        runtime.add(&[cidr("10.3.0.0/16")], &entry("mine", None), &settings(100));
+        assert_eq!(runtime.next_expiry_ms(), Some(7));
+        assert_eq!(runtime.expire(8), vec![cidr("10.1.0.0/16")]);
+        assert_eq!(runtime.next_expiry_ms(), Some(9));
+        assert_eq!(runtime.len(), 2);
+    }
+}

@@ -1,0 +1,578 @@
+//! What everybody reads: the state as the engine published it, with handles of its own on the kernel. All is answered
+//! on the caller's thread; the engine may be at a change that takes seconds meanwhile.
+
+use std::{
+    collections::BTreeMap,
+    net::IpAddr,
+    path::PathBuf,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use serde::Serialize;
+
+use super::{
+    EngineConfig, EngineError,
+    desired::{Desired, LoadedConfig, Resolved},
+    jobs::walk::WalkProgress,
+    runtime::{RuntimeEntries, boottime_ms},
+};
+use crate::{
+    config::Config,
+    datapath::{Attachment, DatapathError, Found, KernelReader},
+    kernel::features::Feature,
+    policy::{Cidr, EntryRef, HostFacts, PolicySet, plan::MapState},
+    wire::{
+        stats::StatsAnswer,
+        types::{
+            Caller, EntryView, LookupAnswer, LookupEntry, PolicyView, ProbeView, ReloadView,
+            SourceView, WalkView,
+        },
+    },
+};
+
+/// The state after a change, and what reads the kernel meanwhile.
+#[derive(Clone)]
+pub struct Snapshot {
+    pub(super) about: Arc<About>,
+    /// Absent until the engine has started.
+    pub(super) resolved: Option<Arc<Resolved>>,
+    /// Absent while nothing is in the kernel.
+    pub(super) reader: Option<Arc<dyn KernelReader>>,
+    pub(super) health: Arc<Health>,
+    pub(super) walk: WalkProgress,
+    /// The kernel is what this snapshot says for as long as [`Shared::epoch`] is this.
+    pub(super) epoch: u64,
+    pub(super) shared: Arc<Shared>,
+}
+
+/// What does not change while the daemon runs.
+pub(super) struct About {
+    pub(super) started: Instant,
+    pub(super) config_path: PathBuf,
+    /// What was read at the start.
+    pub(super) files: Vec<PathBuf>,
+    pub(super) pin_dir: PathBuf,
+    pub(super) kernel: String,
+    pub(super) features: Vec<Feature>,
+    pub(super) host: HostFacts,
+    /// `statistics` in `[agent]`.
+    pub(super) statistics: bool,
+    /// `rtt_sampling` in `[agent]`.
+    pub(super) rtt_sampling: String,
+}
+
+/// How it is, as the engine knows it.
+#[derive(Clone, Debug)]
+pub(super) struct Health {
+    /// What is wrong with the kernel, as last found.
+    pub(super) problems: Vec<String>,
+    pub(super) in_sync: bool,
+    /// As of when it was published.
+    pub(super) attachment: Attachment,
+    pub(super) warnings: Vec<String>,
+    pub(super) last_reload: ReloadView,
+    pub(super) detached_by: Option<Caller>,
+    pub(super) found: Found,
+    pub(super) max_entries: u32,
+    pub(super) probe: Option<ProbeView>,
+    /// Programs between the hierarchy's root and the attached cgroup.
+    pub(super) programs: Vec<u32>,
+}
+
+/// What all snapshots of an engine share.
+#[derive(Default)]
+pub(super) struct Shared {
+    /// Odd while the engine is at a change; another one after each.
+    epoch: AtomicU64,
+    statistics: Reused<Result<Arc<StatsAnswer>, Arc<DatapathError>>>,
+    holds: Reused<Option<bool>>,
+}
+
+impl Shared {
+    /// The engine begins to change the kernel. Ends when this is dropped.
+    pub(super) fn begin(self: &Arc<Self>) -> OpGuard {
+        self.epoch.fetch_add(1, Ordering::SeqCst);
+        OpGuard(self.clone())
+    }
+
+    /// The epoch of a snapshot that is published now, within an [`OpGuard`].
+    pub(super) fn next_epoch(&self) -> u64 {
+        self.epoch.fetch_add(2, Ordering::SeqCst) + 3
+    }
+
+    /// Whether this is the epoch after the [`OpGuard`] that there is now.
+    pub(super) fn will_be(&self, epoch: u64) -> bool {
+        self.epoch.load(Ordering::SeqCst) + 1 == epoch
+    }
+}
+
+/// See [`Shared::begin`].
+pub(super) struct OpGuard(Arc<Shared>);
+
+impl Drop for OpGuard {
+    fn drop(&mut self) {
+        self.0.epoch.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+/// Something that is read for many: one reads it while the others wait. Where that takes long it is not done again at
+/// once, so that strangers who ask without a pause take a tenth of a processor at most.
+struct Reused<T>(Mutex<Option<Read<T>>>);
+
+struct Read<T> {
+    epoch: u64,
+    at: Instant,
+    took: Duration,
+    value: T,
+}
+
+impl<T> Default for Reused<T> {
+    fn default() -> Self {
+        Self(Mutex::new(None))
+    }
+}
+
+impl<T: Clone> Reused<T> {
+    fn get(&self, epoch: u64, read: impl FnOnce() -> T) -> T {
+        const QUICK: Duration = Duration::from_millis(5);
+        // Who died has left the value of before.
+        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(last) = &*last
+            && last.epoch == epoch
+            && last.took > QUICK
+            && last.at.elapsed() < 9 * last.took
+        {
+            return last.value.clone();
+        }
+        let begin = Instant::now();
+        let value = read();
+        *last = Some(Read {
+            epoch,
+            at: Instant::now(),
+            took: begin.elapsed(),
+            value: value.clone(),
+        });
+        value
+    }
+}
+
+/// Whether the daemon does what it is there for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Readiness {
+    /// Attached, and the kernel's maps are as they should be.
+    Ready,
+    /// Why not.
+    Unready(Vec<String>),
+    /// The maps are not as they should be, which the engine does not know yet.
+    Differs,
+}
+
+/// Bytes of a list that are handed on at once.
+const PIECE: usize = 64 << 10;
+
+impl Snapshot {
+    /// Before anything is known.
+    pub(super) fn starting(config: &EngineConfig) -> Self {
+        let agent = &config.config.agent;
+        let cause = "start".to_owned();
+        Self {
+            about: Arc::new(About {
+                started: Instant::now(),
+                config_path: config.config_path.clone(),
+                files: config.config.files.clone(),
+                pin_dir: agent.pin_dir.clone(),
+                kernel: config.kernel.clone(),
+                features: config.features.clone(),
+                host: config.host,
+                statistics: agent.statistics,
+                rtt_sampling: agent.rtt_sampling.to_string(),
+            }),
+            resolved: None,
+            reader: None,
+            health: Arc::new(Health {
+                problems: vec!["starting".to_owned()],
+                in_sync: false,
+                attachment: Attachment {
+                    attached: false,
+                    problem: None,
+                    cgroup: config.cgroup.clone(),
+                    program_id: None,
+                    accepted: None,
+                },
+                warnings: Vec::new(),
+                last_reload: ReloadView {
+                    at_s: 0,
+                    cause,
+                    ok: true,
+                    errors: Vec::new(),
+                    warnings: Vec::new(),
+                },
+                detached_by: None,
+                found: Found::Nothing,
+                max_entries: agent.max_entries,
+                probe: None,
+                programs: Vec::new(),
+            }),
+            walk: WalkProgress::default(),
+            epoch: 0,
+            shared: Arc::default(),
+        }
+    }
+
+    /// Of an engine that has nothing in force: no policies, no entries.
+    pub(super) fn empty(config: &EngineConfig) -> Self {
+        let files = LoadedConfig {
+            config: Config::default(),
+            fingerprint: config.fingerprint,
+            host: config.host,
+        };
+        let resolved = Resolved {
+            desired: Desired::new(Arc::new(files), RuntimeEntries::default(), config.host),
+            set: PolicySet::default(),
+            policies: BTreeMap::new(),
+            maps: MapState::default(),
+        };
+        Self {
+            resolved: Some(Arc::new(resolved)),
+            ..Self::starting(config)
+        }
+    }
+
+    /// What the kernel says now, unless the engine changes it meanwhile: then what was said before.
+    fn unchanged<T>(&self, read: impl FnOnce(&dyn KernelReader) -> T) -> Option<T> {
+        let current = || self.shared.epoch.load(Ordering::SeqCst) == self.epoch;
+        let reader = self.reader.as_deref().filter(|_| current())?;
+        let read = read(reader);
+        current().then_some(read)
+    }
+
+    /// Whether and where the program is in force.
+    pub(super) fn attachment(&self) -> Attachment {
+        let now = self.unchanged(|reader| reader.attachment());
+        now.unwrap_or_else(|| self.health.attachment.clone())
+    }
+
+    /// Whether the engine has not come to its end of starting yet.
+    #[must_use]
+    pub fn is_starting(&self) -> bool {
+        self.resolved.is_none()
+    }
+
+    /// The files the configuration was read from.
+    #[must_use]
+    pub fn files(&self) -> &[PathBuf] {
+        let resolved = self.resolved.as_ref();
+        resolved.map_or(&self.about.files, |resolved| &resolved.config().files)
+    }
+
+    /// The walk over open sockets that runs, or the last one.
+    #[must_use]
+    pub fn walk(&self) -> Arc<WalkView> {
+        self.walk.get()
+    }
+
+    /// Whether it is attached and, by the kernel's own word, the maps are as they should be. Takes a second where
+    /// there are a million entries.
+    #[must_use]
+    pub fn readiness(&self) -> Readiness {
+        if self.health.in_sync
+            && let Some(resolved) = &self.resolved
+        {
+            let holds = |reader: &dyn KernelReader| {
+                // The engine finds out why they cannot be read.
+                let holds = || reader.holds(&resolved.maps).ok();
+                self.shared.holds.get(self.epoch, holds)
+            };
+            if matches!(self.unchanged(holds), Some(Some(false) | None)) {
+                return Readiness::Differs;
+            }
+        }
+        self.known_readiness()
+    }
+
+    /// The same by what the engine knows of the maps.
+    #[must_use]
+    pub fn known_readiness(&self) -> Readiness {
+        let attachment = self.attachment();
+        if attachment.attached && self.health.in_sync {
+            return Readiness::Ready;
+        }
+        let mut problems: Vec<String> = attachment.problem.into_iter().collect();
+        problems.extend(self.health.problems.iter().cloned());
+        if problems.is_empty() {
+            problems.push("not attached".to_owned());
+        }
+        Readiness::Unready(problems)
+    }
+
+    /// What policies did.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be read.
+    pub fn stats(&self) -> Result<Arc<StatsAnswer>, Arc<DatapathError>> {
+        let shared = &self.shared.statistics;
+        shared.get(self.epoch, || self.read_stats())
+    }
+
+    /// What a connection to an address takes, and why.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel's map cannot be read.
+    pub fn lookup(&self, address: IpAddr) -> Result<LookupAnswer, EngineError> {
+        let resolved = self.resolved()?;
+        let looked_up = address.to_canonical();
+        let mut matching = resolved.set.entries.covering(looked_up).into_iter();
+        let best = matching.next();
+        let shadowed: Vec<Cidr> = matching.collect();
+        let mut reason = String::new();
+        if looked_up != address {
+            reason = format!("{address} is IPv4-mapped and looked up as {looked_up}; ");
+        }
+        let entry = match best.and_then(|cidr| Some((cidr, resolved.set.entries.get(&cidr)?))) {
+            None => {
+                reason.push_str("no entry covers it: the kernel's own timers apply");
+                None
+            }
+            Some((cidr, entry)) => {
+                let reader = self.reader.as_ref();
+                let hits = reader.map_or(Ok(0), |reader| reader.hits_of(&cidr))?;
+                reason.push_str(&match shadowed.len() {
+                    0 => "the only entry that covers it".to_owned(),
+                    n => format!("the longest of {} prefixes that cover it", n + 1),
+                });
+                if let Some(by) = &self.health.detached_by {
+                    reason.push_str(&format!("; but nothing is in force, detached by {by}"));
+                }
+                Some(view(resolved, self.listed(resolved, cidr, entry, hits)))
+            }
+        };
+        Ok(LookupAnswer {
+            address,
+            looked_up,
+            entry,
+            shadowed,
+            reason,
+        })
+    }
+
+    /// Reads what entries have counted.
+    ///
+    /// # Errors
+    ///
+    /// If a map cannot be read.
+    pub fn hits(&self) -> Result<Vec<(Cidr, u32)>, EngineError> {
+        let reader = self.reader.as_ref();
+        Ok(reader.map_or_else(|| Ok(Vec::new()), |reader| reader.hits())?)
+    }
+
+    /// The JSON of a [`crate::wire::types::ListAnswer`], piece by piece, for as long as `take` wants more: a
+    /// million entries are a hundred megabytes.
+    ///
+    /// # Errors
+    ///
+    /// If something cannot be put into JSON.
+    pub fn list(
+        &self,
+        hits: &[(Cidr, u32)],
+        mut take: impl FnMut(Vec<u8>) -> bool,
+    ) -> serde_json::Result<()> {
+        let Ok(resolved) = self.resolved() else {
+            return Ok(());
+        };
+        let mut text = Vec::with_capacity(2 * PIECE);
+        text.extend_from_slice(b"{\"policies\":{");
+        for (i, (name, policy)) in resolved.set.policies.iter().enumerate() {
+            separate(&mut text, i);
+            put(&mut text, name)?;
+            text.push(b':');
+            let effects = resolved.effects(name).to_vec();
+            let settings = policy.settings.clone();
+            put(&mut text, &PolicyView { settings, effects })?;
+        }
+        text.extend_from_slice(b"},\"entries\":[");
+        let mut hits = hits.iter().peekable();
+        for (i, (cidr, entry)) in resolved.set.entries.iter().enumerate() {
+            separate(&mut text, i);
+            while hits.peek().is_some_and(|(other, _)| *other < cidr) {
+                hits.next();
+            }
+            let counted = hits.peek().filter(|(other, _)| *other == cidr);
+            let counted = counted.map_or(0, |(_, count)| *count);
+            put(&mut text, &self.listed(resolved, cidr, entry, counted))?;
+            if text.len() >= PIECE {
+                let piece = std::mem::replace(&mut text, Vec::with_capacity(2 * PIECE));
+                if !take(piece) {
+                    return Ok(());
+                }
+            }
+        }
+        text.extend_from_slice(b"],\"masked\":");
+        let files = &resolved.config().set.entries;
+        let masked = resolved.desired.runtime.masked().iter();
+        let masked: Vec<&Cidr> = masked.filter(|c| files.contains_key(c)).collect();
+        put(&mut text, &masked)?;
+        text.push(b'}');
+        take(text);
+        Ok(())
+    }
+
+    fn listed(&self, resolved: &Resolved, cidr: Cidr, entry: EntryRef<'_>, hits: u32) -> EntryView {
+        let runtime = resolved.desired.runtime.get(&cidr);
+        let (source, overrides) = match (runtime, file(entry)) {
+            (Some(runtime), _) => {
+                let left = |end: u64| end.saturating_sub(boottime_ms()).div_ceil(1000);
+                let expires_in_s = runtime.expires_ms.map(left);
+                (
+                    SourceView::Runtime {
+                        by: runtime.by,
+                        expires_in_s,
+                    },
+                    resolved.config().set.entries.get(&cidr).and_then(file),
+                )
+            }
+            (None, Some(source)) => (source, None),
+            // Neither added at run time nor from a file: cannot be, and must not hide the entry if it is.
+            (None, None) => (
+                SourceView::File {
+                    path: self.about.config_path.clone(),
+                    line: 0,
+                },
+                None,
+            ),
+        };
+        EntryView {
+            cidr,
+            policy: entry.policy.clone(),
+            source,
+            hits,
+            overrides,
+        }
+    }
+
+    pub(super) fn resolved(&self) -> Result<&Resolved, EngineError> {
+        self.resolved.as_deref().ok_or(EngineError::Stopping)
+    }
+}
+
+fn view(resolved: &Resolved, entry: EntryView) -> LookupEntry {
+    let policy = resolved.set.policies.get(&entry.policy);
+    LookupEntry {
+        sets: PolicyView {
+            settings: policy.map(|p| p.settings.clone()).unwrap_or_default(),
+            effects: resolved.effects(&entry.policy).to_vec(),
+        },
+        entry,
+    }
+}
+
+fn file(entry: EntryRef<'_>) -> Option<SourceView> {
+    let (path, line) = entry.location?;
+    Some(SourceView::File {
+        path: path.to_path_buf(),
+        line,
+    })
+}
+
+fn put(text: &mut Vec<u8>, value: &impl Serialize) -> serde_json::Result<()> {
+    serde_json::to_writer(text, value)
+}
+
+fn separate(text: &mut Vec<u8>, index: usize) {
+    if index > 0 {
+        text.push(b',');
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{engine::desired::tests::desired, wire::types::ListAnswer};
+
+    fn snapshot(count: u32) -> Snapshot {
+        use std::fmt::Write as _;
+
+        let mut text = "[policy.near]\ninitial_rto = \"100ms\"\ncidrs = [\n".to_owned();
+        for i in 0..count {
+            let address = std::net::Ipv4Addr::from(i << 8);
+            writeln!(text, "\"{address}/24\",").unwrap();
+        }
+        text.push_str("]\n");
+        Snapshot {
+            resolved: Some(Arc::new(desired(&text).resolve().unwrap())),
+            ..Snapshot::starting(&EngineConfig::for_tests())
+        }
+    }
+
+    #[test]
+    fn the_pieces_are_a_list() {
+        for count in [0, 1, 5000] {
+            let snapshot = snapshot(count);
+            let third: Cidr = "0.0.3.0/24".parse().unwrap();
+            let hits = [("0.0.0.0/8".parse().unwrap(), 9), (third, 7)];
+            let (mut text, mut pieces) = (Vec::new(), 0);
+            snapshot
+                .list(&hits, |piece| {
+                    text.extend(piece);
+                    pieces += 1;
+                    true
+                })
+                .unwrap();
+            let answer: ListAnswer = serde_json::from_slice(&text).unwrap();
+            assert_eq!(answer.entries.len(), count as usize);
+            assert_eq!(answer.policies.len(), 1);
+            assert_eq!(pieces > 2, count > 1000);
+            let counted: Vec<_> = answer.entries.iter().filter(|e| e.hits > 0).collect();
+            assert!(counted.iter().all(|e| e.cidr == third && e.hits == 7));
+            assert_eq!(counted.len(), usize::from(count > 3));
+        }
+    }
+
+    #[test]
+    fn who_has_enough_gets_no_more() {
+        let mut pieces = 0;
+        let take = |_| {
+            pieces += 1;
+            false
+        };
+        snapshot(20_000).list(&[], take).unwrap();
+        assert_eq!(pieces, 1);
+    }
+
+    #[test]
+    fn what_takes_long_is_not_read_again_at_once() {
+        let reused = Reused::default();
+        let slow = |value| {
+            move || {
+                std::thread::sleep(Duration::from_millis(20));
+                value
+            }
+        };
+        assert_eq!(reused.get(0, slow(1)), 1);
+        assert_eq!(reused.get(0, slow(2)), 1);
+        // Of another state it is.
+        assert_eq!(reused.get(2, slow(3)), 3);
+        assert_eq!(reused.get(4, || 4), 4);
+        assert_eq!(reused.get(4, || 5), 5);
+    }
+
+    #[test]
+    fn the_kernel_is_asked_while_nobody_changes_it() {
+        let shared = Arc::new(Shared::default());
+        let op = shared.begin();
+        let (first, second) = (shared.next_epoch(), shared.next_epoch());
+        let is_current = |epoch| shared.epoch.load(Ordering::SeqCst) == epoch;
+        assert!(!is_current(first) && !is_current(second));
+        drop(op);
+        assert!(!is_current(first) && is_current(second));
+        let op = shared.begin();
+        assert!(!is_current(second));
+        drop(op);
+        assert!(!is_current(second));
+    }
+}

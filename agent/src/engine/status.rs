@@ -1,0 +1,200 @@
+//! `status` and `stats`, put together from a snapshot.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use super::Snapshot;
+use crate::{
+    datapath::{Attachment, DatapathError},
+    kernel::interference::Verdict,
+    policy::PolicyName,
+    wire::{
+        stats::{PolicyStats, StatsAnswer},
+        types::{CountersView, EntriesView, FamiliesView, ProbeView, StatusAnswer, now_ms},
+    },
+};
+
+impl Snapshot {
+    /// How it is.
+    #[must_use]
+    pub fn status(&self) -> StatusAnswer {
+        self.status_and_stats().0
+    }
+
+    /// The same with the statistics it goes by; none where they cannot be read, which the status says.
+    #[must_use]
+    pub fn status_and_stats(&self) -> (StatusAnswer, Arc<StatsAnswer>) {
+        match self.stats() {
+            Ok(stats) => (self.status_with(counters(&stats), None), stats),
+            Err(e) => {
+                let status = self.status_with(BTreeMap::new(), Some(e.to_string()));
+                (status, Arc::default())
+            }
+        }
+    }
+
+    fn status_with(
+        &self,
+        policies: BTreeMap<PolicyName, CountersView>,
+        problem: Option<String>,
+    ) -> StatusAnswer {
+        let health = &self.health;
+        let attachment = self.attachment();
+        let mut problems = self.problems(&attachment);
+        problems.extend(problem);
+        let resolved = self.resolved.as_deref();
+        let foreign = |id: &&u32| Some(**id) != attachment.program_id;
+        StatusAnswer {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            uptime_s: self.about.started.elapsed().as_secs(),
+            healthy: problems.is_empty(),
+            problems,
+            warnings: self.warnings(&policies),
+            foreign_programs: health.programs.iter().filter(foreign).count(),
+            attachment,
+            detached_by: health.detached_by,
+            found_at_start: health.found,
+            in_sync: health.in_sync,
+            kernel: self.about.kernel.clone(),
+            host: resolved.map_or(self.about.host, |resolved| resolved.desired.host),
+            config: self.about.config_path.clone(),
+            pin_dir: self.about.pin_dir.clone(),
+            entries: resolved.map_or(0, |resolved| resolved.set.entries.len()),
+            entries_by_hand: resolved.map_or(0, |resolved| resolved.desired.runtime.len()),
+            entries_of: self.entries_of(),
+            max_entries: health.max_entries,
+            policies,
+            last_reload: health.last_reload.clone(),
+            features: self.about.features.clone(),
+            probe: health.probe.clone(),
+            open_sockets: Some(self.walk())
+                .filter(|walk| !walk.cause.is_empty())
+                .map(Arc::unwrap_or_clone),
+        }
+    }
+
+    fn problems(&self, attachment: &Attachment) -> Vec<String> {
+        let health = &self.health;
+        let mut problems = health.problems.clone();
+        if problems.is_empty() {
+            problems.extend(attachment.problem.clone());
+        }
+        if !health.last_reload.ok {
+            // Where the kernel could not go back it says so itself.
+            let in_force = if health.in_sync {
+                "; the last good configuration is in force"
+            } else {
+                ""
+            };
+            let cause = &health.last_reload.cause;
+            problems.push(format!("the files were not taken over ({cause}){in_force}"));
+        }
+        problems
+    }
+
+    fn warnings(&self, policies: &BTreeMap<PolicyName, CountersView>) -> Vec<String> {
+        let health = &self.health;
+        if self.is_starting() {
+            return Vec::new();
+        }
+        let mut warnings = health.warnings.clone();
+        let reader = self.reader.as_deref();
+        warnings.extend(reader.and_then(|r| r.limited()).map(ToOwned::to_owned));
+        warnings.extend(health.last_reload.warnings.iter().cloned());
+        if !self.about.statistics {
+            warnings.push("nothing is counted (statistics = false in [agent])".to_owned());
+        }
+        if let Some(reader) = reader {
+            warnings.extend(reader.missing_stats().iter().map(|name| {
+                format!(
+                    "policy {name}: nothing is counted, for want of memory; its timers are in force"
+                )
+            }));
+        }
+        if let Some(ProbeView {
+            verdict: verdict @ Verdict::Interference { .. },
+            ..
+        }) = &health.probe
+        {
+            warnings.push(format!(
+                "probe: {}; rto-agent doctor names the other programs",
+                verdict.describe()
+            ));
+        }
+        for (name, counters) in policies {
+            for (option, count) in &counters.setsockopt_failures {
+                warnings.push(format!(
+                    "policy {name}: the kernel refused {option} {count} times"
+                ));
+            }
+            if counters.storage_failures > 0 {
+                warnings.push(format!(
+                    "policy {name}: {} connections left alone for want of memory",
+                    counters.storage_failures
+                ));
+            }
+        }
+        warnings
+    }
+
+    fn entries_of(&self) -> EntriesView {
+        let Some(resolved) = &self.resolved else {
+            return EntriesView::default();
+        };
+        let all = resolved.set.entries.families();
+        let manual = resolved.desired.runtime.families();
+        EntriesView {
+            file: FamiliesView {
+                ipv4: all.ipv4.saturating_sub(manual.ipv4),
+                ipv6: all.ipv6.saturating_sub(manual.ipv6),
+            },
+            manual,
+        }
+    }
+
+    pub(super) fn read_stats(&self) -> Result<Arc<StatsAnswer>, Arc<DatapathError>> {
+        let statistics = match &self.reader {
+            Some(reader) => reader.statistics()?,
+            None => BTreeMap::new(),
+        };
+        let policies = statistics.iter();
+        Ok(Arc::new(StatsAnswer {
+            at_ms: now_ms(),
+            on: self.about.statistics,
+            rtt_sampling: self.about.rtt_sampling.clone(),
+            policies: policies
+                .map(|(name, statistics)| (name.clone(), PolicyStats::from(statistics)))
+                .collect(),
+        }))
+    }
+
+    /// One line for `systemctl status`.
+    pub(super) fn status_line(&self) -> String {
+        let health = &self.health;
+        let first = match (&health.detached_by, health.problems.first(), &self.resolved) {
+            (Some(by), ..) => format!("detached by {by}"),
+            (None, Some(problem), _) => problem.clone(),
+            (None, None, resolved) => {
+                let set = resolved.as_ref().map(|resolved| &resolved.set);
+                let entries = set.map_or(0, |set| set.entries.len());
+                let policies = set.map_or(0, |set| set.policies.len());
+                format!("{entries} entries of {policies} policies in force")
+            }
+        };
+        if health.last_reload.ok {
+            first
+        } else {
+            format!("{first}; last reload refused, the last good configuration is in force")
+        }
+    }
+}
+
+/// Of policies alone: not what no entry covers.
+fn counters(stats: &StatsAnswer) -> BTreeMap<PolicyName, CountersView> {
+    let unlisted = PolicyName::unmatched();
+    let policies = stats.policies.iter();
+    policies
+        .filter(|(name, _)| **name != unlisted)
+        .map(|(name, stats)| (name.clone(), CountersView::from(stats)))
+        .collect()
+}

@@ -1,0 +1,232 @@
+//! Where runtime entries are kept: `state_dir/manual.json`, below `/run` by default.
+//!
+//! They survive a restart of the daemon and do not survive a reboot: the file names the boot it belongs to.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use serde::{Deserialize, Serialize};
+use tracing::warn;
+
+use super::runtime::{RuntimeEntries, RuntimeEntry};
+use crate::{
+    config::atomic_file::AtomicFile,
+    path_security,
+    policy::{Cidr, PolicyName, Settings},
+    problem::Problem,
+};
+
+const FILE: &str = "manual.json";
+const FORMAT: u32 = 1;
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    format: u32,
+    boot_id: String,
+    entries: BTreeMap<Cidr, RuntimeEntry>,
+    policies: BTreeMap<PolicyName, Settings>,
+    masked: BTreeSet<Cidr>,
+}
+
+/// Where it is kept: the `state_dir` that the daemon started with, whose lock it has.
+#[derive(Debug)]
+pub struct RuntimeStore {
+    dir: PathBuf,
+    /// Why the file is older than what is in force.
+    problem: Problem,
+}
+
+impl RuntimeStore {
+    /// In a directory.
+    #[must_use]
+    pub fn new(dir: PathBuf) -> Self {
+        let problem = Problem::default();
+        Self { dir, problem }
+    }
+
+    /// Writes everything beside its place.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be written; names the directory.
+    pub fn stage(&self, runtime: &RuntimeEntries) -> io::Result<AtomicFile> {
+        save(runtime, &self.dir).map_err(|e| self.named(&e))
+    }
+
+    /// Puts a draft in its place.
+    ///
+    /// # Errors
+    ///
+    /// As [`RuntimeStore::stage`].
+    pub fn commit(&mut self, draft: AtomicFile) -> io::Result<()> {
+        draft.commit().map_err(|e| self.named(&e))?;
+        self.problem = Problem::default();
+        Ok(())
+    }
+
+    /// Saves what is in force already. Where that fails it is said, and [`RuntimeStore::retry_save`] tries again.
+    pub fn save(&mut self, runtime: &RuntimeEntries) {
+        let saved = self.stage(runtime).and_then(|draft| self.commit(draft));
+        let Err(e) = saved else { return };
+        let problem =
+            format!("{e}; until it is saved a restart may bring back former runtime entries");
+        self.problem.becomes(Some(problem), |text| warn!("{text}"));
+    }
+
+    /// Why it is older, for people.
+    #[must_use]
+    pub fn problem(&self) -> Option<String> {
+        self.problem.text().cloned()
+    }
+
+    /// Saves again what somebody has removed, or could not be saved.
+    pub fn retry_save(&mut self, runtime: &RuntimeEntries) {
+        let is_missing = || !runtime.is_empty() && !self.dir.join(FILE).exists();
+        if self.problem.text().is_some() {
+            self.save(runtime);
+        } else if is_missing() {
+            let dir = self.dir.display();
+            warn!("{dir}: the runtime entries are gone; saving them again");
+            self.save(runtime);
+        }
+    }
+
+    fn named(&self, error: &io::Error) -> io::Error {
+        io::Error::new(error.kind(), format!("{}: {error}", self.dir.display()))
+    }
+}
+
+/// Reads what an earlier run of this boot left in `state_dir`. A file that cannot be
+/// understood is moved aside, and a warning says so. What a killed run had half written goes.
+///
+/// # Errors
+///
+/// If the file exists and cannot be read.
+pub fn load(state_dir: &Path) -> io::Result<(RuntimeEntries, Option<String>)> {
+    let path = state_dir.join(FILE);
+    if let Err(e) = AtomicFile::remove_stale(&path) {
+        warn!("a draft of {} cannot be removed: {e}", path.display());
+    }
+    let text = match fs::read_to_string(&path) {
+        Ok(text) => text,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {
+            return Ok((RuntimeEntries::default(), None));
+        }
+        Err(e) if e.kind() == io::ErrorKind::InvalidData => String::new(),
+        Err(e) => return Err(e),
+    };
+    match parse(&text, &boot_id()) {
+        Ok(runtime) => Ok((runtime, None)),
+        Err(reason) => {
+            let aside = path.with_extension("json.unreadable");
+            fs::rename(&path, &aside)?;
+            let aside = aside.display();
+            let warning = format!(
+                "runtime entries were lost: {} {reason}; it was moved to {aside}",
+                path.display()
+            );
+            Ok((RuntimeEntries::default(), Some(warning)))
+        }
+    }
+}
+
+fn parse(text: &str, boot_id: &str) -> Result<RuntimeEntries, String> {
+    let file: File =
+        serde_json::from_str(text).map_err(|e| format!("cannot be understood: {e}"))?;
+    if file.format != FORMAT {
+        return Err(format!(
+            "has format {}, this version reads {FORMAT}",
+            file.format
+        ));
+    }
+    if file.boot_id != boot_id {
+        return Ok(RuntimeEntries::default());
+    }
+    if let Some((cidr, entry)) = file
+        .entries
+        .iter()
+        .find(|(_, e)| !file.policies.contains_key(&e.policy))
+    {
+        return Err(format!(
+            "has no settings for policy {} of {cidr}",
+            entry.policy
+        ));
+    }
+    Ok(RuntimeEntries {
+        entries: file.entries,
+        policies: file.policies,
+        masked: file.masked,
+    })
+}
+
+/// Writes everything beside its place; the directory is made where somebody has removed it.
+///
+/// # Errors
+///
+/// If it cannot be written.
+fn save(runtime: &RuntimeEntries, state_dir: &Path) -> io::Result<AtomicFile> {
+    let file = File {
+        format: FORMAT,
+        boot_id: boot_id(),
+        entries: runtime.entries.clone(),
+        policies: runtime.policies.clone(),
+        masked: runtime.masked.clone(),
+    };
+    let text = serde_json::to_vec(&file)?;
+    path_security::make_private(state_dir)?;
+    AtomicFile::write(&state_dir.join(FILE), 0o600, &text)
+}
+
+fn boot_id() -> String {
+    fs::read_to_string("/proc/sys/kernel/random/boot_id")
+        .map(|id| id.trim().to_owned())
+        .unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::wire::types::Caller;
+
+    fn cidr(text: &str) -> Cidr {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn survives_a_restart_but_not_a_boot() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut runtime = RuntimeEntries::default();
+        let settings = Settings {
+            initial_rto: Some(Duration::from_millis(100)),
+            ..Settings::default()
+        };
+        let entry = RuntimeEntry {
+            policy: "mine".parse().unwrap(),
+            by: Caller { uid: 0, pid: 1 },
+            expires_ms: Some(7),
+        };
+        runtime.add(&[cidr("10.1.0.0/16")], &entry, &settings);
+        runtime.masked.insert(cidr("10.0.0.0/8"));
+        save(&runtime, dir.path()).unwrap().commit().unwrap();
+        assert_eq!(load(dir.path()).unwrap(), (runtime, None));
+
+        let text = fs::read_to_string(dir.path().join(FILE)).unwrap();
+        assert_eq!(parse(&text, "another boot"), Ok(RuntimeEntries::default()));
+    }
+
+    #[test]
+    fn an_unreadable_file_is_kept_aside_and_said() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join(FILE), "{").unwrap();
+        let (runtime, warning) = load(dir.path()).unwrap();
+        assert!(runtime.is_empty());
+        assert!(warning.unwrap().contains("manual.json.unreadable"));
+        assert!(dir.path().join("manual.json.unreadable").exists());
+    }
+}
