@@ -14,8 +14,7 @@ use toml_edit::{Array, DocumentMut, Item, Table, TableLike, value};
 use super::atomic_file::AtomicFile;
 use crate::policy::{Cidr, PolicyName, Settings};
 
-const HEADER: &str =
-    "# Entries saved by `rto-agent add --save`. They may be edited by hand as well.\n\n";
+const HEADER: &str = "# Entries saved by `rto-agent add --save`. They may be edited as well.\n\n";
 
 /// Why the file was not changed.
 #[derive(Debug, thiserror::Error)]
