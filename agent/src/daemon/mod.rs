@@ -32,7 +32,7 @@ const READERS: usize = 8;
 ///
 /// # Errors
 ///
-/// If it cannot start (each with the mend), or could not detach at its end.
+/// If it cannot start (each error names the fix), or could not detach at its end.
 pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
     kernel::preflight::check()?;
     memory::set_mmap_threshold();

@@ -145,7 +145,7 @@ pub trait KernelReader: Send + Sync {
     fn hits_of(&self, cidr: &Cidr) -> Result<u32, DatapathError>;
 
     /// Statistics of every policy, by [`rto_agent_common::direction::ALL`] and summed over the CPUs; those of
-    /// connections that no entry covers belong to [`PolicyName::unlisted`].
+    /// connections that no entry covers belong to [`PolicyName::unmatched`].
     ///
     /// # Errors
     ///

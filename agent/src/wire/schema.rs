@@ -91,7 +91,7 @@ fn document() -> Value {
     json!({
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "rto-agent: HTTP and JSON on the control socket",
-        "description": "Generated from the types; a test keeps it current. The guide is docs/api.md.",
+        "description": "Generated from the types; a test keeps it current. The guide is docs/reference/api.md.",
         "routes": routes,
         "error": error,
         "$defs": definitions,

@@ -1,6 +1,6 @@
 //! `GET /v1/stats`: what policies did, by who began the connections.
 //!
-//! [`counters!`] is the one table of the counters: a row gives the field of the JSON, of [`DirectionStats`] and of
+//! `counters!` is the one table of the counters: a row gives the field of the JSON, of [`DirectionStats`] and of
 //! the kernel's [`rto_agent_common::Counters`], the metric, and what `rto-agent stats` calls it.
 
 use std::collections::BTreeMap;
