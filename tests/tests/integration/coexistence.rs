@@ -163,10 +163,12 @@ test!(a_repair_keeps_its_place);
 fn a_repair_keeps_its_place() -> anyhow::Result<()> {
     let mut hosts = InFront::new(&near("\"10.88.0.0/24\""))?;
     hosts.replaced(|env| {
+        let former = env.json(&["status"])?["attachment"]["program_id"].clone();
         std::fs::remove_dir_all(env.pin_dir())?;
         env.wait_status("the repair", |status| {
-            status["healthy"] == true && env.pin_dir().exists()
+            status["healthy"] == true && status["attachment"]["program_id"] != former
         })?;
+        assert!(env.pins()?.is_dir());
         Ok(())
     })
 }
