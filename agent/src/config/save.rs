@@ -1,4 +1,4 @@
-//! `policies.d/50-cli.toml`: entries added by hand for good.
+//! `policies.d/50-cli.toml`: the saved entries.
 //!
 //! Edited, not rewritten: comments and order stay. Written beside its place and renamed, so that
 //! nobody ever reads half a file.
@@ -50,6 +50,8 @@ pub enum SaveError {
 #[derive(Debug)]
 pub struct Edit {
     path: PathBuf,
+    /// The file as it was read; nothing where there was none.
+    former: Option<String>,
     text: String,
 }
 
@@ -76,6 +78,39 @@ impl Edit {
             path: self.path.clone(),
             reason,
         })
+    }
+
+    /// Puts what was staged in the file's place.
+    ///
+    /// # Errors
+    ///
+    /// If somebody else changed the file meanwhile, or the directory no longer takes it; the file is as before then.
+    pub fn commit(&self, draft: AtomicFile) -> io::Result<()> {
+        let named =
+            |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", self.path.display()));
+        if read(&self.path).map_err(named)? != self.former {
+            return Err(named(io::Error::other(
+                "somebody else changed it meanwhile; try again",
+            )));
+        }
+        draft.commit().map_err(named)?;
+        let dir = self.path.parent().unwrap_or(Path::new("."));
+        if let Err(e) = fs::File::open(dir).and_then(|dir| dir.sync_all()) {
+            tracing::warn!(
+                "{}: {e}; what was saved may be lost with the power",
+                dir.display()
+            );
+        }
+        Ok(())
+    }
+}
+
+/// A file's text, if there is one.
+fn read(path: &Path) -> io::Result<Option<String>> {
+    match fs::read_to_string(path) {
+        Ok(text) => Ok(Some(text)),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(e),
     }
 }
 
@@ -182,15 +217,12 @@ fn edit(
         path: path.to_owned(),
         reason,
     };
-    let former = match fs::read_to_string(path) {
-        Ok(text) => Some(text),
-        Err(e) if e.kind() == io::ErrorKind::NotFound => None,
-        Err(e) => return Err(io_error(e)),
-    };
+    let former = read(path).map_err(io_error)?;
     let header = if former.is_none() { HEADER } else { "" };
     let text = change(former.as_deref().unwrap_or_default()).map_err(unreadable)?;
     Ok(Edit {
         path: path.to_owned(),
+        former,
         text: format!("{header}{text}"),
     })
 }
@@ -238,23 +270,6 @@ fn policy_table<'d>(
         .ok_or_else(|| format!("policy.{policy} is no table"))
 }
 
-/// Puts a staged edit in its place.
-///
-/// # Errors
-///
-/// If the directory no longer takes it; the file is as before then.
-pub fn commit(draft: AtomicFile) -> io::Result<()> {
-    let dir = draft.path().parent().unwrap_or(Path::new(".")).to_owned();
-    draft.commit()?;
-    if let Err(e) = fs::File::open(&dir).and_then(|dir| dir.sync_all()) {
-        tracing::warn!(
-            "{}: {e}; what was saved may be lost with the power",
-            dir.display()
-        );
-    }
-    Ok(())
-}
-
 fn draft(path: &Path, text: &str) -> io::Result<AtomicFile> {
     fs::create_dir_all(path.parent().unwrap_or(Path::new(".")))?;
     let draft = AtomicFile::write(path, 0o644, text.as_bytes())?;
@@ -274,7 +289,8 @@ mod tests {
     }
 
     fn write(edit: Result<Edit, SaveError>) {
-        commit(edit.unwrap().stage().unwrap()).unwrap();
+        let edit = edit.unwrap();
+        edit.commit(edit.stage().unwrap()).unwrap();
     }
 
     #[test]
@@ -326,7 +342,16 @@ mod tests {
         );
         let draft = edit.stage().unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), text);
-        commit(draft).unwrap();
+        // Not where somebody else was quicker.
+        fs::write(&path, "").unwrap();
+        let error = edit.commit(draft).unwrap_err().to_string();
+        assert!(
+            error.contains("50-cli.toml: somebody else changed it"),
+            "{error}"
+        );
+        assert_eq!(fs::read_to_string(&path).unwrap(), "");
+        fs::write(&path, text).unwrap();
+        edit.commit(edit.stage().unwrap()).unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), edited);
     }
 

@@ -286,7 +286,12 @@ impl Engine {
             resolved: Some(self.reconciler.resolved().clone()),
             reader,
             health: Arc::new(Health {
-                problems: self.reconciler.problems().cloned().collect(),
+                problems: self
+                    .reconciler
+                    .problems()
+                    .chain(self.host_problem.text())
+                    .cloned()
+                    .collect(),
                 in_sync: self.reconciler.in_sync(),
                 attachment,
                 warnings,
@@ -377,15 +382,17 @@ impl Engine {
     }
 
     fn take_host(&mut self, host: crate::policy::HostFacts) {
+        // Also where the policies cannot follow.
+        self.reconciler.set_host_defaults(host);
         let next = self.reconciler.desired().with_host(host);
         let changed = self.reconcile(next, &Persist::Later, &Source::Host.into());
         if changed.is_ok() {
             info!(?host, "the host's TCP settings changed");
         }
-        let problem = changed.err().map(|e| e.to_string());
-        self.host_problem.becomes(problem, |e| {
-            error!("settings could not be computed anew for this host: {e}");
+        let problem = changed.err().map(|e| {
+            format!("the host's TCP settings changed, and the policies could not follow: {e}")
         });
+        self.host_problem.becomes(problem, |text| error!("{text}"));
     }
 
     /// Whether sockets that are open already get the options of a policy that comes to cover them.

@@ -50,12 +50,15 @@ pub enum EngineError {
         held: String,
     },
     /// The kernel took a change that then could not be saved, and did not go back.
-    #[error("{unsaved}; going back failed: {back}")]
+    #[error(
+        "{unsaved}; the kernel has the change and did not go back: {back}\nwhat was in force before is tried again \
+         every few seconds, see rto-agent status"
+    )]
     NotBack {
         /// Why it was not saved.
         unsaved: io::Error,
         /// Why the kernel did not go back.
-        back: Box<EngineError>,
+        back: String,
     },
     /// The files were not taken over.
     #[error("{0}\nthe last good configuration stays in force")]

@@ -126,14 +126,13 @@ impl Reconciler {
         {
             return Err(match self.write(&resolved.maps, &before) {
                 Ok(_) => EngineError::Unsaved(unsaved),
-                Err(back) => EngineError::NotBack {
-                    unsaved,
-                    back: Box::new(back),
-                },
+                Err(back) => self.not_back(unsaved, back),
             });
         }
         self.resolved = resolved;
-        self.set_host_defaults(before.desired.host);
+        if self.resolved.desired.host != before.desired.host {
+            self.set_host_defaults(self.resolved.desired.host);
+        }
         let runtime = &self.resolved.desired.runtime;
         if matches!(persist, Persist::Later | Persist::File(_))
             && *runtime != before.desired.runtime
@@ -142,6 +141,18 @@ impl Reconciler {
             change.unsaved = self.store.problem();
         }
         Ok(change)
+    }
+
+    /// The kernel has a change that could not be saved: what was before is written again by the next repair.
+    fn not_back(&mut self, unsaved: std::io::Error, back: EngineError) -> EngineError {
+        let back = match back {
+            EngineError::Undone(cause) => cause.to_string(),
+            other => other.to_string(),
+        };
+        self.out_of_sync.get_or_insert_with(|| {
+            format!("the kernel has a change that could not be saved ({unsaved}), and did not go back: {back}")
+        });
+        EngineError::NotBack { unsaved, back }
     }
 
     fn stage(&self, next: &Desired, persist: &Persist) -> Result<Option<AtomicFile>, EngineError> {
@@ -157,7 +168,7 @@ impl Reconciler {
 
     fn commit(&mut self, draft: AtomicFile, persist: &Persist) -> std::io::Result<()> {
         match persist {
-            Persist::File(_) => save::commit(draft),
+            Persist::File(edit) => edit.commit(draft),
             Persist::Runtime | Persist::Later => self.store.commit(draft),
         }
     }
@@ -229,9 +240,8 @@ impl Reconciler {
     }
 
     /// What the program assumes where it cannot ask a socket.
-    fn set_host_defaults(&mut self, before: HostFacts) {
-        let host = self.resolved.desired.host;
-        if host == before {
+    pub(super) fn set_host_defaults(&mut self, host: HostFacts) {
+        if host.defaults() == self.options.host_defaults {
             return;
         }
         self.options.host_defaults = host.defaults();
@@ -431,10 +441,13 @@ impl super::Engine {
         persist: &Persist,
         cause: &Cause,
     ) -> Result<Change, EngineError> {
-        // A probe under way is of neither state.
-        self.probing.invalidate();
         let was_on = self.applies_to_open();
-        let change = self.reconciler.reconcile(next, persist)?;
+        let change = self.reconciler.reconcile(next, persist);
+        if !change.as_ref().is_err_and(EngineError::is_refusal) {
+            // A probe under way is of neither state.
+            self.probing.invalidate();
+        }
+        let change = change?;
         self.publish();
         cause.audit(&change);
         // Who is covered by fewer entries than before has what it needs.

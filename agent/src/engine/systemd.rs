@@ -46,10 +46,10 @@ impl Systemd {
     }
 }
 
-/// The longest that the engine may go without a step, where a watchdog waits for them: half of WATCHDOG_USEC, as
-/// sd_watchdog_enabled(3) advises.
+/// The longest that an idle engine goes without a step, where a watchdog waits for them: half of what
+/// [`WatchdogKeepalive`] takes for a stall.
 pub(super) fn step_interval() -> Duration {
-    sd_notify::watchdog_enabled().map_or(Duration::MAX, |timeout| timeout / 2)
+    sd_notify::watchdog_enabled().map_or(Duration::MAX, |timeout| timeout / 4)
 }
 
 /// Something that is due at first, and again each time after a while.
@@ -109,7 +109,8 @@ impl WatchdogKeepalive {
                 send(&[NotifyState::ExtendTimeoutUsec(more)]);
             }
         } else if let Some((timeout, watchdog)) = &mut self.watchdog
-            && stalled < *timeout
+            // The service manager waits for as long as WATCHDOG_USEC after the last answer.
+            && stalled < *timeout / 2
             && watchdog.is_due()
         {
             send(&[NotifyState::Watchdog]);

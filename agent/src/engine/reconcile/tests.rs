@@ -240,17 +240,30 @@ proptest! {
         before in text(),
         after in text(),
         failing in prop::collection::btree_set(1usize..60, 0..4),
+        is_blocked in any::<bool>(),
     ) {
         let mut bed = bed(&before);
+        if is_blocked {
+            // What is staged cannot be committed, so that every change has to go back.
+            std::fs::create_dir_all(bed.dir.path().join("manual.json/x")).unwrap();
+        }
         let maps_before = bed.maps();
         for n in &failing {
             bed.kernel.fail(*n);
         }
         let next = bed.reconciler.desired().with_files(files(&after));
         let wanted = next.clone().resolve().unwrap().maps;
-        let result = bed.reconciler.reconcile(next, &Persist::Later);
+        let persist = if is_blocked { Persist::Runtime } else { Persist::Later };
+        let result = bed.reconciler.reconcile(next, &persist);
         bed.check();
         match result {
+            Err(EngineError::Unsaved(_)) if is_blocked => {
+                prop_assert!(bed.reconciler.in_sync());
+                prop_assert_eq!(bed.maps(), maps_before.clone());
+            }
+            Err(EngineError::NotBack { .. }) if is_blocked => {
+                prop_assert!(!bed.reconciler.in_sync());
+            }
             Ok(_) => prop_assert_eq!(bed.maps(), wanted.clone()),
             Err(EngineError::Undone(_)) => {
                 prop_assert!(bed.reconciler.in_sync());
