@@ -47,7 +47,7 @@ pub(crate) const ELSEWHERE: &str =
     "[policy.other]\ncidrs = [\"10.0.0.0/24\"]\ninitial_rto = \"100ms\"\n";
 /// Settings of `[agent]` that count everything.
 pub(crate) const COUNT_ALL: &str =
-    "statistics = true\ncount_unlisted = true\nrtt_sampling = \"1ms\"\n";
+    "statistics = true\ncount_unmatched = true\nrtt_sampling = \"1ms\"\n";
 /// And nothing.
 pub(crate) const COUNT_NOTHING: &str = "statistics = false\n";
 

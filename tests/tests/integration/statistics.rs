@@ -415,8 +415,8 @@ fn aborted(reply: Option<i32>) -> anyhow::Result<()> {
     Ok(())
 }
 
-test!(what_no_entry_covers_is_counted_if_asked, unlisted);
-fn unlisted() -> anyhow::Result<()> {
+test!(what_no_entry_covers_is_counted_if_asked, unmatched);
+fn unmatched() -> anyhow::Result<()> {
     let elsewhere = "[policy.near]\ninitial_rto = \"100ms\"\ncidrs = [\"10.88.1.0/24\"]\n";
     let mut env = TestEnv::new()?;
     env.configure(elsewhere)?;
@@ -439,12 +439,12 @@ fn unlisted() -> anyhow::Result<()> {
     env.net.black_hole(PORT)?;
     env.assert_syn_gap(to(SERVER_V4, PORT), &Connect::default(), super::KERNEL_RTO)?;
     let stats = env.json(&["stats"])?;
-    let unlisted = &stats["policies"]["unmatched"];
-    assert_eq!(unlisted["active"]["connections"], 2, "{stats:#}");
-    assert_eq!(unlisted["passive"]["connections"], 2, "{stats:#}");
-    assert_eq!(unlisted["active"]["initial_rtos_set"], 0, "{stats:#}");
+    let unmatched = &stats["policies"]["unmatched"];
+    assert_eq!(unmatched["active"]["connections"], 2, "{stats:#}");
+    assert_eq!(unmatched["passive"]["connections"], 2, "{stats:#}");
+    assert_eq!(unmatched["active"]["initial_rtos_set"], 0, "{stats:#}");
     assert!(
-        unlisted["active"]["handshake_retransmissions"].as_u64() >= Some(1),
+        unmatched["active"]["handshake_retransmissions"].as_u64() >= Some(1),
         "{stats:#}"
     );
     assert_eq!(stats["policies"]["near"]["active"]["connections"], 0);
