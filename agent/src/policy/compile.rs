@@ -385,6 +385,17 @@ impl Compiler<'_> {
                 format_duration(PEER_DELACK),
             ));
         }
+        let capped = settings.rto_max.filter(|rto_max| *rto_max < RTO_MAX);
+        if let Some(rto_max) = capped.filter(|_| settings.user_timeout.is_none()) {
+            let kernel = format_duration(lifetime(RTO_MAX));
+            self.warnings.push(format!(
+                "rto_max = {}: an established connection without an answer ends after about {} by \
+                 net.ipv4.tcp_retries2 = {TCP_RETRIES2}, with the kernel's own rto_max after {kernel}; \
+                 user_timeout = \"{kernel}\" keeps that",
+                format_duration(rto_max),
+                format_duration(lifetime(rto_max)),
+            ));
+        }
     }
 
     fn in_range(
@@ -489,6 +500,16 @@ impl PolicySet {
         image.entries = self.entries.clone();
         Ok((image, effects))
     }
+}
+
+/// The kernel's default of net.ipv4.tcp_retries2.
+const TCP_RETRIES2: u32 = 15;
+
+/// For how long an established connection waits for an answer: `tcp_model_timeout()`, Linux 6.15.
+fn lifetime(rto_max: Duration) -> Duration {
+    const RTO_MIN: Duration = Duration::from_millis(200);
+    let doublings = (rto_max.as_millis() / RTO_MIN.as_millis()).max(1).ilog2();
+    RTO_MIN * ((2 << doublings) - 1) + rto_max * (TCP_RETRIES2 - doublings)
 }
 
 #[cfg(test)]

@@ -305,3 +305,25 @@ proptest::proptest! {
         }
     }
 }
+
+#[test]
+fn a_shorter_rto_max_ends_connections_sooner() {
+    let warning = |user_timeout| {
+        let settings = Settings {
+            rto_max: ms(10_000),
+            user_timeout,
+            ..Settings::default()
+        };
+        let mut warnings = compiled(&settings).warnings.into_iter();
+        warnings.find(|warning| warning.contains("tcp_retries2"))
+    };
+    let text = warning(None).unwrap();
+    assert!(text.contains("after about 112.6s"), "{text}");
+    assert!(text.contains("user_timeout = \"924.6s\""), "{text}");
+    assert_eq!(warning(ms(924_600)), None);
+    // Measured on 6.18: 15.0 s, and 116.5 s with 10 s, as timers fire later than they are set.
+    assert_eq!(
+        lifetime(Duration::from_secs(1)),
+        Duration::from_millis(14_400)
+    );
+}
