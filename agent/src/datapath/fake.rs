@@ -251,6 +251,9 @@ impl KernelReader for FakeReader {
 
     fn statistics(&self) -> Result<BTreeMap<PolicyName, [Statistics; 3]>, DatapathError> {
         let state = self.host.state();
+        if state.unreadable {
+            return Err(refused());
+        }
         let names = state.maps.policies.keys();
         Ok(names
             .map(|name| (name.clone(), [Statistics::default(); 3]))

@@ -11,6 +11,7 @@ use tracing::{error, info, warn};
 use super::{
     Channels, EngineConfig, EngineError, Message, Open, Reply, Snapshot,
     audit::{Cause, Source},
+    changing,
     desired::{Desired, LoadedConfig},
     detach::Restoring,
     jobs::{Done, events::Events, probing::Probing, walk, walk::Walks},
@@ -117,6 +118,8 @@ impl Engine {
             hz: config.host.hz,
             host_defaults: config.host.defaults(),
         };
+        let starting = channels.snapshots.borrow().clone();
+        let open = changing::told(open, starting.shared.clone());
         let (reconciler, change) = Reconciler::start(open, options, desired, store)?;
         log_start(&reconciler);
         let cause = Cause::from(Source::Start);
@@ -125,7 +128,6 @@ impl Engine {
         for warning in &warnings {
             warn!("{warning}");
         }
-        let starting = channels.snapshots.borrow().clone();
         let mut engine = Self {
             fingerprint: config.fingerprint,
             reconciler,
@@ -146,9 +148,7 @@ impl Engine {
             probing: Probing::new(channels.sender),
             config,
         };
-        let op = engine.shared.begin();
         engine.publish();
-        drop(op);
         memory::trim_heap();
         Ok(engine)
     }
@@ -166,7 +166,6 @@ impl Engine {
         loop {
             progress::step();
             let message = self.messages.recv_timeout(self.until_next(next_health));
-            let _op = self.shared.begin();
             match message {
                 Ok(Message::Stop) | Err(mpsc::RecvTimeoutError::Disconnected) => break,
                 Ok(message) => self.handle(message),
@@ -180,9 +179,6 @@ impl Engine {
             self.finish_restore();
             if let Some(cause) = self.walks.take_again() {
                 self.apply_to_open(&cause);
-            }
-            if !self.shared.will_be(self.snapshots.borrow().epoch) {
-                self.publish();
             }
         }
         self.stop()
@@ -228,6 +224,8 @@ impl Engine {
                 self.probing.record(verdict, &format!("doctor, {by}"));
                 self.answer(reply, Ok(()));
             }
+            // Who asked has gone; the comparison takes long.
+            Message::Verify(reply) if reply.is_closed() => {}
             Message::Verify(reply) => {
                 self.reconciler.verify();
                 self.answer(reply, Ok(()));
@@ -242,6 +240,7 @@ impl Engine {
             }
             Message::Done(Done::Probe(verdict)) => {
                 self.probing.done(verdict);
+                self.publish();
             }
             Message::Sighup => {
                 let reloaded = self.reload_and_attach(&Source::Signal.into());
@@ -307,7 +306,9 @@ impl Engine {
             shared: self.shared.clone(),
         };
         self.systemd.status(&snapshot.status_line());
-        self.snapshots.send_replace(Arc::new(snapshot));
+        let snapshot = Arc::new(snapshot);
+        self.snapshots.send_replace(snapshot.clone());
+        self.shared.published(&snapshot);
     }
 
     pub(super) fn resume_events(&mut self) {

@@ -11,6 +11,7 @@ use crate::{config::Config, kernel::features::Feature, policy::HostFacts};
 
 mod actor;
 mod audit;
+mod changing;
 pub mod desired;
 mod detach;
 mod error;

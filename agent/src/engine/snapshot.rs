@@ -1,19 +1,12 @@
 //! What everybody reads: the state as the engine published it, with handles of its own on the kernel. All is answered
 //! on the caller's thread; the engine may be at a change that takes seconds meanwhile.
 
-use std::{
-    collections::BTreeMap,
-    net::IpAddr,
-    path::PathBuf,
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeMap, net::IpAddr, path::PathBuf, sync::Arc, time::Instant};
 
 use serde::Serialize;
 
+pub(super) use self::shared::Shared;
+use self::shared::{Counted, locked};
 use super::{
     EngineConfig, EngineError,
     desired::{Desired, LoadedConfig, Resolved},
@@ -34,6 +27,8 @@ use crate::{
     },
 };
 
+mod shared;
+
 /// The state after a change, and what reads the kernel meanwhile.
 #[derive(Clone)]
 pub struct Snapshot {
@@ -48,6 +43,9 @@ pub struct Snapshot {
     pub(super) epoch: u64,
     pub(super) shared: Arc<Shared>,
 }
+
+/// Why statistics are of before, if they are.
+type Stale = Option<Arc<DatapathError>>;
 
 /// What does not change while the daemon runs.
 pub(super) struct About {
@@ -81,83 +79,6 @@ pub(super) struct Health {
     pub(super) probe: Option<ProbeView>,
     /// Programs between the hierarchy's root and the attached cgroup.
     pub(super) programs: Vec<u32>,
-}
-
-/// What all snapshots of an engine share.
-#[derive(Default)]
-pub(super) struct Shared {
-    /// Odd while the engine is at a change; another one after each.
-    epoch: AtomicU64,
-    statistics: Reused<Result<Arc<StatsAnswer>, Arc<DatapathError>>>,
-    holds: Reused<Option<bool>>,
-}
-
-impl Shared {
-    /// The engine begins to change the kernel. Ends when this is dropped.
-    pub(super) fn begin(self: &Arc<Self>) -> OpGuard {
-        self.epoch.fetch_add(1, Ordering::SeqCst);
-        OpGuard(self.clone())
-    }
-
-    /// The epoch of a snapshot that is published now, within an [`OpGuard`].
-    pub(super) fn next_epoch(&self) -> u64 {
-        self.epoch.fetch_add(2, Ordering::SeqCst) + 3
-    }
-
-    /// Whether this is the epoch after the [`OpGuard`] that there is now.
-    pub(super) fn will_be(&self, epoch: u64) -> bool {
-        self.epoch.load(Ordering::SeqCst) + 1 == epoch
-    }
-}
-
-/// See [`Shared::begin`].
-pub(super) struct OpGuard(Arc<Shared>);
-
-impl Drop for OpGuard {
-    fn drop(&mut self) {
-        self.0.epoch.fetch_add(1, Ordering::SeqCst);
-    }
-}
-
-/// Something that is read for many: one reads it while the others wait. Where that takes long it is not done again at
-/// once, so that strangers who ask without a pause take a tenth of a processor at most.
-struct Reused<T>(Mutex<Option<Read<T>>>);
-
-struct Read<T> {
-    epoch: u64,
-    at: Instant,
-    took: Duration,
-    value: T,
-}
-
-impl<T> Default for Reused<T> {
-    fn default() -> Self {
-        Self(Mutex::new(None))
-    }
-}
-
-impl<T: Clone> Reused<T> {
-    fn get(&self, epoch: u64, read: impl FnOnce() -> T) -> T {
-        const QUICK: Duration = Duration::from_millis(5);
-        // Who died has left the value of before.
-        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(last) = &*last
-            && last.epoch == epoch
-            && last.took > QUICK
-            && last.at.elapsed() < 9 * last.took
-        {
-            return last.value.clone();
-        }
-        let begin = Instant::now();
-        let value = read();
-        *last = Some(Read {
-            epoch,
-            at: Instant::now(),
-            took: begin.elapsed(),
-            value: value.clone(),
-        });
-        value
-    }
 }
 
 /// Whether the daemon does what it is there for.
@@ -242,12 +163,16 @@ impl Snapshot {
         }
     }
 
+    /// Whether the kernel is as this says: the engine does not change it, and has not since.
+    fn is_current(&self) -> bool {
+        self.shared.epoch() == self.epoch
+    }
+
     /// What the kernel says now, unless the engine changes it meanwhile: then what was said before.
     fn unchanged<T>(&self, read: impl FnOnce(&dyn KernelReader) -> T) -> Option<T> {
-        let current = || self.shared.epoch.load(Ordering::SeqCst) == self.epoch;
-        let reader = self.reader.as_deref().filter(|_| current())?;
+        let reader = self.reader.as_deref().filter(|_| self.is_current())?;
         let read = read(reader);
-        current().then_some(read)
+        self.is_current().then_some(read)
     }
 
     /// Whether and where the program is in force.
@@ -282,12 +207,16 @@ impl Snapshot {
         if self.health.in_sync
             && let Some(resolved) = &self.resolved
         {
+            // The engine finds out why they cannot be read.
             let holds = |reader: &dyn KernelReader| {
-                // The engine finds out why they cannot be read.
-                let holds = || reader.holds(&resolved.maps).ok();
-                self.shared.holds.get(self.epoch, holds)
+                let read = || (self.epoch, reader.holds(&resolved.maps).ok());
+                // Of another epoch it says nothing; but changes are no reason to compare more often.
+                self.shared.holds.get(|_| true, read)
             };
-            if matches!(self.unchanged(holds), Some(Some(false) | None)) {
+            if let Some((epoch, holds)) = self.unchanged(holds)
+                && epoch == self.epoch
+                && holds != Some(true)
+            {
                 return Readiness::Differs;
             }
         }
@@ -313,10 +242,43 @@ impl Snapshot {
     ///
     /// # Errors
     ///
-    /// If it cannot be read.
+    /// If it cannot be read, and could never.
     pub fn stats(&self) -> Result<Arc<StatsAnswer>, Arc<DatapathError>> {
-        let shared = &self.shared.statistics;
-        shared.get(self.epoch, || self.read_stats())
+        self.last_stats().map(|(stats, _)| stats)
+    }
+
+    /// The same, with why they are not of now if they cannot be read. During a change, which may give the numbers of
+    /// one policy to another, they are of before it.
+    pub(super) fn last_stats(&self) -> Result<(Arc<StatsAnswer>, Stale), Arc<DatapathError>> {
+        let Some(reader) = self.reader.as_deref() else {
+            return Ok((Arc::new(self.stats_answer(&BTreeMap::new())), None));
+        };
+        let again = || self.shared.newest()?.unchanged_stats();
+        let read = self.unchanged_stats().or_else(again);
+        let last = locked(&self.shared.counted).clone();
+        match (read, last) {
+            (Some(Ok(stats)), _) => Ok((stats, None)),
+            (Some(Err(e)), Some(last)) => Ok((last, Some(e))),
+            (Some(Err(e)), None) => Err(e),
+            (None, Some(last)) => Ok((last, None)),
+            (None, None) => Ok((self.read_stats(reader)?, None)),
+        }
+    }
+
+    fn unchanged_stats(&self) -> Option<Counted> {
+        let read = |reader: &dyn KernelReader| {
+            let stats = self.read_stats(reader);
+            if let Ok(stats) = &stats
+                && self.is_current()
+            {
+                *locked(&self.shared.counted) = Some(stats.clone());
+            }
+            (self.epoch, stats)
+        };
+        let of_this = |(epoch, _): &(u64, Counted)| *epoch == self.epoch;
+        let statistics = &self.shared.statistics;
+        let (_, stats) = self.unchanged(|reader| statistics.get(of_this, || read(reader)))?;
+        Some(stats)
     }
 
     /// What a connection to an address takes, and why.
@@ -542,37 +504,5 @@ mod tests {
         };
         snapshot(20_000).list(&[], take).unwrap();
         assert_eq!(pieces, 1);
-    }
-
-    #[test]
-    fn what_takes_long_is_not_read_again_at_once() {
-        let reused = Reused::default();
-        let slow = |value| {
-            move || {
-                std::thread::sleep(Duration::from_millis(20));
-                value
-            }
-        };
-        assert_eq!(reused.get(0, slow(1)), 1);
-        assert_eq!(reused.get(0, slow(2)), 1);
-        // Of another state it is.
-        assert_eq!(reused.get(2, slow(3)), 3);
-        assert_eq!(reused.get(4, || 4), 4);
-        assert_eq!(reused.get(4, || 5), 5);
-    }
-
-    #[test]
-    fn the_kernel_is_asked_while_nobody_changes_it() {
-        let shared = Arc::new(Shared::default());
-        let op = shared.begin();
-        let (first, second) = (shared.next_epoch(), shared.next_epoch());
-        let is_current = |epoch| shared.epoch.load(Ordering::SeqCst) == epoch;
-        assert!(!is_current(first) && !is_current(second));
-        drop(op);
-        assert!(!is_current(first) && is_current(second));
-        let op = shared.begin();
-        assert!(!is_current(second));
-        drop(op);
-        assert!(!is_current(second));
     }
 }

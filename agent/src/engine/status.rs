@@ -2,9 +2,11 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
+use rto_agent_common::Statistics;
+
 use super::Snapshot;
 use crate::{
-    datapath::{Attachment, DatapathError},
+    datapath::{Attachment, DatapathError, KernelReader},
     kernel::interference::Verdict,
     policy::PolicyName,
     wire::{
@@ -20,16 +22,15 @@ impl Snapshot {
         self.status_and_stats().0
     }
 
-    /// The same with the statistics it goes by; none where they cannot be read, which the status says.
+    /// The same with the statistics it goes by: the last ones where they cannot be read, which the status says.
     #[must_use]
     pub fn status_and_stats(&self) -> (StatusAnswer, Arc<StatsAnswer>) {
-        match self.stats() {
-            Ok(stats) => (self.status_with(counters(&stats), None), stats),
-            Err(e) => {
-                let status = self.status_with(BTreeMap::new(), Some(e.to_string()));
-                (status, Arc::default())
-            }
-        }
+        let (stats, problem) = match self.last_stats() {
+            Ok((stats, None)) => (stats, None),
+            Ok((stats, Some(e))) => (stats, Some(format!("{e}; what policies did is of before"))),
+            Err(e) => (Arc::default(), Some(e.to_string())),
+        };
+        (self.status_with(self.counters(&stats), problem), stats)
     }
 
     fn status_with(
@@ -152,20 +153,36 @@ impl Snapshot {
         }
     }
 
-    pub(super) fn read_stats(&self) -> Result<Arc<StatsAnswer>, Arc<DatapathError>> {
-        let statistics = match &self.reader {
-            Some(reader) => reader.statistics()?,
-            None => BTreeMap::new(),
-        };
+    pub(super) fn read_stats(
+        &self,
+        reader: &dyn KernelReader,
+    ) -> Result<Arc<StatsAnswer>, Arc<DatapathError>> {
+        Ok(Arc::new(self.stats_answer(&reader.statistics()?)))
+    }
+
+    pub(super) fn stats_answer(
+        &self,
+        statistics: &BTreeMap<PolicyName, [Statistics; 3]>,
+    ) -> StatsAnswer {
         let policies = statistics.iter();
-        Ok(Arc::new(StatsAnswer {
+        StatsAnswer {
             at_ms: now_ms(),
             on: self.about.statistics,
             rtt_sampling: self.about.rtt_sampling.clone(),
             policies: policies
                 .map(|(name, statistics)| (name.clone(), PolicyStats::from(statistics)))
                 .collect(),
-        }))
+        }
+    }
+
+    /// Of the policies that are in force: not what no entry covers.
+    fn counters(&self, stats: &StatsAnswer) -> BTreeMap<PolicyName, CountersView> {
+        let resolved = self.resolved.as_ref().filter(|_| self.reader.is_some());
+        let names = resolved.into_iter().flat_map(|r| r.set.policies.keys());
+        let counters = |name| stats.policies.get(name).map(CountersView::from);
+        names
+            .map(|name| (name.clone(), counters(name).unwrap_or_default()))
+            .collect()
     }
 
     /// One line for `systemctl status`.
@@ -187,14 +204,4 @@ impl Snapshot {
             format!("{first}; last reload refused, the last good configuration is in force")
         }
     }
-}
-
-/// Of policies alone: not what no entry covers.
-fn counters(stats: &StatsAnswer) -> BTreeMap<PolicyName, CountersView> {
-    let unlisted = PolicyName::unmatched();
-    let policies = stats.policies.iter();
-    policies
-        .filter(|(name, _)| **name != unlisted)
-        .map(|(name, stats)| (name.clone(), CountersView::from(stats)))
-        .collect()
 }

@@ -1,0 +1,185 @@
+//! What the snapshots of an engine share: whether the kernel is as they say, and what was read of it.
+
+use std::{
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use super::Snapshot;
+use crate::{datapath::DatapathError, wire::stats::StatsAnswer};
+
+/// What all snapshots of an engine share.
+#[derive(Default)]
+pub(in crate::engine) struct Shared {
+    /// Odd from the first write of a change until the snapshot after it is published; another one after each.
+    epoch: AtomicU64,
+    newest: Mutex<Weak<Snapshot>>,
+    pub(super) statistics: Reused<(u64, Counted)>,
+    /// What was read last while nobody changed the kernel.
+    pub(super) counted: Mutex<Option<Arc<StatsAnswer>>>,
+    pub(super) holds: Reused<(u64, Option<bool>)>,
+}
+
+/// Statistics, or why they cannot be read.
+pub(super) type Counted = Result<Arc<StatsAnswer>, Arc<DatapathError>>;
+
+impl Shared {
+    pub(super) fn epoch(&self) -> u64 {
+        self.epoch.load(Ordering::SeqCst)
+    }
+
+    pub(super) fn newest(&self) -> Option<Arc<Snapshot>> {
+        locked(&self.newest).upgrade()
+    }
+
+    /// The engine begins to write, if it has not begun. The snapshot that is published next ends it.
+    pub(in crate::engine) fn begin(&self) {
+        self.epoch.fetch_or(1, Ordering::SeqCst);
+    }
+
+    /// The epoch of a snapshot that is to be published: of after the change, where there was one.
+    pub(in crate::engine) fn next_epoch(&self) -> u64 {
+        let epoch = self.epoch();
+        epoch + (epoch & 1)
+    }
+
+    /// The snapshot is published, and a change that there was has ended.
+    pub(in crate::engine) fn published(&self, snapshot: &Arc<Snapshot>) {
+        *locked(&self.newest) = Arc::downgrade(snapshot);
+        self.epoch.store(snapshot.epoch, Ordering::SeqCst);
+        if snapshot.reader.is_none() {
+            // The next maps count from nothing.
+            *locked(&self.counted) = None;
+        } else if locked(&self.counted).is_none() {
+            // So that there is something to tell during the next change. Who asks is told what is wrong.
+            let _kept = snapshot.stats();
+        }
+    }
+}
+
+/// Who died while having it has left the value of before.
+pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Something that is read for many. What takes long is not read again at once, so that strangers who ask without a
+/// pause take a tenth of a processor at most; and while one reads it, others take what was read last, or wait if that
+/// does not serve them.
+pub(super) struct Reused<T> {
+    reading: Mutex<()>,
+    last: Mutex<Option<Read<T>>>,
+}
+
+#[derive(Clone)]
+struct Read<T> {
+    at: Instant,
+    took: Duration,
+    value: T,
+}
+
+impl<T> Default for Reused<T> {
+    fn default() -> Self {
+        Self {
+            reading: Mutex::default(),
+            last: Mutex::new(None),
+        }
+    }
+}
+
+impl<T: Clone> Reused<T> {
+    /// What was read last if it `serves`, or what is read now.
+    pub(super) fn get(&self, serves: impl Fn(&T) -> bool, read: impl FnOnce() -> T) -> T {
+        const QUICK: Duration = Duration::from_millis(5);
+        let last = || {
+            let last = locked(&self.last).clone();
+            last.filter(|last| last.took > QUICK && serves(&last.value))
+        };
+        let _reading = match self.reading.try_lock() {
+            Ok(reading) => reading,
+            Err(TryLockError::Poisoned(e)) => e.into_inner(),
+            Err(TryLockError::WouldBlock) => match last() {
+                Some(last) => return last.value,
+                None => locked(&self.reading),
+            },
+        };
+        if let Some(last) = last()
+            && last.at.elapsed() < 9 * last.took
+        {
+            return last.value;
+        }
+        let begin = Instant::now();
+        let value = read();
+        *locked(&self.last) = Some(Read {
+            at: Instant::now(),
+            took: begin.elapsed(),
+            value: value.clone(),
+        });
+        value
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::EngineConfig;
+
+    #[test]
+    fn what_takes_long_is_not_read_again_at_once() {
+        let reused = Reused::default();
+        let slow = |value| {
+            move || {
+                std::thread::sleep(Duration::from_millis(20));
+                value
+            }
+        };
+        let any = |_: &i32| true;
+        assert_eq!(reused.get(any, slow(1)), 1);
+        assert_eq!(reused.get(any, slow(2)), 1);
+        // Where it does not serve it is.
+        assert_eq!(reused.get(|last| *last != 1, slow(3)), 3);
+        assert_eq!(reused.get(|last| *last != 3, || 4), 4);
+        assert_eq!(reused.get(any, || 5), 5);
+    }
+
+    #[test]
+    fn who_finds_another_reading_takes_what_was_read_last() {
+        let reused = Reused::default();
+        let took = Duration::from_millis(20);
+        let value = 1;
+        *locked(&reused.last) = Some(Read {
+            at: Instant::now().checked_sub(20 * took).unwrap(),
+            took,
+            value,
+        });
+        let reading = locked(&reused.reading);
+        assert_eq!(reused.get(|_| true, || 2), 1);
+        drop(reading);
+        assert_eq!(reused.get(|_| true, || 2), 2);
+    }
+
+    #[test]
+    fn the_kernel_is_asked_while_nobody_changes_it() {
+        let shared = Arc::new(Shared::default());
+        let publish = || {
+            let snapshot = Arc::new(Snapshot {
+                epoch: shared.next_epoch(),
+                shared: shared.clone(),
+                ..Snapshot::starting(&EngineConfig::for_tests())
+            });
+            shared.published(&snapshot);
+            snapshot
+        };
+        let first = publish();
+        assert!(first.is_current() && publish().is_current());
+        // What nothing was written for is of the same epoch.
+        assert!(first.is_current());
+        shared.begin();
+        shared.begin();
+        assert!(!first.is_current());
+        let second = publish();
+        assert!(!first.is_current() && second.is_current());
+    }
+}
