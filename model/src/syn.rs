@@ -110,16 +110,21 @@ impl SynTimers {
         now
     }
 
-    /// `tcp_model_timeout()`: the time `syn_retries` doublings of the initial RTO would take.
     fn elapsed_limit(&self) -> u64 {
-        let base = self.initial_rto.max(1);
-        let boundary = u64::from(self.syn_retries);
-        let doublings = u64::from((self.rto_max / base).max(1).ilog2());
-        if boundary <= doublings {
-            ((2 << boundary) - 1) * base
-        } else {
-            ((2 << doublings) - 1) * base + (boundary - doublings) * self.rto_max
-        }
+        model_timeout(self.initial_rto, self.rto_max, self.syn_retries)
+    }
+}
+
+/// The time that so many doublings of an RTO take, in the unit of both: `tcp_model_timeout()`, Linux 6.15.
+#[must_use]
+pub fn model_timeout(rto: u64, rto_max: u64, retries: u8) -> u64 {
+    let base = rto.max(1);
+    let boundary = u64::from(retries);
+    let doublings = u64::from((rto_max / base).max(1).ilog2());
+    if boundary <= doublings {
+        ((2 << boundary) - 1) * base
+    } else {
+        ((2 << doublings) - 1) * base + (boundary - doublings) * rto_max
     }
 }
 

@@ -284,9 +284,8 @@ impl TestEnv {
         options: &Connect,
         timers: &[Duration],
     ) -> anyhow::Result<()> {
-        assert_samples(|connections| {
-            let all = self.many_syn_gaps(to, options, connections, timers.len())?;
-            Ok(of_timers(timers, all))
+        assert_timers(timers, |connections, count| {
+            self.many_syn_gaps(to, options, connections, count)
         })
     }
 
@@ -323,14 +322,19 @@ impl TestEnv {
         options: &Connect,
         timers: &[Duration],
     ) -> anyhow::Result<()> {
-        assert_samples(|connections| {
-            let all = self.many_syn_ack_gaps(to, options, connections, timers.len())?;
-            Ok(of_timers(timers, all))
+        assert_timers(timers, |connections, count| {
+            self.many_syn_ack_gaps(to, options, connections, count)
         })
     }
 }
 
-fn of_timers(timers: &[Duration], all: Vec<Vec<Duration>>) -> Vec<Sample> {
-    let all = all.into_iter();
-    all.map(|gaps| Sample::of_timers(timers, gaps)).collect()
+/// Asserts that gaps are those of the timers; `gaps` measures so many of each of so many connections.
+fn assert_timers(
+    timers: &[Duration],
+    mut gaps: impl FnMut(usize, usize) -> anyhow::Result<Vec<Vec<Duration>>>,
+) -> anyhow::Result<()> {
+    assert_samples(|connections| {
+        let all = gaps(connections, timers.len())?.into_iter();
+        Ok(all.map(|gaps| Sample::of_timers(timers, gaps)).collect())
+    })
 }

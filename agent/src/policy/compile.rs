@@ -503,13 +503,13 @@ impl PolicySet {
 }
 
 /// The kernel's default of net.ipv4.tcp_retries2.
-const TCP_RETRIES2: u32 = 15;
+const TCP_RETRIES2: u8 = 15;
 
-/// For how long an established connection waits for an answer: `tcp_model_timeout()`, Linux 6.15.
+/// For how long an established connection waits for an answer (`retransmits_timed_out()`, from TCP_RTO_MIN on).
 fn lifetime(rto_max: Duration) -> Duration {
-    const RTO_MIN: Duration = Duration::from_millis(200);
-    let doublings = (rto_max.as_millis() / RTO_MIN.as_millis()).max(1).ilog2();
-    RTO_MIN * ((2 << doublings) - 1) + rto_max * (TCP_RETRIES2 - doublings)
+    const RTO_MIN_MS: u64 = 200;
+    let rto_max_ms = u64::try_from(rto_max.as_millis()).unwrap_or(u64::MAX);
+    Duration::from_millis(syn::model_timeout(RTO_MIN_MS, rto_max_ms, TCP_RETRIES2))
 }
 
 #[cfg(test)]
