@@ -31,26 +31,26 @@ const GOAL_MS: f64 = 5.0;
 
 pub(crate) fn run(sizes: SampleSizes, programs: &Path) -> anyhow::Result<BenchResult> {
     let binary = programs.join("rto-agent");
-    let (world, map) = world(&binary, Path::new(IN_MEMORY))?;
-    let (on_disk, map_on_disk) = self::world(&binary, &std::env::temp_dir())?;
+    let (env, map) = env(&binary, Path::new(IN_MEMORY))?;
+    let (on_disk, map_on_disk) = self::env(&binary, &std::env::temp_dir())?;
     let (mut process, mut status, mut requests) = (vec![], vec![], vec![]);
     let (mut effects, mut returns, mut removals, mut disk) = (vec![], vec![], vec![], vec![]);
     for n in 0..u8::try_from(sizes.starts)? {
         check_signals()?;
         process.push(elapsed_ms(|| no_op(&binary))?);
-        status.push(elapsed_ms(|| world.cli(&["status"]).map(drop))?);
+        status.push(elapsed_ms(|| env.cli(&["status"]).map(drop))?);
         let cidr = format!("10.99.{n}.0/24");
-        let (effect, returned) = add(&world, &map, n, &cidr)?;
+        let (effect, returned) = add(&env, &map, n, &cidr)?;
         effects.push(effect);
         returns.push(returned);
-        removals.push(elapsed_ms(|| world.cli(&["remove", &cidr]).map(drop))?);
+        removals.push(elapsed_ms(|| env.cli(&["remove", &cidr]).map(drop))?);
         let body = serde_json::json!({"cidrs": [&cidr], "policy": "near"}).to_string();
         requests.push(elapsed_ms(|| {
-            let answer = world.socket_request("POST", "/v1/entries", &body)?;
+            let answer = env.socket_request("POST", "/v1/entries", &body)?;
             ensure!(answer["changed"]["added"] == 1, "{answer}");
             Ok(())
         })?);
-        world.cli(&["remove", &cidr])?;
+        env.cli(&["remove", &cidr])?;
         disk.push(add(&on_disk, &map_on_disk, n, &cidr)?.0);
     }
     let samples = [
@@ -79,22 +79,22 @@ pub(crate) fn run(sizes: SampleSizes, programs: &Path) -> anyhow::Result<BenchRe
 }
 
 /// An agent with its state below this directory, and its map of IPv4 entries.
-fn world(binary: &Path, parent: &Path) -> anyhow::Result<(TestEnv, OwnedFd)> {
-    let mut world = TestEnv::of_in(binary.to_owned(), parent)?;
-    world.configure("[policy.near]\ncidrs = [\"10.88.0.0/24\"]\ninitial_rto = \"100ms\"\n")?;
-    world.start()?;
-    let map = find(&world.pin_dir(), "ENTRIES_V4").context("no ENTRIES_V4 is pinned")?;
-    Ok((world, pinned(&map)?))
+fn env(binary: &Path, parent: &Path) -> anyhow::Result<(TestEnv, OwnedFd)> {
+    let mut env = TestEnv::of_in(binary.to_owned(), parent)?;
+    env.configure("[policy.near]\ncidrs = [\"10.88.0.0/24\"]\ninitial_rto = \"100ms\"\n")?;
+    env.start()?;
+    let map = find(&env.pin_dir(), "ENTRIES_V4").context("no ENTRIES_V4 is pinned")?;
+    Ok((env, pinned(&map)?))
 }
 
 /// Adds an entry while another thread polls the map: milliseconds until the entry is there, and until the verb ends.
-fn add(world: &TestEnv, map: &OwnedFd, n: u8, cidr: &str) -> anyhow::Result<(f64, f64)> {
+fn add(env: &TestEnv, map: &OwnedFd, n: u8, cidr: &str) -> anyhow::Result<(f64, f64)> {
     // struct bpf_lpm_trie_key: prefix length, address.
     let mut key = 32u32.to_ne_bytes().to_vec();
     key.extend([10, 99, n, 1]);
     ensure!(!lookup(map, &key, &mut [0])?, "{cidr} is there already");
     let is_polling = AtomicBool::new(false);
-    let mut command = world.command(&["add", cidr, "--policy", "near"]);
+    let mut command = env.command(&["add", cidr, "--policy", "near"]);
     thread::scope(|scope| {
         let poller = scope.spawn(|| {
             is_polling.store(true, Ordering::Release);

@@ -61,7 +61,7 @@ pub(crate) fn run(sizes: SampleSizes, programs: &Path) -> anyhow::Result<BenchRe
     }
     let before = cgroups.iter().map(Cgroup::path);
     let before = before
-        .chain(worlds.iter().map(|world| world.cgroup.path()))
+        .chain(worlds.iter().map(|env| env.cgroup.path()))
         .map(Before::at)
         .collect::<io::Result<Vec<_>>>()?;
     let foreign = cgroups
@@ -76,13 +76,13 @@ pub(crate) fn run(sizes: SampleSizes, programs: &Path) -> anyhow::Result<BenchRe
         format!("{POLICY}syn_retries = \"keep\"\n"),
         ELSEWHERE.to_owned(),
     ];
-    for (world, configuration) in worlds.iter_mut().zip(&configurations) {
-        world.configure(configuration)?;
-        world.start()?;
+    for (env, configuration) in worlds.iter_mut().zip(&configurations) {
+        env.configure(configuration)?;
+        env.start()?;
     }
     let paths = cgroups.iter().map(Cgroup::path);
     let paths: Vec<&Path> = paths
-        .chain(worlds.iter().map(|world| world.cgroup.path()))
+        .chain(worlds.iter().map(|env| env.cgroup.path()))
         .collect();
     let watches = before.into_iter().zip(&paths);
     let watches = watches

@@ -24,46 +24,46 @@ const LIMIT: Duration = Duration::from_secs(30);
 const POLICY: &str = "\n[policy.same-zone]\ncidrs = [\"10.88.0.0/24\"]\ninitial_rto = \"100ms\"\n";
 
 pub(crate) fn run(programs: &Path) -> anyhow::Result<()> {
-    let mut world = TestEnv::of(programs.join("rto-agent"))?;
-    world.net.black_hole(PORT)?;
-    world.configure(POLICY)?;
+    let mut env = TestEnv::of(programs.join("rto-agent"))?;
+    env.net.black_hole(PORT)?;
+    env.configure(POLICY)?;
     let helper = helper(programs);
     println!("Two namespaces; {COVERED} and {OTHER} drop every SYN (a black hole).\n");
     println!("Without rto-agent, SYNs are retransmitted after");
-    show_gaps(&world, &helper, COVERED)?;
-    println!("\n# config.toml\n{}", fs::read_to_string(world.config())?);
+    show_gaps(&env, &helper, COVERED)?;
+    println!("\n# config.toml\n{}", fs::read_to_string(env.config())?);
 
-    world.start()?;
+    env.start()?;
     println!("$ rto-agent run &");
     for address in [COVERED, OTHER] {
-        show_verb(&world, &["lookup", address])?;
+        show_verb(&env, &["lookup", address])?;
     }
     println!("\nWith rto-agent");
     for address in [COVERED, OTHER] {
-        show_gaps(&world, &helper, address)?;
+        show_gaps(&env, &helper, address)?;
     }
     println!();
-    show_verb(&world, &["list"])?;
+    show_verb(&env, &["list"])?;
     println!();
-    show_verb(&world, &["detach"])?;
+    show_verb(&env, &["detach"])?;
 
     println!("\nWithout it again");
-    show_gaps(&world, &helper, COVERED)
+    show_gaps(&env, &helper, COVERED)
 }
 
 /// Runs a verb of the CLI and shows it as on a terminal.
-fn show_verb(world: &TestEnv, words: &[&str]) -> anyhow::Result<()> {
-    let output = world.cli(words)?;
+fn show_verb(env: &TestEnv, words: &[&str]) -> anyhow::Result<()> {
+    let output = env.cli(words)?;
     println!("$ rto-agent {}\n{}", words.join(" "), output.trim_end());
     Ok(())
 }
 
 /// Connects in the agent's cgroup, and shows the gaps between the SYNs.
-fn show_gaps(world: &TestEnv, helper: &Path, address: &str) -> anyhow::Result<()> {
+fn show_gaps(env: &TestEnv, helper: &Path, address: &str) -> anyhow::Result<()> {
     let to: SocketAddr = format!("{address}:{PORT}").parse()?;
-    let capture = Capture::start(&world.net.client, CLIENT_LINK)?;
-    let cgroup = Some(world.cgroup.path());
-    let _connecting = Traffic::connect_many_by(helper, &world.net.client, cgroup, to, 1)?;
+    let capture = Capture::start(&env.net.client, CLIENT_LINK)?;
+    let cgroup = Some(env.cgroup.path());
+    let _connecting = Traffic::connect_many_by(helper, &env.net.client, cgroup, to, 1)?;
     let segments = capture.wait_for(LIMIT, |all| syns(all, to).len() >= SYNS)?;
     let gaps: Vec<String> = gaps(&syns(&segments, to))
         .into_iter()

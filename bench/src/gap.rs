@@ -36,14 +36,14 @@ const PORT: u16 = 7300;
 const EARLY_MS: f64 = 1.0;
 
 pub(crate) fn run(sizes: SampleSizes, programs: &Path) -> anyhow::Result<BenchResult> {
-    let mut world = TestEnv::of(programs.join("rto-agent"))?;
-    world.configure("[policy.near]\ncidrs = [\"10.88.0.0/24\"]\ninitial_rto = \"100ms\"\n")?;
-    world.start()?;
-    world.net.black_hole(PORT)?;
+    let mut env = TestEnv::of(programs.join("rto-agent"))?;
+    env.configure("[policy.near]\ncidrs = [\"10.88.0.0/24\"]\ninitial_rto = \"100ms\"\n")?;
+    env.start()?;
+    env.net.black_hole(PORT)?;
     let to: SocketAddr = format!("{SERVER_V4}:{PORT}").parse()?;
     let helper = helper(programs);
-    let with = gaps(&world, &helper, to, TIMER, sizes.handshakes, true)?;
-    let without = gaps(&world, &helper, to, KERNEL, sizes.handshakes / 5, false)?;
+    let with = gaps(&env, &helper, to, TIMER, sizes.handshakes, true)?;
+    let without = gaps(&env, &helper, to, KERNEL, sizes.handshakes / 5, false)?;
     let jiffy = millis(machine::jiffy());
     // The timer is set within a jiffy, just before the first packet's timestamp, and fires at the end of one.
     let within = |sample: &Sample| {
@@ -88,20 +88,20 @@ pub(crate) fn run(sizes: SampleSizes, programs: &Path) -> anyhow::Result<BenchRe
 
 /// First gaps less the timer, in milliseconds.
 fn gaps(
-    world: &TestEnv,
+    env: &TestEnv,
     helper: &Path,
     to: SocketAddr,
     timer: Duration,
     count: usize,
     covered: bool,
 ) -> anyhow::Result<Sample> {
-    let cgroup = covered.then(|| world.cgroup.path());
+    let cgroup = covered.then(|| env.cgroup.path());
     let mut found = Vec::new();
     while found.len() < count {
         check_signals()?;
-        let capture = Capture::start(&world.net.client, CLIENT_LINK)?;
+        let capture = Capture::start(&env.net.client, CLIENT_LINK)?;
         let batch = BATCH.min(count - found.len());
-        let _connecting = Traffic::connect_many_by(helper, &world.net.client, cgroup, to, batch)?;
+        let _connecting = Traffic::connect_many_by(helper, &env.net.client, cgroup, to, batch)?;
         thread::sleep(timer);
         let end = Instant::now() + TIMEOUT;
         loop {

@@ -45,10 +45,10 @@ pub(crate) fn run(sizes: SampleSizes, programs: &Path) -> anyhow::Result<BenchRe
     let worlds = settings
         .iter()
         .map(|settings| {
-            let mut world = TestEnv::of(programs.join("rto-agent"))?;
-            world.configure(&format!("{settings}{POLICY}"))?;
-            world.start()?;
-            Ok(world)
+            let mut env = TestEnv::of(programs.join("rto-agent"))?;
+            env.configure(&format!("{settings}{POLICY}"))?;
+            env.start()?;
+            Ok(env)
         })
         .collect::<anyhow::Result<Vec<_>>>()?;
     thread::sleep(SETTLE.min(sizes.idle));
@@ -116,8 +116,8 @@ pub(crate) struct Cpu {
 }
 
 /// CPU time of a daemon: in nanoseconds (schedstat, summed over its threads) and in ticks (stat).
-pub(crate) fn cpu(world: &TestEnv) -> anyhow::Result<Cpu> {
-    let proc = format!("/proc/{}", world.pid()?);
+pub(crate) fn cpu(env: &TestEnv) -> anyhow::Result<Cpu> {
+    let proc = format!("/proc/{}", env.pid()?);
     let mut cpu = Cpu {
         run: Duration::ZERO,
         ticks: 0,

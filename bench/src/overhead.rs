@@ -79,7 +79,7 @@ pub(crate) fn ensure_untimed() -> anyhow::Result<()> {
 
 pub(crate) fn run(args: &Args, programs: &Path) -> anyhow::Result<()> {
     ensure_untimed()?;
-    let (off, on) = (world(programs, COUNT_NOTHING)?, world(programs, COUNT_ALL)?);
+    let (off, on) = (env(programs, COUNT_NOTHING)?, env(programs, COUNT_ALL)?);
     let bare = Cgroup::new()?;
     let mut port = PORT;
     let mut traffic = |cgroup: &Path, accepts_in: Option<&Path>| {
@@ -121,15 +121,15 @@ pub(crate) fn run(args: &Args, programs: &Path) -> anyhow::Result<()> {
 }
 
 /// An agent with the policy and these settings in `[agent]`.
-fn world(programs: &Path, settings: &str) -> anyhow::Result<TestEnv> {
-    let mut world = TestEnv::of(programs.join("rto-agent"))?;
-    world.configure(&format!("{settings}{POLICY}"))?;
-    world.start()?;
-    Ok(world)
+fn env(programs: &Path, settings: &str) -> anyhow::Result<TestEnv> {
+    let mut env = TestEnv::of(programs.join("rto-agent"))?;
+    env.configure(&format!("{settings}{POLICY}"))?;
+    env.start()?;
+    Ok(env)
 }
 
-pub(crate) fn program_id(world: &TestEnv) -> anyhow::Result<u64> {
-    let status = world.json(&["status"])?;
+pub(crate) fn program_id(env: &TestEnv) -> anyhow::Result<u64> {
+    let status = env.json(&["status"])?;
     let id = status["attachment"]["program_id"].as_u64();
     id.context("`status` does not name the agent's program")
 }

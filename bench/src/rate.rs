@@ -48,14 +48,14 @@ pub(crate) fn run(sizes: SampleSizes, programs: &Path) -> anyhow::Result<BenchRe
     ];
     let mut worlds = Vec::new();
     for configuration in &configurations {
-        let mut world = TestEnv::of(programs.join("rto-agent"))?;
-        world.configure(configuration)?;
-        world.start()?;
-        worlds.push(world);
+        let mut env = TestEnv::of(programs.join("rto-agent"))?;
+        env.configure(configuration)?;
+        env.start()?;
+        worlds.push(env);
     }
     let without_agent = [bare.path(), empty.path()].into_iter();
     let paths: Vec<&Path> = without_agent
-        .chain(worlds.iter().map(|world| world.cgroup.path()))
+        .chain(worlds.iter().map(|env| env.cgroup.path()))
         .collect();
     let mut port = PORT;
     let mut text = String::new();

@@ -118,42 +118,42 @@ impl Measured {
         programs: &Path,
         set: &mut Set,
     ) -> anyhow::Result<()> {
-        let mut world = TestEnv::of(programs.join("rto-agent"))?;
-        world.configure(&format!("max_entries = {}\n{}", sizes.entries, policies()))?;
-        set.write(&world.policies_dir(), files)?;
+        let mut env = TestEnv::of(programs.join("rto-agent"))?;
+        env.configure(&format!("max_entries = {}\n{}", sizes.entries, policies()))?;
+        set.write(&env.policies_dir(), files)?;
         let slab = slab_mb()?;
-        let client = StatusClient::start(world.socket());
+        let client = StatusClient::start(env.socket());
         let begin = Instant::now();
-        world.start()?;
+        env.start()?;
         let load = begin.elapsed().as_secs_f64();
         self.while_loading.push(client.stop()?);
         self.load.push(load);
         let least = self.raw.last().copied().unwrap_or(f64::NAN);
         self.ratio.push(load / least);
         self.kernel.push(slab_mb()? - slab);
-        self.resident.push(memory_mb(&world, "VmRSS")?);
+        self.resident.push(memory_mb(&env, "VmRSS")?);
 
         let address = set.entries[set.entries.len() / 2].0.0.to_string();
-        self.lookup.push(cli(&world, &["lookup", &address])?);
-        let client = StatusClient::start(world.socket());
-        self.list.push(cli(&world, &["list", "--json"])?);
+        self.lookup.push(cli(&env, &["lookup", &address])?);
+        let client = StatusClient::start(env.socket());
+        self.list.push(cli(&env, &["list", "--json"])?);
         self.while_listing.push(client.stop()?);
 
         for _ in 0..sizes.loads {
             check_signals()?;
             set.change(set.entries.len() / 100);
-            set.write(&world.policies_dir(), files)?;
-            let client = StatusClient::start(world.socket());
-            self.reload.push(cli(&world, &["reload"])?);
+            set.write(&env.policies_dir(), files)?;
+            let client = StatusClient::start(env.socket());
+            self.reload.push(cli(&env, &["reload"])?);
             self.while_reloading.push(client.stop()?);
-            let entries = world.json(&["status"])?["entries"].as_u64();
+            let entries = env.json(&["status"])?["entries"].as_u64();
             ensure!(entries == Some(sizes.entries.into()), "{entries:?} entries");
         }
-        self.resident.push(memory_mb(&world, "VmRSS")?);
-        self.peak.push(memory_mb(&world, "VmHWM")?);
+        self.resident.push(memory_mb(&env, "VmRSS")?);
+        self.peak.push(memory_mb(&env, "VmHWM")?);
 
-        let client = StatusClient::start(world.socket());
-        self.detach.push(cli(&world, &["detach"])?);
+        let client = StatusClient::start(env.socket());
+        self.detach.push(cli(&env, &["detach"])?);
         // The kernel frees the maps after the answer.
         std::thread::sleep(Duration::from_secs(3));
         self.while_detaching.push(client.stop()?);
@@ -299,9 +299,9 @@ fn fill(keys: Keys) -> anyhow::Result<f64> {
     Ok(took)
 }
 
-fn cli(world: &TestEnv, args: &[&str]) -> anyhow::Result<f64> {
+fn cli(env: &TestEnv, args: &[&str]) -> anyhow::Result<f64> {
     let begin = Instant::now();
-    let output = world.command(args).output()?;
+    let output = env.command(args).output()?;
     let took = begin.elapsed().as_secs_f64();
     let said = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "{args:?}: {said}");
@@ -343,8 +343,8 @@ impl StatusClient {
     }
 }
 
-fn memory_mb(world: &TestEnv, field: &str) -> anyhow::Result<f64> {
-    kilobytes(&format!("/proc/{}/status", world.pid()?), field)
+fn memory_mb(env: &TestEnv, field: &str) -> anyhow::Result<f64> {
+    kilobytes(&format!("/proc/{}/status", env.pid()?), field)
 }
 
 fn slab_mb() -> anyhow::Result<f64> {
