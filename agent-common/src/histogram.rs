@@ -2,7 +2,7 @@
 
 /// Buckets: one below, [`SUB`] for each power of two from 2^[`FIRST`] to 2^[`LAST`] us, one above.
 pub const BUCKETS: usize = 2 + SUB * (LAST - FIRST);
-/// Buckets to a power of two: the relative width of one is a quarter at the most.
+/// Buckets to a power of two: the relative width of one is at most a quarter.
 pub const SUB: usize = 4;
 /// 2^4 us = 16 us is the lower end of the first full bucket.
 pub const FIRST: usize = 4;

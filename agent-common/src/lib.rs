@@ -22,16 +22,19 @@ pub use socket::{Remembered, SocketState, settled, socket_flags};
 use histogram::Histogram;
 
 /// Version of every struct and map below; it is part of the pins' directory name.
-pub const LAYOUT_VERSION: u32 = 6;
+pub const LAYOUT_VERSION: u32 = 7;
 
-/// Slots of the `POLICIES` array.
+/// Policies that may be in force at once.
 pub const MAX_POLICIES: u32 = 1024;
 
-/// Slot 0 is nobody's: a zeroed map value can never name a policy.
+/// Slots of the `POLICIES` array. While one configuration replaces another the policies of both are there.
+pub const SLOTS: u32 = FIRST_SLOT + 2 * MAX_POLICIES;
+
+/// Slot 0 belongs to no policy: a zeroed map value can never name one.
 pub const NO_POLICY: u32 = 0;
 
 /// The slot of connections that no entry covers, where these are counted: a policy without settings.
-pub const UNLISTED: u32 = 1;
+pub const UNMATCHED: u32 = 1;
 
 /// The first slot that a policy of the configuration may have.
 pub const FIRST_SLOT: u32 = 2;
@@ -48,7 +51,7 @@ pub mod direction {
     pub const ALL: [u32; 3] = [ACTIVE, PASSIVE, UNKNOWN];
 }
 
-/// Key of a policy's `STATISTICS` for a direction; 0 is nobody's.
+/// Key of a policy's `STATISTICS` for a direction; 0 is that of no policy.
 #[inline(always)]
 #[must_use]
 pub const fn statistics_key(policy: u32, direction: u32) -> u32 {
@@ -165,8 +168,8 @@ pub mod globals {
 pub mod statistics {
     /// Anything is counted at all.
     pub const ON: u8 = 1 << 0;
-    /// Connections that no entry covers are counted at [`super::UNLISTED`].
-    pub const UNLISTED: u8 = 1 << 1;
+    /// Connections that no entry covers are counted at [`super::UNMATCHED`].
+    pub const UNMATCHED: u8 = 1 << 1;
     /// The smoothed RTT of a connection is sampled when it ends.
     pub const RTT_AT_END: u8 = 1 << 2;
     /// The kernel tells sock_ops programs the current process (`bpf_get_current_comm()`).
@@ -204,7 +207,7 @@ pub struct Counters {
     /// connection was established (those of requests that never complete are not seen by a sock_ops
     /// program).
     pub handshake_retransmissions: u64,
-    /// Of these, needless: the answer to an earlier copy was on its way.
+    /// Of these, spurious: the answer to an earlier copy was on its way.
     pub spurious: u64,
     /// Of these, those of established connections of which it could not be told.
     pub undecided: u64,
@@ -430,8 +433,8 @@ mod tests {
     }
 
     #[test]
-    fn no_key_of_a_policy_is_nobodys() {
-        for policy in [UNLISTED, FIRST_SLOT, MAX_POLICIES - 1] {
+    fn no_key_of_a_policy_is_zero() {
+        for policy in [UNMATCHED, FIRST_SLOT, SLOTS - 1] {
             for direction in direction::ALL {
                 assert_ne!(statistics_key(policy, direction), 0);
             }

@@ -26,7 +26,7 @@ pub(crate) fn connect(ctx: &SockOpsContext) {
     } else {
         lookup::Hit::Count
     };
-    let Some((index, policy)) = lookup::policy_or_unlisted(ctx, hit) else {
+    let Some((index, policy)) = lookup::policy_or_unmatched(ctx, hit) else {
         forget(ctx);
         return;
     };

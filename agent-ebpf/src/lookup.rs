@@ -2,7 +2,7 @@
 
 use aya_ebpf::{btf_maps::lpm_trie::Key, programs::SockOpsContext};
 use rto_agent_common::{
-    EntryValue, NO_POLICY, Policy, UNLISTED,
+    EntryValue, NO_POLICY, Policy, UNMATCHED,
     address::{AF_INET, AF_INET6, Peer, peer_v6},
     statistics,
 };
@@ -26,20 +26,26 @@ pub(crate) fn policy_of_peer(ctx: &SockOpsContext, hit: Hit) -> Option<(u32, &'s
     policy_of(peer(ctx), hit)
 }
 
-/// As [`policy_of_peer`]; where those that no entry covers are counted, they have [`UNLISTED`], which
+/// As [`policy_of_peer`]; where those that no entry covers are counted, they have [`UNMATCHED`], which
 /// sets nothing.
 #[inline(always)]
-pub(crate) fn policy_or_unlisted(ctx: &SockOpsContext, hit: Hit) -> Option<(u32, &'static Policy)> {
-    or_unlisted(policy_of_peer(ctx, hit))
+pub(crate) fn policy_or_unmatched(
+    ctx: &SockOpsContext,
+    hit: Hit,
+) -> Option<(u32, &'static Policy)> {
+    or_unmatched(policy_of_peer(ctx, hit))
 }
 
-/// What was found, or else [`UNLISTED`] where such are counted.
+/// What was found, or else [`UNMATCHED`] where such are counted.
 #[inline(always)]
-pub(crate) fn or_unlisted(found: Option<(u32, &'static Policy)>) -> Option<(u32, &'static Policy)> {
-    if found.is_some() || !tables::counts(statistics::ON) || !tables::counts(statistics::UNLISTED) {
+pub(crate) fn or_unmatched(
+    found: Option<(u32, &'static Policy)>,
+) -> Option<(u32, &'static Policy)> {
+    if found.is_some() || !tables::counts(statistics::ON) || !tables::counts(statistics::UNMATCHED)
+    {
         return found;
     }
-    Some((UNLISTED, tables::policy(UNLISTED)?))
+    Some((UNMATCHED, tables::policy(UNMATCHED)?))
 }
 
 /// The policy of the longest prefix that covers an address.

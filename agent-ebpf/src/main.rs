@@ -62,7 +62,7 @@ fn rto_agent(ctx: SockOpsContext) -> u32 {
     CONTINUE
 }
 
-/// The verifier proves that nothing panics; the compiler wants a handler all the same.
+/// The verifier proves that nothing panics; the compiler requires a handler.
 #[panic_handler]
 fn panic(_info: &core::panic::PanicInfo<'_>) -> ! {
     loop {}

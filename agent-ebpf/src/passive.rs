@@ -39,7 +39,7 @@ pub(crate) fn established(ctx: &SockOpsContext) {
         active::finish(ctx, state);
         return;
     }
-    let Some((index, policy)) = lookup::policy_or_unlisted(ctx, lookup::Hit::Leave) else {
+    let Some((index, policy)) = lookup::policy_or_unmatched(ctx, lookup::Hit::Leave) else {
         return;
     };
     let tally = Tally::of(index, direction::PASSIVE);

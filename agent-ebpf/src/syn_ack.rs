@@ -53,7 +53,7 @@ extern "C" fn rto_synack(arguments: *const [*mut c_void; 2]) -> i32 {
     }
     let common = request.common();
     let found = lookup::policy_of(common.peer(), lookup::Hit::Leave);
-    let Some((index, policy)) = lookup::or_unlisted(found) else {
+    let Some((index, policy)) = lookup::or_unmatched(found) else {
         return 0;
     };
     let timer = match request.timeout() {

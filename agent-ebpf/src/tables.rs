@@ -14,8 +14,8 @@ use aya_ebpf::{
     macros::btf_map,
 };
 use rto_agent_common::{
-    Counters, EntryValue, HostDefaults, MAX_POLICIES, NO_POLICY, Policy, PolicySlot, Probe,
-    RTO_STEPS, SocketState, Statistics, WalkControl, WalkCounts, direction,
+    Counters, EntryValue, HostDefaults, NO_POLICY, Policy, PolicySlot, Probe, RTO_STEPS, SLOTS,
+    SocketState, Statistics, WalkControl, WalkCounts, direction,
     event::{CONTROL, Event, EventControl, LOST, RING_BYTES},
     histogram::{BUCKETS, Histogram, bucket_of},
     socket_flags, statistics, statistics_key,
@@ -36,7 +36,7 @@ pub(crate) static ENTRIES_V4: LpmTrie<[u8; 4], EntryValue, ENTRIES, NO_PREALLOC>
 pub(crate) static ENTRIES_V6: LpmTrie<[u8; 16], EntryValue, ENTRIES, NO_PREALLOC> = LpmTrie::new();
 
 #[btf_map]
-static POLICIES: Array<PolicySlot, { MAX_POLICIES as usize }> = Array::new();
+static POLICIES: Array<PolicySlot, { SLOTS as usize }> = Array::new();
 
 #[btf_map]
 static HOST_DEFAULTS: Array<HostDefaults, 1> = Array::new();
@@ -45,7 +45,7 @@ static HOST_DEFAULTS: Array<HostDefaults, 1> = Array::new();
 static STATISTICS: PerCpuHashMap<u32, Statistics, STATISTICS_ROOM, NO_PREALLOC> =
     PerCpuHashMap::new();
 /// The daemon makes those of the policies there are: each is 1.7 kB a CPU.
-const STATISTICS_ROOM: usize = MAX_POLICIES as usize * direction::ALL.len();
+const STATISTICS_ROOM: usize = SLOTS as usize * direction::ALL.len();
 
 #[btf_map]
 static EVENTS: RingBuf<(), { RING_BYTES as usize }> = RingBuf::new();
@@ -60,7 +60,7 @@ pub(crate) static SOCKETS: SkStorage<SocketState> = SkStorage::new();
 static WALK_CONTROL: Array<WalkControl, 1> = Array::new();
 
 #[btf_map]
-static WALK_COUNTS: Array<WalkCounts, { MAX_POLICIES as usize }> = Array::new();
+static WALK_COUNTS: Array<WalkCounts, { SLOTS as usize }> = Array::new();
 
 #[btf_map]
 static PROBE: Array<Probe, 1> = Array::new();
@@ -162,8 +162,8 @@ pub(crate) fn counts(what: u8) -> bool {
 
 /// Whose statistics: the key of a policy and a direction.
 ///
-/// (Not an `Option`: what such a one does not hold is loaded all the same, from a stack that verifiers
-/// before Linux 6.3 know to be unwritten.)
+/// Not an `Option`: the compiler loads the payload of `None` too, from stack that verifiers before Linux 6.3
+/// know to be unwritten.
 #[derive(Clone, Copy)]
 pub(crate) struct Tally(u32);
 

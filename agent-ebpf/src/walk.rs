@@ -6,7 +6,7 @@
 use core::ffi::c_void;
 
 use rto_agent_common::{
-    NO_POLICY, SocketState, UNLISTED, WalkControl, direction, settled, socket_flags, walk_mode,
+    NO_POLICY, SocketState, UNMATCHED, WalkControl, direction, settled, socket_flags, walk_mode,
 };
 use rto_agent_ebpf::counter::Counter;
 
@@ -68,7 +68,7 @@ fn apply(sk: *mut c_void, common: SockCommon, control: &WalkControl) {
         tables::count_walked(index, Walked::Refused);
         return;
     };
-    let is_new = matches!(state.policy, NO_POLICY | UNLISTED);
+    let is_new = matches!(state.policy, NO_POLICY | UNMATCHED);
     if state.policy == NO_POLICY {
         state.direction = direction::UNKNOWN;
     }
@@ -81,7 +81,7 @@ fn apply(sk: *mut c_void, common: SockCommon, control: &WalkControl) {
     let target = Target::socket(sk);
     if state.policy != index || state.generation != policy.generation {
         if state.in_question != 0 {
-            // What its handshake was is no affair of the new policy.
+            // Its handshake does not count for the new policy.
             Tally::of_socket(state).add(Counter::UNDECIDED, state.in_question.into());
             state.in_question = 0;
         }
@@ -119,9 +119,9 @@ fn restore(sk: *mut c_void, control: &WalkControl) {
     if !touched {
         return;
     }
-    // A socket of a policy that is gone, or that was set before its policy was chosen, is nobody's.
+    // A socket of a policy that is gone, or that was set before its policy was chosen, counts for none.
     let policy = match tables::owner(state) {
-        UNLISTED => NO_POLICY,
+        UNMATCHED => NO_POLICY,
         policy => policy,
     };
     tables::count_walked(policy, Walked::Seen);

@@ -6,8 +6,8 @@
 use std::path::Path;
 
 use rto_agent::{
-    config::{Config, MAX_ENTRIES_LIMIT, save},
-    policy::{Cidr, HostFacts, PolicyName, PolicySet, Settings},
+    config::{Config, save},
+    policy::{Cidr, HostFacts, MAX_ENTRIES_LIMIT, PolicyName, PolicySet, Settings},
 };
 
 use crate::{HOST, HZ};
@@ -42,7 +42,7 @@ pub fn check(data: &[u8]) {
 
 fn good(text: &str, config: &Config) {
     let set = &config.set;
-    assert!(set.entries.len() <= MAX_ENTRIES_LIMIT as usize);
+    assert!(set.check_size().is_ok());
     for (_, entry) in set.entries.iter() {
         assert!(set.policies.contains_key(entry.policy));
     }

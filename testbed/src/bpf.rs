@@ -123,7 +123,7 @@ pub fn pinned(path: &Path) -> io::Result<OwnedFd> {
 ///
 /// # Errors
 ///
-/// If the kernel refuses, other than for want of the key.
+/// If the kernel refuses, for another reason than a missing key.
 pub fn lookup(map: &OwnedFd, key: &[u8], value: &mut [u64]) -> io::Result<bool> {
     element(
         BPF_MAP_LOOKUP_ELEM,
@@ -137,7 +137,7 @@ pub fn lookup(map: &OwnedFd, key: &[u8], value: &mut [u64]) -> io::Result<bool> 
 ///
 /// # Errors
 ///
-/// If the kernel refuses, other than for want of a key.
+/// If the kernel refuses, for another reason than a missing key.
 pub(crate) fn next_key(map: &OwnedFd, key: Option<&[u8]>, next: &mut [u8]) -> io::Result<bool> {
     let key = key.map_or(0, |key| key.as_ptr() as u64);
     element(BPF_MAP_GET_NEXT_KEY, map, key, next.as_mut_ptr() as u64)

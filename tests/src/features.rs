@@ -70,7 +70,7 @@ fn ask() -> anyhow::Result<BTreeMap<&'static str, Found>> {
             let finding = finding.with_context(|| format!("doctor does not say {name}"))?;
             let said = text(&finding["found"]);
             let presence = said.split([':', ',']).next().unwrap_or_default().to_owned();
-            let fix = text(&finding["mend"]);
+            let fix = text(&finding["fix"]);
             Ok((
                 *name,
                 Found {

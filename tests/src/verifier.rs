@@ -30,7 +30,7 @@ pub enum Verified {
 ///
 /// If the maps cannot be made.
 pub fn verified() -> anyhow::Result<BTreeMap<&'static str, Verified>> {
-    let mut mode = statistics::ON | statistics::UNLISTED | statistics::RTT_AT_END;
+    let mut mode = statistics::ON | statistics::UNMATCHED | statistics::RTT_AT_END;
     if rto_agent::datapath::probe::tells_process() {
         mode |= statistics::PROCESS;
     }

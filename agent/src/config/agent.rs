@@ -13,8 +13,11 @@ use serde::{
     de::{Error as _, Unexpected},
 };
 
-use super::{DEFAULT_SOCKET, MAX_ENTRIES_LIMIT};
-use crate::policy::units::{format_duration, parse_duration};
+use super::DEFAULT_SOCKET;
+use crate::policy::{
+    MAX_ENTRIES_LIMIT,
+    units::{format_duration, parse_duration},
+};
 
 /// `[agent]`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]

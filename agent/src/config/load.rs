@@ -8,7 +8,7 @@ use std::{
 };
 
 use super::{
-    AgentConfig, Config, ConfigError, ConfigErrors, MAX_ENTRIES_LIMIT, MOST_ERRORS,
+    AgentConfig, Config, ConfigError, ConfigErrors, MOST_ERRORS,
     lists::SpannedCidr,
     parse::{self, Parsed, RawPolicy},
     source::Source,
@@ -244,15 +244,11 @@ impl Loader {
         if !duplicates.is_empty() {
             self.report_duplicates(&duplicates.into_iter().collect());
         }
-        if entries.len() > MAX_ENTRIES_LIMIT as usize {
+        set.entries = entries;
+        if let Err(message) = set.check_size() {
             let main = self.files.first().map_or(Path::new(""), PathBuf::as_path);
-            let message = format!(
-                "{} entries are more than there can be ({MAX_ENTRIES_LIMIT})",
-                entries.len()
-            );
             self.errors.push(ConfigError::whole(main, message));
         }
-        set.entries = entries;
     }
 
     /// Reads the sources again, as nothing else knows any more where in a line a CIDR stands.

@@ -34,8 +34,6 @@ pub use source::{ConfigError, ConfigErrors};
 pub const DEFAULT_CONFIG: &str = "/etc/rto-agent/config.toml";
 /// Socket of the daemon unless said otherwise.
 pub const DEFAULT_SOCKET: &str = "/run/rto-agent/control.sock";
-/// Largest `max_entries`, and most entries there can be.
-pub const MAX_ENTRIES_LIMIT: u32 = 4 << 20;
 /// Largest file, bytes: some three million CIDRs.
 const MAX_FILE: u64 = 64 << 20;
 /// After so many errors of a kind no more are looked for: to find the place of each takes time.

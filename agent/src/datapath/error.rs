@@ -2,7 +2,7 @@
 
 use std::{error::Error, fmt, io, path::PathBuf};
 
-use rto_agent_common::{FIRST_SLOT, MAX_POLICIES};
+use rto_agent_common::{FIRST_SLOT, SLOTS};
 
 use crate::policy::{Cidr, PolicyName};
 
@@ -83,8 +83,8 @@ pub enum DatapathError {
     },
     /// All slots for policies are taken.
     #[error(
-        "no slot left for policy {0}: the kernel's table holds {max} policies; use fewer distinct settings",
-        max = MAX_POLICIES - FIRST_SLOT
+        "no slot left for policy {0}: the kernel's table holds {max} policies",
+        max = SLOTS - FIRST_SLOT
     )]
     PolicyTableFull(PolicyName),
 }

@@ -98,7 +98,7 @@ pub(crate) fn options() -> Options {
         max_entries: 16,
         statistics: StatisticsOptions {
             on: true,
-            unlisted: false,
+            unmatched: false,
             rtt: RttSampling::Off,
             process: false,
         },

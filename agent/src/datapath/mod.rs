@@ -187,7 +187,7 @@ pub struct StatisticsOptions {
     /// Anything at all.
     pub on: bool,
     /// Connections that no entry covers.
-    pub unlisted: bool,
+    pub unmatched: bool,
     /// When smoothed RTTs are sampled.
     pub rtt: RttSampling,
     /// The kernel tells the program the current process.

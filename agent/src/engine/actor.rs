@@ -329,8 +329,8 @@ impl Engine {
         }
         let policies = &self.reconciler.resolved().set.policies;
         if let Some(policy) = policy {
-            let is_unlisted = agent.count_unmatched && *policy == PolicyName::unmatched();
-            if !is_unlisted && !policies.contains_key(policy) {
+            let is_unmatched = agent.count_unmatched && *policy == PolicyName::unmatched();
+            if !is_unmatched && !policies.contains_key(policy) {
                 let known: Vec<_> = policies.keys().map(PolicyName::as_str).collect();
                 return Err(EngineError::Refused(format!(
                     "no policy {policy} is in force; there is: {}",
@@ -515,7 +515,7 @@ fn log_start(reconciler: &Reconciler) {
 fn statistics_options(agent: &AgentConfig, process: bool) -> StatisticsOptions {
     StatisticsOptions {
         on: agent.statistics,
-        unlisted: agent.count_unmatched,
+        unmatched: agent.count_unmatched,
         rtt: agent.rtt_sampling,
         process,
     }

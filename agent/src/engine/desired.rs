@@ -7,7 +7,7 @@ use super::{
     runtime::{Removal, RuntimeEntries, RuntimeEntry},
 };
 use crate::{
-    config::{Config, MAX_ENTRIES_LIMIT},
+    config::Config,
     policy::{
         Cidr, HostFacts, PolicyName, PolicySet, Settings,
         compile::{Compiled, EffectiveSetting, PolicyError, compile},
@@ -112,12 +112,7 @@ impl Desired {
     /// If this host cannot have it.
     pub fn resolve(self) -> Result<Resolved, EngineError> {
         let set = self.runtime.overlay(&self.files.config.set);
-        let count = set.entries.len();
-        if count > MAX_ENTRIES_LIMIT as usize {
-            return Err(EngineError::Refused(format!(
-                "{count} entries are more than there can be ({MAX_ENTRIES_LIMIT})"
-            )));
-        }
+        set.check_size().map_err(EngineError::Refused)?;
         let known = (self.files.host == self.host).then_some(&self.files.config.compiled);
         let mut policies = BTreeMap::new();
         let mut errors = Vec::new();

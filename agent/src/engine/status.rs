@@ -108,7 +108,7 @@ impl Snapshot {
         if let Some(reader) = reader {
             warnings.extend(reader.missing_stats().iter().map(|name| {
                 format!(
-                    "policy {name}: nothing is counted, for want of memory; its timers are in force"
+                    "policy {name}: nothing is counted, as there is no memory for it; its timers are in force"
                 )
             }));
         }
@@ -130,7 +130,7 @@ impl Snapshot {
             }
             if counters.storage_failures > 0 {
                 warnings.push(format!(
-                    "policy {name}: {} connections left alone for want of memory",
+                    "policy {name}: {} connections left alone: out of memory",
                     counters.storage_failures
                 ));
             }

@@ -5,7 +5,7 @@
 
 use std::{collections::BTreeMap, path::Path, sync::Arc};
 
-use rto_agent_common::HostDefaults;
+use rto_agent_common::{HostDefaults, MAX_POLICIES};
 
 mod cidr;
 pub mod compile;
@@ -70,7 +70,26 @@ impl PolicySet {
         let entry = self.entries.get(self.entries.covering(address).first()?)?;
         Some((entry, self.policies.get(entry.policy)?))
     }
+
+    /// # Errors
+    ///
+    /// If there are more entries or policies than the kernel's tables hold, with the number and the limit.
+    pub fn check_size(&self) -> Result<(), String> {
+        let sizes = [
+            (self.entries.len(), MAX_ENTRIES_LIMIT, "entries"),
+            (self.policies.len(), MAX_POLICIES, "policies"),
+        ];
+        for (number, limit, what) in sizes {
+            if number > limit as usize {
+                return Err(format!("{number} {what}: at most {limit} are possible"));
+            }
+        }
+        Ok(())
+    }
 }
+
+/// The most entries there can be.
+pub const MAX_ENTRIES_LIMIT: u32 = 4 << 20;
 
 /// What compiling a policy needs to know of the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]

@@ -11,11 +11,11 @@ use prometheus_client::{
     metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge},
     registry::{Registry, Unit},
 };
-use rto_agent_common::{FIRST_SLOT, MAX_POLICIES};
+use rto_agent_common::MAX_POLICIES;
 
 use crate::{
-    config::MAX_ENTRIES_LIMIT,
     kernel::{bpf::Runs, features::Presence, interference::Verdict},
+    policy::MAX_ENTRIES_LIMIT,
     wire::{
         histogram::HistogramView,
         stats::{COUNTERS, Counter, DirectionStats, Scope, StatsAnswer},
@@ -303,7 +303,7 @@ fn health(status: &StatusAnswer) -> Vec<Family> {
         gauge(
             "policies_limit",
             "The most policies there can be",
-            (MAX_POLICIES - FIRST_SLOT).into(),
+            MAX_POLICIES.into(),
         ),
         gauge(
             "policies",

@@ -50,7 +50,8 @@ fn a_missing_cgroup_and_bpffs_are_problems() -> anyhow::Result<()> {
     for id in ["cgroup", "bpffs"] {
         let finding = finding(&report, id);
         assert_eq!(finding["severity"], "problem", "{report:#}");
-        assert!(finding["mend"].is_string() && finding["why"].is_string());
+        assert!(finding["fix"].is_string() && finding["why"].is_string());
+        assert_eq!(finding["mend"], finding["fix"]);
     }
     assert_eq!(env.try_cli(&["doctor"])?.status.code(), Some(1));
     Ok(())

@@ -149,7 +149,7 @@ fn well_formed() -> anyhow::Result<()> {
     );
     assert_eq!(samples["rto_agent_foreign_programs"], 0.0);
     assert_eq!(samples["rto_agent_entries_limit"], f64::from(4 << 20));
-    assert_eq!(samples["rto_agent_policies_limit"], 1022.0);
+    assert_eq!(samples["rto_agent_policies_limit"], 1024.0);
     // The parser refuses what is wrong.
     for wrong in [
         answer.body.replace("# EOF\n", ""),

@@ -31,8 +31,8 @@ fn without_any_agent_the_kernels_second() -> anyhow::Result<()> {
     Ok(())
 }
 
-test!(prefix_24_and_an_unlisted_prefix);
-fn prefix_24_and_an_unlisted_prefix() -> anyhow::Result<()> {
+test!(prefix_24_and_an_unmatched_prefix);
+fn prefix_24_and_an_unmatched_prefix() -> anyhow::Result<()> {
     let env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
     env.net.black_hole(PORT)?;
     env.assert_syn_gaps(to(SERVER_V4, PORT), &plain(), &syn_timers(POLICY_RTO, 4)?)?;

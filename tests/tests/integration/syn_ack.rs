@@ -72,8 +72,8 @@ fn ipv4_client_of_a_dual_stack_listener() -> anyhow::Result<()> {
     Ok(())
 }
 
-test!(an_unlisted_client);
-fn an_unlisted_client() -> anyhow::Result<()> {
+test!(an_unmatched_client);
+fn an_unmatched_client() -> anyhow::Result<()> {
     let env = TestEnv::with(&near("\"10.88.1.0/24\""))?;
     let _server = env.serve(to(SERVER_V4, PORT))?;
     env.net.drop_final_acks(PORT)?;

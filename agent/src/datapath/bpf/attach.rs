@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use super::{
     BpfKernel, DatapathError, Link, Removed, accepted,
     link::attached,
-    open::{new_staging, retire_unlisted},
+    open::{new_staging, retire_unmatched},
     pin_error, pins,
     removal::{remove_pins, wait_for_end, wait_until},
     tries,
@@ -25,9 +25,9 @@ impl BpfKernel {
             self.was_in_force = true;
             self.promote();
         }
-        if !self.options.statistics.counts_unlisted() {
+        if !self.options.statistics.counts_unmatched() {
             // Not before: a program that was in force until now may have counted them.
-            retire_unlisted(&mut self.tables)?;
+            retire_unmatched(&mut self.tables)?;
         }
         if self.hook.is_none() {
             self.hook = Some(accepted::Hook::adopt_or_attach(&self.options, &self.dir));

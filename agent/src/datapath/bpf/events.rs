@@ -87,7 +87,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Waits for events, so long at the most.
+    /// Waits for events, for at most so long.
     pub fn wait(&self, limit: Duration) {
         let limit = PollTimeout::try_from(limit).unwrap_or(PollTimeout::MAX);
         let mut fds = [PollFd::new(self.ring.as_fd(), PollFlags::POLLIN)];

@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use rto_agent_common::{HostDefaults, UNLISTED, statistics};
+use rto_agent_common::{HostDefaults, UNMATCHED, statistics};
 
 use super::{
     Attachment, Cause, DatapathError, Found, Kernel, KernelReader, Options, Removed,
@@ -144,7 +144,7 @@ impl Kernel for BpfKernel {
     fn retry_statistics(&mut self) {
         for name in std::mem::take(&mut self.missing_stats) {
             let slot = if name == PolicyName::unmatched() {
-                Some(UNLISTED)
+                Some(UNMATCHED)
             } else {
                 self.slots.get(&name).map(|slot| slot.index)
             };
@@ -197,14 +197,14 @@ impl Drop for BpfKernel {
 }
 
 impl StatisticsOptions {
-    fn counts_unlisted(self) -> bool {
-        self.on && self.unlisted
+    fn counts_unmatched(self) -> bool {
+        self.on && self.unmatched
     }
 
     fn mode(self) -> u8 {
         let bit = |bit: u8, on: bool| if on { bit } else { 0 };
         bit(statistics::ON, self.on)
-            | bit(statistics::UNLISTED, self.counts_unlisted())
+            | bit(statistics::UNMATCHED, self.counts_unmatched())
             | bit(
                 statistics::RTT_AT_END,
                 self.on && self.rtt != RttSampling::Off,

@@ -6,7 +6,7 @@ use std::{
 };
 
 use aya::maps::MapData;
-use rto_agent_common::{LAYOUT_VERSION, Policy, UNLISTED, maps};
+use rto_agent_common::{LAYOUT_VERSION, Policy, UNMATCHED, maps};
 
 use super::{
     BpfKernel, DatapathError, Found, Link, OBJECT, Options, StatisticsOptions, Tables, events,
@@ -138,11 +138,11 @@ fn prepare(
 ) -> Result<BTreeSet<PolicyName>, DatapathError> {
     let mut missing_stats = BTreeSet::new();
     tables.reset_retry_budget();
-    if statistics.counts_unlisted() {
-        let former = tables.read.policy(UNLISTED)?;
+    if statistics.counts_unmatched() {
+        let former = tables.read.policy(UNMATCHED)?;
         if former.name().is_none() {
             let name = PolicyName::unmatched();
-            let unlisted = Policy {
+            let unmatched = Policy {
                 name: name.padded(),
                 // Sockets of an earlier time are not counted again.
                 generation: former.generation.wrapping_add(1),
@@ -150,10 +150,10 @@ fn prepare(
                 initial_rto_us: 1_000_000,
                 ..Policy::EMPTY
             };
-            if !begin_statistics(tables, &name, UNLISTED) {
+            if !begin_statistics(tables, &name, UNMATCHED) {
                 missing_stats.insert(name);
             }
-            tables.set_policy(UNLISTED, &unlisted)?;
+            tables.set_policy(UNMATCHED, &unmatched)?;
         }
     }
     if statistics.on {
@@ -169,15 +169,15 @@ fn prepare(
 }
 
 /// Takes the place away where connections were counted that no entry covers.
-pub(super) fn retire_unlisted(tables: &mut Tables) -> Result<(), DatapathError> {
-    let former = tables.read.policy(UNLISTED)?;
+pub(super) fn retire_unmatched(tables: &mut Tables) -> Result<(), DatapathError> {
+    let former = tables.read.policy(UNMATCHED)?;
     if former.name().is_some() {
         let free = Policy {
             generation: former.generation,
             ..Policy::EMPTY
         };
-        tables.set_policy(UNLISTED, &free)?;
-        tables.remove_statistics(UNLISTED)?;
+        tables.set_policy(UNMATCHED, &free)?;
+        tables.remove_statistics(UNMATCHED)?;
     }
     Ok(())
 }

@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use rto_agent_common::{Statistics, UNLISTED};
+use rto_agent_common::{Statistics, UNMATCHED};
 
 use super::{
     Attachment, BpfKernel, DatapathError, KernelReader, RtoMinTiming,
@@ -64,7 +64,7 @@ impl Reader {
         Self {
             tables: kernel.tables.read.clone(),
             placement: kernel.placement(),
-            slots: slots.chain(unlisted(kernel)).collect(),
+            slots: slots.chain(unmatched(kernel)).collect(),
             missing_stats: kernel.missing_stats.clone(),
             limited: kernel.link.as_ref().and_then(|link| link.limited.clone()),
         }
@@ -72,13 +72,13 @@ impl Reader {
 }
 
 /// The slot for what no entry covers, where that is counted.
-fn unlisted(kernel: &BpfKernel) -> Option<(PolicyName, Slot)> {
-    if !kernel.options.statistics.counts_unlisted() {
+fn unmatched(kernel: &BpfKernel) -> Option<(PolicyName, Slot)> {
+    if !kernel.options.statistics.counts_unmatched() {
         return None;
     }
     let slot = Slot {
-        index: UNLISTED,
-        generation: kernel.tables.read.policy(UNLISTED).ok()?.generation,
+        index: UNMATCHED,
+        generation: kernel.tables.read.policy(UNMATCHED).ok()?.generation,
     };
     Some((PolicyName::unmatched(), slot))
 }

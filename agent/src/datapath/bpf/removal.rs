@@ -69,7 +69,7 @@ pub(super) fn wait_for_end(program_id: Option<u32>) -> bool {
     wait_until(|| program_id.is_none_or(|id| program_info(id).is_err()))
 }
 
-/// Waits, for a second at the most, until the kernel has done something; whether it has.
+/// Waits, for a second at most, until the kernel has done something; whether it has.
 pub(super) fn wait_until(done: impl Fn() -> bool) -> bool {
     const STEP: Duration = Duration::from_millis(2);
     for _ in 0..500 {

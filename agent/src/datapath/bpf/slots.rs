@@ -95,7 +95,7 @@ impl Slots {
 
 #[cfg(test)]
 mod tests {
-    use rto_agent_common::{FIRST_SLOT, MAX_POLICIES};
+    use rto_agent_common::{FIRST_SLOT, SLOTS};
 
     use super::*;
 
@@ -105,7 +105,7 @@ mod tests {
 
     #[test]
     fn a_freed_slot_comes_back_last_and_with_another_generation() {
-        let mut slots = Slots::read((FIRST_SLOT..MAX_POLICIES).map(|index| (index, Policy::EMPTY)));
+        let mut slots = Slots::read((FIRST_SLOT..SLOTS).map(|index| (index, Policy::EMPTY)));
         let first = slots.take(&name("a")).unwrap();
         assert_eq!(
             first,
@@ -129,7 +129,7 @@ mod tests {
                 generation: 2
             })
         );
-        assert_eq!(slots.iter().count(), (MAX_POLICIES - FIRST_SLOT) as usize);
+        assert_eq!(slots.iter().count(), (SLOTS - FIRST_SLOT) as usize);
     }
 
     #[test]

@@ -12,7 +12,7 @@ use std::{
 
 use aya::maps::{Array, MapData, MapError, PerCpuHashMap, PerCpuValues, RingBuf, SkStorage};
 use rto_agent_common::{
-    FIRST_SLOT, HostDefaults, MAX_POLICIES, Policy, PolicySlot, SocketState, Statistics, direction,
+    FIRST_SLOT, HostDefaults, Policy, PolicySlot, SLOTS, SocketState, Statistics, direction,
     event::EventControl, maps, statistics_key,
 };
 
@@ -188,7 +188,7 @@ impl ReadTables {
 
     /// Every slot of the policy table but the reserved ones.
     pub(super) fn policies(&self) -> Result<Vec<(u32, Policy)>, DatapathError> {
-        (FIRST_SLOT..MAX_POLICIES)
+        (FIRST_SLOT..SLOTS)
             .map(|index| Ok((index, self.policy(index)?)))
             .collect()
     }

@@ -7,9 +7,7 @@ use aya::{
     maps::{Array, MapData},
     programs::Iter,
 };
-use rto_agent_common::{
-    MAX_POLICIES, NO_POLICY, PROGRAM_WALK, WalkControl, WalkCounts, maps, walk_mode,
-};
+use rto_agent_common::{NO_POLICY, PROGRAM_WALK, SLOTS, WalkControl, WalkCounts, maps, walk_mode};
 
 use super::{
     Cause, DatapathError, Options, accepted, attach_error, error,
@@ -121,7 +119,7 @@ impl Walker {
             reserved: 0,
         };
         set(&mut self.control, maps::WALK_CONTROL, 0, control)?;
-        for index in 0..MAX_POLICIES {
+        for index in 0..SLOTS {
             if index == NO_POLICY || self.names.contains_key(&index) {
                 set(
                     &mut self.counts,
