@@ -289,7 +289,7 @@ pub struct Moved {
 
 /// `rto-agent advise`.
 #[derive(Debug, Args)]
-#[command(group = clap::ArgGroup::new("evidence").required(true).args(["target", "policy", "pcap"]))]
+#[command(group = clap::ArgGroup::new("evidence").required(true).args(["target", "policy", "samples", "pcap"]))]
 pub struct Advise {
     /// An entry, or an address whose entry is meant: what its policy's connections showed
     #[arg(value_name = "CIDR|ADDRESS")]
@@ -297,9 +297,12 @@ pub struct Advise {
     /// What this policy's connections showed ("unmatched": those that no entry covers)
     #[arg(long, short, value_name = "NAME")]
     pub(crate) policy: Option<String>,
-    /// What a packet capture shows (pcap or pcapng), taken on the host that is to have the settings; no daemon
-    /// is asked
+    /// What a packet capture shows, as `rto-lab advise --pcap` reads it (JSON; "-": standard input); no daemon is
+    /// asked
     #[arg(long, value_name = "FILE")]
+    pub(crate) samples: Option<PathBuf>,
+    /// Moved: rto-lab advise --pcap
+    #[arg(long, value_name = "FILE", hide = true)]
     pub(crate) pcap: Option<PathBuf>,
     /// Only connections of the capture with a peer in this prefix; may be given again for others
     #[arg(long, short, value_name = "CIDR", conflicts_with_all = ["target", "policy"])]

@@ -1,4 +1,4 @@
-//! A packet capture, as `rto-agent advise --pcap` reads it.
+//! A packet capture, as `rto-lab advise --pcap` reads it.
 //!
 //! It is read the same each time; what is kept of it stays within the limits and below what was read.
 

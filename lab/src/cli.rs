@@ -20,6 +20,8 @@ pub struct Cli {
 pub enum Verb {
     /// How long connections would be idle in disruptions, by the model
     Predict(commands::predict::Predict),
+    /// Which initial RTO and rto_min would suit what a packet capture shows, by rto-agent advise
+    Advise(commands::advise::Advise),
     /// How long a connection is idle if all its packets are lost for a while, by rto_min and backoff
     Blackout(commands::blackout::Blackout),
     /// How often an RTO is too short, by estimator, sampling and minimum: over generated load, a capture or the

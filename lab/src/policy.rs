@@ -1,9 +1,14 @@
 //! A policy of the agent's configuration, as `rto-agent check` says what it becomes on this host.
 
-use std::{collections::BTreeMap, path::Path, process::Command};
+use std::{collections::BTreeMap, fs, path::Path, process::Command};
 
 use anyhow::{Context as _, bail};
-use rto_model::retransmit::{LinuxTimers, RTO_MAX_US, THIN_LINEAR_RETRIES};
+use rto_model::{
+    handshake::Handshake,
+    retransmit::{LinuxTimers, RTO_MAX_US, THIN_LINEAR_RETRIES},
+    syn::SynTimers,
+};
+use rto_testbed::machine::Machine;
 use serde::{Deserialize, Serialize};
 
 /// What one setting becomes.
@@ -20,11 +25,11 @@ pub struct EffectiveSetting {
     pub jiffies: Option<u64>,
 }
 
-/// A policy on this host.
+/// A policy on a host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Policy {
-    /// Jiffies a second.
-    pub hz: u64,
+    /// The host.
+    pub host: Host,
     /// Its settings.
     pub effects: Vec<EffectiveSetting>,
 }
@@ -44,9 +49,60 @@ struct Refusal {
     message: String,
 }
 
-#[derive(Deserialize)]
-struct Host {
-    hz: u64,
+/// What the timers of a host depend on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+pub struct Host {
+    /// Jiffies a second.
+    pub hz: u64,
+    /// `net.ipv4.tcp_syn_retries`.
+    pub tcp_syn_retries: u8,
+    /// `net.ipv4.tcp_syn_linear_timeouts`; 0 before Linux 6.5.
+    pub tcp_syn_linear_timeouts: u8,
+    /// `net.ipv4.tcp_synack_retries`.
+    pub tcp_synack_retries: u8,
+}
+
+impl Host {
+    /// Linux 6.12's defaults.
+    #[must_use]
+    pub const fn with_defaults(hz: u64) -> Self {
+        Self {
+            hz,
+            tcp_syn_retries: 6,
+            tcp_syn_linear_timeouts: 4,
+            tcp_synack_retries: 5,
+        }
+    }
+
+    /// This one.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel does not say its jiffies.
+    pub fn here() -> anyhow::Result<Self> {
+        let sysctl = |name: &str| -> Option<u8> {
+            let text = fs::read_to_string(format!("/proc/sys/net/ipv4/{name}")).ok()?;
+            text.trim().parse().ok()
+        };
+        let defaults = Self::with_defaults(Machine::here()?.hz);
+        Ok(Self {
+            hz: defaults.hz,
+            tcp_syn_retries: sysctl("tcp_syn_retries").unwrap_or(defaults.tcp_syn_retries),
+            tcp_syn_linear_timeouts: sysctl("tcp_syn_linear_timeouts").unwrap_or(0),
+            tcp_synack_retries: sysctl("tcp_synack_retries").unwrap_or(defaults.tcp_synack_retries),
+        })
+    }
+
+    /// Its handshakes with the kernel's own timers.
+    #[must_use]
+    pub const fn handshake(&self) -> Handshake {
+        Handshake::kernel(
+            self.hz,
+            self.tcp_syn_retries,
+            self.tcp_syn_linear_timeouts,
+            self.tcp_synack_retries,
+        )
+    }
 }
 
 #[derive(Deserialize)]
@@ -92,7 +148,7 @@ impl Policy {
             );
         };
         Ok(Self {
-            hz: checked.host.hz,
+            host: checked.host,
             effects: policy.effects,
         })
     }
@@ -102,7 +158,7 @@ impl Policy {
         let find = |setting: &str| self.effects.iter().find(|e| e.setting == setting);
         let is = |setting, value| find(setting).is_some_and(|e| e.effective == value);
         // What TCP_BPF_RTO_MIN has: whole jiffies, rounded down to microseconds.
-        let us = |setting| Some(find(setting)?.jiffies? * 1_000_000 / self.hz.max(1));
+        let us = |setting| Some(find(setting)?.jiffies? * 1_000_000 / self.host.hz.max(1));
         let mut own = kernel;
         if let Some(rto_min_us) = us("rto_min") {
             own = own.with_rto_min(rto_min_us);
@@ -120,6 +176,32 @@ impl Policy {
         own
     }
 
+    /// The host's handshakes with this policy; `None` where it leaves them alone.
+    pub fn handshake(&self) -> Option<Handshake> {
+        let jiffies = |setting: &str| {
+            let effect = self.effects.iter().find(|e| e.setting == setting)?;
+            effect.jiffies
+        };
+        let kernel = self.host.handshake();
+        let (initial_rto, syn_ack_rto) = (jiffies("initial_rto"), jiffies("syn_ack_rto"));
+        let rto_max = jiffies("rto_max");
+        if initial_rto.is_none() && syn_ack_rto.is_none() && rto_max.is_none() {
+            return None;
+        }
+        let retries = self.effects.iter().find(|e| e.setting == "syn_retries");
+        let retries = retries.and_then(|e| e.effective.split(' ').next()?.parse().ok());
+        Some(Handshake {
+            syn: SynTimers {
+                initial_rto: initial_rto.unwrap_or(kernel.syn.initial_rto),
+                rto_max: rto_max.unwrap_or(kernel.syn.rto_max),
+                syn_retries: retries.unwrap_or(kernel.syn.syn_retries),
+                ..kernel.syn
+            },
+            syn_ack_rto: syn_ack_rto.unwrap_or(kernel.syn_ack_rto),
+            ..kernel
+        })
+    }
+
     /// Each setting in a line: "rto_min  50ms -> 52ms, 13 jiffies at HZ=250".
     pub fn text(&self) -> String {
         let width = self.effects.iter().map(|e| e.setting.len()).max();
@@ -131,7 +213,7 @@ impl Policy {
             };
             let jiffies = e
                 .jiffies
-                .map(|n| format!(", {n} jiffies at HZ={}", self.hz));
+                .map(|n| format!(", {n} jiffies at HZ={}", self.host.hz));
             let (asked, jiffies) = (&e.asked, jiffies.unwrap_or_default());
             format!("{:width$}  {asked}{becomes}{jiffies}\n", e.setting)
         };
@@ -143,8 +225,12 @@ impl Policy {
 mod tests {
     use super::*;
 
-    const CHECKED: &str = r#"{"ok": true, "errors": [], "warnings": [], "host": {"hz": 250}, "policies": {
-        "near": {"entries": 1, "effects": [{"setting": "initial_rto", "asked": "100ms", "effective": "100ms", "jiffies": 25}]},
+    const CHECKED: &str = r#"{"ok": true, "errors": [], "warnings": [],
+        "host": {"hz": 250, "tcp_syn_retries": 6, "tcp_syn_linear_timeouts": 4, "tcp_synack_retries": 5}, "policies": {
+        "near": {"entries": 1, "effects": [
+            {"setting": "initial_rto", "asked": "100ms", "effective": "100ms", "jiffies": 25},
+            {"setting": "syn_ack_rto", "asked": "auto", "effective": "496ms", "jiffies": 124},
+            {"setting": "syn_retries", "asked": "auto", "effective": "10 instead of 6"}]},
         "low": {"entries": 0, "effects": [
             {"setting": "rto_min", "asked": "50ms", "effective": "52ms", "jiffies": 13},
             {"setting": "rto_restart", "asked": "on", "effective": "on", "note": "x"},
@@ -166,8 +252,15 @@ mod tests {
             ..kernel.with_rto_min(32_000)
         };
         assert_eq!(low, expected);
-        // A policy for handshakes has nothing that matters here, and is as the kernel.
-        assert_eq!(policy("near").unwrap().applied_to(kernel), kernel);
+        // A policy for handshakes changes nothing of established connections.
+        let near = policy("near").unwrap();
+        assert_eq!(near.applied_to(kernel), kernel);
+        let handshake = near.handshake().unwrap();
+        assert_eq!(
+            (handshake.syn.initial_rto, handshake.syn.syn_retries),
+            (25, 10)
+        );
+        assert_eq!(handshake.syn_ack_rto, 124);
     }
 
     #[test]
@@ -187,7 +280,8 @@ mod tests {
             "{error}"
         );
         let refused = r#"{"ok": false, "errors": [{"path": "/c", "line": 3, "column": 1, "message": "no"}],
-            "host": {"hz": 250}, "policies": {}}"#;
+            "host": {"hz": 250, "tcp_syn_retries": 6, "tcp_syn_linear_timeouts": 4, "tcp_synack_retries": 5},
+            "policies": {}}"#;
         let refused = Policy::of(serde_json::from_str(refused).unwrap(), "near");
         assert_eq!(refused.unwrap_err().to_string(), "/c:3: no");
     }

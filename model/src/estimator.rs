@@ -3,12 +3,12 @@
 //! Times are microseconds. A sample is judged against the RTO *before* the estimator takes it in: the timer
 //! it raced was set without knowing it.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::retransmit::{RTO_MAX_US, RTO_MIN_US};
 
 /// One measured round trip.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sample {
     /// When the segment was sent, microseconds since any moment that the flow's samples share.
     pub sent_us: u64,
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn by_hand() {
+    fn a_computed_example() {
         let rfc = Rfc6298::new(Weights::W1);
         assert_eq!(rfc.rto_us(), 1_000_000);
         // R = 100 ms: SRTT 100, RTTVAR 50, RTO 300.

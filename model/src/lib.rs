@@ -13,6 +13,7 @@ pub mod advice;
 pub mod capture;
 pub mod chart;
 pub mod estimator;
+pub mod handshake;
 pub mod predict;
 pub mod published;
 pub mod retransmit;

@@ -112,9 +112,14 @@ impl Agent {
     ///
     /// If there is none, or more than one.
     pub fn pins(&self) -> anyhow::Result<PathBuf> {
-        let dirs: Vec<PathBuf> = fs::read_dir(self.pin_dir())?
+        let mut dirs: Vec<PathBuf> = fs::read_dir(self.pin_dir())?
             .map(|entry| Ok(entry?.path()))
             .collect::<io::Result<_>>()?;
+        // Complete ones alone, and not what is about to be removed.
+        dirs.retain(|dir| {
+            let name = dir.file_name().unwrap_or_default().to_string_lossy();
+            !name.starts_with("staging-") && !name.starts_with("old-")
+        });
         match <[PathBuf; 1]>::try_from(dirs) {
             Ok([dir]) => Ok(dir),
             Err(dirs) => bail!("not one set of pins: {dirs:?}"),

@@ -11,13 +11,12 @@ use std::{
 };
 
 use nix::{
-    libc,
     sched::{CpuSet, sched_getaffinity, sched_setaffinity},
     time::{ClockId, ClockNanosleepFlags, clock_gettime, clock_nanosleep},
     unistd::Pid,
 };
 
-use crate::machine::jiffy;
+use crate::{machine::jiffy, process::run_in_real_time};
 
 /// What the plain timers saw.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -126,9 +125,7 @@ fn run(cpu: usize, is_real_time: bool, stop: &AtomicBool) -> Observed {
         .set(cpu)
         .and_then(|()| sched_setaffinity(Pid::from_raw(0), &set));
     if is_real_time {
-        let priority = libc::sched_param { sched_priority: 1 };
-        // SAFETY: 0 is the calling thread, and `priority` lives over the call.
-        let _raised = unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const priority) };
+        run_in_real_time();
     }
     let jiffy = jiffy();
     let mut observed = Observed::default();

@@ -50,6 +50,14 @@ pub fn command_in(
     Ok(command)
 }
 
+/// Has the calling thread, and those it starts from now on, run before all ordinary programs (SCHED_FIFO, sched(7)),
+/// so that other work on the machine does not delay what is measured. Best effort: it takes CAP_SYS_NICE.
+pub fn run_in_real_time() {
+    let priority = libc::sched_param { sched_priority: 1 };
+    // SAFETY: 0 is the calling thread, and `priority` lives over the call.
+    let _raised = unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const priority) };
+}
+
 /// A child process; killed by its pid and reaped when dropped.
 #[derive(Debug)]
 pub struct KillOnDrop(pub Child);

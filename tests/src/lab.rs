@@ -1,6 +1,9 @@
 //! Running the lab's experiments, and reading their reports.
 
-use std::{path::Path, process::Command};
+use std::{
+    path::Path,
+    process::{Command, Output},
+};
 
 use anyhow::{Context as _, bail, ensure};
 use rto_testbed::{
@@ -8,6 +11,15 @@ use rto_testbed::{
     process::{beside, stdout_of},
 };
 use serde_json::Value;
+
+/// Runs a verb of `rto-lab`; what became of it.
+///
+/// # Errors
+///
+/// If it was not built.
+pub fn run(args: &[&str]) -> anyhow::Result<Output> {
+    Ok(Command::new(beside("rto-lab")?).args(args).output()?)
+}
 
 /// Runs a quick experiment; its report.
 ///

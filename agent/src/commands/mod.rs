@@ -1,13 +1,14 @@
 //! One file a verb, thin: ask, print, exit status.
 
 use std::{
+    ffi::OsString,
     io::{self, Write as _},
     process::ExitCode,
 };
 
 use serde::Serialize;
 
-use crate::cli::{Moved, Verb};
+use crate::cli::Verb;
 
 mod add;
 mod advise;
@@ -42,7 +43,7 @@ pub fn dispatch(verb: Verb) -> ExitCode {
         Verb::Top(args) => top::run(&args),
         Verb::Status(args) => status::run(&args),
         Verb::Reload(args) => reload::run(&args),
-        Verb::Predict(args) => return moved("predict", &args),
+        Verb::Predict(args) => return moved("predict", &args.rest),
         Verb::Advise(args) => advise::run(&args),
         Verb::Apply(args) => apply::run(&args),
         Verb::Detach(args) => detach::run(&args),
@@ -63,8 +64,8 @@ pub fn dispatch(verb: Verb) -> ExitCode {
 }
 
 /// Where a verb went; a usage error.
-fn moved(verb: &str, args: &Moved) -> ExitCode {
-    let rest: Vec<_> = args.rest.iter().map(|arg| arg.to_string_lossy()).collect();
+fn moved(verb: &str, rest: &[OsString]) -> ExitCode {
+    let rest: Vec<_> = rest.iter().map(|arg| arg.to_string_lossy()).collect();
     let line = format!(
         "rto-agent: {verb} is another program's now: rto-lab {verb} {}",
         rest.join(" ")

@@ -68,7 +68,7 @@ fn text(status: &StatusAnswer) -> String {
                 "{} of {} ({} runtime){}",
                 status.entries,
                 status.max_entries,
-                status.entries_by_hand,
+                status.runtime_entries,
                 if status.in_sync {
                     ""
                 } else {

@@ -16,7 +16,7 @@ use crate::{
     cli::Cli,
     kernel::{
         btf::BtfError,
-        features::{self, ProbeResults},
+        features::{self, ProbeError, ProbeResults},
     },
     policy::compile::tests::HOST,
 };
@@ -362,7 +362,7 @@ fn help() -> BTreeMap<String, String> {
 /// The kernel features that a setting uses.
 fn needs(setting: &str) -> String {
     let nothing = Err(BtfError::Missing(String::new()));
-    let all = features::evaluate(&ProbeResults::nothing(""), &nothing);
+    let all = features::evaluate(&ProbeResults::nothing(&ProbeError::not_asked("")), &nothing);
     let used = all
         .iter()
         .filter(|f| f.settings.iter().any(|s| s == setting));

@@ -103,12 +103,12 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
             let serving = http::serve(listener, handle.clone());
             (tokio::spawn(serving), socket)
         });
-        let mut amiss = Problem::default();
+        let mut watch_problem = Problem::default();
         let mut keepalive = WatchdogKeepalive::from_environment();
         signals
             .forward(&handle, end, || {
                 let problem = lock.follow(&pin_dir).err().map(|e| e.to_string());
-                amiss.becomes(problem, |text| warn!("{text}"));
+                watch_problem.becomes(problem, |text| warn!("{text}"));
                 keepalive.look(&handle);
             })
             .await;

@@ -123,6 +123,17 @@ impl Cause {
     pub fn errno(&self) -> Option<i32> {
         errno(&*self.0)
     }
+
+    /// The error of this type behind it.
+    pub(super) fn find<E: Error + 'static>(&self) -> Option<&E> {
+        let mut error: &(dyn Error + 'static) = &*self.0;
+        loop {
+            if let Some(found) = error.downcast_ref() {
+                return Some(found);
+            }
+            error = error.source()?;
+        }
+    }
 }
 
 impl fmt::Display for Cause {

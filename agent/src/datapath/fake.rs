@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     io,
-    sync::{Arc, Mutex, MutexGuard},
+    sync::{Arc, Barrier, Mutex, MutexGuard},
 };
 
 use rto_agent_common::{HostDefaults, Statistics};
@@ -32,6 +32,8 @@ pub(crate) struct State {
     /// It cannot be read.
     pub(crate) unreadable: bool,
     pub(crate) host: Option<HostDefaults>,
+    /// The next attachment waits here when it begins, and again before it ends.
+    pub(crate) gate: Option<Arc<Barrier>>,
 }
 
 /// A kernel that tests look into.
@@ -176,6 +178,11 @@ impl Kernel for FakeKernel {
     }
 
     fn attach(&mut self) -> Result<(), DatapathError> {
+        let gate = self.host.state().gate.take();
+        if let Some(gate) = gate {
+            gate.wait();
+            gate.wait();
+        }
         self.host.write(|state| state.attached = true)
     }
 

@@ -155,7 +155,7 @@ pub(super) fn cgroup(given: Option<&Path>, kernel: (u32, u32), findings: &mut Ve
 
 /// Before 5.15 a socket had one pointer for cgroup2 and v1's net_cls and net_prio: once either of
 /// these was used on a host, cgroup2 programs no longer saw new sockets of some tasks
-/// (`sock_cgroup_data`, mended by "bpf, cgroups: Fix cgroup v2 fallback on v1/v2 mixed mode").
+/// (`sock_cgroup_data`, fixed by "bpf, cgroups: Fix cgroup v2 fallback on v1/v2 mixed mode").
 fn v1(mounted: &[&str], kernel: (u32, u32), findings: &mut Vec<Finding>) {
     const WHY: &str = "on kernels before 5.15 their use switches cgroup2's socket programs off";
     findings.push(match mounted {

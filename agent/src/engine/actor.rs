@@ -372,6 +372,10 @@ impl Engine {
             self.publish();
             return;
         }
+        if !self.reconciler.is_attached() {
+            // Told while the repair is under way, too.
+            self.publish();
+        }
         self.reconciler.repair();
         self.consider_probe();
         match host_facts(&self.config.features) {

@@ -295,6 +295,12 @@ impl Reconciler {
         }
     }
 
+    /// Whether the kernel says that what should be in force is; also where nothing should.
+    pub(super) fn is_attached(&self) -> bool {
+        let kernel = self.kernel.as_ref();
+        kernel.is_none_or(|kernel| kernel.reader().attachment().attached)
+    }
+
     /// Attaches again what somebody took out of force, and writes again what is out of step.
     pub(super) fn repair(&mut self) {
         let Some(kernel) = &mut self.kernel else {

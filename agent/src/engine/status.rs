@@ -43,6 +43,7 @@ impl Snapshot {
         let mut problems = self.problems(&attachment);
         problems.extend(problem);
         let resolved = self.resolved.as_deref();
+        let runtime_entries = resolved.map_or(0, |resolved| resolved.desired.runtime.len());
         let foreign = |id: &&u32| Some(**id) != attachment.program_id;
         StatusAnswer {
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -61,7 +62,8 @@ impl Snapshot {
             config: self.about.config_path.clone(),
             pin_dir: self.about.pin_dir.clone(),
             entries: resolved.map_or(0, |resolved| resolved.set.entries.len()),
-            entries_by_hand: resolved.map_or(0, |resolved| resolved.desired.runtime.len()),
+            runtime_entries,
+            entries_by_hand: runtime_entries,
             entries_of: self.entries_of(),
             max_entries: health.max_entries,
             policies,
@@ -143,13 +145,14 @@ impl Snapshot {
             return EntriesView::default();
         };
         let all = resolved.set.entries.families();
-        let manual = resolved.desired.runtime.families();
+        let runtime = resolved.desired.runtime.families();
         EntriesView {
             file: FamiliesView {
-                ipv4: all.ipv4.saturating_sub(manual.ipv4),
-                ipv6: all.ipv6.saturating_sub(manual.ipv6),
+                ipv4: all.ipv4.saturating_sub(runtime.ipv4),
+                ipv6: all.ipv6.saturating_sub(runtime.ipv6),
             },
-            manual,
+            runtime,
+            manual: runtime,
         }
     }
 

@@ -48,28 +48,76 @@ pub struct Feature {
     pub evidence: String,
 }
 
-/// What was asked of the kernel; see `datapath::probe`. Each error says why there is no answer.
+/// Why a question has no answer, or "no".
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{text}")]
+pub struct ProbeError {
+    /// What it says about the feature that was asked for.
+    pub kind: ProbeErrorKind,
+    /// In words; what the kernel said may have several lines.
+    pub text: String,
+}
+
+/// See [`ProbeError`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProbeErrorKind {
+    /// Nothing was asked.
+    NotAsked,
+    /// Privileges are missing, lockdown is on, or an LSM forbids it.
+    Refused,
+    /// The kernel does not have it.
+    Failed,
+}
+
+impl ProbeError {
+    /// Nothing was asked, for this reason.
+    pub fn not_asked(why: &str) -> Self {
+        Self {
+            kind: ProbeErrorKind::NotAsked,
+            text: format!("not asked: {why}"),
+        }
+    }
+
+    fn presence(&self) -> Presence {
+        match self.kind {
+            ProbeErrorKind::NotAsked => Presence::Unknown,
+            ProbeErrorKind::Refused => Presence::Refused,
+            ProbeErrorKind::Failed => Presence::Absent,
+        }
+    }
+
+    fn evidence(&self) -> String {
+        let line = self.text.lines().next().unwrap_or_default();
+        match privileges::lockdown(Path::new("/")) {
+            Some(state) if state != "none" && self.kind == ProbeErrorKind::Refused => {
+                format!("{line} (lockdown: {state})")
+            }
+            _ => line.to_owned(),
+        }
+    }
+}
+
+/// What was asked of the kernel; see `datapath::probe`.
 #[derive(Clone, Debug)]
 pub struct ProbeResults {
     /// Answers of bpf_setsockopt and others.
-    pub options: Result<Probe, String>,
+    pub options: Result<Probe, ProbeError>,
     /// Whether the program for accepted sockets loads.
-    pub clone: Result<(), String>,
-    /// Whether LSM programs are run.
+    pub clone: Result<(), ProbeError>,
+    /// Whether LSM programs are run; if not, why.
     pub lsm_active: Result<(), String>,
     /// Whether the iterator over open sockets loads.
-    pub walk: Result<(), String>,
+    pub walk: Result<(), ProbeError>,
 }
 
 impl ProbeResults {
-    /// For a caller that may not ask.
-    pub fn nothing(why: &str) -> Self {
-        let none = || Err(why.to_owned());
+    /// Where nothing can be asked.
+    pub fn nothing(why: &ProbeError) -> Self {
         Self {
-            options: Err(why.to_owned()),
-            clone: none(),
-            lsm_active: none(),
-            walk: none(),
+            options: Err(why.clone()),
+            clone: Err(why.clone()),
+            lsm_active: Err(why.text.clone()),
+            walk: Err(why.clone()),
         }
     }
 }
@@ -150,7 +198,7 @@ pub fn evaluate(asked: &ProbeResults, btf: &Result<Btf, BtfError>) -> Vec<Featur
     );
     features.push(match &asked.walk {
         Ok(()) => known.found(Presence::Present, "loaded"),
-        Err(e) => known.found(of_error(e), first_line(e)),
+        Err(e) => known.found(e.presence(), e.evidence()),
     });
     features
 }
@@ -191,7 +239,7 @@ fn accepted(asked: &ProbeResults) -> Feature {
     match (&asked.clone, &asked.lsm_active) {
         (Ok(()), Ok(())) => known.found(Presence::Present, "loaded, and \"bpf\" is active"),
         (Ok(()), Err(why)) => known.found(Presence::Absent, why.as_str()),
-        (Err(e), _) => known.found(of_error(e), first_line(e)),
+        (Err(e), _) => known.found(e.presence(), e.evidence()),
     }
 }
 
@@ -306,10 +354,10 @@ fn options(asked: &ProbeResults) -> Vec<Feature> {
         .map(|(known, answer, required)| {
             let (presence, evidence) = match &asked.options {
                 Ok(probe) => of_answer(answer(probe)),
-                Err(e) => match of_error(e) {
+                Err(e) => match e.presence() {
                     // That one thing cannot be asked says nothing of the other.
-                    Presence::Absent => (Presence::Unknown, first_line(e)),
-                    presence => (presence, first_line(e)),
+                    Presence::Absent => (Presence::Unknown, e.evidence()),
+                    presence => (presence, e.evidence()),
                 },
             };
             Feature {
@@ -340,34 +388,6 @@ fn of_answer(answer: i64) -> (Presence, String) {
     }
 }
 
-/// From the text of a failed load or attach.
-fn of_error(text: &str) -> Presence {
-    let says = |errno: i32| text.contains(&format!("(os error {errno})"));
-    if text.contains(NOT_ASKED) {
-        Presence::Unknown
-    } else if says(Errno::EPERM as i32)
-        || says(Errno::EACCES as i32) && !text.contains("processed ")
-    {
-        // (A verifier that refuses a program says EACCES as well, and how many instructions it saw.)
-        Presence::Refused
-    } else {
-        Presence::Absent
-    }
-}
-
-/// What texts have in them that say that nothing was asked.
-pub const NOT_ASKED: &str = "not asked: ";
-
-fn first_line(text: &str) -> String {
-    let line = text.lines().next().unwrap_or_default();
-    match privileges::lockdown(Path::new("/")) {
-        Some(state) if state != "none" && of_error(text) == Presence::Refused => {
-            format!("{line} (lockdown: {state})")
-        }
-        _ => line.to_owned(),
-    }
-}
-
 /// Whether a setting can be had: `Some` once it was asked, or told by something else than a probe.
 pub fn can_set(features: &[Feature], name: &str) -> Option<bool> {
     let feature = features.iter().find(|f| f.name == name)?;
@@ -382,10 +402,17 @@ pub fn can_set(features: &[Feature], name: &str) -> Option<bool> {
 mod tests {
     use super::*;
 
-    fn asked(options: Result<Probe, String>) -> ProbeResults {
+    fn refused() -> ProbeError {
+        ProbeError {
+            kind: ProbeErrorKind::Refused,
+            text: "bpf_prog_load: Operation not permitted\nlog".to_owned(),
+        }
+    }
+
+    fn asked(options: Result<Probe, ProbeError>) -> ProbeResults {
         ProbeResults {
             options,
-            clone: Err("bpf_prog_load: Operation not permitted (os error 1)".to_owned()),
+            clone: Err(refused()),
             lsm_active: Ok(()),
             walk: Ok(()),
         }
@@ -418,23 +445,28 @@ mod tests {
 
     #[test]
     fn what_was_not_asked_is_unknown() {
-        let features = evaluate(
-            &ProbeResults::nothing("not asked: needs CAP_BPF"),
-            &Btf::vmlinux(),
-        );
+        let nothing = ProbeResults::nothing(&ProbeError::not_asked("needs CAP_BPF"));
+        let features = evaluate(&nothing, &Btf::vmlinux());
         for name in ["bpf-rto-min", "iter-tcp", "bpf-lsm-cgroup"] {
             assert_eq!(presence(&features, name), Presence::Unknown, "{name}");
         }
         assert_eq!(can_set(&features, "bpf-rto-min"), None);
         // But one refusal is told as such.
-        let refused = asked(Err("x: Permission denied (os error 13)".to_owned()));
-        let features = evaluate(&refused, &Btf::vmlinux());
+        let features = evaluate(&asked(Err(refused())), &Btf::vmlinux());
         assert_eq!(presence(&features, "bpf-rto-min"), Presence::Refused);
+        let evidence = features.iter().find(|f| f.name == "bpf-rto-min");
+        assert!(
+            evidence
+                .unwrap()
+                .evidence
+                .starts_with("bpf_prog_load: Operation not permitted")
+        );
     }
 
     #[test]
     fn every_setting_depends_on_something() {
-        let features = evaluate(&ProbeResults::nothing("not asked: test"), &Btf::vmlinux());
+        let nothing = ProbeResults::nothing(&ProbeError::not_asked("test"));
+        let features = evaluate(&nothing, &Btf::vmlinux());
         for setting in [
             "initial_rto",
             "syn_ack_rto",

@@ -251,8 +251,8 @@ fn health(status: &StatusAnswer) -> Vec<Family> {
     let entries = [
         ("file", "ipv4", status.entries_of.file.ipv4),
         ("file", "ipv6", status.entries_of.file.ipv6),
-        ("manual", "ipv4", status.entries_of.manual.ipv4),
-        ("manual", "ipv6", status.entries_of.manual.ipv6),
+        ("runtime", "ipv4", status.entries_of.runtime.ipv4),
+        ("runtime", "ipv6", status.entries_of.runtime.ipv6),
     ];
     let mut all = vec![
         flag(

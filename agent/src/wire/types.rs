@@ -112,7 +112,7 @@ pub enum SourceView {
         line: usize,
     },
     /// `rto-agent add`.
-    #[serde(rename = "manual", alias = "runtime")]
+    #[serde(alias = "manual")]
     Runtime {
         /// Who added it.
         by: Caller,
@@ -264,6 +264,9 @@ pub struct StatusAnswer {
     /// Entries in force.
     pub entries: usize,
     /// Of these, runtime entries.
+    pub runtime_entries: usize,
+    /// The former name of `runtime_entries`, for one version.
+    #[serde(default)]
     pub entries_by_hand: usize,
     /// The same by source and address family.
     pub entries_of: EntriesView,
@@ -292,6 +295,9 @@ pub struct EntriesView {
     /// The files.
     pub file: FamiliesView,
     /// `rto-agent add`.
+    pub runtime: FamiliesView,
+    /// The former name of `runtime`, for one version.
+    #[serde(default)]
     pub manual: FamiliesView,
 }
 

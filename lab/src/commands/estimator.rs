@@ -9,7 +9,7 @@ use rto_model::{
     study::MINIMUMS_US,
 };
 
-use super::{experiment, predict::duration, study};
+use super::{advise::read_capture, experiment, predict::duration, study};
 use crate::{
     cli::Common,
     experiment::estimator::{self, Load, Options, Source},
@@ -65,8 +65,6 @@ pub struct Estimator {
     length: Option<Duration>,
 }
 
-/// It is read as a whole.
-const LONGEST_CAPTURE: u64 = 2 << 30;
 /// Of the rate, by TCP.
 const TCP: f64 = 0.15;
 const FLOWS: u16 = 8;
@@ -102,14 +100,7 @@ pub(super) fn run(args: &Estimator) -> anyhow::Result<()> {
 fn sources(args: &Estimator) -> anyhow::Result<(Vec<Source>, Method)> {
     if let Some(path) = &args.pcap {
         let at = || path.display().to_string();
-        let length = fs::metadata(path).with_context(at)?.len();
-        ensure!(
-            length <= LONGEST_CAPTURE,
-            "{}: more than 2 GiB; give a part of it (editcap -c 1000000), or capture less of each packet (tcpdump -s \
-             128)",
-            path.display()
-        );
-        let bytes = fs::read(path).with_context(at)?;
+        let bytes = read_capture(path)?;
         let source = estimator::of_capture(&path.display().to_string(), &bytes).with_context(at)?;
         return Ok((vec![source], Vec::new()));
     }

@@ -1,5 +1,6 @@
 //! One file a verb.
 
+pub mod advise;
 pub mod blackout;
 pub mod estimator;
 pub mod loss;
@@ -29,6 +30,7 @@ use crate::{
 pub fn dispatch(verb: Verb) -> ExitCode {
     let done = match verb {
         Verb::Workload { role } => return workload::main([role]),
+        Verb::Advise(args) => advise::run(&args),
         Verb::Blackout(args) => blackout::run(&args),
         Verb::Estimator(args) => estimator::run(&args),
         Verb::Loss(args) => loss::run(&args),

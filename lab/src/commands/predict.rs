@@ -1,20 +1,21 @@
 //! `rto-lab predict`.
 
-use std::{fs, path::PathBuf, time::Duration};
+use std::{fs, ops::RangeInclusive, path::PathBuf, time::Duration};
 
 use anyhow::{Context as _, ensure};
 use clap::Args;
 use rto_model::{
-    chart,
+    chart, handshake,
     predict::{self, Prediction},
     retransmit::{LinuxTimers, RTO_MAX_US, RTO_MIN_US, THIN_LINEAR_RETRIES},
+    syn::{GivesUp, SynTimers, syn_ack_rto_auto},
 };
-use rto_testbed::{agent::find, machine::Machine};
+use rto_testbed::agent::find;
 use serde::Serialize;
 
 use super::print;
 use crate::{
-    policy::{EffectiveSetting, Policy},
+    policy::{EffectiveSetting, Host, Policy},
     report::Table,
 };
 
@@ -25,7 +26,7 @@ const LONGEST: Duration = Duration::from_secs(3600);
 #[derive(Debug, Args)]
 pub struct Predict {
     /// A policy of the agent's configuration, as it is on this host; or else the values below
-    #[arg(long, short, value_name = "NAME", conflicts_with_all = ["rto_min", "rto_restart", "thin", "linear_retries", "rto_max", "hz"])]
+    #[arg(long, short, value_name = "NAME", conflicts_with_all = ["initial_rto", "syn_ack_rto", "rto_min", "rto_restart", "thin", "linear_retries", "rto_max", "hz"])]
     policy: Option<String>,
     /// The agent's configuration file
     #[arg(
@@ -38,8 +39,14 @@ pub struct Predict {
     /// The agent's binary, for --policy [default: beside this one, or on the path]
     #[arg(long, value_name = "PATH", env = "RTO_AGENT_BIN")]
     agent: Option<PathBuf>,
+    /// Timeout of the first SYN; SYN-ACKs and SYN retransmissions follow as with "auto"
+    #[arg(long, value_name = "DURATION", value_parser = initial_rto)]
+    initial_rto: Option<Duration>,
+    /// Timeout of the first SYN-ACK
+    #[arg(long, value_name = "DURATION", value_parser = initial_rto)]
+    syn_ack_rto: Option<Duration>,
     /// Lower bound of the RTO
-    #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "200ms")]
+    #[arg(long, value_name = "DURATION", value_parser = rto_min, default_value = "200ms")]
     rto_min: Duration,
     /// Lower --rto-min by the round-trip time, as a lone request has it (experimental)
     #[arg(long)]
@@ -51,7 +58,7 @@ pub struct Predict {
     #[arg(long, value_name = "N", requires = "thin", value_parser = clap::value_parser!(u32).range(1..=6), default_value_t = THIN_LINEAR_RETRIES)]
     linear_retries: u32,
     /// Upper bound of the RTO
-    #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "120s")]
+    #[arg(long, value_name = "DURATION", value_parser = rto_max, default_value = "120s")]
     rto_max: Duration,
     /// Smoothed round-trip time of the connection
     #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "200us")]
@@ -91,6 +98,9 @@ struct Answer {
     /// What the policy's settings become on this host.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     effects: Vec<EffectiveSetting>,
+    /// Of handshakes; empty where the kernel's timers are left.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    handshakes: Vec<handshake::Prediction>,
     predictions: Vec<Prediction>,
 }
 
@@ -99,26 +109,22 @@ pub(super) fn run(args: &Predict) -> anyhow::Result<()> {
         args.rto_min <= args.rto_max,
         "--rto-max is below --rto-min: no RTO lies between"
     );
-    let policy = match &args.policy {
-        Some(name) => {
+    let policy = match (&args.policy, args.hz) {
+        (Some(name), _) => {
             let agent = find(args.agent.as_deref())?;
-            Some(Policy::read(&agent, &args.config, name)?)
+            Policy::read(&agent, &args.config, name)?
         }
-        None => None,
+        (None, Some(hz)) => values(args, Host::with_defaults(hz)),
+        (None, None) => values(args, Host::here()?),
     };
-    let hz = match (&policy, args.hz) {
-        (Some(policy), _) => policy.hz,
-        (None, Some(hz)) => hz,
-        (None, None) => Machine::here()?.hz,
-    };
+    let hz = policy.host.hz;
+    let handshakes = policy.handshake();
+    let handshakes = handshakes.map(|own| own.against(&policy.host.handshake()));
     let kernel = LinuxTimers {
         rttvar_us: micros(args.rttvar),
         ..LinuxTimers::near(hz, micros(args.rtt))
     };
-    let own = match &policy {
-        Some(policy) => policy.applied_to(kernel),
-        None => own(args, kernel),
-    };
+    let own = own(args, &policy, kernel);
     let disruptions = disruptions(&args.disruption)?;
     if let Some(path) = &args.chart {
         let dense = predict::between(&disruptions);
@@ -135,27 +141,87 @@ pub(super) fn run(args: &Predict) -> anyhow::Result<()> {
     let answer = Answer {
         hz,
         srtt_us: kernel.srtt_us,
-        effects: policy.iter().flat_map(|p| p.effects.clone()).collect(),
+        effects: policy.effects.clone(),
+        handshakes: handshakes.unwrap_or_default(),
         predictions: predict::predict(&kernel, &own, &disruptions),
     };
     print(args.json, &answer, || {
         if args.csv {
             predict::csv(&answer.predictions)
         } else {
-            let settings = policy.as_ref().map(Policy::text).unwrap_or_default();
-            settings + &table(&answer.predictions).text()
+            let handshakes = match answer.handshakes.is_empty() {
+                true => String::new(),
+                false => handshake_table(&answer.handshakes).text() + "\n",
+            };
+            policy.text() + "\n" + &handshakes + &table(&answer.predictions).text()
         }
     })
 }
 
-fn own(args: &Predict, kernel: LinuxTimers) -> LinuxTimers {
-    let mut own = kernel.with_rto_min(micros(args.rto_min));
-    if args.rto_restart {
-        own = own.with_restart();
+/// What the values become at this HZ, as `rto-agent check` has it: TCP_BPF_RTO_MIN and TCP_RTO_MAX_MS are rounded up
+/// to whole jiffies, the former to at least two.
+fn values(args: &Predict, host: Host) -> Policy {
+    let hz = host.hz;
+    let setting = |setting: &str, asked: String, effective: String, jiffies| EffectiveSetting {
+        setting: setting.to_owned(),
+        asked,
+        effective,
+        jiffies,
+    };
+    let text = |duration| {
+        let text = humantime::format_duration(duration).to_string();
+        text.replace(' ', "")
+    };
+    let timer = |name, asked: Duration, least: u64| {
+        let jiffies = (micros(asked) * hz).div_ceil(1_000_000).max(least);
+        let effective = Duration::from_micros(jiffies * 1_000_000 / hz);
+        setting(name, text(asked), text(effective), Some(jiffies))
+    };
+    let flag = |name, value: &str| setting(name, value.to_owned(), value.to_owned(), None);
+    let mut effects = Vec::new();
+    if let Some(initial_rto) = args.initial_rto {
+        let initial_rto = timer("initial_rto", initial_rto, 1);
+        let jiffies = initial_rto.jiffies.unwrap_or(hz);
+        effects.push(initial_rto);
+        let timers = SynTimers {
+            initial_rto: jiffies,
+            ..host.handshake().syn
+        };
+        let gives_up = host.handshake().syn.gives_up();
+        let retries = GivesUp::of(timers).retries_for(gives_up).syn_retries;
+        let retries = retries.max(host.tcp_syn_retries).to_string();
+        effects.push(setting("syn_retries", "auto".to_owned(), retries, None));
+        if args.syn_ack_rto.is_none() {
+            let jiffies = syn_ack_rto_auto(jiffies, hz, host.tcp_synack_retries);
+            let effective = text(Duration::from_micros(jiffies * 1_000_000 / hz));
+            effects.push(setting(
+                "syn_ack_rto",
+                "auto".to_owned(),
+                effective,
+                Some(jiffies),
+            ));
+        }
     }
+    if let Some(syn_ack_rto) = args.syn_ack_rto {
+        effects.push(timer("syn_ack_rto", syn_ack_rto, 1));
+    }
+    effects.push(timer("rto_min", args.rto_min, 2));
+    if args.rto_restart {
+        effects.push(flag("rto_restart", "on"));
+    }
+    if args.thin {
+        effects.push(flag("thin_linear", "true"));
+        effects.push(flag("linear_retries", &args.linear_retries.to_string()));
+    }
+    if micros(args.rto_max) < RTO_MAX_US {
+        effects.push(timer("rto_max", args.rto_max, 1));
+    }
+    Policy { host, effects }
+}
+
+fn own(args: &Predict, policy: &Policy, kernel: LinuxTimers) -> LinuxTimers {
+    let own = policy.applied_to(kernel);
     LinuxTimers {
-        rto_max_us: micros(args.rto_max).min(RTO_MAX_US),
-        linear_retries: if args.thin { args.linear_retries } else { 0 },
         probe_after_us: match (args.no_tlp, args.old_tlp) {
             (true, _) => None,
             (_, true) => Some(RTO_MIN_US),
@@ -183,6 +249,30 @@ fn table(predictions: &[Prediction]) -> Table {
     table
 }
 
+fn handshake_table(predictions: &[handshake::Prediction]) -> Table {
+    let columns = ["handshake", "kernel, ms", "with it, ms", "ratio", ""];
+    let mut table = Table::new("handshakes", "", &columns);
+    for p in predictions {
+        let ms = |ms: Option<f64>| ms.map_or_else(|| "never".to_owned(), |ms| format!("{ms:.1}"));
+        let ratio = p.kernel_ms.zip(p.policy_ms);
+        let ratio = ratio.map(|(kernel, policy)| policy / kernel);
+        let remark = match ratio {
+            Some(ratio) if p.event.is_lifetime() && ratio < 1.0 => "shorter",
+            Some(ratio) if !p.event.is_lifetime() && ratio > 1.0 => "worse",
+            None if p.kernel_ms.is_some() => "worse",
+            _ => "",
+        };
+        table.row([
+            p.event.text().to_owned(),
+            ms(p.kernel_ms),
+            ms(p.policy_ms),
+            ratio.map(|ratio| format!("{ratio:.2}")).unwrap_or_default(),
+            remark.to_owned(),
+        ]);
+    }
+    table
+}
+
 fn disruptions(text: &str) -> anyhow::Result<Vec<Duration>> {
     let one = |text: &str| {
         let duration = duration(text.trim()).map_err(anyhow::Error::msg);
@@ -198,6 +288,39 @@ fn disruptions(text: &str) -> anyhow::Result<Vec<Duration>> {
         "--disruption {text}: neither 1, 2 nor 5 of any power of ten lies in it; give a list"
     );
     Ok(within)
+}
+
+/// What is taken for an initial RTO: up to TCP_RTO_MAX.
+fn initial_rto(text: &str) -> Result<Duration, String> {
+    within(
+        text,
+        Duration::from_micros(1)..=Duration::from_micros(RTO_MAX_US),
+    )
+}
+
+/// What TCP_BPF_RTO_MIN takes (`do_tcp_setsockopt()` of net/core/filter.c, Linux 6.12).
+fn rto_min(text: &str) -> Result<Duration, String> {
+    within(
+        text,
+        Duration::from_micros(1)..=Duration::from_micros(RTO_MIN_US),
+    )
+}
+
+/// What TCP_RTO_MAX_MS takes (`do_tcp_setsockopt()`, Linux 6.15).
+fn rto_max(text: &str) -> Result<Duration, String> {
+    within(
+        text,
+        Duration::from_secs(1)..=Duration::from_micros(RTO_MAX_US),
+    )
+}
+
+fn within(text: &str, range: RangeInclusive<Duration>) -> Result<Duration, String> {
+    let duration = duration(text)?;
+    if range.contains(&duration) {
+        return Ok(duration);
+    }
+    let [from, to] = [range.start(), range.end()].map(|end| humantime::format_duration(*end));
+    Err(format!("{text}: the kernel takes {from} to {to}"))
 }
 
 /// More than nothing, and at most an hour; "0s" is taken where nothing is meant.
@@ -231,22 +354,48 @@ mod tests {
 
     #[test]
     fn flags_make_a_kernel() {
+        let own = |line: &str, kernel| {
+            let args = parsed(line);
+            own(&args, &values(&args, Host::with_defaults(250)), kernel)
+        };
         let near = LinuxTimers::near(250, 200);
-        let fewer = own(&parsed("--rto-min 8ms --thin --linear-retries 2"), near);
+        let fewer = own("--rto-min 8ms --thin --linear-retries 2", near);
         assert_eq!(fewer.linear_retries, 2);
         let far = LinuxTimers::near(250, 60_000);
-        let restarted = own(&parsed("--rto-min 100ms --rto-restart"), far);
+        let restarted = own("--rto-min 100ms --rto-restart", far);
         assert_eq!(restarted, far.with_rto_min(40_000));
-        let with = own(&parsed("--rto-min 8ms --thin --rto-max 1s"), near);
+        let with = own("--rto-min 8ms --thin --rto-max 1s", near);
         let expected = LinuxTimers {
             rto_max_us: 1_000_000,
             ..near.with_rto_min(8_000).thin()
         };
         assert_eq!(with, expected);
-        let without = own(&parsed("--rto-min 8ms --no-tlp"), near);
+        let without = own("--rto-min 8ms --no-tlp", near);
         assert_eq!(without.probe_after_us, None);
-        let old = own(&parsed("--rto-min 8ms --old-tlp"), near);
+        let old = own("--rto-min 8ms --old-tlp", near);
         assert_eq!(old.probe_after_us, Some(RTO_MIN_US));
+    }
+
+    #[test]
+    fn values_are_rounded_and_refused_as_the_kernel_does() {
+        let host = Host::with_defaults(250);
+        let policy = values(&parsed("--initial-rto 100ms"), host);
+        let own = policy.handshake().unwrap();
+        assert_eq!((own.syn.initial_rto, own.syn_ack_rto), (25, 124));
+        assert!(own.syn.gives_up() >= host.handshake().syn.gives_up());
+        let table = handshake_table(&own.against(&host.handshake()));
+        insta::assert_snapshot!("handshakes", table.text());
+        let text = values(&parsed("--rto-min 5ms --rto-max 10s"), host).text();
+        assert!(text.contains("5ms -> 8ms, 2 jiffies at HZ=250"), "{text}");
+        for (line, said) in [
+            ("--rto-min 201ms", "the kernel takes 1us to 200ms"),
+            ("--rto-min 0s", "the kernel takes"),
+            ("--rto-max 500ms", "the kernel takes 1s to 2m"),
+        ] {
+            let words = ["rto-lab", "predict"].into_iter().chain(line.split(' '));
+            let error = Cli::try_parse_from(words).unwrap_err().to_string();
+            assert!(error.contains(said), "{line}: {error}");
+        }
     }
 
     #[test]

@@ -10,18 +10,22 @@
 use std::{
     collections::HashMap,
     net::{IpAddr, SocketAddr},
+    path::PathBuf,
 };
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
+#[cfg(feature = "pcap")]
 mod file;
+#[cfg(feature = "pcap")]
 mod packet;
+#[cfg(feature = "pcap")]
 mod track;
 
 use crate::estimator::Sample;
 
 /// Which samples there are in a capture, and what was read for them.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Capture {
     /// Directions of connections that sent anything with a sequence number, in order of their first packet.
     pub flows: Vec<Flow>,
@@ -35,8 +39,17 @@ pub struct Capture {
     pub cut_off_at: Option<usize>,
 }
 
+/// A capture as `rto-lab advise` hands it to `rto-agent advise --samples`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NamedCapture {
+    /// The file it was read from.
+    pub file: PathBuf,
+    /// What is in it.
+    pub capture: Capture,
+}
+
 /// One direction of a connection.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Flow {
     /// Who sent the segments.
     pub from: SocketAddr,
@@ -55,7 +68,7 @@ pub struct Flow {
 }
 
 /// Who began a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Opening {
     /// This side, by a SYN.
@@ -65,7 +78,7 @@ pub enum Opening {
 }
 
 /// What a flow sent.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FlowCounts {
     /// Segments with SYN, data or FIN.
     pub segments: u64,
@@ -80,7 +93,7 @@ pub struct FlowCounts {
 }
 
 /// What was read of a capture.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counts {
     /// Packets.
     pub packets: u64,
@@ -169,6 +182,7 @@ pub enum CaptureError {
 ///
 /// If it is none, or damaged. One that ends in the middle of a packet is read up to there
 /// ([`Capture::cut_off_at`]).
+#[cfg(feature = "pcap")]
 pub fn read(bytes: &[u8]) -> Result<Capture, CaptureError> {
     read_with(bytes, Limits::default())
 }
@@ -178,6 +192,7 @@ pub fn read(bytes: &[u8]) -> Result<Capture, CaptureError> {
 /// # Errors
 ///
 /// As [`read`].
+#[cfg(feature = "pcap")]
 pub fn read_with(bytes: &[u8], limits: Limits) -> Result<Capture, CaptureError> {
     let mut tracker = track::Tracker::new(limits);
     let mut counts = Counts::default();
@@ -344,5 +359,5 @@ impl Capture {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "pcap"))]
 mod tests;

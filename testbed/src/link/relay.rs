@@ -31,7 +31,10 @@ use super::{
     rule::{Active, ActiveWindow, DropPattern, PacketFilter, Rule},
     tun::Tun,
 };
-use crate::{netns::Pair, process::run};
+use crate::{
+    netns::Pair,
+    process::{run, run_in_real_time},
+};
 
 /// More than any packet of these links, whose MTU is 1500 bytes.
 const LONGEST: usize = 1 << 16;
@@ -433,6 +436,7 @@ struct Lane<'a> {
 
 /// Carries packets until it is told to stop.
 fn carry(shared: &Shared, client: &Tun, server: &Tun) {
+    run_in_real_time();
     // Without it only each delay is a little longer.
     let _precise = prctl::set_timerslack(TIMER_SLACK_NS);
     let mut lanes = [

@@ -27,7 +27,7 @@ use std::{
 use anyhow::Context as _;
 use serde::{Deserialize, Serialize};
 
-use crate::process::{beside, command_in};
+use crate::process::{beside, command_in, run_in_real_time};
 
 /// What a child does.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -127,8 +127,35 @@ pub enum Role {
 }
 
 impl Role {
+    /// Whether the times of its packets are measured: it runs in real time. What generates load does not.
+    fn is_timed(&self) -> bool {
+        match self {
+            Self::Connect { .. }
+            | Self::Accept { .. }
+            | Self::EchoServer { .. }
+            | Self::Conversation { .. }
+            | Self::Prober(_)
+            | Self::RrServer { .. }
+            | Self::IdleClient { .. }
+            | Self::RttServer { .. }
+            | Self::RttClient(_)
+            | Self::HttpServer { .. }
+            | Self::HttpClient { .. }
+            | Self::FlowServer { .. }
+            | Self::FlowClient { .. } => true,
+            Self::ConnectMany { .. }
+            | Self::Rate(_)
+            | Self::Sink { .. }
+            | Self::TcpBursts(_)
+            | Self::UdpFlood(_) => false,
+        }
+    }
+
     /// Until its work or its stdin ends; the calling process is the child.
     fn run(self) -> anyhow::Result<()> {
+        if self.is_timed() {
+            run_in_real_time();
+        }
         match self {
             Self::Connect { to, options } => traffic::connect(to, &options),
             Self::ConnectMany { to, count } => traffic::connect_many(to, count),

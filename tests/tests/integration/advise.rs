@@ -8,7 +8,10 @@ use rto_testbed::{
     timing::{jiffies, jiffy},
     workload::conversation,
 };
-use rto_tests::relay::{BothEnds, RELAY_SERVER_V4, relay};
+use rto_tests::{
+    lab::run as lab,
+    relay::{BothEnds, RELAY_SERVER_V4, relay},
+};
 use serde_json::Value;
 
 use super::to;
@@ -97,6 +100,48 @@ fn of_a_link_with_a_delay() -> anyhow::Result<()> {
     Ok(())
 }
 
+test!(of_a_capture);
+/// `rto-lab` reads it, `rto-agent` advises: each handshake is in the evidence, as long as the link makes it.
+fn of_a_capture() -> anyhow::Result<()> {
+    let dir = tempfile::tempdir()?;
+    let file = dir.path().join("client.pcap");
+    let env = TestEnv::with(POLICY)?;
+    let relay = relay(&env.net)?;
+    relay.set_delay(ONE_WAY);
+    relay.capture(&file)?;
+    {
+        let _server = env.echo_server(to(RELAY_SERVER_V4, PORT))?;
+        for _ in 0..CONNECTIONS {
+            let mut conversation =
+                env.converse(to(RELAY_SERVER_V4, PORT), conversation::Options::default())?;
+            conversation.rounds(ROUNDS, Duration::ZERO)?;
+        }
+    }
+    relay.end_capture()?;
+    let file = file.to_string_lossy();
+    let advise = ["advise", "--pcap", &file, "--spurious", "50%"];
+    let run = |more: &[&str]| lab(&[&advise[..], more].concat());
+    let output = run(&["--cidr", "10.89.0.0/24", "--json"])?;
+    ensure!(output.status.success(), "{output:?}");
+    let answer: Value = serde_json::from_slice(&output.stdout)?;
+    assert_eq!(answer["source"]["file"], *file, "{answer:#}");
+    let evidence = answer["evidence"].as_array().context("no evidence")?;
+    let handshakes = evidence.iter().find(|e| e["what"] == "handshake");
+    let handshakes = handshakes.context("no handshakes")?;
+    assert_eq!(handshakes["direction"], "active", "{answer:#}");
+    assert_eq!(handshakes["samples"], CONNECTIONS, "{answer:#}");
+    let shortest_us = u64::try_from((2 * ONE_WAY).as_micros())?;
+    ensure!(
+        handshakes["p50_us"].as_u64() >= Some(shortest_us),
+        "{answer:#}"
+    );
+    let refused = run(&["--cidr", "192.0.2.0/24"])?;
+    assert_eq!(refused.status.code(), Some(1), "{refused:?}");
+    let error = String::from_utf8_lossy(&refused.stderr);
+    ensure!(error.contains("has a peer in 192.0.2.0/24"), "{error}");
+    Ok(())
+}
+
 test!(what_cannot_be_advised_is_refused);
 fn what_cannot_be_advised_is_refused() -> anyhow::Result<()> {
     let mut env = TestEnv::with(POLICY)?;
@@ -107,7 +152,8 @@ fn what_cannot_be_advised_is_refused() -> anyhow::Result<()> {
             &["--policy", "far"],
             "no policy far is in force; there is: near",
         ),
-        (&["--pcap", "/dev/null"], "byte 0"),
+        (&["--samples", "/dev/null"], "rto-lab advise --pcap FILE"),
+        (&["--pcap", "a.pcap"], "rto-lab advise --pcap a.pcap"),
     ] {
         let args = [&["advise"], args].concat();
         let error = env.cli_fails(&args)?;

@@ -98,7 +98,7 @@ fn ttl() -> anyhow::Result<()> {
     expect(&env, POLICY_RTO)?;
     add("100ms")?;
     env.wait_status("the end of the entry", |status| {
-        status["entries_by_hand"] == 0
+        status["runtime_entries"] == 0
     })?;
     expect(&env, KERNEL_RTO)?;
     assert!(

@@ -242,7 +242,7 @@ fn accepted() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// An accepted socket's RTO comes to its minimum, within some hundred round trips at the most: one
+/// An accepted socket's RTO comes to its minimum, within at most some hundred round trips: one
 /// that is held up by a busy machine makes it rise again.
 fn assert_sinks(
     conversation: &mut Conversation,

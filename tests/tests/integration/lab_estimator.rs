@@ -1,14 +1,11 @@
 //! The lab's estimator study over load that it generates.
 
-use std::process::Command;
-
 use anyhow::Context as _;
-use rto_testbed::process::{beside, stdout_of};
+use rto_testbed::process::stdout_of;
 use serde_json::Value;
 
 fn run(args: &[&str]) -> anyhow::Result<std::process::Output> {
-    let mut command = Command::new(beside("rto-lab")?);
-    Ok(command.arg("estimator").args(args).output()?)
+    rto_tests::lab::run(&[&["estimator"], args].concat())
 }
 
 /// A column of a table, as numbers.

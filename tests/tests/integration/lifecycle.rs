@@ -172,7 +172,7 @@ fn killed_it_stays_in_force_and_is_adopted() -> anyhow::Result<()> {
         Some(2),
         "{list:#}"
     );
-    assert_eq!(list["entries"][1]["source"]["kind"], "manual");
+    assert_eq!(list["entries"][1]["source"]["kind"], "runtime");
     // What changed in the files while it was dead is reconciled.
     env.end(Signal::SIGKILL)?;
     env.configure(&near("\"10.88.9.0/24\""))?;
@@ -395,7 +395,7 @@ fn lost_pins_are_said_and_mended() -> anyhow::Result<()> {
     // Still in force: the daemon holds the link.
     expect(&env, POLICY_RTO)?;
     env.wait_status("the repair", |status| {
-        status["healthy"] == true && env.pin_dir().exists()
+        status["healthy"] == true && env.pins().is_ok()
     })?;
     kernel(&env)?;
     expect(&env, POLICY_RTO)?;

@@ -272,7 +272,7 @@ fn readiness_asks_the_kernel() -> anyhow::Result<()> {
     );
     let samples = parse(&scrape(port, "/metrics")?.body)?;
     assert_eq!(samples["rto_agent_in_sync"], 0.0);
-    // And mended.
+    // And repaired.
     env.wait_status("the repair", |status| status["in_sync"] == true)?;
     readyz_becomes(port, 200)?;
     env.cli(&["detach"])?;

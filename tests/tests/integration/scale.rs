@@ -7,7 +7,7 @@ use std::{
     os::{fd::AsFd as _, unix::net::UnixStream},
     path::Path,
     process::Command,
-    sync::atomic::{AtomicBool, Ordering},
+    sync::atomic::{AtomicBool, AtomicUsize, Ordering},
     time::{Duration, Instant},
 };
 
@@ -15,11 +15,12 @@ use anyhow::Context as _;
 use nix::sys::signal::Signal;
 use rto_agent::kernel::lpm_batch::{LpmKey, Trie, is_unsupported};
 use rto_testbed::{
-    emulated::{scaled, slowed},
+    emulated::scaled,
     env::TestEnv,
     http,
     netns::SERVER_V4,
     trie::{Tries, VALUE_SIZE},
+    wait::{TIMEOUT, eventually},
     workload::traffic::Connect,
 };
 use rto_tests::features;
@@ -240,10 +241,6 @@ fn reload() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Longest that an answer may take beside other work, on a machine that is busy as well. (25 ms is what it waits for
-/// the engine.)
-const PROMPT: Duration = Duration::from_millis(250);
-
 test!(it_answers_while_it_loads, answers);
 fn answers() -> anyhow::Result<()> {
     let many = scaled("entries", 6 * MANY, MANY);
@@ -278,9 +275,8 @@ fn answers() -> anyhow::Result<()> {
     assert_eq!(first["problems"][0], "starting", "{first:#}");
     // One that waited for the end of the load would have taken most of it.
     let loaded = begin.elapsed();
-    let prompt = slowed(PROMPT).min(loaded / 2);
     let slowest = answers.iter().map(|(took, _)| *took).max();
-    assert!(slowest < Some(prompt), "{slowest:?} of {loaded:?}");
+    assert!(slowest < Some(loaded / 2), "{slowest:?} of {loaded:?}");
     Ok(())
 }
 
@@ -315,10 +311,8 @@ fn fifty_lists_at_once() -> anyhow::Result<()> {
 }
 
 test!(a_list_that_nobody_reads_is_given_up);
-/// Its readers have their turns, and others theirs soon.
+/// Its readers have their turns, and others theirs: the list comes while none of the four has read anything.
 fn a_list_that_nobody_reads_is_given_up() -> anyhow::Result<()> {
-    /// Two wait for those that read nothing for 5 s; the machine is busy.
-    const TIMEOUT: Duration = Duration::from_secs(20);
     let mut env = env("max_entries = 60000\n")?;
     file(&env, MANY, MANY)?;
     env.start()?;
@@ -330,12 +324,9 @@ fn a_list_that_nobody_reads_is_given_up() -> anyhow::Result<()> {
     }
     // They have begun.
     std::thread::sleep(Duration::from_millis(500));
-    let begin = Instant::now();
     let list = env.json(&["list"])?;
-    let took = begin.elapsed();
     let entries = list["entries"].as_array().map(Vec::len);
     assert_eq!(entries, Some(MANY as usize + 1));
-    assert!(took < slowed(TIMEOUT), "{took:?}");
     // What the first ones have is not taken for all of it: the end of the chunks is missing.
     for mut stream in unread.into_iter().take(2) {
         let mut text = Vec::new();
@@ -519,9 +510,14 @@ fn a_policy_is_never_missing_while_they_grow() -> anyhow::Result<()> {
     });
     let adds: Vec<Command> = adds.collect();
     let done = AtomicBool::new(false);
+    let measured = AtomicUsize::new(0);
     std::thread::scope(|scope| {
         let growing = scope.spawn(|| {
-            let grown = adds.into_iter().try_for_each(|mut add| {
+            // Each while a connection is measured that began after the one before.
+            let grown = adds.into_iter().enumerate().try_for_each(|(n, mut add)| {
+                eventually("a measured connection", TIMEOUT, || {
+                    Ok((measured.load(Ordering::Relaxed) >= n).then_some(()))
+                })?;
                 let output = add.output()?;
                 anyhow::ensure!(output.status.success(), "{output:?}");
                 Ok(())
@@ -529,14 +525,12 @@ fn a_policy_is_never_missing_while_they_grow() -> anyhow::Result<()> {
             done.store(true, Ordering::Relaxed);
             grown
         });
-        let mut measured = 0;
         while !done.load(Ordering::Relaxed) {
             let gap = env.syn_gaps(to(SERVER_V4, PORT), &Connect::default(), 1)?[0];
             // Whether it has the policy, not how exact the timer is.
             assert!(gap > POLICY_RTO / 2 && gap < KERNEL_RTO / 2, "{gap:?}");
-            measured += 1;
+            measured.fetch_add(1, Ordering::Relaxed);
         }
-        assert!(measured > 1);
         growing
             .join()
             .map_err(|_| anyhow::anyhow!("who adds died"))?

@@ -3,6 +3,7 @@
 
 use std::{path::Path, time::Duration};
 
+use anyhow::Context as _;
 use rto_testbed::{
     env::TestEnv,
     foreign::Foreign,
@@ -257,9 +258,11 @@ fn an_rtt_of_several_initial_rtos() -> anyhow::Result<()> {
     let rto_ms = u64::try_from(rto.as_millis())?;
     let link = Link::new(rto_ms, Duration::from_millis(45), true)?;
     let near = link.converse(RELAY_SERVER_V4)?;
-    // 24 ms and one jiffy at the most: three in 90 ms.
+    // Three in 90 ms; as many more as the link was late for.
     let [again, spurious, undecided, recovered] = outcome(&near["active"]);
-    assert!((2..=3).contains(&again), "{near:#}");
+    let took_us = near["active"]["handshake"]["sum_us"].as_u64();
+    let most = took_us.context("no handshake's time")? / (rto_ms * 1000);
+    assert!((2..=most).contains(&again), "{near:#}");
     assert_eq!([spurious, undecided, recovered], [again, 0, 0], "{near:#}");
     Ok(())
 }
@@ -358,7 +361,7 @@ fn rtt_sampling_off_and_by_interval() -> anyhow::Result<()> {
     assert_eq!(near["active"]["srtt"]["count"], 0, "{near:#}");
     assert_eq!(near["active"]["handshake"]["count"], 1, "{near:#}");
     env.end(nix::sys::signal::Signal::SIGTERM)?;
-    // Every 50 ms at the most, while it lasts.
+    // At most every 50 ms, while it lasts.
     env.configure(&format!("rtt_sampling = \"50ms\"\n{}", policy(100)))?;
     env.start()?;
     let _server = env.echo_server(to(SERVER_V4, PORT))?;

@@ -141,19 +141,19 @@ rm $socket
 check "socket: removed, it is made again" wait_for 10 answers
 check "socket: which the journal tells" told "the socket was gone; it is there again"
 check "socket: in force" in_force
-check "socket: an entry by hand" rto-agent add 203.0.113.0/24 --policy same-region
+check "socket: a runtime entry" rto-agent add 203.0.113.0/24 --policy same-region
 # With its directory: the unit's process may make it in /run.
 before=$(pid)
 rm -r /run/rto-agent
 check "socket: removed with its directory, it is made again" wait_for 10 answers
 is "socket: whose group gets to it" "$(stat -c '%a' /run/rto-agent) $(stat -c '%a %u %g' $socket)" "755 660 0 0"
-check "socket: what was said by hand is saved again" wait_for 10 test -s /run/rto-agent/manual.json
+check "socket: runtime entries are saved again" wait_for 10 test -s /run/rto-agent/manual.json
 is "socket: the same process" "$(pid)" "$before"
 check "socket: in force" in_force
 check "socket: restart" systemctl restart $unit
 check "socket: it answers again" answers
 check "socket: in force after the restart" in_force
-check "socket: the entry by hand outlives it" lists 203.0.113.0/24
+check "socket: the runtime entry outlives it" lists 203.0.113.0/24
 check "socket: and is removed" rto-agent remove 203.0.113.0/24
 
 # Reload.

@@ -1,16 +1,10 @@
 //! What was observed: by the daemon, or in a capture.
 
-use std::{
-    fs::File,
-    io::Read as _,
-    net::IpAddr,
-    path::{Path, PathBuf},
-};
+use std::{net::IpAddr, path::PathBuf};
 
 use anyhow::{Context as _, bail, ensure};
 use rto_model::{
     advice::{Distribution, INITIAL_RTO_US, RTO_MIN_US, RoundTrips},
-    capture::{self, Capture, Opening},
     estimator::Sample,
 };
 use serde::Serialize;
@@ -25,9 +19,6 @@ use crate::{
         types::{ListAnswer, LookupAnswer},
     },
 };
-
-/// Largest capture that is read: it is held in memory.
-const LARGEST: u64 = 2 << 30;
 
 /// Where the evidence is from.
 #[derive(Debug, Serialize)]
@@ -131,7 +122,7 @@ pub(super) struct ByDirection<T> {
 }
 
 impl<T> ByDirection<T> {
-    fn new(
+    pub(super) fn new(
         all: T,
         each: impl IntoIterator<Item = (&'static str, T)>,
         is_empty: impl Fn(&T) -> bool,
@@ -148,7 +139,7 @@ impl<T> ByDirection<T> {
 }
 
 impl ByDirection<Distribution> {
-    fn of(each: impl IntoIterator<Item = (&'static str, Distribution)>) -> Self {
+    pub(super) fn of(each: impl IntoIterator<Item = (&'static str, Distribution)>) -> Self {
         let each: Vec<_> = each.into_iter().collect();
         let mut all = Distribution::default();
         for (_, times) in &each {
@@ -167,7 +158,7 @@ pub(super) struct Present {
 
 impl Present {
     /// The kernel's own.
-    const KERNEL: Self = Self {
+    pub(super) const KERNEL: Self = Self {
         initial_rto_us: INITIAL_RTO_US,
         rto_min_us: RTO_MIN_US,
     };
@@ -235,7 +226,7 @@ fn entry_policy(cidr: &Cidr, entries: &ListAnswer) -> anyhow::Result<PolicyName>
             entry.cidr
         ),
         None => bail!(
-            "{cidr} is no entry: see rto-agent list, or go by a capture (--pcap FILE --cidr {cidr})"
+            "{cidr} is no entry: see rto-agent list, or go by a capture: rto-lab advise --pcap FILE --cidr {cidr}"
         ),
     }
 }
@@ -248,8 +239,8 @@ pub(super) fn of_policy(
 ) -> anyhow::Result<Gathered> {
     ensure!(
         answer.on,
-        "nothing is counted: set statistics = true in [agent] and restart the daemon, or go by a capture \
-         (--pcap FILE)"
+        "nothing is counted: set statistics = true in [agent] and restart the daemon, or go by a capture: \
+         rto-lab advise --pcap FILE"
     );
     let known: Vec<_> = answer.policies.keys().map(ToString::to_string).collect();
     let stats = answer.policies.remove(policy).with_context(|| {
@@ -306,7 +297,7 @@ pub(super) fn of_policy(
     gathered.count(&stats);
     gathered.notes.push(
         "the order of the samples is not known: rto_min is judged by Linux's estimator over RTTs drawn at \
-         random, and smoothed RTTs hide single slow answers; a capture (--pcap) has both"
+         random, and smoothed RTTs hide single slow answers; a capture has both (rto-lab advise --pcap)"
             .to_owned(),
     );
     Ok(gathered)
@@ -371,124 +362,12 @@ fn distribution(histogram: &HistogramView) -> Distribution {
     times
 }
 
-fn rows(
+pub(super) fn rows(
     what: &'static str,
     directions: &[(&'static str, Distribution)],
 ) -> impl Iterator<Item = Evidence> {
     let with_any = directions.iter().filter(|(_, times)| times.count() > 0);
     with_any.map(move |(direction, times)| Evidence::of(what, direction, times))
-}
-
-/// What a capture shows.
-pub(super) fn of_capture(path: &Path, cidrs: &[Cidr]) -> anyhow::Result<Gathered> {
-    let name = path.display();
-    let file = File::open(path).with_context(|| format!("--pcap {name}"))?;
-    let mut bytes = Vec::new();
-    file.take(LARGEST + 1)
-        .read_to_end(&mut bytes)
-        .with_context(|| format!("--pcap {name}"))?;
-    ensure!(
-        bytes.len() as u64 <= LARGEST,
-        "--pcap {name}: more than 2 GiB; give a part of it (editcap -c 1000000), or capture less of each packet \
-         (tcpdump -s 128)"
-    );
-    let mut capture = capture::read(&bytes).with_context(|| format!("--pcap {name}"))?;
-    drop(bytes);
-    choose(&mut capture, cidrs)?;
-    Ok(of_flows(path, cidrs, &capture))
-}
-
-fn choose(capture: &mut Capture, cidrs: &[Cidr]) -> anyhow::Result<()> {
-    ensure!(
-        !capture.flows.is_empty(),
-        "there is no TCP segment with data or SYN among the {} packet(s) of the capture",
-        capture.counts.packets
-    );
-    if cidrs.is_empty() {
-        capture.retain_far();
-        return Ok(());
-    }
-    capture.retain_peers(|peer| cidrs.iter().any(|cidr| cidr.contains(peer)));
-    ensure!(
-        !capture.flows.is_empty(),
-        "no connection of the capture has a peer in {}",
-        text::cidrs(cidrs)
-    );
-    Ok(())
-}
-
-fn of_flows(path: &Path, cidrs: &[Cidr], capture: &Capture) -> Gathered {
-    let sent = capture.sent();
-    let directions = [
-        ("active", Some(Opening::Active)),
-        ("passive", Some(Opening::Passive)),
-        ("unknown", None),
-    ];
-    let of = |opened: Option<Opening>| capture.flows.iter().filter(move |f| f.opened == opened);
-    let handshakes = directions.map(|(direction, opened)| {
-        let samples = of(opened).flat_map(|flow| &flow.handshake);
-        (direction, samples.map(|s| s.rtt_us).collect())
-    });
-    let round_trips = directions.map(|(direction, opened)| {
-        let samples = of(opened).flat_map(|flow| &flow.data);
-        (direction, samples.map(|s| s.rtt_us).collect())
-    });
-    let mut evidence: Vec<_> = rows("handshake", &handshakes).collect();
-    evidence.extend(rows("rtt", &round_trips));
-    let flows = |opened: Option<Opening>| -> Vec<Vec<Sample>> {
-        let samples = of(opened).map(capture::Flow::samples);
-        samples.filter(|samples| !samples.is_empty()).collect()
-    };
-    let each = directions.map(|(direction, opened)| (direction, Times::Flows(flows(opened))));
-    let mut notes = vec![
-        "the capture must be from the host that is to have the settings: elsewhere its times are not those of \
-         the whole path"
-            .to_owned(),
-    ];
-    if cidrs.is_empty() {
-        notes.push(
-            "of each connection the direction with the longer round trips was taken; --cidr chooses peers"
-                .to_owned(),
-        );
-    }
-    let mut warnings = capture.remarks();
-    if sent.handshake_retransmitted > 0 {
-        warnings.push(format!(
-            "{} SYNs or SYN-ACKs were sent again, whose handshakes give no round trip (Karn's algorithm): were \
-             they slow, the initial RTO is judged too well",
-            sent.handshake_retransmitted
-        ));
-    }
-    let again = sent.retransmitted - sent.handshake_retransmitted;
-    if again > 0 {
-        warnings.push(format!(
-            "{again} of {} segments were sent again, which give no round trip",
-            sent.segments
-        ));
-    }
-    Gathered {
-        source: Source::Capture {
-            file: path.to_owned(),
-            cidrs: cidrs.to_vec(),
-            packets: capture.counts.packets,
-            began_us: capture.began_us,
-            ended_us: capture.ended_us,
-            flows: capture.flows.len(),
-            segments: sent.segments,
-            retransmitted: sent.retransmitted,
-        },
-        present: Present::KERNEL,
-        settings: Settings::default(),
-        evidence,
-        handshakes: ByDirection::of(handshakes),
-        round_trips: ByDirection::new(
-            Times::Flows(capture.samples()),
-            each,
-            |times| matches!(times, Times::Flows(flows) if flows.is_empty()),
-        ),
-        warnings,
-        notes,
-    }
 }
 
 #[cfg(test)]
@@ -545,21 +424,5 @@ mod tests {
         );
         let error = of("unmatched", on);
         assert!(error.contains("count_unmatched"), "{error}");
-    }
-
-    #[test]
-    fn a_file_that_is_no_capture() {
-        let mut file = tempfile::NamedTempFile::new().unwrap();
-        std::io::Write::write_all(&mut file, b"hello").unwrap();
-        let error = of_capture(file.path(), &[]).err().unwrap();
-        assert!(
-            format!("{error:#}").contains("neither pcap nor pcapng"),
-            "{error:#}"
-        );
-        let error = of_capture(Path::new("/no/such/file"), &[]).err().unwrap();
-        assert!(
-            format!("{error:#}").contains("--pcap /no/such/file"),
-            "{error:#}"
-        );
     }
 }

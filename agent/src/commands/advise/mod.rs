@@ -1,16 +1,17 @@
 //! `rto-agent advise`.
 
-use std::{process::ExitCode, time::Duration};
+use std::{ffi::OsString, process::ExitCode, time::Duration};
 
 use anyhow::{Context as _, bail, ensure};
 use rto_model::advice::{self, Advice, Question};
 use serde::Serialize;
 
+mod capture;
 mod evidence;
 mod text;
 
 use self::evidence::{ByDirection, Evidence, Gathered, Source};
-use super::print;
+use super::{moved, print};
 use crate::{
     api::client::Client,
     cli::Advise,
@@ -62,6 +63,10 @@ struct Decided {
 }
 
 pub(super) fn run(args: &Advise) -> anyhow::Result<ExitCode> {
+    if let Some(path) = &args.pcap {
+        let file = OsString::from(path);
+        return Ok(moved("advise --pcap", &[file]));
+    }
     let host = host_facts(&probe::features())?;
     let question = question(args, host.hz)?;
     let gathered = gather(args)?;
@@ -92,17 +97,17 @@ fn share(text: &str) -> anyhow::Result<f64> {
 }
 
 fn gather(args: &Advise) -> anyhow::Result<Gathered> {
-    if let Some(path) = &args.pcap {
+    if let Some(path) = &args.samples {
         let cidrs = args.cidr.iter().map(|text| text.parse());
         let cidrs = cidrs.collect::<Result<Vec<Cidr>, _>>().context("--cidr")?;
-        return evidence::of_capture(path, &cidrs);
+        return capture::read(path, &cidrs);
     }
     let client = Client::new(&args.socket.socket);
     let entries = client.get("/v1/entries")?;
     let policy = match (&args.policy, &args.target) {
         (Some(name), _) => name.parse()?,
         (None, Some(target)) => evidence::policy_of(target, &client, &entries)?,
-        (None, None) => bail!("nothing to go by: give a CIDR, an address, --policy or --pcap"),
+        (None, None) => bail!("nothing to go by: give a CIDR, an address, --policy or --samples"),
     };
     evidence::of_policy(&policy, &entries, client.get("/v1/stats")?)
 }

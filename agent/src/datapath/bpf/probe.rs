@@ -14,7 +14,7 @@ use std::{
 use aya::{
     Btf, Ebpf,
     maps::Array,
-    programs::{CgroupAttachMode, ProgramType, SockOps},
+    programs::{CgroupAttachMode, ProgramError, ProgramType, SockOps},
     sys::{BpfHelper, is_helper_supported},
 };
 use nix::{
@@ -33,7 +33,7 @@ use super::{
 };
 use crate::kernel::{
     btf, cgroup,
-    features::{Feature, NOT_ASKED, ProbeResults, evaluate},
+    features::{Feature, ProbeError, ProbeErrorKind, ProbeResults, evaluate},
     privileges,
 };
 
@@ -64,29 +64,36 @@ pub fn features() -> Vec<Feature> {
 fn ask(btf: &Result<btf::Btf, btf::BtfError>) -> ProbeResults {
     let missing = privileges::missing(privileges::effective().unwrap_or(u64::MAX));
     if !missing.is_empty() {
-        return ProbeResults::nothing(&format!("{NOT_ASKED}needs {}", missing.join(", ")));
+        return ProbeResults::nothing(&ProbeError::not_asked(&format!(
+            "needs {}",
+            missing.join(", ")
+        )));
     }
+    let absent = |text: String| ProbeError {
+        kind: ProbeErrorKind::Failed,
+        text,
+    };
     let offsets = match btf {
-        Ok(btf) => btf.offsets().map_err(|e| e.to_string()),
-        Err(e) => Err(e.to_string()),
+        Ok(btf) => btf.offsets().map_err(|e| absent(e.to_string())),
+        Err(e) => Err(absent(e.to_string())),
     };
     let loaded = Asking::begin(offsets.clone().unwrap_or_default());
     let mut asking = match loaded {
         Ok(asking) => asking,
-        Err(e) => return ProbeResults::nothing(&e.to_string()),
+        Err(e) => return ProbeResults::nothing(&e),
     };
     let options = match cgroup::own() {
-        Some(cgroup) => asking.options(&cgroup).map_err(|e| e.to_string()),
-        None => Err(format!(
-            "{NOT_ASKED}this process's own cgroup is not below a cgroup2 mount"
+        Some(cgroup) => asking.options(&cgroup),
+        None => Err(ProbeError::not_asked(
+            "this process's own cgroup is not below a cgroup2 mount",
         )),
     };
     // Programs that are attached by the kernel's types, or read its structs.
     let types = object::kernel_types();
     let mut try_load = |load: fn(&mut Ebpf, &Btf) -> Result<(), DatapathError>| {
         offsets.clone()?;
-        let types = types.as_ref().map_err(ToString::to_string)?;
-        load(&mut asking.ebpf, types).map_err(|e| e.to_string())
+        let types = types.as_ref().map_err(|e| absent(e.to_string()))?;
+        Ok(load(&mut asking.ebpf, types)?)
     };
     ProbeResults {
         options,
@@ -103,14 +110,15 @@ struct Asking {
 }
 
 impl Asking {
-    fn begin(offsets: Offsets) -> Result<Self, DatapathError> {
+    fn begin(offsets: Offsets) -> Result<Self, ProbeError> {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let socket = socket(AddressFamily::Inet, SockType::Stream, flags, None)
-            .map_err(|e| not_asked(&format!("no TCP socket: {e}")))?;
+            .map_err(|e| ProbeError::not_asked(&format!("no TCP socket: {e}")))?;
         // So that a policy that covers the loopback does not count it. Without the mark it would be
         // one connection of that policy.
         let _marked = setsockopt(&socket, sockopt::Mark, &PROBE_MARK);
-        let cookie = cookie(&socket).map_err(|e| not_asked(&format!("SO_COOKIE: {e}")))?;
+        let cookie =
+            cookie(&socket).map_err(|e| ProbeError::not_asked(&format!("SO_COOKIE: {e}")))?;
         let values = LoadParams {
             trie_entries: Some(1),
             without_policies: true,
@@ -124,10 +132,11 @@ impl Asking {
         })
     }
 
-    fn options(&mut self, cgroup: &Path) -> Result<Probe, DatapathError> {
+    fn options(&mut self, cgroup: &Path) -> Result<Probe, ProbeError> {
         // A program of somebody else that stands in the way says nothing about the kernel.
-        let failed =
-            |reason: &str| not_asked(&format!("cannot attach to {}: {reason}", cgroup.display()));
+        let failed = |reason: &str| {
+            ProbeError::not_asked(&format!("cannot attach to {}: {reason}", cgroup.display()))
+        };
         let program = program!(self.ebpf, PROGRAM_PROBE, SockOps)?;
         program.load().map_err(object::load_error)?;
         let dir = File::open(cgroup).map_err(|e| failed(&Cause::new(e).to_string()))?;
@@ -149,7 +158,7 @@ impl Asking {
             .map_err(|e| super::error::map(maps::PROBE, e))?;
         if answers.ran == 0 {
             let outcome = connected.err().map_or("it succeeded", Errno::desc);
-            return Err(not_asked(&format!(
+            return Err(ProbeError::not_asked(&format!(
                 "the probe's connect() to {}:{PORT} was not seen by the program ({outcome})",
                 Ipv4Addr::LOCALHOST
             )));
@@ -158,8 +167,29 @@ impl Asking {
     }
 }
 
-fn not_asked(why: &str) -> DatapathError {
-    DatapathError::Load(Cause::new(format!("{NOT_ASKED}{why}")))
+/// EPERM is the answer to missing privileges, lockdown and LSMs, EACCES also that of a verifier, which says why.
+impl From<DatapathError> for ProbeError {
+    fn from(error: DatapathError) -> Self {
+        let kind = match error.errno() {
+            Some(libc::EPERM) => ProbeErrorKind::Refused,
+            Some(libc::EACCES) if !is_of_verifier(&error) => ProbeErrorKind::Refused,
+            _ => ProbeErrorKind::Failed,
+        };
+        Self {
+            kind,
+            text: error.to_string(),
+        }
+    }
+}
+
+fn is_of_verifier(error: &DatapathError) -> bool {
+    let DatapathError::Load(cause) = error else {
+        return false;
+    };
+    match cause.find() {
+        Some(ProgramError::LoadError { verifier_log, .. }) => !verifier_log.to_string().is_empty(),
+        _ => false,
+    }
 }
 
 /// SO_COOKIE, which nix does not have for reading.

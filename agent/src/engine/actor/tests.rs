@@ -1,4 +1,8 @@
-use std::{fs, thread::JoinHandle};
+use std::{
+    fs,
+    sync::{Arc, Barrier},
+    thread::JoinHandle,
+};
 
 use super::*;
 use crate::{
@@ -90,7 +94,7 @@ fn what_is_answered_is_seen_by_everybody() {
     let found = snapshot.lookup("10.9.1.1".parse().unwrap()).unwrap();
     assert_eq!(found.entry.unwrap().entry.policy.as_str(), "near");
     let status = snapshot.status();
-    assert_eq!((status.entries, status.entries_by_hand), (3, 1));
+    assert_eq!((status.entries, status.runtime_entries), (3, 1));
     assert!(status.healthy, "{:?}", status.problems);
     assert_eq!(snapshot.readiness(), Readiness::Ready);
     assert_eq!(bed.entries(), 3);
@@ -211,6 +215,25 @@ fn nobody_waits_for_a_change() {
     drop(end);
     bed.call(Message::Verify).unwrap();
     assert_eq!(bed.engine.snapshot().status().entries, 3);
+    bed.stop();
+}
+
+#[test]
+fn while_it_is_attached_again_it_is_told_that_it_is_not() {
+    let bed = Bed::new();
+    bed.call(Message::Verify).unwrap();
+    let gate = Arc::new(Barrier::new(2));
+    {
+        let mut state = bed.kernel.state();
+        state.gate = Some(gate.clone());
+        state.attached = false;
+    }
+    gate.wait();
+    let status = bed.engine.snapshot().status();
+    assert!(!status.healthy && !status.attachment.attached);
+    gate.wait();
+    bed.call(Message::Verify).unwrap();
+    assert!(bed.engine.snapshot().status().healthy);
     bed.stop();
 }
 

@@ -250,7 +250,7 @@ fn the_headers_of_the_events() -> anyhow::Result<()> {
 }
 
 test!(the_sockets_directory_is_removed);
-/// It comes back, with its directory, and the entries by hand with theirs.
+/// It comes back, with its directory, and the runtime entries with theirs.
 fn the_sockets_directory_is_removed() -> anyhow::Result<()> {
     let mut env = TestEnv::new()?;
     let run = env.dir().join("run");

@@ -1,4 +1,4 @@
-//! What should be in force, kept by the test itself: files, what was saved, what was said by hand.
+//! What should be in force, kept by the test itself: files, what was saved, runtime entries.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -34,7 +34,7 @@ const AT_ONCE: usize = 40;
 /// CIDR to initial RTO in milliseconds.
 pub(super) type Entries = BTreeMap<String, u32>;
 
-/// The settings of an entry by hand.
+/// The settings of a runtime entry.
 #[derive(Clone, Debug)]
 enum Said {
     Policy(&'static str),
@@ -99,11 +99,11 @@ impl File {
     }
 }
 
-/// What entries alone do not tell apart: one that was said by hand may be just as a file has it.
+/// What entries alone do not tell apart: a runtime entry may be just as a file has it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Sources {
     /// With the policy's name, if it is one of the files'.
-    by_hand: BTreeMap<String, Option<&'static str>>,
+    runtime: BTreeMap<String, Option<&'static str>>,
     /// Of the files', those that are switched off.
     masked: BTreeSet<String>,
 }
@@ -120,9 +120,9 @@ pub(super) struct Request {
 pub(super) struct Desired {
     pub(super) file: File,
     saved: BTreeMap<String, u32>,
-    by_hand: BTreeMap<String, Said>,
+    runtime: BTreeMap<String, Said>,
     masked: BTreeSet<String>,
-    /// Settings of the policies that entries by hand name, as last seen.
+    /// Settings of the policies that runtime entries name, as last seen.
     seen: BTreeMap<&'static str, u32>,
 }
 
@@ -147,7 +147,7 @@ impl Desired {
         });
         let mut all: Entries = of_files.chain(self.saved.clone()).collect();
         all.retain(|cidr, _| !self.masked.contains(cidr));
-        for (cidr, said) in &self.by_hand {
+        for (cidr, said) in &self.runtime {
             let ms = match said {
                 Said::Milliseconds(ms) => *ms,
                 Said::Policy(name) => self.seen[name],
@@ -159,7 +159,7 @@ impl Desired {
 
     /// Where `list` says that entries come from.
     pub(super) fn sources(&self) -> Sources {
-        let by_hand = self.by_hand.iter().map(|(cidr, said)| {
+        let runtime = self.runtime.iter().map(|(cidr, said)| {
             let policy = match said {
                 Said::Policy(name) => Some(*name),
                 Said::Milliseconds(_) => None,
@@ -168,7 +168,7 @@ impl Desired {
         });
         let masked = self.masked.iter();
         Sources {
-            by_hand: by_hand.collect(),
+            runtime: runtime.collect(),
             masked: masked
                 .filter(|cidr| self.file.entries.contains_key(*cidr))
                 .cloned()
@@ -199,7 +199,7 @@ impl Desired {
             }
         };
         for cidr in &cidrs {
-            next.by_hand.insert(cidr.clone(), said.clone());
+            next.runtime.insert(cidr.clone(), said.clone());
             next.masked.remove(cidr);
         }
         next.forget();
@@ -239,7 +239,7 @@ impl Desired {
             return None;
         }
         for cidr in &cidrs {
-            if next.by_hand.remove(cidr).is_none() {
+            if next.runtime.remove(cidr).is_none() {
                 next.masked.insert(cidr.clone());
             }
         }
@@ -249,9 +249,9 @@ impl Desired {
     }
 
     fn forget(&mut self) {
-        let by_hand = &self.by_hand;
+        let runtime = &self.runtime;
         let names = |name: &str| {
-            let mut all = by_hand.values();
+            let mut all = runtime.values();
             all.any(|said| matches!(said, Said::Policy(n) if *n == name))
         };
         self.seen.retain(|name, _| names(name));
@@ -263,9 +263,9 @@ impl Sources {
     pub(super) fn of(list: &Value) -> anyhow::Result<Self> {
         let text = |value: &Value| value.as_str().map(str::to_owned).context("no text");
         let entries = list["entries"].as_array().context("no entries")?;
-        let by_hand = entries
+        let runtime = entries
             .iter()
-            .filter(|entry| entry["source"]["kind"] == "manual")
+            .filter(|entry| entry["source"]["kind"] == "runtime")
             .map(|entry| {
                 let policy = text(&entry["policy"])?;
                 let named = NAMES.into_iter().find(|name| *name == policy);
@@ -273,7 +273,7 @@ impl Sources {
             });
         let masked = list["masked"].as_array().context("no masked")?;
         Ok(Self {
-            by_hand: by_hand.collect::<anyhow::Result<_>>()?,
+            runtime: runtime.collect::<anyhow::Result<_>>()?,
             masked: masked.iter().map(text).collect::<anyhow::Result<_>>()?,
         })
     }

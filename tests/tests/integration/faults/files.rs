@@ -123,7 +123,7 @@ fn a_read_only_bpf_file_system() -> anyhow::Result<()> {
 }
 
 test!(the_bpf_file_system_is_unmounted_meanwhile);
-/// The daemon holds the link: in force without pins, said, and mended once there is a place for them.
+/// The daemon holds the link: in force without pins, reported, and repaired once there is a place for them.
 fn the_bpf_file_system_is_unmounted_meanwhile() -> anyhow::Result<()> {
     let mut env = env()?;
     let mount = "mount -t bpf bpf /sys/fs/bpf";
@@ -149,7 +149,7 @@ fn the_bpf_file_system_is_unmounted_meanwhile() -> anyhow::Result<()> {
 }
 
 test!(the_cgroup_is_removed);
-/// Said, and mended once it is there again, with what changed meanwhile; without it there is no start.
+/// Reported, and repaired once it is there again, with what changed meanwhile; without it there is no start.
 fn the_cgroup_is_removed() -> anyhow::Result<()> {
     let mut env = env()?;
     env.start()?;

@@ -200,7 +200,7 @@ fn check_tallies(tallies: &[Tally], rounds: u32) -> anyhow::Result<()> {
 }
 
 test!(settings_last_seen_outlive_a_kill);
-/// A policy that leaves the files stays for the entries by hand, with the settings it had last: also when
+/// A policy that leaves the files stays for the runtime entries, with the settings it had last: also when
 /// the daemon that saw them was killed.
 fn settings_last_seen_outlive_a_kill() -> anyhow::Result<()> {
     let policy = |ms: u32| format!("[policy.p]\ninitial_rto = \"{ms}ms\"\n");

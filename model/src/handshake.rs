@@ -1,0 +1,168 @@
+//! What lost SYNs and SYN-ACKs cost with a policy, against the kernel's own timers.
+
+use serde::Serialize;
+
+use crate::syn::{Granularity, RTO_MAX_S, SynTimers, syn_ack_lifetime, syn_ack_schedule};
+
+/// The timers of handshakes on a host, in both directions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Handshake {
+    /// Jiffies a second.
+    pub hz: u64,
+    /// Of connections that it opens.
+    pub syn: SynTimers,
+    /// The initial RTO of SYN-ACKs, jiffies.
+    pub syn_ack_rto: u64,
+    /// `net.ipv4.tcp_synack_retries`.
+    pub syn_ack_retries: u8,
+}
+
+/// One thing that happens to a handshake.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Event {
+    /// connect(): the SYN, or its SYN-ACK, is lost once.
+    SynLostOnce,
+    /// connect(): the first two are lost.
+    SynLostTwice,
+    /// connect(): nobody answers, until ETIMEDOUT.
+    ConnectGivesUp,
+    /// accept(): the SYN-ACK is lost once, and the peer does not repeat its SYN sooner.
+    SynAckLostOnce,
+    /// accept(): the first two are lost.
+    SynAckLostTwice,
+    /// accept(): the peer never answers, until the half-open request is dropped.
+    RequestDropped,
+}
+
+impl Event {
+    /// All of them.
+    pub const ALL: [Self; 6] = [
+        Self::SynLostOnce,
+        Self::SynLostTwice,
+        Self::ConnectGivesUp,
+        Self::SynAckLostOnce,
+        Self::SynAckLostTwice,
+        Self::RequestDropped,
+    ];
+
+    /// In words.
+    #[must_use]
+    pub const fn text(self) -> &'static str {
+        match self {
+            Self::SynLostOnce => "connect: SYN or SYN-ACK lost once",
+            Self::SynLostTwice => "connect: lost twice",
+            Self::ConnectGivesUp => "connect: no answer, gives up",
+            Self::SynAckLostOnce => "accept: SYN-ACK lost once",
+            Self::SynAckLostTwice => "accept: lost twice",
+            Self::RequestDropped => "accept: no ACK, request dropped",
+        }
+    }
+
+    /// Whether longer is better.
+    #[must_use]
+    pub const fn is_lifetime(self) -> bool {
+        matches!(self, Self::ConnectGivesUp | Self::RequestDropped)
+    }
+}
+
+/// How long an event takes, milliseconds, timers exact and without the round trip.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Prediction {
+    /// What happens.
+    pub event: Event,
+    /// With the kernel's own timers; absent where it gives up before.
+    pub kernel_ms: Option<f64>,
+    /// With the policy.
+    pub policy_ms: Option<f64>,
+}
+
+impl Handshake {
+    /// The kernel's own timers: 1 s for SYN and SYN-ACK.
+    #[must_use]
+    pub const fn kernel(
+        hz: u64,
+        syn_retries: u8,
+        linear_timeouts: u8,
+        syn_ack_retries: u8,
+    ) -> Self {
+        Self {
+            hz,
+            syn: SynTimers::kernel(hz, syn_retries, linear_timeouts),
+            syn_ack_rto: hz,
+            syn_ack_retries,
+        }
+    }
+
+    /// When an event is over, jiffies; `None` where the last retransmission comes before.
+    #[must_use]
+    pub fn takes(&self, event: Event) -> Option<u64> {
+        let rto_max = RTO_MAX_S * self.hz;
+        let syn = || self.syn.schedule(Granularity::Exact);
+        let syn_ack = || syn_ack_schedule(self.syn_ack_rto, rto_max, self.syn_ack_retries);
+        match event {
+            Event::SynLostOnce => syn().sent.get(1).copied(),
+            Event::SynLostTwice => syn().sent.get(2).copied(),
+            Event::ConnectGivesUp => Some(syn().gives_up),
+            Event::SynAckLostOnce => syn_ack().get(1).copied(),
+            Event::SynAckLostTwice => syn_ack().get(2).copied(),
+            Event::RequestDropped => Some(syn_ack_lifetime(
+                self.syn_ack_rto,
+                rto_max,
+                self.syn_ack_retries,
+            )),
+        }
+    }
+
+    /// Each event, against other timers.
+    #[must_use]
+    pub fn against(&self, kernel: &Self) -> Vec<Prediction> {
+        #[expect(clippy::cast_precision_loss, reason = "at most some minutes")]
+        let ms = |jiffies: u64| jiffies as f64 * 1000.0 / self.hz.max(1) as f64;
+        let one = |event| Prediction {
+            event,
+            kernel_ms: kernel.takes(event).map(ms),
+            policy_ms: self.takes(event).map(ms),
+        };
+        Event::ALL.map(one).to_vec()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_policy_of_100_ms_on_a_host_with_the_kernels_defaults() {
+        let kernel = Handshake::kernel(1000, 6, 4, 5);
+        let policy = Handshake {
+            syn: SynTimers {
+                initial_rto: 100,
+                syn_retries: 10,
+                ..kernel.syn
+            },
+            syn_ack_rto: 493,
+            ..kernel
+        };
+        let all = policy.against(&kernel);
+        let ms: Vec<_> = all
+            .iter()
+            .map(|p| (p.kernel_ms.unwrap(), p.policy_ms.unwrap()))
+            .collect();
+        assert_eq!(ms[0], (1000.0, 100.0));
+        assert_eq!(ms[1], (2000.0, 200.0));
+        assert_eq!(ms[2].0, 131_000.0);
+        assert!(ms[2].1 >= ms[2].0, "{ms:?}");
+        assert_eq!(ms[3], (1000.0, 493.0));
+        assert_eq!(ms[4], (3000.0, 1479.0));
+        assert_eq!(ms[5], (63_000.0, 31_059.0));
+    }
+
+    #[test]
+    fn what_is_not_sent_again_is_absent() {
+        let kernel = Handshake::kernel(250, 1, 0, 1);
+        assert_eq!(kernel.takes(Event::SynLostTwice), None);
+        assert_eq!(kernel.takes(Event::SynAckLostTwice), None);
+        assert_eq!(kernel.takes(Event::SynAckLostOnce), Some(250));
+    }
+}
