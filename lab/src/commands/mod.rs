@@ -77,6 +77,8 @@ fn experiment(common: &Common, run: impl FnOnce() -> anyhow::Result<Report>) -> 
     );
     rto_testbed::process::require(&["ip", "sysctl"])?;
     rto_testbed::sweep();
+    // What loses packets for a time begins and ends on time, also on a busy machine.
+    rto_testbed::process::run_in_real_time();
     study(common, run)
 }
 

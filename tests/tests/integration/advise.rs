@@ -153,12 +153,13 @@ fn what_cannot_be_advised_is_refused() -> anyhow::Result<()> {
             "no policy far is in force; there is: near",
         ),
         (&["--samples", "/dev/null"], "rto-lab advise --pcap FILE"),
-        (&["--pcap", "a.pcap"], "rto-lab advise --pcap a.pcap"),
     ] {
         let args = [&["advise"], args].concat();
         let error = env.cli_fails(&args)?;
         ensure!(error.contains(said), "{args:?}: {error}");
     }
+    let moved = env.usage_error(&["advise", "--pcap", "a.pcap"])?;
+    ensure!(moved.contains("rto-lab advise --pcap a.pcap"), "{moved}");
     env.end(nix::sys::signal::Signal::SIGTERM)?;
     env.configure(&format!("statistics = false\n{POLICY}"))?;
     env.start()?;
