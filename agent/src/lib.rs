@@ -16,6 +16,7 @@ pub mod kernel;
 mod parallel;
 mod path_security;
 pub mod policy;
+mod printable;
 mod problem;
 mod progress;
 pub mod telemetry;

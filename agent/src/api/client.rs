@@ -19,7 +19,7 @@ use tokio::{net::UnixStream, runtime::Runtime, task::JoinHandle};
 use crate::wire::types::ErrorAnswer;
 
 /// A daemon that does not answer within this is stuck.
-const TIMEOUT: Duration = Duration::from_secs(120);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Why a request got no answer. The text says what to do.
 #[derive(Debug, thiserror::Error)]

@@ -15,14 +15,24 @@ use axum::serve::Listener;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     sync::{OwnedSemaphorePermit, Semaphore},
-    time::{Instant, Sleep, sleep},
+    time::{Instant, Sleep, sleep, sleep_until},
 };
+
+use super::{
+    connection::Transport,
+    share::{Share, Shares},
+};
+use crate::wire::types::ErrorAnswer;
 
 /// How much of it there is.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Connections at once; more wait until one ends.
     pub connections: usize,
+    /// Of these, how many are for root alone, where the kernel tells who connects.
+    pub for_root: usize,
+    /// How many each other user may have; more are refused.
+    pub each: usize,
     /// How long a client may be silent at first, and how long it may read nothing of an answer.
     pub idle_timeout: Duration,
     /// How long a connection may last; a client then makes another.
@@ -35,6 +45,7 @@ pub struct Limited<L> {
     listener: L,
     limits: Limits,
     slots: Arc<Semaphore>,
+    shares: Shares,
 }
 
 impl<L> Limited<L> {
@@ -44,18 +55,26 @@ impl<L> Limited<L> {
             listener,
             limits,
             slots: Arc::new(Semaphore::new(limits.connections)),
+            shares: Shares::new(limits),
         }
     }
 }
 
-impl<L: Listener> Listener for Limited<L> {
+impl<L: Listener<Io: Transport>> Listener for Limited<L> {
     type Io = TimedIo<L::Io>;
     type Addr = L::Addr;
 
     async fn accept(&mut self) -> (Self::Io, Self::Addr) {
         // Closed it is never.
         let slot = self.slots.clone().acquire_owned().await.ok();
-        let (io, address) = self.listener.accept().await;
+        // Others than root cannot have all of them: if there is none left, some are root's.
+        let (io, address, share) = loop {
+            let (io, address) = self.listener.accept().await;
+            match io.uid().map(|uid| self.shares.take(uid)).transpose() {
+                Ok(share) => break (io, address, share),
+                Err(refusal) => io.send_last(&unavailable(refusal)),
+            }
+        };
         let guarded = TimedIo {
             io,
             accepted: Instant::now(),
@@ -66,6 +85,7 @@ impl<L: Listener> Listener for Limited<L> {
             end: Box::pin(sleep(self.limits.idle_timeout)),
             no_deadline: Arc::default(),
             _slot: slot,
+            _share: share,
         };
         (guarded, address)
     }
@@ -89,6 +109,18 @@ pub struct TimedIo<I> {
     end: Pin<Box<Sleep>>,
     no_deadline: Arc<AtomicBool>,
     _slot: Option<OwnedSemaphorePermit>,
+    _share: Option<Share>,
+}
+
+/// An answer to a request that nobody reads.
+fn unavailable(error: String) -> Vec<u8> {
+    let body = serde_json::to_string(&ErrorAnswer { error }).unwrap_or_default();
+    let length = body.len();
+    format!(
+        "HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\ncontent-type: application/json\r\n\
+         content-length: {length}\r\n\r\n{body}"
+    )
+    .into_bytes()
 }
 
 impl<I> TimedIo<I> {
@@ -100,6 +132,21 @@ impl<I> TimedIo<I> {
     /// Set to true it takes the end away: for an answer that has none.
     pub fn no_deadline(&self) -> Arc<AtomicBool> {
         self.no_deadline.clone()
+    }
+
+    /// Resolves when its time is over, whether anybody reads or not.
+    pub(super) fn over(&self) -> impl Future<Output = ()> + Send + use<I> {
+        let (mut end, lifetime) = (self.accepted + self.lifetime, self.lifetime);
+        let no_deadline = self.no_deadline();
+        async move {
+            loop {
+                sleep_until(end).await;
+                if !no_deadline.load(Ordering::Relaxed) {
+                    return;
+                }
+                end += lifetime;
+            }
+        }
     }
 
     /// Whether its time is over; else whoever waits is woken when it is.
@@ -181,6 +228,8 @@ mod tests {
     const SOON: Duration = Duration::from_millis(50);
     const LIMITS: Limits = Limits {
         connections: 4,
+        for_root: 0,
+        each: 4,
         idle_timeout: SOON,
         lifetime: Duration::from_secs(3600),
     };
@@ -290,6 +339,7 @@ mod tests {
                 connections: 3,
                 idle_timeout: lifetime,
                 lifetime,
+                ..LIMITS
             };
             let app = axum::Router::new()
                 .route("/large", axum::routing::get(|| async { vec![b'x'; SIZE] }))

@@ -3,10 +3,13 @@
 
 pub(crate) mod body;
 pub mod client;
+pub mod connection;
 pub mod limit;
 pub mod peer;
 pub mod server;
+mod share;
 pub mod socket;
+pub mod stream;
 
 /// Largest request body, bytes: some 300,000 CIDRs in one `add`.
 pub const MAX_BODY: usize = 16 << 20;

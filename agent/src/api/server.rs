@@ -16,14 +16,12 @@ use axum::{
     body::{Body, Bytes},
     extract::{
         ConnectInfo, DefaultBodyLimit, Query, Request, State,
-        connect_info::Connected,
         rejection::{BytesRejection, JsonRejection, QueryRejection},
     },
     http::{Method, StatusCode, header},
     middleware::{self, Next},
     response::{IntoResponse, Response},
     routing::{get, post},
-    serve::IncomingStream,
 };
 use serde::{Deserialize, Serialize};
 use tokio::{
@@ -33,10 +31,11 @@ use tokio::{
 use tracing::warn;
 
 use super::{
-    MAX_BODY, body,
-    limit::{Limited, Limits},
+    MAX_BODY, body, connection,
+    limit::{Limited, Limits, TimedIo},
     peer::{Allowed, Peer, peer_of},
     socket::RebindingListener,
+    stream::SharedStream,
 };
 use crate::{
     engine::{EngineError, Handle, Message, Snapshot},
@@ -49,22 +48,24 @@ use crate::{
 };
 
 /// The daemon's descriptors are for its maps: there are at least 1,024, and these are half of them.
-const LIMITS: Limits = Limits {
+pub(crate) const LIMITS: Limits = Limits {
     connections: 512,
+    for_root: 128,
+    each: 128,
     idle_timeout: Duration::from_secs(5),
     // Longer than the CLI waits for an answer.
     lifetime: Duration::from_secs(180),
 };
 /// A body longer than this is one of few at a time.
-const LARGE: usize = 64 << 10;
+pub(crate) const LARGE: usize = 64 << 10;
 /// Large bodies at a time: what they take of memory is bounded by this and [`MAX_BODY`].
-const LARGE_AT_ONCE: usize = 4;
+pub(crate) const LARGE_AT_ONCE: usize = 4;
 
 /// Lists that are read and told at a time. Each takes a processor for a second where there are a million entries, and
 /// up to 24 MB for what they have counted.
-const LISTS_AT_ONCE: usize = 2;
+pub(crate) const LISTS_AT_ONCE: usize = 2;
 /// How long the telling of one may take: others wait for it.
-const LIST_TIME: Duration = Duration::from_secs(30);
+pub(crate) const LIST_TIME: Duration = Duration::from_secs(30);
 
 /// Serves until `stop` resolves.
 ///
@@ -77,10 +78,9 @@ pub async fn serve(
     allowed: Allowed,
     stop: impl Future<Output = ()> + Send + 'static,
 ) -> io::Result<()> {
-    let app = router(engine, allowed).into_make_service_with_connect_info::<PeerInfo>();
-    axum::serve(Limited::new(listener, LIMITS), app)
-        .with_graceful_shutdown(stop)
-        .await
+    let info = |io: &TimedIo<SharedStream>| ConnectInfo(PeerInfo::of(io));
+    let listener = Limited::new(listener, LIMITS);
+    connection::serve(listener, router(engine, allowed), info, stop).await
 }
 
 /// The routes as one peer is served that needs no socket: `None` for one whose credentials cannot be read.
@@ -133,14 +133,14 @@ struct PeerInfo {
 #[derive(Clone)]
 struct Lasting(Arc<AtomicBool>);
 
-impl Connected<IncomingStream<'_, Limited<RebindingListener>>> for PeerInfo {
-    fn connect_info(stream: IncomingStream<'_, Limited<RebindingListener>>) -> Self {
-        let peer = peer_of(stream.io().io().as_fd());
+impl PeerInfo {
+    fn of(connection: &TimedIo<SharedStream>) -> Self {
+        let peer = peer_of(connection.io().as_fd());
         Self {
             peer: peer
                 .inspect_err(|e| warn!("a client's credentials cannot be read: {e}"))
                 .ok(),
-            lasting: Lasting(stream.io().no_deadline()),
+            lasting: Lasting(connection.no_deadline()),
         }
     }
 }

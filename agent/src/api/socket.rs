@@ -24,11 +24,12 @@ use nix::{
     unistd::{Gid, chown},
 };
 use tokio::{
-    net::{UnixListener, UnixStream, unix::SocketAddr},
+    net::{UnixListener, unix::SocketAddr},
     time::{Interval, interval, sleep},
 };
 use tracing::warn;
 
+use super::stream::SharedStream;
 use crate::{path_security, problem::Problem};
 
 /// How often it is looked whether the path still leads to the socket.
@@ -119,14 +120,14 @@ impl RebindingListener {
 }
 
 impl Listener for RebindingListener {
-    type Io = UnixStream;
+    type Io = SharedStream;
     type Addr = SocketAddr;
 
     async fn accept(&mut self) -> (Self::Io, Self::Addr) {
         loop {
             tokio::select! {
                 accepted = self.listener.accept() => match accepted {
-                    Ok(connection) => return connection,
+                    Ok((connection, address)) => return (connection.into(), address),
                     Err(e) => {
                         warn!("a client cannot be accepted: {e}");
                         sleep(PAUSE).await;
@@ -148,6 +149,15 @@ fn check_directory(path: &Path) -> anyhow::Result<()> {
     path_security::check_shared(dir).with_context(|| format!("socket {}", path.display()))
 }
 
+/// What was tried, and what to do about it.
+fn chgrp(path: &Path, group: Gid) -> String {
+    format!(
+        "chgrp {group} {}: it takes CAP_CHOWN, which the daemon gives up once it has started, or to be in that group; \
+         restart the daemon with it (as root, or by the unit), or set [agent] group to a group of its own",
+        path.display()
+    )
+}
+
 /// A new socket at the path, and its inode.
 fn stand(path: &Path, group: Gid) -> anyhow::Result<(UnixListener, u64)> {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
@@ -160,7 +170,7 @@ fn stand(path: &Path, group: Gid) -> anyhow::Result<(UnixListener, u64)> {
         .with_context(|| format!("cannot listen on {}", path.display()))?;
     let inode = fs::symlink_metadata(path)?.ino();
     let ready = || -> anyhow::Result<UnixListener> {
-        chown(path, None, Some(group)).with_context(|| format!("chgrp {}", path.display()))?;
+        chown(path, None, Some(group)).with_context(|| chgrp(path, group))?;
         listen(&socket, Backlog::MAXCONN)?;
         fs::set_permissions(path, fs::Permissions::from_mode(0o660))?;
         Ok(UnixListener::from_std(socket.try_clone()?.into())?)
@@ -187,6 +197,7 @@ impl Drop for Socket {
 #[cfg(test)]
 mod tests {
     use nix::unistd::getegid;
+    use tokio::net::UnixStream;
 
     use super::*;
 

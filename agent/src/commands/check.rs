@@ -4,13 +4,16 @@ use std::{collections::BTreeMap, path::PathBuf, process::ExitCode};
 
 use serde::Serialize;
 
+mod host;
+
 use super::{print, table};
 use crate::{
     cli::Check,
-    config::{Config, ConfigError},
+    config::{Config, ConfigError, ConfigErrors},
     datapath::probe,
     kernel::facts::host_facts,
     policy::{HostFacts, PolicyName, compile::EffectiveSetting},
+    printable,
 };
 
 /// What `--json` prints.
@@ -19,6 +22,7 @@ struct Answer {
     ok: bool,
     errors: Vec<ConfigError>,
     warnings: Vec<String>,
+    #[serde(serialize_with = "printable::serialize_paths")]
     files: Vec<PathBuf>,
     host: HostFacts,
     entries: usize,
@@ -33,7 +37,18 @@ struct PolicyAnswer {
 
 pub(super) fn run(args: &Check) -> anyhow::Result<ExitCode> {
     let host = host_facts(&probe::features())?;
-    match Config::load(&args.config.config, &host) {
+    let path = &args.config.config;
+    let loaded = Config::load(path, &host).and_then(|mut config| {
+        let found = host::look(&config.agent);
+        config.warnings.extend(found.notes);
+        let errors = found.errors.into_iter();
+        let errors: Vec<_> = errors.map(|e| ConfigError::whole(path, e)).collect();
+        match errors.is_empty() {
+            true => Ok(config),
+            false => Err(ConfigErrors(errors)),
+        }
+    });
+    match loaded {
         Ok(config) => {
             let answer = good(&config, host)?;
             print(args.output.json, &answer, || text(&answer))?;

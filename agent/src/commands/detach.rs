@@ -13,6 +13,7 @@ use crate::{
     datapath::Removed,
     engine::{for_restoring, remove_kept_pins, remove_links, remove_pins, walk},
     kernel::{interference, privileges},
+    printable,
     wire::types::{DetachAnswer, DetachRequest, WalkView},
 };
 
@@ -124,11 +125,11 @@ fn text(answer: &DetachAnswer) -> String {
         text.push_str(&format!(
             "not all of them were reached: {} is kept, so that rto-agent detach --restore can \
              finish it (as root)\n",
-            kept.display()
+            printable::path(kept)
         ));
     }
     for path in &removed.left {
-        text.push_str(&format!("left, not ours: {}\n", path.display()));
+        text.push_str(&format!("left, not ours: {}\n", printable::path(path)));
     }
     text
 }

@@ -8,7 +8,7 @@ use std::{
 
 use serde::Serialize;
 
-use crate::cli::Verb;
+use crate::{cli::Verb, kernel::descriptors};
 
 mod add;
 mod advise;
@@ -31,6 +31,9 @@ mod watch;
 
 /// Carries a verb out. Exit status: 0 done, 1 refused or failed (clap says 2 for usage).
 pub fn dispatch(verb: Verb) -> ExitCode {
+    if let Err(error) = descriptors::ensure(descriptors::CLIENT) {
+        return failed(&error);
+    }
     let result = match verb {
         Verb::Run(args) => run::run(&args),
         Verb::Check(args) => check::run(&args),
@@ -55,12 +58,14 @@ pub fn dispatch(verb: Verb) -> ExitCode {
     match result {
         Ok(code) => code,
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
-        Err(error) => {
-            // Nowhere left to say it if stderr is gone too.
-            let _told = writeln!(io::stderr(), "rto-agent: {error:#}");
-            ExitCode::FAILURE
-        }
+        Err(error) => failed(&error),
     }
+}
+
+fn failed(error: &anyhow::Error) -> ExitCode {
+    // Nowhere left to say it if stderr is gone too.
+    let _told = writeln!(io::stderr(), "rto-agent: {error:#}");
+    ExitCode::FAILURE
 }
 
 /// Where a verb went; a usage error.

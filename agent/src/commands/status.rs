@@ -8,6 +8,7 @@ use crate::{
     cli::Reading,
     datapath::RtoMinTiming,
     kernel::features::{Feature, Presence},
+    printable,
     wire::types::{StatusAnswer, WalkView, now_s},
 };
 
@@ -22,7 +23,10 @@ fn text(status: &StatusAnswer) -> String {
     let attachment = &status.attachment;
     let attached = match attachment.program_id {
         Some(id) if attachment.attached => {
-            format!("yes, {} (program {id})", attachment.cgroup.display())
+            format!(
+                "yes, {} (program {id})",
+                printable::path(&attachment.cgroup)
+            )
         }
         _ => format!(
             "NO: {}",
@@ -80,7 +84,7 @@ fn text(status: &StatusAnswer) -> String {
             "configuration",
             format!(
                 "{}, {outcome}, {ago} ago ({})",
-                status.config.display(),
+                printable::path(&status.config),
                 reload.cause
             ),
         ),

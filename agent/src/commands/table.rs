@@ -4,6 +4,7 @@ use comfy_table::{ContentArrangement, Table, presets::NOTHING};
 
 use crate::{
     policy::{compile::EffectiveSetting, plan::ChangeSummary, units},
+    printable,
     wire::types::{ChangeAnswer, WalkView},
 };
 
@@ -108,7 +109,7 @@ pub(super) fn walk(walk: &WalkView) -> String {
         text.push_str(&format!(
             "left out: namespace {} ({}): {}\n",
             skipped.inode,
-            skipped.place.display(),
+            printable::path(&skipped.place),
             skipped.reason
         ));
     }

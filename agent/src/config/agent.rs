@@ -30,7 +30,7 @@ pub struct AgentConfig {
     #[serde(deserialize_with = "pin_dir")]
     pub pin_dir: PathBuf,
     /// The control socket.
-    #[serde(deserialize_with = "absolute")]
+    #[serde(deserialize_with = "socket")]
     pub socket: PathBuf,
     /// Runtime entries, the instance lock.
     #[serde(deserialize_with = "absolute")]
@@ -116,8 +116,10 @@ impl FromStr for MetricsSetting {
             return Ok(Self::Off);
         }
         if let Some(path) = text.strip_prefix("unix:") {
-            let path = absolute_path(path).map_err(|_| "after unix: comes an absolute path");
-            return path.map(Self::Unix);
+            if !path.starts_with('/') {
+                return Err("after unix: comes an absolute path");
+            }
+            return socket_path(path).map(Self::Unix);
         }
         match text.parse::<SocketAddr>() {
             Ok(address) if address.port() == 0 => Err("port 0 is no port"),
@@ -209,7 +211,28 @@ fn absolute_path(text: &str) -> Result<PathBuf, &'static str> {
     if !path.is_absolute() {
         return Err("an absolute path is needed, beginning with /");
     }
+    if text.contains('\0') {
+        return Err("a path has no NUL in it");
+    }
     Ok(path.to_owned())
+}
+
+/// Longest path of a Unix socket, bytes: of `sun_path` (108, unix(7)) one is for the end.
+pub(crate) const MAX_SOCKET_PATH: usize = 107;
+
+fn socket_path(text: &str) -> Result<PathBuf, &'static str> {
+    let path = absolute_path(text)?;
+    if text.len() > MAX_SOCKET_PATH {
+        return Err(
+            "the path of a Unix socket has at most 107 bytes (unix(7)); choose a shorter one",
+        );
+    }
+    Ok(path)
+}
+
+fn socket<'de, D: Deserializer<'de>>(deserializer: D) -> Result<PathBuf, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    socket_path(&text).map_err(D::Error::custom)
 }
 
 fn absolute<'de, D: Deserializer<'de>>(deserializer: D) -> Result<PathBuf, D::Error> {

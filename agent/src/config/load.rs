@@ -20,6 +20,7 @@ use crate::{
         compile::{Compiled, check_prefix_width, compile},
         entries::Builder,
     },
+    printable,
 };
 
 #[derive(Default)]
@@ -156,7 +157,11 @@ impl Loader {
             let source = &self.sources[*index];
             if let Some((other, former)) = first.get(&raw.name) {
                 let other = &self.sources[*other];
-                let at = format!("{}:{}", other.path.display(), other.line(former.span.start));
+                let at = format!(
+                    "{}:{}",
+                    printable::path(&other.path),
+                    other.line(former.span.start)
+                );
                 let message = format!(
                     "the settings of policy {} stand at {at} already; here it may only have cidrs",
                     raw.name
@@ -171,7 +176,7 @@ impl Loader {
                     warnings.extend(compiled.warnings.iter().map(|warning| {
                         format!(
                             "{}:{line}: policy {}: {warning}",
-                            source.path.display(),
+                            printable::path(&source.path),
                             raw.name
                         )
                     }));
@@ -269,7 +274,7 @@ impl Loader {
                     self.errors
                         .push(source.error(source.quoted(*start), message));
                 } else {
-                    first.insert(*cidr, format!("{}:{line}", source.path.display()));
+                    first.insert(*cidr, format!("{}:{line}", printable::path(&source.path)));
                 }
             }
         }

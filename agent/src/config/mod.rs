@@ -23,11 +23,18 @@ mod keys;
 mod lists;
 mod load;
 mod parse;
+mod reader;
+pub(crate) mod regular_file;
 pub mod save;
 mod source;
 
+#[cfg(test)]
+pub(crate) use agent::MAX_SOCKET_PATH;
 pub use agent::{AgentConfig, CgroupSetting, MetricsSetting, OnExit, RttSampling};
 use load::Loader;
+pub use reader::{FilesReader, ReadError};
+#[cfg(test)]
+pub(crate) use reader::{READ_LIMIT, STALL_LIMIT};
 pub use source::{ConfigError, ConfigErrors};
 
 /// Where the configuration is unless said otherwise.
@@ -35,7 +42,7 @@ pub const DEFAULT_CONFIG: &str = "/etc/rto-agent/config.toml";
 /// Socket of the daemon unless said otherwise.
 pub const DEFAULT_SOCKET: &str = "/run/rto-agent/control.sock";
 /// Largest file, bytes: some three million CIDRs.
-const MAX_FILE: u64 = 64 << 20;
+pub(crate) const MAX_FILE: u64 = 64 << 20;
 /// After so many errors of a kind no more are looked for: to find the place of each takes time.
 const MOST_ERRORS: usize = 200;
 const POLICIES_DIR: &str = "policies.d";
@@ -59,7 +66,10 @@ pub struct Config {
 impl Config {
     /// Reads and checks everything, for a host.
     pub fn load(path: &Path, host: &HostFacts) -> Result<Self, ConfigErrors> {
-        Self::of(Files::read(path), host)
+        match FilesReader::default().read(path, || false) {
+            Ok(files) => Self::of(files, host),
+            Err(e) => Err(e.into()),
+        }
     }
 
     /// Checks everything that was read, for a host.
@@ -79,8 +89,10 @@ impl Config {
 
     /// Only `[agent]`, for commands that need no more: errors elsewhere do not concern them.
     pub fn load_agent(path: &Path) -> Result<AgentConfig, ConfigErrors> {
+        let mut files = FilesReader::default().read(path, || false)?;
+        files.files.truncate(1);
         let mut loader = Loader::default();
-        loader.add_all(vec![(path.to_owned(), source::read(path, true))]);
+        loader.add_all(files.files);
         loader.agent()
     }
 
@@ -99,20 +111,27 @@ pub struct Files {
 }
 
 impl Files {
-    /// Reads the configuration file and those beside it.
+    /// Reads the configuration file and those beside it, however long that takes; see [`FilesReader`].
     pub fn read(path: &Path) -> Self {
-        let (more, dir_error) = match list(&policies_dir(path)) {
+        Self::read_telling(path, &|_| {})
+    }
+
+    /// The same; tells the name of each before it is touched.
+    fn read_telling(path: &Path, telling: &dyn Fn(&Path)) -> Self {
+        let policies = policies_dir(path);
+        telling(&policies);
+        let (more, dir_error) = match list(&policies) {
             Ok(files) => (files, None),
             Err(e) => {
-                let error = ConfigError::whole(&policies_dir(path), e.to_string());
+                let error = ConfigError::whole(&policies, e.to_string());
                 (Vec::new(), Some(error))
             }
         };
         let all = std::iter::once(path.to_owned()).chain(more);
         let files = all
-            .enumerate()
-            .map(|(i, path)| {
-                let text = source::read(&path, i == 0);
+            .map(|path| {
+                telling(&path);
+                let text = source::read(&path);
                 (path, text)
             })
             .collect();

@@ -59,11 +59,14 @@ const AGENT: &[Key] = &[
     },
     Key {
         name: "socket",
-        values: "absolute path",
+        values: "absolute path, at most 107 bytes",
         default: "\"/run/rto-agent/control.sock\"",
         meaning: "The control socket",
         accepted: &["\"/run/other.sock\""],
-        refused: &["\"control.sock\""],
+        refused: &[
+            "\"control.sock\"",
+            "\"/run/rto-agent-rto-agent-rto-agent-rto-agent-rto-agent-rto-agent-rto-agent-rto-agent-rto-agent-rto-agent-abc\"",
+        ],
     },
     Key {
         name: "state_dir",

@@ -11,8 +11,11 @@ use std::{
 
 use toml_edit::{Array, DocumentMut, Item, Table, TableLike, value};
 
-use super::atomic_file::AtomicFile;
-use crate::policy::{Cidr, PolicyName, Settings};
+use super::{MAX_FILE, atomic_file::AtomicFile, regular_file};
+use crate::{
+    policy::{Cidr, PolicyName, Settings},
+    printable,
+};
 
 const HEADER: &str = "# Entries saved by `rto-agent add --save`. They may be edited as well.\n\n";
 
@@ -86,8 +89,9 @@ impl Edit {
     ///
     /// If somebody else changed the file meanwhile, or the directory no longer takes it; the file is as before then.
     pub fn commit(&self, draft: AtomicFile) -> io::Result<()> {
-        let named =
-            |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", self.path.display()));
+        let named = |e: io::Error| {
+            io::Error::new(e.kind(), format!("{}: {e}", printable::path(&self.path)))
+        };
         if read(&self.path).map_err(named)? != self.former {
             return Err(named(io::Error::other(
                 "somebody else changed it meanwhile; try again",
@@ -107,7 +111,7 @@ impl Edit {
 
 /// A file's text, if there is one.
 fn read(path: &Path) -> io::Result<Option<String>> {
-    match fs::read_to_string(path) {
+    match regular_file::read(path, MAX_FILE) {
         Ok(text) => Ok(Some(text)),
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(e) => Err(e),

@@ -2,8 +2,7 @@
 
 use std::{
     fmt::{self, Write as _},
-    fs,
-    io::{self, Read as _},
+    io,
     ops::Range,
     path::{Path, PathBuf},
     sync::{Arc, OnceLock},
@@ -11,30 +10,23 @@ use std::{
 
 use serde::Serialize;
 
-use super::MAX_FILE;
-use crate::progress::Stepwise;
+use super::{MAX_FILE, regular_file};
+use crate::printable;
 
 /// A very long line says no more than its beginning: so many characters.
 const SHOWN_WIDTH: usize = 160;
 
-/// Reads a file. Only the main one may be something else than a file (`check --config /dev/stdin`): to open a
-/// pipe in `policies.d` would wait for a writer.
-pub(super) fn read(path: &Path, main: bool) -> io::Result<String> {
-    if !main && !fs::metadata(path)?.is_file() {
-        return Err(io::Error::other("this is no file"));
-    }
-    let file = fs::File::open(path)?;
-    // At once: a text that grows is copied, and takes twice the memory.
-    let size = file.metadata()?.len().min(MAX_FILE) + 1;
-    let mut text = String::with_capacity(usize::try_from(size).map_err(io::Error::other)?);
-    let pieces = Stepwise(file);
-    pieces.take(MAX_FILE + 1).read_to_string(&mut text)?;
-    if text.len() as u64 > MAX_FILE {
-        return Err(io::Error::other(format!(
-            "more than a configuration file may have ({MAX_FILE} bytes); split it into policies.d"
-        )));
-    }
-    Ok(text)
+/// Reads a file.
+pub(super) fn read(path: &Path) -> io::Result<String> {
+    regular_file::read(path, MAX_FILE).map_err(|e| match e.kind() {
+        io::ErrorKind::FileTooLarge => io::Error::new(
+            e.kind(),
+            format!(
+                "more than a configuration file may have ({MAX_FILE} bytes); split it into policies.d"
+            ),
+        ),
+        _ => e,
+    })
 }
 
 /// A file's text with a table of its lines.
@@ -49,6 +41,7 @@ pub(super) struct Source {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ConfigError {
     /// The file.
+    #[serde(serialize_with = "printable::serialize_path")]
     pub path: PathBuf,
     /// The line, from 1; absent if it concerns the file as a whole.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -124,14 +117,19 @@ impl Source {
             path: self.path.to_path_buf(),
             line: Some(line),
             column: Some(before + 1),
-            message: message.into(),
+            message: printable::lines(&Into::<String>::into(message)).into_owned(),
             excerpt: Some(Excerpt {
                 // Of many errors of one long line each would else have it whole.
                 line: text
                     .chars()
                     .take(SHOWN_WIDTH)
-                    .collect::<String>()
-                    .replace('\t', " "),
+                    // One for one, so that the mark stays below what it marks.
+                    .map(|c| match c {
+                        '\t' => ' ',
+                        c if printable::acts(c) => char::REPLACEMENT_CHARACTER,
+                        c => c,
+                    })
+                    .collect(),
                 start: before,
                 width: marked.chars().count().max(1),
             }),
@@ -140,12 +138,12 @@ impl Source {
 }
 
 impl ConfigError {
-    pub(super) fn whole(path: &Path, message: impl Into<String>) -> Self {
+    pub(crate) fn whole(path: &Path, message: impl Into<String>) -> Self {
         Self {
             path: path.to_owned(),
             line: None,
             column: None,
-            message: message.into(),
+            message: printable::lines(&Into::<String>::into(message)).into_owned(),
             excerpt: None,
         }
     }
@@ -153,7 +151,7 @@ impl ConfigError {
 
 impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.path.display())?;
+        f.write_str(&printable::path(&self.path))?;
         if let (Some(line), Some(column)) = (self.line, self.column) {
             write!(f, ":{line}:{column}")?;
         }

@@ -190,6 +190,59 @@ fn the_fingerprint_follows_every_file() {
     assert_ne!(first, fingerprint(&path));
 }
 
+#[test]
+fn paths_that_no_system_call_takes_are_refused() {
+    let long = "x".repeat(MAX_SOCKET_PATH);
+    for (line, said) in [
+        (format!("socket = \"/{long}\""), "at most 107 bytes"),
+        (format!("metrics = \"unix:/{long}\""), "at most 107 bytes"),
+        ("socket = \"/run/a\\u0000b\"".to_owned(), "has no NUL"),
+        ("metrics = \"unix:/run/a\\u0000b\"".to_owned(), "has no NUL"),
+        ("state_dir = \"/run/a\\u0000b\"".to_owned(), "has no NUL"),
+        (
+            "pin_dir = \"/sys/fs/bpf/a\\u0000b\"".to_owned(),
+            "has no NUL",
+        ),
+        (
+            "cgroup = \"/sys/fs/cgroup/a\\u0000b\"".to_owned(),
+            "has no NUL",
+        ),
+    ] {
+        let refused = refusal(&format!("[agent]\n{line}\n"));
+        assert!(refused.contains(said), "{line}: {refused}");
+        assert!(refused.starts_with("config.toml:2:"), "{refused}");
+    }
+    let longest = format!("[agent]\nsocket = \"/{}\"\n", &long[1..]);
+    load(&[("config.toml", &longest)]).unwrap();
+}
+
+#[test]
+fn names_are_shown_whatever_they_are() {
+    use std::{ffi::OsStr, os::unix::ffi::OsStrExt as _};
+
+    let dir = tempfile::tempdir().unwrap();
+    let etc = dir.path().join(OsStr::from_bytes(b"\xff\x1b[2J"));
+    fs::create_dir_all(etc.join(POLICIES_DIR)).unwrap();
+    let (path, planted) = (etc.join("config.toml"), etc.join(POLICIES_DIR));
+    fs::write(&path, GOOD).unwrap();
+    let more = "[policy.same-zone]\ncidrs = [\"10.9.0.0/16\"]\n";
+    fs::write(planted.join(OsStr::from_bytes(b"\xfe.toml")), more).unwrap();
+    let config = Config::load(&path, &HOST).unwrap();
+    assert_eq!(config.set.entries.len(), 3);
+    // What an error shows of a file acts on no terminal either.
+    let bad = "\"\\u001b[2J\" = 1 # \u{1b}[2J\n";
+    fs::write(planted.join(OsStr::from_bytes(b"\xfe.toml")), bad).unwrap();
+    let errors = Config::load(&path, &HOST).unwrap_err();
+    let text = errors.to_string();
+    assert!(
+        text.contains("\u{fffd}\\u{1b}[2J/policies.d/\u{fffd}.toml:1:"),
+        "{text}"
+    );
+    assert!(!text.contains('\u{1b}'), "{text:?}");
+    let json = serde_json::to_string(&errors).unwrap();
+    assert!(!json.contains("\\u001b"), "{json}");
+}
+
 proptest! {
     #[test]
     fn any_text_is_read_or_refused(text in "(\\[(agent|policy\\.[a-z]{0,3})\\]\n|[a-z_]{1,12} = (\"[^\"]{0,12}\"|[0-9]{1,9}|\\[[^\\]]{0,20}\\]|true)\n|.{0,20}\n){0,12}") {
@@ -223,12 +276,16 @@ fn only_files_are_read_from_policies_d() {
     let mode = nix::sys::stat::Mode::from_bits_truncate(0o600);
     nix::unistd::mkfifo(&policies.join("pipe.toml"), mode).unwrap();
     let refused = Config::load(&dir.path().join("config.toml"), &HOST).unwrap_err();
-    assert!(refused.to_string().contains("pipe.toml: this is no file"));
+    assert!(refused.to_string().contains("pipe.toml: this is a FIFO"));
     fs::remove_file(policies.join("pipe.toml")).unwrap();
     // It has no end.
     std::os::unix::fs::symlink("/dev/zero", policies.join("zero.toml")).unwrap();
     let refused = Config::load(&dir.path().join("config.toml"), &HOST).unwrap_err();
-    assert!(refused.to_string().contains("zero.toml: this is no file"));
+    assert!(
+        refused
+            .to_string()
+            .contains("zero.toml: this is a character device")
+    );
 }
 
 #[test]

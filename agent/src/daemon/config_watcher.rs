@@ -13,7 +13,10 @@ use std::{
 };
 
 use notify::{RecommendedWatcher, RecursiveMode, Watcher as _};
-use tokio::{sync::mpsc, time::Instant};
+use tokio::{
+    sync::{mpsc, oneshot},
+    time::Instant,
+};
 use tracing::{debug, warn};
 
 use crate::engine::{Handle, Message};
@@ -34,20 +37,25 @@ pub(super) async fn watch(config_path: PathBuf, engine: Handle) {
             let _already_told = sender.try_send(());
         }
     });
-    let mut watcher = watcher
+    let watcher = watcher
         .inspect_err(|e| warn!("inotify: {e}; configuration files are looked at every 30 s"))
         .ok();
+    let mut watches = watcher.map(|watcher| Watches {
+        watcher,
+        watched: BTreeSet::new(),
+    });
     let mut snapshots = engine.snapshots();
     let mut files = Vec::new();
-    let mut watched = BTreeSet::new();
     let mut poll = tokio::time::interval_at(Instant::now() + POLL, POLL);
     let mut something_changed = true;
     loop {
         let former = std::mem::replace(&mut files, snapshots.borrow_and_update().files().to_vec());
-        if let Some(watcher) = &mut watcher
-            && (something_changed || files != former)
-        {
-            rewatch(watcher, &mut watched, directories(&config_path, &files));
+        if something_changed || files != former {
+            let (config_path, files) = (config_path.clone(), files.clone());
+            watches = elsewhere(watches, move |watches| {
+                watches.follow(directories(&config_path, &files));
+            })
+            .await;
         }
         something_changed = true;
         tokio::select! {
@@ -68,26 +76,50 @@ pub(super) async fn watch(config_path: PathBuf, engine: Handle) {
     }
 }
 
-fn rewatch(
-    watcher: &mut RecommendedWatcher,
-    watched: &mut BTreeSet<PathBuf>,
-    wanted: BTreeSet<PathBuf>,
-) {
-    for gone in watched.difference(&wanted) {
-        // It may be gone because the directory is.
-        let _unwatched = watcher.unwatch(gone);
+/// What is watched.
+struct Watches {
+    watcher: RecommendedWatcher,
+    watched: BTreeSet<PathBuf>,
+}
+
+/// Does something with the watches on a thread of its own: a file system that hangs must not keep signals and clients
+/// waiting. While it does, nothing is watched.
+async fn elsewhere(
+    watches: Option<Watches>,
+    work: impl FnOnce(&mut Watches) + Send + 'static,
+) -> Option<Watches> {
+    let mut watches = watches?;
+    let (sender, done) = oneshot::channel();
+    let thread = std::thread::Builder::new().name("watches".to_owned());
+    let spawned = thread.spawn(move || {
+        work(&mut watches);
+        // Nobody waits any more if the daemon has stopped.
+        let _stopped = sender.send(watches);
+    });
+    if let Err(e) = spawned {
+        warn!("no thread: {e}; configuration files are looked at every 30 s");
     }
-    let mut now = BTreeSet::new();
-    for directory in wanted {
-        // Watching again what is watched already heals a directory that was replaced.
-        match watcher.watch(&directory, RecursiveMode::NonRecursive) {
-            Ok(()) => {
-                now.insert(directory);
-            }
-            Err(e) => debug!("{}: {e}", directory.display()),
+    done.await.ok()
+}
+
+impl Watches {
+    fn follow(&mut self, wanted: BTreeSet<PathBuf>) {
+        for gone in self.watched.difference(&wanted) {
+            // It may be gone because the directory is.
+            let _unwatched = self.watcher.unwatch(gone);
         }
+        let mut now = BTreeSet::new();
+        for directory in wanted {
+            // Watching again what is watched already heals a directory that was replaced.
+            match self.watcher.watch(&directory, RecursiveMode::NonRecursive) {
+                Ok(()) => {
+                    now.insert(directory);
+                }
+                Err(e) => debug!("{}: {e}", directory.display()),
+            }
+        }
+        self.watched = now;
     }
-    *watched = now;
 }
 
 /// Every directory whose change can change what the names mean.

@@ -17,12 +17,12 @@ use nix::{
 };
 use tracing::info;
 
-use crate::path_security;
+use crate::{config::regular_file, path_security};
 
 const FILE: &str = "lock";
 /// How long a start waits for a lock whose holder has ended. A child that the holder had forked shares the open
 /// file, and with it the lock, until it calls exec (flock(2)); on a busy machine it may wait for a processor before.
-const PATIENCE: Duration = Duration::from_secs(5);
+pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 const RETRY: Duration = Duration::from_millis(5);
 
 /// Why the lock was not had.
@@ -87,15 +87,10 @@ impl InstanceLock {
         };
         path_security::make_private(state_dir).map_err(state_error)?;
         let path = state_dir.join(FILE);
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o644)
-            .custom_flags(O_NOFOLLOW)
-            .open(&path)
-            .map_err(state_error)?;
+        let file = open(&path).map_err(|e| {
+            let why = format!("{FILE}: {e}");
+            state_error(io::Error::new(e.kind(), why))
+        })?;
         let mut state = lock(file, &path, read_pid, wait)?;
         // For people, and the lock is had already: a full disk is no reason not to start.
         let _unsaid = state
@@ -143,6 +138,26 @@ impl InstanceLock {
         }
         Ok(())
     }
+}
+
+/// Opens the file of the lock, and makes it where there is none.
+fn open(path: &Path) -> io::Result<File> {
+    match fs::symlink_metadata(path) {
+        Ok(meta) => regular_file::check(&meta)?,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+        Err(e) => return Err(e),
+    }
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o644)
+        .custom_flags(O_NOFOLLOW | regular_file::FLAGS)
+        .open(path)?;
+    // It may be another by now.
+    regular_file::check(&file.metadata()?)?;
+    Ok(file)
 }
 
 /// Takes the lock. Where a process has it that has ended, `wait` says whether to try again.
@@ -411,6 +426,15 @@ mod tests {
             first.follow(&pins).unwrap();
             assert!(first.pins.is_none());
         }
+    }
+
+    #[test]
+    fn a_fifo_is_no_lock() {
+        let dir = tempfile::tempdir().unwrap();
+        let mode = nix::sys::stat::Mode::from_bits_truncate(0o600);
+        nix::unistd::mkfifo(&dir.path().join(FILE), mode).unwrap();
+        let error = InstanceLock::of_state(dir.path()).unwrap_err().to_string();
+        assert!(error.contains("lock: this is a FIFO"), "{error}");
     }
 
     #[test]

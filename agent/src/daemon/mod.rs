@@ -12,7 +12,7 @@ use crate::{
         peer, server,
         socket::{RebindingListener, Socket},
     },
-    config::{CgroupSetting, Config, Files, MetricsSetting},
+    config::{CgroupSetting, Config, ConfigErrors, FilesReader, MetricsSetting},
     datapath::{make_pin_dir, probe},
     engine::{self, Engine, EngineConfig, Handle, Message, memory, systemd::WatchdogKeepalive},
     kernel::{self, facts::host_facts, privileges},
@@ -22,6 +22,8 @@ use crate::{
 
 mod config_watcher;
 pub mod lock;
+#[cfg(test)]
+mod reference;
 
 use lock::InstanceLock;
 
@@ -42,7 +44,8 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
     privileges::keep_for_start().context("capabilities cannot be given up")?;
     let features = probe::features();
     let host = host_facts(&features)?;
-    let files = Files::read(config_path);
+    let files = FilesReader::default().read(config_path, || false);
+    let files = files.map_err(ConfigErrors::from)?;
     let fingerprint = files.fingerprint();
     let config = Config::of(files, &host)?;
     let agent = &config.agent;

@@ -20,6 +20,7 @@ use crate::{
         Cidr, PolicyName,
         plan::{MapState, Plan},
     },
+    printable,
 };
 
 mod bpf;
@@ -218,6 +219,7 @@ pub struct Attachment {
     /// What is wrong, if anything.
     pub problem: Option<String>,
     /// The cgroup.
+    #[serde(serialize_with = "printable::serialize_path")]
     pub cgroup: PathBuf,
     /// The kernel's id of the program.
     pub program_id: Option<u32>,
@@ -231,10 +233,12 @@ pub struct Attachment {
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Removed {
     /// Generations of pins.
+    #[serde(serialize_with = "printable::serialize_paths")]
     pub generations: Vec<PathBuf>,
     /// Of these, how many held a link.
     pub links: usize,
     /// Things in the directory that are not ours and were left.
+    #[serde(serialize_with = "printable::serialize_paths")]
     pub left: Vec<PathBuf>,
 }
 

@@ -1,7 +1,7 @@
 //! The engine's thread: its queue and its timers. Map writes block, and the socket must keep answering meanwhile.
 
 use std::{
-    sync::{Arc, mpsc},
+    sync::{Arc, atomic::AtomicBool, mpsc},
     time::{Duration, Instant},
 };
 
@@ -24,7 +24,7 @@ use super::{
     systemd::{self, Systemd},
 };
 use crate::{
-    config::{AgentConfig, Config, OnExit, atomic_file::AtomicFile},
+    config::{AgentConfig, Config, FilesReader, OnExit, atomic_file::AtomicFile},
     datapath::{BpfKernel, Options, StatisticsOptions, walk::Mode},
     kernel::{
         facts::host_facts,
@@ -49,8 +49,10 @@ pub struct Engine {
     pub(super) reconciler: Reconciler,
     /// When entries past their time are looked at again; absent unless the kernel would not have them out.
     expiry_after: Option<Instant>,
-    /// Fingerprint of the files last read, good or bad.
-    pub(super) fingerprint: u64,
+    pub(super) files: FilesReader,
+    pub(super) stopping: Arc<AtomicBool>,
+    /// Fingerprint of the files last read, good or bad; absent when they could not be read.
+    pub(super) fingerprint: Option<u64>,
     pub(super) last_reload: ReloadView,
     pub(super) warnings: Vec<String>,
     pub(super) detached_by: Option<Caller>,
@@ -129,7 +131,9 @@ impl Engine {
             warn!("{warning}");
         }
         let mut engine = Self {
-            fingerprint: config.fingerprint,
+            files: FilesReader::default(),
+            stopping: channels.stopping,
+            fingerprint: Some(config.fingerprint),
             reconciler,
             expiry_after: None,
             last_reload: reload_view(&cause, Ok(&config.config)),

@@ -30,6 +30,8 @@ pub mod systemd;
 pub use actor::Engine;
 pub use error::EngineError;
 pub use handle::{Channels, Handle, Message, Reply, channels};
+#[cfg(test)]
+pub(crate) use jobs::events::WATCHERS;
 pub use jobs::{Done, walk};
 pub use reconcile::Open;
 pub use snapshot::{Readiness, Snapshot};

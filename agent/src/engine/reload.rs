@@ -1,6 +1,9 @@
 //! The files: read again, checked, and taken over.
 
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Instant,
+};
 
 use tracing::{debug, error};
 
@@ -11,7 +14,7 @@ use super::{
     reconcile::{Change, Persist},
 };
 use crate::{
-    config::{AgentConfig, Config, Files},
+    config::{AgentConfig, Config, Files, ReadError},
     wire::types::{ChangeAnswer, ReloadView, now_s},
 };
 
@@ -19,7 +22,10 @@ impl Engine {
     /// Reads the files again; also ends a detachment made on purpose.
     pub(super) fn reload_and_attach(&mut self, cause: &Cause) -> Result<ChangeAnswer, EngineError> {
         self.check_not_restoring()?;
-        let files = self.read_files();
+        let files = match self.read_files() {
+            Ok(files) => files,
+            Err(e) => return Err(self.unread(e, cause)),
+        };
         let mut answer = self.reload(files, cause)?;
         if self.detached_by.is_some() {
             answer.changed = self.reconciler.reopen()?.summary;
@@ -35,18 +41,46 @@ impl Engine {
     }
 
     pub(super) fn files_changed(&mut self) {
-        let files = self.read_files();
-        if files.fingerprint() != self.fingerprint {
-            let reloaded = self.reload(files, &Source::File.into());
-            self.log(reloaded);
+        match self.read_files() {
+            Ok(files) if Some(files.fingerprint()) == self.fingerprint => {}
+            Ok(files) => {
+                let reloaded = self.reload(files, &Source::File.into());
+                self.log(reloaded);
+            }
+            // They are looked at every half minute: what is known is not said again.
+            Err(e) if self.last_reload.errors == [e.to_string()] => {}
+            Err(e) => {
+                let error = self.unread(e, &Source::File.into());
+                self.log::<()>(Err(error));
+            }
         }
     }
 
-    pub(super) fn read_files(&self) -> Files {
+    /// Reads the files on another thread, while nothing else changes.
+    ///
+    /// # Errors
+    ///
+    /// If their file system does not answer, or the daemon is told to stop meanwhile.
+    pub(super) fn read_files(&mut self) -> Result<Files, EngineError> {
         let begin = Instant::now();
-        let files = Files::read(&self.config.config_path);
-        debug!(took = ?begin.elapsed(), "files read");
-        files
+        let is_stopping = || self.stopping.load(Ordering::Relaxed);
+        let files = self.files.read(&self.config.config_path, is_stopping);
+        debug!(took = ?begin.elapsed(), is_read = files.is_ok(), "files read");
+        files.map_err(|e| match e {
+            ReadError::Failed(errors) => EngineError::Config(errors),
+            ReadError::Interrupted => EngineError::Stopping,
+        })
+    }
+
+    /// Files that cannot be read are as good as bad ones. Once they can, they are read whatever is in them.
+    fn unread(&mut self, error: EngineError, cause: &Cause) -> EngineError {
+        if matches!(error, EngineError::Stopping) {
+            return error;
+        }
+        self.fingerprint = None;
+        let error = self.not_reloaded(error, cause);
+        self.publish();
+        error
     }
 
     /// What the files say, for the host as it is; read anew only if they are others than those in force.
@@ -66,7 +100,7 @@ impl Engine {
 
     fn reload(&mut self, files: Files, cause: &Cause) -> Result<ChangeAnswer, EngineError> {
         self.systemd.reloading();
-        self.fingerprint = files.fingerprint();
+        self.fingerprint = Some(files.fingerprint());
         let loaded = self.load(files);
         let taken = loaded.and_then(|files| self.take_over(files, &Persist::Later, cause));
         let result = taken.map_err(|error| self.not_reloaded(error, cause));

@@ -10,6 +10,7 @@ use super::{
 use crate::{
     config::{Config, save},
     policy::{Cidr, Location, PolicyName, Settings, compile::check_prefix_width},
+    printable,
     wire::{
         ttl::parse_ttl,
         types::{AddRequest, Caller, ChangeAnswer, RemoveRequest},
@@ -142,7 +143,7 @@ impl Engine {
         edit: impl FnOnce(&std::path::Path) -> Result<save::Edit, save::SaveError>,
     ) -> Result<ChangeAnswer, EngineError> {
         let file = Config::saved_path(&self.config.config_path);
-        let mut files = self.read_files();
+        let mut files = self.read_files()?;
         if files.fingerprint() != self.reconciler.desired().files.fingerprint {
             // An edit of files that are refused as they are would be lost in their errors.
             if let Err(e) = self.load(files) {
@@ -150,7 +151,7 @@ impl Engine {
                     "nothing was saved: the files are refused as they are\n{e}"
                 ));
             }
-            files = self.read_files();
+            files = self.read_files()?;
         }
         let edit = edit(&file)?;
         let files = files.with(edit.path(), edit.text().to_owned());
@@ -161,8 +162,8 @@ impl Engine {
         let taken = loaded.and_then(|files| self.take_over(files, &persist, &cause));
         self.systemd.reloaded();
         let mut answer = taken?;
-        self.fingerprint = fingerprint;
-        let saved = format!("saved to {}", file.display());
+        self.fingerprint = Some(fingerprint);
+        let saved = format!("saved to {}", printable::path(&file));
         answer.notes.insert(0, saved);
         Ok(answer)
     }

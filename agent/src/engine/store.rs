@@ -13,7 +13,7 @@ use tracing::warn;
 
 use super::runtime::{RuntimeEntries, RuntimeEntry};
 use crate::{
-    config::atomic_file::AtomicFile,
+    config::{atomic_file::AtomicFile, regular_file},
     path_security,
     policy::{Cidr, PolicyName, Settings},
     problem::Problem,
@@ -21,6 +21,8 @@ use crate::{
 
 const FILE: &str = "manual.json";
 const FORMAT: u32 = 1;
+/// Longest file, bytes: more than the most entries take.
+const MAX_FILE: u64 = 1 << 30;
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -111,13 +113,14 @@ pub fn load(state_dir: &Path) -> io::Result<(RuntimeEntries, Option<String>)> {
     if let Err(e) = AtomicFile::remove_stale(&path) {
         warn!("a draft of {} cannot be removed: {e}", path.display());
     }
-    let text = match fs::read_to_string(&path) {
+    let named = |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", path.display()));
+    let text = match regular_file::read(&path, MAX_FILE) {
         Ok(text) => text,
         Err(e) if e.kind() == io::ErrorKind::NotFound => {
             return Ok((RuntimeEntries::default(), None));
         }
         Err(e) if e.kind() == io::ErrorKind::InvalidData => String::new(),
-        Err(e) => return Err(e),
+        Err(e) => return Err(named(e)),
     };
     match parse(&text, &boot_id()) {
         Ok(runtime) => Ok((runtime, None)),

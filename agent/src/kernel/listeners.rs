@@ -21,6 +21,7 @@ use nix::{
 };
 
 use super::tcp_option;
+use crate::printable;
 
 /// A listening socket that has one of the options.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -142,11 +143,12 @@ impl Search {
                 .filter(|retries| namespace.syn_retries.is_some_and(|own| own != *retries));
             drop(socket);
             if defer_accept_s != 0 || syn_retries.is_some() {
-                let name = fs::read_to_string(dir.join("comm")).unwrap_or_default();
+                let name = fs::read(dir.join("comm")).unwrap_or_default();
+                let name = String::from_utf8_lossy(&name);
                 self.found.listeners.push(Listener {
                     address: *address,
                     pid,
-                    name: name.trim_end().to_owned(),
+                    name: printable::text(name.trim_end()).into_owned(),
                     defer_accept_s,
                     syn_retries,
                 });

@@ -3,6 +3,7 @@
 pub mod bpf;
 pub mod btf;
 pub mod cgroup;
+pub mod descriptors;
 pub mod facts;
 pub mod features;
 pub mod hz;

@@ -2,9 +2,9 @@
 
 use anyhow::bail;
 
-use super::{privileges, version};
+use super::{descriptors, privileges, version};
 
-/// Checks kernel and capabilities. (cgroup and BPF file system are checked where they are used.)
+/// Checks kernel, capabilities and the limit of open files. (cgroup and BPF file system are checked where they are used.)
 pub fn check() -> anyhow::Result<()> {
     let kernel = version::running()?;
     if !kernel.at_least(version::MINIMUM) {
@@ -26,5 +26,5 @@ pub fn check() -> anyhow::Result<()> {
             why.join(" and ")
         );
     }
-    Ok(())
+    descriptors::ensure(descriptors::DAEMON)
 }

@@ -48,6 +48,14 @@ pub enum CidrError {
         /// The text.
         text: String,
     },
+    /// A number of it begins with a zero, as octal numbers do for some.
+    #[error("{text} has a leading zero, which some programs read as octal; did you mean {meant}?")]
+    LeadingZero {
+        /// The text.
+        text: String,
+        /// The same without.
+        meant: String,
+    },
     /// Bits beyond the prefix are set.
     #[error("{text} has host bits set; did you mean {meant}?")]
     HostBits {
@@ -133,6 +141,10 @@ impl Cidr {
             Some((address, length)) => (address, Some(length)),
             None => (text, None),
         };
+        if let Some(meant) = without_leading_zeros(text) {
+            let text = text.to_owned();
+            return Err(CidrError::LeadingZero { text, meant });
+        }
         let address: IpAddr = address.parse().map_err(|_| malformed())?;
         let length = match length {
             Some(digits) if digits.bytes().all(|b| b.is_ascii_digit()) => {
@@ -185,12 +197,41 @@ impl TryFrom<IpNetwork> for Cidr {
 fn parse_fast(text: &[u8]) -> Option<Cidr> {
     let slash = text.iter().rposition(|b| *b == b'/')?;
     let (address, digits) = (&text[..slash], &text[slash + 1..]);
+    if is_octal(digits) {
+        return None;
+    }
     let length = u8::try_from(number(digits, 3)?).ok()?;
     let address = match ipv4(address) {
         Some(address) => IpAddr::V4(address),
         None => IpAddr::V6(ipv6(address)?),
     };
     Cidr::containing(address, length).filter(|cidr| cidr.0.ip() == address)
+}
+
+/// Whether a number is another to who reads octal ones: 010 is 8 for some.
+fn is_octal(digits: &[u8]) -> bool {
+    digits.len() > 1 && digits[0] == b'0'
+}
+
+/// The CIDR meant, where octets or the length have zeros before them and are right without.
+fn without_leading_zeros(text: &str) -> Option<String> {
+    let plain = |number: &str| match number.trim_start_matches('0') {
+        "" if !number.is_empty() => "0".to_owned(),
+        number => number.to_owned(),
+    };
+    let (address, length) = match text.split_once('/') {
+        Some((address, length)) => (address, Some(length)),
+        None => (text, None),
+    };
+    // Groups of an IPv6 address are hexadecimal to everybody.
+    let mut meant = match address.contains(':') {
+        true => address.to_owned(),
+        false => address.split('.').map(plain).collect::<Vec<_>>().join("."),
+    };
+    if let Some(length) = length {
+        meant = format!("{meant}/{}", plain(length));
+    }
+    (meant != text && IpNetwork::from_str(&meant).is_ok()).then_some(meant)
 }
 
 /// A decimal number of at most so many digits.
@@ -209,8 +250,7 @@ fn ipv4(text: &[u8]) -> Option<Ipv4Addr> {
     let mut octets = [0; 4];
     for octet in &mut octets {
         let digits = parts.next()?;
-        // 010 is 8 for some.
-        if digits.len() > 1 && digits[0] == b'0' {
+        if is_octal(digits) {
             return None;
         }
         *octet = u8::try_from(number(digits, 3)?).ok()?;
@@ -345,6 +385,19 @@ mod tests {
             error("fd00::1/64"),
             "fd00::1/64 has host bits set; did you mean fd00::/64?"
         );
+        for (text, meant) in [
+            ("10.0.0.0/08", "10.0.0.0/8"),
+            ("10.0.0.0/00", "10.0.0.0/0"),
+            ("010.0.0.0/8", "10.0.0.0/8"),
+            ("10.1.02.0/024", "10.1.2.0/24"),
+            ("192.0.2.01", "192.0.2.1"),
+            ("fd00::/064", "fd00::/64"),
+        ] {
+            let said = format!(
+                "{text} has a leading zero, which some programs read as octal; did you mean {meant}?"
+            );
+            assert_eq!(error(text), said);
+        }
         let mapped = "is IPv4-mapped; such peers are looked up as IPv4, so write";
         assert_eq!(
             error("::ffff:10.1.2.0/120"),

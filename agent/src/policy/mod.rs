@@ -22,6 +22,8 @@ pub use entries::{Entries, EntryRef};
 pub use name::{NameError, PolicyName};
 pub use settings::{Mptcp, Settings, SynAckRto, SynRetries};
 
+use crate::printable;
+
 /// Where something was said, for messages: a file and a line (from 1).
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Location {
@@ -33,7 +35,7 @@ pub struct Location {
 
 impl std::fmt::Display for Location {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}:{}", self.path.display(), self.line)
+        write!(f, "{}:{}", printable::path(&self.path), self.line)
     }
 }
 

@@ -1,6 +1,6 @@
 //! The metrics endpoint: read-only, without secrets, and for whoever can reach it.
 
-use std::{io, sync::Arc, time::Duration};
+use std::{future::pending, io, sync::Arc, time::Duration};
 
 use axum::{
     Extension, Router,
@@ -15,7 +15,7 @@ use tokio::{net::TcpListener, sync::Semaphore, task::spawn_blocking};
 use super::metrics::{CONTENT_TYPE, render};
 use crate::{
     api::{
-        body,
+        body, connection,
         limit::{Limited, Limits},
         socket::RebindingListener,
     },
@@ -24,16 +24,18 @@ use crate::{
 };
 
 /// How long readiness waits for the kernel's maps to be compared.
-const VERIFY: Duration = Duration::from_secs(5);
+pub(crate) const VERIFY: Duration = Duration::from_secs(5);
 
 /// For strangers: a few collectors and a person. The daemon's descriptors are for its maps.
-const LIMITS: Limits = Limits {
+pub(crate) const LIMITS: Limits = Limits {
     connections: 16,
+    for_root: 4,
+    each: 8,
     idle_timeout: Duration::from_secs(30),
     lifetime: Duration::from_secs(30),
 };
 /// Nobody has anything to say in one.
-const MAX_BODY: usize = 4 << 10;
+pub(crate) const MAX_BODY: usize = 4 << 10;
 
 /// Where it listens.
 #[derive(Debug)]
@@ -52,8 +54,12 @@ pub enum Listener {
 pub async fn serve(listener: Listener, engine: Handle) -> io::Result<()> {
     let app = router(engine);
     match listener {
-        Listener::Tcp(listener) => axum::serve(Limited::new(listener, LIMITS), app).await,
-        Listener::Unix(listener) => axum::serve(Limited::new(listener, LIMITS), app).await,
+        Listener::Tcp(listener) => {
+            connection::serve(Limited::new(listener, LIMITS), app, |_| (), pending()).await
+        }
+        Listener::Unix(listener) => {
+            connection::serve(Limited::new(listener, LIMITS), app, |_| (), pending()).await
+        }
     }
 }
 

@@ -10,7 +10,10 @@ use rto_agent_common::{
 use rto_model::syn::{Granularity, MAX_SYNCNT, RTO_MAX_S, SynTimers, syn_ack_schedule};
 use serde::{Deserialize, Serialize};
 
-use crate::policy::{Cidr, HostFacts, PolicyName, units::jiffies_to_usecs};
+use crate::{
+    policy::{Cidr, HostFacts, PolicyName, units::jiffies_to_usecs},
+    printable,
+};
 
 /// One line.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -127,7 +130,7 @@ impl EventView {
             }
             .to_owned(),
             pid: (event.pid != 0).then_some(event.pid),
-            process: (!process.is_empty()).then(|| process.to_owned()),
+            process: (!process.is_empty()).then(|| printable::text(process).into_owned()),
         })
     }
 

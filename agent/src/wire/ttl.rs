@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::policy::units::parse_duration;
 
 /// Longest: beyond it an entry is meant for good and belongs in a file.
-const MAX_TTL: Duration = Duration::from_secs(366 * 24 * 3600);
+pub(crate) const MAX_TTL: Duration = Duration::from_secs(366 * 24 * 3600);
 
 /// Reads the time after which an entry is removed again.
 pub fn parse_ttl(text: &str) -> Result<Duration, String> {

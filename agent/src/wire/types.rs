@@ -19,6 +19,7 @@ use crate::{
     policy::{
         Cidr, HostFacts, PolicyName, Settings, compile::EffectiveSetting, plan::ChangeSummary,
     },
+    printable,
 };
 
 /// The time now, Unix seconds.
@@ -107,6 +108,7 @@ pub enum SourceView {
     /// A configuration file.
     File {
         /// The file.
+        #[serde(serialize_with = "printable::serialize_path")]
         path: PathBuf,
         /// The line, from 1.
         line: usize,
@@ -127,7 +129,7 @@ impl std::fmt::Display for SourceView {
         match self {
             Self::File { path, line } => {
                 let name = path.file_name().map_or(path.as_os_str(), |name| name);
-                write!(f, "{}:{line}", name.to_string_lossy())
+                write!(f, "{}:{line}", printable::path(name.as_ref()))
             }
             Self::Runtime {
                 expires_in_s: None, ..
@@ -258,8 +260,10 @@ pub struct StatusAnswer {
     /// HZ and sysctls the settings were computed with.
     pub host: HostFacts,
     /// The configuration file.
+    #[serde(serialize_with = "printable::serialize_path")]
     pub config: PathBuf,
     /// Where the pins are.
+    #[serde(serialize_with = "printable::serialize_path")]
     pub pin_dir: PathBuf,
     /// Entries in force.
     pub entries: usize,
@@ -399,6 +403,7 @@ pub struct SkippedNamespace {
     /// Its number, as in `readlink /proc/self/ns/net`.
     pub inode: u64,
     /// Where it was found.
+    #[serde(serialize_with = "printable::serialize_path")]
     pub place: PathBuf,
     /// Why it was left out.
     pub reason: String,
@@ -461,7 +466,11 @@ pub struct DetachAnswer {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restored: Option<WalkView>,
     /// Where the maps were kept, because not every socket was reached.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        serialize_with = "printable::serialize_optional"
+    )]
     pub kept: Option<PathBuf>,
 }
 

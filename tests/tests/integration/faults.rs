@@ -19,7 +19,7 @@ pub(super) fn is_long() -> bool {
 }
 
 /// How many descriptors the daemon has open.
-fn descriptors(env: &TestEnv) -> anyhow::Result<usize> {
+pub(super) fn descriptors(env: &TestEnv) -> anyhow::Result<usize> {
     Ok(fs::read_dir(format!("/proc/{}/fd", env.pid()?))?.count())
 }
 

@@ -31,15 +31,21 @@ fn good(output: &Output) -> anyhow::Result<String> {
     Ok(said)
 }
 
-/// Runs a program that ends with "done" if every answer was as it should be.
-fn run(env: &TestEnv, program: &str, arguments: &[&str], file: (&str, &str)) -> anyhow::Result<()> {
+/// Runs a program, given the socket and the rest, that ends with "done" if every answer was as it should be.
+pub(super) fn run(
+    env: &TestEnv,
+    program: &str,
+    arguments: &[&str],
+    file: (&str, &str),
+    rest: &[String],
+) -> anyhow::Result<()> {
     let path = env.dir().join(file.0);
     fs::write(&path, file.1)?;
     let output = Command::new(program)
         .args(arguments)
         .arg(&path)
         .arg(env.socket())
-        .arg(TIMES.to_string())
+        .args(rest)
         // The toolchain that is there, and nothing from elsewhere.
         .envs([
             ("GOTOOLCHAIN", "local"),
@@ -57,13 +63,15 @@ fn run(env: &TestEnv, program: &str, arguments: &[&str], file: (&str, &str)) -> 
 test!(python3_http_client, needs = [PYTHON3]);
 fn python3_http_client() -> anyhow::Result<()> {
     let script = include_str!("http_clients/http_client.py");
-    run(&env()?, "python3", &[], ("client.py", script))
+    let times = [TIMES.to_string()];
+    run(&env()?, "python3", &[], ("client.py", script), &times)
 }
 
 test!(go_net_http, needs = [GO]);
 fn go_net_http() -> anyhow::Result<()> {
     let program = include_str!("http_clients/net_http.go");
-    run(&env()?, "go", &["run"], ("client.go", program))
+    let times = [TIMES.to_string()];
+    run(&env()?, "go", &["run"], ("client.go", program), &times)
 }
 
 test!(curl_reads_its_answers, needs = [CURL]);

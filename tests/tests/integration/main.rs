@@ -10,6 +10,7 @@ use rto_testbed::{emulated::is_emulated, process::require};
 #[macro_use]
 mod registry;
 
+mod adversary;
 mod advise;
 mod changes;
 mod coexistence;

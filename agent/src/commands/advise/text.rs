@@ -8,6 +8,7 @@ use super::{Answer, CIDRS_SHOWN, Decided, Source};
 use crate::{
     commands::{stats::short_us, table},
     policy::{Cidr, PolicyName, Settings, units::format_duration},
+    printable,
 };
 
 pub(super) fn text(answer: &Answer) -> String {
@@ -79,7 +80,7 @@ fn source(source: &Source) -> String {
             format!(
                 "{}: {packets} packets{lasted}; {flows} flows{peers} with {segments} segments, \
                  {retransmitted} of them sent again\n",
-                file.display()
+                printable::path(file)
             )
         }
     }

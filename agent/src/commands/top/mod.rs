@@ -48,7 +48,7 @@ pub(super) fn run(args: &Top) -> anyhow::Result<ExitCode> {
     let client = Client::new(&args.socket.socket);
     // A daemon that is not there from the beginning is an error like that of any other verb.
     let first = client.get("/v1/stats")?;
-    let socket = args.socket.socket.display().to_string();
+    let socket = crate::printable::path(&args.socket.socket);
     let mut state = State::new(socket, interval, first, Instant::now());
 
     // Before there are threads: they inherit the mask, so that only the one that waits is told.

@@ -1,6 +1,7 @@
 use std::{
     fs,
-    sync::{Arc, Barrier},
+    path::Path,
+    sync::{Arc, Barrier, atomic::Ordering},
     thread::JoinHandle,
 };
 
@@ -22,8 +23,49 @@ struct Bed {
     dir: tempfile::TempDir,
 }
 
+/// Files on a file system that hangs now and then.
+#[derive(Default)]
+struct SlowFiles {
+    hangs: AtomicBool,
+    /// Somebody waits for it.
+    awaited: AtomicBool,
+}
+
+impl SlowFiles {
+    fn reader(self: &Arc<Self>, limit: Duration) -> FilesReader {
+        let slow = self.clone();
+        let read = move |path: &Path, _: &dyn Fn(&Path)| {
+            while slow.hangs.load(Ordering::Relaxed) {
+                slow.awaited.store(true, Ordering::Relaxed);
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            Files::read(path)
+        };
+        FilesReader::new(read, limit)
+    }
+
+    fn hang(&self) {
+        self.awaited.store(false, Ordering::Relaxed);
+        self.hangs.store(true, Ordering::Relaxed);
+    }
+
+    fn answer(&self) {
+        self.hangs.store(false, Ordering::Relaxed);
+    }
+
+    fn await_reader(&self) {
+        while !self.awaited.load(Ordering::Relaxed) {
+            std::thread::yield_now();
+        }
+    }
+}
+
 impl Bed {
     fn new() -> Self {
+        Self::reading(FilesReader::default())
+    }
+
+    fn reading(reader: FilesReader) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let config_path = dir.path().join("config.toml");
         let state_dir = dir.path().join("state");
@@ -43,7 +85,11 @@ impl Bed {
         let opened = kernel.clone();
         let open: Open = Arc::new(move |options| Ok(opened.open(options)));
         let (ends, engine) = channels(&config);
-        let run = move || Engine::start_with(open, config, ends)?.run();
+        let run = move || {
+            let mut engine = Engine::start_with(open, config, ends)?;
+            engine.files = reader;
+            engine.run()
+        };
         Self {
             engine,
             kernel,
@@ -197,22 +243,18 @@ fn detached_until_the_next_reload() {
 
 #[test]
 fn nobody_waits_for_a_change() {
-    let bed = Bed::new();
+    let slow = Arc::new(SlowFiles::default());
+    let bed = Bed::reading(slow.reader(Duration::from_secs(600)));
     bed.add(request("10.9.0.0/16")).unwrap();
-    // The engine reads a configuration that does not come to an end.
-    let pipe = bed.dir.path().join("config.toml");
-    let regular = fs::read(&pipe).unwrap();
-    fs::remove_file(&pipe).unwrap();
-    nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::from_bits_truncate(0o600)).unwrap();
+    slow.hang();
     bed.engine.notify(Message::FilesChanged);
-    let mut end = fs::File::options().write(true).open(&pipe).unwrap();
+    slow.await_reader();
     let snapshot = bed.engine.snapshot();
     let status = snapshot.status();
     assert!(status.attachment.attached && status.healthy);
     assert_eq!(snapshot.readiness(), Readiness::Ready);
     assert!(snapshot.stats().is_ok());
-    std::io::Write::write_all(&mut end, &regular).unwrap();
-    drop(end);
+    slow.answer();
     bed.call(Message::Verify).unwrap();
     assert_eq!(bed.engine.snapshot().status().entries, 3);
     bed.stop();
@@ -235,6 +277,65 @@ fn while_it_is_attached_again_it_is_told_that_it_is_not() {
     bed.call(Message::Verify).unwrap();
     assert!(bed.engine.snapshot().status().healthy);
     bed.stop();
+}
+
+#[test]
+fn files_that_hang_are_an_error_and_the_last_good_ones_stay() {
+    let slow = Arc::new(SlowFiles::default());
+    let bed = Bed::reading(slow.reader(Duration::from_millis(200)));
+    bed.call(Message::Verify).unwrap();
+    slow.hang();
+    let reload = || bed.call(|reply| Message::Reload(BY, reply));
+    let error = reload().unwrap_err();
+    assert!(error.is_refusal(), "{error:?}");
+    let text = error.to_string();
+    assert!(text.contains("has not answered within 0.2 s"), "{text}");
+    assert!(text.contains("last good configuration"), "{text}");
+    let save = AddRequest {
+        save: true,
+        ..request("10.8.0.0/16")
+    };
+    assert!(matches!(bed.add(save), Err(EngineError::Config(_))));
+    // What needs no file goes on.
+    bed.add(request("10.9.0.0/16")).unwrap();
+    let status = bed.engine.snapshot().status();
+    assert!(!status.last_reload.ok && !status.healthy);
+    assert_eq!((status.entries, bed.entries()), (3, 3));
+    // Files that have not changed are taken for good again once they can be read.
+    slow.answer();
+    let limit = Instant::now() + Duration::from_secs(60);
+    while reload().is_err() {
+        assert!(Instant::now() < limit, "they are not read again");
+    }
+    assert!(bed.engine.snapshot().status().healthy);
+    slow.hang();
+    bed.engine.notify(Message::FilesChanged);
+    let refused = |bed: &Bed| !bed.engine.snapshot().status().last_reload.ok;
+    while !refused(&bed) {
+        assert!(Instant::now() < limit, "nobody noticed");
+        std::thread::yield_now();
+    }
+    slow.answer();
+    while refused(&bed) {
+        assert!(Instant::now() < limit, "they are not read again");
+        bed.engine.notify(Message::FilesChanged);
+        bed.call(Message::Verify).unwrap();
+    }
+    bed.stop();
+}
+
+#[test]
+fn it_stops_while_it_reads_files_that_hang() {
+    let slow = Arc::new(SlowFiles::default());
+    let bed = Bed::reading(slow.reader(Duration::from_secs(600)));
+    bed.call(Message::Verify).unwrap();
+    slow.hang();
+    bed.engine.notify(Message::FilesChanged);
+    slow.await_reader();
+    let kernel = bed.kernel.clone();
+    bed.stop();
+    assert!(!kernel.state().attached);
+    slow.answer();
 }
 
 #[test]

@@ -24,7 +24,7 @@ use crate::{
 /// Lines kept for a watcher that is slower than they come.
 const BACKLOG: usize = 4096;
 /// Watchers at once: their connections have no end.
-const WATCHERS: usize = 64;
+pub(crate) const WATCHERS: usize = 64;
 /// How soon the thread notices that it is to end.
 const WAIT: Duration = Duration::from_millis(100);
 

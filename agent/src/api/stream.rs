@@ -1,0 +1,142 @@
+//! A connection of a Unix socket, of which somebody else may watch the other end.
+
+use std::{
+    io,
+    os::fd::{AsFd, AsRawFd as _, BorrowedFd},
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use nix::{
+    errno::Errno,
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+    sys::socket::{MsgFlags, Shutdown, getsockopt, recv, send, shutdown, sockopt::PeerCredentials},
+};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, Interest, ReadBuf},
+    net::UnixStream,
+    time::sleep,
+};
+
+use super::connection::{Gone, Transport};
+
+/// How often one is looked at whose other half is closed: epoll has told all that it tells of that.
+const LOOK: Duration = Duration::from_millis(250);
+/// So many looks a client that has gone leaves its last words unread for, before they count for nothing.
+const LOOKS: usize = 20;
+
+/// The stream. Nobody reads or writes through a clone.
+#[derive(Clone, Debug)]
+pub struct SharedStream(Arc<UnixStream>);
+
+impl From<UnixStream> for SharedStream {
+    fn from(stream: UnixStream) -> Self {
+        Self(Arc::new(stream))
+    }
+}
+
+impl AsFd for SharedStream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl SharedStream {
+    /// Whether the other end is closed altogether: unix_poll() has EPOLLHUP for that alone, also after a shutdown() of
+    /// its half (net/unix/af_unix.c, Linux 6.12).
+    fn is_hung_up(&self) -> bool {
+        let mut polled = [PollFd::new(self.as_fd(), PollFlags::empty())];
+        match poll(&mut polled, PollTimeout::ZERO) {
+            Ok(_) => polled[0]
+                .revents()
+                .is_some_and(|events| events.intersects(PollFlags::POLLHUP | PollFlags::POLLERR)),
+            Err(_) => false,
+        }
+    }
+
+    /// How much there is to read, of one byte; `WouldBlock` if nothing yet.
+    fn peek(&self) -> io::Result<usize> {
+        self.0.try_io(Interest::READABLE, || {
+            let flags = MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT;
+            Ok(recv(self.0.as_raw_fd(), &mut [0], flags)?)
+        })
+    }
+}
+
+impl Transport for SharedStream {
+    fn uid(&self) -> Option<u32> {
+        let credentials = getsockopt(&self.as_fd(), PeerCredentials);
+        // Nobody's, where they cannot be read.
+        Some(credentials.map_or(u32::MAX, |credentials| credentials.uid()))
+    }
+
+    fn gone(&self) -> Gone {
+        let stream = self.clone();
+        Box::pin(async move {
+            let mut looks = 0;
+            // An error says that there is no reactor any more.
+            while stream.0.ready(Interest::READABLE).await.is_ok() {
+                match stream.peek() {
+                    Err(e) if e.kind() == io::ErrorKind::WouldBlock => continue,
+                    Ok(1..) if looks < LOOKS => {}
+                    Ok(_) | Err(_) if stream.is_hung_up() => return,
+                    Ok(_) | Err(_) => {}
+                }
+                looks = if stream.is_hung_up() { looks + 1 } else { 0 };
+                sleep(LOOK).await;
+            }
+        })
+    }
+
+    fn send_last(&self, bytes: &[u8]) {
+        let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
+        // The connection is closed in any case.
+        let _sent = send(self.0.as_raw_fd(), bytes, flags);
+    }
+}
+
+impl AsyncRead for SharedStream {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        loop {
+            ready!(self.0.poll_read_ready(context))?;
+            match self.0.try_read(buffer.initialize_unfilled()) {
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+                read => return Poll::Ready(read.map(|count| buffer.advance(count))),
+            }
+        }
+    }
+}
+
+impl AsyncWrite for SharedStream {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        loop {
+            ready!(self.0.poll_write_ready(context))?;
+            match self.0.try_write(bytes) {
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+                written => return Poll::Ready(written),
+            }
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match shutdown(self.0.as_raw_fd(), Shutdown::Write) {
+            // The other end may have gone.
+            Ok(()) | Err(Errno::ENOTCONN) => Poll::Ready(Ok(())),
+            Err(e) => Poll::Ready(Err(e.into())),
+        }
+    }
+}

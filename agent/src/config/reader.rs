@@ -1,0 +1,255 @@
+//! The files, read on a thread of their own: of a file system that hangs, that thread alone never comes back.
+
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError, mpsc},
+    thread,
+    time::{Duration, Instant},
+};
+
+use super::{ConfigError, ConfigErrors, Files};
+use crate::progress::{self, Progress};
+
+/// How long a file system may take for the next piece.
+pub(crate) const STALL_LIMIT: Duration = Duration::from_secs(10);
+/// How long reading may take in all.
+pub(crate) const READ_LIMIT: Duration = Duration::from_secs(60);
+/// How often who waits looks at what else there is.
+const TICK: Duration = Duration::from_millis(50);
+
+/// Reads the files of a configuration; tells the name of each before it is touched.
+type Read = dyn Fn(&Path, &dyn Fn(&Path)) -> Files + Send + Sync;
+
+/// Reads the files, and gives up waiting for them.
+pub struct FilesReader {
+    read: Arc<Read>,
+    stall_limit: Duration,
+    /// A reading that was given up and has not come back.
+    stuck: Option<Reading>,
+}
+
+/// Why there are no files.
+#[derive(Debug)]
+pub enum ReadError {
+    /// The file system does not answer, or there is no thread to ask it.
+    Failed(ConfigErrors),
+    /// Who waited has something else to do.
+    Interrupted,
+}
+
+impl From<ReadError> for ConfigErrors {
+    /// For who waits to the end.
+    fn from(error: ReadError) -> Self {
+        match error {
+            ReadError::Failed(errors) => errors,
+            ReadError::Interrupted => Self::default(),
+        }
+    }
+}
+
+/// One on its way.
+struct Reading {
+    files: mpsc::Receiver<Files>,
+    progress: Progress,
+    current: Arc<Mutex<PathBuf>>,
+}
+
+impl Default for FilesReader {
+    fn default() -> Self {
+        Self::new(Files::read_telling, STALL_LIMIT)
+    }
+}
+
+impl fmt::Debug for FilesReader {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let stuck = self.stuck.is_some();
+        f.debug_struct("FilesReader")
+            .field("stuck", &stuck)
+            .finish_non_exhaustive()
+    }
+}
+
+impl FilesReader {
+    /// Reads by this function, which may take so long for a step.
+    pub(crate) fn new(
+        read: impl Fn(&Path, &dyn Fn(&Path)) -> Files + Send + Sync + 'static,
+        stall_limit: Duration,
+    ) -> Self {
+        Self {
+            read: Arc::new(read),
+            stall_limit,
+            stuck: None,
+        }
+    }
+
+    /// Reads the configuration file and those beside it. While an earlier reading hangs, there is no other: each would
+    /// cost another thread.
+    ///
+    /// # Errors
+    ///
+    /// If the file system does not answer in time, or `is_interrupted` meanwhile.
+    pub fn read(
+        &mut self,
+        path: &Path,
+        is_interrupted: impl Fn() -> bool,
+    ) -> Result<Files, ReadError> {
+        if let Some(former) = self.stuck.take()
+            && let Err(mpsc::TryRecvError::Empty) = former.files.try_recv()
+        {
+            let error = self.hangs(&former);
+            self.stuck = Some(former);
+            return Err(error);
+        }
+        let reading = self.begin(path)?;
+        let begin = Instant::now();
+        let (mut steps, mut stepped) = (0, begin);
+        loop {
+            match reading.files.recv_timeout(TICK) {
+                Ok(files) => return Ok(files),
+                Err(mpsc::RecvTimeoutError::Timeout) => {}
+                Err(mpsc::RecvTimeoutError::Disconnected) => {
+                    return Err(failed(path, "the thread that read it died"));
+                }
+            }
+            // Who waits is not stuck: this has an end.
+            progress::step();
+            let now = reading.progress.steps();
+            if now != steps {
+                (steps, stepped) = (now, Instant::now());
+            }
+            let is_late = stepped.elapsed() >= self.stall_limit || begin.elapsed() >= READ_LIMIT;
+            if is_late || is_interrupted() {
+                let error = match is_late {
+                    true => self.hangs(&reading),
+                    false => ReadError::Interrupted,
+                };
+                self.stuck = Some(reading);
+                return Err(error);
+            }
+        }
+    }
+
+    fn begin(&self, path: &Path) -> Result<Reading, ReadError> {
+        let (sender, files) = mpsc::channel();
+        let progress = Progress::default();
+        let current = Arc::new(Mutex::new(path.to_owned()));
+        let (read, owned) = (self.read.clone(), path.to_owned());
+        let (counted, told) = (progress.clone(), current.clone());
+        let thread = thread::Builder::new().name("files".to_owned());
+        let spawned = thread.spawn(move || {
+            counted.count_this_thread();
+            let files = read(&owned, &|file| {
+                progress::step();
+                file.clone_into(&mut told.lock().unwrap_or_else(PoisonError::into_inner));
+            });
+            // Nobody waits any more if it took too long.
+            let _late = sender.send(files);
+        });
+        match spawned {
+            Ok(_) => Ok(Reading {
+                files,
+                progress,
+                current,
+            }),
+            Err(e) => Err(failed(path, &format!("no thread to read it: {e}"))),
+        }
+    }
+
+    fn hangs(&self, reading: &Reading) -> ReadError {
+        let current = reading.current.lock();
+        let current = current.unwrap_or_else(PoisonError::into_inner);
+        let limit = self.stall_limit.as_secs_f64();
+        failed(
+            &current,
+            &format!(
+                "its file system has not answered within {limit} s; see whether it hangs (a network file system whose \
+                 server is gone, FUSE), or move the configuration to a local disk"
+            ),
+        )
+    }
+}
+
+fn failed(path: &Path, why: &str) -> ReadError {
+    ReadError::Failed(ConfigErrors(vec![ConfigError::whole(path, why)]))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+    use super::*;
+
+    const SHORT: Duration = Duration::from_millis(200);
+    const CONFIG: &str = "/nonexistent/config.toml";
+
+    /// A file system that answers once `gate` is open; how often it was asked.
+    fn hanging(gate: &Arc<AtomicBool>) -> (FilesReader, Arc<AtomicUsize>) {
+        let asked = Arc::new(AtomicUsize::new(0));
+        let (gate, count) = (gate.clone(), asked.clone());
+        let read = move |path: &Path, telling: &dyn Fn(&Path)| {
+            count.fetch_add(1, Ordering::Relaxed);
+            telling(Path::new("/nonexistent/policies.d/a\u{1b}.toml"));
+            while !gate.load(Ordering::Relaxed) {
+                thread::sleep(Duration::from_millis(1));
+            }
+            Files::read_telling(path, telling)
+        };
+        (FilesReader::new(read, SHORT), asked)
+    }
+
+    #[test]
+    fn a_file_system_that_hangs_is_given_up_and_asked_again_when_it_answers() {
+        let gate = Arc::new(AtomicBool::new(false));
+        let (mut reader, asked) = hanging(&gate);
+        let begin = Instant::now();
+        for _ in 0..3 {
+            let Err(ReadError::Failed(errors)) = reader.read(Path::new(CONFIG), || false) else {
+                panic!("it was read");
+            };
+            let text = errors.to_string();
+            let named = text.starts_with("/nonexistent/policies.d/a\\u{1b}.toml: ");
+            assert!(named && text.contains("has not answered"), "{text}");
+        }
+        assert!(begin.elapsed() >= SHORT);
+        // It is one thread that waits.
+        assert_eq!(asked.load(Ordering::Relaxed), 1);
+        gate.store(true, Ordering::Relaxed);
+        while reader.read(Path::new(CONFIG), || false).is_err() {
+            assert!(begin.elapsed() < Duration::from_secs(60));
+            thread::sleep(Duration::from_millis(5));
+        }
+        assert_eq!(asked.load(Ordering::Relaxed), 2);
+    }
+
+    #[test]
+    fn who_is_told_to_stop_does_not_wait() {
+        let gate = Arc::new(AtomicBool::new(false));
+        let (mut reader, _) = hanging(&gate);
+        reader.stall_limit = Duration::from_secs(3600);
+        let stopped = reader.read(Path::new(CONFIG), || true);
+        assert!(matches!(stopped, Err(ReadError::Interrupted)));
+        gate.store(true, Ordering::Relaxed);
+    }
+
+    #[test]
+    fn a_slow_one_that_gets_on_is_waited_for() {
+        let read = |path: &Path, telling: &dyn Fn(&Path)| {
+            for _ in 0..8 {
+                thread::sleep(SHORT / 3);
+                telling(path);
+            }
+            Files::read_telling(path, telling)
+        };
+        let mut reader = FilesReader::new(read, SHORT * 4);
+        reader.read(Path::new(CONFIG), || false).unwrap();
+    }
+
+    #[test]
+    fn a_reader_that_panics_is_an_error() {
+        let read = |_: &Path, _: &dyn Fn(&Path)| -> Files { panic!("on purpose") };
+        let mut reader = FilesReader::new(read, SHORT * 100);
+        let error = reader.read(Path::new(CONFIG), || false);
+        assert!(matches!(error, Err(ReadError::Failed(_))));
+    }
+}

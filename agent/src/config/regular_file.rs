@@ -1,0 +1,119 @@
+//! Regular files, which alone are read: to open a FIFO waits for who writes, a device may have no end, and to open some
+//! (a watchdog, a tape) does something.
+
+use std::{
+    fs::{self, File, Metadata, OpenOptions},
+    io::{self, Read as _},
+    os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _},
+    path::Path,
+};
+
+use nix::libc::{O_NOCTTY, O_NONBLOCK};
+
+use crate::progress::Stepwise;
+
+/// With these (and O_CLOEXEC, which std sets) to open a file waits for nobody, whatever somebody has put there.
+pub(crate) const FLAGS: i32 = O_NONBLOCK | O_NOCTTY;
+
+/// Opens a regular file for reading.
+///
+/// # Errors
+///
+/// That of the file system, or what is there instead.
+pub(crate) fn open(path: &Path) -> io::Result<File> {
+    check(&fs::metadata(path)?)?;
+    let file = OpenOptions::new()
+        .read(true)
+        .custom_flags(FLAGS)
+        .open(path)?;
+    // It may be another by now.
+    check(&file.metadata()?)?;
+    Ok(file)
+}
+
+/// Reads one of so many bytes at most.
+///
+/// # Errors
+///
+/// As [`open`]; `InvalidData` if it is not UTF-8, `FileTooLarge` if it is longer.
+pub(crate) fn read(path: &Path, limit: u64) -> io::Result<String> {
+    let file = open(path)?;
+    // At once: a text that grows is copied, and takes twice the memory.
+    let size = file.metadata()?.len().min(limit) + 1;
+    let mut text = String::with_capacity(usize::try_from(size).map_err(io::Error::other)?);
+    let pieces = Stepwise(file);
+    pieces.take(limit + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > limit {
+        return Err(io::Error::new(
+            io::ErrorKind::FileTooLarge,
+            format!("it has more than {limit} bytes"),
+        ));
+    }
+    Ok(text)
+}
+
+/// # Errors
+///
+/// If this is no regular file: what it is.
+pub(crate) fn check(meta: &Metadata) -> io::Result<()> {
+    let kind = meta.file_type();
+    let found = if kind.is_file() {
+        return Ok(());
+    } else if kind.is_dir() {
+        "a directory"
+    } else if kind.is_fifo() {
+        "a FIFO (named pipe)"
+    } else if kind.is_socket() {
+        "a socket"
+    } else if kind.is_char_device() {
+        "a character device"
+    } else if kind.is_block_device() {
+        "a block device"
+    } else {
+        "a symbolic link"
+    };
+    Err(io::Error::other(format!(
+        "this is {found}; put a regular file in its place"
+    )))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use nix::{sys::stat::Mode, unistd::mkfifo};
+
+    use super::*;
+
+    #[test]
+    fn what_is_no_regular_file_is_named_and_not_opened() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        mkfifo(&at("fifo"), Mode::from_bits_truncate(0o600)).unwrap();
+        let _listener = UnixListener::bind(at("socket")).unwrap();
+        std::os::unix::fs::symlink(at("fifo"), at("link")).unwrap();
+        for (path, found) in [
+            (at("fifo"), "a FIFO"),
+            (at("link"), "a FIFO"),
+            (at("socket"), "a socket"),
+            (dir.path().to_owned(), "a directory"),
+            ("/dev/zero".into(), "a character device"),
+        ] {
+            let error = read(&path, 10).unwrap_err().to_string();
+            assert!(error.contains(found), "{}: {error}", path.display());
+        }
+    }
+
+    #[test]
+    fn it_is_read_up_to_its_limit() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("f");
+        fs::write(&path, "12345").unwrap();
+        assert_eq!(read(&path, 5).unwrap(), "12345");
+        let error = read(&path, 4).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::FileTooLarge);
+        fs::write(&path, b"\xff").unwrap();
+        let error = read(&path, 4).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+    }
+}

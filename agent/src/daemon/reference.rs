@@ -1,0 +1,399 @@
+//! The table of `docs/operate/limits.md`: numbers from the constants, and tests that exist.
+//! `UPDATE=1 cargo test -p rto-agent --lib daemon::reference` rewrites the page.
+
+use std::{
+    fmt::Write as _,
+    fs,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use rto_agent_common::{MAX_POLICIES, POLICY_NAME_LEN};
+
+use super::lock;
+use crate::{
+    api::{MAX_BODY, client, server},
+    config::{self, MAX_SOCKET_PATH, READ_LIMIT, STALL_LIMIT},
+    engine,
+    kernel::descriptors,
+    policy::{MAX_ENTRIES_LIMIT, units::format_duration},
+    telemetry::http,
+    wire::{bounded::MAX_CIDRS, ttl::MAX_TTL},
+};
+
+const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/operate/limits.md");
+
+struct Limit {
+    what: &'static str,
+    value: String,
+    /// What happens at it.
+    then: &'static str,
+    /// Which shows it: of this crate by its path, else `integration::group::name`.
+    test: &'static str,
+}
+
+fn limit(what: &'static str, value: String, then: &'static str, test: &'static str) -> Limit {
+    Limit {
+        what,
+        value,
+        then,
+        test,
+    }
+}
+
+/// 4194304 as 4,194,304.
+fn number(number: impl TryInto<u64>) -> String {
+    let digits = number.try_into().unwrap_or(u64::MAX).to_string();
+    let mut text = String::new();
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+fn bytes(count: u64) -> String {
+    match count {
+        many if many.is_multiple_of(1 << 20) => format!("{} MiB", many >> 20),
+        some if some.is_multiple_of(1 << 10) => format!("{} KiB", some >> 10),
+        few => format!("{} bytes", number(few)),
+    }
+}
+
+fn time(duration: Duration) -> String {
+    const DAY: u64 = 24 * 3600;
+    match duration.as_secs() {
+        seconds if seconds > 0 && seconds.is_multiple_of(DAY) => format!("{} days", seconds / DAY),
+        _ => format_duration(duration),
+    }
+}
+
+fn configuration() -> Vec<Limit> {
+    const STAYS: &str = "refused; the last good configuration stays in force";
+    vec![
+        limit(
+            "size of a file",
+            bytes(config::MAX_FILE),
+            STAYS,
+            "config::regular_file::tests::it_is_read_up_to_its_limit",
+        ),
+        limit(
+            "kind of a file",
+            "regular files only".to_owned(),
+            "a FIFO, a device, a socket is refused without being opened; the last good configuration stays in force",
+            "integration::adversary::what_is_no_file_is_refused",
+        ),
+        limit(
+            "time without an answer of the file system",
+            time(STALL_LIMIT),
+            "the change is refused; the last good configuration stays in force; reading is tried again once the file \
+             system answers",
+            "engine::actor::tests::files_that_hang_are_an_error_and_the_last_good_ones_stay",
+        ),
+        limit(
+            "time to read all files",
+            time(READ_LIMIT),
+            "as above",
+            "config::reader::tests::a_file_system_that_hangs_is_given_up_and_asked_again_when_it_answers",
+        ),
+        limit(
+            "entries",
+            number(MAX_ENTRIES_LIMIT),
+            STAYS,
+            "daemon::reference::more_than_there_is_room_for_is_refused",
+        ),
+        limit(
+            "policies",
+            number(MAX_POLICIES),
+            STAYS,
+            "daemon::reference::more_than_there_is_room_for_is_refused",
+        ),
+        limit(
+            "length of a policy's name",
+            bytes(POLICY_NAME_LEN as u64 - 1),
+            STAYS,
+            "daemon::reference::a_name_has_a_longest",
+        ),
+        limit(
+            "path of a Unix socket",
+            bytes(MAX_SOCKET_PATH as u64),
+            STAYS,
+            "config::tests::paths_that_no_system_call_takes_are_refused",
+        ),
+        limit(
+            "`--ttl`",
+            time(MAX_TTL),
+            "refused",
+            "wire::ttl::tests::it_has_an_end_and_is_not_over_at_once",
+        ),
+    ]
+}
+
+fn requests() -> Vec<Limit> {
+    let (limits, strangers) = (server::LIMITS, http::LIMITS);
+    vec![
+        limit(
+            "body of a request",
+            bytes(MAX_BODY as u64),
+            "413; not read if its length is declared",
+            "api::body::tests::every_route_has_a_limit",
+        ),
+        limit(
+            "CIDRs of a request",
+            number(MAX_CIDRS),
+            "422",
+            "wire::bounded::tests::a_list_ends",
+        ),
+        limit(
+            "bodies of more than 64 KiB at a time",
+            number(server::LARGE_AT_ONCE),
+            "more wait",
+            "integration::faults::a_request_of_100_mb",
+        ),
+        limit(
+            "headers of a request",
+            "100 lines, some 400 KiB".to_owned(),
+            "431, and the connection ends (hyper's limits)",
+            "integration::adversary::headers_have_a_limit",
+        ),
+        limit(
+            "connections to the control socket",
+            number(limits.connections),
+            "more wait",
+            "integration::faults::a_thousand_clients_at_once",
+        ),
+        limit(
+            "of these, for users other than root",
+            number(limits.connections - limits.for_root),
+            "503; root's are served",
+            "api::share::tests::nobody_takes_what_is_roots",
+        ),
+        limit(
+            "of these, for one such user",
+            number(limits.each),
+            "503, and a line in the log",
+            "integration::adversary::a_member_of_the_group_does_not_keep_root_out",
+        ),
+        limit(
+            "silence at the beginning of a connection",
+            time(limits.idle_timeout),
+            "disconnected",
+            "integration::faults::silent_clients_hold_up_nobody",
+        ),
+        limit(
+            "time of a connection",
+            time(limits.lifetime),
+            "disconnected; `watch` has no such limit",
+            "api::connection::tests::an_answer_that_does_not_come_ends_with_the_connections_time",
+        ),
+        limit(
+            "`watch` at a time",
+            number(engine::WATCHERS),
+            "422",
+            "integration::faults::silent_clients_hold_up_nobody",
+        ),
+        limit(
+            "`list` at a time",
+            number(server::LISTS_AT_ONCE),
+            "more wait",
+            "integration::scale::fifty_lists_at_once",
+        ),
+        limit(
+            "time to read a `list`",
+            time(server::LIST_TIME),
+            "cut off, and a line in the log",
+            "integration::scale::a_list_that_nobody_reads_is_given_up",
+        ),
+        limit(
+            "time that the command line waits for an answer",
+            time(client::TIMEOUT),
+            "exit status 1; the change may still be made",
+            "",
+        ),
+        limit(
+            "connections to the metrics endpoint",
+            number(strangers.connections),
+            "more wait",
+            "api::limit::tests::connections_are_limited",
+        ),
+        limit(
+            "of these at a Unix socket, for one user other than root",
+            number(strangers.each),
+            "503",
+            "api::share::tests::nobody_takes_what_is_roots",
+        ),
+        limit(
+            "time of such a connection",
+            time(strangers.lifetime),
+            "disconnected",
+            "api::limit::tests::who_has_said_something_has_more_time_and_who_lasts_all",
+        ),
+        limit(
+            "body of such a request",
+            bytes(http::MAX_BODY as u64),
+            "413",
+            "",
+        ),
+        limit(
+            "time that `/readyz` waits for the kernel's maps to be compared",
+            time(http::VERIFY),
+            "503",
+            "",
+        ),
+    ]
+}
+
+fn host() -> Vec<Limit> {
+    vec![
+        limit(
+            "open files of the daemon (RLIMIT_NOFILE)",
+            number(descriptors::DAEMON),
+            "with less it does not start",
+            "integration::adversary::too_few_descriptors_are_an_error",
+        ),
+        limit(
+            "open files of another verb",
+            number(descriptors::CLIENT),
+            "with less it is refused",
+            "integration::adversary::too_few_descriptors_are_an_error",
+        ),
+        limit(
+            "time that a start waits for the locks of a daemon that has ended",
+            time(lock::PATIENCE),
+            "it does not start, and names the holder",
+            "daemon::lock::tests::it_is_not_waited_for_without_an_end_nor_where_the_holder_lives",
+        ),
+    ]
+}
+
+fn sections() -> [(&'static str, Vec<Limit>); 3] {
+    [
+        ("configuration", configuration()),
+        ("requests", requests()),
+        ("host", host()),
+    ]
+}
+
+fn table(limits: &[Limit]) -> String {
+    let mut text = "| limit | value | at it | test |\n|---|---|---|---|\n".to_owned();
+    for Limit {
+        what,
+        value,
+        then,
+        test,
+    } in limits
+    {
+        let test = match test.strip_prefix("integration::") {
+            Some(test) => format!("`{test}`"),
+            None if test.is_empty() => String::new(),
+            None => format!("`{test}` (unit)"),
+        };
+        let _written = writeln!(text, "| {what} | {value} | {then} | {test} |");
+    }
+    text
+}
+
+#[test]
+fn the_page_has_the_numbers_of_the_program() {
+    let page = fs::read_to_string(PAGE).unwrap();
+    let mut wanted = page.clone();
+    for (name, limits) in sections() {
+        let begin = format!("<!-- limits of {name} -->\n");
+        let end = format!("<!-- end of {name} -->\n");
+        let (before, rest) = wanted.split_once(&begin).expect("a mark");
+        let (_, after) = rest.split_once(&end).expect("its end");
+        wanted = format!("{before}{begin}\n{}\n{end}{after}", table(&limits));
+    }
+    if std::env::var_os("UPDATE").is_some() {
+        fs::write(PAGE, &wanted).unwrap();
+    }
+    assert_eq!(
+        fs::read_to_string(PAGE).unwrap(),
+        wanted,
+        "UPDATE=1 cargo test -p rto-agent --lib daemon::reference"
+    );
+    // What the texts say in words.
+    assert_eq!(server::LARGE, 64 << 10);
+}
+
+#[test]
+fn the_tests_that_are_named_exist() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    for (_, limits) in sections() {
+        for Limit { test, .. } in limits.iter().filter(|limit| !limit.test.is_empty()) {
+            let (module, name) = test.rsplit_once("::").unwrap();
+            let files: Vec<_> = match module.strip_prefix("integration::") {
+                Some(group) => {
+                    let dir = root.join("../tests/tests/integration");
+                    let parts = fs::read_dir(dir.join(group)).into_iter().flatten();
+                    let parts = parts.map(|entry| entry.unwrap().path());
+                    parts.chain([dir.join(format!("{group}.rs"))]).collect()
+                }
+                None => {
+                    let path = module.strip_suffix("::tests").unwrap_or(module);
+                    let path = root.join("src").join(path.replace("::", "/"));
+                    ["", "/mod", "/tests"]
+                        .map(|end| PathBuf::from(format!("{}{end}.rs", path.display())))
+                        .to_vec()
+                }
+            };
+            let is_there = files.iter().any(|file| {
+                let text = fs::read_to_string(file).unwrap_or_default();
+                text.contains(&format!("fn {name}("))
+                    || text.contains(&format!("test!({name}"))
+                    || text.contains(&format!("test!(\n    {name}"))
+            });
+            assert!(is_there, "{test} is in none of {files:?}");
+        }
+    }
+}
+
+#[test]
+fn numbers_are_easy_to_read() {
+    assert_eq!(number(7u32), "7");
+    assert_eq!(number(MAX_ENTRIES_LIMIT), "4,194,304");
+    assert_eq!(
+        [bytes(107), bytes(4 << 10), bytes(16 << 20)],
+        ["107 bytes", "4 KiB", "16 MiB"]
+    );
+}
+
+#[test]
+fn more_than_there_is_room_for_is_refused() {
+    use crate::policy::{PolicySet, entries::Builder};
+
+    let mut set = PolicySet::default();
+    let policy: crate::policy::PolicyName = "p".parse().unwrap();
+    let mut builder = Builder::default();
+    let slot = builder.policy(&policy);
+    for bits in 0..=MAX_ENTRIES_LIMIT {
+        let address = std::net::Ipv4Addr::from_bits(bits << 1).into();
+        let cidr = crate::policy::Cidr::containing(address, 31).unwrap();
+        builder.push(cidr, slot, None);
+    }
+    set.entries = builder.build().0;
+    let error = set.check_size().unwrap_err();
+    assert_eq!(error, "4194305 entries: at most 4194304 are possible");
+
+    let mut set = PolicySet::default();
+    for i in 0..=MAX_POLICIES {
+        let policy = crate::policy::Policy {
+            settings: crate::policy::Settings::default(),
+            location: None,
+        };
+        set.policies
+            .insert(format!("p{i}").parse().unwrap(), policy);
+    }
+    let error = set.check_size().unwrap_err();
+    assert_eq!(error, "1025 policies: at most 1024 are possible");
+}
+
+#[test]
+fn a_name_has_a_longest() {
+    let name = |length: usize| "p".repeat(length).parse::<crate::policy::PolicyName>();
+    assert!(name(POLICY_NAME_LEN - 1).is_ok());
+    let error = name(POLICY_NAME_LEN).unwrap_err().to_string();
+    assert!(error.contains("63 characters at most"), "{error}");
+}

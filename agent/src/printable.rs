@@ -1,0 +1,86 @@
+//! Names that others have given, to files and processes, as text for terminals and JSON: always there, and without
+//! control characters.
+
+use std::{borrow::Cow, fmt::Write as _, path::Path};
+
+use serde::{Serialize as _, Serializer};
+
+/// A path. What is not UTF-8 in it is shown as U+FFFD: a name must not make an answer fail.
+pub(crate) fn path(path: &Path) -> String {
+    text(&path.to_string_lossy()).into_owned()
+}
+
+/// A text. What a terminal would act on is written as Rust escapes it (`\u{1b}`), so that doing this twice changes
+/// nothing more.
+pub(crate) fn text(text: &str) -> Cow<'_, str> {
+    escaped(text, acts)
+}
+
+/// A text of several lines.
+pub(crate) fn lines(text: &str) -> Cow<'_, str> {
+    escaped(text, |c| c != '\n' && acts(c))
+}
+
+fn escaped(text: &str, acts: impl Fn(char) -> bool) -> Cow<'_, str> {
+    if !text.contains(&acts) {
+        return Cow::Borrowed(text);
+    }
+    let mut shown = String::with_capacity(text.len() + 16);
+    for c in text.chars() {
+        if acts(c) {
+            // Not escape_default(), which has \n for a line feed and nothing for the others.
+            let _written = write!(shown, "{}", c.escape_unicode());
+        } else {
+            shown.push(c);
+        }
+    }
+    Cow::Owned(shown)
+}
+
+/// C0, DEL and C1 (ECMA-48), and what turns the direction of writing (UAX 9).
+pub(crate) fn acts(c: char) -> bool {
+    c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+/// For `serialize_with`: serde refuses a path that is not UTF-8, and with it the whole answer.
+pub(crate) fn serialize_path<S: Serializer>(
+    value: &Path,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(&path(value))
+}
+
+/// The same for one that may be absent.
+pub(crate) fn serialize_optional<S: Serializer, P: AsRef<Path>>(
+    value: &Option<P>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    let shown = value.as_ref().map(|value| path(value.as_ref()));
+    shown.serialize(serializer)
+}
+
+/// The same for several.
+pub(crate) fn serialize_paths<S: Serializer, P: AsRef<Path>>(
+    values: &[P],
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(values.iter().map(|value| path(value.as_ref())))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{ffi::OsStr, os::unix::ffi::OsStrExt as _};
+
+    use super::*;
+
+    #[test]
+    fn nothing_acts_on_a_terminal_and_the_rest_stays() {
+        let name = Path::new(OsStr::from_bytes(
+            b"/etc/\xff\x1b[2J\x7f\xc2\x9b\n\xc3\xa4.toml",
+        ));
+        let shown = "/etc/\u{fffd}\\u{1b}[2J\\u{7f}\\u{9b}\\u{a}\u{e4}.toml";
+        assert_eq!(path(name), shown);
+        assert_eq!(text(shown), shown);
+        assert_eq!(lines("a\nb\r\u{202e}"), "a\nb\\u{d}\\u{202e}");
+    }
+}

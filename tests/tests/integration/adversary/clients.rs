@@ -1,0 +1,146 @@
+//! Clients that ask at once, many times, and close their half when they have asked: our own, Python's and Go's.
+
+use std::{io::Write as _, net::Shutdown, os::unix::net::UnixStream, path::Path, thread};
+
+use anyhow::ensure;
+use rto_testbed::{env::TestEnv, http, wait::TIMEOUT};
+use serde_json::Value;
+
+use super::{
+    super::{
+        http_clients::run,
+        needs::{GO, PYTHON3},
+    },
+    Victim,
+};
+
+const PYTHON: (&str, &str) = ("attack.py", include_str!("attack.py"));
+const GO_PROGRAM: (&str, &str) = ("attack.go", include_str!("attack.go"));
+
+/// Clients at a time, and changes by each.
+const CLIENTS: usize = 8;
+const CHANGES: usize = 25;
+/// Requests whose client has closed its half.
+const HALF_CLOSED: usize = 50;
+
+fn body(cidr: &str) -> String {
+    serde_json::json!({ "cidrs": [cidr], "policy": "near" }).to_string()
+}
+
+/// Sends a request and closes that half, together or a moment later; the status of the answer.
+fn half_closed(env: &TestEnv, method: &str, path: &str, body: &str) -> anyhow::Result<u16> {
+    let stream = UnixStream::connect(env.socket())?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
+    http::send(&stream, method, path, body)?;
+    stream.shutdown(Shutdown::Write)?;
+    Ok(http::receive(&stream)?.status)
+}
+
+test!(who_closes_its_half_is_answered);
+fn who_closes_its_half_is_answered() -> anyhow::Result<()> {
+    let victim = Victim::new()?;
+    for i in 0..HALF_CLOSED {
+        let status = half_closed(
+            &victim.env,
+            "POST",
+            "/v1/entries",
+            &body(&format!("10.92.{i}.0/24")),
+        )?;
+        ensure!(status == 200, "{i}: {status}");
+    }
+    for (method, path, expected) in [
+        ("GET", "/v1/status", 200),
+        ("GET", "/v1/entries", 200),
+        ("GET", "/v1/stats", 200),
+        ("POST", "/v1/reload", 200),
+        ("POST", "/v1/nothing", 404),
+    ] {
+        let status = half_closed(&victim.env, method, path, "")?;
+        ensure!(status == expected, "{method} {path}: {status}");
+    }
+    // A watch that has closed its half goes on, and one that has gone does not.
+    let mut watches = Vec::new();
+    for _ in 0..20 {
+        let mut stream = UnixStream::connect(victim.env.socket())?;
+        stream.write_all(b"GET /v1/events HTTP/1.1\r\nhost: x\r\n\r\n")?;
+        stream.shutdown(Shutdown::Write)?;
+        watches.push(stream);
+    }
+    drop(watches);
+    victim.is_well(1 + HALF_CLOSED)
+}
+
+/// A change on a connection of its own; the answer.
+fn ask(socket: &Path, path: &str, body: &str) -> anyhow::Result<Value> {
+    let answer = http::request(UnixStream::connect(socket)?, "POST", path, body)?;
+    ensure!(answer.status == 200, "{path} {body}: {answer:?}");
+    Ok(serde_json::from_str(&answer.body)?)
+}
+
+test!(every_acknowledged_change_is_in_force);
+/// Many clients with many changes each.
+fn every_acknowledged_change_is_in_force() -> anyhow::Result<()> {
+    let victim = Victim::new()?;
+    let socket = victim.env.socket();
+    let socket = socket.as_path();
+    thread::scope(|scope| -> anyhow::Result<()> {
+        let clients: Vec<_> = (0..CLIENTS)
+            .map(|client| {
+                scope.spawn(move || -> anyhow::Result<()> {
+                    for i in 0..CHANGES {
+                        let cidr = format!("10.{}.{i}.0/24", 100 + client);
+                        let answer = ask(socket, "/v1/entries", &body(&cidr))?;
+                        ensure!(answer["changed"]["added"] == 1, "{cidr}: {answer:#}");
+                        // Every third goes again.
+                        if i % 3 == 0 {
+                            let request = serde_json::json!({ "cidrs": [cidr] }).to_string();
+                            let answer = ask(socket, "/v1/entries/remove", &request)?;
+                            ensure!(answer["changed"]["removed"] == 1, "{cidr}: {answer:#}");
+                        }
+                    }
+                    Ok(())
+                })
+            })
+            .collect();
+        for client in clients {
+            client.join().map_err(|_| anyhow::anyhow!("panicked"))??;
+        }
+        Ok(())
+    })?;
+    let kept = (0..CHANGES).filter(|i| i % 3 != 0).count();
+    let cidrs = victim.cidrs()?;
+    for client in 0..CLIENTS {
+        for i in 0..CHANGES {
+            let cidr = format!("10.{}.{i}.0/24", 100 + client);
+            ensure!(cidrs.contains(&cidr) == (i % 3 != 0), "{cidr}: {cidrs:?}");
+        }
+    }
+    victim.is_well(1 + CLIENTS * kept)
+}
+
+/// Has a program of another language attack: half-closed requests, late bodies, headers, and changes by many at once.
+fn attack(program: &str, arguments: &[&str], file: (&str, &str)) -> anyhow::Result<()> {
+    let victim = Victim::new()?;
+    let rest = [HALF_CLOSED, CLIENTS, CHANGES].map(|number| number.to_string());
+    run(&victim.env, program, arguments, file, &rest)?;
+    let cidrs = victim.cidrs()?;
+    let half_closed = (0..HALF_CLOSED).map(|i| format!("10.92.{i}.0/24"));
+    let changes = (0..CLIENTS)
+        .flat_map(|client| (0..CHANGES).map(move |i| format!("10.{}.{i}.0/24", 100 + client)));
+    for cidr in half_closed.chain(changes) {
+        ensure!(cidrs.contains(&cidr), "{cidr} is not in force: {cidrs:?}");
+    }
+    victim.is_well(1 + HALF_CLOSED + CLIENTS * CHANGES)
+}
+
+test!(python_attacks, needs = [PYTHON3], || attack(
+    "python3",
+    &[],
+    PYTHON
+));
+
+test!(go_attacks, needs = [GO], || attack(
+    "go",
+    &["run"],
+    GO_PROGRAM
+));

@@ -1,0 +1,236 @@
+//! What somebody puts in the place of a file, or beside it.
+
+use std::{
+    ffi::OsStr,
+    fs,
+    os::unix::{
+        ffi::OsStrExt as _,
+        fs::{PermissionsExt as _, chown, symlink},
+        net::UnixListener,
+    },
+    path::Path,
+    thread,
+};
+
+use anyhow::{Context as _, ensure};
+use nix::{
+    sys::{
+        signal::{Signal, kill},
+        stat::Mode,
+    },
+    unistd::mkfifo,
+};
+use rto_testbed::env::TestEnv;
+
+use super::{super::near, Victim};
+
+const NOBODY: u32 = 65_534;
+
+fn fifo(path: &Path) -> anyhow::Result<()> {
+    Ok(mkfifo(path, Mode::from_bits_truncate(0o600))?)
+}
+
+test!(what_is_no_file_is_refused);
+/// To open a FIFO would wait for who writes, and to read a device would not end.
+fn what_is_no_file_is_refused() -> anyhow::Result<()> {
+    let mut victim = Victim::new()?;
+    let planted = victim.env.policies_dir().join("planted.toml");
+    let config = victim.env.config();
+    let good = fs::read(&config)?;
+    for path in [&planted, &config] {
+        let _gone = fs::remove_file(path);
+        fifo(path)?;
+        victim.refuses_its_files("this is a FIFO (named pipe)")?;
+        fs::remove_file(path)?;
+        symlink("/dev/zero", path)?;
+        victim.refuses_its_files("this is a character device")?;
+        fs::remove_file(path)?;
+        let listener = UnixListener::bind(path)?;
+        victim.refuses_its_files("this is a socket")?;
+        drop(listener);
+        fs::remove_file(path)?;
+        fs::create_dir(path)?;
+        victim.refuses_its_files("this is a directory")?;
+        fs::remove_dir(path)?;
+        if *path == config {
+            fs::write(path, &good)?;
+        }
+        victim.env.cli(&["reload"])?;
+        victim.is_well(1)?;
+    }
+    // Nor does it keep the daemon from ending, or a start from failing.
+    fs::remove_file(&config)?;
+    fifo(&config)?;
+    victim.env.signal(Signal::SIGHUP)?;
+    let refused = |status: &serde_json::Value| status["last_reload"]["ok"] == false;
+    victim.env.wait_status("a refusal", refused)?;
+    ensure!(victim.env.end(Signal::SIGTERM)?.code() == Some(0));
+    let refused = victim.env.start().err().context("it started")?;
+    let said = format!("{refused:#}");
+    ensure!(said.contains("config.toml: this is a FIFO"), "{said}");
+    Ok(())
+}
+
+test!(a_fifo_is_no_lock);
+fn a_fifo_is_no_lock() -> anyhow::Result<()> {
+    let mut env = TestEnv::new()?;
+    env.configure(&near("\"10.88.0.0/24\""))?;
+    let state = env.dir().join("state");
+    fs::create_dir(&state)?;
+    for (name, said) in [
+        ("lock", "lock: this is a FIFO"),
+        ("manual.json", "manual.json: this is a FIFO"),
+    ] {
+        fifo(&state.join(name))?;
+        let refused = env.start().err().context("it started")?;
+        let refused = format!("{refused:#}");
+        ensure!(refused.contains(said), "{refused}");
+        fs::remove_file(state.join(name))?;
+        let _ended = env.ended()?;
+    }
+    env.start()?;
+    Victim::of(env)?.is_well(1)
+}
+
+test!(planted_files_change_nothing);
+fn planted_files_change_nothing() -> anyhow::Result<()> {
+    let victim = Victim::new()?;
+    let dir = victim.env.policies_dir();
+    // Of no concern, however many.
+    for i in 0..500 {
+        fs::write(dir.join(format!(".hidden{i}.toml")), "nonsense")?;
+        fs::write(dir.join(format!("backup{i}.toml~")), "nonsense")?;
+    }
+    fifo(&dir.join("pipe"))?;
+    victim.env.cli(&["reload"])?;
+    victim.is_well(1)?;
+    let planted = dir.join("planted.toml");
+    let sparse =
+        || -> anyhow::Result<()> { Ok(fs::File::create(&planted)?.set_len((64 << 20) + 1)?) };
+    let unreadable = || -> anyhow::Result<()> {
+        fs::write(&planted, "")?;
+        chown(&planted, Some(NOBODY), Some(NOBODY))?;
+        Ok(fs::set_permissions(
+            &planted,
+            fs::Permissions::from_mode(0o600),
+        )?)
+    };
+    let plants: [(&str, &dyn Fn() -> anyhow::Result<()>, &str); 5] = [
+        (
+            "a dangling link",
+            &|| Ok(symlink("nowhere", &planted)?),
+            "No such file or directory",
+        ),
+        (
+            "a link to itself",
+            &|| Ok(symlink("planted.toml", &planted)?),
+            "Too many levels of symbolic links",
+        ),
+        (
+            "a large file",
+            &sparse,
+            "more than a configuration file may have",
+        ),
+        (
+            "not text",
+            &|| Ok(fs::write(&planted, b"\xff\xfe")?),
+            "configuration files are UTF-8 text",
+        ),
+        ("another's", &unreadable, "it must be root's"),
+    ];
+    for (what, plant, why) in plants {
+        plant()?;
+        let said = victim.env.cli_fails(&["reload"]).context(what)?;
+        ensure!(said.contains(why), "{what}: {said}");
+        ensure!(said.contains("stays in force"), "{what}: {said}");
+        fs::remove_file(&planted)?;
+    }
+    victim.env.cli(&["reload"])?;
+    victim.is_well(1)
+}
+
+test!(names_that_are_not_utf8);
+/// Of a file, and of the directory of the configuration; with what a terminal would act on.
+fn names_that_are_not_utf8() -> anyhow::Result<()> {
+    let mut env = TestEnv::new()?;
+    let etc = env.dir().join(OsStr::from_bytes(b"\xff\x1b[2J"));
+    fs::create_dir_all(etc.join("policies.d"))?;
+    fs::write(
+        etc.join("config.toml"),
+        env.config_text(&near("\"10.88.0.0/24\"")),
+    )?;
+    let planted = etc
+        .join("policies.d")
+        .join(OsStr::from_bytes(b"\xfe\x1b]0;x\x07.toml"));
+    fs::write(&planted, "[policy.near]\ncidrs = [\"10.89.0.0/24\"]\n")?;
+    let script = format!(
+        "exec \"$0\" run --config \"$(printf '{}/\\377\\033[2J')/config.toml\"",
+        env.dir().display()
+    );
+    env.start_under(&["bash".to_owned(), "-c".to_owned(), script])?;
+    let victim = Victim::of(env)?;
+    let env = &victim.env;
+    victim.is_well(2)?;
+    let list = env.json(&["list"])?;
+    let path = list["entries"][1]["source"]["path"].as_str();
+    let path = path.with_context(|| format!("{list:#}"))?;
+    ensure!(
+        path.ends_with("\u{fffd}\\u{1b}[2J/policies.d/\u{fffd}\\u{1b}]0;x\\u{7}.toml"),
+        "{path}"
+    );
+    fs::write(&planted, "[policy.near]\ncidrs = [\"10.89.0.1/24\"]\n")?;
+    env.cli_fails(&["reload"])?;
+    for args in [
+        &["list"][..],
+        &["list", "--json"],
+        &["lookup", "10.89.0.1"],
+        &["lookup", "10.89.0.1", "--json"],
+        &["status"],
+        &["status", "--json"],
+        &["reload"],
+    ] {
+        let output = env.try_cli(args)?;
+        let said = [output.stdout, output.stderr].concat();
+        let text = String::from_utf8(said).context("not UTF-8")?;
+        let acts = |c: char| c.is_control() && c != '\n';
+        ensure!(
+            !text.is_empty() && !text.contains(acts),
+            "{args:?}: {text:?}"
+        );
+    }
+    ensure!(victim.cidrs()?.len() == 2);
+    fs::remove_file(&planted)?;
+    env.cli(&["reload"])?;
+    victim.is_well(1)
+}
+
+test!(a_storm_of_sighups);
+/// Each is a reload; changes meanwhile are made all the same.
+fn a_storm_of_sighups() -> anyhow::Result<()> {
+    const ADDED: usize = 30;
+    let victim = Victim::new()?;
+    let env = &victim.env;
+    let (pid, dir) = (env.pid()?, env.policies_dir());
+    thread::scope(|scope| -> anyhow::Result<()> {
+        let storm = scope.spawn(|| -> anyhow::Result<()> {
+            for i in 0..500 {
+                kill(pid, Signal::SIGHUP)?;
+                if i % 10 == 0 {
+                    thread::yield_now();
+                    fs::write(dir.join("x.toml"), format!("# {i}\n"))?;
+                }
+            }
+            Ok(())
+        });
+        for i in 0..ADDED {
+            let body =
+                serde_json::json!({ "cidrs": [format!("10.90.{i}.0/24")], "policy": "near" });
+            let answer = env.socket_request("POST", "/v1/entries", &body.to_string())?;
+            ensure!(answer["changed"]["added"] == 1, "{answer:#}");
+        }
+        storm.join().map_err(|_| anyhow::anyhow!("panicked"))?
+    })?;
+    victim.is_well(1 + ADDED)?;
+    ensure!(victim.cidrs()?.len() == 1 + ADDED);
+    Ok(())
+}

@@ -1,0 +1,186 @@
+//! Connections, descriptors and headers up to their limits, and beyond.
+
+use std::{
+    fs,
+    io::{BufRead as _, BufReader, Read as _, Write as _},
+    os::unix::{fs::PermissionsExt as _, net::UnixStream, process::CommandExt as _},
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, ensure};
+use rto_testbed::{agent::find, env::TestEnv, http, process::KillOnDrop, wait::TIMEOUT};
+
+use super::{
+    super::{near, needs::PYTHON3, security::group_1},
+    Victim,
+};
+
+const NOBODY: u32 = 65_534;
+/// Longer than root should wait on a busy machine, and shorter than silent clients may keep their connections.
+const PROMPT: Duration = Duration::from_secs(4);
+
+/// Makes connections that say nothing, as many as it gets, and a new one for each that is closed; says so at first.
+const SILENT: &str = r#"
+import select, socket, sys
+path, count = sys.argv[1], int(sys.argv[2])
+def connect():
+    s = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    s.connect(path)
+    return s
+held = {s.fileno(): s for s in (connect() for _ in range(count))}
+poll = select.poll()
+for fd in held:
+    poll.register(fd, select.POLLIN)
+refused = 0
+for fd, _ in poll.poll(1000):
+    refused += held[fd].recv(12) == b"HTTP/1.1 503"
+print(refused, flush=True)
+poll.register(0, select.POLLIN)
+while True:
+    for fd, _ in poll.poll():
+        if fd == 0:
+            sys.exit()
+        poll.unregister(fd)
+        held.pop(fd).close()
+        s = connect()
+        held[s.fileno()] = s
+        poll.register(s.fileno(), select.POLLIN)
+"#;
+
+test!(
+    a_member_of_the_group_does_not_keep_root_out,
+    needs = [PYTHON3]
+);
+fn a_member_of_the_group_does_not_keep_root_out() -> anyhow::Result<()> {
+    let mut env = TestEnv::new()?;
+    env.configure(&format!(
+        "group = \"{}\"\n{}",
+        group_1()?,
+        near("\"10.88.0.0/24\"")
+    ))?;
+    env.start()?;
+    fs::set_permissions(env.dir(), fs::Permissions::from_mode(0o755))?;
+    let victim = Victim::of(env)?;
+    let env = &victim.env;
+    let mut members = Vec::new();
+    for uid in [NOBODY, NOBODY - 1] {
+        let child = Command::new("python3")
+            .args(["-c", SILENT])
+            .arg(env.socket())
+            .arg("512")
+            .uid(uid)
+            .gid(1)
+            .current_dir("/")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn();
+        let mut child = KillOnDrop(child?);
+        let stdout = child.0.stdout.take().context("no stdout")?;
+        let mut refused = String::new();
+        BufReader::new(stdout).read_line(&mut refused)?;
+        ensure!(refused.trim() != "0", "none was refused: {refused:?}");
+        members.push(child);
+    }
+    let begin = Instant::now();
+    for _ in 0..20 {
+        let before = Instant::now();
+        let status = env.socket_request("GET", "/v1/status", "")?;
+        ensure!(status["healthy"] == true, "{status:#}");
+        let took = before.elapsed();
+        ensure!(took < PROMPT, "{took:?}");
+    }
+    env.cli(&["add", "10.1.0.0/24", "--policy", "near"])?;
+    env.cli(&["remove", "10.1.0.0/24"])?;
+    eprintln!("root asked 22 times within {:?}", begin.elapsed());
+    let log = env.log();
+    ensure!(log.contains("connections are refused: uid 65534"), "{log}");
+    drop(members);
+    victim.is_well(1)
+}
+
+test!(headers_have_a_limit);
+fn headers_have_a_limit() -> anyhow::Result<()> {
+    let victim = Victim::new()?;
+    let many: String = (0..200).map(|i| format!("x-{i}: y\r\n")).collect();
+    let long = format!("x: {}\r\n", "y".repeat(1 << 20));
+    for headers in [many, long] {
+        let mut stream = UnixStream::connect(victim.env.socket())?;
+        stream.set_read_timeout(Some(TIMEOUT))?;
+        let text = format!("GET /v1/status HTTP/1.1\r\nhost: x\r\n{headers}\r\n");
+        // It may end the connection before all of it is sent.
+        let _closed = stream.write_all(text.as_bytes());
+        let mut answer = [0; 12];
+        stream.read_exact(&mut answer)?;
+        ensure!(&answer == b"HTTP/1.1 431", "{answer:?}");
+    }
+    victim.is_well(1)
+}
+
+test!(bodies_that_come_late);
+/// Each a byte, in turn, from many clients: others are answered meanwhile, and these in the end.
+fn bodies_that_come_late() -> anyhow::Result<()> {
+    const CLIENTS: usize = 60;
+    let victim = Victim::new()?;
+    let mut clients = Vec::new();
+    for i in 0..CLIENTS {
+        let body = format!("{{\"cidrs\":[\"10.91.{i}.0/24\"],\"policy\":\"near\"}}");
+        let stream = UnixStream::connect(victim.env.socket())?;
+        stream.set_read_timeout(Some(TIMEOUT))?;
+        let head = format!(
+            "POST /v1/entries HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\
+             content-type: application/json\r\ncontent-length: {}\r\n\r\n",
+            body.len()
+        );
+        (&stream).write_all(head.as_bytes())?;
+        clients.push((stream, body));
+    }
+    let longest = clients.iter().map(|(_, body)| body.len()).max();
+    for at in 0..longest.unwrap_or(0) {
+        for (stream, body) in &clients {
+            if let Some(byte) = body.as_bytes().get(at) {
+                let mut stream = stream;
+                stream.write_all(&[*byte])?;
+            }
+        }
+        if at % 10 == 0 {
+            let status = victim.env.socket_request("GET", "/v1/status", "")?;
+            ensure!(status["healthy"] == true, "{status:#}");
+        }
+    }
+    for (stream, body) in clients {
+        let answer = http::receive(stream)?;
+        ensure!(answer.status == 200, "{body}: {answer:?}");
+    }
+    victim.is_well(1 + CLIENTS)
+}
+
+test!(too_few_descriptors_are_an_error);
+/// Where libraries would panic.
+fn too_few_descriptors_are_an_error() -> anyhow::Result<()> {
+    let env = TestEnv::new()?;
+    env.configure(&near("\"10.88.0.0/24\""))?;
+    let config = env.config().display().to_string();
+    for (limit, verb, needed) in [
+        ("8", &["run", "--config", &config][..], 32),
+        ("100", &["run", "--config", &config], 1024),
+        ("8", &["check", "--config", &config], 32),
+        ("6", &["status"], 32),
+    ] {
+        let output = Command::new("bash")
+            .args(["-c", &format!("ulimit -n {limit}; exec \"$0\" \"$@\"")])
+            .arg(find(None)?)
+            .args(verb)
+            .env("RTO_AGENT_SOCKET", env.socket())
+            .stdin(Stdio::null())
+            .output()?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.code() == Some(1), "{verb:?}: {said}");
+        let wanted =
+            format!("{limit} files open at once (RLIMIT_NOFILE), and rto-agent needs {needed}");
+        ensure!(said.contains(&wanted), "{verb:?}: {said}");
+        ensure!(!said.contains("panicked"), "{verb:?}: {said}");
+    }
+    ensure!(!env.pin_dir().exists());
+    Ok(())
+}
