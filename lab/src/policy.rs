@@ -153,12 +153,15 @@ impl Policy {
         })
     }
 
+    fn effect(&self, setting: &str) -> Option<&EffectiveSetting> {
+        self.effects.iter().find(|e| e.setting == setting)
+    }
+
     /// A kernel's timers with this policy, for a connection of one request at a time.
     pub fn applied_to(&self, kernel: LinuxTimers) -> LinuxTimers {
-        let find = |setting: &str| self.effects.iter().find(|e| e.setting == setting);
-        let is = |setting, value| find(setting).is_some_and(|e| e.effective == value);
+        let is = |setting, value| self.effect(setting).is_some_and(|e| e.effective == value);
         // What TCP_BPF_RTO_MIN has: whole jiffies, rounded down to microseconds.
-        let us = |setting| Some(find(setting)?.jiffies? * 1_000_000 / self.host.hz.max(1));
+        let us = |setting| Some(self.effect(setting)?.jiffies? * 1_000_000 / self.host.hz.max(1));
         let mut own = kernel;
         if let Some(rto_min_us) = us("rto_min") {
             own = own.with_rto_min(rto_min_us);
@@ -170,7 +173,9 @@ impl Policy {
             own.rto_max_us = rto_max_us.min(RTO_MAX_US);
         }
         if is("thin_linear", "true") {
-            let retries = find("linear_retries").and_then(|e| e.effective.parse().ok());
+            let retries = self
+                .effect("linear_retries")
+                .and_then(|e| e.effective.parse().ok());
             own.linear_retries = retries.unwrap_or(THIN_LINEAR_RETRIES);
         }
         own
@@ -178,17 +183,14 @@ impl Policy {
 
     /// The host's handshakes with this policy; `None` where it leaves them alone.
     pub fn handshake(&self) -> Option<Handshake> {
-        let jiffies = |setting: &str| {
-            let effect = self.effects.iter().find(|e| e.setting == setting)?;
-            effect.jiffies
-        };
+        let jiffies = |setting: &str| self.effect(setting)?.jiffies;
         let kernel = self.host.handshake();
         let (initial_rto, syn_ack_rto) = (jiffies("initial_rto"), jiffies("syn_ack_rto"));
         let rto_max = jiffies("rto_max");
         if initial_rto.is_none() && syn_ack_rto.is_none() && rto_max.is_none() {
             return None;
         }
-        let retries = self.effects.iter().find(|e| e.setting == "syn_retries");
+        let retries = self.effect("syn_retries");
         let retries = retries.and_then(|e| e.effective.split(' ').next()?.parse().ok());
         Some(Handshake {
             syn: SynTimers {

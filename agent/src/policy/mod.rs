@@ -73,9 +73,11 @@ impl PolicySet {
         Some((entry, self.policies.get(entry.policy)?))
     }
 
+    /// Whether the kernel's tables can hold it.
+    ///
     /// # Errors
     ///
-    /// If there are more entries or policies than the kernel's tables hold, with the number and the limit.
+    /// If there are more entries or policies, with the number and the limit.
     pub fn check_size(&self) -> Result<(), String> {
         let sizes = [
             (self.entries.len(), MAX_ENTRIES_LIMIT, "entries"),

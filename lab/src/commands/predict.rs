@@ -298,7 +298,7 @@ fn initial_rto(text: &str) -> Result<Duration, String> {
     )
 }
 
-/// What TCP_BPF_RTO_MIN takes (`do_tcp_setsockopt()` of net/core/filter.c, Linux 6.12).
+/// What TCP_BPF_RTO_MIN takes (`bpf_sol_tcp_setsockopt()`, net/core/filter.c, Linux 6.12), or is rounded up to.
 fn rto_min(text: &str) -> Result<Duration, String> {
     within(
         text,

@@ -359,5 +359,6 @@ impl Capture {
     }
 }
 
-#[cfg(all(test, feature = "pcap"))]
+#[cfg(test)]
+#[cfg(feature = "pcap")]
 mod tests;
