@@ -8,5 +8,5 @@ pub mod peer;
 pub mod server;
 pub mod socket;
 
-/// Largest request body, bytes: some 300,000 CIDRs in one `add`.
-pub const MAX_BODY: usize = 16 << 20;
+/// Largest request body, bytes: [`MAX_CIDRS`](crate::wire::bounded::MAX_CIDRS) of the longest, which take 24 MB.
+pub const MAX_BODY: usize = 32 << 20;

@@ -138,6 +138,21 @@ impl Files {
         self
     }
 
+    /// How many bytes there are to read, by the directory alone.
+    pub fn bytes(path: &Path) -> u64 {
+        let more = list(&policies_dir(path)).unwrap_or_default();
+        let all = std::iter::once(path.to_owned()).chain(more);
+        let sizes = all.filter_map(|path| Some(fs::metadata(path).ok()?.len().min(MAX_FILE)));
+        sizes.sum()
+    }
+
+    /// How many CIDRs there are at most: each stands in quotes.
+    pub fn cidrs(&self) -> usize {
+        let texts = self.files.iter().filter_map(|(_, text)| text.as_ref().ok());
+        let quotes = texts.map(|text| memchr::memchr2_iter(b'"', b'\'', text.as_bytes()).count());
+        quotes.sum::<usize>() / 2
+    }
+
     /// A number that is another when any of them is.
     pub fn fingerprint(&self) -> u64 {
         *self.fingerprint.get_or_init(|| self.hash())

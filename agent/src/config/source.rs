@@ -26,7 +26,8 @@ pub(super) fn read(path: &Path, main: bool) -> io::Result<String> {
     let file = fs::File::open(path)?;
     // At once: a text that grows is copied, and takes twice the memory.
     let size = file.metadata()?.len().min(MAX_FILE) + 1;
-    let mut text = String::with_capacity(usize::try_from(size).map_err(io::Error::other)?);
+    let mut text = String::new();
+    text.try_reserve_exact(usize::try_from(size).map_err(io::Error::other)?)?;
     let pieces = Stepwise(file);
     pieces.take(MAX_FILE + 1).read_to_string(&mut text)?;
     if text.len() as u64 > MAX_FILE {
