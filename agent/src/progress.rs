@@ -1,14 +1,14 @@
-//! How far the engine's work has come, for whoever must know whether it still gets on.
+//! How far the engine's work has come, for whoever must know whether it still gets on, and whether it is to be left.
 //!
 //! Long operations tell each step on the thread they run on. Only a thread whose steps are counted counts them: what
 //! clients have read on other threads meanwhile says nothing about the engine.
 
 use std::{
     cell::RefCell,
-    io::{self, Read},
+    io::{self, Read, Write},
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
 
@@ -16,9 +16,19 @@ thread_local! {
     static COUNTED: RefCell<Option<Progress>> = const { RefCell::new(None) };
 }
 
-/// A number of steps. It guards nothing, so that relaxed ordering will do.
+/// A number of steps, and whether there are to be no more. They guard nothing, so that relaxed ordering will do.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Progress(Arc<AtomicU64>);
+pub(crate) struct Progress(Arc<Shared>);
+
+#[derive(Debug, Default)]
+struct Shared {
+    steps: AtomicU64,
+    stopping: AtomicBool,
+}
+
+/// The work is left unfinished: the daemon is stopping.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Stopped;
 
 impl Progress {
     /// Counts this thread's steps from now on.
@@ -28,12 +38,22 @@ impl Progress {
 
     /// Steps so far.
     pub(crate) fn steps(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
+        self.0.steps.load(Ordering::Relaxed)
     }
 
     /// One more.
     pub(crate) fn step(&self) {
-        self.0.fetch_add(1, Ordering::Relaxed);
+        self.0.steps.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Has the work end at its next [`checkpoint`].
+    pub(crate) fn stop(&self) {
+        self.0.stopping.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether it is to end.
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.0.stopping.load(Ordering::Relaxed)
     }
 }
 
@@ -46,7 +66,32 @@ pub(crate) fn step() {
     });
 }
 
-/// A reader of which each piece is a step.
+/// A step between two parts of a change, after the first of which it may be left: the next start completes or undoes
+/// it.
+pub(crate) fn checkpoint() -> Result<(), Stopped> {
+    step();
+    let is_stopping =
+        |counted: &Option<Progress>| counted.as_ref().is_some_and(Progress::is_stopping);
+    if COUNTED.with_borrow(is_stopping) {
+        Err(Stopped)
+    } else {
+        Ok(())
+    }
+}
+
+/// The same elements, with a step now and then.
+pub(crate) fn stepping<T>(all: impl IntoIterator<Item = T>) -> impl Iterator<Item = T> {
+    /// A millisecond's work or two.
+    const EVERY: usize = 1 << 12;
+    all.into_iter().enumerate().map(|(i, one)| {
+        if i % EVERY == 0 {
+            step();
+        }
+        one
+    })
+}
+
+/// A reader or writer of which each piece is a step.
 pub(crate) struct Stepwise<R>(pub(crate) R);
 
 impl<R: Read> Read for Stepwise<R> {
@@ -54,6 +99,18 @@ impl<R: Read> Read for Stepwise<R> {
         let read = self.0.read(buffer);
         step();
         read
+    }
+}
+
+impl<W: Write> Write for Stepwise<W> {
+    fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
+        let written = self.0.write(buffer);
+        step();
+        written
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
     }
 }
 
@@ -79,5 +136,23 @@ mod tests {
         assert!(steps >= 2, "{steps}");
         step();
         assert_eq!(progress.steps(), steps);
+    }
+
+    #[test]
+    fn work_is_left_at_a_checkpoint() {
+        let progress = Progress::default();
+        let counted = progress.clone();
+        let working = std::thread::spawn(move || {
+            counted.count_this_thread();
+            assert_eq!(checkpoint(), Ok(()));
+            assert_eq!(stepping(0..10_000).count(), 10_000);
+            assert!(counted.steps() >= 3, "{}", counted.steps());
+            counted.stop();
+            checkpoint()
+        });
+        assert_eq!(working.join().unwrap(), Err(Stopped));
+        // What is another thread's goes on.
+        progress.stop();
+        assert_eq!(checkpoint(), Ok(()));
     }
 }

@@ -11,5 +11,5 @@ mod share;
 pub mod socket;
 pub mod stream;
 
-/// Largest request body, bytes: some 300,000 CIDRs in one `add`.
-pub const MAX_BODY: usize = 16 << 20;
+/// Largest request body, bytes: [`MAX_CIDRS`](crate::wire::bounded::MAX_CIDRS) of the longest, which take 24 MB.
+pub const MAX_BODY: usize = 32 << 20;

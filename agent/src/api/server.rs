@@ -15,7 +15,7 @@ use axum::{
     Extension, Json, Router,
     body::{Body, Bytes},
     extract::{
-        ConnectInfo, DefaultBodyLimit, Query, Request, State,
+        ConnectInfo, DefaultBodyLimit, FromRequest, Query, Request, State,
         rejection::{BytesRejection, JsonRejection, QueryRejection},
     },
     http::{Method, StatusCode, header},
@@ -23,7 +23,7 @@ use axum::{
     response::{IntoResponse, Response},
     routing::{get, post},
 };
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use tokio::{
     sync::{Semaphore, broadcast::error::RecvError, mpsc, oneshot},
     time::{Instant, timeout_at},
@@ -38,7 +38,10 @@ use super::{
     stream::SharedStream,
 };
 use crate::{
-    engine::{EngineError, Handle, Message, Snapshot},
+    engine::{
+        EngineError, Handle, Message, Snapshot,
+        memory::{self, Need},
+    },
     kernel::interference::Verdict,
     policy::{Cidr, PolicyName},
     wire::{
@@ -59,7 +62,7 @@ pub(crate) const LIMITS: Limits = Limits {
 /// A body longer than this is one of few at a time.
 pub(crate) const LARGE: usize = 64 << 10;
 /// Large bodies at a time: what they take of memory is bounded by this and [`MAX_BODY`].
-pub(crate) const LARGE_AT_ONCE: usize = 4;
+pub(crate) const LARGE_AT_ONCE: usize = 2;
 
 /// Lists that are read and told at a time. Each takes a processor for a second where there are a million entries, and
 /// up to 24 MB for what they have counted.
@@ -156,6 +159,12 @@ async fn read_body(State(large): State<Arc<Semaphore>>, request: Request, next: 
     } else {
         None
     };
+    if let Some(length) = length.filter(|length| *length <= MAX_BODY)
+        && let Err(e) = memory::check(&Need::of_body(length))
+    {
+        body::discard(request, MAX_BODY).await;
+        return error(&e);
+    }
     match body::read(request, MAX_BODY).await {
         Ok(request) => next.run(request).await,
         Err(e) => answer(e.status(), &e.text(MAX_BODY)),
@@ -344,33 +353,56 @@ async fn list(State(engine): State<Handle>, Extension(lists): Extension<Lists>) 
     (headers, Body::from_stream(stream)).into_response()
 }
 
+/// JSON that may be large: half a million CIDRs take a tenth of a second, and everybody else is served by this thread.
+struct LargeJson<T>(T);
+
+impl<S: Sync, T: DeserializeOwned + Send + 'static> FromRequest<S> for LargeJson<T> {
+    type Rejection = (StatusCode, String);
+
+    async fn from_request(request: Request, _state: &S) -> Result<Self, Self::Rejection> {
+        let runtime = tokio::runtime::Handle::current();
+        let read = move || {
+            let read = <Json<T> as FromRequest<()>>::from_request(request, &());
+            runtime.block_on(read)
+        };
+        match tokio::task::spawn_blocking(read).await {
+            Ok(Ok(Json(value))) => Ok(Self(value)),
+            Ok(Err(e)) => Err((e.status(), e.body_text())),
+            Err(_) => {
+                let stopping = EngineError::Stopping.to_string();
+                Err((StatusCode::SERVICE_UNAVAILABLE, stopping))
+            }
+        }
+    }
+}
+
 async fn add(
     State(engine): State<Handle>,
     Extension(caller): Extension<Caller>,
-    body: Result<Json<AddRequest>, JsonRejection>,
+    body: Result<LargeJson<AddRequest>, (StatusCode, String)>,
 ) -> Response {
     match body {
-        Ok(Json(request)) => respond(
+        Ok(LargeJson(request)) => respond(
             engine
                 .call(|reply| Message::Add(Box::new(request), caller, reply))
                 .await,
         ),
-        Err(e) => answer(e.status(), &e.body_text()),
+        Err((status, text)) => answer(status, &text),
     }
 }
 
 async fn remove(
     State(engine): State<Handle>,
     Extension(caller): Extension<Caller>,
-    body: Result<Json<RemoveRequest>, JsonRejection>,
+    body: Result<LargeJson<RemoveRequest>, (StatusCode, String)>,
 ) -> Response {
     match body {
-        Ok(Json(request)) => respond(
+        Ok(LargeJson(request)) => respond(
             engine
                 .call(|reply| Message::Remove(request, caller, reply))
                 .await,
         ),
-        Err(e) => answer(e.status(), &e.body_text()),
+        Err((status, text)) => answer(status, &text),
     }
 }
 
@@ -471,6 +503,7 @@ fn respond<T: Serialize>(result: Result<T, EngineError>) -> Response {
 
 fn error(error: &EngineError) -> Response {
     let status = match error {
+        error if error.is_interrupted() => StatusCode::SERVICE_UNAVAILABLE,
         EngineError::Stopping => StatusCode::SERVICE_UNAVAILABLE,
         error if error.is_refusal() => StatusCode::UNPROCESSABLE_ENTITY,
         _ => StatusCode::INTERNAL_SERVER_ERROR,

@@ -26,6 +26,19 @@ impl AtomicFile {
     ///
     /// If it cannot be written; nothing is left of it then.
     pub fn write(target: &Path, mode: u32, contents: &[u8]) -> io::Result<Self> {
+        Self::write_with(target, mode, |file| file.write_all(contents))
+    }
+
+    /// The same by what writes to the file.
+    ///
+    /// # Errors
+    ///
+    /// As [`AtomicFile::write`].
+    pub fn write_with(
+        target: &Path,
+        mode: u32,
+        write: impl FnOnce(&mut fs::File) -> io::Result<()>,
+    ) -> io::Result<Self> {
         Self::remove_stale(target)?;
         let draft = Self {
             path: beside(target),
@@ -36,7 +49,7 @@ impl AtomicFile {
             .create_new(true)
             .mode(mode)
             .open(&draft.path)?;
-        file.write_all(contents)?;
+        write(&mut file)?;
         file.sync_all()?;
         Ok(draft)
     }

@@ -157,6 +157,13 @@ impl Files {
         self
     }
 
+    /// How many CIDRs there are at most: each stands in quotes.
+    pub fn cidrs(&self) -> usize {
+        let texts = self.files.iter().filter_map(|(_, text)| text.as_ref().ok());
+        let quotes = texts.map(|text| memchr::memchr2_iter(b'"', b'\'', text.as_bytes()).count());
+        quotes.sum::<usize>() / 2
+    }
+
     /// A number that is another when any of them is.
     pub fn fingerprint(&self) -> u64 {
         *self.fingerprint.get_or_init(|| self.hash())

@@ -40,7 +40,8 @@ pub(crate) fn read(path: &Path, limit: u64) -> io::Result<String> {
     let file = open(path)?;
     // At once: a text that grows is copied, and takes twice the memory.
     let size = file.metadata()?.len().min(limit) + 1;
-    let mut text = String::with_capacity(usize::try_from(size).map_err(io::Error::other)?);
+    let mut text = String::new();
+    text.try_reserve_exact(usize::try_from(size).map_err(io::Error::other)?)?;
     let pieces = Stepwise(file);
     pieces.take(limit + 1).read_to_string(&mut text)?;
     if text.len() as u64 > limit {

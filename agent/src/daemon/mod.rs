@@ -1,6 +1,9 @@
 //! `rto-agent run`: puts the parts together and waits for signals.
 
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use anyhow::Context as _;
 use nix::sys::stat::{Mode, umask};
@@ -12,9 +15,13 @@ use crate::{
         peer, server,
         socket::{RebindingListener, Socket},
     },
-    config::{CgroupSetting, Config, ConfigErrors, FilesReader, MetricsSetting},
+    config::{CgroupSetting, Config, ConfigErrors, FilesReader, MetricsSetting, OnExit},
     datapath::{make_pin_dir, probe},
-    engine::{self, Engine, EngineConfig, Handle, Message, memory, systemd::WatchdogKeepalive},
+    engine::{
+        self, Engine, EngineConfig, EngineError, Handle, Message,
+        memory::{self, Need},
+        systemd::WatchdogKeepalive,
+    },
     kernel::{self, facts::host_facts, privileges},
     problem::Problem,
     telemetry::http,
@@ -29,6 +36,14 @@ use lock::InstanceLock;
 
 /// Threads that read the kernel for clients; two of them may be held up by slow readers of a list.
 const READERS: usize = 8;
+
+/// How long the engine may take to come to where it can be left; what is left to be done after it takes less than what
+/// this lacks of two seconds.
+const STOP_LIMIT: Duration = Duration::from_millis(1500);
+/// How long clients may take to read the last answers.
+const LAST_ANSWERS: Duration = Duration::from_millis(200);
+/// Longest between two looks at the engine and the lock.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 /// Runs the daemon until SIGTERM or SIGINT.
 ///
@@ -46,6 +61,7 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
     let host = host_facts(&features)?;
     let files = FilesReader::default().read(config_path, || false);
     let files = files.map_err(ConfigErrors::from)?;
+    memory::check(&Need::of_files(files.cidrs()))?;
     let fingerprint = files.fingerprint();
     let config = Config::of(files, &host)?;
     let agent = &config.agent;
@@ -62,10 +78,11 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
         .enable_all()
         .max_blocking_threads(READERS)
         .build()?;
-    let _entered = runtime.enter();
+    let entered = runtime.enter();
     let (listener, _socket) = RebindingListener::bind(&agent.socket, group)?;
     let metrics = bind_metrics(&agent.metrics, group)?;
     let pin_dir = agent.pin_dir.clone();
+    let on_exit = agent.on_exit;
     // Before there is a second thread.
     privileges::keep_for_running().context("capabilities cannot be given up")?;
     let engine_config = EngineConfig {
@@ -80,7 +97,7 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
     };
     let mut signals = Signals::install()?;
     let (channels, handle) = engine::channels(&engine_config);
-    let (ended, end) = tokio::sync::oneshot::channel::<()>();
+    let (ended, mut end) = tokio::sync::oneshot::channel::<()>();
     // It answers while a million entries are being loaded.
     let thread = std::thread::Builder::new()
         .name("engine".to_owned())
@@ -90,7 +107,7 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
             Engine::start(engine_config, channels)?.run()
         })
         .context("cannot start the engine's thread")?;
-    runtime.block_on(async {
+    let has_ended = runtime.block_on(async {
         let watcher = tokio::spawn(config_watcher::watch(
             config_path.to_owned(),
             handle.clone(),
@@ -108,8 +125,9 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
         });
         let mut watch_problem = Problem::default();
         let mut keepalive = WatchdogKeepalive::from_environment();
-        signals
-            .forward(&handle, end, || {
+        let every = keepalive.interval().min(LOOK_EVERY);
+        let told = signals
+            .forward(&handle, &mut end, every, || {
                 let problem = lock.follow(&pin_dir).err().map(|e| e.to_string());
                 watch_problem.becomes(problem, |text| warn!("{text}"));
                 keepalive.look(&handle);
@@ -120,17 +138,49 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
             serving.abort();
         }
         drop(stopped);
+        let has_ended = !told || tokio::time::timeout(STOP_LIMIT, &mut end).await.is_ok();
         // Clients that hold a connection open do not hold up the end.
-        let grace = tokio::time::timeout(std::time::Duration::from_millis(200), server).await;
+        let grace = tokio::time::timeout(LAST_ANSWERS, server).await;
         if let Ok(Ok(Err(e))) = grace {
             warn!("socket: {e}");
         }
+        has_ended
     });
+    drop(entered);
+    // Nor does a reader that is in the middle of a list.
+    runtime.shutdown_background();
+    let on_exit = handle.snapshot().on_exit().unwrap_or(on_exit);
     drop(handle);
+    if !has_ended {
+        // It writes nothing more: it looks whether it is to stop before each write.
+        warn!("the engine is in the middle of a change and is not waited for");
+        return leave(on_exit, &pin_dir);
+    }
     match thread.join() {
+        Ok(Err(e)) if is_interrupted(&e) => leave(on_exit, &pin_dir),
         Ok(result) => result,
         Err(_) => anyhow::bail!("the engine died; what was in force stays in force"),
     }
+}
+
+fn is_interrupted(error: &anyhow::Error) -> bool {
+    let error = error.downcast_ref::<EngineError>();
+    error.is_some_and(EngineError::is_interrupted)
+}
+
+/// What [`Engine::run`] does at its end, where it did not come to it.
+fn leave(on_exit: OnExit, pin_dir: &Path) -> anyhow::Result<()> {
+    match on_exit {
+        OnExit::Keep => info!("stopped before the end of a change; the next start reconciles it"),
+        OnExit::Detach => {
+            let removed = engine::remove_pins(pin_dir)?;
+            info!(
+                links = removed.links,
+                "stopped before the end of a change; detached"
+            );
+        }
+    }
+    Ok(())
 }
 
 /// The metrics' listener, and the guard that removes a Unix socket.
@@ -185,14 +235,16 @@ impl Signals {
         })
     }
 
-    /// Passes signals on, and does something every now and then; returns once the engine is told to stop or has ended by itself.
+    /// Passes signals on, and does something every now and then; returns once the engine is told to stop, or has ended
+    /// by itself. Says whether it was told.
     async fn forward(
         &mut self,
         engine: &Handle,
-        mut ended: tokio::sync::oneshot::Receiver<()>,
+        ended: &mut tokio::sync::oneshot::Receiver<()>,
+        every: Duration,
         mut meanwhile: impl FnMut(),
-    ) {
-        let mut now_and_then = tokio::time::interval(std::time::Duration::from_millis(500));
+    ) -> bool {
+        let mut now_and_then = tokio::time::interval(every);
         loop {
             let name = tokio::select! {
                 _ = self.hangup.recv() => {
@@ -201,15 +253,15 @@ impl Signals {
                 }
                 _ = self.terminate.recv() => "SIGTERM",
                 _ = self.interrupt.recv() => "SIGINT",
-                _ = &mut ended => return,
+                _ = &mut *ended => return false,
                 _ = now_and_then.tick() => {
                     meanwhile();
                     continue;
                 }
             };
             info!(signal = name, "stopping");
-            engine.notify(Message::Stop);
-            return;
+            engine.stop();
+            return true;
         }
     }
 }

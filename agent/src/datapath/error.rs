@@ -4,7 +4,10 @@ use std::{error::Error, fmt, io, path::PathBuf};
 
 use rto_agent_common::{FIRST_SLOT, SLOTS};
 
-use crate::policy::{Cidr, PolicyName};
+use crate::{
+    policy::{Cidr, PolicyName},
+    progress::Stopped,
+};
 
 /// An error of the datapath. The text says what failed, why, and how to fix it.
 #[derive(Debug, thiserror::Error)]
@@ -87,6 +90,15 @@ pub enum DatapathError {
         max = SLOTS - FIRST_SLOT
     )]
     PolicyTableFull(PolicyName),
+    /// The daemon is stopping, and what was to be read or written is left unfinished.
+    #[error("the daemon is stopping")]
+    Stopped,
+}
+
+impl From<Stopped> for DatapathError {
+    fn from(_: Stopped) -> Self {
+        Self::Stopped
+    }
 }
 
 impl DatapathError {
@@ -102,7 +114,7 @@ impl DatapathError {
             | Self::Excluded { cause, .. }
             | Self::Pin { cause, .. }
             | Self::Map { cause, .. } => cause.errno(),
-            Self::UnknownPolicy { .. } | Self::PolicyTableFull(_) => None,
+            Self::UnknownPolicy { .. } | Self::PolicyTableFull(_) | Self::Stopped => None,
         }
     }
 }

@@ -18,6 +18,7 @@ use crate::{
         Cidr, Entry, PolicyName,
         plan::{MapState, Plan},
     },
+    progress::{self, Progress},
 };
 
 /// What is in it, and what is to go wrong.
@@ -34,6 +35,8 @@ pub(crate) struct State {
     pub(crate) host: Option<HostDefaults>,
     /// The next attachment waits here when it begins, and again before it ends.
     pub(crate) gate: Option<Arc<Barrier>>,
+    /// During this write whose progress this is is told to stop.
+    pub(crate) stopping: Option<(usize, Progress)>,
 }
 
 /// A kernel that tests look into.
@@ -80,10 +83,22 @@ impl FakeHost {
         state.failing.insert(at);
     }
 
+    /// The work is told to stop during the `n`th write from now on, from 1.
+    pub(crate) fn stop_at(&self, n: usize, progress: Progress) {
+        let mut state = self.state();
+        state.stopping = Some((state.writes + n, progress));
+    }
+
     fn write(&self, change: impl FnOnce(&mut State)) -> Result<(), DatapathError> {
+        progress::checkpoint()?;
         let mut state = self.state();
         state.writes += 1;
         let write = state.writes;
+        if state.stopping.as_ref().is_some_and(|(at, _)| *at == write)
+            && let Some((_, progress)) = state.stopping.take()
+        {
+            progress.stop();
+        }
         if state.failing.contains(&write) {
             return Err(refused());
         }
@@ -238,6 +253,10 @@ impl KernelReader for FakeReader {
             program_id: None,
             accepted: None,
         }
+    }
+
+    fn attachment_during_change(&self) -> Attachment {
+        self.attachment()
     }
 
     fn holds(&self, desired: &MapState) -> Result<bool, DatapathError> {

@@ -124,6 +124,9 @@ pub trait KernelReader: Send + Sync {
     /// Asks the kernel whether the program is in force and its pins are there.
     fn attachment(&self) -> Attachment;
 
+    /// The same while a change is under way, which may put another program of the agent in the place of this one.
+    fn attachment_during_change(&self) -> Attachment;
+
     /// Whether the maps hold exactly this.
     ///
     /// # Errors

@@ -15,7 +15,7 @@ use super::{
     desired::{Desired, LoadedConfig},
     detach::Restoring,
     jobs::{Done, events::Events, probing::Probing, walk, walk::Walks},
-    memory,
+    memory::{self, Need},
     reconcile::{Persist, Reconciler},
     reload::reload_view,
     runtime::boottime_ms,
@@ -94,6 +94,7 @@ impl Engine {
         channels.progress.count_this_thread();
         progress::step();
         let agent = &config.config.agent;
+        memory::check(&Need::of_store(store::size(&agent.state_dir)))?;
         let (saved, lost) = store::load(&agent.state_dir)?;
         let mut store = RuntimeStore::new(agent.state_dir.clone());
         let saved_path = Config::saved_path(&config.config_path);
@@ -167,13 +168,16 @@ impl Engine {
         self.apply_to_open(&Source::Start.into());
         self.consider_probe();
         let mut next_health = Instant::now() + HEALTH_INTERVAL;
-        loop {
-            progress::step();
+        // Told to stop it does not come to what else is asked of it.
+        while progress::checkpoint().is_ok() {
             let message = self.messages.recv_timeout(self.until_next(next_health));
             match message {
                 Ok(Message::Stop) | Err(mpsc::RecvTimeoutError::Disconnected) => break,
                 Ok(message) => self.handle(message),
                 Err(mpsc::RecvTimeoutError::Timeout) => {}
+            }
+            if progress::checkpoint().is_err() {
+                break;
             }
             if Instant::now() >= next_health {
                 self.check_health();
@@ -207,11 +211,11 @@ impl Engine {
     fn handle(&mut self, message: Message) {
         match message {
             Message::Add(request, by, reply) => {
-                let answer = self.add(&request, by);
+                let answer = self.add(*request, by);
                 self.answer(reply, answer);
             }
             Message::Remove(request, by, reply) => {
-                let answer = self.remove(&request, by);
+                let answer = self.remove(request, by);
                 self.answer(reply, answer);
             }
             Message::Reload(by, reply) => {

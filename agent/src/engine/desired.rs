@@ -13,6 +13,7 @@ use crate::{
         compile::{Compiled, EffectiveSetting, PolicyError, compile},
         plan::MapState,
     },
+    progress::stepping,
 };
 
 /// The files, and what they were checked for.
@@ -79,7 +80,7 @@ impl Desired {
     pub fn without_entries(&self, cidrs: &[Cidr]) -> (Self, Vec<Option<Removal>>) {
         let mut next = self.clone();
         let files = &self.files.config.set;
-        let removals = cidrs.iter().map(|cidr| next.runtime.remove(cidr, files));
+        let removals = stepping(cidrs).map(|cidr| next.runtime.remove(cidr, files));
         let removals = removals.collect();
         next.runtime.forget_unused();
         (next, removals)

@@ -6,6 +6,7 @@ use crate::{
     config::{ConfigErrors, save::SaveError},
     datapath::DatapathError,
     policy::compile::PolicyError,
+    progress::Stopped,
 };
 
 /// Why a request was not carried out. The text goes to the person who asked.
@@ -69,6 +70,18 @@ pub enum EngineError {
     /// The daemon is going down.
     #[error("the daemon is stopping")]
     Stopping,
+    /// The daemon is going down, and a change is left unfinished.
+    #[error(
+        "the daemon is stopping and has left the change unfinished; the next start reconciles the kernel with the \
+         files and the saved runtime entries"
+    )]
+    Interrupted,
+}
+
+impl From<Stopped> for EngineError {
+    fn from(_: Stopped) -> Self {
+        Self::Interrupted
+    }
 }
 
 impl EngineError {
@@ -91,6 +104,16 @@ impl EngineError {
         match self {
             Self::Refused(_) | Self::Config(_) | Self::Policies(_) | Self::Save(_) => true,
             Self::NotReloaded(error) => error.is_refusal(),
+            _ => false,
+        }
+    }
+
+    /// Whether it was left because the daemon is stopping.
+    #[must_use]
+    pub fn is_interrupted(&self) -> bool {
+        match self {
+            Self::Interrupted | Self::Kernel(DatapathError::Stopped) => true,
+            Self::NotReloaded(error) => error.is_interrupted(),
             _ => false,
         }
     }

@@ -132,6 +132,12 @@ impl Handle {
         answer.await.map_err(|_| EngineError::Stopping)?
     }
 
+    /// Has the engine end: what it is at is left at the next step at which the next start can take it up.
+    pub fn stop(&self) {
+        self.progress.stop();
+        self.notify(Message::Stop);
+    }
+
     /// Sends a message that has no answer; a stopped engine needs none.
     pub fn notify(&self, message: Message) {
         if matches!(message, Message::Stop) {
@@ -162,6 +168,12 @@ impl Handle {
     #[must_use]
     pub fn snapshots(&self) -> watch::Receiver<Arc<Snapshot>> {
         self.snapshots.clone()
+    }
+
+    /// What its work is counted and stopped by.
+    #[cfg(test)]
+    pub(super) fn progress(&self) -> &Progress {
+        &self.progress
     }
 
     /// How far its work has come: another number each time that it has got on.

@@ -9,6 +9,7 @@ use super::{
     EngineError,
     audit::Cause,
     desired::{Desired, Resolved},
+    memory::{self, Need},
     store::RuntimeStore,
 };
 use crate::{
@@ -118,6 +119,7 @@ impl Reconciler {
         persist: &Persist,
     ) -> Result<Change, EngineError> {
         let resolved = Arc::new(next.resolve()?);
+        progress::checkpoint()?;
         let staged = self.stage(&resolved.desired, persist)?;
         let before = self.resolved.clone();
         let mut change = self.write(&before.maps, &resolved)?;
@@ -175,11 +177,12 @@ impl Reconciler {
 
     /// Has the maps hold what is resolved. `before`: what a person would say they held.
     fn write(&mut self, before: &MapState, next: &Resolved) -> Result<Change, EngineError> {
-        progress::step();
+        progress::checkpoint()?;
         let begin = Instant::now();
         let plan = Plan::between(&self.held, &next.maps);
         let compared = begin.elapsed();
-        progress::step();
+        progress::checkpoint()?;
+        self.check_memory(&plan, next)?;
         let summary = if self.held == *before {
             ChangeSummary::of(&plan, before, &next.maps)
         } else {
@@ -197,6 +200,17 @@ impl Reconciler {
         })
     }
 
+    /// Refuses what the maps would have no memory for.
+    fn check_memory(&self, plan: &Plan, next: &Resolved) -> Result<(), EngineError> {
+        let added = if next.room() > self.options.max_entries {
+            // The former tries stay until the new ones are full.
+            next.maps.entries.len()
+        } else {
+            plan.entries_write.len() - plan.entries_repointed
+        };
+        memory::check(&Need::of_maps(added))
+    }
+
     /// Applies a plan; undoes it if a write fails.
     fn apply(&mut self, plan: &Plan, desired: &MapState, room: u32) -> Result<(), EngineError> {
         // While sockets are given back what they had, the maps stay as they are: they know what that was.
@@ -209,6 +223,12 @@ impl Reconciler {
                 self.held.clone_from(desired);
                 self.out_of_sync = None;
                 return Ok(());
+            }
+            Err(DatapathError::Stopped) => {
+                // The next start reads what the maps hold and completes it, or takes it back.
+                let text = "the daemon was stopped in the middle of a change";
+                self.out_of_sync = Some(text.to_owned());
+                return Err(EngineError::Interrupted);
             }
             Err(cause) => cause,
         };

@@ -11,10 +11,12 @@ use super::{
     Engine, EngineError,
     audit::{Cause, Source},
     desired::LoadedConfig,
+    memory::{self, Need},
     reconcile::{Change, Persist},
 };
 use crate::{
     config::{AgentConfig, Config, Files, ReadError},
+    progress,
     wire::types::{ChangeAnswer, ReloadView, now_s},
 };
 
@@ -87,10 +89,12 @@ impl Engine {
     pub(super) fn load(&self, files: Files) -> Result<Arc<LoadedConfig>, EngineError> {
         let desired = self.reconciler.desired();
         let (fingerprint, host) = (files.fingerprint(), desired.host);
+        progress::step();
         // Who replaces a file and asks for a reload has it read twice otherwise: the file is watched.
         if (fingerprint, host) == (desired.files.fingerprint, desired.files.host) {
             return Ok(desired.files.clone());
         }
+        memory::check(&Need::of_files(files.cidrs()))?;
         Ok(Arc::new(LoadedConfig {
             config: Config::of(files, &host)?,
             fingerprint,
@@ -153,6 +157,9 @@ impl Engine {
     fn not_reloaded(&mut self, error: EngineError, cause: &Cause) -> EngineError {
         const KEPT: &str = "the last good configuration stays in force";
         self.last_reload = reload_view(cause, Err(&error.to_string()));
+        if error.is_interrupted() {
+            return error;
+        }
         if error.is_refusal() {
             error!(%cause, "configuration refused, {KEPT}:\n{error}");
         } else if !self.reconciler.in_sync() {

@@ -4,6 +4,7 @@ use super::{
     Engine, EngineError,
     audit::Cause,
     desired::Desired,
+    memory::{self, Need},
     reconcile::Persist,
     runtime::{Removal, RuntimeEntry, boottime_ms},
 };
@@ -11,25 +12,27 @@ use crate::{
     config::{Config, save},
     policy::{Cidr, Location, PolicyName, Settings, compile::check_prefix_width},
     printable,
+    progress::stepping,
     wire::{
         ttl::parse_ttl,
         types::{AddRequest, Caller, ChangeAnswer, RemoveRequest},
     },
 };
 
-/// CIDRs of a request that are told to be wrong.
-const SHOWN_ERRORS: usize = 50;
+/// CIDRs of a request that something is told of.
+const SHOWN: usize = 50;
 
 impl Engine {
     pub(super) fn add(
         &mut self,
-        request: &AddRequest,
+        mut request: AddRequest,
         by: Caller,
     ) -> Result<ChangeAnswer, EngineError> {
-        let cidrs = parse_cidrs(&request.cidrs)?;
+        self.check_memory(request.cidrs.len())?;
+        let cidrs = parse_cidrs(std::mem::take(&mut request.cidrs))?;
         let ttl = request.ttl.as_deref().map(parse_ttl).transpose();
         let ttl = ttl.map_err(|e| EngineError::Refused(format!("--ttl {e}")))?;
-        let (name, settings) = policy_for(self.reconciler.desired(), request)?;
+        let (name, settings) = policy_for(self.reconciler.desired(), &request)?;
         for cidr in &cidrs {
             check_prefix_width(cidr, &settings).map_err(|e| EngineError::Refused(e.to_string()))?;
         }
@@ -55,10 +58,13 @@ impl Engine {
             let change = self.reconcile(next, &Persist::Runtime, &Cause::done("add", by))?;
             let compiled = self.reconciler.resolved().policies.get(&name);
             let mut notes = compiled.map_or_else(Vec::new, |compiled| compiled.warnings.clone());
-            notes.extend(cidrs.iter().filter_map(|cidr| {
-                let at = location_in_files(self.reconciler.desired(), cidr)?;
-                Some(format!("{cidr} overrides the entry of {at}"))
-            }));
+            let mut overrides = Notes::default();
+            for cidr in stepping(&cidrs) {
+                if let Some(at) = location_in_files(self.reconciler.desired(), cidr) {
+                    overrides.push(|| format!("{cidr} overrides the entry of {at}"));
+                }
+            }
+            notes.extend(overrides.end());
             ChangeAnswer {
                 changed: change.summary,
                 notes,
@@ -72,10 +78,11 @@ impl Engine {
 
     pub(super) fn remove(
         &mut self,
-        request: &RemoveRequest,
+        request: RemoveRequest,
         by: Caller,
     ) -> Result<ChangeAnswer, EngineError> {
-        let cidrs = parse_cidrs(&request.cidrs)?;
+        self.check_memory(request.cidrs.len())?;
+        let cidrs = parse_cidrs(request.cidrs)?;
         let mut answer = if request.save {
             self.save(by, "remove --save", |file| save::remove(file, &cidrs))?
         } else {
@@ -100,25 +107,34 @@ impl Engine {
         Ok(answer)
     }
 
+    /// Refuses a request for so many entries that there is no memory for.
+    fn check_memory(&self, cidrs: usize) -> Result<(), EngineError> {
+        let runtime = &self.reconciler.desired().runtime;
+        let all = cidrs + runtime.len() + runtime.masked().len();
+        memory::check(&Need::of_runtime(all))
+    }
+
     /// The desired state without some entries, and what to say of it.
     fn removed(&self, cidrs: &[Cidr]) -> Result<(Desired, Vec<String>), EngineError> {
         let desired = self.reconciler.desired();
         let (next, removals) = desired.without_entries(cidrs);
-        let mut notes = Vec::new();
-        for (cidr, removal) in cidrs.iter().zip(removals) {
+        let mut notes = Notes::default();
+        for (cidr, removal) in stepping(cidrs).zip(removals) {
             let of_file = location_in_files(desired, cidr);
             match (removal, of_file) {
                 (Some(Removal::Entry), None) => {}
-                (Some(Removal::Entry), Some(at)) => notes.push(format!(
-                    "{cidr}: the entry of {at} is in force again; remove {cidr} once more to switch it off"
-                )),
-                (Some(Removal::Masked), at) => {
+                (Some(Removal::Entry), Some(at)) => notes.push(|| {
+                    format!(
+                        "{cidr}: the entry of {at} is in force again; remove {cidr} once more to switch it off"
+                    )
+                }),
+                (Some(Removal::Masked), at) => notes.push(|| {
                     let at = at.map(|at| format!(" of {at}")).unwrap_or_default();
-                    notes.push(format!(
+                    format!(
                         "{cidr}: the entry{at} is switched off until the boot ends; to remove it for \
                          good edit the file, to undo this: rto-agent remove --undo {cidr}"
-                    ));
-                }
+                    )
+                }),
                 (None, _) if desired.runtime.masked().contains(cidr) => {
                     return refused(&format!("{cidr} is already switched off"));
                 }
@@ -131,7 +147,7 @@ impl Engine {
                 }
             }
         }
-        Ok((next, notes))
+        Ok((next, notes.end()))
     }
 
     /// Edits `policies.d/50-cli.toml` and takes the files over as they are then: the edit is in its place once the
@@ -174,6 +190,30 @@ impl Engine {
                 "nothing is in force: detached by {by}; rto-agent reload attaches again"
             ));
         }
+    }
+}
+
+/// Notes of which the first are told: half a million are 100 MB.
+#[derive(Default)]
+struct Notes {
+    shown: Vec<String>,
+    more: usize,
+}
+
+impl Notes {
+    fn push(&mut self, note: impl FnOnce() -> String) {
+        if self.shown.len() < SHOWN {
+            self.shown.push(note());
+        } else {
+            self.more += 1;
+        }
+    }
+
+    fn end(mut self) -> Vec<String> {
+        if self.more != 0 {
+            self.shown.push(format!("... and {} more", self.more));
+        }
+        self.shown
     }
 }
 
@@ -221,17 +261,17 @@ fn unknown_policy(desired: &Desired, name: &PolicyName) -> String {
     }
 }
 
-fn parse_cidrs(texts: &[String]) -> Result<Vec<Cidr>, EngineError> {
+fn parse_cidrs(texts: Vec<String>) -> Result<Vec<Cidr>, EngineError> {
     if texts.is_empty() {
         return refused("no CIDR given");
     }
     let mut cidrs = Vec::with_capacity(texts.len());
     let mut errors = Vec::new();
     let mut more = 0;
-    for text in texts {
+    for text in stepping(texts) {
         match text.parse() {
             Ok(cidr) => cidrs.push(cidr),
-            Err(_) if errors.len() == SHOWN_ERRORS => more += 1,
+            Err(_) if errors.len() == SHOWN => more += 1,
             Err(e) => errors.push(crate::policy::CidrError::to_string(&e)),
         }
     }

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     policy::{Cidr, Entry, Policy, PolicyName, PolicySet, Settings},
+    progress::stepping,
     wire::types::{Caller, FamiliesView},
 };
 
@@ -49,7 +50,7 @@ impl RuntimeEntries {
     /// Adds or replaces entries of one policy.
     pub fn add(&mut self, cidrs: &[Cidr], entry: &RuntimeEntry, settings: &Settings) {
         self.policies.insert(entry.policy.clone(), settings.clone());
-        for cidr in cidrs {
+        for cidr in stepping(cidrs) {
             self.entries.insert(*cidr, entry.clone());
             self.masked.remove(cidr);
         }
@@ -147,7 +148,7 @@ impl RuntimeEntries {
     #[must_use]
     pub fn overlay(&self, files: &PolicySet) -> PolicySet {
         let mut set = files.clone();
-        for cidr in &self.masked {
+        for cidr in stepping(&self.masked) {
             set.entries.remove(cidr);
         }
         for (name, settings) in &self.policies {
@@ -156,7 +157,7 @@ impl RuntimeEntries {
                 location: None,
             });
         }
-        for (cidr, entry) in &self.entries {
+        for (cidr, entry) in stepping(&self.entries) {
             let entry = Entry {
                 policy: entry.policy.clone(),
                 location: None,

@@ -14,7 +14,7 @@ use super::{
     runtime::{RuntimeEntries, boottime_ms},
 };
 use crate::{
-    config::Config,
+    config::{Config, OnExit},
     datapath::{Attachment, DatapathError, Found, KernelReader},
     kernel::features::Feature,
     policy::{Cidr, EntryRef, HostFacts, PolicySet, plan::MapState},
@@ -177,8 +177,23 @@ impl Snapshot {
 
     /// Whether and where the program is in force.
     pub(super) fn attachment(&self) -> Attachment {
-        let now = self.unchanged(|reader| reader.attachment());
-        now.unwrap_or_else(|| self.health.attachment.clone())
+        if let Some(now) = self.unchanged(|reader| reader.attachment()) {
+            return now;
+        }
+        match &self.reader {
+            Some(reader) if self.health.attachment.attached => reader.attachment_during_change(),
+            _ => self.health.attachment.clone(),
+        }
+    }
+
+    /// What is to be left in force at the end, once that is known: nothing needs to be removed where it was detached.
+    #[must_use]
+    pub fn on_exit(&self) -> Option<OnExit> {
+        let resolved = self.resolved.as_ref()?;
+        match self.health.detached_by {
+            Some(_) => Some(OnExit::Keep),
+            None => Some(resolved.config().agent.on_exit),
+        }
     }
 
     /// Whether the engine has not come to its end of starting yet.

@@ -4,7 +4,8 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs, io,
+    fs,
+    io::{self, BufWriter, Write as _},
     path::{Path, PathBuf},
 };
 
@@ -17,14 +18,17 @@ use crate::{
     path_security,
     policy::{Cidr, PolicyName, Settings},
     problem::Problem,
+    progress::Stepwise,
 };
 
 const FILE: &str = "manual.json";
 const FORMAT: u32 = 1;
 /// Longest file, bytes: more than the most entries take.
 const MAX_FILE: u64 = 1 << 30;
+/// Bytes that are written at once.
+const PIECE: usize = 64 << 10;
 
-#[derive(Serialize, Deserialize)]
+#[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
     format: u32,
@@ -32,6 +36,16 @@ struct File {
     entries: BTreeMap<Cidr, RuntimeEntry>,
     policies: BTreeMap<PolicyName, Settings>,
     masked: BTreeSet<Cidr>,
+}
+
+/// What is written; [`File`] reads it.
+#[derive(Serialize)]
+struct FileRef<'a> {
+    format: u32,
+    boot_id: String,
+    entries: &'a BTreeMap<Cidr, RuntimeEntry>,
+    policies: &'a BTreeMap<PolicyName, Settings>,
+    masked: &'a BTreeSet<Cidr>,
 }
 
 /// Where it is kept: the `state_dir` that the daemon started with, whose lock it has.
@@ -102,6 +116,12 @@ impl RuntimeStore {
     }
 }
 
+/// How large the file is, bytes.
+#[must_use]
+pub fn size(state_dir: &Path) -> u64 {
+    fs::metadata(state_dir.join(FILE)).map_or(0, |file| file.len())
+}
+
 /// Reads what an earlier run of this boot left in `state_dir`. A file that cannot be
 /// understood is moved aside, and a warning says so. What a killed run had half written goes.
 ///
@@ -159,8 +179,15 @@ fn parse(text: &str, boot_id: &str) -> Result<RuntimeEntries, String> {
             entry.policy
         ));
     }
+    let mut entries = file.entries;
+    for entry in entries.values_mut() {
+        // One name for all its entries, not one each.
+        if let Some((name, _)) = file.policies.get_key_value(&entry.policy) {
+            entry.policy = name.clone();
+        }
+    }
     Ok(RuntimeEntries {
-        entries: file.entries,
+        entries,
         policies: file.policies,
         masked: file.masked,
     })
@@ -172,16 +199,20 @@ fn parse(text: &str, boot_id: &str) -> Result<RuntimeEntries, String> {
 ///
 /// If it cannot be written.
 fn save(runtime: &RuntimeEntries, state_dir: &Path) -> io::Result<AtomicFile> {
-    let file = File {
+    let file = FileRef {
         format: FORMAT,
         boot_id: boot_id(),
-        entries: runtime.entries.clone(),
-        policies: runtime.policies.clone(),
-        masked: runtime.masked.clone(),
+        entries: &runtime.entries,
+        policies: &runtime.policies,
+        masked: &runtime.masked,
     };
-    let text = serde_json::to_vec(&file)?;
     path_security::make_private(state_dir)?;
-    AtomicFile::write(&state_dir.join(FILE), 0o600, &text)
+    // Not as one text: of half a million entries it is 50 MB.
+    AtomicFile::write_with(&state_dir.join(FILE), 0o600, |to| {
+        let mut to = BufWriter::with_capacity(PIECE, Stepwise(to));
+        serde_json::to_writer(&mut to, &file)?;
+        to.flush()
+    })
 }
 
 fn boot_id() -> String {

@@ -100,7 +100,15 @@ impl WatchdogKeepalive {
         }
     }
 
-    /// To be called every now and then, on another thread than the engine's.
+    /// How often to look, so that no answer is later than half of what the service manager waits for.
+    #[must_use]
+    pub fn interval(&self) -> Duration {
+        let watchdog = self.watchdog.as_ref();
+        let every = watchdog.map_or(EXTEND_EVERY, |(timeout, _)| *timeout / 8);
+        every.max(Duration::from_millis(1))
+    }
+
+    /// To be called so often, on another thread than the engine's.
     pub fn look(&mut self, engine: &Handle) {
         let stalled = self.stall.lasts(engine.steps(), Instant::now());
         if engine.snapshot().is_starting() {

@@ -12,6 +12,7 @@ pub mod kfuncs;
 pub mod link;
 pub mod listeners;
 pub mod lpm_batch;
+pub mod memory_limit;
 pub mod mounts;
 pub mod netns;
 pub mod preflight;

@@ -204,7 +204,7 @@ fn status(stream: &mut UnixStream) -> anyhow::Result<u16> {
 
 test!(a_large_request_is_refused);
 fn a_large_request_is_refused() -> anyhow::Result<()> {
-    const LIMIT: usize = 16 << 20;
+    const LIMIT: usize = 32 << 20;
     let env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
     let head = "POST /v1/entries HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n";
     // Told beforehand: nothing of it is read.

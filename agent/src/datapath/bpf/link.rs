@@ -101,7 +101,7 @@ pub(super) fn attached(cgroup: &Path, program_id: u32) -> std::io::Result<bool> 
 /// gets the program without, and why is returned as well.
 fn load(options: &Options, dir: &Path) -> Result<(aya::Ebpf, Option<String>), DatapathError> {
     let values = options.load_params();
-    let verified = |values: &LoadParams| {
+    let verified = |values: &LoadParams| -> Result<aya::Ebpf, DatapathError> {
         let mut ebpf = object::load(Some(dir), values)?;
         let program = program!(ebpf, PROGRAM, SockOps)?;
         program.load().map_err(object::load_error)?;

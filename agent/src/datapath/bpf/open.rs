@@ -28,6 +28,7 @@ impl BpfKernel {
             cause,
         };
         pins::create_pin_dir(pin_dir).map_err(pin_dir_error)?;
+        remove_stale_staging(&pins::pin_sets(pin_dir).map_err(pin_dir_error)?);
         let pin_sets = pins::pin_sets(pin_dir).map_err(pin_dir_error)?;
 
         let same =
@@ -231,6 +232,20 @@ fn keep_maps(from: &Path, to: &Path, kernel_entries: u32) -> Result<Kept, Datapa
         map.pin(&path).map_err(|e| pin_error(&path, e))?;
     }
     Ok(kept)
+}
+
+/// Removes what a killed start or growth has left unfinished: its maps take memory that this start may need.
+fn remove_stale_staging(pin_sets: &[pins::PinSet]) {
+    // One with a link was finished but for its name, and its program may be in force.
+    let is_unfinished =
+        |set: &&pins::PinSet| set.is_staging() && !set.path.join(pins::LINK).exists();
+    for set in pin_sets.iter().filter(is_unfinished) {
+        let path = set.path.display();
+        match pins::remove_pin_set(&set.path) {
+            Ok(()) => tracing::info!(%path, "removed what a killed daemon left unfinished"),
+            Err(e) => tracing::warn!("{path}: {e}; left by a killed daemon, and not removed"),
+        }
+    }
 }
 
 pub(super) fn new_staging(pin_dir: &Path) -> Result<PathBuf, DatapathError> {

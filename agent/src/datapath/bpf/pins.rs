@@ -24,6 +24,8 @@ use crate::path_security;
 pub(super) const LINK: &str = "link";
 /// Name of the program's pin: which program uses these maps, whichever the link has.
 pub(super) const PROGRAM: &str = "program";
+/// What the name of a set begins with that is being made.
+const STAGING: &str = "staging-";
 /// Name of the pin of the LSM program's link, where there is one.
 pub(super) const CLONE_LINK: &str = "clone_link";
 
@@ -34,6 +36,14 @@ pub(super) struct PinSet {
     pub(super) path: PathBuf,
     /// Layout version of its maps; `None` for a name this version cannot read.
     pub(super) layout: Option<u32>,
+}
+
+impl PinSet {
+    /// Whether it has not been given its name, by which a later daemon adopts it.
+    pub(super) fn is_staging(&self) -> bool {
+        let name = self.path.file_name().and_then(|name| name.to_str());
+        name.is_some_and(|name| name.starts_with(STAGING))
+    }
 }
 
 /// The directory name for an object, what is written into it before it is loaded, and a capacity.
@@ -98,7 +108,7 @@ pub(super) fn pin_sets(pin_dir: &Path) -> io::Result<Vec<PinSet>> {
 
 /// `Some(layout)` for a directory name of ours, `Some(None)` for one of ours without a layout.
 fn parse_name(name: &str) -> Option<Option<u32>> {
-    if name.starts_with("staging-") {
+    if name.starts_with(STAGING) {
         return Some(None);
     }
     let name = name.strip_prefix("old-").map_or(name, |rest| {

@@ -10,7 +10,7 @@ use rto_agent_common::{Statistics, UNMATCHED};
 
 use super::{
     Attachment, BpfKernel, DatapathError, KernelReader, RtoMinTiming,
-    link::attached,
+    link::{Link, attached},
     pins,
     slots::{Slot, Slots},
     tables::ReadTables,
@@ -55,6 +55,27 @@ impl Placement {
             accepted: self.accepted.clone(),
         }
     }
+
+    /// The same, or that of another program of ours that is in force: a change may be about to replace this one.
+    fn attachment_during_change(&self) -> Attachment {
+        /// A set of pins may be given its name between being listed and being opened.
+        const LOOKS: usize = 3;
+        let attachment = self.attachment();
+        if attachment.attached {
+            return attachment;
+        }
+        let sets = || self.dir.parent().and_then(|dir| pins::pin_sets(dir).ok());
+        let mut sets = (0..LOOKS).filter_map(|_| sets()).flatten();
+        match sets.find_map(|set| Link::in_force(&set.path, &self.cgroup)) {
+            Some(link) => Attachment {
+                attached: true,
+                problem: None,
+                program_id: Some(link.program_id),
+                ..attachment
+            },
+            None => attachment,
+        }
+    }
 }
 
 impl Reader {
@@ -86,6 +107,10 @@ fn unmatched(kernel: &BpfKernel) -> Option<(PolicyName, Slot)> {
 impl KernelReader for Reader {
     fn attachment(&self) -> Attachment {
         self.placement.attachment()
+    }
+
+    fn attachment_during_change(&self) -> Attachment {
+        self.placement.attachment_during_change()
     }
 
     fn holds(&self, desired: &MapState) -> Result<bool, DatapathError> {

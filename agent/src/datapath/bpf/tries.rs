@@ -145,7 +145,7 @@ impl Tries {
                 }
                 read => read.map_err(failed)?,
             };
-            progress::step();
+            progress::checkpoint()?;
             for (key, value) in keys.iter().zip(&values).take(count) {
                 take(cidr(name, key)?, *value);
             }
@@ -160,7 +160,7 @@ impl Tries {
                 take(cidr(name, &key)?, value);
             }
             last = Some(key);
-            progress::step();
+            progress::checkpoint()?;
         }
         Ok(())
     }
@@ -208,6 +208,11 @@ impl Tries {
         trie: &Trie<'_, N, EntryValue>,
         chunk: &mut Chunk<N>,
     ) -> Result<(), DatapathError> {
+        if chunk.keys.is_empty() {
+            return Ok(());
+        }
+        // Not after it: what is written to its end is not left.
+        progress::checkpoint()?;
         let in_one = self.can_batch()
             && chunk.keys.len() > 1
             && self.batched(&match change {

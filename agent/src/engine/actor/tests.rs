@@ -66,11 +66,35 @@ impl Bed {
     }
 
     fn reading(reader: FilesReader) -> Self {
+        Self::start(FakeHost::default(), Self::configured(""), None, reader)
+    }
+
+    /// With these lines in `[agent]`.
+    fn with(agent: &str) -> Self {
+        Self::restarted(FakeHost::default(), Self::configured(agent))
+    }
+
+    /// Over what another has left.
+    fn restarted(kernel: FakeHost, dir: tempfile::TempDir) -> Self {
+        Self::start(kernel, dir, None, FilesReader::default())
+    }
+
+    fn configured(agent: &str) -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap();
-        let config_path = dir.path().join("config.toml");
         let state_dir = dir.path().join("state");
-        let agent = format!("[agent]\nstate_dir = \"{}\"\n", state_dir.display());
-        fs::write(&config_path, format!("{agent}{NEAR}")).unwrap();
+        let agent = format!("[agent]\nstate_dir = \"{}\"\n{agent}", state_dir.display());
+        fs::write(dir.path().join("config.toml"), format!("{agent}{NEAR}")).unwrap();
+        dir
+    }
+
+    /// Over this kernel; told to stop during this write.
+    fn start(
+        kernel: FakeHost,
+        dir: tempfile::TempDir,
+        stop_at: Option<usize>,
+        reader: FilesReader,
+    ) -> Self {
+        let config_path = dir.path().join("config.toml");
         let files = Files::read(&config_path);
         // As the health check sees it.
         let host = host_facts(&[]).unwrap();
@@ -81,10 +105,12 @@ impl Bed {
             config_path,
             ..EngineConfig::for_tests()
         };
-        let kernel = FakeHost::default();
         let opened = kernel.clone();
         let open: Open = Arc::new(move |options| Ok(opened.open(options)));
         let (ends, engine) = channels(&config);
+        if let Some(write) = stop_at {
+            kernel.stop_at(write, engine.progress().clone());
+        }
         let run = move || {
             let mut engine = Engine::start_with(open, config, ends)?;
             engine.files = reader;
@@ -401,5 +427,115 @@ fn statistics_are_never_of_a_change_under_way() {
     bed.add(request("10.9.0.0/16")).unwrap();
     std::thread::sleep(Duration::from_millis(2));
     assert!(snapshot.stats().unwrap().at_ms > good.at_ms);
+    bed.stop();
+}
+
+/// Enough for a change to be in the middle of it.
+fn many(count: usize) -> AddRequest {
+    AddRequest {
+        cidrs: (0..count).map(|i| format!("10.9.{i}.0/24")).collect(),
+        ..request("")
+    }
+}
+
+#[test]
+fn a_change_that_is_stopped_is_undone_by_the_next_start() {
+    let bed = Bed::with("on_exit = \"keep\"\n");
+    bed.call(Message::Verify).unwrap();
+    let before = bed.kernel.state().maps.clone();
+    bed.kernel.stop_at(30, bed.engine.progress().clone());
+    let error = bed.add(many(100)).unwrap_err();
+    assert!(error.is_interrupted(), "{error:?}");
+    assert!(error.to_string().contains("the next start"), "{error}");
+    assert!(!bed.engine.snapshot().status().in_sync);
+    // It ends without another message, and leaves in force what there is.
+    let Bed {
+        kernel,
+        thread,
+        dir,
+        ..
+    } = bed;
+    thread.join().unwrap().unwrap();
+    assert!(kernel.state().attached);
+    assert_eq!(kernel.state().maps.entries.len(), 2 + 30);
+    let bed = Bed::restarted(kernel, dir);
+    bed.call(Message::Verify).unwrap();
+    assert_eq!(bed.kernel.state().maps, before);
+    assert!(bed.engine.snapshot().status().healthy);
+    bed.stop();
+}
+
+#[test]
+fn a_reload_that_is_stopped_is_completed_by_the_next_start() {
+    let bed = Bed::with("on_exit = \"keep\"\n");
+    bed.call(Message::Verify).unwrap();
+    let path = bed.dir.path().join("config.toml");
+    let text = fs::read_to_string(&path).unwrap();
+    let cidrs: String = (0..100).map(|i| format!("\"10.9.{i}.0/24\", ")).collect();
+    fs::write(
+        &path,
+        text.replace("cidrs = [", &format!("cidrs = [{cidrs}")),
+    )
+    .unwrap();
+    bed.kernel.stop_at(30, bed.engine.progress().clone());
+    let error = bed.call(|reply| Message::Reload(BY, reply)).unwrap_err();
+    assert!(error.is_interrupted(), "{error:?}");
+    let Bed {
+        kernel,
+        thread,
+        dir,
+        ..
+    } = bed;
+    thread.join().unwrap().unwrap();
+    let bed = Bed::restarted(kernel, dir);
+    bed.call(Message::Verify).unwrap();
+    assert_eq!(bed.entries(), 102);
+    bed.stop();
+}
+
+#[test]
+fn stopped_in_the_middle_it_detaches() {
+    let bed = Bed::new();
+    bed.call(Message::Verify).unwrap();
+    bed.kernel.stop_at(30, bed.engine.progress().clone());
+    assert!(bed.add(many(100)).unwrap_err().is_interrupted());
+    let Bed { kernel, thread, .. } = bed;
+    thread.join().unwrap().unwrap();
+    assert!(!kernel.state().attached);
+    assert!(kernel.state().maps.entries.is_empty());
+}
+
+#[test]
+fn a_start_is_stopped_as_well() {
+    let bed = Bed::start(FakeHost::default(), Bed::configured(""), Some(2), FilesReader::default());
+    let error = bed.thread.join().unwrap().unwrap_err();
+    let error = error.downcast_ref::<EngineError>().unwrap();
+    assert!(error.is_interrupted(), "{error:?}");
+    assert!(!bed.kernel.state().attached);
+}
+
+#[test]
+fn of_many_notes_the_first_are_told() {
+    let bed = Bed::new();
+    let path = bed.dir.path().join("config.toml");
+    let text = fs::read_to_string(&path).unwrap();
+    let cidrs: Vec<String> = (0..60).map(|i| format!("10.9.{i}.0/24")).collect();
+    let list = cidrs.join("\", \"");
+    fs::write(
+        &path,
+        text.replace("cidrs = [", &format!("cidrs = [\"{list}\", ")),
+    )
+    .unwrap();
+    bed.call(|reply| Message::Reload(BY, reply)).unwrap();
+    let remove = RemoveRequest {
+        cidrs,
+        ..RemoveRequest::default()
+    };
+    let answer = bed
+        .call(|reply| Message::Remove(remove, BY, reply))
+        .unwrap();
+    assert_eq!(answer.changed.removed, 60);
+    assert_eq!(answer.notes.len(), 51);
+    assert_eq!(answer.notes[50], "... and 10 more");
     bed.stop();
 }

@@ -208,7 +208,7 @@ fn a_request_of_100_mb() -> anyhow::Result<()> {
     })?;
     let grown = peak_memory_kb(&env)? - before;
     eprintln!("the daemon's memory grew by {grown} kB at most");
-    // Four at a time, of 16 MiB, whose buffers double.
+    // Two at a time, of 32 MiB, whose buffers double.
     ensure!(grown < 160 << 10, "{grown} kB");
     ensure!(env.json(&["status"])?["entries"] == 1);
     // A large request that is good is taken.
