@@ -25,6 +25,7 @@ use rto_testbed::{
     http,
     trie::{Keys, Tries},
 };
+use serde_json::{Value, json};
 
 use crate::{
     process::check_signals,
@@ -49,6 +50,8 @@ pub(crate) struct Args {
 const LOAD_GOAL: f64 = 1.3;
 /// Most that a reload with 1 % changed may take, seconds.
 const RELOAD_GOAL: f64 = 0.3;
+/// Most that an `add` of many entries may take, relative to a reload of a file with them.
+const ADD_GOAL: f64 = 2.0;
 /// Most memory of the daemon, MB.
 const MEMORY_GOAL: f64 = 200.0;
 /// Longest that `status` may take, seconds.
@@ -56,6 +59,8 @@ const STATUS_GOAL: f64 = 0.05;
 
 /// Pause between two requests for `status`.
 const PAUSE: Duration = Duration::from_millis(5);
+/// Entries that a request of the API may have at most.
+const MAX_CIDRS: usize = 524_288;
 const SEED: u64 = 7;
 const POLICIES: [&str; 2] = ["near", "far"];
 
@@ -72,6 +77,7 @@ pub(crate) fn run(sizes: SampleSizes, args: &Args, programs: &Path) -> anyhow::R
         check_signals()?;
         measured.control(&set)?;
         measured.agent(sizes, args.files, programs, &mut set)?;
+        measured.requested.measure(programs, &set)?;
     }
     Ok(BenchResult {
         text: measured.tables(sizes, args.files),
@@ -90,6 +96,8 @@ struct Measured {
     list: Vec<f64>,
     lookup: Vec<f64>,
     detach: Vec<f64>,
+    /// The same entries by files and by one request, and how the latter compares.
+    requested: Requested,
     /// MB.
     resident: Vec<f64>,
     peak: Vec<f64>,
@@ -183,6 +191,13 @@ impl Measured {
                     &self.detach,
                     Some(&self.while_detaching),
                 ),
+                ("`reload` of as many as a request may have", &self.requested.reload, None),
+                (
+                    "`add` of the same in one request",
+                    &self.requested.add,
+                    Some(&self.requested.status),
+                ),
+                ("`remove` of them in one request", &self.requested.remove, None),
             ]
             .map(|(what, values, status)| {
                 let [what, median, range] = row(what, values);
@@ -195,6 +210,7 @@ impl Measured {
             rows(&[
                 ("daemon, resident", &self.resident),
                 ("daemon, peak resident", &self.peak),
+                ("the same with large requests", &self.requested.peak),
                 ("kernel slab, for the tries", &self.kernel),
             ]),
         );
@@ -218,6 +234,8 @@ impl Measured {
         let reloading = most(&self.while_reloading);
         let listing = most(&self.while_listing);
         let detaching = most(&self.while_detaching);
+        let requested = median(&self.requested.ratio);
+        let adding = most(&self.requested.status);
         vec![
             goal(
                 "load, relative to a batch insert of the same keys in the same order",
@@ -268,7 +286,77 @@ impl Measured {
                 STATUS_GOAL,
                 format!("{:.1} ms", detaching * 1e3),
             ),
+            goal(
+                "a large `add`, relative to a reload of the same entries",
+                "at most 2x",
+                requested,
+                ADD_GOAL,
+                format!("{requested:.2}x"),
+            ),
+            goal(
+                "slowest `status` during a large `add`",
+                "at most 50 ms",
+                adding,
+                STATUS_GOAL,
+                format!("{:.1} ms", adding * 1e3),
+            ),
         ]
+    }
+}
+
+/// As many entries as a request may have: from a file, then by one request. Seconds unless noted.
+#[derive(Default)]
+struct Requested {
+    reload: Vec<f64>,
+    add: Vec<f64>,
+    remove: Vec<f64>,
+    ratio: Vec<f64>,
+    /// The slowest answer to `status` during the `add`.
+    status: Vec<f64>,
+    /// MB.
+    peak: Vec<f64>,
+}
+
+impl Requested {
+    fn measure(&mut self, programs: &Path, set: &Set) -> anyhow::Result<()> {
+        let set = set.first(MAX_CIDRS);
+        let mut env = TestEnv::of(programs.join("rto-agent"))?;
+        env.configure(&format!("max_entries = {MAX_CIDRS}\n{}", policies()))?;
+        env.start()?;
+        let entries = |expected: usize| -> anyhow::Result<()> {
+            let found = env.json(&["status"])?["entries"].as_u64();
+            ensure!(found == Some(expected as u64), "{found:?} entries");
+            Ok(())
+        };
+        set.write(&env.policies_dir(), 1)?;
+        let reload = cli(&env, &["reload"])?;
+        entries(set.entries.len())?;
+        for file in fs::read_dir(env.policies_dir())? {
+            fs::remove_file(file?.path())?;
+        }
+        cli(&env, &["reload"])?;
+        entries(0)?;
+
+        let cidrs = set.entries.iter();
+        let cidrs: Vec<String> = cidrs.map(|((ip, length), _)| format!("{ip}/{length}")).collect();
+        let request = |path: &str, body: Value| -> anyhow::Result<f64> {
+            let body = body.to_string();
+            let begin = Instant::now();
+            env.socket_request("POST", path, &body)?;
+            Ok(begin.elapsed().as_secs_f64())
+        };
+        let client = StatusClient::start(env.socket());
+        let add = request("/v1/entries", json!({ "cidrs": cidrs, "policy": POLICIES[0] }))?;
+        self.status.push(client.stop()?);
+        entries(set.entries.len())?;
+        self.remove
+            .push(request("/v1/entries/remove", json!({ "cidrs": cidrs }))?);
+        entries(0)?;
+        self.reload.push(reload);
+        self.add.push(add);
+        self.ratio.push(add / reload);
+        self.peak.push(memory_mb(&env, "VmHWM")?);
+        Ok(())
     }
 }
 
@@ -390,6 +478,12 @@ impl Set {
             set.entries.push((prefix, i / 2 % POLICIES.len()));
         }
         set
+    }
+
+    /// So many of them at most.
+    fn first(&self, most: usize) -> Self {
+        let entries = self.entries.iter().take(most).copied().collect();
+        Self { entries, known: HashSet::new(), random: SEED }
     }
 
     /// SplitMix64.

@@ -11,6 +11,9 @@ use std::{
 
 use anyhow::bail;
 
+/// What this socket sends itself, to have what came before it.
+const SENTINEL: &str = "DRAINED=1";
+
 /// A socket for NOTIFY_SOCKET, read all the time as a service manager does: a full one would
 /// block the daemon.
 #[derive(Debug)]
@@ -58,7 +61,6 @@ impl NotifySocket {
     ///
     /// If it cannot be sent to.
     pub fn drain(&self) -> anyhow::Result<Vec<String>> {
-        const SENTINEL: &str = "DRAINED=1";
         UnixDatagram::unbound()?.send_to(SENTINEL.as_bytes(), &self.path)?;
         self.wait_for(SENTINEL, Duration::from_secs(10), || None)
     }
@@ -75,19 +77,25 @@ impl NotifySocket {
         mut gone: impl FnMut() -> Option<String>,
     ) -> anyhow::Result<Vec<String>> {
         let end = Instant::now() + limit;
-        let mut messages = Vec::new();
+        let (mut messages, mut ended) = (Vec::new(), None);
         loop {
             match self.messages.recv_timeout(Duration::from_millis(20)) {
                 Ok(text) => {
+                    if let Some(how) = ended.as_ref().filter(|_| text == SENTINEL) {
+                        bail!("no {line}: the process has ended: {how}");
+                    }
                     let found = text.lines().any(|l| l.starts_with(line));
                     messages.push(text);
                     if found {
                         return Ok(messages);
                     }
                 }
+                Err(_) if ended.is_some() => {}
                 Err(_) => {
-                    if let Some(how) = gone() {
-                        bail!("no {line}: the process has ended: {how}");
+                    ended = gone();
+                    if ended.is_some() {
+                        // What it sent before its end comes before this.
+                        UnixDatagram::unbound()?.send_to(SENTINEL.as_bytes(), &self.path)?;
                     }
                 }
             }

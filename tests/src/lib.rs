@@ -4,6 +4,7 @@
 #[path = "../declared.rs"]
 mod declared;
 pub mod features;
+pub mod held_thread;
 pub mod lab;
 pub mod load;
 pub mod locked_socket;

@@ -20,7 +20,7 @@ use crate::{
     engine::{
         self, Engine, EngineConfig, EngineError, Handle, Message,
         memory::{self, Need},
-        systemd::WatchdogKeepalive,
+        systemd::{self, WatchdogKeepalive},
     },
     kernel::{self, facts::host_facts, privileges},
     problem::Problem,
@@ -260,6 +260,7 @@ impl Signals {
                 }
             };
             info!(signal = name, "stopping");
+            systemd::stopping();
             engine.stop();
             return true;
         }

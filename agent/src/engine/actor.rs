@@ -488,7 +488,6 @@ impl Engine {
     }
 
     fn stop(mut self) -> anyhow::Result<()> {
-        self.systemd.stopping();
         self.events.end();
         self.probing.finish();
         self.walks.stop();

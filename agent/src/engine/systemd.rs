@@ -41,9 +41,11 @@ impl Systemd {
         }
     }
 
-    pub(super) fn stopping(&self) {
-        send(&[NotifyState::Stopping, NotifyState::Status("stopping")]);
-    }
+}
+
+/// Tells the service manager that the daemon ends, whatever the engine is at.
+pub fn stopping() {
+    send(&[NotifyState::Stopping, NotifyState::Status("stopping")]);
 }
 
 /// The longest that an idle engine goes without a step, where a watchdog waits for them: half of what

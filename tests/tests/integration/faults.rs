@@ -11,6 +11,7 @@ mod desired;
 mod files;
 mod kill;
 mod lock;
+mod memory;
 mod writes;
 
 /// Whether there is time for more rounds: `cargo xtask test --long`.

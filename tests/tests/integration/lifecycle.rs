@@ -1,17 +1,9 @@
 //! Start, death, restart, stop, detach: the kernel holds what it should at each moment.
 
-use std::{
-    fs,
-    io::Write as _,
-    process::Command,
-    time::{Duration, Instant},
-};
+use std::{fs, process::Command, time::Duration};
 
 use anyhow::{Context as _, ensure};
-use nix::{
-    sys::{signal::Signal, stat::Mode},
-    unistd::mkfifo,
-};
+use nix::sys::signal::Signal;
 use rto_testbed::{
     agent::find,
     env::TestEnv,
@@ -24,6 +16,8 @@ use serde_json::Value;
 
 use super::{KERNEL_RTO, POLICY_RTO, near, to};
 
+mod long_change;
+
 const PORT: u16 = 4400;
 
 fn expect(env: &TestEnv, timer: Duration) -> anyhow::Result<()> {
@@ -34,66 +28,6 @@ fn env() -> anyhow::Result<TestEnv> {
     let env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
     env.net.black_hole(PORT)?;
     Ok(env)
-}
-
-/// A daemon that is at a change, for as long as it pleases whoever writes its file.
-fn endless_change(timeout: Duration) -> anyhow::Result<(TestEnv, fs::File, Vec<u8>)> {
-    let mut env = TestEnv::new()?;
-    env.net.black_hole(PORT)?;
-    env.configure(&near("\"10.88.0.0/24\""))?;
-    let timeout = format!("WATCHDOG_USEC={}", timeout.as_micros());
-    env.start_under(&["env".to_owned(), timeout])?;
-    let regular = fs::read(env.config())?;
-    let pipe = env.dir().join("pipe");
-    mkfifo(&pipe, Mode::S_IRUSR | Mode::S_IWUSR)?;
-    fs::rename(&pipe, env.config())?;
-    // Once the daemon reads.
-    let end = fs::File::options().write(true).open(env.config())?;
-    Ok((env, end, regular))
-}
-
-test!(the_watchdog_hears_of_a_long_change);
-/// A change that takes longer than WATCHDOG_USEC, and gets on: here it reads a line now and then.
-fn the_watchdog_hears_of_a_long_change() -> anyhow::Result<()> {
-    const TIMEOUT: Duration = Duration::from_secs(4);
-    let (mut env, mut end, regular) = endless_change(TIMEOUT)?;
-    let begin = Instant::now();
-    while begin.elapsed() < 3 * TIMEOUT {
-        let heard = Instant::now();
-        end.write_all(b"# more\n")?;
-        env.notified("WATCHDOG=1")?;
-        ensure!(heard.elapsed() < TIMEOUT, "{:?}", heard.elapsed());
-    }
-    end.write_all(&regular)?;
-    let pipe = env.dir().join("pipe");
-    fs::write(&pipe, regular)?;
-    fs::rename(&pipe, env.config())?;
-    drop(end);
-    env.wait_status("the end of the change", |status| status["healthy"] == true)?;
-    expect(&env, POLICY_RTO)
-}
-
-test!(the_watchdog_hears_nothing_of_a_stuck_one);
-/// One that does not get on: the watchdog hears nothing for as long as it takes to notice, whoever else asks meanwhile.
-fn the_watchdog_hears_nothing_of_a_stuck_one() -> anyhow::Result<()> {
-    const TIMEOUT: Duration = Duration::from_secs(2);
-    let (mut env, end, _) = endless_change(TIMEOUT)?;
-    let limit = Instant::now() + wait::TIMEOUT;
-    let mut heard = Instant::now();
-    let mut times = 0;
-    while heard.elapsed() < TIMEOUT {
-        ensure!(Instant::now() < limit, "it was answered for {times} times");
-        // Answered by others than the engine.
-        env.cli(&["list"])?;
-        if env.has_notified("WATCHDOG=1")? {
-            heard = Instant::now();
-            times += 1;
-        }
-    }
-    // It goes on where the change does.
-    drop(end);
-    env.notified("WATCHDOG=1")?;
-    Ok(())
 }
 
 /// The kernel's ids of what an agent has pinned: program, link, maps.

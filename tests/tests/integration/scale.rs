@@ -33,7 +33,7 @@ const PORT: u16 = 4600;
 const MANY: u32 = 50_000;
 
 /// So many prefixes of policy "near" as a file of policies.d; each beyond `same` is another than before.
-fn file(env: &TestEnv, count: u32, same: u32) -> anyhow::Result<()> {
+pub(super) fn file(env: &TestEnv, count: u32, same: u32) -> anyhow::Result<()> {
     let mut text = "[policy.near]\ncidrs = [\n".to_owned();
     for i in 0..count {
         let (high, low) = (i >> 8, i & 0xff);

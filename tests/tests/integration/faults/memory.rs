@@ -1,0 +1,144 @@
+//! A memory cgroup with little room: what does not fit is refused, and the kernel ends nobody half-way.
+
+use std::{
+    fs,
+    os::unix::net::UnixStream,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context as _, bail, ensure};
+use rto_testbed::{cgroup, env::TestEnv, http, names};
+use serde_json::json;
+
+use super::super::{near, scale};
+
+/// What an idle daemon takes, with room for a small change.
+const LITTLE: u64 = 48 << 20;
+/// Entries of files that need more, by what the daemon reckons for each.
+const TOO_MANY: u32 = 400_000;
+
+/// A cgroup of the memory controller, whichever hierarchy has it; removed when dropped.
+struct MemoryCgroup(PathBuf);
+
+impl MemoryCgroup {
+    fn with_limit(bytes: u64) -> anyhow::Result<Self> {
+        let (hierarchy, limit) = controller()?;
+        let group = Self(hierarchy.join(names::unique()));
+        fs::create_dir(&group.0)?;
+        fs::write(group.0.join(limit), bytes.to_string())?;
+        Ok(group)
+    }
+
+    /// What starts a program in it.
+    fn wrapper(&self) -> Vec<String> {
+        let procs = self.0.join("cgroup.procs");
+        let script = format!("echo $$ > {} && exec \"$@\"", procs.display());
+        ["sh", "-c", &script, "sh"].map(str::to_owned).to_vec()
+    }
+
+    /// Processes of it that the kernel has ended for want of memory.
+    fn killed(&self) -> anyhow::Result<u64> {
+        let text = ["memory.events", "memory.oom_control"]
+            .iter()
+            .find_map(|file| fs::read_to_string(self.0.join(file)).ok());
+        let text = text.context("neither version's file")?;
+        let count = text.lines().find_map(|line| line.strip_prefix("oom_kill "));
+        Ok(count.context(text.clone())?.parse()?)
+    }
+}
+
+impl Drop for MemoryCgroup {
+    fn drop(&mut self) {
+        let _busy = fs::remove_dir(&self.0);
+    }
+}
+
+/// Where groups with a limit are made, and the name of the limit's file.
+fn controller() -> anyhow::Result<(PathBuf, &'static str)> {
+    let v1 = Path::new("/sys/fs/cgroup/memory");
+    const V1_LIMIT: &str = "memory.limit_in_bytes";
+    if v1.join(V1_LIMIT).exists() {
+        return Ok((v1.to_owned(), V1_LIMIT));
+    }
+    let root = cgroup::root()?;
+    if !fs::read_to_string(root.join("cgroup.controllers"))?.contains("memory") {
+        bail!("no hierarchy has the memory controller");
+    }
+    // As systemd does; children that have none are not affected.
+    fs::write(root.join("cgroup.subtree_control"), "+memory")?;
+    Ok((root, "memory.max"))
+}
+
+fn env() -> anyhow::Result<TestEnv> {
+    let env = TestEnv::new()?;
+    env.configure(&near("\"10.88.0.0/24\""))?;
+    Ok(env)
+}
+
+test!(a_start_that_does_not_fit_is_refused);
+fn a_start_that_does_not_fit_is_refused() -> anyhow::Result<()> {
+    // It outlives the daemon: one with processes in it cannot be removed.
+    let group = MemoryCgroup::with_limit(LITTLE)?;
+    let mut env = env()?;
+    scale::file(&env, TOO_MANY, TOO_MANY)?;
+    env.spawn_under(&group.wrapper())?;
+    let status = env.ended()?;
+    ensure!(status.code() == Some(1), "{status}: {}", env.log());
+    let log = env.log();
+    for part in ["entries of files need some", "MemoryMax=", "nothing was changed"] {
+        ensure!(log.contains(part), "{log}");
+    }
+    ensure!(group.killed()? == 0);
+    ensure!(!env.pin_dir().exists(), "pins are left");
+    // What fits is taken, beside a daemon without a limit.
+    fs::remove_file(env.policies_dir().join("many.toml"))?;
+    env.start_under(&group.wrapper())?;
+    ensure!(env.json(&["status"])?["healthy"] == true);
+    Ok(())
+}
+
+test!(a_change_that_does_not_fit_is_refused);
+/// A reload and a request; the daemon goes on with what it has.
+fn a_change_that_does_not_fit_is_refused() -> anyhow::Result<()> {
+    // It outlives the daemon: one with processes in it cannot be removed.
+    let group = MemoryCgroup::with_limit(LITTLE)?;
+    let mut env = env()?;
+    env.start_under(&group.wrapper())?;
+    let pid = env.pid()?;
+    scale::file(&env, TOO_MANY, TOO_MANY)?;
+    let refused = env.cli_fails(&["reload"])?;
+    ensure!(refused.contains("entries of files need some"), "{refused}");
+    fs::remove_file(env.policies_dir().join("many.toml"))?;
+    env.cli(&["reload"])?;
+    let cidrs: Vec<String> = (0..TOO_MANY)
+        .map(|i| format!("11.{}.{}.{}/32", i >> 16, i >> 8 & 0xff, i & 0xff))
+        .collect();
+    let body = json!({ "cidrs": cidrs, "policy": "near" }).to_string();
+    let stream = UnixStream::connect(env.socket())?;
+    let answer = http::request(stream, "POST", "/v1/entries", &body)?;
+    ensure!(answer.status == 422, "{} {}", answer.status, answer.body);
+    ensure!(answer.body.contains("of memory, and the memory cgroup"), "{}", answer.body);
+    ensure!(group.killed()? == 0);
+    let status = env.json(&["status"])?;
+    ensure!(status["healthy"] == true && status["entries"] == 1, "{status:#}");
+    ensure!(env.pid()? == pid);
+    Ok(())
+}
+
+test!(what_a_killed_start_has_left_is_removed);
+/// Its maps take memory that the next start may need.
+fn what_a_killed_start_has_left_is_removed() -> anyhow::Result<()> {
+    let mut env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
+    let pins = env.pins()?;
+    env.end(nix::sys::signal::Signal::SIGKILL)?;
+    let unfinished = env.pin_dir().join("staging-1");
+    fs::create_dir(&unfinished)?;
+    let map = pins.join(rto_agent_common::maps::STATISTICS);
+    let copy = unfinished.join(rto_agent_common::maps::STATISTICS);
+    rto_testbed::process::run(&format!("bpftool map pin pinned {} {}", map.display(), copy.display()))?;
+    env.start()?;
+    ensure!(!unfinished.exists(), "{}", env.log());
+    ensure!(env.pins()? == pins, "what is in force was taken for unfinished");
+    ensure!(env.log().contains("left unfinished"), "{}", env.log());
+    Ok(())
+}

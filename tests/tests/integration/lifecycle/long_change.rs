@@ -1,0 +1,219 @@
+//! A change that takes long: the watchdog hears of it while it gets on, and a stop does not wait for its end.
+//!
+//! How long it takes is the test's choice: the engine's thread stands still but for the moments it is given.
+
+use std::{
+    os::unix::net::UnixStream,
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, bail, ensure};
+use nix::sys::signal::Signal;
+use rto_testbed::{
+    emulated::{scaled, slowed},
+    env::TestEnv,
+    http,
+    wait,
+};
+use rto_tests::held_thread::HeldThread;
+use serde_json::json;
+
+use super::{PORT, expect};
+use crate::{KERNEL_RTO, POLICY_RTO, near, scale};
+
+/// The longest that a stop may take, and how much of the machine's own lateness is on top of it here.
+const STOP_LIMIT: Duration = Duration::from_secs(2);
+const BUSY_MACHINE: Duration = Duration::from_secs(4);
+
+const ENGINE: &str = "engine";
+const ADD: &str = "/v1/entries";
+const REMOVE: &str = "/v1/entries/remove";
+
+fn many() -> u32 {
+    scaled("entries", 100_000, 50_000)
+}
+
+fn kept() -> anyhow::Result<TestEnv> {
+    let env = TestEnv::new()?;
+    env.net.black_hole(PORT)?;
+    env.configure(&format!("on_exit = \"keep\"\n{}", near("\"10.88.0.0/24\"")))?;
+    Ok(env)
+}
+
+fn start_watched(env: &mut TestEnv, timeout: Duration) -> anyhow::Result<()> {
+    let timeout = format!("WATCHDOG_USEC={}", timeout.as_micros());
+    env.start_under(&["env".to_owned(), timeout])
+}
+
+fn entries(env: &TestEnv) -> anyhow::Result<u64> {
+    env.json(&["status"])?["entries"]
+        .as_u64()
+        .context("no entries")
+}
+
+test!(the_watchdog_hears_of_one_that_gets_on);
+/// For several times as long as WATCHDOG_USEC.
+fn the_watchdog_hears_of_one_that_gets_on() -> anyhow::Result<()> {
+    const TIMEOUT: Duration = Duration::from_secs(4);
+    const MOMENT: Duration = Duration::from_millis(2);
+    const PAUSE: Duration = Duration::from_millis(100);
+    let mut env = kept()?;
+    start_watched(&mut env, TIMEOUT)?;
+    let engine = HeldThread::of(env.pid()?, ENGINE)?;
+    scale::file(&env, many(), many())?;
+    // Nothing that it was told before counts.
+    env.has_notified("WATCHDOG=1")?;
+    let begin = Instant::now();
+    let (mut heard, mut longest) = (begin, Duration::ZERO);
+    while begin.elapsed() < 3 * TIMEOUT {
+        engine.advance(MOMENT)?;
+        // What it does at a stretch takes as long as on a real machine.
+        if heard.elapsed() < TIMEOUT / 2 {
+            std::thread::sleep(PAUSE);
+        }
+        longest = longest.max(heard.elapsed());
+        if env.has_notified("WATCHDOG=1")? {
+            heard = Instant::now();
+        }
+    }
+    ensure!(entries(&env)? == 1, "the change was over too soon");
+    ensure!(longest < TIMEOUT, "nothing was heard for {longest:?}");
+    drop(engine);
+    let all = u64::from(many()) + 1;
+    env.wait_status("the end of the change", |status| status["entries"] == all)?;
+    expect(&env, POLICY_RTO)
+}
+
+test!(the_watchdog_hears_nothing_of_a_stuck_one);
+/// For as long as it takes the watchdog to notice, whoever else asks meanwhile.
+fn the_watchdog_hears_nothing_of_a_stuck_one() -> anyhow::Result<()> {
+    const TIMEOUT: Duration = Duration::from_secs(2);
+    let mut env = kept()?;
+    start_watched(&mut env, TIMEOUT)?;
+    let engine = HeldThread::of(env.pid()?, ENGINE)?;
+    let limit = Instant::now() + wait::TIMEOUT;
+    let (mut heard, mut times) = (Instant::now(), 0);
+    while heard.elapsed() < TIMEOUT {
+        ensure!(Instant::now() < limit, "it was answered for {times} times");
+        // Answered by others than the engine.
+        env.cli(&["list"])?;
+        if env.has_notified("WATCHDOG=1")? {
+            heard = Instant::now();
+            times += 1;
+        }
+    }
+    drop(engine);
+    env.notified("WATCHDOG=1")?;
+    Ok(())
+}
+
+/// Stops the daemon, which a thread of this test may hold; how long it took.
+fn stop(env: &mut TestEnv, engine: Option<HeldThread>) -> anyhow::Result<Duration> {
+    let begin = Instant::now();
+    env.signal(Signal::SIGTERM)?;
+    if let Some(engine) = engine {
+        engine.ended()?;
+    }
+    let status = env.ended()?;
+    let took = begin.elapsed();
+    ensure!(status.success(), "{status}: {}", env.log());
+    Ok(took)
+}
+
+fn ensure_prompt(took: Duration) -> anyhow::Result<()> {
+    let most = slowed(STOP_LIMIT) + BUSY_MACHINE;
+    ensure!(took < most, "it took {took:?} to stop");
+    Ok(())
+}
+
+test!(a_stop_does_not_wait_for_a_stuck_one);
+/// What there is stays in force, and the next start completes it.
+fn a_stop_does_not_wait_for_a_stuck_one() -> anyhow::Result<()> {
+    let mut env = kept()?;
+    env.start()?;
+    let engine = HeldThread::of(env.pid()?, ENGINE)?;
+    scale::file(&env, many(), many())?;
+    engine.advance(Duration::from_millis(100))?;
+    ensure_prompt(stop(&mut env, Some(engine))?)?;
+    expect(&env, POLICY_RTO)?;
+    env.start()?;
+    ensure!(entries(&env)? == u64::from(many()) + 1);
+    Ok(())
+}
+
+test!(a_stop_of_a_stuck_one_detaches);
+/// Where that is what `on_exit` says.
+fn a_stop_of_a_stuck_one_detaches() -> anyhow::Result<()> {
+    let mut env = super::env()?;
+    expect(&env, POLICY_RTO)?;
+    let engine = HeldThread::of(env.pid()?, ENGINE)?;
+    ensure_prompt(stop(&mut env, Some(engine))?)?;
+    ensure!(env.pins().is_err(), "pins are left");
+    expect(&env, KERNEL_RTO)
+}
+
+/// Asks for a change of this many runtime entries; whether it is answered as made, and not as left because of a stop.
+fn change_many(socket: &Path, path: &str, count: u32) -> anyhow::Result<bool> {
+    let cidrs = (0..count).map(|i| format!("11.{}.{}.{}/32", i >> 16, i >> 8 & 0xff, i & 0xff));
+    let cidrs: Vec<String> = cidrs.collect();
+    let mut body = json!({ "cidrs": cidrs });
+    if path == ADD {
+        body["policy"] = "near".into();
+    }
+    let asked = UnixStream::connect(socket)
+        .map_err(anyhow::Error::from)
+        .and_then(|stream| Ok(http::request(stream, "POST", path, &body.to_string())?));
+    // The daemon may have ended before it was asked, or in the middle of it.
+    let Ok(answer) = asked else {
+        return Ok(false);
+    };
+    match answer.status {
+        200 => Ok(true),
+        503 => Ok(false),
+        other => bail!("{other}: {}", answer.body),
+    }
+}
+
+test!(a_stop_in_the_middle_of_a_large_add);
+/// At several moments of it. What was answered as made is there after the next start, and in any case it is made or not,
+/// in the kernel as in the answers.
+fn a_stop_in_the_middle_of_a_large_add() -> anyhow::Result<()> {
+    let count = scaled("entries", 200_000, 20_000);
+    let all = u64::from(count) + 1;
+    let mut env = kept()?;
+    let socket = env.socket();
+    let mut outcomes = Vec::new();
+    for used in [0, 20, 60, 150, 400, 1_000, 4_000].map(Duration::from_millis) {
+        env.start()?;
+        let engine = HeldThread::of(env.pid()?, ENGINE)?;
+        let (answered, begin) = std::thread::scope(|scope| {
+            let adding = scope.spawn(|| change_many(&socket, ADD, count));
+            engine.advance(used)?;
+            let begin = Instant::now();
+            env.signal(Signal::SIGTERM)?;
+            drop(engine);
+            let answered = adding.join();
+            let answered = answered.map_err(|_| anyhow::anyhow!("who asks died"))??;
+            anyhow::Ok((answered, begin))
+        })?;
+        let status = env.ended()?;
+        ensure!(status.success(), "{status}: {}", env.log());
+        ensure_prompt(begin.elapsed())?;
+        env.start()?;
+        let status = env.json(&["status"])?;
+        ensure!(status["healthy"] == true, "{status:#}");
+        let after = entries(&env)?;
+        outcomes.push((used, answered, after));
+        ensure!(after == 1 || after == all, "{outcomes:?}");
+        ensure!(!answered || after == all, "{outcomes:?}");
+        if after == all {
+            ensure!(change_many(&socket, REMOVE, count)?);
+        }
+        stop(&mut env, None)?;
+    }
+    // Both kinds were seen.
+    ensure!(outcomes.iter().any(|(.., after)| *after == 1), "{outcomes:?}");
+    eprintln!("{outcomes:?}");
+    Ok(())
+}
