@@ -191,13 +191,21 @@ impl Measured {
                     &self.detach,
                     Some(&self.while_detaching),
                 ),
-                ("`reload` of as many as a request may have", &self.requested.reload, None),
+                (
+                    "`reload` of as many as a request may have",
+                    &self.requested.reload,
+                    None,
+                ),
                 (
                     "`add` of the same in one request",
                     &self.requested.add,
                     Some(&self.requested.status),
                 ),
-                ("`remove` of them in one request", &self.requested.remove, None),
+                (
+                    "`remove` of them in one request",
+                    &self.requested.remove,
+                    None,
+                ),
             ]
             .map(|(what, values, status)| {
                 let [what, median, range] = row(what, values);
@@ -338,7 +346,9 @@ impl Requested {
         entries(0)?;
 
         let cidrs = set.entries.iter();
-        let cidrs: Vec<String> = cidrs.map(|((ip, length), _)| format!("{ip}/{length}")).collect();
+        let cidrs: Vec<String> = cidrs
+            .map(|((ip, length), _)| format!("{ip}/{length}"))
+            .collect();
         let request = |path: &str, body: Value| -> anyhow::Result<f64> {
             let body = body.to_string();
             let begin = Instant::now();
@@ -346,7 +356,10 @@ impl Requested {
             Ok(begin.elapsed().as_secs_f64())
         };
         let client = StatusClient::start(env.socket());
-        let add = request("/v1/entries", json!({ "cidrs": cidrs, "policy": POLICIES[0] }))?;
+        let add = request(
+            "/v1/entries",
+            json!({ "cidrs": cidrs, "policy": POLICIES[0] }),
+        )?;
         self.status.push(client.stop()?);
         entries(set.entries.len())?;
         self.remove
@@ -483,7 +496,11 @@ impl Set {
     /// So many of them at most.
     fn first(&self, most: usize) -> Self {
         let entries = self.entries.iter().take(most).copied().collect();
-        Self { entries, known: HashSet::new(), random: SEED }
+        Self {
+            entries,
+            known: HashSet::new(),
+            random: SEED,
+        }
     }
 
     /// SplitMix64.

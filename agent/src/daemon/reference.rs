@@ -245,6 +245,15 @@ fn requests() -> Vec<Limit> {
     ]
 }
 
+/// A value of the unit.
+fn of_unit(key: &str) -> String {
+    let unit = include_str!("../../../systemd/rto-agent.service");
+    let value = unit
+        .lines()
+        .find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
+    value.expect("a line of the unit").to_owned()
+}
+
 fn host() -> Vec<Limit> {
     vec![
         limit(
@@ -258,6 +267,12 @@ fn host() -> Vec<Limit> {
             number(descriptors::CLIENT),
             "with less it is refused",
             "integration::adversary::too_few_descriptors_are_an_error",
+        ),
+        limit(
+            "memory (MemoryMax of the unit)",
+            of_unit("MemoryMax"),
+            "a start, a reload or a request that does not fit is refused",
+            "integration::faults::a_start_that_does_not_fit_is_refused",
         ),
         limit(
             "time that a start waits for the locks of a daemon that has ended",
@@ -355,8 +370,8 @@ fn numbers_are_easy_to_read() {
     assert_eq!(number(7u32), "7");
     assert_eq!(number(MAX_ENTRIES_LIMIT), "4,194,304");
     assert_eq!(
-        [bytes(107), bytes(4 << 10), bytes(16 << 20)],
-        ["107 bytes", "4 KiB", "16 MiB"]
+        [bytes(107), bytes(4 << 10), bytes(32 << 20)],
+        ["107 bytes", "4 KiB", "32 MiB"]
     );
 }
 

@@ -40,7 +40,6 @@ impl Systemd {
             send(&[NotifyState::Status(status)]);
         }
     }
-
 }
 
 /// Tells the service manager that the daemon ends, whatever the engine is at.

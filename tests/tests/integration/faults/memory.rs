@@ -85,7 +85,11 @@ fn a_start_that_does_not_fit_is_refused() -> anyhow::Result<()> {
     let status = env.ended()?;
     ensure!(status.code() == Some(1), "{status}: {}", env.log());
     let log = env.log();
-    for part in ["entries of files need some", "MemoryMax=", "nothing was changed"] {
+    for part in [
+        "entries of files need some",
+        "MemoryMax=",
+        "nothing was changed",
+    ] {
         ensure!(log.contains(part), "{log}");
     }
     ensure!(group.killed()? == 0);
@@ -117,10 +121,17 @@ fn a_change_that_does_not_fit_is_refused() -> anyhow::Result<()> {
     let stream = UnixStream::connect(env.socket())?;
     let answer = http::request(stream, "POST", "/v1/entries", &body)?;
     ensure!(answer.status == 422, "{} {}", answer.status, answer.body);
-    ensure!(answer.body.contains("of memory, and the memory cgroup"), "{}", answer.body);
+    ensure!(
+        answer.body.contains("of memory, and the memory cgroup"),
+        "{}",
+        answer.body
+    );
     ensure!(group.killed()? == 0);
     let status = env.json(&["status"])?;
-    ensure!(status["healthy"] == true && status["entries"] == 1, "{status:#}");
+    ensure!(
+        status["healthy"] == true && status["entries"] == 1,
+        "{status:#}"
+    );
     ensure!(env.pid()? == pid);
     Ok(())
 }
@@ -135,10 +146,17 @@ fn what_a_killed_start_has_left_is_removed() -> anyhow::Result<()> {
     fs::create_dir(&unfinished)?;
     let map = pins.join(rto_agent_common::maps::STATISTICS);
     let copy = unfinished.join(rto_agent_common::maps::STATISTICS);
-    rto_testbed::process::run(&format!("bpftool map pin pinned {} {}", map.display(), copy.display()))?;
+    rto_testbed::process::run(&format!(
+        "bpftool map pin pinned {} {}",
+        map.display(),
+        copy.display()
+    ))?;
     env.start()?;
     ensure!(!unfinished.exists(), "{}", env.log());
-    ensure!(env.pins()? == pins, "what is in force was taken for unfinished");
+    ensure!(
+        env.pins()? == pins,
+        "what is in force was taken for unfinished"
+    );
     ensure!(env.log().contains("left unfinished"), "{}", env.log());
     Ok(())
 }

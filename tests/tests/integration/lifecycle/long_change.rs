@@ -13,8 +13,7 @@ use nix::sys::signal::Signal;
 use rto_testbed::{
     emulated::{scaled, slowed},
     env::TestEnv,
-    http,
-    wait,
+    http, wait,
 };
 use rto_tests::held_thread::HeldThread;
 use serde_json::json;
@@ -163,7 +162,7 @@ fn change_many(socket: &Path, path: &str, count: u32) -> anyhow::Result<bool> {
     }
     let asked = UnixStream::connect(socket)
         .map_err(anyhow::Error::from)
-        .and_then(|stream| Ok(http::request(stream, "POST", path, &body.to_string())?));
+        .and_then(|stream| http::request(stream, "POST", path, &body.to_string()));
     // The daemon may have ended before it was asked, or in the middle of it.
     let Ok(answer) = asked else {
         return Ok(false);
@@ -213,7 +212,10 @@ fn a_stop_in_the_middle_of_a_large_add() -> anyhow::Result<()> {
         stop(&mut env, None)?;
     }
     // Both kinds were seen.
-    ensure!(outcomes.iter().any(|(.., after)| *after == 1), "{outcomes:?}");
+    ensure!(
+        outcomes.iter().any(|(.., after)| *after == 1),
+        "{outcomes:?}"
+    );
     eprintln!("{outcomes:?}");
     Ok(())
 }
