@@ -540,3 +540,46 @@ fn a_policy_is_never_missing_while_they_grow() -> anyhow::Result<()> {
     assert_eq!(status["max_entries"], 1024, "{status:#}");
     Ok(())
 }
+
+test!(large_requests_take_time_in_proportion);
+/// What took 16 times as long for four times as many: to add and to remove at run time, and in the file.
+fn large_requests_take_time_in_proportion() -> anyhow::Result<()> {
+    const FEW: u32 = 4_000;
+    /// Most of what four times as many take, in what the few take.
+    const MOST: u32 = 8;
+    const TRIES: usize = 5;
+    let env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
+    let timed = |count: u32, path: &str, save: bool| -> anyhow::Result<Duration> {
+        let cidrs = (0..count).map(|i| format!("11.{}.{}.0/24", i >> 8, i & 0xff));
+        let cidrs: Vec<String> = cidrs.collect();
+        let mut body = serde_json::json!({ "cidrs": cidrs, "save": save });
+        if path == "/v1/entries" {
+            body["policy"] = "near".into();
+        }
+        let begin = Instant::now();
+        env.socket_request("POST", path, &body.to_string())?;
+        Ok(begin.elapsed())
+    };
+    for save in [false, true] {
+        let mut ratios = Vec::new();
+        // A busy machine may hold up one of them, and not the shortest of several.
+        let mut shortest = [[Duration::MAX; 2]; 2];
+        for _ in 0..TRIES {
+            for (shortest, count) in shortest.iter_mut().zip([FEW, 4 * FEW]) {
+                for (shortest, path) in shortest.iter_mut().zip(["", "/remove"]) {
+                    let took = timed(count, &format!("/v1/entries{path}"), save)?;
+                    *shortest = took.min(*shortest);
+                }
+            }
+        }
+        let [few, many] = shortest;
+        for (few, many) in few.into_iter().zip(many) {
+            ratios.push(many.div_duration_f64(few));
+            assert!(many < few * MOST, "save: {save}; {few:?}, {many:?}");
+        }
+        eprintln!(
+            "save: {save}; add and remove of four times as many take {ratios:.1?} times as long"
+        );
+    }
+    Ok(())
+}
