@@ -54,6 +54,8 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
     // Where it cannot be made, starting the engine tells why.
     let _told_later = make_pin_dir(&agent.pin_dir);
     let mut lock = lock.and_pins(&agent.pin_dir)?;
+    let pin_dir = agent.pin_dir.clone();
+    let _unless_used = EmptyDir(&pin_dir);
     let group = peer::group_id(&agent.group)?;
     for warning in &config.warnings {
         warn!("{warning}");
@@ -65,7 +67,6 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
     let _entered = runtime.enter();
     let (listener, _socket) = RebindingListener::bind(&agent.socket, group)?;
     let metrics = bind_metrics(&agent.metrics, group)?;
-    let pin_dir = agent.pin_dir.clone();
     // Before there is a second thread.
     privileges::keep_for_running().context("capabilities cannot be given up")?;
     let engine_config = EngineConfig {
@@ -130,6 +131,15 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
     match thread.join() {
         Ok(result) => result,
         Err(_) => anyhow::bail!("the engine died; what was in force stays in force"),
+    }
+}
+
+/// A directory that is removed in the end if nothing is in it: a start that fails leaves none for pins.
+struct EmptyDir<'a>(&'a Path);
+
+impl Drop for EmptyDir<'_> {
+    fn drop(&mut self) {
+        let _in_use = std::fs::remove_dir(self.0);
     }
 }
 

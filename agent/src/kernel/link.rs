@@ -78,6 +78,11 @@ impl Link {
         bpf(BPF_OBJ_PIN, &mut attr).map(drop)
     }
 
+    /// The kernel's id of it.
+    pub fn id(&self) -> io::Result<u32> {
+        Ok(object_info::<LinkInfo>(self.0.as_fd())?.id)
+    }
+
     /// The kernel's id of its program.
     pub fn program_id(&self) -> io::Result<u32> {
         Ok(object_info::<LinkInfo>(self.0.as_fd())?.program_id)

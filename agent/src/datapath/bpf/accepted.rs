@@ -17,7 +17,7 @@ use super::{
     object::{self, LoadParams, program},
     pins,
 };
-use crate::kernel::{btf, privileges};
+use crate::kernel::{btf, link, privileges};
 
 /// The hook; its function in the kernel's BTF is `bpf_lsm_<hook>`.
 const HOOK: &str = "inet_csk_clone";
@@ -42,6 +42,8 @@ pub(super) enum Hook {
     Attached {
         /// Keeps it in force even where somebody removes its pin.
         _link: FdLink,
+        /// The kernel's id of it, where it is told.
+        id: Option<u32>,
     },
     Unavailable(String),
 }
@@ -52,16 +54,30 @@ impl Hook {
     pub(super) fn adopt_or_attach(options: &Options, dir: &Path) -> Self {
         let path = dir.join(pins::CLONE_LINK);
         if let Ok(pinned) = PinnedLink::from_pin(&path) {
-            return Self::Attached {
-                _link: pinned.into(),
-            };
+            return Self::attached(pinned.into(), &path);
         }
         if let Some(reason) = &options.without_clone {
             return Self::Unavailable(reason.clone());
         }
         match active().and_then(|()| attach(options, dir).map_err(|e| e.to_string())) {
-            Ok(link) => Self::Attached { _link: link },
+            Ok(link) => Self::attached(link, &path),
             Err(reason) => Self::Unavailable(reason),
+        }
+    }
+
+    fn attached(link: FdLink, path: &Path) -> Self {
+        let pinned = link::Link::from_pin(path);
+        Self::Attached {
+            _link: link,
+            id: pinned.and_then(|pinned| pinned.id()).ok(),
+        }
+    }
+
+    /// The kernel's id of the link, if there is one.
+    pub(super) fn id(&self) -> Option<u32> {
+        match self {
+            Self::Attached { id, .. } => *id,
+            Self::Unavailable(_) => None,
         }
     }
 

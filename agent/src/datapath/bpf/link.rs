@@ -10,6 +10,7 @@ use super::{
     Cause, DatapathError, Options, attach_error,
     error::errno,
     object::{self, LoadParams, program},
+    pin_check::is_agents,
     pin_error, pins,
 };
 use crate::kernel::{btf::Btf, link, programs::attached_ids};
@@ -18,6 +19,8 @@ use crate::kernel::{btf::Btf, link, programs::attached_ids};
 pub(super) struct Link {
     /// Keeps the link in force even where somebody removes its pin.
     handle: link::Link,
+    /// The kernel's id of it.
+    pub(super) id: u32,
     pub(super) program_id: u32,
     /// Why the program reads less of sockets than it could, if it was loaded by this daemon and does.
     pub(super) limited: Option<String>,
@@ -29,15 +32,24 @@ impl Link {
         let handle = link::Link::from_pin(&dir.join(pins::LINK)).ok()?;
         let program_id = handle.program_id().ok()?;
         Some(Self {
+            id: handle.id().ok()?,
             handle,
             program_id,
             limited: None,
         })
     }
 
-    /// The link pinned in `dir`, if it is in force at `cgroup`, with whatever program.
+    /// The link pinned in `dir`, if it is in force at `cgroup`, with whatever program of an agent.
     pub(super) fn in_force(dir: &Path, cgroup: &Path) -> Option<Self> {
         let link = Self::at(dir)?;
+        if !is_agents(link.program_id) {
+            let path = dir.join(pins::LINK);
+            warn!(
+                "the pin {} is a link of somebody else; it is not used",
+                path.display()
+            );
+            return None;
+        }
         attached(cgroup, link.program_id).ok()?.then_some(link)
     }
 
@@ -66,6 +78,7 @@ impl Link {
             attach(options, program, &path)?;
             let handle = link::Link::from_pin(&path).map_err(|e| pin_error(&path, e))?;
             return Ok(Self {
+                id: handle.id().map_err(|e| pin_error(&path, e))?,
                 handle,
                 program_id,
                 limited,
@@ -79,6 +92,7 @@ impl Link {
         });
         match updated {
             Ok(handle) => Ok(Self {
+                id: former.id,
                 handle,
                 program_id,
                 limited,
