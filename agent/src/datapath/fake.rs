@@ -32,6 +32,8 @@ pub(crate) struct State {
     pub(crate) failing: BTreeSet<usize>,
     /// It cannot be read.
     pub(crate) unreadable: bool,
+    /// Entries that were read to be compared.
+    pub(crate) compared: usize,
     /// Policies whose statistics somebody removed.
     pub(crate) without_statistics: BTreeSet<PolicyName>,
     pub(crate) host: Option<HostDefaults>,
@@ -300,7 +302,7 @@ impl KernelReader for FakeReader {
         cursor: &mut TrieCursor,
         count: usize,
     ) -> Result<Differences, DatapathError> {
-        let state = self.readable()?;
+        let mut state = self.readable()?;
         let (is_ipv4, after) = cursor.start();
         let all = in_trie_order(&state.maps.entries, is_ipv4);
         let begin = after.and_then(|after| all.iter().position(|(cidr, _)| *cidr == after));
@@ -311,6 +313,7 @@ impl KernelReader for FakeReader {
             .map(|(cidr, name)| (*cidr, Some(name)))
             .collect();
         let is_last = found.len() == rest.len();
+        state.compared += found.len();
         let run = Run {
             is_ipv4,
             after,

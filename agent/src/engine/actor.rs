@@ -40,8 +40,8 @@ use crate::{
     },
 };
 
-/// How often the attachment and the host's sysctls are looked at.
-const HEALTH_INTERVAL: Duration = Duration::from_secs(5);
+/// How often the attachment, the host's sysctls and a part of the maps are looked at.
+pub(super) const HEALTH_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The engine: see the module.
 pub struct Engine {

@@ -196,3 +196,53 @@ impl Engine {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{fmt::Write as _, sync::Arc};
+
+    use super::*;
+    use crate::{
+        datapath::fake::{FakeHost, options},
+        engine::{EngineConfig, desired::tests::desired},
+    };
+
+    #[test]
+    fn a_part_is_no_larger_than_asked_and_each_entry_is_read_once() {
+        const OF_EACH_FAMILY: u32 = 2500;
+        const PART: usize = 1000;
+        let mut text = "[policy.near]\ninitial_rto = \"100ms\"\ncidrs = [\n".to_owned();
+        for n in 0..OF_EACH_FAMILY {
+            writeln!(text, "\"11.{}.{}.0/24\",", n >> 8, n & 0xff).unwrap();
+            writeln!(text, "\"2001:db8:{n:x}::/48\",").unwrap();
+        }
+        text.push_str("]\n");
+        let resolved = Arc::new(desired(&text).resolve().unwrap());
+        let host = FakeHost::default();
+        host.state().maps = resolved.maps.clone();
+        let snapshot = Snapshot {
+            resolved: Some(resolved),
+            reader: Some(host.open(options()).reader()),
+            ..Snapshot::starting(&EngineConfig::for_tests())
+        };
+        let (mut position, mut rounds) = (Position::default(), 0);
+        loop {
+            let before = host.state().compared;
+            let round = snapshot.compare_part(position, PART).unwrap();
+            let read = host.state().compared - before;
+            assert!(!round.differs && read <= PART, "{round:?}, {read} entries");
+            position = round.position;
+            rounds += 1;
+            if round.is_last {
+                break;
+            }
+        }
+        let all = snapshot.entries();
+        assert_eq!(
+            (all, host.state().compared),
+            (2 * OF_EACH_FAMILY as usize, all)
+        );
+        // A family ends with a part that may be smaller.
+        assert!(rounds <= all / PART + 2, "{rounds} rounds");
+    }
+}

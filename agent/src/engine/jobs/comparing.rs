@@ -17,7 +17,7 @@ const ROUNDS: usize = 100;
 const LEAST_ENTRIES: usize = 4096;
 /// More would take more than 0.5 % of a processor (1 us an entry, see docs/reference/scale.md).
 const MOST_ENTRIES: usize = 10_486;
-/// After one that took long, so many times as long is waited.
+/// After a comparison of everything, so many times as long as it took is waited.
 const PAUSE: u32 = 20;
 
 /// Where a comparison stands.
@@ -72,8 +72,7 @@ impl Comparing {
         if position.entries == Position::default().entries {
             self.began_at_s = Some(now_s());
         }
-        let entries = snapshot.entries().div_ceil(ROUNDS);
-        let entries = entries.clamp(LEAST_ENTRIES, MOST_ENTRIES);
+        let entries = entries_of_round(snapshot.entries());
         let work = move || Done::Compare(snapshot.compare_part(position, entries));
         match Job::begin("compare", &self.messages, Done::Compare(None), work) {
             Ok(job) => self.pending = Some(job),
@@ -106,5 +105,43 @@ impl Comparing {
     /// When all of it was last found as it should be or repaired, Unix seconds.
     pub(in crate::engine) fn compared_at_s(&self) -> Option<u64> {
         self.compared_at_s
+    }
+}
+
+/// How many of so many entries are compared in a round.
+fn entries_of_round(all: usize) -> usize {
+    all.div_ceil(ROUNDS).clamp(LEAST_ENTRIES, MOST_ENTRIES)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::actor::HEALTH_INTERVAL;
+
+    #[test]
+    fn a_million_entries_take_less_than_ten_minutes() {
+        for all in [
+            1,
+            LEAST_ENTRIES,
+            LEAST_ENTRIES + 1,
+            100_000,
+            1_000_000,
+            1 << 20,
+        ] {
+            // A part of either family may be a smaller one.
+            let rounds = all.div_ceil(entries_of_round(all)) + 2;
+            let most = Duration::from_secs(600).as_secs() / HEALTH_INTERVAL.as_secs();
+            assert!((rounds as u64) < most, "{all}: {rounds} rounds");
+        }
+    }
+
+    #[test]
+    fn a_round_has_a_limit_however_many_entries_there_are() {
+        // Twice what an entry takes.
+        const COST: Duration = Duration::from_micros(2);
+        for all in [1, 100_000, 1 << 20, 1 << 22] {
+            let took = COST.as_micros() * entries_of_round(all) as u128;
+            assert!(200 * took < HEALTH_INTERVAL.as_micros(), "{all}: {took} us");
+        }
     }
 }

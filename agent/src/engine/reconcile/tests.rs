@@ -3,7 +3,7 @@ use rto_agent_common::{MAX_POLICIES, Policy};
 
 use super::*;
 use crate::{
-    datapath::fake::{FakeHost, options},
+    datapath::fake::{FakeHost, State, options},
     engine::{
         desired::tests::{NEAR, desired, files},
         runtime::RuntimeEntry,
@@ -169,10 +169,13 @@ fn what_somebody_else_changed_is_found_and_repaired() {
     assert_eq!(bed.maps().entries.len(), 2);
 }
 
+/// What somebody else does to the kernel's maps.
+type ForeignChange = fn(&mut State);
+
 #[test]
 fn each_kind_of_difference_is_counted_once_and_repaired() {
     let near: PolicyName = "near".parse().unwrap();
-    let changes: [(&str, fn(&mut crate::datapath::fake::State)); 6] = [
+    let changes: [(&str, ForeignChange); 6] = [
         ("entry-missing", |state| {
             state.maps.entries.remove(&cidr("10.1.0.0/16"));
         }),
