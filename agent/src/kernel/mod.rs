@@ -14,6 +14,7 @@ pub mod listeners;
 pub mod lpm_batch;
 pub mod mounts;
 pub mod netns;
+pub mod pinned;
 pub mod preflight;
 pub mod privileges;
 pub mod programs;

@@ -321,6 +321,23 @@ fn a_foreign_map_in_a_pins_place_is_not_adopted() -> anyhow::Result<()> {
     Ok(())
 }
 
+test!(a_foreign_pin_in_the_place_of_a_link_or_program_is_not_adopted);
+fn a_foreign_pin_in_the_place_of_a_link_or_program_is_not_adopted() -> anyhow::Result<()> {
+    let mut env = env()?;
+    let all = pins(&env)?;
+    let is_map = |pin: &PathBuf| maps::ALL.iter().any(|name| pin.ends_with(name));
+    for pin in all.iter().filter(|pin| !is_map(pin)) {
+        let trie = map(&env, maps::ENTRIES_V4)?;
+        env.end(Signal::SIGKILL)?;
+        fs::remove_file(pin)?;
+        trie.twin()?.pin(pin)?;
+        env.start()?;
+        await_pins(&env, &all)?;
+        expect(&env, SERVER_V4)?;
+    }
+    Ok(())
+}
+
 /// As many policies as can be in force, with names of their own.
 fn policies(prefix: &str, count: u32) -> String {
     let policy = |n: u32| {

@@ -2,7 +2,7 @@
 
 use std::{fs::File, os::fd::AsFd as _, path::Path};
 
-use aya::programs::{CgroupAttachMode, ProgramInfo, SockOps, links::FdLink};
+use aya::programs::{CgroupAttachMode, SockOps, links::FdLink};
 use rto_agent_common::{PROGRAM, SocketTypes};
 use tracing::warn;
 
@@ -10,10 +10,15 @@ use super::{
     Cause, DatapathError, Options, attach_error,
     error::errno,
     object::{self, LoadParams, program},
-    pin_check::is_agents,
+    pin_check::is_named,
     pin_error, pins,
 };
-use crate::kernel::{btf::Btf, link, programs::attached_ids};
+use crate::kernel::{
+    btf::Btf,
+    link,
+    pinned::{ObjectId, Pinned},
+    programs::attached_ids,
+};
 
 /// The link, and the program it has.
 pub(super) struct Link {
@@ -42,7 +47,7 @@ impl Link {
     /// The link pinned in `dir`, if it is in force at `cgroup`, with whatever program of an agent.
     pub(super) fn in_force(dir: &Path, cgroup: &Path) -> Option<Self> {
         let link = Self::at(dir)?;
-        if !is_agents(link.program_id) {
+        if !is_named(link.program_id, PROGRAM) {
             let path = dir.join(pins::LINK);
             warn!(
                 "the pin {} is a link of somebody else; it is not used",
@@ -56,8 +61,8 @@ impl Link {
     /// Whether its program is the one pinned in `dir`: the one that uses the maps there. After a crash a link may be
     /// pinned beside maps that its program has left.
     pub(super) fn is_of(&self, dir: &Path) -> bool {
-        let pinned = ProgramInfo::from_pin(dir.join(pins::PROGRAM));
-        pinned.is_ok_and(|program| program.id() == self.program_id)
+        let pinned = Pinned::open(&dir.join(pins::PROGRAM));
+        pinned.is_ok_and(|program| program.id() == ObjectId::Program(self.program_id))
     }
 
     /// Loads the program over the maps pinned in `dir`, puts it in force and pins both there. If `former` is

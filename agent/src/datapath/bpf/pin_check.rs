@@ -3,70 +3,55 @@
 
 use std::path::Path;
 
-use aya::{maps::MapData, programs::ProgramInfo};
+use aya::maps::MapData;
 use rto_agent_common::{PROGRAM, maps};
 
 use super::{link::Link, pins, tables::Tables};
-use crate::kernel::{bpf::program_info, link};
+use crate::kernel::{
+    bpf::program_info,
+    pinned::{ObjectId, Pinned},
+};
 
-/// The kernel's ids of what should be pinned.
+/// What should be pinned, by the name of the pin.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Pins {
-    pub(super) maps: Vec<(&'static str, u32)>,
-    pub(super) program: Option<u32>,
-    /// By pin.
-    pub(super) links: Vec<(&'static str, u32)>,
-}
+pub(super) struct Pins(Vec<(&'static str, ObjectId)>);
 
 impl Pins {
     pub(super) fn of(tables: &Tables, link: Option<&Link>, clone_link: Option<u32>) -> Self {
-        let links = [
-            link.map(|link| (pins::LINK, link.id)),
-            clone_link.map(|id| (pins::CLONE_LINK, id)),
-        ];
-        Self {
-            maps: tables.ids().to_vec(),
-            program: link.map(|link| link.program_id),
-            links: links.into_iter().flatten().collect(),
-        }
+        let maps = tables.ids().iter();
+        let maps = maps.map(|(name, id)| (*name, ObjectId::Map(*id)));
+        let program = link.map(|link| (pins::PROGRAM, ObjectId::Program(link.program_id)));
+        let link = link.map(|link| (pins::LINK, ObjectId::Link(link.id)));
+        let clone_link = clone_link.map(|id| (pins::CLONE_LINK, ObjectId::Link(id)));
+        Self(maps.chain(program).chain(link).chain(clone_link).collect())
     }
 
     /// What is wrong with the first that is not as it should be.
     pub(super) fn problem(&self, dir: &Path) -> Option<String> {
-        let maps = self.maps.iter().map(|(name, id)| {
-            let map = MapData::from_pin(dir.join(name)).and_then(|map| map.info());
-            (*name, *id, map.ok().map(|info| info.id()))
-        });
-        let program = self.program.map(|id| {
-            let info = ProgramInfo::from_pin(dir.join(pins::PROGRAM));
-            (pins::PROGRAM, id, info.ok().map(|info| info.id()))
-        });
-        let links = self.links.iter().map(|(name, id)| {
-            let link = link::Link::from_pin(&dir.join(name)).and_then(|link| link.id());
-            (*name, *id, link.ok())
-        });
-        let mut all = maps.chain(program).chain(links);
-        let wrong = all.find(|(_, id, found)| *found != Some(*id));
-        let (name, id, found) = wrong?;
-        let path = dir.join(name);
-        let path = path.display();
-        Some(match found {
-            Some(found) => format!("the pin {path} is of another object (id {found}, not {id})"),
-            None => format!("the pin {path} is gone, or no longer a pin of its kind"),
+        self.0.iter().find_map(|(name, wanted)| {
+            let path = dir.join(name);
+            match Pinned::open(&path) {
+                Ok(found) if found.id() == *wanted => None,
+                Ok(found) => Some(format!(
+                    "the pin {} is of another object ({}, not {wanted})",
+                    path.display(),
+                    found.id()
+                )),
+                Err(e) => Some(format!("the pin {} is gone: {e}", path.display())),
+            }
         })
     }
 }
 
-/// The maps that a program uses, by their names. What is pinned beside it may be another's.
+/// The maps that a program uses. What is pinned beside it may be another's.
 pub(super) struct OwnMaps(Vec<u32>);
 
 impl OwnMaps {
     /// Of the program pinned in `dir`; `None` if there is none, or it is none of ours.
     pub(super) fn pinned(dir: &Path) -> Option<Self> {
-        let program = ProgramInfo::from_pin(dir.join(pins::PROGRAM)).ok()?;
-        let is_ours = program.name() == PROGRAM.as_bytes();
-        let ids = program.map_ids().ok()??;
-        is_ours.then_some(Self(ids))
+        let program = Pinned::open(&dir.join(pins::PROGRAM)).ok()?;
+        let (info, ids) = program.program().ok()?;
+        (info.name == PROGRAM).then_some(Self(ids))
     }
 
     /// The first pin in `dir` that is none of them.
@@ -78,9 +63,11 @@ impl OwnMaps {
 
     /// The map pinned there, if it is one of them.
     pub(super) fn open_pin(&self, dir: &Path, name: &str) -> Option<MapData> {
-        let map = MapData::from_pin(dir.join(name)).ok()?;
-        let info = map.info().ok()?;
-        self.0.contains(&info.id()).then_some(map)
+        let pinned = Pinned::open(&dir.join(name)).ok()?;
+        match pinned.id() {
+            ObjectId::Map(id) if self.0.contains(&id) => MapData::from_fd(pinned.into_fd()).ok(),
+            _ => None,
+        }
     }
 
     /// The one of this name, pinned or not (CAP_SYS_ADMIN).
@@ -93,9 +80,8 @@ impl OwnMaps {
     }
 }
 
-/// Whether a program may be the agent's, of whatever version: without CAP_SYS_ADMIN the kernel does not say. Another
-/// one's link, pinned in the place of ours, is left alone.
-pub(super) fn is_agents(program_id: u32) -> bool {
-    let info = program_info(program_id);
-    info.is_err() || info.is_ok_and(|info| info.name == PROGRAM)
+/// Whether a program has this name, one of the agent's: without CAP_SYS_ADMIN the kernel does not say, then it may have.
+/// Another one's link, pinned in the place of ours, is left alone.
+pub(super) fn is_named(program_id: u32, name: &str) -> bool {
+    program_info(program_id).map_or(true, |info| info.name == name)
 }
