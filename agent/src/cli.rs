@@ -102,6 +102,8 @@ pub enum Verb {
     Status(Reading),
     /// Read the files again; the answer is what changed, or the error
     Reload(Reading),
+    /// Compare the kernel's maps and pins with what they should be, and repair them; exit status 1 on a difference
+    Verify(Reading),
     /// Moved: rto-lab predict
     #[command(hide = true)]
     Predict(Moved),

@@ -22,7 +22,9 @@ use rto_agent::{
     config::Config,
     engine::{EngineConfig, EngineError, Handle, Message},
     policy::{Cidr, PolicyName, compile::compile},
-    wire::types::{AddRequest, Caller, ChangeAnswer, DetachAnswer, RemoveRequest, WalkView},
+    wire::types::{
+        AddRequest, Caller, ChangeAnswer, DetachAnswer, RemoveRequest, VerifyAnswer, WalkView,
+    },
 };
 use serde_json::Value;
 use tokio::{
@@ -174,7 +176,7 @@ fn answer_all(messages: &Receiver<Message>) {
                 assert_eq!(caller.uid, 0, "only root reports a probe");
                 drop(reply.send(Ok(())));
             }
-            Message::Verify(reply) => drop(reply.send(Ok(()))),
+            Message::Verify(reply) => drop(reply.send(Ok(VerifyAnswer::default()))),
             // Lines of which the sender is gone: they end at once.
             Message::Watch(_, reply) => {
                 drop(reply.send(Ok(tokio::sync::broadcast::channel(1).1)));

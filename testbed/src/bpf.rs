@@ -16,8 +16,11 @@ use nix::{
 };
 
 const BPF_MAP_LOOKUP_ELEM: libc::c_int = 1;
+const BPF_MAP_UPDATE_ELEM: libc::c_int = 2;
+const BPF_MAP_DELETE_ELEM: libc::c_int = 3;
 const BPF_MAP_GET_NEXT_KEY: libc::c_int = 4;
 const BPF_PROG_LOAD: libc::c_int = 5;
+const BPF_OBJ_PIN: libc::c_int = 6;
 const BPF_OBJ_GET: libc::c_int = 7;
 
 /// One instruction (Documentation/bpf/standardization/instruction-set.rst).
@@ -98,25 +101,38 @@ pub(crate) fn unlimited<T>(call: impl FnOnce() -> io::Result<T>) -> io::Result<T
     called
 }
 
+/// `union bpf_attr` of BPF_OBJ_PIN and BPF_OBJ_GET.
+#[repr(C)]
+struct PinAttr {
+    pathname: u64,
+    bpf_fd: u32,
+    file_flags: u32,
+}
+
 /// A pinned program or map.
 ///
 /// # Errors
 ///
 /// If there is none.
 pub fn pinned(path: &Path) -> io::Result<OwnedFd> {
-    #[repr(C)]
-    struct Attr {
-        pathname: u64,
-        bpf_fd: u32,
-        file_flags: u32,
-    }
     let path = CString::new(path.as_os_str().as_bytes())?;
-    let mut attr = Attr {
+    let mut attr = PinAttr {
         pathname: path.as_ptr() as u64,
         bpf_fd: 0,
         file_flags: 0,
     };
     Ok(made(call(BPF_OBJ_GET, &mut attr)?))
+}
+
+/// Pins a program or map.
+pub(crate) fn pin(object: &OwnedFd, path: &Path) -> io::Result<()> {
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    let mut attr = PinAttr {
+        pathname: path.as_ptr() as u64,
+        bpf_fd: object.as_raw_fd().unsigned_abs(),
+        file_flags: 0,
+    };
+    call(BPF_OBJ_PIN, &mut attr).map(drop)
 }
 
 /// Whether a map holds a key; the value is written to `value`, which must have room for it.
@@ -141,6 +157,17 @@ pub fn lookup(map: &OwnedFd, key: &[u8], value: &mut [u64]) -> io::Result<bool> 
 pub(crate) fn next_key(map: &OwnedFd, key: Option<&[u8]>, next: &mut [u8]) -> io::Result<bool> {
     let key = key.map_or(0, |key| key.as_ptr() as u64);
     element(BPF_MAP_GET_NEXT_KEY, map, key, next.as_mut_ptr() as u64)
+}
+
+/// Writes an element; `value` must be as long as the map's values.
+pub(crate) fn update(map: &OwnedFd, key: &[u8], value: &[u8]) -> io::Result<()> {
+    let (key, value) = (key.as_ptr() as u64, value.as_ptr() as u64);
+    element(BPF_MAP_UPDATE_ELEM, map, key, value).map(drop)
+}
+
+/// Removes an element; whether there was one.
+pub(crate) fn delete(map: &OwnedFd, key: &[u8]) -> io::Result<bool> {
+    element(BPF_MAP_DELETE_ELEM, map, key.as_ptr() as u64, 0)
 }
 
 /// Whether there was such an element.

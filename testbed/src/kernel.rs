@@ -12,11 +12,12 @@ use std::{
 
 use nix::libc;
 
-use crate::bpf::{call, lookup, made, next_key, pinned};
+use crate::bpf::{call, delete, lookup, made, next_key, pin, pinned, unlimited, update};
 
 /// BPF_CGROUP_SOCK_OPS, an attach type.
 pub const SOCK_OPS: u32 = 3;
 
+const MAP_CREATE: libc::c_int = 0;
 const PROG_GET_NEXT_ID: libc::c_int = 11;
 const PROG_GET_FD_BY_ID: libc::c_int = 13;
 const OBJ_GET_INFO_BY_FD: libc::c_int = 15;
@@ -70,12 +71,24 @@ struct LinkInfo {
 
 /// The beginning of struct bpf_map_info.
 #[repr(C)]
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct MapInfo {
     kind: u32,
     id: u32,
     key_size: u32,
     value_size: u32,
+    max_entries: u32,
+    flags: u32,
+}
+
+/// `union bpf_attr` of BPF_MAP_CREATE, as far as a plain map needs it.
+#[repr(C)]
+struct CreateAttr {
+    kind: u32,
+    key_size: u32,
+    value_size: u32,
+    max_entries: u32,
+    flags: u32,
 }
 
 /// The beginning of struct bpf_prog_info.
@@ -158,6 +171,7 @@ pub struct Map {
     fd: OwnedFd,
     /// The kernel's id of it.
     pub id: u32,
+    info: MapInfo,
     key_size: usize,
     value_size: usize,
 }
@@ -169,7 +183,35 @@ impl Map {
     ///
     /// If it is not there, or no map.
     pub fn open(path: &Path) -> io::Result<Self> {
-        let fd = pinned(path)?;
+        Self::of(pinned(path)?)
+    }
+
+    /// Makes an empty one of the same kind and sizes. Not of a kind that needs BTF (socket storage).
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses.
+    pub fn twin(&self) -> io::Result<Self> {
+        let mut attr = CreateAttr {
+            kind: self.info.kind,
+            key_size: self.info.key_size,
+            value_size: self.info.value_size,
+            max_entries: self.info.max_entries,
+            flags: self.info.flags,
+        };
+        Self::of(made(unlimited(|| call(MAP_CREATE, &mut attr))?))
+    }
+
+    /// Pins it.
+    ///
+    /// # Errors
+    ///
+    /// If something is there already.
+    pub fn pin(&self, path: &Path) -> io::Result<()> {
+        pin(&self.fd, path)
+    }
+
+    fn of(fd: OwnedFd) -> io::Result<Self> {
         let mut info = MapInfo::default();
         inform(&fd, &mut info)?;
         Ok(Self {
@@ -177,7 +219,32 @@ impl Map {
             id: info.id,
             key_size: info.key_size as usize,
             value_size: info.value_size as usize,
+            info,
         })
+    }
+
+    /// Writes a value. Not for maps with a value for each CPU.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel does not take it.
+    pub fn set(&self, key: &[u8], value: &[u8]) -> io::Result<()> {
+        if (key.len(), value.len()) != (self.key_size, self.value_size) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        update(&self.fd, key, value)
+    }
+
+    /// Removes a key; whether there was one.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses.
+    pub fn remove(&self, key: &[u8]) -> io::Result<bool> {
+        if key.len() != self.key_size {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        delete(&self.fd, key)
     }
 
     /// Every key and value. Not for maps with a value for each CPU.

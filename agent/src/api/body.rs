@@ -87,10 +87,10 @@ mod tests {
     };
     use crate::{
         engine::{EngineConfig, EngineError, Handle, Message},
-        wire::types::{Caller, ChangeAnswer, DetachAnswer, WalkView},
+        wire::types::{Caller, ChangeAnswer, DetachAnswer, VerifyAnswer, WalkView},
     };
 
-    const ROUTES: [&str; 16] = [
+    const ROUTES: [&str; 17] = [
         "GET /v1/status",
         "GET /v1/stats",
         "GET /v1/events",
@@ -100,6 +100,7 @@ mod tests {
         "POST /v1/entries",
         "POST /v1/entries/remove",
         "POST /v1/reload",
+        "POST /v1/verify",
         "POST /v1/detach",
         "POST /v1/apply",
         "POST /v1/probe",
@@ -121,6 +122,7 @@ mod tests {
                     Message::Reload(_, reply) => drop(reply.send(Ok(ChangeAnswer::default()))),
                     Message::Detach(_, _, reply) => drop(reply.send(Ok(DetachAnswer::default()))),
                     Message::Apply(_, _, reply) => drop(reply.send(Ok(WalkView::default()))),
+                    Message::Verify(reply) => drop(reply.send(Ok(VerifyAnswer::default()))),
                     Message::Watch(_, reply) => drop(reply.send(Err(no()))),
                     _ => {}
                 }

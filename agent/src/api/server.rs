@@ -101,6 +101,7 @@ fn router(engine: Handle, allowed: Allowed) -> Router {
         .route("/v1/entries/remove", post(remove))
         .route("/v1/lookup", get(lookup))
         .route("/v1/reload", post(reload))
+        .route("/v1/verify", post(verify))
         .route("/v1/detach", post(detach))
         .route("/v1/apply", get(walk).post(apply))
         .route("/v1/probe", post(probed))
@@ -433,6 +434,34 @@ async fn lookup(
 
 async fn reload(State(engine): State<Handle>, Extension(caller): Extension<Caller>) -> Response {
     respond(engine.call(|reply| Message::Reload(caller, reply)).await)
+}
+
+/// Compared on a thread of its own, one of those that may be at a list; the engine repairs what differs.
+async fn verify(State(engine): State<Handle>, Extension(lists): Extension<Lists>) -> Response {
+    // Closed it is never.
+    let turn = lists.0.acquire_owned().await.ok();
+    let snapshot = match engine.started().await {
+        Ok(snapshot) => snapshot,
+        Err(e) => return error(&e),
+    };
+    let compared = read(snapshot, move |snapshot| Ok((snapshot.verify(), turn)));
+    let (found, _turn) = match compared.await {
+        Ok((Some(answer), _)) if answer.ok => return Json(answer).into_response(),
+        Ok((found, turn)) => (found, turn),
+        Err(e) => return error(&e),
+    };
+    let mut answer = match engine.call(Message::Verify).await {
+        Ok(answer) => answer,
+        Err(e) => return error(&e),
+    };
+    // Somebody was faster.
+    if let Some(found) = found
+        && answer.ok
+    {
+        answer = found;
+        (answer.ok, answer.repaired) = (false, true);
+    }
+    Json(answer).into_response()
 }
 
 async fn detach(

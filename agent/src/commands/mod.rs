@@ -27,6 +27,7 @@ mod stats;
 mod status;
 mod table;
 mod top;
+mod verify;
 mod watch;
 
 /// Carries a verb out. Exit status: 0 done, 1 refused or failed (clap says 2 for usage).
@@ -46,6 +47,7 @@ pub fn dispatch(verb: Verb) -> ExitCode {
         Verb::Top(args) => top::run(&args),
         Verb::Status(args) => status::run(&args),
         Verb::Reload(args) => reload::run(&args),
+        Verb::Verify(args) => verify::run(&args),
         Verb::Predict(args) => return moved("predict", &args.rest),
         Verb::Advise(args) => advise::run(&args),
         Verb::Apply(args) => apply::run(&args),

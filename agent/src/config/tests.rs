@@ -51,6 +51,21 @@ fn a_good_file() {
 }
 
 #[test]
+fn so_many_policies_and_not_one_more() {
+    let text = |count: u32| {
+        let policies = (0..count).map(|n| format!("[policy.p{n}]\ninitial_rto = \"100ms\"\n"));
+        policies.collect::<String>()
+    };
+    let config = load(&[("config.toml", &text(1024))]).unwrap();
+    assert_eq!(config.set.policies.len(), 1024);
+    let said = refusal(&text(1025));
+    assert!(
+        said.contains("1025 policies: at most 1024 are possible"),
+        "{said}"
+    );
+}
+
+#[test]
 fn the_example_that_is_shipped() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../config/config.toml");
     Config::load(&path, &HOST).unwrap();

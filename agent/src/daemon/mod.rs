@@ -70,6 +70,8 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
     // Where it cannot be made, starting the engine tells why.
     let _told_later = make_pin_dir(&agent.pin_dir);
     let mut lock = lock.and_pins(&agent.pin_dir)?;
+    let pin_dir = agent.pin_dir.clone();
+    let _unless_used = EmptyDir(&pin_dir);
     let group = peer::group_id(&agent.group)?;
     for warning in &config.warnings {
         warn!("{warning}");
@@ -81,7 +83,6 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
     let entered = runtime.enter();
     let (listener, _socket) = RebindingListener::bind(&agent.socket, group)?;
     let metrics = bind_metrics(&agent.metrics, group)?;
-    let pin_dir = agent.pin_dir.clone();
     let on_exit = agent.on_exit;
     // Before there is a second thread.
     privileges::keep_for_running().context("capabilities cannot be given up")?;
@@ -181,6 +182,15 @@ fn leave(on_exit: OnExit, pin_dir: &Path) -> anyhow::Result<()> {
         }
     }
     Ok(())
+}
+
+/// A directory that is removed in the end if nothing is in it: a start that fails leaves none for pins.
+struct EmptyDir<'a>(&'a Path);
+
+impl Drop for EmptyDir<'_> {
+    fn drop(&mut self) {
+        let _in_use = std::fs::remove_dir(self.0);
+    }
 }
 
 /// The metrics' listener, and the guard that removes a Unix socket.

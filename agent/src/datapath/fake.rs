@@ -6,16 +6,17 @@ use std::{
     sync::{Arc, Barrier, Mutex, MutexGuard},
 };
 
-use rto_agent_common::{HostDefaults, Statistics};
+use rto_agent_common::{FIRST_SLOT, HostDefaults, SLOTS, Statistics};
 
 use super::{
     Attachment, DatapathError, Found, Kernel, KernelReader, Options, Removed, StatisticsOptions,
-    events, walk,
+    TrieCursor, events, walk,
 };
 use crate::{
     config::RttSampling,
     policy::{
         Cidr, Entry, PolicyName,
+        differences::{Difference, Differences, Run, in_trie_order},
         plan::{MapState, Plan},
     },
     progress::{self, Progress},
@@ -32,11 +33,22 @@ pub(crate) struct State {
     pub(crate) failing: BTreeSet<usize>,
     /// It cannot be read.
     pub(crate) unreadable: bool,
+    /// Entries that were read to be compared.
+    pub(crate) compared: usize,
+    /// Policies whose statistics somebody removed.
+    pub(crate) without_statistics: BTreeSet<PolicyName>,
     pub(crate) host: Option<HostDefaults>,
     /// The next attachment waits here when it begins, and again before it ends.
     pub(crate) gate: Option<Arc<Barrier>>,
     /// During this write whose progress this is is told to stop.
     pub(crate) stopping: Option<(usize, Progress)>,
+}
+
+impl State {
+    fn has_slot_for(&self, name: &PolicyName) -> bool {
+        let policies = &self.maps.policies;
+        policies.contains_key(name) || policies.len() < (SLOTS - FIRST_SLOT) as usize
+    }
 }
 
 /// A kernel that tests look into.
@@ -54,6 +66,16 @@ struct FakeReader {
     host: FakeHost,
     options: Options,
     missing_stats: BTreeSet<PolicyName>,
+}
+
+impl FakeReader {
+    fn readable(&self) -> Result<MutexGuard<'_, State>, DatapathError> {
+        let state = self.host.state();
+        if state.unreadable {
+            return Err(refused());
+        }
+        Ok(state)
+    }
 }
 
 impl FakeHost {
@@ -158,6 +180,9 @@ impl Kernel for FakeKernel {
     ) -> Result<bool, DatapathError> {
         let grows = room > self.options.max_entries;
         for (name, policy) in &plan.policies_write {
+            if !self.host.state().has_slot_for(name) {
+                return Err(DatapathError::PolicyTableFull(name.clone()));
+            }
             let write = |state: &mut State| {
                 state.maps.policies.insert(name.clone(), *policy);
             };
@@ -215,6 +240,13 @@ impl Kernel for FakeKernel {
 
     fn retry_statistics(&mut self) {}
 
+    fn restore_tables(&mut self) -> Result<(), DatapathError> {
+        if self.host.state().without_statistics.is_empty() {
+            return Ok(());
+        }
+        self.host.write(|state| state.without_statistics.clear())
+    }
+
     fn events(&self) -> Result<(events::Reader, events::SynAcks), DatapathError> {
         Err(refused())
     }
@@ -259,12 +291,73 @@ impl KernelReader for FakeReader {
         self.attachment()
     }
 
-    fn holds(&self, desired: &MapState) -> Result<bool, DatapathError> {
-        let state = self.host.state();
-        if state.unreadable {
-            return Err(refused());
+    fn compare_tables(
+        &self,
+        desired: &MapState,
+        first: &mut usize,
+        _count: usize,
+    ) -> Result<Differences, DatapathError> {
+        let state = self.readable()?;
+        let mut differences = Differences::default();
+        for (name, policy) in &desired.policies {
+            let policy_name = name.clone();
+            if state.maps.policies.get(name) != Some(policy) {
+                differences.push(Difference::Policy {
+                    policy: policy_name,
+                });
+            } else if state.without_statistics.contains(name) {
+                differences.push(Difference::Statistics {
+                    policy: policy_name,
+                });
+            }
         }
-        Ok(state.maps == *desired)
+        *first = 0;
+        Ok(differences)
+    }
+
+    fn compare_entries(
+        &self,
+        desired: &MapState,
+        cursor: &mut TrieCursor,
+        count: usize,
+    ) -> Result<Differences, DatapathError> {
+        let mut state = self.readable()?;
+        let (is_ipv4, after) = cursor.start();
+        let all = in_trie_order(&state.maps.entries, is_ipv4);
+        let begin = after.and_then(|after| all.iter().position(|(cidr, _)| *cidr == after));
+        let rest = &all[begin.map_or(0, |begin| begin + 1)..];
+        let found = &rest[..rest.len().min(count)];
+        let found: Vec<_> = found
+            .iter()
+            .map(|(cidr, name)| (*cidr, Some(name)))
+            .collect();
+        let is_last = found.len() == rest.len();
+        state.compared += found.len();
+        let run = Run {
+            is_ipv4,
+            after,
+            found: &found,
+            is_last,
+        };
+        let differences = run.compare(&desired.entries).map_err(|_| refused())?;
+        *cursor = cursor.after(found.last().map(|(cidr, _)| *cidr), is_last);
+        Ok(differences)
+    }
+
+    fn finds(
+        &self,
+        desired: &MapState,
+        cidrs: &[Cidr],
+        policy: &PolicyName,
+    ) -> Result<bool, DatapathError> {
+        let state = self.readable()?;
+        let same = |cidr: &Cidr| {
+            let wanted = desired.entries.get(cidr).map(|entry| entry.policy);
+            wanted.is_none() || wanted == state.maps.entries.get(cidr).map(|entry| entry.policy)
+        };
+        let wanted = desired.policies.get(policy);
+        let is_there = wanted.is_none() || wanted == state.maps.policies.get(policy);
+        Ok(is_there && cidrs.iter().all(same))
     }
 
     fn hits(&self) -> Result<Vec<(Cidr, u32)>, DatapathError> {
@@ -276,10 +369,7 @@ impl KernelReader for FakeReader {
     }
 
     fn statistics(&self) -> Result<BTreeMap<PolicyName, [Statistics; 3]>, DatapathError> {
-        let state = self.host.state();
-        if state.unreadable {
-            return Err(refused());
-        }
+        let state = self.readable()?;
         let names = state.maps.policies.keys();
         Ok(names
             .map(|name| (name.clone(), [Statistics::default(); 3]))

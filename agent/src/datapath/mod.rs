@@ -18,6 +18,7 @@ use crate::{
     config::RttSampling,
     policy::{
         Cidr, PolicyName,
+        differences::Differences,
         plan::{MapState, Plan},
     },
     printable,
@@ -86,6 +87,14 @@ pub trait Kernel: Send {
     /// Tries again to allocate the statistics that there was no memory for.
     fn retry_statistics(&mut self);
 
+    /// Writes again what is no part of a plan, where somebody removed or overwrote it: the place of statistics, and
+    /// what programs assume of the host.
+    ///
+    /// # Errors
+    ///
+    /// If a map cannot be read or written.
+    fn restore_tables(&mut self) -> Result<(), DatapathError>;
+
     /// What reads events, and what such a reader needs to report SYN-ACKs as they are retransmitted.
     ///
     /// # Errors
@@ -127,12 +136,80 @@ pub trait KernelReader: Send + Sync {
     /// The same while a change is under way, which may put another program of the agent in the place of this one.
     fn attachment_during_change(&self) -> Attachment;
 
-    /// Whether the maps hold exactly this.
+    /// Where the tables beside the entries hold something else than this: policies, what programs assume of the host,
+    /// and whether so many policies from `first` on have statistics; `first` becomes where to go on (0: those were
+    /// the last).
     ///
     /// # Errors
     ///
     /// If a map cannot be read.
-    fn holds(&self, desired: &MapState) -> Result<bool, DatapathError>;
+    fn compare_tables(
+        &self,
+        desired: &MapState,
+        first: &mut usize,
+        count: usize,
+    ) -> Result<Differences, DatapathError>;
+
+    /// Where the next entries, so many at most, are others than these; `cursor` becomes where to go on.
+    ///
+    /// # Errors
+    ///
+    /// If a map cannot be read, or is changed meanwhile.
+    fn compare_entries(
+        &self,
+        desired: &MapState,
+        cursor: &mut TrieCursor,
+        count: usize,
+    ) -> Result<Differences, DatapathError>;
+
+    /// Where anything is other than this.
+    ///
+    /// # Errors
+    ///
+    /// If a map cannot be read.
+    fn differences(&self, desired: &MapState) -> Result<Differences, DatapathError> {
+        /// A map that somebody changes is read again.
+        const ATTEMPTS: usize = 3;
+        let mut differences = self.compare_tables(desired, &mut 0, usize::MAX)?;
+        let mut attempt = 1;
+        let entries = loop {
+            match self.compare_all_entries(desired) {
+                Err(_) if attempt < ATTEMPTS => attempt += 1,
+                compared => break compared?,
+            }
+        };
+        differences.append(entries);
+        Ok(differences)
+    }
+
+    /// The same of entries.
+    ///
+    /// # Errors
+    ///
+    /// As [`KernelReader::compare_entries`].
+    fn compare_all_entries(&self, desired: &MapState) -> Result<Differences, DatapathError> {
+        let mut cursor = TrieCursor::default();
+        let mut differences = Differences::default();
+        loop {
+            differences.append(self.compare_entries(desired, &mut cursor, usize::MAX)?);
+            if cursor == TrieCursor::default() {
+                return Ok(differences);
+            }
+        }
+    }
+
+    /// Whether programs find these entries and this policy as they should be. (Of an entry that is gone they find the
+    /// next shorter one; where that has the same policy, nothing is seen.)
+    ///
+    /// # Errors
+    ///
+    /// If a map cannot be read.
+    fn finds(
+        &self,
+        desired: &MapState,
+        cidrs: &[Cidr],
+        policy: &PolicyName,
+    ) -> Result<bool, DatapathError>;
 
     /// What every entry has counted that has counted anything, in order.
     ///
@@ -164,6 +241,41 @@ pub trait KernelReader: Send + Sync {
 
     /// Why the program reads less of sockets than this kernel has, if it does.
     fn limited(&self) -> Option<&str>;
+}
+
+/// Where a comparison of the tries stands: before the first entry, or after one of either family.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TrieCursor {
+    /// Before the first.
+    #[default]
+    Begin,
+    /// After this entry.
+    After(Cidr),
+    /// Before the first of IPv6.
+    BeginV6,
+}
+
+impl TrieCursor {
+    /// Which family is next, and the entry before.
+    #[must_use]
+    pub fn start(self) -> (bool, Option<Cidr>) {
+        match self {
+            Self::Begin => (true, None),
+            Self::BeginV6 => (false, None),
+            Self::After(cidr) => (cidr.is_ipv4(), Some(cidr)),
+        }
+    }
+
+    /// After a run of one family that ended with `last`, or was all the rest of it.
+    #[must_use]
+    pub fn after(self, last: Option<Cidr>, is_last: bool) -> Self {
+        match (self.start(), last) {
+            ((true, _), _) if is_last => Self::BeginV6,
+            ((false, _), _) if is_last => Self::Begin,
+            (_, Some(last)) => Self::After(last),
+            (_, None) => self,
+        }
+    }
 }
 
 /// What a kernel is opened for.

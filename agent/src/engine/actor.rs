@@ -14,7 +14,7 @@ use super::{
     changing,
     desired::{Desired, LoadedConfig},
     detach::Restoring,
-    jobs::{Done, events::Events, probing::Probing, walk, walk::Walks},
+    jobs::{Done, comparing::Comparing, events::Events, probing::Probing, walk, walk::Walks},
     memory::{self, Need},
     reconcile::{Persist, Reconciler},
     reload::reload_view,
@@ -36,12 +36,12 @@ use crate::{
     progress,
     wire::{
         events::StreamItem,
-        types::{ApplyRequest, Caller, ReloadView, WalkView},
+        types::{ApplyRequest, Caller, ReloadView, WalkView, now_s},
     },
 };
 
-/// How often the attachment and the host's sysctls are looked at.
-const HEALTH_INTERVAL: Duration = Duration::from_secs(5);
+/// How often the attachment, the host's sysctls and a part of the maps are looked at.
+pub(super) const HEALTH_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The engine: see the module.
 pub struct Engine {
@@ -59,7 +59,7 @@ pub struct Engine {
     /// Why values could not be computed for the host as it is now.
     host_problem: Problem,
     messages: mpsc::Receiver<Message>,
-    snapshots: watch::Sender<Arc<Snapshot>>,
+    pub(super) snapshots: watch::Sender<Arc<Snapshot>>,
     about: Arc<About>,
     shared: Arc<Shared>,
     pub(super) systemd: Systemd,
@@ -69,6 +69,7 @@ pub struct Engine {
     pub(super) walks: Walks,
     pub(super) restoring: Option<Restoring>,
     pub(super) probing: Probing,
+    pub(super) comparing: Comparing,
 }
 
 impl Engine {
@@ -149,10 +150,13 @@ impl Engine {
             step_interval: systemd::step_interval(),
             events: Events::new(),
             walks: Walks::new(channels.sender.clone()),
+            comparing: Comparing::new(channels.sender.clone()),
             restoring: None,
             probing: Probing::new(channels.sender),
             config,
         };
+        // All of it was read, and written where it differed.
+        engine.comparing.all_compared(now_s(), Duration::ZERO);
         engine.publish();
         memory::trim_heap();
         Ok(engine)
@@ -235,8 +239,8 @@ impl Engine {
             // Who asked has gone; the comparison takes long.
             Message::Verify(reply) if reply.is_closed() => {}
             Message::Verify(reply) => {
-                self.reconciler.verify();
-                self.answer(reply, Ok(()));
+                let answer = self.verify();
+                self.answer(reply, Ok(answer));
             }
             Message::Watch(policy, reply) => {
                 let answer = self.watch(policy.as_ref());
@@ -250,6 +254,7 @@ impl Engine {
                 self.probing.done(verdict);
                 self.publish();
             }
+            Message::Done(Done::Compare(round)) => self.compared(round),
             Message::Sighup => {
                 let reloaded = self.reload_and_attach(&Source::Signal.into());
                 self.log(reloaded);
@@ -300,6 +305,8 @@ impl Engine {
                     .cloned()
                     .collect(),
                 in_sync: self.reconciler.in_sync(),
+                map_differences: self.reconciler.difference_counts().clone(),
+                maps_compared_at_s: self.comparing.compared_at_s(),
                 attachment,
                 warnings,
                 last_reload: self.last_reload.clone(),
@@ -384,7 +391,7 @@ impl Engine {
             // Told while the repair is under way, too.
             self.publish();
         }
-        self.reconciler.repair();
+        self.repair();
         self.consider_probe();
         match host_facts(&self.config.features) {
             Ok(host) if host != self.reconciler.desired().host => self.take_host(host),
@@ -392,6 +399,7 @@ impl Engine {
             Err(e) => warn!("{e}"),
         }
         self.publish();
+        self.compare_next();
     }
 
     fn take_host(&mut self, host: crate::policy::HostFacts) {

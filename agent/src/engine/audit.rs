@@ -33,6 +33,8 @@ pub(super) enum Source {
     Ttl,
     /// The host's own TCP settings.
     Host,
+    /// Somebody else's change of the kernel's maps, or a change that was not undone.
+    Repair,
 }
 
 impl Source {
@@ -44,6 +46,7 @@ impl Source {
             Self::Signal => "SIGHUP",
             Self::Ttl => "ttl",
             Self::Host => "host",
+            Self::Repair => "repair",
         }
     }
 
@@ -54,6 +57,7 @@ impl Source {
             Self::Socket | Self::File | Self::Signal => "reload",
             Self::Ttl => "expire",
             Self::Host => "compute anew",
+            Self::Repair => "repair",
         }
     }
 }

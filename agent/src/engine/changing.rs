@@ -58,8 +58,8 @@ impl Kernel for Changing {
         self.kernel.reader()
     }
 
-    /// No reader reads these.
     fn set_host_defaults(&mut self, host: HostDefaults) -> Result<(), DatapathError> {
+        self.shared.begin();
         self.kernel.set_host_defaults(host)
     }
 
@@ -68,6 +68,11 @@ impl Kernel for Changing {
             self.shared.begin();
             self.kernel.retry_statistics();
         }
+    }
+
+    fn restore_tables(&mut self) -> Result<(), DatapathError> {
+        self.shared.begin();
+        self.kernel.restore_tables()
     }
 
     fn events(&self) -> Result<(events::Reader, events::SynAcks), DatapathError> {

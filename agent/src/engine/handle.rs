@@ -17,7 +17,7 @@ use crate::{
         events::StreamItem,
         types::{
             AddRequest, ApplyRequest, Caller, ChangeAnswer, DetachAnswer, DetachRequest,
-            RemoveRequest, WalkView,
+            RemoveRequest, VerifyAnswer, WalkView,
         },
     },
 };
@@ -39,8 +39,8 @@ pub enum Message {
     Apply(ApplyRequest, Caller, Reply<WalkView>),
     /// What `rto-agent doctor` found by its own probe.
     Probed(Verdict, Caller, Reply<()>),
-    /// Somebody has found that the kernel's maps are not as they should be.
-    Verify(Reply<()>),
+    /// `rto-agent verify`, or somebody has found that the kernel's maps are not as they should be.
+    Verify(Reply<VerifyAnswer>),
     /// `rto-agent watch`: retransmissions from now on.
     Watch(
         Option<PolicyName>,

@@ -26,6 +26,7 @@ mod snapshot;
 mod status;
 pub mod store;
 pub mod systemd;
+mod verify;
 
 pub use actor::Engine;
 pub use error::EngineError;

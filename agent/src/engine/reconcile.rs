@@ -1,7 +1,7 @@
 //! The one way to the kernel: what is desired is resolved, planned against what the maps hold, written, and undone
 //! where a write fails.
 
-use std::{path::PathBuf, sync::Arc, time::Instant};
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Instant};
 
 use tracing::{debug, error, info, warn};
 
@@ -11,6 +11,7 @@ use super::{
     desired::{Desired, Resolved},
     memory::{self, Need},
     store::RuntimeStore,
+    verify::DifferenceLog,
 };
 use crate::{
     config::{atomic_file::AtomicFile, save},
@@ -20,11 +21,15 @@ use crate::{
     },
     policy::{
         HostFacts, PolicyName,
+        differences::Differences,
         plan::{ChangeSummary, MapState, Plan},
     },
     problem::Problem,
     progress,
 };
+
+/// What is said while they differ.
+const DIFFERS: &str = "the kernel's maps hold something else than they should";
 
 /// So many changes are told one by one.
 const WORDS: usize = 12;
@@ -66,6 +71,8 @@ pub(super) struct Reconciler {
     held: MapState,
     /// Why they differ, if they do.
     out_of_sync: Option<String>,
+    /// What somebody else changed in them.
+    differences: DifferenceLog,
     /// What the last repair could not do.
     broken: Problem,
     /// Programs and tries were made anew.
@@ -97,6 +104,7 @@ impl Reconciler {
             resolved: resolved.clone(),
             held: held.clone(),
             out_of_sync: None,
+            differences: DifferenceLog::default(),
             broken: Problem::default(),
             renewed: false,
             kept: false,
@@ -290,28 +298,42 @@ impl Reconciler {
         Ok(change)
     }
 
-    /// Compares the kernel's maps with what they should hold; [`Reconciler::repair`] corrects a difference.
-    pub(super) fn verify(&mut self) {
-        let Some(kernel) = &self.kernel else {
-            return;
+    /// Compares all that the kernel's maps hold with what they should; [`Reconciler::repair`] corrects a difference.
+    pub(super) fn verify(&mut self) -> Differences {
+        let kernel = self.kernel.as_ref().filter(|kernel| !kernel.is_unlinked());
+        let Some(kernel) = kernel else {
+            return Differences::default();
         };
-        match kernel.read() {
-            Ok(actual) => {
-                let same = actual == self.resolved.maps;
-                if !same && self.out_of_sync.is_none() {
-                    let text = "the kernel's maps hold something else than they should";
-                    error!("{text}");
-                    self.out_of_sync = Some(text.to_owned());
-                }
-                if same {
-                    self.out_of_sync = None;
-                    // Not a second table of the same.
-                    self.held.clone_from(&self.resolved.maps);
-                } else {
-                    self.held = actual;
-                }
+        let compared = kernel.reader().differences(&self.resolved.maps);
+        let read = compared.and_then(|differences| {
+            let held = (!differences.is_empty())
+                .then(|| kernel.read())
+                .transpose()?;
+            Ok((differences, held))
+        });
+        match read {
+            Ok((differences, None)) => {
+                self.out_of_sync = None;
+                // Not a second table of the same.
+                self.held.clone_from(&self.resolved.maps);
+                differences
             }
-            Err(e) => self.out_of_sync = Some(format!("the kernel's maps cannot be read: {e}")),
+            Ok((differences, Some(held))) => {
+                self.held = held;
+                if self.out_of_sync.is_none() {
+                    self.differences.record(&differences);
+                    self.out_of_sync = Some(format!("{DIFFERS}: {differences}"));
+                }
+                differences
+            }
+            Err(e) => {
+                let text = format!("the kernel's maps cannot be read: {e}");
+                if self.out_of_sync.is_none() {
+                    error!("{text}");
+                }
+                self.out_of_sync = Some(text);
+                Differences::default()
+            }
         }
     }
 
@@ -321,11 +343,10 @@ impl Reconciler {
         kernel.is_none_or(|kernel| kernel.reader().attachment().attached)
     }
 
-    /// Attaches again what somebody took out of force, and writes again what is out of step.
-    pub(super) fn repair(&mut self) {
-        let Some(kernel) = &mut self.kernel else {
-            return;
-        };
+    /// Attaches again what somebody took out of force, and writes again what is out of step. What was written, if
+    /// anything was.
+    pub(super) fn repair(&mut self) -> Option<Change> {
+        let kernel = self.kernel.as_mut()?;
         kernel.retry_statistics();
         let problem = kernel.reader().attachment().problem;
         let broken = problem.and_then(|problem| match kernel.attach() {
@@ -336,21 +357,26 @@ impl Reconciler {
             Err(e) => Some(format!("{problem}; attaching again failed: {e}")),
         });
         self.broken.becomes(broken, |text| error!("{text}"));
-        if self.out_of_sync.is_some() {
-            match self.rewrite() {
-                Ok(()) => info!("the kernel's maps are in step again"),
-                Err(e) => error!("the kernel's maps are still out of step: {e}"),
+        self.out_of_sync.as_ref()?;
+        match self.rewrite() {
+            Ok(change) => {
+                info!("the kernel's maps are in step again");
+                Some(change)
+            }
+            Err(e) => {
+                error!("the kernel's maps are still out of step: {e}");
+                None
             }
         }
     }
 
-    fn rewrite(&mut self) -> Result<(), EngineError> {
-        if let Some(kernel) = &self.kernel {
+    fn rewrite(&mut self) -> Result<Change, EngineError> {
+        if let Some(kernel) = self.kernel.as_mut().filter(|kernel| !kernel.is_unlinked()) {
+            kernel.restore_tables()?;
             self.held = kernel.read()?;
         }
-        let resolved = self.resolved.clone();
-        let plan = Plan::between(&self.held, &resolved.maps);
-        self.apply(&plan, &resolved.maps, resolved.room())
+        let (before, resolved) = (self.held.clone(), self.resolved.clone());
+        self.write(&before, &resolved)
     }
 
     /// Takes the programs out of force, if they are, and returns what gives the sockets back what they
@@ -426,6 +452,11 @@ impl Reconciler {
 
     pub(super) fn problems(&self) -> impl Iterator<Item = &String> {
         self.out_of_sync.iter().chain(self.broken.text())
+    }
+
+    /// What somebody else changed, by kind.
+    pub(super) fn difference_counts(&self) -> &BTreeMap<String, u64> {
+        self.differences.counts()
     }
 
     pub(super) fn in_sync(&self) -> bool {

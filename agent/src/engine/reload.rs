@@ -105,9 +105,16 @@ impl Engine {
     fn reload(&mut self, files: Files, cause: &Cause) -> Result<ChangeAnswer, EngineError> {
         self.systemd.reloading();
         self.fingerprint = Some(files.fingerprint());
+        let differences = self.verify().differences;
         let loaded = self.load(files);
         let taken = loaded.and_then(|files| self.take_over(files, &Persist::Later, cause));
-        let result = taken.map_err(|error| self.not_reloaded(error, cause));
+        let mut result = taken.map_err(|error| self.not_reloaded(error, cause));
+        if let Ok(answer) = &mut result
+            && !differences.is_empty()
+        {
+            let note = format!("somebody else had changed the kernel's maps: {differences}");
+            answer.notes.push(note);
+        }
         self.publish();
         self.systemd.reloaded();
         result

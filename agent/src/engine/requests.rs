@@ -36,6 +36,7 @@ impl Engine {
         for cidr in &cidrs {
             check_prefix_width(cidr, &settings).map_err(|e| EngineError::Refused(e.to_string()))?;
         }
+        self.verify_entries(&cidrs, &name);
         let mut answer = if request.save {
             if ttl.is_some() {
                 return refused("--ttl and --save exclude each other: a saved entry has no end");

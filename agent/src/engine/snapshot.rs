@@ -69,6 +69,10 @@ pub(super) struct Health {
     /// What is wrong with the kernel, as last found.
     pub(super) problems: Vec<String>,
     pub(super) in_sync: bool,
+    /// What somebody else changed in the kernel's maps, by kind.
+    pub(super) map_differences: BTreeMap<String, u64>,
+    /// When all of them were last compared, Unix seconds.
+    pub(super) maps_compared_at_s: Option<u64>,
     /// As of when it was published.
     pub(super) attachment: Attachment,
     pub(super) warnings: Vec<String>,
@@ -117,6 +121,8 @@ impl Snapshot {
             health: Arc::new(Health {
                 problems: vec!["starting".to_owned()],
                 in_sync: false,
+                map_differences: BTreeMap::new(),
+                maps_compared_at_s: None,
                 attachment: Attachment {
                     attached: false,
                     problem: None,
@@ -169,7 +175,7 @@ impl Snapshot {
     }
 
     /// What the kernel says now, unless the engine changes it meanwhile: then what was said before.
-    fn unchanged<T>(&self, read: impl FnOnce(&dyn KernelReader) -> T) -> Option<T> {
+    pub(super) fn unchanged<T>(&self, read: impl FnOnce(&dyn KernelReader) -> T) -> Option<T> {
         let reader = self.reader.as_deref().filter(|_| self.is_current())?;
         let read = read(reader);
         self.is_current().then_some(read)
@@ -224,7 +230,8 @@ impl Snapshot {
         {
             // The engine finds out why they cannot be read.
             let holds = |reader: &dyn KernelReader| {
-                let read = || (self.epoch, reader.holds(&resolved.maps).ok());
+                let differences = || reader.differences(&resolved.maps).ok();
+                let read = || (self.epoch, differences().map(|found| found.is_empty()));
                 // Of another epoch it says nothing; but changes are no reason to compare more often.
                 self.shared.holds.get(|_| true, read)
             };

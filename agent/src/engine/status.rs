@@ -57,6 +57,8 @@ impl Snapshot {
             detached_by: health.detached_by,
             found_at_start: health.found,
             in_sync: health.in_sync,
+            map_differences: health.map_differences.clone(),
+            maps_compared_at_s: health.maps_compared_at_s,
             kernel: self.about.kernel.clone(),
             host: resolved.map_or(self.about.host, |resolved| resolved.desired.host),
             config: self.about.config_path.clone(),

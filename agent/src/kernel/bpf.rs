@@ -1,12 +1,18 @@
 //! The few bpf(2) commands that aya does not offer: asking what is attached where.
 
 use std::{
+    ffi::CString,
     io,
-    os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd},
+    os::{
+        fd::{AsFd as _, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd},
+        unix::ffi::OsStrExt as _,
+    },
+    path::Path,
 };
 
 use nix::libc;
 
+const BPF_OBJ_GET: libc::c_int = 7;
 const BPF_PROG_GET_FD_BY_ID: libc::c_int = 13;
 const BPF_OBJ_GET_INFO_BY_FD: libc::c_int = 15;
 const BPF_PROG_QUERY: libc::c_int = 16;
@@ -57,6 +63,15 @@ struct IdAttr {
     id: u32,
     next_id: u32,
     open_flags: u32,
+}
+
+/// `attr` of BPF_OBJ_PIN and BPF_OBJ_GET.
+#[repr(C)]
+#[derive(Default)]
+pub(super) struct ObjectAttr {
+    pub(super) path: u64,
+    pub(super) fd: u32,
+    pub(super) flags: u32,
 }
 
 #[repr(C)]
@@ -148,18 +163,33 @@ pub fn query_sock_ops(cgroup: BorrowedFd<'_>) -> io::Result<Attached> {
     })
 }
 
-/// Name and tag of a loaded program.
+/// Name and tag of a loaded program (CAP_SYS_ADMIN).
 pub fn program_info(id: u32) -> io::Result<ProgramInfo> {
-    let info = info(id)?;
-    let end = info
-        .name
-        .iter()
-        .position(|b| *b == 0)
-        .unwrap_or(info.name.len());
-    Ok(ProgramInfo {
-        name: String::from_utf8_lossy(&info.name[..end]).into_owned(),
-        tag: info.tag.iter().map(|b| format!("{b:02x}")).collect(),
-    })
+    Ok(ProgramInfo::from(info(id)?))
+}
+
+impl From<ProgInfo> for ProgramInfo {
+    fn from(info: ProgInfo) -> Self {
+        let end = info.name.iter().position(|b| *b == 0);
+        let name = &info.name[..end.unwrap_or(info.name.len())];
+        Self {
+            name: String::from_utf8_lossy(name).into_owned(),
+            tag: info.tag.iter().map(|b| format!("{b:02x}")).collect(),
+        }
+    }
+}
+
+/// Name and tag of an open program, and the ids of the maps that it uses.
+pub(super) fn program_and_maps(program: BorrowedFd<'_>) -> io::Result<(ProgramInfo, Vec<u32>)> {
+    let count = object_info::<ProgInfo>(program)?.nr_map_ids;
+    let mut ids = vec![0u32; count as usize];
+    let asked = ProgInfo {
+        nr_map_ids: count,
+        map_ids: ids.as_mut_ptr() as u64,
+        ..ProgInfo::default()
+    };
+    let info = object_info_into(program, asked)?;
+    Ok((info.into(), ids))
 }
 
 fn info(id: u32) -> io::Result<ProgInfo> {
@@ -175,7 +205,11 @@ fn info(id: u32) -> io::Result<ProgInfo> {
 
 /// What the kernel tells of a program, map or link: as much of its struct as `I`, which is repr(C), has.
 pub(super) fn object_info<I: Default>(object: BorrowedFd<'_>) -> io::Result<I> {
-    let mut info = I::default();
+    object_info_into(object, I::default())
+}
+
+/// The same, with the pointers to arrays in `info`.
+fn object_info_into<I>(object: BorrowedFd<'_>, mut info: I) -> io::Result<I> {
     let mut attr = InfoAttr {
         fd: fd_number(object),
         length: u32::try_from(size_of::<I>()).unwrap_or(0),
@@ -183,6 +217,22 @@ pub(super) fn object_info<I: Default>(object: BorrowedFd<'_>) -> io::Result<I> {
     };
     bpf(BPF_OBJ_GET_INFO_BY_FD, &mut attr)?;
     Ok(info)
+}
+
+/// The program, map or link that is pinned there.
+pub(super) fn open_pin(path: &Path) -> io::Result<OwnedFd> {
+    let path = c_path(path)?;
+    let mut attr = ObjectAttr {
+        path: path.as_ptr() as u64,
+        ..ObjectAttr::default()
+    };
+    let raw = bpf(BPF_OBJ_GET, &mut attr)?;
+    // SAFETY: the kernel has just made this descriptor for us.
+    Ok(unsafe { OwnedFd::from_raw_fd(raw) })
+}
+
+pub(super) fn c_path(path: &Path) -> io::Result<CString> {
+    CString::new(path.as_os_str().as_bytes()).map_err(io::Error::other)
 }
 
 pub(super) fn fd_number(fd: BorrowedFd<'_>) -> u32 {

@@ -181,18 +181,28 @@ impl Drop for TempCgroup {
     }
 }
 
-/// Removes the cgroups that killed probes left below `parent`. (One that is in use cannot be removed.)
-pub fn sweep(parent: &Path) {
+/// Removes the cgroups that killed probes left below `parent`; whether all of them are gone. (One that is in use cannot
+/// be removed: a killed daemon's child may end a moment later.)
+pub fn sweep(parent: &Path) -> bool {
     let own = std::process::id().to_string();
+    let mut is_clean = true;
     for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
         if let Some(pid) = name.strip_prefix(CGROUP_PREFIX)
             // Another process's may be just made and not yet moved into.
-            && (pid == own || !Path::new("/proc").join(pid).exists())
+            && (pid == own || !is_agent(pid))
         {
-            let _in_use = fs::remove_dir(entry.path());
+            is_clean &= fs::remove_dir(entry.path()).is_ok();
         }
     }
+    is_clean
+}
+
+/// Whether there is such a process and it runs this program: another may have got the number since.
+fn is_agent(pid: &str) -> bool {
+    let name = |pid: &str| fs::read_to_string(Path::new("/proc").join(pid).join("comm"));
+    let own = name("self").ok();
+    name(pid).is_ok_and(|other| own.is_none_or(|own| own == other))
 }
 
 /// The child process: see the module. The initial RTO the kernel chose, microseconds.
@@ -293,6 +303,28 @@ mod tests {
             found_us: 1_000_000,
         };
         assert!(bad.describe().ends_with("began with 1s instead of 100ms"));
+    }
+
+    #[test]
+    fn what_a_killed_probe_left_is_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        // Of no process, of one that runs another program, and of this one.
+        let own = format!("{CGROUP_PREFIX}{}", std::process::id());
+        let left = [
+            format!("{CGROUP_PREFIX}4194305"),
+            format!("{CGROUP_PREFIX}1"),
+            own,
+        ];
+        for name in left.iter().map(String::as_str).chain(["other"]) {
+            fs::create_dir(at(name)).unwrap();
+        }
+        assert!(sweep(dir.path()));
+        assert!(left.iter().all(|name| !at(name).exists()));
+        assert!(at("other").exists());
+        // One that is in use is tried again.
+        fs::create_dir_all(at(&left[0]).join("process")).unwrap();
+        assert!(!sweep(dir.path()));
     }
 
     #[test]

@@ -1,35 +1,21 @@
 //! BPF links by bpf(2): what aya does not offer of them.
 
 use std::{
-    ffi::CString,
     io,
-    os::{
-        fd::{AsFd as _, BorrowedFd, FromRawFd as _, OwnedFd},
-        unix::ffi::OsStrExt as _,
-    },
+    os::fd::{AsFd as _, BorrowedFd, OwnedFd},
     path::Path,
 };
 
 use nix::libc;
 
-use super::bpf::{bpf, fd_number, object_info};
+use super::bpf::{ObjectAttr, bpf, c_path, fd_number, object_info, open_pin};
 
 const BPF_OBJ_PIN: libc::c_int = 6;
-const BPF_OBJ_GET: libc::c_int = 7;
 const BPF_LINK_UPDATE: libc::c_int = 29;
 
 /// A program's attachment. While a handle or a pin of it is there, so is the attachment.
 #[derive(Debug)]
 pub struct Link(OwnedFd);
-
-/// `attr` of BPF_OBJ_PIN and BPF_OBJ_GET.
-#[repr(C)]
-#[derive(Default)]
-struct ObjectAttr {
-    path: u64,
-    fd: u32,
-    flags: u32,
-}
 
 /// `attr` of BPF_LINK_UPDATE.
 #[repr(C)]
@@ -57,14 +43,7 @@ struct LinkInfo {
 impl Link {
     /// The link that is pinned there.
     pub fn from_pin(path: &Path) -> io::Result<Self> {
-        let path = c_path(path)?;
-        let mut attr = ObjectAttr {
-            path: path.as_ptr() as u64,
-            ..ObjectAttr::default()
-        };
-        let raw = bpf(BPF_OBJ_GET, &mut attr)?;
-        // SAFETY: the kernel has just made this descriptor for us.
-        Ok(Self(unsafe { OwnedFd::from_raw_fd(raw) }))
+        open_pin(path).map(Self)
     }
 
     /// Pins it there as well.
@@ -76,6 +55,11 @@ impl Link {
             ..ObjectAttr::default()
         };
         bpf(BPF_OBJ_PIN, &mut attr).map(drop)
+    }
+
+    /// The kernel's id of it.
+    pub fn id(&self) -> io::Result<u32> {
+        Ok(object_info::<LinkInfo>(self.0.as_fd())?.id)
     }
 
     /// The kernel's id of its program.
@@ -93,8 +77,4 @@ impl Link {
         };
         bpf(BPF_LINK_UPDATE, &mut attr).map(drop)
     }
-}
-
-fn c_path(path: &Path) -> io::Result<CString> {
-    CString::new(path.as_os_str().as_bytes()).map_err(io::Error::other)
 }

@@ -15,6 +15,7 @@ pub mod lpm_batch;
 pub mod memory_limit;
 pub mod mounts;
 pub mod netns;
+pub mod pinned;
 pub mod preflight;
 pub mod privileges;
 pub mod programs;

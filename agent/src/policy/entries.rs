@@ -170,10 +170,21 @@ impl Entries {
 
     /// All of them, in order.
     pub fn iter(&self) -> Iter<'_> {
+        self.iter_from(None)
+    }
+
+    /// From the first that is not before this CIDR on.
+    pub fn iter_from(&self, first: Option<&Cidr>) -> Iter<'_> {
+        let rows = &self.table.rows;
+        let begin = first.map_or(0, |first| rows.partition_point(|row| row.cidr < *first));
+        let over = match first {
+            Some(first) => self.over.range(*first..),
+            None => self.over.range::<Cidr, _>(..),
+        };
         Iter {
             table: &self.table,
-            rows: self.table.rows.iter().peekable(),
-            over: self.over.iter().peekable(),
+            rows: rows[begin..].iter().peekable(),
+            over: over.peekable(),
         }
     }
 
@@ -383,7 +394,7 @@ fn of_entry(entry: &Entry) -> EntryRef<'_> {
 pub struct Iter<'a> {
     table: &'a Table,
     rows: Peekable<slice::Iter<'a, Row>>,
-    over: Peekable<btree_map::Iter<'a, Cidr, Option<Entry>>>,
+    over: Peekable<btree_map::Range<'a, Cidr, Option<Entry>>>,
 }
 
 impl<'a> Iterator for Iter<'a> {

@@ -9,6 +9,7 @@ use rto_agent_common::{HostDefaults, MAX_POLICIES};
 
 mod cidr;
 pub mod compile;
+pub mod differences;
 pub mod entries;
 mod gain;
 mod name;

@@ -140,7 +140,13 @@ async fn readiness(engine: &Handle, verifying: &Verifying) -> Readiness {
         Ok((Readiness::Differs, _turn)) => {
             // The engine sees for itself, and says it from then on.
             let verified = engine.call(Message::Verify).await;
-            verified.map(|()| engine.snapshot().known_readiness())
+            verified.map(|found| match engine.snapshot().known_readiness() {
+                Readiness::Ready if !found.differences.is_empty() => {
+                    let text = format!("the kernel's maps were repaired: {}", found.differences);
+                    Readiness::Unready(vec![text])
+                }
+                readiness => readiness,
+            })
         }
         Ok((readiness, _turn)) => Ok(readiness),
         Err(_) => Err(EngineError::Stopping),

@@ -15,7 +15,7 @@ use rto_agent_common::MAX_POLICIES;
 
 use crate::{
     kernel::{bpf::Runs, features::Presence, interference::Verdict},
-    policy::MAX_ENTRIES_LIMIT,
+    policy::{MAX_ENTRIES_LIMIT, differences::Difference},
     wire::{
         histogram::HistogramView,
         stats::{COUNTERS, Counter, DirectionStats, Scope, StatsAnswer},
@@ -265,6 +265,20 @@ fn health(status: &StatusAnswer) -> Vec<Family> {
             "Whether the kernel's maps hold what files and runtime entries say",
             status.in_sync,
         ),
+        Family {
+            name: "map_differences",
+            help: "What somebody else changed in the kernel's maps, and was repaired",
+            unit: None,
+            samples: Samples::Counter(
+                Difference::KINDS
+                    .into_iter()
+                    .map(|kind| {
+                        let count = status.map_differences.get(kind).copied();
+                        (vec![("kind", kind.to_owned())], count.unwrap_or(0))
+                    })
+                    .collect(),
+            ),
+        },
         flag(
             "last_reload_successful",
             "Whether the files were taken over when they were last read",

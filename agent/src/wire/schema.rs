@@ -71,6 +71,7 @@ fn document() -> Value {
         change.clone(),
     );
     route("POST /v1/reload", None, change);
+    route("POST /v1/verify", None, of::<types::VerifyAnswer>(g));
     route(
         "POST /v1/detach",
         Some(of::<types::DetachRequest>(g)),

@@ -17,7 +17,8 @@ use crate::{
     datapath::{Attachment, Found, Removed},
     kernel::{features::Feature, interference::Verdict},
     policy::{
-        Cidr, HostFacts, PolicyName, Settings, compile::EffectiveSetting, plan::ChangeSummary,
+        Cidr, HostFacts, PolicyName, Settings, compile::EffectiveSetting, differences::Differences,
+        plan::ChangeSummary,
     },
     printable,
 };
@@ -255,6 +256,12 @@ pub struct StatusAnswer {
     pub found_at_start: Found,
     /// Whether the kernel's maps hold what files and runtime entries say.
     pub in_sync: bool,
+    /// What somebody else changed in them since the start, and was repaired, by kind.
+    #[serde(default)]
+    pub map_differences: BTreeMap<String, u64>,
+    /// When all of them were last compared, Unix seconds: some part is each five seconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub maps_compared_at_s: Option<u64>,
     /// Kernel release.
     pub kernel: String,
     /// HZ and sysctls the settings were computed with.
@@ -326,6 +333,24 @@ pub struct ProbeView {
     /// What was found.
     #[serde(flatten)]
     pub verdict: Verdict,
+}
+
+/// `POST /v1/verify`: the kernel's maps and pins, compared with what they should be.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct VerifyAnswer {
+    /// Nothing differed and nothing is wrong.
+    pub ok: bool,
+    /// Entries that should be there.
+    pub entries: usize,
+    /// Policies that should be there.
+    pub policies: usize,
+    /// What differed.
+    pub differences: Differences,
+    /// Everything is as it should be now.
+    pub repaired: bool,
+    /// What was wrong beside that: program and pins, and what could not be repaired.
+    pub problems: Vec<String>,
 }
 
 /// `POST /v1/apply`.

@@ -29,6 +29,7 @@ mod lab_rtt;
 mod lab_tail;
 mod lifecycle;
 mod lookup;
+mod maps;
 mod metrics;
 mod needs;
 mod never_worse;

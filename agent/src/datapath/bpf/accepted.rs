@@ -15,9 +15,14 @@ use serde::{Deserialize, Serialize};
 use super::{
     Cause, DatapathError, Options, attach_error,
     object::{self, LoadParams, program},
+    pin_check::is_named,
     pins,
 };
-use crate::kernel::{btf, privileges};
+use crate::kernel::{
+    btf, link,
+    pinned::{ObjectId, Pinned},
+    privileges,
+};
 
 /// The hook; its function in the kernel's BTF is `bpf_lsm_<hook>`.
 const HOOK: &str = "inet_csk_clone";
@@ -42,6 +47,8 @@ pub(super) enum Hook {
     Attached {
         /// Keeps it in force even where somebody removes its pin.
         _link: FdLink,
+        /// The kernel's id of it, where it is told.
+        id: Option<u32>,
     },
     Unavailable(String),
 }
@@ -51,17 +58,31 @@ impl Hook {
     /// It is an addition: where it cannot be had, the reason is kept and nothing fails.
     pub(super) fn adopt_or_attach(options: &Options, dir: &Path) -> Self {
         let path = dir.join(pins::CLONE_LINK);
-        if let Ok(pinned) = PinnedLink::from_pin(&path) {
-            return Self::Attached {
-                _link: pinned.into(),
-            };
+        match adopt(&path) {
+            Some(hook) => return hook,
+            None if path.exists() => {
+                tracing::warn!("the pin {} is not the agent's: removed", path.display());
+                let _then_it_cannot_be_pinned = std::fs::remove_file(&path);
+            }
+            None => {}
         }
         if let Some(reason) = &options.without_clone {
             return Self::Unavailable(reason.clone());
         }
         match active().and_then(|()| attach(options, dir).map_err(|e| e.to_string())) {
-            Ok(link) => Self::Attached { _link: link },
+            Ok(link) => Self::Attached {
+                _link: link,
+                id: link_id(&path),
+            },
             Err(reason) => Self::Unavailable(reason),
+        }
+    }
+
+    /// The kernel's id of the link, if there is one.
+    pub(super) fn id(&self) -> Option<u32> {
+        match self {
+            Self::Attached { id, .. } => *id,
+            Self::Unavailable(_) => None,
         }
     }
 
@@ -72,6 +93,25 @@ impl Hook {
                 reason: reason.clone(),
             },
         }
+    }
+}
+
+/// What is pinned there, if it is a link of the agent's program.
+fn adopt(path: &Path) -> Option<Hook> {
+    let id = link_id(path)?;
+    let program = link::Link::from_pin(path).ok()?.program_id().ok()?;
+    is_named(program, PROGRAM_CLONE).then_some(())?;
+    Some(Hook::Attached {
+        _link: PinnedLink::from_pin(path).ok()?.into(),
+        id: Some(id),
+    })
+}
+
+/// The kernel's id of a pinned link.
+fn link_id(path: &Path) -> Option<u32> {
+    match Pinned::open(path).ok()?.id() {
+        ObjectId::Link(id) => Some(id),
+        ObjectId::Map(_) | ObjectId::Program(_) => None,
     }
 }
 

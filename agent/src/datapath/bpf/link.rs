@@ -2,7 +2,7 @@
 
 use std::{fs::File, os::fd::AsFd as _, path::Path};
 
-use aya::programs::{CgroupAttachMode, ProgramInfo, SockOps, links::FdLink};
+use aya::programs::{CgroupAttachMode, SockOps, links::FdLink};
 use rto_agent_common::{PROGRAM, SocketTypes};
 use tracing::warn;
 
@@ -10,14 +10,22 @@ use super::{
     Cause, DatapathError, Options, attach_error,
     error::errno,
     object::{self, LoadParams, program},
+    pin_check::is_named,
     pin_error, pins,
 };
-use crate::kernel::{btf::Btf, link, programs::attached_ids};
+use crate::kernel::{
+    btf::Btf,
+    link,
+    pinned::{ObjectId, Pinned},
+    programs::attached_ids,
+};
 
 /// The link, and the program it has.
 pub(super) struct Link {
     /// Keeps the link in force even where somebody removes its pin.
     handle: link::Link,
+    /// The kernel's id of it.
+    pub(super) id: u32,
     pub(super) program_id: u32,
     /// Why the program reads less of sockets than it could, if it was loaded by this daemon and does.
     pub(super) limited: Option<String>,
@@ -29,23 +37,32 @@ impl Link {
         let handle = link::Link::from_pin(&dir.join(pins::LINK)).ok()?;
         let program_id = handle.program_id().ok()?;
         Some(Self {
+            id: handle.id().ok()?,
             handle,
             program_id,
             limited: None,
         })
     }
 
-    /// The link pinned in `dir`, if it is in force at `cgroup`, with whatever program.
+    /// The link pinned in `dir`, if it is in force at `cgroup`, with whatever program of an agent.
     pub(super) fn in_force(dir: &Path, cgroup: &Path) -> Option<Self> {
         let link = Self::at(dir)?;
+        if !is_named(link.program_id, PROGRAM) {
+            let path = dir.join(pins::LINK);
+            warn!(
+                "the pin {} is a link of somebody else; it is not used",
+                path.display()
+            );
+            return None;
+        }
         attached(cgroup, link.program_id).ok()?.then_some(link)
     }
 
     /// Whether its program is the one pinned in `dir`: the one that uses the maps there. After a crash a link may be
     /// pinned beside maps that its program has left.
     pub(super) fn is_of(&self, dir: &Path) -> bool {
-        let pinned = ProgramInfo::from_pin(dir.join(pins::PROGRAM));
-        pinned.is_ok_and(|program| program.id() == self.program_id)
+        let pinned = Pinned::open(&dir.join(pins::PROGRAM));
+        pinned.is_ok_and(|program| program.id() == ObjectId::Program(self.program_id))
     }
 
     /// Loads the program over the maps pinned in `dir`, puts it in force and pins both there. If `former` is
@@ -66,6 +83,7 @@ impl Link {
             attach(options, program, &path)?;
             let handle = link::Link::from_pin(&path).map_err(|e| pin_error(&path, e))?;
             return Ok(Self {
+                id: handle.id().map_err(|e| pin_error(&path, e))?,
                 handle,
                 program_id,
                 limited,
@@ -79,6 +97,7 @@ impl Link {
         });
         match updated {
             Ok(handle) => Ok(Self {
+                id: former.id,
                 handle,
                 program_id,
                 limited,

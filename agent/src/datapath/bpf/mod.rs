@@ -10,7 +10,7 @@ use rto_agent_common::{HostDefaults, UNMATCHED, statistics};
 
 use super::{
     Attachment, Cause, DatapathError, Found, Kernel, KernelReader, Options, Removed,
-    StatisticsOptions, error,
+    StatisticsOptions, TrieCursor, error,
 };
 use crate::{
     config::RttSampling,
@@ -27,6 +27,7 @@ pub mod events;
 mod link;
 mod object;
 mod open;
+mod pin_check;
 mod pins;
 pub mod probe;
 mod reader;
@@ -41,6 +42,7 @@ pub use accepted::RtoMinTiming;
 use link::Link;
 use object::LoadParams;
 pub use object::OBJECT;
+use pin_check::Pins;
 use reader::{Placement, Reader};
 pub use removal::{
     make_pin_dir, pinned_initial_rto, pinned_program_ids, remove_kept_pins, remove_links,
@@ -90,7 +92,9 @@ impl Kernel for BpfKernel {
         for (index, mut policy) in self.tables.read.policies()? {
             if let Some(name) = names.get(&index) {
                 numbers.insert(index, entries.policy(name));
-                policy.generation = 0;
+                // Another generation is another policy.
+                let own = self.slots.get(name).map_or(0, |slot| slot.generation);
+                policy.generation = policy.generation.wrapping_sub(own);
                 image.policies.insert((*name).clone(), policy);
             }
         }
@@ -154,6 +158,13 @@ impl Kernel for BpfKernel {
         }
     }
 
+    fn restore_tables(&mut self) -> Result<(), DatapathError> {
+        self.tables.set_host_defaults(self.options.host_defaults)?;
+        let statistics = self.options.statistics;
+        self.missing_stats = open::prepare(&mut self.tables, &self.slots, statistics)?;
+        Ok(())
+    }
+
     fn events(&self) -> Result<(events::Reader, events::SynAcks), DatapathError> {
         let syn_acks = events::SynAcks::new(&self.dir, &self.options);
         Ok((events::Reader::open(&self.dir)?, syn_acks))
@@ -178,7 +189,9 @@ impl Kernel for BpfKernel {
 
 impl BpfKernel {
     fn placement(&self) -> Placement {
+        let clone_link = self.hook.as_ref().and_then(accepted::Hook::id);
         Placement {
+            pins: Pins::of(&self.tables, self.link.as_ref(), clone_link),
             cgroup: self.options.cgroup.clone(),
             dir: self.dir.clone(),
             program_id: self.link.as_ref().map(|link| link.program_id),

@@ -5,12 +5,12 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use aya::maps::MapData;
 use rto_agent_common::{LAYOUT_VERSION, Policy, UNMATCHED, maps};
 
 use super::{
     BpfKernel, DatapathError, Found, Link, OBJECT, Options, StatisticsOptions, Tables, events,
-    is_in_use, kernel_entries, object, pin_error, pins, slots::Slots, tables::TRIES, tries::Tries,
+    is_in_use, kernel_entries, object, pin_check::OwnMaps, pin_error, pins, slots::Slots,
+    tables::TRIES, tries::Tries,
 };
 use crate::policy::{Cidr, PolicyName};
 
@@ -35,6 +35,15 @@ impl BpfKernel {
             pins::with_capacity(&pin_sets, OBJECT, &options.constants(), options.max_entries);
         let in_force = same.into_iter().find_map(|(room, dir)| {
             let link = Link::in_force(dir, &options.cgroup).filter(|link| link.is_of(dir))?;
+            let foreign = OwnMaps::pinned(dir)?.foreign_pin(dir);
+            if let Some(name) = foreign {
+                let path = dir.join(name);
+                tracing::warn!(
+                    "the pin {} is not the map that the program in force uses: the pins are made anew",
+                    path.display()
+                );
+                return None;
+            }
             Some((room, dir.to_owned(), link, Tables::open(dir).ok()?))
         });
         if let Some((room, dir, link, mut tables)) = in_force {
@@ -108,9 +117,10 @@ impl BpfKernel {
         let (in_force, kept_maps): (Vec<_>, Vec<_>) = of_layout.partition(|g| is_in_use(&g.path));
         for set in in_force.into_iter().chain(kept_maps) {
             let entries = kernel_entries(options.max_entries);
-            kept = keep_maps(&set.path, staging, entries)?;
-            if kept == Kept::AllButTries {
-                match Tries::open(&set.path).and_then(|tries| tries.hits()) {
+            let former_tries;
+            (kept, former_tries) = keep_maps(&set.path, staging, entries)?;
+            if let Some(tries) = former_tries {
+                match tries.hits() {
                     Ok(hits) => former_hits = hits.into_iter().collect(),
                     Err(e) => tracing::warn!("what entries have counted is lost: {e}"),
                 }
@@ -132,7 +142,7 @@ impl BpfKernel {
 }
 
 /// Sees to it that what is to be counted has a place; what there is no memory for is returned.
-fn prepare(
+pub(super) fn prepare(
     tables: &mut Tables,
     slots: &Slots,
     statistics: StatisticsOptions,
@@ -143,30 +153,51 @@ fn prepare(
         let former = tables.read.policy(UNMATCHED)?;
         if former.name().is_none() {
             let name = PolicyName::unmatched();
-            let unmatched = Policy {
-                name: name.padded(),
-                // Sockets of an earlier time are not counted again.
-                generation: former.generation.wrapping_add(1),
-                // The kernel's own: TCP_TIMEOUT_INIT.
-                initial_rto_us: 1_000_000,
-                ..Policy::EMPTY
-            };
             if !begin_statistics(tables, &name, UNMATCHED) {
                 missing_stats.insert(name);
             }
+        } else if !has_statistics(tables, &PolicyName::unmatched(), UNMATCHED) {
+            missing_stats.insert(PolicyName::unmatched());
+        }
+        let generation = former.generation;
+        if former
+            != (Policy {
+                generation,
+                ..unmatched_policy()
+            })
+        {
+            // Sockets of an earlier time are not counted again.
+            let generation = generation.wrapping_add(1);
+            let unmatched = Policy {
+                generation,
+                ..unmatched_policy()
+            };
             tables.set_policy(UNMATCHED, &unmatched)?;
         }
     }
     if statistics.on {
         for (name, slot) in slots.iter() {
-            if !tables.read.has_statistics(slot.index)
-                && !begin_statistics(tables, name, slot.index)
-            {
+            if !has_statistics(tables, name, slot.index) {
                 missing_stats.insert(name.clone());
             }
         }
     }
     Ok(missing_stats)
+}
+
+/// What is in the slot of connections that no entry covers, but for its generation.
+pub(super) fn unmatched_policy() -> Policy {
+    Policy {
+        name: PolicyName::unmatched().padded(),
+        // The kernel's own: TCP_TIMEOUT_INIT.
+        initial_rto_us: 1_000_000,
+        ..Policy::EMPTY
+    }
+}
+
+/// Whether a slot has statistics now. What it has counted stays.
+fn has_statistics(tables: &mut Tables, name: &PolicyName, slot: u32) -> bool {
+    tables.read.has_statistics(slot) || told(name, tables.add_statistics(slot))
 }
 
 /// Takes the place away where connections were counted that no entry covers.
@@ -186,7 +217,11 @@ pub(super) fn retire_unmatched(tables: &mut Tables) -> Result<(), DatapathError>
 /// Timers matter more than counts: without memory for them the policy is in force all the same. Says
 /// whether it is counted.
 pub(super) fn begin_statistics(tables: &mut Tables, name: &PolicyName, slot: u32) -> bool {
-    match tables.clear_statistics(slot) {
+    told(name, tables.clear_statistics(slot))
+}
+
+fn told(name: &PolicyName, made: Result<(), DatapathError>) -> bool {
+    match made {
         Ok(()) => true,
         Err(e) => {
             tracing::warn!(policy = %name, "nothing is counted: {e}");
@@ -205,33 +240,62 @@ enum Kept {
 }
 
 /// Pins the maps of `from` in `to` as well, if every one of them is as this version makes it;
-/// otherwise pins none.
-fn keep_maps(from: &Path, to: &Path, kernel_entries: u32) -> Result<Kept, DatapathError> {
-    let mut opened = Vec::new();
-    let mut kept = Kept::All;
+/// otherwise pins none. They are those of the program pinned there, whatever is pinned in their place. Tries of another
+/// size are returned.
+fn keep_maps(
+    from: &Path,
+    to: &Path,
+    kernel_entries: u32,
+) -> Result<(Kept, Option<Tries>), DatapathError> {
+    let unusable = |name: &str, why: &str| {
+        let path = from.join(name);
+        tracing::warn!(
+            "the pin {} is {why}: no map of {} is used",
+            path.display(),
+            from.display()
+        );
+        Ok((Kept::Nothing, None))
+    };
+    let Some(own) = OwnMaps::pinned(from) else {
+        return unusable(pins::PROGRAM, "not the agent's program");
+    };
+    let mut pinned = Vec::new();
+    let mut has_other_size = false;
     for name in maps::ALL {
-        let Ok(map) = MapData::from_pin(from.join(name)) else {
-            return Ok(Kept::Nothing);
-        };
-        let Ok(info) = map.info() else {
-            return Ok(Kept::Nothing);
-        };
-        if TRIES.contains(&name) && info.max_entries() != kernel_entries {
-            kept = Kept::AllButTries;
+        let pin = own.open_pin(from, name);
+        if pin.is_none() {
+            let path = from.join(name);
+            tracing::warn!(
+                "the pin {} is not the program's map; it is made anew",
+                path.display()
+            );
         }
-        opened.push((name, map));
-    }
-    if Tables::open(from).is_err() {
-        return Ok(Kept::Nothing);
-    }
-    for (name, map) in opened {
-        if TRIES.contains(&name) && kept == Kept::AllButTries {
-            continue;
-        }
+        let Some(map) = pin.or_else(|| own.open(name)) else {
+            unpin(&pinned)?;
+            return unusable(name, "not the program's map, which cannot be opened");
+        };
         let path = to.join(name);
+        let entries = map.info().map(|info| info.max_entries());
+        has_other_size |=
+            TRIES.contains(&name) && entries.is_ok_and(|entries| entries != kernel_entries);
         map.pin(&path).map_err(|e| pin_error(&path, e))?;
+        pinned.push(path);
     }
-    Ok(kept)
+    if Tables::open(to).is_err() {
+        unpin(&pinned)?;
+        return unusable("", "of another version");
+    }
+    if !has_other_size {
+        return Ok((Kept::All, None));
+    }
+    let tries = Tries::open(to)?;
+    unpin(&TRIES.map(|name| to.join(name)))?;
+    Ok((Kept::AllButTries, Some(tries)))
+}
+
+fn unpin(pins: &[PathBuf]) -> Result<(), DatapathError> {
+    pins.iter()
+        .try_for_each(|path| std::fs::remove_file(path).map_err(|e| pin_error(path, e)))
 }
 
 /// Removes what a killed start or growth has left unfinished: its maps take memory that this start may need.

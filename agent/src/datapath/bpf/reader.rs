@@ -6,23 +6,34 @@ use std::{
     sync::Arc,
 };
 
-use rto_agent_common::{Statistics, UNMATCHED};
+use rto_agent_common::{EntryValue, HostDefaults, Policy, Statistics, UNMATCHED};
 
 use super::{
-    Attachment, BpfKernel, DatapathError, KernelReader, RtoMinTiming,
+    Attachment, BpfKernel, DatapathError, KernelReader, RtoMinTiming, TrieCursor,
+    error::map as map_error,
     link::{Link, attached},
+    open::unmatched_policy,
+    pin_check::Pins,
     pins,
-    slots::{Slot, Slots},
-    tables::ReadTables,
+    slots::Slot,
+    tables::{ReadTables, TRIES},
 };
-use crate::policy::{Cidr, PolicyName, plan::MapState};
+use crate::policy::{
+    Cidr, PolicyName,
+    differences::{Difference, Differences, Run},
+    plan::MapState,
+};
 
 /// A [`BpfKernel`], to be read.
 pub(super) struct Reader {
     tables: Arc<ReadTables>,
     placement: Placement,
     slots: Vec<(PolicyName, Slot)>,
+    by_index: HashMap<u32, PolicyName>,
+    /// Anything is counted.
+    has_statistics: bool,
     missing_stats: BTreeSet<PolicyName>,
+    host_defaults: HostDefaults,
     limited: Option<String>,
 }
 
@@ -31,6 +42,7 @@ pub(super) struct Placement {
     pub(super) cgroup: PathBuf,
     pub(super) dir: PathBuf,
     pub(super) program_id: Option<u32>,
+    pub(super) pins: Pins,
     pub(super) accepted: Option<RtoMinTiming>,
 }
 
@@ -39,7 +51,7 @@ impl Placement {
         let problem = match self.program_id {
             None => Some("the program is not attached".to_owned()),
             Some(id) => match attached(&self.cgroup, id) {
-                Ok(true) if self.dir.join(pins::LINK).exists() => None,
+                Ok(true) if self.dir.exists() => self.pins.problem(&self.dir),
                 Ok(true) => Some(format!("the pins in {} are gone", self.dir.display())),
                 Ok(false) => {
                     Some("the kernel no longer lists the program at the cgroup".to_owned())
@@ -82,13 +94,48 @@ impl Reader {
     pub(super) fn new(kernel: &BpfKernel) -> Self {
         let slots = kernel.slots.iter();
         let slots = slots.map(|(name, slot)| (name.clone(), slot));
+        let slots: Vec<_> = slots.chain(unmatched(kernel)).collect();
         Self {
             tables: kernel.tables.read.clone(),
             placement: kernel.placement(),
-            slots: slots.chain(unmatched(kernel)).collect(),
+            by_index: slots
+                .iter()
+                .map(|(n, slot)| (slot.index, n.clone()))
+                .collect(),
+            slots,
+            has_statistics: kernel.options.statistics.on,
             missing_stats: kernel.missing_stats.clone(),
+            host_defaults: kernel.options.host_defaults,
             limited: kernel.link.as_ref().and_then(|link| link.limited.clone()),
         }
+    }
+}
+
+impl Reader {
+    /// Whether a slot holds its policy as it should.
+    fn holds_policy(
+        &self,
+        desired: &MapState,
+        name: &PolicyName,
+        slot: Slot,
+    ) -> Result<bool, DatapathError> {
+        let unmatched = unmatched_policy();
+        let wanted = match slot.index {
+            UNMATCHED => Some(&unmatched),
+            _ => desired.policies.get(name),
+        };
+        let held = self.tables.policy(slot.index)?;
+        let generation = slot.generation;
+        Ok(wanted.is_some_and(|wanted| {
+            held == Policy {
+                generation,
+                ..*wanted
+            }
+        }))
+    }
+
+    fn policy_of(&self, value: EntryValue) -> Option<&PolicyName> {
+        self.by_index.get(&value.policy)
     }
 }
 
@@ -113,26 +160,96 @@ impl KernelReader for Reader {
         self.placement.attachment_during_change()
     }
 
-    fn holds(&self, desired: &MapState) -> Result<bool, DatapathError> {
-        let policies = self.tables.policies()?;
-        let slots = Slots::read(policies.iter().copied());
-        let names = slots.by_index();
-        let held = policies.into_iter().filter_map(|(index, mut policy)| {
-            policy.generation = 0;
-            Some(((*names.get(&index)?).clone(), policy))
-        });
-        if held.collect::<BTreeMap<_, _>>() != desired.policies {
+    fn compare_tables(
+        &self,
+        desired: &MapState,
+        first: &mut usize,
+        count: usize,
+    ) -> Result<Differences, DatapathError> {
+        let mut differences = Differences::default();
+        for (name, slot) in &self.slots {
+            if !self.holds_policy(desired, name, *slot)? {
+                let policy = name.clone();
+                differences.push(Difference::Policy { policy });
+            }
+        }
+        let has_slot = |name: &PolicyName| self.slots.iter().any(|(owner, _)| owner == name);
+        let with_slots = self
+            .slots
+            .iter()
+            .filter(|(n, _)| desired.policies.contains_key(n));
+        if with_slots.count() < desired.policies.len() {
+            for policy in desired
+                .policies
+                .keys()
+                .filter(|name| !has_slot(name))
+                .cloned()
+            {
+                differences.push(Difference::Policy { policy });
+            }
+        }
+        if self.tables.host_defaults()? != self.host_defaults {
+            differences.push(Difference::HostDefaults);
+        }
+        if !self.has_statistics {
+            *first = 0;
+            return Ok(differences);
+        }
+        for (name, slot) in self.slots.iter().skip(*first).take(count) {
+            if !self.missing_stats.contains(name) && !self.tables.has_statistics(slot.index) {
+                let policy = name.clone();
+                differences.push(Difference::Statistics { policy });
+            }
+        }
+        let next = first.saturating_add(count);
+        *first = if next < self.slots.len() { next } else { 0 };
+        Ok(differences)
+    }
+
+    fn compare_entries(
+        &self,
+        desired: &MapState,
+        cursor: &mut TrieCursor,
+        count: usize,
+    ) -> Result<Differences, DatapathError> {
+        let (is_ipv4, after) = cursor.start();
+        let (found, is_last) = self.tables.tries.run(*cursor, count)?;
+        let found = found.into_iter();
+        let found: Vec<_> = found
+            .map(|(cidr, value)| (cidr, self.policy_of(value)))
+            .collect();
+        let run = Run {
+            is_ipv4,
+            after,
+            found: &found,
+            is_last,
+        };
+        let compared = run.compare(&desired.entries);
+        *cursor = cursor.after(found.last().map(|(cidr, _)| *cidr), is_last);
+        compared.map_err(|e| map_error(TRIES[usize::from(!is_ipv4)], e))
+    }
+
+    fn finds(
+        &self,
+        desired: &MapState,
+        cidrs: &[Cidr],
+        policy: &PolicyName,
+    ) -> Result<bool, DatapathError> {
+        let slot = self.slots.iter().find(|(name, _)| name == policy);
+        if let Some((name, slot)) = slot
+            && !self.holds_policy(desired, name, *slot)?
+        {
             return Ok(false);
         }
-        let names: HashMap<u32, &PolicyName> = names.into_iter().collect();
-        let (mut count, mut differs) = (0, false);
-        self.tables.tries.each(|cidr, value| {
-            count += 1;
-            let entry = desired.entries.get(&cidr);
-            let wanted = entry.map(|entry| entry.policy);
-            differs |= wanted.is_none() || wanted != names.get(&value.policy).copied();
-        })?;
-        Ok(!differs && count == desired.entries.len())
+        for cidr in cidrs {
+            if let Some(entry) = desired.entries.get(cidr) {
+                let found = self.tables.tries.get(cidr)?;
+                if found.and_then(|value| self.policy_of(value)) != Some(entry.policy) {
+                    return Ok(false);
+                }
+            }
+        }
+        Ok(true)
     }
 
     fn hits(&self) -> Result<Vec<(Cidr, u32)>, DatapathError> {

@@ -36,6 +36,8 @@ pub(super) struct Tables {
     cpus: usize,
     /// A second handle of each map but the tries: aya's typed ones are consumed by pinning.
     handles: Vec<(&'static str, MapData)>,
+    /// The kernel's ids of all that are pinned.
+    ids: Vec<(&'static str, u32)>,
 }
 
 /// The maps of entries.
@@ -70,9 +72,16 @@ impl Tables {
                 let map = MapData::from_pin(dir.join(name));
                 Ok((name, map.map_err(|e| map_error(name, e))?))
             })
-            .collect::<Result<_, DatapathError>>()?;
+            .collect::<Result<Vec<_>, DatapathError>>()?;
+        let read = Arc::new(ReadTables::open(dir)?);
+        let all = handles.iter().map(|(name, map)| (*name, map));
+        let ids = all.chain(read.tries.handles()).map(|(name, map)| {
+            let info = map.info().map_err(|e| map_error(name, e))?;
+            Ok((name, info.id()))
+        });
         Ok(Self {
-            read: Arc::new(ReadTables::open(dir)?),
+            ids: ids.collect::<Result<_, DatapathError>>()?,
+            read,
             policies: open!(dir, maps::POLICIES, Array),
             unrested: BTreeSet::new(),
             host_defaults: open!(dir, maps::HOST_DEFAULTS, Array),
@@ -81,6 +90,11 @@ impl Tables {
             cpus,
             handles,
         })
+    }
+
+    /// The kernel's ids of the maps, by their names.
+    pub(super) fn ids(&self) -> &[(&'static str, u32)] {
+        &self.ids
     }
 
     /// Pins the open maps in `dir` as well.
@@ -141,6 +155,17 @@ impl Tables {
         Ok(())
     }
 
+    /// Gives a slot the statistics that it has not; the others go on.
+    pub(super) fn add_statistics(&mut self, index: u32) -> Result<(), DatapathError> {
+        for key in direction::ALL.map(|direction| statistics_key(index, direction)) {
+            if !self.read.has_key(key) {
+                self.insert_statistics(key)
+                    .map_err(|e| map_error(maps::STATISTICS, e))?;
+            }
+        }
+        Ok(())
+    }
+
     /// The kernel allocates what it needs for every CPU from a small reserve, which it fills again a
     /// moment later.
     fn insert_statistics(&mut self, key: u32) -> Result<(), MapError> {
@@ -175,6 +200,7 @@ pub(super) struct ReadTables {
     pub(super) tries: Arc<Tries>,
     policies: Array<MapData, PolicySlot>,
     statistics: PerCpuHashMap<MapData, u32, Statistics>,
+    host_defaults: Array<MapData, HostDefaults>,
 }
 
 impl ReadTables {
@@ -183,7 +209,15 @@ impl ReadTables {
             tries: Arc::new(Tries::open(dir)?),
             policies: open!(dir, maps::POLICIES, Array),
             statistics: open!(dir, maps::STATISTICS, PerCpuHashMap),
+            host_defaults: open!(dir, maps::HOST_DEFAULTS, Array),
         })
+    }
+
+    /// What programs reckon with where a socket cannot be asked.
+    pub(super) fn host_defaults(&self) -> Result<HostDefaults, DatapathError> {
+        self.host_defaults
+            .get(&0, 0)
+            .map_err(|e| map_error(maps::HOST_DEFAULTS, e))
     }
 
     /// Every slot of the policy table but the reserved ones.
@@ -221,7 +255,11 @@ impl ReadTables {
     pub(super) fn has_statistics(&self, index: u32) -> bool {
         direction::ALL
             .into_iter()
-            .all(|d| self.statistics.get(&statistics_key(index, d), 0).is_ok())
+            .all(|direction| self.has_key(statistics_key(index, direction)))
+    }
+
+    fn has_key(&self, key: u32) -> bool {
+        self.statistics.get(&key, 0).is_ok()
     }
 }
 

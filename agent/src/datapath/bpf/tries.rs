@@ -17,7 +17,7 @@ use aya::maps::{LpmTrie, MapData, MapError};
 use ipnetwork::IpNetwork;
 use rto_agent_common::{EntryValue, maps};
 
-use super::{DatapathError, error::map as map_error, tables::open};
+use super::{DatapathError, TrieCursor, error::map as map_error, tables::open};
 use crate::{
     kernel::lpm_batch::{LpmKey, Trie, is_unsupported},
     policy::Cidr,
@@ -124,6 +124,33 @@ impl Tries {
         self.read(maps::ENTRIES_V6, &self.v6(), &mut take)
     }
 
+    /// The next entries of one family, so many at most, in the kernel's order (see
+    /// [`crate::policy::differences::Run`]); and whether they were the last.
+    pub(super) fn run(
+        &self,
+        cursor: TrieCursor,
+        count: usize,
+    ) -> Result<(Vec<(Cidr, EntryValue)>, bool), DatapathError> {
+        let (is_ipv4, after) = cursor.start();
+        let count = count.min(CHUNK);
+        let after = after.map(|after| key(&after));
+        if is_ipv4 {
+            let after = after.and_then(|key| match key {
+                Key::V4(key) => Some(key),
+                Key::V6(_) => None,
+            });
+            let (run, is_last) = self.run_of(maps::ENTRIES_V4, &self.v4(), after, count)?;
+            Ok((cidrs(maps::ENTRIES_V4, run)?, is_last))
+        } else {
+            let after = after.and_then(|key| match key {
+                Key::V6(key) => Some(key),
+                Key::V4(_) => None,
+            });
+            let (run, is_last) = self.run_of(maps::ENTRIES_V6, &self.v6(), after, count)?;
+            Ok((cidrs(maps::ENTRIES_V6, run)?, is_last))
+        }
+    }
+
     fn read<const N: usize>(
         &self,
         name: &'static str,
@@ -133,36 +160,54 @@ impl Tries {
     where
         IpAddr: From<[u8; N]>,
     {
-        let failed = |e: std::io::Error| map_error(name, e);
-        let mut keys = vec![LpmKey::<N>::ZERO; CHUNK];
-        let mut values = vec![EntryValue::default(); CHUNK];
-        let mut cursor = None;
-        while self.can_batch() {
-            let (count, next) = match trie.lookup_batch(cursor, &mut keys, &mut values) {
-                Err(e) if is_unsupported(&e) && cursor.is_none() => {
-                    self.go_one_by_one();
-                    break;
-                }
-                read => read.map_err(failed)?,
-            };
-            progress::checkpoint()?;
-            for (key, value) in keys.iter().zip(&values).take(count) {
+        let mut after = None;
+        loop {
+            let (run, is_last) = self.run_of(name, trie, after, CHUNK)?;
+            for (key, value) in &run {
                 take(cidr(name, key)?, *value);
             }
-            if next.is_none() {
+            if is_last {
                 return Ok(());
             }
-            cursor = next;
+            after = run.last().map(|(key, _)| *key).or(after);
         }
-        let mut last = None;
-        while let Some(key) = trie.next_key(last.as_ref()).map_err(failed)? {
+    }
+
+    /// So many elements after a key, in one system call where the kernel can do that; and whether they were the last.
+    fn run_of<const N: usize>(
+        &self,
+        name: &'static str,
+        trie: &Trie<'_, N, EntryValue>,
+        after: Option<LpmKey<N>>,
+        count: usize,
+    ) -> Result<(Run<N>, bool), DatapathError> {
+        let failed = |e: std::io::Error| map_error(name, e);
+        if self.can_batch() {
+            let mut keys = vec![LpmKey::<N>::ZERO; count];
+            let mut values = vec![EntryValue::default(); count];
+            match trie.lookup_batch(after, &mut keys, &mut values) {
+                Err(e) if is_unsupported(&e) => self.go_one_by_one(),
+                read => {
+                    let (count, next) = read.map_err(failed)?;
+                    progress::checkpoint()?;
+                    let run = keys.into_iter().zip(values).take(count).collect();
+                    return Ok((run, next.is_none()));
+                }
+            }
+        }
+        let mut run = Vec::new();
+        let mut last = after;
+        while run.len() < count {
+            let Some(key) = trie.next_key(last.as_ref()).map_err(failed)? else {
+                return Ok((run, true));
+            };
             if let Some(value) = trie.lookup(&key).map_err(failed)? {
-                take(cidr(name, &key)?, value);
+                run.push((key, value));
             }
             last = Some(key);
             progress::checkpoint()?;
         }
-        Ok(())
+        Ok((run, false))
     }
 
     /// Writes entries.
@@ -258,6 +303,9 @@ impl Tries {
     }
 }
 
+/// Elements as the kernel has them.
+type Run<const N: usize> = Vec<(LpmKey<N>, EntryValue)>;
+
 /// What becomes of entries.
 #[derive(Clone, Copy)]
 enum Change {
@@ -331,6 +379,19 @@ fn key(cidr: &Cidr) -> Key {
     }
 }
 
+fn cidrs<const N: usize>(
+    map: &'static str,
+    run: Run<N>,
+) -> Result<Vec<(Cidr, EntryValue)>, DatapathError>
+where
+    IpAddr: From<[u8; N]>,
+{
+    run.into_iter()
+        .map(|(key, value)| Ok((cidr(map, &key)?, value)))
+        .collect()
+}
+
+/// Bits beyond the prefix, which no agent writes, are nothing to the kernel.
 fn cidr<const N: usize>(map: &'static str, key: &LpmKey<N>) -> Result<Cidr, DatapathError>
 where
     IpAddr: From<[u8; N]>,
@@ -339,12 +400,13 @@ where
     u8::try_from(key.length)
         .ok()
         .and_then(|length| Cidr::containing(address, length))
-        .filter(|cidr| cidr.network().ip() == address)
         .ok_or_else(|| {
             let length = key.length;
             map_error(
                 map,
-                format!("holds {address}/{length}, which is no CIDR of ours"),
+                format!(
+                    "holds {address}/{length}, which is no CIDR of ours; remove it with bpftool"
+                ),
             )
         })
 }

@@ -9,7 +9,7 @@ use super::*;
 use crate::{
     config::Files,
     datapath::fake::FakeHost,
-    engine::{Handle, Readiness, channels, desired::tests::NEAR},
+    engine::{Handle, Readiness, channels, desired::tests::NEAR, jobs::comparing::Position},
     wire::types::{AddRequest, DetachRequest, RemoveRequest},
 };
 
@@ -249,6 +249,83 @@ fn what_somebody_else_deletes_is_noticed_by_who_asks() {
     let snapshot = bed.engine.snapshot();
     assert!(matches!(snapshot.readiness(), Readiness::Unready(_)));
     assert!(!snapshot.status().in_sync);
+    bed.stop();
+}
+
+/// Somebody else deletes an entry that is not the only one for its addresses.
+fn delete(bed: &Bed) {
+    let gone = "10.1.0.0/16".parse().unwrap();
+    assert!(bed.kernel.state().maps.entries.remove(&gone));
+}
+
+#[test]
+fn who_adds_or_reloads_what_somebody_else_deleted_has_it() {
+    let bed = Bed::new();
+    bed.call(Message::Verify).unwrap();
+    delete(&bed);
+    bed.add(request("10.1.0.0/16")).unwrap();
+    assert_eq!(bed.entries(), 2);
+    delete(&bed);
+    let answer = bed.call(|reply| Message::Reload(BY, reply)).unwrap();
+    assert_eq!(bed.entries(), 2);
+    let is_told = |note: &String| note.contains("entry 10.1.0.0/16 near is missing");
+    assert!(answer.notes.iter().any(is_told), "{:?}", answer.notes);
+    let status = bed.engine.snapshot().status();
+    assert_eq!(status.map_differences["entry-missing"], 2);
+    assert!(status.healthy, "{:?}", status.problems);
+    bed.stop();
+}
+
+#[test]
+fn who_asks_is_told_what_differed_and_that_it_is_repaired() {
+    let bed = Bed::new();
+    let good = bed.call(Message::Verify).unwrap();
+    assert!(good.ok && good.differences.is_empty(), "{good:?}");
+    assert_eq!((good.entries, good.policies), (2, 1));
+    assert_eq!(bed.engine.snapshot().verify(), Some(good));
+    delete(&bed);
+    let seen = bed.engine.snapshot().verify().unwrap();
+    let found = bed.call(Message::Verify).unwrap();
+    assert!(!found.ok && found.repaired, "{found:?}");
+    // Unless a health check was between.
+    assert_eq!(found.differences, seen.differences);
+    assert_eq!(bed.entries(), 2);
+    assert!(bed.call(Message::Verify).unwrap().ok);
+    bed.call(|reply| Message::Detach(DetachRequest::default(), BY, reply))
+        .unwrap();
+    let detached = bed.call(Message::Verify).unwrap();
+    assert!(!detached.ok && detached.problems.len() == 1, "{detached:?}");
+    bed.stop();
+}
+
+#[test]
+fn a_health_check_finds_and_repairs_by_itself() {
+    let bed = Bed::new();
+    bed.call(Message::Verify).unwrap();
+    delete(&bed);
+    let limit = Instant::now() + 12 * HEALTH_INTERVAL;
+    while bed.entries() != 2 {
+        assert!(Instant::now() < limit, "nobody noticed");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    bed.call(Message::Verify).unwrap();
+    let status = bed.engine.snapshot().status();
+    assert_eq!(status.map_differences["entry-missing"], 1);
+    bed.stop();
+}
+
+#[test]
+fn what_the_engine_itself_changes_meanwhile_is_no_difference() {
+    let bed = Bed::new();
+    bed.call(Message::Verify).unwrap();
+    let snapshot = bed.engine.snapshot();
+    let compared = || snapshot.compare_part(Position::default(), 1 << 20);
+    assert!(!compared().unwrap().differs);
+    delete(&bed);
+    assert!(compared().unwrap().differs);
+    // As during a change of the engine's own.
+    snapshot.shared.begin();
+    assert!(compared().is_none() && snapshot.verify().is_none());
     bed.stop();
 }
 

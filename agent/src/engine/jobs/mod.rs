@@ -5,6 +5,7 @@ use std::{io, sync::mpsc, time::Duration};
 use super::Message;
 use crate::{kernel::interference::Verdict, wire::types::WalkView};
 
+pub(super) mod comparing;
 pub(super) mod events;
 pub(super) mod probing;
 pub mod walk;
@@ -21,6 +22,8 @@ pub enum Done {
     },
     /// A probe; no verdict if it died.
     Probe(Option<Verdict>),
+    /// A part of the maps was compared; nothing if the engine changed them meanwhile.
+    Compare(Option<comparing::Round>),
 }
 
 /// A thread that runs.

@@ -30,6 +30,8 @@ pub(in crate::engine) struct Probing {
     invalid: bool,
     /// Probes without an answer in a row.
     unanswered: u32,
+    /// Cgroups of killed probes may be left.
+    has_leftovers: bool,
 }
 
 impl Probing {
@@ -42,6 +44,7 @@ impl Probing {
             pending: None,
             invalid: false,
             unanswered: 0,
+            has_leftovers: true,
         }
     }
 
@@ -70,6 +73,10 @@ impl Probing {
         self.look(cgroup);
         if self.pending.is_some() {
             return;
+        }
+        // Those of an earlier run, whether or not there is something to probe now.
+        if self.has_leftovers {
+            self.has_leftovers = !interference::sweep(cgroup);
         }
         let Some(target) = target else {
             // Asked again once there is something to see.

@@ -1,13 +1,14 @@
 use proptest::prelude::*;
+use rto_agent_common::{MAX_POLICIES, Policy};
 
 use super::*;
 use crate::{
-    datapath::fake::{FakeHost, options},
+    datapath::fake::{FakeHost, State, options},
     engine::{
         desired::tests::{NEAR, desired, files},
         runtime::RuntimeEntry,
     },
-    policy::{Cidr, Settings, compile::tests::HOST},
+    policy::{Cidr, Entry, Settings, compile::tests::HOST},
     wire::types::Caller,
 };
 
@@ -166,6 +167,99 @@ fn what_somebody_else_changed_is_found_and_repaired() {
     assert!(bed.reconciler.in_sync() && bed.kernel.state().attached);
     bed.check();
     assert_eq!(bed.maps().entries.len(), 2);
+}
+
+/// What somebody else does to the kernel's maps.
+type ForeignChange = fn(&mut State);
+
+#[test]
+fn each_kind_of_difference_is_counted_once_and_repaired() {
+    let near: PolicyName = "near".parse().unwrap();
+    let changes: [(&str, ForeignChange); 6] = [
+        ("entry-missing", |state| {
+            state.maps.entries.remove(&cidr("10.1.0.0/16"));
+        }),
+        ("entry-extra", |state| {
+            let policy = PolicyName::nameless();
+            let location = None;
+            state
+                .maps
+                .entries
+                .insert(cidr("10.3.0.0/16"), Entry { policy, location });
+        }),
+        ("entry-policy", |state| {
+            let policy = PolicyName::nameless();
+            let location = None;
+            state
+                .maps
+                .entries
+                .insert(cidr("fd00:1::/48"), Entry { policy, location });
+        }),
+        ("policy", |state| {
+            let policy = state.maps.policies.values_mut().next().unwrap();
+            policy.initial_rto_jiffies = 30_000;
+        }),
+        ("policy", |state| {
+            *state.maps.policies.values_mut().next().unwrap() = Policy::EMPTY;
+        }),
+        ("statistics", |state| {
+            state.without_statistics = state.maps.policies.keys().cloned().collect();
+        }),
+    ];
+    let mut bed = bed(NEAR);
+    for (kind, change) in changes {
+        let before = bed.maps();
+        let count = |bed: &Bed| bed.reconciler.difference_counts().get(kind).copied();
+        let counted = count(&bed).unwrap_or(0);
+        change(&mut bed.kernel.state());
+        let differences = bed.reconciler.verify();
+        let counts = BTreeMap::from([(kind.to_owned(), 1)]);
+        assert_eq!(differences.counts, counts, "{differences}");
+        assert!(!bed.reconciler.in_sync(), "{kind}");
+        // The same one is counted once.
+        bed.reconciler.verify();
+        assert_eq!(count(&bed), Some(counted + 1), "{kind}");
+        bed.reconciler.repair();
+        assert!(bed.reconciler.in_sync(), "{kind}");
+        assert_eq!(bed.maps(), before, "{kind}");
+        assert!(bed.kernel.state().without_statistics.is_empty());
+        assert!(bed.reconciler.verify().is_empty(), "{kind}");
+        bed.check();
+    }
+    assert_eq!(bed.maps().policies.keys().collect::<Vec<_>>(), [&near]);
+}
+
+/// Files of as many policies as can be in force, by other names than with another prefix.
+fn as_many_policies_as_possible(prefix: &str) -> String {
+    let policy = |n: u32| {
+        let cidr = format!("10.{}.{}.0/24", n / 256, n % 256);
+        format!("[policy.{prefix}{n}]\ninitial_rto = \"100ms\"\ncidrs = [\"{cidr}\"]\n")
+    };
+    (0..MAX_POLICIES).map(policy).collect()
+}
+
+#[test]
+fn all_policies_are_replaced_by_as_many_others_again_and_again() {
+    let mut bed = bed(&as_many_policies_as_possible("a"));
+    for prefix in ["b", "c", "a"] {
+        let text = as_many_policies_as_possible(prefix);
+        let next = bed.reconciler.desired().with_files(files(&text));
+        let change = bed.reconciler.reconcile(next, &Persist::Later).unwrap();
+        let summary = change.summary;
+        let policies = (summary.policies_added, summary.policies_removed);
+        assert_eq!(policies, (MAX_POLICIES as usize, MAX_POLICIES as usize));
+        bed.check();
+    }
+    // One more is refused as a whole.
+    let before = bed.maps();
+    let next = with_entry(bed.reconciler.desired(), "192.0.2.0/24");
+    let error = bed.reconciler.reconcile(next, &Persist::Later).unwrap_err();
+    assert!(error.is_refusal());
+    assert_eq!(
+        error.to_string(),
+        "1025 policies: at most 1024 are possible"
+    );
+    assert_eq!(bed.maps(), before);
 }
 
 #[test]

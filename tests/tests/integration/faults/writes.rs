@@ -19,9 +19,10 @@ const BEFORE: &str = "\"10.88.0.0/24\"";
 const AFTER: &str = "\"10.88.0.0/24\", \"10.99.0.0/24\", \"fd99::/64\"";
 const KEPT: &str = "the last good configuration stays in force";
 
-fn env() -> anyhow::Result<TestEnv> {
+/// An agent one of whose maps is frozen.
+fn env_with(map: &str) -> anyhow::Result<TestEnv> {
     let env = TestEnv::with(&near(BEFORE))?;
-    let frozen = pin(&env, maps::ENTRIES_V6)?;
+    let frozen = pin(&env, map)?;
     run(&format!("bpftool map freeze pinned {}", frozen.display()))?;
     Ok(env)
 }
@@ -36,8 +37,8 @@ fn post(env: &TestEnv, path: &str, body: &str) -> anyhow::Result<Answer> {
 
 /// Puts the file in place of which the kernel takes a part, by a reload. The file's watcher may be first: it is
 /// refused in the same way.
-fn reload(env: &TestEnv) -> anyhow::Result<Answer> {
-    env.configure(&near(AFTER))?;
+fn reload(env: &TestEnv, after: &str) -> anyhow::Result<Answer> {
+    env.configure(&near(after))?;
     let answer = post(env, "/v1/reload", "{}")?;
     ensure!(answer.status == 500, "{answer:?}");
     let status = env.json(&["status"])?;
@@ -46,19 +47,19 @@ fn reload(env: &TestEnv) -> anyhow::Result<Answer> {
     Ok(answer)
 }
 
-fn entries(env: &TestEnv) -> anyhow::Result<usize> {
-    Ok(Map::open(&pin(env, maps::ENTRIES_V4)?)?.dump()?.len())
+fn entries(env: &TestEnv, map: &str) -> anyhow::Result<usize> {
+    Ok(Map::open(&pin(env, map)?)?.dump()?.len())
 }
 
 test!(the_kernel_refuses_a_write);
 /// What was written before is undone, and the answer says that it is.
 fn the_kernel_refuses_a_write() -> anyhow::Result<()> {
-    let env = env()?;
-    let answer = reload(&env)?;
+    let env = env_with(maps::ENTRIES_V6)?;
+    let answer = reload(&env, AFTER)?;
     ensure!(answer.body.contains("fd99::/64"), "{answer:?}");
     ensure!(answer.body.contains("nothing was changed"), "{answer:?}");
     ensure!(answer.body.contains(KEPT), "{answer:?}");
-    ensure!(entries(&env)? == 1);
+    ensure!(entries(&env, maps::ENTRIES_V4)? == 1);
     let status = env.json(&["status"])?;
     ensure!(status["in_sync"] == true, "{status:#}");
     let body = "{\"cidrs\": [\"fd98::/64\"], \"policy\": \"near\"}";
@@ -73,16 +74,18 @@ fn the_kernel_refuses_a_write() -> anyhow::Result<()> {
 }
 
 test!(the_kernel_cannot_go_back);
-/// An entry that no agent writes stands in the way of reading, and so of going back.
+/// An entry that no agent writes, and no connection is looked up by, stands in the way of reading, and so of going back.
 fn the_kernel_cannot_go_back() -> anyhow::Result<()> {
-    const KEY: &str = "key 24 0 0 0 10 77 0 5";
-    let env = env()?;
-    let map = pin(&env, maps::ENTRIES_V4)?;
+    // ::ffff:10.0.0.0/104
+    const KEY: &str = "key 104 0 0 0  0 0 0 0 0 0 0 0 0 0 255 255 10 0 0 0";
+    let env = env_with(maps::ENTRIES_V4)?;
+    let map = pin(&env, maps::ENTRIES_V6)?;
     let map = map.display();
     run(&format!(
         "bpftool map update pinned {map} {KEY} value 0 0 0 0 0 0 0 0"
     ))?;
-    let answer = reload(&env)?;
+    // What comes is written, and what goes cannot be removed.
+    let answer = reload(&env, "\"fd99::/64\"")?;
     ensure!(
         answer.body.contains("going back failed as well"),
         "{answer:?}"
@@ -92,8 +95,9 @@ fn the_kernel_cannot_go_back() -> anyhow::Result<()> {
     let status = env.json(&["status"])?;
     ensure!(status["in_sync"] == false, "{status:#}");
     // The control: what the kernel holds is not what it was.
-    ensure!(entries(&env)? == 3);
+    ensure!(entries(&env, maps::ENTRIES_V6)? == 2);
     run(&format!("bpftool map delete pinned {map} {KEY}"))?;
     env.wait_status("the repair", |status| status["in_sync"] == true)?;
-    eventually_seen("one entry", TIMEOUT, || entries(&env), |n| *n == 1).map(drop)
+    let left = || entries(&env, maps::ENTRIES_V6);
+    eventually_seen("no entry", TIMEOUT, left, |n| *n == 0).map(drop)
 }

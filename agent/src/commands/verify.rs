@@ -1,0 +1,87 @@
+//! `rto-agent verify`.
+
+use std::process::ExitCode;
+
+use super::{exit, print};
+use crate::{api::client::Client, cli::Reading, wire::types::VerifyAnswer};
+
+pub(super) fn run(args: &Reading) -> anyhow::Result<ExitCode> {
+    let answer: VerifyAnswer = Client::new(&args.socket.socket).post("/v1/verify", &())?;
+    print(args.output.json, &answer, || text(&answer))?;
+    Ok(exit(answer.ok))
+}
+
+fn text(answer: &VerifyAnswer) -> String {
+    let VerifyAnswer {
+        entries,
+        policies,
+        differences,
+        ..
+    } = answer;
+    if answer.ok {
+        return format!("the kernel holds all {entries} entries of {policies} policies\n");
+    }
+    let mut text: String = differences
+        .first
+        .iter()
+        .map(|one| format!("{one}\n"))
+        .collect();
+    let shown = differences.first.len() as u64;
+    let more = differences.total().saturating_sub(shown);
+    if more > 0 {
+        text.push_str(&format!("and {more} more\n"));
+    }
+    for problem in &answer.problems {
+        text.push_str(&format!("problem: {problem}\n"));
+    }
+    text.push_str(match (answer.repaired, differences.is_empty()) {
+        (true, _) => "repaired\n",
+        (false, true) => "",
+        (false, false) => "NOT repaired; see rto-agent status\n",
+    });
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::differences::{Difference, Differences};
+
+    #[test]
+    fn differences_are_told_and_what_became_of_them() {
+        let good = VerifyAnswer {
+            ok: true,
+            entries: 3,
+            policies: 1,
+            ..VerifyAnswer::default()
+        };
+        assert_eq!(
+            text(&good),
+            "the kernel holds all 3 entries of 1 policies\n"
+        );
+        let mut differences = Differences::default();
+        for n in 0..150 {
+            let cidr = format!("10.0.{n}.0/24").parse().unwrap();
+            differences.push(Difference::EntryExtra { cidr, found: None });
+        }
+        let bad = VerifyAnswer {
+            ok: false,
+            differences,
+            ..good
+        };
+        let said = text(&bad);
+        assert!(
+            said.starts_with("entry 10.0.0.0/24 (of no policy) is not one of ours\n"),
+            "{said}"
+        );
+        assert!(
+            said.ends_with("and 50 more\nNOT repaired; see rto-agent status\n"),
+            "{said}"
+        );
+        let repaired = VerifyAnswer {
+            repaired: true,
+            ..bad
+        };
+        assert!(text(&repaired).ends_with("repaired\n"));
+    }
+}

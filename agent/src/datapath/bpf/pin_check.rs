@@ -1,0 +1,87 @@
+//! Whether every pin is the map, program or link that it should be: whoever may write the directory may have removed
+//! one, or put another in its place.
+
+use std::path::Path;
+
+use aya::maps::MapData;
+use rto_agent_common::{PROGRAM, maps};
+
+use super::{link::Link, pins, tables::Tables};
+use crate::kernel::{
+    bpf::program_info,
+    pinned::{ObjectId, Pinned},
+};
+
+/// What should be pinned, by the name of the pin.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Pins(Vec<(&'static str, ObjectId)>);
+
+impl Pins {
+    pub(super) fn of(tables: &Tables, link: Option<&Link>, clone_link: Option<u32>) -> Self {
+        let maps = tables.ids().iter();
+        let maps = maps.map(|(name, id)| (*name, ObjectId::Map(*id)));
+        let program = link.map(|link| (pins::PROGRAM, ObjectId::Program(link.program_id)));
+        let link = link.map(|link| (pins::LINK, ObjectId::Link(link.id)));
+        let clone_link = clone_link.map(|id| (pins::CLONE_LINK, ObjectId::Link(id)));
+        Self(maps.chain(program).chain(link).chain(clone_link).collect())
+    }
+
+    /// What is wrong with the first that is not as it should be.
+    pub(super) fn problem(&self, dir: &Path) -> Option<String> {
+        self.0.iter().find_map(|(name, wanted)| {
+            let path = dir.join(name);
+            match Pinned::open(&path) {
+                Ok(found) if found.id() == *wanted => None,
+                Ok(found) => Some(format!(
+                    "the pin {} is of another object ({}, not {wanted})",
+                    path.display(),
+                    found.id()
+                )),
+                Err(e) => Some(format!("the pin {} is gone: {e}", path.display())),
+            }
+        })
+    }
+}
+
+/// The maps that a program uses. What is pinned beside it may be another's.
+pub(super) struct OwnMaps(Vec<u32>);
+
+impl OwnMaps {
+    /// Of the program pinned in `dir`; `None` if there is none, or it is none of ours.
+    pub(super) fn pinned(dir: &Path) -> Option<Self> {
+        let program = Pinned::open(&dir.join(pins::PROGRAM)).ok()?;
+        let (info, ids) = program.program().ok()?;
+        (info.name == PROGRAM).then_some(Self(ids))
+    }
+
+    /// The first pin in `dir` that is none of them.
+    pub(super) fn foreign_pin(&self, dir: &Path) -> Option<&'static str> {
+        maps::ALL
+            .into_iter()
+            .find(|name| self.open_pin(dir, name).is_none())
+    }
+
+    /// The map pinned there, if it is one of them.
+    pub(super) fn open_pin(&self, dir: &Path, name: &str) -> Option<MapData> {
+        let pinned = Pinned::open(&dir.join(name)).ok()?;
+        match pinned.id() {
+            ObjectId::Map(id) if self.0.contains(&id) => MapData::from_fd(pinned.into_fd()).ok(),
+            _ => None,
+        }
+    }
+
+    /// The one of this name, pinned or not (CAP_SYS_ADMIN).
+    pub(super) fn open(&self, name: &str) -> Option<MapData> {
+        let mut maps = self.0.iter().filter_map(|id| MapData::from_id(*id).ok());
+        maps.find(|map| {
+            let info = map.info();
+            info.is_ok_and(|info| info.name() == name.as_bytes())
+        })
+    }
+}
+
+/// Whether a program has this name, one of the agent's: without CAP_SYS_ADMIN the kernel does not say, then it may have.
+/// Another one's link, pinned in the place of ours, is left alone.
+pub(super) fn is_named(program_id: u32, name: &str) -> bool {
+    program_info(program_id).map_or(true, |info| info.name == name)
+}

@@ -1,0 +1,147 @@
+//! The kernel's maps, compared part by part with what they should hold: others may write them as well.
+
+use std::{
+    sync::{Arc, mpsc},
+    time::{Duration, Instant},
+};
+
+use tracing::debug;
+
+use super::{Done, Job, Message};
+use crate::{engine::snapshot::Snapshot, wire::types::now_s};
+
+/// Rounds in which all entries are compared, up to [`MOST_ENTRIES`] a round: with one each five seconds a million within
+/// nine minutes.
+const ROUNDS: usize = 100;
+/// Few entries are compared in each round.
+const LEAST_ENTRIES: usize = 4096;
+/// More would take more than 0.5 % of a processor (1 us an entry, see docs/reference/scale.md).
+const MOST_ENTRIES: usize = 10_486;
+/// After a comparison of everything, so many times as long as it took is waited.
+const PAUSE: u32 = 20;
+
+/// Where a comparison stands.
+#[derive(Clone, Copy, Debug, Default)]
+pub(in crate::engine) struct Position {
+    /// In the tries.
+    pub(in crate::engine) entries: crate::datapath::TrieCursor,
+    /// Among the policies whose statistics are looked at.
+    pub(in crate::engine) policies: usize,
+}
+
+/// A part that was compared.
+#[derive(Clone, Copy, Debug)]
+pub struct Round {
+    pub(in crate::engine) position: Position,
+    /// Something differs.
+    pub(in crate::engine) differs: bool,
+    /// It was the last part of the entries.
+    pub(in crate::engine) is_last: bool,
+}
+
+/// Compares on a thread of its own, a part at a time.
+pub(in crate::engine) struct Comparing {
+    messages: mpsc::Sender<Message>,
+    position: Position,
+    pending: Option<Job>,
+    not_before: Instant,
+    /// When the comparison under way began with the first entry, Unix seconds; `None`: it did not.
+    began_at_s: Option<u64>,
+    /// The same of the last that came to its end.
+    compared_at_s: Option<u64>,
+}
+
+impl Comparing {
+    pub(in crate::engine) fn new(messages: mpsc::Sender<Message>) -> Self {
+        Self {
+            messages,
+            position: Position::default(),
+            pending: None,
+            not_before: Instant::now(),
+            began_at_s: None,
+            compared_at_s: None,
+        }
+    }
+
+    /// Begins with the next part, unless one is under way.
+    pub(in crate::engine) fn consider(&mut self, snapshot: &Arc<Snapshot>) {
+        if self.pending.is_some() || Instant::now() < self.not_before {
+            return;
+        }
+        let (snapshot, position) = (snapshot.clone(), self.position);
+        if position.entries == Position::default().entries {
+            self.began_at_s = Some(now_s());
+        }
+        let entries = entries_of_round(snapshot.entries());
+        let work = move || Done::Compare(snapshot.compare_part(position, entries));
+        match Job::begin("compare", &self.messages, Done::Compare(None), work) {
+            Ok(job) => self.pending = Some(job),
+            Err(e) => debug!("the kernel's maps were not compared: {e}"),
+        }
+    }
+
+    /// Takes over what came of a part; whether something differs.
+    pub(in crate::engine) fn done(&mut self, round: Option<Round>) -> bool {
+        self.pending = None;
+        // One that the engine's own change fell into is made again.
+        let Some(round) = round else {
+            return false;
+        };
+        self.position = round.position;
+        if round.is_last && !round.differs {
+            self.compared_at_s = self.began_at_s.take().or(self.compared_at_s);
+        }
+        round.differs
+    }
+
+    /// Everything was compared, which took so long.
+    pub(in crate::engine) fn all_compared(&mut self, began_at_s: u64, took: Duration) {
+        self.position = Position::default();
+        self.began_at_s = None;
+        self.compared_at_s = Some(began_at_s);
+        self.not_before = Instant::now() + PAUSE * took;
+    }
+
+    /// When all of it was last found as it should be or repaired, Unix seconds.
+    pub(in crate::engine) fn compared_at_s(&self) -> Option<u64> {
+        self.compared_at_s
+    }
+}
+
+/// How many of so many entries are compared in a round.
+fn entries_of_round(all: usize) -> usize {
+    all.div_ceil(ROUNDS).clamp(LEAST_ENTRIES, MOST_ENTRIES)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::actor::HEALTH_INTERVAL;
+
+    #[test]
+    fn a_million_entries_take_less_than_ten_minutes() {
+        for all in [
+            1,
+            LEAST_ENTRIES,
+            LEAST_ENTRIES + 1,
+            100_000,
+            1_000_000,
+            1 << 20,
+        ] {
+            // A part of either family may be a smaller one.
+            let rounds = all.div_ceil(entries_of_round(all)) + 2;
+            let most = Duration::from_secs(600).as_secs() / HEALTH_INTERVAL.as_secs();
+            assert!((rounds as u64) < most, "{all}: {rounds} rounds");
+        }
+    }
+
+    #[test]
+    fn a_round_has_a_limit_however_many_entries_there_are() {
+        // Twice what an entry takes.
+        const COST: Duration = Duration::from_micros(2);
+        for all in [1, 100_000, 1 << 20, 1 << 22] {
+            let took = COST.as_micros() * entries_of_round(all) as u128;
+            assert!(200 * took < HEALTH_INTERVAL.as_micros(), "{all}: {took} us");
+        }
+    }
+}

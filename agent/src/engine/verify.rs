@@ -1,0 +1,248 @@
+//! Whether the kernel's maps and pins are what they should be, whoever else writes them.
+
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
+
+use tracing::warn;
+
+use super::{
+    Engine, Snapshot,
+    audit::{Cause, Source},
+    jobs::comparing::{Position, Round},
+};
+use crate::{
+    datapath::{DatapathError, TrieCursor},
+    policy::{Cidr, PolicyName, differences::Differences},
+    wire::types::{VerifyAnswer, now_s},
+};
+
+/// Policies whose statistics are looked at in one round: a value has a part for each processor.
+const POLICIES: usize = 32;
+
+/// Counts of what somebody else changed, told in the log once a minute at most.
+#[derive(Debug, Default)]
+pub(super) struct DifferenceLog {
+    counts: BTreeMap<String, u64>,
+    logged_at: Option<Instant>,
+    /// Since then.
+    unlogged: u64,
+}
+
+impl DifferenceLog {
+    pub(super) fn record(&mut self, differences: &Differences) {
+        const INTERVAL: Duration = Duration::from_secs(60);
+        for (kind, count) in &differences.counts {
+            *self.counts.entry(kind.clone()).or_default() += count;
+        }
+        if self.logged_at.is_some_and(|at| at.elapsed() < INTERVAL) {
+            self.unlogged += differences.total();
+            return;
+        }
+        self.logged_at = Some(Instant::now());
+        warn!(
+            differences = differences.total(),
+            not_logged_before = std::mem::take(&mut self.unlogged),
+            "somebody else changed the kernel's maps: {differences}"
+        );
+    }
+
+    pub(super) fn counts(&self) -> &BTreeMap<String, u64> {
+        &self.counts
+    }
+}
+
+impl Snapshot {
+    /// How many entries there should be.
+    pub(super) fn entries(&self) -> usize {
+        self.resolved.as_ref().map_or(0, |r| r.set.entries.len())
+    }
+
+    /// Compares everything in the kernel with what should be there; `None` if the engine changes it meanwhile.
+    #[must_use]
+    pub fn verify(&self) -> Option<VerifyAnswer> {
+        let resolved = self.resolved.as_ref()?;
+        let (differences, problem) = self.unchanged(|reader| {
+            let problem = reader.attachment().problem;
+            (reader.differences(&resolved.maps).ok(), problem)
+        })?;
+        let (differences, problems) = (differences?, Vec::from_iter(problem));
+        Some(VerifyAnswer {
+            ok: differences.is_empty() && problems.is_empty() && self.health.in_sync,
+            entries: resolved.set.entries.len(),
+            policies: resolved.set.policies.len(),
+            repaired: true,
+            differences,
+            problems,
+        })
+    }
+
+    /// Compares so many entries from a position on, and the tables beside them; `None` if the engine changes the
+    /// kernel meanwhile, as then a difference says nothing.
+    pub(super) fn compare_part(&self, mut position: Position, entries: usize) -> Option<Round> {
+        let resolved = self.resolved.as_ref()?;
+        let desired = &resolved.maps;
+        // Gone since: the kernel would go on from anywhere.
+        if let TrieCursor::After(cidr) = position.entries
+            && !desired.entries.contains_key(&cidr)
+        {
+            position.entries = TrieCursor::default();
+        }
+        let tables = self
+            .unchanged(|reader| reader.compare_tables(desired, &mut position.policies, POLICIES))?;
+        let mut differs = is_different(&tables);
+        let mut left = entries;
+        loop {
+            let compared = self.unchanged(|reader| {
+                reader.compare_entries(desired, &mut position.entries, left.min(PIECE))
+            })?;
+            differs |= is_different(&compared);
+            left = left.saturating_sub(PIECE);
+            let is_last = position.entries == TrieCursor::default();
+            if is_last || left == 0 || differs {
+                return Some(Round {
+                    position,
+                    differs,
+                    is_last,
+                });
+            }
+        }
+    }
+}
+
+/// Entries of one system call.
+const PIECE: usize = 4096;
+
+/// What cannot be read is looked at by the engine.
+fn is_different(compared: &Result<Differences, DatapathError>) -> bool {
+    !compared.as_ref().is_ok_and(Differences::is_empty)
+}
+
+impl Engine {
+    /// Compares everything in the kernel with what should be there, and repairs what differs.
+    pub(super) fn verify(&mut self) -> VerifyAnswer {
+        let (begin, at_s) = (Instant::now(), now_s());
+        let mut problems = Vec::new();
+        if let Some(reader) = self
+            .reconciler
+            .reader()
+            .filter(|_| self.detached_by.is_none())
+        {
+            problems.extend(reader.attachment().problem);
+        } else {
+            problems.extend(self.reconciler.detached().problem);
+            return self.verified(Differences::default(), problems);
+        }
+        let differences = self.reconciler.verify();
+        if !problems.is_empty() || !self.reconciler.in_sync() {
+            self.repair();
+        }
+        problems.extend(self.reconciler.problems().cloned());
+        self.comparing.all_compared(at_s, begin.elapsed());
+        self.verified(differences, problems)
+    }
+
+    fn verified(&self, differences: Differences, problems: Vec<String>) -> VerifyAnswer {
+        let set = &self.reconciler.resolved().set;
+        VerifyAnswer {
+            ok: differences.is_empty() && problems.is_empty(),
+            entries: set.entries.len(),
+            policies: set.policies.len(),
+            repaired: self.detached_by.is_none() && self.reconciler.problems().next().is_none(),
+            differences,
+            problems,
+        }
+    }
+
+    /// Puts in force again what is not, and writes again what differs.
+    pub(super) fn repair(&mut self) {
+        let Some(change) = self.reconciler.repair() else {
+            return;
+        };
+        self.probing.invalidate();
+        let cause = Cause::from(Source::Repair);
+        cause.audit(&change);
+        self.publish();
+        // Connections may have begun without a policy meanwhile.
+        self.apply_to_open(&cause);
+    }
+
+    /// Before a change of these entries, whose plan is made against what was written last: repairs what somebody else
+    /// changed of them.
+    pub(super) fn verify_entries(&mut self, cidrs: &[Cidr], policy: &PolicyName) {
+        let reader = self
+            .reconciler
+            .reader()
+            .filter(|_| self.detached_by.is_none());
+        let maps = &self.reconciler.resolved().maps;
+        let found = reader.map(|reader| reader.finds(maps, cidrs, policy));
+        if matches!(found, Some(Ok(false))) && self.restoring.is_none() {
+            self.verify();
+        }
+    }
+
+    /// Begins to compare the next part.
+    pub(super) fn compare_next(&mut self) {
+        let snapshot = self.snapshots.borrow().clone();
+        self.comparing.consider(&snapshot);
+    }
+
+    /// A part was compared.
+    pub(super) fn compared(&mut self, round: Option<Round>) {
+        if self.comparing.done(round) && self.detached_by.is_none() {
+            self.verify();
+            self.publish();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fmt::Write as _, sync::Arc};
+
+    use super::*;
+    use crate::{
+        datapath::fake::{FakeHost, options},
+        engine::{EngineConfig, desired::tests::desired},
+    };
+
+    #[test]
+    fn a_part_is_no_larger_than_asked_and_each_entry_is_read_once() {
+        const OF_EACH_FAMILY: u32 = 2500;
+        const PART: usize = 1000;
+        let mut text = "[policy.near]\ninitial_rto = \"100ms\"\ncidrs = [\n".to_owned();
+        for n in 0..OF_EACH_FAMILY {
+            writeln!(text, "\"11.{}.{}.0/24\",", n >> 8, n & 0xff).unwrap();
+            writeln!(text, "\"2001:db8:{n:x}::/48\",").unwrap();
+        }
+        text.push_str("]\n");
+        let resolved = Arc::new(desired(&text).resolve().unwrap());
+        let host = FakeHost::default();
+        host.state().maps = resolved.maps.clone();
+        let snapshot = Snapshot {
+            resolved: Some(resolved),
+            reader: Some(host.open(options()).reader()),
+            ..Snapshot::starting(&EngineConfig::for_tests())
+        };
+        let (mut position, mut rounds) = (Position::default(), 0);
+        loop {
+            let before = host.state().compared;
+            let round = snapshot.compare_part(position, PART).unwrap();
+            let read = host.state().compared - before;
+            assert!(!round.differs && read <= PART, "{round:?}, {read} entries");
+            position = round.position;
+            rounds += 1;
+            if round.is_last {
+                break;
+            }
+        }
+        let all = snapshot.entries();
+        assert_eq!(
+            (all, host.state().compared),
+            (2 * OF_EACH_FAMILY as usize, all)
+        );
+        // A family ends with a part that may be smaller.
+        assert!(rounds <= all / PART + 2, "{rounds} rounds");
+    }
+}

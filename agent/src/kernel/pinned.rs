@@ -1,0 +1,108 @@
+//! What is pinned in a BPF file system. It takes the right to open the pin, where asking by an id takes CAP_SYS_ADMIN.
+
+use std::{
+    fmt, fs, io,
+    os::fd::{AsFd as _, AsRawFd as _, OwnedFd},
+    path::Path,
+};
+
+use super::bpf::{ProgramInfo, open_pin, program_and_maps};
+
+/// A map, program or link by the kernel's id of it; each kind has ids of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ObjectId {
+    /// A map.
+    Map(u32),
+    /// A program.
+    Program(u32),
+    /// A link.
+    Link(u32),
+}
+
+impl fmt::Display for ObjectId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Map(id) => write!(f, "map {id}"),
+            Self::Program(id) => write!(f, "program {id}"),
+            Self::Link(id) => write!(f, "link {id}"),
+        }
+    }
+}
+
+/// A pinned map, program or link.
+#[derive(Debug)]
+pub struct Pinned {
+    fd: OwnedFd,
+    id: ObjectId,
+}
+
+impl Pinned {
+    /// What is pinned there.
+    pub fn open(path: &Path) -> io::Result<Self> {
+        let fd = open_pin(path)?;
+        // BPF_OBJ_GET_INFO_BY_FD does not say of which kind the object is.
+        let fdinfo = fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd()))?;
+        let id = id(&fdinfo).ok_or_else(|| io::Error::other("the kernel does not tell its id"))?;
+        Ok(Self { fd, id })
+    }
+
+    /// Its kind and id.
+    #[must_use]
+    pub const fn id(&self) -> ObjectId {
+        self.id
+    }
+
+    /// Of a program: what it is, and the ids of the maps it uses. These are all that its instructions name, also those
+    /// that are dead code on this kernel (`resolve_pseudo_ldimm64()`, Linux 5.10).
+    pub fn program(&self) -> io::Result<(ProgramInfo, Vec<u32>)> {
+        match self.id {
+            ObjectId::Program(_) => program_and_maps(self.fd.as_fd()),
+            ObjectId::Map(_) | ObjectId::Link(_) => Err(io::ErrorKind::InvalidInput.into()),
+        }
+    }
+
+    /// Its descriptor.
+    #[must_use]
+    pub fn into_fd(self) -> OwnedFd {
+        self.fd
+    }
+}
+
+/// The object whose file the kernel describes so.
+fn id(fdinfo: &str) -> Option<ObjectId> {
+    let field = |name: &str| {
+        let value = fdinfo.lines().find_map(|line| line.strip_prefix(name));
+        value?.trim().parse().ok()
+    };
+    // That of a link has its program's as well.
+    let link = field("link_id:").map(ObjectId::Link);
+    let map = || field("map_id:").map(ObjectId::Map);
+    let program = || field("prog_id:").map(ObjectId::Program);
+    link.or_else(map).or_else(program)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernel_says_what_a_descriptor_is_of() {
+        for (fdinfo, expected) in [
+            (
+                "pos:\t0\nmap_type:\t11\nmap_id:\t7\nfrozen:\t0\n",
+                Some(ObjectId::Map(7)),
+            ),
+            (
+                "prog_type:\t13\nprog_id:\t8\nrun_cnt:\t0\n",
+                Some(ObjectId::Program(8)),
+            ),
+            (
+                "link_type:\tcgroup\nlink_id:\t9\nprog_id:\t8\n",
+                Some(ObjectId::Link(9)),
+            ),
+            ("pos:\t0\nflags:\t02\n", None),
+        ] {
+            assert_eq!(id(fdinfo), expected, "{fdinfo}");
+        }
+    }
+}

@@ -1,0 +1,425 @@
+//! Whoever else writes the kernel's maps and pins: it is noticed, said, counted and repaired.
+
+use std::{fs, mem::offset_of, net::IpAddr, path::PathBuf};
+
+use anyhow::{Context as _, ensure};
+use nix::sys::signal::Signal;
+use rto_agent_common::{
+    FIRST_SLOT, HostDefaults, MAX_POLICIES, NO_POLICY, Policy, PolicySlot, direction, maps,
+    statistics_key,
+};
+use rto_testbed::{
+    env::TestEnv,
+    kernel::Map,
+    netns::{SERVER_V4, SERVER_V4_OTHER},
+    wait::{TIMEOUT, eventually_seen},
+    workload::traffic::Connect,
+};
+use serde_json::Value;
+
+use super::{KERNEL_RTO, POLICY_RTO, near, to};
+
+const PORT: u16 = 4900;
+const ENTRY: (&str, u8) = ("10.88.0.0", 24);
+
+fn env() -> anyhow::Result<TestEnv> {
+    let env = TestEnv::with(&near("\"10.88.0.0/24\", \"10.0.0.0/8\""))?;
+    env.net.black_hole(PORT)?;
+    Ok(env)
+}
+
+fn expect(env: &TestEnv, address: &str) -> anyhow::Result<()> {
+    env.assert_syn_gap(to(address, PORT), &Connect::default(), POLICY_RTO)
+}
+
+fn map(env: &TestEnv, name: &str) -> anyhow::Result<Map> {
+    let path = env.pins()?.join(name);
+    Map::open(&path).with_context(|| path.display().to_string())
+}
+
+/// A key of a trie.
+fn key((address, length): (&str, u8)) -> anyhow::Result<Vec<u8>> {
+    let mut key = u32::from(length).to_ne_bytes().to_vec();
+    match address.parse::<IpAddr>()? {
+        IpAddr::V4(a) => key.extend(a.octets()),
+        IpAddr::V6(a) => key.extend(a.octets()),
+    }
+    Ok(key)
+}
+
+/// An entry's value.
+fn entry(policy: u32) -> Vec<u8> {
+    [policy.to_ne_bytes(), 0u32.to_ne_bytes()].concat()
+}
+
+fn delete_entry(env: &TestEnv) -> anyhow::Result<()> {
+    ensure!(map(env, maps::ENTRIES_V4)?.remove(&key(ENTRY)?)?);
+    Ok(())
+}
+
+/// Writes some bytes of the slot of the first policy.
+fn write_slot(env: &TestEnv, change: impl FnOnce(&mut [u8])) -> anyhow::Result<()> {
+    let (map, slot) = (map(env, maps::POLICIES)?, FIRST_SLOT.to_ne_bytes());
+    let mut value = map.get(&slot)?.context("no such slot")?;
+    change(&mut value);
+    Ok(map.set(&slot, &value)?)
+}
+
+/// Where a field of the policy in force is.
+fn in_force(slot: &[u8], field: usize) -> std::ops::Range<usize> {
+    let copy = usize::from(slot[offset_of!(PolicySlot, active)] & 1) * size_of::<Policy>();
+    let begin = offset_of!(PolicySlot, copies) + copy + field;
+    begin..begin + size_of::<u32>()
+}
+
+fn counted(status: &Value, kind: &str) -> u64 {
+    status["map_differences"][kind].as_u64().unwrap_or(0)
+}
+
+/// Somebody else makes a change of this kind; `verify` says so unless the health check was faster, and both repair it.
+fn is_found(
+    env: &TestEnv,
+    kind: &str,
+    change: impl FnOnce(&TestEnv) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    let before = counted(&env.json(&["status"])?, kind);
+    change(env).with_context(|| kind.to_owned())?;
+    let output = env.try_cli(&["verify", "--json"])?;
+    let found: Value = serde_json::from_slice(&output.stdout)?;
+    let status = env.json(&["status"])?;
+    ensure!(counted(&status, kind) == before + 1, "{kind}: {status:#}");
+    ensure!(status["healthy"] == true, "{kind}: {status:#}");
+    if output.status.success() {
+        ensure!(found["ok"] == true, "{found:#}");
+    } else {
+        ensure!(output.status.code() == Some(1), "{}", output.status);
+        let first = &found["differences"]["first"][0];
+        ensure!(
+            first["kind"] == kind && found["repaired"] == true,
+            "{found:#}"
+        );
+    }
+    let said = env.cli(&["verify"])?;
+    ensure!(
+        said == "the kernel holds all 2 entries of 1 policies\n",
+        "{said}"
+    );
+    Ok(())
+}
+
+test!(every_difference_is_found_and_repaired);
+fn every_difference_is_found_and_repaired() -> anyhow::Result<()> {
+    let env = env()?;
+    env.wait_status("the probe", |status| status["probe"].is_object())?;
+    is_found(&env, "entry-missing", delete_entry)?;
+    let foreign = ("10.88.9.0", 24);
+    is_found(&env, "entry-extra", |env| {
+        Ok(map(env, maps::ENTRIES_V4)?.set(&key(foreign)?, &entry(FIRST_SLOT))?)
+    })?;
+    ensure!(!map(&env, maps::ENTRIES_V4)?.remove(&key(foreign)?)?);
+    // With bits beyond its prefix, as no agent writes it.
+    is_found(&env, "entry-extra", |env| {
+        let key = key(("2001:db8::5", 64))?;
+        Ok(map(env, maps::ENTRIES_V6)?.set(&key, &entry(FIRST_SLOT))?)
+    })?;
+    for slot in [NO_POLICY, FIRST_SLOT + 7, u32::MAX] {
+        is_found(&env, "entry-policy", |env| {
+            Ok(map(env, maps::ENTRIES_V4)?.set(&key(ENTRY)?, &entry(slot))?)
+        })?;
+    }
+    is_found(&env, "policy", |env| write_slot(env, |slot| slot.fill(0)))?;
+    let absurd = offset_of!(Policy, initial_rto_jiffies);
+    let generation = offset_of!(Policy, generation);
+    for field in [absurd, generation] {
+        is_found(&env, "policy", |env| {
+            write_slot(env, |slot| {
+                let field = in_force(slot, field);
+                slot[field].copy_from_slice(&30_000u32.to_ne_bytes());
+            })
+        })?;
+    }
+    is_found(&env, "statistics", |env| {
+        let key = statistics_key(FIRST_SLOT, direction::ACTIVE);
+        ensure!(map(env, maps::STATISTICS)?.remove(&key.to_ne_bytes())?);
+        Ok(())
+    })?;
+    is_found(&env, "host-defaults", |env| {
+        let zero = [0; size_of::<HostDefaults>()];
+        Ok(map(env, maps::HOST_DEFAULTS)?.set(&0u32.to_ne_bytes(), &zero)?)
+    })?;
+    expect(&env, SERVER_V4)?;
+    // They are counted again, and one line tells of all of them.
+    let status = env.json(&["status"])?;
+    let set = status["policies"]["near"]["syn_timeouts_set"].as_u64();
+    ensure!(set >= Some(1), "{status:#}");
+    let log = env.log();
+    ensure!(log.matches("somebody else changed").count() == 1, "{log}");
+    Ok(())
+}
+
+test!(nobody_need_ask);
+/// The health check finds what differs; connections have their timers again.
+fn nobody_need_ask() -> anyhow::Result<()> {
+    let env = env()?;
+    write_slot(&env, |slot| slot.fill(0))?;
+    env.wait_status("the policy", |status| counted(status, "policy") == 1)?;
+    expect(&env, SERVER_V4)?;
+    delete_entry(&env)?;
+    env.wait_status("the entry", |status| counted(status, "entry-missing") == 1)?;
+    let status = env.json(&["status"])?;
+    ensure!(
+        status["healthy"] == true && status["in_sync"] == true,
+        "{status:#}"
+    );
+    ensure!(status["maps_compared_at_s"].is_u64(), "{status:#}");
+    ensure!(
+        env.log().contains("action=\"repair\" source=\"repair\""),
+        "{}",
+        env.log()
+    );
+    expect(&env, SERVER_V4)
+}
+
+test!(add_and_reload_write_what_somebody_deleted);
+fn add_and_reload_write_what_somebody_deleted() -> anyhow::Result<()> {
+    let env = env()?;
+    let slot = |env: &TestEnv| -> anyhow::Result<Option<Vec<u8>>> {
+        let value = map(env, maps::ENTRIES_V4)?.get(&key(ENTRY)?)?;
+        Ok(value.map(|value| value[..4].to_vec()))
+    };
+    let right = slot(&env)?;
+    let wrong = |env: &TestEnv| -> anyhow::Result<()> {
+        Ok(map(env, maps::ENTRIES_V4)?.set(&key(ENTRY)?, &entry(FIRST_SLOT + 1))?)
+    };
+    wrong(&env)?;
+    env.cli(&["add", "10.88.0.0/24", "--policy", "near"])?;
+    ensure!(slot(&env)? == right);
+    wrong(&env)?;
+    env.cli(&["reload"])?;
+    ensure!(slot(&env)? == right);
+    write_slot(&env, |slot| slot.fill(0))?;
+    env.cli(&["reload"])?;
+    expect(&env, SERVER_V4)?;
+    write_slot(&env, |slot| slot.fill(0))?;
+    env.cli(&["add", "10.77.0.0/16", "--policy", "near"])?;
+    expect(&env, SERVER_V4)
+}
+
+test!(many_entries_are_compared_part_by_part);
+/// Prefixes within prefixes, more than fit in one part, in batches and one by one: none is taken for a difference, and
+/// the one that is one is found.
+fn many_entries_are_compared_part_by_part() -> anyhow::Result<()> {
+    const THIRDS: u32 = 4000;
+    for batch in ["on", "off"] {
+        let mut env = TestEnv::new()?;
+        let mut cidrs = vec!["\"2001:db8::/32\"".to_owned(), "\"11.0.0.0/8\"".to_owned()];
+        for n in 0..THIRDS {
+            let (high, low) = (n >> 8, n & 0xff);
+            cidrs.push(format!("\"11.{high}.{low}.0/24\""));
+            cidrs.push(format!("\"11.{high}.{low}.128/25\""));
+            cidrs.push(format!("\"2001:db8:{n:x}::/48\""));
+        }
+        env.configure(&near(&cidrs.join(", ")))?;
+        env.start_under(&["env".to_owned(), format!("RTO_AGENT_BATCH={batch}")])?;
+        let said = env.cli(&["verify"])?;
+        let all = 3 * THIRDS + 2;
+        ensure!(
+            said == format!("the kernel holds all {all} entries of 1 policies\n"),
+            "{said}"
+        );
+        // The last one but the one it lies in.
+        let last = format!("2001:db8:{:x}::", THIRDS - 1);
+        let gone = map(&env, maps::ENTRIES_V6)?.remove(&key((last.as_str(), 48))?)?;
+        ensure!(gone);
+        let status = env.wait_status("the entry", |status| counted(status, "entry-missing") > 0)?;
+        let found = status["map_differences"].to_string();
+        ensure!(found == "{\"entry-missing\":1}", "{found}");
+        env.cli(&["verify"])?;
+    }
+    Ok(())
+}
+
+/// Every pin of the one set.
+fn pins(env: &TestEnv) -> anyhow::Result<Vec<PathBuf>> {
+    let entries = fs::read_dir(env.pins()?)?;
+    let mut pins: Vec<_> = entries
+        .map(|entry| Ok(entry?.path()))
+        .collect::<anyhow::Result<_>>()?;
+    pins.sort();
+    ensure!(pins.len() >= maps::ALL.len() + 2, "{pins:?}");
+    Ok(pins)
+}
+
+/// Waits until all is well and the pins are there.
+fn await_pins(env: &TestEnv, expected: &[PathBuf]) -> anyhow::Result<()> {
+    let seen = || Ok((env.json(&["status"])?["healthy"] == true, pins(env).ok()));
+    let is_good = |(healthy, pins): &(bool, Option<Vec<PathBuf>>)| {
+        *healthy && pins.as_deref() == Some(expected)
+    };
+    eventually_seen("the pins", TIMEOUT, seen, is_good).with_context(|| env.log())?;
+    Ok(())
+}
+
+test!(each_pin_is_looked_at);
+/// One that is gone, and one that is another map, link or program: that is said, and it is pinned anew.
+fn each_pin_is_looked_at() -> anyhow::Result<()> {
+    let env = env()?;
+    let all = pins(&env)?;
+    let trie = map(&env, maps::ENTRIES_V4)?;
+    for pin in &all {
+        let name = pin.display().to_string();
+        fs::remove_file(pin)?;
+        let verified = env.json(&["verify"])?;
+        let said = verified["problems"][0].as_str().unwrap_or_default();
+        // Unless the health check was faster.
+        ensure!(
+            verified["ok"] == true || said.contains(&name),
+            "{name}: {verified:#}"
+        );
+        await_pins(&env, &all)?;
+        ensure!(
+            env.log().contains(&format!("the pin {name} is gone")),
+            "{}",
+            env.log()
+        );
+        fs::remove_file(pin)?;
+        trie.twin()?.pin(pin)?;
+        env.json(&["verify"])?;
+        await_pins(&env, &all)?;
+        ensure!(map(&env, maps::ENTRIES_V4)?.id == trie.id);
+    }
+    expect(&env, SERVER_V4)
+}
+
+test!(a_foreign_map_in_a_pins_place_is_not_adopted);
+/// Of the same shape, pinned while no daemon runs: what `add` writes is what the program reads.
+fn a_foreign_map_in_a_pins_place_is_not_adopted() -> anyhow::Result<()> {
+    let mut env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
+    env.net.black_hole(PORT)?;
+    let other = to(SERVER_V4_OTHER, PORT);
+    for name in [maps::ENTRIES_V4, maps::POLICIES, maps::STATISTICS] {
+        expect(&env, SERVER_V4)?;
+        let own = map(&env, name)?;
+        let set = env.json(&["status"])?["policies"]["near"]["syn_timeouts_set"].as_u64();
+        env.end(Signal::SIGKILL)?;
+        let pin = env.pins()?.join(name);
+        fs::remove_file(&pin)?;
+        own.twin()?.pin(&pin)?;
+        env.start()?;
+        ensure!(map(&env, name)?.id == own.id, "{name}");
+        let said = format!("the pin {} is not the map", pin.display());
+        ensure!(env.log().contains(&said), "{}", env.log());
+        let status = env.json(&["status"])?;
+        ensure!(status["healthy"] == true, "{status:#}");
+        ensure!(status["policies"]["near"]["syn_timeouts_set"].as_u64() >= set);
+        env.assert_syn_gap(other, &Connect::default(), KERNEL_RTO)?;
+        env.cli(&["add", "10.88.1.0/24", "--policy", "near"])?;
+        env.assert_syn_gap(other, &Connect::default(), POLICY_RTO)?;
+        env.cli(&["remove", "10.88.1.0/24"])?;
+        ensure!(env.pins().is_ok());
+    }
+    Ok(())
+}
+
+test!(a_foreign_pin_in_the_place_of_a_link_or_program_is_not_adopted);
+fn a_foreign_pin_in_the_place_of_a_link_or_program_is_not_adopted() -> anyhow::Result<()> {
+    let mut env = env()?;
+    let all = pins(&env)?;
+    let is_map = |pin: &PathBuf| maps::ALL.iter().any(|name| pin.ends_with(name));
+    for pin in all.iter().filter(|pin| !is_map(pin)) {
+        let trie = map(&env, maps::ENTRIES_V4)?;
+        env.end(Signal::SIGKILL)?;
+        fs::remove_file(pin)?;
+        trie.twin()?.pin(pin)?;
+        env.start()?;
+        await_pins(&env, &all)?;
+        expect(&env, SERVER_V4)?;
+    }
+    Ok(())
+}
+
+/// As many policies as can be in force, with names of their own.
+fn policies(prefix: &str, count: u32) -> String {
+    let policy = |n: u32| {
+        let cidr = if n == 0 {
+            "10.88.0.0/24".to_owned()
+        } else {
+            format!("11.{}.{}.0/24", n >> 8, n & 0xff)
+        };
+        format!("[policy.{prefix}{n}]\ninitial_rto = \"100ms\"\ncidrs = [\"{cidr}\"]\n")
+    };
+    (0..count).map(policy).collect()
+}
+
+test!(as_many_policies_as_possible);
+/// So many start, are replaced by as many others in place, twice; one more is refused, with the number.
+fn as_many_policies_as_possible() -> anyhow::Result<()> {
+    let mut env = TestEnv::new()?;
+    env.net.black_hole(PORT)?;
+    env.configure(&policies("x", MAX_POLICIES + 1))?;
+    let said = env.cli_fails(&["check"])?;
+    ensure!(
+        said.contains("1025 policies: at most 1024 are possible"),
+        "{said}"
+    );
+    env.configure(&policies("a", MAX_POLICIES))?;
+    env.cli(&["check"])?;
+    env.start()?;
+    expect(&env, SERVER_V4)?;
+    let ids = |env: &TestEnv| -> anyhow::Result<[u32; 2]> {
+        Ok([map(env, maps::POLICIES)?.id, map(env, maps::ENTRIES_V4)?.id])
+    };
+    let before = ids(&env)?;
+    for prefix in ["b", "c"] {
+        env.configure(&policies(prefix, MAX_POLICIES))?;
+        env.cli(&["reload"])?;
+        let status = env.json(&["status"])?;
+        ensure!(status["healthy"] == true, "{}", status["problems"]);
+        let names = status["policies"].as_object().context("no policies")?;
+        ensure!(names.len() == MAX_POLICIES as usize, "{}", names.len());
+        ensure!(names.keys().all(|name| name.starts_with(prefix)));
+        env.cli(&["verify"])?;
+    }
+    ensure!(ids(&env)? == before);
+    let said = env.cli_fails(&["add", "10.99.0.0/24", "--initial-rto", "60ms"])?;
+    ensure!(
+        said.contains("1025 policies: at most 1024 are possible"),
+        "{said}"
+    );
+    expect(&env, SERVER_V4)
+}
+
+test!(a_killed_probe_leaves_nothing_for_long);
+/// The next start removes its cgroup, with or without something to probe, whoever has the killed daemon's number now.
+fn a_killed_probe_leaves_nothing_for_long() -> anyhow::Result<()> {
+    let mut env = TestEnv::new()?;
+    env.configure("")?;
+    let left = ["4194305", "1"].map(|pid| {
+        let name = format!("rto-agent-probe-{pid}");
+        env.cgroup.path().join(name)
+    });
+    left.iter().try_for_each(fs::create_dir)?;
+    env.start()?;
+    let all_gone = || Ok(left.iter().all(|path| !path.exists()));
+    eventually_seen("the end of the cgroups", TIMEOUT, all_gone, |gone| *gone).map(drop)
+}
+
+test!(a_start_that_fails_leaves_no_directory);
+fn a_start_that_fails_leaves_no_directory() -> anyhow::Result<()> {
+    let mut env = TestEnv::new()?;
+    let taken = std::net::TcpListener::bind("127.0.0.1:0")?;
+    let address = taken.local_addr()?;
+    env.configure(&format!(
+        "metrics = \"{address}\"\n{}",
+        near("\"10.88.0.0/24\"")
+    ))?;
+    env.spawn_under(&[])?;
+    let status = env.ended()?;
+    ensure!(
+        !status.success() && env.log().contains("cannot listen"),
+        "{}",
+        env.log()
+    );
+    ensure!(!env.pin_dir().exists());
+    Ok(())
+}
