@@ -66,7 +66,7 @@ pub struct Config {
 impl Config {
     /// Reads and checks everything, for a host.
     pub fn load(path: &Path, host: &HostFacts) -> Result<Self, ConfigErrors> {
-        match FilesReader::default().read(path, || false) {
+        match FilesReader::default().read(path) {
             Ok(files) => Self::of(files, host),
             Err(e) => Err(e.into()),
         }
@@ -89,7 +89,7 @@ impl Config {
 
     /// Only `[agent]`, for commands that need no more: errors elsewhere do not concern them.
     pub fn load_agent(path: &Path) -> Result<AgentConfig, ConfigErrors> {
-        let mut files = FilesReader::default().read(path, || false)?;
+        let mut files = FilesReader::default().read(path)?;
         files.files.truncate(1);
         let mut loader = Loader::default();
         loader.add_all(files.files);

@@ -88,12 +88,8 @@ impl FilesReader {
     ///
     /// # Errors
     ///
-    /// If the file system does not answer in time, or `is_interrupted` meanwhile.
-    pub fn read(
-        &mut self,
-        path: &Path,
-        is_interrupted: impl Fn() -> bool,
-    ) -> Result<Files, ReadError> {
+    /// If the file system does not answer in time, or this thread's work is told to stop meanwhile.
+    pub fn read(&mut self, path: &Path) -> Result<Files, ReadError> {
         if let Some(former) = self.stuck.take()
             && let Err(mpsc::TryRecvError::Empty) = former.files.try_recv()
         {
@@ -113,13 +109,13 @@ impl FilesReader {
                 }
             }
             // Who waits is not stuck: this has an end.
-            progress::step();
+            let is_stopped = progress::checkpoint().is_err();
             let now = reading.progress.steps();
             if now != steps {
                 (steps, stepped) = (now, Instant::now());
             }
             let is_late = stepped.elapsed() >= self.stall_limit || begin.elapsed() >= READ_LIMIT;
-            if is_late || is_interrupted() {
+            if is_late || is_stopped {
                 let error = match is_late {
                     true => self.hangs(&reading),
                     false => ReadError::Interrupted,
@@ -204,7 +200,7 @@ mod tests {
         let (mut reader, asked) = hanging(&gate);
         let begin = Instant::now();
         for _ in 0..3 {
-            let Err(ReadError::Failed(errors)) = reader.read(Path::new(CONFIG), || false) else {
+            let Err(ReadError::Failed(errors)) = reader.read(Path::new(CONFIG)) else {
                 panic!("it was read");
             };
             let text = errors.to_string();
@@ -215,7 +211,7 @@ mod tests {
         // It is one thread that waits.
         assert_eq!(asked.load(Ordering::Relaxed), 1);
         gate.store(true, Ordering::Relaxed);
-        while reader.read(Path::new(CONFIG), || false).is_err() {
+        while reader.read(Path::new(CONFIG)).is_err() {
             assert!(begin.elapsed() < Duration::from_secs(60));
             thread::sleep(Duration::from_millis(5));
         }
@@ -227,7 +223,10 @@ mod tests {
         let gate = Arc::new(AtomicBool::new(false));
         let (mut reader, _) = hanging(&gate);
         reader.stall_limit = Duration::from_secs(3600);
-        let stopped = reader.read(Path::new(CONFIG), || true);
+        let progress = Progress::default();
+        progress.count_this_thread();
+        progress.stop();
+        let stopped = reader.read(Path::new(CONFIG));
         assert!(matches!(stopped, Err(ReadError::Interrupted)));
         gate.store(true, Ordering::Relaxed);
     }
@@ -242,14 +241,14 @@ mod tests {
             Files::read_telling(path, telling)
         };
         let mut reader = FilesReader::new(read, SHORT * 4);
-        reader.read(Path::new(CONFIG), || false).unwrap();
+        reader.read(Path::new(CONFIG)).unwrap();
     }
 
     #[test]
     fn a_reader_that_panics_is_an_error() {
         let read = |_: &Path, _: &dyn Fn(&Path)| -> Files { panic!("on purpose") };
         let mut reader = FilesReader::new(read, SHORT * 100);
-        let error = reader.read(Path::new(CONFIG), || false);
+        let error = reader.read(Path::new(CONFIG));
         assert!(matches!(error, Err(ReadError::Failed(_))));
     }
 }

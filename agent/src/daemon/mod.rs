@@ -59,7 +59,7 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
     privileges::keep_for_start().context("capabilities cannot be given up")?;
     let features = probe::features();
     let host = host_facts(&features)?;
-    let files = FilesReader::default().read(config_path, || false);
+    let files = FilesReader::default().read(config_path);
     let files = files.map_err(ConfigErrors::from)?;
     memory::check(&Need::of_files(files.cidrs()))?;
     let fingerprint = files.fingerprint();

@@ -1,7 +1,7 @@
 //! The engine's thread: its queue and its timers. Map writes block, and the socket must keep answering meanwhile.
 
 use std::{
-    sync::{Arc, atomic::AtomicBool, mpsc},
+    sync::{Arc, mpsc},
     time::{Duration, Instant},
 };
 
@@ -50,7 +50,6 @@ pub struct Engine {
     /// When entries past their time are looked at again; absent unless the kernel would not have them out.
     expiry_after: Option<Instant>,
     pub(super) files: FilesReader,
-    pub(super) stopping: Arc<AtomicBool>,
     /// Fingerprint of the files last read, good or bad; absent when they could not be read.
     pub(super) fingerprint: Option<u64>,
     pub(super) last_reload: ReloadView,
@@ -134,7 +133,6 @@ impl Engine {
         }
         let mut engine = Self {
             files: FilesReader::default(),
-            stopping: channels.stopping,
             fingerprint: Some(config.fingerprint),
             reconciler,
             expiry_after: None,

@@ -1,10 +1,6 @@
 //! The engine's address: messages to it, and what it publishes.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering},
-    mpsc,
-};
+use std::sync::{Arc, mpsc};
 
 use tokio::sync::{broadcast, oneshot, watch};
 
@@ -64,7 +60,6 @@ pub struct Handle {
     messages: mpsc::Sender<Message>,
     snapshots: watch::Receiver<Arc<Snapshot>>,
     progress: Progress,
-    stopping: Arc<AtomicBool>,
 }
 
 /// The engine's ends of what a [`Handle`] has the others of.
@@ -74,8 +69,6 @@ pub struct Channels {
     pub(super) sender: mpsc::Sender<Message>,
     pub(super) snapshots: watch::Sender<Arc<Snapshot>>,
     pub(super) progress: Progress,
-    /// Set with [`Message::Stop`], which may lie behind a message that waits for a file system.
-    pub(super) stopping: Arc<AtomicBool>,
 }
 
 /// An engine's address, which can be given to others before the engine has started.
@@ -84,19 +77,16 @@ pub fn channels(config: &EngineConfig) -> (Channels, Handle) {
     let (sender, messages) = mpsc::channel();
     let (snapshots, seen) = watch::channel(Arc::new(Snapshot::starting(config)));
     let progress = Progress::default();
-    let stopping = Arc::<AtomicBool>::default();
     let handle = Handle {
         messages: sender.clone(),
         snapshots: seen,
         progress: progress.clone(),
-        stopping: stopping.clone(),
     };
     let channels = Channels {
         messages,
         sender,
         snapshots,
         progress,
-        stopping,
     };
     (channels, handle)
 }
@@ -111,7 +101,6 @@ impl Handle {
             messages,
             snapshots: watch::Sender::new(snapshot).subscribe(),
             progress: Progress::default(),
-            stopping: Arc::default(),
         };
         (handle, receiver)
     }
@@ -140,9 +129,6 @@ impl Handle {
 
     /// Sends a message that has no answer; a stopped engine needs none.
     pub fn notify(&self, message: Message) {
-        if matches!(message, Message::Stop) {
-            self.stopping.store(true, Ordering::Relaxed);
-        }
         let _stopped = self.messages.send(message);
     }
 

@@ -326,6 +326,8 @@ impl Reconciler {
                 }
                 differences
             }
+            // What asked for it ends at its next step.
+            Err(DatapathError::Stopped) => Differences::default(),
             Err(e) => {
                 let text = format!("the kernel's maps cannot be read: {e}");
                 if self.out_of_sync.is_none() {

@@ -1,9 +1,6 @@
 //! The files: read again, checked, and taken over.
 
-use std::{
-    sync::{Arc, atomic::Ordering},
-    time::Instant,
-};
+use std::{sync::Arc, time::Instant};
 
 use tracing::{debug, error};
 
@@ -65,8 +62,7 @@ impl Engine {
     /// If their file system does not answer, or the daemon is told to stop meanwhile.
     pub(super) fn read_files(&mut self) -> Result<Files, EngineError> {
         let begin = Instant::now();
-        let is_stopping = || self.stopping.load(Ordering::Relaxed);
-        let files = self.files.read(&self.config.config_path, is_stopping);
+        let files = self.files.read(&self.config.config_path);
         debug!(took = ?begin.elapsed(), is_read = files.is_ok(), "files read");
         files.map_err(|e| match e {
             ReadError::Failed(errors) => EngineError::Config(errors),

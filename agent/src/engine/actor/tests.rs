@@ -1,7 +1,10 @@
 use std::{
     fs,
     path::Path,
-    sync::{Arc, Barrier, atomic::Ordering},
+    sync::{
+        Arc, Barrier,
+        atomic::{AtomicBool, Ordering},
+    },
     thread::JoinHandle,
 };
 
@@ -145,7 +148,7 @@ impl Bed {
     }
 
     fn stop(self) {
-        self.engine.notify(Message::Stop);
+        self.engine.stop();
         self.thread.join().unwrap().unwrap();
     }
 }
