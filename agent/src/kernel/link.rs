@@ -12,6 +12,7 @@ use super::bpf::{ObjectAttr, bpf, c_path, fd_number, object_info, open_pin};
 
 const BPF_OBJ_PIN: libc::c_int = 6;
 const BPF_LINK_UPDATE: libc::c_int = 29;
+const BPF_LINK_DETACH: libc::c_int = 34;
 
 /// A program's attachment. While a handle or a pin of it is there, so is the attachment.
 #[derive(Debug)]
@@ -25,6 +26,12 @@ struct UpdateAttr {
     new_prog_fd: u32,
     flags: u32,
     old_prog_fd: u32,
+}
+
+/// `attr` of BPF_LINK_DETACH.
+#[repr(C)]
+struct DetachAttr {
+    link_fd: u32,
 }
 
 /// `struct bpf_link_info` of a link to a cgroup.
@@ -76,5 +83,14 @@ impl Link {
             ..UpdateAttr::default()
         };
         bpf(BPF_LINK_UPDATE, &mut attr).map(drop)
+    }
+
+    /// Takes its program out of force before it returns (`bpf_cgroup_link_detach()`, Linux 5.9), whoever else holds the
+    /// link. The end of its last handle or pin does so some time later: after an RCU grace period, by a kernel worker.
+    pub fn detach(&self) -> io::Result<()> {
+        let mut attr = DetachAttr {
+            link_fd: fd_number(self.0.as_fd()),
+        };
+        bpf(BPF_LINK_DETACH, &mut attr).map(drop)
     }
 }

@@ -187,9 +187,20 @@ fn a_thin_flow_is_a_round_trip_sooner() -> anyhow::Result<()> {
     rounds([&mut with, &mut without], MANY)?;
     assert_sinks(&mut without, RTO_MIN)?;
     assert_sinks(&mut with, RTO_MIN - RTT)?;
-    // The accepted sockets as well.
-    let servers = [with.server_rto()?, without.server_rto()?];
-    assert!(servers[0] + RTT / 2 < servers[1], "{servers:?}");
+    // The accepted sockets as well, once no round trip was held up by a busy machine for a while.
+    let mut servers = Vec::new();
+    for _ in 0..8 {
+        servers.push([with.server_rto()?, without.server_rto()?]);
+        if servers
+            .last()
+            .is_some_and(|[with, without]| *with + RTT / 2 < *without)
+        {
+            break;
+        }
+        rounds([&mut with, &mut without], MANY)?;
+    }
+    let [with_rto, without_rto] = servers[servers.len() - 1];
+    assert!(with_rto + RTT / 2 < without_rto, "{servers:?}");
     // And so on the wire.
     let control = assert_sent_again(&link, &mut without)?;
     let sooner = assert_sent_again(&link, &mut with)?;

@@ -112,10 +112,10 @@ impl BpfKernel {
         self.hook = None;
         if let Some(link) = self.link.take() {
             let program_id = link.program_id;
+            link.detach();
             drop(link);
             self.unlinked = true;
-            // The link goes some time after its last handle: a connection that is made meanwhile
-            // still gets its policy.
+            // Where it could not be detached it goes some time after its last handle.
             let _gone = wait_until(|| !attached(&self.options.cgroup, program_id).unwrap_or(false));
         }
         Ok(())
@@ -129,7 +129,10 @@ impl BpfKernel {
     pub(super) fn remove(self: Box<Self>) -> Result<Removed, DatapathError> {
         let pin_dir = self.options.pin_dir.clone();
         let unlinked = self.unlinked;
-        let program_id = self.link.as_ref().map(|link| link.program_id);
+        let program_id = self.link.as_ref().map(|link| {
+            link.detach();
+            link.program_id
+        });
         let tries = self.tables.read.tries.clone();
         drop(self);
         let mut removed = remove_pins(&pin_dir)?;

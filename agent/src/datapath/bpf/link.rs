@@ -58,6 +58,23 @@ impl Link {
         attached(cgroup, link.program_id).ok()?.then_some(link)
     }
 
+    /// Takes the agent's program behind a link that is pinned in `dir` out of force, at once; a pin that is somebody
+    /// else's link is left alone.
+    pub(super) fn detach_pinned(dir: &Path) {
+        let is_own = |link: &Self| link.is_of(dir) && is_named(link.program_id, PROGRAM);
+        if let Some(link) = Self::at(dir).filter(is_own) {
+            link.detach();
+        }
+    }
+
+    /// Takes its program out of force, at once. Where that cannot be done it happens when the last handle and pin are
+    /// gone.
+    pub(super) fn detach(&self) {
+        if let Err(e) = self.handle.detach() {
+            warn!("the link is removed without being detached first: {e}");
+        }
+    }
+
     /// Whether its program is the one pinned in `dir`: the one that uses the maps there. After a crash a link may be
     /// pinned beside maps that its program has left.
     pub(super) fn is_of(&self, dir: &Path) -> bool {

@@ -27,6 +27,7 @@ pub fn remove_pins(pin_dir: &Path) -> Result<Removed, DatapathError> {
     let mut failed = None;
     for set in pins::pin_sets(pin_dir).map_err(|e| pin_error(pin_dir, e))? {
         let had_link = set.path.join(pins::LINK).exists();
+        Link::detach_pinned(&set.path);
         match pins::remove_pin_set(&set.path) {
             Ok(()) => {
                 removed.links += usize::from(had_link);
@@ -58,6 +59,7 @@ pub fn remove_links(pin_dir: &Path) -> Result<usize, DatapathError> {
     let programs = pinned_program_ids(pin_dir);
     for set in pins::pin_sets(pin_dir).map_err(|e| pin_error(pin_dir, e))? {
         count += usize::from(set.path.join(pins::LINK).exists());
+        Link::detach_pinned(&set.path);
         pins::remove_links(&set.path).map_err(|e| pin_error(&set.path, e))?;
     }
     let _gone = wait_until(|| programs.iter().all(|id| program_info(*id).is_err()));
