@@ -56,18 +56,34 @@ pub(super) fn effects(effects: &[EffectiveSetting], hz: u32, indent: &str) -> St
 
 /// A change in words.
 pub(super) fn change(answer: &ChangeAnswer, hz: u32) -> String {
-    let mut text = format!("{}\n", answer.changed);
     let ChangeSummary {
+        added,
+        changed,
+        removed,
         policies_added,
         policies_changed,
         policies_removed,
-        ..
     } = answer.changed;
-    if policies_added + policies_changed + policies_removed > 0 {
-        text.push_str(&format!(
-            "policies: {policies_added} added, {policies_changed} changed, {policies_removed} removed\n"
+    let mut parts = Vec::new();
+    if added + changed + removed > 0 {
+        parts.push(format!(
+            "{added} added, {changed} changed, {removed} removed"
         ));
     }
+    match answer.lifetimes_changed {
+        0 => {}
+        1 => parts.push("1 lifetime changed".to_owned()),
+        n => parts.push(format!("{n} lifetimes changed")),
+    }
+    if policies_added + policies_changed + policies_removed > 0 {
+        parts.push(format!(
+            "policies: {policies_added} added, {policies_changed} changed, {policies_removed} removed"
+        ));
+    }
+    if parts.is_empty() {
+        parts.push("nothing changed".to_owned());
+    }
+    let mut text = parts.join("\n") + "\n";
     text.push_str(&effects(&answer.effects, hz, ""));
     for note in &answer.notes {
         text.push_str(&format!("note: {note}\n"));

@@ -5,12 +5,13 @@ use std::{
     time::Instant,
 };
 
-use tracing::{debug, error};
+use tracing::{debug, error, warn};
 
 use super::{
     Engine, EngineError,
     audit::{Cause, Source},
     desired::LoadedConfig,
+    memory,
     reconcile::{Change, Persist},
 };
 use crate::{
@@ -19,7 +20,7 @@ use crate::{
 };
 
 impl Engine {
-    /// Reads the files again; also ends a detachment made on purpose.
+    /// Reads the files again; also ends a detachment made on purpose. What comes of the files is logged.
     pub(super) fn reload_and_attach(&mut self, cause: &Cause) -> Result<ChangeAnswer, EngineError> {
         self.check_not_restoring()?;
         let files = match self.read_files() {
@@ -44,14 +45,13 @@ impl Engine {
         match self.read_files() {
             Ok(files) if Some(files.fingerprint()) == self.fingerprint => {}
             Ok(files) => {
-                let reloaded = self.reload(files, &Source::File.into());
-                self.log(reloaded);
+                let _logged = self.reload(files, &Source::File.into());
+                memory::trim_heap();
             }
             // They are looked at every half minute: what is known is not said again.
             Err(e) if self.last_reload.errors == [e.to_string()] => {}
             Err(e) => {
-                let error = self.unread(e, &Source::File.into());
-                self.log::<()>(Err(error));
+                let _logged = self.unread(e, &Source::File.into());
             }
         }
     }
@@ -104,6 +104,9 @@ impl Engine {
         let loaded = self.load(files);
         let taken = loaded.and_then(|files| self.take_over(files, &Persist::Later, cause));
         let result = taken.map_err(|error| self.not_reloaded(error, cause));
+        for note in result.iter().flat_map(|answer| &answer.notes) {
+            warn!(%cause, "{note}");
+        }
         self.publish();
         self.systemd.reloaded();
         result
@@ -138,7 +141,7 @@ impl Engine {
                 Ok(ChangeAnswer {
                     changed: summary,
                     notes,
-                    effects: Vec::new(),
+                    ..ChangeAnswer::default()
                 })
             }
             Err(e) => {
