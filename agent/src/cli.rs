@@ -6,6 +6,7 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::policy::Settings;
 
+mod examples;
 mod values;
 
 /// Per-CIDR TCP retransmission timers for Linux.
@@ -81,41 +82,58 @@ pub enum LogFormat {
 #[derive(Debug, Subcommand)]
 pub enum Verb {
     /// The daemon, in the foreground
+    #[command(after_long_help = examples::RUN)]
     Run(Run),
     /// Validate a configuration and print what it would do on this host
+    #[command(after_long_help = examples::CHECK)]
     Check(Check),
     /// Add entries, until the boot ends or for good
+    #[command(after_long_help = examples::ADD)]
     Add(Add),
     /// Remove entries, or switch those of the files off
+    #[command(after_long_help = examples::REMOVE)]
     Remove(Remove),
     /// Entries in force: CIDR, policy, source, settings, hits
+    #[command(after_long_help = examples::LIST)]
     List(Reading),
     /// Which entry a connection to an address takes, and why
+    #[command(after_long_help = examples::LOOKUP)]
     Lookup(Lookup),
     /// What each policy did: connections, retransmissions, handshake and round-trip times
+    #[command(after_long_help = examples::STATS)]
     Stats(Stats),
     /// Retransmissions as they happen
+    #[command(after_long_help = examples::WATCH)]
     Watch(Watch),
     /// A live view of what each policy does
+    #[command(after_long_help = examples::TOP)]
     Top(Top),
     /// Attached where, kernel, HZ, last reload, health; exit status 1 on a problem
+    #[command(after_long_help = examples::STATUS)]
     Status(Reading),
     /// Read the files again; the answer is what changed, or the error
+    #[command(after_long_help = examples::RELOAD)]
     Reload(Reading),
     /// Moved: rto-lab predict
     #[command(hide = true)]
     Predict(Moved),
     /// Which initial RTO and rto_min would suit what was observed; nothing is changed
+    #[command(after_long_help = examples::ADVISE)]
     Advise(Advise),
     /// Give sockets that are open already the options of their policies
+    #[command(after_long_help = examples::APPLY)]
     Apply(Apply),
     /// Remove every trace from the kernel, daemon or not
+    #[command(after_long_help = examples::DETACH)]
     Detach(Detach),
     /// Diagnose host problems and suggest fixes; exit status 1 on a problem
+    #[command(after_long_help = examples::DOCTOR)]
     Doctor(Doctor),
     /// Completions for a shell, on stdout
+    #[command(after_long_help = examples::COMPLETIONS)]
     Completions(Completions),
     /// The manual page (roff), on stdout
+    #[command(after_long_help = examples::MAN)]
     Man(Man),
     /// The child process of a probe
     #[command(name = crate::kernel::interference::VERB, hide = true)]
@@ -177,9 +195,9 @@ pub struct Add {
     /// A policy of the configuration
     #[arg(long, short, value_name = "NAME")]
     pub(crate) policy: Option<String>,
-    #[command(flatten)]
-    pub(crate) settings: Option<Settings>,
-    /// Remove them again after this time
+    /// Remove them again after this time, like 10m
+    ///
+    /// At most a year. Without it, and without --save, they end with the boot.
     #[arg(long, value_name = "DURATION", value_parser = values::ttl_text)]
     pub(crate) ttl: Option<String>,
     /// Write them to policies.d/50-cli.toml, for good
@@ -189,6 +207,9 @@ pub struct Add {
     pub(crate) socket: SocketArg,
     #[command(flatten)]
     pub(crate) output: OutputArg,
+    // The last: what comes after it would be under its heading.
+    #[command(flatten)]
+    pub(crate) settings: Option<Settings>,
 }
 
 /// `rto-agent remove`.
@@ -385,123 +406,4 @@ pub struct Man {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::iter;
-
-    use clap::{CommandFactory as _, error::ErrorKind};
-
-    use super::*;
-
-    fn parsed(line: &str) -> Result<Cli, clap::Error> {
-        let args = iter::once("rto-agent").chain(line.split(' '));
-        Cli::try_parse_from(verb_first(args.map(OsString::from)))
-    }
-
-    #[test]
-    fn the_definitions_hold_together() {
-        Cli::command().debug_assert();
-    }
-
-    #[test]
-    fn options_before_the_verb_are_those_after_it() {
-        for line in [
-            "--socket /s --json status",
-            "--json --socket=/s status",
-            "--json status --socket /s",
-            "status --socket /s --json",
-        ] {
-            let Verb::Status(status) = parsed(line).unwrap().verb else {
-                panic!("{line}");
-            };
-            assert_eq!(status.socket.socket, PathBuf::from("/s"), "{line}");
-            assert!(status.output.json, "{line}");
-        }
-        let Verb::Add(add) = parsed("--socket /s add 10.0.0.0/8 --policy p")
-            .unwrap()
-            .verb
-        else {
-            panic!();
-        };
-        assert_eq!(add.cidrs, ["10.0.0.0/8"]);
-        assert!(!add.output.json);
-    }
-
-    /// As after the verb, for each verb there is.
-    #[test]
-    fn a_verb_that_has_no_such_option_refuses_it() {
-        let command = Cli::command();
-        let mut refusing = Vec::new();
-        let verbs = command.get_subcommands();
-        for verb in verbs.filter(|verb| verb.get_name() != "predict") {
-            for (option, id) in [("--json", "json"), ("--socket=/s", "socket")] {
-                let has = verb.get_arguments().any(|arg| arg.get_id() == id);
-                let name = verb.get_name();
-                let is_refused = |line: &str| {
-                    let refused =
-                        parsed(line).is_err_and(|e| e.kind() == ErrorKind::UnknownArgument);
-                    assert_eq!(refused, !has, "{line}");
-                };
-                is_refused(&format!("{option} {name}"));
-                is_refused(&format!("{name} {option}"));
-                if !has {
-                    refusing.push(format!("{option} {name}"));
-                }
-            }
-        }
-        for line in [
-            "--json run",
-            "--json top",
-            "--json man",
-            "--socket=/s check",
-        ] {
-            assert!(refusing.contains(&line.to_owned()), "{refusing:?}");
-        }
-    }
-
-    #[test]
-    fn they_conflict_with_what_they_conflict_with_after_it() {
-        for line in ["--json status --json", "--socket /s status --socket /t"] {
-            let error = parsed(line).unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::ArgumentConflict, "{line}");
-        }
-        for line in ["--socket", "--socket /s", "--json"] {
-            assert_eq!(parsed(line).unwrap_err().exit_code(), 2, "{line}");
-        }
-        let version = parsed("--json --version").unwrap_err();
-        assert_eq!(version.kind(), ErrorKind::DisplayVersion);
-    }
-
-    #[test]
-    fn a_verb_that_moved_takes_whatever_is_given() {
-        for line in [
-            "predict",
-            "predict --policy x -d 1s --json",
-            "--json predict",
-        ] {
-            assert!(
-                matches!(parsed(line).unwrap().verb, Verb::Predict(_)),
-                "{line}"
-            );
-        }
-    }
-
-    #[test]
-    fn a_duration_that_is_none_is_a_usage_error() {
-        for line in [
-            "add 10.0.0.0/8 --initial-rto 100",
-            "add 10.0.0.0/8 --rto-min 5sm",
-            "add 10.0.0.0/8 --delack-max x",
-            "add 10.0.0.0/8 --rto-max 1",
-            "add 10.0.0.0/8 --user-timeout 1h1",
-            "add 10.0.0.0/8 --policy p --ttl 0s",
-            "add 10.0.0.0/8 --policy p --ttl 10",
-            "stats --watch --interval 1us",
-            "top --interval 2",
-            "advise 10.0.0.1 --peer-delack 1s",
-        ] {
-            let error = parsed(line).unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::ValueValidation, "{line}");
-            assert_eq!(error.exit_code(), 2, "{line}");
-        }
-    }
-}
+mod tests;

@@ -16,6 +16,7 @@ mod apply;
 mod check;
 mod detach;
 mod doctor;
+mod flags;
 mod generate;
 mod list;
 mod lookup;

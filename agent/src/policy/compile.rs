@@ -419,6 +419,12 @@ impl Compiler<'_> {
     fn quantised(&mut self, setting: &str, asked: Duration) -> u64 {
         let rounded = quantise(asked, self.host.hz);
         let effective = format_duration(rounded.effective);
+        if rounded.effective >= 2 * asked {
+            self.warnings.push(format!(
+                "{setting} = {} is less than a jiffy, in which the kernel counts timers: it becomes {effective}",
+                format_duration(asked)
+            ));
+        }
         let note = match (setting, asked < KERNEL_INITIAL_RTO) {
             ("initial_rto", false) => Some("not below the kernel's own 1s"),
             _ => None,

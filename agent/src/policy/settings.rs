@@ -2,6 +2,7 @@
 
 use std::{fmt, str::FromStr, time::Duration};
 
+use clap::builder::Resettable;
 use rto_model::syn::MAX_SYNCNT;
 use serde::{Deserialize, Serialize};
 
@@ -18,8 +19,9 @@ pub struct Settings {
     #[serde(with = "text", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(test, schemars(with = "Option<String>"))]
     pub initial_rto: Option<Duration>,
-    /// Timeout of the first SYN-ACK: auto (as --initial-rto, as far as half-open requests still live 31s),
-    /// keep (the kernel's own) or a duration
+    /// Timeout of the first SYN-ACK: auto, keep (the kernel's own) or a duration
+    ///
+    /// auto is as short as --initial-rto, as far as half-open requests still live 31s
     #[arg(
         long,
         value_name = "DURATION|auto|keep",
@@ -34,7 +36,9 @@ pub struct Settings {
     #[serde(with = "text", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(test, schemars(with = "Option<String>"))]
     pub rto_min: Option<Duration>,
-    /// Lower --rto-min by the smoothed RTT while fewer than 4 segments are outstanding (experimental)
+    /// Lower --rto-min by the smoothed RTT at the end of a flight (experimental)
+    ///
+    /// That is while fewer than 4 segments are outstanding
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rto_restart: Option<bool>,
@@ -44,10 +48,10 @@ pub struct Settings {
     #[cfg_attr(test, schemars(with = "Option<String>"))]
     pub delack_max: Option<Duration>,
     /// Linear instead of exponential backoff for thin streams
-    #[arg(long, value_name = "BOOL")]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub thin_linear: Option<bool>,
-    /// Timeouts in a row before a thin stream's interval doubles, 1 to 6; needs --thin-linear true
+    /// Timeouts in a row before a thin stream's interval doubles, 1 to 6; needs --thin-linear
     #[arg(long, value_name = "N")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub linear_retries: Option<u8>,
@@ -62,6 +66,8 @@ pub struct Settings {
     #[cfg_attr(test, schemars(with = "Option<String>"))]
     pub user_timeout: Option<Duration>,
     /// SYN retransmissions before connect() gives up: auto, keep or 1 to 127
+    ///
+    /// auto keeps connect() from giving up sooner than with the kernel's own timers
     #[arg(
         long,
         value_name = "N|auto|keep",
@@ -82,7 +88,7 @@ pub struct Settings {
     #[cfg_attr(test, schemars(with = "Option<String>"))]
     pub mptcp: Mptcp,
     /// Allow an initial RTO below 200ms on a prefix shorter than /8 (IPv4) or /16 (IPv6)
-    #[arg(long)]
+    #[arg(long, help_heading = Resettable::Reset)]
     pub force: bool,
 }
 
