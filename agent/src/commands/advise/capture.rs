@@ -37,7 +37,7 @@ pub(super) fn read(path: &Path, cidrs: &[Cidr]) -> anyhow::Result<Gathered> {
 fn choose(capture: &mut Capture, cidrs: &[Cidr]) -> anyhow::Result<()> {
     ensure!(
         !capture.flows.is_empty(),
-        "there is no TCP segment with data or SYN among the {} packet(s) of the capture",
+        "there is no TCP segment with data or SYN among the packets of the capture, {}",
         capture.counts.packets
     );
     if cidrs.is_empty() {
