@@ -113,7 +113,7 @@ fn draw_help(frame: &mut Frame<'_>) {
 up, down, k, j   select a policy
 Enter            its histograms; Esc goes back
 s, r             sort by the next column, reverse
-/                only policies with this in their name
+/                only policies with this in their name; Esc drops it
 t                count since the policy or since top began
 p                hold the picture
 q, Esc, Ctrl-C   quit
