@@ -95,7 +95,7 @@ pub enum Verb {
     Remove(Remove),
     /// Entries in force: CIDR, policy, source, settings, hits
     #[command(after_long_help = examples::LIST)]
-    List(Reading),
+    List(List),
     /// Which entry a connection to an address takes, and why
     #[command(after_long_help = examples::LOOKUP)]
     Lookup(Lookup),
@@ -110,10 +110,10 @@ pub enum Verb {
     Top(Top),
     /// Attached where, kernel, HZ, last reload, health; exit status 1 on a problem
     #[command(after_long_help = examples::STATUS)]
-    Status(Reading),
+    Status(Status),
     /// Read the files again; the answer is what changed, or the error
     #[command(after_long_help = examples::RELOAD)]
-    Reload(Reading),
+    Reload(Reload),
     /// Moved: rto-lab predict
     #[command(hide = true)]
     Predict(Moved),
@@ -164,6 +164,14 @@ pub struct OutputArg {
     pub(crate) json: bool,
 }
 
+/// For answers with states in them.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct ColorArg {
+    /// Colours for states; auto: on a terminal, unless NO_COLOR is set
+    #[arg(long, value_name = "WHEN", default_value_t = clap::ColorChoice::Auto)]
+    pub(crate) color: clap::ColorChoice,
+}
+
 /// `rto-agent run`.
 #[derive(Debug, Args)]
 pub struct Run {
@@ -184,6 +192,8 @@ pub struct Check {
     pub(crate) config: ConfigArg,
     #[command(flatten)]
     pub(crate) output: OutputArg,
+    #[command(flatten)]
+    pub(crate) color: ColorArg,
 }
 
 /// `rto-agent add`.
@@ -216,8 +226,11 @@ pub struct Add {
 #[derive(Debug, Args)]
 pub struct Remove {
     /// Prefixes, exactly as listed
-    #[arg(required = true, value_name = "CIDR")]
+    #[arg(required_unless_present = "policy", value_name = "CIDR")]
     pub(crate) cidrs: Vec<String>,
+    /// All entries of this policy
+    #[arg(long, short, value_name = "NAME", conflicts_with_all = ["cidrs", "undo"])]
+    pub(crate) policy: Option<String>,
     /// Remove them from policies.d/50-cli.toml
     #[arg(long, conflicts_with = "undo")]
     pub(crate) save: bool,
@@ -230,9 +243,44 @@ pub struct Remove {
     pub(crate) output: OutputArg,
 }
 
-/// A verb that only reads, or has nothing more to say.
+/// `rto-agent list`.
 #[derive(Debug, Args)]
-pub struct Reading {
+pub struct List {
+    /// Only entries of this policy
+    #[arg(long, short, value_name = "NAME")]
+    pub(crate) policy: Option<String>,
+    /// Only this entry and those within it; may be given again for others
+    #[arg(long, short, value_name = "CIDR")]
+    pub(crate) cidr: Vec<String>,
+    /// Only runtime entries
+    #[arg(long, conflicts_with = "file")]
+    pub(crate) runtime: bool,
+    /// Only entries of the files
+    #[arg(long)]
+    pub(crate) file: bool,
+    /// Lines as long as they are, also on a narrower terminal
+    #[arg(long)]
+    pub(crate) wide: bool,
+    #[command(flatten)]
+    pub(crate) socket: SocketArg,
+    #[command(flatten)]
+    pub(crate) output: OutputArg,
+}
+
+/// `rto-agent status`.
+#[derive(Debug, Args)]
+pub struct Status {
+    #[command(flatten)]
+    pub(crate) socket: SocketArg,
+    #[command(flatten)]
+    pub(crate) output: OutputArg,
+    #[command(flatten)]
+    pub(crate) color: ColorArg,
+}
+
+/// `rto-agent reload`.
+#[derive(Debug, Args)]
+pub struct Reload {
     #[command(flatten)]
     pub(crate) socket: SocketArg,
     #[command(flatten)]
@@ -245,6 +293,12 @@ pub struct Stats {
     /// Only this policy ("unmatched": connections that no entry covers)
     #[arg(long, short, value_name = "NAME")]
     pub(crate) policy: Option<String>,
+    /// Also policies that have not counted anything
+    #[arg(long, short)]
+    pub(crate) all: bool,
+    /// All columns, also on a narrower terminal
+    #[arg(long)]
+    pub(crate) wide: bool,
     /// Again and again, what came meanwhile: on a terminal in place, with --json a line each
     #[arg(long, short)]
     pub(crate) watch: bool,
@@ -273,6 +327,9 @@ pub struct Watch {
     /// Only connections with a peer in this prefix; may be given again for others
     #[arg(long, short, value_name = "CIDR")]
     pub(crate) cidr: Vec<String>,
+    /// All columns, also on a narrower terminal
+    #[arg(long)]
+    pub(crate) wide: bool,
     #[command(flatten)]
     pub(crate) socket: SocketArg,
     /// Print a JSON object a line; its fields are documented and stable
@@ -368,6 +425,8 @@ pub struct Doctor {
     pub(crate) cgroup: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) output: OutputArg,
+    #[command(flatten)]
+    pub(crate) color: ColorArg,
 }
 
 /// `rto-agent apply`.

@@ -20,7 +20,7 @@ use self::bash::Bash;
 use crate::{
     api::client::Client,
     cli::Cli,
-    config::DEFAULT_SOCKET,
+    config::{DEFAULT_SOCKET, SAVED_FILE},
     policy::PolicyName,
     wire::types::{ListAnswer, SourceView},
 };
@@ -201,7 +201,7 @@ impl Values {
                     let masked = list.masked.iter();
                     return masked.map(|cidr| (cidr.to_string(), None)).collect();
                 }
-                let is_saved = |source: &SourceView| matches!(source, SourceView::File { path, .. } if path.ends_with("50-cli.toml"));
+                let is_saved = |source: &SourceView| matches!(source, SourceView::File { path, .. } if path.ends_with(SAVED_FILE));
                 let entries = list.entries.into_iter();
                 let entries = entries.filter(|entry| {
                     daemon.wants == Wanted::All

@@ -19,12 +19,14 @@ Examples:
 pub(super) const REMOVE: &str = "\
 Examples:
   rto-agent remove 10.1.2.0/24
+  rto-agent remove --policy same-zone
   rto-agent remove 10.1.2.0/24 --undo      # an entry of the files is in force again
   rto-agent remove 10.1.2.0/24 --save      # from policies.d/50-cli.toml";
 
 pub(super) const LIST: &str = "\
 Examples:
   rto-agent list
+  rto-agent list --policy same-zone --runtime
   rto-agent list --json | jq '.entries[].cidr'";
 
 pub(super) const LOOKUP: &str = "\

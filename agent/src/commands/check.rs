@@ -6,7 +6,7 @@ use serde::Serialize;
 
 mod host;
 
-use super::{print, table};
+use super::{print, table, terminal::coloured};
 use crate::{
     cli::Check,
     config::{Config, ConfigError, ConfigErrors},
@@ -51,7 +51,9 @@ pub(super) fn run(args: &Check) -> anyhow::Result<ExitCode> {
     match loaded {
         Ok(config) => {
             let answer = good(&config, host)?;
-            print(args.output.json, &answer, || text(&answer))?;
+            print(args.output.json, &answer, || {
+                coloured(text(&answer), args.color.color)
+            })?;
             Ok(ExitCode::SUCCESS)
         }
         Err(errors) if args.output.json => {

@@ -27,6 +27,7 @@ mod run;
 mod stats;
 mod status;
 mod table;
+mod terminal;
 mod top;
 mod watch;
 

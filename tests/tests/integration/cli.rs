@@ -10,6 +10,7 @@ use rto_testbed::{
     wait::{TIMEOUT, eventually_seen},
     workload::traffic::Connect,
 };
+use rto_tests::pty::Terminal;
 use serde_json::Value;
 
 use super::{near, to};
@@ -212,6 +213,119 @@ fn a_start_that_fails_leaves_no_directory() -> anyhow::Result<()> {
     ensure!(env.pin_dir().exists());
     env.end(Signal::SIGTERM)?;
     ensure!(!env.pin_dir().exists());
+    Ok(())
+}
+
+test!(a_list_of_what_was_asked_for);
+fn a_list_of_what_was_asked_for() -> anyhow::Result<()> {
+    let other = "[policy.other]\nrto_min = \"100ms\"\ncidrs = [\"10.1.0.0/16\"]\n";
+    let env = TestEnv::with(&format!("{}{other}", near("\"10.88.0.0/16\"")))?;
+    env.cli(&["add", "10.88.1.0/24", "10.2.0.0/16", "--policy", "near"])?;
+    let cidrs = |more: &[&str]| -> anyhow::Result<Vec<String>> {
+        let list = env.json(&[&["list"], more].concat())?;
+        let entries = list["entries"].as_array().context("no entries")?;
+        let cidrs = entries.iter().filter_map(|entry| entry["cidr"].as_str());
+        Ok(cidrs.map(ToOwned::to_owned).collect())
+    };
+    assert_eq!(cidrs(&["--file"])?, ["10.1.0.0/16", "10.88.0.0/16"]);
+    assert_eq!(cidrs(&["--runtime"])?, ["10.2.0.0/16", "10.88.1.0/24"]);
+    assert_eq!(cidrs(&["--policy", "other"])?, ["10.1.0.0/16"]);
+    assert_eq!(
+        cidrs(&["--cidr", "10.88.0.0/16"])?,
+        ["10.88.0.0/16", "10.88.1.0/24"]
+    );
+    let error = env.cli_fails(&["list", "--policy", "nope"])?;
+    ensure!(error.contains("no policy nope is in force"), "{error}");
+    let removed = env.cli(&["remove", "--policy", "near"])?;
+    ensure!(removed.contains("3 removed"), "{removed}");
+    assert_eq!(cidrs(&[])?, ["10.1.0.0/16"]);
+    env.cli_fails(&["remove", "--policy", "near"])?;
+    Ok(())
+}
+
+test!(what_a_killed_daemon_left_is_listed);
+fn what_a_killed_daemon_left_is_listed() -> anyhow::Result<()> {
+    let mut env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
+    env.end(Signal::SIGKILL)?;
+    let output = env.try_cli(&["list"])?;
+    let listed = String::from_utf8(output.stdout)?;
+    ensure!(
+        listed.contains("10.88.0.0/24  near    0     initial_rto 100ms"),
+        "{listed}"
+    );
+    let error = String::from_utf8(output.stderr)?;
+    ensure!(error.contains("is in force by the pins in"), "{error}");
+    assert_eq!(output.status.code(), Some(1));
+    env.cli(&["detach"])?;
+    let output = env.try_cli(&["list"])?;
+    ensure!(
+        output.stdout.is_empty() && output.status.code() == Some(1),
+        "{output:?}"
+    );
+    Ok(())
+}
+
+test!(numbers_are_numbers);
+fn numbers_are_numbers() -> anyhow::Result<()> {
+    let env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
+    let own = fs::read_to_string("/proc/sys/net/ipv4/tcp_syn_retries")?;
+    let own: u64 = own.trim().parse()?;
+    let looked = env.json(&["lookup", SERVER_V4])?;
+    let effects = looked["entry"]["effects"]
+        .as_array()
+        .context("no effects")?;
+    let retries = effects.iter().find(|e| e["setting"] == "syn_retries");
+    let retries = retries.context("no syn_retries")?;
+    ensure!(retries["count"].as_u64() > Some(own), "{retries:#}");
+    assert_eq!(retries["host_count"].as_u64(), Some(own), "{retries:#}");
+    let text = env.cli(&["lookup", SERVER_V4])?;
+    ensure!(
+        text.contains(&format!(" instead of {own} (connect() gives up")),
+        "{text}"
+    );
+    env.cli(&["add", "10.1.0.0/16", "--syn-retries", "9"])?;
+    let list = env.json(&["list"])?;
+    let policies = list["policies"].as_object().context("no policies")?;
+    let fixed = policies.values().any(|p| p["settings"]["syn_retries"] == 9);
+    ensure!(fixed, "{list:#}");
+    Ok(())
+}
+
+test!(what_is_shown_fits_and_has_colours_only_on_a_terminal);
+fn what_is_shown_fits_and_has_colours_only_on_a_terminal() -> anyhow::Result<()> {
+    const ESCAPE: char = '\u{1b}';
+    let idle = "[policy.idle]\nrto_min = \"100ms\"\n";
+    let env = TestEnv::with(&format!("{}{idle}", near("\"10.88.0.0/24\"")))?;
+    let status = env.cli(&["status"])?;
+    ensure!(
+        status.contains("health         good") && !status.contains(ESCAPE),
+        "{status}"
+    );
+    ensure!(!status.contains("CONNECTED"), "{status}");
+    let coloured = env.cli(&["status", "--color", "always"])?;
+    ensure!(
+        coloured.contains("\u{1b}[32mhealth         good\u{1b}[0m"),
+        "{coloured}"
+    );
+    // No connection at all: nothing but what is idle.
+    let stats = env.cli(&["stats"])?;
+    assert_eq!(stats, "nothing counted: idle, near (--all)\n");
+    let all = env.cli(&["stats", "--all"])?;
+    ensure!(
+        all.lines().count() == 5 && all.contains("UNDECIDED"),
+        "{all}"
+    );
+    // On a terminal of 80 columns.
+    for (args, cut) in [
+        (&["list"][..], "…"),
+        (&["stats", "--all"], "columns more: --wide)"),
+    ] {
+        let mut terminal = Terminal::start(env.command(args))?;
+        let screen = terminal.wait_for("it", |screen| screen.contains(cut))?;
+        ensure!(screen.contains("near"), "{screen}");
+    }
+    let mut terminal = Terminal::start(env.command(&["status"]))?;
+    terminal.wait_for("the state", |screen| screen.contains("health         good"))?;
     Ok(())
 }
 

@@ -83,9 +83,8 @@ fn shell(name: &str, arguments: &[&str], setup: &str) -> anyhow::Result<()> {
                 .wait_for(line, |screen| has(screen, line))
                 .with_context(|| format!("{name}: {typed}"))?;
         }
-        // Drop the line, and everything above.
-        terminal.press("\u{3}")?;
-        terminal.press("clear\r")?;
+        // Ctrl-U drops the line, Ctrl-L everything above.
+        terminal.press("\u{15}\u{c}")?;
         terminal.wait_for("an empty line", |screen| screen.trim() == PROMPT.trim_end())?;
     }
     // Several: the shell shows them.
@@ -136,7 +135,8 @@ fn without_a_daemon_there_is_nothing_and_no_error() -> anyhow::Result<()> {
     let output = command.output()?;
     ensure!(output.status.success(), "{output:?}");
     let said = String::from_utf8(output.stdout)?;
-    ensure!(said.contains("--socket") && !said.contains('/'), "{said}");
+    ensure!(said.contains("--socket"), "{said}");
+    ensure!(said.lines().all(|line| line.starts_with('-')), "{said}");
     ensure!(output.stderr.is_empty(), "{:?}", output.stderr);
     Ok(())
 }
