@@ -86,7 +86,7 @@ fn source(source: &Source) -> String {
             };
             format!(
                 "{}: {packets} packets{lasted}; {flows} flows{peers} with {segments} segments, \
-                 {retransmitted} of them sent again\n",
+                 {retransmitted} of them retransmitted\n",
                 printable::path(file)
             )
         }

@@ -119,7 +119,7 @@ p                hold the picture
 q, Esc, Ctrl-C   quit
 
 CONN/S   connections established per second
-RETR%    SYNs and SYN-ACKs sent again, per connection
+RETR%    SYNs and SYN-ACKs retransmitted, per connection
 SPUR%    of these, spurious: an answer was on its way
 HS       how long handshakes took
 RTT      smoothed round-trip time

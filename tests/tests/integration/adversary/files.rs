@@ -26,6 +26,9 @@ use super::{super::near, Victim};
 
 const NOBODY: u32 = 65_534;
 
+/// Puts something into the directory of the configuration.
+type Plant<'a> = &'a dyn Fn() -> anyhow::Result<()>;
+
 fn fifo(path: &Path) -> anyhow::Result<()> {
     Ok(mkfifo(path, Mode::from_bits_truncate(0o600))?)
 }
@@ -115,7 +118,7 @@ fn planted_files_change_nothing() -> anyhow::Result<()> {
             fs::Permissions::from_mode(0o600),
         )?)
     };
-    let plants: [(&str, &dyn Fn() -> anyhow::Result<()>, &str); 5] = [
+    let plants: [(&str, Plant<'_>, &str); 5] = [
         (
             "a dangling link",
             &|| Ok(symlink("nowhere", &planted)?),
