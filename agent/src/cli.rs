@@ -6,6 +6,7 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::policy::Settings;
 
+mod examples;
 mod values;
 
 /// Per-CIDR TCP retransmission timers for Linux.
@@ -81,43 +82,61 @@ pub enum LogFormat {
 #[derive(Debug, Subcommand)]
 pub enum Verb {
     /// The daemon, in the foreground
+    #[command(after_long_help = examples::RUN)]
     Run(Run),
     /// Validate a configuration and print what it would do on this host
+    #[command(after_long_help = examples::CHECK)]
     Check(Check),
     /// Add entries, until the boot ends or for good
+    #[command(after_long_help = examples::ADD)]
     Add(Add),
     /// Remove entries, or switch those of the files off
+    #[command(after_long_help = examples::REMOVE)]
     Remove(Remove),
     /// Entries in force: CIDR, policy, source, settings, hits
-    List(Reading),
+    #[command(after_long_help = examples::LIST)]
+    List(List),
     /// Which entry a connection to an address takes, and why
+    #[command(after_long_help = examples::LOOKUP)]
     Lookup(Lookup),
     /// What each policy did: connections, retransmissions, handshake and round-trip times
+    #[command(after_long_help = examples::STATS)]
     Stats(Stats),
     /// Retransmissions as they happen
+    #[command(after_long_help = examples::WATCH)]
     Watch(Watch),
     /// A live view of what each policy does
+    #[command(after_long_help = examples::TOP)]
     Top(Top),
     /// Attached where, kernel, HZ, last reload, health; exit status 1 on a problem
-    Status(Reading),
+    #[command(after_long_help = examples::STATUS)]
+    Status(Status),
     /// Read the files again; the answer is what changed, or the error
+    #[command(after_long_help = examples::RELOAD)]
     Reload(Reading),
     /// Compare the kernel's maps and pins with what they should be, and repair them; exit status 1 on a difference
+    #[command(after_long_help = examples::VERIFY)]
     Verify(Reading),
     /// Moved: rto-lab predict
     #[command(hide = true)]
     Predict(Moved),
     /// Which initial RTO and rto_min would suit what was observed; nothing is changed
+    #[command(after_long_help = examples::ADVISE)]
     Advise(Advise),
     /// Give sockets that are open already the options of their policies
+    #[command(after_long_help = examples::APPLY)]
     Apply(Apply),
     /// Remove every trace from the kernel, daemon or not
+    #[command(after_long_help = examples::DETACH)]
     Detach(Detach),
     /// Diagnose host problems and suggest fixes; exit status 1 on a problem
+    #[command(after_long_help = examples::DOCTOR)]
     Doctor(Doctor),
     /// Completions for a shell, on stdout
+    #[command(after_long_help = examples::COMPLETIONS)]
     Completions(Completions),
     /// The manual page (roff), on stdout
+    #[command(after_long_help = examples::MAN)]
     Man(Man),
     /// The child process of a probe
     #[command(name = crate::kernel::interference::VERB, hide = true)]
@@ -148,6 +167,14 @@ pub struct OutputArg {
     pub(crate) json: bool,
 }
 
+/// For answers with states in them.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct ColorArg {
+    /// Colours for states; auto: on a terminal, unless NO_COLOR is set
+    #[arg(long, value_name = "WHEN", default_value_t = clap::ColorChoice::Auto)]
+    pub(crate) color: clap::ColorChoice,
+}
+
 /// `rto-agent run`.
 #[derive(Debug, Args)]
 pub struct Run {
@@ -168,6 +195,8 @@ pub struct Check {
     pub(crate) config: ConfigArg,
     #[command(flatten)]
     pub(crate) output: OutputArg,
+    #[command(flatten)]
+    pub(crate) color: ColorArg,
 }
 
 /// `rto-agent add`.
@@ -179,9 +208,9 @@ pub struct Add {
     /// A policy of the configuration
     #[arg(long, short, value_name = "NAME")]
     pub(crate) policy: Option<String>,
-    #[command(flatten)]
-    pub(crate) settings: Option<Settings>,
-    /// Remove them again after this time
+    /// Remove them again after this time, like 10m
+    ///
+    /// At most a year. Without it, and without --save, they end with the boot.
     #[arg(long, value_name = "DURATION", value_parser = values::ttl_text)]
     pub(crate) ttl: Option<String>,
     /// Write them to policies.d/50-cli.toml, for good
@@ -191,14 +220,20 @@ pub struct Add {
     pub(crate) socket: SocketArg,
     #[command(flatten)]
     pub(crate) output: OutputArg,
+    // The last: what comes after it would be under its heading.
+    #[command(flatten)]
+    pub(crate) settings: Option<Settings>,
 }
 
 /// `rto-agent remove`.
 #[derive(Debug, Args)]
 pub struct Remove {
     /// Prefixes, exactly as listed
-    #[arg(required = true, value_name = "CIDR")]
+    #[arg(required_unless_present = "policy", value_name = "CIDR")]
     pub(crate) cidrs: Vec<String>,
+    /// All entries of this policy
+    #[arg(long, short, value_name = "NAME", conflicts_with_all = ["cidrs", "undo"])]
+    pub(crate) policy: Option<String>,
     /// Remove them from policies.d/50-cli.toml
     #[arg(long, conflicts_with = "undo")]
     pub(crate) save: bool,
@@ -211,7 +246,42 @@ pub struct Remove {
     pub(crate) output: OutputArg,
 }
 
-/// A verb that only reads, or has nothing more to say.
+/// `rto-agent list`.
+#[derive(Debug, Args)]
+pub struct List {
+    /// Only entries of this policy
+    #[arg(long, short, value_name = "NAME")]
+    pub(crate) policy: Option<String>,
+    /// Only this entry and those within it; may be given again for others
+    #[arg(long, short, value_name = "CIDR")]
+    pub(crate) cidr: Vec<String>,
+    /// Only runtime entries
+    #[arg(long, conflicts_with = "file")]
+    pub(crate) runtime: bool,
+    /// Only entries of the files
+    #[arg(long)]
+    pub(crate) file: bool,
+    /// Lines as long as they are, also on a narrower terminal
+    #[arg(long)]
+    pub(crate) wide: bool,
+    #[command(flatten)]
+    pub(crate) socket: SocketArg,
+    #[command(flatten)]
+    pub(crate) output: OutputArg,
+}
+
+/// `rto-agent status`.
+#[derive(Debug, Args)]
+pub struct Status {
+    #[command(flatten)]
+    pub(crate) socket: SocketArg,
+    #[command(flatten)]
+    pub(crate) output: OutputArg,
+    #[command(flatten)]
+    pub(crate) color: ColorArg,
+}
+
+/// `rto-agent reload` and `verify`.
 #[derive(Debug, Args)]
 pub struct Reading {
     #[command(flatten)]
@@ -226,6 +296,12 @@ pub struct Stats {
     /// Only this policy ("unmatched": connections that no entry covers)
     #[arg(long, short, value_name = "NAME")]
     pub(crate) policy: Option<String>,
+    /// Also policies that have not counted anything
+    #[arg(long, short)]
+    pub(crate) all: bool,
+    /// All columns, also on a narrower terminal
+    #[arg(long)]
+    pub(crate) wide: bool,
     /// Again and again, what came meanwhile: on a terminal in place, with --json a line each
     #[arg(long, short)]
     pub(crate) watch: bool,
@@ -254,6 +330,9 @@ pub struct Watch {
     /// Only connections with a peer in this prefix; may be given again for others
     #[arg(long, short, value_name = "CIDR")]
     pub(crate) cidr: Vec<String>,
+    /// All columns, also on a narrower terminal
+    #[arg(long)]
+    pub(crate) wide: bool,
     #[command(flatten)]
     pub(crate) socket: SocketArg,
     /// Print a JSON object a line; its fields are documented and stable
@@ -349,6 +428,8 @@ pub struct Doctor {
     pub(crate) cgroup: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) output: OutputArg,
+    #[command(flatten)]
+    pub(crate) color: ColorArg,
 }
 
 /// `rto-agent apply`.
@@ -387,123 +468,4 @@ pub struct Man {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::iter;
-
-    use clap::{CommandFactory as _, error::ErrorKind};
-
-    use super::*;
-
-    fn parsed(line: &str) -> Result<Cli, clap::Error> {
-        let args = iter::once("rto-agent").chain(line.split(' '));
-        Cli::try_parse_from(verb_first(args.map(OsString::from)))
-    }
-
-    #[test]
-    fn the_definitions_hold_together() {
-        Cli::command().debug_assert();
-    }
-
-    #[test]
-    fn options_before_the_verb_are_those_after_it() {
-        for line in [
-            "--socket /s --json status",
-            "--json --socket=/s status",
-            "--json status --socket /s",
-            "status --socket /s --json",
-        ] {
-            let Verb::Status(status) = parsed(line).unwrap().verb else {
-                panic!("{line}");
-            };
-            assert_eq!(status.socket.socket, PathBuf::from("/s"), "{line}");
-            assert!(status.output.json, "{line}");
-        }
-        let Verb::Add(add) = parsed("--socket /s add 10.0.0.0/8 --policy p")
-            .unwrap()
-            .verb
-        else {
-            panic!();
-        };
-        assert_eq!(add.cidrs, ["10.0.0.0/8"]);
-        assert!(!add.output.json);
-    }
-
-    /// As after the verb, for each verb there is.
-    #[test]
-    fn a_verb_that_has_no_such_option_refuses_it() {
-        let command = Cli::command();
-        let mut refusing = Vec::new();
-        let verbs = command.get_subcommands();
-        for verb in verbs.filter(|verb| verb.get_name() != "predict") {
-            for (option, id) in [("--json", "json"), ("--socket=/s", "socket")] {
-                let has = verb.get_arguments().any(|arg| arg.get_id() == id);
-                let name = verb.get_name();
-                let is_refused = |line: &str| {
-                    let refused =
-                        parsed(line).is_err_and(|e| e.kind() == ErrorKind::UnknownArgument);
-                    assert_eq!(refused, !has, "{line}");
-                };
-                is_refused(&format!("{option} {name}"));
-                is_refused(&format!("{name} {option}"));
-                if !has {
-                    refusing.push(format!("{option} {name}"));
-                }
-            }
-        }
-        for line in [
-            "--json run",
-            "--json top",
-            "--json man",
-            "--socket=/s check",
-        ] {
-            assert!(refusing.contains(&line.to_owned()), "{refusing:?}");
-        }
-    }
-
-    #[test]
-    fn they_conflict_with_what_they_conflict_with_after_it() {
-        for line in ["--json status --json", "--socket /s status --socket /t"] {
-            let error = parsed(line).unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::ArgumentConflict, "{line}");
-        }
-        for line in ["--socket", "--socket /s", "--json"] {
-            assert_eq!(parsed(line).unwrap_err().exit_code(), 2, "{line}");
-        }
-        let version = parsed("--json --version").unwrap_err();
-        assert_eq!(version.kind(), ErrorKind::DisplayVersion);
-    }
-
-    #[test]
-    fn a_verb_that_moved_takes_whatever_is_given() {
-        for line in [
-            "predict",
-            "predict --policy x -d 1s --json",
-            "--json predict",
-        ] {
-            assert!(
-                matches!(parsed(line).unwrap().verb, Verb::Predict(_)),
-                "{line}"
-            );
-        }
-    }
-
-    #[test]
-    fn a_duration_that_is_none_is_a_usage_error() {
-        for line in [
-            "add 10.0.0.0/8 --initial-rto 100",
-            "add 10.0.0.0/8 --rto-min 5sm",
-            "add 10.0.0.0/8 --delack-max x",
-            "add 10.0.0.0/8 --rto-max 1",
-            "add 10.0.0.0/8 --user-timeout 1h1",
-            "add 10.0.0.0/8 --policy p --ttl 0s",
-            "add 10.0.0.0/8 --policy p --ttl 10",
-            "stats --watch --interval 1us",
-            "top --interval 2",
-            "advise 10.0.0.1 --peer-delack 1s",
-        ] {
-            let error = parsed(line).unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::ValueValidation, "{line}");
-            assert_eq!(error.exit_code(), 2, "{line}");
-        }
-    }
-}
+mod tests;

@@ -7,6 +7,7 @@
 pub mod api;
 pub mod cli;
 pub mod commands;
+pub mod completion;
 pub mod config;
 pub mod daemon;
 pub mod datapath;

@@ -1,9 +1,17 @@
-//! Names that others have given, to files and processes, as text for terminals and JSON: always there, and without
+//! Text for terminals and JSON: numbers of things, and names that others have given, to files and processes, without
 //! control characters.
 
 use std::{borrow::Cow, fmt::Write as _, path::Path};
 
 use serde::{Serialize as _, Serializer};
+
+/// A number of things: "1 entry", "2 entries".
+pub(crate) fn counted(count: usize, one: &str, many: &str) -> String {
+    match count {
+        1 => format!("1 {one}"),
+        count => format!("{count} {many}"),
+    }
+}
 
 /// A path. What is not UTF-8 in it is shown as U+FFFD: a name must not make an answer fail.
 pub(crate) fn path(path: &Path) -> String {

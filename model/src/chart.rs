@@ -82,11 +82,84 @@ pub enum Legend {
     UpperLeft,
 }
 
+/// What the values of an axis are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unit {
+    /// Times in milliseconds; shown in the unit that fits.
+    Milliseconds,
+    /// Parts of a hundred.
+    Percent,
+    /// Without a unit.
+    Number,
+}
+
+impl Unit {
+    /// A value at the axis: "10 s", "0.5 %".
+    fn tick(self, value: f64) -> String {
+        let (value, unit) = match self {
+            Self::Percent => (value, " %"),
+            Self::Number => (value, ""),
+            Self::Milliseconds if value == 0.0 => (value, ""),
+            Self::Milliseconds if value.abs() < 1.0 => (value * 1e3, " us"),
+            Self::Milliseconds if value.abs() < 1e3 => (value, " ms"),
+            Self::Milliseconds => (value / 1e3, " s"),
+        };
+        // What is beyond is of the arithmetic.
+        let digits = format!("{value:.4}");
+        format!(
+            "{}{unit}",
+            digits.trim_end_matches('0').trim_end_matches('.')
+        )
+    }
+}
+
+/// An axis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Axis {
+    /// Beside it.
+    pub label: &'static str,
+    /// Of its values.
+    pub unit: Unit,
+}
+
+impl Axis {
+    /// Of times in milliseconds.
+    #[must_use]
+    pub const fn ms(label: &'static str) -> Self {
+        Self {
+            label,
+            unit: Unit::Milliseconds,
+        }
+    }
+
+    /// Of shares in percent.
+    #[must_use]
+    pub const fn percent(label: &'static str) -> Self {
+        Self {
+            label,
+            unit: Unit::Percent,
+        }
+    }
+
+    /// Of numbers without a unit.
+    #[must_use]
+    pub const fn number(label: &'static str) -> Self {
+        Self {
+            label,
+            unit: Unit::Number,
+        }
+    }
+}
+
 /// A chart.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Chart {
-    /// Above it, with the units of both axes.
+    /// Above it.
     pub title: String,
+    /// The horizontal axis.
+    pub x: Axis,
+    /// The vertical axis.
+    pub y: Axis,
     /// Whether the axis is logarithmic; values at or below 0 are left out then.
     pub log_x: bool,
     /// The same for the other axis, which begins at 0 otherwise.
@@ -186,11 +259,18 @@ impl Chart {
             .margin(12)
             // The last label of the axis.
             .margin_right(40)
-            .x_label_area_size(36)
-            .y_label_area_size(70)
+            .x_label_area_size(48)
+            .y_label_area_size(86)
             .build_cartesian_2d(x, y)
             .map_err(drawing)?;
-        chart.configure_mesh().draw().map_err(drawing)?;
+        chart
+            .configure_mesh()
+            .x_desc(self.x.label)
+            .y_desc(self.y.label)
+            .x_label_formatter(&|value| self.x.unit.tick(*value))
+            .y_label_formatter(&|value| self.y.unit.tick(*value))
+            .draw()
+            .map_err(drawing)?;
         for (series, color) in self.series.iter().zip(COLORS.iter().cycle()) {
             let points = series.points.iter().copied();
             let points = points.filter(|(x, y)| {
@@ -254,6 +334,8 @@ mod tests {
     fn chart(series: Vec<Series>) -> Chart {
         Chart {
             title: "a <title>".to_owned(),
+            x: Axis::ms("a time"),
+            y: Axis::percent("a share"),
             log_x: true,
             log_y: false,
             legend: Legend::default(),
@@ -283,6 +365,25 @@ mod tests {
             }
             let circles = 4 - usize::from(log_x) - usize::from(log_y);
             assert_eq!(text.matches("<circle").count(), 2 * circles, "{text}");
+        }
+    }
+
+    #[test]
+    fn axes_have_labels_and_readable_units() {
+        let points = vec![(0.25, 0.5), (10_000.0, 20.0)];
+        let text = svg(&[chart(vec![Series::line("x", points)])]).unwrap();
+        for label in ["a time", "a share", "10 s", "100 ms", "20 %"] {
+            assert!(text.contains(&format!("{label}\n")), "{label}: {text}");
+        }
+        assert!(!text.contains("10000"), "{text}");
+        for (unit, value, tick) in [
+            (Unit::Milliseconds, 0.0, "0"),
+            (Unit::Milliseconds, 0.25, "250 us"),
+            (Unit::Milliseconds, 1500.0, "1.5 s"),
+            (Unit::Percent, 0.1 + 0.2, "0.3 %"),
+            (Unit::Number, 100.0, "100"),
+        ] {
+            assert_eq!(unit.tick(value), tick);
         }
     }
 

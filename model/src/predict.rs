@@ -5,7 +5,7 @@ use std::{iter, time::Duration};
 use serde::Serialize;
 
 use crate::{
-    chart::{Chart, Legend, Series},
+    chart::{Axis, Chart, Legend, Series},
     retransmit::LinuxTimers,
 };
 
@@ -93,7 +93,9 @@ pub fn charts(title: &str, predictions: &[Prediction]) -> [Chart; 3] {
     ];
     [
         Chart {
-            title: format!("{title}: idle, ms, by disruption, ms"),
+            title: format!("{title}: idle time"),
+            x: Axis::ms("disruption"),
+            y: Axis::ms("idle"),
             log_x: true,
             log_y: true,
             legend: Legend::LowerRight,
@@ -101,6 +103,8 @@ pub fn charts(title: &str, predictions: &[Prediction]) -> [Chart; 3] {
         },
         Chart {
             title: "the same on linear axes".to_owned(),
+            x: Axis::ms("disruption"),
+            y: Axis::ms("idle"),
             log_x: false,
             log_y: false,
             legend: Legend::LowerRight,
@@ -108,6 +112,8 @@ pub fn charts(title: &str, predictions: &[Prediction]) -> [Chart; 3] {
         },
         Chart {
             title: "improvement: kernel's idle time by that with it (below 1: worse)".to_owned(),
+            x: Axis::ms("disruption"),
+            y: Axis::number("improvement"),
             log_x: true,
             log_y: false,
             legend: Legend::UpperRight,

@@ -30,6 +30,18 @@ pub fn request(
     receive(stream)
 }
 
+/// Asks for a page in a form, as an `Accept` header has it.
+///
+/// # Errors
+///
+/// If what comes back is no HTTP.
+pub fn get(mut stream: impl Read + Write, path: &str, accept: &str) -> anyhow::Result<Answer> {
+    let text =
+        format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\naccept: {accept}\r\n\r\n");
+    stream.write_all(text.as_bytes())?;
+    receive(stream)
+}
+
 /// Sends a request, in one piece.
 ///
 /// # Errors

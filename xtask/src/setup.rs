@@ -5,7 +5,7 @@ use std::{fs, path::Path};
 use crate::process::{apt_install, as_root, have, run as run_command};
 
 /// A program, and the Debian package it comes in.
-const PROGRAMS: [(&str, &str); 7] = [
+const PROGRAMS: [(&str, &str); 10] = [
     ("ip", "iproute2"),
     ("nft", "nftables"),
     ("tcpdump", "tcpdump"),
@@ -13,6 +13,9 @@ const PROGRAMS: [(&str, &str); 7] = [
     ("sysctl", "procps"),
     ("setpriv", "util-linux"),
     ("systemd-analyze", "systemd"),
+    ("zsh", "zsh"),
+    ("fish", "fish"),
+    ("promtool", "prometheus"),
 ];
 
 /// Announces and installs missing packages, and mounts the BPF file system.

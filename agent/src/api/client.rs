@@ -67,6 +67,7 @@ pub enum ClientError {
 #[derive(Clone, Debug)]
 pub struct Client {
     socket: PathBuf,
+    timeout: Duration,
 }
 
 impl Client {
@@ -74,7 +75,13 @@ impl Client {
     pub fn new(socket: &Path) -> Self {
         Self {
             socket: socket.to_owned(),
+            timeout: TIMEOUT,
         }
+    }
+
+    /// The same for who waits no longer than this for an answer.
+    pub fn within(self, timeout: Duration) -> Self {
+        Self { timeout, ..self }
     }
 
     /// `GET path`.
@@ -105,7 +112,7 @@ impl Client {
         let runtime = self.runtime()?;
         runtime.block_on(async {
             let exchange = self.exchange(Method::GET, path, Bytes::new());
-            let exchange = tokio::time::timeout(TIMEOUT, exchange).await;
+            let exchange = tokio::time::timeout(self.timeout, exchange).await;
             let (response, _driver) = exchange.unwrap_or_else(|_| Err(self.silent()))?;
             let mut body = response.into_body();
             let mut rest = Vec::new();
@@ -147,7 +154,7 @@ impl Client {
                 driver.abort();
                 Ok(collected.map_err(|e| self.broken(e))?.to_bytes())
             };
-            let whole = tokio::time::timeout(TIMEOUT, whole).await;
+            let whole = tokio::time::timeout(self.timeout, whole).await;
             whole.unwrap_or_else(|_| Err(self.silent()))
         })?;
         serde_json::from_slice(&answer).map_err(|e| self.broken(e))
@@ -204,7 +211,7 @@ impl Client {
     }
 
     fn silent(&self) -> ClientError {
-        self.broken(format!("nothing for {} s", TIMEOUT.as_secs()))
+        self.broken(format!("nothing for {} s", self.timeout.as_secs()))
     }
 
     fn broken(&self, reason: impl std::fmt::Display) -> ClientError {

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use crate::{policy::units::parse_duration, wire::ttl::parse_ttl};
+use crate::{
+    policy::units::{Scale, parse_scaled},
+    wire::ttl::parse_ttl,
+};
 
 /// Longest delay of a peer's ACK (`TCP_DELACK_MAX`).
 const LONGEST_DELACK: Duration = Duration::from_millis(200);
@@ -17,7 +20,7 @@ pub(super) fn ttl_text(text: &str) -> Result<String, String> {
 
 /// The time between two looks.
 pub(super) fn interval(text: &str) -> Result<Duration, String> {
-    let interval = read(text)?;
+    let interval = read(text, Scale::Interval)?;
     if INTERVALS.contains(&interval) {
         Ok(interval)
     } else {
@@ -27,15 +30,15 @@ pub(super) fn interval(text: &str) -> Result<Duration, String> {
 
 /// How long a peer delays an ACK.
 pub(super) fn delack(text: &str) -> Result<Duration, String> {
-    let delay = read(text)?;
+    let delay = read(text, Scale::Timer)?;
     if delay > LONGEST_DELACK {
         return Err("at most 200ms, the longest that Linux delays an ACK".to_owned());
     }
     Ok(delay)
 }
 
-fn read(text: &str) -> Result<Duration, String> {
-    parse_duration(text).map_err(|e| e.to_string())
+fn read(text: &str, scale: Scale) -> Result<Duration, String> {
+    parse_scaled(text, scale).map_err(|e| e.to_string())
 }
 
 #[cfg(test)]

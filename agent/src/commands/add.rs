@@ -1,16 +1,17 @@
 //! `rto-agent add`.
 
-use std::process::ExitCode;
+use std::{process::ExitCode, time::Duration};
 
-use super::{print, table};
+use super::{flags, print, table};
 use crate::{
-    api::client::Client,
+    api::client::{Client, ClientError},
     cli::Add,
     kernel::hz::measure,
     wire::types::{AddRequest, ChangeAnswer},
 };
 
 pub(super) fn run(args: Add) -> anyhow::Result<ExitCode> {
+    let own_settings = args.settings.is_some();
     let request = AddRequest {
         cidrs: args.cidrs,
         policy: args.policy,
@@ -18,8 +19,69 @@ pub(super) fn run(args: Add) -> anyhow::Result<ExitCode> {
         ttl: args.ttl,
         save: args.save,
     };
-    let answer: ChangeAnswer = Client::new(&args.socket.socket).post("/v1/entries", &request)?;
+    let answer = Client::new(&args.socket.socket).post("/v1/entries", &request);
+    let mut answer: ChangeAnswer = answer.map_err(|error| match error {
+        // What cites a file has the words of the file.
+        ClientError::Refused(text) if own_settings && !(args.save && text.contains('\n')) => {
+            ClientError::Refused(flags::in_place_of_keys(&text))
+        }
+        other => other,
+    })?;
     let hz = measure().unwrap_or_default();
-    print(args.output.json, &answer, || table::change(&answer, hz))?;
+    print(args.output.json, &answer.clone(), || {
+        if own_settings {
+            for note in &mut answer.notes {
+                *note = flags::in_place_of_keys(note);
+            }
+        }
+        text(&answer, args.save, hz)
+    })?;
     Ok(ExitCode::SUCCESS)
+}
+
+fn text(answer: &ChangeAnswer, saved: bool, hz: u32) -> String {
+    let mut text = table::change(answer, hz);
+    if let Some(s) = answer.expires_in_s {
+        let ttl = humantime::format_duration(Duration::from_secs(s));
+        text.push_str(&format!("removed again in {ttl}\n"));
+    } else if !saved {
+        text.push_str("until the boot ends (--save keeps them)\n");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::plan::ChangeSummary;
+
+    #[test]
+    fn what_changed_and_for_how_long() {
+        let added = ChangeSummary {
+            added: 2,
+            policies_added: 1,
+            ..ChangeSummary::default()
+        };
+        let longer = ChangeAnswer {
+            lifetimes_changed: 1,
+            expires_in_s: Some(5400),
+            ..ChangeAnswer::default()
+        };
+        let both = ChangeAnswer {
+            changed: added,
+            lifetimes_changed: 2,
+            ..ChangeAnswer::default()
+        };
+        assert_eq!(
+            text(&longer, false, 250),
+            "1 lifetime changed\nremoved again in 1h 30m\n"
+        );
+        assert_eq!(
+            text(&both, false, 250),
+            "2 added, 0 changed, 0 removed\n2 lifetimes changed\n\
+             policies: 1 added, 0 changed, 0 removed\nuntil the boot ends (--save keeps them)\n"
+        );
+        let nothing = ChangeAnswer::default();
+        assert_eq!(text(&nothing, true, 250), "nothing changed\n");
+    }
 }

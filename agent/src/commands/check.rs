@@ -6,14 +6,14 @@ use serde::Serialize;
 
 mod host;
 
-use super::{print, table};
+use super::{print, table, terminal::coloured};
 use crate::{
     cli::Check,
     config::{Config, ConfigError, ConfigErrors},
     datapath::probe,
     kernel::facts::host_facts,
     policy::{HostFacts, PolicyName, compile::EffectiveSetting},
-    printable,
+    printable::{self, counted},
 };
 
 /// What `--json` prints.
@@ -51,7 +51,9 @@ pub(super) fn run(args: &Check) -> anyhow::Result<ExitCode> {
     match loaded {
         Ok(config) => {
             let answer = good(&config, host)?;
-            print(args.output.json, &answer, || text(&answer))?;
+            print(args.output.json, &answer, || {
+                coloured(text(&answer), args.color.color)
+            })?;
             Ok(ExitCode::SUCCESS)
         }
         Err(errors) if args.output.json => {
@@ -101,19 +103,18 @@ fn good(config: &Config, host: HostFacts) -> anyhow::Result<Answer> {
 fn text(answer: &Answer) -> String {
     let mut text = String::new();
     for (name, policy) in &answer.policies {
-        let entries = policy.entries;
-        let plural = if entries == 1 { "entry" } else { "entries" };
-        text.push_str(&format!("policy {name}: {entries} {plural}\n"));
+        let entries = counted(policy.entries, "entry", "entries");
+        text.push_str(&format!("policy {name}: {entries}\n"));
         text.push_str(&table::effects(&policy.effects, answer.host.hz, "  "));
     }
     for warning in &answer.warnings {
         text.push_str(&format!("warning: {warning}\n"));
     }
     text.push_str(&format!(
-        "good: {} entries, {} policies, {} file(s)\n",
-        answer.entries,
-        answer.policies.len(),
-        answer.files.len()
+        "good: {}, {}, {}\n",
+        counted(answer.entries, "entry", "entries"),
+        counted(answer.policies.len(), "policy", "policies"),
+        counted(answer.files.len(), "file", "files"),
     ));
     text
 }

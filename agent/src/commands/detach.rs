@@ -13,7 +13,7 @@ use crate::{
     datapath::Removed,
     engine::{for_restoring, remove_kept_pins, remove_links, remove_pins, walk},
     kernel::{interference, privileges},
-    printable,
+    printable::{self, counted},
     wire::types::{DetachAnswer, DetachRequest, WalkView},
 };
 
@@ -110,7 +110,11 @@ fn text(answer: &DetachAnswer) -> String {
     let mut text = match (removed.links, removed.generations.len()) {
         _ if answer.kept.is_some() => "out of force\n".to_owned(),
         (0, 0) => "nothing was attached\n".to_owned(),
-        (links, sets) => format!("detached: {links} link(s) and {sets} set(s) of maps removed\n"),
+        (links, sets) => format!(
+            "detached: {} and {} of maps removed\n",
+            counted(links, "link", "links"),
+            counted(sets, "set", "sets")
+        ),
     };
     if answer.by_daemon {
         text.push_str(

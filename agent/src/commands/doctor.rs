@@ -2,7 +2,7 @@
 
 use std::{path::Path, process::ExitCode};
 
-use super::{exit, print};
+use super::{exit, print, terminal::coloured};
 use crate::{
     api::client::Client,
     cli::Doctor,
@@ -53,7 +53,9 @@ pub(super) fn run(args: &Doctor) -> anyhow::Result<ExitCode> {
         host: facts.as_ref().ok().copied(),
         config_error: loaded.as_ref().err().map(ToString::to_string),
     });
-    print(args.output.json, &report, || render(&report))?;
+    print(args.output.json, &report, || {
+        coloured(render(&report), args.color.color)
+    })?;
     Ok(exit(report.worst != Severity::Problem))
 }
 

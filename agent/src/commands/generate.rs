@@ -7,11 +7,13 @@ use std::{
 
 use clap::CommandFactory as _;
 
-use crate::cli::{Cli, Completions, Man};
+use crate::{
+    cli::{Cli, Completions, Man},
+    completion,
+};
 
 pub(super) fn completions(args: &Completions) -> anyhow::Result<ExitCode> {
-    let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut Cli::command(), "rto-agent", &mut script);
+    let script = completion::script(args.shell)?;
     io::stdout().lock().write_all(&script)?;
     Ok(ExitCode::SUCCESS)
 }

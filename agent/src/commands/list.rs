@@ -4,24 +4,88 @@ use std::{collections::BTreeMap, fmt::Write as _, process::ExitCode};
 
 use rto_agent_common::EntryValue;
 
-use super::{print, table};
+use super::{print, table, terminal};
 use crate::{
-    api::client::Client,
-    cli::Reading,
-    wire::types::{EntryView, ListAnswer},
+    api::client::{Client, ClientError},
+    cli::List,
+    policy::{Cidr, PolicyName},
+    wire::types::{EntryView, ListAnswer, SourceView},
 };
 
-pub(super) fn run(args: &Reading) -> anyhow::Result<ExitCode> {
-    let answer: ListAnswer = Client::new(&args.socket.socket).get("/v1/entries")?;
-    print(args.output.json, &answer, || text(&answer))?;
+mod pinned;
+
+pub(super) fn run(args: &List) -> anyhow::Result<ExitCode> {
+    let wanted = Wanted::of(args)?;
+    let columns = terminal::columns(args.wide);
+    let answer = Client::new(&args.socket.socket).get::<ListAnswer>("/v1/entries");
+    let mut answer = match answer {
+        // What is in force without a daemon is for people to know; programs get the error.
+        Err(error @ ClientError::NotRunning { .. }) if !args.output.json => {
+            return pinned::list(&args.socket.socket, &wanted, columns, error);
+        }
+        answer => answer?,
+    };
+    if let Some(policy) = &wanted.policy {
+        anyhow::ensure!(
+            answer.policies.contains_key(policy),
+            "no policy {policy} is in force"
+        );
+        answer.policies.retain(|name, _| name == policy);
+    }
+    answer.entries.retain(|entry| wanted.has(entry));
+    answer.masked.retain(|cidr| wanted.has_masked(cidr));
+    print(args.output.json, &answer, || text(&answer, columns))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Which entries.
+#[derive(Debug, Default)]
+struct Wanted {
+    policy: Option<PolicyName>,
+    /// Within one of these; empty: all.
+    cidrs: Vec<Cidr>,
+    runtime: bool,
+    file: bool,
+}
+
+impl Wanted {
+    fn of(args: &List) -> anyhow::Result<Self> {
+        let cidrs = args.cidr.iter().map(|text| text.parse());
+        Ok(Self {
+            policy: args.policy.as_deref().map(str::parse).transpose()?,
+            cidrs: cidrs.collect::<Result<_, _>>()?,
+            runtime: args.runtime,
+            file: args.file,
+        })
+    }
+
+    fn has(&self, entry: &EntryView) -> bool {
+        let is_runtime = matches!(entry.source, SourceView::Runtime { .. });
+        self.has_entry(&entry.cidr, &entry.policy)
+            && (!self.runtime || is_runtime)
+            && (!self.file || !is_runtime)
+    }
+
+    fn has_entry(&self, cidr: &Cidr, policy: &PolicyName) -> bool {
+        self.policy.as_ref().is_none_or(|wanted| wanted == policy) && self.has_cidr(cidr)
+    }
+
+    /// One that is switched off is of the files; its policy is not told.
+    fn has_masked(&self, cidr: &Cidr) -> bool {
+        !self.runtime && self.policy.is_none() && self.has_cidr(cidr)
+    }
+
+    fn has_cidr(&self, cidr: &Cidr) -> bool {
+        let within = |wanted: &Cidr| wanted == cidr || wanted.contains_cidr(cidr);
+        self.cidrs.is_empty() || self.cidrs.iter().any(within)
+    }
 }
 
 /// The last column is the settings, which no other comes after.
 const HEADER: [&str; 4] = ["CIDR", "POLICY", "SOURCE", "HITS"];
 
 /// Not by the library of tables, whose cells of a million entries are a gigabyte.
-fn text(answer: &ListAnswer) -> String {
+fn text(answer: &ListAnswer, columns: Option<usize>) -> String {
     let settings: BTreeMap<_, _> = answer
         .policies
         .iter()
@@ -37,12 +101,12 @@ fn text(answer: &ListAnswer) -> String {
                 *width = cell.len().max(*width);
             }
         }
-        row(&mut text, widths, HEADER, "SETTINGS");
+        row(&mut text, widths, HEADER, "SETTINGS", columns);
         for entry in &answer.entries {
             let settings = settings.get(&entry.policy).map_or("", String::as_str);
             let cells = cells(entry);
             let cells = cells.each_ref().map(String::as_str);
-            row(&mut text, widths, cells, settings);
+            row(&mut text, widths, cells, settings, columns);
         }
     }
     for cidr in &answer.masked {
@@ -54,25 +118,110 @@ fn text(answer: &ListAnswer) -> String {
 }
 
 fn cells(entry: &EntryView) -> [String; 4] {
-    let more = if entry.hits >= EntryValue::HITS_MAX {
-        "+"
-    } else {
-        ""
-    };
     [
         entry.cidr.to_string(),
         entry.policy.to_string(),
         entry.source.to_string(),
-        format!("{}{more}", entry.hits),
+        hits(entry.hits),
     ]
 }
 
-fn row(text: &mut String, widths: [usize; 4], cells: [&str; 4], last: &str) {
+fn hits(count: u32) -> String {
+    let more = if count >= EntryValue::HITS_MAX {
+        "+"
+    } else {
+        ""
+    };
+    format!("{count}{more}")
+}
+
+fn row<const N: usize>(
+    text: &mut String,
+    widths: [usize; N],
+    cells: [&str; N],
+    last: &str,
+    columns: Option<usize>,
+) {
+    let mut line = String::new();
     for (cell, width) in cells.iter().zip(widths) {
         // Writing to a string does not fail.
-        let _written = write!(text, "{cell:width$}  ");
+        let _written = write!(line, "{cell:width$}  ");
     }
-    text.push_str(last);
-    text.truncate(text.trim_end().len());
+    line.push_str(last);
+    text.push_str(&terminal::shortened(line.trim_end(), columns));
     text.push('\n');
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(cidr: &str, policy: &str, runtime: bool) -> EntryView {
+        let source = if runtime {
+            serde_json::json!({"kind": "runtime", "by": {"uid": 0, "pid": 1}})
+        } else {
+            serde_json::json!({"kind": "file", "path": "/etc/rto-agent/config.toml", "line": 3})
+        };
+        EntryView {
+            cidr: cidr.parse().unwrap(),
+            policy: policy.parse().unwrap(),
+            source: serde_json::from_value(source).unwrap(),
+            hits: 7,
+            overrides: None,
+        }
+    }
+
+    fn all() -> Vec<EntryView> {
+        vec![
+            entry("10.0.0.0/8", "far", false),
+            entry("10.1.0.0/16", "near", false),
+            entry("10.1.2.0/24", "near", true),
+        ]
+    }
+
+    #[test]
+    fn only_what_was_asked_for() {
+        let wanted = |change: fn(&mut Wanted)| {
+            let mut wanted = Wanted::default();
+            change(&mut wanted);
+            let entries = all().into_iter().filter(|entry| wanted.has(entry));
+            entries.map(|e| e.cidr.to_string()).collect::<Vec<_>>()
+        };
+        assert_eq!(wanted(|_| {}).len(), 3);
+        assert_eq!(wanted(|w| w.runtime = true), ["10.1.2.0/24"]);
+        assert_eq!(wanted(|w| w.file = true), ["10.0.0.0/8", "10.1.0.0/16"]);
+        let near = wanted(|w| w.policy = "near".parse().ok());
+        assert_eq!(near, ["10.1.0.0/16", "10.1.2.0/24"]);
+        let within = wanted(|w| w.cidrs = vec!["10.1.0.0/16".parse().unwrap()]);
+        assert_eq!(within, ["10.1.0.0/16", "10.1.2.0/24"]);
+    }
+
+    #[test]
+    fn lines_fit_a_terminal() {
+        let mut answer = ListAnswer {
+            entries: all(),
+            ..ListAnswer::default()
+        };
+        let settings = serde_json::json!({
+            "settings": {},
+            "effects": [{"setting": "initial_rto", "asked": "100ms", "effective": "100ms"},
+                        {"setting": "syn_retries", "asked": "auto", "effective": "11", "count": 11}]
+        });
+        let view: crate::wire::types::PolicyView = serde_json::from_value(settings).unwrap();
+        answer.policies.insert("near".parse().unwrap(), view);
+        let wide = text(&answer, None);
+        assert!(
+            wide.contains("initial_rto 100ms, syn_retries auto (11)\n"),
+            "{wide}"
+        );
+        let narrow = text(&answer, Some(60));
+        assert!(
+            narrow.lines().all(|line| line.chars().count() <= 60),
+            "{narrow}"
+        );
+        assert!(
+            narrow.contains("initial_rto…") || narrow.contains('…'),
+            "{narrow}"
+        );
+    }
 }

@@ -41,5 +41,10 @@ fn text(answer: &LookupAnswer, hz: u32) -> String {
     for cidr in &answer.shadowed {
         text.push_str(&format!("  not applied: {cidr}, which is shorter\n"));
     }
+    for cidr in &answer.masked {
+        text.push_str(&format!(
+            "  not applied: {cidr}, which was switched off at run time (rto-agent remove --undo {cidr})\n"
+        ));
+    }
     text
 }

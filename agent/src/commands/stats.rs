@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::Context as _;
 
-use super::{print, table};
+use super::{print, table, terminal};
 use crate::{
     api::client::Client,
     cli::Stats,
@@ -27,7 +27,7 @@ pub(super) fn run(args: &Stats) -> anyhow::Result<ExitCode> {
     let policy = args.policy.as_deref().map(str::parse).transpose()?;
     let first = ask(&client, policy.as_ref())?;
     if !args.watch {
-        print(args.output.json, &first, || text(&first, policy.is_some()))?;
+        print(args.output.json, &first, || text(&first, &Look::of(args)))?;
         return Ok(ExitCode::SUCCESS);
     }
     watch(args, &client, policy.as_ref(), first)
@@ -69,7 +69,7 @@ fn watch(
             }
             let took = Duration::from_millis(now.at_ms.saturating_sub(before.at_ms));
             writeln!(out, "in {}:\n", format_duration(took))?;
-            out.write_all(text(&since, policy.is_some()).as_bytes())?;
+            out.write_all(text(&since, &Look::of(args)).as_bytes())?;
             writeln!(out)?;
         }
         out.flush()?;
@@ -90,15 +90,36 @@ fn since(before: &StatsAnswer, now: &StatsAnswer) -> StatsAnswer {
     }
 }
 
-fn text(answer: &StatsAnswer, in_full: bool) -> String {
+/// What is shown of it.
+#[derive(Clone, Copy, Debug, Default)]
+struct Look {
+    /// With histograms.
+    in_full: bool,
+    /// With what has counted nothing.
+    idle: bool,
+    /// For columns; `None`: all of them.
+    columns: Option<usize>,
+}
+
+impl Look {
+    fn of(args: &Stats) -> Self {
+        Self {
+            in_full: args.policy.is_some(),
+            idle: args.all || args.policy.is_some(),
+            columns: terminal::columns(args.wide),
+        }
+    }
+}
+
+fn text(answer: &StatsAnswer, look: &Look) -> String {
     if !answer.on {
         return "nothing is counted: statistics = false in [agent]\n".to_owned();
     }
     if answer.policies.is_empty() {
         return "no policy is in force\n".to_owned();
     }
-    let mut text = table::text(&overview(answer));
-    if in_full {
+    let mut text = overview(answer, look);
+    if look.in_full {
         for (name, stats) in &answer.policies {
             for (direction, stats) in stats.directions() {
                 text.push_str(&details(name, direction, stats));
@@ -111,29 +132,39 @@ fn text(answer: &StatsAnswer, in_full: bool) -> String {
     text
 }
 
-fn overview(answer: &StatsAnswer) -> comfy_table::Table {
-    let mut rows = table::new([
-        "POLICY",
-        "DIRECTION",
-        "CONNECTIONS",
-        "RETRANS",
-        "SPURIOUS",
-        "UNDECIDED",
-        "RECOVERED",
-        "SAVED",
-        "HANDSHAKE P50",
-        "P99",
-        "RTT P50",
-        "P99",
-        "ABORTED",
-    ]);
+const HEADER: [&str; 13] = [
+    "POLICY",
+    "DIRECTION",
+    "CONNECTIONS",
+    "RETRANS",
+    "SPURIOUS",
+    "UNDECIDED",
+    "RECOVERED",
+    "SAVED",
+    "HS P50",
+    "HS P99",
+    "RTT P50",
+    "RTT P99",
+    "ABORTED",
+];
+/// Columns by importance, for a terminal that has not room for all.
+const IMPORTANCE: [usize; 13] = [0, 1, 2, 3, 4, 9, 11, 7, 12, 8, 10, 6, 5];
+
+fn overview(answer: &StatsAnswer, look: &Look) -> String {
+    let mut rows = Vec::new();
+    let mut idle = Vec::new();
     for (name, stats) in &answer.policies {
+        if !look.idle && *stats == PolicyStats::default() {
+            idle.push(name.to_string());
+            continue;
+        }
         for (direction, stats) in stats.directions() {
             // Nobody wonders about sockets from before, unless there are some.
-            if direction == "unknown" && *stats == DirectionStats::default() {
+            let is_wanted = look.idle && direction != "unknown";
+            if !is_wanted && *stats == DirectionStats::default() {
                 continue;
             }
-            rows.add_row([
+            rows.push([
                 name.to_string(),
                 direction.to_owned(),
                 stats.connections.to_string(),
@@ -150,7 +181,14 @@ fn overview(answer: &StatsAnswer) -> comfy_table::Table {
             ]);
         }
     }
-    rows
+    let mut text = match rows.is_empty() {
+        true => String::new(),
+        false => table::fitting(HEADER, &rows, IMPORTANCE, look.columns),
+    };
+    if !idle.is_empty() {
+        text.push_str(&format!("nothing counted: {} (--all)\n", idle.join(", ")));
+    }
+    text
 }
 
 fn saved(stats: &DirectionStats) -> String {
@@ -287,7 +325,26 @@ mod tests {
 
     #[test]
     fn in_full() {
-        insta::assert_snapshot!(text(&sample(), true));
+        let look = Look {
+            in_full: true,
+            idle: true,
+            columns: None,
+        };
+        insta::assert_snapshot!(text(&sample(), &look));
+    }
+
+    #[test]
+    fn it_fits_a_terminal_and_names_what_is_idle() {
+        let mut answer = sample();
+        let idle = ["quiet", "still"].map(|name| (name.parse().unwrap(), PolicyStats::default()));
+        answer.policies.extend(idle);
+        let look = Look {
+            columns: Some(80),
+            ..Look::default()
+        };
+        let text = text(&answer, &look);
+        assert!(text.lines().all(|line| line.len() <= 80), "{text}");
+        insta::assert_snapshot!(text);
     }
 
     #[test]

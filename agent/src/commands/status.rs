@@ -2,19 +2,21 @@
 
 use std::{process::ExitCode, time::Duration};
 
-use super::{exit, print, table};
+use super::{exit, print, terminal::coloured};
 use crate::{
     api::client::Client,
-    cli::Reading,
+    cli::Status,
     datapath::RtoMinTiming,
     kernel::features::{Feature, Presence},
     printable,
     wire::types::{StatusAnswer, WalkView, now_s},
 };
 
-pub(super) fn run(args: &Reading) -> anyhow::Result<ExitCode> {
+pub(super) fn run(args: &Status) -> anyhow::Result<ExitCode> {
     let answer: StatusAnswer = Client::new(&args.socket.socket).get("/v1/status")?;
-    print(args.output.json, &answer, || text(&answer))?;
+    print(args.output.json, &answer, || {
+        coloured(text(&answer), args.color.color)
+    })?;
     Ok(exit(answer.healthy))
 }
 
@@ -108,32 +110,6 @@ fn text(status: &StatusAnswer) -> String {
         .chain(more)
         .map(|(name, value)| format!("{name:13}  {value}\n"))
         .collect();
-    if !status.policies.is_empty() {
-        let mut rows = table::new([
-            "POLICY",
-            "CONNECTED",
-            "ACCEPTED",
-            "SYN SET",
-            "SYN AGAIN",
-            "SYN-ACK SET",
-            "SYN-ACK AGAIN",
-        ]);
-        for (name, c) in &status.policies {
-            rows.add_row([
-                name.to_string(),
-                c.established_active.to_string(),
-                c.established_passive.to_string(),
-                c.syn_timeouts_set.to_string(),
-                c.syn_retransmissions.to_string(),
-                c.syn_ack_timeouts_set.to_string(),
-                c.syn_ack_retransmissions.to_string(),
-            ]);
-        }
-        text.push('\n');
-        text.push_str(&table::text(&rows));
-        text.push('\n');
-        text.push_str(&table::text(&established(status)));
-    }
     for problem in status.problems.iter().chain(&reload.errors) {
         text.push_str(&format!("\nproblem: {problem}\n"));
     }
@@ -141,36 +117,6 @@ fn text(status: &StatusAnswer) -> String {
         text.push_str(&format!("\nwarning: {warning}\n"));
     }
     text
-}
-
-/// What became of established connections.
-fn established(status: &StatusAnswer) -> comfy_table::Table {
-    let mut rows = table::new([
-        "POLICY",
-        "RTO",
-        "IN A ROW",
-        "GIVEN UP",
-        "TLP",
-        "SENT AGAIN",
-        "LINEAR ENDED",
-        "OPEN BEFORE",
-    ]);
-    for (name, c) in &status.policies {
-        let rtos: u64 = c.rtos.iter().sum();
-        // The first of a row is no repetition.
-        let repeated = rtos - c.rtos[0];
-        rows.add_row([
-            name.to_string(),
-            rtos.to_string(),
-            repeated.to_string(),
-            c.expired.to_string(),
-            c.tail_loss_probes.to_string(),
-            c.segments_retransmitted.to_string(),
-            c.linear_ended.to_string(),
-            c.open_sockets.to_string(),
-        ]);
-    }
-    rows
 }
 
 fn accepted(accepted: Option<&RtoMinTiming>) -> String {

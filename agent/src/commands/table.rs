@@ -4,7 +4,7 @@ use comfy_table::{ContentArrangement, Table, presets::NOTHING};
 
 use crate::{
     policy::{compile::EffectiveSetting, plan::ChangeSummary, units},
-    printable,
+    printable::{self, counted},
     wire::types::{ChangeAnswer, WalkView},
 };
 
@@ -16,6 +16,42 @@ pub(super) fn new<const N: usize>(header: [&str; N]) -> Table {
         .set_header(header)
         .set_content_arrangement(ContentArrangement::Disabled);
     table
+}
+
+/// A table without the least important columns that there is no room for, and how many these are.
+pub(super) fn fitting<const N: usize>(
+    header: [&str; N],
+    rows: &[[String; N]],
+    importance: [usize; N],
+    columns: Option<usize>,
+) -> String {
+    const GAP: usize = 2;
+    let width = |column: usize| {
+        let cells = rows.iter().map(|row| row[column].len());
+        cells.max().unwrap_or(0).max(header[column].len()) + GAP
+    };
+    let mut left = columns.map_or(usize::MAX, |columns| columns + GAP);
+    let fits = importance.into_iter().take_while(|column| {
+        let rest = left.checked_sub(width(*column));
+        left = rest.unwrap_or(left);
+        rest.is_some()
+    });
+    let mut shown: Vec<usize> = fits.collect();
+    shown.sort_unstable();
+    let mut table = Table::new();
+    table
+        .load_style(NOTHING)
+        .set_header(shown.iter().map(|column| header[*column]))
+        .set_content_arrangement(ContentArrangement::Disabled);
+    for row in rows {
+        table.add_row(shown.iter().map(|column| &row[*column]));
+    }
+    let mut text = text(&table);
+    if shown.len() < N {
+        let more = counted(N - shown.len(), "column", "columns");
+        text.push_str(&format!("({more} more: --wide)\n"));
+    }
+    text
 }
 
 /// The table with its trailing blanks cut off.
@@ -56,18 +92,34 @@ pub(super) fn effects(effects: &[EffectiveSetting], hz: u32, indent: &str) -> St
 
 /// A change in words.
 pub(super) fn change(answer: &ChangeAnswer, hz: u32) -> String {
-    let mut text = format!("{}\n", answer.changed);
     let ChangeSummary {
+        added,
+        changed,
+        removed,
         policies_added,
         policies_changed,
         policies_removed,
-        ..
     } = answer.changed;
-    if policies_added + policies_changed + policies_removed > 0 {
-        text.push_str(&format!(
-            "policies: {policies_added} added, {policies_changed} changed, {policies_removed} removed\n"
+    let mut parts = Vec::new();
+    if added + changed + removed > 0 {
+        parts.push(format!(
+            "{added} added, {changed} changed, {removed} removed"
         ));
     }
+    match answer.lifetimes_changed {
+        0 => {}
+        1 => parts.push("1 lifetime changed".to_owned()),
+        n => parts.push(format!("{n} lifetimes changed")),
+    }
+    if policies_added + policies_changed + policies_removed > 0 {
+        parts.push(format!(
+            "policies: {policies_added} added, {policies_changed} changed, {policies_removed} removed"
+        ));
+    }
+    if parts.is_empty() {
+        parts.push("nothing changed".to_owned());
+    }
+    let mut text = parts.join("\n") + "\n";
     text.push_str(&effects(&answer.effects, hz, ""));
     for note in &answer.notes {
         text.push_str(&format!("note: {note}\n"));

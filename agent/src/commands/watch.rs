@@ -6,6 +6,7 @@ use std::{
     time::{Duration, UNIX_EPOCH},
 };
 
+use super::terminal;
 use crate::{
     api::client::Client,
     cli::Watch,
@@ -16,14 +17,20 @@ use crate::{
 pub(super) fn run(args: &Watch) -> anyhow::Result<ExitCode> {
     let client = Client::new(&args.socket.socket);
     let path = path(args)?;
+    // With all columns a line has some 140.
+    let brief = terminal::columns(args.wide).is_some_and(|columns| columns < 140);
     let mut out = io::stdout().lock();
+    if !args.json {
+        writeln!(out, "{}", header(brief))?;
+        out.flush()?;
+    }
     let ended = client.lines(&path, |line| -> anyhow::Result<()> {
         let line: StreamItem = serde_json::from_slice(line)?;
         if args.json {
             serde_json::to_writer(&mut out, &line).map_err(io::Error::from)?;
             writeln!(out)?;
         } else {
-            writeln!(out, "{}", text(&line))?;
+            writeln!(out, "{}", text(&line, brief))?;
         }
         Ok(out.flush()?)
     });
@@ -47,15 +54,30 @@ fn path(args: &Watch) -> anyhow::Result<String> {
     Ok(path)
 }
 
-fn text(line: &StreamItem) -> String {
+fn text(line: &StreamItem, brief: bool) -> String {
     match line {
         StreamItem::Lost { lost } => format!("({lost} lost: they came faster than they were read)"),
-        StreamItem::Event(event) => event_text(event),
+        StreamItem::Event(event) => event_text(event, brief),
     }
 }
 
-fn event_text(event: &EventView) -> String {
+fn header(brief: bool) -> String {
+    let peer = if brief { "PEER" } else { "LOCAL > PEER" };
+    let process = if brief { "" } else { "PROCESS" };
+    let time = if brief { "TIME" } else { "TIME (UTC)" };
+    columns(
+        brief,
+        [
+            time, "WHAT", "TRY", "TIMER", peer, "STATE", "POLICY", process,
+        ],
+    )
+}
+
+fn event_text(event: &EventView, brief: bool) -> String {
     let at = humantime::format_rfc3339_micros(UNIX_EPOCH + Duration::from_micros(event.at_us));
+    let at = at.to_string();
+    // The time of day, to a millisecond.
+    let at = if brief { &at[11..23] } else { &at };
     let timer = event.timer_us.map_or_else(
         || "-".to_owned(),
         |us| format_duration(Duration::from_micros(us)),
@@ -66,19 +88,40 @@ fn event_text(event: &EventView) -> String {
         ">"
     };
     let end = |address: std::net::IpAddr, port| std::net::SocketAddr::new(address, port);
+    let remote = end(event.remote, event.remote_port);
+    let peer = match brief {
+        true => format!("{arrow} {remote}"),
+        false => format!("{} {arrow} {remote}", end(event.local, event.local_port)),
+    };
     let policy = event.policy.as_ref().map_or("(gone)", PolicyName::as_str);
     let process = match (&event.process, event.pid) {
-        (Some(name), Some(pid)) => format!("  {}[{pid}]", printable(name)),
+        (Some(name), Some(pid)) if !brief => format!("{}[{pid}]", printable(name)),
         _ => String::new(),
     };
-    format!(
-        "{at}  {:7}  #{:<2}  {timer:>6}  {} {arrow} {}  {}  {policy}{process}",
-        event.kind,
-        event.attempt,
-        end(event.local, event.local_port),
-        end(event.remote, event.remote_port),
-        event.state,
+    let (kind, attempt) = (event.kind.to_string(), event.attempt.to_string());
+    columns(
+        brief,
+        [
+            at,
+            &kind,
+            &attempt,
+            &timer,
+            &peer,
+            &event.state,
+            policy,
+            &process,
+        ],
     )
+}
+
+/// Cells, padded as what is usual in them is wide.
+fn columns(brief: bool, cells: [&str; 8]) -> String {
+    let [at, kind, attempt, timer, peer, state, policy, process] = cells;
+    let (time, ends) = if brief { (12, 23) } else { (27, 45) };
+    let line = format!(
+        "{at:time$}  {kind:7}  {attempt:>3}  {timer:>6}  {peer:ends$}  {state:8}  {policy:12}  {process}"
+    );
+    line.trim_end().to_owned()
 }
 
 /// A process chooses its own name: none that tells the terminal anything.
@@ -126,7 +169,15 @@ mod tests {
             StreamItem::Event(answered),
             StreamItem::Lost { lost: 3 },
         ];
-        insta::assert_snapshot!(lines.map(|line| text(&line)).join("\n"));
+        let all = |brief| {
+            let lines = lines.iter().map(|line| text(line, brief));
+            let all: Vec<_> = std::iter::once(header(brief)).chain(lines).collect();
+            all.join("\n")
+        };
+        insta::assert_snapshot!("wide", all(false));
+        let brief = all(true);
+        assert!(brief.lines().all(|line| line.len() <= 80), "{brief}");
+        insta::assert_snapshot!("brief", brief);
     }
 
     #[test]

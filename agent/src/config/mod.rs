@@ -46,7 +46,7 @@ pub(crate) const MAX_FILE: u64 = 64 << 20;
 /// After so many errors of a kind no more are looked for: to find the place of each takes time.
 const MOST_ERRORS: usize = 200;
 const POLICIES_DIR: &str = "policies.d";
-const SAVED_FILE: &str = "50-cli.toml";
+pub(crate) const SAVED_FILE: &str = "50-cli.toml";
 
 /// A configuration that was read and found good for this host.
 #[derive(Clone, Debug, Default)]

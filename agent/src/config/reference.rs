@@ -350,7 +350,9 @@ fn help() -> BTreeMap<String, String> {
     let cli = Cli::command();
     let add = cli.find_subcommand("add").unwrap();
     let help = add.get_arguments().map(|arg| {
-        let mut text = arg.get_help().map(ToString::to_string).unwrap_or_default();
+        let help = arg.get_long_help().or(arg.get_help());
+        let mut text = help.map(ToString::to_string).unwrap_or_default();
+        text = text.replace("\n\n", ". ");
         for Key { name, .. } in POLICY {
             text = text.replace(
                 &format!("--{}", name.replace('_', "-")),

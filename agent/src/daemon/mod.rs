@@ -67,11 +67,9 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
     let agent = &config.agent;
     let cgroup = resolve_cgroup(cgroup, &agent.cgroup)?;
     let lock = InstanceLock::of_state(&agent.state_dir)?;
-    // Where it cannot be made, starting the engine tells why.
-    let _told_later = make_pin_dir(&agent.pin_dir);
+    let _removed_if_empty = NewPinDir::make(&agent.pin_dir);
     let mut lock = lock.and_pins(&agent.pin_dir)?;
     let pin_dir = agent.pin_dir.clone();
-    let _unless_used = EmptyDir(&pin_dir);
     let group = peer::group_id(&agent.group)?;
     for warning in &config.warnings {
         warn!("{warning}");
@@ -184,12 +182,24 @@ fn leave(on_exit: OnExit, pin_dir: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A directory that is removed in the end if nothing is in it: a start that fails leaves none for pins.
-struct EmptyDir<'a>(&'a Path);
+/// The directory of pins where this start has made it: a start that fails before there are pins removes it again.
+struct NewPinDir(Option<PathBuf>);
 
-impl Drop for EmptyDir<'_> {
+impl NewPinDir {
+    fn make(path: &Path) -> Self {
+        let is_new = !path.exists();
+        // Where it cannot be made, starting the engine tells why.
+        let made = make_pin_dir(path).is_ok();
+        Self((is_new && made).then(|| path.to_owned()))
+    }
+}
+
+impl Drop for NewPinDir {
     fn drop(&mut self) {
-        let _in_use = std::fs::remove_dir(self.0);
+        if let Some(path) = &self.0 {
+            // With pins in it, it stays.
+            let _kept = std::fs::remove_dir(path);
+        }
     }
 }
 

@@ -30,8 +30,9 @@ mod error;
 pub(crate) mod fake;
 
 pub use bpf::{
-    BpfKernel, OBJECT, RtoMinTiming, events, make_pin_dir, pinned_initial_rto, pinned_program_ids,
-    probe, remove_kept_pins, remove_links, remove_pins, walk,
+    BpfKernel, OBJECT, Pinned, PinnedEntry, RtoMinTiming, events, make_pin_dir, pinned,
+    pinned_initial_rto, pinned_program_ids, probe, remove_kept_pins, remove_links, remove_pins,
+    walk,
 };
 pub use error::{Cause, DatapathError};
 

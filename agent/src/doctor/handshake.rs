@@ -97,7 +97,7 @@ fn limited<'a>(set: &'a PolicySet, host: &HostFacts) -> Vec<Limited<'a>> {
 /// Which policies the number of SYN-ACK retransmissions limits, and what more of them would cost.
 fn syn_ack_retries(set: &PolicySet, host: &HostFacts) -> Finding {
     const ID: &str = "tcp_synack_retries";
-    const WHY: &str = "a half-open request ends when its SYN-ACK was sent again so often: syn_ack_rto = \"auto\" is \
+    const WHY: &str = "a half-open request ends when its SYN-ACK was retransmitted so often: syn_ack_rto = \"auto\" is \
                        as short as keeps a request for 31s";
     let retries = host.tcp_synack_retries;
     let limited = limited(set, host);

@@ -11,6 +11,7 @@ use crate::{
         version::{self, KernelVersion},
     },
     policy::{HostFacts, PolicySet},
+    printable::counted,
 };
 
 mod handshake;
@@ -187,10 +188,10 @@ pub fn render(report: &Report) -> String {
     };
     let _ = writeln!(
         text,
-        "\n{} ok, {} warnings, {} problems",
+        "\n{} ok, {}, {}",
         count(Severity::Ok),
-        count(Severity::Warning),
-        count(Severity::Problem)
+        counted(count(Severity::Warning), "warning", "warnings"),
+        counted(count(Severity::Problem), "problem", "problems")
     );
     text
 }

@@ -84,45 +84,66 @@ pub(super) fn programs(given: Option<&Path>, ours: &[u32], findings: &mut Vec<Fi
             return;
         }
     };
-    let foreign: Vec<&AttachedProgram> = found.iter().filter(|p| !p.ours).collect();
-    if foreign.is_empty() {
-        let own = found.len();
-        findings.push(Finding::ok(
-            "other-programs",
-            format!("none beside {own} of ours"),
-            WHY,
-        ));
-    }
-    for program in foreign {
-        findings.push(judge(program, &cgroup, WHY));
-    }
+    findings.extend(others(&found, &cgroup, WHY));
 }
 
-fn judge(program: &AttachedProgram, cgroup: &Path, why: &'static str) -> Finding {
-    let AttachedProgram { id, name, .. } = program;
-    let place = program.cgroup.display();
-    let name = if name.is_empty() { "(no name)" } else { name };
-    let same_or_above = cgroup.starts_with(&program.cgroup);
-    let same = cgroup == program.cgroup;
-    if (program.exclusive && same_or_above) || (program.overridable && same) {
-        return Finding::bad(
-            "other-programs",
-            Severity::Problem,
-            format!(
-                "{name} (id {id}) at {place} is attached so that no other program may be beside it"
-            ),
+/// The programs of others: those that keep ours from being attached, each; and in one finding those that run for the
+/// same sockets, which are those above our cgroup and below it.
+fn others(found: &[AttachedProgram], cgroup: &Path, why: &'static str) -> Vec<Finding> {
+    const ID: &str = "other-programs";
+    let foreign = found.iter().filter(|program| !program.ours);
+    let (related, elsewhere): (Vec<_>, Vec<_>) = foreign.partition(|program| {
+        cgroup.starts_with(&program.cgroup) || program.cgroup.starts_with(cgroup)
+    });
+    let (holding, beside): (Vec<_>, Vec<_>) = related.into_iter().partition(|program| {
+        let same_or_above = cgroup.starts_with(&program.cgroup);
+        (program.exclusive && same_or_above) || (program.overridable && program.cgroup == cgroup)
+    });
+    let describe = |program: &AttachedProgram| {
+        let name = match program.name.as_str() {
+            "" => "(no name)",
+            name => name,
+        };
+        format!("{name} (id {}) at {}", program.id, program.cgroup.display())
+    };
+    let mut findings: Vec<Finding> = holding
+        .iter()
+        .map(|program| {
+            Finding::bad(
+                ID,
+                Severity::Problem,
+                format!(
+                    "{} is attached so that no other program may be beside it",
+                    describe(program)
+                ),
+                why,
+                "attach it with BPF_F_ALLOW_MULTI or by a link, or set [agent] cgroup to one it does not hold",
+            )
+        })
+        .collect();
+    if !beside.is_empty() {
+        let beside: Vec<_> = beside.into_iter().map(describe).collect();
+        findings.push(Finding::bad(
+            ID,
+            Severity::Warning,
+            beside.join(", "),
             why,
-            "attach it with BPF_F_ALLOW_MULTI or by a link, or set [agent] cgroup to one it does not hold",
-        );
+            "see that each returns 1 and writes `reply` only where it means to; try: rto-agent lookup, tcpdump on a \
+             SYN to a black hole",
+        ));
+    } else if findings.is_empty() {
+        let own = found.iter().filter(|program| program.ours).count();
+        let elsewhere = match elsewhere.len() {
+            0 => String::new(),
+            n => format!(", {n} at cgroups that are neither above nor below"),
+        };
+        findings.push(Finding::ok(
+            ID,
+            format!("none beside {own} of ours{elsewhere}"),
+            why,
+        ));
     }
-    Finding::bad(
-        "other-programs",
-        Severity::Warning,
-        format!("{name} (id {id}) at {place}"),
-        why,
-        "see that it returns 1 and writes `reply` only where it means to; try: rto-agent lookup, \
-         tcpdump on a SYN to a black hole",
-    )
+    findings
 }
 
 pub(super) fn interference(verdict: Option<&Verdict>, findings: &mut Vec<Finding>) {
@@ -303,6 +324,51 @@ mod tests {
     use super::*;
     use crate::policy::{Entry, Policy, Settings};
 
+    fn program(id: u32, cgroup: &str, ours: bool) -> AttachedProgram {
+        AttachedProgram {
+            id,
+            name: format!("p{id}"),
+            tag: String::new(),
+            cgroup: cgroup.into(),
+            exclusive: false,
+            overridable: false,
+            ours,
+        }
+    }
+
+    #[test]
+    fn programs_on_the_way_are_one_warning_and_those_elsewhere_none() {
+        let cgroup = Path::new("/c/own");
+        let own = program(1, "/c/own", true);
+        let elsewhere = [
+            own.clone(),
+            program(2, "/c/other", false),
+            program(3, "/c/other/x", false),
+        ];
+        let [ok] = &others(&elsewhere, cgroup, "why")[..] else {
+            panic!();
+        };
+        assert_eq!(ok.severity, Severity::Ok);
+        assert_eq!(
+            ok.found,
+            "none beside 1 of ours, 2 at cgroups that are neither above nor below"
+        );
+        let related = [program(4, "/c", false), own, program(5, "/c/own/x", false)];
+        let [warning] = &others(&related, cgroup, "why")[..] else {
+            panic!();
+        };
+        assert_eq!(warning.severity, Severity::Warning);
+        assert_eq!(warning.found, "p4 (id 4) at /c, p5 (id 5) at /c/own/x");
+        let holding = [AttachedProgram {
+            exclusive: true,
+            ..program(6, "/c", false)
+        }];
+        assert_eq!(
+            others(&holding, cgroup, "why")[0].severity,
+            Severity::Problem
+        );
+    }
+
     #[test]
     fn exclusive_programs_stand_in_the_way_others_are_told() {
         let program = |cgroup: &str, exclusive, overridable| AttachedProgram {
@@ -314,7 +380,7 @@ mod tests {
             overridable,
             ours: false,
         };
-        let severity = |p: AttachedProgram| judge(&p, Path::new("/cg/a"), "why").severity;
+        let severity = |p: AttachedProgram| others(&[p], Path::new("/cg/a"), "why")[0].severity;
         assert_eq!(severity(program("/cg", true, false)), Severity::Problem);
         assert_eq!(severity(program("/cg/a", false, true)), Severity::Problem);
         assert_eq!(severity(program("/cg", false, true)), Severity::Warning);

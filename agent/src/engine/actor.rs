@@ -271,7 +271,10 @@ impl Engine {
 
     /// After a change that nobody waits for.
     pub(super) fn log<T>(&mut self, changed: Result<T, EngineError>) {
-        if let Err(e) = changed {
+        // What was refused of the files is in the log already.
+        if let Err(e) = changed
+            && !matches!(e, EngineError::NotReloaded(_))
+        {
             warn!("{e}");
         }
         self.publish();
@@ -342,9 +345,10 @@ impl Engine {
         }
         let policies = &self.reconciler.resolved().set.policies;
         if let Some(policy) = policy {
-            let is_unmatched = agent.count_unmatched && *policy == PolicyName::unmatched();
-            if !is_unmatched && !policies.contains_key(policy) {
-                let known: Vec<_> = policies.keys().map(PolicyName::as_str).collect();
+            let unmatched = agent.count_unmatched.then(PolicyName::unmatched);
+            let known = || policies.keys().chain(&unmatched);
+            if !known().any(|known| known == policy) {
+                let known: Vec<_> = known().map(PolicyName::as_str).collect();
                 return Err(EngineError::Refused(format!(
                     "no policy {policy} is in force; there is: {}",
                     known.join(", ")

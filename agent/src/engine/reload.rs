@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Instant};
 
-use tracing::{debug, error};
+use tracing::{debug, error, warn};
 
 use super::{
     Engine, EngineError,
@@ -18,7 +18,7 @@ use crate::{
 };
 
 impl Engine {
-    /// Reads the files again; also ends a detachment made on purpose.
+    /// Reads the files again; also ends a detachment made on purpose. What comes of the files is logged.
     pub(super) fn reload_and_attach(&mut self, cause: &Cause) -> Result<ChangeAnswer, EngineError> {
         self.check_not_restoring()?;
         let files = match self.read_files() {
@@ -43,14 +43,13 @@ impl Engine {
         match self.read_files() {
             Ok(files) if Some(files.fingerprint()) == self.fingerprint => {}
             Ok(files) => {
-                let reloaded = self.reload(files, &Source::File.into());
-                self.log(reloaded);
+                let _logged = self.reload(files, &Source::File.into());
+                memory::trim_heap();
             }
             // They are looked at every half minute: what is known is not said again.
             Err(e) if self.last_reload.errors == [e.to_string()] => {}
             Err(e) => {
-                let error = self.unread(e, &Source::File.into());
-                self.log::<()>(Err(error));
+                let _logged = self.unread(e, &Source::File.into());
             }
         }
     }
@@ -105,9 +104,13 @@ impl Engine {
         let loaded = self.load(files);
         let taken = loaded.and_then(|files| self.take_over(files, &Persist::Later, cause));
         let mut result = taken.map_err(|error| self.not_reloaded(error, cause));
+        for note in result.iter().flat_map(|answer| &answer.notes) {
+            warn!(%cause, "{note}");
+        }
         if let Ok(answer) = &mut result
             && !differences.is_empty()
         {
+            // The log has had it.
             let note = format!("somebody else had changed the kernel's maps: {differences}");
             answer.notes.push(note);
         }
@@ -145,7 +148,7 @@ impl Engine {
                 Ok(ChangeAnswer {
                     changed: summary,
                     notes,
-                    effects: Vec::new(),
+                    ..ChangeAnswer::default()
                 })
             }
             Err(e) => {

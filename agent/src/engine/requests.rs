@@ -54,8 +54,9 @@ impl Engine {
                 by,
                 expires_ms,
             };
-            let next = self.reconciler.desired();
-            let next = next.with_entries(&cidrs, &entry, &settings);
+            let desired = self.reconciler.desired();
+            let lifetimes_changed = desired.runtime.other_expiries(&cidrs, expires_ms);
+            let next = desired.with_entries(&cidrs, &entry, &settings);
             let change = self.reconcile(next, &Persist::Runtime, &Cause::done("add", by))?;
             let compiled = self.reconciler.resolved().policies.get(&name);
             let mut notes = compiled.map_or_else(Vec::new, |compiled| compiled.warnings.clone());
@@ -68,8 +69,13 @@ impl Engine {
             notes.extend(overrides.end());
             ChangeAnswer {
                 changed: change.summary,
+                lifetimes_changed,
+                expires_in_s: ttl.map(|ttl| {
+                    let seconds = ttl.as_millis().div_ceil(1000);
+                    u64::try_from(seconds).unwrap_or(u64::MAX)
+                }),
                 notes,
-                effects: Vec::new(),
+                ..ChangeAnswer::default()
             }
         };
         answer.effects = self.reconciler.resolved().effects(&name).to_vec();
@@ -101,7 +107,7 @@ impl Engine {
             ChangeAnswer {
                 changed: change.summary,
                 notes,
-                effects: Vec::new(),
+                ..ChangeAnswer::default()
             }
         };
         self.note_detached(&mut answer);

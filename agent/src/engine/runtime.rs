@@ -79,6 +79,13 @@ impl RuntimeEntries {
         self.entries.get(cidr)
     }
 
+    /// How many of these are entries that end at another time than this.
+    #[must_use]
+    pub fn other_expiries(&self, cidrs: &[Cidr], expires_ms: Option<u64>) -> usize {
+        let known = cidrs.iter().filter_map(|cidr| self.entries.get(cidr));
+        known.filter(|e| e.expires_ms != expires_ms).count()
+    }
+
     /// CIDRs of the files that are masked.
     #[must_use]
     pub fn masked(&self) -> &BTreeSet<Cidr> {

@@ -314,6 +314,9 @@ impl Snapshot {
         let mut matching = resolved.set.entries.covering(looked_up).into_iter();
         let best = matching.next();
         let shadowed: Vec<Cidr> = matching.collect();
+        let mut masked: Vec<Cidr> = masked(resolved).copied().collect();
+        masked.retain(|cidr| cidr.contains(looked_up));
+        masked.sort_unstable_by_key(|cidr| std::cmp::Reverse(cidr.prefix()));
         let mut reason = String::new();
         if looked_up != address {
             reason = format!("{address} is IPv4-mapped and looked up as {looked_up}; ");
@@ -341,6 +344,7 @@ impl Snapshot {
             looked_up,
             entry,
             shadowed,
+            masked,
             reason,
         })
     }
@@ -397,10 +401,7 @@ impl Snapshot {
             }
         }
         text.extend_from_slice(b"],\"masked\":");
-        let files = &resolved.config().set.entries;
-        let masked = resolved.desired.runtime.masked().iter();
-        let masked: Vec<&Cidr> = masked.filter(|c| files.contains_key(c)).collect();
-        put(&mut text, &masked)?;
+        put(&mut text, &masked(resolved).collect::<Vec<_>>())?;
         text.push(b'}');
         take(text);
         Ok(())
@@ -442,6 +443,13 @@ impl Snapshot {
     pub(super) fn resolved(&self) -> Result<&Resolved, EngineError> {
         self.resolved.as_deref().ok_or(EngineError::Stopping)
     }
+}
+
+/// Entries of the files that were switched off at run time.
+fn masked(resolved: &Resolved) -> impl Iterator<Item = &Cidr> {
+    let files = &resolved.config().set.entries;
+    let masked = resolved.desired.runtime.masked().iter();
+    masked.filter(|cidr| files.contains_key(cidr))
 }
 
 fn view(resolved: &Resolved, entry: EntryView) -> LookupEntry {

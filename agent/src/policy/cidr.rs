@@ -48,6 +48,14 @@ pub enum CidrError {
         /// The text.
         text: String,
     },
+    /// A prefix length that its family does not have.
+    #[error("{text}: the prefix length of {family} is 0 to {most}", family = if *most == 32 { "IPv4" } else { "IPv6" })]
+    Length {
+        /// The text.
+        text: String,
+        /// The longest.
+        most: u8,
+    },
     /// A number of it begins with a zero, as octal numbers do for some.
     #[error("{text} has a leading zero, which some programs read as octal; did you mean {meant}?")]
     LeadingZero {
@@ -146,13 +154,17 @@ impl Cidr {
             return Err(CidrError::LeadingZero { text, meant });
         }
         let address: IpAddr = address.parse().map_err(|_| malformed())?;
+        let most = if address.is_ipv4() { 32 } else { 128 };
         let length = match length {
-            Some(digits) if digits.bytes().all(|b| b.is_ascii_digit()) => {
-                digits.parse().map_err(|_| malformed())?
+            None => most,
+            Some(digits) if digits.is_empty() || !digits.bytes().all(|b| b.is_ascii_digit()) => {
+                return Err(malformed());
             }
-            Some(_) => return Err(malformed()),
-            None if address.is_ipv4() => 32,
-            None => 128,
+            Some(digits) => {
+                let length = digits.parse().ok().filter(|length| *length <= most);
+                let text = text.to_owned();
+                length.ok_or(CidrError::Length { text, most })?
+            }
         };
         let network = IpNetwork::new(address, length).map_err(|_| malformed())?;
         Self::try_from(network).map_err(|error| match error {
@@ -398,6 +410,16 @@ mod tests {
             );
             assert_eq!(error(text), said);
         }
+        for (text, family) in [
+            ("10.0.0.0/33", "IPv4 is 0 to 32"),
+            ("10.0.0.0/300", "IPv4 is 0 to 32"),
+            ("fd00::/129", "IPv6 is 0 to 128"),
+        ] {
+            assert_eq!(
+                error(text),
+                format!("{text}: the prefix length of {family}")
+            );
+        }
         let mapped = "is IPv4-mapped; such peers are looked up as IPv4, so write";
         assert_eq!(
             error("::ffff:10.1.2.0/120"),
@@ -405,7 +427,6 @@ mod tests {
         );
         for bad in [
             "",
-            "10.0.0.0/33",
             "10.0.0.0/",
             "10.0.0/8",
             "host/8",

@@ -38,7 +38,7 @@ const WIDE_V4: u8 = 8;
 const WIDE_V6: u8 = 16;
 
 /// What one setting becomes on this host.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct EffectiveSetting {
     /// The setting's name in the configuration.
@@ -50,6 +50,12 @@ pub struct EffectiveSetting {
     /// In jiffies, where the kernel counts it so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub jiffies: Option<u64>,
+    /// Of `syn_retries` and `linear_retries`: as the kernel will have it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub count: Option<u8>,
+    /// Of `syn_retries = "auto"`: the host's own, which `count` replaces.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host_count: Option<u8>,
     /// Of `syn_ack_rto`: how long a half-open request is kept, milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub request_lifetime_ms: Option<u64>,
@@ -64,6 +70,9 @@ impl EffectiveSetting {
         let mut text = self.asked.clone();
         if self.effective != self.asked {
             text.push_str(&format!(" -> {}", self.effective));
+        }
+        if let Some(host) = self.host_count {
+            text.push_str(&format!(" instead of {host}"));
         }
         if let Some(jiffies) = self.jiffies {
             let plural = if jiffies == 1 { "jiffy" } else { "jiffies" };
@@ -281,7 +290,7 @@ impl Compiler<'_> {
             self.kernel.linear_retries = retries.into();
             let text = retries.to_string();
             let note = "timeouts in a row before the interval doubles";
-            self.effect("linear_retries", &text, text.clone(), None, Some(note));
+            self.count_effect("linear_retries", &text, retries, Some(note));
             return;
         };
         self.errors.push(SettingError {
@@ -419,6 +428,12 @@ impl Compiler<'_> {
     fn quantised(&mut self, setting: &str, asked: Duration) -> u64 {
         let rounded = quantise(asked, self.host.hz);
         let effective = format_duration(rounded.effective);
+        if rounded.effective >= 2 * asked {
+            self.warnings.push(format!(
+                "{setting} = {} is less than a jiffy, in which the kernel counts timers: it becomes {effective}",
+                format_duration(asked)
+            ));
+        }
         let note = match (setting, asked < KERNEL_INITIAL_RTO) {
             ("initial_rto", false) => Some("not below the kernel's own 1s"),
             _ => None,
@@ -446,9 +461,17 @@ impl Compiler<'_> {
             asked: asked.to_owned(),
             effective,
             jiffies,
-            request_lifetime_ms: None,
             note: note.map(ToOwned::to_owned),
+            ..EffectiveSetting::default()
         });
+    }
+
+    /// The same of a number of retransmissions.
+    fn count_effect(&mut self, setting: &str, asked: &str, count: u8, note: Option<&str>) {
+        self.effect(setting, asked, count.to_string(), None, note);
+        if let Some(effect) = self.effects.last_mut() {
+            effect.count = Some(count);
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::{fmt, str::FromStr, time::Duration};
 
+use clap::builder::Resettable;
 use rto_model::syn::MAX_SYNCNT;
 use serde::{Deserialize, Serialize};
 
@@ -18,8 +19,9 @@ pub struct Settings {
     #[serde(with = "text", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(test, schemars(with = "Option<String>"))]
     pub initial_rto: Option<Duration>,
-    /// Timeout of the first SYN-ACK: auto (as --initial-rto, as far as half-open requests still live 31s),
-    /// keep (the kernel's own) or a duration
+    /// Timeout of the first SYN-ACK: auto, keep (the kernel's own) or a duration
+    ///
+    /// auto is as short as --initial-rto, as far as half-open requests still live 31s
     #[arg(
         long,
         value_name = "DURATION|auto|keep",
@@ -34,7 +36,9 @@ pub struct Settings {
     #[serde(with = "text", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(test, schemars(with = "Option<String>"))]
     pub rto_min: Option<Duration>,
-    /// Lower --rto-min by the smoothed RTT while fewer than 4 segments are outstanding (experimental)
+    /// Lower --rto-min by the smoothed RTT at the end of a flight (experimental)
+    ///
+    /// That is while fewer than 4 segments are outstanding
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rto_restart: Option<bool>,
@@ -44,10 +48,10 @@ pub struct Settings {
     #[cfg_attr(test, schemars(with = "Option<String>"))]
     pub delack_max: Option<Duration>,
     /// Linear instead of exponential backoff for thin streams
-    #[arg(long, value_name = "BOOL")]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub thin_linear: Option<bool>,
-    /// Timeouts in a row before a thin stream's interval doubles, 1 to 6; needs --thin-linear true
+    /// Timeouts in a row before a thin stream's interval doubles, 1 to 6; needs --thin-linear
     #[arg(long, value_name = "N")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub linear_retries: Option<u8>,
@@ -62,6 +66,8 @@ pub struct Settings {
     #[cfg_attr(test, schemars(with = "Option<String>"))]
     pub user_timeout: Option<Duration>,
     /// SYN retransmissions before connect() gives up: auto, keep or 1 to 127
+    ///
+    /// auto keeps connect() from giving up sooner than with the kernel's own timers
     #[arg(
         long,
         value_name = "N|auto|keep",
@@ -69,7 +75,7 @@ pub struct Settings {
         hide_default_value = true
     )]
     #[serde(with = "text::or_default", skip_serializing_if = "is_default")]
-    #[cfg_attr(test, schemars(with = "Option<String>"))]
+    #[cfg_attr(test, schemars(with = "Option<WordOrNumber>"))]
     pub syn_retries: SynRetries,
     /// Whether SYNs of MPTCP sockets get --initial-rto: keep (no) or apply
     #[arg(
@@ -82,8 +88,18 @@ pub struct Settings {
     #[cfg_attr(test, schemars(with = "Option<String>"))]
     pub mptcp: Mptcp,
     /// Allow an initial RTO below 200ms on a prefix shorter than /8 (IPv4) or /16 (IPv6)
-    #[arg(long)]
+    #[arg(long, help_heading = Resettable::Reset)]
     pub force: bool,
+}
+
+/// "auto", "keep" or a number, for the schema.
+#[cfg(test)]
+#[derive(schemars::JsonSchema)]
+#[serde(untagged)]
+#[expect(dead_code, reason = "only its schema is used")]
+enum WordOrNumber {
+    Word(String),
+    Number(u8),
 }
 
 impl Settings {
@@ -103,9 +119,6 @@ impl Settings {
         let mut table = document.map_or_else(|_| toml_edit::Table::new(), |d| d.as_table().clone());
         if !self.force {
             table.remove("force");
-        }
-        if let SynRetries::Fixed(number) = self.syn_retries {
-            table.insert("syn_retries", toml_edit::value(i64::from(number)));
         }
         table
     }
@@ -250,6 +263,11 @@ mod text {
         const WANTED: &'static str;
         fn read(text: &str) -> Result<Self, String>;
         fn write(&self) -> String;
+
+        /// The value where it is a number.
+        fn number(&self) -> Option<u8> {
+            None
+        }
     }
 
     impl Text for Duration {
@@ -263,7 +281,7 @@ mod text {
     }
 
     macro_rules! text {
-        ($type:ty, $wanted:literal) => {
+        ($type:ty, $wanted:literal $(, $number:expr)?) => {
             impl Text for $type {
                 const WANTED: &'static str = $wanted;
                 fn read(text: &str) -> Result<Self, String> {
@@ -272,12 +290,22 @@ mod text {
                 fn write(&self) -> String {
                     self.to_string()
                 }
+                $(fn number(&self) -> Option<u8> {
+                    $number(self)
+                })?
             }
         };
     }
 
     text!(SynAckRto, "\"auto\", \"keep\" or a duration, like \"5ms\"");
-    text!(SynRetries, "\"auto\", \"keep\" or a number from 1 to 127");
+    text!(
+        SynRetries,
+        "\"auto\", \"keep\" or a number from 1 to 127",
+        |retries: &SynRetries| match retries {
+            SynRetries::Fixed(number) => Some(*number),
+            SynRetries::Auto | SynRetries::Keep => None,
+        }
+    );
     text!(Mptcp, "\"keep\" or \"apply\"");
 
     struct Given<T>(PhantomData<T>);
@@ -334,7 +362,10 @@ mod text {
             value: &T,
             serializer: S,
         ) -> Result<S::Ok, S::Error> {
-            serializer.serialize_str(&value.write())
+            match value.number() {
+                Some(number) => serializer.serialize_u8(number),
+                None => serializer.serialize_str(&value.write()),
+            }
         }
 
         pub(in super::super) fn deserialize<'de, T: Text + Default, D: Deserializer<'de>>(
@@ -371,11 +402,11 @@ mod tests {
             assert_eq!(serde_json::from_str::<Settings>(&json).unwrap(), settings);
             json
         };
-        let all = r#"{"initial_rto":"100ms","syn_ack_rto":"keep","rto_min":"5ms","rto_restart":true,"delack_max":"5ms","thin_linear":false,"linear_retries":2,"rto_max":"10s","user_timeout":"30s","syn_retries":"6","mptcp":"apply","force":true}"#;
+        let all = r#"{"initial_rto":"100ms","syn_ack_rto":"keep","rto_min":"5ms","rto_restart":true,"delack_max":"5ms","thin_linear":false,"linear_retries":2,"rto_max":"10s","user_timeout":"30s","syn_retries":6,"mptcp":"apply","force":true}"#;
         assert_eq!(written(all), all);
         assert_eq!(
             written(r#"{"syn_retries":6,"rto_min":null}"#),
-            r#"{"syn_retries":"6","force":false}"#
+            r#"{"syn_retries":6,"force":false}"#
         );
         assert_eq!(written(r#"{"syn_ack_rto":"auto"}"#), r#"{"force":false}"#);
         for (bad, why) in [
@@ -394,7 +425,7 @@ mod tests {
     /// What `add --save` writes is what a configuration is read as.
     #[test]
     fn toml_has_the_keys_of_json() {
-        let json = r#"{"initial_rto":"100ms","syn_ack_rto":"keep","rto_min":"5ms","rto_restart":true,"delack_max":"5ms","thin_linear":false,"linear_retries":2,"rto_max":"10s","user_timeout":"30s","syn_retries":"6","mptcp":"apply","force":true}"#;
+        let json = r#"{"initial_rto":"100ms","syn_ack_rto":"keep","rto_min":"5ms","rto_restart":true,"delack_max":"5ms","thin_linear":false,"linear_retries":2,"rto_max":"10s","user_timeout":"30s","syn_retries":6,"mptcp":"apply","force":true}"#;
         let settings: Settings = serde_json::from_str(json).unwrap();
         let table: toml::Table = settings.to_toml().to_string().parse().unwrap();
         assert_eq!(table["syn_retries"].as_integer(), Some(6));

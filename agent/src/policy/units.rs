@@ -4,13 +4,44 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+/// What a duration is for: its errors suggest what is usual there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scale {
+    /// A timer of TCP.
+    Timer,
+    /// Time between two readings.
+    Interval,
+    /// Time that an entry stays.
+    Lifetime,
+}
+
+impl Scale {
+    const fn examples(self) -> &'static str {
+        match self {
+            Self::Timer => "\"5ms\", \"250us\" or \"1s\"",
+            Self::Interval => "\"500ms\", \"2s\" or \"1m\"",
+            Self::Lifetime => "\"30s\", \"10m\" or \"2h\"",
+        }
+    }
+
+    const fn unit(self) -> &'static str {
+        match self {
+            Self::Timer => "ms",
+            Self::Interval => "s",
+            Self::Lifetime => "m",
+        }
+    }
+}
+
 /// Why a text is an invalid duration.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "invalid duration {text:?}; write a number with a unit, like \"5ms\", \"250us\" or \"1s\"{hint}"
+    "invalid duration {text:?}; write a number with a unit, like {examples}{hint}",
+    examples = scale.examples()
 )]
 pub struct DurationError {
     text: String,
+    scale: Scale,
     hint: String,
 }
 
@@ -20,13 +51,22 @@ pub struct DurationError {
 ///
 /// If it is no such text; a number without a unit is refused, as nobody can know which was meant.
 pub fn parse_duration(text: &str) -> Result<Duration, DurationError> {
+    parse_scaled(text, Scale::Timer)
+}
+
+/// The same for durations that are not of timers.
+pub fn parse_scaled(text: &str, scale: Scale) -> Result<Duration, DurationError> {
     let trimmed = text.trim();
     let error = |hint: &str| DurationError {
         text: text.to_owned(),
+        scale,
         hint: hint.to_owned(),
     };
     if trimmed.parse::<f64>().is_ok() {
-        return Err(error(&format!(": a unit is missing, perhaps {trimmed}ms")));
+        let unit = scale.unit();
+        return Err(error(&format!(
+            ": a unit is missing, perhaps {trimmed}{unit}"
+        )));
     }
     if let Some(duration) = parse_fraction(trimmed) {
         return Ok(duration);
@@ -57,10 +97,11 @@ fn parse_fraction(text: &str) -> Option<Duration> {
         .then(|| Duration::from_nanos(whole.saturating_add(part / scale)))
 }
 
-/// The shortest exact text with one unit: "8ms", "1.5s", "250us", "2m".
+/// The shortest exact text with one unit: "8ms", "1.5s", "250us", "2m", "5h".
 pub fn format_duration(duration: Duration) -> String {
     let nanos = duration.as_nanos();
-    let units: [(&str, u128); 5] = [
+    let units: [(&str, u128); 6] = [
+        ("h", 3_600_000_000_000),
         ("m", 60_000_000_000),
         ("s", 1_000_000_000),
         ("ms", 1_000_000),
@@ -76,7 +117,7 @@ pub fn format_duration(duration: Duration) -> String {
         }
         // "1.5s" reads better than "1500ms"; "0.0015s" does not.
         let thousandths = size / 1_000;
-        let readable = unit != "m" && nanos > size && thousandths > 0;
+        let readable = !["h", "m"].contains(&unit) && nanos > size && thousandths > 0;
         if readable && nanos.is_multiple_of(thousandths) {
             let fraction = format!("{:03}", nanos % size / thousandths);
             return format!("{}.{}{unit}", nanos / size, fraction.trim_end_matches('0'));
@@ -178,6 +219,13 @@ mod tests {
             error.ends_with("a unit is missing, perhaps 100ms"),
             "{error}"
         );
+        for (scale, said) in [
+            (Scale::Interval, "\"1m\": a unit is missing, perhaps 10s"),
+            (Scale::Lifetime, "\"2h\": a unit is missing, perhaps 10m"),
+        ] {
+            let error = parse_scaled("10", scale).unwrap_err().to_string();
+            assert!(error.ends_with(said), "{error}");
+        }
         for bad in [
             "",
             "ms",
@@ -201,6 +249,8 @@ mod tests {
             (250, "250us"),
             (120_000_000, "2m"),
             (60_000_000, "60s"),
+            (5_400_000_000, "90m"),
+            (18_000_000_000, "5h"),
             (3_334, "3.334ms"),
             (0, "0s"),
         ] {

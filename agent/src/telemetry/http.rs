@@ -5,14 +5,14 @@ use std::{future::pending, io, sync::Arc, time::Duration};
 use axum::{
     Extension, Router,
     extract::{Request, State},
-    http::{StatusCode, header},
+    http::{HeaderMap, StatusCode, header},
     middleware::{self, Next},
     response::{Html, IntoResponse as _, Response},
     routing::get,
 };
 use tokio::{net::TcpListener, sync::Semaphore, task::spawn_blocking};
 
-use super::metrics::{CONTENT_TYPE, render};
+use super::{exposition::Exposition, metrics::render};
 use crate::{
     api::{
         body, connection,
@@ -92,15 +92,17 @@ async fn landing() -> Html<&'static str> {
     )
 }
 
-async fn metrics(State(engine): State<Handle>) -> Response {
+async fn metrics(State(engine): State<Handle>, headers: HeaderMap) -> Response {
+    let accept = headers.get(header::ACCEPT);
+    let form = Exposition::accepted(accept.and_then(|value| value.to_str().ok()));
     let snapshot = engine.snapshot();
     let rendered = spawn_blocking(move || {
         let (status, stats) = snapshot.status_and_stats();
         let runs = status.attachment.program_id.and_then(bpf::runs);
-        render(&status, &stats, runs)
+        render(&status, &stats, runs).map(|text| form.of(text))
     });
     match rendered.await {
-        Ok(Ok(text)) => ([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response(),
+        Ok(Ok(text)) => ([(header::CONTENT_TYPE, form.content_type())], text).into_response(),
         Ok(Err(e)) => failed(&e),
         Err(e) => failed(&e),
     }

@@ -1,4 +1,4 @@
-//! Prometheus metrics: a status and statistics in OpenMetrics text.
+//! Prometheus metrics: a status and statistics in OpenMetrics text. [`super::exposition`] has the other form.
 //!
 //! Names follow the Prometheus conventions (prefix, base units, `_total`, `_info`). Labels are
 //! bounded: policies, directions, families, options, sources, verdicts, and never an address.
@@ -25,9 +25,6 @@ use crate::{
 
 /// Every metric's name begins so.
 pub const PREFIX: &str = "rto_agent";
-
-/// The media type of [`render`]'s text.
-pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// The metrics of a status and of statistics. `runs`: how often the program ran, where the kernel counts that.
 pub fn render(

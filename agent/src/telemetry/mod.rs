@@ -1,5 +1,6 @@
 //! Logs and metrics. (stdout is data; logs go to the journal or to stderr.)
 
+pub mod exposition;
 pub mod http;
 pub mod metrics;
 

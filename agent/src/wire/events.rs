@@ -35,7 +35,7 @@ pub enum StreamItem {
 pub struct EventView {
     /// When, Unix microseconds.
     pub at_us: u64,
-    /// What was sent again, and why.
+    /// What was retransmitted, and why.
     pub kind: Kind,
     /// Which retransmission it is, 1 for the first.
     pub attempt: u32,
@@ -65,7 +65,7 @@ pub struct EventView {
     pub process: Option<String>,
 }
 
-/// What was sent again, and why.
+/// What was retransmitted, and why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]

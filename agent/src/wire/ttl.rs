@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use crate::policy::units::parse_duration;
+use crate::policy::units::{Scale, parse_scaled};
 
 /// Longest: beyond it an entry is meant for good and belongs in a file.
 pub(crate) const MAX_TTL: Duration = Duration::from_secs(366 * 24 * 3600);
 
 /// Reads the time after which an entry is removed again.
 pub fn parse_ttl(text: &str) -> Result<Duration, String> {
-    let ttl = parse_duration(text).map_err(|e| e.to_string())?;
+    let ttl = parse_scaled(text, Scale::Lifetime).map_err(|e| e.to_string())?;
     if ttl.is_zero() || ttl > MAX_TTL {
         return Err(format!("{text}: must be more than 0 and at most a year"));
     }

@@ -94,6 +94,12 @@ pub struct RemoveRequest {
 pub struct ChangeAnswer {
     /// How many entries and policies it added, changed and removed in the kernel.
     pub changed: ChangeSummary,
+    /// Runtime entries that were there already and now end at another time, or no longer do.
+    #[serde(default)]
+    pub lifetimes_changed: usize,
+    /// Seconds after which added entries are removed again; absent without a TTL.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expires_in_s: Option<u64>,
     /// What to know beside that, one sentence each.
     pub notes: Vec<String>,
     /// Effects of the policy an entry was added with: what each value became.
@@ -186,7 +192,7 @@ pub struct LookupEntry {
 }
 
 /// `GET /v1/entries`.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct ListAnswer {
     /// The policies, by name.
@@ -209,6 +215,9 @@ pub struct LookupAnswer {
     pub entry: Option<LookupEntry>,
     /// Shorter prefixes that match as well and are not applied, longest first.
     pub shadowed: Vec<Cidr>,
+    /// Entries of the files that match and were switched off at run time, longest first.
+    #[serde(default)]
+    pub masked: Vec<Cidr>,
     /// Why, in a sentence.
     pub reason: String,
 }

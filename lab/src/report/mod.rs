@@ -101,7 +101,7 @@ impl Report {
 
 #[cfg(test)]
 mod tests {
-    use rto_model::chart::{Legend, Series};
+    use rto_model::chart::{Axis, Legend, Series};
 
     use super::*;
 
@@ -124,7 +124,9 @@ mod tests {
             findings: vec!["It does, below 100 ms.".to_owned()],
             tables: vec![table],
             charts: vec![Chart {
-                title: "idle, ms".to_owned(),
+                title: "idle".to_owned(),
+                x: Axis::ms("disruption"),
+                y: Axis::ms("idle"),
                 log_x: false,
                 log_y: false,
                 legend: Legend::default(),

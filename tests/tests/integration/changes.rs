@@ -222,7 +222,7 @@ fn refused_as_a_whole() -> anyhow::Result<()> {
         ),
         (
             &["add", "0.0.0.0/0", "--initial-rto", "100ms"],
-            "needs force = true",
+            "needs --force",
         ),
         (
             &["remove", "10.88.0.0/24"],

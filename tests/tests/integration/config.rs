@@ -356,9 +356,12 @@ fn every_setting_by_file_cli_list_lookup_and_json() -> anyhow::Result<()> {
     assert!(saved.contains("linear_retries = 1"), "{saved}");
     assert!(saved.contains("rto_restart = true"), "{saved}");
     let said = env.cli_fails(&["add", "10.4.0.0/16", "--rto-restart"])?;
-    assert!(said.contains("the policy has none; add rto_min"), "{said}");
+    assert!(
+        said.contains("the policy has none; add --rto-min"),
+        "{said}"
+    );
     let said = env.cli_fails(&["add", "10.4.0.0/16", "--linear-retries", "2"])?;
-    assert!(said.contains("thin_linear = true"), "{said}");
+    assert!(said.contains("which --thin-linear begins"), "{said}");
     assert_eq!(
         env.json(&["list"])?["entries"].as_array().map(Vec::len),
         Some(3)

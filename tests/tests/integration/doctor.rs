@@ -238,11 +238,10 @@ fn without_privileges_the_mend_is_said() -> anyhow::Result<()> {
 test!(completions_and_manual);
 fn completions_and_manual() -> anyhow::Result<()> {
     let env = TestEnv::new()?;
-    for shell in ["bash", "zsh", "fish"] {
-        assert!(
-            env.cli(&["completions", shell])?.contains("lookup"),
-            "{shell}"
-        );
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let script = env.cli(&["completions", shell])?;
+        assert!(script.contains("RTO_AGENT_COMPLETE"), "{shell}: {script}");
+        assert!(!script.contains("__probe"), "{shell}: {script}");
     }
     assert!(env.cli(&["man"])?.contains(".TH"));
     assert!(env.cli(&["man", "add"])?.contains("initial"));

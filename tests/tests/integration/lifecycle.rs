@@ -121,7 +121,7 @@ fn detach_leaves_nothing() -> anyhow::Result<()> {
     let env = env()?;
     let before = kernel(&env)?;
     let said = env.cli(&["detach"])?;
-    assert!(said.contains("1 link(s) and 1 set(s)"), "{said}");
+    assert!(said.contains("1 link and 1 set"), "{said}");
     assert_gone(&before)?;
     assert!(!env.pin_dir().exists());
     expect(&env, KERNEL_RTO)?;
@@ -142,7 +142,7 @@ fn detach_without_a_daemon() -> anyhow::Result<()> {
     let before = kernel(&env)?;
     env.end(Signal::SIGKILL)?;
     let said = env.cli(&["detach"])?;
-    assert!(said.contains("1 link(s) and 1 set(s)"), "{said}");
+    assert!(said.contains("1 link and 1 set"), "{said}");
     assert_gone(&before)?;
     assert!(!env.pin_dir().exists());
     expect(&env, KERNEL_RTO)?;

@@ -2,8 +2,10 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    io::Write as _,
     net::TcpStream,
     os::unix::net::UnixStream,
+    process::{Command, Stdio},
 };
 
 use anyhow::{Context as _, ensure};
@@ -17,6 +19,7 @@ use rto_testbed::{
 };
 
 use super::{near, to};
+use crate::needs::PROMTOOL;
 
 const PORT: u16 = 4800;
 
@@ -32,8 +35,13 @@ pub(super) fn env(policies: &str) -> anyhow::Result<(TestEnv, u16)> {
     Ok((env, port))
 }
 
+/// A page, in OpenMetrics text where there is a choice.
 fn scrape(port: u16, path: &str) -> anyhow::Result<Answer> {
-    http::request(TcpStream::connect(("127.0.0.1", port))?, "GET", path, "")
+    accepting(port, path, "application/openmetrics-text")
+}
+
+fn accepting(port: u16, path: &str, accept: &str) -> anyhow::Result<Answer> {
+    http::get(TcpStream::connect(("127.0.0.1", port))?, path, accept)
 }
 
 /// Samples by name, checked line by line (OpenMetrics 1.0.0): families declared once and before
@@ -245,10 +253,53 @@ fn a_unix_socket_serves_as_well() -> anyhow::Result<()> {
     let near = near("\"10.88.0.0/24\"");
     env.configure(&format!("metrics = \"unix:{}\"\n{near}", path.display()))?;
     env.start()?;
-    let answer = http::request(UnixStream::connect(&path)?, "GET", "/metrics", "")?;
+    let open_metrics = "application/openmetrics-text";
+    let answer = http::get(UnixStream::connect(&path)?, "/metrics", open_metrics)?;
     assert!(!parse(&answer.body)?.is_empty());
     env.end(nix::sys::signal::Signal::SIGTERM)?;
     assert!(!path.exists());
+    Ok(())
+}
+
+test!(a_client_chooses_the_form, needs = [PROMTOOL]);
+/// The text format is what promtool's linter wants; both have the same samples.
+fn a_client_chooses_the_form() -> anyhow::Result<()> {
+    let (env, port) = env(&near("\"10.88.0.0/24\""))?;
+    env.wait_status("the probe", |status| status["probe"].is_object())?;
+    let prometheus =
+        "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5,*/*;q=0.1";
+    let open_metrics = accepting(port, "/metrics", prometheus)?;
+    ensure!(
+        open_metrics
+            .head
+            .contains("content-type: application/openmetrics-text; version=1.0.0")
+    );
+    let text = accepting(port, "/metrics", "text/plain")?;
+    ensure!(
+        text.head
+            .contains("content-type: text/plain; version=0.0.4")
+    );
+    let samples = |body: &str| -> BTreeSet<String> {
+        let lines = body.lines().filter(|line| !line.starts_with('#'));
+        let keys = lines.filter_map(|line| line.rsplit_once(' '));
+        keys.map(|(key, _)| key.to_owned()).collect()
+    };
+    assert_eq!(samples(&text.body), samples(&open_metrics.body));
+    let mut promtool = Command::new("promtool")
+        .args(["check", "metrics"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()?;
+    let mut input = promtool.stdin.take().context("no input")?;
+    input.write_all(text.body.as_bytes())?;
+    drop(input);
+    let output = promtool.wait_with_output()?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(
+        output.status.success() && said.is_empty(),
+        "{output:?}\n{said}"
+    );
     Ok(())
 }
 

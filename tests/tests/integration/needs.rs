@@ -31,10 +31,13 @@ pub(crate) const RTO_MIN_OPTION: Need = Need::Feature("tcp-rto-min-us");
 /// Batches of LPM tries, without which the agent does the same entry by entry.
 pub(crate) const LPM_BATCHES: Need = Need::Feature("lpm-batches");
 
+pub(crate) const BASH: Need = Need::Program("bash");
 pub(crate) const CURL: Need = Need::Program("curl");
+pub(crate) const FISH: Need = Need::Program("fish");
 pub(crate) const GO: Need = Need::Program("go");
 pub(crate) const PROMTOOL: Need = Need::Program("promtool");
 pub(crate) const PYTHON3: Need = Need::Program("python3");
+pub(crate) const ZSH: Need = Need::Program("zsh");
 /// CLOCK_REALTIME, of which there is one for all, is set.
 pub(crate) const WHOLE_MACHINE: Need = Need::WholeMachine;
 

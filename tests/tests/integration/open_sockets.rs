@@ -334,7 +334,7 @@ fn detach_restore_without_a_daemon() -> anyhow::Result<()> {
     env.end(nix::sys::signal::Signal::SIGKILL)?;
     let text = env.cli(&["detach", "--restore"])?;
     assert!(text.contains("given back to open sockets"), "{text}");
-    assert!(text.contains("detached: 1 link(s) and 1 set(s)"), "{text}");
+    assert!(text.contains("detached: 1 link and 1 set"), "{text}");
     assert_restored(&mut pair)?;
     assert!(!env.pin_dir().exists());
     Ok(())

@@ -37,7 +37,7 @@ pub(super) fn read(path: &Path, cidrs: &[Cidr]) -> anyhow::Result<Gathered> {
 fn choose(capture: &mut Capture, cidrs: &[Cidr]) -> anyhow::Result<()> {
     ensure!(
         !capture.flows.is_empty(),
-        "there is no TCP segment with data or SYN among the {} packet(s) of the capture",
+        "there is no TCP segment with data or SYN among the packets of the capture, {}",
         capture.counts.packets
     );
     if cidrs.is_empty() {
@@ -90,7 +90,7 @@ fn of_flows(file: PathBuf, cidrs: &[Cidr], capture: &Capture) -> Gathered {
     let mut warnings = capture.remarks();
     if sent.handshake_retransmitted > 0 {
         warnings.push(format!(
-            "{} SYNs or SYN-ACKs were sent again, whose handshakes give no round trip (Karn's algorithm): were \
+            "{} SYNs or SYN-ACKs were retransmitted, whose handshakes give no round trip (Karn's algorithm): were \
              they slow, the initial RTO is judged too well",
             sent.handshake_retransmitted
         ));
@@ -98,7 +98,7 @@ fn of_flows(file: PathBuf, cidrs: &[Cidr], capture: &Capture) -> Gathered {
     let again = sent.retransmitted - sent.handshake_retransmitted;
     if again > 0 {
         warnings.push(format!(
-            "{again} of {} segments were sent again, which give no round trip",
+            "{again} of {} segments were retransmitted, which give no round trip",
             sent.segments
         ));
     }

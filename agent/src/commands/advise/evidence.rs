@@ -331,14 +331,14 @@ impl Gathered {
         if stats.spurious > 0 {
             let (spurious, connections) = (stats.spurious, stats.connections);
             self.warnings.push(format!(
-                "{spurious} SYNs or SYN-ACKs of {connections} connections ({direction}) were sent again \
+                "{spurious} SYNs or SYN-ACKs of {connections} connections ({direction}) were retransmitted \
                  spuriously already ({})",
                 share(spurious)
             ));
         }
         if stats.undecided > 0 {
             self.warnings.push(format!(
-                "of {} SYNs or SYN-ACKs sent again ({direction}) it could not be told whether they were needed",
+                "of {} SYNs or SYN-ACKs retransmitted ({direction}) it could not be told whether they were needed",
                 stats.undecided
             ));
         }

@@ -44,9 +44,13 @@ struct Answer {
     /// Advice, and by which connections it was decided.
     initial_rto: Decided,
     rto_min: Decided,
-    /// What may be pasted into the configuration; absent: nothing is suggested.
+    /// For the configuration: a policy's keys that change, or a whole policy where there is none; absent: nothing is
+    /// suggested, or `command` is given.
     #[serde(skip_serializing_if = "Option::is_none")]
     snippet: Option<String>,
+    /// The same for a policy that only runtime entries have.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    command: Option<String>,
     /// What stands against it.
     warnings: Vec<String>,
     /// How to read it.
@@ -129,6 +133,7 @@ fn answer(gathered: Gathered, question: &Question, host: &HostFacts) -> Answer {
         initial_rto,
         rto_min,
         snippet: None,
+        command: None,
         warnings: gathered.warnings,
         notes: gathered.notes,
     };
@@ -176,53 +181,78 @@ fn decided<T>(times: &ByDirection<T>, advise: impl Fn(&T) -> Advice) -> Decided 
     best
 }
 
-/// Puts the suggestions into a policy, and asks the host what it thinks of that.
+/// Puts the suggestions into a policy, unless this host would refuse that.
 fn suggest(answer: &mut Answer, present: &Settings, host: &HostFacts) {
     let value = |decided: &Decided| {
         let suggestion = decided.advice.suggestion.as_ref()?;
         Some(Duration::from_micros(suggestion.value_us))
     };
-    let (initial_rto, rto_min) = (value(&answer.initial_rto), value(&answer.rto_min));
-    if initial_rto.is_none() && rto_min.is_none() {
+    let other = |suggested: Option<Duration>, present| suggested.filter(|s| Some(*s) != present);
+    let changes = Settings {
+        initial_rto: other(value(&answer.initial_rto), present.initial_rto),
+        rto_min: other(value(&answer.rto_min), present.rto_min),
+        ..Settings::default()
+    };
+    if changes.is_empty() {
         return;
     }
-    let settings = Settings {
-        initial_rto: initial_rto.or(present.initial_rto),
-        rto_min: rto_min.or(present.rto_min),
-        rto_restart: None,
-        ..present.clone()
+    // What rto_min is judged without.
+    let rto_restart = present
+        .rto_restart
+        .filter(|on| *on && changes.rto_min.is_some());
+    let changes = Settings {
+        rto_restart: rto_restart.map(|_| false),
+        ..changes
     };
-    if present.rto_restart == Some(true) {
+    if rto_restart.is_some() {
         answer.warnings.push(
             "rto_restart lowers the policy's rto_min by the round trip: what is in force is shorter than it says here, \
-             and the policy below is without it"
+             and the suggestion is without it"
                 .to_owned(),
         );
     }
+    let settings = Settings {
+        initial_rto: changes.initial_rto.or(present.initial_rto),
+        rto_min: changes.rto_min.or(present.rto_min),
+        rto_restart: changes.rto_restart.or(present.rto_restart),
+        ..present.clone()
+    };
     let (name, cidrs) = answer.source.policy();
-    answer.snippet = Some(text::snippet(name.as_ref(), &cidrs, &settings));
-    let name = name.unwrap_or_else(|| PolicyName::for_settings(&settings));
-    answer
-        .warnings
-        .extend(objections(&name, &settings, &cidrs, host));
+    match check(&settings, &cidrs, host) {
+        Ok(warnings) => answer.warnings.extend(warnings),
+        Err(errors) => {
+            let errors = errors.into_iter();
+            let errors = errors.map(|error| format!("rto-agent check would refuse this: {error}"));
+            answer.warnings.extend(errors);
+            return;
+        }
+    }
+    match name {
+        None => answer.snippet = Some(text::policy(&cidrs, &settings)),
+        Some(name) if name == PolicyName::for_settings(present) => {
+            answer.command = Some(text::command(&cidrs, &settings));
+        }
+        Some(name) => answer.snippet = Some(text::keys(&name, &changes)),
+    }
 }
 
-/// What `check` would say to it.
-fn objections(
-    name: &PolicyName,
+/// What `check` would say to a policy: warnings, or errors.
+fn check(
     settings: &Settings,
     cidrs: &[Cidr],
     host: &HostFacts,
-) -> Vec<String> {
-    let mut said = match compile(name, settings, host) {
-        Ok(compiled) => compiled.warnings,
-        Err(errors) => errors.iter().map(ToString::to_string).collect(),
-    };
-    let forced = cidrs
+) -> Result<Vec<String>, Vec<String>> {
+    let compiled = compile(&PolicyName::for_settings(settings), settings, host);
+    let too_wide = cidrs
         .iter()
         .find_map(|cidr| check_prefix_width(cidr, settings).err());
-    said.extend(forced.map(|error| error.to_string()));
-    said
+    match (compiled, too_wide) {
+        (Ok(compiled), None) => Ok(compiled.warnings),
+        (compiled, too_wide) => {
+            let errors = compiled.err().unwrap_or_default().into_iter();
+            Err(errors.chain(too_wide).map(|e| e.to_string()).collect())
+        }
+    }
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ use rto_agent_common::{Statistics, histogram::bucket_of};
 
 use super::*;
 use crate::{
+    config::Config,
     policy::compile::tests::HOST,
     wire::{
         stats::{PolicyStats, StatsAnswer},
@@ -123,18 +124,44 @@ fn the_direction_that_needs_the_longest_decides() {
 }
 
 #[test]
-fn a_snippet_is_a_configuration() {
+fn a_snippet_has_the_keys_that_change() {
     let answer = advise(busy());
     let snippet = answer.snippet.unwrap();
     let parsed: toml::Table = toml::from_str(&snippet).unwrap();
-    let policy = &parsed["policy"]["near"];
+    let policy = parsed["policy"]["near"].as_table().unwrap();
     assert_eq!(policy["rto_min"].as_str(), Some("48ms"));
-    assert_eq!(policy["thin_linear"].as_bool(), Some(true));
-    assert_eq!(policy["cidrs"].as_array().unwrap().len(), 2);
+    let keys: Vec<_> = policy.keys().map(String::as_str).collect();
+    assert_eq!(keys, ["initial_rto", "rto_min"]);
     let dotted: PolicyName = "eu.west".parse().unwrap();
-    let snippet = text::snippet(Some(&dotted), &[], &spec());
+    let snippet = text::keys(&dotted, &spec());
     let parsed: toml::Table = toml::from_str(&snippet).unwrap();
     assert!(parsed["policy"]["eu.west"].is_table());
+    // Where there is none it is whole, and a configuration of its own.
+    let policy = text::policy(&["10.0.0.0/24".parse().unwrap()], &spec());
+    let config = Config::from_text("config.toml".as_ref(), policy, &HOST).unwrap();
+    assert_eq!(config.set.entries.len(), 1);
+}
+
+#[test]
+fn a_policy_of_runtime_entries_gets_a_command() {
+    let mut entries = entries(&spec(), &["10.0.0.0/24", "10.0.1.0/24"]);
+    let name = PolicyName::for_settings(&spec());
+    let near = entries.policies.pop_first().unwrap().1;
+    entries.policies.insert(name.clone(), near);
+    for entry in &mut entries.entries {
+        entry.policy = name.clone();
+    }
+    let mut stats = stats(busy(), "end");
+    let counted = stats.policies.pop_first().unwrap().1;
+    stats.policies.insert(name.clone(), counted);
+    let gathered = evidence::of_policy(&name, &entries, stats).unwrap();
+    let answer = answer(gathered, &QUESTION, &HOST);
+    assert_eq!(answer.snippet, None);
+    let command = answer.command.as_deref();
+    let said =
+        "rto-agent add 10.0.0.0/24 10.0.1.0/24 --initial-rto 24ms --rto-min 48ms --thin-linear";
+    assert_eq!(command, Some(said));
+    assert!(text::text(&answer).contains(said));
 }
 
 #[test]
@@ -167,6 +194,7 @@ fn a_wide_prefix_is_warned_of() {
         "{:?}",
         answer.warnings
     );
+    assert_eq!(answer.snippet, None);
 }
 
 #[test]

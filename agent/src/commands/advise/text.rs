@@ -6,7 +6,7 @@ use rto_model::advice::{Advice, NoSuggestion};
 
 use super::{Answer, CIDRS_SHOWN, Decided, Source};
 use crate::{
-    commands::{stats::short_us, table},
+    commands::{flags, stats::short_us, table},
     policy::{Cidr, PolicyName, Settings, units::format_duration},
     printable,
 };
@@ -21,9 +21,16 @@ pub(super) fn text(answer: &Answer) -> String {
     ] {
         text.push_str(&setting_text(setting, samples, decided, answer));
     }
-    if let Some(snippet) = &answer.snippet {
-        text.push_str("\nnothing was changed; in the configuration that would be\n\n");
-        for line in snippet.lines() {
+    let whole = answer.source.policy().0.is_none();
+    let suggestion = match (&answer.snippet, &answer.command) {
+        (Some(policy), _) if whole => Some(("in the configuration that would be", policy)),
+        (Some(keys), _) => Some(("in the configuration these keys of it would change", keys)),
+        (None, Some(command)) => Some(("the command for it is", command)),
+        (None, None) => None,
+    };
+    if let Some((what, suggestion)) = suggestion {
+        text.push_str(&format!("\nnothing was changed; {what}\n\n"));
+        for line in suggestion.lines() {
             text.push_str(&format!("  {line}\n"));
         }
     }
@@ -79,7 +86,7 @@ fn source(source: &Source) -> String {
             };
             format!(
                 "{}: {packets} packets{lasted}; {flows} flows{peers} with {segments} segments, \
-                 {retransmitted} of them sent again\n",
+                 {retransmitted} of them retransmitted\n",
                 printable::path(file)
             )
         }
@@ -176,18 +183,32 @@ fn candidates(advice: &Advice) -> String {
     table::text(&rows)
 }
 
-/// A policy for the configuration.
-pub(super) fn snippet(name: Option<&PolicyName>, cidrs: &[Cidr], settings: &Settings) -> String {
-    let mut text = String::new();
-    if let Some(name) = name {
-        text.push_str(&format!("# in place of [policy.{name}]\n"));
-    }
+/// Keys of a policy that is in the configuration.
+pub(super) fn keys(name: &PolicyName, changes: &Settings) -> String {
     // Names have no characters that TOML must quote but the dot.
-    let name = name.map_or("suggested", PolicyName::as_str);
-    text.push_str(&match name.contains('.') {
+    let header = match name.as_str().contains('.') {
         true => format!("[policy.\"{name}\"]\n"),
         false => format!("[policy.{name}]\n"),
-    });
+    };
+    header + &changes.to_toml().to_string()
+}
+
+/// A command that gives runtime entries other settings.
+pub(super) fn command(cidrs: &[Cidr], settings: &Settings) -> String {
+    let cidrs = match cidrs.len() {
+        1..=CIDRS_SHOWN => cidrs
+            .iter()
+            .map(ToString::to_string)
+            .collect::<Vec<_>>()
+            .join(" "),
+        _ => "CIDR...".to_owned(),
+    };
+    format!("rto-agent add {cidrs} {}", flags::of(settings))
+}
+
+/// A policy for the configuration.
+pub(super) fn policy(cidrs: &[Cidr], settings: &Settings) -> String {
+    let mut text = "[policy.suggested]\n".to_owned();
     if cidrs.is_empty() || cidrs.len() > CIDRS_SHOWN {
         text.push_str("cidrs = []  # the prefixes it is for\n");
     } else {

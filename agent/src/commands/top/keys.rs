@@ -29,6 +29,10 @@ impl State {
         }
         match key.code {
             KeyCode::Esc if self.open => self.open = false,
+            KeyCode::Esc if !self.filter.is_empty() => {
+                self.filter.clear();
+                self.settle();
+            }
             KeyCode::Char('q') | KeyCode::Esc => return ControlFlow::Break(()),
             KeyCode::Up | KeyCode::Char('k') => self.select(self.index.saturating_sub(1)),
             KeyCode::Down | KeyCode::Char('j') => self.select(self.index + 1),
@@ -123,7 +127,8 @@ mod tests {
             ("?\u{1b}", false),
             ("/q", false),
             ("/\u{1b}", false),
-            ("/a\n\u{1b}", true),
+            ("/a\n\u{1b}", false),
+            ("/a\n\u{1b}\u{1b}", true),
             ("jkxsrp", false),
         ] {
             let mut state = state(&[("a", 0)]);

@@ -255,6 +255,13 @@ mod tests {
         assert_eq!(selected(&state), "b");
         press(&mut state, "kkkkkk");
         assert_eq!(selected(&state), "c");
+        for keys in ["r", "r", "s", "s", "r"] {
+            press(&mut state, keys);
+            assert_eq!(selected(&state), "c", "{keys}");
+        }
+        state.sort = Column::ConnectionRate;
+        state.reversed = false;
+        state.settle();
         // Gone: the one that is where it was.
         look(&mut state, 3000, &[("a", 0), ("b", 0)]);
         assert_eq!(selected(&state), "a");

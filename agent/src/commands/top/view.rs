@@ -113,13 +113,13 @@ fn draw_help(frame: &mut Frame<'_>) {
 up, down, k, j   select a policy
 Enter            its histograms; Esc goes back
 s, r             sort by the next column, reverse
-/                only policies with this in their name
+/                only policies with this in their name; Esc drops it
 t                count since the policy or since top began
 p                hold the picture
 q, Esc, Ctrl-C   quit
 
 CONN/S   connections established per second
-RETR%    SYNs and SYN-ACKs sent again, per connection
+RETR%    SYNs and SYN-ACKs retransmitted, per connection
 SPUR%    of these, spurious: an answer was on its way
 HS       how long handshakes took
 RTT      smoothed round-trip time

@@ -1,11 +1,14 @@
 //! What needs no open kernel: pins made, looked at and removed, also where no daemon runs.
 
-use std::{path::Path, time::Duration};
+use std::{collections::BTreeMap, path::Path, time::Duration};
 
-use rto_agent_common::LAYOUT_VERSION;
+use rto_agent_common::{LAYOUT_VERSION, Policy};
 
-use super::{DatapathError, Link, Removed, Tables, is_in_use, pin_error, pins};
-use crate::{kernel::bpf::program_info, policy::Cidr};
+use super::{DatapathError, Link, Removed, Slots, Tables, is_in_use, pin_error, pins};
+use crate::{
+    kernel::bpf::program_info,
+    policy::{Cidr, PolicyName},
+};
 
 /// Makes the directory for pins, where there is none.
 ///
@@ -87,15 +90,66 @@ pub(super) fn wait_until(done: impl Fn() -> bool) -> bool {
 /// none is in force or no entry with one covers it.
 #[must_use]
 pub fn pinned_initial_rto(pin_dir: &Path, address: std::net::IpAddr) -> Option<u32> {
-    let sets = pins::pin_sets(pin_dir).ok()?;
-    let in_force = sets
-        .iter()
-        .find(|g| g.layout == Some(LAYOUT_VERSION) && is_in_use(&g.path))?;
-    let tables = Tables::open(&in_force.path).ok()?;
+    let tables = in_force(pin_dir)?;
     let host: Cidr = address.to_string().parse().ok()?;
     let entry = tables.read.tries.get(&host).ok()??;
     let policy = tables.read.policy(entry.policy).ok()?;
     (policy.initial_rto_jiffies != 0).then_some(policy.initial_rto_jiffies)
+}
+
+/// What the maps hold that are in force.
+#[derive(Clone, Debug, Default)]
+pub struct Pinned {
+    /// Policies, as the kernel has them.
+    pub policies: BTreeMap<PolicyName, Policy>,
+    /// Entries, by address.
+    pub entries: Vec<PinnedEntry>,
+}
+
+/// An entry in a map.
+#[derive(Clone, Debug)]
+pub struct PinnedEntry {
+    /// The CIDR.
+    pub cidr: Cidr,
+    /// Its policy.
+    pub policy: PolicyName,
+    /// Connections it has decided.
+    pub hits: u32,
+}
+
+/// What is in force by the pins below `pin_dir`; `None` if nothing is, or it cannot be read.
+#[must_use]
+pub fn pinned(pin_dir: &Path) -> Option<Pinned> {
+    let tables = in_force(pin_dir)?;
+    let policies = tables.read.policies().ok()?;
+    let slots = Slots::read(policies.iter().copied());
+    let names = slots.by_index();
+    let named = policies.into_iter();
+    let named = named.filter_map(|(index, policy)| Some(((*names.get(&index)?).clone(), policy)));
+    let mut entries = Vec::new();
+    for (cidr, value) in tables.read.tries.all().ok()? {
+        if let Some(policy) = names.get(&value.policy) {
+            entries.push(PinnedEntry {
+                cidr,
+                policy: (*policy).clone(),
+                hits: value.hits,
+            });
+        }
+    }
+    entries.sort_unstable_by_key(|entry| entry.cidr);
+    Some(Pinned {
+        policies: named.collect(),
+        entries,
+    })
+}
+
+/// The maps that the program in force uses.
+fn in_force(pin_dir: &Path) -> Option<Tables> {
+    let sets = pins::pin_sets(pin_dir).ok()?;
+    let in_force = sets
+        .iter()
+        .find(|g| g.layout == Some(LAYOUT_VERSION) && is_in_use(&g.path))?;
+    Tables::open(&in_force.path).ok()
 }
 
 /// As [`remove_pins`], but only if none of them is in force: a daemon may have begun anew. Says

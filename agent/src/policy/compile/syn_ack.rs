@@ -84,6 +84,7 @@ impl Compiler<'_> {
             jiffies: Some(jiffies),
             request_lifetime_ms: Some(lifetime * 1000 / u64::from(hz)),
             note: Some(note),
+            ..EffectiveSetting::default()
         });
     }
 

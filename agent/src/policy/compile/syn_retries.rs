@@ -12,7 +12,7 @@ impl Compiler<'_> {
             SynRetries::Fixed(n) => {
                 self.kernel.syn_retries = [n; SYN_RETRIES_LEN];
                 self.kernel.flags |= policy_flags::SYN_RETRIES_FIXED;
-                self.effect("syn_retries", &n.to_string(), n.to_string(), None, None);
+                self.count_effect("syn_retries", &n.to_string(), n, None);
             }
             SynRetries::Keep => {
                 self.effect(
@@ -66,13 +66,10 @@ impl Compiler<'_> {
             seconds(ours.with(becomes)),
             seconds(kernel.with(own)),
         );
-        self.effect(
-            "syn_retries",
-            "auto",
-            format!("{becomes} instead of {own}"),
-            None,
-            Some(&note),
-        );
+        self.count_effect("syn_retries", "auto", becomes, Some(&note));
+        if let Some(effect) = self.effects.last_mut() {
+            effect.host_count = Some(own);
+        }
         if unreached.is_some_and(|first| first <= own) {
             self.warnings.push(
                 "connect() will give up sooner than with the kernel's own timers: even 127 SYN \

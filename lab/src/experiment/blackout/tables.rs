@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use rto_model::{
-    chart::{Chart, Legend, Mark, Series},
+    chart::{Axis, Chart, Legend, Mark, Series},
     predict,
     published::Table as Published,
 };
@@ -475,7 +475,9 @@ fn charts(manifest: &Manifest, medians: &Medians) -> Vec<Chart> {
             series.push(Series::line(name, curve(at, &|us| idle_ms(setting, us))));
         }
         charts.push(Chart {
-            title: format!("{}: idle, ms, by disruption, ms", setting.name()),
+            title: format!("{}: idle time", setting.name()),
+            x: Axis::ms("disruption"),
+            y: Axis::ms("idle"),
             log_x: true,
             log_y: true,
             legend: Legend::LowerRight,
@@ -489,6 +491,8 @@ fn charts(manifest: &Manifest, medians: &Medians) -> Vec<Chart> {
     charts.push(Chart {
         title: "improvement: the kernel's idle time by that with the setting (below 1: worse)"
             .to_owned(),
+        x: Axis::ms("disruption"),
+        y: Axis::number("improvement"),
         log_x: true,
         log_y: true,
         legend: Legend::UpperRight,

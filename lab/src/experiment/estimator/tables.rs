@@ -2,7 +2,7 @@
 
 use rto_model::{
     advice::upper_bound,
-    chart::{Chart, Legend, Series},
+    chart::{Axis, Chart, Legend, Series},
     estimator::{Linux, Rfc6298, Weights},
     study::{Sampling, Shares, Study, weights_table},
 };
@@ -271,10 +271,9 @@ fn chart(source: &Source, options: &Options, linux: &Shares) -> Chart {
         Study::every(Sampling::All).run(&Rfc6298::new(weights), &source.flows, &options.rto_mins_us)
     };
     Chart {
-        title: format!(
-            "{}: spurious retransmissions, %, by minimum, ms",
-            source.title
-        ),
+        title: format!("{}: spurious retransmissions", source.title),
+        x: Axis::ms("minimum"),
+        y: Axis::percent("spurious retransmissions"),
         log_x: true,
         log_y: false,
         legend: Legend::UpperRight,

@@ -1,6 +1,6 @@
 //! What the completion times say.
 
-use rto_model::chart::{Chart, Legend, Mark, Series};
+use rto_model::chart::{Axis, Chart, Legend, Mark, Series};
 use rto_testbed::{machine::Machine, workload::http::TIMEOUT};
 
 use super::{
@@ -329,7 +329,9 @@ fn charts(cases: &[Case], all: &[Summary<'_>]) -> Vec<Chart> {
         .map(|case| {
             let of_case = all.iter().filter(|one| one.case == case);
             Chart {
-                title: format!("Dropped: {} - % of the requests by ms", case.title),
+                title: format!("Dropped: {}", case.title),
+                x: Axis::ms("time of a request"),
+                y: Axis::percent("requests"),
                 log_x: true,
                 log_y: false,
                 legend: Legend::UpperRight,

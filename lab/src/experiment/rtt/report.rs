@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rto_model::chart::{Chart, Legend, Series};
+use rto_model::chart::{Axis, Chart, Legend, Series};
 use rto_testbed::machine::Machine;
 
 use super::{Cell, Setting};
@@ -134,8 +134,10 @@ impl All<'_> {
     }
 
     fn charts(&self) -> Vec<Chart> {
-        let chart = |title: &str, series| Chart {
+        let chart = |title: &str, y, series| Chart {
             title: title.to_owned(),
+            x: Axis::ms("pause"),
+            y: Axis::ms(y),
             log_x: false,
             log_y: false,
             legend: Legend::UpperLeft,
@@ -166,23 +168,20 @@ impl All<'_> {
         let mut latency = Vec::new();
         for setting in [Setting::Kernel, Setting::Delack] {
             latency.push(line(named("p50", setting), setting, |cell| {
-                f(cell.latency.p50_us)
+                f(cell.latency.p50_us) / 1000.0
             }));
             latency.push(line(named("p90", setting), setting, |cell| {
-                f(cell.latency.p90_us)
+                f(cell.latency.p90_us) / 1000.0
             }));
         }
         for (name, at) in [("p50, published", 2), ("p90, published", 3)] {
-            let points = PUBLISHED.map(|(pause, times)| (f(pause), f(times[at])));
+            let points = PUBLISHED.map(|(pause, times)| (f(pause), f(times[at]) / 1000.0));
             latency.push(Series::line(name, points.into()));
         }
         vec![
-            chart("smoothed RTT, ms, by pause, ms", srtt),
-            chart("the server's RTO, ms, by pause, ms", rto.into()),
-            chart(
-                "latency as the application sees it, us, by pause, ms",
-                latency,
-            ),
+            chart("smoothed RTT", "smoothed RTT", srtt),
+            chart("the server's RTO", "RTO", rto.into()),
+            chart("latency as the application sees it", "latency", latency),
         ]
     }
 

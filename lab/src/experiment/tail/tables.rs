@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rto_model::chart::{Chart, Legend, Mark, Series};
+use rto_model::chart::{Axis, Chart, Legend, Mark, Series};
 use rto_testbed::{link::retransmits::RetransmitCounts, machine::Machine};
 
 use super::{
@@ -352,9 +352,11 @@ fn charts(options: &Options<'_>, all: &Measured) -> Vec<Chart> {
     };
     let one = |&lost: &u32| Chart {
         title: format!(
-            "The last {lost} of {SEGMENTS} lost: flow completion time, % of that of \"{}\", by round trip, ms",
+            "The last {lost} of {SEGMENTS} lost: flow completion time, relative to \"{}\"",
             first.name()
         ),
+        x: Axis::ms("round trip"),
+        y: Axis::percent("flow completion time"),
         log_x: true,
         log_y: false,
         legend: Legend::LowerRight,

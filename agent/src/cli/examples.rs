@@ -1,0 +1,97 @@
+//! Examples at the end of each verb's `--help`.
+
+pub(super) const RUN: &str = "\
+Examples:
+  rto-agent run
+  rto-agent run --config ./config.toml --log-format json";
+
+pub(super) const CHECK: &str = "\
+Examples:
+  rto-agent check
+  rto-agent check --config ./config.toml";
+
+pub(super) const ADD: &str = "\
+Examples:
+  rto-agent add 10.1.2.0/24 --policy same-zone
+  rto-agent add 10.1.2.0/24 fd00:1::/64 --initial-rto 100ms --ttl 10m
+  rto-agent add 192.0.2.7 --rto-min 20ms --thin-linear --save";
+
+pub(super) const REMOVE: &str = "\
+Examples:
+  rto-agent remove 10.1.2.0/24
+  rto-agent remove --policy same-zone
+  rto-agent remove 10.1.2.0/24 --undo      # an entry of the files is in force again
+  rto-agent remove 10.1.2.0/24 --save      # from policies.d/50-cli.toml";
+
+pub(super) const LIST: &str = "\
+Examples:
+  rto-agent list
+  rto-agent list --policy same-zone --runtime
+  rto-agent list --json | jq '.entries[].cidr'";
+
+pub(super) const LOOKUP: &str = "\
+Examples:
+  rto-agent lookup 10.1.2.3
+  rto-agent lookup fd00:1::7";
+
+pub(super) const STATS: &str = "\
+Examples:
+  rto-agent stats
+  rto-agent stats --policy same-zone       # with histograms
+  rto-agent stats --watch --interval 10s";
+
+pub(super) const WATCH: &str = "\
+Examples:
+  rto-agent watch
+  rto-agent watch --policy same-zone --cidr 10.1.2.0/24";
+
+pub(super) const TOP: &str = "\
+Examples:
+  rto-agent top
+  rto-agent top --interval 5s";
+
+pub(super) const STATUS: &str = "\
+Examples:
+  rto-agent status
+  rto-agent status --json | jq .problems";
+
+pub(super) const RELOAD: &str = "\
+Examples:
+  rto-agent reload";
+
+pub(super) const VERIFY: &str = "\
+Examples:
+  rto-agent verify
+  rto-agent verify --json | jq .differences";
+
+pub(super) const ADVISE: &str = "\
+Examples:
+  rto-agent advise 10.1.2.0/24
+  rto-agent advise --policy same-zone --spurious 1%
+  rto-agent advise --policy same-zone --peer-delack 5ms";
+
+pub(super) const APPLY: &str = "\
+Examples:
+  rto-agent apply
+  rto-agent apply --new-only";
+
+pub(super) const DETACH: &str = "\
+Examples:
+  rto-agent detach
+  rto-agent detach --restore";
+
+pub(super) const DOCTOR: &str = "\
+Examples:
+  rto-agent doctor
+  rto-agent doctor --cgroup /sys/fs/cgroup/system.slice";
+
+pub(super) const COMPLETIONS: &str = "\
+Examples:
+  rto-agent completions bash > /etc/bash_completion.d/rto-agent
+  rto-agent completions zsh > /usr/local/share/zsh/site-functions/_rto-agent
+  rto-agent completions fish > /etc/fish/completions/rto-agent.fish";
+
+pub(super) const MAN: &str = "\
+Examples:
+  rto-agent man | man -l -
+  rto-agent man add | man -l -";

@@ -1,0 +1,189 @@
+//! The command line as it is written and helped with.
+
+use std::iter;
+
+use clap::{CommandFactory as _, error::ErrorKind};
+
+use super::*;
+
+fn parsed(line: &str) -> Result<Cli, clap::Error> {
+    let args = iter::once("rto-agent").chain(line.split(' '));
+    Cli::try_parse_from(verb_first(args.map(OsString::from)))
+}
+
+#[test]
+fn the_definitions_hold_together() {
+    Cli::command().debug_assert();
+}
+
+#[test]
+fn options_before_the_verb_are_those_after_it() {
+    for line in [
+        "--socket /s --json status",
+        "--json --socket=/s status",
+        "--json status --socket /s",
+        "status --socket /s --json",
+    ] {
+        let Verb::Status(status) = parsed(line).unwrap().verb else {
+            panic!("{line}");
+        };
+        assert_eq!(status.socket.socket, PathBuf::from("/s"), "{line}");
+        assert!(status.output.json, "{line}");
+    }
+    let Verb::Add(add) = parsed("--socket /s add 10.0.0.0/8 --policy p")
+        .unwrap()
+        .verb
+    else {
+        panic!();
+    };
+    assert_eq!(add.cidrs, ["10.0.0.0/8"]);
+    assert!(!add.output.json);
+}
+
+/// As after the verb, for each verb there is.
+#[test]
+fn a_verb_that_has_no_such_option_refuses_it() {
+    let command = Cli::command();
+    let mut refusing = Vec::new();
+    let verbs = command.get_subcommands();
+    for verb in verbs.filter(|verb| verb.get_name() != "predict") {
+        for (option, id) in [("--json", "json"), ("--socket=/s", "socket")] {
+            let has = verb.get_arguments().any(|arg| arg.get_id() == id);
+            let name = verb.get_name();
+            let is_refused = |line: &str| {
+                let refused = parsed(line).is_err_and(|e| e.kind() == ErrorKind::UnknownArgument);
+                assert_eq!(refused, !has, "{line}");
+            };
+            is_refused(&format!("{option} {name}"));
+            is_refused(&format!("{name} {option}"));
+            if !has {
+                refusing.push(format!("{option} {name}"));
+            }
+        }
+    }
+    for line in [
+        "--json run",
+        "--json top",
+        "--json man",
+        "--socket=/s check",
+    ] {
+        assert!(refusing.contains(&line.to_owned()), "{refusing:?}");
+    }
+}
+
+#[test]
+fn they_conflict_with_what_they_conflict_with_after_it() {
+    for line in ["--json status --json", "--socket /s status --socket /t"] {
+        let error = parsed(line).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::ArgumentConflict, "{line}");
+    }
+    for line in ["--socket", "--socket /s", "--json"] {
+        assert_eq!(parsed(line).unwrap_err().exit_code(), 2, "{line}");
+    }
+    let version = parsed("--json --version").unwrap_err();
+    assert_eq!(version.kind(), ErrorKind::DisplayVersion);
+}
+
+#[test]
+fn a_verb_that_moved_takes_whatever_is_given() {
+    for line in [
+        "predict",
+        "predict --policy x -d 1s --json",
+        "--json predict",
+    ] {
+        assert!(
+            matches!(parsed(line).unwrap().verb, Verb::Predict(_)),
+            "{line}"
+        );
+    }
+}
+
+#[test]
+fn a_duration_that_is_none_is_a_usage_error() {
+    for line in [
+        "add 10.0.0.0/8 --initial-rto 100",
+        "add 10.0.0.0/8 --rto-min 5sm",
+        "add 10.0.0.0/8 --delack-max x",
+        "add 10.0.0.0/8 --rto-max 1",
+        "add 10.0.0.0/8 --user-timeout 1h1",
+        "add 10.0.0.0/8 --policy p --ttl 0s",
+        "add 10.0.0.0/8 --policy p --ttl 10",
+        "stats --watch --interval 1us",
+        "top --interval 2",
+        "advise 10.0.0.1 --peer-delack 1s",
+    ] {
+        let error = parsed(line).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::ValueValidation, "{line}");
+        assert_eq!(error.exit_code(), 2, "{line}");
+    }
+}
+
+/// The help of a verb, short or long.
+fn help(verb: &str, long: bool) -> String {
+    let mut command = Cli::command().term_width(100);
+    command.build();
+    let verb = command.find_subcommand_mut(verb).unwrap();
+    let help = if long {
+        verb.render_long_help()
+    } else {
+        verb.render_help()
+    };
+    help.to_string()
+}
+
+#[test]
+fn add_has_its_options_under_their_headings() {
+    insta::assert_snapshot!("add_short", help("add", false));
+    insta::assert_snapshot!("add_long", help("add", true));
+}
+
+/// Only the long help has them, and each can be typed as it stands.
+#[test]
+fn every_verb_has_examples() {
+    let command = Cli::command();
+    for verb in command.get_subcommands().filter(|verb| !verb.is_hide_set()) {
+        let name = verb.get_name();
+        assert!(!help(name, false).contains("Examples:"), "{name}");
+        let long = help(name, true);
+        let (_, examples) = long.split_once("Examples:").expect(name);
+        let examples: Vec<&str> = examples.lines().map(str::trim).collect();
+        let lines = examples
+            .iter()
+            .filter_map(|line| line.strip_prefix("rto-agent "));
+        let mut count = 0;
+        for line in lines {
+            let line = line.split(['#', '|', '>']).next().unwrap().trim();
+            let parsed = parsed(line).unwrap_or_else(|e| panic!("{line}: {e}"));
+            let arg = line.split(' ').next().unwrap();
+            assert_eq!(arg, name, "{line}: {parsed:?}");
+            count += 1;
+        }
+        assert!(count > 0, "{long}");
+    }
+}
+
+#[test]
+fn a_switch_of_a_policy_needs_no_value() {
+    for line in [
+        "add 10.0.0.0/8 --thin-linear",
+        "add 10.0.0.0/8 --thin-linear true",
+        "add --thin-linear --linear-retries 2 10.0.0.0/8",
+    ] {
+        let Verb::Add(add) = parsed(line).unwrap().verb else {
+            panic!("{line}");
+        };
+        assert_eq!(add.settings.unwrap().thin_linear, Some(true), "{line}");
+    }
+}
+
+#[test]
+fn a_missing_unit_is_suggested_as_it_is_usual() {
+    for (line, said) in [
+        ("add 10.0.0.0/8 --policy p --ttl 10", "perhaps 10m"),
+        ("add 10.0.0.0/8 --rto-min 10", "perhaps 10ms"),
+        ("top --interval 2", "perhaps 2s"),
+    ] {
+        let error = parsed(line).unwrap_err().to_string();
+        assert!(error.contains(said), "{line}: {error}");
+    }
+}

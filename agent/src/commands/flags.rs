@@ -1,0 +1,116 @@
+//! Settings in the words of the command line: the daemon and the files have those of the configuration.
+
+use clap::Args as _;
+
+use crate::policy::Settings;
+
+/// Keys that are ordinary words as well; only before " = " are they keys.
+const WORDS: [&str; 2] = ["force", "mptcp"];
+const ASSIGNED: &str = " = ";
+
+/// A text with flags in place of keys: "rto_min = 5ms" as "--rto-min 5ms", "force = true" as "--force".
+pub(super) fn in_place_of_keys(text: &str) -> String {
+    text.lines().map(line).collect::<Vec<_>>().join("\n")
+}
+
+fn line(text: &str) -> String {
+    let command = Settings::augment_args(clap::Command::new(""));
+    let is_key = |word: &str| command.get_arguments().any(|arg| arg.get_id() == word);
+    let mut said = String::new();
+    let mut rest = text;
+    while let Some(at) = rest.find(|c: char| c.is_ascii_lowercase()) {
+        let (before, after) = rest.split_at(at);
+        said.push_str(before);
+        let is_end = |c: char| !c.is_ascii_alphanumeric() && c != '_' && c != '-';
+        let (word, after) = after.split_at(after.find(is_end).unwrap_or(after.len()));
+        let value = after.strip_prefix(ASSIGNED);
+        rest = after;
+        if !is_key(word) || WORDS.contains(&word) && value.is_none() {
+            said.push_str(word);
+            continue;
+        }
+        said.push_str(&flag(word));
+        if let Some(value) = value {
+            rest = match value.strip_prefix("true") {
+                Some(rest) => rest,
+                None => {
+                    said.push(' ');
+                    value
+                }
+            };
+            // A value as TOML has it.
+            if let Some((quoted, after)) = rest.strip_prefix('"').and_then(|r| r.split_once('"')) {
+                said.push_str(quoted);
+                rest = after;
+            }
+        }
+    }
+    said.push_str(rest);
+    // The name that the daemon makes of settings says nothing to who gave them.
+    match said
+        .strip_prefix("policy adhoc-")
+        .and_then(|s| s.split_once(": "))
+    {
+        Some((_, error)) => error.to_owned(),
+        None => said,
+    }
+}
+
+/// Settings as arguments of `rto-agent add`.
+pub(super) fn of(settings: &Settings) -> String {
+    let table = settings.to_toml();
+    let flags = table.iter().map(|(key, value)| {
+        let value = match value.as_str() {
+            Some(text) => text.to_owned(),
+            None => value.to_string().trim().to_owned(),
+        };
+        match value.as_str() {
+            "true" => flag(key),
+            value => format!("{} {value}", flag(key)),
+        }
+    });
+    flags.collect::<Vec<_>>().join(" ")
+}
+
+fn flag(key: &str) -> String {
+    format!("--{}", key.replace('_', "-"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_become_flags() {
+        for (text, said) in [
+            (
+                "initial_rto = 100ms: below 200ms on a prefix shorter than /8 needs force = true, because",
+                "--initial-rto 100ms: below 200ms on a prefix shorter than /8 needs --force, because",
+            ),
+            (
+                "policy adhoc-00ff11aa: linear_retries = 2: thin_linear = true begins; add that",
+                "--linear-retries 2: --thin-linear begins; add that",
+            ),
+            (
+                "rto_min = 5ms without delack_max: add rto_min, like rto_min = \"100ms\"",
+                "--rto-min 5ms without --delack-max: add --rto-min, like --rto-min 100ms",
+            ),
+            (
+                "nothing is in force: net.ipv4.tcp_retries2 = 15",
+                "nothing is in force: net.ipv4.tcp_retries2 = 15",
+            ),
+        ] {
+            assert_eq!(in_place_of_keys(text), said);
+        }
+    }
+
+    #[test]
+    fn settings_become_flags() {
+        let json = r#"{"initial_rto":"100ms","thin_linear":true,"syn_retries":6,"force":true}"#;
+        let settings: Settings = serde_json::from_str(json).unwrap();
+        assert_eq!(
+            of(&settings),
+            "--initial-rto 100ms --thin-linear --syn-retries 6 --force"
+        );
+    }
+}

@@ -1,0 +1,99 @@
+//! What a terminal has room for, and its colours.
+
+use std::{
+    env,
+    io::{self, IsTerminal as _},
+};
+
+use clap::ColorChoice;
+
+const GOOD: &str = "32";
+const WARNING: &str = "33";
+const BAD: &str = "1;31";
+
+/// States as the texts have them: at the beginning of a line, or anywhere.
+const STATES: [(&str, bool, &str); 12] = [
+    ("ok     ", true, GOOD),
+    ("WARNING", true, WARNING),
+    ("PROBLEM", true, BAD),
+    ("warning:", true, WARNING),
+    ("problem:", true, BAD),
+    ("good:", true, GOOD),
+    ("health         good", true, GOOD),
+    ("NOT GOOD", false, BAD),
+    ("NO:", false, BAD),
+    ("REFUSED", false, BAD),
+    ("OUT OF STEP", false, BAD),
+    ("INTERFERENCE", false, BAD),
+];
+
+/// Columns of stdout; `None` if it is no terminal, and for who wants all.
+pub(super) fn columns(wide: bool) -> Option<usize> {
+    if wide || !io::stdout().is_terminal() {
+        return None;
+    }
+    let (columns, _) = ratatui::crossterm::terminal::size().ok()?;
+    Some(columns.into()).filter(|columns| *columns > 0)
+}
+
+/// A text with its states in colour, where that is wanted (no-color.org).
+pub(super) fn coloured(text: String, when: ColorChoice) -> String {
+    let wanted = match when {
+        ColorChoice::Always => true,
+        ColorChoice::Never => false,
+        ColorChoice::Auto => {
+            io::stdout().is_terminal() && env::var_os("NO_COLOR").is_none_or(|v| v.is_empty())
+        }
+    };
+    if wanted { paint(&text) } else { text }
+}
+
+fn paint(text: &str) -> String {
+    let line = |line: &str| {
+        let found = STATES.iter().find_map(|(state, first, style)| {
+            let at = line.find(state)?;
+            (at == 0 || !first).then_some((at, state, style))
+        });
+        match found {
+            None => line.to_owned(),
+            Some((at, state, style)) => {
+                let (before, rest) = line.split_at(at);
+                let after = &rest[state.len()..];
+                format!("{before}\x1b[{style}m{state}\x1b[0m{after}")
+            }
+        }
+    };
+    text.split_inclusive('\n').map(line).collect()
+}
+
+/// A line that is no wider than this, its end cut off where it were.
+pub(super) fn shortened(line: &str, columns: Option<usize>) -> String {
+    match columns {
+        Some(columns) if line.chars().count() > columns => {
+            let kept: String = line.chars().take(columns.saturating_sub(1)).collect();
+            format!("{}…", kept.trim_end())
+        }
+        _ => line.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn states_are_in_colour_where_that_is_wanted() {
+        let text = "ok       a: b\nWARNING  c\nattached       NO: gone\nok\n".to_owned();
+        let colours = "\x1b[32mok     \x1b[0m  a: b\n\x1b[33mWARNING\x1b[0m  c\n\
+                       attached       \x1b[1;31mNO:\x1b[0m gone\nok\n";
+        assert_eq!(coloured(text.clone(), ColorChoice::Always), colours);
+        assert_eq!(coloured(text.clone(), ColorChoice::Never), text);
+    }
+
+    #[test]
+    fn a_line_is_cut_off_at_the_edge() {
+        assert_eq!(shortened("abc def", Some(7)), "abc def");
+        assert_eq!(shortened("abc def", Some(5)), "abc…");
+        assert_eq!(shortened("abc def", None), "abc def");
+    }
+}

@@ -1,0 +1,276 @@
+//! Completion in a shell: its script calls the binary, which knows the command line and asks the daemon for policies
+//! and CIDRs.
+
+use std::{
+    env,
+    ffi::{OsStr, OsString},
+    io::{self, Write as _},
+    path::PathBuf,
+    process::ExitCode,
+    time::Duration,
+};
+
+use clap::{Arg, Command, CommandFactory as _};
+use clap_complete::{
+    ArgValueCompleter, CompletionCandidate, Shell,
+    env::{Elvish, Fish, Powershell, Shells, Zsh},
+};
+
+use self::bash::Bash;
+use crate::{
+    api::client::Client,
+    cli::Cli,
+    config::{DEFAULT_SOCKET, SAVED_FILE},
+    policy::PolicyName,
+    wire::types::{ListAnswer, SourceView},
+};
+
+mod bash;
+
+/// The environment variable by which a script asks.
+const VARIABLE: &str = "RTO_AGENT_COMPLETE";
+const PROGRAM: &str = "rto-agent";
+/// Somebody waits for it with a finger on the key.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// More are of no help to anybody.
+const MOST: usize = 500;
+
+const SHELLS: Shells<'static> = Shells(&[&Bash, &Elvish, &Fish, &Powershell, &Zsh]);
+
+/// Answers a shell's script, if one asks.
+pub fn answer() -> Option<ExitCode> {
+    let shell = env::var(VARIABLE).ok()?;
+    let words = env::args_os().skip_while(|word| word != "--").skip(1);
+    let words: Vec<OsString> = words.collect();
+    let completer = SHELLS.completer(&shell)?;
+    let mut text = Vec::new();
+    let written = completer.write_complete(
+        &mut command(&words),
+        words,
+        env::current_dir().ok().as_deref(),
+        &mut text,
+    );
+    // An error would be in the middle of the line that is being typed.
+    let written = written.and_then(|()| io::stdout().lock().write_all(&text));
+    Some(ExitCode::from(u8::from(written.is_err())))
+}
+
+/// What a shell is to read to complete by [`answer`].
+pub fn script(shell: Shell) -> io::Result<Vec<u8>> {
+    let completer = SHELLS.completer(&shell.to_string());
+    let completer = completer.ok_or(io::ErrorKind::Unsupported)?;
+    let mut script = Vec::new();
+    completer.write_registration(VARIABLE, PROGRAM, PROGRAM, PROGRAM, &mut script)?;
+    Ok(script)
+}
+
+/// The command line without what is hidden, and with the values that are not clap's to know.
+fn command(words: &[OsString]) -> Command {
+    let daemon = Daemon::of(words);
+    let cli = Cli::command();
+    let verbs = cli.get_subcommands().filter(|verb| !verb.is_hide_set());
+    let verbs: Vec<Command> = verbs
+        .map(|verb| {
+            let name = verb.get_name().to_owned();
+            verb.clone().mut_args(|arg| values(&name, arg, &daemon))
+        })
+        .collect();
+    Command::new(PROGRAM)
+        .version(env!("CARGO_PKG_VERSION"))
+        .args(cli.get_arguments().cloned())
+        .subcommands(verbs)
+}
+
+/// An argument with its values.
+fn values(verb: &str, arg: Arg, daemon: &Daemon) -> Arg {
+    let id = arg.get_id().as_str();
+    let words = match (verb, id) {
+        (_, "syn_ack_rto" | "syn_retries") => &["auto", "keep"][..],
+        (_, "mptcp") => &["keep", "apply"],
+        _ => &[],
+    };
+    if !words.is_empty() {
+        let words = words.iter().map(|word| (*word).to_owned()).collect();
+        return arg.add(Values::Known(words).completer());
+    }
+    let daemon = daemon.clone();
+    match (verb, id) {
+        ("man", "verb") => {
+            let cli = Cli::command();
+            let verbs = cli.get_subcommands().filter(|verb| !verb.is_hide_set());
+            let verbs = verbs.map(|verb| verb.get_name().to_owned()).collect();
+            arg.add(Values::Known(verbs).completer())
+        }
+        ("add", "policy") => arg.add(Values::Policies(daemon, false).completer()),
+        (_, "policy") => arg.add(Values::Policies(daemon, true).completer()),
+        ("remove", "cidrs") => arg.add(Values::Cidrs(daemon).completer()),
+        ("watch", "cidr") | ("list", "cidr") | ("advise", "target") => {
+            let daemon = Daemon {
+                wants: Wanted::All,
+                ..daemon
+            };
+            arg.add(Values::Cidrs(daemon).completer())
+        }
+        _ => arg,
+    }
+}
+
+/// Which CIDRs a command line is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wanted {
+    /// Entries in force.
+    All,
+    /// Entries of `50-cli.toml`.
+    Saved,
+    /// Entries of the files that are switched off.
+    Masked,
+}
+
+/// The daemon that the command line names.
+#[derive(Clone, Debug)]
+struct Daemon {
+    socket: PathBuf,
+    wants: Wanted,
+}
+
+impl Daemon {
+    fn of(words: &[OsString]) -> Self {
+        let mut socket = env::var_os("RTO_AGENT_SOCKET").unwrap_or_else(|| DEFAULT_SOCKET.into());
+        for (i, word) in words.iter().enumerate() {
+            if word == "--socket"
+                && let Some(value) = words.get(i + 1)
+            {
+                socket.clone_from(value);
+            } else if let Some(value) = word.to_str().and_then(|w| w.strip_prefix("--socket=")) {
+                socket = value.into();
+            }
+        }
+        let has = |option: &str| words.iter().any(|word| word == option);
+        let wants = match (has("--undo"), has("--save")) {
+            (true, _) => Wanted::Masked,
+            (_, true) => Wanted::Saved,
+            _ => Wanted::All,
+        };
+        Self {
+            socket: socket.into(),
+            wants,
+        }
+    }
+
+    /// Nothing where none answers.
+    fn list(&self) -> Option<ListAnswer> {
+        let client = Client::new(&self.socket).within(PATIENCE);
+        client.get("/v1/entries").ok()
+    }
+}
+
+/// Where the values of an argument are from.
+enum Values {
+    Known(Vec<String>),
+    /// And whether "unmatched" is one.
+    Policies(Daemon, bool),
+    Cidrs(Daemon),
+}
+
+impl Values {
+    fn completer(self) -> ArgValueCompleter {
+        ArgValueCompleter::new(move |current: &OsStr| {
+            let current = current.to_str().unwrap_or_default();
+            let all = self.all().into_iter();
+            let matching = all.filter(|(value, _)| value.starts_with(current));
+            let candidates = matching.take(MOST);
+            candidates
+                .map(|(value, help)| CompletionCandidate::new(value).help(help.map(Into::into)))
+                .collect()
+        })
+    }
+
+    /// Values, and what shells that can show beside them.
+    fn all(&self) -> Vec<(String, Option<String>)> {
+        match self {
+            Self::Known(values) => values.iter().map(|value| (value.clone(), None)).collect(),
+            Self::Policies(daemon, with_unmatched) => {
+                let policies = daemon.list().unwrap_or_default().policies;
+                let unmatched = with_unmatched.then(PolicyName::unmatched);
+                let names = policies.into_keys().chain(unmatched);
+                names.map(|name| (name.to_string(), None)).collect()
+            }
+            Self::Cidrs(daemon) => {
+                let list = daemon.list().unwrap_or_default();
+                if daemon.wants == Wanted::Masked {
+                    let masked = list.masked.iter();
+                    return masked.map(|cidr| (cidr.to_string(), None)).collect();
+                }
+                let is_saved = |source: &SourceView| matches!(source, SourceView::File { path, .. } if path.ends_with(SAVED_FILE));
+                let entries = list.entries.into_iter();
+                let entries = entries.filter(|entry| {
+                    daemon.wants == Wanted::All
+                        || is_saved(&entry.source)
+                        || entry.overrides.as_ref().is_some_and(is_saved)
+                });
+                entries
+                    .map(|entry| (entry.cidr.to_string(), Some(entry.policy.to_string())))
+                    .collect()
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn completed(line: &str) -> Vec<String> {
+        let words: Vec<OsString> = line.split(' ').map(Into::into).collect();
+        let last = words.len() - 1;
+        let mut command = command(&words);
+        let candidates = clap_complete::engine::complete(&mut command, words, last, None).unwrap();
+        let values = candidates.iter().map(CompletionCandidate::get_value);
+        values
+            .map(|value| value.to_str().unwrap().to_owned())
+            .collect()
+    }
+
+    #[test]
+    fn verbs_options_and_values_without_what_is_hidden() {
+        for (line, all) in [
+            ("rto-agent lo", &["lookup"][..]),
+            ("rto-agent __", &[]),
+            ("rto-agent predi", &[]),
+            ("rto-agent remove --un", &["--undo"]),
+            ("rto-agent run --log-format=j", &["--log-format=json"]),
+            ("rto-agent add --syn-ack-rto ", &["auto", "keep"]),
+            ("rto-agent add --mptcp a", &["apply"]),
+            ("rto-agent add --thin-linear t", &["true"]),
+            ("rto-agent completions z", &["zsh"]),
+            ("rto-agent man sta", &["stats", "status"]),
+            ("rto-agent --soc", &["--socket"]),
+            ("rto-agent --socket=/nowhere stats -p u", &["unmatched"]),
+            ("rto-agent remove --socket /nowhere 1", &[]),
+        ] {
+            let mut found = completed(line);
+            found.sort_unstable();
+            assert_eq!(found, all, "{line}");
+        }
+    }
+
+    #[test]
+    fn the_socket_is_the_command_lines() {
+        for (line, socket) in [
+            ("rto-agent --socket /a remove", "/a"),
+            ("rto-agent remove --socket=/b", "/b"),
+        ] {
+            let words: Vec<OsString> = line.split(' ').map(Into::into).collect();
+            assert_eq!(Daemon::of(&words).socket, PathBuf::from(socket));
+        }
+    }
+
+    #[test]
+    fn each_shell_has_a_script_without_what_is_hidden() {
+        for shell in clap::ValueEnum::value_variants() {
+            let script = String::from_utf8(script(*shell).unwrap()).unwrap();
+            assert!(script.contains(VARIABLE), "{script}");
+            assert!(!script.contains("probe"), "{script}");
+        }
+    }
+}

@@ -1,0 +1,345 @@
+//! What somebody at the command line is told: the answers of single verbs, and the log beside them.
+
+use std::{fs, process::Command};
+
+use anyhow::{Context as _, ensure};
+use nix::sys::signal::Signal;
+use rto_testbed::{
+    env::TestEnv,
+    netns::SERVER_V4,
+    wait::{TIMEOUT, eventually_seen},
+    workload::traffic::Connect,
+};
+use rto_tests::pty::Terminal;
+use serde_json::Value;
+
+use super::{near, to};
+
+const PORT: u16 = 5100;
+
+test!(a_lifetime_that_changes_is_told);
+fn a_lifetime_that_changes_is_told() -> anyhow::Result<()> {
+    let env = TestEnv::with(&near("\"192.0.2.0/24\""))?;
+    let add =
+        |more: &[&str]| env.cli(&[&["add", "10.1.0.0/24", "--policy", "near"], more].concat());
+    for (ttl, said) in [
+        (
+            &["--ttl", "10m"][..],
+            &["1 added", "removed again in 10m\n"][..],
+        ),
+        (&[], &["1 lifetime changed\n", "until the boot ends"]),
+        (
+            &["--ttl", "2h"],
+            &["1 lifetime changed\n", "removed again in 2h\n"],
+        ),
+    ] {
+        let text = add(ttl)?;
+        for said in said {
+            ensure!(text.contains(said), "{ttl:?}: {said}: {text}");
+        }
+        ensure!(!text.contains("nothing changed"), "{ttl:?}: {text}");
+    }
+    let answer = env.json(&["add", "10.1.0.0/24", "--policy", "near", "--ttl", "90s"])?;
+    assert_eq!(answer["lifetimes_changed"], 1, "{answer:#}");
+    assert_eq!(answer["expires_in_s"], 90, "{answer:#}");
+    let forever = add(&[])?;
+    ensure!(forever.contains("1 lifetime changed"), "{forever}");
+    let same = add(&[])?;
+    ensure!(same.starts_with("nothing changed\n"), "{same}");
+    Ok(())
+}
+
+test!(lookup_names_what_is_switched_off);
+fn lookup_names_what_is_switched_off() -> anyhow::Result<()> {
+    let env = TestEnv::with(&near("\"10.88.0.0/16\", \"10.88.0.0/24\""))?;
+    env.cli(&["remove", "10.88.0.0/24"])?;
+    let said = env.cli(&["lookup", SERVER_V4])?;
+    let line = "not applied: 10.88.0.0/24, which was switched off at run time (rto-agent remove --undo 10.88.0.0/24)";
+    ensure!(
+        said.contains("10.88.0.0/16 (policy near") && said.contains(line),
+        "{said}"
+    );
+    env.cli(&["remove", "10.88.0.0/16"])?;
+    let answer = env.json(&["lookup", SERVER_V4])?;
+    assert_eq!(
+        answer["masked"],
+        serde_json::json!(["10.88.0.0/24", "10.88.0.0/16"])
+    );
+    assert_eq!(answer["entry"], Value::Null);
+    env.cli(&["remove", "--undo", "10.88.0.0/16", "10.88.0.0/24"])?;
+    let said = env.cli(&["lookup", SERVER_V4])?;
+    ensure!(!said.contains("switched off"), "{said}");
+    Ok(())
+}
+
+test!(watch_lists_every_policy_there_is);
+fn watch_lists_every_policy_there_is() -> anyhow::Result<()> {
+    let mut env = TestEnv::new()?;
+    env.configure(&format!(
+        "count_unmatched = true\n{}",
+        near("\"10.88.0.0/24\"")
+    ))?;
+    env.start()?;
+    let said = env.cli_fails(&["watch", "--policy", "nope"])?;
+    ensure!(
+        said.contains("no policy nope is in force; there is: near, unmatched"),
+        "{said}"
+    );
+    Ok(())
+}
+
+test!(errors_of_flags_are_in_the_words_of_flags);
+fn errors_of_flags_are_in_the_words_of_flags() -> anyhow::Result<()> {
+    let env = TestEnv::with(&near("\"192.0.2.0/24\""))?;
+    for (args, said) in [
+        (
+            &["0.0.0.0/0", "--initial-rto", "100ms"][..],
+            "needs --force",
+        ),
+        (
+            &["10.0.0.0/8", "--linear-retries", "2"],
+            "which --thin-linear begins; add that",
+        ),
+        (
+            &["10.0.0.0/8", "--rto-max", "5h"],
+            "--rto-max 5h: the kernel takes",
+        ),
+        (
+            &["10.0.0.0/33", "--rto-min", "20ms"],
+            "the prefix length of IPv4 is 0 to 32",
+        ),
+    ] {
+        // Kernels before 6.15 have no rto_max, and say so first.
+        let error = env.cli_fails(&[&["add"], args].concat())?;
+        let is_absent = error.contains("--rto-max 5h: this kernel has no TCP_RTO_MAX_MS");
+        ensure!(error.contains(said) || is_absent, "{args:?}: {error}");
+        ensure!(!error.contains(" = "), "{args:?}: {error}");
+    }
+    // A policy of the files is told in theirs.
+    let error = env.cli_fails(&["add", "0.0.0.0/33", "--policy", "near"])?;
+    ensure!(error.contains("0 to 32"), "{error}");
+    let added = env.cli(&["add", "10.1.0.0/24", "--initial-rto", "1us"])?;
+    ensure!(
+        added.contains("note: --initial-rto 1us is less than a jiffy"),
+        "{added}"
+    );
+    Ok(())
+}
+
+test!(what_advise_prints_is_what_check_takes);
+/// The keys that change replace those of the policy; CIDRs of other files and of the runtime are not among them.
+fn what_advise_prints_is_what_check_takes() -> anyhow::Result<()> {
+    let policy = "[policy.near]\ninitial_rto = \"400ms\"\ncidrs = [\"10.88.0.0/24\"]\n";
+    let mut env = TestEnv::new()?;
+    fs::create_dir_all(env.policies_dir())?;
+    let more = "[policy.near]\ncidrs = [\"198.51.100.0/24\"]\n";
+    fs::write(env.policies_dir().join("20-more.toml"), more)?;
+    env.configure(policy)?;
+    env.start()?;
+    env.cli(&["add", "192.0.2.0/24", "--policy", "near"])?;
+    let _server = env.serve(to(SERVER_V4, PORT))?;
+    for _ in 0..8 {
+        let client = env.connect(to(SERVER_V4, PORT), &Connect::default())?;
+        assert_eq!(client.outcome()?.result, "connected");
+    }
+    let advise = ["advise", "--policy", "near", "--spurious", "50%"];
+    let answer = env.json(&advise)?;
+    let snippet = answer["snippet"].as_str().context("no snippet")?;
+    let suggested: toml::Table = snippet.parse()?;
+    let keys = suggested["policy"]["near"].as_table().context("no keys")?;
+    ensure!(
+        keys.contains_key("initial_rto") && !keys.contains_key("cidrs"),
+        "{snippet}"
+    );
+    let mut config: toml::Table = env.config_text(policy).parse()?;
+    let table = config["policy"]["near"]
+        .as_table_mut()
+        .context("no policy")?;
+    for (key, value) in keys {
+        table.insert(key.clone(), value.clone());
+    }
+    fs::write(env.config(), config.to_string())?;
+    let said = env.cli(&["check"])?;
+    ensure!(
+        said.contains("good: 2 entries, 1 policy, 2 files"),
+        "{said}"
+    );
+    env.cli(&["reload"])?;
+    let now = env.json(&["lookup", SERVER_V4])?;
+    let asked = &now["entry"]["settings"]["initial_rto"];
+    assert_eq!(asked.as_str(), keys["initial_rto"].as_str(), "{now:#}");
+    Ok(())
+}
+
+test!(the_log_says_once_what_a_change_of_the_file_means);
+fn the_log_says_once_what_a_change_of_the_file_means() -> anyhow::Result<()> {
+    let env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
+    let count = |text: &str| env.log().matches(text).count();
+    let logged = |text: &'static str| {
+        eventually_seen("line of the log", TIMEOUT, || Ok(count(text)), |n| *n > 0)
+    };
+    env.configure("[policy.near]\ninital_rto = \"5ms\"\n")?;
+    logged("did you mean initial_rto?")?;
+    env.configure(&near("\"10.88.1.0/24\""))?;
+    env.wait_status("the good file", |status| {
+        status["last_reload"]["ok"] == true
+    })?;
+    assert_eq!(count("did you mean initial_rto?"), 1, "{}", env.log());
+    env.configure(&format!(
+        "rtt_sampling = \"1s\"\n{}",
+        near("\"10.88.0.0/24\"")
+    ))?;
+    logged("[agent] rtt_sampling changed: it takes effect with the next start")?;
+    Ok(())
+}
+
+test!(a_start_that_fails_leaves_no_directory);
+fn a_start_that_fails_leaves_no_directory() -> anyhow::Result<()> {
+    let mut env = TestEnv::new()?;
+    env.configure(&format!(
+        "group = \"no-such-group\"\n{}",
+        near("\"10.88.0.0/24\"")
+    ))?;
+    env.spawn_under(&[])?;
+    ensure!(!env.ended()?.success());
+    ensure!(!env.pin_dir().exists(), "{:?} is left", env.pin_dir());
+    // One that was there before stays.
+    fs::create_dir(env.pin_dir())?;
+    env.spawn_under(&[])?;
+    ensure!(!env.ended()?.success());
+    fs::remove_dir(env.pin_dir())?;
+    env.configure(&near("\"10.88.0.0/24\""))?;
+    env.start()?;
+    ensure!(env.pin_dir().exists());
+    env.end(Signal::SIGTERM)?;
+    ensure!(!env.pin_dir().exists());
+    Ok(())
+}
+
+test!(a_list_of_what_was_asked_for);
+fn a_list_of_what_was_asked_for() -> anyhow::Result<()> {
+    let other = "[policy.other]\nrto_min = \"100ms\"\ncidrs = [\"10.1.0.0/16\"]\n";
+    let env = TestEnv::with(&format!("{}{other}", near("\"10.88.0.0/16\"")))?;
+    env.cli(&["add", "10.88.1.0/24", "10.2.0.0/16", "--policy", "near"])?;
+    let cidrs = |more: &[&str]| -> anyhow::Result<Vec<String>> {
+        let list = env.json(&[&["list"], more].concat())?;
+        let entries = list["entries"].as_array().context("no entries")?;
+        let cidrs = entries.iter().filter_map(|entry| entry["cidr"].as_str());
+        Ok(cidrs.map(ToOwned::to_owned).collect())
+    };
+    assert_eq!(cidrs(&["--file"])?, ["10.1.0.0/16", "10.88.0.0/16"]);
+    assert_eq!(cidrs(&["--runtime"])?, ["10.2.0.0/16", "10.88.1.0/24"]);
+    assert_eq!(cidrs(&["--policy", "other"])?, ["10.1.0.0/16"]);
+    assert_eq!(
+        cidrs(&["--cidr", "10.88.0.0/16"])?,
+        ["10.88.0.0/16", "10.88.1.0/24"]
+    );
+    let error = env.cli_fails(&["list", "--policy", "nope"])?;
+    ensure!(error.contains("no policy nope is in force"), "{error}");
+    let removed = env.cli(&["remove", "--policy", "near"])?;
+    ensure!(removed.contains("3 removed"), "{removed}");
+    assert_eq!(cidrs(&[])?, ["10.1.0.0/16"]);
+    env.cli_fails(&["remove", "--policy", "near"])?;
+    Ok(())
+}
+
+test!(what_a_killed_daemon_left_is_listed);
+fn what_a_killed_daemon_left_is_listed() -> anyhow::Result<()> {
+    let mut env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
+    env.end(Signal::SIGKILL)?;
+    let output = env.try_cli(&["list"])?;
+    let listed = String::from_utf8(output.stdout)?;
+    ensure!(
+        listed.contains("10.88.0.0/24  near    0     initial_rto 100ms"),
+        "{listed}"
+    );
+    let error = String::from_utf8(output.stderr)?;
+    ensure!(error.contains("is in force by the pins in"), "{error}");
+    assert_eq!(output.status.code(), Some(1));
+    env.cli(&["detach"])?;
+    let output = env.try_cli(&["list"])?;
+    ensure!(
+        output.stdout.is_empty() && output.status.code() == Some(1),
+        "{output:?}"
+    );
+    Ok(())
+}
+
+test!(numbers_are_numbers);
+fn numbers_are_numbers() -> anyhow::Result<()> {
+    let env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
+    let own = fs::read_to_string("/proc/sys/net/ipv4/tcp_syn_retries")?;
+    let own: u64 = own.trim().parse()?;
+    let looked = env.json(&["lookup", SERVER_V4])?;
+    let effects = looked["entry"]["effects"]
+        .as_array()
+        .context("no effects")?;
+    let retries = effects.iter().find(|e| e["setting"] == "syn_retries");
+    let retries = retries.context("no syn_retries")?;
+    ensure!(retries["count"].as_u64() > Some(own), "{retries:#}");
+    assert_eq!(retries["host_count"].as_u64(), Some(own), "{retries:#}");
+    let text = env.cli(&["lookup", SERVER_V4])?;
+    ensure!(
+        text.contains(&format!(" instead of {own} (connect() gives up")),
+        "{text}"
+    );
+    env.cli(&["add", "10.1.0.0/16", "--syn-retries", "9"])?;
+    let list = env.json(&["list"])?;
+    let policies = list["policies"].as_object().context("no policies")?;
+    let fixed = policies.values().any(|p| p["settings"]["syn_retries"] == 9);
+    ensure!(fixed, "{list:#}");
+    Ok(())
+}
+
+test!(what_is_shown_fits_and_has_colours_only_on_a_terminal);
+fn what_is_shown_fits_and_has_colours_only_on_a_terminal() -> anyhow::Result<()> {
+    const ESCAPE: char = '\u{1b}';
+    let idle = "[policy.idle]\nrto_min = \"100ms\"\n";
+    let env = TestEnv::with(&format!("{}{idle}", near("\"10.88.0.0/24\"")))?;
+    let status = env.cli(&["status"])?;
+    ensure!(
+        status.contains("health         good") && !status.contains(ESCAPE),
+        "{status}"
+    );
+    ensure!(!status.contains("CONNECTED"), "{status}");
+    let coloured = env.cli(&["status", "--color", "always"])?;
+    ensure!(
+        coloured.contains("\u{1b}[32mhealth         good\u{1b}[0m"),
+        "{coloured}"
+    );
+    // No connection at all: nothing but what is idle.
+    let stats = env.cli(&["stats"])?;
+    assert_eq!(stats, "nothing counted: idle, near (--all)\n");
+    let all = env.cli(&["stats", "--all"])?;
+    ensure!(
+        all.lines().count() == 5 && all.contains("UNDECIDED"),
+        "{all}"
+    );
+    // On a terminal of 80 columns.
+    for (args, cut) in [
+        (&["list"][..], "…"),
+        (&["stats", "--all"], "columns more: --wide)"),
+    ] {
+        let mut terminal = Terminal::start(env.command(args))?;
+        let screen = terminal.wait_for("it", |screen| screen.contains(cut))?;
+        ensure!(screen.contains("near"), "{screen}");
+    }
+    let mut terminal = Terminal::start(env.command(&["status"]))?;
+    terminal.wait_for("the state", |screen| screen.contains("health         good"))?;
+    Ok(())
+}
+
+test!(the_manual_page_has_no_hidden_verb);
+fn the_manual_page_has_no_hidden_verb() -> anyhow::Result<()> {
+    let env = TestEnv::new()?;
+    let help = Command::new(env.command(&[]).get_program())
+        .arg("--help")
+        .output()?;
+    for text in [String::from_utf8(help.stdout)?, env.cli(&["man"])?] {
+        ensure!(
+            text.contains("lookup") && !text.contains("__probe"),
+            "{text}"
+        );
+    }
+    Ok(())
+}

@@ -1,0 +1,142 @@
+//! Completion, in the shells themselves: on a terminal, with the key.
+
+use std::{fs, path::Path, process::Command};
+
+use anyhow::{Context as _, ensure};
+use rto_testbed::env::TestEnv;
+use rto_tests::pty::Terminal;
+
+use crate::needs::{BASH, FISH, ZSH};
+
+const POLICIES: &str = "[policy.near-by]\ninitial_rto = \"100ms\"\ncidrs = [\"10.88.0.0/24\", \"fd88:7::/64\"]\n\
+    [policy.other]\ninitial_rto = \"50ms\"\ncidrs = [\"192.0.2.0/24\"]\n";
+/// Nothing of the user's own.
+const PROMPT: &str = "rto> ";
+
+/// What is typed before the key, and the line after it.
+const LINES: [(&str, &str); 12] = [
+    ("rto-agent loo", "rto-agent lookup"),
+    ("rto-agent remove --un", "rto-agent remove --undo"),
+    ("rto-agent remove 192", "rto-agent remove 192.0.2.0/24"),
+    ("rto-agent remove fd88:7", "rto-agent remove fd88:7::/64"),
+    (
+        "rto-agent add 10.1.0.0/16 --policy nea",
+        "rto-agent add 10.1.0.0/16 --policy near-by",
+    ),
+    (
+        "rto-agent add 10.1.0.0/16 --policy=nea",
+        "rto-agent add 10.1.0.0/16 --policy=near-by",
+    ),
+    ("rto-agent stats -p unm", "rto-agent stats -p unmatched"),
+    (
+        "rto-agent watch --cidr fd",
+        "rto-agent watch --cidr fd88:7::/64",
+    ),
+    (
+        "rto-agent add ::1 --syn-ack-rto k",
+        "rto-agent add ::1 --syn-ack-rto keep",
+    ),
+    (
+        "rto-agent run --log-format j",
+        "rto-agent run --log-format json",
+    ),
+    ("rto-agent completions fi", "rto-agent completions fish"),
+    // Hidden: nothing is added.
+    ("rto-agent __pro", "rto-agent __pro"),
+];
+
+/// A daemon, a script for a shell, and the shell's command line with a prompt of its own.
+fn shell(name: &str, arguments: &[&str], setup: &str) -> anyhow::Result<()> {
+    let env = TestEnv::with(POLICIES)?;
+    let script = env.dir().join("_rto-agent");
+    fs::write(&script, env.cli(&["completions", name])?)?;
+    let agent = env.command(&[]);
+    let bin = Path::new(agent.get_program())
+        .parent()
+        .context("no folder")?;
+    let mut command = Command::new(name);
+    command
+        .args(arguments)
+        .env("PATH", format!("{}:/usr/bin:/bin", bin.display()))
+        .env("RTO_AGENT_SOCKET", env.socket())
+        .env("HOME", env.dir())
+        .env("ZDOTDIR", env.dir())
+        .env_remove("XDG_CONFIG_HOME")
+        .env("PS1", PROMPT)
+        .env("LANG", "C.UTF-8");
+    let mut terminal = Terminal::start(command)?;
+    let setup = setup.replace("SCRIPT", &script.to_string_lossy());
+    terminal.resize(24, 120)?;
+    terminal.wait_for("the shell", |screen| !screen.trim().is_empty())?;
+    terminal.press(&format!("{setup}\r"))?;
+    terminal.wait_for("a prompt", |screen| last(screen) == PROMPT.trim_end())?;
+    for (typed, line) in LINES {
+        terminal.press(typed)?;
+        terminal.wait_for(typed, |screen| screen.contains(typed))?;
+        terminal.press("\t")?;
+        if typed == line {
+            // What would be added would be there before the answer to the next key.
+            terminal.press("X")?;
+            terminal.wait_for("nothing added", |screen| has(screen, &format!("{line}X")))?;
+        } else {
+            terminal
+                .wait_for(line, |screen| has(screen, line))
+                .with_context(|| format!("{name}: {typed}"))?;
+        }
+        // Ctrl-U drops the line, Ctrl-L everything above.
+        terminal.press("\u{15}\u{c}")?;
+        terminal.wait_for("an empty line", |screen| screen.trim() == PROMPT.trim_end())?;
+    }
+    // Several: the shell shows them.
+    terminal.press("rto-agent lookup --\t\t")?;
+    let screen = terminal.wait_for("options", |screen| screen.contains("--json"))?;
+    ensure!(screen.contains("--socket"), "{screen}");
+    Ok(())
+}
+
+fn last(screen: &str) -> &str {
+    screen.trim_end().lines().last().unwrap_or_default().trim()
+}
+
+/// Whether the line that is being typed is this.
+fn has(screen: &str, line: &str) -> bool {
+    let typed = screen.lines().filter_map(|l| l.strip_prefix(PROMPT));
+    typed.map(str::trim_end).any(|typed| typed == line)
+}
+
+test!(in_bash, needs = [BASH]);
+fn in_bash() -> anyhow::Result<()> {
+    shell(
+        "bash",
+        &["--norc", "--noprofile", "-i"],
+        "source SCRIPT; clear",
+    )
+}
+
+test!(in_zsh, needs = [ZSH]);
+fn in_zsh() -> anyhow::Result<()> {
+    // -f: none of the system's or the user's own files.
+    let setup = "PS1='rto> '; autoload -Uz compinit; compinit -u -D; source SCRIPT; clear";
+    shell("zsh", &["-f", "-i"], setup)
+}
+
+test!(in_fish, needs = [FISH]);
+fn in_fish() -> anyhow::Result<()> {
+    let setup = "function fish_prompt; echo -n 'rto> '; end; set -g fish_greeting; \
+                 set -g fish_autosuggestion_enabled 0; source SCRIPT; clear";
+    shell("fish", &["--no-config", "--private", "-i"], setup)
+}
+
+test!(without_a_daemon_there_is_nothing_and_no_error);
+fn without_a_daemon_there_is_nothing_and_no_error() -> anyhow::Result<()> {
+    let env = TestEnv::new()?;
+    let mut command = env.command(&["--", "rto-agent", "remove", ""]);
+    command.env("RTO_AGENT_COMPLETE", "fish");
+    let output = command.output()?;
+    ensure!(output.status.success(), "{output:?}");
+    let said = String::from_utf8(output.stdout)?;
+    ensure!(said.contains("--socket"), "{said}");
+    ensure!(said.lines().all(|line| line.starts_with('-')), "{said}");
+    ensure!(output.stderr.is_empty(), "{:?}", output.stderr);
+    Ok(())
+}
