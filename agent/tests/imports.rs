@@ -19,7 +19,7 @@ const ORDER: &[&[&str]] = &[
     &["api"],
     &["telemetry"],
     &["daemon"],
-    &["doctor"],
+    &["completion", "doctor"],
     &["commands"],
 ];
 

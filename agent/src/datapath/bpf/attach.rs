@@ -129,13 +129,14 @@ impl BpfKernel {
     pub(super) fn remove(self: Box<Self>) -> Result<Removed, DatapathError> {
         let pin_dir = self.options.pin_dir.clone();
         let unlinked = self.unlinked;
-        let program_id = self.link.as_ref().map(|link| {
-            link.detach();
-            link.program_id
-        });
+        let program_id = self.link.as_ref().map(|link| link.program_id);
         let tries = self.tables.read.tries.clone();
-        drop(self);
         let mut removed = remove_pins(&pin_dir)?;
+        // Also where its pin was lost.
+        if let Some(link) = &self.link {
+            link.detach();
+        }
+        drop(self);
         removed.links += usize::from(unlinked);
         tries::empty_later(tries, move || wait_for_end(program_id));
         Ok(removed)

@@ -58,17 +58,13 @@ impl Link {
         attached(cgroup, link.program_id).ok()?.then_some(link)
     }
 
-    /// Takes the agent's program behind a link that is pinned in `dir` out of force, at once; a pin that is somebody
-    /// else's link is left alone.
-    pub(super) fn detach_pinned(dir: &Path) {
-        let is_own = |link: &Self| link.is_of(dir) && is_named(link.program_id, PROGRAM);
-        if let Some(link) = Self::at(dir).filter(is_own) {
-            link.detach();
-        }
+    /// The link pinned in `dir`, unless it is somebody else's.
+    pub(super) fn own(dir: &Path) -> Option<Self> {
+        Self::at(dir).filter(|link| link.is_of(dir) && is_named(link.program_id, PROGRAM))
     }
 
-    /// Takes its program out of force, at once. Where that cannot be done it happens when the last handle and pin are
-    /// gone.
+    /// Takes its program out of force, at once; to be called when its pin is gone. Where it cannot be done it happens
+    /// some time after the end of the last handle and pin.
     pub(super) fn detach(&self) {
         if let Err(e) = self.handle.detach() {
             warn!("the link is removed without being detached first: {e}");

@@ -30,9 +30,12 @@ pub fn remove_pins(pin_dir: &Path) -> Result<Removed, DatapathError> {
     let mut failed = None;
     for set in pins::pin_sets(pin_dir).map_err(|e| pin_error(pin_dir, e))? {
         let had_link = set.path.join(pins::LINK).exists();
-        Link::detach_pinned(&set.path);
+        let link = Link::own(&set.path);
         match pins::remove_pin_set(&set.path) {
             Ok(()) => {
+                if let Some(link) = link {
+                    link.detach();
+                }
                 removed.links += usize::from(had_link);
                 removed.generations.push(set.path);
             }
@@ -62,8 +65,11 @@ pub fn remove_links(pin_dir: &Path) -> Result<usize, DatapathError> {
     let programs = pinned_program_ids(pin_dir);
     for set in pins::pin_sets(pin_dir).map_err(|e| pin_error(pin_dir, e))? {
         count += usize::from(set.path.join(pins::LINK).exists());
-        Link::detach_pinned(&set.path);
+        let link = Link::own(&set.path);
         pins::remove_links(&set.path).map_err(|e| pin_error(&set.path, e))?;
+        if let Some(link) = link {
+            link.detach();
+        }
     }
     let _gone = wait_until(|| programs.iter().all(|id| program_info(*id).is_err()));
     Ok(count)
