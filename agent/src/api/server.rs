@@ -457,6 +457,7 @@ async fn verify(State(engine): State<Handle>, Extension(lists): Extension<Lists>
     // Somebody was faster.
     if let Some(found) = found
         && answer.ok
+        && !(found.differences.is_empty() && found.problems.is_empty())
     {
         answer = found;
         (answer.ok, answer.repaired) = (false, true);

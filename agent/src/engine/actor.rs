@@ -389,10 +389,6 @@ impl Engine {
             self.publish();
             return;
         }
-        if !self.reconciler.is_attached() {
-            // Told while the repair is under way, too.
-            self.publish();
-        }
         self.repair();
         self.consider_probe();
         match host_facts(&self.config.features) {

@@ -210,6 +210,14 @@ impl Reconciler {
 
     /// Refuses what the maps would have no memory for.
     fn check_memory(&self, plan: &Plan, next: &Resolved) -> Result<(), EngineError> {
+        if self
+            .kernel
+            .as_ref()
+            .is_none_or(|kernel| kernel.is_unlinked())
+        {
+            // Nothing is written.
+            return Ok(());
+        }
         let added = if next.room() > self.options.max_entries {
             // The former tries stay until the new ones are full.
             next.maps.entries.len()
@@ -337,12 +345,6 @@ impl Reconciler {
                 Differences::default()
             }
         }
-    }
-
-    /// Whether the kernel says that what should be in force is; also where nothing should.
-    pub(super) fn is_attached(&self) -> bool {
-        let kernel = self.kernel.as_ref();
-        kernel.is_none_or(|kernel| kernel.reader().attachment().attached)
     }
 
     /// Attaches again what somebody took out of force, and writes again what is out of step. What was written, if

@@ -88,7 +88,6 @@ impl Engine {
         request: RemoveRequest,
         by: Caller,
     ) -> Result<ChangeAnswer, EngineError> {
-        self.check_memory(request.cidrs.len())?;
         let cidrs = parse_cidrs(request.cidrs)?;
         let mut answer = if request.save {
             self.save(by, "remove --save", |file| save::remove(file, &cidrs))?
