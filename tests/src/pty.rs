@@ -143,12 +143,14 @@ impl Terminal {
     /// If it does not in time; the error has what it shows.
     pub fn wait_for(&mut self, what: &str, is: impl Fn(&str) -> bool) -> anyhow::Result<String> {
         let shown = eventually(what, TIMEOUT, || {
-            self.read(STEP)?;
+            // Asked first: what it wrote before its end is read then.
+            let ended = self.child.0.try_wait()?;
+            while self.read(STEP)? && ended.is_some() {}
             let text = self.parser.screen().contents();
             if is(&text) {
                 return Ok(Some(text));
             }
-            if let Some(status) = self.child.0.try_wait()? {
+            if let Some(status) = ended {
                 bail!("{status} before it was shown");
             }
             Ok(None)
