@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use super::{exit, print};
-use crate::{api::client::Client, cli::Reading, wire::types::VerifyAnswer};
+use crate::{api::client::Client, cli::Reading, printable::counted, wire::types::VerifyAnswer};
 
 pub(super) fn run(args: &Reading) -> anyhow::Result<ExitCode> {
     let answer: VerifyAnswer = Client::new(&args.socket.socket).post("/v1/verify", &())?;
@@ -19,7 +19,10 @@ fn text(answer: &VerifyAnswer) -> String {
         ..
     } = answer;
     if answer.ok {
-        return format!("the kernel holds all {entries} entries of {policies} policies\n");
+        return format!(
+            "the kernel holds all {entries} entries of {}\n",
+            counted(*policies, "policy", "policies")
+        );
     }
     let mut text: String = differences
         .first
@@ -55,10 +58,7 @@ mod tests {
             policies: 1,
             ..VerifyAnswer::default()
         };
-        assert_eq!(
-            text(&good),
-            "the kernel holds all 3 entries of 1 policies\n"
-        );
+        assert_eq!(text(&good), "the kernel holds all 3 entries of 1 policy\n");
         let mut differences = Differences::default();
         for n in 0..150 {
             let cidr = format!("10.0.{n}.0/24").parse().unwrap();

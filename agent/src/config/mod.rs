@@ -211,6 +211,6 @@ fn list(dir: &Path) -> io::Result<Vec<PathBuf>> {
 }
 
 #[cfg(test)]
-mod reference;
+pub(crate) mod reference;
 #[cfg(test)]
 mod tests;

@@ -401,23 +401,35 @@ fn table(keys: &[Key]) -> String {
     text
 }
 
-#[test]
-fn the_page_has_the_tables() {
-    let page = fs::read_to_string(PAGE).unwrap();
-    let mut wanted = page.clone();
-    for (name, keys) in [("agent", AGENT), ("policy", POLICY)] {
-        let begin = format!("<!-- keys of {name} -->\n");
+/// Compares the tables of a page, each between `<!-- what of NAME -->` and `<!-- end of NAME -->`, with these; `UPDATE`
+/// rewrites them. `tests`: the path by which cargo runs whoever asks.
+pub(crate) fn assert_tables<'a>(
+    page: &str,
+    what: &str,
+    tests: &str,
+    tables: impl IntoIterator<Item = (&'a str, String)>,
+) {
+    let mut wanted = fs::read_to_string(page).unwrap();
+    for (name, table) in tables {
+        let begin = format!("<!-- {what} of {name} -->\n");
         let end = format!("<!-- end of {name} -->\n");
         let (before, rest) = wanted.split_once(&begin).expect("a mark");
         let (_, after) = rest.split_once(&end).expect("its end");
-        wanted = format!("{before}{begin}\n{}\n{end}{after}", table(keys));
+        wanted = format!("{before}{begin}\n{table}\n{end}{after}");
     }
     if std::env::var_os("UPDATE").is_some() {
-        fs::write(PAGE, &wanted).unwrap();
+        fs::write(page, &wanted).unwrap();
     }
     assert_eq!(
-        fs::read_to_string(PAGE).unwrap(),
+        fs::read_to_string(page).unwrap(),
         wanted,
-        "UPDATE=1 cargo test -p rto-agent --lib config::reference"
+        "UPDATE=1 cargo test -p rto-agent --lib {tests}"
     );
+}
+
+#[test]
+fn the_page_has_the_tables() {
+    let tables = [("agent", AGENT), ("policy", POLICY)];
+    let tables = tables.map(|(name, keys)| (name, table(keys)));
+    assert_tables(PAGE, "keys", "config::reference", tables);
 }

@@ -13,7 +13,7 @@ use rto_agent_common::{MAX_POLICIES, POLICY_NAME_LEN};
 use super::lock;
 use crate::{
     api::{MAX_BODY, client, server},
-    config::{self, MAX_SOCKET_PATH, READ_LIMIT, STALL_LIMIT},
+    config::{self, MAX_SOCKET_PATH, READ_LIMIT, STALL_LIMIT, reference::assert_tables},
     engine,
     kernel::descriptors,
     policy::{MAX_ENTRIES_LIMIT, units::format_duration},
@@ -312,23 +312,8 @@ fn table(limits: &[Limit]) -> String {
 
 #[test]
 fn the_page_has_the_numbers_of_the_program() {
-    let page = fs::read_to_string(PAGE).unwrap();
-    let mut wanted = page.clone();
-    for (name, limits) in sections() {
-        let begin = format!("<!-- limits of {name} -->\n");
-        let end = format!("<!-- end of {name} -->\n");
-        let (before, rest) = wanted.split_once(&begin).expect("a mark");
-        let (_, after) = rest.split_once(&end).expect("its end");
-        wanted = format!("{before}{begin}\n{}\n{end}{after}", table(&limits));
-    }
-    if std::env::var_os("UPDATE").is_some() {
-        fs::write(PAGE, &wanted).unwrap();
-    }
-    assert_eq!(
-        fs::read_to_string(PAGE).unwrap(),
-        wanted,
-        "UPDATE=1 cargo test -p rto-agent --lib daemon::reference"
-    );
+    let tables = sections().map(|(name, limits)| (name, table(&limits)));
+    assert_tables(PAGE, "limits", "daemon::reference", tables);
     // What the texts say in words.
     assert_eq!(server::LARGE, 64 << 10);
 }

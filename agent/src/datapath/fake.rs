@@ -16,7 +16,7 @@ use crate::{
     config::RttSampling,
     policy::{
         Cidr, Entry, PolicyName,
-        differences::{Difference, Differences, Run, in_trie_order},
+        differences::{Difference, Differences, in_trie_order},
         plan::{MapState, Plan},
     },
     progress::{self, Progress},
@@ -333,15 +333,8 @@ impl KernelReader for FakeReader {
             .collect();
         let is_last = found.len() == rest.len();
         state.compared += found.len();
-        let run = Run {
-            is_ipv4,
-            after,
-            found: &found,
-            is_last,
-        };
-        let differences = run.compare(&desired.entries).map_err(|_| refused())?;
-        *cursor = cursor.after(found.last().map(|(cidr, _)| *cidr), is_last);
-        Ok(differences)
+        let compared = cursor.compare(&found, is_last, desired);
+        compared.map_err(|_| refused())
     }
 
     fn finds(

@@ -18,7 +18,7 @@ use crate::{
     config::RttSampling,
     policy::{
         Cidr, PolicyName,
-        differences::Differences,
+        differences::{Differences, Disorder, Run},
         plan::{MapState, Plan},
     },
     printable,
@@ -30,9 +30,9 @@ mod error;
 pub(crate) mod fake;
 
 pub use bpf::{
-    BpfKernel, OBJECT, Pinned, PinnedEntry, RtoMinTiming, events, make_pin_dir, pinned,
-    pinned_initial_rto, pinned_program_ids, probe, remove_kept_pins, remove_links, remove_pins,
-    walk,
+    BpfKernel, OBJECT, PinnedEntry, PinnedMaps, RtoMinTiming, events, make_pin_dir,
+    pinned_initial_rto, pinned_maps, pinned_program_ids, probe, remove_kept_pins, remove_links,
+    remove_pins, walk,
 };
 pub use error::{Cause, DatapathError};
 
@@ -267,15 +267,31 @@ impl TrieCursor {
         }
     }
 
-    /// After a run of one family that ended with `last`, or was all the rest of it.
-    #[must_use]
-    pub fn after(self, last: Option<Cidr>, is_last: bool) -> Self {
-        match (self.start(), last) {
-            ((true, _), _) if is_last => Self::BeginV6,
-            ((false, _), _) if is_last => Self::Begin,
-            (_, Some(last)) => Self::After(last),
-            (_, None) => self,
-        }
+    /// Compares a run that was found from here on, in which each entry has its policy, and goes on behind it.
+    ///
+    /// # Errors
+    ///
+    /// If the run is out of order: somebody changed the trie meanwhile.
+    fn compare(
+        &mut self,
+        found: &[(Cidr, Option<&PolicyName>)],
+        is_last: bool,
+        desired: &MapState,
+    ) -> Result<Differences, Disorder> {
+        let (is_ipv4, after) = self.start();
+        let run = Run {
+            is_ipv4,
+            after,
+            found,
+            is_last,
+        };
+        *self = match (is_ipv4, found.last()) {
+            (true, _) if is_last => Self::BeginV6,
+            (false, _) if is_last => Self::Begin,
+            (_, Some((last, _))) => Self::After(*last),
+            (_, None) => *self,
+        };
+        run.compare(&desired.entries)
     }
 }
 

@@ -8,7 +8,10 @@ use std::{
 
 use nix::libc;
 
-use super::bpf::{ObjectAttr, bpf, c_path, fd_number, object_info, open_pin};
+use super::{
+    bpf::{ObjectAttr, bpf, c_path, fd_number, object_info},
+    pinned::{ObjectId, Pinned},
+};
 
 const BPF_OBJ_PIN: libc::c_int = 6;
 const BPF_LINK_UPDATE: libc::c_int = 29;
@@ -50,7 +53,11 @@ struct LinkInfo {
 impl Link {
     /// The link that is pinned there.
     pub fn from_pin(path: &Path) -> io::Result<Self> {
-        open_pin(path).map(Self)
+        let pinned = Pinned::open(path)?;
+        match pinned.id() {
+            ObjectId::Link(_) => Ok(Self(pinned.into_fd())),
+            other => Err(io::Error::other(format!("{other} is no link"))),
+        }
     }
 
     /// Pins it there as well.

@@ -50,6 +50,12 @@ pub(super) fn file(env: &TestEnv, count: u32, same: u32) -> anyhow::Result<()> {
     Ok(fs::rename(temporary, env.policies_dir().join("many.toml"))?)
 }
 
+/// So many other prefixes, for a request.
+pub(super) fn hosts(count: u32) -> Vec<String> {
+    let host = |i: u32| format!("11.{}.{}.{}/32", i >> 16, i >> 8 & 0xff, i & 0xff);
+    (0..count).map(host).collect()
+}
+
 fn env(settings: &str) -> anyhow::Result<TestEnv> {
     let env = TestEnv::new()?;
     env.net.black_hole(PORT)?;

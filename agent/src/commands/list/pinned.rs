@@ -13,7 +13,7 @@ use super::{Wanted, hits, row};
 use crate::{
     api::client::ClientError,
     config::{Config, DEFAULT_CONFIG},
-    datapath::{Pinned, pinned},
+    datapath::{PinnedMaps, pinned_maps},
     kernel::hz::measure,
     policy::units::{format_duration, jiffies_duration},
     printable,
@@ -32,7 +32,7 @@ pub(super) fn list(
         env::var_os("RTO_AGENT_CONFIG").map_or_else(|| DEFAULT_CONFIG.into(), PathBuf::from);
     let agent = Config::load_agent(&config).unwrap_or_default();
     // The pins of another daemon say nothing of this one.
-    let found = (agent.socket == socket).then(|| pinned(&agent.pin_dir));
+    let found = (agent.socket == socket).then(|| pinned_maps(&agent.pin_dir));
     let Some(mut found) = found.flatten() else {
         return Err(error.into());
     };
@@ -49,7 +49,7 @@ pub(super) fn list(
     )
 }
 
-fn text(found: &Pinned, hz: u32, columns: Option<usize>) -> String {
+fn text(found: &PinnedMaps, hz: u32, columns: Option<usize>) -> String {
     let cells = found.entries.iter().map(|entry| {
         let cells = [
             entry.cidr.to_string(),
@@ -110,7 +110,7 @@ mod tests {
             flags: policy_flags::THIN_LINEAR,
             ..Policy::EMPTY
         };
-        let found = Pinned {
+        let found = PinnedMaps {
             policies: [("near".parse().unwrap(), policy)].into(),
             entries: vec![PinnedEntry {
                 cidr: "10.1.0.0/16".parse().unwrap(),

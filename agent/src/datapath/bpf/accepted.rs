@@ -4,10 +4,7 @@ use std::{fs::File, path::Path};
 
 use aya::{
     Btf, Ebpf,
-    programs::{
-        LsmCgroup,
-        links::{FdLink, PinnedLink},
-    },
+    programs::{LsmCgroup, links::FdLink},
 };
 use rto_agent_common::PROGRAM_CLONE;
 use serde::{Deserialize, Serialize};
@@ -16,13 +13,9 @@ use super::{
     Cause, DatapathError, Options, attach_error,
     object::{self, LoadParams, program},
     pin_check::is_named,
-    pins,
+    pin_error, pins,
 };
-use crate::kernel::{
-    btf, link,
-    pinned::{ObjectId, Pinned},
-    privileges,
-};
+use crate::kernel::{btf, link::Link, privileges};
 
 /// The hook; its function in the kernel's BTF is `bpf_lsm_<hook>`.
 const HOOK: &str = "inet_csk_clone";
@@ -46,9 +39,9 @@ pub enum RtoMinTiming {
 pub(super) enum Hook {
     Attached {
         /// Keeps it in force even where somebody removes its pin.
-        _link: FdLink,
-        /// The kernel's id of it, where it is told.
-        id: Option<u32>,
+        _link: Link,
+        /// The kernel's id of it.
+        id: u32,
     },
     Unavailable(String),
 }
@@ -70,10 +63,7 @@ impl Hook {
             return Self::Unavailable(reason.clone());
         }
         match active().and_then(|()| attach(options, dir).map_err(|e| e.to_string())) {
-            Ok(link) => Self::Attached {
-                _link: link,
-                id: link_id(&path),
-            },
+            Ok(hook) => hook,
             Err(reason) => Self::Unavailable(reason),
         }
     }
@@ -81,7 +71,7 @@ impl Hook {
     /// The kernel's id of the link, if there is one.
     pub(super) fn id(&self) -> Option<u32> {
         match self {
-            Self::Attached { id, .. } => *id,
+            Self::Attached { id, .. } => Some(*id),
             Self::Unavailable(_) => None,
         }
     }
@@ -98,21 +88,12 @@ impl Hook {
 
 /// What is pinned there, if it is a link of the agent's program.
 fn adopt(path: &Path) -> Option<Hook> {
-    let id = link_id(path)?;
-    let program = link::Link::from_pin(path).ok()?.program_id().ok()?;
-    is_named(program, PROGRAM_CLONE).then_some(())?;
+    let link = Link::from_pin(path).ok()?;
+    is_named(link.program_id().ok()?, PROGRAM_CLONE).then_some(())?;
     Some(Hook::Attached {
-        _link: PinnedLink::from_pin(path).ok()?.into(),
-        id: Some(id),
+        id: link.id().ok()?,
+        _link: link,
     })
-}
-
-/// The kernel's id of a pinned link.
-fn link_id(path: &Path) -> Option<u32> {
-    match Pinned::open(path).ok()?.id() {
-        ObjectId::Link(id) => Some(id),
-        ObjectId::Map(_) | ObjectId::Program(_) => None,
-    }
 }
 
 /// Whether programs at LSM hooks are run at all: they can be attached where they are not.
@@ -130,7 +111,7 @@ pub(super) fn active() -> Result<(), String> {
     }
 }
 
-fn attach(options: &Options, dir: &Path) -> Result<FdLink, DatapathError> {
+fn attach(options: &Options, dir: &Path) -> Result<Hook, DatapathError> {
     let mut ebpf = object::load(
         Some(dir),
         &LoadParams {
@@ -151,11 +132,9 @@ fn attach(options: &Options, dir: &Path) -> Result<FdLink, DatapathError> {
         .map_err(|e| attach_error(&options.cgroup, e))?
         .into();
     let path = dir.join(pins::CLONE_LINK);
-    let pinned = link.pin(&path).map_err(|e| DatapathError::Pin {
-        path,
-        cause: Cause::new(e),
-    })?;
-    Ok(pinned.into())
+    link.pin(&path).map_err(|e| pin_error(&path, e))?;
+    let gone = || pin_error(&path, std::io::Error::other("the link is not there"));
+    adopt(&path).ok_or_else(gone)
 }
 
 /// Loads the program without attaching it: whether this kernel takes it.

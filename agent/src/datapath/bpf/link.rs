@@ -58,9 +58,16 @@ impl Link {
         attached(cgroup, link.program_id).ok()?.then_some(link)
     }
 
-    /// The link pinned in `dir`, unless it is somebody else's.
-    pub(super) fn own(dir: &Path) -> Option<Self> {
-        Self::at(dir).filter(|link| link.is_of(dir) && is_named(link.program_id, PROGRAM))
+    /// Removes the pins of links in `dir`, and then takes the agent's program out of force. A link that is somebody
+    /// else's loses its pin alone.
+    pub(super) fn remove(dir: &Path) -> std::io::Result<()> {
+        let is_own = |link: &Self| link.is_of(dir) && is_named(link.program_id, PROGRAM);
+        let own = Self::at(dir).filter(is_own);
+        pins::remove_links(dir)?;
+        if let Some(link) = own {
+            link.detach();
+        }
+        Ok(())
     }
 
     /// Takes its program out of force, at once; to be called when its pin is gone. Where it cannot be done it happens

@@ -45,7 +45,7 @@ pub use object::OBJECT;
 use pin_check::Pins;
 use reader::{Placement, Reader};
 pub use removal::{
-    Pinned, PinnedEntry, make_pin_dir, pinned, pinned_initial_rto, pinned_program_ids,
+    PinnedEntry, PinnedMaps, make_pin_dir, pinned_initial_rto, pinned_maps, pinned_program_ids,
     remove_kept_pins, remove_links, remove_pins,
 };
 use slots::Slots;

@@ -28,8 +28,8 @@ impl BpfKernel {
             cause,
         };
         pins::create_pin_dir(pin_dir).map_err(pin_dir_error)?;
-        remove_stale_staging(&pins::pin_sets(pin_dir).map_err(pin_dir_error)?);
-        let pin_sets = pins::pin_sets(pin_dir).map_err(pin_dir_error)?;
+        let mut pin_sets = pins::pin_sets(pin_dir).map_err(pin_dir_error)?;
+        remove_stale_staging(&mut pin_sets);
 
         let same =
             pins::with_capacity(&pin_sets, OBJECT, &options.constants(), options.max_entries);
@@ -299,11 +299,11 @@ fn unpin(pins: &[PathBuf]) -> Result<(), DatapathError> {
 }
 
 /// Removes what a killed start or growth has left unfinished: its maps take memory that this start may need.
-fn remove_stale_staging(pin_sets: &[pins::PinSet]) {
+fn remove_stale_staging(pin_sets: &mut Vec<pins::PinSet>) {
     // One with a link was finished but for its name, and its program may be in force.
     let is_unfinished =
-        |set: &&pins::PinSet| set.is_staging() && !set.path.join(pins::LINK).exists();
-    for set in pin_sets.iter().filter(is_unfinished) {
+        |set: &mut pins::PinSet| set.is_staging() && !set.path.join(pins::LINK).exists();
+    for set in pin_sets.extract_if(.., is_unfinished) {
         let path = set.path.display();
         match pins::remove_pin_set(&set.path) {
             Ok(()) => tracing::info!(%path, "removed what a killed daemon left unfinished"),

@@ -1,7 +1,7 @@
 //! Reading on any thread: handles of its own, and what they mean since the last change.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     path::PathBuf,
     sync::Arc,
 };
@@ -20,7 +20,7 @@ use super::{
 };
 use crate::policy::{
     Cidr, PolicyName,
-    differences::{Difference, Differences, Run},
+    differences::{Difference, Differences},
     plan::MapState,
 };
 
@@ -173,20 +173,10 @@ impl KernelReader for Reader {
                 differences.push(Difference::Policy { policy });
             }
         }
-        let has_slot = |name: &PolicyName| self.slots.iter().any(|(owner, _)| owner == name);
-        let with_slots = self
-            .slots
-            .iter()
-            .filter(|(n, _)| desired.policies.contains_key(n));
-        if with_slots.count() < desired.policies.len() {
-            for policy in desired
-                .policies
-                .keys()
-                .filter(|name| !has_slot(name))
-                .cloned()
-            {
-                differences.push(Difference::Policy { policy });
-            }
+        let with_slots: HashSet<_> = self.slots.iter().map(|(name, _)| name).collect();
+        let policies = desired.policies.keys();
+        for policy in policies.filter(|name| !with_slots.contains(name)).cloned() {
+            differences.push(Difference::Policy { policy });
         }
         if self.tables.host_defaults()? != self.host_defaults {
             differences.push(Difference::HostDefaults);
@@ -212,20 +202,13 @@ impl KernelReader for Reader {
         cursor: &mut TrieCursor,
         count: usize,
     ) -> Result<Differences, DatapathError> {
-        let (is_ipv4, after) = cursor.start();
+        let (is_ipv4, _) = cursor.start();
         let (found, is_last) = self.tables.tries.run(*cursor, count)?;
         let found = found.into_iter();
         let found: Vec<_> = found
             .map(|(cidr, value)| (cidr, self.policy_of(value)))
             .collect();
-        let run = Run {
-            is_ipv4,
-            after,
-            found: &found,
-            is_last,
-        };
-        let compared = run.compare(&desired.entries);
-        *cursor = cursor.after(found.last().map(|(cidr, _)| *cidr), is_last);
+        let compared = cursor.compare(&found, is_last, desired);
         compared.map_err(|e| map_error(TRIES[usize::from(!is_ipv4)], e))
     }
 

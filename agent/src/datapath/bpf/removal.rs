@@ -30,12 +30,8 @@ pub fn remove_pins(pin_dir: &Path) -> Result<Removed, DatapathError> {
     let mut failed = None;
     for set in pins::pin_sets(pin_dir).map_err(|e| pin_error(pin_dir, e))? {
         let had_link = set.path.join(pins::LINK).exists();
-        let link = Link::own(&set.path);
-        match pins::remove_pin_set(&set.path) {
+        match Link::remove(&set.path).and_then(|()| pins::remove_pin_set(&set.path)) {
             Ok(()) => {
-                if let Some(link) = link {
-                    link.detach();
-                }
                 removed.links += usize::from(had_link);
                 removed.generations.push(set.path);
             }
@@ -65,11 +61,7 @@ pub fn remove_links(pin_dir: &Path) -> Result<usize, DatapathError> {
     let programs = pinned_program_ids(pin_dir);
     for set in pins::pin_sets(pin_dir).map_err(|e| pin_error(pin_dir, e))? {
         count += usize::from(set.path.join(pins::LINK).exists());
-        let link = Link::own(&set.path);
-        pins::remove_links(&set.path).map_err(|e| pin_error(&set.path, e))?;
-        if let Some(link) = link {
-            link.detach();
-        }
+        Link::remove(&set.path).map_err(|e| pin_error(&set.path, e))?;
     }
     let _gone = wait_until(|| programs.iter().all(|id| program_info(*id).is_err()));
     Ok(count)
@@ -105,7 +97,7 @@ pub fn pinned_initial_rto(pin_dir: &Path, address: std::net::IpAddr) -> Option<u
 
 /// What the maps hold that are in force.
 #[derive(Clone, Debug, Default)]
-pub struct Pinned {
+pub struct PinnedMaps {
     /// Policies, as the kernel has them.
     pub policies: BTreeMap<PolicyName, Policy>,
     /// Entries, by address.
@@ -125,7 +117,7 @@ pub struct PinnedEntry {
 
 /// What is in force by the pins below `pin_dir`; `None` if nothing is, or it cannot be read.
 #[must_use]
-pub fn pinned(pin_dir: &Path) -> Option<Pinned> {
+pub fn pinned_maps(pin_dir: &Path) -> Option<PinnedMaps> {
     let tables = in_force(pin_dir)?;
     let policies = tables.read.policies().ok()?;
     let slots = Slots::read(policies.iter().copied());
@@ -143,7 +135,7 @@ pub fn pinned(pin_dir: &Path) -> Option<Pinned> {
         }
     }
     entries.sort_unstable_by_key(|entry| entry.cidr);
-    Some(Pinned {
+    Some(PinnedMaps {
         policies: named.collect(),
         entries,
     })

@@ -16,6 +16,8 @@ use crate::{
     wire::types::{AddRequest, DetachRequest, RemoveRequest},
 };
 
+mod stopping;
+
 const BY: Caller = Caller { uid: 0, pid: 1 };
 
 /// An engine that runs, over a kernel in memory.
@@ -66,6 +68,13 @@ impl SlowFiles {
 impl Bed {
     fn new() -> Self {
         Self::reading(FilesReader::default())
+    }
+
+    /// One that has started.
+    fn ready() -> Self {
+        let bed = Self::new();
+        bed.call(Message::Verify).unwrap();
+        bed
     }
 
     fn reading(reader: FilesReader) -> Self {
@@ -149,7 +158,13 @@ impl Bed {
 
     fn stop(self) {
         self.engine.stop();
+        self.ended();
+    }
+
+    /// Waits for the end of one that is told to stop; what it leaves.
+    fn ended(self) -> (FakeHost, tempfile::TempDir) {
         self.thread.join().unwrap().unwrap();
+        (self.kernel, self.dir)
     }
 }
 
@@ -236,8 +251,7 @@ fn a_saved_entry_is_in_its_file_or_nowhere() {
 
 #[test]
 fn what_somebody_else_deletes_is_noticed_by_who_asks() {
-    let bed = Bed::new();
-    bed.call(Message::Verify).unwrap();
+    let bed = Bed::ready();
     let gone = "10.1.0.0/16".parse().unwrap();
     // A health check that comes now repairs nothing.
     (1..1000).for_each(|n| bed.kernel.fail(n));
@@ -263,8 +277,7 @@ fn delete(bed: &Bed) {
 
 #[test]
 fn who_adds_or_reloads_what_somebody_else_deleted_has_it() {
-    let bed = Bed::new();
-    bed.call(Message::Verify).unwrap();
+    let bed = Bed::ready();
     delete(&bed);
     bed.add(request("10.1.0.0/16")).unwrap();
     assert_eq!(bed.entries(), 2);
@@ -303,8 +316,7 @@ fn who_asks_is_told_what_differed_and_that_it_is_repaired() {
 
 #[test]
 fn a_health_check_finds_and_repairs_by_itself() {
-    let bed = Bed::new();
-    bed.call(Message::Verify).unwrap();
+    let bed = Bed::ready();
     delete(&bed);
     let limit = Instant::now() + 12 * HEALTH_INTERVAL;
     while bed.entries() != 2 {
@@ -319,8 +331,7 @@ fn a_health_check_finds_and_repairs_by_itself() {
 
 #[test]
 fn what_the_engine_itself_changes_meanwhile_is_no_difference() {
-    let bed = Bed::new();
-    bed.call(Message::Verify).unwrap();
+    let bed = Bed::ready();
     let snapshot = bed.engine.snapshot();
     let compared = || snapshot.compare_part(Position::default(), 1 << 20);
     assert!(!compared().unwrap().differs);
@@ -368,8 +379,7 @@ fn nobody_waits_for_a_change() {
 
 #[test]
 fn while_it_is_attached_again_it_is_told_that_it_is_not() {
-    let bed = Bed::new();
-    bed.call(Message::Verify).unwrap();
+    let bed = Bed::ready();
     let gate = Arc::new(Barrier::new(2));
     {
         let mut state = bed.kernel.state();
@@ -446,8 +456,7 @@ fn it_stops_while_it_reads_files_that_hang() {
 
 #[test]
 fn only_what_writes_begins_another_epoch() {
-    let bed = Bed::new();
-    bed.call(Message::Verify).unwrap();
+    let bed = Bed::ready();
     let before = bed.engine.snapshot();
     let seen = || bed.engine.snapshot();
     // A health check, and what only reads.
@@ -476,8 +485,7 @@ fn only_what_writes_begins_another_epoch() {
 
 #[test]
 fn statistics_of_before_are_told_where_they_cannot_be_read() {
-    let bed = Bed::new();
-    bed.call(Message::Verify).unwrap();
+    let bed = Bed::ready();
     let snapshot = bed.engine.snapshot();
     let good = snapshot.stats().unwrap();
     assert_eq!(good.policies.len(), 1);
@@ -493,8 +501,7 @@ fn statistics_of_before_are_told_where_they_cannot_be_read() {
 
 #[test]
 fn statistics_are_never_of_a_change_under_way() {
-    let bed = Bed::new();
-    bed.call(Message::Verify).unwrap();
+    let bed = Bed::ready();
     let snapshot = bed.engine.snapshot();
     let good = snapshot.stats().unwrap();
     snapshot.shared.begin();
@@ -508,95 +515,6 @@ fn statistics_are_never_of_a_change_under_way() {
     std::thread::sleep(Duration::from_millis(2));
     assert!(snapshot.stats().unwrap().at_ms > good.at_ms);
     bed.stop();
-}
-
-/// Enough for a change to be in the middle of it.
-fn many(count: usize) -> AddRequest {
-    AddRequest {
-        cidrs: (0..count).map(|i| format!("10.9.{i}.0/24")).collect(),
-        ..request("")
-    }
-}
-
-#[test]
-fn a_change_that_is_stopped_is_undone_by_the_next_start() {
-    let bed = Bed::with("on_exit = \"keep\"\n");
-    bed.call(Message::Verify).unwrap();
-    let before = bed.kernel.state().maps.clone();
-    bed.kernel.stop_at(30, bed.engine.progress().clone());
-    let error = bed.add(many(100)).unwrap_err();
-    assert!(error.is_interrupted(), "{error:?}");
-    assert!(error.to_string().contains("the next start"), "{error}");
-    assert!(!bed.engine.snapshot().status().in_sync);
-    // It ends without another message, and leaves in force what there is.
-    let Bed {
-        kernel,
-        thread,
-        dir,
-        ..
-    } = bed;
-    thread.join().unwrap().unwrap();
-    assert!(kernel.state().attached);
-    assert_eq!(kernel.state().maps.entries.len(), 2 + 30);
-    let bed = Bed::restarted(kernel, dir);
-    bed.call(Message::Verify).unwrap();
-    assert_eq!(bed.kernel.state().maps, before);
-    assert!(bed.engine.snapshot().status().healthy);
-    bed.stop();
-}
-
-#[test]
-fn a_reload_that_is_stopped_is_completed_by_the_next_start() {
-    let bed = Bed::with("on_exit = \"keep\"\n");
-    bed.call(Message::Verify).unwrap();
-    let path = bed.dir.path().join("config.toml");
-    let text = fs::read_to_string(&path).unwrap();
-    let cidrs: String = (0..100).map(|i| format!("\"10.9.{i}.0/24\", ")).collect();
-    fs::write(
-        &path,
-        text.replace("cidrs = [", &format!("cidrs = [{cidrs}")),
-    )
-    .unwrap();
-    bed.kernel.stop_at(30, bed.engine.progress().clone());
-    let error = bed.call(|reply| Message::Reload(BY, reply)).unwrap_err();
-    assert!(error.is_interrupted(), "{error:?}");
-    let Bed {
-        kernel,
-        thread,
-        dir,
-        ..
-    } = bed;
-    thread.join().unwrap().unwrap();
-    let bed = Bed::restarted(kernel, dir);
-    bed.call(Message::Verify).unwrap();
-    assert_eq!(bed.entries(), 102);
-    bed.stop();
-}
-
-#[test]
-fn stopped_in_the_middle_it_detaches() {
-    let bed = Bed::new();
-    bed.call(Message::Verify).unwrap();
-    bed.kernel.stop_at(30, bed.engine.progress().clone());
-    assert!(bed.add(many(100)).unwrap_err().is_interrupted());
-    let Bed { kernel, thread, .. } = bed;
-    thread.join().unwrap().unwrap();
-    assert!(!kernel.state().attached);
-    assert!(kernel.state().maps.entries.is_empty());
-}
-
-#[test]
-fn a_start_is_stopped_as_well() {
-    let bed = Bed::start(
-        FakeHost::default(),
-        Bed::configured(""),
-        Some(2),
-        FilesReader::default(),
-    );
-    let error = bed.thread.join().unwrap().unwrap_err();
-    let error = error.downcast_ref::<EngineError>().unwrap();
-    assert!(error.is_interrupted(), "{error:?}");
-    assert!(!bed.kernel.state().attached);
 }
 
 #[test]

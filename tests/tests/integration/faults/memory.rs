@@ -114,10 +114,7 @@ fn a_change_that_does_not_fit_is_refused() -> anyhow::Result<()> {
     ensure!(refused.contains("entries of files need some"), "{refused}");
     fs::remove_file(env.policies_dir().join("many.toml"))?;
     env.cli(&["reload"])?;
-    let cidrs: Vec<String> = (0..TOO_MANY)
-        .map(|i| format!("11.{}.{}.{}/32", i >> 16, i >> 8 & 0xff, i & 0xff))
-        .collect();
-    let body = json!({ "cidrs": cidrs, "policy": "near" }).to_string();
+    let body = json!({ "cidrs": scale::hosts(TOO_MANY), "policy": "near" }).to_string();
     let stream = UnixStream::connect(env.socket())?;
     let answer = http::request(stream, "POST", "/v1/entries", &body)?;
     ensure!(answer.status == 422, "{} {}", answer.status, answer.body);

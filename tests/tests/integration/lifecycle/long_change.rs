@@ -154,9 +154,7 @@ fn a_stop_of_a_stuck_one_detaches() -> anyhow::Result<()> {
 
 /// Asks for a change of this many runtime entries; whether it is answered as made, and not as left because of a stop.
 fn change_many(socket: &Path, path: &str, count: u32) -> anyhow::Result<bool> {
-    let cidrs = (0..count).map(|i| format!("11.{}.{}.{}/32", i >> 16, i >> 8 & 0xff, i & 0xff));
-    let cidrs: Vec<String> = cidrs.collect();
-    let mut body = json!({ "cidrs": cidrs });
+    let mut body = json!({ "cidrs": scale::hosts(count) });
     if path == ADD {
         body["policy"] = "near".into();
     }
