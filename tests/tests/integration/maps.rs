@@ -101,7 +101,7 @@ fn is_found(
     }
     let said = env.cli(&["verify"])?;
     ensure!(
-        said == "the kernel holds all 2 entries of 1 policies\n",
+        said == "the kernel holds all 2 entries of 1 policy\n",
         "{said}"
     );
     Ok(())
@@ -224,7 +224,7 @@ fn many_entries_are_compared_part_by_part() -> anyhow::Result<()> {
         let said = env.cli(&["verify"])?;
         let all = 3 * THIRDS + 2;
         ensure!(
-            said == format!("the kernel holds all {all} entries of 1 policies\n"),
+            said == format!("the kernel holds all {all} entries of 1 policy\n"),
             "{said}"
         );
         // The last one but the one it lies in.
