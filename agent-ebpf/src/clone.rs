@@ -12,7 +12,8 @@ use rto_agent_ebpf::counter::Counter;
 use crate::{
     lookup,
     options::Target,
-    socket::{self, read},
+    socket::read,
+    storage::Storage,
     structs::SockCommon,
     tables::Tally,
 };
@@ -39,9 +40,11 @@ extern "C" fn rto_clone(arguments: *const [*mut c_void; 2]) -> i32 {
     {
         let tally = Tally::of(index, direction::PASSIVE);
         // The state has no policy yet: PASSIVE_ESTABLISHED chooses it, and only adds to this.
-        match socket::storage_of(sk, socket::Missing::Create) {
+        // SAFETY: the only one of this run; nobody else knows the socket yet.
+        let mut storage = unsafe { Storage::of_socket(sk) };
+        match storage.make() {
             Some(state) => {
-                Target::socket(sk).rto_min(state, policy.rto_min_us, tally);
+                Target::socket(sk).rto_min(&mut state.options, policy.rto_min_us, tally);
             }
             None => tally.add(Counter::STORAGE_FAILURES, 1),
         }

@@ -25,6 +25,7 @@ offsets! {
     OFFSET_DEFER_ACCEPT
     OFFSET_LISTENER
     OFFSET_CONTEXT_SK
+    OFFSET_RTO
     TYPE_CONNECTION_SOCK
 }
 
@@ -68,6 +69,41 @@ pub(crate) fn detects_fastopen_blackhole(ctx: &SockOpsContext) -> bool {
         let net: *const c_void = field(tcp, &raw const OFFSET_NET);
         !net.is_null() && field::<u32>(net, &raw const OFFSET_FASTOPEN_BLACKHOLE_TIMEOUT) != 0
     }
+}
+
+/// Whether the socket is one of the two kinds above, of which only some are to keep the kernel's timers.
+#[inline(always)]
+pub(crate) fn is_mptcp_or_fastopen(ctx: &SockOpsContext) -> bool {
+    let (is_mptcp, fastopen_req) = (
+        constant(&raw const OFFSET_IS_MPTCP),
+        constant(&raw const OFFSET_FASTOPEN_REQ),
+    );
+    if is_mptcp == 0 && fastopen_req == 0 {
+        return false;
+    }
+    let tcp = socket::kernel_tcp_sock(ctx);
+    if tcp.is_null() {
+        return false;
+    }
+    // SAFETY: a TCP socket, not null.
+    unsafe {
+        (is_mptcp != 0 && field::<u8>(tcp, &raw const OFFSET_IS_MPTCP) != 0)
+            || (fastopen_req != 0 && field::<u64>(tcp, &raw const OFFSET_FASTOPEN_REQ) != 0)
+    }
+}
+
+/// The socket's retransmission timer, jiffies (`icsk_rto`); 0 where it cannot be read.
+#[inline(always)]
+pub(crate) fn rto(ctx: &SockOpsContext) -> u32 {
+    if constant(&raw const OFFSET_RTO) == 0 {
+        return 0;
+    }
+    let tcp = socket::kernel_tcp_sock(ctx);
+    if tcp.is_null() {
+        return 0;
+    }
+    // SAFETY: a TCP socket, not null.
+    unsafe { field(tcp, &raw const OFFSET_RTO) }
 }
 
 /// In place of a number of retransmissions: the listener has TCP_DEFER_ACCEPT.

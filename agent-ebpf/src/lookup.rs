@@ -4,7 +4,7 @@ use aya_ebpf::{btf_maps::lpm_trie::Key, programs::SockOpsContext};
 use rto_agent_common::{
     EntryValue, NO_POLICY, Policy, UNMATCHED,
     address::{AF_INET, AF_INET6, Peer, peer_v6},
-    statistics,
+    policy_flags, statistics,
 };
 
 use crate::{
@@ -58,8 +58,8 @@ pub(crate) fn policy_of(peer: Option<Peer>, hit: Hit) -> Option<(u32, &'static P
         return None;
     }
     let policy = tables::policy(index)?;
-    // A slot without a name is free: an entry that still points at it is inert.
-    if policy.name[0] == 0 {
+    // An entry may still point at a slot that is free.
+    if policy.flags & policy_flags::IN_USE == 0 {
         return None;
     }
     if hit == Hit::Count {

@@ -1,29 +1,20 @@
-//! The socket behind a context, and its storage.
+//! The socket behind a context.
 
 use core::ffi::c_void;
 
 use aya_ebpf::{
-    bindings::BPF_SK_STORAGE_GET_F_CREATE,
-    btf_maps::SkStorage,
     helpers::{
         bpf_ktime_get_ns,
         generated::{
-            bpf_get_current_comm, bpf_get_current_pid_tgid, bpf_sk_storage_get,
+            bpf_get_current_comm, bpf_get_current_pid_tgid, bpf_get_prandom_u32,
             bpf_skc_to_tcp_sock, bpf_tcp_sock,
         },
     },
     programs::SockOpsContext,
 };
-use rto_agent_common::{NO_POLICY, PROBE_MARK, SocketState, event::COMM_LEN, statistics};
+use rto_agent_common::{PROBE_MARK, Watch, event::COMM_LEN, statistics};
 
-use crate::tables::{self, SOCKETS};
-
-/// What to do about storage a socket does not have.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Missing {
-    None,
-    Create,
-}
+use crate::tables;
 
 /// Reads one field by a load of its own.
 ///
@@ -107,6 +98,13 @@ pub(crate) fn packets_out(ctx: &SockOpsContext) -> u32 {
     unsafe { read(&raw const (*ctx.ops).packets_out) }
 }
 
+/// Segments it has sent so far, SYNs included.
+#[inline(always)]
+pub(crate) fn segs_out(ctx: &SockOpsContext) -> u32 {
+    // SAFETY: a field of the context.
+    unsafe { read(&raw const (*ctx.ops).segs_out) }
+}
+
 /// The least RTT it has seen lately, microseconds; `u32::MAX`: none yet.
 #[inline(always)]
 pub(crate) fn rtt_min_us(ctx: &SockOpsContext) -> u32 {
@@ -116,82 +114,26 @@ pub(crate) fn rtt_min_us(ctx: &SockOpsContext) -> u32 {
 
 /// The current process and its name, where the kernel tells.
 #[inline(always)]
-pub(crate) fn note_process(state: &mut SocketState) {
+pub(crate) fn note_process(watch: &mut Watch) {
     if !tables::counts(statistics::PROCESS) {
         return;
     }
     // SAFETY: the helper takes nothing.
-    state.pid = unsafe { (bpf_get_current_pid_tgid() >> 32) as u32 };
+    watch.pid = unsafe { (bpf_get_current_pid_tgid() >> 32) as u32 };
     const { assert!(COMM_LEN <= u8::MAX as usize) };
     #[expect(clippy::cast_possible_truncation, reason = "asserted")]
     let size = COMM_LEN as u32;
     // SAFETY: the buffer is as long as said; on failure it is zeroed by the kernel.
     unsafe {
-        bpf_get_current_comm((&raw mut state.comm).cast(), size);
+        bpf_get_current_comm((&raw mut watch.comm).cast(), size);
     }
 }
 
-/// The storage of a socket that a policy was chosen for; `None` for any other.
+/// The socket, as helpers take it; null where the context has no full one.
 #[inline(always)]
-pub(crate) fn policy_state(ctx: &SockOpsContext) -> Option<&'static mut SocketState> {
-    let state = storage(ctx, Missing::None)?;
-    if state.policy == NO_POLICY {
-        None
-    } else {
-        Some(state)
-    }
-}
-
-/// The socket's storage. `None` without a full socket or, if it was to be made, without memory.
-///
-/// The kernel holds the socket's lock in every callback of a full socket, so that nobody else
-/// looks at the storage meanwhile.
-#[inline(always)]
-pub(crate) fn storage(ctx: &SockOpsContext, missing: Missing) -> Option<&'static mut SocketState> {
-    let sk = sk(ctx);
-    if sk.is_null() {
-        return None;
-    }
-    storage_of(sk, missing)
-}
-
-/// As [`storage`], for a socket that is not null and that the verifier tracks.
-#[inline(always)]
-pub(crate) fn storage_of(sk: *mut c_void, missing: Missing) -> Option<&'static mut SocketState> {
-    // SAFETY: null, or the socket's own value, whose size the map's definition gives.
-    unsafe { get(&SOCKETS, sk, missing).cast::<SocketState>().as_mut() }
-}
-
-/// Whether a socket can have storage in this map.
-#[inline(always)]
-pub(crate) fn probe_storage<T>(ctx: &SockOpsContext, map: &SkStorage<T>) -> bool {
-    let sk = sk(ctx);
-    !sk.is_null() && !get(map, sk, Missing::Create).is_null()
-}
-
-#[inline(always)]
-fn sk(ctx: &SockOpsContext) -> *mut c_void {
+pub(crate) fn sk(ctx: &SockOpsContext) -> *mut c_void {
     // SAFETY: a field of the context.
     unsafe { read(&raw const (*ctx.ops).__bindgen_anon_2.sk).cast() }
-}
-
-#[inline(always)]
-fn get<T>(map: &SkStorage<T>, sk: *mut c_void, missing: Missing) -> *mut c_void {
-    let flags = if missing == Missing::Create {
-        BPF_SK_STORAGE_GET_F_CREATE
-    } else {
-        0
-    };
-    // SAFETY: the map is a socket storage map; `sk` is a socket that the verifier tracks, not null.
-    unsafe {
-        bpf_sk_storage_get(
-            core::ptr::from_ref(map).cast_mut().cast(),
-            sk,
-            core::ptr::null_mut(),
-            flags.into(),
-        )
-        .cast()
-    }
 }
 
 /// Nanoseconds since boot, CLOCK_MONOTONIC.
@@ -199,4 +141,14 @@ fn get<T>(map: &SkStorage<T>, sk: *mut c_void, missing: Missing) -> *mut c_void 
 pub(crate) fn now() -> u64 {
     // SAFETY: the helper takes nothing and only reads the clock.
     unsafe { bpf_ktime_get_ns() }
+}
+
+/// A number nobody can foresee.
+#[inline(always)]
+pub(crate) fn random() -> u32 {
+    // SAFETY: the helper takes nothing; it gives 32 bits.
+    #[expect(clippy::cast_possible_truncation, reason = "it gives 32 bits")]
+    unsafe {
+        bpf_get_prandom_u32() as u32
+    }
 }

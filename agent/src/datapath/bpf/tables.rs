@@ -13,7 +13,7 @@ use std::{
 use aya::maps::{Array, MapData, MapError, PerCpuHashMap, PerCpuValues, RingBuf, SkStorage};
 use rto_agent_common::{
     FIRST_SLOT, HostDefaults, Policy, PolicySlot, SLOTS, SocketState, Statistics, direction,
-    event::EventControl, maps, statistics_key,
+    event::EventControl, lasting, maps, statistics_key,
 };
 
 use super::{
@@ -30,6 +30,7 @@ pub(super) struct Tables {
     /// Slots that were written, and whose former copy a program may still read.
     unrested: BTreeSet<u32>,
     host_defaults: Array<MapData, HostDefaults>,
+    lasting: Array<MapData, u32>,
     statistics: PerCpuHashMap<MapData, u32, Statistics>,
     /// How often memory for them may be waited for.
     retry_budget: u32,
@@ -85,6 +86,7 @@ impl Tables {
             policies: open!(dir, maps::POLICIES, Array),
             unrested: BTreeSet::new(),
             host_defaults: open!(dir, maps::HOST_DEFAULTS, Array),
+            lasting: open!(dir, maps::LASTING, Array),
             statistics: open!(dir, maps::STATISTICS, PerCpuHashMap),
             retry_budget: RETRY_BUDGET,
             cpus,
@@ -121,6 +123,7 @@ impl Tables {
             wait_for_programs();
             self.unrested.clear();
         }
+        self.note_lasting(policy)?;
         for value in self.read.slot(index)?.replaced(policy) {
             self.policies
                 .set(index, &value, 0)
@@ -130,6 +133,24 @@ impl Tables {
             fence(Ordering::SeqCst);
         }
         self.unrested.insert(index);
+        Ok(())
+    }
+
+    /// Notes which options sockets without storage may have from now on, so that they can be given back whatever
+    /// becomes of the policy.
+    fn note_lasting(&mut self, policy: &Policy) -> Result<(), DatapathError> {
+        let options = [
+            (policy.rto_min_us, lasting::RTO_MIN),
+            (policy.delack_max_us, lasting::DELACK_MAX),
+        ];
+        for (us, option) in options.into_iter().filter(|(us, _)| *us != 0) {
+            let index = lasting::index(us);
+            let failed = |e| map_error(maps::LASTING, e);
+            let noted: u32 = self.lasting.get(&index, 0).map_err(failed)?;
+            if noted & option == 0 {
+                self.lasting.set(index, &(noted | option), 0).map_err(failed)?;
+            }
+        }
         Ok(())
     }
 
