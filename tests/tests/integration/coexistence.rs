@@ -13,6 +13,7 @@ use rto_testbed::{
     kernel::{SOCK_OPS, programs_at},
     netns::{SERVER_V4, SERVER_V4_OTHER},
     timing::jiffy,
+    wait::{TIMEOUT, eventually_seen},
     workload::traffic::Connect,
 };
 
@@ -168,7 +169,9 @@ fn a_repair_keeps_its_place() -> anyhow::Result<()> {
         env.wait_status("the repair", |status| {
             status["healthy"] == true && status["attachment"]["program_id"] != former
         })?;
-        assert!(env.pins()?.is_dir());
+        // It is healthy once it is in force; the pins get their name right after.
+        let seen = || Ok(env.pins().is_ok_and(|pins| pins.is_dir()));
+        eventually_seen("the pins", TIMEOUT, seen, |there| *there)?;
         Ok(())
     })
 }

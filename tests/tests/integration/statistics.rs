@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use rto_testbed::{
     env::TestEnv,
     foreign::Foreign,
@@ -271,19 +271,25 @@ fn beyond(timestamps: bool) -> anyhow::Result<()> {
 
 test!(an_rtt_of_several_initial_rtos);
 fn an_rtt_of_several_initial_rtos() -> anyhow::Result<()> {
-    let rto = 6 * jiffy();
-    let rto_ms = u64::try_from(rto.as_millis())?;
-    let link = Link::new(rto_ms, Duration::from_millis(45), true)?;
-    let near = link.converse(RELAY_SERVER_V4)?;
-    // Three in 90 ms; as many more as the link was late for.
-    let [again, spurious, undecided, recovered] = outcome(&near["active"]);
-    let took_us = near["active"]["handshake"]["sum_us"].as_u64();
-    let most = took_us.context("no handshake's time")? / (rto_ms * 1000);
-    let packets = link.first_packets();
-    assert!((2..=most).contains(&again), "{packets}\n{near:#}");
-    let verdicts = [spurious, undecided, recovered];
-    assert_eq!(verdicts, [again, 0, 0], "{packets}\n{near:#}");
-    Ok(())
+    // So many fit into 90 ms.
+    const COPIES: u64 = 3;
+    let rto_ms = u64::try_from((6 * jiffy()).as_millis())?;
+    let mut late = String::new();
+    for _ in 0..10 {
+        let link = Link::new(rto_ms, Duration::from_millis(45), true)?;
+        let near = link.converse(RELAY_SERVER_V4)?;
+        let [again, spurious, undecided, recovered] = outcome(&near["active"]);
+        let packets = link.first_packets();
+        assert!(again >= COPIES - 1, "{packets}\n{near:#}");
+        if again <= COPIES {
+            let verdicts = [spurious, undecided, recovered];
+            assert_eq!(verdicts, [again, 0, 0], "{packets}\n{near:#}");
+            return Ok(());
+        }
+        // On a busy machine the link was late for the first SYN alone: more copies than fit into its least RTT.
+        late = format!("{packets}\n{near:#}");
+    }
+    bail!("the link was always late: {late}")
 }
 
 test!(a_lost_syn_on_a_slow_path);
