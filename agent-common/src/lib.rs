@@ -30,6 +30,10 @@ pub const MAX_POLICIES: u32 = 1024;
 /// Slots of the `POLICIES` array. While one configuration replaces another the policies of both are there.
 pub const SLOTS: u32 = FIRST_SLOT + 2 * MAX_POLICIES;
 
+/// Slots whose counters lie in `COUNTERS`: 64 kB a CPU. (An array takes all of its memory at once, and has to have room
+/// for the most policies there can be, unlike the hash.)
+pub const FAST_SLOTS: u32 = 64;
+
 /// Slot 0 belongs to no policy: a zeroed map value can never name one.
 pub const NO_POLICY: u32 = 0;
 
@@ -58,6 +62,9 @@ pub const fn statistics_key(policy: u32, direction: u32) -> u32 {
     policy << 2 | direction
 }
 
+/// Length of `COUNTERS`.
+pub const FAST_COUNTERS: u32 = FAST_SLOTS << 2;
+
 /// SO_MARK of the agent's own probe of the timers in force: its connection gets its policy as any
 /// other does, and is in no count.
 pub const PROBE_MARK: u32 = 0x7274_6f70;
@@ -84,7 +91,10 @@ pub mod maps {
     /// Array: [`super::lasting::index`] -> bits of [`super::lasting`]: values that policies have had since the maps
     /// were made. What a socket without storage has of them is given back.
     pub const LASTING: &str = "LASTING";
-    /// Per-CPU hash: [`super::statistics_key`] -> [`super::Statistics`].
+    /// Per-CPU array: [`super::statistics_key`] -> [`super::Counters`] of the first [`super::FAST_SLOTS`] slots, which
+    /// each connection counts in.
+    pub const COUNTERS: &str = "COUNTERS";
+    /// Per-CPU hash: [`super::statistics_key`] -> [`super::Statistics`]: histograms, and counters of slots beyond those.
     pub const STATISTICS: &str = "STATISTICS";
     /// Socket storage -> [`super::SocketState`].
     pub const SOCKETS: &str = "SOCKETS";
@@ -99,12 +109,13 @@ pub mod maps {
     /// Array of one: [`super::Probe`], what the kernel answered. Not pinned.
     pub const PROBE: &str = "PROBE";
     /// All that are pinned.
-    pub const ALL: [&str; 9] = [
+    pub const ALL: [&str; 10] = [
         ENTRIES_V4,
         ENTRIES_V6,
         POLICIES,
         HOST_DEFAULTS,
         LASTING,
+        COUNTERS,
         STATISTICS,
         SOCKETS,
         EVENTS,
@@ -413,6 +424,8 @@ mod pod {
     unsafe impl aya::Pod for super::HostDefaults {}
     // SAFETY: as above.
     unsafe impl aya::Pod for super::Statistics {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for super::Counters {}
     // SAFETY: as above.
     unsafe impl aya::Pod for super::event::EventControl {}
     // SAFETY: as above.

@@ -19,30 +19,14 @@ use crate::{
     tables::Tally,
 };
 
-/// TIMEOUT_INIT of a connecting socket: before the first SYN, and the kernel's questions at each SYN timeout.
+/// TIMEOUT_INIT of a connecting socket: before the first SYN, when the policy is chosen and what must stand by then is
+/// set, and the kernel's questions at each SYN timeout.
 #[inline(never)]
 pub(crate) fn syn_timeout(ops: *mut bpf_sock_ops) -> u32 {
-    let ctx = SockOpsContext::new(ops);
-    if socket::packets_out(&ctx) == 0 {
-        return connect(ops);
+    let ctx = &SockOpsContext::new(ops);
+    if socket::packets_out(ctx) != 0 {
+        return asked_again(ops);
     }
-    // SAFETY: the only one of this run.
-    let mut storage = unsafe { Storage::of(&ctx) };
-    if let Some(state) = storage.of_policy() {
-        answer(&ctx, state);
-    } else {
-        // Not answered: the kernel's own deadline is no sooner.
-        note_unseen_loss(&ctx, &mut storage);
-    }
-    0
-}
-
-/// Before the SYN: chooses the policy, and sets what must stand by then.
-#[inline(never)]
-fn connect(ops: *mut bpf_sock_ops) -> u32 {
-    // SAFETY: the only one of this run.
-    let (ctx, mut storage) = unsafe { storage::context(ops) };
-    let ctx = &ctx;
     let is_probe = socket::is_probe(ctx);
     let hit = if is_probe {
         lookup::Hit::Leave
@@ -50,19 +34,23 @@ fn connect(ops: *mut bpf_sock_ops) -> u32 {
         lookup::Hit::Count
     };
     let Some((index, policy)) = lookup::policy_or_unmatched(ctx, hit) else {
-        forget(ctx, &mut storage);
-        return 0;
+        // Without callbacks nothing was ever done to it.
+        return if hook::has_callbacks(ctx) {
+            forget(ops)
+        } else {
+            0
+        };
     };
-    if is_probe || !goes_without_storage(ctx, &mut storage, policy) {
-        return connect_with_storage(ops, index, policy, is_probe);
-    }
     let tally = Tally::of(index, direction::ACTIVE);
-    if !Target::of(ctx).apply_unremembered(policy, tally) {
-        return connect_with_storage(ops, index, policy, false);
+    if is_probe
+        || !goes_without_storage(ctx, policy)
+        || !Target::of(ctx).apply_unremembered(policy, tally)
+    {
+        return connect_with_storage(ops, index, policy, is_probe);
     }
     if policy.initial_rto_jiffies != 0 {
         ctx.set_reply(policy.initial_rto_jiffies);
-        tally.add(Counter::INITIAL_RTOS_SET, 1);
+        tally.add_one(Counter::INITIAL_RTOS_SET);
     }
     hook::enable_without_storage(ctx, direction::ACTIVE, tally);
     0
@@ -70,18 +58,29 @@ fn connect(ops: *mut bpf_sock_ops) -> u32 {
 
 /// Whether a connection needs no storage from its beginning on: nothing of it is known that must be remembered.
 #[inline(always)]
-fn goes_without_storage(
-    ctx: &SockOpsContext,
-    storage: &mut Storage<'_>,
-    policy: &Policy,
-) -> bool {
+fn goes_without_storage(ctx: &SockOpsContext, policy: &Policy) -> bool {
     policy.flags & policy_flags::STORED == 0
         // The socket was connected before, or another program may take the callbacks away.
         && !hook::has_callbacks(ctx)
-        && storage.find().is_none()
         && !kernel_sock::is_mptcp_or_fastopen(ctx)
         // Who watches wants to know the process.
         && !events::are_watched()
+}
+
+/// A question of the kernel's at a SYN timeout.
+#[inline(never)]
+pub(crate) fn asked_again(ops: *mut bpf_sock_ops) -> u32 {
+    // SAFETY: the only one that is in use.
+    let (ctx, mut storage) = unsafe { storage::context(ops) };
+    if hook::has_storage(&ctx)
+        && let Some(state) = storage.of_policy()
+    {
+        answer(&ctx, state);
+    } else {
+        // Not answered: the kernel's own deadline is no sooner.
+        note_unseen_loss(&ctx, &mut storage);
+    }
+    0
 }
 
 /// The same for a connection that has something to remember.
@@ -110,6 +109,7 @@ fn connect_with_storage(
         target.remember(&mut state.options);
     }
     begin(ctx, state, index, policy);
+    hook::mark_stored(ctx, state, tally);
     state.flags = if is_probe { socket_flags::UNCOUNTED } else { 0 };
     socket::note_process(&mut state.watch);
     if kernel_sock::detects_fastopen_blackhole(ctx) {
@@ -161,23 +161,26 @@ fn begin(ctx: &SockOpsContext, state: &mut SocketState, index: u32, policy: &Pol
 }
 
 /// A socket that is connected anew, to an address without an entry: gives everything back.
-#[inline(always)]
-fn forget(ctx: &SockOpsContext, storage: &mut Storage<'_>) {
-    let target = Target::of(ctx);
+#[inline(never)]
+fn forget(ops: *mut bpf_sock_ops) -> u32 {
+    // SAFETY: the only one of this run.
+    let (ctx, mut storage) = unsafe { storage::context(ops) };
+    let target = Target::of(&ctx);
     if let Some(state) = storage.find() {
         syn_retries::restore(target, &mut state.options);
         target.restore(state, KERNEL, Tally::NOBODY);
-        hook::disable(ctx, &mut state.options);
+        hook::disable(&ctx, &mut state.options);
         state.policy = NO_POLICY;
-    } else if hook::has_callbacks(ctx) {
+    } else {
         // Of a former connection. (Which of the callbacks others asked for is not known, so that they stay.)
         target.restore_unremembered(KERNEL);
     }
+    0
 }
 
 /// Answers for a socket known to be ours.
 #[inline(always)]
-pub(crate) fn answer(ctx: &SockOpsContext, state: &mut SocketState) {
+fn answer(ctx: &SockOpsContext, state: &mut SocketState) {
     let jiffies = state.handshake.initial_rto_jiffies;
     if jiffies != 0 {
         ctx.set_reply(jiffies);
@@ -195,8 +198,9 @@ pub(crate) fn answer(ctx: &SockOpsContext, state: &mut SocketState) {
 pub(crate) fn syn_lost(ops: *mut bpf_sock_ops) -> u32 {
     // SAFETY: the only one of this run.
     let (ctx, mut storage) = unsafe { storage::context(ops) };
-    // Whether it is the first is known by the storage alone: an earlier program may have overwritten the count.
-    if storage.find().is_none() {
+    // Not by the count of timeouts, which an earlier program may have overwritten.
+    let is_first = !hook::has_storage(&ctx) || storage.find().is_none();
+    if is_first {
         lost(&ctx, &mut storage, hook::argument(&ctx, 1));
     }
     0
@@ -207,7 +211,7 @@ pub(crate) fn syn_lost(ops: *mut bpf_sock_ops) -> u32 {
 /// began before the program was attached.
 #[inline(always)]
 fn note_unseen_loss(ctx: &SockOpsContext, storage: &mut Storage<'_>) {
-    if hook::tells_rto(ctx) || storage.find().is_some() {
+    if hook::tells_rto(ctx) {
         return;
     }
     let timer = kernel_sock::rto(ctx);
@@ -228,33 +232,34 @@ fn note_unseen_loss(ctx: &SockOpsContext, storage: &mut Storage<'_>) {
     lost(ctx, storage, if first == 0 { 1 } else { first });
 }
 
-/// The first SYN was lost, or its answer was; its timer was so many jiffies.
+/// The first SYN was lost, or its answer was; its timer was so many jiffies. Where no entry covers the peer any more
+/// the connection has no policy, and TCP_SYNCNT goes by the timer alone.
 #[inline(always)]
 fn lost(ctx: &SockOpsContext, storage: &mut Storage<'_>, timer: u32) {
     let found = lookup::policy_or_unmatched(ctx, lookup::Hit::Leave);
+    let Some((index, policy)) = found.or_else(lookup::no_policy) else {
+        return;
+    };
+    let tally = Tally::of(index, direction::ACTIVE);
     let target = Target::of(ctx);
     let Some(state) = storage.make() else {
-        if let Some((index, _)) = found {
-            Tally::of(index, direction::ACTIVE).add(Counter::STORAGE_FAILURES, 1);
-        }
+        tally.add(Counter::STORAGE_FAILURES, 1);
         // Nothing is remembered: it stays raised.
         if socket::retransmits(ctx) == Some(0) {
             let mut unused = rto_agent_common::Options::default();
-            syn_retries::apply_at_loss(target, &mut unused, found, timer);
+            syn_retries::apply_at_loss(target, &mut unused, policy, timer, tally);
         }
         return;
     };
     target.remember(&mut state.options);
-    if let Some((index, policy)) = found {
-        begin(ctx, state, index, policy);
-        note_timer(state, policy, timer);
-        state.handshake.retransmissions_counted = 0;
-        // What comes after the handshake is for connections that had storage from their beginning on.
-        state.options.user_timeout_ms = 0;
-        state.flags = socket_flags::INITIAL_RTO_SET;
-        hook::enable(ctx, state, Tally::of(index, direction::ACTIVE));
-    }
-    syn_retries::apply_at_loss(target, &mut state.options, found, timer);
+    begin(ctx, state, index, policy);
+    note_timer(state, policy, timer);
+    state.handshake.retransmissions_counted = 0;
+    // What comes after the handshake is for connections that had storage from their beginning on.
+    state.options.user_timeout_ms = 0;
+    state.flags = socket_flags::INITIAL_RTO_SET;
+    hook::mark_stored(ctx, state, tally);
+    syn_retries::apply_at_loss(target, &mut state.options, policy, timer, tally);
 }
 
 /// What the timer that fired tells: with which initial RTO the connection began, and when.
@@ -277,12 +282,14 @@ pub(crate) fn established(ops: *mut bpf_sock_ops) -> u32 {
     // SAFETY: the only one of this run.
     let (ctx, mut storage) = unsafe { storage::context(ops) };
     let ctx = &ctx;
-    if let Some(state) = storage.of_policy() {
-        finish(ctx, state);
-        return 0;
-    }
     // Without any callbacks it is no connection of ours.
     if !hook::has_callbacks(ctx) {
+        return 0;
+    }
+    if hook::has_storage(ctx)
+        && let Some(state) = storage.of_policy()
+    {
+        finish(ctx, state);
         return 0;
     }
     if let Some((index, policy)) = lookup::policy_or_unmatched(ctx, lookup::Hit::Leave) {

@@ -39,15 +39,19 @@ fn rtt_interval_ns() -> u64 {
     unsafe { read(&raw const RTT_INTERVAL_NS) }
 }
 
-/// For how many the connection at hand is to be measured; 0: it is not.
+/// For how many the connection at hand is to be measured; 0: it is not. Its initial sequence number decides, which
+/// nobody can foresee.
 #[inline(always)]
-fn sampled() -> u32 {
+fn sampled(ctx: &SockOpsContext) -> u32 {
+    // Spreads what differs over the upper bits (the golden ratio, of 2^32).
+    const SPREAD: u32 = 0x9e37_79b1;
     // SAFETY: a constant, which the loader may have written before the program was loaded.
     let one_in = unsafe { read(&raw const SAMPLING) };
     if one_in <= 1 {
         return 1;
     }
-    let chosen = (u64::from(socket::random()) * u64::from(one_in)) >> 32 == 0;
+    let spread = socket::snd_una(ctx).wrapping_mul(SPREAD);
+    let chosen = (u64::from(spread) * u64::from(one_in)) >> 32 == 0;
     if chosen { one_in } else { 0 }
 }
 
@@ -92,8 +96,8 @@ pub(crate) fn established_clean(
         return;
     }
     let tally = Tally::of(index, direction);
-    tally.add(Counter::CONNECTIONS, 1);
-    let weight = sampled();
+    tally.add_one(Counter::CONNECTIONS);
+    let weight = sampled(ctx);
     if weight != 0 {
         measure(ctx, storage, index, policy, tally, direction, weight);
     }

@@ -57,6 +57,18 @@ pub(crate) fn enable(ctx: &SockOpsContext, state: &mut SocketState, tally: Tally
     state.options.cb_flags_added |= add(ctx, wanted, tally);
 }
 
+/// Marks a connection that has storage, by a callback that others do without.
+#[inline(always)]
+pub(crate) fn mark_stored(ctx: &SockOpsContext, state: &mut SocketState, tally: Tally) {
+    state.options.cb_flags_added |= add(ctx, CONNECTING | STATE_CB_FLAG, tally);
+}
+
+/// Whether the callbacks of a connecting socket say that it may have storage.
+#[inline(always)]
+pub(crate) fn has_storage(ctx: &SockOpsContext) -> bool {
+    socket::callbacks(ctx) & STATE_CB_FLAG != 0
+}
+
 /// As [`enable`], for a connection without storage.
 #[inline(always)]
 pub(crate) fn enable_without_storage(ctx: &SockOpsContext, direction: u32, tally: Tally) {
@@ -66,7 +78,7 @@ pub(crate) fn enable_without_storage(ctx: &SockOpsContext, direction: u32, tally
 /// The callbacks that were added to those asked for already.
 #[inline(always)]
 fn add(ctx: &SockOpsContext, wanted: u32, tally: Tally) -> u32 {
-    let flags = flags(ctx);
+    let flags = socket::callbacks(ctx);
     let missing = wanted & !flags;
     if missing != 0 && set(ctx, flags | missing) != 0 {
         tally.add(Counter::failures_of(SockOpt::CbFlags), 1);
@@ -80,7 +92,7 @@ fn add(ctx: &SockOpsContext, wanted: u32, tally: Tally) -> u32 {
 pub(crate) fn disable(ctx: &SockOpsContext, options: &mut Options) {
     if options.cb_flags_added != 0 {
         // Flags the kernel has just reported: it takes them.
-        let _taken = set(ctx, flags(ctx) & !options.cb_flags_added);
+        let _taken = set(ctx, socket::callbacks(ctx) & !options.cb_flags_added);
         options.cb_flags_added = 0;
     }
 }
@@ -149,13 +161,13 @@ pub(crate) fn without_storage(direction: u32) -> u32 {
 /// Whether anybody has asked for callbacks of the socket.
 #[inline(always)]
 pub(crate) fn has_callbacks(ctx: &SockOpsContext) -> bool {
-    flags(ctx) != 0
+    socket::callbacks(ctx) != 0
 }
 
 /// Whether the socket's retransmission timeouts are told.
 #[inline(always)]
 pub(crate) fn tells_rto(ctx: &SockOpsContext) -> bool {
-    flags(ctx) & RTO_CB_FLAG != 0
+    socket::callbacks(ctx) & RTO_CB_FLAG != 0
 }
 
 /// The storage of an established connection of a policy, which it gets at its first loss.
@@ -166,7 +178,7 @@ fn at_loss<'a>(ctx: &SockOpsContext, storage: &'a mut Storage<'_>) -> Option<&'a
             return None;
         }
         let (index, policy) = lookup::policy_or_unmatched(ctx, lookup::Hit::Leave)?;
-        let direction = direction_of(flags(ctx));
+        let direction = direction_of(socket::callbacks(ctx));
         let tally = Tally::of(index, direction);
         let Some(state) = storage.make() else {
             tally.add(Counter::STORAGE_FAILURES, 1);
@@ -313,12 +325,6 @@ fn missed_timeouts(ctx: &SockOpsContext, state: &mut SocketState, tally: Tally) 
 pub(crate) fn argument(ctx: &SockOpsContext, index: usize) -> u32 {
     // SAFETY: a field of the context.
     unsafe { read(&raw const (*ctx.ops).__bindgen_anon_1.args[index]) }
-}
-
-#[inline(always)]
-fn flags(ctx: &SockOpsContext) -> u32 {
-    // SAFETY: a field of the context.
-    unsafe { read(&raw const (*ctx.ops).bpf_sock_ops_cb_flags) }
 }
 
 #[inline(always)]

@@ -48,6 +48,12 @@ pub(crate) fn or_unmatched(
     Some((UNMATCHED, tables::policy(UNMATCHED)?))
 }
 
+/// The slot of no policy, which sets nothing.
+#[inline(always)]
+pub(crate) fn no_policy() -> Option<(u32, &'static Policy)> {
+    Some((NO_POLICY, tables::policy(NO_POLICY)?))
+}
+
 /// The policy of the longest prefix that covers an address.
 #[inline(always)]
 pub(crate) fn policy_of(peer: Option<Peer>, hit: Hit) -> Option<(u32, &'static Policy)> {

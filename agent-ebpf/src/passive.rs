@@ -18,24 +18,17 @@ use crate::{
 /// the kernel does not ask: nothing is kept that could send a SYN-ACK again.
 #[inline(never)]
 pub(crate) fn syn_ack_timeout(ops: *mut bpf_sock_ops) -> u32 {
-    // SAFETY: the only one of this run.
-    let (ctx, mut storage) = unsafe { storage::context(ops) };
-    let ctx = &ctx;
-    if let Some(state) = storage.of_policy() {
-        // One that connected, and got a SYN instead of a SYN-ACK.
-        active::answer(ctx, state);
-        return 0;
-    }
-    // The same without storage is not answered: the kernel's own deadline is no sooner.
+    let ctx = &SockOpsContext::new(ops);
+    // One that connected, and got a SYN instead of a SYN-ACK.
     if socket::is_full(ctx) && socket::packets_out(ctx) != 0 {
-        return 0;
+        return active::asked_again(ops);
     }
     let Some((index, policy)) = lookup::policy_of_peer(ctx, lookup::Hit::Count) else {
         return 0;
     };
     let jiffies = syn_ack_rto::jiffies(ctx, policy);
     if jiffies != 0 {
-        Tally::of(index, direction::PASSIVE).add(Counter::INITIAL_RTOS_SET, 1);
+        Tally::of(index, direction::PASSIVE).add_one(Counter::INITIAL_RTOS_SET);
         ctx.set_reply(jiffies);
     }
     0
@@ -78,7 +71,7 @@ fn goes_without_storage(
         // Callbacks of the listener's, or another program's, would say that it connected.
         && !hook::has_callbacks(ctx)
         // `rto_clone` may have made it.
-        && storage.find().is_none()
+        && (policy.rto_min_us == 0 || storage.find().is_none())
 }
 
 /// The same for a connection that has something to remember.

@@ -1,8 +1,9 @@
 //! The socket behind a context.
 
-use core::ffi::c_void;
+use core::{arch::asm, ffi::c_void, mem::offset_of};
 
 use aya_ebpf::{
+    bindings::bpf_sock_ops,
     helpers::{
         bpf_ktime_get_ns,
         generated::{
@@ -27,18 +28,30 @@ pub(crate) unsafe fn read<T: Copy>(field: *const T) -> T {
     unsafe { core::ptr::read_volatile(field) }
 }
 
+/// A u32 of the context. The verifier takes the context's own address and a constant alone, which the compiler knows
+/// nothing of: it may keep the sum for a second use.
+macro_rules! word {
+    ($ctx:expr, $field:ident) => {{
+        let word: u32;
+        // SAFETY: a field of the context.
+        unsafe {
+            asm!("{word} = *(u32 *)({ops} + {field})", word = out(reg) word, ops = in(reg) $ctx.ops,
+                field = const offset_of!(bpf_sock_ops, $field), options(readonly, nostack));
+        }
+        word
+    }};
+}
+
 /// Whether there is a full socket (and not just a connection request).
 #[inline(always)]
 pub(crate) fn is_full(ctx: &SockOpsContext) -> bool {
-    // SAFETY: a field of the context.
-    unsafe { read(&raw const (*ctx.ops).is_fullsock) != 0 }
+    word!(ctx, is_fullsock) != 0
 }
 
 /// Its state (`BPF_TCP_*`).
 #[inline(always)]
 pub(crate) fn state(ctx: &SockOpsContext) -> u32 {
-    // SAFETY: a field of the context.
-    unsafe { read(&raw const (*ctx.ops).state) }
+    word!(ctx, state)
 }
 
 /// Whether it is the agent's own probe. (The mark is read of the socket that the context points to.)
@@ -53,15 +66,14 @@ pub(crate) fn is_probe(ctx: &SockOpsContext) -> bool {
 /// Its retransmissions so far, SYNs (or SYN-ACKs) included.
 #[inline(always)]
 pub(crate) fn total_retrans(ctx: &SockOpsContext) -> u32 {
-    // SAFETY: a field of the context.
-    unsafe { read(&raw const (*ctx.ops).total_retrans) }
+    word!(ctx, total_retrans)
 }
 
 /// Its smoothed RTT, microseconds; 0: none yet.
 #[inline(always)]
 pub(crate) fn srtt_us(ctx: &SockOpsContext) -> u32 {
-    // SAFETY: a field of the context; the kernel keeps it in eighths.
-    unsafe { read(&raw const (*ctx.ops).srtt_us) >> 3 }
+    // The kernel keeps it in eighths.
+    word!(ctx, srtt_us) >> 3
 }
 
 /// Its timeouts in a row that nothing has answered (`icsk_retransmits`).
@@ -94,22 +106,31 @@ pub(crate) fn kernel_tcp_sock(ctx: &SockOpsContext) -> *const c_void {
 /// Its segments that are sent and not yet acknowledged.
 #[inline(always)]
 pub(crate) fn packets_out(ctx: &SockOpsContext) -> u32 {
-    // SAFETY: a field of the context.
-    unsafe { read(&raw const (*ctx.ops).packets_out) }
+    word!(ctx, packets_out)
 }
 
 /// Segments it has sent so far, SYNs included.
 #[inline(always)]
 pub(crate) fn segs_out(ctx: &SockOpsContext) -> u32 {
-    // SAFETY: a field of the context.
-    unsafe { read(&raw const (*ctx.ops).segs_out) }
+    word!(ctx, segs_out)
+}
+
+/// The callbacks that are asked for (BPF_SOCK_OPS_*_CB_FLAG).
+#[inline(always)]
+pub(crate) fn callbacks(ctx: &SockOpsContext) -> u32 {
+    word!(ctx, bpf_sock_ops_cb_flags)
+}
+
+/// The first sequence number that its peer has not acknowledged.
+#[inline(always)]
+pub(crate) fn snd_una(ctx: &SockOpsContext) -> u32 {
+    word!(ctx, snd_una)
 }
 
 /// The least RTT it has seen lately, microseconds; `u32::MAX`: none yet.
 #[inline(always)]
 pub(crate) fn rtt_min_us(ctx: &SockOpsContext) -> u32 {
-    // SAFETY: a field of the context.
-    unsafe { read(&raw const (*ctx.ops).rtt_min) }
+    word!(ctx, rtt_min)
 }
 
 /// The current process and its name, where the kernel tells.

@@ -29,17 +29,16 @@ pub(crate) fn apply(target: Target, options: &mut Options, policy: &Policy, tall
 pub(crate) fn apply_at_loss(
     target: Target,
     options: &mut Options,
-    found: Option<(u32, &Policy)>,
+    policy: &Policy,
     timer: u32,
+    tally: Tally,
 ) {
     let hz = syn_ack_rto::kernel_jiffies();
     let own = own(target, options);
-    let (wanted, tally) = match found {
-        Some((index, policy)) if is_timer_of(policy, timer, hz) => (
-            syncnt::wanted(policy, own).unwrap_or(own),
-            Tally::of(index, rto_agent_common::direction::ACTIVE),
-        ),
-        _ => (syncnt::enough(own, timer, hz), Tally::NOBODY),
+    let wanted = if is_timer_of(policy, timer, hz) {
+        syncnt::wanted(policy, own).unwrap_or(own)
+    } else {
+        syncnt::enough(own, timer, hz)
     };
     if wanted != own {
         set(target, options, own, wanted, tally);

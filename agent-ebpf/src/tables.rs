@@ -10,11 +10,11 @@ use core::{arch::asm, mem::offset_of};
 
 use aya_ebpf::{
     bindings::BPF_F_NO_PREALLOC,
-    btf_maps::{Array, LpmTrie, PerCpuHashMap, RingBuf, SkStorage},
+    btf_maps::{Array, LpmTrie, PerCpuArray, PerCpuHashMap, RingBuf, SkStorage},
     macros::btf_map,
 };
 use rto_agent_common::{
-    Counters, EntryValue, HostDefaults, NO_POLICY, Policy, PolicySlot, Probe, RTO_STEPS, SLOTS,
+    Counters, EntryValue, FAST_COUNTERS, HostDefaults, NO_POLICY, Policy, PolicySlot, Probe, RTO_STEPS, SLOTS,
     SocketState, Statistics, WalkControl, WalkCounts, direction,
     event::{CONTROL, Event, EventControl, LOST, RING_BYTES},
     histogram::{BUCKETS, Histogram, bucket_of},
@@ -43,6 +43,9 @@ static HOST_DEFAULTS: Array<HostDefaults, 1> = Array::new();
 
 #[btf_map]
 static LASTING: Array<u32, { lasting::LEN as usize }> = Array::new();
+
+#[btf_map]
+static COUNTERS: PerCpuArray<Counters, { FAST_COUNTERS as usize }> = PerCpuArray::new();
 
 #[btf_map]
 static STATISTICS: PerCpuHashMap<u32, Statistics, STATISTICS_ROOM, NO_PREALLOC> =
@@ -226,6 +229,19 @@ impl Tally {
         }
     }
 
+    /// Adds 1 to a counter, without a call: for what happens once in each connection.
+    #[inline(always)]
+    pub(crate) fn add_one(self, counter: Counter) {
+        if self.is_nobody() {
+            return;
+        }
+        match COUNTERS.get_ptr_mut(self.0) {
+            // SAFETY: a u64 of its own for each counter.
+            Some(counters) => unsafe { add_at(counters, counter.offset(), 1) },
+            None => self.add(counter, 1),
+        }
+    }
+
     /// Counts a time (0: none) in a histogram, so many times.
     #[inline(always)]
     pub(crate) fn time(self, times: Times, us: u64, weight: u32) {
@@ -247,10 +263,16 @@ pub(crate) enum Times {
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn rto_count(key: u32, offset: u64, n: u64) -> u32 {
-    if let Some(sheet) = STATISTICS.get_ptr_mut(&key) {
-        // SAFETY: counters lie at the beginning (asserted), at a u64 each, and nowhere past the last.
-        unsafe { add_at(sheet, (offset & LAST_COUNTER) as usize, n) };
-    }
+    let counters = match COUNTERS.get_ptr_mut(key) {
+        Some(counters) => counters,
+        // They lie at its beginning (asserted).
+        None => match STATISTICS.get_ptr_mut(&key) {
+            Some(sheet) => sheet.cast(),
+            None => return 0,
+        },
+    };
+    // SAFETY: a u64 each, and nowhere past the last.
+    unsafe { add_at(counters, (offset & LAST_COUNTER) as usize, n) };
     0
 }
 
@@ -295,9 +317,9 @@ extern "C" fn rto_time(key: u32, times: u32, us: u64, weight: u32) -> u32 {
 
 /// # Safety
 ///
-/// A u64 of [`Statistics`] must lie at the offset.
+/// A u64 must lie at the offset.
 #[inline(always)]
-unsafe fn add_at(sheet: *mut Statistics, offset: usize, n: u64) {
+unsafe fn add_at<T>(sheet: *mut T, offset: usize, n: u64) {
     // SAFETY: by the contract; the verifier checks the access.
     unsafe {
         let word = sheet.byte_add(offset);

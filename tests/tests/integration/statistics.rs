@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, bail};
+use anyhow::bail;
 use rto_testbed::{
     env::TestEnv,
     foreign::Foreign,

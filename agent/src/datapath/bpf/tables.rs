@@ -10,9 +10,11 @@ use std::{
     time::Duration,
 };
 
-use aya::maps::{Array, MapData, MapError, PerCpuHashMap, PerCpuValues, RingBuf, SkStorage};
+use aya::maps::{
+    Array, MapData, MapError, PerCpuArray, PerCpuHashMap, PerCpuValues, RingBuf, SkStorage,
+};
 use rto_agent_common::{
-    FIRST_SLOT, HostDefaults, Policy, PolicySlot, SLOTS, SocketState, Statistics, direction,
+    Counters, FAST_COUNTERS, FIRST_SLOT, HostDefaults, Policy, PolicySlot, SLOTS, SocketState, Statistics, direction,
     event::EventControl, lasting, maps, statistics_key,
 };
 
@@ -31,6 +33,7 @@ pub(super) struct Tables {
     unrested: BTreeSet<u32>,
     host_defaults: Array<MapData, HostDefaults>,
     lasting: Array<MapData, u32>,
+    counters: PerCpuArray<MapData, Counters>,
     statistics: PerCpuHashMap<MapData, u32, Statistics>,
     /// How often memory for them may be waited for.
     retry_budget: u32,
@@ -87,6 +90,7 @@ impl Tables {
             unrested: BTreeSet::new(),
             host_defaults: open!(dir, maps::HOST_DEFAULTS, Array),
             lasting: open!(dir, maps::LASTING, Array),
+            counters: open!(dir, maps::COUNTERS, PerCpuArray),
             statistics: open!(dir, maps::STATISTICS, PerCpuHashMap),
             retry_budget: RETRY_BUDGET,
             cpus,
@@ -170,6 +174,7 @@ impl Tables {
     pub(super) fn clear_statistics(&mut self, index: u32) -> Result<(), DatapathError> {
         for direction in direction::ALL {
             let key = statistics_key(index, direction);
+            self.clear_counters(key)?;
             self.insert_statistics(key)
                 .map_err(|e| map_error(maps::STATISTICS, e))?;
         }
@@ -185,6 +190,17 @@ impl Tables {
             }
         }
         Ok(())
+    }
+
+    /// The counters of a key begin at 0.
+    fn clear_counters(&mut self, key: u32) -> Result<(), DatapathError> {
+        if key >= FAST_COUNTERS {
+            return Ok(());
+        }
+        PerCpuValues::try_from(vec![Counters::default(); self.cpus])
+            .map_err(MapError::from)
+            .and_then(|zero| self.counters.set(key, zero, 0))
+            .map_err(|e| map_error(maps::COUNTERS, e))
     }
 
     /// The kernel allocates what it needs for every CPU from a small reserve, which it fills again a
@@ -221,6 +237,7 @@ pub(super) struct ReadTables {
     pub(super) tries: Arc<Tries>,
     policies: Array<MapData, PolicySlot>,
     statistics: PerCpuHashMap<MapData, u32, Statistics>,
+    counters: PerCpuArray<MapData, Counters>,
     host_defaults: Array<MapData, HostDefaults>,
 }
 
@@ -230,6 +247,7 @@ impl ReadTables {
             tries: Arc::new(Tries::open(dir)?),
             policies: open!(dir, maps::POLICIES, Array),
             statistics: open!(dir, maps::STATISTICS, PerCpuHashMap),
+            counters: open!(dir, maps::COUNTERS, PerCpuArray),
             host_defaults: open!(dir, maps::HOST_DEFAULTS, Array),
         })
     }
@@ -263,10 +281,20 @@ impl ReadTables {
     pub(super) fn statistics(&self, index: u32) -> Result<[Statistics; 3], DatapathError> {
         let mut all = [Statistics::default(); 3];
         for (sum, direction) in all.iter_mut().zip(direction::ALL) {
-            match self.statistics.get(&statistics_key(index, direction), 0) {
+            let key = statistics_key(index, direction);
+            match self.statistics.get(&key, 0) {
                 Ok(values) => *sum = values.iter().fold(*sum, Statistics::plus),
                 Err(MapError::KeyNotFound) => {}
                 Err(e) => return Err(map_error(maps::STATISTICS, e)),
+            }
+            if key < FAST_COUNTERS {
+                let values = self.counters.get(&key, 0);
+                let values = values.map_err(|e| map_error(maps::COUNTERS, e))?;
+                let counted = values.iter().map(|counters| Statistics {
+                    counters: *counters,
+                    ..Statistics::default()
+                });
+                *sum = counted.fold(*sum, |sum, one| sum.plus(&one));
             }
         }
         Ok(all)
