@@ -21,7 +21,7 @@ use crate::{
 
 /// TIMEOUT_INIT of a connecting socket: before the first SYN, when the policy is chosen and what must stand by then is
 /// set, and the kernel's questions at each SYN timeout.
-#[inline(never)]
+#[inline(always)]
 pub(crate) fn syn_timeout(ops: *mut bpf_sock_ops) -> u32 {
     let ctx = &SockOpsContext::new(ops);
     if socket::packets_out(ctx) != 0 {
@@ -277,7 +277,7 @@ fn note_timer(state: &mut SocketState, policy: &Policy, timer: u32) {
 }
 
 /// ACTIVE_ESTABLISHED_CB: the SYN-ACK has come.
-#[inline(never)]
+#[inline(always)]
 pub(crate) fn established(ops: *mut bpf_sock_ops) -> u32 {
     // SAFETY: the only one of this run.
     let (ctx, mut storage) = unsafe { storage::context(ops) };

@@ -16,7 +16,7 @@ use crate::{
 /// TIMEOUT_INIT of a connection request: its SYN-ACK's timeout. There is no socket yet that could
 /// remember the policy, so that the accepted connection looks it up once more. Under SYN cookies
 /// the kernel does not ask: nothing is kept that could send a SYN-ACK again.
-#[inline(never)]
+#[inline(always)]
 pub(crate) fn syn_ack_timeout(ops: *mut bpf_sock_ops) -> u32 {
     let ctx = &SockOpsContext::new(ops);
     // One that connected, and got a SYN instead of a SYN-ACK.
@@ -36,7 +36,7 @@ pub(crate) fn syn_ack_timeout(ops: *mut bpf_sock_ops) -> u32 {
 
 /// PASSIVE_ESTABLISHED_CB: the last ACK of the handshake has come. (Under TCP Fast Open the data
 /// of the SYN has, and the ACK has not.)
-#[inline(never)]
+#[inline(always)]
 pub(crate) fn established(ops: *mut bpf_sock_ops) -> u32 {
     // SAFETY: the only one of this run.
     let (ctx, mut storage) = unsafe { storage::context(ops) };
