@@ -89,12 +89,14 @@ pub struct SocketTypes {
     pub rto: u32,
     /// BTF id of `struct inet_connection_sock`.
     pub connection_sock: u32,
+    /// BTF id of `struct tcp_sock`.
+    pub tcp_sock: u32,
 }
 
 impl SocketTypes {
     /// In the order of [`crate::globals::SOCKET_TYPES`].
     #[must_use]
-    pub const fn values(&self) -> [u32; 11] {
+    pub const fn values(&self) -> [u32; 12] {
         [
             self.is_mptcp,
             self.fastopen_req,
@@ -107,6 +109,7 @@ impl SocketTypes {
             self.context_sk,
             self.rto,
             self.connection_sock,
+            self.tcp_sock,
         ]
     }
 }

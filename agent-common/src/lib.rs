@@ -149,7 +149,7 @@ pub mod globals {
     /// u64: cookie of the socket to probe with.
     pub const PROBE_COOKIE: &str = "PROBE_COOKIE";
     /// u32 each: as [`super::SocketTypes`] has them, in its order.
-    pub const SOCKET_TYPES: [&str; 11] = [
+    pub const SOCKET_TYPES: [&str; 12] = [
         "OFFSET_IS_MPTCP",
         "OFFSET_FASTOPEN_REQ",
         "OFFSET_NET",
@@ -161,6 +161,7 @@ pub mod globals {
         "OFFSET_CONTEXT_SK",
         "OFFSET_RTO",
         "TYPE_CONNECTION_SOCK",
+        "TYPE_TCP_SOCK",
     ];
     /// u32 each: offsets as [`super::Offsets`] has them, in its order.
     pub const OFFSETS: [&str; 16] = [

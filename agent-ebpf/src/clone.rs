@@ -35,7 +35,7 @@ extern "C" fn rto_clone(arguments: *const [*mut c_void; 2]) -> i32 {
     // SAFETY: a request begins with a `sock_common`; the hook's arguments are never null. (The
     // socket's own address is not filled in yet.)
     let peer = unsafe { SockCommon::new(request) }.peer();
-    if let Some((index, policy)) = lookup::policy_of(peer, lookup::Hit::Leave)
+    if let Some((index, policy)) = lookup::policy_of(peer)
         && policy.rto_min_us != 0
     {
         let tally = Tally::of(index, direction::PASSIVE);

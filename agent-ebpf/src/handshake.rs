@@ -39,19 +39,16 @@ fn rtt_interval_ns() -> u64 {
     unsafe { read(&raw const RTT_INTERVAL_NS) }
 }
 
-/// For how many the connection at hand is to be measured; 0: it is not. Its initial sequence number decides, which
-/// nobody can foresee.
+/// For how many the connection at hand is to be measured; 0: it is not. Its initial sequence number decides.
 #[inline(always)]
 fn sampled(ctx: &SockOpsContext) -> u32 {
-    // Spreads what differs over the upper bits (the golden ratio, of 2^32).
-    const SPREAD: u32 = 0x9e37_79b1;
+
     // SAFETY: a constant, which the loader may have written before the program was loaded.
     let one_in = unsafe { read(&raw const SAMPLING) };
     if one_in <= 1 {
         return 1;
     }
-    let spread = socket::snd_una(ctx).wrapping_mul(SPREAD);
-    let chosen = (u64::from(spread) * u64::from(one_in)) >> 32 == 0;
+    let chosen = (u64::from(socket::sequence_hash(ctx)) * u64::from(one_in)) >> 32 == 0;
     if chosen { one_in } else { 0 }
 }
 
@@ -122,7 +119,9 @@ fn measure(
     note(ctx, state, index, policy, direction);
     state.watch.weight = weight;
     state.watch.srtt_sampled_ns = socket::now();
-    Target::of(ctx).remember(&mut state.options);
+    if policy.rto_min_us | policy.delack_max_us != 0 {
+        Target::of(ctx).remember(&mut state.options);
+    }
     state.options.cb_flags_added |= flags;
     hook::enable(ctx, state, tally);
     tally.time(Times::Handshake, socket::srtt_us(ctx).into(), weight);

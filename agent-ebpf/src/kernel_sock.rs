@@ -27,6 +27,7 @@ offsets! {
     OFFSET_CONTEXT_SK
     OFFSET_RTO
     TYPE_CONNECTION_SOCK
+    TYPE_TCP_SOCK
 }
 
 #[inline(always)]
@@ -81,7 +82,7 @@ pub(crate) fn is_mptcp_or_fastopen(ctx: &SockOpsContext) -> bool {
     if is_mptcp == 0 && fastopen_req == 0 {
         return false;
     }
-    let tcp = socket::kernel_tcp_sock(ctx);
+    let tcp = tcp_sock(ctx);
     if tcp.is_null() {
         return false;
     }
@@ -90,6 +91,24 @@ pub(crate) fn is_mptcp_or_fastopen(ctx: &SockOpsContext) -> bool {
         (is_mptcp != 0 && field::<u8>(tcp, &raw const OFFSET_IS_MPTCP) != 0)
             || (fastopen_req != 0 && field::<u64>(tcp, &raw const OFFSET_FASTOPEN_REQ) != 0)
     }
+}
+
+/// [`socket::kernel_tcp_sock`] without a call, where the kernel has the functions for that.
+#[inline(always)]
+fn tcp_sock(ctx: &SockOpsContext) -> *const c_void {
+    let (context_sk, tcp_sock) = (
+        constant(&raw const OFFSET_CONTEXT_SK),
+        constant(&raw const TYPE_TCP_SOCK),
+    );
+    if context_sk == 0 || tcp_sock == 0 {
+        return socket::kernel_tcp_sock(ctx);
+    }
+    let context = cast_to_kern_ctx(ctx);
+    if context.is_null() {
+        return core::ptr::null();
+    }
+    // SAFETY: not null, the kernel's own context; loads through what is read from it are made safe by the verifier.
+    unsafe { rdonly_cast(field(context, &raw const OFFSET_CONTEXT_SK), tcp_sock) }
 }
 
 /// The socket's retransmission timer, jiffies (`icsk_rto`); 0 where it cannot be read.

@@ -8,7 +8,7 @@ use rto_agent_common::{
 };
 
 use crate::{
-    socket::read,
+    socket::{self, read},
     tables::{self, ENTRIES_V4, ENTRIES_V6},
 };
 
@@ -23,7 +23,12 @@ pub(crate) enum Hit {
 /// The policy of the longest prefix that covers the peer of a sock_ops context.
 #[inline(always)]
 pub(crate) fn policy_of_peer(ctx: &SockOpsContext, hit: Hit) -> Option<(u32, &'static Policy)> {
-    policy_of(peer(ctx), hit)
+    // A request has no sequence number that could be read.
+    let random = || match socket::is_full(ctx) {
+        true => socket::sequence_hash(ctx),
+        false => socket::random(),
+    };
+    find(peer(ctx), hit, random)
 }
 
 /// As [`policy_of_peer`]; where those that no entry covers are counted, they have [`UNMATCHED`], which
@@ -56,7 +61,16 @@ pub(crate) fn no_policy() -> Option<(u32, &'static Policy)> {
 
 /// The policy of the longest prefix that covers an address.
 #[inline(always)]
-pub(crate) fn policy_of(peer: Option<Peer>, hit: Hit) -> Option<(u32, &'static Policy)> {
+pub(crate) fn policy_of(peer: Option<Peer>) -> Option<(u32, &'static Policy)> {
+    find(peer, Hit::Leave, || 0)
+}
+
+#[inline(always)]
+fn find(
+    peer: Option<Peer>,
+    hit: Hit,
+    random: impl FnOnce() -> u32,
+) -> Option<(u32, &'static Policy)> {
     let entry = entry_of(peer?)?;
     // SAFETY: a map value; the verifier checks the access.
     let index = unsafe { read(&raw const (*entry).policy) };
@@ -69,7 +83,7 @@ pub(crate) fn policy_of(peer: Option<Peer>, hit: Hit) -> Option<(u32, &'static P
         return None;
     }
     if hit == Hit::Count {
-        tables::count_hit(entry);
+        tables::count_hit(entry, random);
     }
     Some((index, policy))
 }

@@ -121,10 +121,12 @@ pub(crate) fn callbacks(ctx: &SockOpsContext) -> u32 {
     word!(ctx, bpf_sock_ops_cb_flags)
 }
 
-/// The first sequence number that its peer has not acknowledged.
+/// A number nobody can foresee, of the sequence number that a connection begins with.
 #[inline(always)]
-pub(crate) fn snd_una(ctx: &SockOpsContext) -> u32 {
-    word!(ctx, snd_una)
+pub(crate) fn sequence_hash(ctx: &SockOpsContext) -> u32 {
+    // Spreads what differs over the upper bits (the golden ratio, of 2^32).
+    const SPREAD: u32 = 0x9e37_79b1;
+    word!(ctx, snd_una).wrapping_mul(SPREAD)
 }
 
 /// The least RTT it has seen lately, microseconds; `u32::MAX`: none yet.

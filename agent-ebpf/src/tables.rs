@@ -22,7 +22,7 @@ use rto_agent_common::{
 };
 use rto_agent_ebpf::counter::{Counter, Step};
 
-use crate::socket::{self, read};
+use crate::socket::read;
 
 /// Room of the tries where the loader does not say.
 const ENTRIES: usize = 16384;
@@ -114,9 +114,10 @@ pub(crate) fn was_set(option: u32, us: u32) -> bool {
 
 /// One more hit of an entry, up to [`EntryValue::HITS_MAX`]. (The room above it is for CPUs that
 /// all see the last hit missing at the same time: the number never wraps.) All CPUs share the entry: from
-/// [`EntryValue::HITS_EXACT`] on one hit of so many counts for all of them.
+/// [`EntryValue::HITS_EXACT`] on one hit of so many counts for all of them, as `random` decides.
 #[inline(always)]
-pub(crate) fn count_hit(entry: *mut EntryValue) {
+pub(crate) fn count_hit(entry: *mut EntryValue, random: impl FnOnce() -> u32) {
+    const HITS_SHIFT: u32 = u32::BITS - EntryValue::HITS_SHARE.ilog2();
     // SAFETY: a map value; the verifier checks both accesses, and four-byte alignment.
     unsafe {
         let hits = &raw mut (*entry).hits;
@@ -125,7 +126,7 @@ pub(crate) fn count_hit(entry: *mut EntryValue) {
         if so_far >= EntryValue::HITS_EXACT {
             n = EntryValue::HITS_SHARE.into();
             if so_far >= EntryValue::HITS_MAX
-                || socket::random() & (EntryValue::HITS_SHARE - 1) != 0
+                || random() >> HITS_SHIFT != 0
             {
                 return;
             }

@@ -60,7 +60,7 @@ extern "C" fn rto_walk(ctx: *const Context) -> i32 {
 
 #[inline(always)]
 fn apply(sk: *mut c_void, common: SockCommon, control: &WalkControl) {
-    let Some((index, policy)) = lookup::policy_of(common.peer(), lookup::Hit::Leave) else {
+    let Some((index, policy)) = lookup::policy_of(common.peer()) else {
         tables::count_walked(NO_POLICY, Walked::Seen);
         return;
     };
@@ -169,7 +169,7 @@ fn restore(sk: *mut c_void, common: SockCommon, control: &WalkControl) {
 /// The same for a socket without storage. It counts for the policy that covers its peer now.
 #[inline(always)]
 fn restore_unremembered(target: Target, common: SockCommon, control: &WalkControl) {
-    let found = lookup::policy_of(common.peer(), lookup::Hit::Leave);
+    let found = lookup::policy_of(common.peer());
     let policy = found.map_or(NO_POLICY, |(index, _)| index);
     tables::count_walked(policy, Walked::Seen);
     let settled = target.restore_unremembered(defaults(control));

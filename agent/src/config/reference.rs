@@ -140,7 +140,7 @@ const AGENT: &[Key] = &[
     Key {
         name: "sampling",
         values: "1 to 65536",
-        default: "64",
+        default: "256",
         meaning: "Of so many connections of which nothing is lost one is \
                   [measured to its end](../reference/statistics.md#sampling); 1: all",
         accepted: &["1", "65536"],

@@ -210,6 +210,7 @@ impl Btf {
             context_sk: 0,
             rto: offset(connection, &["icsk_rto"]),
             connection_sock: self.struct_id(connection).unwrap_or(0),
+            tcp_sock: self.struct_id("tcp_sock").unwrap_or(0),
         };
         let listener = pointer("sock_common", &["skc_listener"]);
         let needed = [
