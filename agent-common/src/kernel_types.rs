@@ -87,6 +87,10 @@ pub struct SocketTypes {
     pub context_sk: u32,
     /// `inet_connection_sock.icsk_rto`, u32, jiffies.
     pub rto: u32,
+    /// `inet_connection_sock.icsk_rto_min`, u32, jiffies.
+    pub rto_min: u32,
+    /// `inet_connection_sock.icsk_delack_max`, u32, jiffies.
+    pub delack_max: u32,
     /// BTF id of `struct inet_connection_sock`.
     pub connection_sock: u32,
     /// BTF id of `struct tcp_sock`.
@@ -96,7 +100,7 @@ pub struct SocketTypes {
 impl SocketTypes {
     /// In the order of [`crate::globals::SOCKET_TYPES`].
     #[must_use]
-    pub const fn values(&self) -> [u32; 12] {
+    pub const fn values(&self) -> [u32; 14] {
         [
             self.is_mptcp,
             self.fastopen_req,
@@ -108,6 +112,8 @@ impl SocketTypes {
             self.listener,
             self.context_sk,
             self.rto,
+            self.rto_min,
+            self.delack_max,
             self.connection_sock,
             self.tcp_sock,
         ]

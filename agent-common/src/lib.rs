@@ -149,7 +149,7 @@ pub mod globals {
     /// u64: cookie of the socket to probe with.
     pub const PROBE_COOKIE: &str = "PROBE_COOKIE";
     /// u32 each: as [`super::SocketTypes`] has them, in its order.
-    pub const SOCKET_TYPES: [&str; 12] = [
+    pub const SOCKET_TYPES: [&str; 14] = [
         "OFFSET_IS_MPTCP",
         "OFFSET_FASTOPEN_REQ",
         "OFFSET_NET",
@@ -160,6 +160,8 @@ pub mod globals {
         "OFFSET_LISTENER",
         "OFFSET_CONTEXT_SK",
         "OFFSET_RTO",
+        "OFFSET_RTO_MIN",
+        "OFFSET_DELACK_MAX",
         "TYPE_CONNECTION_SOCK",
         "TYPE_TCP_SOCK",
     ];

@@ -44,7 +44,7 @@ pub(crate) fn syn_timeout(ops: *mut bpf_sock_ops) -> u32 {
     let tally = Tally::of(index, direction::ACTIVE);
     if is_probe
         || !goes_without_storage(ctx, policy)
-        || !Target::of(ctx).apply_unremembered(policy, tally)
+        || !Target::apply_unremembered(ctx, policy, tally)
     {
         return connect_with_storage(ops, index, policy, is_probe);
     }

@@ -12,7 +12,7 @@ use rto_agent_common::kfunc;
 use crate::{
     socket::{self, read},
     structs::{field, offsets},
-    tables,
+    syn_ack_rto, tables,
 };
 
 offsets! {
@@ -26,6 +26,8 @@ offsets! {
     OFFSET_LISTENER
     OFFSET_CONTEXT_SK
     OFFSET_RTO
+    OFFSET_RTO_MIN
+    OFFSET_DELACK_MAX
     TYPE_CONNECTION_SOCK
     TYPE_TCP_SOCK
 }
@@ -123,6 +125,32 @@ pub(crate) fn rto(ctx: &SockOpsContext) -> u32 {
     }
     // SAFETY: a TCP socket, not null.
     unsafe { field(tcp, &raw const OFFSET_RTO) }
+}
+
+/// Whether the socket has the kernel's own `TCP_RTO_MIN` and `TCP_DELACK_MAX`, a fifth of a second each; `None` where
+/// they cannot be read without asking for the options.
+#[inline(always)]
+pub(crate) fn has_kernels_timers(ctx: &SockOpsContext) -> Option<bool> {
+    let (rto_min, delack_max) = (
+        constant(&raw const OFFSET_RTO_MIN),
+        constant(&raw const OFFSET_DELACK_MAX),
+    );
+    if rto_min == 0 || delack_max == 0 {
+        return None;
+    }
+    let tcp = tcp_sock(ctx);
+    if tcp.is_null() {
+        return None;
+    }
+    let fifth = syn_ack_rto::kernel_jiffies() / 5;
+    // SAFETY: a TCP socket, not null.
+    let (rto_min, delack_max): (u32, u32) = unsafe {
+        (
+            field(tcp, &raw const OFFSET_RTO_MIN),
+            field(tcp, &raw const OFFSET_DELACK_MAX),
+        )
+    };
+    Some(rto_min == fifth && delack_max == fifth)
 }
 
 /// In place of a number of retransmissions: the listener has TCP_DEFER_ACCEPT.

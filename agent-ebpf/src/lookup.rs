@@ -23,10 +23,10 @@ pub(crate) enum Hit {
 /// The policy of the longest prefix that covers the peer of a sock_ops context.
 #[inline(always)]
 pub(crate) fn policy_of_peer(ctx: &SockOpsContext, hit: Hit) -> Option<(u32, &'static Policy)> {
-    // A request has no sequence number that could be read.
+    // Of a request no sequence number can be read.
     let random = || match socket::is_full(ctx) {
         true => socket::sequence_hash(ctx),
-        false => socket::random(),
+        false => socket::port_hash(ctx),
     };
     find(peer(ctx), hit, random)
 }

@@ -19,7 +19,10 @@ use rto_agent_common::{
 };
 use rto_agent_ebpf::counter::Counter;
 
-use crate::tables::{self, Tally};
+use crate::{
+    kernel_sock,
+    tables::{self, Tally},
+};
 
 const SOL_TCP: i32 = 6;
 
@@ -197,19 +200,29 @@ impl Target {
     /// Sets what a policy without [`rto_agent_common::policy_flags::STORED`] sets, where the socket has the kernel's
     /// own values, so that nothing need be remembered. Else nothing is done, and false is the answer.
     #[inline(always)]
-    pub(crate) fn apply_unremembered(self, policy: &Policy, tally: Tally) -> bool {
+    pub(crate) fn apply_unremembered(
+        ctx: &SockOpsContext,
+        policy: &Policy,
+        tally: Tally,
+    ) -> bool {
         let wanted = [
             (SockOpt::RtoMin, policy.rto_min_us),
             (SockOpt::DelackMax, policy.delack_max_us),
         ];
-        for (option, value) in wanted {
-            if value != 0 && self.get(option) != Some(LARGEST_US) {
-                return false;
-            }
+        if policy.rto_min_us | policy.delack_max_us == 0 {
+            return true;
+        }
+        let target = Self::of(ctx);
+        let is_kernels = kernel_sock::has_kernels_timers(ctx).unwrap_or_else(|| {
+            target.get(SockOpt::RtoMin) == Some(LARGEST_US)
+                && target.get(SockOpt::DelackMax) == Some(LARGEST_US)
+        });
+        if !is_kernels {
+            return false;
         }
         for (option, value) in wanted {
             if value != 0 {
-                self.set(option, value, tally);
+                target.set(option, value, tally);
             }
         }
         true

@@ -50,7 +50,7 @@ pub(crate) fn established(ops: *mut bpf_sock_ops) -> u32 {
     };
     let tally = Tally::of(index, direction::PASSIVE);
     if !goes_without_storage(ctx, &mut storage, policy)
-        || !Target::of(ctx).apply_unremembered(policy, tally)
+        || !Target::apply_unremembered(ctx, policy, tally)
     {
         return established_with_storage(ops, index, policy);
     }

@@ -7,8 +7,7 @@ use aya_ebpf::{
     helpers::{
         bpf_ktime_get_ns,
         generated::{
-            bpf_get_current_comm, bpf_get_current_pid_tgid, bpf_get_prandom_u32,
-            bpf_skc_to_tcp_sock, bpf_tcp_sock,
+            bpf_get_current_comm, bpf_get_current_pid_tgid, bpf_skc_to_tcp_sock, bpf_tcp_sock,
         },
     },
     programs::SockOpsContext,
@@ -121,12 +120,20 @@ pub(crate) fn callbacks(ctx: &SockOpsContext) -> u32 {
     word!(ctx, bpf_sock_ops_cb_flags)
 }
 
+/// Spreads what differs over the upper bits (the golden ratio, of 2^32).
+const SPREAD: u32 = 0x9e37_79b1;
+
 /// A number nobody can foresee, of the sequence number that a connection begins with.
 #[inline(always)]
 pub(crate) fn sequence_hash(ctx: &SockOpsContext) -> u32 {
-    // Spreads what differs over the upper bits (the golden ratio, of 2^32).
-    const SPREAD: u32 = 0x9e37_79b1;
     word!(ctx, snd_una).wrapping_mul(SPREAD)
+}
+
+/// A number of the peer's port, for those that come of many ports in turn.
+#[inline(always)]
+pub(crate) fn port_hash(ctx: &SockOpsContext) -> u32 {
+    // The port is in the upper half.
+    word!(ctx, remote_port).rotate_left(16).wrapping_mul(SPREAD)
 }
 
 /// The least RTT it has seen lately, microseconds; `u32::MAX`: none yet.
@@ -164,14 +171,4 @@ pub(crate) fn sk(ctx: &SockOpsContext) -> *mut c_void {
 pub(crate) fn now() -> u64 {
     // SAFETY: the helper takes nothing and only reads the clock.
     unsafe { bpf_ktime_get_ns() }
-}
-
-/// A number nobody can foresee.
-#[inline(always)]
-pub(crate) fn random() -> u32 {
-    // SAFETY: the helper takes nothing; it gives 32 bits.
-    #[expect(clippy::cast_possible_truncation, reason = "it gives 32 bits")]
-    unsafe {
-        bpf_get_prandom_u32() as u32
-    }
 }

@@ -209,6 +209,8 @@ impl Btf {
             listener: 0,
             context_sk: 0,
             rto: offset(connection, &["icsk_rto"]),
+            rto_min: offset(connection, &["icsk_rto_min"]),
+            delack_max: offset(connection, &["icsk_delack_max"]),
             connection_sock: self.struct_id(connection).unwrap_or(0),
             tcp_sock: self.struct_id("tcp_sock").unwrap_or(0),
         };
