@@ -28,8 +28,8 @@ impl Engine {
         mut request: AddRequest,
         by: Caller,
     ) -> Result<ChangeAnswer, EngineError> {
-        self.check_memory(request.cidrs.len())?;
         let cidrs = parse_cidrs(std::mem::take(&mut request.cidrs))?;
+        self.check_memory(&cidrs)?;
         let ttl = request.ttl.as_deref().map(parse_ttl).transpose();
         let ttl = ttl.map_err(|e| EngineError::Refused(format!("--ttl {e}")))?;
         let (name, settings) = policy_for(self.reconciler.desired(), &request)?;
@@ -113,11 +113,12 @@ impl Engine {
         Ok(answer)
     }
 
-    /// Refuses a request for so many entries that there is no memory for.
-    fn check_memory(&self, cidrs: usize) -> Result<(), EngineError> {
+    /// Refuses an `add` of more entries than there is memory for.
+    fn check_memory(&self, cidrs: &[Cidr]) -> Result<(), EngineError> {
         let runtime = &self.reconciler.desired().runtime;
-        let all = cidrs + runtime.len() + runtime.masked().len();
-        memory::check(&Need::of_runtime(all))
+        let added = stepping(cidrs).filter(|cidr| runtime.get(cidr).is_none());
+        let known = runtime.len() + runtime.masked().len();
+        memory::check(&Need::of_runtime(added.count(), known))
     }
 
     /// The desired state without some entries, and what to say of it.
