@@ -9,7 +9,7 @@ use tokio::sync::{broadcast, watch};
 use tracing::{error, info, warn};
 
 use super::{
-    Channels, EngineConfig, EngineError, Message, Open, Reply, Snapshot,
+    Channels, EngineConfig, EngineError, Message, Open, Reply, STOP_LIMIT, Snapshot,
     audit::{Cause, Source},
     changing,
     desired::{Desired, LoadedConfig},
@@ -33,7 +33,7 @@ use crate::{
     },
     policy::PolicyName,
     problem::Problem,
-    progress,
+    progress::{self, Progress},
     wire::{
         events::StreamItem,
         types::{ApplyRequest, Caller, ReloadView, WalkView, now_s},
@@ -42,6 +42,10 @@ use crate::{
 
 /// How often the attachment, the host's sysctls and a part of the maps are looked at.
 pub(super) const HEALTH_INTERVAL: Duration = Duration::from_secs(5);
+
+/// How long after it was told to stop the engine waits for its probe and its walk: both of them have to end within what
+/// the daemon grants the engine in all, and leave it time to detach.
+const JOBS_LIMIT: Duration = STOP_LIMIT.saturating_sub(Duration::from_millis(500));
 
 /// The engine: see the module.
 pub struct Engine {
@@ -61,6 +65,7 @@ pub struct Engine {
     pub(super) snapshots: watch::Sender<Arc<Snapshot>>,
     about: Arc<About>,
     shared: Arc<Shared>,
+    progress: Progress,
     pub(super) systemd: Systemd,
     /// See [`systemd::step_interval`].
     step_interval: Duration,
@@ -143,6 +148,7 @@ impl Engine {
             messages: channels.messages,
             about: starting.about.clone(),
             shared: starting.shared.clone(),
+            progress: channels.progress,
             snapshots: channels.snapshots,
             systemd: Systemd::default(),
             step_interval: systemd::step_interval(),
@@ -494,9 +500,12 @@ impl Engine {
     }
 
     fn stop(mut self) -> anyhow::Result<()> {
+        let begin = self.progress.stopped_at().unwrap_or_else(Instant::now);
+        let deadline = begin + JOBS_LIMIT;
+        self.walks.cancel();
         self.events.end();
-        self.probing.finish();
-        self.walks.stop();
+        self.probing.finish(deadline);
+        self.walks.finish(deadline);
         if self.restoring.is_some() || self.reconciler.has_kept_maps() {
             let kept = self.reconciler.leave_maps();
             warn!(
