@@ -347,21 +347,13 @@ impl Reconciler {
         }
     }
 
-    /// Attaches again what somebody took out of force, and writes again what is out of step. What was written, if
+    /// Attaches again what somebody took out of force, and writes again what is out of step. What was done, if
     /// anything was.
     pub(super) fn repair(&mut self) -> Option<Change> {
-        let kernel = self.kernel.as_mut()?;
-        kernel.retry_statistics();
-        let problem = kernel.reader().attachment().problem;
-        let broken = problem.and_then(|problem| match kernel.attach() {
-            Ok(()) => {
-                warn!(problem, "attached again");
-                None
-            }
-            Err(e) => Some(format!("{problem}; attaching again failed: {e}")),
-        });
-        self.broken.becomes(broken, |text| error!("{text}"));
-        self.out_of_sync.as_ref()?;
+        let attached = self.attach_again();
+        if self.out_of_sync.is_none() {
+            return attached;
+        }
         match self.rewrite() {
             Ok(change) => {
                 info!("the kernel's maps are in step again");
@@ -369,9 +361,35 @@ impl Reconciler {
             }
             Err(e) => {
                 error!("the kernel's maps are still out of step: {e}");
-                None
+                attached
             }
         }
+    }
+
+    /// Attaches again what somebody took out of force, and pins again what lost its pin. No entry changes, but connections
+    /// may have begun without one.
+    fn attach_again(&mut self) -> Option<Change> {
+        let kernel = self.kernel.as_mut()?;
+        kernel.retry_statistics();
+        let problem = kernel.reader().attachment().problem;
+        let (attached, broken) = match problem.map(|problem| (kernel.attach(), problem)) {
+            None => (None, None),
+            Some((Ok(()), problem)) => {
+                warn!(problem, "attached again");
+                let detail = format!("attached again: {problem}");
+                let change = Change {
+                    detail,
+                    ..Change::default()
+                };
+                (Some(change), None)
+            }
+            Some((Err(e), problem)) => {
+                let broken = format!("{problem}; attaching again failed: {e}");
+                (None, Some(broken))
+            }
+        };
+        self.broken.becomes(broken, |text| error!("{text}"));
+        attached
     }
 
     fn rewrite(&mut self) -> Result<Change, EngineError> {

@@ -396,6 +396,19 @@ fn while_it_is_attached_again_it_is_told_that_it_is_not() {
 }
 
 #[test]
+fn once_attached_again_it_walks_over_open_sockets() {
+    let bed = Bed::with("apply_to_open = true\n");
+    bed.call(Message::Verify).unwrap();
+    let cause = || bed.engine.snapshot().walk.get().cause.clone();
+    assert_eq!(cause(), "start");
+    bed.kernel.state().attached = false;
+    bed.call(Message::Verify).unwrap();
+    assert!(bed.kernel.state().attached);
+    assert_eq!(cause(), "repair");
+    bed.stop();
+}
+
+#[test]
 fn files_that_hang_are_an_error_and_the_last_good_ones_stay() {
     let slow = Arc::new(SlowFiles::default());
     let bed = Bed::reading(slow.reader(Duration::from_millis(200)));
