@@ -207,6 +207,14 @@ fn add_and_reload_write_what_somebody_deleted() -> anyhow::Result<()> {
     expect(&env, SERVER_V4)?;
     write_slot(&env, |slot| slot.fill(0))?;
     env.cli(&["add", "10.77.0.0/16", "--policy", "near"])?;
+    // It lies in another entry of the same policy, which is found in its place.
+    let missing = |env: &TestEnv| Ok(counted(&env.json(&["status"])?, "entry-missing"));
+    let before: anyhow::Result<u64> = missing(&env);
+    delete_entry(&env)?;
+    env.cli(&["add", "10.88.0.0/24", "--policy", "near"])?;
+    ensure!(missing(&env)? == before? + 1, "{}", env.log());
+    delete_entry(&env)?;
+    env.cli(&["reload"])?;
     expect(&env, SERVER_V4)
 }
 
