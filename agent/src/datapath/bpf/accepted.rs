@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     Cause, DatapathError, Options, attach_error, link,
     object::{self, LoadParams, program},
-    pin_check::is_agents,
+    pin_check::is_pinned,
     pin_error, pins,
 };
 use crate::kernel::{btf, link::Link, pinned::ObjectId, privileges};
@@ -51,17 +51,15 @@ impl Hook {
     /// Takes over a link that is pinned in `dir`, or attaches the program over the maps pinned there.
     /// It is an addition: where it cannot be had, the reason is kept and nothing fails.
     pub(super) fn adopt_or_attach(options: &Options, dir: &Path) -> Self {
-        let path = dir.join(pins::CLONE_LINK);
-        match adopt(dir) {
-            Some(hook) => return hook,
-            None if path.exists() => {
-                tracing::warn!("the pin {} is not the agent's: removed", path.display());
-                let _then_it_cannot_be_pinned = std::fs::remove_file(&path);
-            }
-            None => {}
+        if let Some(hook) = adopt(dir) {
+            return hook;
         }
-        // That of a link that is gone.
-        let _then_it_cannot_be_pinned = std::fs::remove_file(dir.join(pins::CLONE_PROGRAM));
+        let paths = [pins::CLONE_LINK, pins::CLONE_PROGRAM].map(|name| dir.join(name));
+        for path in paths.iter().filter(|path| path.exists()) {
+            let path_shown = path.display();
+            tracing::warn!("the pin {path_shown} is of no link with its program: made anew");
+            let _then_it_cannot_be_pinned = std::fs::remove_file(path);
+        }
         if let Some(reason) = &options.without_clone {
             return Self::Unavailable(reason.clone());
         }
@@ -99,12 +97,12 @@ impl Hook {
     }
 }
 
-/// What is pinned in `dir`, if it is a link of the agent's program.
+/// What is pinned in `dir`, if it is the agent's program and a link of that.
 fn adopt(dir: &Path) -> Option<Hook> {
     let link = Link::from_pin(&dir.join(pins::CLONE_LINK)).ok()?;
     let program_id = link.program_id().ok()?;
-    is_agents(program_id, PROGRAM_CLONE, &dir.join(pins::CLONE_PROGRAM)).then_some(())?;
-    Some(Hook::Attached {
+    let pin = dir.join(pins::CLONE_PROGRAM);
+    is_pinned(program_id, PROGRAM_CLONE, &pin).then_some(Hook::Attached {
         id: link.id().ok()?,
         link,
         program_id,

@@ -86,16 +86,15 @@ impl OwnMaps {
 pub(super) fn is_agents(program_id: u32, name: &str, pin: &Path) -> bool {
     match program_info(program_id) {
         Ok(info) => info.name == name,
-        Err(_) => pinned_program(pin) == Some((program_id, name.to_owned())),
+        Err(_) => is_pinned(program_id, name, pin),
     }
 }
 
-/// Id and name of the program that is pinned there.
-fn pinned_program(pin: &Path) -> Option<(u32, String)> {
-    let pinned = Pinned::open(pin).ok()?;
-    let (info, _) = pinned.program().ok()?;
-    match pinned.id() {
-        ObjectId::Program(id) => Some((id, info.name)),
-        ObjectId::Map(_) | ObjectId::Link(_) => None,
-    }
+/// Whether it is the program of this name that is pinned there.
+pub(super) fn is_pinned(program_id: u32, name: &str, pin: &Path) -> bool {
+    let Ok(pinned) = Pinned::open(pin) else {
+        return false;
+    };
+    let is_named = || pinned.program().is_ok_and(|(info, _)| info.name == name);
+    pinned.id() == ObjectId::Program(program_id) && is_named()
 }

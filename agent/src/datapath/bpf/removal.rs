@@ -15,7 +15,7 @@ use crate::{
 /// # Errors
 ///
 /// If it cannot be made, or is not one that root alone can write on a BPF file system.
-pub fn make_pin_dir(path: &Path) -> std::io::Result<()> {
+pub fn make_pin_dir(path: &Path) -> io::Result<()> {
     pins::create_pin_dir(path)
 }
 
@@ -43,7 +43,7 @@ pub fn remove_pins(pin_dir: &Path) -> Result<Removed, DatapathError> {
     }
     if removed.left.is_empty()
         && let Err(e) = std::fs::remove_dir(pin_dir)
-        && e.kind() != std::io::ErrorKind::NotFound
+        && e.kind() != io::ErrorKind::NotFound
     {
         failed = failed.or(Some(pin_error(pin_dir, e)));
     }
@@ -196,8 +196,8 @@ mod tests {
 
     #[test]
     fn who_may_not_ask_for_a_program_looks_where_it_was() {
-        let refused = || io::Error::from_raw_os_error(nix::libc::EPERM);
-        let gone = io::Error::from_raw_os_error(nix::libc::ENOENT);
+        let refused = || io::Error::from_raw_os_error(libc::EPERM);
+        let gone = io::Error::from_raw_os_error(libc::ENOENT);
         let never = || unreachable!("the kernel has said it");
         assert!(!has_ended(&Ok(ProgramInfo::default()), never));
         assert!(has_ended(&Err(gone), never));
