@@ -11,7 +11,6 @@ use tracing::{error, info, warn};
 use super::{
     Channels, EngineConfig, EngineError, Message, Open, Reply, STOP_LIMIT, Snapshot,
     audit::{Cause, Source},
-    changing,
     desired::{Desired, LoadedConfig},
     detach::Restoring,
     jobs::{Done, comparing::Comparing, events::Events, probing::Probing, walk, walk::Walks},
@@ -127,8 +126,8 @@ impl Engine {
             host_defaults: config.host.defaults(),
         };
         let starting = channels.snapshots.borrow().clone();
-        let open = changing::told(open, starting.shared.clone());
-        let (reconciler, change) = Reconciler::start(open, options, desired, store)?;
+        let opening = (open, starting.shared.clone());
+        let (reconciler, change) = Reconciler::start(opening, options, desired, store)?;
         log_start(&reconciler);
         let cause = Cause::from(Source::Start);
         cause.audit(&change);
