@@ -381,9 +381,9 @@ impl Engine {
             Err(e) => {
                 error!("entries past their time could not be removed, trying again: {e}");
                 self.expiry_after = Some(Instant::now() + HEALTH_INTERVAL);
-                self.publish();
             }
         }
+        self.publish();
     }
 
     fn check_health(&mut self) {

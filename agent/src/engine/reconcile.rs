@@ -516,8 +516,8 @@ impl Reconciler {
 }
 
 impl super::Engine {
-    /// Makes a change, wherever it comes from: reconciles, publishes, writes the audit line and has the sockets that
-    /// are open already walked over, or leaves everything as it is.
+    /// Makes a change, wherever it comes from: reconciles, writes the audit line and has the sockets that are open
+    /// already walked over, or leaves everything as it is. The caller publishes, together with how it went.
     ///
     /// # Errors
     ///
@@ -535,7 +535,6 @@ impl super::Engine {
             self.probing.invalidate();
         }
         let change = change?;
-        self.publish();
         cause.audit(&change);
         // Who is covered by fewer entries than before has what it needs.
         let ChangeSummary { added, changed, .. } = change.summary;
