@@ -42,8 +42,8 @@ use crate::{
 /// How often the attachment, the host's sysctls and a part of the maps are looked at.
 pub(super) const HEALTH_INTERVAL: Duration = Duration::from_secs(5);
 
-/// How long after it was told to stop the engine waits for its probe and its walk: both of them have to end within what
-/// the daemon grants the engine in all, and leave it time to detach.
+/// How long after it was told to stop the engine waits for its probe and its walk, of both together: so much sooner than the
+/// daemon gives the engine up that it can still detach.
 const JOBS_LIMIT: Duration = STOP_LIMIT.saturating_sub(Duration::from_millis(500));
 
 /// The engine: see the module.
