@@ -128,10 +128,9 @@ fn a_change_that_does_not_fit_is_refused() -> anyhow::Result<()> {
         ensure!(body.contains("of memory, and the memory cgroup"), "{body}");
         Ok(())
     };
-    refused(
-        http::request(connect()?, "POST", ADD, &request(TOO_MANY))?,
-        "",
-    )?;
+    // Made before there is a connection: a client is silent for 5 s at most.
+    let body = request(TOO_MANY);
+    refused(http::request(connect()?, "POST", ADD, &body)?, "")?;
     // Before it is parsed, also where no header tells its length.
     let body = request(TOO_LARGE);
     let why = format!("a request of {} bytes need some", body.len());
