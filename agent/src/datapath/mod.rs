@@ -199,8 +199,7 @@ pub trait KernelReader: Send + Sync {
         }
     }
 
-    /// Whether programs find these entries and this policy as they should be. (Of an entry that is gone they find the
-    /// next shorter one; where that has the same policy, nothing is seen.)
+    /// Whether those of these entries that there should be are there, and they and this policy are as they should be.
     ///
     /// # Errors
     ///
