@@ -7,6 +7,7 @@ use nix::sys::signal::Signal;
 use rto_testbed::{
     env::TestEnv,
     netns::SERVER_V4,
+    process::run,
     wait::{TIMEOUT, eventually_seen},
     workload::traffic::Connect,
 };
@@ -246,22 +247,71 @@ fn a_list_of_what_was_asked_for() -> anyhow::Result<()> {
 test!(what_a_killed_daemon_left_is_listed);
 fn what_a_killed_daemon_left_is_listed() -> anyhow::Result<()> {
     let mut env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
+    env.cli(&["add", "10.88.1.0/24", "--policy", "near"])?;
     env.end(Signal::SIGKILL)?;
-    let output = env.try_cli(&["list"])?;
-    let listed = String::from_utf8(output.stdout)?;
-    ensure!(
-        listed.contains("10.88.0.0/24  near    0     initial_rto 100ms"),
-        "{listed}"
-    );
-    let error = String::from_utf8(output.stderr)?;
+    let list = |more: &[&str]| -> anyhow::Result<(Option<i32>, String, String)> {
+        let output = env.try_cli(&[&["list"], more].concat())?;
+        let [stdout, stderr] = [output.stdout, output.stderr].map(String::from_utf8);
+        Ok((output.status.code(), stdout?, stderr?))
+    };
+    let (status, listed, error) = list(&[])?;
+    assert_eq!(status, Some(3), "{error}");
+    for line in [
+        "10.88.0.0/24  near    file     0     initial_rto 100ms",
+        "10.88.1.0/24  near    runtime  0     initial_rto 100ms",
+    ] {
+        ensure!(listed.contains(line), "{line}: {listed}");
+    }
     ensure!(error.contains("is in force by the pins in"), "{error}");
-    assert_eq!(output.status.code(), Some(1));
-    env.cli(&["detach"])?;
-    let output = env.try_cli(&["list"])?;
-    ensure!(
-        output.stdout.is_empty() && output.status.code() == Some(1),
-        "{output:?}"
+    for (asked, cidr, other) in [
+        ("--file", "10.88.0.0/24", "10.88.1.0/24"),
+        ("--runtime", "10.88.1.0/24", "10.88.0.0/24"),
+    ] {
+        let (status, listed, _) = list(&[asked])?;
+        assert_eq!(status, Some(3));
+        ensure!(
+            listed.contains(cidr) && !listed.contains(other),
+            "{asked}: {listed}"
+        );
+    }
+    let (status, json, error) = list(&["--json", "--cidr", "10.88.1.0/24"])?;
+    assert_eq!(status, Some(3), "{error}");
+    let json: Value = serde_json::from_str(&json)?;
+    assert_eq!(json["daemon"], false, "{json:#}");
+    assert_eq!(
+        json["entries"],
+        serde_json::json!([
+            {"cidr": "10.88.1.0/24", "policy": "near", "source": {"kind": "runtime"}, "hits": 0}
+        ])
     );
+    assert_eq!(
+        json["policies"]["near"]["settings"]["initial_rto"], "100ms",
+        "{json:#}"
+    );
+    let nobody = env.cli_fails(&["list", "--policy", "nobody"])?;
+    ensure!(nobody.contains("no policy nobody is in force"), "{nobody}");
+    env.cli(&["detach"])?;
+    let (status, listed, _) = list(&[])?;
+    assert_eq!((status, listed.as_str()), (Some(1), ""));
+    Ok(())
+}
+
+test!(what_is_pinned_and_detached_is_not_listed);
+/// A link's pin outlives its attachment.
+fn what_is_pinned_and_detached_is_not_listed() -> anyhow::Result<()> {
+    let mut env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
+    env.end(Signal::SIGKILL)?;
+    assert_eq!(env.try_cli(&["list"])?.status.code(), Some(3));
+    let link = env.pins()?.join("link");
+    run(&format!("bpftool link detach pinned {}", link.display()))?;
+    ensure!(link.exists());
+    for args in [&["list"][..], &["list", "--json"]] {
+        let output = env.try_cli(args)?;
+        ensure!(
+            output.stdout.is_empty() && output.status.code() == Some(1),
+            "{output:?}"
+        );
+    }
     Ok(())
 }
 
