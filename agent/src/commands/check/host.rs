@@ -1,14 +1,14 @@
 //! `[agent]` on this host: what the daemon would refuse when it starts.
 
-use std::{fs, io, path::Path};
+use std::{fs, io, net::UdpSocket, path::Path};
 
 use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
 
 use crate::{
     api::peer,
-    config::{AgentConfig, CgroupSetting},
+    config::{AgentConfig, CgroupSetting, MetricsSetting},
     kernel::{cgroup, mounts},
-    printable,
+    path_security, printable,
 };
 
 /// What is found.
@@ -27,6 +27,9 @@ pub(super) fn look(agent: &AgentConfig) -> Found {
     }
     found.look_at_cgroup(&agent.cgroup);
     found.look_at_pin_dir(&agent.pin_dir);
+    found.look_at_dir_of("socket", &agent.socket);
+    found.look_at_state_dir(&agent.state_dir);
+    found.look_at_metrics(&agent.metrics);
     found
 }
 
@@ -47,6 +50,42 @@ impl Found {
                     self.notes.push(hidden("cgroup", path));
                 } else {
                     self.errors.push(format!("[agent] cgroup: {e}"));
+                }
+            }
+        }
+    }
+
+    /// Of a socket; where there is none, it is made.
+    fn look_at_dir_of(&mut self, key: &str, socket: &Path) {
+        let dir = socket.parent().unwrap_or(Path::new("/"));
+        self.refused(key, dir, path_security::check_shared(dir));
+    }
+
+    fn look_at_state_dir(&mut self, path: &Path) {
+        self.refused("state_dir", path, path_security::check_source_dir(path));
+    }
+
+    fn refused(&mut self, key: &str, path: &Path, checked: io::Result<()>) {
+        match checked {
+            Ok(()) => {}
+            Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
+                self.notes.push(hidden(key, path));
+            }
+            Err(e) => self.errors.push(format!("[agent] {key}: {e}")),
+        }
+    }
+
+    /// The port is left alone: the daemon that runs has it.
+    fn look_at_metrics(&mut self, setting: &MetricsSetting) {
+        match setting {
+            MetricsSetting::Off => {}
+            MetricsSetting::Unix(path) => self.look_at_dir_of("metrics", path),
+            MetricsSetting::Tcp(address) => {
+                if let Err(e) = UdpSocket::bind((address.ip(), 0)) {
+                    self.errors.push(format!(
+                        "[agent] metrics: {} is no address of this host: {e}",
+                        address.ip()
+                    ));
                 }
             }
         }
@@ -94,6 +133,8 @@ fn kind_of(path: &Path) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
     use super::*;
 
     fn errors(change: impl FnOnce(&mut AgentConfig)) -> Vec<String> {
@@ -114,10 +155,29 @@ mod tests {
         let group = errors(|agent| "no-such-group-at-all".clone_into(&mut agent.group));
         let cgroup = errors(|agent| agent.cgroup = CgroupSetting::Path(own));
         let pins = errors(|agent| agent.pin_dir = path);
+        let open = dir.path().join("open");
+        fs::create_dir(&open).unwrap();
+        fs::set_permissions(&open, fs::Permissions::from_mode(0o777)).unwrap();
+        let socket = errors(|agent| agent.socket = open.join("control.sock"));
+        let state = errors(|agent| agent.state_dir.clone_from(&open));
+        let metrics = |text: &str| {
+            let setting = text.parse().unwrap();
+            errors(|agent| agent.metrics = setting)
+        };
+        let unix = metrics(&format!("unix:{}/metrics.sock", open.display()));
+        assert_eq!(metrics("127.0.0.1:9464"), Vec::<String>::new());
         for (errors, said) in [
             (group, "there is no such group; groupadd"),
             (cgroup, "is not on cgroup2"),
             (pins, "can be pinned on a BPF file system only"),
+            (socket, "[agent] socket: "),
+            (state, "everybody may write to it; chmod go-w"),
+            (unix, "[agent] metrics: "),
+            // TEST-NET-1 (RFC 5737).
+            (
+                metrics("192.0.2.1:9464"),
+                "192.0.2.1 is no address of this host",
+            ),
         ] {
             assert_eq!(errors.len(), 1, "{errors:?}");
             assert!(errors[0].contains(said), "{errors:?}");
