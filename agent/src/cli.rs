@@ -93,7 +93,7 @@ pub enum Verb {
     /// Remove entries, or switch those of the files off
     #[command(after_long_help = examples::REMOVE)]
     Remove(Remove),
-    /// Entries in force: CIDR, policy, source, settings, hits
+    /// Entries in force: CIDR, policy, source, settings, hits; exit status 3 if no daemon keeps them
     #[command(after_long_help = examples::LIST)]
     List(List),
     /// Which entry a connection to an address takes, and why

@@ -68,7 +68,7 @@ fn header(brief: bool) -> String {
     columns(
         brief,
         [
-            time, "WHAT", "TRY", "TIMER", peer, "STATE", "POLICY", process,
+            time, "KIND", "TRY", "TIMER", peer, "STATE", "POLICY", process,
         ],
     )
 }

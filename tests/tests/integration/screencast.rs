@@ -4,7 +4,7 @@
 
 use std::{fs, iter, path::Path, process::Command};
 
-use anyhow::{Context as _, ensure};
+use anyhow::Context as _;
 use rto_testbed::{
     env::TestEnv,
     netns::{SERVER_V4, SERVER_V4_OTHER},

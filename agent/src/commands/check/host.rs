@@ -11,6 +11,9 @@ use crate::{
     path_security, printable,
 };
 
+/// Where systemd and most distributions mount the BPF file system.
+const BPF_FS: &str = "/sys/fs/bpf";
+
 /// What is found.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Found {
@@ -91,19 +94,24 @@ impl Found {
         }
     }
 
-    /// Where there is none, it is made.
+    /// Where there is none, it is made. In the usual place the file system may not be mounted yet.
     fn look_at_pin_dir(&mut self, path: &Path) {
         if is_hidden(path) {
             self.notes.push(hidden("pin_dir", path));
             return;
         }
-        let Ok(file_system) = statfs(path) else {
+        if !path.exists() && path.starts_with(BPF_FS) {
+            return;
+        }
+        let existing = path.ancestors().find(|dir| dir.exists());
+        let existing = existing.unwrap_or(Path::new("/"));
+        let Ok(file_system) = statfs(existing) else {
             return;
         };
         if file_system.filesystem_type() == BPF_FS_MAGIC {
             return;
         }
-        let kind = kind_of(path).unwrap_or_else(|| "another file system".to_owned());
+        let kind = kind_of(existing).unwrap_or_else(|| "another file system".to_owned());
         self.errors.push(format!(
             "[agent] pin_dir: {} is on {kind}, and link and maps can be pinned on a BPF file system only; mount -t bpf \
              bpf /sys/fs/bpf, and name a directory below it",
@@ -154,7 +162,9 @@ mod tests {
         let own = path.clone();
         let group = errors(|agent| "no-such-group-at-all".clone_into(&mut agent.group));
         let cgroup = errors(|agent| agent.cgroup = CgroupSetting::Path(own));
+        let below = path.join("not/yet");
         let pins = errors(|agent| agent.pin_dir = path);
+        let new_pins = errors(|agent| agent.pin_dir = below);
         let open = dir.path().join("open");
         fs::create_dir(&open).unwrap();
         fs::set_permissions(&open, fs::Permissions::from_mode(0o777)).unwrap();
@@ -170,6 +180,7 @@ mod tests {
             (group, "there is no such group; groupadd"),
             (cgroup, "is not on cgroup2"),
             (pins, "can be pinned on a BPF file system only"),
+            (new_pins, "can be pinned on a BPF file system only"),
             (socket, "[agent] socket: "),
             (state, "everybody may write to it; chmod go-w"),
             (unix, "[agent] metrics: "),
