@@ -158,6 +158,17 @@ impl Terminal {
         shown.with_context(|| format!("the screen shows:\n{}", self.parser.screen().contents()))
     }
 
+    /// Whether anything on the screen has a colour.
+    #[must_use]
+    pub fn has_colours(&self) -> bool {
+        let screen = self.parser.screen();
+        let (rows, columns) = screen.size();
+        let columns = columns.get();
+        let cells = (0..rows.get()).flat_map(|row| (0..columns).map(move |column| (row, column)));
+        let mut cells = cells.filter_map(|(row, column)| screen.cell(row, column));
+        cells.any(|cell| cell.fgcolor() != vt100::Color::Default)
+    }
+
     /// Waits for the program's end, and gives what it has printed: no more than a screen. Lines that are wider than the
     /// terminal are whole.
     ///

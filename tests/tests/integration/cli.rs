@@ -374,8 +374,38 @@ fn what_is_shown_fits_and_has_colours_only_on_a_terminal() -> anyhow::Result<()>
         let screen = terminal.wait_for("it", |screen| screen.contains(cut))?;
         ensure!(screen.contains("near"), "{screen}");
     }
-    let mut terminal = Terminal::start(env.command(&["status"]))?;
-    terminal.wait_for("the state", |screen| screen.contains("health         good"))?;
+    Ok(())
+}
+
+test!(colours_are_on_a_terminal_alone_and_can_be_switched_off);
+fn colours_are_on_a_terminal_alone_and_can_be_switched_off() -> anyhow::Result<()> {
+    let env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
+    for (no_color, more, coloured) in [
+        ("", &[][..], true),
+        ("1", &[], false),
+        ("", &["--color", "never"], false),
+        ("1", &["--color", "always"], true),
+    ] {
+        let said = || format!("NO_COLOR={no_color:?} {more:?}");
+        let on_terminal = |verb: &str| {
+            let mut command = env.command(&[&[verb], more].concat());
+            command.env("NO_COLOR", no_color);
+            Terminal::start(command)
+        };
+        for (verb, shown) in [
+            ("status", "health         good"),
+            ("check", "good: 1 entry"),
+        ] {
+            let mut terminal = on_terminal(verb)?;
+            terminal.wait_for("the state", |screen| screen.contains(shown))?;
+            assert_eq!(terminal.has_colours(), coloured, "{verb} {}", said());
+        }
+        let mut top = on_terminal("top")?;
+        top.wait_for("the policy", |screen| screen.contains("near"))?;
+        top.press("\r")?;
+        top.wait_for("its histograms", |screen| screen.contains("unknown: none"))?;
+        assert_eq!(top.has_colours(), coloured, "top {}", said());
+    }
     Ok(())
 }
 
