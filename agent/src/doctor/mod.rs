@@ -187,7 +187,7 @@ pub fn render(report: &Report) -> String {
         let _ = writeln!(text, "{mark}  {}: {found}", finding.id);
         if let Some(fix) = &finding.fix {
             let _ = writeln!(text, "         why:  {}", finding.why);
-            let _ = writeln!(text, "         fix: {fix}");
+            let _ = writeln!(text, "         fix:  {fix}");
         }
     }
     let count = |severity| {
