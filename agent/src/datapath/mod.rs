@@ -345,7 +345,7 @@ pub enum Found {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Attachment {
-    /// The kernel lists the program at the cgroup and the link's pin exists.
+    /// The kernel lists the program at the cgroup, and each pin is of the object it should be.
     pub attached: bool,
     /// What is wrong, if anything.
     pub problem: Option<String>,

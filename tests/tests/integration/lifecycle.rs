@@ -295,7 +295,7 @@ fn notified() -> anyhow::Result<()> {
     assert!(messages.contains("MONOTONIC_USEC="), "{messages}");
     env.notified("READY=1")?;
     env.configure("[policy.near]\ninitial_rto = \"1\"\n")?;
-    env.notified("STATUS=1 entries of 1 policies in force; last reload refused")?;
+    env.notified("STATUS=1 entry of 1 policy in force; last reload refused")?;
     env.signal(Signal::SIGTERM)?;
     env.notified("STOPPING=1")?;
     Ok(())

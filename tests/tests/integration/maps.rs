@@ -334,6 +334,24 @@ fn a_foreign_map_in_a_pins_place_is_not_adopted() -> anyhow::Result<()> {
     Ok(())
 }
 
+test!(a_foreign_map_in_a_pins_place_is_not_listed);
+/// What no program reads decides nothing, and a list without a daemon does not show it.
+fn a_foreign_map_in_a_pins_place_is_not_listed() -> anyhow::Result<()> {
+    let mut env = env()?;
+    let trie = map(&env, maps::ENTRIES_V4)?;
+    env.end(Signal::SIGKILL)?;
+    assert_eq!(env.try_cli(&["list"])?.status.code(), Some(3));
+    let pin = env.pins()?.join(maps::ENTRIES_V4);
+    fs::remove_file(&pin)?;
+    trie.twin()?.pin(&pin)?;
+    let output = env.try_cli(&["list"])?;
+    ensure!(
+        output.stdout.is_empty() && output.status.code() == Some(1),
+        "{output:?}"
+    );
+    Ok(())
+}
+
 test!(a_foreign_pin_in_the_place_of_a_link_or_program_is_not_adopted);
 fn a_foreign_pin_in_the_place_of_a_link_or_program_is_not_adopted() -> anyhow::Result<()> {
     let mut env = env()?;

@@ -68,6 +68,11 @@ impl Link {
         is_agents(self.program_id, PROGRAM, &dir.join(pins::PROGRAM))
     }
 
+    /// Whether it is attached to a cgroup, whichever that is.
+    pub(super) fn is_attached(&self) -> bool {
+        self.handle.is_attached().unwrap_or(false)
+    }
+
     /// Whether its program is the one pinned in `dir`: the one that uses the maps there. After a crash a link may be
     /// pinned beside maps that its program has left.
     pub(super) fn is_of(&self, dir: &Path) -> bool {

@@ -4,7 +4,11 @@ use std::{collections::BTreeMap, io, path::Path, time::Duration};
 
 use rto_agent_common::{LAYOUT_VERSION, Policy};
 
+<<<<<<< HEAD
 use super::{DatapathError, Link, Removed, Slots, Tables, is_in_use, link, pin_error, pins};
+=======
+use super::{DatapathError, Link, Removed, Slots, Tables, pin_check::OwnMaps, pin_error, pins};
+>>>>>>> iw16
 use crate::{
     kernel::bpf::{ProgramInfo, program_info},
     policy::{Cidr, PolicyName},
@@ -162,8 +166,16 @@ fn in_force(pin_dir: &Path) -> Option<Tables> {
     let sets = pins::pin_sets(pin_dir).ok()?;
     let in_force = sets
         .iter()
-        .find(|g| g.layout == Some(LAYOUT_VERSION) && is_in_use(&g.path))?;
+        .find(|g| g.layout == Some(LAYOUT_VERSION) && is_in_force(&g.path))?;
     Tables::open(&in_force.path).ok()
+}
+
+/// Whether the program pinned in `dir` is attached, and every map pinned there is one that it uses: what somebody else
+/// pinned in the place of one decides nothing.
+fn is_in_force(dir: &Path) -> bool {
+    let link = Link::at(dir);
+    link.is_some_and(|link| link.is_attached() && link.is_of(dir))
+        && OwnMaps::pinned(dir).is_some_and(|own| own.foreign_pin(dir).is_none())
 }
 
 /// As [`remove_pins`], but only if none of them is in force: a daemon may have begun anew. Says
