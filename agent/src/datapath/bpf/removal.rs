@@ -4,11 +4,9 @@ use std::{collections::BTreeMap, io, path::Path, time::Duration};
 
 use rto_agent_common::{LAYOUT_VERSION, Policy};
 
-<<<<<<< HEAD
-use super::{DatapathError, Link, Removed, Slots, Tables, is_in_use, link, pin_error, pins};
-=======
-use super::{DatapathError, Link, Removed, Slots, Tables, pin_check::OwnMaps, pin_error, pins};
->>>>>>> iw16
+use super::{
+    DatapathError, Link, Removed, Slots, Tables, link, pin_check::OwnMaps, pin_error, pins,
+};
 use crate::{
     kernel::bpf::{ProgramInfo, program_info},
     policy::{Cidr, PolicyName},
