@@ -93,7 +93,7 @@ pub enum Verb {
     /// Remove entries, or switch those of the files off
     #[command(after_long_help = examples::REMOVE)]
     Remove(Remove),
-    /// Entries in force: CIDR, policy, source, settings, hits
+    /// Entries in force: CIDR, policy, source, settings, hits; exit status 3 if no daemon keeps them
     #[command(after_long_help = examples::LIST)]
     List(List),
     /// Which entry a connection to an address takes, and why
@@ -113,10 +113,10 @@ pub enum Verb {
     Status(Status),
     /// Read the files again; the answer is what changed, or the error
     #[command(after_long_help = examples::RELOAD)]
-    Reload(Reading),
+    Reload(Reload),
     /// Compare the kernel's maps and pins with what they should be, and repair them; exit status 1 on a difference
     #[command(after_long_help = examples::VERIFY)]
-    Verify(Reading),
+    Verify(Verify),
     /// Moved: rto-lab predict
     #[command(hide = true)]
     Predict(Moved),
@@ -173,6 +173,14 @@ pub struct ColorArg {
     /// Colours for states; auto: on a terminal, unless NO_COLOR is set
     #[arg(long, value_name = "WHEN", default_value_t = clap::ColorChoice::Auto)]
     pub(crate) color: clap::ColorChoice,
+}
+
+/// For answers with tables in them.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct WideArg {
+    /// Tables in full, also on a narrower terminal
+    #[arg(long)]
+    pub(crate) wide: bool,
 }
 
 /// `rto-agent run`.
@@ -261,9 +269,8 @@ pub struct List {
     /// Only entries of the files
     #[arg(long)]
     pub(crate) file: bool,
-    /// Lines as long as they are, also on a narrower terminal
-    #[arg(long)]
-    pub(crate) wide: bool,
+    #[command(flatten)]
+    pub(crate) table: WideArg,
     #[command(flatten)]
     pub(crate) socket: SocketArg,
     #[command(flatten)]
@@ -281,13 +288,24 @@ pub struct Status {
     pub(crate) color: ColorArg,
 }
 
-/// `rto-agent reload` and `verify`.
+/// `rto-agent reload`.
 #[derive(Debug, Args)]
-pub struct Reading {
+pub struct Reload {
     #[command(flatten)]
     pub(crate) socket: SocketArg,
     #[command(flatten)]
     pub(crate) output: OutputArg,
+}
+
+/// `rto-agent verify`.
+#[derive(Debug, Args)]
+pub struct Verify {
+    #[command(flatten)]
+    pub(crate) socket: SocketArg,
+    #[command(flatten)]
+    pub(crate) output: OutputArg,
+    #[command(flatten)]
+    pub(crate) color: ColorArg,
 }
 
 /// `rto-agent stats`.
@@ -299,9 +317,8 @@ pub struct Stats {
     /// Also policies that have not counted anything
     #[arg(long, short)]
     pub(crate) all: bool,
-    /// All columns, also on a narrower terminal
-    #[arg(long)]
-    pub(crate) wide: bool,
+    #[command(flatten)]
+    pub(crate) table: WideArg,
     /// Again and again, what came meanwhile: on a terminal in place, with --json a line each
     #[arg(long, short)]
     pub(crate) watch: bool,
@@ -330,9 +347,8 @@ pub struct Watch {
     /// Only connections with a peer in this prefix; may be given again for others
     #[arg(long, short, value_name = "CIDR")]
     pub(crate) cidr: Vec<String>,
-    /// All columns, also on a narrower terminal
-    #[arg(long)]
-    pub(crate) wide: bool,
+    #[command(flatten)]
+    pub(crate) table: WideArg,
     #[command(flatten)]
     pub(crate) socket: SocketArg,
     /// Print a JSON object a line; its fields are documented and stable
@@ -348,6 +364,8 @@ pub struct Top {
     pub(crate) interval: Duration,
     #[command(flatten)]
     pub(crate) socket: SocketArg,
+    #[command(flatten)]
+    pub(crate) color: ColorArg,
 }
 
 /// `rto-agent lookup`.
@@ -395,6 +413,8 @@ pub struct Advise {
     #[arg(long, value_name = "DURATION", default_value = "40ms", value_parser = values::delack)]
     pub(crate) peer_delack: Duration,
     #[command(flatten)]
+    pub(crate) table: WideArg,
+    #[command(flatten)]
     pub(crate) socket: SocketArg,
     #[command(flatten)]
     pub(crate) output: OutputArg,
@@ -414,6 +434,8 @@ pub struct Detach {
     /// Also give every open socket back the options it had before a policy set them
     #[arg(long)]
     pub(crate) restore: bool,
+    #[command(flatten)]
+    pub(crate) table: WideArg,
     #[command(flatten)]
     pub(crate) output: OutputArg,
 }
@@ -439,9 +461,13 @@ pub struct Apply {
     #[arg(long)]
     pub(crate) new_only: bool,
     #[command(flatten)]
+    pub(crate) table: WideArg,
+    #[command(flatten)]
     pub(crate) socket: SocketArg,
     #[command(flatten)]
     pub(crate) output: OutputArg,
+    #[command(flatten)]
+    pub(crate) color: ColorArg,
 }
 
 /// The child process of a probe: what it needs is made by its parent.

@@ -48,6 +48,41 @@ pub(crate) fn check_shared(path: &Path) -> io::Result<()> {
     resolve(path).map(drop)
 }
 
+/// Checks a directory that files are taken from, as far as it exists: nobody but root and this user may put one there.
+pub(crate) fn check_source_dir(path: &Path) -> io::Result<()> {
+    let Resolved {
+        place,
+        meta,
+        missing,
+    } = resolve(path)?;
+    match writers(&meta).filter(|_| missing.is_empty()) {
+        Some(writers) => Err(refused(&place, &fix(writers, &place))),
+        None => Ok(()),
+    }
+}
+
+/// Checks a file that is read: nobody but root and this user may write to it, or put another in its place. Links are
+/// followed.
+pub(crate) fn check_source_file(path: &Path) -> io::Result<()> {
+    let target = fs::canonicalize(path)?;
+    for place in [path, &target] {
+        check_shared(place.parent().unwrap_or(Path::new("/")))?;
+    }
+    let meta = fs::metadata(&target)?;
+    if !is_trusted(&meta) {
+        let why = format!(
+            "it belongs to uid {uid}, who may write to it; chown root {place}",
+            uid = meta.uid(),
+            place = target.display()
+        );
+        return Err(refused(&target, &why));
+    }
+    match writers(&meta) {
+        Some(writers) => Err(refused(&target, &fix(writers, &target))),
+        None => Ok(()),
+    }
+}
+
 /// Makes a directory and its missing parents, one at a time and each only where nobody else can have it
 /// go elsewhere. What is made has exactly this mode, whatever the umask.
 pub(crate) fn make(path: &Path, mode: u32) -> io::Result<()> {
@@ -257,6 +292,35 @@ mod tests {
         chmod(&at("a"), 0o777);
         assert!(why(make(&at("a/y"), 0o755)).contains("everybody may write"));
         assert!(!at("a/y").exists());
+    }
+
+    #[test]
+    fn files_that_others_can_change_are_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        fs::create_dir_all(at("etc/in")).unwrap();
+        fs::write(at("etc/in/file"), "").unwrap();
+        symlink("etc/in/file", at("link")).unwrap();
+        check_source_file(&at("link")).unwrap();
+        check_source_dir(&at("etc/in")).unwrap();
+        check_source_dir(&at("etc/not/yet")).unwrap();
+        chmod(&at("etc/in/file"), 0o666);
+        assert!(why(check_source_file(&at("link"))).contains("file: everybody may write to it"));
+        chmod(&at("etc/in/file"), 0o644);
+        // With the sticky bit nobody replaces a file, but everybody adds one.
+        chmod(&at("etc/in"), 0o1777);
+        check_source_file(&at("link")).unwrap();
+        assert!(why(check_source_dir(&at("etc/in"))).contains("in: everybody may write to it"));
+        chmod(&at("etc/in"), 0o777);
+        assert!(why(check_source_file(&at("link"))).contains("in: everybody may write to it"));
+        chmod(&at("etc/in"), 0o755);
+        if geteuid().is_root() {
+            std::os::unix::fs::chown(at("etc/in/file"), Some(65534), None).unwrap();
+            let said = why(check_source_file(&at("link")));
+            assert!(said.contains("it belongs to uid 65534"), "{said}");
+        }
+        let missing = check_source_file(&at("none")).unwrap_err();
+        assert_eq!(missing.kind(), io::ErrorKind::NotFound);
     }
 
     #[test]

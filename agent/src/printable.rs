@@ -1,16 +1,21 @@
 //! Text for terminals and JSON: numbers of things, and names that others have given, to files and processes, without
 //! control characters.
 
-use std::{borrow::Cow, fmt::Write as _, path::Path};
+use std::{
+    borrow::Cow,
+    fmt::{self, Write as _},
+    path::Path,
+};
 
 use serde::{Serialize as _, Serializer};
 
 /// A number of things: "1 entry", "2 entries".
-pub(crate) fn counted(count: usize, one: &str, many: &str) -> String {
-    match count {
-        1 => format!("1 {one}"),
-        count => format!("{count} {many}"),
-    }
+pub(crate) fn counted<N>(count: N, one: &str, many: &str) -> String
+where
+    N: fmt::Display + PartialEq + From<u8>,
+{
+    let noun = if count == N::from(1) { one } else { many };
+    format!("{count} {noun}")
 }
 
 /// A path. What is not UTF-8 in it is shown as U+FFFD: a name must not make an answer fail.
@@ -80,6 +85,13 @@ mod tests {
     use std::{ffi::OsStr, os::unix::ffi::OsStrExt as _};
 
     use super::*;
+
+    #[test]
+    fn one_is_one_and_all_else_are_many() {
+        assert_eq!(counted(0_usize, "entry", "entries"), "0 entries");
+        assert_eq!(counted(1_u64, "entry", "entries"), "1 entry");
+        assert_eq!(counted(2_u32, "entry", "entries"), "2 entries");
+    }
 
     #[test]
     fn nothing_acts_on_a_terminal_and_the_rest_stays() {

@@ -7,23 +7,24 @@ use std::{
     cell::RefCell,
     io::{self, Read, Write},
     sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        Arc, OnceLock,
+        atomic::{AtomicU64, Ordering},
     },
+    time::Instant,
 };
 
 thread_local! {
     static COUNTED: RefCell<Option<Progress>> = const { RefCell::new(None) };
 }
 
-/// A number of steps, and whether there are to be no more. They guard nothing, so that relaxed ordering will do.
+/// A number of steps, and since when there are to be no more. They guard nothing, so that relaxed ordering will do.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Progress(Arc<Shared>);
 
 #[derive(Debug, Default)]
 struct Shared {
     steps: AtomicU64,
-    stopping: AtomicBool,
+    stopped_at: OnceLock<Instant>,
 }
 
 /// The work is left unfinished: the daemon is stopping.
@@ -48,12 +49,17 @@ impl Progress {
 
     /// Has the work end at its next [`checkpoint`].
     pub(crate) fn stop(&self) {
-        self.0.stopping.store(true, Ordering::Relaxed);
+        let _first = self.0.stopped_at.set(Instant::now());
+    }
+
+    /// When it was told to end.
+    pub(crate) fn stopped_at(&self) -> Option<Instant> {
+        self.0.stopped_at.get().copied()
     }
 
     /// Whether it is to end.
     pub(crate) fn is_stopping(&self) -> bool {
-        self.0.stopping.load(Ordering::Relaxed)
+        self.stopped_at().is_some()
     }
 }
 

@@ -213,9 +213,10 @@ impl Policy {
                 true => String::new(),
                 false => format!(" -> {}", e.effective),
             };
-            let jiffies = e
-                .jiffies
-                .map(|n| format!(", {n} jiffies at HZ={}", self.host.hz));
+            let jiffies = e.jiffies.map(|n| {
+                let unit = if n == 1 { "jiffy" } else { "jiffies" };
+                format!(", {n} {unit} at HZ={}", self.host.hz)
+            });
             let (asked, jiffies) = (&e.asked, jiffies.unwrap_or_default());
             format!("{:width$}  {asked}{becomes}{jiffies}\n", e.setting)
         };

@@ -28,9 +28,6 @@ pub enum ChartError {
     /// There is nothing to draw.
     #[error("{0}: there is nothing to draw")]
     TooLittle(String),
-    /// The ending of the file's name is neither.
-    #[error("its name must end in .svg or .html")]
-    Ending,
     /// The drawing library's own words.
     #[error("the chart cannot be drawn: {0}")]
     Drawing(String),
@@ -188,23 +185,6 @@ pub fn svg(charts: &[Chart]) -> Result<String, ChartError> {
         area.present().map_err(drawing)?;
     }
     Ok(text)
-}
-
-/// A file with charts, by the ending of its name: "svg" or "html".
-///
-/// # Errors
-///
-/// If it ends otherwise, or a chart has nothing to draw.
-pub fn document(ending: &str, title: &str, charts: &[Chart]) -> Result<String, ChartError> {
-    match ending {
-        "svg" => svg(charts),
-        "html" => Ok(format!(
-            "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
-             <title>{title}</title></head>\n<body>\n{}\n</body></html>\n",
-            svg(charts)?
-        )),
-        _ => Err(ChartError::Ending),
-    }
 }
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
@@ -397,17 +377,6 @@ mod tests {
             let error = svg(&[chart(vec![Series::line("x", points)])]).unwrap_err();
             assert!(error.to_string().contains("a <title>: "), "{error}");
         }
-    }
-
-    #[test]
-    fn by_the_ending_of_its_name() {
-        let all = [chart(vec![Series::line("x", vec![(1.0, 3.0), (2.0, 4.0)])])];
-        for (ending, begin) in [("svg", "<svg"), ("html", "<!DOCTYPE html>")] {
-            let text = document(ending, "a title", &all).unwrap();
-            assert!(text.starts_with(begin) && text.contains("</svg>"), "{text}");
-        }
-        let error = document("png", "a title", &all).unwrap_err();
-        assert!(error.to_string().contains(".svg or .html"), "{error}");
     }
 
     #[test]

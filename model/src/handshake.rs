@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_sent_again_is_absent() {
+    fn what_is_not_retransmitted_is_absent() {
         let kernel = Handshake::kernel(250, 1, 0, 1);
         assert_eq!(kernel.takes(Event::SynLostTwice), None);
         assert_eq!(kernel.takes(Event::SynAckLostTwice), None);

@@ -2,7 +2,7 @@
 //!
 //! No I/O, no unsafe. Times are jiffies unless a name says otherwise; a jiffy is 1/HZ seconds.
 //!
-//! - [`syn`], [`retransmit`], [`wheel`]: when what gets no answer is sent again.
+//! - [`syn`], [`retransmit`], [`wheel`]: when what gets no answer is retransmitted.
 //! - [`predict`]: what that means for connections in disruptions; [`published`]: what others measured.
 //! - [`estimator`], [`study`]: what RTO an estimator makes of RTT samples, and how often it is too short.
 //! - [`capture`]: RTT samples of a packet capture.

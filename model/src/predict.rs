@@ -76,7 +76,7 @@ pub fn between(given: &[Duration]) -> Vec<Duration> {
         .collect()
 }
 
-/// Three charts: on logarithmic axes, on linear ones, and the improvement.
+/// Three charts: on logarithmic axes, on linear ones, and the ratio.
 #[must_use]
 pub fn charts(title: &str, predictions: &[Prediction]) -> [Chart; 3] {
     let curve = |name, value: fn(&Prediction) -> f64| {
@@ -87,39 +87,48 @@ pub fn charts(title: &str, predictions: &[Prediction]) -> [Chart; 3] {
         curve("kernel", |p| p.kernel_ms),
         curve("with it", |p| p.policy_ms),
     ];
-    let improvement = vec![
+    let ratio = vec![
         curve("1: no difference", |_| 1.0),
-        curve("improvement", |p| p.kernel_ms / p.policy_ms),
+        curve("ratio", |p| p.policy_ms / p.kernel_ms),
     ];
     [
-        Chart {
-            title: format!("{title}: idle time"),
-            x: Axis::ms("disruption"),
-            y: Axis::ms("idle"),
-            log_x: true,
-            log_y: true,
-            legend: Legend::LowerRight,
-            series: idle.clone(),
-        },
+        idle_chart(title, idle.clone()),
         Chart {
             title: "the same on linear axes".to_owned(),
-            x: Axis::ms("disruption"),
-            y: Axis::ms("idle"),
             log_x: false,
             log_y: false,
-            legend: Legend::LowerRight,
-            series: idle,
+            ..idle_chart(title, idle)
         },
-        Chart {
-            title: "improvement: kernel's idle time by that with it (below 1: worse)".to_owned(),
-            x: Axis::ms("disruption"),
-            y: Axis::number("improvement"),
-            log_x: true,
-            log_y: false,
-            legend: Legend::UpperRight,
-            series: improvement,
-        },
+        ratio_chart(ratio),
     ]
+}
+
+/// How long connections are idle by how long everything is lost.
+#[must_use]
+pub fn idle_chart(title: &str, series: Vec<Series>) -> Chart {
+    Chart {
+        title: format!("{title}: idle time"),
+        x: Axis::ms("lost for"),
+        y: Axis::ms("idle time"),
+        log_x: true,
+        log_y: true,
+        legend: Legend::LowerRight,
+        series,
+    }
+}
+
+/// Idle time with settings by that with the kernel's own timers, as the tables have it.
+#[must_use]
+pub fn ratio_chart(series: Vec<Series>) -> Chart {
+    Chart {
+        title: "ratio: idle time with the setting by the kernel's own (above 1: worse)".to_owned(),
+        x: Axis::ms("lost for"),
+        y: Axis::number("ratio"),
+        log_x: true,
+        log_y: false,
+        legend: Legend::LowerRight,
+        series,
+    }
 }
 
 /// Lines of comma-separated values, with a heading.
@@ -186,6 +195,8 @@ mod tests {
         let all = predict(&kernel, &kernel.with_rto_min(8_000), &dense);
         let text = svg(&charts("rto_min 8ms", &all)).unwrap();
         assert!(text.matches("<polyline").count() >= 6, "{text}");
-        assert!(text.contains("improvement"));
+        for label in ["lost for", "idle time", "ratio", "10 ms", "1 s"] {
+            assert!(text.contains(&format!("{label}\n")), "{label}: {text}");
+        }
     }
 }

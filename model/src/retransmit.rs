@@ -1,11 +1,11 @@
-//! When data that gets no answer is sent again, and how long a connection is idle for it.
+//! When data that gets no answer is retransmitted, and how long a connection is idle for it.
 //!
 //! Two descriptions: [`Ideal`], the arithmetic of RFC 6298 section 5 alone, and [`LinuxTimers`], what Linux
 //! makes of it (net/ipv4/tcp_timer.c and tcp_output.c, Linux 6.12):
 //!
 //! - The RTO is the smoothed RTT and the variation, which is at least rto_min (`__tcp_set_rto()`),
 //!   rounded up to jiffies.
-//! - The first thing sent again is a tail loss probe (RFC 8985 section 7): for a single segment after
+//! - The first retransmission is a tail loss probe (RFC 8985 section 7): for a single segment after
 //!   two smoothed RTTs and rto_min, but no later than the RTO (`tcp_schedule_loss_probe()`, 6.12;
 //!   before, 200 ms stood for rto_min). The RTO's timer then begins anew, so that doubling begins one
 //!   transmission later.
@@ -53,7 +53,7 @@ impl Ideal {
         }
     }
 
-    /// When the data is sent again, microseconds after it was first sent; without end.
+    /// When the data is retransmitted, microseconds after it was first sent; without end.
     pub fn times_us(self) -> impl Iterator<Item = u64> {
         let backoff = Backoff::new(self.rto_us, self.linear, self.rto_max_us);
         backoff.scan(0, |now: &mut u64, interval| {
@@ -171,7 +171,7 @@ impl LinuxTimers {
         self.jiffies(us) * 1_000_000 / self.hz
     }
 
-    /// When the data is sent again, jiffies after it was first sent, which was in jiffy `begin`; without
+    /// When the data is retransmitted, jiffies after it was first sent, which was in jiffy `begin`; without
     /// end.
     pub fn times(self, begin: u64) -> impl Iterator<Item = u64> {
         let linear = self.linear_retries + 1;

@@ -146,12 +146,12 @@ pub struct Shares {
     pub long: u64,
     /// Of these, RTT > RTO.
     pub long_exceeding: u64,
-    /// By minimum RTO, microseconds: samples that would not be sent again in vain.
+    /// By minimum RTO, microseconds: samples that would not be retransmitted spuriously.
     pub avoided: Vec<(u64, u64)>,
 }
 
 impl Shares {
-    /// Samples that would be sent again in vain: RTT > RTO.
+    /// Samples that would be retransmitted spuriously: RTT > RTO.
     #[must_use]
     pub const fn spurious(&self) -> u64 {
         self.exceeding + self.long_exceeding

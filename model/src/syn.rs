@@ -7,7 +7,7 @@
 //! It gives up with ETIMEDOUT at the first timeout at which either rule of `tcp_write_timeout()`
 //! (net/ipv4/tcp_timer.c, Linux 6.12) holds:
 //!
-//! - as many SYNs were sent again as `TCP_SYNCNT + tcp_syn_linear_timeouts`, or
+//! - as many SYNs were retransmitted as `TCP_SYNCNT + tcp_syn_linear_timeouts`, or
 //! - since the first SYN as much time has passed as `tcp_model_timeout()` gives for `TCP_SYNCNT`
 //!   doublings of the initial RTO.
 //!
@@ -98,7 +98,7 @@ impl SynTimers {
                 Granularity::Exact => now + rto,
                 Granularity::TimerWheel => wheel::fires_at(now, rto),
             };
-            // The time rule is asked only once something was sent again.
+            // The time rule is asked only once something was retransmitted.
             if retransmits >= most || (retransmits > 0 && now >= limit) {
                 break;
             }

@@ -14,7 +14,7 @@ use std::{
 use anyhow::Context as _;
 
 use crate::{
-    bpf::{Instruction, ProgramAttr, call, instruction, load, made, pinned},
+    bpf::{Instruction, ProgramAttr, call, instruction, load, made, pin, pinned},
     names,
 };
 
@@ -35,7 +35,7 @@ struct LinkAttr {
 #[derive(Debug)]
 pub struct Foreign {
     program: OwnedFd,
-    _link: OwnedFd,
+    link: OwnedFd,
 }
 
 impl Foreign {
@@ -113,12 +113,21 @@ impl Foreign {
     ///
     /// If bpftool or the kernel refuses it.
     pub fn attach_object(cgroup: &Path, object: &Path) -> anyhow::Result<Self> {
-        let pin = Path::new("/sys/fs/bpf").join(names::unique());
-        let (object, at) = (object.display(), pin.display());
+        let path = Path::new("/sys/fs/bpf").join(names::unique());
+        let (object, at) = (object.display(), path.display());
         crate::process::run(&format!("bpftool prog load {object} {at} type sockops"))?;
-        let program = pinned(&pin);
-        fs::remove_file(&pin)?;
+        let program = pinned(&path);
+        fs::remove_file(&path)?;
         Ok(Self::attach_program(cgroup, program?)?)
+    }
+
+    /// Pins the link.
+    ///
+    /// # Errors
+    ///
+    /// If something is there already.
+    pub fn pin_link(&self, path: &Path) -> io::Result<()> {
+        pin(&self.link, path)
     }
 
     /// The kernel's id of the program.
@@ -154,10 +163,7 @@ impl Foreign {
             flags: 0,
         };
         let link = made(call(BPF_LINK_CREATE, &mut attr)?);
-        Ok(Self {
-            program,
-            _link: link,
-        })
+        Ok(Self { program, link })
     }
 }
 

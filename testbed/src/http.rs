@@ -56,6 +56,31 @@ pub fn send(mut stream: impl Write, method: &str, path: &str, body: &str) -> io:
     stream.write_all(text.as_bytes())
 }
 
+/// The same in chunks of this many bytes, so that no header tells its length.
+///
+/// # Errors
+///
+/// If it cannot be written.
+pub fn send_chunked(
+    mut stream: impl Write,
+    method: &str,
+    path: &str,
+    body: &str,
+    chunk: usize,
+) -> io::Result<()> {
+    write!(
+        stream,
+        "{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\
+         content-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
+    )?;
+    for chunk in body.as_bytes().chunks(chunk) {
+        write!(stream, "{:x}\r\n", chunk.len())?;
+        stream.write_all(chunk)?;
+        stream.write_all(b"\r\n")?;
+    }
+    stream.write_all(b"0\r\n\r\n")
+}
+
 /// Reads the answer, until the connection ends.
 ///
 /// # Errors

@@ -158,12 +158,45 @@ impl Terminal {
         shown.with_context(|| format!("the screen shows:\n{}", self.parser.screen().contents()))
     }
 
+    /// Whether anything on the screen has a colour.
+    #[must_use]
+    pub fn has_colours(&self) -> bool {
+        let screen = self.parser.screen();
+        let (rows, columns) = screen.size();
+        let columns = columns.get();
+        let cells = (0..rows.get()).flat_map(|row| (0..columns).map(move |column| (row, column)));
+        let mut cells = cells.filter_map(|(row, column)| screen.cell(row, column));
+        cells.any(|cell| cell.fgcolor() != vt100::Color::Default)
+    }
+
+    /// Waits for the program's end, and gives what it has printed: no more than a screen. Lines that are wider than the
+    /// terminal are whole.
+    ///
+    /// # Errors
+    ///
+    /// As [`Terminal::left`].
+    pub fn printed(mut self) -> anyhow::Result<String> {
+        self.end()?;
+        Ok(self.parser.screen().contents().trim_end().to_owned())
+    }
+
     /// Waits for the program's end.
     ///
     /// # Errors
     ///
     /// If it does not end in time; the error has what the screen shows.
     pub fn left(mut self) -> anyhow::Result<Left> {
+        let status = self.end()?;
+        let screen = self.parser.screen();
+        Ok(Left {
+            status,
+            settings: tcgetattr(&self.slave)? == self.before,
+            screen: !screen.alternate_screen() && !screen.hide_cursor(),
+        })
+    }
+
+    /// Waits for the program's end, and takes all that it has written.
+    fn end(&mut self) -> anyhow::Result<ExitStatus> {
         let status = eventually("end of the program", TIMEOUT, || {
             // What nobody reads can keep it from ending.
             self.read(STEP)?;
@@ -171,12 +204,7 @@ impl Terminal {
         });
         let status = status.with_context(|| self.parser.screen().contents())?;
         while self.read(Duration::ZERO)? {}
-        let screen = self.parser.screen();
-        Ok(Left {
-            status,
-            settings: tcgetattr(&self.slave)? == self.before,
-            screen: !screen.alternate_screen() && !screen.hide_cursor(),
-        })
+        Ok(status)
     }
 
     /// Takes what the program has written; whether there was something in time.

@@ -105,7 +105,7 @@ pub enum Told {
     Nothing,
     /// What its own callbacks see.
     Callbacks,
-    /// Also SYN-ACKs as they are sent again.
+    /// Also SYN-ACKs as they are retransmitted.
     Live,
 }
 

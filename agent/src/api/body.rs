@@ -41,14 +41,17 @@ pub(crate) fn told_length(request: &Request) -> Option<usize> {
     length.to_str().ok()?.parse().ok()
 }
 
-/// The request with its body read.
-pub(crate) async fn read(request: Request, limit: usize) -> Result<Request, BodyError> {
+/// The request with its body read, and how long that is, bytes.
+pub(crate) async fn read(request: Request, limit: usize) -> Result<(Request, usize), BodyError> {
     if told_length(&request).is_some_and(|length| length > limit) {
         return Err(BodyError::TooLong);
     }
     let (head, body) = request.into_parts();
     match to_bytes(body, limit).await {
-        Ok(bytes) => Ok(Request::from_parts(head, Body::from(bytes))),
+        Ok(bytes) => {
+            let length = bytes.len();
+            Ok((Request::from_parts(head, Body::from(bytes)), length))
+        }
         Err(e) if e.source().is_some_and(<dyn Error>::is::<LengthLimitError>) => {
             Err(BodyError::TooLong)
         }

@@ -166,10 +166,17 @@ async fn read_body(State(large): State<Arc<Semaphore>>, request: Request, next: 
         body::discard(request, MAX_BODY).await;
         return error(&e);
     }
-    match body::read(request, MAX_BODY).await {
-        Ok(request) => next.run(request).await,
-        Err(e) => answer(e.status(), &e.text(MAX_BODY)),
+    let (request, read) = match body::read(request, MAX_BODY).await {
+        Ok(read) => read,
+        Err(e) => return answer(e.status(), &e.text(MAX_BODY)),
+    };
+    // One that came in chunks has a length now: what is made of it takes several times as much.
+    if length.is_none()
+        && let Err(e) = memory::check(&Need::of_body(read))
+    {
+        return error(&e);
     }
+    next.run(request).await
 }
 
 /// The file mode keeps others out already; this holds even where it was loosened.

@@ -71,6 +71,25 @@ fn a_verb_that_has_no_such_option_refuses_it() {
     }
 }
 
+/// Tables in full where a verb prints any, and colours where it prints states.
+#[test]
+fn verbs_say_how_they_are_shown() {
+    let command = Cli::command();
+    let having = |id: &str| -> Vec<&str> {
+        let verbs = command.get_subcommands();
+        let verbs = verbs.filter(|verb| verb.get_arguments().any(|arg| arg.get_id() == id));
+        verbs.map(clap::Command::get_name).collect()
+    };
+    assert_eq!(
+        having("wide"),
+        ["list", "stats", "watch", "advise", "apply", "detach"]
+    );
+    assert_eq!(
+        having("color"),
+        ["check", "top", "status", "verify", "apply", "doctor"]
+    );
+}
+
 #[test]
 fn they_conflict_with_what_they_conflict_with_after_it() {
     for line in ["--json status --json", "--socket /s status --socket /t"] {

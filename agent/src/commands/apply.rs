@@ -6,10 +6,14 @@ use std::{
     time::Duration,
 };
 
-use super::{exit, print, table};
+use super::{
+    exit, print, table,
+    terminal::{self, coloured},
+};
 use crate::{
     api::client::Client,
     cli::Apply,
+    printable::counted,
     wire::types::{ApplyRequest, WalkView},
 };
 
@@ -27,7 +31,10 @@ pub(super) fn run(args: &Apply) -> anyhow::Result<ExitCode> {
         walk = client.get("/v1/apply")?;
         progress(&walk);
     }
-    print(args.output.json, &walk, || table::walk(&walk))?;
+    print(args.output.json, &walk, || {
+        let text = table::walk(&walk, terminal::columns(args.table));
+        coloured(text, args.color)
+    })?;
     Ok(exit(walk.is_complete()))
 }
 
@@ -40,9 +47,10 @@ fn progress(walk: &WalkView) {
         // Nobody is worse off if it cannot be shown.
         let _shown = write!(
             err,
-            "\x1b[2K{} of {} network namespaces, {seen} sockets covered{end}",
+            "\x1b[2K{} of {}, {} covered{end}",
             walk.namespaces_done + walk.skipped.len(),
-            walk.namespaces,
+            counted(walk.namespaces, "network namespace", "network namespaces"),
+            counted(seen, "socket", "sockets"),
         );
     }
 }

@@ -52,7 +52,7 @@ pub(super) fn run(args: &Check) -> anyhow::Result<ExitCode> {
         Ok(config) => {
             let answer = good(&config, host)?;
             print(args.output.json, &answer, || {
-                coloured(text(&answer), args.color.color)
+                coloured(text(&answer), args.color)
             })?;
             Ok(ExitCode::SUCCESS)
         }

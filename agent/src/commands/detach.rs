@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 
-use super::{exit, print, table};
+use super::{exit, print, table, terminal};
 use crate::{
     api::client::{Client, ClientError},
     cli::Detach,
@@ -29,7 +29,9 @@ pub(super) fn run(args: &Detach) -> anyhow::Result<ExitCode> {
         Err(e) => return Err(e.into()),
     };
     let answer = finish(answer)?;
-    print(args.output.json, &answer, || text(&answer))?;
+    print(args.output.json, &answer, || {
+        text(&answer, terminal::columns(args.table))
+    })?;
     Ok(exit(answer.kept.is_none()))
 }
 
@@ -105,7 +107,7 @@ fn alone(agent: &AgentConfig, restore: bool) -> anyhow::Result<DetachAnswer> {
     })
 }
 
-fn text(answer: &DetachAnswer) -> String {
+fn text(answer: &DetachAnswer, columns: Option<usize>) -> String {
     let removed = &answer.removed;
     let mut text = match (removed.links, removed.generations.len()) {
         _ if answer.kept.is_some() => "out of force\n".to_owned(),
@@ -123,7 +125,7 @@ fn text(answer: &DetachAnswer) -> String {
     }
     if let Some(restored) = &answer.restored {
         text.push_str("given back to open sockets:\n");
-        text.push_str(&table::walk(restored));
+        text.push_str(&table::walk(restored, columns));
     }
     if let Some(kept) = &answer.kept {
         text.push_str(&format!(

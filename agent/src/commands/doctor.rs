@@ -51,10 +51,11 @@ pub(super) fn run(args: &Doctor) -> anyhow::Result<ExitCode> {
         verdict,
         set,
         host: facts.as_ref().ok().copied(),
+        exposed: loaded.as_ref().map_or(&[], |config| &config.exposed),
         config_error: loaded.as_ref().err().map(ToString::to_string),
     });
     print(args.output.json, &report, || {
-        coloured(render(&report), args.color.color)
+        coloured(render(&report), args.color)
     })?;
     Ok(exit(report.worst != Severity::Problem))
 }

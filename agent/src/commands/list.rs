@@ -16,25 +16,17 @@ mod pinned;
 
 pub(super) fn run(args: &List) -> anyhow::Result<ExitCode> {
     let wanted = Wanted::of(args)?;
-    let columns = terminal::columns(args.wide);
     let answer = Client::new(&args.socket.socket).get::<ListAnswer>("/v1/entries");
     let mut answer = match answer {
-        // What is in force without a daemon is for people to know; programs get the error.
-        Err(error @ ClientError::NotRunning { .. }) if !args.output.json => {
-            return pinned::list(&args.socket.socket, &wanted, columns, error);
-        }
+        Err(error @ ClientError::NotRunning { .. }) => return pinned::list(args, &wanted, error),
         answer => answer?,
     };
-    if let Some(policy) = &wanted.policy {
-        anyhow::ensure!(
-            answer.policies.contains_key(policy),
-            "no policy {policy} is in force"
-        );
-        answer.policies.retain(|name, _| name == policy);
-    }
+    wanted.keep_policy(&mut answer.policies)?;
     answer.entries.retain(|entry| wanted.has(entry));
     answer.masked.retain(|cidr| wanted.has_masked(cidr));
-    print(args.output.json, &answer, || text(&answer, columns))?;
+    print(args.output.json, &answer, || {
+        text(&answer, terminal::columns(args.table))
+    })?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -61,13 +53,26 @@ impl Wanted {
 
     fn has(&self, entry: &EntryView) -> bool {
         let is_runtime = matches!(entry.source, SourceView::Runtime { .. });
-        self.has_entry(&entry.cidr, &entry.policy)
+        self.has_entry(&entry.cidr, &entry.policy, is_runtime)
+    }
+
+    fn has_entry(&self, cidr: &Cidr, policy: &PolicyName, is_runtime: bool) -> bool {
+        self.policy.as_ref().is_none_or(|wanted| wanted == policy)
+            && self.has_cidr(cidr)
             && (!self.runtime || is_runtime)
             && (!self.file || !is_runtime)
     }
 
-    fn has_entry(&self, cidr: &Cidr, policy: &PolicyName) -> bool {
-        self.policy.as_ref().is_none_or(|wanted| wanted == policy) && self.has_cidr(cidr)
+    /// Leaves the policy that is asked for.
+    fn keep_policy<T>(&self, policies: &mut BTreeMap<PolicyName, T>) -> anyhow::Result<()> {
+        if let Some(policy) = &self.policy {
+            anyhow::ensure!(
+                policies.contains_key(policy),
+                "no policy {policy} is in force"
+            );
+            policies.retain(|name, _| name == policy);
+        }
+        Ok(())
     }
 
     /// One that is switched off is of the files; its policy is not told.

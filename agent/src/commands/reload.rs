@@ -3,9 +3,9 @@
 use std::process::ExitCode;
 
 use super::{print, table};
-use crate::{api::client::Client, cli::Reading, wire::types::ChangeAnswer};
+use crate::{api::client::Client, cli::Reload, wire::types::ChangeAnswer};
 
-pub(super) fn run(args: &Reading) -> anyhow::Result<ExitCode> {
+pub(super) fn run(args: &Reload) -> anyhow::Result<ExitCode> {
     let answer: ChangeAnswer = Client::new(&args.socket.socket).post("/v1/reload", &())?;
     print(args.output.json, &answer, || table::change(&answer, 0))?;
     Ok(ExitCode::SUCCESS)

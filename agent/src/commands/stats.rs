@@ -106,7 +106,7 @@ impl Look {
         Self {
             in_full: args.policy.is_some(),
             idle: args.all || args.policy.is_some(),
-            columns: terminal::columns(args.wide),
+            columns: terminal::columns(args.table),
         }
     }
 }
@@ -142,7 +142,7 @@ const HEADER: [&str; 13] = [
     "POLICY",
     "DIRECTION",
     "CONNECTIONS",
-    "RETRANS",
+    "HS RETRANS",
     "SPURIOUS",
     "UNDECIDED",
     "RECOVERED",

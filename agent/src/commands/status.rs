@@ -2,25 +2,32 @@
 
 use std::{process::ExitCode, time::Duration};
 
-use super::{exit, print, terminal::coloured};
+use super::{
+    exit, print,
+    terminal::{self, coloured, wrapped},
+};
 use crate::{
     api::client::Client,
-    cli::Status,
+    cli::{Status, WideArg},
     datapath::RtoMinTiming,
     kernel::features::{Feature, Presence},
-    printable,
+    printable::{self, counted},
     wire::types::{StatusAnswer, WalkView, now_s},
 };
+
+/// Where values begin.
+const INDENT: usize = 15;
 
 pub(super) fn run(args: &Status) -> anyhow::Result<ExitCode> {
     let answer: StatusAnswer = Client::new(&args.socket.socket).get("/v1/status")?;
     print(args.output.json, &answer, || {
-        coloured(text(&answer), args.color.color)
+        let columns = terminal::columns(WideArg { wide: false });
+        coloured(text(&answer, columns), args.color)
     })?;
     Ok(exit(answer.healthy))
 }
 
-fn text(status: &StatusAnswer) -> String {
+fn text(status: &StatusAnswer, columns: Option<usize>) -> String {
     let uptime = humantime::format_duration(Duration::from_secs(status.uptime_s));
     let attachment = &status.attachment;
     let attached = match attachment.program_id {
@@ -108,13 +115,21 @@ fn text(status: &StatusAnswer) -> String {
     let mut text: String = lines
         .into_iter()
         .chain(more)
-        .map(|(name, value)| format!("{name:13}  {value}\n"))
+        .map(|(name, value)| {
+            let line = format!("{name:13}  {value}");
+            wrapped(&line, INDENT, columns) + "\n"
+        })
         .collect();
-    for problem in status.problems.iter().chain(&reload.errors) {
-        text.push_str(&format!("\nproblem: {problem}\n"));
-    }
-    for warning in &status.warnings {
-        text.push_str(&format!("\nwarning: {warning}\n"));
+    let problems = status.problems.iter().chain(&reload.errors);
+    let problems = problems.map(|problem| format!("\nproblem: {problem}"));
+    let warnings = status.warnings.iter();
+    let warnings = warnings.map(|warning| format!("\nwarning: {warning}"));
+    for paragraph in problems.chain(warnings) {
+        // Errors of files show a line of them, with a mark below it.
+        for line in paragraph.lines() {
+            text.push_str(&wrapped(line, 0, columns));
+            text.push('\n');
+        }
     }
     text
 }
@@ -149,7 +164,8 @@ fn walked(walk: &WalkView) -> String {
     let problem = first.take(1).map(|text| format!("; {text}"));
     let problem: String = problem.collect();
     format!(
-        "{state}{changed} changed in {done} of {all} network namespaces, {} ago ({}){problem}",
+        "{state}{changed} changed in {done} of {}, {} ago ({}){problem}",
+        counted(all, "network namespace", "network namespaces"),
         since(walk.began_at_s),
         walk.cause
     )

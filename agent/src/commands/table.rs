@@ -8,17 +8,8 @@ use crate::{
     wire::types::{ChangeAnswer, WalkView},
 };
 
-/// A table without lines, as `ip` and `systemctl` print them.
-pub(super) fn new<const N: usize>(header: [&str; N]) -> Table {
-    let mut table = Table::new();
-    table
-        .load_style(NOTHING)
-        .set_header(header)
-        .set_content_arrangement(ContentArrangement::Disabled);
-    table
-}
-
-/// A table without the least important columns that there is no room for, and how many these are.
+/// A table without lines, as `ip` and `systemctl` print them, and without the least important columns that there is no
+/// room for; says how many these are.
 pub(super) fn fitting<const N: usize>(
     header: [&str; N],
     rows: &[[String; N]],
@@ -55,7 +46,7 @@ pub(super) fn fitting<const N: usize>(
 }
 
 /// The table with its trailing blanks cut off.
-pub(super) fn text(table: &Table) -> String {
+fn text(table: &Table) -> String {
     let mut text = String::new();
     for line in table.lines() {
         text.push_str(line.trim_end().strip_prefix(' ').unwrap_or(line.trim_end()));
@@ -106,10 +97,9 @@ pub(super) fn change(answer: &ChangeAnswer, hz: u32) -> String {
             "{added} added, {changed} changed, {removed} removed"
         ));
     }
-    match answer.lifetimes_changed {
-        0 => {}
-        1 => parts.push("1 lifetime changed".to_owned()),
-        n => parts.push(format!("{n} lifetimes changed")),
+    if answer.lifetimes_changed > 0 {
+        let lifetimes = counted(answer.lifetimes_changed, "lifetime", "lifetimes");
+        parts.push(format!("{lifetimes} changed"));
     }
     if policies_added + policies_changed + policies_removed > 0 {
         parts.push(format!(
@@ -128,12 +118,11 @@ pub(super) fn change(answer: &ChangeAnswer, hz: u32) -> String {
 }
 
 /// What a walk over the open sockets did.
-pub(super) fn walk(walk: &WalkView) -> String {
+pub(super) fn walk(walk: &WalkView, columns: Option<usize>) -> String {
     let mut text = String::new();
     if walk.policies.is_empty() && walk.former.is_none() {
         text.push_str("no open socket that a policy covers\n");
     } else {
-        let mut rows = new(["POLICY", "SOCKETS", "CHANGED", "KEPT", "REFUSED"]);
         let named = walk
             .policies
             .iter()
@@ -142,20 +131,24 @@ pub(super) fn walk(walk: &WalkView) -> String {
             .former
             .iter()
             .map(|counts| ("(gone)".to_owned(), counts));
-        for (name, counts) in named.chain(former) {
-            rows.add_row([
+        let rows = named.chain(former).map(|(name, counts)| {
+            [
                 name,
                 counts.seen.to_string(),
                 counts.changed.to_string(),
                 counts.kept.to_string(),
                 counts.refused.to_string(),
-            ]);
-        }
-        text.push_str(&self::text(&rows));
+            ]
+        });
+        let rows: Vec<_> = rows.collect();
+        let header = ["POLICY", "SOCKETS", "CHANGED", "KEPT", "REFUSED"];
+        text.push_str(&fitting(header, &rows, [0, 1, 2, 4, 3], columns));
     }
     text.push_str(&format!(
-        "{} of {} network namespaces, {} ms\n",
-        walk.namespaces_done, walk.namespaces, walk.took_ms
+        "{} of {}, {} ms\n",
+        walk.namespaces_done,
+        counted(walk.namespaces, "network namespace", "network namespaces"),
+        walk.took_ms
     ));
     for skipped in &walk.skipped {
         text.push_str(&format!(

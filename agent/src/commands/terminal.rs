@@ -7,12 +7,14 @@ use std::{
 
 use clap::ColorChoice;
 
+use crate::cli::{ColorArg, WideArg};
+
 const GOOD: &str = "32";
 const WARNING: &str = "33";
 const BAD: &str = "1;31";
 
 /// States as the texts have them: at the beginning of a line, or anywhere.
-const STATES: [(&str, bool, &str); 12] = [
+const STATES: [(&str, bool, &str); 13] = [
     ("ok     ", true, GOOD),
     ("WARNING", true, WARNING),
     ("PROBLEM", true, BAD),
@@ -21,6 +23,7 @@ const STATES: [(&str, bool, &str); 12] = [
     ("good:", true, GOOD),
     ("health         good", true, GOOD),
     ("NOT GOOD", false, BAD),
+    ("NOT repaired", true, BAD),
     ("NO:", false, BAD),
     ("REFUSED", false, BAD),
     ("OUT OF STEP", false, BAD),
@@ -28,7 +31,7 @@ const STATES: [(&str, bool, &str); 12] = [
 ];
 
 /// Columns of stdout; `None` if it is no terminal, and for who wants all.
-pub(super) fn columns(wide: bool) -> Option<usize> {
+pub(super) fn columns(WideArg { wide }: WideArg) -> Option<usize> {
     if wide || !io::stdout().is_terminal() {
         return None;
     }
@@ -36,16 +39,43 @@ pub(super) fn columns(wide: bool) -> Option<usize> {
     Some(columns.into()).filter(|columns| *columns > 0)
 }
 
-/// A text with its states in colour, where that is wanted (no-color.org).
-pub(super) fn coloured(text: String, when: ColorChoice) -> String {
-    let wanted = match when {
+/// A text with its states in colour, where that is wanted.
+pub(super) fn coloured(text: String, color: ColorArg) -> String {
+    if is_coloured(color) {
+        paint(&text)
+    } else {
+        text
+    }
+}
+
+/// Whether colours are wanted on stdout (no-color.org).
+pub(super) fn is_coloured(ColorArg { color }: ColorArg) -> bool {
+    match color {
         ColorChoice::Always => true,
         ColorChoice::Never => false,
         ColorChoice::Auto => {
             io::stdout().is_terminal() && env::var_os("NO_COLOR").is_none_or(|v| v.is_empty())
         }
+    }
+}
+
+/// A text in lines that are no wider than this, broken at blanks; all but the first begin with so many blanks.
+pub(super) fn wrapped(text: &str, indent: usize, columns: Option<usize>) -> String {
+    let Some(columns) = columns else {
+        return text.to_owned();
     };
-    if wanted { paint(&text) } else { text }
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split(' ') {
+        match lines.last_mut() {
+            Some(line) if line.chars().count() + 1 + word.chars().count() <= columns => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            Some(_) => lines.push(format!("{:indent$}{word}", "")),
+            None => lines.push(word.to_owned()),
+        }
+    }
+    lines.join("\n")
 }
 
 fn paint(text: &str) -> String {
@@ -86,8 +116,22 @@ mod tests {
         let text = "ok       a: b\nWARNING  c\nattached       NO: gone\nok\n".to_owned();
         let colours = "\x1b[32mok     \x1b[0m  a: b\n\x1b[33mWARNING\x1b[0m  c\n\
                        attached       \x1b[1;31mNO:\x1b[0m gone\nok\n";
-        assert_eq!(coloured(text.clone(), ColorChoice::Always), colours);
-        assert_eq!(coloured(text.clone(), ColorChoice::Never), text);
+        let coloured = |color| coloured(text.clone(), ColorArg { color });
+        assert_eq!(coloured(ColorChoice::Always), colours);
+        assert_eq!(coloured(ColorChoice::Never), text);
+    }
+
+    #[test]
+    fn lines_are_broken_at_blanks() {
+        let text = "accepted  rto_min comes after the first sample";
+        assert_eq!(wrapped(text, 10, None), text);
+        let lines = "accepted  rto_min comes\n          after the\n          first sample";
+        assert_eq!(wrapped(text, 10, Some(23)), lines);
+        // A word that has no room in any line has one of its own.
+        assert_eq!(
+            wrapped("a /very/long/path", 2, Some(6)),
+            "a\n  /very/long/path"
+        );
     }
 
     #[test]

@@ -2,12 +2,14 @@
 
 use std::process::ExitCode;
 
-use super::{exit, print};
-use crate::{api::client::Client, cli::Reading, printable::counted, wire::types::VerifyAnswer};
+use super::{exit, print, terminal::coloured};
+use crate::{api::client::Client, cli::Verify, printable::counted, wire::types::VerifyAnswer};
 
-pub(super) fn run(args: &Reading) -> anyhow::Result<ExitCode> {
+pub(super) fn run(args: &Verify) -> anyhow::Result<ExitCode> {
     let answer: VerifyAnswer = Client::new(&args.socket.socket).post("/v1/verify", &())?;
-    print(args.output.json, &answer, || text(&answer))?;
+    print(args.output.json, &answer, || {
+        coloured(text(&answer), args.color)
+    })?;
     Ok(exit(answer.ok))
 }
 
@@ -19,8 +21,12 @@ fn text(answer: &VerifyAnswer) -> String {
         ..
     } = answer;
     if answer.ok {
+        let all = match entries {
+            1 => "the one entry".to_owned(),
+            entries => format!("all {entries} entries"),
+        };
         return format!(
-            "the kernel holds all {entries} entries of {}\n",
+            "the kernel holds {all} of {}\n",
             counted(*policies, "policy", "policies")
         );
     }
@@ -59,6 +65,11 @@ mod tests {
             ..VerifyAnswer::default()
         };
         assert_eq!(text(&good), "the kernel holds all 3 entries of 1 policy\n");
+        let one = VerifyAnswer {
+            entries: 1,
+            ..good.clone()
+        };
+        assert_eq!(text(&one), "the kernel holds the one entry of 1 policy\n");
         let mut differences = Differences::default();
         for n in 0..150 {
             let cidr = format!("10.0.{n}.0/24").parse().unwrap();

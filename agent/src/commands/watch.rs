@@ -18,7 +18,7 @@ pub(super) fn run(args: &Watch) -> anyhow::Result<ExitCode> {
     let client = Client::new(&args.socket.socket);
     let path = path(args)?;
     // With all columns a line has some 140.
-    let brief = terminal::columns(args.wide).is_some_and(|columns| columns < 140);
+    let brief = terminal::columns(args.table).is_some_and(|columns| columns < 140);
     let mut out = io::stdout().lock();
     if !args.json {
         writeln!(out, "{}", header(brief))?;
@@ -68,7 +68,7 @@ fn header(brief: bool) -> String {
     columns(
         brief,
         [
-            time, "WHAT", "TRY", "TIMER", peer, "STATE", "POLICY", process,
+            time, "KIND", "TRY", "TIMER", peer, "STATE", "POLICY", process,
         ],
     )
 }

@@ -127,6 +127,7 @@ impl Loader {
                 compiled: self.compiled,
                 files: self.files,
                 warnings,
+                exposed: Vec::new(),
             })
         } else {
             let order: BTreeMap<&PathBuf, usize> = self

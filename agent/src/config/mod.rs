@@ -19,6 +19,7 @@ use crate::policy::{HostFacts, PolicyName, PolicySet, compile::Compiled};
 
 mod agent;
 pub mod atomic_file;
+mod exposure;
 mod keys;
 mod lists;
 mod load;
@@ -61,6 +62,8 @@ pub struct Config {
     pub files: Vec<PathBuf>,
     /// Allowed, but probably not meant; each names its place.
     pub warnings: Vec<String>,
+    /// Those of them that are about who may change the files.
+    pub exposed: Vec<String>,
 }
 
 impl Config {
@@ -77,7 +80,10 @@ impl Config {
         let mut loader = Loader::default();
         loader.add_all(files.files);
         loader.refuse(files.dir_error);
-        loader.finish(host)
+        let mut config = loader.finish(host)?;
+        config.warnings.extend_from_slice(&files.exposed);
+        config.exposed = files.exposed;
+        Ok(config)
     }
 
     /// Checks one file's text, for a host. Nothing is read: `path` is only named.
@@ -107,6 +113,8 @@ pub struct Files {
     /// The main one is the first.
     files: Vec<(PathBuf, io::Result<String>)>,
     dir_error: Option<ConfigError>,
+    /// Who else may change them.
+    exposed: Vec<String>,
     fingerprint: OnceLock<u64>,
 }
 
@@ -128,7 +136,7 @@ impl Files {
             }
         };
         let all = std::iter::once(path.to_owned()).chain(more);
-        let files = all
+        let files: Vec<_> = all
             .map(|path| {
                 telling(&path);
                 let text = source::read(&path);
@@ -136,6 +144,8 @@ impl Files {
             })
             .collect();
         Self {
+            // On this thread, as their file system may hang.
+            exposed: exposure::exposed(path, files.iter().map(|(path, _)| path)),
             files,
             dir_error,
             fingerprint: OnceLock::new(),

@@ -25,6 +25,7 @@ type Read = dyn Fn(&Path, &dyn Fn(&Path)) -> Files + Send + Sync;
 pub struct FilesReader {
     read: Arc<Read>,
     stall_limit: Duration,
+    read_limit: Duration,
     /// A reading that was given up and has not come back.
     stuck: Option<Reading>,
 }
@@ -46,6 +47,15 @@ impl From<ReadError> for ConfigErrors {
             ReadError::Interrupted => Self::default(),
         }
     }
+}
+
+/// Which limit a reading has passed.
+#[derive(Clone, Copy)]
+enum Late {
+    /// That of a step: nothing comes any more.
+    Stalled,
+    /// That of all: there is something now and then.
+    Slow,
 }
 
 /// One on its way.
@@ -79,6 +89,7 @@ impl FilesReader {
         Self {
             read: Arc::new(read),
             stall_limit,
+            read_limit: READ_LIMIT,
             stuck: None,
         }
     }
@@ -93,7 +104,7 @@ impl FilesReader {
         if let Some(former) = self.stuck.take()
             && let Err(mpsc::TryRecvError::Empty) = former.files.try_recv()
         {
-            let error = self.hangs(&former);
+            let error = self.hangs(&former, Late::Stalled);
             self.stuck = Some(former);
             return Err(error);
         }
@@ -114,12 +125,13 @@ impl FilesReader {
             if now != steps {
                 (steps, stepped) = (now, Instant::now());
             }
-            let is_late = stepped.elapsed() >= self.stall_limit || begin.elapsed() >= READ_LIMIT;
-            if is_late || is_stopped {
-                let error = match is_late {
-                    true => self.hangs(&reading),
-                    false => ReadError::Interrupted,
-                };
+            let late = if stepped.elapsed() >= self.stall_limit {
+                Some(Late::Stalled)
+            } else {
+                (begin.elapsed() >= self.read_limit).then_some(Late::Slow)
+            };
+            if late.is_some() || is_stopped {
+                let error = late.map_or(ReadError::Interrupted, |late| self.hangs(&reading, late));
                 self.stuck = Some(reading);
                 return Err(error);
             }
@@ -152,15 +164,24 @@ impl FilesReader {
         }
     }
 
-    fn hangs(&self, reading: &Reading) -> ReadError {
+    fn hangs(&self, reading: &Reading, late: Late) -> ReadError {
         let current = reading.current.lock();
         let current = current.unwrap_or_else(PoisonError::into_inner);
-        let limit = self.stall_limit.as_secs_f64();
+        let what = match late {
+            Late::Stalled => {
+                let limit = self.stall_limit.as_secs_f64();
+                format!("its file system has not answered within {limit} s")
+            }
+            Late::Slow => {
+                let limit = self.read_limit.as_secs_f64();
+                format!("reading all files has not ended within {limit} s")
+            }
+        };
         failed(
             &current,
             &format!(
-                "its file system has not answered within {limit} s; see whether it hangs (a network file system whose \
-                 server is gone, FUSE), or move the configuration to a local disk"
+                "{what}; see whether its file system hangs (a network file system whose server is gone, FUSE), or move \
+                 the configuration to a local disk"
             ),
         )
     }
@@ -242,6 +263,25 @@ mod tests {
         };
         let mut reader = FilesReader::new(read, SHORT * 4);
         reader.read(Path::new(CONFIG)).unwrap();
+    }
+
+    #[test]
+    fn one_that_gets_on_for_ever_is_given_up_at_the_limit_of_all() {
+        let read = |path: &Path, telling: &dyn Fn(&Path)| {
+            // Longer than who waits for it.
+            for _ in 0..1000 {
+                thread::sleep(SHORT / 20);
+                telling(path);
+            }
+            Files::read_telling(path, telling)
+        };
+        let mut reader = FilesReader::new(read, Duration::from_secs(3600));
+        reader.read_limit = SHORT;
+        let Err(ReadError::Failed(errors)) = reader.read(Path::new(CONFIG)) else {
+            panic!("it was read");
+        };
+        let text = errors.to_string();
+        assert!(text.contains("has not ended within 0.2 s"), "{text}");
     }
 
     #[test]

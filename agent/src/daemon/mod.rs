@@ -18,7 +18,7 @@ use crate::{
     config::{CgroupSetting, Config, ConfigErrors, FilesReader, MetricsSetting, OnExit},
     datapath::{make_pin_dir, probe},
     engine::{
-        self, Engine, EngineConfig, EngineError, Handle, Message,
+        self, Engine, EngineConfig, EngineError, Handle, Message, STOP_LIMIT,
         memory::{self, Need},
         systemd::{self, WatchdogKeepalive},
     },
@@ -37,9 +37,6 @@ use lock::InstanceLock;
 /// Threads that read the kernel for clients; two of them may be held up by slow readers of a list.
 const READERS: usize = 8;
 
-/// How long the engine may take to come to where it can be left; what is left to be done after it takes less than what
-/// this lacks of two seconds.
-const STOP_LIMIT: Duration = Duration::from_millis(1500);
 /// How long clients may take to read the last answers.
 const LAST_ANSWERS: Duration = Duration::from_millis(200);
 /// Longest between two looks at the engine and the lock.
@@ -152,7 +149,8 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
     drop(handle);
     if !has_ended {
         // It writes nothing more: it looks whether it is to stop before each write.
-        warn!("the engine is in the middle of a change and is not waited for");
+        let limit = STOP_LIMIT.as_secs_f32();
+        warn!("the engine has not ended within {limit} s and is not waited for");
         return leave(on_exit, &pin_dir);
     }
     match thread.join() {
@@ -170,12 +168,14 @@ fn is_interrupted(error: &anyhow::Error) -> bool {
 /// What [`Engine::run`] does at its end, where it did not come to it.
 fn leave(on_exit: OnExit, pin_dir: &Path) -> anyhow::Result<()> {
     match on_exit {
-        OnExit::Keep => info!("stopped before the end of a change; the next start reconciles it"),
+        OnExit::Keep => {
+            info!("stopped before the engine had finished; the next start reconciles the kernel");
+        }
         OnExit::Detach => {
             let removed = engine::remove_pins(pin_dir)?;
             info!(
                 links = removed.links,
-                "stopped before the end of a change; detached"
+                "stopped before the engine had finished; detached"
             );
         }
     }

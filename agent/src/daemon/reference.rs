@@ -96,7 +96,7 @@ fn configuration() -> Vec<Limit> {
             "time to read all files",
             time(READ_LIMIT),
             "as above",
-            "config::reader::tests::a_file_system_that_hangs_is_given_up_and_asked_again_when_it_answers",
+            "config::reader::tests::one_that_gets_on_for_ever_is_given_up_at_the_limit_of_all",
         ),
         limit(
             "entries",

@@ -33,6 +33,8 @@ pub(crate) struct State {
     pub(crate) failing: BTreeSet<usize>,
     /// It cannot be read.
     pub(crate) unreadable: bool,
+    /// Readers that were asked for.
+    pub(crate) readers: usize,
     /// Entries that were read to be compared.
     pub(crate) compared: usize,
     /// Policies whose statistics somebody removed.
@@ -228,6 +230,7 @@ impl Kernel for FakeKernel {
     }
 
     fn reader(&self) -> Arc<dyn KernelReader> {
+        self.host.state().readers += 1;
         Arc::new(FakeReader {
             host: self.host.clone(),
             options: self.options.clone(),

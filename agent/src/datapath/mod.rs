@@ -199,8 +199,7 @@ pub trait KernelReader: Send + Sync {
         }
     }
 
-    /// Whether programs find these entries and this policy as they should be. (Of an entry that is gone they find the
-    /// next shorter one; where that has the same policy, nothing is seen.)
+    /// Whether those of these entries that there should be are there, and they and this policy are as they should be.
     ///
     /// # Errors
     ///
@@ -348,7 +347,7 @@ pub enum Found {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Attachment {
-    /// The kernel lists the program at the cgroup and the link's pin exists.
+    /// The kernel lists the program at the cgroup, and each pin is of the object it should be.
     pub attached: bool,
     /// What is wrong, if anything.
     pub problem: Option<String>,

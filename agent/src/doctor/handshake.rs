@@ -10,6 +10,7 @@ use crate::{
         HostFacts, Mptcp, PolicyName, PolicySet, Settings, SynAckRto,
         units::{format_duration, jiffies_duration, quantise, tenths_of_s},
     },
+    printable::counted,
 };
 
 /// More retransmissions than this gain nothing: the shortest timer has its lifetime by 12.
@@ -135,10 +136,10 @@ fn syn_ack_retries(set: &PolicySet, host: &HostFacts) -> Finding {
         format!(
             "Linux 6.2 or later with BTF, where tcp_synack_retries of a request's namespace counts. This kernel does \
              not tell a program, which reckons with {}; a shorter one must be said, such as syn_ack_rto = \"{}\"; with \
-             {} retransmissions a request then lives {}",
+             {} a request then lives {}",
             host.syn_ack_retries(),
             text(shortest),
-            host.syn_ack_retries(),
+            counted(host.syn_ack_retries(), "retransmission", "retransmissions"),
             lifetime(shortest, host.syn_ack_retries()),
         )
     };
@@ -279,7 +280,10 @@ fn own_options(found: &listeners::Found, host: &HostFacts) -> Finding {
     let seen = found.seen;
     let hidden = match found.hidden_processes {
         0 => String::new(),
-        hidden => format!("; {hidden} processes could not be looked into"),
+        hidden => format!(
+            "; {} could not be looked into",
+            counted(hidden, "process", "processes")
+        ),
     };
     if harmed.is_empty() && found.hidden_processes == 0 {
         let text = format!("none of {seen} uses TCP_DEFER_ACCEPT or a smaller TCP_SYNCNT");
@@ -449,7 +453,7 @@ mod tests {
         assert_eq!(
             finding.found,
             "with a timer of their own: 127.0.0.1:80 of httpd (pid 7), TCP_DEFER_ACCEPT 7 s, 127.0.0.1:80 of httpd \
-             (pid 7), TCP_SYNCNT 2; 1 processes could not be looked into"
+             (pid 7), TCP_SYNCNT 2; 1 process could not be looked into"
         );
         let hidden = own_options(&found(vec![], 2), &OLD);
         assert!(hidden.fix.unwrap().contains("root"));

@@ -64,6 +64,8 @@ pub struct Input<'a> {
     pub host: Option<HostFacts>,
     /// Why the configuration could not be read, if it could not.
     pub config_error: Option<String>,
+    /// Who else than root may change it; a line each, with the fix.
+    pub exposed: &'a [String],
     /// What the kernel has.
     pub features: &'a [Feature],
     /// What a probe of the timers in force found, if one was made.
@@ -150,6 +152,15 @@ pub fn examine(input: &Input<'_>) -> Report {
             "fix the file; rto-agent check tells when it is right",
         ));
     }
+    if !input.exposed.is_empty() {
+        findings.push(Finding::bad(
+            "configuration-permissions",
+            Severity::Warning,
+            input.exposed.join("\n"),
+            "who can write the configuration decides the timers of every connection",
+            "give files and directories to root, and take the right to write from all others",
+        ));
+    }
     let worst = findings
         .iter()
         .map(|f| f.severity)
@@ -176,7 +187,7 @@ pub fn render(report: &Report) -> String {
         let _ = writeln!(text, "{mark}  {}: {found}", finding.id);
         if let Some(fix) = &finding.fix {
             let _ = writeln!(text, "         why:  {}", finding.why);
-            let _ = writeln!(text, "         fix: {fix}");
+            let _ = writeln!(text, "         fix:  {fix}");
         }
     }
     let count = |severity| {

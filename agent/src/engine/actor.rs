@@ -9,9 +9,8 @@ use tokio::sync::{broadcast, watch};
 use tracing::{error, info, warn};
 
 use super::{
-    Channels, EngineConfig, EngineError, Message, Open, Reply, Snapshot,
+    Channels, EngineConfig, EngineError, Message, Open, Reply, STOP_LIMIT, Snapshot,
     audit::{Cause, Source},
-    changing,
     desired::{Desired, LoadedConfig},
     detach::Restoring,
     jobs::{Done, comparing::Comparing, events::Events, probing::Probing, walk, walk::Walks},
@@ -33,7 +32,7 @@ use crate::{
     },
     policy::PolicyName,
     problem::Problem,
-    progress,
+    progress::{self, Progress},
     wire::{
         events::StreamItem,
         types::{ApplyRequest, Caller, ReloadView, WalkView, now_s},
@@ -42,6 +41,10 @@ use crate::{
 
 /// How often the attachment, the host's sysctls and a part of the maps are looked at.
 pub(super) const HEALTH_INTERVAL: Duration = Duration::from_secs(5);
+
+/// How long after it was told to stop the engine waits for its probe and its walk, of both together: so much sooner than the
+/// daemon gives the engine up that it can still detach.
+const JOBS_LIMIT: Duration = STOP_LIMIT.saturating_sub(Duration::from_millis(500));
 
 /// The engine: see the module.
 pub struct Engine {
@@ -61,6 +64,7 @@ pub struct Engine {
     pub(super) snapshots: watch::Sender<Arc<Snapshot>>,
     about: Arc<About>,
     shared: Arc<Shared>,
+    progress: Progress,
     pub(super) systemd: Systemd,
     /// See [`systemd::step_interval`].
     step_interval: Duration,
@@ -122,8 +126,8 @@ impl Engine {
             host_defaults: config.host.defaults(),
         };
         let starting = channels.snapshots.borrow().clone();
-        let open = changing::told(open, starting.shared.clone());
-        let (reconciler, change) = Reconciler::start(open, options, desired, store)?;
+        let opening = (open, starting.shared.clone());
+        let (reconciler, change) = Reconciler::start(opening, options, desired, store)?;
         log_start(&reconciler);
         let cause = Cause::from(Source::Start);
         cause.audit(&change);
@@ -143,6 +147,7 @@ impl Engine {
             messages: channels.messages,
             about: starting.about.clone(),
             shared: starting.shared.clone(),
+            progress: channels.progress,
             snapshots: channels.snapshots,
             systemd: Systemd::default(),
             step_interval: systemd::step_interval(),
@@ -376,9 +381,9 @@ impl Engine {
             Err(e) => {
                 error!("entries past their time could not be removed, trying again: {e}");
                 self.expiry_after = Some(Instant::now() + HEALTH_INTERVAL);
-                self.publish();
             }
         }
+        self.publish();
     }
 
     fn check_health(&mut self) {
@@ -494,9 +499,12 @@ impl Engine {
     }
 
     fn stop(mut self) -> anyhow::Result<()> {
+        let begin = self.progress.stopped_at().unwrap_or_else(Instant::now);
+        let deadline = begin + JOBS_LIMIT;
+        self.walks.cancel();
         self.events.end();
-        self.probing.finish();
-        self.walks.stop();
+        self.probing.finish(deadline);
+        self.walks.finish(deadline);
         if self.restoring.is_some() || self.reconciler.has_kept_maps() {
             let kept = self.reconciler.leave_maps();
             warn!(

@@ -1,99 +1,45 @@
-//! A kernel whose writes tell the readers of snapshots that it changes.
+//! The kernel, whose changes the readers of snapshots are told of.
 
-use std::sync::Arc;
-
-use rto_agent_common::HostDefaults;
+use std::{ops::Deref, sync::Arc};
 
 use super::{reconcile::Open, snapshot::Shared};
-use crate::{
-    datapath::{DatapathError, Found, Kernel, KernelReader, Options, Removed, events, walk},
-    policy::plan::{MapState, Plan},
-};
+use crate::datapath::{DatapathError, Kernel, Options, Removed};
 
-struct Changing {
+/// An open kernel, to be read by anybody; what may write it goes by [`SharedKernel::change`].
+pub(super) struct SharedKernel {
     kernel: Box<dyn Kernel>,
     shared: Arc<Shared>,
 }
 
-/// Opens the same kernel; a change of it begins with its first write and ends with the next snapshot.
-pub(super) fn told(open: Open, shared: Arc<Shared>) -> Open {
-    Arc::new(move |options| {
-        let shared = shared.clone();
+impl SharedKernel {
+    /// Opens it, which may write already.
+    pub(super) fn open(
+        open: &Open,
+        options: Options,
+        shared: Arc<Shared>,
+    ) -> Result<Self, DatapathError> {
         shared.begin();
         let kernel = open(options)?;
-        Ok(Box::new(Changing { kernel, shared }))
-    })
-}
-
-impl Kernel for Changing {
-    fn options(&self) -> &Options {
-        self.kernel.options()
+        Ok(Self { kernel, shared })
     }
 
-    fn found(&self) -> Found {
-        self.kernel.found()
-    }
-
-    fn read(&self) -> Result<MapState, DatapathError> {
-        self.kernel.read()
-    }
-
-    fn apply(
-        &mut self,
-        room: u32,
-        current: &MapState,
-        plan: &Plan,
-        desired: &MapState,
-    ) -> Result<bool, DatapathError> {
+    /// For a change of it, which begins with this and ends with the next snapshot.
+    pub(super) fn change(&mut self) -> &mut dyn Kernel {
         self.shared.begin();
-        self.kernel.apply(room, current, plan, desired)
+        self.kernel.as_mut()
     }
 
-    fn attach(&mut self) -> Result<(), DatapathError> {
-        self.shared.begin();
-        self.kernel.attach()
-    }
-
-    fn reader(&self) -> Arc<dyn KernelReader> {
-        self.kernel.reader()
-    }
-
-    fn set_host_defaults(&mut self, host: HostDefaults) -> Result<(), DatapathError> {
-        self.shared.begin();
-        self.kernel.set_host_defaults(host)
-    }
-
-    fn retry_statistics(&mut self) {
-        if !self.kernel.reader().missing_stats().is_empty() {
-            self.shared.begin();
-            self.kernel.retry_statistics();
-        }
-    }
-
-    fn restore_tables(&mut self) -> Result<(), DatapathError> {
-        self.shared.begin();
-        self.kernel.restore_tables()
-    }
-
-    fn events(&self) -> Result<(events::Reader, events::SynAcks), DatapathError> {
-        self.kernel.events()
-    }
-
-    fn walker(&self, mode: walk::Mode) -> Result<walk::Walker, DatapathError> {
-        self.kernel.walker(mode)
-    }
-
-    fn unlink(&mut self) -> Result<(), DatapathError> {
-        self.shared.begin();
-        self.kernel.unlink()
-    }
-
-    fn is_unlinked(&self) -> bool {
-        self.kernel.is_unlinked()
-    }
-
-    fn detach(self: Box<Self>) -> Result<Removed, DatapathError> {
+    /// See [`Kernel::detach`].
+    pub(super) fn detach(self) -> Result<Removed, DatapathError> {
         self.shared.begin();
         self.kernel.detach()
+    }
+}
+
+impl Deref for SharedKernel {
+    type Target = dyn Kernel;
+
+    fn deref(&self) -> &Self::Target {
+        self.kernel.as_ref()
     }
 }

@@ -14,8 +14,12 @@ pub struct Need {
 /// A row, its place in the text, and what sorting takes of both: 110 bytes by VmHWM of a start with a million entries.
 const OF_FILES: u64 = 128;
 /// A node of the map of runtime entries, of the copy that a change is tried on and of the entries over those of the
-/// files, a line of the plan, and one of the state file, which is in memory as well.
+/// files, a line of the plan, and one of the state file, which is in memory as well: 374 bytes by VmHWM of an `add` of
+/// 200,000.
 const OF_RUNTIME: u64 = 400;
+/// Of one that there is already: the copy that a change is tried on, and its line of the state file. 218 bytes by VmHWM of
+/// an `add` of one CIDR to 200,000.
+const OF_COPY: u64 = 220;
 /// For each byte of the state file: its text, and what is made of it.
 const OF_STORE: u64 = 4;
 /// For each byte of a request: its buffer, and a string for each CIDR of a dozen bytes.
@@ -32,10 +36,19 @@ impl Need {
         Self::of(format!("{cidrs} entries of files"), cidrs, OF_FILES)
     }
 
-    /// To change runtime entries, of which there are so many then.
+    /// To add so many runtime entries to those that there are.
     #[must_use]
-    pub fn of_runtime(entries: usize) -> Self {
-        Self::of(format!("{entries} runtime entries"), entries, OF_RUNTIME)
+    pub fn of_runtime(added: usize, known: usize) -> Self {
+        let what = match known {
+            0 => format!("{added} runtime entries"),
+            _ => format!("{added} more runtime entries beside {known}"),
+        };
+        let copies = Self::of(String::new(), known, OF_COPY);
+        let added = Self::of(what, added, OF_RUNTIME);
+        Self {
+            bytes: added.bytes.saturating_add(copies.bytes),
+            ..added
+        }
     }
 
     /// To read a state file of so many bytes.
@@ -139,9 +152,17 @@ mod tests {
             max: 256 << 20,
             left: 100 << 20,
         };
-        assert_eq!(Need::of_runtime(200_000).check(&limit), Ok(()));
+        assert_eq!(Need::of_runtime(200_000, 0).check(&limit), Ok(()));
         assert_eq!(Need::of_files(800_000).check(&limit), Ok(()));
-        let refusal = Need::of_runtime(524_288).check(&limit).unwrap_err();
+        // What is added again takes no room of its own.
+        assert_eq!(Need::of_runtime(0, 400_000).check(&limit), Ok(()));
+        let more = Need::of_runtime(200_000, 300_000).check(&limit);
+        let more = more.unwrap_err();
+        assert!(
+            more.starts_with("200000 more runtime entries beside 300000 need"),
+            "{more}"
+        );
+        let refusal = Need::of_runtime(524_288, 0).check(&limit).unwrap_err();
         for part in [
             "524288 runtime entries need some 200 MiB",
             "/sys/fs/cgroup/system.slice/rto-agent.service has 100 of its 256 MiB left",

@@ -5,7 +5,7 @@
 //! and `reconcile` alone goes from there to the kernel. What others see is a [`Snapshot`], published after each change
 //! and read on their own threads.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, time::Duration};
 
 use crate::{config::Config, kernel::features::Feature, policy::HostFacts};
 
@@ -36,6 +36,10 @@ pub(crate) use jobs::events::WATCHERS;
 pub use jobs::{Done, walk};
 pub use reconcile::Open;
 pub use snapshot::{Readiness, Snapshot};
+
+/// How long the engine may take to end once it is told to; what the daemon does after it takes less than what this lacks
+/// of two seconds.
+pub const STOP_LIMIT: Duration = Duration::from_millis(1500);
 
 /// What the daemon is started with.
 #[derive(Clone, Debug)]

@@ -8,8 +8,10 @@ use tracing::{debug, error, info, warn};
 use super::{
     EngineError,
     audit::Cause,
+    changing::SharedKernel,
     desired::{Desired, Resolved},
     memory::{self, Need},
+    snapshot::Shared,
     store::RuntimeStore,
     verify::DifferenceLog,
 };
@@ -61,8 +63,9 @@ pub(super) struct Change {
 /// The kernel, what it should hold and what it holds.
 pub(super) struct Reconciler {
     open: Open,
+    shared: Arc<Shared>,
     /// Absent while detached.
-    kernel: Option<Box<dyn Kernel>>,
+    kernel: Option<SharedKernel>,
     options: Options,
     found: Found,
     /// What should be in force, or will be once attached again.
@@ -85,19 +88,21 @@ pub(super) struct Reconciler {
 impl Reconciler {
     /// Opens the kernel, has it hold what is desired and puts it in force.
     pub(super) fn start(
-        open: Open,
+        (open, shared): (Open, Arc<Shared>),
         options: Options,
         desired: Desired,
         store: RuntimeStore,
     ) -> Result<(Self, Change), EngineError> {
         let resolved = Arc::new(desired.resolve()?);
-        let kernel = open(Options {
+        let options = Options {
             max_entries: resolved.room(),
             ..options
-        })?;
+        };
+        let kernel = SharedKernel::open(&open, options, shared.clone())?;
         let held = kernel.read()?;
         let mut reconciler = Self {
             open,
+            shared,
             options: kernel.options().clone(),
             found: kernel.found(),
             kernel: Some(kernel),
@@ -233,7 +238,7 @@ impl Reconciler {
         let Some(kernel) = self.kernel.as_mut().filter(|kernel| !kernel.is_unlinked()) else {
             return Ok(());
         };
-        let cause = match kernel.apply(room, &self.held, plan, desired) {
+        let cause = match kernel.change().apply(room, &self.held, plan, desired) {
             Ok(renewed) => {
                 self.renewed |= renewed;
                 self.held.clone_from(desired);
@@ -251,7 +256,7 @@ impl Reconciler {
         error!("{cause}; going back");
         let undone = kernel.read().and_then(|actual| {
             let back = Plan::between(&actual, &self.held);
-            kernel.apply(0, &actual, &back, &self.held)
+            kernel.change().apply(0, &actual, &back, &self.held)
         });
         match undone {
             Ok(renewed) => {
@@ -282,7 +287,7 @@ impl Reconciler {
         }
         self.options.host_defaults = host.defaults();
         if let Some(kernel) = &mut self.kernel
-            && let Err(e) = kernel.set_host_defaults(host.defaults())
+            && let Err(e) = kernel.change().set_host_defaults(host.defaults())
         {
             error!("the program goes by former settings of the host: {e}");
         }
@@ -291,12 +296,13 @@ impl Reconciler {
     fn attach(&mut self) -> Result<(), DatapathError> {
         self.kernel
             .as_mut()
-            .map_or(Ok(()), |kernel| kernel.attach())
+            .map_or(Ok(()), |kernel| kernel.change().attach())
     }
 
     /// Fills and attaches a new kernel after [`Reconciler::detach`].
     pub(super) fn reopen(&mut self) -> Result<Change, EngineError> {
-        let kernel = (self.open)(self.options.clone())?;
+        let (options, shared) = (self.options.clone(), self.shared.clone());
+        let kernel = SharedKernel::open(&self.open, options, shared)?;
         self.held = kernel.read()?;
         self.kernel = Some(kernel);
         self.kept = false;
@@ -347,21 +353,13 @@ impl Reconciler {
         }
     }
 
-    /// Attaches again what somebody took out of force, and writes again what is out of step. What was written, if
+    /// Attaches again what somebody took out of force, and writes again what is out of step. What was done, if
     /// anything was.
     pub(super) fn repair(&mut self) -> Option<Change> {
-        let kernel = self.kernel.as_mut()?;
-        kernel.retry_statistics();
-        let problem = kernel.reader().attachment().problem;
-        let broken = problem.and_then(|problem| match kernel.attach() {
-            Ok(()) => {
-                warn!(problem, "attached again");
-                None
-            }
-            Err(e) => Some(format!("{problem}; attaching again failed: {e}")),
-        });
-        self.broken.becomes(broken, |text| error!("{text}"));
-        self.out_of_sync.as_ref()?;
+        let attached = self.attach_again();
+        if self.out_of_sync.is_none() {
+            return attached;
+        }
         match self.rewrite() {
             Ok(change) => {
                 info!("the kernel's maps are in step again");
@@ -369,14 +367,42 @@ impl Reconciler {
             }
             Err(e) => {
                 error!("the kernel's maps are still out of step: {e}");
-                None
+                attached
             }
         }
     }
 
+    /// Attaches again what somebody took out of force, and pins again what lost its pin. No entry changes, but connections
+    /// may have begun without one.
+    fn attach_again(&mut self) -> Option<Change> {
+        let kernel = self.kernel.as_mut()?;
+        if !kernel.reader().missing_stats().is_empty() {
+            kernel.change().retry_statistics();
+        }
+        let problem = kernel.reader().attachment().problem;
+        let (attached, broken) = match problem.map(|problem| (kernel.change().attach(), problem)) {
+            None => (None, None),
+            Some((Ok(()), problem)) => {
+                warn!(problem, "attached again");
+                let detail = format!("attached again: {problem}");
+                let change = Change {
+                    detail,
+                    ..Change::default()
+                };
+                (Some(change), None)
+            }
+            Some((Err(e), problem)) => {
+                let broken = format!("{problem}; attaching again failed: {e}");
+                (None, Some(broken))
+            }
+        };
+        self.broken.becomes(broken, |text| error!("{text}"));
+        attached
+    }
+
     fn rewrite(&mut self) -> Result<Change, EngineError> {
         if let Some(kernel) = self.kernel.as_mut().filter(|kernel| !kernel.is_unlinked()) {
-            kernel.restore_tables()?;
+            kernel.change().restore_tables()?;
             self.held = kernel.read()?;
         }
         let (before, resolved) = (self.held.clone(), self.resolved.clone());
@@ -391,7 +417,7 @@ impl Reconciler {
         };
         // First: where it cannot be had, nothing has changed.
         let walker = kernel.walker(Mode::Restore)?;
-        kernel.unlink()?;
+        kernel.change().unlink()?;
         Ok(vec![walker])
     }
 
@@ -490,8 +516,8 @@ impl Reconciler {
 }
 
 impl super::Engine {
-    /// Makes a change, wherever it comes from: reconciles, publishes, writes the audit line and has the sockets that
-    /// are open already walked over, or leaves everything as it is.
+    /// Makes a change, wherever it comes from: reconciles, writes the audit line and has the sockets that are open
+    /// already walked over, or leaves everything as it is. The caller publishes, together with how it went.
     ///
     /// # Errors
     ///
@@ -509,7 +535,6 @@ impl super::Engine {
             self.probing.invalidate();
         }
         let change = change?;
-        self.publish();
         cause.audit(&change);
         // Who is covered by fewer entries than before has what it needs.
         let ChangeSummary { added, changed, .. } = change.summary;

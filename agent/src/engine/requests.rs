@@ -6,7 +6,7 @@ use super::{
     desired::Desired,
     memory::{self, Need},
     reconcile::Persist,
-    runtime::{Removal, RuntimeEntry, boottime_ms},
+    runtime::{Removal, RuntimeEntries, RuntimeEntry, boottime_ms},
 };
 use crate::{
     config::{Config, save},
@@ -28,8 +28,8 @@ impl Engine {
         mut request: AddRequest,
         by: Caller,
     ) -> Result<ChangeAnswer, EngineError> {
-        self.check_memory(request.cidrs.len())?;
         let cidrs = parse_cidrs(std::mem::take(&mut request.cidrs))?;
+        memory::check(&need_of(&self.reconciler.desired().runtime, &cidrs))?;
         let ttl = request.ttl.as_deref().map(parse_ttl).transpose();
         let ttl = ttl.map_err(|e| EngineError::Refused(format!("--ttl {e}")))?;
         let (name, settings) = policy_for(self.reconciler.desired(), &request)?;
@@ -111,13 +111,6 @@ impl Engine {
         };
         self.note_detached(&mut answer);
         Ok(answer)
-    }
-
-    /// Refuses a request for so many entries that there is no memory for.
-    fn check_memory(&self, cidrs: usize) -> Result<(), EngineError> {
-        let runtime = &self.reconciler.desired().runtime;
-        let all = cidrs + runtime.len() + runtime.masked().len();
-        memory::check(&Need::of_runtime(all))
     }
 
     /// The desired state without some entries, and what to say of it.
@@ -223,6 +216,13 @@ impl Notes {
     }
 }
 
+/// What an `add` of these needs.
+fn need_of(runtime: &RuntimeEntries, cidrs: &[Cidr]) -> Need {
+    let added = stepping(cidrs).filter(|cidr| runtime.get(cidr).is_none());
+    let known = runtime.len() + runtime.masked().len();
+    Need::of_runtime(added.count(), known)
+}
+
 fn location_in_files(desired: &Desired, cidr: &Cidr) -> Option<Location> {
     desired.files.config.set.entries.get(cidr)?.location()
 }
@@ -295,4 +295,23 @@ fn parse_cidrs(texts: Vec<String>) -> Result<Vec<Cidr>, EngineError> {
 
 fn refused<T>(text: &str) -> Result<T, EngineError> {
     Err(EngineError::Refused(text.to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_there_already_is_not_added() {
+        let [known, new] = ["10.1.0.0/16", "10.2.0.0/16"].map(|text| text.parse().unwrap());
+        let entry = RuntimeEntry {
+            policy: "near".parse().unwrap(),
+            by: Caller { uid: 0, pid: 1 },
+            expires_ms: None,
+        };
+        let mut runtime = RuntimeEntries::default();
+        runtime.add(&[known], &entry, &Settings::default());
+        assert_eq!(need_of(&runtime, &[known]), Need::of_runtime(0, 1));
+        assert_eq!(need_of(&runtime, &[known, new]), Need::of_runtime(1, 1));
+    }
 }

@@ -9,6 +9,7 @@ use crate::{
     datapath::{Attachment, DatapathError, KernelReader},
     kernel::interference::Verdict,
     policy::PolicyName,
+    printable::counted,
     wire::{
         stats::{PolicyStats, StatsAnswer},
         types::{CountersView, EntriesView, FamiliesView, ProbeView, StatusAnswer, now_ms},
@@ -129,13 +130,14 @@ impl Snapshot {
         for (name, counters) in policies {
             for (option, count) in &counters.setsockopt_failures {
                 warnings.push(format!(
-                    "policy {name}: the kernel refused {option} {count} times"
+                    "policy {name}: the kernel refused {option} {}",
+                    counted(*count, "time", "times")
                 ));
             }
             if counters.storage_failures > 0 {
                 warnings.push(format!(
-                    "policy {name}: {} connections left alone: out of memory",
-                    counters.storage_failures
+                    "policy {name}: {} left alone: out of memory",
+                    counted(counters.storage_failures, "connection", "connections")
                 ));
             }
         }
@@ -201,7 +203,11 @@ impl Snapshot {
                 let set = resolved.as_ref().map(|resolved| &resolved.set);
                 let entries = set.map_or(0, |set| set.entries.len());
                 let policies = set.map_or(0, |set| set.policies.len());
-                format!("{entries} entries of {policies} policies in force")
+                format!(
+                    "{} of {} in force",
+                    counted(entries, "entry", "entries"),
+                    counted(policies, "policy", "policies")
+                )
             }
         };
         if health.last_reload.ok {

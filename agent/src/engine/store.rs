@@ -157,6 +157,21 @@ pub fn load(state_dir: &Path) -> io::Result<(RuntimeEntries, Option<String>)> {
     }
 }
 
+/// What a daemon of this boot has saved in `state_dir`. Nothing there is changed: one may be starting.
+///
+/// # Errors
+///
+/// If there is a file and it cannot be read or understood.
+pub fn peek(state_dir: &Path) -> io::Result<RuntimeEntries> {
+    let path = state_dir.join(FILE);
+    let text = match regular_file::read(&path, MAX_FILE) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(RuntimeEntries::default()),
+        text => text,
+    };
+    let runtime = text.and_then(|text| parse(&text, &boot_id()).map_err(io::Error::other));
+    runtime.map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", path.display())))
+}
+
 fn parse(text: &str, boot_id: &str) -> Result<RuntimeEntries, String> {
     let file: File =
         serde_json::from_str(text).map_err(|e| format!("cannot be understood: {e}"))?;

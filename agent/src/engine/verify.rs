@@ -120,7 +120,7 @@ fn is_different(compared: &Result<Differences, DatapathError>) -> bool {
 }
 
 impl Engine {
-    /// Compares everything in the kernel with what should be there, and repairs what differs.
+    /// Compares everything in the kernel with what should be there, and repairs what differs. The caller publishes.
     pub(super) fn verify(&mut self) -> VerifyAnswer {
         let (begin, at_s) = (Instant::now(), now_s());
         let mut problems = Vec::new();
@@ -155,7 +155,7 @@ impl Engine {
         }
     }
 
-    /// Puts in force again what is not, and writes again what differs.
+    /// Puts in force again what is not, and writes again what differs. The caller publishes.
     pub(super) fn repair(&mut self) {
         let Some(change) = self.reconciler.repair() else {
             return;
@@ -163,7 +163,6 @@ impl Engine {
         self.probing.invalidate();
         let cause = Cause::from(Source::Repair);
         cause.audit(&change);
-        self.publish();
         // Connections may have begun without a policy meanwhile.
         self.apply_to_open(&cause);
     }

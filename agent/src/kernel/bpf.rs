@@ -1,4 +1,4 @@
-//! The few bpf(2) commands that aya does not offer: asking what is attached where.
+//! The few bpf(2) commands that aya does not offer: what is attached where, what a program is and uses, what is pinned.
 
 use std::{
     ffi::CString,

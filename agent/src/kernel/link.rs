@@ -81,6 +81,12 @@ impl Link {
         Ok(object_info::<LinkInfo>(self.0.as_fd())?.program_id)
     }
 
+    /// Whether it is still attached to a cgroup: of one that was detached, or whose cgroup is gone, the kernel tells no
+    /// cgroup (`bpf_cgroup_link_fill_link_info()`, Linux 5.10).
+    pub fn is_attached(&self) -> io::Result<bool> {
+        Ok(object_info::<LinkInfo>(self.0.as_fd())?.cgroup_id != 0)
+    }
+
     /// Puts another program in the place of its own: at once, and in the same place among those of other owners
     /// (`cgroup_bpf_replace()`, Linux 5.7).
     pub fn update(&self, program: BorrowedFd<'_>) -> io::Result<()> {

@@ -109,6 +109,14 @@ impl<'fd, const N: usize, V: Copy + Default> Trie<'fd, N, V> {
             .map(|found| found.then_some(value))
     }
 
+    /// Whether there is exactly this key. After one that is not there the kernel begins again with the first, which is
+    /// after no other (`trie_get_next_key()`, Linux 6.13 and the stable ones of November 2024; one without that fix may
+    /// take another key of the same length for it).
+    pub fn contains(&self, key: &LpmKey<N>) -> io::Result<bool> {
+        let first = self.next_key(None)?;
+        Ok(first.is_some() && self.next_key(Some(key))? != first)
+    }
+
     /// Writes an element.
     pub fn update(&self, key: &LpmKey<N>, value: &V) -> io::Result<()> {
         self.element(BPF_MAP_UPDATE_ELEM, key, std::ptr::from_ref(value) as u64)

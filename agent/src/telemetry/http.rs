@@ -76,7 +76,7 @@ fn router(engine: Handle) -> Router {
 
 async fn read_body(request: Request, next: Next) -> Response {
     match body::read(request, MAX_BODY).await {
-        Ok(request) => next.run(request).await,
+        Ok((request, _)) => next.run(request).await,
         Err(e) => (e.status(), e.text(MAX_BODY) + "\n").into_response(),
     }
 }

@@ -277,13 +277,13 @@ counters! {
         /// Connections that ended without both sides having finished
         aborted: "aborted_connections", Connections;
         /// Of these, connections given up at a retransmission timeout
-        expired: "expired_connections", Connections, title "given up";
+        expired: "expired_connections", Connections, title "expired";
         /// Times linear mode was ended by linear_retries
         linear_ended: "linear_mode_ended", Connections, title "linear mode ended";
         /// Sockets that were open already and got the policy
         open_sockets: "open_sockets", Connections, title "open sockets taken over";
         /// Connections left alone because memory was short
-        storage_failures: "storage_failures", Connections, title "without memory";
+        storage_failures: "storage_failures", Connections, title "storage failures";
     }
 }
 

@@ -1,11 +1,11 @@
 //! `rto-lab predict`.
 
-use std::{fs, ops::RangeInclusive, path::PathBuf, time::Duration};
+use std::{ops::RangeInclusive, path::PathBuf, time::Duration};
 
 use anyhow::{Context as _, ensure};
 use clap::Args;
 use rto_model::{
-    chart, handshake,
+    handshake,
     predict::{self, Prediction},
     retransmit::{LinuxTimers, RTO_MAX_US, RTO_MIN_US, THIN_LINEAR_RETRIES},
     syn::{GivesUp, SynTimers, syn_ack_rto_auto},
@@ -16,7 +16,7 @@ use serde::Serialize;
 use super::print;
 use crate::{
     policy::{EffectiveSetting, Host, Policy},
-    report::Table,
+    report::{self, Table},
 };
 
 /// Longest disruption, and longest of the other durations: no connection waits longer.
@@ -85,7 +85,7 @@ pub struct Predict {
     /// Print JSON
     #[arg(long)]
     json: bool,
-    /// Draw it as well: idle time on logarithmic and on linear axes, and the improvement
+    /// Draw it as well: idle time on logarithmic and on linear axes, and the ratio
     #[arg(long, value_name = "FILE.svg|FILE.html")]
     chart: Option<PathBuf>,
 }
@@ -133,10 +133,8 @@ pub(super) fn run(args: &Predict) -> anyhow::Result<()> {
             None => format!("rto_min {}", humantime::format_duration(args.rto_min)),
         };
         let charts = predict::charts(&title, &predict::predict(&kernel, &own, &dense));
-        let ending = path.extension().and_then(|e| e.to_str()).unwrap_or("");
-        let text = chart::document(ending, "rto-lab predict", &charts)
+        report::write_charts(path, "rto-lab predict", &charts)
             .with_context(|| format!("--chart {}", path.display()))?;
-        fs::write(path, text).with_context(|| format!("--chart {}", path.display()))?;
     }
     let answer = Answer {
         hz,

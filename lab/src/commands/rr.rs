@@ -207,13 +207,13 @@ fn server(args: &Rr) -> anyhow::Result<()> {
     let report = |peer: SocketAddr, error: &anyhow::Error| eprintln!("{peer}: {error:#}");
     serve_while(&listener, args.options(), limits, &tally, &go_on, report)?;
     println!(
-        "{} connections, {} transactions",
+        "connections {}, transactions {}",
         tally.connections.load(Ordering::Relaxed),
         tally.transactions.load(Ordering::Relaxed),
     );
     let refused = tally.refused.load(Ordering::Relaxed);
     if refused > 0 {
-        println!("{refused} connections refused");
+        println!("connections refused {refused}");
     }
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! The report as one HTML file.
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
-use rto_model::chart;
+use rto_model::chart::{self, Chart};
 
 use super::{Report, Table};
 
@@ -15,11 +15,35 @@ svg { max-width: 100%; height: auto }
 ";
 
 pub(super) fn page(report: &Report) -> anyhow::Result<String> {
-    let mut drawings = Vec::new();
-    for one in &report.charts {
-        drawings.push(chart::svg(std::slice::from_ref(one))?);
-    }
-    let title = format!("rto-lab {}", report.name);
+    let drawings = drawings(&report.charts)?;
+    let body = html! {
+        p { (report.question) }
+        p { (report.machine.describe()) "; seed " (report.seed) }
+        @if !report.method.is_empty() {
+            ul {
+                @for (name, value) in &report.method {
+                    li { (name) ": " (value) }
+                }
+            }
+        }
+        @if !report.findings.is_empty() {
+            h2 { "Findings" }
+            ul {
+                @for finding in &report.findings { li { (finding) } }
+            }
+        }
+        (drawings)
+        @for table in &report.tables { (markup(table)) }
+    };
+    Ok(document(&format!("rto-lab {}", report.name), &body))
+}
+
+/// Charts without a report.
+pub(super) fn charts_page(title: &str, charts: &[Chart]) -> anyhow::Result<String> {
+    Ok(document(title, &drawings(charts)?))
+}
+
+fn document(title: &str, body: &Markup) -> String {
     let page = html! {
         (DOCTYPE)
         html lang="en" {
@@ -30,27 +54,22 @@ pub(super) fn page(report: &Report) -> anyhow::Result<String> {
             }
             body {
                 h1 { (title) }
-                p { (report.question) }
-                p { (report.machine.describe()) "; seed " (report.seed) }
-                @if !report.method.is_empty() {
-                    ul {
-                        @for (name, value) in &report.method {
-                            li { (name) ": " (value) }
-                        }
-                    }
-                }
-                @if !report.findings.is_empty() {
-                    h2 { "Findings" }
-                    ul {
-                        @for finding in &report.findings { li { (finding) } }
-                    }
-                }
-                @for drawing in &drawings { (PreEscaped(drawing)) }
-                @for table in &report.tables { (markup(table)) }
+                (body)
             }
         }
     };
-    Ok(page.into_string())
+    page.into_string()
+}
+
+/// Each in a drawing of its own.
+fn drawings(charts: &[Chart]) -> anyhow::Result<Markup> {
+    let mut drawings = Vec::new();
+    for one in charts {
+        drawings.push(chart::svg(std::slice::from_ref(one))?);
+    }
+    Ok(html! {
+        @for drawing in &drawings { (PreEscaped(drawing)) }
+    })
 }
 
 fn markup(table: &Table) -> Markup {

@@ -6,7 +6,7 @@ mod table;
 use std::{fs, path::Path};
 
 use anyhow::Context as _;
-use rto_model::chart::Chart;
+use rto_model::chart::{self, Chart};
 use serde::Serialize;
 
 use rto_testbed::machine::Machine;
@@ -99,6 +99,20 @@ impl Report {
     }
 }
 
+/// Writes charts alone: one drawing, or a page like those of the reports, by the ending of the file's name.
+///
+/// # Errors
+///
+/// If it ends in neither `.svg` nor `.html`, there is nothing to draw, or the file cannot be written.
+pub fn write_charts(path: &Path, title: &str, charts: &[Chart]) -> anyhow::Result<()> {
+    let text = match path.extension().and_then(|ending| ending.to_str()) {
+        Some("svg") => chart::svg(charts)?,
+        Some("html") => html::charts_page(title, charts)?,
+        _ => anyhow::bail!("its name must end in .svg or .html"),
+    };
+    Ok(fs::write(path, text)?)
+}
+
 #[cfg(test)]
 mod tests {
     use rto_model::chart::{Axis, Legend, Series};
@@ -138,6 +152,27 @@ mod tests {
     #[test]
     fn as_text() {
         insta::assert_snapshot!(report().text());
+    }
+
+    #[test]
+    fn charts_alone_look_like_a_report() {
+        let dir = tempfile::tempdir().unwrap();
+        let charts = report().charts;
+        let written = |name: &str| {
+            let path = dir.path().join(name);
+            write_charts(&path, "<trial>", &charts).map(|()| fs::read_to_string(path).unwrap())
+        };
+        assert!(written("a.svg").unwrap().starts_with("<svg"));
+        let page = written("a.html").unwrap();
+        assert!(
+            page.starts_with("<!DOCTYPE html>") && page.contains("</svg>"),
+            "{page}"
+        );
+        assert!(page.contains("<h1>&lt;trial&gt;</h1>"), "{page}");
+        // As the reports are.
+        assert!(page.contains("border-collapse: collapse"), "{page}");
+        let refused = written("a.png").unwrap_err().to_string();
+        assert!(refused.contains(".svg or .html"), "{refused}");
     }
 
     #[test]

@@ -99,7 +99,7 @@ pub struct Candidate {
     pub value_us: u64,
     /// The same in jiffies.
     pub jiffies: u64,
-    /// Samples that would be sent again in vain.
+    /// Samples that would be retransmitted spuriously.
     pub expected: Expected,
     /// Whether it is so short that a peer's delayed ACK comes later.
     pub below_delack: bool,
@@ -349,7 +349,7 @@ impl Question {
     }
 }
 
-/// When a single segment is sent again first. What was sent again gives no sample: the copy that was not needed makes
+/// When a single segment is retransmitted first. What was retransmitted gives no sample: the copy that was not needed makes
 /// the peer answer at once, so that the estimator does not learn of slow answers. (Linux 6.18, rto_min 8 ms, answers
 /// after up to 100 ms: the RTO stayed at 12 ms over 400 requests, with timestamps.)
 #[derive(Clone)]

@@ -149,7 +149,7 @@ fn flows_in_order_are_judged_as_they_came() {
 }
 
 #[test]
-fn what_is_sent_again_is_not_learned_from() {
+fn what_is_retransmitted_is_not_learned_from() {
     // Half of them take 20 ms: an estimator that saw that would soon wait for as long, its probe as well.
     let rtts = (0..4501).map(|n| if n % 2 == 1 { 20_000 } else { 300 });
     let flows = vec![in_turn(rtts)];

@@ -2,7 +2,7 @@
 //!
 //! One sample for each ACK that covers something new, of the oldest segment it covers, as Linux takes them
 //! (`tcp_clean_rtx_queue()`, net/ipv4/tcp_input.c, 6.12). Karn's rule: an ACK that covers anything that was
-//! sent again gives none. Samples of SYN and SYN-ACK are kept apart.
+//! retransmitted gives none. Samples of SYN and SYN-ACK are kept apart.
 //!
 //! The times are those of the place of capture: they are round trips only at the host that sends, and a capture
 //! elsewhere gives the part of the path beyond it.
@@ -88,7 +88,7 @@ pub struct FlowCounts {
     pub handshake_retransmitted: u64,
     /// Not answered when the capture or the connection ended.
     pub unanswered: u64,
-    /// ACKs without a sample, because something they cover had been sent again.
+    /// ACKs without a sample, because something they cover had been retransmitted.
     pub ambiguous: u64,
 }
 
@@ -350,7 +350,7 @@ impl Capture {
         say(
             sent.segments >= 10 && sent.retransmitted * 3 > sent.segments,
             format!(
-                "{} of {} segments look sent again: is each packet in the capture twice (two interfaces of one \
+                "{} of {} segments look retransmitted: is each packet in the capture twice (two interfaces of one \
                  path)?",
                 sent.retransmitted, sent.segments
             ),

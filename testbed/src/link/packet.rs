@@ -54,7 +54,7 @@ pub struct Packet {
     pub payload: u32,
     /// Bytes of its flow's data before its first one; `None` if the link has not seen the SYN.
     pub offset: Option<u64>,
-    /// Whether the link has seen all its sequence numbers before, dropped or not: it is sent again.
+    /// Whether the link has seen all its sequence numbers before, dropped or not: it is retransmitted.
     pub repeated: bool,
 }
 

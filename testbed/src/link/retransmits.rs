@@ -1,4 +1,4 @@
-//! What was sent again, and whether it had to be: from the log of the emulated link.
+//! What was retransmitted, and whether it had to be: from the log of the emulated link.
 
 use std::{collections::HashMap, iter::Sum, ops::Add};
 
@@ -10,16 +10,16 @@ use super::{
     rule::PacketFilter,
 };
 
-/// SYNs, SYN-ACKs and segments with data, and which of them were sent again.
+/// SYNs, SYN-ACKs and segments with data, and which of them were retransmitted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct RetransmitCounts {
-    /// How many were sent, those sent again among them.
+    /// How many were sent, retransmissions among them.
     pub sent: u64,
     /// How many of them were dropped.
     pub dropped: u64,
-    /// Sent again, and of what they carry something had been dropped each time.
+    /// Retransmitted, and of what they carry something had been dropped each time.
     pub needed: u64,
-    /// Sent again, although a copy of all they carry had been let through: only its ACK was lost or late.
+    /// Retransmitted, although a copy of all they carry had been let through: only its ACK was lost or late.
     pub spurious: u64,
 }
 
@@ -125,7 +125,7 @@ mod tests {
 
     use super::*;
 
-    /// (kind, offset, bytes, sent again, dropped)
+    /// (kind, offset, bytes, retransmitted, dropped)
     fn log(all: &[(Kind, u64, u32, bool, bool)]) -> Vec<Relayed> {
         let at = Instant::now();
         all.iter()

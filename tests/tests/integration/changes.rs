@@ -71,7 +71,7 @@ fn sighup() -> anyhow::Result<()> {
 }
 
 test!(a_connection_keeps_its_policy);
-/// The entry goes while SYNs are being sent again: the interval stays, and so does the deadline.
+/// The entry goes while SYNs are being retransmitted: the interval stays, and so does the deadline.
 fn a_connection_keeps_its_policy() -> anyhow::Result<()> {
     let env = env(&near("\"192.0.2.0/24\""))?;
     let address = to(SERVER_V4, PORT);

@@ -7,6 +7,7 @@ use nix::sys::signal::Signal;
 use rto_testbed::{
     env::TestEnv,
     netns::SERVER_V4,
+    process::run,
     wait::{TIMEOUT, eventually_seen},
     workload::traffic::Connect,
 };
@@ -246,22 +247,71 @@ fn a_list_of_what_was_asked_for() -> anyhow::Result<()> {
 test!(what_a_killed_daemon_left_is_listed);
 fn what_a_killed_daemon_left_is_listed() -> anyhow::Result<()> {
     let mut env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
+    env.cli(&["add", "10.88.1.0/24", "--policy", "near"])?;
     env.end(Signal::SIGKILL)?;
-    let output = env.try_cli(&["list"])?;
-    let listed = String::from_utf8(output.stdout)?;
-    ensure!(
-        listed.contains("10.88.0.0/24  near    0     initial_rto 100ms"),
-        "{listed}"
-    );
-    let error = String::from_utf8(output.stderr)?;
+    let list = |more: &[&str]| -> anyhow::Result<(Option<i32>, String, String)> {
+        let output = env.try_cli(&[&["list"], more].concat())?;
+        let [stdout, stderr] = [output.stdout, output.stderr].map(String::from_utf8);
+        Ok((output.status.code(), stdout?, stderr?))
+    };
+    let (status, listed, error) = list(&[])?;
+    assert_eq!(status, Some(3), "{error}");
+    for line in [
+        "10.88.0.0/24  near    file     0     initial_rto 100ms",
+        "10.88.1.0/24  near    runtime  0     initial_rto 100ms",
+    ] {
+        ensure!(listed.contains(line), "{line}: {listed}");
+    }
     ensure!(error.contains("is in force by the pins in"), "{error}");
-    assert_eq!(output.status.code(), Some(1));
-    env.cli(&["detach"])?;
-    let output = env.try_cli(&["list"])?;
-    ensure!(
-        output.stdout.is_empty() && output.status.code() == Some(1),
-        "{output:?}"
+    for (asked, cidr, other) in [
+        ("--file", "10.88.0.0/24", "10.88.1.0/24"),
+        ("--runtime", "10.88.1.0/24", "10.88.0.0/24"),
+    ] {
+        let (status, listed, _) = list(&[asked])?;
+        assert_eq!(status, Some(3));
+        ensure!(
+            listed.contains(cidr) && !listed.contains(other),
+            "{asked}: {listed}"
+        );
+    }
+    let (status, json, error) = list(&["--json", "--cidr", "10.88.1.0/24"])?;
+    assert_eq!(status, Some(3), "{error}");
+    let json: Value = serde_json::from_str(&json)?;
+    assert_eq!(json["daemon"], false, "{json:#}");
+    assert_eq!(
+        json["entries"],
+        serde_json::json!([
+            {"cidr": "10.88.1.0/24", "policy": "near", "source": {"kind": "runtime"}, "hits": 0}
+        ])
     );
+    assert_eq!(
+        json["policies"]["near"]["settings"]["initial_rto"], "100ms",
+        "{json:#}"
+    );
+    let nobody = env.cli_fails(&["list", "--policy", "nobody"])?;
+    ensure!(nobody.contains("no policy nobody is in force"), "{nobody}");
+    env.cli(&["detach"])?;
+    let (status, listed, _) = list(&[])?;
+    assert_eq!((status, listed.as_str()), (Some(1), ""));
+    Ok(())
+}
+
+test!(what_is_pinned_and_detached_is_not_listed);
+/// A link's pin outlives its attachment.
+fn what_is_pinned_and_detached_is_not_listed() -> anyhow::Result<()> {
+    let mut env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
+    env.end(Signal::SIGKILL)?;
+    assert_eq!(env.try_cli(&["list"])?.status.code(), Some(3));
+    let link = env.pins()?.join("link");
+    run(&format!("bpftool link detach pinned {}", link.display()))?;
+    ensure!(link.exists());
+    for args in [&["list"][..], &["list", "--json"]] {
+        let output = env.try_cli(args)?;
+        ensure!(
+            output.stdout.is_empty() && output.status.code() == Some(1),
+            "{output:?}"
+        );
+    }
     Ok(())
 }
 
@@ -324,8 +374,38 @@ fn what_is_shown_fits_and_has_colours_only_on_a_terminal() -> anyhow::Result<()>
         let screen = terminal.wait_for("it", |screen| screen.contains(cut))?;
         ensure!(screen.contains("near"), "{screen}");
     }
-    let mut terminal = Terminal::start(env.command(&["status"]))?;
-    terminal.wait_for("the state", |screen| screen.contains("health         good"))?;
+    Ok(())
+}
+
+test!(colours_are_on_a_terminal_alone_and_can_be_switched_off);
+fn colours_are_on_a_terminal_alone_and_can_be_switched_off() -> anyhow::Result<()> {
+    let env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
+    for (no_color, more, coloured) in [
+        ("", &[][..], true),
+        ("1", &[], false),
+        ("", &["--color", "never"], false),
+        ("1", &["--color", "always"], true),
+    ] {
+        let said = || format!("NO_COLOR={no_color:?} {more:?}");
+        let on_terminal = |verb: &str| {
+            let mut command = env.command(&[&[verb], more].concat());
+            command.env("NO_COLOR", no_color);
+            Terminal::start(command)
+        };
+        for (verb, shown) in [
+            ("status", "health         good"),
+            ("check", "good: 1 entry"),
+        ] {
+            let mut terminal = on_terminal(verb)?;
+            terminal.wait_for("the state", |screen| screen.contains(shown))?;
+            assert_eq!(terminal.has_colours(), coloured, "{verb} {}", said());
+        }
+        let mut top = on_terminal("top")?;
+        top.wait_for("the policy", |screen| screen.contains("near"))?;
+        top.press("\r")?;
+        top.wait_for("its histograms", |screen| screen.contains("unknown: none"))?;
+        assert_eq!(top.has_colours(), coloured, "top {}", said());
+    }
     Ok(())
 }
 

@@ -2,11 +2,13 @@
 
 use std::{
     fs,
-    os::unix::fs::PermissionsExt as _,
+    os::unix::fs::{PermissionsExt as _, chown},
+    path::Path,
     process::{Command, Output},
     time::Duration,
 };
 
+use anyhow::Context as _;
 use rto_testbed::{
     env::TestEnv,
     netns::SERVER_V4,
@@ -230,6 +232,100 @@ fn check_says_what_values_become() -> anyhow::Result<()> {
         (&true.into(), &1.into()),
         "{answer:#}"
     );
+    Ok(())
+}
+
+test!(check_looks_at_the_keys_of_agent);
+/// What a start would refuse, each with its key.
+fn check_looks_at_the_keys_of_agent() -> anyhow::Result<()> {
+    let env = TestEnv::new()?;
+    let policy = near("\"10.88.0.0/24\"");
+    let open = env.dir().join("open");
+    fs::create_dir(&open)?;
+    fs::set_permissions(&open, fs::Permissions::from_mode(0o777))?;
+    let open = open.display();
+    for (key, value, said) in [
+        ("cgroup", "/proc".to_owned(), "is not on cgroup2"),
+        (
+            "pin_dir",
+            "/tmp/rto-agent-there-is-none".to_owned(),
+            "can be pinned on a BPF file system only",
+        ),
+        (
+            "group",
+            "no-such-group".to_owned(),
+            "there is no such group",
+        ),
+        ("socket", format!("{open}/s.sock"), "everybody may write"),
+        ("state_dir", open.to_string(), "everybody may write"),
+        (
+            "metrics",
+            "192.0.2.1:9464".to_owned(),
+            "192.0.2.1 is no address of this host",
+        ),
+        (
+            "metrics",
+            format!("unix:{open}/m.sock"),
+            "everybody may write",
+        ),
+    ] {
+        let text = env.config_text(&policy);
+        let is_other = |line: &&str| !line.starts_with(&format!("{key} "));
+        let rest: Vec<&str> = text.lines().filter(is_other).collect();
+        let rest = rest.join("\n");
+        let text = rest.replacen("[agent]", &format!("[agent]\n{key} = \"{value}\""), 1);
+        fs::write(env.config(), text)?;
+        let refused = env.cli_fails(&["check"])?;
+        assert!(
+            refused.contains(&format!("[agent] {key}")) && refused.contains(said),
+            "{key}: {refused}"
+        );
+        assert_eq!(env.json(&["check"])?["ok"], false, "{key}");
+    }
+    env.configure(&policy)?;
+    env.cli(&["check"])?;
+    Ok(())
+}
+
+test!(a_configuration_that_others_may_change_is_told);
+/// By `check`, `doctor` and the log.
+fn a_configuration_that_others_may_change_is_told() -> anyhow::Result<()> {
+    let mut env = TestEnv::new()?;
+    let policy = near("\"10.88.0.0/24\"");
+    let text = env.config_text(&policy);
+    let dir = env.dir().join("etc");
+    let (config, policies) = (dir.join("config.toml"), dir.join("policies.d"));
+    fs::create_dir_all(&policies)?;
+    fs::write(&config, text)?;
+    let name = config.to_str().context("its name")?;
+    let check = || env.cli(&["check", "--config", name]);
+    let chmod = |of: &Path, mode| fs::set_permissions(of, fs::Permissions::from_mode(mode));
+    let warning = "warning: the configuration is not root's alone: ";
+    let good = check()?;
+    assert!(!good.contains(warning), "{good}");
+    for (of, mode) in [(&config, 0o644), (&policies, 0o755), (&dir, 0o755)] {
+        let place = of.display();
+        let said = format!("{place}: everybody may write to it; chmod go-w {place}");
+        chmod(of, mode | 0o022)?;
+        let checked = check()?;
+        assert!(checked.contains(&format!("{warning}{said}")), "{checked}");
+        let report = env.json(&["doctor", "--config", name])?;
+        let findings = report["findings"].as_array().context("no findings")?;
+        let mut findings = findings.iter();
+        let finding = findings.find(|f| f["id"] == "configuration-permissions");
+        let finding = finding.context("no finding")?;
+        assert_eq!(finding["severity"], "warning", "{finding:#}");
+        assert!(finding["found"].to_string().contains(&said), "{finding:#}");
+        chmod(of, mode)?;
+    }
+    chown(&config, Some(65534), None)?;
+    let checked = check()?;
+    let owner = "it belongs to uid 65534, who may write to it; chown root";
+    assert!(checked.contains(owner), "{checked}");
+    env.configure(&policy)?;
+    chown(env.config(), Some(65534), None)?;
+    env.start()?;
+    assert!(env.log().contains(owner), "{}", env.log());
     Ok(())
 }
 

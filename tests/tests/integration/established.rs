@@ -477,7 +477,7 @@ fn retransmissions_are_counted() -> anyhow::Result<()> {
     let port = conversation.port();
     capture.wait_for(TIMEOUT, |all| bursts(all, port).len() >= 5)?;
     env.net.drop_nothing()?;
-    // Recovered: nothing more is sent again. The answer is the last segment with data.
+    // Recovered: nothing more is retransmitted. The answer is the last segment with data.
     conversation.rounds(1, NO_PAUSE)?;
     let all = capture.wait_for(TIMEOUT, |all| {
         all.iter().any(|s| s.from == server && s.length > 0)

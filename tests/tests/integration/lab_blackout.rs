@@ -67,7 +67,7 @@ fn gains() -> anyhow::Result<()> {
         "{same} is not in {expected:?}\n{report:#}"
     );
     let page = std::fs::read_to_string(out.path().join("blackout.html"))?;
-    ensure!(page.contains("<svg") && page.contains("improvement"));
+    ensure!(page.contains("<svg") && page.contains("ratio: idle time"));
     Ok(())
 }
 

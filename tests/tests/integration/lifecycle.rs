@@ -6,12 +6,15 @@ use anyhow::{Context as _, ensure};
 use nix::sys::signal::Signal;
 use rto_testbed::{
     agent::find,
+    bpf::pinned,
     env::TestEnv,
+    kernel::links_at,
     netns::{SERVER_V4, SERVER_V4_OTHER},
     process::run,
     wait::{self, eventually_seen},
     workload::traffic::Connect,
 };
+use rto_tests::features::lacks;
 use serde_json::Value;
 
 use super::{KERNEL_RTO, POLICY_RTO, near, to};
@@ -181,25 +184,7 @@ fn on_exit_keep() -> anyhow::Result<()> {
 test!(the_units_capabilities_suffice);
 /// With the systemd unit's capability bounding set and no new privileges: start, change, adopt, stop.
 fn the_units_capabilities_suffice() -> anyhow::Result<()> {
-    let unit = concat!(env!("CARGO_MANIFEST_DIR"), "/../systemd/rto-agent.service");
-    let unit = fs::read_to_string(unit)?;
-    let set = unit
-        .lines()
-        .find_map(|line| line.strip_prefix("CapabilityBoundingSet="));
-    let set = set.context("no CapabilityBoundingSet")?.to_lowercase();
-    let set: Vec<String> = set
-        .split_whitespace()
-        .map(|cap| cap.replace("cap_", "+"))
-        .collect();
-    let under = |set: &[String]| {
-        let bounding = format!("--bounding-set=-all,{}", set.join(","));
-        // As LimitMEMLOCK: before Linux 5.11 maps count against it.
-        let limit = "ulimit -l unlimited; exec \"$@\"";
-        let unit = ["bash", "-c", limit, "unit", "setpriv", "--no-new-privs"];
-        let mut wrapper: Vec<String> = unit.map(str::to_owned).to_vec();
-        wrapper.push(bounding);
-        wrapper
-    };
+    let set = units_capabilities()?;
     let mut env = TestEnv::new()?;
     env.net.black_hole(PORT)?;
     env.configure(&near("\"10.88.0.0/24\""))?;
@@ -219,6 +204,66 @@ fn the_units_capabilities_suffice() -> anyhow::Result<()> {
     assert_eq!(env.json(&["status"])?["found_at_start"], "adopted");
     assert_eq!(env.end(Signal::SIGTERM)?.code(), Some(0));
     assert!(!env.pin_dir().exists());
+    Ok(())
+}
+
+/// The systemd unit's capability bounding set, as setpriv(1) takes it.
+pub(crate) fn units_capabilities() -> anyhow::Result<Vec<String>> {
+    let unit = concat!(env!("CARGO_MANIFEST_DIR"), "/../systemd/rto-agent.service");
+    let unit = fs::read_to_string(unit)?;
+    let set = unit
+        .lines()
+        .find_map(|line| line.strip_prefix("CapabilityBoundingSet="));
+    let set = set.context("no CapabilityBoundingSet")?.to_lowercase();
+    let set = set.split_whitespace();
+    Ok(set.map(|cap| cap.replace("cap_", "+")).collect())
+}
+
+/// What starts a program with these capabilities and no others.
+pub(crate) fn under(set: &[String]) -> Vec<String> {
+    let bounding = format!("--bounding-set=-all,{}", set.join(","));
+    // As LimitMEMLOCK: before Linux 5.11 maps count against it.
+    let limit = "ulimit -l unlimited; exec \"$@\"";
+    let unit = ["bash", "-c", limit, "unit", "setpriv", "--no-new-privs"];
+    let mut wrapper: Vec<String> = unit.map(str::to_owned).to_vec();
+    wrapper.push(bounding);
+    wrapper
+}
+
+test!(a_link_that_somebody_holds_is_detached);
+/// Removing its pin would leave it in force: by each way out, also where the pins of its programs are gone.
+fn a_link_that_somebody_holds_is_detached() -> anyhow::Result<()> {
+    type End = fn(&mut TestEnv) -> anyhow::Result<()>;
+    let ends: [End; 4] = [
+        |env| env.end(Signal::SIGTERM).map(drop),
+        |env| env.cli(&["detach"]).map(drop),
+        |env| {
+            let restores = !lacks("iter-tcp")?;
+            let restore = restores.then_some("--restore");
+            env.cli(&Vec::from_iter(["detach"].into_iter().chain(restore)))
+                .map(drop)
+        },
+        |env| {
+            let pins = env.pins()?;
+            env.end(Signal::SIGKILL)?;
+            fs::remove_file(pins.join("program"))?;
+            // Only where there is BPF LSM.
+            let _none = fs::remove_file(pins.join("clone_program"));
+            env.cli(&["detach"]).map(drop)
+        },
+    ];
+    for (n, end) in ends.into_iter().enumerate() {
+        let mut env = env()?;
+        let held = ["link", "clone_link"].map(|name| Some(env.pins().ok()?.join(name)));
+        let held = held.map(|path| pinned(&path?).ok());
+        ensure!(held[0].is_some(), "{n}: no link");
+        let links = links_at(env.cgroup.path())?.len();
+        ensure!(links == held.iter().flatten().count(), "{n}: {links} links");
+        end(&mut env)?;
+        let left = links_at(env.cgroup.path())?;
+        ensure!(left.is_empty(), "{n}: {left:?} {}", env.log());
+        expect(&env, KERNEL_RTO)?;
+    }
     Ok(())
 }
 
@@ -250,7 +295,7 @@ fn notified() -> anyhow::Result<()> {
     assert!(messages.contains("MONOTONIC_USEC="), "{messages}");
     env.notified("READY=1")?;
     env.configure("[policy.near]\ninitial_rto = \"1\"\n")?;
-    env.notified("STATUS=1 entries of 1 policies in force; last reload refused")?;
+    env.notified("STATUS=1 entry of 1 policy in force; last reload refused")?;
     env.signal(Signal::SIGTERM)?;
     env.notified("STOPPING=1")?;
     Ok(())

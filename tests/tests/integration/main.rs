@@ -39,6 +39,7 @@ mod open_sockets;
 mod relay;
 mod rto_restart;
 mod scale;
+mod screencast;
 mod security;
 mod statistics;
 mod syn;

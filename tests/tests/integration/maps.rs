@@ -10,14 +10,19 @@ use rto_agent_common::{
 };
 use rto_testbed::{
     env::TestEnv,
-    kernel::Map,
+    foreign::Foreign,
+    kernel::{Map, SOCK_OPS, programs_at},
     netns::{SERVER_V4, SERVER_V4_OTHER},
     wait::{TIMEOUT, eventually_seen},
     workload::traffic::Connect,
 };
 use serde_json::Value;
 
-use super::{KERNEL_RTO, POLICY_RTO, near, to};
+use super::{
+    KERNEL_RTO, POLICY_RTO,
+    lifecycle::{under, units_capabilities},
+    near, to,
+};
 
 const PORT: u16 = 4900;
 const ENTRY: (&str, u8) = ("10.88.0.0", 24);
@@ -202,6 +207,14 @@ fn add_and_reload_write_what_somebody_deleted() -> anyhow::Result<()> {
     expect(&env, SERVER_V4)?;
     write_slot(&env, |slot| slot.fill(0))?;
     env.cli(&["add", "10.77.0.0/16", "--policy", "near"])?;
+    // It lies in another entry of the same policy, which is found in its place.
+    let missing = |env: &TestEnv| Ok(counted(&env.json(&["status"])?, "entry-missing"));
+    let before: anyhow::Result<u64> = missing(&env);
+    delete_entry(&env)?;
+    env.cli(&["add", "10.88.0.0/24", "--policy", "near"])?;
+    ensure!(missing(&env)? == before? + 1, "{}", env.log());
+    delete_entry(&env)?;
+    env.cli(&["reload"])?;
     expect(&env, SERVER_V4)
 }
 
@@ -321,6 +334,24 @@ fn a_foreign_map_in_a_pins_place_is_not_adopted() -> anyhow::Result<()> {
     Ok(())
 }
 
+test!(a_foreign_map_in_a_pins_place_is_not_listed);
+/// What no program reads decides nothing, and a list without a daemon does not show it.
+fn a_foreign_map_in_a_pins_place_is_not_listed() -> anyhow::Result<()> {
+    let mut env = env()?;
+    let trie = map(&env, maps::ENTRIES_V4)?;
+    env.end(Signal::SIGKILL)?;
+    assert_eq!(env.try_cli(&["list"])?.status.code(), Some(3));
+    let pin = env.pins()?.join(maps::ENTRIES_V4);
+    fs::remove_file(&pin)?;
+    trie.twin()?.pin(&pin)?;
+    let output = env.try_cli(&["list"])?;
+    ensure!(
+        output.stdout.is_empty() && output.status.code() == Some(1),
+        "{output:?}"
+    );
+    Ok(())
+}
+
 test!(a_foreign_pin_in_the_place_of_a_link_or_program_is_not_adopted);
 fn a_foreign_pin_in_the_place_of_a_link_or_program_is_not_adopted() -> anyhow::Result<()> {
     let mut env = env()?;
@@ -334,6 +365,39 @@ fn a_foreign_pin_in_the_place_of_a_link_or_program_is_not_adopted() -> anyhow::R
         env.start()?;
         await_pins(&env, &all)?;
         expect(&env, SERVER_V4)?;
+    }
+    Ok(())
+}
+
+test!(a_foreign_link_is_left_alone_without_cap_sys_admin);
+/// Pinned in the place of the agent's, whether or not the kernel tells the names of programs: it keeps its program, through
+/// a start, a stop and a detachment without a daemon.
+fn a_foreign_link_is_left_alone_without_cap_sys_admin() -> anyhow::Result<()> {
+    let unit = under(&units_capabilities()?);
+    for wrapper in [&[][..], &unit] {
+        let mut env = env()?;
+        let link = env.pins()?.join("link");
+        let foreign = Foreign::attach_empty(env.cgroup.path())?;
+        let program = u32::try_from(foreign.program_id()?)?;
+        let cgroup = env.cgroup.path().to_owned();
+        let attached = || programs_at(&cgroup, SOCK_OPS);
+        env.end(Signal::SIGKILL)?;
+        fs::remove_file(&link)?;
+        foreign.pin_link(&link)?;
+        env.start_under(wrapper)?;
+        expect(&env, SERVER_V4)?;
+        let programs = attached()?;
+        ensure!(
+            programs.len() == 2 && programs[0] == program,
+            "{programs:?}, the foreign one is {program}"
+        );
+        let said = format!("the pin {} is a link of somebody else", link.display());
+        ensure!(env.log().contains(&said), "{}", env.log());
+        // In the place of a running one's.
+        fs::remove_file(&link)?;
+        foreign.pin_link(&link)?;
+        env.end(Signal::SIGTERM)?;
+        ensure!(attached()? == [program], "{:?}", attached()?);
     }
     Ok(())
 }

@@ -182,7 +182,7 @@ fn the_last_segments_of_a_flow_once() -> anyhow::Result<()> {
     assert_eq!(link.dropped(rule)?, LOST, "{log:#?}");
     assert_eq!(bytes(true, false), LOST * SEGMENT, "{log:#?}");
     assert_eq!(bytes(false, false), (SEGMENTS - LOST) * SEGMENT, "{log:#?}");
-    // What was lost came through when it was sent again.
+    // What was lost came through when it was retransmitted.
     assert_eq!(bytes(true, true), 0, "{log:#?}");
     assert!(bytes(false, true) >= LOST * SEGMENT, "{log:#?}");
     Ok(())

@@ -151,8 +151,8 @@ fn assert_sinks(flow: &mut Flow<'_>, rto_min: Duration) -> anyhow::Result<()> {
     panic!("{seen:?} do not come to {rto_min:?} and a round trip");
 }
 
-/// After how long a request that gets lost is sent again; asserts that it is by the RTO.
-fn assert_sent_again(link: &Link, flow: &mut Flow<'_>) -> anyhow::Result<Duration> {
+/// After how long a request that gets lost is retransmitted; asserts that it is by the RTO.
+fn assert_retransmitted(link: &Link, flow: &mut Flow<'_>) -> anyhow::Result<Duration> {
     let rto = flow.rto()?;
     let gap = gap_of_a_lost_request(link, flow)?;
     assert!(
@@ -162,7 +162,7 @@ fn assert_sent_again(link: &Link, flow: &mut Flow<'_>) -> anyhow::Result<Duratio
     Ok(gap)
 }
 
-/// After how long a request that gets lost is sent again.
+/// After how long a request that gets lost is retransmitted.
 fn gap_of_a_lost_request(link: &Link, flow: &mut Flow<'_>) -> anyhow::Result<Duration> {
     // Nothing of the last round trip is under way any more.
     thread::sleep(Duration::from_millis(100));
@@ -175,7 +175,7 @@ fn gap_of_a_lost_request(link: &Link, flow: &mut Flow<'_>) -> anyhow::Result<Dur
         .filter(|packet| packet.is(&PacketFilter::CLIENT_DATA));
     let lost = sent.next().filter(|packet| packet.dropped());
     let lost = lost.context("no request was lost")?;
-    let again = sent.next().context("it was not sent again")?;
+    let again = sent.next().context("it was not retransmitted")?;
     Ok(again.time.saturating_sub(lost.time))
 }
 
@@ -202,10 +202,10 @@ fn a_thin_flow_is_a_round_trip_sooner() -> anyhow::Result<()> {
     let [with_rto, without_rto] = servers[servers.len() - 1];
     assert!(with_rto + RTT / 2 < without_rto, "{servers:?}");
     // And so on the wire.
-    let control = assert_sent_again(&link, &mut without)?;
-    let sooner = assert_sent_again(&link, &mut with)?;
+    let control = assert_retransmitted(&link, &mut without)?;
+    let sooner = assert_retransmitted(&link, &mut with)?;
     assert!(sooner + RTT / 2 < control, "{sooner:?}, {control:?}");
-    // Nothing was sent again but what was lost, and nothing was refused.
+    // Nothing was retransmitted but what was lost, and nothing was refused.
     let stats = link.env.json(&["stats"])?;
     for name in ["with", "without"] {
         let side = &stats["policies"][name]["active"];

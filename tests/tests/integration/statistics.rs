@@ -72,7 +72,7 @@ impl Link {
     }
 
     /// A connection with some requests and answers; then both sides' statistics, once all that was
-    /// sent again has been judged.
+    /// retransmitted has been judged.
     fn converse(&self, address: &str) -> anyhow::Result<Value> {
         self.converse_after(Duration::ZERO, address)
     }
@@ -190,7 +190,7 @@ fn lost(what: PacketFilter, direction: &str, timestamps: bool) -> anyhow::Result
 test!(a_lost_syn_and_a_lost_syn_ack_are_not_spurious);
 /// The RTT counts from the SYN whose answer was lost: as long as an initial RTO and more, on a path that is not.
 fn a_lost_syn_and_a_lost_syn_ack_are_not_spurious() -> anyhow::Result<()> {
-    // The SYN-ACK is sent again for the third SYN, and by no timer of its own before. That SYN comes after two
+    // The SYN-ACK is retransmitted for the third SYN, and by no timer of its own before. That SYN comes after two
     // timers where the first intervals are equal, else after three.
     let timers = if lacks("tcp-syn-linear-timeouts")? {
         3
@@ -213,19 +213,19 @@ fn lossy(syn_ack_rto: &str) -> anyhow::Result<Link> {
     Link::with(&policies, NEAR_ONE_WAY, true)
 }
 
-fn lost_syn_and_syn_ack(link: &Link, sent_again: u64, timers: u64) -> anyhow::Result<()> {
+fn lost_syn_and_syn_ack(link: &Link, retransmitted: u64, timers: u64) -> anyhow::Result<()> {
     link.relay.drop_next(PacketFilter::SYN, 1);
     link.relay.drop_next(PacketFilter::SYN_ACK, 1);
     let near = link.converse(RELAY_SERVER_V4)?;
     assert_eq!(link.relay.log().iter().filter(|r| r.dropped()).count(), 2);
     let active = &near["active"];
-    assert_eq!(outcome(active), [sent_again, 0, 0, 1], "{near:#}");
+    assert_eq!(outcome(active), [retransmitted, 0, 0, 1], "{near:#}");
     let saved = timers * (1000 - INITIAL_RTO_MS) * 1000;
     assert_eq!(active["time_saved_us"], saved, "{near:#}");
     assert_path(&active["handshake"])
 }
 
-/// One handshake, as long as the path is, whatever was sent again.
+/// One handshake, as long as the path is, whatever was retransmitted.
 fn assert_path(handshake: &Value) -> anyhow::Result<()> {
     let us = |duration: Duration| u64::try_from(duration.as_micros());
     let sum_us = handshake["sum_us"].as_u64().unwrap_or_default();
@@ -251,7 +251,7 @@ fn an_rtt_just_below_the_initial_rto() -> anyhow::Result<()> {
         assert_eq!([sides[0][1], sides[1][1]], [0, 0], "{near:#}");
         seen.push(sides);
     }
-    panic!("segments were sent again each time: {seen:?}");
+    panic!("segments were retransmitted each time: {seen:?}");
 }
 
 test!(an_rtt_beyond_it_is_spurious, || beyond(true));

@@ -154,7 +154,7 @@ fn a_thousand_entries() -> anyhow::Result<()> {
 }
 
 test!(counters_and_hits_are_exact);
-/// Every SYN sent again is counted, whether the connection comes about or not.
+/// Every SYN retransmitted is counted, whether the connection comes about or not.
 fn counters_and_hits_are_exact() -> anyhow::Result<()> {
     let env = TestEnv::with(&near("\"10.88.0.0/24\", \"10.88.1.0/24\""))?;
     env.net.black_hole(PORT)?;

@@ -78,6 +78,46 @@ fn rates_histograms_and_a_clean_end() -> anyhow::Result<()> {
     Ok(())
 }
 
+test!(the_selection_follows_its_policy);
+/// Rows are sorted by their rates, which change all the time.
+fn the_selection_follows_its_policy() -> anyhow::Result<()> {
+    let idle = "[policy.idle]\nrto_min = \"100ms\"\n";
+    let env = TestEnv::with(&format!("{}{idle}", near("\"10.88.0.0/24\"")))?;
+    let _server = env.serve(to(SERVER_V4, PORT))?;
+    let at = |screen: &str, name: &str| screen.lines().position(|line| line.starts_with(name));
+    let is_first = |screen: &str, first: &str, second: &str| {
+        at(screen, first).is_some() && at(screen, first) < at(screen, second)
+    };
+    let mut top = top(&env)?;
+    top.wait_for("names in order", |screen| {
+        is_first(screen, "idle ", "near ")
+    })?;
+    // The first row is "idle"; the other one is selected, and comes first a moment later.
+    top.press("j")?;
+    connect(&env)?;
+    top.wait_for("a busier one", |screen| is_first(screen, "near ", "idle "))?;
+    top.press("\r")?;
+    let screen = top.wait_for("its histograms", |screen| screen.contains("Esc back"))?;
+    assert!(
+        screen.contains("active: 1 connection, 0 retransmissions"),
+        "{screen}"
+    );
+    top.press("\u{1b}")?;
+    top.wait_for("the table", |screen| rate(screen).is_some())?;
+    // Hidden by a filter, it is selected again when that is dropped.
+    top.press("/idle\r")?;
+    top.wait_for("one row", |screen| rate(screen).is_none())?;
+    top.press("\u{1b}")?;
+    top.wait_for("both rows", |screen| rate(screen).is_some())?;
+    top.press("\r")?;
+    top.wait_for("its histograms", |screen| {
+        screen.contains("active: 1 connection, 0 retransmissions")
+    })?;
+    top.press("q")?;
+    assert!(top.left()?.is_clean());
+    Ok(())
+}
+
 test!(every_end_leaves_the_terminal_as_it_was);
 fn every_end_leaves_the_terminal_as_it_was() -> anyhow::Result<()> {
     let (env, _server) = env()?;

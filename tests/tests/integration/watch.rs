@@ -166,7 +166,7 @@ fn tail_loss_probes_and_timeouts() -> anyhow::Result<()> {
 }
 
 test!(fast_retransmissions);
-/// One of many segments lost: those behind it make it be sent again, and no timer fires.
+/// One of many segments lost: those behind it make it be retransmitted, and no timer fires.
 fn fast_retransmissions() -> anyhow::Result<()> {
     const BYTES: usize = 200 * conversation::REQUEST;
     let env = TestEnv::with(POLICIES)?;

@@ -16,7 +16,10 @@ use super::{
     evidence::{ByDirection, Gathered, Present, Source, Times, rows},
     text,
 };
-use crate::policy::{Cidr, Settings};
+use crate::{
+    policy::{Cidr, Settings},
+    printable::counted,
+};
 
 /// What a capture shows of the peers in these prefixes, or of all.
 pub(super) fn read(path: &Path, cidrs: &[Cidr]) -> anyhow::Result<Gathered> {
@@ -90,16 +93,20 @@ fn of_flows(file: PathBuf, cidrs: &[Cidr], capture: &Capture) -> Gathered {
     let mut warnings = capture.remarks();
     if sent.handshake_retransmitted > 0 {
         warnings.push(format!(
-            "{} SYNs or SYN-ACKs were retransmitted, whose handshakes give no round trip (Karn's algorithm): were \
-             they slow, the initial RTO is judged too well",
-            sent.handshake_retransmitted
+            "{} retransmitted: these handshakes give no round trip (Karn's algorithm); were they slow, the initial \
+             RTO is judged too well",
+            counted(
+                sent.handshake_retransmitted,
+                "SYN or SYN-ACK was",
+                "SYNs or SYN-ACKs were"
+            )
         ));
     }
     let again = sent.retransmitted - sent.handshake_retransmitted;
     if again > 0 {
         warnings.push(format!(
-            "{again} of {} segments were retransmitted, which give no round trip",
-            sent.segments
+            "retransmitted, and so without a round trip: {again} of {}",
+            counted(sent.segments, "segment", "segments")
         ));
     }
     Gathered {

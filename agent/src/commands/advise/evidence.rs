@@ -13,6 +13,7 @@ use super::text;
 use crate::{
     api::client::Client,
     policy::{Cidr, PolicyName, Settings, compile::EffectiveSetting, units::parse_duration},
+    printable::counted,
     wire::{
         histogram::HistogramView,
         stats::{DirectionStats, PolicyStats, StatsAnswer},
@@ -331,22 +332,30 @@ impl Gathered {
         if stats.spurious > 0 {
             let (spurious, connections) = (stats.spurious, stats.connections);
             self.warnings.push(format!(
-                "{spurious} SYNs or SYN-ACKs of {connections} connections ({direction}) were retransmitted \
-                 spuriously already ({})",
+                "{} in {} ({direction}) already: {}",
+                counted(
+                    spurious,
+                    "spurious SYN or SYN-ACK retransmission",
+                    "spurious SYN or SYN-ACK retransmissions"
+                ),
+                counted(connections, "connection", "connections"),
                 share(spurious)
             ));
         }
         if stats.undecided > 0 {
             self.warnings.push(format!(
-                "of {} SYNs or SYN-ACKs retransmitted ({direction}) it could not be told whether they were needed",
-                stats.undecided
+                "{} ({direction}): whether needed, could not be told",
+                counted(
+                    stats.undecided,
+                    "undecided SYN or SYN-ACK retransmission",
+                    "undecided SYN or SYN-ACK retransmissions"
+                )
             ));
         }
         if stats.tail_loss_probes > 0 {
             self.notes.push(format!(
-                "{} tail loss probes sent a segment again ({direction}, {} of the connections): spuriously if \
-                 nothing was lost",
-                stats.tail_loss_probes,
+                "{} retransmitted a segment ({direction}, {} of the connections): spuriously if nothing was lost",
+                counted(stats.tail_loss_probes, "tail loss probe", "tail loss probes"),
                 share(stats.tail_loss_probes)
             ));
         }

@@ -11,7 +11,7 @@ mod evidence;
 mod text;
 
 use self::evidence::{ByDirection, Evidence, Gathered, Source};
-use super::{moved, print};
+use super::{moved, print, terminal};
 use crate::{
     api::client::Client,
     cli::Advise,
@@ -75,7 +75,9 @@ pub(super) fn run(args: &Advise) -> anyhow::Result<ExitCode> {
     let question = question(args, host.hz)?;
     let gathered = gather(args)?;
     let answer = answer(gathered, &question, &host);
-    print(args.output.json, &answer, || text::text(&answer))?;
+    print(args.output.json, &answer, || {
+        text::text(&answer, terminal::columns(args.table))
+    })?;
     Ok(ExitCode::SUCCESS)
 }
 

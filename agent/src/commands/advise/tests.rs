@@ -94,7 +94,7 @@ fn busy() -> [Statistics; 3] {
 #[test]
 fn of_statistics() {
     let answer = advise(busy());
-    insta::assert_snapshot!("statistics", text::text(&answer));
+    insta::assert_snapshot!("statistics", text::text(&answer, None));
     insta::assert_json_snapshot!("statistics_json", answer);
 }
 
@@ -110,7 +110,7 @@ fn of_too_little() {
     let gathered = evidence::of_policy(&name, &entries, stats).unwrap();
     let answer = answer(gathered, &QUESTION, &HOST);
     assert!(answer.snippet.is_none());
-    insta::assert_snapshot!("too_little", text::text(&answer));
+    insta::assert_snapshot!("too_little", text::text(&answer, None));
 }
 
 #[test]
@@ -162,7 +162,7 @@ fn a_policy_of_runtime_entries_gets_a_command() {
     let said =
         "rto-agent add 10.0.0.0/24 10.0.1.0/24 --initial-rto 24ms --rto-min 48ms --thin-linear";
     assert_eq!(command, Some(said));
-    assert!(text::text(&answer).contains(said));
+    assert!(text::text(&answer, None).contains(said));
 }
 
 #[test]

@@ -8,18 +8,18 @@ use super::{Answer, CIDRS_SHOWN, Decided, Source};
 use crate::{
     commands::{flags, stats::short_us, table},
     policy::{Cidr, PolicyName, Settings, units::format_duration},
-    printable,
+    printable::{self, counted},
 };
 
-pub(super) fn text(answer: &Answer) -> String {
+pub(super) fn text(answer: &Answer, columns: Option<usize>) -> String {
     let mut text = source(&answer.source);
     text.push('\n');
-    text.push_str(&evidence(answer));
+    text.push_str(&evidence(answer, columns));
     for (setting, samples, decided) in [
         ("initial_rto", "handshakes", &answer.initial_rto),
         ("rto_min", "round trips", &answer.rto_min),
     ] {
-        text.push_str(&setting_text(setting, samples, decided, answer));
+        text.push_str(&setting_text(setting, samples, decided, answer, columns));
     }
     let whole = answer.source.policy().0.is_none();
     let suggestion = match (&answer.snippet, &answer.command) {
@@ -85,19 +85,21 @@ fn source(source: &Source) -> String {
                 _ => String::new(),
             };
             format!(
-                "{}: {packets} packets{lasted}; {flows} flows{peers} with {segments} segments, \
-                 {retransmitted} of them retransmitted\n",
-                printable::path(file)
+                "{}: {}{lasted}; {}{peers} with {}, {retransmitted} of them retransmitted\n",
+                printable::path(file),
+                counted(*packets, "packet", "packets"),
+                counted(*flows, "flow", "flows"),
+                counted(*segments, "segment", "segments"),
             )
         }
     }
 }
 
-fn evidence(answer: &Answer) -> String {
+fn evidence(answer: &Answer, columns: Option<usize>) -> String {
     if answer.evidence.is_empty() {
         return "no round trip was observed\n".to_owned();
     }
-    let mut rows = table::new([
+    const HEADER: [&str; 8] = [
         "TIMES",
         "DIRECTION",
         "SAMPLES",
@@ -106,10 +108,10 @@ fn evidence(answer: &Answer) -> String {
         "P99",
         "P99.9",
         "LONGEST",
-    ]);
-    for one in &answer.evidence {
+    ];
+    let rows = answer.evidence.iter().map(|one| {
         let time = |us: Option<u64>| us.map_or_else(|| ">67s".to_owned(), short);
-        rows.add_row([
+        [
             match one.what {
                 "handshake" => "handshake",
                 "srtt" => "smoothed RTT",
@@ -123,12 +125,19 @@ fn evidence(answer: &Answer) -> String {
             time(one.p99_us),
             time(one.p999_us),
             time(one.longest_us),
-        ]);
-    }
-    table::text(&rows)
+        ]
+    });
+    let rows: Vec<_> = rows.collect();
+    table::fitting(HEADER, &rows, [0, 1, 2, 3, 5, 7, 6, 4], columns)
 }
 
-fn setting_text(setting: &str, samples: &str, decided: &Decided, answer: &Answer) -> String {
+fn setting_text(
+    setting: &str,
+    samples: &str,
+    decided: &Decided,
+    answer: &Answer,
+    columns: Option<usize>,
+) -> String {
     let advice = &decided.advice;
     let target = percent(answer.spurious);
     let by = match decided.by {
@@ -137,9 +146,9 @@ fn setting_text(setting: &str, samples: &str, decided: &Decided, answer: &Answer
     };
     let mut text = match (&advice.suggestion, advice.reason) {
         (Some(suggestion), _) => format!(
-            "\n{setting}: {} ({} jiffies at HZ={}) for at most {target} spurious; {} {samples}{by}\n\n",
+            "\n{setting}: {} ({} at HZ={}) for at most {target} spurious; {} {samples}{by}\n\n",
             duration(suggestion.value_us),
-            suggestion.jiffies,
+            counted(suggestion.jiffies, "jiffy", "jiffies"),
             answer.hz,
             advice.samples,
         ),
@@ -153,15 +162,16 @@ fn setting_text(setting: &str, samples: &str, decided: &Decided, answer: &Answer
             advice.samples, advice.needed,
         ),
     };
-    for line in candidates(advice).lines() {
-        text.push_str(&format!("  {line}\n"));
+    const INDENT: usize = 2;
+    let columns = columns.map(|columns| columns.saturating_sub(INDENT));
+    for line in candidates(advice, columns).lines() {
+        text.push_str(&format!("{:INDENT$}{line}\n", ""));
     }
     text
 }
 
-fn candidates(advice: &Advice) -> String {
-    let mut rows = table::new(["VALUE", "SPURIOUS", "AT MOST (95 %)", ""]);
-    for candidate in &advice.candidates {
+fn candidates(advice: &Advice, columns: Option<usize>) -> String {
+    let rows = advice.candidates.iter().map(|candidate| {
         let is = |other: Option<u64>| other == Some(candidate.jiffies);
         let remarks = [
             (is(advice.suggestion.map(|c| c.jiffies)), "suggested"),
@@ -173,14 +183,16 @@ fn candidates(advice: &Advice) -> String {
             0 => "-".to_owned(),
             _ => percent(share),
         };
-        rows.add_row([
+        [
             duration(candidate.value_us),
             share(candidate.expected.share),
             share(candidate.expected.at_most),
             remarks.collect::<Vec<_>>().join(", "),
-        ]);
-    }
-    table::text(&rows)
+        ]
+    });
+    let rows: Vec<_> = rows.collect();
+    let header = ["VALUE", "SPURIOUS", "AT MOST (95 %)", ""];
+    table::fitting(header, &rows, [0, 1, 2, 3], columns)
 }
 
 /// Keys of a policy that is in the configuration.

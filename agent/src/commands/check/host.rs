@@ -1,15 +1,18 @@
 //! `[agent]` on this host: what the daemon would refuse when it starts.
 
-use std::{fs, io, path::Path};
+use std::{fs, io, net::UdpSocket, path::Path};
 
 use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
 
 use crate::{
     api::peer,
-    config::{AgentConfig, CgroupSetting},
+    config::{AgentConfig, CgroupSetting, MetricsSetting},
     kernel::{cgroup, mounts},
-    printable,
+    path_security, printable,
 };
+
+/// Where systemd and most distributions mount the BPF file system.
+const BPF_FS: &str = "/sys/fs/bpf";
 
 /// What is found.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -27,6 +30,9 @@ pub(super) fn look(agent: &AgentConfig) -> Found {
     }
     found.look_at_cgroup(&agent.cgroup);
     found.look_at_pin_dir(&agent.pin_dir);
+    found.look_at_dir_of("socket", &agent.socket);
+    found.look_at_state_dir(&agent.state_dir);
+    found.look_at_metrics(&agent.metrics);
     found
 }
 
@@ -52,19 +58,60 @@ impl Found {
         }
     }
 
-    /// Where there is none, it is made.
+    /// Of a socket; where there is none, it is made.
+    fn look_at_dir_of(&mut self, key: &str, socket: &Path) {
+        let dir = socket.parent().unwrap_or(Path::new("/"));
+        self.refused(key, dir, path_security::check_shared(dir));
+    }
+
+    fn look_at_state_dir(&mut self, path: &Path) {
+        self.refused("state_dir", path, path_security::check_source_dir(path));
+    }
+
+    fn refused(&mut self, key: &str, path: &Path, checked: io::Result<()>) {
+        match checked {
+            Ok(()) => {}
+            Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
+                self.notes.push(hidden(key, path));
+            }
+            Err(e) => self.errors.push(format!("[agent] {key}: {e}")),
+        }
+    }
+
+    /// The port is left alone: the daemon that runs has it.
+    fn look_at_metrics(&mut self, setting: &MetricsSetting) {
+        match setting {
+            MetricsSetting::Off => {}
+            MetricsSetting::Unix(path) => self.look_at_dir_of("metrics", path),
+            MetricsSetting::Tcp(address) => {
+                if let Err(e) = UdpSocket::bind((address.ip(), 0)) {
+                    self.errors.push(format!(
+                        "[agent] metrics: {} is no address of this host: {e}",
+                        address.ip()
+                    ));
+                }
+            }
+        }
+    }
+
+    /// Where there is none, it is made. In the usual place the file system may not be mounted yet.
     fn look_at_pin_dir(&mut self, path: &Path) {
         if is_hidden(path) {
             self.notes.push(hidden("pin_dir", path));
             return;
         }
-        let Ok(file_system) = statfs(path) else {
+        if !path.exists() && path.starts_with(BPF_FS) {
+            return;
+        }
+        let existing = path.ancestors().find(|dir| dir.exists());
+        let existing = existing.unwrap_or(Path::new("/"));
+        let Ok(file_system) = statfs(existing) else {
             return;
         };
         if file_system.filesystem_type() == BPF_FS_MAGIC {
             return;
         }
-        let kind = kind_of(path).unwrap_or_else(|| "another file system".to_owned());
+        let kind = kind_of(existing).unwrap_or_else(|| "another file system".to_owned());
         self.errors.push(format!(
             "[agent] pin_dir: {} is on {kind}, and link and maps can be pinned on a BPF file system only; mount -t bpf \
              bpf /sys/fs/bpf, and name a directory below it",
@@ -94,6 +141,8 @@ fn kind_of(path: &Path) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
     use super::*;
 
     fn errors(change: impl FnOnce(&mut AgentConfig)) -> Vec<String> {
@@ -113,11 +162,33 @@ mod tests {
         let own = path.clone();
         let group = errors(|agent| "no-such-group-at-all".clone_into(&mut agent.group));
         let cgroup = errors(|agent| agent.cgroup = CgroupSetting::Path(own));
+        let below = path.join("not/yet");
         let pins = errors(|agent| agent.pin_dir = path);
+        let new_pins = errors(|agent| agent.pin_dir = below);
+        let open = dir.path().join("open");
+        fs::create_dir(&open).unwrap();
+        fs::set_permissions(&open, fs::Permissions::from_mode(0o777)).unwrap();
+        let socket = errors(|agent| agent.socket = open.join("control.sock"));
+        let state = errors(|agent| agent.state_dir.clone_from(&open));
+        let metrics = |text: &str| {
+            let setting = text.parse().unwrap();
+            errors(|agent| agent.metrics = setting)
+        };
+        let unix = metrics(&format!("unix:{}/metrics.sock", open.display()));
+        assert_eq!(metrics("127.0.0.1:9464"), Vec::<String>::new());
         for (errors, said) in [
             (group, "there is no such group; groupadd"),
             (cgroup, "is not on cgroup2"),
             (pins, "can be pinned on a BPF file system only"),
+            (new_pins, "can be pinned on a BPF file system only"),
+            (socket, "[agent] socket: "),
+            (state, "everybody may write to it; chmod go-w"),
+            (unix, "[agent] metrics: "),
+            // TEST-NET-1 (RFC 5737).
+            (
+                metrics("192.0.2.1:9464"),
+                "192.0.2.1 is no address of this host",
+            ),
         ] {
             assert_eq!(errors.len(), 1, "{errors:?}");
             assert!(errors[0].contains(said), "{errors:?}");

@@ -1,127 +1,305 @@
-//! What a daemon that is gone has left in force, by its pins.
+//! What a daemon that is gone has left in force, by its pins and its file of runtime entries.
 
 use std::{
+    collections::BTreeMap,
     env,
     io::{self, Write as _},
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::ExitCode,
+    time::Duration,
 };
 
+use anyhow::Context as _;
 use rto_agent_common::{Policy, policy_flags};
+use serde::Serialize;
 
 use super::{Wanted, hits, row};
 use crate::{
     api::client::ClientError,
-    config::{Config, DEFAULT_CONFIG},
+    cli::List,
+    commands::{print, terminal},
+    config::{AgentConfig, Config, DEFAULT_CONFIG},
     datapath::{PinnedMaps, pinned_maps},
+    engine::store,
     kernel::hz::measure,
-    policy::units::{format_duration, jiffies_duration},
+    policy::{
+        Cidr, PolicyName,
+        units::{format_duration, jiffies_duration},
+    },
     printable,
 };
 
-const HEADER: [&str; 3] = ["CIDR", "POLICY", "HITS"];
+/// What `systemctl status` and LSB init scripts have for "not running".
+const NOT_RUNNING: u8 = 3;
 
-/// Lists it, if there is any: an error all the same, as nobody keeps it in step with the files.
-pub(super) fn list(
-    socket: &Path,
-    wanted: &Wanted,
-    columns: Option<usize>,
-    error: ClientError,
-) -> anyhow::Result<ExitCode> {
-    let config =
-        env::var_os("RTO_AGENT_CONFIG").map_or_else(|| DEFAULT_CONFIG.into(), PathBuf::from);
-    let agent = Config::load_agent(&config).unwrap_or_default();
-    // The pins of another daemon say nothing of this one.
-    let found = (agent.socket == socket).then(|| pinned_maps(&agent.pin_dir));
-    let Some(mut found) = found.flatten() else {
-        return Err(error.into());
-    };
-    found
-        .entries
-        .retain(|entry| wanted.has_entry(&entry.cidr, &entry.policy));
-    let hz = measure().unwrap_or_default();
-    io::stdout()
-        .lock()
-        .write_all(text(&found, hz, columns).as_bytes())?;
-    anyhow::bail!(
-        "{error}; what is listed is in force by the pins in {} (rto-agent detach removes it)",
-        printable::path(&agent.pin_dir)
-    )
+const HEADER: [&str; 4] = ["CIDR", "POLICY", "SOURCE", "HITS"];
+
+/// What is in force without a daemon. `--json` prints it; its fields are those of a daemon's answer, as far as they are
+/// known.
+#[derive(Serialize)]
+struct Left {
+    /// False, which tells it from a daemon's answer.
+    daemon: bool,
+    #[serde(serialize_with = "printable::serialize_path")]
+    pin_dir: PathBuf,
+    policies: BTreeMap<PolicyName, PolicyLeft>,
+    entries: Vec<EntryLeft>,
 }
 
-fn text(found: &PinnedMaps, hz: u32, columns: Option<usize>) -> String {
-    let cells = found.entries.iter().map(|entry| {
-        let cells = [
+#[derive(Serialize)]
+struct PolicyLeft {
+    /// The timers that the kernel has.
+    settings: BTreeMap<&'static str, String>,
+}
+
+#[derive(Serialize)]
+struct EntryLeft {
+    cidr: Cidr,
+    policy: PolicyName,
+    source: SourceLeft,
+    hits: u32,
+}
+
+/// The line of a file is not known: it may be another by now.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(tag = "kind", rename_all = "kebab-case")]
+enum SourceLeft {
+    File,
+    Runtime,
+    /// The file of runtime entries cannot be read.
+    Unknown,
+}
+
+impl SourceLeft {
+    fn name(self) -> &'static str {
+        match self {
+            Self::File => "file",
+            Self::Runtime => "runtime",
+            Self::Unknown => "-",
+        }
+    }
+}
+
+/// Lists it, with an exit status of its own: nobody keeps it in step with the files. The error is said on stderr, and is
+/// the result where nothing is in force.
+pub(super) fn list(args: &List, wanted: &Wanted, error: ClientError) -> anyhow::Result<ExitCode> {
+    let agent = agent_config();
+    // The pins of another daemon say nothing of this one.
+    let found = (agent.socket == args.socket.socket).then(|| pinned_maps(&agent.pin_dir));
+    let Some(found) = found.flatten() else {
+        return Err(error.into());
+    };
+    let left = Left::of(found, agent, wanted)?;
+    print(args.output.json, &left, || {
+        text(&left, terminal::columns(args.table))
+    })?;
+    // Nowhere left to say it if stderr is gone too.
+    let _told = writeln!(
+        io::stderr(),
+        "rto-agent: {error}; what is listed is in force by the pins in {} (rto-agent detach removes it)",
+        printable::path(&left.pin_dir)
+    );
+    Ok(ExitCode::from(NOT_RUNNING))
+}
+
+fn agent_config() -> AgentConfig {
+    let config = env::var_os("RTO_AGENT_CONFIG");
+    let config = config.map_or_else(|| DEFAULT_CONFIG.into(), PathBuf::from);
+    Config::load_agent(&config).unwrap_or_default()
+}
+
+impl Left {
+    fn of(found: PinnedMaps, agent: AgentConfig, wanted: &Wanted) -> anyhow::Result<Self> {
+        let runtime = match store::peek(&agent.state_dir) {
+            Err(e) if wanted.runtime || wanted.file => {
+                return Err(e).context("it cannot be told which entries are runtime entries");
+            }
+            runtime => runtime.ok(),
+        };
+        let source_of = |cidr: &Cidr, policy: &PolicyName| match &runtime {
+            None => SourceLeft::Unknown,
+            Some(runtime) => match runtime.get(cidr) {
+                // An entry of the files may have been a runtime entry of another policy before.
+                Some(entry) if entry.policy == *policy => SourceLeft::Runtime,
+                _ => SourceLeft::File,
+            },
+        };
+        let hz = measure().unwrap_or_default();
+        let policies = found.policies.iter().map(|(name, policy)| {
+            let settings = settings_of(policy, hz);
+            (name.clone(), PolicyLeft { settings })
+        });
+        let mut policies = policies.collect();
+        wanted.keep_policy(&mut policies)?;
+        let entries = found.entries.into_iter().filter_map(|entry| {
+            let source = source_of(&entry.cidr, &entry.policy);
+            let is_runtime = source == SourceLeft::Runtime;
+            let is_wanted = wanted.has_entry(&entry.cidr, &entry.policy, is_runtime);
+            is_wanted.then_some(EntryLeft {
+                cidr: entry.cidr,
+                policy: entry.policy,
+                source,
+                hits: entry.hits,
+            })
+        });
+        Ok(Self {
+            daemon: false,
+            entries: entries.collect(),
+            policies,
+            pin_dir: agent.pin_dir,
+        })
+    }
+}
+
+fn text(left: &Left, columns: Option<usize>) -> String {
+    if left.entries.is_empty() {
+        return "no entries\n".to_owned();
+    }
+    let cells = left.entries.iter().map(|entry| {
+        [
             entry.cidr.to_string(),
             entry.policy.to_string(),
+            entry.source.name().to_owned(),
             hits(entry.hits),
-        ];
-        let settings = found.policies.get(&entry.policy);
-        (
-            cells,
-            settings.map(|p| settings_of(p, hz)).unwrap_or_default(),
-        )
+        ]
     });
     let cells: Vec<_> = cells.collect();
     let mut widths = HEADER.map(str::len);
-    for (cells, _) in &cells {
+    for cells in &cells {
         for (width, cell) in widths.iter_mut().zip(cells) {
             *width = cell.len().max(*width);
         }
     }
     let mut text = String::new();
     row(&mut text, widths, HEADER, "SETTINGS", columns);
-    for (cells, settings) in &cells {
+    for (cells, entry) in cells.iter().zip(&left.entries) {
+        let policy = left.policies.get(&entry.policy);
+        let settings = policy.map(PolicyLeft::text).unwrap_or_default();
         let cells = cells.each_ref().map(String::as_str);
-        row(&mut text, widths, cells, settings, columns);
+        row(&mut text, widths, cells, &settings, columns);
     }
     text
 }
 
+impl PolicyLeft {
+    fn text(&self) -> String {
+        let one = |(name, value): (&&str, &String)| format!("{name} {value}");
+        self.settings.iter().map(one).collect::<Vec<_>>().join(", ")
+    }
+}
+
 /// The timers that the kernel has.
-fn settings_of(policy: &Policy, hz: u32) -> String {
-    let us = |us: u32| std::time::Duration::from_micros(us.into());
-    let ms = |ms: u32| std::time::Duration::from_millis(ms.into());
-    let initial_rto = jiffies_duration(policy.initial_rto_jiffies.into(), hz);
+fn settings_of(policy: &Policy, hz: u32) -> BTreeMap<&'static str, String> {
+    let us = |us: u32| Duration::from_micros(us.into());
+    let ms = |ms: u32| Duration::from_millis(ms.into());
     let timers = [
-        ("initial_rto", initial_rto),
+        (
+            "initial_rto",
+            jiffies_duration(policy.initial_rto_jiffies.into(), hz),
+        ),
         ("rto_min", us(policy.rto_min_us)),
         ("delack_max", us(policy.delack_max_us)),
         ("rto_max", ms(policy.rto_max_ms)),
         ("user_timeout", ms(policy.user_timeout_ms)),
     ];
     let timers = timers.into_iter().filter(|(_, value)| !value.is_zero());
-    let timers = timers.map(|(name, value)| format!("{name} {}", format_duration(value)));
+    let timers = timers.map(|(name, value)| (name, format_duration(value)));
     let is_thin = policy.flags & policy_flags::THIN_LINEAR != 0;
-    let thin = is_thin.then(|| "thin_linear true".to_owned());
-    timers.chain(thin).collect::<Vec<_>>().join(", ")
+    let thin = is_thin.then(|| ("thin_linear", "true".to_owned()));
+    timers.chain(thin).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::datapath::PinnedEntry;
+    use crate::{datapath::PinnedEntry, engine::runtime::RuntimeEntries};
 
-    #[test]
-    fn as_the_kernel_has_it() {
+    fn found() -> PinnedMaps {
         let policy = Policy {
             initial_rto_jiffies: 25,
             rto_min_us: 8000,
             flags: policy_flags::THIN_LINEAR,
             ..Policy::EMPTY
         };
-        let found = PinnedMaps {
-            policies: [("near".parse().unwrap(), policy)].into(),
-            entries: vec![PinnedEntry {
-                cidr: "10.1.0.0/16".parse().unwrap(),
-                policy: "near".parse().unwrap(),
-                hits: 3,
-            }],
+        let entry = |cidr: &str, hits| PinnedEntry {
+            cidr: cidr.parse().unwrap(),
+            policy: "near".parse().unwrap(),
+            hits,
         };
-        assert_eq!(
-            text(&found, 250, None),
-            "CIDR         POLICY  HITS  SETTINGS\n\
-             10.1.0.0/16  near    3     initial_rto 100ms, rto_min 8ms, thin_linear true\n"
-        );
+        PinnedMaps {
+            policies: [("near".parse().unwrap(), policy)].into(),
+            entries: vec![entry("10.1.0.0/16", 3), entry("10.2.0.0/16", 0)],
+        }
+    }
+
+    /// An agent's directory with one runtime entry in it.
+    fn state(cidr: &str) -> (tempfile::TempDir, AgentConfig) {
+        let dir = tempfile::tempdir().unwrap();
+        let mut runtime = RuntimeEntries::default();
+        let entry =
+            serde_json::json!({"policy": "near", "by": {"uid": 0, "pid": 1}, "expires_ms": null});
+        let entry = serde_json::from_value(entry).unwrap();
+        let settings = crate::policy::Settings {
+            initial_rto: Some(Duration::from_millis(100)),
+            ..Default::default()
+        };
+        runtime.add(&[cidr.parse().unwrap()], &entry, &settings);
+        let mut store = store::RuntimeStore::new(dir.path().to_owned());
+        store.save(&runtime);
+        let agent = AgentConfig {
+            state_dir: dir.path().to_owned(),
+            ..AgentConfig::default()
+        };
+        (dir, agent)
+    }
+
+    #[test]
+    fn as_the_kernel_has_it_and_by_its_source() {
+        let (_dir, agent) = state("10.2.0.0/16");
+        let left = |wanted: &Wanted| Left::of(found(), agent.clone(), wanted).unwrap();
+        let all = left(&Wanted::default());
+        let settings = all.policies.values().next().unwrap();
+        let keys: Vec<_> = settings.settings.keys().copied().collect();
+        assert_eq!(keys, ["initial_rto", "rto_min", "thin_linear"]);
+        assert_eq!(settings.settings["rto_min"], "8ms");
+        let lines: Vec<_> = text(&all, Some(40)).lines().map(str::to_owned).collect();
+        assert_eq!(lines[0], "CIDR         POLICY  SOURCE   HITS  SET…");
+        assert_eq!(lines[1], "10.1.0.0/16  near    file     3     ini…");
+        assert_eq!(lines[2], "10.2.0.0/16  near    runtime  0     ini…");
+        let cidrs = |wanted: &Wanted| {
+            let left = left(wanted);
+            let cidrs = left.entries.iter().map(|entry| entry.cidr.to_string());
+            cidrs.collect::<Vec<_>>()
+        };
+        let runtime = Wanted {
+            runtime: true,
+            ..Wanted::default()
+        };
+        let file = Wanted {
+            file: true,
+            ..Wanted::default()
+        };
+        assert_eq!(cidrs(&runtime), ["10.2.0.0/16"]);
+        assert_eq!(cidrs(&file), ["10.1.0.0/16"]);
+        let nobody = Wanted {
+            policy: "nobody".parse().ok(),
+            ..Wanted::default()
+        };
+        assert!(Left::of(found(), agent.clone(), &nobody).is_err());
+    }
+
+    #[test]
+    fn looking_at_the_runtime_entries_moves_nothing() {
+        let (dir, agent) = state("10.2.0.0/16");
+        let file = dir.path().join("manual.json");
+        std::fs::write(&file, "{").unwrap();
+        let left = Left::of(found(), agent.clone(), &Wanted::default()).unwrap();
+        assert!(text(&left, None).contains("10.1.0.0/16  near    -       3     initial_rto"));
+        let runtime = Wanted {
+            runtime: true,
+            ..Wanted::default()
+        };
+        assert!(Left::of(found(), agent, &runtime).is_err());
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), "{");
     }
 }

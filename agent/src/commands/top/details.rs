@@ -91,15 +91,25 @@ fn counts(direction: &str, stats: &DirectionStats) -> Line<'static> {
     } else {
         let again = share(stats.handshake_retransmissions, stats.connections);
         format!(
-            ": {} connections, {} retransmissions ({}), {} spurious, {} aborted",
-            number(float(stats.connections)),
-            number(float(stats.handshake_retransmissions)),
+            ": {}, {} ({}), {} spurious, {} aborted",
+            named(stats.connections, "connection", "connections"),
+            named(
+                stats.handshake_retransmissions,
+                "retransmission",
+                "retransmissions"
+            ),
             again.map_or_else(|| "-".to_owned(), percent),
             number(float(stats.spurious)),
             number(float(stats.aborted)),
         )
     };
     Line::from(vec![direction.to_owned().cyan(), text.into()])
+}
+
+/// A number of things, in three digits.
+fn named(count: u64, one: &str, many: &str) -> String {
+    let noun = if count == 1 { one } else { many };
+    format!("{} {noun}", number(float(count)))
 }
 
 /// The buckets from the first to the last that has something in any direction.

@@ -13,9 +13,13 @@ use std::{
 };
 
 use nix::sys::signal::{SigSet, Signal};
-use ratatui::{DefaultTerminal, crossterm::event};
+use ratatui::{
+    DefaultTerminal,
+    crossterm::{event, style},
+};
 
 use self::state::State;
+use super::terminal::is_coloured;
 use crate::{api::client::Client, cli::Top, wire::stats::StatsAnswer};
 
 mod bars;
@@ -45,6 +49,7 @@ pub(super) fn run(args: &Top) -> anyhow::Result<ExitCode> {
         io::stdout().is_terminal(),
         "top needs a terminal; rto-agent stats --watch prints"
     );
+    style::force_color_output(is_coloured(args.color));
     let client = Client::new(&args.socket.socket);
     // A daemon that is not there from the beginning is an error like that of any other verb.
     let first = client.get("/v1/stats")?;

@@ -33,6 +33,8 @@ pub(super) struct State {
     at_ms: u64,
     histories: BTreeMap<PolicyName, PolicyHistory>,
     selected: Option<PolicyName>,
+    /// What a key selected: where the filter hides it, another is selected meanwhile.
+    chosen: Option<PolicyName>,
     /// Where the selected row was, for when its policy is gone.
     pub(super) index: usize,
     pub(super) sort: Column,
@@ -65,6 +67,7 @@ impl State {
             at_ms: 0,
             histories: BTreeMap::new(),
             selected: None,
+            chosen: None,
             index: 0,
             sort: Column::ConnectionRate,
             reversed: false,
@@ -177,16 +180,27 @@ impl State {
 
     /// After the rows changed: the selection stays with its policy, or goes to what is in its place.
     pub(super) fn settle(&mut self) {
+        let rows = self.rows();
+        let is_shown = |name: &&PolicyName| rows.iter().any(|row| row.name == *name);
+        let chosen = self.chosen.as_ref().filter(is_shown).cloned();
+        if chosen.is_some() {
+            self.selected = chosen;
+        }
         if let Some(index) = self.selected() {
             self.index = index;
         } else {
             self.open = false;
-            self.select(self.index);
+            self.show(self.index);
         }
     }
 
-    /// Selects a row, the last one where there are fewer.
+    /// Selects a row for the user, the last one where there are fewer.
     pub(super) fn select(&mut self, index: usize) {
+        self.show(index);
+        self.chosen.clone_from(&self.selected);
+    }
+
+    fn show(&mut self, index: usize) {
         let rows = self.rows();
         let index = index.min(rows.len().saturating_sub(1));
         let selected = rows.get(index).map(|row| row.name.clone());

@@ -10,12 +10,12 @@ use rto_agent_common::PROGRAM_CLONE;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Cause, DatapathError, Options, attach_error,
+    Cause, DatapathError, Options, attach_error, link,
     object::{self, LoadParams, program},
-    pin_check::is_named,
+    pin_check::is_pinned,
     pin_error, pins,
 };
-use crate::kernel::{btf, link::Link, privileges};
+use crate::kernel::{btf, link::Link, pinned::ObjectId, privileges};
 
 /// The hook; its function in the kernel's BTF is `bpf_lsm_<hook>`.
 const HOOK: &str = "inet_csk_clone";
@@ -39,9 +39,10 @@ pub enum RtoMinTiming {
 pub(super) enum Hook {
     Attached {
         /// Keeps it in force even where somebody removes its pin.
-        _link: Link,
+        link: Link,
         /// The kernel's id of it.
         id: u32,
+        program_id: u32,
     },
     Unavailable(String),
 }
@@ -50,14 +51,14 @@ impl Hook {
     /// Takes over a link that is pinned in `dir`, or attaches the program over the maps pinned there.
     /// It is an addition: where it cannot be had, the reason is kept and nothing fails.
     pub(super) fn adopt_or_attach(options: &Options, dir: &Path) -> Self {
-        let path = dir.join(pins::CLONE_LINK);
-        match adopt(&path) {
-            Some(hook) => return hook,
-            None if path.exists() => {
-                tracing::warn!("the pin {} is not the agent's: removed", path.display());
-                let _then_it_cannot_be_pinned = std::fs::remove_file(&path);
-            }
-            None => {}
+        if let Some(hook) = adopt(dir) {
+            return hook;
+        }
+        let paths = [pins::CLONE_LINK, pins::CLONE_PROGRAM].map(|name| dir.join(name));
+        for path in paths.iter().filter(|path| path.exists()) {
+            let path_shown = path.display();
+            tracing::warn!("the pin {path_shown} is of no link with its program: made anew");
+            let _then_it_cannot_be_pinned = std::fs::remove_file(path);
         }
         if let Some(reason) = &options.without_clone {
             return Self::Unavailable(reason.clone());
@@ -68,11 +69,21 @@ impl Hook {
         }
     }
 
-    /// The kernel's id of the link, if there is one.
-    pub(super) fn id(&self) -> Option<u32> {
+    /// What should be pinned of it, by the name of the pin.
+    pub(super) fn pins(&self) -> Vec<(&'static str, ObjectId)> {
         match self {
-            Self::Attached { id, .. } => Some(*id),
-            Self::Unavailable(_) => None,
+            Self::Attached { id, program_id, .. } => vec![
+                (pins::CLONE_LINK, ObjectId::Link(*id)),
+                (pins::CLONE_PROGRAM, ObjectId::Program(*program_id)),
+            ],
+            Self::Unavailable(_) => Vec::new(),
+        }
+    }
+
+    /// Takes the program out of force, see [`link::detach`].
+    pub(super) fn detach(&self) {
+        if let Self::Attached { link, .. } = self {
+            link::detach(link);
         }
     }
 
@@ -86,13 +97,15 @@ impl Hook {
     }
 }
 
-/// What is pinned there, if it is a link of the agent's program.
-fn adopt(path: &Path) -> Option<Hook> {
-    let link = Link::from_pin(path).ok()?;
-    is_named(link.program_id().ok()?, PROGRAM_CLONE).then_some(())?;
-    Some(Hook::Attached {
+/// What is pinned in `dir`, if it is the agent's program and a link of that.
+fn adopt(dir: &Path) -> Option<Hook> {
+    let link = Link::from_pin(&dir.join(pins::CLONE_LINK)).ok()?;
+    let program_id = link.program_id().ok()?;
+    let pin = dir.join(pins::CLONE_PROGRAM);
+    is_pinned(program_id, PROGRAM_CLONE, &pin).then_some(Hook::Attached {
         id: link.id().ok()?,
-        _link: link,
+        link,
+        program_id,
     })
 }
 
@@ -131,10 +144,12 @@ fn attach(options: &Options, dir: &Path) -> Result<Hook, DatapathError> {
         .take_link(id)
         .map_err(|e| attach_error(&options.cgroup, e))?
         .into();
+    let path = dir.join(pins::CLONE_PROGRAM);
+    program.pin(&path).map_err(|e| pin_error(&path, e))?;
     let path = dir.join(pins::CLONE_LINK);
     link.pin(&path).map_err(|e| pin_error(&path, e))?;
     let gone = || pin_error(&path, std::io::Error::other("the link is not there"));
-    adopt(&path).ok_or_else(gone)
+    adopt(dir).ok_or_else(gone)
 }
 
 /// Loads the program without attaching it: whether this kernel takes it.

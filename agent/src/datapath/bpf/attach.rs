@@ -109,7 +109,9 @@ impl BpfKernel {
     /// If a link's pin cannot be removed.
     pub(super) fn take_out_of_force(&mut self) -> Result<(), DatapathError> {
         pins::remove_links(&self.dir).map_err(|e| pin_error(&self.dir, e))?;
-        self.hook = None;
+        if let Some(hook) = self.hook.take() {
+            hook.detach();
+        }
         if let Some(link) = self.link.take() {
             let program_id = link.program_id;
             link.detach();
@@ -128,17 +130,21 @@ impl BpfKernel {
     /// If a pin cannot be removed; the others are removed all the same.
     pub(super) fn remove(self: Box<Self>) -> Result<Removed, DatapathError> {
         let pin_dir = self.options.pin_dir.clone();
+        let cgroup = self.options.cgroup.clone();
         let unlinked = self.unlinked;
         let program_id = self.link.as_ref().map(|link| link.program_id);
         let tries = self.tables.read.tries.clone();
         let mut removed = remove_pins(&pin_dir)?;
-        // Also where its pin was lost.
+        // Also where their pins were lost.
         if let Some(link) = &self.link {
             link.detach();
         }
+        if let Some(hook) = &self.hook {
+            hook.detach();
+        }
         drop(self);
         removed.links += usize::from(unlinked);
-        tries::empty_later(tries, move || wait_for_end(program_id));
+        tries::empty_later(tries, move || wait_for_end(&cgroup, program_id));
         Ok(removed)
     }
 }

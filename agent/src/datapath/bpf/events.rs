@@ -64,7 +64,7 @@ impl Reader {
         Ok(reader)
     }
 
-    /// Has SYN-ACKs told as they are sent again, and not only when their connection is established.
+    /// Has SYN-ACKs told as they are retransmitted, and not only when their connection is established.
     ///
     /// # Errors
     ///

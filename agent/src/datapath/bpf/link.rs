@@ -3,14 +3,14 @@
 use std::{fs::File, os::fd::AsFd as _, path::Path};
 
 use aya::programs::{CgroupAttachMode, SockOps, links::FdLink};
-use rto_agent_common::{PROGRAM, SocketTypes};
+use rto_agent_common::{PROGRAM, PROGRAM_CLONE, SocketTypes};
 use tracing::warn;
 
 use super::{
     Cause, DatapathError, Options, attach_error,
     error::errno,
     object::{self, LoadParams, program},
-    pin_check::is_named,
+    pin_check::is_agents,
     pin_error, pins,
 };
 use crate::kernel::{
@@ -47,7 +47,7 @@ impl Link {
     /// The link pinned in `dir`, if it is in force at `cgroup`, with whatever program of an agent.
     pub(super) fn in_force(dir: &Path, cgroup: &Path) -> Option<Self> {
         let link = Self::at(dir)?;
-        if !is_named(link.program_id, PROGRAM) {
+        if !link.is_agents(dir) {
             let path = dir.join(pins::LINK);
             warn!(
                 "the pin {} is a link of somebody else; it is not used",
@@ -58,24 +58,19 @@ impl Link {
         attached(cgroup, link.program_id).ok()?.then_some(link)
     }
 
-    /// Removes the pins of links in `dir`, and then takes the agent's program out of force. A link that is somebody
-    /// else's loses its pin alone.
-    pub(super) fn remove(dir: &Path) -> std::io::Result<()> {
-        let is_own = |link: &Self| link.is_of(dir) && is_named(link.program_id, PROGRAM);
-        let own = Self::at(dir).filter(is_own);
-        pins::remove_links(dir)?;
-        if let Some(link) = own {
-            link.detach();
-        }
-        Ok(())
+    /// Takes its program out of force, see [`detach`].
+    pub(super) fn detach(&self) {
+        detach(&self.handle);
     }
 
-    /// Takes its program out of force, at once; to be called when its pin is gone. Where it cannot be done it happens
-    /// some time after the end of the last handle and pin.
-    pub(super) fn detach(&self) {
-        if let Err(e) = self.handle.detach() {
-            warn!("the link is removed without being detached first: {e}");
-        }
+    /// Whether its program is an agent's, of whatever version.
+    fn is_agents(&self, dir: &Path) -> bool {
+        is_agents(self.program_id, PROGRAM, &dir.join(pins::PROGRAM))
+    }
+
+    /// Whether it is attached to a cgroup, whichever that is.
+    pub(super) fn is_attached(&self) -> bool {
+        self.handle.is_attached().unwrap_or(false)
     }
 
     /// Whether its program is the one pinned in `dir`: the one that uses the maps there. After a crash a link may be
@@ -128,6 +123,30 @@ impl Link {
                 Err(attach_error(&options.cgroup, e))
             }
         }
+    }
+}
+
+/// Removes the pins of links in `dir`, and then takes the agent's programs out of force. A link that is somebody
+/// else's loses its pin alone.
+pub(super) fn remove(dir: &Path) -> std::io::Result<()> {
+    let own = [
+        (pins::LINK, PROGRAM, pins::PROGRAM),
+        (pins::CLONE_LINK, PROGRAM_CLONE, pins::CLONE_PROGRAM),
+    ];
+    let own = own.map(|(pin, name, program)| {
+        let link = link::Link::from_pin(&dir.join(pin)).ok()?;
+        is_agents(link.program_id().ok()?, name, &dir.join(program)).then_some(link)
+    });
+    pins::remove_links(dir)?;
+    own.iter().flatten().for_each(detach);
+    Ok(())
+}
+
+/// Takes a link's program out of force, at once; to be called when its pin is gone. Where it cannot be done it happens
+/// some time after the end of the last handle and pin.
+pub(super) fn detach(link: &link::Link) {
+    if let Err(e) = link.detach() {
+        warn!("a link is removed without being detached first: {e}");
     }
 }
 

@@ -189,9 +189,8 @@ impl Kernel for BpfKernel {
 
 impl BpfKernel {
     fn placement(&self) -> Placement {
-        let clone_link = self.hook.as_ref().and_then(accepted::Hook::id);
         Placement {
-            pins: Pins::of(&self.tables, self.link.as_ref(), clone_link),
+            pins: Pins::of(&self.tables, self.link.as_ref(), self.hook.as_ref()),
             cgroup: self.options.cgroup.clone(),
             dir: self.dir.clone(),
             program_id: self.link.as_ref().map(|link| link.program_id),

@@ -6,7 +6,7 @@ use std::path::Path;
 use aya::maps::MapData;
 use rto_agent_common::{PROGRAM, maps};
 
-use super::{link::Link, pins, tables::Tables};
+use super::{accepted::Hook, link::Link, pins, tables::Tables};
 use crate::kernel::{
     bpf::program_info,
     pinned::{ObjectId, Pinned},
@@ -17,13 +17,13 @@ use crate::kernel::{
 pub(super) struct Pins(Vec<(&'static str, ObjectId)>);
 
 impl Pins {
-    pub(super) fn of(tables: &Tables, link: Option<&Link>, clone_link: Option<u32>) -> Self {
+    pub(super) fn of(tables: &Tables, link: Option<&Link>, hook: Option<&Hook>) -> Self {
         let maps = tables.ids().iter();
         let maps = maps.map(|(name, id)| (*name, ObjectId::Map(*id)));
         let program = link.map(|link| (pins::PROGRAM, ObjectId::Program(link.program_id)));
         let link = link.map(|link| (pins::LINK, ObjectId::Link(link.id)));
-        let clone_link = clone_link.map(|id| (pins::CLONE_LINK, ObjectId::Link(id)));
-        Self(maps.chain(program).chain(link).chain(clone_link).collect())
+        let hook = hook.into_iter().flat_map(Hook::pins);
+        Self(maps.chain(program).chain(link).chain(hook).collect())
     }
 
     /// What is wrong with the first that is not as it should be.
@@ -80,8 +80,21 @@ impl OwnMaps {
     }
 }
 
-/// Whether a program has this name, one of the agent's: without CAP_SYS_ADMIN the kernel does not say, then it may have.
-/// Another one's link, pinned in the place of ours, is left alone.
-pub(super) fn is_named(program_id: u32, name: &str) -> bool {
-    program_info(program_id).map_or(true, |info| info.name == name)
+/// Whether a link's program is the agent's program of this name: another one's link, pinned in the place of ours, is left
+/// alone. Without CAP_SYS_ADMIN the kernel tells the name of an open program only: then it must be the one pinned beside
+/// the link.
+pub(super) fn is_agents(program_id: u32, name: &str, pin: &Path) -> bool {
+    match program_info(program_id) {
+        Ok(info) => info.name == name,
+        Err(_) => is_pinned(program_id, name, pin),
+    }
+}
+
+/// Whether it is the program of this name that is pinned there.
+pub(super) fn is_pinned(program_id: u32, name: &str, pin: &Path) -> bool {
+    let Ok(pinned) = Pinned::open(pin) else {
+        return false;
+    };
+    let is_named = || pinned.program().is_ok_and(|(info, _)| info.name == name);
+    pinned.id() == ObjectId::Program(program_id) && is_named()
 }

@@ -28,6 +28,8 @@ pub(super) const PROGRAM: &str = "program";
 const STAGING: &str = "staging-";
 /// Name of the pin of the LSM program's link, where there is one.
 pub(super) const CLONE_LINK: &str = "clone_link";
+/// Name of the pin of the LSM program: whose link is pinned there.
+pub(super) const CLONE_PROGRAM: &str = "clone_program";
 
 /// The directory of one set, as its name tells it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -155,9 +157,9 @@ pub(super) fn create_pin_dir(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Removes the links of one set, so that its programs stop.
+/// Removes the links of one set, so that its programs stop, and what is there for a link alone.
 pub(super) fn remove_links(path: &Path) -> io::Result<()> {
-    for name in [LINK, CLONE_LINK] {
+    for name in [LINK, CLONE_LINK, CLONE_PROGRAM] {
         match fs::remove_file(path.join(name)) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
             _ => {}

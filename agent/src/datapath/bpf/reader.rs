@@ -226,8 +226,10 @@ impl KernelReader for Reader {
         }
         for cidr in cidrs {
             if let Some(entry) = desired.entries.get(cidr) {
-                let found = self.tables.tries.get(cidr)?;
-                if found.and_then(|value| self.policy_of(value)) != Some(entry.policy) {
+                let tries = &self.tables.tries;
+                let policy = tries.get(cidr)?.and_then(|value| self.policy_of(value));
+                // Of one that is gone the next shorter one was found, which may be of the same policy.
+                if policy != Some(entry.policy) || !tries.contains(cidr)? {
                     return Ok(false);
                 }
             }

@@ -1,12 +1,14 @@
 //! What needs no open kernel: pins made, looked at and removed, also where no daemon runs.
 
-use std::{collections::BTreeMap, path::Path, time::Duration};
+use std::{collections::BTreeMap, io, path::Path, time::Duration};
 
 use rto_agent_common::{LAYOUT_VERSION, Policy};
 
-use super::{DatapathError, Link, Removed, Slots, Tables, is_in_use, pin_error, pins};
+use super::{
+    DatapathError, Link, Removed, Slots, Tables, link, pin_check::OwnMaps, pin_error, pins,
+};
 use crate::{
-    kernel::bpf::program_info,
+    kernel::bpf::{ProgramInfo, program_info},
     policy::{Cidr, PolicyName},
 };
 
@@ -15,7 +17,7 @@ use crate::{
 /// # Errors
 ///
 /// If it cannot be made, or is not one that root alone can write on a BPF file system.
-pub fn make_pin_dir(path: &Path) -> std::io::Result<()> {
+pub fn make_pin_dir(path: &Path) -> io::Result<()> {
     pins::create_pin_dir(path)
 }
 
@@ -30,7 +32,7 @@ pub fn remove_pins(pin_dir: &Path) -> Result<Removed, DatapathError> {
     let mut failed = None;
     for set in pins::pin_sets(pin_dir).map_err(|e| pin_error(pin_dir, e))? {
         let had_link = set.path.join(pins::LINK).exists();
-        match Link::remove(&set.path).and_then(|()| pins::remove_pin_set(&set.path)) {
+        match link::remove(&set.path).and_then(|()| pins::remove_pin_set(&set.path)) {
             Ok(()) => {
                 removed.links += usize::from(had_link);
                 removed.generations.push(set.path);
@@ -43,7 +45,7 @@ pub fn remove_pins(pin_dir: &Path) -> Result<Removed, DatapathError> {
     }
     if removed.left.is_empty()
         && let Err(e) = std::fs::remove_dir(pin_dir)
-        && e.kind() != std::io::ErrorKind::NotFound
+        && e.kind() != io::ErrorKind::NotFound
     {
         failed = failed.or(Some(pin_error(pin_dir, e)));
     }
@@ -61,15 +63,31 @@ pub fn remove_links(pin_dir: &Path) -> Result<usize, DatapathError> {
     let programs = pinned_program_ids(pin_dir);
     for set in pins::pin_sets(pin_dir).map_err(|e| pin_error(pin_dir, e))? {
         count += usize::from(set.path.join(pins::LINK).exists());
-        Link::remove(&set.path).map_err(|e| pin_error(&set.path, e))?;
+        link::remove(&set.path).map_err(|e| pin_error(&set.path, e))?;
     }
+    // Where links cannot be detached (before Linux 5.9) they go some time after their last pin. Without CAP_SYS_ADMIN, which
+    // only Linux 5.8 and later can do without, the kernel does not say when.
     let _gone = wait_until(|| programs.iter().all(|id| program_info(*id).is_err()));
     Ok(count)
 }
 
-/// Waits until a program is no more; whether it is.
-pub(super) fn wait_for_end(program_id: Option<u32>) -> bool {
-    wait_until(|| program_id.is_none_or(|id| program_info(id).is_err()))
+/// Waits until a program is no more, or where the kernel does not say that (CAP_SYS_ADMIN) until it is out of force at the
+/// cgroup; whether it is.
+pub(super) fn wait_for_end(cgroup: &Path, program_id: Option<u32>) -> bool {
+    let has_ended = |id| {
+        let is_attached = || link::attached(cgroup, id).unwrap_or(false);
+        has_ended(&program_info(id), is_attached)
+    };
+    wait_until(|| program_id.is_none_or(has_ended))
+}
+
+/// Whether a program is no more, by what the kernel says of it.
+fn has_ended(info: &io::Result<ProgramInfo>, is_attached: impl FnOnce() -> bool) -> bool {
+    match info {
+        Ok(_) => false,
+        Err(e) if e.kind() == io::ErrorKind::PermissionDenied => !is_attached(),
+        Err(_) => true,
+    }
 }
 
 /// Waits, for a second at most, until the kernel has done something; whether it has.
@@ -146,8 +164,16 @@ fn in_force(pin_dir: &Path) -> Option<Tables> {
     let sets = pins::pin_sets(pin_dir).ok()?;
     let in_force = sets
         .iter()
-        .find(|g| g.layout == Some(LAYOUT_VERSION) && is_in_use(&g.path))?;
+        .find(|g| g.layout == Some(LAYOUT_VERSION) && is_in_force(&g.path))?;
     Tables::open(&in_force.path).ok()
+}
+
+/// Whether the program pinned in `dir` is attached, and every map pinned there is one that it uses: what somebody else
+/// pinned in the place of one decides nothing.
+fn is_in_force(dir: &Path) -> bool {
+    let link = Link::at(dir);
+    link.is_some_and(|link| link.is_attached() && link.is_of(dir))
+        && OwnMaps::pinned(dir).is_some_and(|own| own.foreign_pin(dir).is_none())
 }
 
 /// As [`remove_pins`], but only if none of them is in force: a daemon may have begun anew. Says
@@ -172,4 +198,20 @@ pub fn pinned_program_ids(pin_dir: &Path) -> Vec<u32> {
         .filter_map(|g| Link::at(&g.path))
         .map(|link| link.program_id)
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_may_not_ask_for_a_program_looks_where_it_was() {
+        let refused = || io::Error::from_raw_os_error(libc::EPERM);
+        let gone = io::Error::from_raw_os_error(libc::ENOENT);
+        let never = || unreachable!("the kernel has said it");
+        assert!(!has_ended(&Ok(ProgramInfo::default()), never));
+        assert!(has_ended(&Err(gone), never));
+        assert!(!has_ended(&Err(refused()), || true));
+        assert!(has_ended(&Err(refused()), || false));
+    }
 }

@@ -100,6 +100,15 @@ impl Tries {
         value.map_err(|e| entry_error(cidr, e))
     }
 
+    /// Whether there is exactly this entry, see [`Trie::contains`].
+    pub(super) fn contains(&self, cidr: &Cidr) -> Result<bool, DatapathError> {
+        let contains = match key(cidr) {
+            Key::V4(key) => self.v4().contains(&key),
+            Key::V6(key) => self.v6().contains(&key),
+        };
+        contains.map_err(|e| entry_error(cidr, e))
+    }
+
     /// Every entry, in no order.
     pub(super) fn all(&self) -> Result<Vec<(Cidr, EntryValue)>, DatapathError> {
         let mut all = Vec::new();

@@ -121,7 +121,8 @@ impl BpfKernel {
         }
         if self.link.is_some() {
             self.put_in_force()?;
-            tries::empty_later(former_tries, move || wait_for_end(former_program));
+            let cgroup = self.options.cgroup.clone();
+            tries::empty_later(former_tries, move || wait_for_end(&cgroup, former_program));
         }
         self.free(plan)
     }

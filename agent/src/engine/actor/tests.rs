@@ -205,6 +205,19 @@ fn what_is_answered_is_seen_by_everybody() {
 }
 
 #[test]
+fn a_change_is_published_once() {
+    let bed = Bed::ready();
+    let readers = |n| {
+        let before = bed.kernel.state().readers;
+        bed.add(request(&format!("10.9.{n}.0/24"))).unwrap();
+        bed.kernel.state().readers - before
+    };
+    // One for looking at the entries first, and one for the snapshot; a health check that falls into it has more.
+    assert_eq!((0..5).map(readers).min(), Some(2));
+    bed.stop();
+}
+
+#[test]
 fn a_bad_file_changes_nothing_and_is_told() {
     let bed = Bed::new();
     let path = bed.dir.path().join("config.toml");
@@ -392,6 +405,19 @@ fn while_it_is_attached_again_it_is_told_that_it_is_not() {
     gate.wait();
     bed.call(Message::Verify).unwrap();
     assert!(bed.engine.snapshot().status().healthy);
+    bed.stop();
+}
+
+#[test]
+fn once_attached_again_it_walks_over_open_sockets() {
+    let bed = Bed::with("apply_to_open = true\n");
+    bed.call(Message::Verify).unwrap();
+    let cause = || bed.engine.snapshot().walk.get().cause.clone();
+    assert_eq!(cause(), "start");
+    bed.kernel.state().attached = false;
+    bed.call(Message::Verify).unwrap();
+    assert!(bed.kernel.state().attached);
+    assert_eq!(cause(), "repair");
     bed.stop();
 }
 

@@ -1,6 +1,6 @@
 //! What takes long and has a thread of its own. A job posts what it ended with; nobody polls it.
 
-use std::{io, sync::mpsc, time::Duration};
+use std::{io, sync::mpsc, time::Instant};
 
 use super::Message;
 use crate::{kernel::interference::Verdict, wire::types::WalkView};
@@ -54,9 +54,10 @@ impl Job {
         Ok(Self { ended })
     }
 
-    /// Waits for its end; whether it came.
-    fn wait(&mut self, limit: Duration) -> bool {
-        self.ended.recv_timeout(limit) == Err(mpsc::RecvTimeoutError::Disconnected)
+    /// Waits for its end; whether it came in time.
+    fn wait(&mut self, deadline: Instant) -> bool {
+        let left = deadline.saturating_duration_since(Instant::now());
+        self.ended.recv_timeout(left) == Err(mpsc::RecvTimeoutError::Disconnected)
     }
 }
 

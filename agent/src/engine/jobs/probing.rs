@@ -1,6 +1,6 @@
 //! The probe of the timers in force: when it is made, and its last verdict.
 
-use std::{path::Path, sync::mpsc, time::Duration};
+use std::{path::Path, sync::mpsc, time::Instant};
 
 use tracing::{info, warn};
 
@@ -97,11 +97,11 @@ impl Probing {
         }
     }
 
-    /// Waits for a probe that is under way, so that it leaves nothing behind.
-    pub(in crate::engine) fn finish(&mut self) {
-        const LIMIT: Duration = Duration::from_secs(2);
+    /// Waits for a probe that is under way, so that it leaves nothing behind; the next start removes what one that is
+    /// later has left.
+    pub(in crate::engine) fn finish(&mut self, deadline: Instant) {
         if let Some(mut pending) = self.pending.take() {
-            pending.wait(LIMIT);
+            pending.wait(deadline);
         }
     }
 

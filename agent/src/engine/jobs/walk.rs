@@ -30,7 +30,7 @@ use crate::{
 const RTO_MIN_US: u32 = 200_000;
 /// The cause of a walk that gives everything back.
 pub(in crate::engine) const RESTORE: &str = "detach --restore";
-/// How long [`Walks::stop`] waits.
+/// How long who asks to detach waits for a walk that runs.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// `TCP_RTO_MAX`.
 const RTO_MAX_MS: u32 = 120_000;
@@ -96,12 +96,21 @@ impl Walks {
         self.again.take()
     }
 
-    /// Has a walk that runs end before its next namespace, and waits for that a moment. (A socket
-    /// whose owner holds its lock holds the walk up for as long.)
-    pub(in crate::engine) fn stop(&mut self) {
+    /// Has a walk that runs end before its next namespace.
+    pub(in crate::engine) fn cancel(&mut self) {
         self.again = None;
         self.stop.store(true, Ordering::Relaxed);
-        if let Some(running) = self.running.take_if(|job| job.wait(PATIENCE)) {
+    }
+
+    /// Has a walk that runs end, and waits for that a moment.
+    pub(in crate::engine) fn stop(&mut self) {
+        self.cancel();
+        self.finish(Instant::now() + PATIENCE);
+    }
+
+    /// Waits for the end of a walk that runs. (A socket whose owner holds its lock holds the walk up for as long.)
+    pub(in crate::engine) fn finish(&mut self, deadline: Instant) {
+        if let Some(running) = self.running.take_if(|job| job.wait(deadline)) {
             drop(running);
         } else if self.is_running() {
             warn!("a walk over open sockets is held up by a socket that is in use");

@@ -24,7 +24,8 @@ fn bed(text: &str) -> Bed {
     let opened = kernel.clone();
     let open: Open = Arc::new(move |options| Ok(opened.open(options)));
     let store = RuntimeStore::new(dir.path().to_owned());
-    let (reconciler, change) = Reconciler::start(open, options(), desired(text), store).unwrap();
+    let (reconciler, change) =
+        Reconciler::start((open, Arc::default()), options(), desired(text), store).unwrap();
     assert_eq!(
         change.summary.added,
         reconciler.resolved().set.entries.len()

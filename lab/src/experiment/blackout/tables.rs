@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use rto_model::{
-    chart::{Axis, Chart, Legend, Mark, Series},
+    chart::{Chart, Mark, Series},
     predict,
     published::Table as Published,
 };
@@ -440,7 +440,7 @@ fn findings(manifest: &Manifest, medians: &Medians) -> Vec<String> {
     findings
 }
 
-/// For each setting: measured, computed and published; then the improvement.
+/// For each setting: measured, computed and published; then the ratios.
 fn charts(manifest: &Manifest, medians: &Medians) -> Vec<Chart> {
     let plan = &manifest.plan;
     let mechanism = main_way(manifest);
@@ -474,30 +474,13 @@ fn charts(manifest: &Manifest, medians: &Medians) -> Vec<Chart> {
             };
             series.push(Series::line(name, curve(at, &|us| idle_ms(setting, us))));
         }
-        charts.push(Chart {
-            title: format!("{}: idle time", setting.name()),
-            x: Axis::ms("disruption"),
-            y: Axis::ms("idle"),
-            log_x: true,
-            log_y: true,
-            legend: Legend::LowerRight,
-            series,
-        });
+        charts.push(predict::idle_chart(&setting.name(), series));
     }
-    let improvement = plan.settings.iter().map(|&setting| {
-        let gain = |us| Some(medians.kernel(us)? / medians.get(mechanism, setting, us)?);
-        Series::line(&setting.name(), curve(&plan.disruptions_us, &gain))
+    let ratios = plan.settings.iter().map(|&setting| {
+        let ratio = |us| Some(medians.get(mechanism, setting, us)? / medians.kernel(us)?);
+        Series::line(&setting.name(), curve(&plan.disruptions_us, &ratio))
     });
-    charts.push(Chart {
-        title: "improvement: the kernel's idle time by that with the setting (below 1: worse)"
-            .to_owned(),
-        x: Axis::ms("disruption"),
-        y: Axis::number("improvement"),
-        log_x: true,
-        log_y: true,
-        legend: Legend::UpperRight,
-        series: improvement.collect(),
-    });
+    charts.push(predict::ratio_chart(ratios.collect()));
     for chart in &mut charts {
         chart.series.retain(|series| !series.points.is_empty());
     }

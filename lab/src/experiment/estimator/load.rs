@@ -147,7 +147,7 @@ impl Load {
             ),
             flows,
             remarks: vec![format!(
-                "{retransmitted} of {segments} segments were sent again"
+                "{retransmitted} of {segments} segments were retransmitted"
             )],
         }
     }

@@ -140,7 +140,7 @@ fn weights(source: &Source, options: &Options) -> Table {
     table
 }
 
-/// Linux's estimator by rto_min: what it would send again in vain.
+/// Linux's estimator by rto_min: what it would retransmit spuriously.
 fn linux(source: &Source, options: &Options, machine: &Machine) -> Shares {
     let hz = u32::try_from(machine.hz).unwrap_or(u32::MAX);
     Study::every(Sampling::All).run(&Linux::new(hz), &source.flows, &options.rto_mins_us)
@@ -148,7 +148,7 @@ fn linux(source: &Source, options: &Options, machine: &Machine) -> Shares {
 
 fn linux_table(source: &Source, shares: &Shares) -> Table {
     let title = format!(
-        "Linux's estimator over {}: segments sent again in vain",
+        "Linux's estimator over {}: spurious retransmissions",
         source.title
     );
     let mut table = Table::new(
@@ -235,14 +235,14 @@ fn finding(source: &Source, options: &Options, linux: &Shares) -> Vec<String> {
         .find(|(_, avoided)| *avoided == linux.judged);
     findings.push(match enough {
         Some((rto_min_us, _)) => format!(
-            "{}: with Linux's estimator no segment of {} would be sent again in vain at an rto_min of {} ms \
+            "{}: with Linux's estimator no segment of {} would be retransmitted spuriously at an rto_min of {} ms \
              or more.",
             source.title,
             linux.judged,
             rto_min_us / 1000
         ),
         None => format!(
-            "{}: with Linux's estimator some segment of {} would be sent again in vain at every rto_min that \
+            "{}: with Linux's estimator some segment of {} would be retransmitted spuriously at every rto_min that \
              was tried.",
             source.title, linux.judged
         ),

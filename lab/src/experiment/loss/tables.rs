@@ -150,12 +150,12 @@ fn method(options: &Options<'_>) -> Vec<(String, String)> {
             format!("{DISTURBED_MS} ms longer than the median where nothing is lost"),
         ),
         (
-            "given up",
+            "timed out",
             format!("after {} s without an answer; its time counts", TIMEOUT.as_secs()),
         ),
         (
             "spurious",
-            "sent again although a copy of all it carried had been let through".to_owned(),
+            "retransmitted although a copy of all it carried had been let through".to_owned(),
         ),
     ];
     pairs.map(|(name, value)| (name.to_owned(), value)).to_vec()
@@ -175,9 +175,9 @@ fn summary_table(all: &[Summary<'_>]) -> Table {
             "p90",
             "p99",
             "longest",
-            "given up",
+            "timed out",
             "packets dropped",
-            "sent again",
+            "retransmitted",
             "of them spurious",
         ],
     );
@@ -297,7 +297,7 @@ fn findings(cases: &[Case], all: &[Summary<'_>]) -> Vec<String> {
     let [(without, sent_without), (with, sent_with)] = spurious;
     if sent_without > 0 && sent_with > 0 {
         findings.push(format!(
-            "Needless retransmissions, all cases together: {without} of {sent_without} packets without the \
+            "Spurious retransmissions, all cases together: {without} of {sent_without} packets without the \
              agent, {with} of {sent_with} with it."
         ));
     }
@@ -314,8 +314,8 @@ fn twice(without: &Summary<'_>) -> Option<String> {
     let spurious = without.outcome.retransmits?.spurious;
     (without.case.server_alone && spurious > 0).then(|| {
         format!(
-            "Dropping {}: without the agent {spurious} SYN-ACKs were sent again in vain in {} connections: client \
-             and server time out at the same moment, each makes the server send one, and the count of one in two \
+            "Dropping {}: without the agent {spurious} SYN-ACKs were retransmitted spuriously in {} connections: \
+             client and server time out at the same moment, each makes the server send one, and the count of one in two \
              goes on with the next connection.",
             without.case.title,
             without.ms.len()

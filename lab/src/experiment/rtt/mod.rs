@@ -3,7 +3,7 @@
 //!
 //! A response is acknowledged by the next request or by a delayed ACK, whichever comes first, so that the
 //! server's RTT sample is about the shorter of the pause and the client's delayed-ACK timer. Nothing is lost here: what
-//! is sent again is sent again in vain.
+//! is retransmitted is retransmitted spuriously.
 
 mod report;
 

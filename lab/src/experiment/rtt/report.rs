@@ -51,7 +51,7 @@ pub(super) fn report(
             }),
             all.table(
                 "retransmissions",
-                "Sent again by the server, though nothing is lost",
+                "Spurious retransmissions by the server (nothing is lost)",
                 |cell| cell.server.total_retrans.to_string(),
             ),
             all.latencies(),
@@ -254,15 +254,15 @@ impl All<'_> {
 
     fn spurious(&self, setting: Setting) -> String {
         let name = setting.name(self.bound);
-        let again: Vec<&Cell> = self
+        let cells: Vec<&Cell> = self
             .of(setting)
             .filter(|cell| cell.server.total_retrans > 0)
             .collect();
-        let worst = again.iter().max_by_key(|cell| cell.server.total_retrans);
+        let worst = cells.iter().max_by_key(|cell| cell.server.total_retrans);
         let Some(worst) = worst else {
-            return format!("{name}: the server sent nothing again.");
+            return format!("{name}: the server retransmitted nothing.");
         };
-        let all: u32 = again.iter().map(|cell| cell.server.total_retrans).sum();
+        let all: u32 = cells.iter().map(|cell| cell.server.total_retrans).sum();
         let most = worst.server.total_retrans;
         let why = if setting == Setting::RtoMinServer && u64::from(most) * 2 > self.transactions {
             ": its timer runs out before the client's delayed ACK comes, again and again."
@@ -270,7 +270,7 @@ impl All<'_> {
             "."
         };
         format!(
-            "{name}: the server sent {all} responses again in vain; at a pause of {} ms {most} of {}{why}",
+            "{name}: the server retransmitted {all} responses spuriously; at a pause of {} ms {most} of {}{why}",
             worst.pause_ms, self.transactions,
         )
     }
@@ -330,10 +330,10 @@ mod tests {
         } else {
             0
         };
-        let info = |ms: u64, again| TcpInfo {
+        let info = |ms: u64, total_retrans| TcpInfo {
             srtt_us: u32::try_from(ms * 1000 + 200).unwrap(),
             rto_us: u32::try_from((ms + rto_min + 4) * 1000).unwrap(),
-            total_retrans: again,
+            total_retrans,
             ..TcpInfo::default()
         };
         let spurious = setting == Setting::RtoMinServer && waits > 8;

@@ -47,7 +47,7 @@ pub(super) struct Cell {
     pub(super) took_ms: Vec<f64>,
 }
 
-/// What was sent again without any loss.
+/// What was retransmitted without any loss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct LosslessRun {
     pub(super) rtt: Duration,
@@ -201,7 +201,7 @@ fn calm(
         pause: PAUSE,
         stagger: each / connections,
     }))?;
-    // The log begins after the handshakes; what was sent again is known all the same.
+    // The log begins after the handshakes; what was retransmitted is known all the same.
     let retransmits = RetransmitCounts::of(&relay.take_log(), &PacketFilter::SERVER_DATA);
     ensure!(retransmits.dropped == 0, "the link lost something");
     Ok(LosslessRun { rtt, retransmits })

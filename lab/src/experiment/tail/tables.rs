@@ -163,7 +163,7 @@ fn saved_table(options: &Options<'_>, all: &Measured) -> Table {
 }
 
 fn spurious_table(options: &Options<'_>, all: &Measured) -> Table {
-    let title = "Sent again although nothing was lost, with jitter: segments, and of how many";
+    let title = "Spurious retransmissions without loss, with jitter: segments, and of how many";
     let mut table = table(all, "spurious", title, &["round trip, ms"]);
     let text =
         |retransmits: RetransmitCounts| format!("{} of {}", retransmits.spurious, retransmits.sent);
@@ -244,7 +244,7 @@ fn findings(options: &Options<'_>, all: &Measured) -> Vec<String> {
         .iter()
         .map(|(variant, outcome)| format!("{} {}", variant.name(), share(outcome.spurious())));
     findings.push(format!(
-        "Share of segments sent again although nothing was lost: {}; published: 4.8e-5 without both, 5.9e-5 with \
+        "Share of segments retransmitted although nothing was lost: {}; published: 4.8e-5 without both, 5.9e-5 with \
          restart, 1.8e-3 with TLP.",
         shares.collect::<Vec<_>>().join("; ")
     ));

@@ -73,7 +73,7 @@ fn every_form_gives_the_same() {
 }
 
 #[test]
-fn what_was_sent_again_gives_no_sample() {
+fn what_was_retransmitted_gives_no_sample() {
     let (capture, [handshake, data, ..]) = all(&[
         client(0, "S", 100, 0, 0),
         client(100_000, "S", 100, 0, 0),
@@ -86,7 +86,7 @@ fn what_was_sent_again_gives_no_sample() {
         server(340_000, ".", 501, 301, 0),
         client(350_000, ".", 301, 501, 100),
         server(360_000, ".", 501, 401, 0),
-        // Known to have arrived, and sent again all the same.
+        // Known to have arrived, and retransmitted all the same.
         client(370_000, ".", 301, 501, 100),
         server(380_000, ".", 501, 401, 0),
     ]);
@@ -324,7 +324,7 @@ fn the_far_side_is_that_with_the_longer_round_trips() {
     assert_eq!(capture.flows[0].to.ip(), IpAddr::from(CLIENT));
 }
 
-/// Segments of one flow, each answered or not, some sent again: what must come out, by a plain list.
+/// Segments of one flow, each answered or not, some retransmitted: what must come out, by a plain list.
 fn oracle(script: &[(u64, u32, bool, bool)]) -> (Vec<Packet>, Vec<u64>) {
     let (mut packets, mut expected) = (Vec::new(), Vec::new());
     let (mut now, mut seq) = (0, 1u32.wrapping_sub(3000));

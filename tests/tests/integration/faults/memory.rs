@@ -14,7 +14,10 @@ use super::super::{near, scale};
 
 /// What an idle daemon takes, with room for a small change.
 const LITTLE: u64 = 48 << 20;
-/// Entries of files that need more, by what the daemon reckons for each.
+const ADD: &str = "/v1/entries";
+/// CIDRs of a request that needs more only to be read: as many as there may be.
+const TOO_LARGE: u32 = 524_288;
+/// Entries of files that need more, by what the daemon reckons for each, as does a request for so many.
 const TOO_MANY: u32 = 400_000;
 
 /// A cgroup of the memory controller, whichever hierarchy has it; removed when dropped.
@@ -114,15 +117,27 @@ fn a_change_that_does_not_fit_is_refused() -> anyhow::Result<()> {
     ensure!(refused.contains("entries of files need some"), "{refused}");
     fs::remove_file(env.policies_dir().join("many.toml"))?;
     env.cli(&["reload"])?;
-    let body = json!({ "cidrs": scale::hosts(TOO_MANY), "policy": "near" }).to_string();
-    let stream = UnixStream::connect(env.socket())?;
-    let answer = http::request(stream, "POST", "/v1/entries", &body)?;
-    ensure!(answer.status == 422, "{} {}", answer.status, answer.body);
-    ensure!(
-        answer.body.contains("of memory, and the memory cgroup"),
-        "{}",
-        answer.body
-    );
+    let request = |count| json!({ "cidrs": scale::hosts(count), "policy": "near" }).to_string();
+    let connect = || UnixStream::connect(env.socket());
+    let refused = |answer: http::Answer, why: &str| {
+        let http::Answer { status, body, .. } = answer;
+        ensure!(
+            status == 422 && body.contains(why),
+            "{why}: {status} {body}"
+        );
+        ensure!(body.contains("of memory, and the memory cgroup"), "{body}");
+        Ok(())
+    };
+    // Made before there is a connection: a client is silent for 5 s at most.
+    let body = request(TOO_MANY);
+    refused(http::request(connect()?, "POST", ADD, &body)?, "")?;
+    // Before it is parsed, also where no header tells its length.
+    let body = request(TOO_LARGE);
+    let why = format!("a request of {} bytes need some", body.len());
+    refused(http::request(connect()?, "POST", ADD, &body)?, &why)?;
+    let mut stream = connect()?;
+    http::send_chunked(&mut stream, "POST", ADD, &body, 64 << 10)?;
+    refused(http::receive(stream)?, &why)?;
     ensure!(group.killed()? == 0);
     let status = env.json(&["status"])?;
     ensure!(

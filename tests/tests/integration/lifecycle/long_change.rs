@@ -13,13 +13,14 @@ use nix::sys::signal::Signal;
 use rto_testbed::{
     emulated::{scaled, slowed},
     env::TestEnv,
-    http, wait,
+    http,
+    wait::{self, eventually_seen},
 };
-use rto_tests::held_thread::HeldThread;
+use rto_tests::{held_thread::HeldThread, locked_socket::LockedSocket};
 use serde_json::json;
 
-use super::{PORT, expect};
-use crate::{KERNEL_RTO, POLICY_RTO, near, scale};
+use super::{PORT, expect, under, units_capabilities};
+use crate::{KERNEL_RTO, POLICY_RTO, near, needs::TCP_ITERATOR, scale};
 
 /// The longest that a stop may take, and how much of the machine's own lateness is on top of it here.
 const STOP_LIMIT: Duration = Duration::from_secs(2);
@@ -150,6 +151,41 @@ fn a_stop_of_a_stuck_one_detaches() -> anyhow::Result<()> {
     ensure_prompt(stop(&mut env, Some(engine))?)?;
     ensure!(env.pins().is_err(), "pins are left");
     expect(&env, KERNEL_RTO)
+}
+
+test!(a_stop_does_not_wait_for_a_walk, needs = [TCP_ITERATOR]);
+/// A socket in use holds the walk over open sockets up; the daemon gives it up in time to do what `on_exit` says.
+fn a_stop_does_not_wait_for_a_walk() -> anyhow::Result<()> {
+    let mut env = TestEnv::new()?;
+    env.configure(&format!(
+        "apply_to_open = true\n{}",
+        near("\"10.88.0.0/24\"")
+    ))?;
+    let held = LockedSocket::new()?;
+    // It walks over its own namespace, which this one is, and no other.
+    env.start_under(&under(&units_capabilities()?))?;
+    env.wait_status("the walk", |status| {
+        status["open_sockets"]["running"] == true
+    })?;
+    env.signal(Signal::SIGTERM)?;
+    // The kernel ends no thread that waits for the socket.
+    let said = |text: &'static str| {
+        eventually_seen(
+            text,
+            wait::TIMEOUT,
+            || Ok(env.log()),
+            |log| log.contains(text),
+        )
+    };
+    let log = said("detached")?;
+    drop(held);
+    ensure!(
+        log.contains("a walk over open sockets is held up") && !log.contains("is not waited for"),
+        "{log}"
+    );
+    let status = env.ended()?;
+    ensure!(status.success(), "{status}: {}", env.log());
+    Ok(())
 }
 
 /// Asks for a change of this many runtime entries; whether it is answered as made, and not as left because of a stop.

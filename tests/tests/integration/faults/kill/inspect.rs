@@ -51,7 +51,9 @@ impl Run {
         let dir = self.env.pins()?;
         let mut found = names_in(&dir)?;
         // Where there is BPF LSM.
-        found.remove("clone_link");
+        if found.remove("clone_link") {
+            ensure!(found.remove("clone_program"), "pins: {found:?}");
+        }
         let expected: BTreeSet<String> = maps::ALL
             .into_iter()
             .chain(["link", "program"])

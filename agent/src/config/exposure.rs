@@ -1,0 +1,31 @@
+//! Whether somebody else than root may change the configuration, and with it the timers of every connection.
+
+use std::{
+    io,
+    path::{self, Path, PathBuf},
+};
+
+use super::policies_dir;
+use crate::{path_security, printable};
+
+/// What is wrong with owners and modes of the files and of their directories, and how to fix it; a line each.
+pub(super) fn exposed<'a>(main: &Path, files: impl Iterator<Item = &'a PathBuf>) -> Vec<String> {
+    let dir = refusal(&policies_dir(main), path_security::check_source_dir);
+    let files = files.filter_map(|file| refusal(file, path_security::check_source_file));
+    let mut exposed: Vec<String> = dir.into_iter().chain(files).collect();
+    // Of a directory it is found with each of its files.
+    exposed.sort_unstable();
+    exposed.dedup();
+    exposed
+}
+
+fn refusal(path: &Path, check: fn(&Path) -> io::Result<()>) -> Option<String> {
+    let checked = path::absolute(path).and_then(|path| check(&path));
+    // What cannot be looked at cannot be read either, which is an error and told as such.
+    let refusal = checked.err().filter(|e| e.kind() == io::ErrorKind::Other)?;
+    let refusal = refusal.to_string();
+    Some(format!(
+        "the configuration is not root's alone: {}",
+        printable::text(&refusal)
+    ))
+}
