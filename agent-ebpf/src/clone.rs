@@ -10,12 +10,7 @@ use rto_agent_common::direction;
 use rto_agent_ebpf::counter::Counter;
 
 use crate::{
-    lookup,
-    options::Target,
-    socket::read,
-    storage::Storage,
-    structs::SockCommon,
-    tables::Tally,
+    lookup, options::Target, socket::read, storage::Storage, structs::SockCommon, tables::Tally,
 };
 
 /// What a program at a hook without a result must return.

@@ -42,7 +42,6 @@ fn rtt_interval_ns() -> u64 {
 /// For how many the connection at hand is to be measured; 0: it is not. Its initial sequence number decides.
 #[inline(always)]
 fn sampled(ctx: &SockOpsContext) -> u32 {
-
     // SAFETY: a constant, which the loader may have written before the program was loaded.
     let one_in = unsafe { read(&raw const SAMPLING) };
     if one_in <= 1 {
@@ -259,11 +258,7 @@ pub(crate) fn rtt_sample(ops: *mut bpf_sock_ops) -> u32 {
         return 0;
     }
     state.watch.srtt_sampled_ns = now;
-    tally.time(
-        Times::Srtt,
-        socket::srtt_us(ctx).into(),
-        state.watch.weight,
-    );
+    tally.time(Times::Srtt, socket::srtt_us(ctx).into(), state.watch.weight);
     0
 }
 

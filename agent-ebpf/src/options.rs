@@ -200,11 +200,7 @@ impl Target {
     /// Sets what a policy without [`rto_agent_common::policy_flags::STORED`] sets, where the socket has the kernel's
     /// own values, so that nothing need be remembered. Else nothing is done, and false is the answer.
     #[inline(always)]
-    pub(crate) fn apply_unremembered(
-        ctx: &SockOpsContext,
-        policy: &Policy,
-        tally: Tally,
-    ) -> bool {
+    pub(crate) fn apply_unremembered(ctx: &SockOpsContext, policy: &Policy, tally: Tally) -> bool {
         let wanted = [
             (SockOpt::RtoMin, policy.rto_min_us),
             (SockOpt::DelackMax, policy.delack_max_us),

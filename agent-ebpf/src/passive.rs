@@ -61,11 +61,7 @@ pub(crate) fn established(ops: *mut bpf_sock_ops) -> u32 {
 
 /// Whether a connection needs no storage so far.
 #[inline(always)]
-fn goes_without_storage(
-    ctx: &SockOpsContext,
-    storage: &mut Storage<'_>,
-    policy: &Policy,
-) -> bool {
+fn goes_without_storage(ctx: &SockOpsContext, storage: &mut Storage<'_>, policy: &Policy) -> bool {
     policy.flags & policy_flags::STORED == 0
         && socket::total_retrans(ctx) == 0
         // Callbacks of the listener's, or another program's, would say that it connected.

@@ -79,7 +79,11 @@ impl Storage<'_> {
             return None;
         }
         // SAFETY: null, or the socket's own value, whose size the map's definition gives.
-        unsafe { value(&SOCKETS, self.sk, missing).cast::<SocketState>().as_mut() }
+        unsafe {
+            value(&SOCKETS, self.sk, missing)
+                .cast::<SocketState>()
+                .as_mut()
+        }
     }
 }
 

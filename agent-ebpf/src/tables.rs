@@ -14,8 +14,8 @@ use aya_ebpf::{
     macros::btf_map,
 };
 use rto_agent_common::{
-    Counters, EntryValue, FAST_COUNTERS, HostDefaults, NO_POLICY, Policy, PolicySlot, Probe, RTO_STEPS, SLOTS,
-    SocketState, Statistics, WalkControl, WalkCounts, direction,
+    Counters, EntryValue, FAST_COUNTERS, HostDefaults, NO_POLICY, Policy, PolicySlot, Probe,
+    RTO_STEPS, SLOTS, SocketState, Statistics, WalkControl, WalkCounts, direction,
     event::{CONTROL, Event, EventControl, LOST, RING_BYTES},
     histogram::{BUCKETS, Histogram, bucket_of},
     lasting, policy_flags, socket_flags, statistics, statistics_key,
@@ -125,9 +125,7 @@ pub(crate) fn count_hit(entry: *mut EntryValue, random: impl FnOnce() -> u32) {
         let mut n = 1u64;
         if so_far >= EntryValue::HITS_EXACT {
             n = EntryValue::HITS_SHARE.into();
-            if so_far >= EntryValue::HITS_MAX
-                || random() >> HITS_SHIFT != 0
-            {
+            if so_far >= EntryValue::HITS_MAX || random() >> HITS_SHIFT != 0 {
                 return;
             }
         }

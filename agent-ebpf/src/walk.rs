@@ -70,7 +70,8 @@ fn apply(sk: *mut c_void, common: SockCommon, control: &WalkControl) {
     let target = Target::socket(sk);
     let callbacks = common.callbacks();
     let has_policy = hook::is_covered(callbacks) && storage.of_policy().is_none();
-    if has_policy && (control.mode == walk_mode::APPLY_TO_NEW || is_as_policy_says(target, policy)) {
+    if has_policy && (control.mode == walk_mode::APPLY_TO_NEW || is_as_policy_says(target, policy))
+    {
         tables::count_walked(index, Walked::Kept);
         return;
     }

@@ -159,7 +159,11 @@ fn run_traffic(connections: u32, traffic: &mut Traffic) -> anyhow::Result<()> {
 }
 
 /// All callbacks, by the kernel's statistics.
-fn total(sizes: SampleSizes, ids: &[u64], traffic: &mut Traffic) -> anyhow::Result<(String, Vec<Goal>)> {
+fn total(
+    sizes: SampleSizes,
+    ids: &[u64],
+    traffic: &mut Traffic,
+) -> anyhow::Result<(String, Vec<Goal>)> {
     let _counting = count_runs()?;
     let runs = || {
         ids.iter()

@@ -116,7 +116,11 @@ pub(crate) fn run(sizes: SampleSizes, programs: &Path) -> anyhow::Result<BenchRe
             "The program at {ends}:\n\n{}\n",
             table(head, rows)
         ));
-        for ((what, of), least) in whats.into_iter().zip([ON, UNMATCHED]).zip([goal, UNMATCHED_GOAL]) {
+        for ((what, of), least) in whats
+            .into_iter()
+            .zip([ON, UNMATCHED])
+            .zip([goal, UNMATCHED_GOAL])
+        {
             let ratio = sample(&|r| r[of] / r[EMPTY]);
             goals.push(Goal {
                 what,

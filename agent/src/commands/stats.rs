@@ -119,7 +119,11 @@ fn text(answer: &StatsAnswer, look: &Look) -> String {
         return "no policy is in force\n".to_owned();
     }
     let mut text = overview(answer, look);
-    if answer.sampling > 1 {
+    let has_rows = answer
+        .policies
+        .values()
+        .any(|stats| look.idle || *stats != PolicyStats::default());
+    if answer.sampling > 1 && has_rows {
         text.push_str(&format!(
             "HS, RTT and ABORTED: estimates from 1 in {} of the connections without a loss (sampling in [agent])\n",
             answer.sampling

@@ -14,8 +14,8 @@ use aya::maps::{
     Array, MapData, MapError, PerCpuArray, PerCpuHashMap, PerCpuValues, RingBuf, SkStorage,
 };
 use rto_agent_common::{
-    Counters, FAST_COUNTERS, FIRST_SLOT, HostDefaults, Policy, PolicySlot, SLOTS, SocketState, Statistics, direction,
-    event::EventControl, lasting, maps, statistics_key,
+    Counters, FAST_COUNTERS, FIRST_SLOT, HostDefaults, Policy, PolicySlot, SLOTS, SocketState,
+    Statistics, direction, event::EventControl, lasting, maps, statistics_key,
 };
 
 use super::{
@@ -152,7 +152,9 @@ impl Tables {
             let failed = |e| map_error(maps::LASTING, e);
             let noted: u32 = self.lasting.get(&index, 0).map_err(failed)?;
             if noted & option == 0 {
-                self.lasting.set(index, &(noted | option), 0).map_err(failed)?;
+                self.lasting
+                    .set(index, &(noted | option), 0)
+                    .map_err(failed)?;
             }
         }
         Ok(())
