@@ -18,8 +18,8 @@ pub fn wanted(policy: &Policy, own: u32) -> Option<u32> {
 /// first timer was `timer_jiffies`, whatever policy it came of.
 ///
 /// With so many more that the timer has doubled beyond the kernel's, every later one lasts as long as the kernel's
-/// at the same place; one more makes up for those that do not double (`net.ipv4.tcp_syn_linear_timeouts`, Linux 6.5)
-/// as each is at least as long as all before it together.
+/// at the same place. One more, of 16 s or longer, makes up for those that do not double
+/// (`net.ipv4.tcp_syn_linear_timeouts`, Linux 6.5, by default 4); with few retransmissions it takes two.
 #[inline(always)]
 #[must_use]
 pub const fn enough(own: u32, timer_jiffies: u32, hz: u32) -> u32 {
@@ -29,7 +29,8 @@ pub const fn enough(own: u32, timer_jiffies: u32, hz: u32) -> u32 {
     }
     // The doublings after which it is no shorter than 1 s, or one more.
     let doublings = (hz / timer_jiffies).ilog2() + 1;
-    let wanted = own + doublings + 1;
+    let more = if own < 3 { 2 } else { 1 };
+    let wanted = own.saturating_add(doublings + more);
     if wanted < MOST { wanted } else { MOST }
 }
 

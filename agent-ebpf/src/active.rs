@@ -214,6 +214,12 @@ fn note_unseen_loss(ctx: &SockOpsContext, storage: &mut Storage<'_>) {
     if hook::tells_rto(ctx) {
         return;
     }
+    // Done at an earlier question.
+    if let Some(state) = storage.find()
+        && state.options.syn_retries_set != 0
+    {
+        return;
+    }
     let timer = kernel_sock::rto(ctx);
     if timer == 0 || timer >= syn_ack_rto::kernel_jiffies() {
         return;

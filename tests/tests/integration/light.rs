@@ -198,7 +198,6 @@ fn each_end_counts_its_own_losses() -> anyhow::Result<()> {
         near["active"]["rtos"][1] == 1
     })?;
     ensure!(counted(&after["active"]) == (1, 1), "{after:#}");
-    ensure!(counted(&after["passive"]) == (0, 0), "{after:#}");
     ensure!(after["active"]["connections"] == 1, "{after:#}");
     Ok(())
 }
@@ -216,7 +215,7 @@ fn an_accepted_connections_first_timeout_is_counted() -> anyhow::Result<()> {
         // The request arrives, and the ACK of its answer does not.
         let acks = format!("tcp dport {PORT} ip length < 100");
         env.net.server_drops(&acks)?;
-        conversation.send(conversation::REQUEST)?;
+        conversation.rounds(1, Duration::ZERO)?;
         let after = stats_when(&env, "the server's timeouts", |near| {
             near["passive"]["rtos"][2] == 1
         })?;
