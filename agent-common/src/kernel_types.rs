@@ -33,12 +33,14 @@ pub struct Offsets {
     pub num_retrans: u32,
     /// `request_sock.timeout`, u32, jiffies (Linux 5.17); 0: it has none.
     pub request_timeout: u32,
+    /// `tcp_sock.bpf_sock_ops_cb_flags`, u8.
+    pub cb_flags: u32,
 }
 
 impl Offsets {
     /// In the order of [`crate::globals::OFFSETS`].
     #[must_use]
-    pub const fn values(&self) -> [u32; 15] {
+    pub const fn values(&self) -> [u32; 16] {
         [
             self.family,
             self.state,
@@ -55,6 +57,7 @@ impl Offsets {
             self.num,
             self.num_retrans,
             self.request_timeout,
+            self.cb_flags,
         ]
     }
 }
@@ -82,14 +85,22 @@ pub struct SocketTypes {
     pub listener: u32,
     /// `bpf_sock_ops_kern.sk`, pointer.
     pub context_sk: u32,
+    /// `inet_connection_sock.icsk_rto`, u32, jiffies.
+    pub rto: u32,
+    /// `inet_connection_sock.icsk_rto_min`, u32, jiffies.
+    pub rto_min: u32,
+    /// `inet_connection_sock.icsk_delack_max`, u32, jiffies.
+    pub delack_max: u32,
     /// BTF id of `struct inet_connection_sock`.
     pub connection_sock: u32,
+    /// BTF id of `struct tcp_sock`.
+    pub tcp_sock: u32,
 }
 
 impl SocketTypes {
     /// In the order of [`crate::globals::SOCKET_TYPES`].
     #[must_use]
-    pub const fn values(&self) -> [u32; 10] {
+    pub const fn values(&self) -> [u32; 14] {
         [
             self.is_mptcp,
             self.fastopen_req,
@@ -100,7 +111,11 @@ impl SocketTypes {
             self.defer_accept,
             self.listener,
             self.context_sk,
+            self.rto,
+            self.rto_min,
+            self.delack_max,
             self.connection_sock,
+            self.tcp_sock,
         ]
     }
 }

@@ -16,19 +16,23 @@ mod socket;
 pub mod syncnt;
 
 pub use kernel_types::{Offsets, SocketTypes, kfunc};
-pub use policy::{GAINS, HostDefaults, Policy, PolicySlot, policy_flags};
-pub use socket::{Remembered, SocketState, settled, socket_flags};
+pub use policy::{GAINS, HostDefaults, Policy, PolicySlot, lasting, policy_flags};
+pub use socket::{Handshake, Options, Remembered, SocketState, Watch, settled, socket_flags};
 
 use histogram::Histogram;
 
 /// Version of every struct and map below; it is part of the pins' directory name.
-pub const LAYOUT_VERSION: u32 = 7;
+pub const LAYOUT_VERSION: u32 = 8;
 
 /// Policies that may be in force at once.
 pub const MAX_POLICIES: u32 = 1024;
 
 /// Slots of the `POLICIES` array. While one configuration replaces another the policies of both are there.
 pub const SLOTS: u32 = FIRST_SLOT + 2 * MAX_POLICIES;
+
+/// Slots whose counters lie in `COUNTERS`: 64 kB a CPU. (An array takes all of its memory at once, and has to have room
+/// for the most policies there can be, unlike the hash.)
+pub const FAST_SLOTS: u32 = 64;
 
 /// Slot 0 belongs to no policy: a zeroed map value can never name one.
 pub const NO_POLICY: u32 = 0;
@@ -58,6 +62,9 @@ pub const fn statistics_key(policy: u32, direction: u32) -> u32 {
     policy << 2 | direction
 }
 
+/// Length of `COUNTERS`.
+pub const FAST_COUNTERS: u32 = FAST_SLOTS << 2;
+
 /// SO_MARK of the agent's own probe of the timers in force: its connection gets its policy as any
 /// other does, and is in no count.
 pub const PROBE_MARK: u32 = 0x7274_6f70;
@@ -81,7 +88,13 @@ pub mod maps {
     pub const POLICIES: &str = "POLICIES";
     /// Array of one: [`super::HostDefaults`].
     pub const HOST_DEFAULTS: &str = "HOST_DEFAULTS";
-    /// Per-CPU hash: [`super::statistics_key`] -> [`super::Statistics`].
+    /// Array: [`super::lasting::index`] -> bits of [`super::lasting`]: values that policies have had since the maps
+    /// were made. What a socket without storage has of them is given back.
+    pub const LASTING: &str = "LASTING";
+    /// Per-CPU array: [`super::statistics_key`] -> [`super::Counters`] of the first [`super::FAST_SLOTS`] slots, which
+    /// each connection counts in.
+    pub const COUNTERS: &str = "COUNTERS";
+    /// Per-CPU hash: [`super::statistics_key`] -> [`super::Statistics`]: histograms, and counters of slots beyond those.
     pub const STATISTICS: &str = "STATISTICS";
     /// Socket storage -> [`super::SocketState`].
     pub const SOCKETS: &str = "SOCKETS";
@@ -96,11 +109,13 @@ pub mod maps {
     /// Array of one: [`super::Probe`], what the kernel answered. Not pinned.
     pub const PROBE: &str = "PROBE";
     /// All that are pinned.
-    pub const ALL: [&str; 8] = [
+    pub const ALL: [&str; 10] = [
         ENTRIES_V4,
         ENTRIES_V6,
         POLICIES,
         HOST_DEFAULTS,
+        LASTING,
+        COUNTERS,
         STATISTICS,
         SOCKETS,
         EVENTS,
@@ -129,10 +144,12 @@ pub mod globals {
     /// u64: least time between two samples of a connection's smoothed RTT, nanoseconds; 0: none but
     /// the one at its end.
     pub const RTT_INTERVAL_NS: &str = "RTT_INTERVAL_NS";
+    /// u32: of so many connections of which nothing is lost one is measured to its end; 1: all.
+    pub const SAMPLING: &str = "SAMPLING";
     /// u64: cookie of the socket to probe with.
     pub const PROBE_COOKIE: &str = "PROBE_COOKIE";
     /// u32 each: as [`super::SocketTypes`] has them, in its order.
-    pub const SOCKET_TYPES: [&str; 10] = [
+    pub const SOCKET_TYPES: [&str; 14] = [
         "OFFSET_IS_MPTCP",
         "OFFSET_FASTOPEN_REQ",
         "OFFSET_NET",
@@ -142,10 +159,14 @@ pub mod globals {
         "OFFSET_DEFER_ACCEPT",
         "OFFSET_LISTENER",
         "OFFSET_CONTEXT_SK",
+        "OFFSET_RTO",
+        "OFFSET_RTO_MIN",
+        "OFFSET_DELACK_MAX",
         "TYPE_CONNECTION_SOCK",
+        "TYPE_TCP_SOCK",
     ];
     /// u32 each: offsets as [`super::Offsets`] has them, in its order.
-    pub const OFFSETS: [&str; 15] = [
+    pub const OFFSETS: [&str; 16] = [
         "OFFSET_FAMILY",
         "OFFSET_STATE",
         "OFFSET_DADDR",
@@ -161,6 +182,7 @@ pub mod globals {
         "OFFSET_NUM",
         "OFFSET_NUM_RETRANS",
         "OFFSET_REQUEST_TIMEOUT",
+        "OFFSET_CB_FLAGS",
     ];
 }
 
@@ -184,14 +206,18 @@ pub struct EntryValue {
     /// Index into `POLICIES`; [`NO_POLICY`] is ignored.
     pub policy: u32,
     /// Connections this entry has decided: one for each connect() to it, one for each connection
-    /// request from it that was answered and remembered (under SYN cookies none is). Counting
-    /// ends at [`EntryValue::HITS_MAX`].
+    /// request from it that was answered and remembered (under SYN cookies none is). Exact up to
+    /// [`EntryValue::HITS_EXACT`], then an estimate; counting ends at [`EntryValue::HITS_MAX`].
     pub hits: u32,
 }
 
 impl EntryValue {
     /// Hits from here on mean "as many, or more".
     pub const HITS_MAX: u32 = u32::MAX - u16::MAX as u32;
+    /// Hits from here on are counted by sampling.
+    pub const HITS_EXACT: u32 = 1024;
+    /// What one of them stands for, and how many there are to one that counts; a power of two.
+    pub const HITS_SHARE: u32 = 16;
 }
 
 /// What a policy did; one per policy, direction and CPU.
@@ -371,21 +397,24 @@ pub struct Probe {
 
 const _: () = {
     assert!(size_of::<EntryValue>() == 8);
-    assert!(size_of::<Policy>() == 64 + 9 * 4 + 32 + 64 + 128 + 4);
+    assert!(size_of::<Policy>() == 10 * 4 + 64 + 32 + 128 + 64);
     assert!(size_of::<PolicySlot>() == 8 + 2 * size_of::<Policy>());
     assert!(size_of::<HostDefaults>() == 8);
     assert!(size_of::<Counters>() == 256);
     assert!(size_of::<Statistics>() == 256 + 2 * (8 + 8 * histogram::BUCKETS));
-    assert!(size_of::<SocketState>() == 72 + 5 * 12 + 5 * 4 + 16 + 8 + 8);
+    // With what the kernel keeps beside it (72 bytes, `struct bpf_local_storage_elem`, Linux 6.18) it still fits the
+    // 256-byte allocation class.
+    assert!(size_of::<SocketState>() == 16 + 32 + (5 * 12 + 9 * 4) + 40);
+    assert!(size_of::<SocketState>() <= 184);
     assert!(size_of::<WalkControl>() == 24);
     assert!(size_of::<WalkCounts>() == 16);
     assert!(size_of::<Probe>() == 8 * 19);
-    assert!(core::mem::offset_of!(Policy, generation) == 64);
-    assert!(core::mem::offset_of!(Policy, syn_retries) == 196);
+    assert!(core::mem::offset_of!(Policy, generation) == 4);
+    assert!(core::mem::offset_of!(Policy, syn_retries) == 136);
     assert!(core::mem::offset_of!(Statistics, counters) == 0);
     assert!(core::mem::offset_of!(Statistics, handshake) == 256);
     assert!(core::mem::offset_of!(Counters, setsockopt_failures) == 64);
-    assert!(core::mem::offset_of!(SocketState, policy) == 24);
+    assert!(core::mem::offset_of!(SocketState, policy) == 0);
 };
 
 #[cfg(feature = "user")]
@@ -398,6 +427,8 @@ mod pod {
     unsafe impl aya::Pod for super::HostDefaults {}
     // SAFETY: as above.
     unsafe impl aya::Pod for super::Statistics {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for super::Counters {}
     // SAFETY: as above.
     unsafe impl aya::Pod for super::event::EventControl {}
     // SAFETY: as above.

@@ -2,17 +2,21 @@
 
 use crate::{POLICY_NAME_LEN, SYN_ACK_RETRIES_LEN, SYN_RETRIES_LEN};
 
-/// Settings of one policy, in the units the kernel takes. Zero leaves the kernel's own value.
+/// Settings of one policy, in the units the kernel takes. Zero leaves the kernel's own value. What the program
+/// reads of every connection comes first.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policy {
-    /// UTF-8, padded with NUL; all NUL is a free slot.
-    pub name: [u8; POLICY_NAME_LEN],
+    /// Bits of [`policy_flags`].
+    pub flags: u32,
     /// Goes up each time the slot gets another policy, so that sockets of the
     /// former owner are not counted for the new one.
     pub generation: u32,
     /// Initial RTO of the SYN, jiffies (`reply` of TIMEOUT_INIT).
     pub initial_rto_jiffies: u32,
+    /// The initial RTO of the SYN in force, the kernel's own included, microseconds: an answer that
+    /// took no longer is no answer to a copy sent too early.
+    pub initial_rto_us: u32,
     /// TCP_BPF_RTO_MIN, microseconds.
     pub rto_min_us: u32,
     /// TCP_BPF_DELACK_MAX, microseconds.
@@ -21,24 +25,21 @@ pub struct Policy {
     pub rto_max_ms: u32,
     /// TCP_USER_TIMEOUT, milliseconds; set once the connection is established.
     pub user_timeout_ms: u32,
-    /// Bits of [`policy_flags`].
-    pub flags: u32,
     /// RTOs in linear (thin) mode before backoff turns exponential; for the RTO hook.
     pub linear_retries: u32,
-    /// The initial RTO of the SYN in force, the kernel's own included, microseconds: an answer that
-    /// took no longer is no answer to a copy sent too early.
-    pub initial_rto_us: u32,
-    /// What the first so many retransmissions of a SYN gain over the kernel's own timers, microseconds:
-    /// negative where the policy's are longer.
-    pub gain_us: [i32; GAINS],
-    /// Initial RTO of the SYN-ACK, jiffies, by how often the kernel retransmits it before it drops the
-    /// request (`net.ipv4.tcp_synack_retries`, or the listener's TCP_SYNCNT); the last is for all beyond.
-    pub syn_ack_rto_jiffies: [u32; SYN_ACK_RETRIES_LEN],
-    /// TCP_SYNCNT to set, by the value in force on the socket; 0 leaves it.
-    pub syn_retries: [u8; SYN_RETRIES_LEN],
     /// Jiffies a second, where `rto_min_us` is lowered while few segments are outstanding
     /// ([`crate::restart`]); 0: it is not.
     pub restart_hz: u32,
+    /// Initial RTO of the SYN-ACK, jiffies, by how often the kernel retransmits it before it drops the
+    /// request (`net.ipv4.tcp_synack_retries`, or the listener's TCP_SYNCNT); the last is for all beyond.
+    pub syn_ack_rto_jiffies: [u32; SYN_ACK_RETRIES_LEN],
+    /// What the first so many retransmissions of a SYN gain over the kernel's own timers, microseconds:
+    /// negative where the policy's are longer.
+    pub gain_us: [i32; GAINS],
+    /// TCP_SYNCNT to set, by the value in force on the socket; 0 leaves it.
+    pub syn_retries: [u8; SYN_RETRIES_LEN],
+    /// UTF-8, padded with NUL; all NUL is a free slot.
+    pub name: [u8; POLICY_NAME_LEN],
 }
 
 /// A slot of `POLICIES`. A program that runs while the slot is written reads one whole policy, the former or
@@ -100,25 +101,48 @@ pub mod policy_flags {
     pub const MPTCP: u32 = 1 << 2;
     /// [`super::Policy::syn_retries`] is one number, and not chosen to go with the initial RTO.
     pub const SYN_RETRIES_FIXED: u32 = 1 << 3;
+    /// The slot has a policy: one without this is free, and an entry that still points at it is inert.
+    pub const IN_USE: u32 = 1 << 4;
+    /// Connections have storage from their beginning on: the policy sets something later in a connection's life, or
+    /// an option that the kernel does not tell a program, so that what it was must be remembered.
+    pub const STORED: u32 = 1 << 5;
+}
+
+/// Bits of `LASTING`: options that connections without storage may have.
+pub mod lasting {
+    /// TCP_BPF_RTO_MIN.
+    pub const RTO_MIN: u32 = 1 << 0;
+    /// TCP_BPF_DELACK_MAX.
+    pub const DELACK_MAX: u32 = 1 << 1;
+    /// Length of `LASTING`: both options take up to 200 ms, in whole jiffies of 1 ms at least.
+    pub const LEN: u32 = 256;
+
+    /// The place of a value, microseconds; one that the options do not take has the last.
+    #[inline(always)]
+    #[must_use]
+    pub const fn index(us: u32) -> u32 {
+        let ms = us / 1000;
+        if ms < LEN { ms } else { LEN - 1 }
+    }
 }
 
 impl Policy {
     /// A free slot.
     pub const EMPTY: Self = Self {
-        name: [0; POLICY_NAME_LEN],
+        flags: 0,
         generation: 0,
         initial_rto_jiffies: 0,
+        initial_rto_us: 0,
         rto_min_us: 0,
         delack_max_us: 0,
         rto_max_ms: 0,
         user_timeout_ms: 0,
-        flags: 0,
         linear_retries: 0,
-        initial_rto_us: 0,
-        gain_us: [0; GAINS],
-        syn_ack_rto_jiffies: [0; SYN_ACK_RETRIES_LEN],
-        syn_retries: [0; SYN_RETRIES_LEN],
         restart_hz: 0,
+        syn_ack_rto_jiffies: [0; SYN_ACK_RETRIES_LEN],
+        gain_us: [0; GAINS],
+        syn_retries: [0; SYN_RETRIES_LEN],
+        name: [0; POLICY_NAME_LEN],
     };
 
     /// The name without its padding; `None` for a free slot or bytes that are not UTF-8.

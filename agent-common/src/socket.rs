@@ -2,43 +2,54 @@
 
 use crate::event::COMM_LEN;
 
-/// What a socket remembers between callbacks (value of `SOCKETS`).
+/// What a socket remembers between callbacks (value of `SOCKETS`). Most connections have none: see
+/// [`crate::policy_flags::STORED`].
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SocketState {
-    /// bpf_ktime_get_ns() when the handshake began (active). Once it is over: how long it took,
-    /// nanoseconds; 0 where that is not known (passive).
-    pub handshake_ns: u64,
-    /// bpf_ktime_get_ns() of the last sample of the smoothed RTT that was counted.
-    pub srtt_sampled_ns: u64,
-    /// Bytes that will have been acknowledged once everything is that was outstanding at the last
-    /// retransmission timeout: until then what is sent again belongs to that timeout. 0: none was.
-    pub loss_end: u64,
     /// Index into `POLICIES`; [`crate::NO_POLICY`] once the socket was reconnected to an address without an entry.
     pub policy: u32,
     /// [`crate::Policy::generation`] of that policy at that time.
     pub generation: u32,
-    /// Initial RTO this connection began with, jiffies; asked again at each SYN timeout.
-    pub initial_rto_jiffies: u32,
-    /// The socket's total_retrans already counted.
-    pub retransmissions_counted: u32,
-    /// TCP_SYNCNT the socket had before this program set another; 0: not touched.
-    pub syn_retries_before: u32,
-    /// TCP_SYNCNT this program set; 0: not touched.
-    pub syn_retries_set: u32,
-    /// 1 once the initial RTO was given for this connection attempt.
-    pub timeouts_set: u32,
-    /// [`crate::Policy::user_timeout_ms`] this connection began with, for when it is established.
-    pub user_timeout_ms: u32,
-    /// [`crate::Policy::linear_retries`] this connection began with; 0: the kernel's own number.
-    pub linear_retries: u32,
-    /// 1 while the RTO hook has linear mode switched off.
-    pub linear_off: u32,
-    /// Bits of bpf_sock_ops.bpf_sock_ops_cb_flags that this program added.
-    pub cb_flags_added: u32,
+    /// One of [`crate::direction`].
+    pub direction: u32,
     /// Bits of [`socket_flags`].
     pub flags: u32,
-    /// The options that are set on the socket and what they were before.
+    /// Of the connection's handshake.
+    pub handshake: Handshake,
+    /// What the program set on the socket, or is to set.
+    pub options: Options,
+    /// For statistics and events.
+    pub watch: Watch,
+}
+
+/// The handshake of a connection.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Handshake {
+    /// bpf_ktime_get_ns() when it began (active). Once it is over: how long it took, nanoseconds; 0 where that is
+    /// not known (passive).
+    pub ns: u64,
+    /// The SYN's initial RTO that this connection began with, jiffies; asked again at each SYN timeout. 0: the
+    /// kernel's own, of which nothing is answered.
+    pub initial_rto_jiffies: u32,
+    /// The initial RTO in force, the kernel's own included, microseconds.
+    pub initial_rto_us: u32,
+    /// The socket's total_retrans already counted.
+    pub retransmissions_counted: u32,
+    /// Retransmissions of which it is not known yet whether they were needed.
+    pub in_question: u32,
+    /// At most so many of those were spurious.
+    pub spurious_at_most: u32,
+    /// RTT samples seen since.
+    pub samples: u32,
+}
+
+/// The options of a socket that a policy decides.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Options {
+    /// What is set, and what it was before.
     pub rto_min: Remembered,
     /// As above.
     pub delack_max: Remembered,
@@ -48,28 +59,44 @@ pub struct SocketState {
     pub rto_max: Remembered,
     /// As above.
     pub user_timeout: Remembered,
-    /// One of [`crate::direction`].
-    pub direction: u32,
-    /// The initial RTO in force for the handshake, the kernel's own included, microseconds.
-    pub initial_rto_us: u32,
-    /// Retransmissions of the handshake of which it is not known yet whether they were needed.
-    pub in_question: u32,
-    /// RTT samples seen since.
-    pub samples: u32,
-    /// Process that called connect(); 0: not known.
-    pub pid: u32,
-    /// Its name, padded with NUL.
-    pub comm: [u8; COMM_LEN],
+    /// TCP_SYNCNT the socket had before this program set another; 0: not touched.
+    pub syn_retries_before: u32,
+    /// TCP_SYNCNT this program set; 0: not touched.
+    pub syn_retries_set: u32,
+    /// [`crate::Policy::user_timeout_ms`] this connection began with, for when it is established.
+    pub user_timeout_ms: u32,
+    /// [`crate::Policy::linear_retries`] this connection began with; 0: the kernel's own number.
+    pub linear_retries: u32,
     /// [`crate::Policy::restart_hz`] this connection began with; 0 once somebody else has set the option.
     pub restart_hz: u32,
     /// [`crate::Policy::rto_min_us`] this connection began with, where `restart_hz` is not 0. (What is set now
     /// is in `rto_min`.)
     pub restart_rto_min_us: u32,
+    /// Bits of bpf_sock_ops.bpf_sock_ops_cb_flags that this program added.
+    pub cb_flags_added: u32,
     /// Of the options that are being set: [`settled`] bits. Only one callback's; kept here since what a
     /// map holds does not multiply the states the verifier goes through.
     pub settled: u32,
-    /// At most so many of those in question were spurious.
-    pub spurious_at_most: u32,
+    /// Keeps the size a multiple of 8.
+    pub reserved: u32,
+}
+
+/// What is watched of a connection.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Watch {
+    /// bpf_ktime_get_ns() of the last sample of the smoothed RTT that was counted.
+    pub srtt_sampled_ns: u64,
+    /// Bytes that will have been acknowledged once everything is that was outstanding at the last
+    /// retransmission timeout: until then what is sent again belongs to that timeout. 0: none was.
+    pub loss_end: u64,
+    /// How many connections this one stands for in what is sampled: [`crate::globals::SAMPLING`] for one that was
+    /// chosen, 1 for one that has storage for another reason.
+    pub weight: u32,
+    /// Process that called connect(); 0: not known.
+    pub pid: u32,
+    /// Its name, padded with NUL.
+    pub comm: [u8; COMM_LEN],
 }
 
 /// Bits of [`SocketState::flags`].
@@ -78,9 +105,13 @@ pub mod socket_flags {
     pub const UNCOUNTED: u32 = 1 << 0;
     /// The connection keeps all of the kernel's timers.
     pub const KERNEL_TIMERS: u32 = 1 << 1;
+    /// The RTO hook has linear mode switched off.
+    pub const LINEAR_OFF: u32 = 1 << 2;
+    /// The initial RTO was given, and counted, for this connection attempt.
+    pub const INITIAL_RTO_SET: u32 = 1 << 3;
 }
 
-/// Bits of [`SocketState::settled`].
+/// Bits of [`Options::settled`].
 pub mod settled {
     /// The kernel took a value.
     pub const CHANGED: u32 = 1;

@@ -1,6 +1,6 @@
 //! TCP_SYNCNT decisions of the eBPF program.
 
-use crate::{Policy, SYN_RETRIES_LEN, SocketState};
+use crate::{Options, Policy, SYN_RETRIES_LEN};
 
 /// The value TCP_SYNCNT should get on a socket whose own value is `own`; `None` leaves it.
 #[inline(always)]
@@ -14,6 +14,26 @@ pub fn wanted(policy: &Policy, own: u32) -> Option<u32> {
     }
 }
 
+/// A TCP_SYNCNT with which connect() gives up no sooner than the kernel does with `own` retransmissions, where the
+/// first timer was `timer_jiffies`, whatever policy it came of.
+///
+/// With so many more that the timer has doubled beyond the kernel's, every later one lasts as long as the kernel's
+/// at the same place. One more, of 16 s or longer, makes up for those that do not double
+/// (`net.ipv4.tcp_syn_linear_timeouts`, Linux 6.5, by default 4); with few retransmissions it takes two.
+#[inline(always)]
+#[must_use]
+pub const fn enough(own: u32, timer_jiffies: u32, hz: u32) -> u32 {
+    const MOST: u32 = SYN_RETRIES_LEN as u32 - 1;
+    if timer_jiffies == 0 || timer_jiffies >= hz {
+        return own;
+    }
+    // The doublings after which it is no shorter than 1 s, or one more.
+    let doublings = (hz / timer_jiffies).ilog2() + 1;
+    let more = if own < 3 { 2 } else { 1 };
+    let wanted = own.saturating_add(doublings + more);
+    if wanted < MOST { wanted } else { MOST }
+}
+
 /// The value the socket would have without the program: its own, or its namespace's
 /// `tcp_syn_retries`. On a socket that is connected again, what the program set for the former
 /// attempt does not count, unless somebody has set another since.
@@ -21,11 +41,11 @@ pub fn wanted(policy: &Policy, own: u32) -> Option<u32> {
 /// `in_force` is what the socket says, `None` where the kernel cannot be asked; then it is `host`.
 #[inline(always)]
 #[must_use]
-pub fn own(state: &SocketState, in_force: Option<u32>, host: u32) -> u32 {
+pub fn own(options: &Options, in_force: Option<u32>, host: u32) -> u32 {
     match in_force {
-        Some(value) if is_ours(state, value) => state.syn_retries_before,
+        Some(value) if is_ours(options, value) => options.syn_retries_before,
         Some(value) => value,
-        None if state.syn_retries_set != 0 => state.syn_retries_before,
+        None if options.syn_retries_set != 0 => options.syn_retries_before,
         None => host,
     }
 }
@@ -34,17 +54,17 @@ pub fn own(state: &SocketState, in_force: Option<u32>, host: u32) -> u32 {
 /// it, because the program did not set it or somebody has set another since.
 #[inline(always)]
 #[must_use]
-pub fn to_restore(state: &SocketState, in_force: Option<u32>) -> Option<u32> {
-    if state.syn_retries_set != 0 && in_force.is_none_or(|value| is_ours(state, value)) {
-        Some(state.syn_retries_before)
+pub fn to_restore(options: &Options, in_force: Option<u32>) -> Option<u32> {
+    if options.syn_retries_set != 0 && in_force.is_none_or(|value| is_ours(options, value)) {
+        Some(options.syn_retries_before)
     } else {
         None
     }
 }
 
 #[inline(always)]
-fn is_ours(state: &SocketState, value: u32) -> bool {
-    state.syn_retries_set != 0 && state.syn_retries_set == value
+fn is_ours(options: &Options, value: u32) -> bool {
+    options.syn_retries_set != 0 && options.syn_retries_set == value
 }
 
 #[cfg(test)]
@@ -52,17 +72,13 @@ mod tests {
     use super::*;
 
     const HOST: u32 = 6;
-    fn fresh() -> SocketState {
-        SocketState {
-            policy: 2,
-            generation: 1,
-            initial_rto_jiffies: 25,
-            ..SocketState::default()
-        }
+
+    fn fresh() -> Options {
+        Options::default()
     }
 
-    fn raised() -> SocketState {
-        SocketState {
+    fn raised() -> Options {
+        Options {
             syn_retries_before: 6,
             syn_retries_set: 9,
             ..fresh()
@@ -81,6 +97,36 @@ mod tests {
         assert_eq!(wanted(&policy, 128 + 6), Some(9));
     }
 
+    /// Jiffies until connect() gives up (`tcp_write_timeout()`, Linux 6.12): retransmissions at the first timer, and
+    /// then each after twice the time, up to 120 s.
+    fn gives_up(timer: u64, hz: u64, linear: u32, syncnt: u32) -> u64 {
+        (0..=syncnt + linear)
+            .map(|n| (timer << n.saturating_sub(linear).min(40)).min(120 * hz))
+            .sum()
+    }
+
+    #[test]
+    fn enough_is_never_sooner_than_the_kernel() {
+        for hz in [100, 250, 300, 1000] {
+            for linear in [0, 4, 10] {
+                for own in 1..=20 {
+                    for timer in 1..hz {
+                        let raised = enough(own, timer, hz);
+                        assert!(
+                            gives_up(timer.into(), hz.into(), linear, raised)
+                                >= gives_up(hz.into(), hz.into(), linear, own),
+                            "{own} at {timer} of {hz}, {linear} linear: {raised}"
+                        );
+                    }
+                    assert_eq!(enough(own, hz, hz), own);
+                    assert_eq!(enough(own, 0, hz), own);
+                }
+            }
+        }
+        assert_eq!(enough(127, 2, 1000), 127);
+        assert_eq!(enough(u32::MAX / 2, 2, 1000), 127);
+    }
+
     #[test]
     fn a_fresh_socket_says_its_own_value() {
         assert_eq!(own(&fresh(), Some(3), HOST), 3);
@@ -96,7 +142,7 @@ mod tests {
         // Before Linux 6.1 the socket cannot be asked: the storage remembers.
         assert_eq!(
             own(
-                &SocketState {
+                &Options {
                     syn_retries_before: 5,
                     ..raised()
                 },

@@ -10,11 +10,7 @@ use rto_agent_common::direction;
 use rto_agent_ebpf::counter::Counter;
 
 use crate::{
-    lookup,
-    options::Target,
-    socket::{self, read},
-    structs::SockCommon,
-    tables::Tally,
+    lookup, options::Target, socket::read, storage::Storage, structs::SockCommon, tables::Tally,
 };
 
 /// What a program at a hook without a result must return.
@@ -34,14 +30,16 @@ extern "C" fn rto_clone(arguments: *const [*mut c_void; 2]) -> i32 {
     // SAFETY: a request begins with a `sock_common`; the hook's arguments are never null. (The
     // socket's own address is not filled in yet.)
     let peer = unsafe { SockCommon::new(request) }.peer();
-    if let Some((index, policy)) = lookup::policy_of(peer, lookup::Hit::Leave)
+    if let Some((index, policy)) = lookup::policy_of(peer)
         && policy.rto_min_us != 0
     {
         let tally = Tally::of(index, direction::PASSIVE);
         // The state has no policy yet: PASSIVE_ESTABLISHED chooses it, and only adds to this.
-        match socket::storage_of(sk, socket::Missing::Create) {
+        // SAFETY: the only one of this run; nobody else knows the socket yet.
+        let mut storage = unsafe { Storage::of_socket(sk) };
+        match storage.make() {
             Some(state) => {
-                Target::socket(sk).rto_min(state, policy.rto_min_us, tally);
+                Target::socket(sk).rto_min(&mut state.options, policy.rto_min_us, tally);
             }
             None => tally.add(Counter::STORAGE_FAILURES, 1),
         }

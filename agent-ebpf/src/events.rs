@@ -2,6 +2,7 @@
 
 use aya_ebpf::{bindings::bpf_sock_ops, programs::SockOpsContext};
 use rto_agent_common::{
+    SocketState,
     event::{Event, LIVE, kind},
     socket_flags, statistics,
 };
@@ -13,29 +14,47 @@ use crate::{
 
 /// Tells of a retransmission of a connection that has a policy, if somebody listens.
 #[inline(always)]
-pub(crate) fn tell(ctx: &SockOpsContext, kind: u32, attempt: u32, timer_jiffies: u32) {
-    if tables::counts(statistics::ON) {
-        tell_now(ctx.ops, kind, attempt, timer_jiffies);
+pub(crate) fn tell(
+    ctx: &SockOpsContext,
+    state: &SocketState,
+    kind: u32,
+    attempt: u32,
+    timer_jiffies: u32,
+) {
+    if tables::counts(statistics::ON) && state.flags & socket_flags::UNCOUNTED == 0 {
+        tell_now(ctx.ops, state, kind, attempt, timer_jiffies);
+    }
+}
+
+/// Whether somebody listens.
+#[inline(always)]
+pub(crate) fn are_watched() -> bool {
+    tables::counts(statistics::ON) && listeners() != 0
+}
+
+/// [`rto_agent_common::event::EventControl::on`].
+#[inline(always)]
+fn listeners() -> u32 {
+    match tables::event_control() {
+        // SAFETY: a map value; the verifier checks the access.
+        Some(control) => unsafe { read(&raw const (*control).on) },
+        None => 0,
     }
 }
 
 /// Unlike those in `tables` a function without a symbol, verified at each call: to take a context on
 /// its own word the verifier needs the kernel's BTF, which not every kernel has.
 #[inline(never)]
-fn tell_now(ops: *mut bpf_sock_ops, kind: u32, attempt: u32, timer_jiffies: u32) -> u32 {
-    let Some(control) = tables::event_control() else {
-        return 0;
-    };
-    // SAFETY: a map value; the verifier checks the access.
-    let on = unsafe { read(&raw const (*control).on) };
+fn tell_now(
+    ops: *mut bpf_sock_ops,
+    state: &SocketState,
+    kind: u32,
+    attempt: u32,
+    timer_jiffies: u32,
+) -> u32 {
+    let on = listeners();
     // Each SYN-ACK has been told already.
     if on == 0 || (on == LIVE && kind == kind::SYN_ACK) {
-        return 0;
-    }
-    let Some(state) = socket::policy_state(&SockOpsContext::new(ops)) else {
-        return 0;
-    };
-    if state.flags & socket_flags::UNCOUNTED != 0 {
         return 0;
     }
     tables::tell(|event: *mut Event| {
@@ -68,8 +87,8 @@ fn tell_now(ops: *mut bpf_sock_ops, kind: u32, attempt: u32, timer_jiffies: u32)
             (*event).policy = state.policy;
             (*event).generation = state.generation;
             (*event).direction = state.direction;
-            (*event).pid = state.pid;
-            (*event).comm = state.comm;
+            (*event).pid = state.watch.pid;
+            (*event).comm = state.watch.comm;
             (*event).reserved = 0;
         }
     });

@@ -2,8 +2,8 @@
 
 use core::arch::asm;
 
-use aya_ebpf::programs::SockOpsContext;
-use rto_agent_common::{GAINS, SocketState, direction, statistics};
+use aya_ebpf::{bindings::bpf_sock_ops, programs::SockOpsContext};
+use rto_agent_common::{GAINS, Handshake, Policy, SocketState, direction, statistics};
 use rto_agent_ebpf::{
     counter::Counter,
     ops::{Change, change},
@@ -11,9 +11,10 @@ use rto_agent_ebpf::{
 };
 
 use crate::{
-    hook::argument,
+    hook::{self, argument},
     options::Target,
     socket::{self, read},
+    storage::{self, Storage},
     tables::{self, Tally, Times},
 };
 
@@ -21,6 +22,10 @@ use crate::{
 /// loader writes it.
 #[unsafe(no_mangle)]
 static RTT_INTERVAL_NS: u64 = 0;
+
+/// Of so many connections without storage one is measured to its end; 1: all. The loader writes it.
+#[unsafe(no_mangle)]
+static SAMPLING: u32 = 1;
 
 /// Whether smoothed RTTs are sampled while connections last.
 #[inline(always)]
@@ -34,24 +39,107 @@ fn rtt_interval_ns() -> u64 {
     unsafe { read(&raw const RTT_INTERVAL_NS) }
 }
 
-/// Notes [`SocketState::handshake_ns`] and what is to be asked, before the hook is asked for.
+/// For how many the connection at hand is to be measured; 0: it is not. Its initial sequence number decides.
 #[inline(always)]
-pub(crate) fn begin(state: &mut SocketState, retransmissions: u32, handshake_ns: u64) {
-    state.handshake_ns = handshake_ns;
-    state.in_question = retransmissions;
-    state.spurious_at_most = retransmissions;
-    state.samples = 0;
+fn sampled(ctx: &SockOpsContext) -> u32 {
+    // SAFETY: a constant, which the loader may have written before the program was loaded.
+    let one_in = unsafe { read(&raw const SAMPLING) };
+    if one_in <= 1 {
+        return 1;
+    }
+    let chosen = (u64::from(socket::sequence_hash(ctx)) * u64::from(one_in)) >> 32 == 0;
+    if chosen { one_in } else { 0 }
+}
+
+/// Notes whose connection it is. What it stands for in samples is itself alone.
+#[inline(always)]
+pub(crate) fn note(
+    ctx: &SockOpsContext,
+    state: &mut SocketState,
+    index: u32,
+    policy: &Policy,
+    direction: u32,
+) {
+    state.policy = index;
+    state.generation = policy.generation;
+    state.direction = direction;
+    state.handshake.initial_rto_jiffies = policy.initial_rto_jiffies;
+    state.handshake.initial_rto_us = policy.initial_rto_us;
+    state.handshake.retransmissions_counted = socket::total_retrans(ctx);
+    state.watch.weight = 1;
+}
+
+/// Notes [`Handshake::ns`] and what is to be asked, before the hook is asked for.
+#[inline(always)]
+pub(crate) fn begin(handshake: &mut Handshake, retransmissions: u32, ns: u64) {
+    handshake.ns = ns;
+    handshake.in_question = retransmissions;
+    handshake.spurious_at_most = retransmissions;
+    handshake.samples = 0;
+}
+
+/// Counts a connection that has just been established without storage. With nothing sent again its handshake took a
+/// round trip, the first sample of it. One of several goes on with storage.
+#[inline(always)]
+pub(crate) fn established_clean(
+    ctx: &SockOpsContext,
+    storage: &mut Storage<'_>,
+    index: u32,
+    policy: &Policy,
+    direction: u32,
+) {
+    if !tables::counts(statistics::ON) {
+        return;
+    }
+    let tally = Tally::of(index, direction);
+    tally.add_one(Counter::CONNECTIONS);
+    let weight = sampled(ctx);
+    if weight != 0 {
+        measure(ctx, storage, index, policy, tally, direction, weight);
+    }
+}
+
+/// Has a connection measured to its end, for so many.
+#[inline(always)]
+fn measure(
+    ctx: &SockOpsContext,
+    storage: &mut Storage<'_>,
+    index: u32,
+    policy: &Policy,
+    tally: Tally,
+    direction: u32,
+    weight: u32,
+) {
+    let Some(state) = storage.make() else {
+        tally.add(Counter::STORAGE_FAILURES, 1);
+        return;
+    };
+    let flags = hook::without_storage(direction);
+    note(ctx, state, index, policy, direction);
+    state.watch.weight = weight;
+    state.watch.srtt_sampled_ns = socket::now();
+    if policy.rto_min_us | policy.delack_max_us != 0 {
+        Target::of(ctx).remember(&mut state.options);
+    }
+    state.options.cb_flags_added |= flags;
+    hook::enable(ctx, state, tally);
+    tally.time(Times::Handshake, socket::srtt_us(ctx).into(), weight);
 }
 
 /// Counts a connection that has just been established, last of all: what is decided here would be
 /// multiplied, for the verifier, with all that follows.
 #[inline(always)]
-pub(crate) fn established(ctx: &SockOpsContext, state: &mut SocketState, retransmissions: u32) {
-    let tally = Tally::of_socket(state);
+pub(crate) fn established(
+    ctx: &SockOpsContext,
+    state: &mut SocketState,
+    retransmissions: u32,
+    tally: Tally,
+) {
     if tally.is_nobody() {
         return;
     }
-    let took_us = state.handshake_ns / 1000;
+    tally.add(Counter::CONNECTIONS, 1);
+    let took_us = state.handshake.ns / 1000;
     let srtt_us = socket::srtt_us(ctx);
     if retransmissions == 0 {
         // A passive handshake is not seen to begin: its request has no storage.
@@ -60,39 +148,39 @@ pub(crate) fn established(ctx: &SockOpsContext, state: &mut SocketState, retrans
         } else {
             srtt_us.into()
         };
-        tally.time(Times::Handshake, time_us, Some(Counter::CONNECTIONS));
+        tally.time(Times::Handshake, time_us, 1);
         return;
     }
-    tally.add(Counter::CONNECTIONS, 1);
-    let at_most = spurious_at_most(retransmissions, srtt_us, took_us, state.initial_rto_us);
-    state.spurious_at_most = at_most;
+    let initial_rto_us = state.handshake.initial_rto_us;
+    let at_most = spurious_at_most(retransmissions, srtt_us, took_us, initial_rto_us);
+    state.handshake.spurious_at_most = at_most;
     // Where the answer came late none may be spurious, and the path's time is still not known.
-    if srtt_us != 0 && srtt_us < state.initial_rto_us {
-        state.in_question = 0;
-        judge(state, retransmissions, 0, srtt_us);
+    if srtt_us != 0 && srtt_us < initial_rto_us {
+        state.handshake.in_question = 0;
+        judge(state, tally, retransmissions, 0, srtt_us);
     }
 }
 
 /// Counts what the retransmissions of a handshake were good for, and how long the path took: the whole
 /// handshake where the answer was to the first copy, else the least round trip; 0 where none is known.
 #[inline(always)]
-fn judge(state: &SocketState, retransmissions: u32, spurious: u32, rtt_us: u32) {
-    let took_us = state.handshake_ns / 1000;
+fn judge(state: &SocketState, tally: Tally, retransmissions: u32, spurious: u32, rtt_us: u32) {
+    let took_us = state.handshake.ns / 1000;
     let time_us = if spurious == retransmissions && took_us != 0 {
         took_us
     } else {
         rtt_us.into()
     };
-    let tally = Tally::of(state.policy, state.direction);
     if time_us != 0 {
-        tally.time(Times::Handshake, time_us, None);
+        tally.time(Times::Handshake, time_us, 1);
     }
     if spurious != 0 {
         tally.add(Counter::SPURIOUS, spurious.into());
     }
     let needed = retransmissions.saturating_sub(spurious);
     if needed != 0 {
-        rto_recovered(state.policy, state.direction, needed, state.initial_rto_us);
+        let initial_rto_us = state.handshake.initial_rto_us;
+        rto_recovered(state.policy, state.direction, needed, initial_rto_us);
     }
 }
 
@@ -145,36 +233,40 @@ const _: () = assert!(GAINS.is_power_of_two() && GAINS <= 255);
 
 /// RTT_CB: a round-trip time was measured, at most one each round trip (`tcp_rtt_estimator()`, Linux
 /// 6.12). The least so far contains it already; the smoothed one does not yet.
-#[inline(always)]
-pub(crate) fn rtt_sample(ctx: &SockOpsContext) {
-    let Some(state) = socket::policy_state(ctx) else {
-        return;
+#[inline(never)]
+pub(crate) fn rtt_sample(ops: *mut bpf_sock_ops) -> u32 {
+    // SAFETY: the only one of this run.
+    let (ctx, mut storage) = unsafe { storage::context(ops) };
+    let ctx = &ctx;
+    let Some(state) = storage.of_policy() else {
+        return 0;
     };
-    if state.restart_hz != 0 {
-        restart(ctx, state);
+    let tally = Tally::of_socket(state);
+    if state.options.restart_hz != 0 {
+        restart(ctx, state, tally);
     }
-    if state.in_question != 0 {
-        state.samples += 1;
-        reconsider(ctx, state, false);
+    if state.handshake.in_question != 0 {
+        state.handshake.samples += 1;
+        reconsider(ctx, state, tally, false);
     }
     let interval_ns = rtt_interval_ns();
     if interval_ns == 0 {
-        return;
+        return 0;
     }
     let now = socket::now();
-    if now.wrapping_sub(state.srtt_sampled_ns) < interval_ns {
-        return;
+    if now.wrapping_sub(state.watch.srtt_sampled_ns) < interval_ns {
+        return 0;
     }
-    state.srtt_sampled_ns = now;
-    let srtt_us = socket::srtt_us(ctx);
-    Tally::of_socket(state).time(Times::Srtt, srtt_us.into(), None);
+    state.watch.srtt_sampled_ns = now;
+    tally.time(Times::Srtt, socket::srtt_us(ctx).into(), state.watch.weight);
+    0
 }
 
 /// rto_min less a round trip, while few segments are outstanding. A lower rto_min takes the RTO down, and
 /// a higher one does not take it up again: of a path that is slower for a while than it was, the least RTT
 /// counts.
 #[inline(always)]
-fn restart(ctx: &SockOpsContext, state: &mut SocketState) {
+fn restart(ctx: &SockOpsContext, state: &mut SocketState, tally: Tally) {
     let (srtt_us, rtt_min_us) = (socket::srtt_us(ctx), socket::rtt_min_us(ctx));
     if srtt_us == 0 {
         return;
@@ -185,59 +277,59 @@ fn restart(ctx: &SockOpsContext, state: &mut SocketState) {
         srtt_us
     };
     let outstanding = socket::packets_out(ctx);
-    let tally = Tally::of_socket(state);
-    Target::of(ctx).restart(state, rtt_us, outstanding, tally);
+    Target::of(ctx).restart(&mut state.options, rtt_us, outstanding, tally);
 }
 
 /// STATE_CB: the connection may have ended.
-#[inline(always)]
-pub(crate) fn state_changed(ctx: &SockOpsContext) {
+#[inline(never)]
+pub(crate) fn state_changed(ops: *mut bpf_sock_ops) -> u32 {
+    // SAFETY: the only one of this run.
+    let (ctx, mut storage) = unsafe { storage::context(ops) };
+    let ctx = &ctx;
     // SAFETY: fields of the context.
     let is_acknowledged =
         unsafe { read(&raw const (*ctx.ops).snd_una) == read(&raw const (*ctx.ops).snd_nxt) };
     // The state changes after the callback (`tcp_set_state()`, Linux 6.12): it is still the former one.
     let change = change(socket::state(ctx), argument(ctx, 1), is_acknowledged);
     if change == Change::Other {
-        return;
+        return 0;
     }
-    let Some(state) = socket::policy_state(ctx) else {
-        return;
+    let Some(state) = storage.of_policy() else {
+        return 0;
     };
-    if state.in_question != 0 {
-        reconsider(ctx, state, true);
-    }
     let tally = Tally::of_socket(state);
+    if state.handshake.in_question != 0 {
+        reconsider(ctx, state, tally, true);
+    }
     if tally.is_nobody() {
-        return;
+        return 0;
     }
-    let aborted = (change == Change::Aborted).then_some(Counter::ABORTED);
-    let srtt_us = if tables::counts(statistics::RTT_AT_END) {
-        socket::srtt_us(ctx)
-    } else {
-        0
-    };
-    if srtt_us != 0 || aborted.is_some() {
-        tally.time(Times::Srtt, srtt_us.into(), aborted);
+    let weight = state.watch.weight;
+    if change == Change::Aborted {
+        tally.add(Counter::ABORTED, weight.into());
     }
+    if tables::counts(statistics::RTT_AT_END) {
+        tally.time(Times::Srtt, socket::srtt_us(ctx).into(), weight);
+    }
+    0
 }
 
 /// Looks at the retransmissions in question again, with what is known now.
 #[inline(always)]
-fn reconsider(ctx: &SockOpsContext, state: &mut SocketState, last: bool) {
-    let (retransmissions, samples) = (state.in_question, state.samples);
+fn reconsider(ctx: &SockOpsContext, state: &mut SocketState, tally: Tally, last: bool) {
+    let (retransmissions, samples) = (state.handshake.in_question, state.handshake.samples);
     let verdict = after_samples(
-        state.spurious_at_most,
+        state.handshake.spurious_at_most,
         samples,
         socket::rtt_min_us(ctx),
-        state.initial_rto_us,
+        state.handshake.initial_rto_us,
         state.direction == direction::ACTIVE,
         last,
     );
     if verdict == Verdict::Open && !last {
         return;
     }
-    state.in_question = 0;
-    let tally = Tally::of_socket(state);
+    state.handshake.in_question = 0;
     if tally.is_nobody() {
         return;
     }
@@ -250,7 +342,7 @@ fn reconsider(ctx: &SockOpsContext, state: &mut SocketState, last: bool) {
             } else {
                 socket::rtt_min_us(ctx)
             };
-            judge(state, retransmissions, spurious, rtt_us);
+            judge(state, tally, retransmissions, spurious, rtt_us);
         }
     }
 }

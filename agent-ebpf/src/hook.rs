@@ -3,14 +3,19 @@
 //! The kernel calls it only for sockets whose flags ask for it, and the flags are set only on
 //! sockets of a policy: others cost nothing.
 
-use aya_ebpf::{helpers::generated::bpf_sock_ops_cb_flags_set, programs::SockOpsContext};
-use rto_agent_common::{SockOpt, SocketState, event::kind, socket_flags, statistics};
+use aya_ebpf::{
+    bindings::bpf_sock_ops, helpers::generated::bpf_sock_ops_cb_flags_set, programs::SockOpsContext,
+};
+use rto_agent_common::{
+    Options, SockOpt, SocketState, direction, event::kind, socket_flags, statistics,
+};
 use rto_agent_ebpf::counter::Counter;
 
 use crate::{
-    events, handshake,
+    events, handshake, lookup,
     options::Target,
     socket::{self, read},
+    storage::{self, Storage},
     tables::{self, Tally},
 };
 
@@ -20,21 +25,26 @@ const RETRANS_CB_FLAG: u32 = 1 << 1;
 const STATE_CB_FLAG: u32 = 1 << 2;
 const RTT_CB_FLAG: u32 = 1 << 3;
 
-/// The callbacks that a connection needs. They are never taken back while it lasts: another program
+/// What a connection without storage asks for: to be told of the first loss. An accepted one does without RTO_CB, as
+/// each retransmission timeout retransmits: that tells which of the two it is, when it has nothing else to tell it.
+const CONNECTING: u32 = RTO_CB_FLAG | RETRANS_CB_FLAG;
+const ACCEPTED: u32 = RETRANS_CB_FLAG;
+
+/// The callbacks that a connection with storage needs. They are never taken back while it lasts: another program
 /// may have come to rely on them.
 #[inline(always)]
 fn wanted(state: &SocketState) -> u32 {
     let mut flags = 0;
     if tables::counts(statistics::ON) && state.flags & socket_flags::UNCOUNTED == 0 {
         flags |= RTO_CB_FLAG | RETRANS_CB_FLAG | STATE_CB_FLAG;
-        if state.in_question != 0 || handshake::samples_rtt() {
+        if state.handshake.in_question != 0 || handshake::samples_rtt() {
             flags |= RTT_CB_FLAG;
         }
     }
-    if state.linear_retries != 0 {
+    if state.options.linear_retries != 0 {
         flags |= RTO_CB_FLAG;
     }
-    if state.restart_hz != 0 {
+    if state.options.restart_hz != 0 {
         flags |= RTT_CB_FLAG;
     }
     flags
@@ -43,25 +53,47 @@ fn wanted(state: &SocketState) -> u32 {
 /// Asks for the callbacks, beside those that other programs asked for.
 #[inline(always)]
 pub(crate) fn enable(ctx: &SockOpsContext, state: &mut SocketState, tally: Tally) {
-    let flags = flags(ctx);
-    let missing = wanted(state) & !flags;
-    if missing == 0 {
-        return;
-    }
-    if set(ctx, flags | missing) == 0 {
-        state.cb_flags_added |= missing;
-    } else {
+    let wanted = wanted(state);
+    state.options.cb_flags_added |= add(ctx, wanted, tally);
+}
+
+/// Marks a connection that has storage, by a callback that others do without.
+#[inline(always)]
+pub(crate) fn mark_stored(ctx: &SockOpsContext, state: &mut SocketState, tally: Tally) {
+    state.options.cb_flags_added |= add(ctx, CONNECTING | STATE_CB_FLAG, tally);
+}
+
+/// Whether the callbacks of a connecting socket say that it may have storage.
+#[inline(always)]
+pub(crate) fn has_storage(ctx: &SockOpsContext) -> bool {
+    socket::callbacks(ctx) & STATE_CB_FLAG != 0
+}
+
+/// As [`enable`], for a connection without storage.
+#[inline(always)]
+pub(crate) fn enable_without_storage(ctx: &SockOpsContext, direction: u32, tally: Tally) {
+    add(ctx, without_storage(direction), tally);
+}
+
+/// The callbacks that were added to those asked for already.
+#[inline(always)]
+fn add(ctx: &SockOpsContext, wanted: u32, tally: Tally) -> u32 {
+    let flags = socket::callbacks(ctx);
+    let missing = wanted & !flags;
+    if missing != 0 && set(ctx, flags | missing) != 0 {
         tally.add(Counter::failures_of(SockOpt::CbFlags), 1);
+        return 0;
     }
+    missing
 }
 
 /// Takes back what [`enable`] asked for.
 #[inline(always)]
-pub(crate) fn disable(ctx: &SockOpsContext, state: &mut SocketState) {
-    if state.cb_flags_added != 0 {
+pub(crate) fn disable(ctx: &SockOpsContext, options: &mut Options) {
+    if options.cb_flags_added != 0 {
         // Flags the kernel has just reported: it takes them.
-        let _taken = set(ctx, flags(ctx) & !state.cb_flags_added);
-        state.cb_flags_added = 0;
+        let _taken = set(ctx, socket::callbacks(ctx) & !options.cb_flags_added);
+        options.cb_flags_added = 0;
     }
 }
 
@@ -78,62 +110,139 @@ pub(crate) fn enable_on(target: Target, state: &mut SocketState, tally: Tally) -
     }
     let taken = target.set(SockOpt::CbFlags, flags | missing, tally);
     if taken {
-        state.cb_flags_added |= missing;
+        state.options.cb_flags_added |= missing;
     }
     taken
 }
 
 /// As [`disable`].
 #[inline(always)]
-pub(crate) fn disable_on(target: Target, state: &mut SocketState) {
-    if state.cb_flags_added != 0 {
+pub(crate) fn disable_on(target: Target, options: &mut Options) {
+    if options.cb_flags_added != 0 {
         if let Some(flags) = target.get(SockOpt::CbFlags) {
             let _taken = target.set(
                 SockOpt::CbFlags,
-                flags & !state.cb_flags_added,
+                flags & !options.cb_flags_added,
                 Tally::NOBODY,
             );
         }
         // Where there is no such option nothing more can be done; the flags ask for callbacks that
         // no program answers.
-        state.cb_flags_added = 0;
+        options.cb_flags_added = 0;
     }
+}
+
+/// Whether the callbacks of a socket without storage say that a policy covers it.
+#[inline(always)]
+pub(crate) fn is_covered(flags: u32) -> bool {
+    flags & ACCEPTED != 0
+}
+
+/// Which side of its connection a socket without storage is, by its callbacks.
+#[inline(always)]
+pub(crate) fn direction_of(flags: u32) -> u32 {
+    if flags & RTO_CB_FLAG != 0 {
+        direction::ACTIVE
+    } else {
+        direction::PASSIVE
+    }
+}
+
+/// The callbacks that a socket of this side asks for while it has no storage.
+#[inline(always)]
+pub(crate) fn without_storage(direction: u32) -> u32 {
+    if direction == direction::ACTIVE {
+        CONNECTING
+    } else {
+        ACCEPTED
+    }
+}
+
+/// Whether anybody has asked for callbacks of the socket.
+#[inline(always)]
+pub(crate) fn has_callbacks(ctx: &SockOpsContext) -> bool {
+    socket::callbacks(ctx) != 0
+}
+
+/// Whether the socket's retransmission timeouts are told.
+#[inline(always)]
+pub(crate) fn tells_rto(ctx: &SockOpsContext) -> bool {
+    socket::callbacks(ctx) & RTO_CB_FLAG != 0
+}
+
+/// The storage of an established connection of a policy, which it gets at its first loss.
+#[inline(always)]
+fn at_loss<'a>(ctx: &SockOpsContext, storage: &'a mut Storage<'_>) -> Option<&'a mut SocketState> {
+    if storage.of_policy().is_none() {
+        if !tables::counts(statistics::ON) {
+            return None;
+        }
+        let (index, policy) = lookup::policy_or_unmatched(ctx, lookup::Hit::Leave)?;
+        let direction = direction_of(socket::callbacks(ctx));
+        let tally = Tally::of(index, direction);
+        let Some(state) = storage.make() else {
+            tally.add(Counter::STORAGE_FAILURES, 1);
+            return None;
+        };
+        handshake::note(ctx, state, index, policy, direction);
+        let target = Target::of(ctx);
+        target.remember(&mut state.options);
+        state.options.cb_flags_added |= without_storage(direction);
+        enable(ctx, state, tally);
+    }
+    let state = storage.of_policy()?;
+    // Connections that lose something are all counted.
+    state.watch.weight = 1;
+    Some(state)
 }
 
 /// RTO_CB: the retransmission timer has fired, nothing was sent yet (`tcp_write_timeout()`, Linux
 /// 6.12). The arguments: timeouts right before this one, the RTO in jiffies, whether the
 /// connection is given up. The first is asked of the socket: see [`argument`].
-#[inline(always)]
-pub(crate) fn rto(ctx: &SockOpsContext) {
-    let Some(state) = socket::policy_state(ctx) else {
-        return;
+#[inline(never)]
+pub(crate) fn rto(ops: *mut bpf_sock_ops) -> u32 {
+    // SAFETY: the only one of this run.
+    let (ctx, mut storage) = unsafe { storage::context(ops) };
+    let ctx = &ctx;
+    let Some(state) = at_loss(ctx, &mut storage) else {
+        return 0;
     };
     let tally = Tally::of_socket(state);
     let Some(before) = socket::retransmits(ctx) else {
-        return;
+        return 0;
     };
     if argument(ctx, 2) != 0 {
         tally.add(Counter::EXPIRED, 1);
-        return;
+        return 0;
     }
     tally.add(Counter::rtos(tables::step(before)), 1);
-    // SAFETY: fields of the context.
-    let outstanding = unsafe {
-        read(&raw const (*ctx.ops).snd_nxt).wrapping_sub(read(&raw const (*ctx.ops).snd_una))
-    };
-    state.loss_end = acknowledged(ctx) + u64::from(outstanding);
-    if state.linear_retries != 0 {
+    note_loss(ctx, state);
+    let linear_retries = state.options.linear_retries;
+    if linear_retries != 0 {
         let target = Target::of(ctx);
-        if before < state.linear_retries {
+        if before < linear_retries {
             target.linear_mode_on(state, tally);
-        } else if state.linear_off == 0 && is_thin(ctx) && target.set(SockOpt::ThinLinear, 0, tally)
+        } else if state.flags & socket_flags::LINEAR_OFF == 0
+            && is_thin(ctx)
+            && target.set(SockOpt::ThinLinear, 0, tally)
         {
-            state.linear_off = 1;
+            state.flags |= socket_flags::LINEAR_OFF;
             tally.add(Counter::LINEAR_ENDED, 1);
         }
     }
     let attempt = before.wrapping_add(1);
-    events::tell(ctx, kind::RTO, attempt, argument(ctx, 1));
+    events::tell(ctx, state, kind::RTO, attempt, argument(ctx, 1));
+    0
+}
+
+/// Notes that all that is outstanding counts as lost at a retransmission timeout.
+#[inline(always)]
+fn note_loss(ctx: &SockOpsContext, state: &mut SocketState) {
+    // SAFETY: fields of the context.
+    let outstanding = unsafe {
+        read(&raw const (*ctx.ops).snd_nxt).wrapping_sub(read(&raw const (*ctx.ops).snd_una))
+    };
+    state.watch.loss_end = acknowledged(ctx) + u64::from(outstanding);
 }
 
 /// Bytes that the peer has acknowledged. (Sequence numbers begin again after 4 GiB.)
@@ -155,15 +264,22 @@ fn is_thin(ctx: &SockOpsContext) -> bool {
 /// A tail loss probe is told by nothing being marked as lost: a timeout marks all that is
 /// outstanding and a recovery at least what it sends, before they send; a probe marks nothing
 /// (`tcp_enter_loss()`, `tcp_mark_skb_lost()`, `tcp_send_loss_probe()`, Linux 6.12; measured).
-#[inline(always)]
-pub(crate) fn retransmitted(ctx: &SockOpsContext) {
-    let Some(state) = socket::policy_state(ctx) else {
-        return;
-    };
+#[inline(never)]
+pub(crate) fn retransmitted(ops: *mut bpf_sock_ops) -> u32 {
+    // SAFETY: the only one of this run.
+    let (ctx, mut storage) = unsafe { storage::context(ops) };
+    let ctx = &ctx;
     if argument(ctx, 2) != 0 {
-        return;
+        return 0;
     }
+    let is_first = !tells_rto(ctx);
+    let Some(state) = at_loss(ctx, &mut storage) else {
+        return 0;
+    };
     let tally = Tally::of_socket(state);
+    if is_first {
+        missed_timeouts(ctx, state, tally);
+    }
     // SAFETY: a field of the context.
     let lost = unsafe { read(&raw const (*ctx.ops).lost_out) };
     let kind = if lost == 0 {
@@ -172,13 +288,35 @@ pub(crate) fn retransmitted(ctx: &SockOpsContext) {
     } else {
         let segments = argument(ctx, 1);
         tally.add(Counter::SEGMENTS_RETRANSMITTED, segments.into());
-        if acknowledged(ctx) < state.loss_end {
+        if acknowledged(ctx) < state.watch.loss_end {
             // Part of the recovery that the timeout began, which was told.
-            return;
+            return 0;
         }
         kind::FAST
     };
-    events::tell(ctx, kind, 1, 0);
+    events::tell(ctx, state, kind, 1, 0);
+    0
+}
+
+/// The retransmission timeouts of an accepted connection that came before it asked to be told of them: the one that
+/// retransmits now, and those whose retransmission the host itself dropped.
+#[inline(always)]
+fn missed_timeouts(ctx: &SockOpsContext, state: &mut SocketState, tally: Tally) {
+    let timeouts = socket::retransmits(ctx).unwrap_or(0);
+    if timeouts == 0 {
+        return;
+    }
+    let mut before = 0;
+    // As many as steps are told apart.
+    while before < rto_agent_common::RTO_STEPS as u32 {
+        if before >= timeouts {
+            break;
+        }
+        tally.add(Counter::rtos(tables::step(before)), 1);
+        before += 1;
+    }
+    note_loss(ctx, state);
+    events::tell(ctx, state, kind::RTO, timeouts, 0);
 }
 
 /// An argument of the callback, but for the first: that is where `reply` is as well, and a program that ran
@@ -187,12 +325,6 @@ pub(crate) fn retransmitted(ctx: &SockOpsContext) {
 pub(crate) fn argument(ctx: &SockOpsContext, index: usize) -> u32 {
     // SAFETY: a field of the context.
     unsafe { read(&raw const (*ctx.ops).__bindgen_anon_1.args[index]) }
-}
-
-#[inline(always)]
-fn flags(ctx: &SockOpsContext) -> u32 {
-    // SAFETY: a field of the context.
-    unsafe { read(&raw const (*ctx.ops).bpf_sock_ops_cb_flags) }
 }
 
 #[inline(always)]

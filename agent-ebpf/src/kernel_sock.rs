@@ -12,7 +12,7 @@ use rto_agent_common::kfunc;
 use crate::{
     socket::{self, read},
     structs::{field, offsets},
-    tables,
+    syn_ack_rto, tables,
 };
 
 offsets! {
@@ -25,7 +25,11 @@ offsets! {
     OFFSET_DEFER_ACCEPT
     OFFSET_LISTENER
     OFFSET_CONTEXT_SK
+    OFFSET_RTO
+    OFFSET_RTO_MIN
+    OFFSET_DELACK_MAX
     TYPE_CONNECTION_SOCK
+    TYPE_TCP_SOCK
 }
 
 #[inline(always)]
@@ -68,6 +72,85 @@ pub(crate) fn detects_fastopen_blackhole(ctx: &SockOpsContext) -> bool {
         let net: *const c_void = field(tcp, &raw const OFFSET_NET);
         !net.is_null() && field::<u32>(net, &raw const OFFSET_FASTOPEN_BLACKHOLE_TIMEOUT) != 0
     }
+}
+
+/// Whether the socket is one of the two kinds above, of which only some are to keep the kernel's timers.
+#[inline(always)]
+pub(crate) fn is_mptcp_or_fastopen(ctx: &SockOpsContext) -> bool {
+    let (is_mptcp, fastopen_req) = (
+        constant(&raw const OFFSET_IS_MPTCP),
+        constant(&raw const OFFSET_FASTOPEN_REQ),
+    );
+    if is_mptcp == 0 && fastopen_req == 0 {
+        return false;
+    }
+    let tcp = tcp_sock(ctx);
+    if tcp.is_null() {
+        return false;
+    }
+    // SAFETY: a TCP socket, not null.
+    unsafe {
+        (is_mptcp != 0 && field::<u8>(tcp, &raw const OFFSET_IS_MPTCP) != 0)
+            || (fastopen_req != 0 && field::<u64>(tcp, &raw const OFFSET_FASTOPEN_REQ) != 0)
+    }
+}
+
+/// [`socket::kernel_tcp_sock`] without a call, where the kernel has the functions for that.
+#[inline(always)]
+fn tcp_sock(ctx: &SockOpsContext) -> *const c_void {
+    let (context_sk, tcp_sock) = (
+        constant(&raw const OFFSET_CONTEXT_SK),
+        constant(&raw const TYPE_TCP_SOCK),
+    );
+    if context_sk == 0 || tcp_sock == 0 {
+        return socket::kernel_tcp_sock(ctx);
+    }
+    let context = cast_to_kern_ctx(ctx);
+    if context.is_null() {
+        return core::ptr::null();
+    }
+    // SAFETY: not null, the kernel's own context; loads through what is read from it are made safe by the verifier.
+    unsafe { rdonly_cast(field(context, &raw const OFFSET_CONTEXT_SK), tcp_sock) }
+}
+
+/// The socket's retransmission timer, jiffies (`icsk_rto`); 0 where it cannot be read.
+#[inline(always)]
+pub(crate) fn rto(ctx: &SockOpsContext) -> u32 {
+    if constant(&raw const OFFSET_RTO) == 0 {
+        return 0;
+    }
+    let tcp = socket::kernel_tcp_sock(ctx);
+    if tcp.is_null() {
+        return 0;
+    }
+    // SAFETY: a TCP socket, not null.
+    unsafe { field(tcp, &raw const OFFSET_RTO) }
+}
+
+/// Whether the socket has the kernel's own `TCP_RTO_MIN` and `TCP_DELACK_MAX`, a fifth of a second each; `None` where
+/// they cannot be read without asking for the options.
+#[inline(always)]
+pub(crate) fn has_kernels_timers(ctx: &SockOpsContext) -> Option<bool> {
+    let (rto_min, delack_max) = (
+        constant(&raw const OFFSET_RTO_MIN),
+        constant(&raw const OFFSET_DELACK_MAX),
+    );
+    if rto_min == 0 || delack_max == 0 {
+        return None;
+    }
+    let tcp = tcp_sock(ctx);
+    if tcp.is_null() {
+        return None;
+    }
+    let fifth = syn_ack_rto::kernel_jiffies() / 5;
+    // SAFETY: a TCP socket, not null.
+    let (rto_min, delack_max): (u32, u32) = unsafe {
+        (
+            field(tcp, &raw const OFFSET_RTO_MIN),
+            field(tcp, &raw const OFFSET_DELACK_MAX),
+        )
+    };
+    Some(rto_min == fifth && delack_max == fifth)
 }
 
 /// In place of a number of retransmissions: the listener has TCP_DEFER_ACCEPT.

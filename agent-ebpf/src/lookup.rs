@@ -4,11 +4,11 @@ use aya_ebpf::{btf_maps::lpm_trie::Key, programs::SockOpsContext};
 use rto_agent_common::{
     EntryValue, NO_POLICY, Policy, UNMATCHED,
     address::{AF_INET, AF_INET6, Peer, peer_v6},
-    statistics,
+    policy_flags, statistics,
 };
 
 use crate::{
-    socket::read,
+    socket::{self, read},
     tables::{self, ENTRIES_V4, ENTRIES_V6},
 };
 
@@ -23,7 +23,12 @@ pub(crate) enum Hit {
 /// The policy of the longest prefix that covers the peer of a sock_ops context.
 #[inline(always)]
 pub(crate) fn policy_of_peer(ctx: &SockOpsContext, hit: Hit) -> Option<(u32, &'static Policy)> {
-    policy_of(peer(ctx), hit)
+    // Of a request no sequence number can be read.
+    let random = || match socket::is_full(ctx) {
+        true => socket::sequence_hash(ctx),
+        false => socket::port_hash(ctx),
+    };
+    find(peer(ctx), hit, random)
 }
 
 /// As [`policy_of_peer`]; where those that no entry covers are counted, they have [`UNMATCHED`], which
@@ -48,9 +53,24 @@ pub(crate) fn or_unmatched(
     Some((UNMATCHED, tables::policy(UNMATCHED)?))
 }
 
+/// The slot of no policy, which sets nothing.
+#[inline(always)]
+pub(crate) fn no_policy() -> Option<(u32, &'static Policy)> {
+    Some((NO_POLICY, tables::policy(NO_POLICY)?))
+}
+
 /// The policy of the longest prefix that covers an address.
 #[inline(always)]
-pub(crate) fn policy_of(peer: Option<Peer>, hit: Hit) -> Option<(u32, &'static Policy)> {
+pub(crate) fn policy_of(peer: Option<Peer>) -> Option<(u32, &'static Policy)> {
+    find(peer, Hit::Leave, || 0)
+}
+
+#[inline(always)]
+fn find(
+    peer: Option<Peer>,
+    hit: Hit,
+    random: impl FnOnce() -> u32,
+) -> Option<(u32, &'static Policy)> {
     let entry = entry_of(peer?)?;
     // SAFETY: a map value; the verifier checks the access.
     let index = unsafe { read(&raw const (*entry).policy) };
@@ -58,12 +78,12 @@ pub(crate) fn policy_of(peer: Option<Peer>, hit: Hit) -> Option<(u32, &'static P
         return None;
     }
     let policy = tables::policy(index)?;
-    // A slot without a name is free: an entry that still points at it is inert.
-    if policy.name[0] == 0 {
+    // An entry may still point at a slot that is free.
+    if policy.flags & policy_flags::IN_USE == 0 {
         return None;
     }
     if hit == Hit::Count {
-        tables::count_hit(entry);
+        tables::count_hit(entry, random);
     }
     Some((index, policy))
 }

@@ -6,6 +6,10 @@
 //! It returns 1 always and writes `reply` only where an entry says so: any other sock_ops
 //! program on the host must not notice it (a `reply` of an earlier program is kept).
 //!
+//! A connection of which nothing is lost costs a lookup and a count at each step, and leaves nothing behind: it has no
+//! storage, unless its policy takes some ([`rto_agent_common::policy_flags::STORED`]) or it is one of those that are
+//! measured. The first loss makes it.
+//!
 //! Needed of the kernel: socket storage and BPF links (Linux 5.10 has all of it). Every helper
 //! that may be missing or refuse later on has its failure counted or a fallback.
 #![no_std]
@@ -24,6 +28,7 @@ mod options;
 mod passive;
 mod probe;
 mod socket;
+mod storage;
 mod structs;
 mod syn_ack;
 mod syn_ack_rto;
@@ -37,27 +42,27 @@ use rto_agent_ebpf::ops::{Action, STATE_CB, decide, is_end, is_ours};
 /// What every callback answers: "go on".
 const CONTINUE: u32 = 1;
 
-/// The program.
+/// The program. It uses registers alone, and each operation that is ours has a function of its own, so that those that
+/// are not cost a few instructions.
 #[sock_ops]
 fn rto_agent(ctx: SockOpsContext) -> u32 {
     let op = ctx.op();
     // Most changes of state are not the end, and come several times a connection.
-    if op == STATE_CB && !is_end(hook::argument(&ctx, 1)) {
-        return CONTINUE;
-    }
-    if is_ours(op) {
-        match decide(op, socket::is_full(&ctx), socket::state(&ctx)) {
-            Action::Leave => {}
-            Action::Connect => active::connect(&ctx),
-            Action::SynTimeout => active::syn_timeout(&ctx),
-            Action::SynAckTimeout => passive::syn_ack_timeout(&ctx),
-            Action::ActiveEstablished => active::established(&ctx),
-            Action::PassiveEstablished => passive::established(&ctx),
-            Action::RetransmissionTimeout => hook::rto(&ctx),
-            Action::Retransmitted => hook::retransmitted(&ctx),
-            Action::StateChange => handshake::state_changed(&ctx),
-            Action::RttSample => handshake::rtt_sample(&ctx),
-        }
+    if is_ours(op) && !(op == STATE_CB && !is_end(hook::argument(&ctx, 1))) {
+        let action = decide(op, socket::is_full(&ctx), socket::state(&ctx));
+        let ops = ctx.ops;
+        match action {
+            Action::Leave => 0,
+            Action::SynTimeout => active::syn_timeout(ops),
+            Action::SynLost => active::syn_lost(ops),
+            Action::SynAckTimeout => passive::syn_ack_timeout(ops),
+            Action::ActiveEstablished => active::established(ops),
+            Action::PassiveEstablished => passive::established(ops),
+            Action::RetransmissionTimeout => hook::rto(ops),
+            Action::Retransmitted => hook::retransmitted(ops),
+            Action::StateChange => handshake::state_changed(ops),
+            Action::RttSample => handshake::rtt_sample(ops),
+        };
     }
     CONTINUE
 }

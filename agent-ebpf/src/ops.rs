@@ -2,7 +2,8 @@
 
 /// `BPF_SOCK_OPS_TIMEOUT_INIT` (include/uapi/linux/bpf.h).
 pub const TIMEOUT_INIT: u32 = 1;
-/// `BPF_SOCK_OPS_TCP_CONNECT_CB`.
+/// `BPF_SOCK_OPS_TCP_CONNECT_CB`: of the probe alone. The first TIMEOUT_INIT comes right after it, and decides
+/// over the connection at once.
 pub const TCP_CONNECT_CB: u32 = 3;
 /// `BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB`.
 pub const ACTIVE_ESTABLISHED_CB: u32 = 4;
@@ -28,14 +29,14 @@ const SYN_RECV: u32 = 3;
 pub enum Action {
     /// Nothing: not ours.
     Leave,
-    /// connect(): choose the policy, set the options that must stand before the SYN.
-    Connect,
-    /// The timeout of a connecting socket's SYN is asked for: at the first SYN, and again by the
-    /// kernel at each SYN timeout (`retransmits_timed_out()`, Linux 6.12).
+    /// The timeout of a connecting socket's SYN is asked for: before the first SYN, when the policy is chosen and its
+    /// options are set, and again by the kernel at each SYN timeout (`retransmits_timed_out()`, Linux 6.12).
     SynTimeout,
+    /// The timer of a SYN has fired, and nothing was retransmitted yet.
+    SynLost,
     /// The timeout of a SYN-ACK is asked for: of a connection request, or of a full socket in
     /// SYN_RECV. The latter is the child that TCP Fast Open makes before the handshake is over, or
-    /// a connecting socket whose SYN crossed its peer's (which its storage tells).
+    /// a connecting socket whose SYN crossed its peer's.
     SynAckTimeout,
     /// connect() succeeded.
     ActiveEstablished,
@@ -60,7 +61,6 @@ pub const fn is_ours(op: u32) -> bool {
     matches!(
         op,
         TIMEOUT_INIT
-            | TCP_CONNECT_CB
             | ACTIVE_ESTABLISHED_CB
             | PASSIVE_ESTABLISHED_CB
             | RTO_CB
@@ -77,10 +77,10 @@ pub const fn decide(op: u32, is_fullsock: bool, state: u32) -> Action {
     match op {
         TIMEOUT_INIT if is_fullsock && state == SYN_SENT => Action::SynTimeout,
         TIMEOUT_INIT => Action::SynAckTimeout,
-        TCP_CONNECT_CB if is_fullsock => Action::Connect,
         ACTIVE_ESTABLISHED_CB if is_fullsock => Action::ActiveEstablished,
         PASSIVE_ESTABLISHED_CB if is_fullsock => Action::PassiveEstablished,
-        RTO_CB if is_fullsock && !in_handshake(state) => Action::RetransmissionTimeout,
+        RTO_CB if is_fullsock && in_handshake(state) => Action::SynLost,
+        RTO_CB if is_fullsock => Action::RetransmissionTimeout,
         RETRANS_CB if is_fullsock && !in_handshake(state) => Action::Retransmitted,
         STATE_CB if is_fullsock && !in_handshake(state) => Action::StateChange,
         RTT_CB if is_fullsock && !in_handshake(state) => Action::RttSample,
@@ -130,8 +130,7 @@ pub const fn change(from: u32, to: u32, is_acknowledged: bool) -> Change {
     }
 }
 
-/// A socket that was connected before keeps the flags of its hook: what it sends again before it
-/// is established is counted by the timeouts of its SYN.
+/// What a socket retransmits before it is established is counted by the timeouts of its SYN.
 const fn in_handshake(state: u32) -> bool {
     state == SYN_SENT || state == SYN_RECV
 }
@@ -167,11 +166,7 @@ mod tests {
 
     #[test]
     fn only_full_sockets_take_options() {
-        for op in [
-            TCP_CONNECT_CB,
-            ACTIVE_ESTABLISHED_CB,
-            PASSIVE_ESTABLISHED_CB,
-        ] {
+        for op in [ACTIVE_ESTABLISHED_CB, PASSIVE_ESTABLISHED_CB] {
             assert_eq!(decide(op, false, SYN_SENT), Action::Leave);
             assert_ne!(decide(op, true, SYN_SENT), Action::Leave);
         }
@@ -200,7 +195,14 @@ mod tests {
     #[test]
     fn the_hook_is_for_established_connections() {
         const ESTABLISHED: u32 = 1;
-        for op in [RTO_CB, RETRANS_CB, STATE_CB, RTT_CB] {
+        assert_eq!(decide(RTO_CB, true, SYN_SENT), Action::SynLost);
+        assert_eq!(decide(RTO_CB, true, SYN_RECV), Action::SynLost);
+        assert_eq!(
+            decide(RTO_CB, true, ESTABLISHED),
+            Action::RetransmissionTimeout
+        );
+        assert_eq!(decide(RTO_CB, false, SYN_SENT), Action::Leave);
+        for op in [RETRANS_CB, STATE_CB, RTT_CB] {
             assert_ne!(decide(op, true, ESTABLISHED), Action::Leave);
             assert_eq!(decide(op, false, ESTABLISHED), Action::Leave);
             assert_eq!(decide(op, true, SYN_SENT), Action::Leave);

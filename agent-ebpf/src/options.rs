@@ -13,13 +13,16 @@ use aya_ebpf::{
     programs::SockOpsContext,
 };
 use rto_agent_common::{
-    Policy, Remembered, SockOpt, SocketState,
+    Options, Policy, Remembered, SockOpt, SocketState, lasting,
     policy_flags::{THIN_LINEAR, THIN_LINEAR_SET},
-    restart, settled,
+    restart, settled, socket_flags,
 };
 use rto_agent_ebpf::counter::Counter;
 
-use crate::tables::Tally;
+use crate::{
+    kernel_sock,
+    tables::{self, Tally},
+};
 
 const SOL_TCP: i32 = 6;
 
@@ -148,12 +151,12 @@ impl Target {
 
     /// rto_min alone, for a socket whose policy is not chosen yet.
     #[inline(always)]
-    pub(crate) fn rto_min(self, state: &mut SocketState, micros: u32, tally: Tally) {
+    pub(crate) fn rto_min(self, options: &mut Options, micros: u32, tally: Tally) {
         self.settle(
             SockOpt::RtoMin,
-            &mut state.rto_min,
+            &mut options.rto_min,
             unless_zero(micros),
-            &mut state.settled,
+            &mut options.settled,
             KERNEL.rto_min_us,
             tally,
         );
@@ -164,16 +167,16 @@ impl Target {
     #[inline(always)]
     pub(crate) fn restart(
         self,
-        state: &mut SocketState,
+        options: &mut Options,
         rtt_us: u32,
         outstanding: u32,
         tally: Tally,
     ) {
-        let base_us = state.restart_rto_min_us;
-        let wanted = restart::rto_min_us(base_us, rtt_us, state.restart_hz, outstanding);
+        let base_us = options.restart_rto_min_us;
+        let wanted = restart::rto_min_us(base_us, rtt_us, options.restart_hz, outstanding);
         // Where the socket had the policy's value already, nothing was set yet.
-        let last = if state.rto_min.is_set != 0 {
-            state.rto_min.value
+        let last = if options.rto_min.is_set != 0 {
+            options.rto_min.value
         } else {
             base_us
         };
@@ -184,14 +187,86 @@ impl Target {
         // Somebody has set another since: that stands.
         let is_another = in_force.is_some_and(|value| value != last);
         if is_another || !self.set(SockOpt::RtoMin, wanted, tally) {
-            state.restart_hz = 0;
+            options.restart_hz = 0;
             return;
         }
-        state.rto_min = Remembered {
+        options.rto_min = Remembered {
             is_set: 1,
             value: wanted,
-            before: state.rto_min.before(in_force),
+            before: options.rto_min.before(in_force),
         };
+    }
+
+    /// Sets what a policy without [`rto_agent_common::policy_flags::STORED`] sets, where the socket has the kernel's
+    /// own values, so that nothing need be remembered. Else nothing is done, and false is the answer.
+    #[inline(always)]
+    pub(crate) fn apply_unremembered(ctx: &SockOpsContext, policy: &Policy, tally: Tally) -> bool {
+        let wanted = [
+            (SockOpt::RtoMin, policy.rto_min_us),
+            (SockOpt::DelackMax, policy.delack_max_us),
+        ];
+        if policy.rto_min_us | policy.delack_max_us == 0 {
+            return true;
+        }
+        let target = Self::of(ctx);
+        let is_kernels = kernel_sock::has_kernels_timers(ctx).unwrap_or_else(|| {
+            target.get(SockOpt::RtoMin) == Some(LARGEST_US)
+                && target.get(SockOpt::DelackMax) == Some(LARGEST_US)
+        });
+        if !is_kernels {
+            return false;
+        }
+        for (option, value) in wanted {
+            if value != 0 {
+                target.set(option, value, tally);
+            }
+        }
+        true
+    }
+
+    /// Whether a socket of such a policy has what it sets, and nothing that another policy has set.
+    #[inline(always)]
+    pub(crate) fn has_timers_of(self, policy: &Policy) -> bool {
+        let mut options = Options::default();
+        self.remember(&mut options);
+        options.rto_min.value == policy.rto_min_us
+            && options.delack_max.value == policy.delack_max_us
+    }
+
+    /// Remembers what was set without storage: what the socket has of the values that policies had, as
+    /// [`Target::apply_unremembered`] sets them on sockets with the kernel's own.
+    #[inline(always)]
+    pub(crate) fn remember(self, options: &mut Options) {
+        self.remember_one(SockOpt::RtoMin, lasting::RTO_MIN, &mut options.rto_min);
+        self.remember_one(
+            SockOpt::DelackMax,
+            lasting::DELACK_MAX,
+            &mut options.delack_max,
+        );
+    }
+
+    #[inline(always)]
+    fn remember_one(self, option: SockOpt, bit: u32, remembered: &mut Remembered) {
+        if remembered.is_set == 0
+            && let Some(value) = self.get(option)
+            && value != LARGEST_US
+            && tables::was_set(bit, value)
+        {
+            *remembered = Remembered {
+                is_set: 1,
+                value,
+                before: Remembered::UNKNOWN,
+            };
+        }
+    }
+
+    /// Gives back what was set without storage; [`settled`] bits.
+    #[inline(always)]
+    pub(crate) fn restore_unremembered(self, defaults: Defaults) -> u32 {
+        let mut options = Options::default();
+        self.remember(&mut options);
+        self.timers(&mut options, [None; 2], defaults, Tally::NOBODY);
+        options.settled
     }
 
     /// The options of a policy that may stand before the handshake is over, with this rto_max (0: none).
@@ -209,17 +284,17 @@ impl Target {
         } else {
             None
         };
-        state.linear_retries = policy.linear_retries;
-        state.restart_hz = policy.restart_hz;
-        state.restart_rto_min_us = policy.rto_min_us;
+        state.options.linear_retries = policy.linear_retries;
+        state.options.restart_hz = policy.restart_hz;
+        state.options.restart_rto_min_us = policy.rto_min_us;
+        let timers = [
+            unless_zero(policy.rto_min_us),
+            unless_zero(policy.delack_max_us),
+        ];
         self.all(
             state,
-            [
-                unless_zero(policy.rto_min_us),
-                unless_zero(policy.delack_max_us),
-                thin,
-                unless_zero(rto_max_ms),
-            ],
+            timers,
+            [thin, unless_zero(rto_max_ms)],
             defaults,
             tally,
         );
@@ -228,42 +303,28 @@ impl Target {
     /// Gives back what was set, user_timeout included.
     #[inline(always)]
     pub(crate) fn restore(self, state: &mut SocketState, defaults: Defaults, tally: Tally) {
-        state.linear_retries = 0;
-        state.restart_hz = 0;
-        self.all(state, [None; 4], defaults, tally);
-        self.user_timeout(state, 0, tally);
+        state.options.linear_retries = 0;
+        state.options.restart_hz = 0;
+        self.all(state, [None; 2], [None; 2], defaults, tally);
+        self.user_timeout(&mut state.options, 0, tally);
     }
 
     #[inline(always)]
     fn all(
         self,
         state: &mut SocketState,
-        wanted: [Option<u32>; 4],
+        timers: [Option<u32>; 2],
+        [thin, rto_max]: [Option<u32>; 2],
         defaults: Defaults,
         tally: Tally,
     ) {
         self.linear_mode_on(state, tally);
-        let [rto_min, delack_max, thin, rto_max] = wanted;
-        let settled = &mut state.settled;
-        self.settle(
-            SockOpt::RtoMin,
-            &mut state.rto_min,
-            rto_min,
-            settled,
-            defaults.rto_min_us,
-            tally,
-        );
-        self.settle(
-            SockOpt::DelackMax,
-            &mut state.delack_max,
-            delack_max,
-            settled,
-            LARGEST_US,
-            tally,
-        );
+        let options = &mut state.options;
+        self.timers(options, timers, defaults, tally);
+        let settled = &mut options.settled;
         self.settle(
             SockOpt::ThinLinear,
-            &mut state.thin_linear,
+            &mut options.thin_linear,
             thin,
             settled,
             0,
@@ -271,7 +332,7 @@ impl Target {
         );
         self.settle(
             SockOpt::RtoMax,
-            &mut state.rto_max,
+            &mut options.rto_max,
             rto_max,
             settled,
             defaults.rto_max_ms,
@@ -279,14 +340,41 @@ impl Target {
         );
     }
 
+    #[inline(always)]
+    fn timers(
+        self,
+        options: &mut Options,
+        [rto_min, delack_max]: [Option<u32>; 2],
+        defaults: Defaults,
+        tally: Tally,
+    ) {
+        let settled = &mut options.settled;
+        self.settle(
+            SockOpt::RtoMin,
+            &mut options.rto_min,
+            rto_min,
+            settled,
+            defaults.rto_min_us,
+            tally,
+        );
+        self.settle(
+            SockOpt::DelackMax,
+            &mut options.delack_max,
+            delack_max,
+            settled,
+            LARGEST_US,
+            tally,
+        );
+    }
+
     /// TCP_USER_TIMEOUT; 0 gives back what was set.
     #[inline(always)]
-    pub(crate) fn user_timeout(self, state: &mut SocketState, millis: u32, tally: Tally) {
+    pub(crate) fn user_timeout(self, options: &mut Options, millis: u32, tally: Tally) {
         self.settle(
             SockOpt::UserTimeout,
-            &mut state.user_timeout,
+            &mut options.user_timeout,
             unless_zero(millis),
-            &mut state.settled,
+            &mut options.settled,
             0,
             tally,
         );
@@ -295,14 +383,14 @@ impl Target {
     /// Ends what the RTO hook did to linear mode, if it did.
     #[inline(always)]
     pub(crate) fn linear_mode_on(self, state: &mut SocketState, tally: Tally) {
-        if state.linear_off != 0 {
-            state.linear_off = 0;
+        if state.flags & socket_flags::LINEAR_OFF != 0 {
+            state.flags &= !socket_flags::LINEAR_OFF;
             let _taken = self.set(SockOpt::ThinLinear, 1, tally);
         }
     }
 }
 
-/// Adds to [`SocketState::settled`], in memory: see there.
+/// Adds to [`Options::settled`], in memory: see there.
 #[inline(always)]
 fn note(settled: &mut u32, outcome: u32) {
     // SAFETY: a reference is valid.

@@ -1,13 +1,15 @@
 //! Connections this host accepts.
 
-use aya_ebpf::programs::SockOpsContext;
-use rto_agent_common::{direction, event::kind};
+use aya_ebpf::{bindings::bpf_sock_ops, programs::SockOpsContext};
+use rto_agent_common::{Policy, direction, event::kind, policy_flags};
 use rto_agent_ebpf::counter::Counter;
 
 use crate::{
     active, events, handshake, hook, lookup,
     options::{KERNEL, Target},
-    socket, syn_ack_rto,
+    socket,
+    storage::{self, Storage},
+    syn_ack_rto,
     tables::Tally,
 };
 
@@ -15,58 +17,89 @@ use crate::{
 /// remember the policy, so that the accepted connection looks it up once more. Under SYN cookies
 /// the kernel does not ask: nothing is kept that could send a SYN-ACK again.
 #[inline(always)]
-pub(crate) fn syn_ack_timeout(ctx: &SockOpsContext) {
-    // A full socket with storage is one that connected and got a SYN instead of a SYN-ACK.
-    if let Some(state) = socket::policy_state(ctx) {
-        active::answer(ctx, state);
-        return;
+pub(crate) fn syn_ack_timeout(ops: *mut bpf_sock_ops) -> u32 {
+    let ctx = &SockOpsContext::new(ops);
+    // One that connected, and got a SYN instead of a SYN-ACK.
+    if socket::is_full(ctx) && socket::packets_out(ctx) != 0 {
+        return active::asked_again(ops);
     }
     let Some((index, policy)) = lookup::policy_of_peer(ctx, lookup::Hit::Count) else {
-        return;
+        return 0;
     };
     let jiffies = syn_ack_rto::jiffies(ctx, policy);
     if jiffies != 0 {
-        Tally::of(index, direction::PASSIVE).add(Counter::INITIAL_RTOS_SET, 1);
+        Tally::of(index, direction::PASSIVE).add_one(Counter::INITIAL_RTOS_SET);
         ctx.set_reply(jiffies);
     }
+    0
 }
 
 /// PASSIVE_ESTABLISHED_CB: the last ACK of the handshake has come. (Under TCP Fast Open the data
 /// of the SYN has, and the ACK has not.)
 #[inline(always)]
-pub(crate) fn established(ctx: &SockOpsContext) {
-    if let Some(state) = socket::policy_state(ctx) {
-        active::finish(ctx, state);
-        return;
+pub(crate) fn established(ops: *mut bpf_sock_ops) -> u32 {
+    // SAFETY: the only one of this run.
+    let (ctx, mut storage) = unsafe { storage::context(ops) };
+    let ctx = &ctx;
+    // A socket that was made of a request has sent nothing yet: this one connected, and SYNs crossed.
+    if socket::segs_out(ctx) != 0 {
+        return active::established(ops);
     }
     let Some((index, policy)) = lookup::policy_or_unmatched(ctx, lookup::Hit::Leave) else {
-        return;
+        return 0;
     };
     let tally = Tally::of(index, direction::PASSIVE);
-    let Some(state) = socket::storage(ctx, socket::Missing::Create) else {
+    if !goes_without_storage(ctx, &mut storage, policy)
+        || !Target::apply_unremembered(ctx, policy, tally)
+    {
+        return established_with_storage(ops, index, policy);
+    }
+    hook::enable_without_storage(ctx, direction::PASSIVE, tally);
+    handshake::established_clean(ctx, &mut storage, index, policy, direction::PASSIVE);
+    0
+}
+
+/// Whether a connection needs no storage so far.
+#[inline(always)]
+fn goes_without_storage(ctx: &SockOpsContext, storage: &mut Storage<'_>, policy: &Policy) -> bool {
+    policy.flags & policy_flags::STORED == 0
+        && socket::total_retrans(ctx) == 0
+        // Callbacks of the listener's, or another program's, would say that it connected.
+        && !hook::has_callbacks(ctx)
+        // `rto_clone` may have made it.
+        && (policy.rto_min_us == 0 || storage.find().is_none())
+}
+
+/// The same for a connection that has something to remember.
+#[inline(never)]
+fn established_with_storage(ops: *mut bpf_sock_ops, index: u32, policy: &Policy) -> u32 {
+    // SAFETY: the only one that is in use.
+    let (ctx, mut storage) = unsafe { storage::context(ops) };
+    let ctx = &ctx;
+    let tally = Tally::of(index, direction::PASSIVE);
+    let Some(state) = storage.make() else {
         tally.add(Counter::STORAGE_FAILURES, 1);
-        return;
+        return 0;
     };
     let retransmissions = socket::total_retrans(ctx);
     let initial_rto_jiffies = syn_ack_rto::jiffies(ctx, policy);
-    state.srtt_sampled_ns = socket::now();
-    state.policy = index;
-    state.generation = policy.generation;
-    state.direction = direction::PASSIVE;
-    state.initial_rto_us = syn_ack_rto::microseconds(initial_rto_jiffies);
-    state.retransmissions_counted = retransmissions;
-    handshake::begin(state, retransmissions, 0);
+    handshake::note(ctx, state, index, policy, direction::PASSIVE);
+    handshake::begin(&mut state.handshake, retransmissions, 0);
+    state.handshake.initial_rto_jiffies = 0;
+    state.handshake.initial_rto_us = syn_ack_rto::microseconds(initial_rto_jiffies);
+    state.watch.srtt_sampled_ns = socket::now();
     let target = Target::of(ctx);
     target.apply(state, policy, policy.rto_max_ms, KERNEL, tally);
-    target.user_timeout(state, policy.user_timeout_ms, tally);
+    target.user_timeout(&mut state.options, policy.user_timeout_ms, tally);
     hook::enable(ctx, state, tally);
-    handshake::established(ctx, state, retransmissions);
+    handshake::established(ctx, state, retransmissions, tally);
     if retransmissions != 0 {
         tally.add(Counter::HANDSHAKE_RETRANSMISSIONS, retransmissions.into());
         let timer = match initial_rto_jiffies {
             0 => syn_ack_rto::kernel_jiffies(),
             jiffies => jiffies,
         };
-        events::tell(ctx, kind::SYN_ACK, retransmissions, timer);
+        events::tell(ctx, state, kind::SYN_ACK, retransmissions, timer);
     }
+    0
 }

@@ -11,7 +11,8 @@ use rto_agent_ebpf::ops::TCP_CONNECT_CB;
 use crate::{
     CONTINUE,
     options::Target,
-    socket::{self, read},
+    socket::read,
+    storage,
     tables::{self, PROBE_STORAGE},
 };
 
@@ -40,7 +41,7 @@ fn is_ours(ctx: &SockOpsContext) -> bool {
 #[inline(always)]
 fn ask(ctx: &SockOpsContext, answers: &mut Probe) {
     const OUT_OF_MEMORY: i64 = -12;
-    answers.storage = if socket::probe_storage(ctx, &PROBE_STORAGE) {
+    answers.storage = if storage::probe(ctx, &PROBE_STORAGE) {
         0
     } else {
         OUT_OF_MEMORY

@@ -1,29 +1,20 @@
-//! The socket behind a context, and its storage.
+//! The socket behind a context.
 
-use core::ffi::c_void;
+use core::{arch::asm, ffi::c_void, mem::offset_of};
 
 use aya_ebpf::{
-    bindings::BPF_SK_STORAGE_GET_F_CREATE,
-    btf_maps::SkStorage,
+    bindings::bpf_sock_ops,
     helpers::{
         bpf_ktime_get_ns,
         generated::{
-            bpf_get_current_comm, bpf_get_current_pid_tgid, bpf_sk_storage_get,
-            bpf_skc_to_tcp_sock, bpf_tcp_sock,
+            bpf_get_current_comm, bpf_get_current_pid_tgid, bpf_skc_to_tcp_sock, bpf_tcp_sock,
         },
     },
     programs::SockOpsContext,
 };
-use rto_agent_common::{NO_POLICY, PROBE_MARK, SocketState, event::COMM_LEN, statistics};
+use rto_agent_common::{PROBE_MARK, Watch, event::COMM_LEN, statistics};
 
-use crate::tables::{self, SOCKETS};
-
-/// What to do about storage a socket does not have.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Missing {
-    None,
-    Create,
-}
+use crate::tables;
 
 /// Reads one field by a load of its own.
 ///
@@ -36,18 +27,30 @@ pub(crate) unsafe fn read<T: Copy>(field: *const T) -> T {
     unsafe { core::ptr::read_volatile(field) }
 }
 
+/// A u32 of the context. The verifier takes the context's own address and a constant alone, which the compiler knows
+/// nothing of: it may keep the sum for a second use.
+macro_rules! word {
+    ($ctx:expr, $field:ident) => {{
+        let word: u32;
+        // SAFETY: a field of the context.
+        unsafe {
+            asm!("{word} = *(u32 *)({ops} + {field})", word = out(reg) word, ops = in(reg) $ctx.ops,
+                field = const offset_of!(bpf_sock_ops, $field), options(readonly, nostack));
+        }
+        word
+    }};
+}
+
 /// Whether there is a full socket (and not just a connection request).
 #[inline(always)]
 pub(crate) fn is_full(ctx: &SockOpsContext) -> bool {
-    // SAFETY: a field of the context.
-    unsafe { read(&raw const (*ctx.ops).is_fullsock) != 0 }
+    word!(ctx, is_fullsock) != 0
 }
 
 /// Its state (`BPF_TCP_*`).
 #[inline(always)]
 pub(crate) fn state(ctx: &SockOpsContext) -> u32 {
-    // SAFETY: a field of the context.
-    unsafe { read(&raw const (*ctx.ops).state) }
+    word!(ctx, state)
 }
 
 /// Whether it is the agent's own probe. (The mark is read of the socket that the context points to.)
@@ -62,15 +65,14 @@ pub(crate) fn is_probe(ctx: &SockOpsContext) -> bool {
 /// Its retransmissions so far, SYNs (or SYN-ACKs) included.
 #[inline(always)]
 pub(crate) fn total_retrans(ctx: &SockOpsContext) -> u32 {
-    // SAFETY: a field of the context.
-    unsafe { read(&raw const (*ctx.ops).total_retrans) }
+    word!(ctx, total_retrans)
 }
 
 /// Its smoothed RTT, microseconds; 0: none yet.
 #[inline(always)]
 pub(crate) fn srtt_us(ctx: &SockOpsContext) -> u32 {
-    // SAFETY: a field of the context; the kernel keeps it in eighths.
-    unsafe { read(&raw const (*ctx.ops).srtt_us) >> 3 }
+    // The kernel keeps it in eighths.
+    word!(ctx, srtt_us) >> 3
 }
 
 /// Its timeouts in a row that nothing has answered (`icsk_retransmits`).
@@ -103,95 +105,65 @@ pub(crate) fn kernel_tcp_sock(ctx: &SockOpsContext) -> *const c_void {
 /// Its segments that are sent and not yet acknowledged.
 #[inline(always)]
 pub(crate) fn packets_out(ctx: &SockOpsContext) -> u32 {
-    // SAFETY: a field of the context.
-    unsafe { read(&raw const (*ctx.ops).packets_out) }
+    word!(ctx, packets_out)
+}
+
+/// Segments it has sent so far, SYNs included.
+#[inline(always)]
+pub(crate) fn segs_out(ctx: &SockOpsContext) -> u32 {
+    word!(ctx, segs_out)
+}
+
+/// The callbacks that are asked for (BPF_SOCK_OPS_*_CB_FLAG).
+#[inline(always)]
+pub(crate) fn callbacks(ctx: &SockOpsContext) -> u32 {
+    word!(ctx, bpf_sock_ops_cb_flags)
+}
+
+/// Spreads what differs over the upper bits (the golden ratio, of 2^32).
+const SPREAD: u32 = 0x9e37_79b1;
+
+/// A number nobody can foresee, of the sequence number that a connection begins with.
+#[inline(always)]
+pub(crate) fn sequence_hash(ctx: &SockOpsContext) -> u32 {
+    word!(ctx, snd_una).wrapping_mul(SPREAD)
+}
+
+/// A number of the peer's port, for those that come of many ports in turn.
+#[inline(always)]
+pub(crate) fn port_hash(ctx: &SockOpsContext) -> u32 {
+    // The port is in the upper half.
+    word!(ctx, remote_port).rotate_left(16).wrapping_mul(SPREAD)
 }
 
 /// The least RTT it has seen lately, microseconds; `u32::MAX`: none yet.
 #[inline(always)]
 pub(crate) fn rtt_min_us(ctx: &SockOpsContext) -> u32 {
-    // SAFETY: a field of the context.
-    unsafe { read(&raw const (*ctx.ops).rtt_min) }
+    word!(ctx, rtt_min)
 }
 
 /// The current process and its name, where the kernel tells.
 #[inline(always)]
-pub(crate) fn note_process(state: &mut SocketState) {
+pub(crate) fn note_process(watch: &mut Watch) {
     if !tables::counts(statistics::PROCESS) {
         return;
     }
     // SAFETY: the helper takes nothing.
-    state.pid = unsafe { (bpf_get_current_pid_tgid() >> 32) as u32 };
+    watch.pid = unsafe { (bpf_get_current_pid_tgid() >> 32) as u32 };
     const { assert!(COMM_LEN <= u8::MAX as usize) };
     #[expect(clippy::cast_possible_truncation, reason = "asserted")]
     let size = COMM_LEN as u32;
     // SAFETY: the buffer is as long as said; on failure it is zeroed by the kernel.
     unsafe {
-        bpf_get_current_comm((&raw mut state.comm).cast(), size);
+        bpf_get_current_comm((&raw mut watch.comm).cast(), size);
     }
 }
 
-/// The storage of a socket that a policy was chosen for; `None` for any other.
+/// The socket, as helpers take it; null where the context has no full one.
 #[inline(always)]
-pub(crate) fn policy_state(ctx: &SockOpsContext) -> Option<&'static mut SocketState> {
-    let state = storage(ctx, Missing::None)?;
-    if state.policy == NO_POLICY {
-        None
-    } else {
-        Some(state)
-    }
-}
-
-/// The socket's storage. `None` without a full socket or, if it was to be made, without memory.
-///
-/// The kernel holds the socket's lock in every callback of a full socket, so that nobody else
-/// looks at the storage meanwhile.
-#[inline(always)]
-pub(crate) fn storage(ctx: &SockOpsContext, missing: Missing) -> Option<&'static mut SocketState> {
-    let sk = sk(ctx);
-    if sk.is_null() {
-        return None;
-    }
-    storage_of(sk, missing)
-}
-
-/// As [`storage`], for a socket that is not null and that the verifier tracks.
-#[inline(always)]
-pub(crate) fn storage_of(sk: *mut c_void, missing: Missing) -> Option<&'static mut SocketState> {
-    // SAFETY: null, or the socket's own value, whose size the map's definition gives.
-    unsafe { get(&SOCKETS, sk, missing).cast::<SocketState>().as_mut() }
-}
-
-/// Whether a socket can have storage in this map.
-#[inline(always)]
-pub(crate) fn probe_storage<T>(ctx: &SockOpsContext, map: &SkStorage<T>) -> bool {
-    let sk = sk(ctx);
-    !sk.is_null() && !get(map, sk, Missing::Create).is_null()
-}
-
-#[inline(always)]
-fn sk(ctx: &SockOpsContext) -> *mut c_void {
+pub(crate) fn sk(ctx: &SockOpsContext) -> *mut c_void {
     // SAFETY: a field of the context.
     unsafe { read(&raw const (*ctx.ops).__bindgen_anon_2.sk).cast() }
-}
-
-#[inline(always)]
-fn get<T>(map: &SkStorage<T>, sk: *mut c_void, missing: Missing) -> *mut c_void {
-    let flags = if missing == Missing::Create {
-        BPF_SK_STORAGE_GET_F_CREATE
-    } else {
-        0
-    };
-    // SAFETY: the map is a socket storage map; `sk` is a socket that the verifier tracks, not null.
-    unsafe {
-        bpf_sk_storage_get(
-            core::ptr::from_ref(map).cast_mut().cast(),
-            sk,
-            core::ptr::null_mut(),
-            flags.into(),
-        )
-        .cast()
-    }
 }
 
 /// Nanoseconds since boot, CLOCK_MONOTONIC.

@@ -36,6 +36,7 @@ offsets! {
     OFFSET_NUM
     OFFSET_NUM_RETRANS
     OFFSET_REQUEST_TIMEOUT
+    OFFSET_CB_FLAGS
 }
 
 /// Depth of the cgroup tree that is looked at.
@@ -140,6 +141,19 @@ impl SockCommon {
         // SAFETY: by the contract of `new`.
         let port: u16 = unsafe { field(self.0, &raw const OFFSET_DPORT) };
         u32::from(port) << 16
+    }
+
+    /// The callbacks that sock_ops programs have asked for (`bpf_sock_ops_cb_flags`); 0 where it is no full TCP socket.
+    #[inline(always)]
+    pub(crate) fn callbacks(self) -> u32 {
+        // SAFETY: by the contract of `new`; the kernel gives a full TCP socket or null.
+        unsafe {
+            let tcp = bpf_skc_to_tcp_sock(self.0.cast_mut()).cast::<c_void>();
+            if tcp.is_null() {
+                return 0;
+            }
+            field::<u8>(tcp, &raw const OFFSET_CB_FLAGS).into()
+        }
     }
 
     /// Whether the socket belongs to the cgroup with this id, or to one below it.

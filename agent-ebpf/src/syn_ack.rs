@@ -52,7 +52,7 @@ extern "C" fn rto_synack(arguments: *const [*mut c_void; 2]) -> i32 {
         return 0;
     }
     let common = request.common();
-    let found = lookup::policy_of(common.peer(), lookup::Hit::Leave);
+    let found = lookup::policy_of(common.peer());
     let Some((index, policy)) = lookup::or_unmatched(found) else {
         return 0;
     };

@@ -10,15 +10,15 @@ use core::{arch::asm, mem::offset_of};
 
 use aya_ebpf::{
     bindings::BPF_F_NO_PREALLOC,
-    btf_maps::{Array, LpmTrie, PerCpuHashMap, RingBuf, SkStorage},
+    btf_maps::{Array, LpmTrie, PerCpuArray, PerCpuHashMap, RingBuf, SkStorage},
     macros::btf_map,
 };
 use rto_agent_common::{
-    Counters, EntryValue, HostDefaults, NO_POLICY, Policy, PolicySlot, Probe, RTO_STEPS, SLOTS,
-    SocketState, Statistics, WalkControl, WalkCounts, direction,
+    Counters, EntryValue, FAST_COUNTERS, HostDefaults, NO_POLICY, Policy, PolicySlot, Probe,
+    RTO_STEPS, SLOTS, SocketState, Statistics, WalkControl, WalkCounts, direction,
     event::{CONTROL, Event, EventControl, LOST, RING_BYTES},
     histogram::{BUCKETS, Histogram, bucket_of},
-    socket_flags, statistics, statistics_key,
+    lasting, policy_flags, socket_flags, statistics, statistics_key,
 };
 use rto_agent_ebpf::counter::{Counter, Step};
 
@@ -40,6 +40,12 @@ static POLICIES: Array<PolicySlot, { SLOTS as usize }> = Array::new();
 
 #[btf_map]
 static HOST_DEFAULTS: Array<HostDefaults, 1> = Array::new();
+
+#[btf_map]
+static LASTING: Array<u32, { lasting::LEN as usize }> = Array::new();
+
+#[btf_map]
+static COUNTERS: PerCpuArray<Counters, { FAST_COUNTERS as usize }> = PerCpuArray::new();
 
 #[btf_map]
 static STATISTICS: PerCpuHashMap<u32, Statistics, STATISTICS_ROOM, NO_PREALLOC> =
@@ -87,24 +93,43 @@ pub(crate) fn host_defaults() -> HostDefaults {
 #[inline(always)]
 pub(crate) fn owner(state: &SocketState) -> u32 {
     match policy(state.policy) {
-        // A freed slot keeps its generation until it gets another owner, and has no name.
-        Some(policy) if policy.generation == state.generation && policy.name[0] != 0 => {
+        // A freed slot keeps its generation until it gets another owner.
+        Some(policy)
+            if policy.generation == state.generation
+                && policy.flags & policy_flags::IN_USE != 0 =>
+        {
             state.policy
         }
         _ => NO_POLICY,
     }
 }
 
-/// One more hit of an entry, up to [`EntryValue::HITS_MAX`]. (The room above it is for CPUs that
-/// all see the last hit missing at the same time: the number never wraps.)
+/// Whether a policy has had this value of an option ([`lasting`]), microseconds.
 #[inline(always)]
-pub(crate) fn count_hit(entry: *mut EntryValue) {
+pub(crate) fn was_set(option: u32, us: u32) -> bool {
+    LASTING
+        .get(lasting::index(us))
+        .is_some_and(|options| options & option != 0)
+}
+
+/// One more hit of an entry, up to [`EntryValue::HITS_MAX`]. (The room above it is for CPUs that
+/// all see the last hit missing at the same time: the number never wraps.) All CPUs share the entry: from
+/// [`EntryValue::HITS_EXACT`] on one hit of so many counts for all of them, as `random` decides.
+#[inline(always)]
+pub(crate) fn count_hit(entry: *mut EntryValue, random: impl FnOnce() -> u32) {
+    const HITS_SHIFT: u32 = u32::BITS - EntryValue::HITS_SHARE.ilog2();
     // SAFETY: a map value; the verifier checks both accesses, and four-byte alignment.
     unsafe {
         let hits = &raw mut (*entry).hits;
-        if read(hits) < EntryValue::HITS_MAX {
-            asm!("lock *(u32 *)({hits} + 0) += {one}", hits = in(reg) hits, one = in(reg) 1u64);
+        let so_far = read(hits);
+        let mut n = 1u64;
+        if so_far >= EntryValue::HITS_EXACT {
+            n = EntryValue::HITS_SHARE.into();
+            if so_far >= EntryValue::HITS_MAX || random() >> HITS_SHIFT != 0 {
+                return;
+            }
         }
+        asm!("lock *(u32 *)({hits} + 0) += {n}", hits = in(reg) hits, n = in(reg) n);
     }
 }
 
@@ -203,18 +228,27 @@ impl Tally {
         }
     }
 
-    /// Counts a time in a histogram and, by the same look, adds 1 to a counter.
+    /// Adds 1 to a counter, without a call: for what happens once in each connection.
     #[inline(always)]
-    pub(crate) fn time(self, times: Times, us: u64, counter: Option<Counter>) {
-        if !self.is_nobody() {
-            let counter = counter.map_or(NO_COUNTER, |counter| counter.offset() as u64);
-            rto_time(self.0, times as u32, us, counter);
+    pub(crate) fn add_one(self, counter: Counter) {
+        if self.is_nobody() {
+            return;
+        }
+        match COUNTERS.get_ptr_mut(self.0) {
+            // SAFETY: a u64 of its own for each counter.
+            Some(counters) => unsafe { add_at(counters, counter.offset(), 1) },
+            None => self.add(counter, 1),
+        }
+    }
+
+    /// Counts a time (0: none) in a histogram, so many times.
+    #[inline(always)]
+    pub(crate) fn time(self, times: Times, us: u64, weight: u32) {
+        if !self.is_nobody() && us != 0 {
+            rto_time(self.0, times as u32, us, weight);
         }
     }
 }
-
-/// Beyond the counters.
-const NO_COUNTER: u64 = 1 << 32;
 
 /// A histogram of [`Statistics`].
 #[derive(Clone, Copy)]
@@ -228,10 +262,16 @@ pub(crate) enum Times {
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn rto_count(key: u32, offset: u64, n: u64) -> u32 {
-    if let Some(sheet) = STATISTICS.get_ptr_mut(&key) {
-        // SAFETY: counters lie at the beginning (asserted), at a u64 each, and nowhere past the last.
-        unsafe { add_at(sheet, (offset & LAST_COUNTER) as usize, n) };
-    }
+    let counters = match COUNTERS.get_ptr_mut(key) {
+        Some(counters) => counters,
+        // They lie at its beginning (asserted).
+        None => match STATISTICS.get_ptr_mut(&key) {
+            Some(sheet) => sheet.cast(),
+            None => return 0,
+        },
+    };
+    // SAFETY: a u64 each, and nowhere past the last.
+    unsafe { add_at(counters, (offset & LAST_COUNTER) as usize, n) };
     0
 }
 
@@ -239,20 +279,13 @@ extern "C" fn rto_count(key: u32, offset: u64, n: u64) -> u32 {
 const LAST_COUNTER: u64 = (size_of::<Counters>() - size_of::<u64>()) as u64;
 const _: () = assert!(size_of::<Counters>().is_power_of_two());
 
-/// Counts a time (0: none) in a histogram, by its number, and adds 1 to a counter.
+/// Counts a time in a histogram, by its number, so many times.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn rto_time(key: u32, times: u32, us: u64, counter: u64) -> u32 {
+extern "C" fn rto_time(key: u32, times: u32, us: u64, weight: u32) -> u32 {
     let Some(sheet) = STATISTICS.get_ptr_mut(&key) else {
         return 0;
     };
-    if counter != NO_COUNTER {
-        // SAFETY: as in `rto_count`.
-        unsafe { add_at(sheet, (counter & LAST_COUNTER) as usize, 1) };
-    }
-    if us == 0 {
-        return 0;
-    }
     let histogram = if times == Times::Handshake as u32 {
         offset_of!(Statistics, handshake)
     } else {
@@ -268,19 +301,24 @@ extern "C" fn rto_time(key: u32, times: u32, us: u64, counter: u64) -> u32 {
         return 0;
     }
     let buckets = histogram + offset_of!(Histogram, buckets);
+    let weight = u64::from(weight);
     // SAFETY: both within the histogram.
     unsafe {
-        add_at(sheet, histogram + offset_of!(Histogram, sum_us), us);
-        add_at(sheet, buckets + bucket * size_of::<u64>(), 1);
+        add_at(
+            sheet,
+            histogram + offset_of!(Histogram, sum_us),
+            us * weight,
+        );
+        add_at(sheet, buckets + bucket * size_of::<u64>(), weight);
     }
     0
 }
 
 /// # Safety
 ///
-/// A u64 of [`Statistics`] must lie at the offset.
+/// A u64 must lie at the offset.
 #[inline(always)]
-unsafe fn add_at(sheet: *mut Statistics, offset: usize, n: u64) {
+unsafe fn add_at<T>(sheet: *mut T, offset: usize, n: u64) {
     // SAFETY: by the contract; the verifier checks the access.
     unsafe {
         let word = sheet.byte_add(offset);

@@ -6,14 +6,16 @@
 use core::ffi::c_void;
 
 use rto_agent_common::{
-    NO_POLICY, SocketState, UNMATCHED, WalkControl, direction, settled, socket_flags, walk_mode,
+    NO_POLICY, Options, Policy, UNMATCHED, WalkControl, direction, policy_flags, settled,
+    socket_flags, walk_mode,
 };
 use rto_agent_ebpf::counter::Counter;
 
 use crate::{
     hook, lookup,
     options::{Defaults, Target},
-    socket::{self, read},
+    socket::read,
+    storage::Storage,
     structs::SockCommon,
     syn_retries,
     tables::{self, Tally, Walked},
@@ -47,7 +49,7 @@ extern "C" fn rto_walk(ctx: *const Context) -> i32 {
     };
     if control.mode == walk_mode::RESTORE {
         // In any state: options are set before the SYN, and count until the last ACK.
-        restore(sk, control);
+        restore(sk, common, control);
     } else if let ESTABLISHED | CLOSE_WAIT = common.state()
         && (control.cgroup == 0 || common.is_in_cgroup(control.cgroup))
     {
@@ -58,43 +60,62 @@ extern "C" fn rto_walk(ctx: *const Context) -> i32 {
 
 #[inline(always)]
 fn apply(sk: *mut c_void, common: SockCommon, control: &WalkControl) {
-    let Some((index, policy)) = lookup::policy_of(common.peer(), lookup::Hit::Leave) else {
+    let Some((index, policy)) = lookup::policy_of(common.peer()) else {
         tables::count_walked(NO_POLICY, Walked::Seen);
         return;
     };
     tables::count_walked(index, Walked::Seen);
-    let Some(state) = socket::storage_of(sk, socket::Missing::Create) else {
+    // SAFETY: the only one of this run, and the kernel holds the lock.
+    let mut storage = unsafe { Storage::of_socket(sk) };
+    let target = Target::socket(sk);
+    let callbacks = common.callbacks();
+    let has_policy = hook::is_covered(callbacks) && storage.of_policy().is_none();
+    if has_policy && (control.mode == walk_mode::APPLY_TO_NEW || is_as_policy_says(target, policy))
+    {
+        tables::count_walked(index, Walked::Kept);
+        return;
+    }
+    let Some(state) = storage.make() else {
         Tally::of(index, direction::UNKNOWN).add(Counter::STORAGE_FAILURES, 1);
         tables::count_walked(index, Walked::Refused);
         return;
     };
-    let is_new = matches!(state.policy, NO_POLICY | UNMATCHED);
-    if state.policy == NO_POLICY {
+    if has_policy {
+        // It has been a connection of a policy, without storage, from its beginning on.
+        target.remember(&mut state.options);
+        state.direction = hook::direction_of(callbacks);
+        state.options.cb_flags_added |= hook::without_storage(state.direction);
+    } else if state.policy == NO_POLICY {
         state.direction = direction::UNKNOWN;
     }
+    let is_new = !has_policy && matches!(state.policy, NO_POLICY | UNMATCHED);
     let tally = Tally::of(index, state.direction);
     let keeps_kernel_timers = state.flags & socket_flags::KERNEL_TIMERS != 0;
     if keeps_kernel_timers || (!is_new && control.mode == walk_mode::APPLY_TO_NEW) {
         tables::count_walked(index, Walked::Kept);
         return;
     }
-    let target = Target::socket(sk);
     if state.policy != index || state.generation != policy.generation {
-        if state.in_question != 0 {
+        let handshake = &mut state.handshake;
+        if handshake.in_question != 0 {
             // Its handshake does not count for the new policy.
-            Tally::of_socket(state).add(Counter::UNDECIDED, state.in_question.into());
-            state.in_question = 0;
+            let undecided = handshake.in_question.into();
+            handshake.in_question = 0;
+            Tally::of_socket(state).add(Counter::UNDECIDED, undecided);
         }
-        state.initial_rto_jiffies = policy.initial_rto_jiffies;
-        state.initial_rto_us = policy.initial_rto_us;
+        state.handshake.initial_rto_jiffies = policy.initial_rto_jiffies;
+        state.handshake.initial_rto_us = policy.initial_rto_us;
     }
     state.policy = index;
     state.generation = policy.generation;
-    state.user_timeout_ms = policy.user_timeout_ms;
-    state.settled = 0;
+    if state.watch.weight == 0 {
+        state.watch.weight = 1;
+    }
+    state.options.user_timeout_ms = policy.user_timeout_ms;
+    state.options.settled = 0;
     target.apply(state, policy, policy.rto_max_ms, defaults(control), tally);
-    target.user_timeout(state, policy.user_timeout_ms, tally);
-    let settled = outcome(state);
+    target.user_timeout(&mut state.options, policy.user_timeout_ms, tally);
+    let settled = outcome(&state.options);
     let has_hook = hook::enable_on(target, state, tally);
     if is_new {
         tally.add(Counter::OPEN_SOCKETS, 1);
@@ -107,15 +128,27 @@ fn apply(sk: *mut c_void, common: SockCommon, control: &WalkControl) {
     }
 }
 
+/// Whether a socket without storage has what its policy says already, so that it needs none.
 #[inline(always)]
-fn restore(sk: *mut c_void, control: &WalkControl) {
-    let Some(state) = socket::storage_of(sk, socket::Missing::None) else {
+fn is_as_policy_says(target: Target, policy: &Policy) -> bool {
+    policy.flags & policy_flags::STORED == 0 && target.has_timers_of(policy)
+}
+
+#[inline(always)]
+fn restore(sk: *mut c_void, common: SockCommon, control: &WalkControl) {
+    let target = Target::socket(sk);
+    // SAFETY: the only one of this run, and the kernel holds the lock.
+    let mut storage = unsafe { Storage::of_socket(sk) };
+    let Some(state) = storage.find() else {
+        if hook::is_covered(common.callbacks()) {
+            restore_unremembered(target, common, control);
+        }
         return;
     };
     let touched = state.policy != NO_POLICY
-        || is_set(state)
-        || state.syn_retries_set != 0
-        || state.cb_flags_added != 0;
+        || is_set(&state.options)
+        || state.options.syn_retries_set != 0
+        || state.options.cb_flags_added != 0;
     if !touched {
         return;
     }
@@ -125,13 +158,32 @@ fn restore(sk: *mut c_void, control: &WalkControl) {
         policy => policy,
     };
     tables::count_walked(policy, Walked::Seen);
-    let target = Target::socket(sk);
-    state.settled = 0;
+    state.options.settled = 0;
     target.restore(state, defaults(control), Tally::NOBODY);
-    let settled = outcome(state);
-    syn_retries::restore(target, state);
-    hook::disable_on(target, state);
+    let settled = outcome(&state.options);
+    syn_retries::restore(target, &mut state.options);
+    hook::disable_on(target, &mut state.options);
     state.policy = NO_POLICY;
+    count(policy, settled);
+}
+
+/// The same for a socket without storage. It counts for the policy that covers its peer now.
+#[inline(always)]
+fn restore_unremembered(target: Target, common: SockCommon, control: &WalkControl) {
+    let found = lookup::policy_of(common.peer());
+    let policy = found.map_or(NO_POLICY, |(index, _)| index);
+    tables::count_walked(policy, Walked::Seen);
+    let settled = target.restore_unremembered(defaults(control));
+    let mut options = Options {
+        cb_flags_added: hook::without_storage(hook::direction_of(common.callbacks())),
+        ..Options::default()
+    };
+    hook::disable_on(target, &mut options);
+    count(policy, settled);
+}
+
+#[inline(always)]
+fn count(policy: u32, settled: u32) {
     if settled & settled::CHANGED != 0 {
         tables::count_walked(policy, Walked::Changed);
     }
@@ -140,21 +192,21 @@ fn restore(sk: *mut c_void, control: &WalkControl) {
     }
 }
 
-/// [`SocketState::settled`], read from memory: see there.
+/// [`Options::settled`], read from memory: see there.
 #[inline(always)]
-fn outcome(state: &SocketState) -> u32 {
+fn outcome(options: &Options) -> u32 {
     // SAFETY: a reference is valid.
-    unsafe { read(&raw const state.settled) }
+    unsafe { read(&raw const options.settled) }
 }
 
 /// Whether an option of the socket is a policy's.
 #[inline(always)]
-fn is_set(state: &SocketState) -> bool {
-    let set = state.rto_min.is_set
-        | state.delack_max.is_set
-        | state.thin_linear.is_set
-        | state.rto_max.is_set
-        | state.user_timeout.is_set;
+fn is_set(options: &Options) -> bool {
+    let set = options.rto_min.is_set
+        | options.delack_max.is_set
+        | options.thin_linear.is_set
+        | options.rto_max.is_set
+        | options.user_timeout.is_set;
     set != 0
 }
 

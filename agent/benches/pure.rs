@@ -31,6 +31,7 @@ use rto_model::{
 use serde_json::json;
 
 const HOST: HostFacts = HostFacts {
+    reads_timers: true,
     hz: 250,
     tcp_syn_retries: 6,
     tcp_syn_linear_timeouts: 4,

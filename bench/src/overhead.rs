@@ -42,12 +42,14 @@ pub(crate) struct Args {
 /// A policy that covers the loopback addresses.
 pub(crate) const POLICY: &str =
     "[policy.all]\ncidrs = [\"127.0.0.0/8\"]\ninitial_rto = \"100ms\"\nforce = true\n";
+/// The same with the timers of established connections.
+pub(crate) const TIMERS: &str = "rto_min = \"8ms\"\ndelack_max = \"8ms\"\n";
 /// A policy that does not.
 pub(crate) const ELSEWHERE: &str =
     "[policy.other]\ncidrs = [\"10.0.0.0/24\"]\ninitial_rto = \"100ms\"\n";
 /// Settings of `[agent]` that count everything.
 pub(crate) const COUNT_ALL: &str =
-    "statistics = true\ncount_unmatched = true\nrtt_sampling = \"1ms\"\n";
+    "statistics = true\ncount_unmatched = true\nsampling = 1\nrtt_sampling = \"1ms\"\n";
 /// And nothing.
 pub(crate) const COUNT_NOTHING: &str = "statistics = false\n";
 

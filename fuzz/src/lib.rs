@@ -18,6 +18,7 @@ pub mod pcap;
 
 /// A host with everything.
 const HOST: HostFacts = HostFacts {
+    reads_timers: true,
     hz: 250,
     tcp_syn_retries: 6,
     tcp_syn_linear_timeouts: 4,

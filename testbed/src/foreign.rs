@@ -62,6 +62,31 @@ impl Foreign {
         )
     }
 
+    /// Attaches a program that takes all callbacks away from a socket at every TIMEOUT_INIT, as one does that asks for
+    /// its own without a look at those of others.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses it.
+    pub fn attach_clearing_callbacks(cgroup: &Path) -> io::Result<Self> {
+        const SOCK_OPS_CB_FLAGS_SET: i32 = 59;
+        Self::load_and_attach(
+            cgroup,
+            &[
+                // r2 = ctx->op
+                instruction(0x61, 2, 1, 0, 0),
+                // if r2 != BPF_SOCK_OPS_TIMEOUT_INIT goto +2
+                instruction(0x55, 2, 0, 2, 1),
+                // bpf_sock_ops_cb_flags_set(ctx, 0)
+                instruction(0xb7, 2, 0, 0, 0),
+                instruction(0x85, 0, 0, 0, SOCK_OPS_CB_FLAGS_SET),
+                // return 1
+                instruction(0xb7, 0, 0, 0, 1),
+                instruction(0x95, 0, 0, 0, 0),
+            ],
+        )
+    }
+
     /// Attaches a program that sets `reply` at every operation, whatever it is, as one in the kernel's samples
     /// does with -1. The programs after it read it in place of the operation's first argument.
     ///

@@ -119,6 +119,16 @@ fn text(answer: &StatsAnswer, look: &Look) -> String {
         return "no policy is in force\n".to_owned();
     }
     let mut text = overview(answer, look);
+    let has_rows = answer
+        .policies
+        .values()
+        .any(|stats| look.idle || *stats != PolicyStats::default());
+    if answer.sampling > 1 && has_rows {
+        text.push_str(&format!(
+            "HS, RTT and ABORTED: estimates from 1 in {} of the connections without a loss (sampling in [agent])\n",
+            answer.sampling
+        ));
+    }
     if look.in_full {
         for (name, stats) in &answer.policies {
             for (direction, stats) in stats.directions() {
@@ -318,6 +328,7 @@ mod tests {
         StatsAnswer {
             at_ms: 0,
             on: true,
+            sampling: 1,
             rtt_sampling: "end".to_owned(),
             policies: [("near".parse().unwrap(), stats)].into(),
         }

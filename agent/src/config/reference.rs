@@ -138,6 +138,15 @@ const AGENT: &[Key] = &[
         refused: &["1"],
     },
     Key {
+        name: "sampling",
+        values: "1 to 65536",
+        default: "256",
+        meaning: "Of so many connections of which nothing is lost one is \
+                  [measured to its end](../reference/statistics.md#sampling); 1: all",
+        accepted: &["1", "65536"],
+        refused: &["0", "65537", "\"1\""],
+    },
+    Key {
         name: "rtt_sampling",
         values: "`\"end\"`, `\"off\"` or a duration, 1ms to 24h",
         default: "\"end\"",

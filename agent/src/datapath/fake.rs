@@ -140,6 +140,7 @@ pub(crate) fn options() -> Options {
         statistics: StatisticsOptions {
             on: true,
             unmatched: false,
+            sampling: 1,
             rtt: RttSampling::Off,
             process: false,
         },

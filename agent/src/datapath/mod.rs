@@ -320,6 +320,8 @@ pub struct StatisticsOptions {
     pub on: bool,
     /// Connections that no entry covers.
     pub unmatched: bool,
+    /// Of so many connections of which nothing is lost one is measured to its end.
+    pub sampling: u32,
     /// When smoothed RTTs are sampled.
     pub rtt: RttSampling,
     /// The kernel tells the program the current process.

@@ -541,6 +541,7 @@ fn statistics_options(agent: &AgentConfig, process: bool) -> StatisticsOptions {
     StatisticsOptions {
         on: agent.statistics,
         unmatched: agent.count_unmatched,
+        sampling: agent.sampling,
         rtt: agent.rtt_sampling,
         process,
     }

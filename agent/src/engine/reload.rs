@@ -208,6 +208,7 @@ fn restart_notes(started: &AgentConfig, now: &AgentConfig) -> Vec<String> {
             "count_unmatched",
             started.count_unmatched != now.count_unmatched,
         ),
+        ("sampling", started.sampling != now.sampling),
         ("rtt_sampling", started.rtt_sampling != now.rtt_sampling),
     ];
     differs

@@ -59,6 +59,8 @@ pub(super) struct About {
     pub(super) host: HostFacts,
     /// `statistics` in `[agent]`.
     pub(super) statistics: bool,
+    /// `sampling` in `[agent]`.
+    pub(super) sampling: u32,
     /// `rtt_sampling` in `[agent]`.
     pub(super) rtt_sampling: String,
 }
@@ -114,6 +116,7 @@ impl Snapshot {
                 features: config.features.clone(),
                 host: config.host,
                 statistics: agent.statistics,
+                sampling: agent.sampling,
                 rtt_sampling: agent.rtt_sampling.to_string(),
             }),
             resolved: None,

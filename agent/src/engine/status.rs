@@ -175,6 +175,7 @@ impl Snapshot {
         StatsAnswer {
             at_ms: now_ms(),
             on: self.about.statistics,
+            sampling: self.about.sampling,
             rtt_sampling: self.about.rtt_sampling.clone(),
             policies: policies
                 .map(|(name, statistics)| (name.clone(), PolicyStats::from(statistics)))

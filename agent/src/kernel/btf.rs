@@ -185,6 +185,7 @@ impl Btf {
             num: self.offset("sock_common", &["skc_num"])?,
             num_retrans: self.offset("request_sock", &["num_retrans"])?,
             request_timeout: self.offset("request_sock", &["timeout"]).unwrap_or(0),
+            cb_flags: self.offset("tcp_sock", &["bpf_sock_ops_cb_flags"])?,
         })
     }
 
@@ -207,7 +208,11 @@ impl Btf {
             defer_accept: offset(connection, &["icsk_accept_queue", "rskq_defer_accept"]),
             listener: 0,
             context_sk: 0,
+            rto: offset(connection, &["icsk_rto"]),
+            rto_min: offset(connection, &["icsk_rto_min"]),
+            delack_max: offset(connection, &["icsk_delack_max"]),
             connection_sock: self.struct_id(connection).unwrap_or(0),
+            tcp_sock: self.struct_id("tcp_sock").unwrap_or(0),
         };
         let listener = pointer("sock_common", &["skc_listener"]);
         let needed = [

@@ -229,6 +229,9 @@ fn reads_listener(btf: &Result<Btf, BtfError>) -> Feature {
     }
 }
 
+/// Name of the feature that a program can read TCP_BPF_RTO_MIN and TCP_BPF_DELACK_MAX of a socket.
+pub const BPF_TIMERS: &str = "bpf-getsockopt-rto-min";
+
 fn accepted(asked: &ProbeResults) -> Feature {
     let known = Known(
         "bpf-lsm-cgroup",
@@ -248,7 +251,7 @@ type Answer = fn(&Probe) -> i64;
 
 /// What the probe's socket told.
 fn options(asked: &ProbeResults) -> Vec<Feature> {
-    const ALL: [(Known, Answer, bool); 12] = [
+    const ALL: [(Known, Answer, bool); 13] = [
         (
             Known(
                 "cgroup-bpf-link",
@@ -277,6 +280,19 @@ fn options(asked: &ProbeResults) -> Vec<Feature> {
         (
             Known("bpf-delack-max", "5.10", &["delack_max"], "delack_max"),
             |p| p.set[SockOpt::DelackMax as usize],
+            false,
+        ),
+        (
+            Known(
+                BPF_TIMERS,
+                "6.15",
+                &[],
+                "connections with rto_min or delack_max do without socket storage until something is lost",
+            ),
+            |p| match p.get[SockOpt::RtoMin as usize] {
+                0 => p.get[SockOpt::DelackMax as usize],
+                refused => refused,
+            },
             false,
         ),
         (

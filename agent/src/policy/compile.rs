@@ -118,6 +118,7 @@ pub fn compile(
         host,
         kernel: KernelPolicy {
             name: name.padded(),
+            flags: policy_flags::IN_USE,
             ..KernelPolicy::EMPTY
         },
         effects: Vec::new(),
@@ -134,6 +135,9 @@ pub fn compile(
         let (initial_rto_us, gain_us) = saved_time(&compiler.kernel, host);
         compiler.kernel.initial_rto_us = initial_rto_us;
         compiler.kernel.gain_us = gain_us;
+        if needs_storage(&compiler.kernel, host) {
+            compiler.kernel.flags |= policy_flags::STORED;
+        }
         let Compiler {
             kernel,
             effects,
@@ -148,6 +152,15 @@ pub fn compile(
     } else {
         Err(compiler.errors)
     }
+}
+
+/// Whether each connection must remember something from its beginning on: what is set later, or what an option was
+/// that the program cannot ask for.
+fn needs_storage(policy: &KernelPolicy, host: &HostFacts) -> bool {
+    let later = policy.user_timeout_ms | policy.linear_retries | policy.restart_hz;
+    let others = policy.rto_max_ms | (policy.flags & policy_flags::THIN_LINEAR_SET);
+    let timers = policy.rto_min_us | policy.delack_max_us;
+    later | others != 0 || (timers != 0 && !host.reads_timers)
 }
 
 /// Refuses a short initial RTO on a prefix so wide that it cannot all be near, unless forced.

@@ -110,6 +110,9 @@ pub struct HostFacts {
     pub tcp_synack_retries: u8,
     /// Whether the program can read a request's listener and its namespace (Linux 6.2).
     pub reads_listener: bool,
+    /// Whether the program can read a socket's TCP_BPF_RTO_MIN and TCP_BPF_DELACK_MAX (Linux 6.15).
+    #[serde(default)]
+    pub reads_timers: bool,
     /// Whether TCP_RTO_MAX_MS exists (Linux 6.15).
     pub has_rto_max: bool,
     /// Whether bpf_setsockopt takes TCP_THIN_LINEAR_TIMEOUTS (Linux 6.1).

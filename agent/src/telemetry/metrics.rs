@@ -383,6 +383,11 @@ fn each<'a>(
 /// What policies did, by who began the connections.
 fn policies(stats: &StatsAnswer) -> Vec<Family> {
     let mut all: Vec<_> = COUNTERS.iter().map(|one| counter(one, stats)).collect();
+    all.push(gauge(
+        "connections_per_sample",
+        "Of so many connections of which nothing was lost one is measured to its end, for all of them",
+        stats.sampling.into(),
+    ));
     all.push(times(
         "handshake_duration",
         "How long handshakes took, from connect() or the first SYN-ACK",

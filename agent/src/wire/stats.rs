@@ -19,10 +19,19 @@ pub struct StatsAnswer {
     pub at_ms: u64,
     /// Whether anything is counted (`statistics` in `[agent]`).
     pub on: bool,
+    /// Of so many connections of which nothing was lost one is measured to its end (`sampling` in `[agent]`); it counts
+    /// for all of them in `handshake`, `srtt` and `aborted`.
+    #[serde(default = "all_connections")]
+    pub sampling: u32,
     /// When smoothed RTTs are sampled (`rtt_sampling` in `[agent]`): "off", "end" or a duration.
     pub rtt_sampling: String,
     /// By policy; "unmatched" is what no entry covers, where that is counted (`count_unmatched`).
     pub policies: BTreeMap<PolicyName, PolicyStats>,
+}
+
+/// What an agent did that knew no `sampling`.
+fn all_connections() -> u32 {
+    1
 }
 
 /// One policy's.

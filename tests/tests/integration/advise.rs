@@ -23,8 +23,7 @@ const BUCKET: f64 = 1.25;
 /// Enough for a share of 50 %, which needs six.
 const CONNECTIONS: usize = 8;
 const ROUNDS: usize = 5;
-const POLICY: &str =
-    "[policy.near]\ninitial_rto = \"400ms\"\ncidrs = [\"10.88.0.0/24\", \"10.89.0.0/24\"]\n";
+const POLICY: &str = "sampling = 1\n[policy.near]\ninitial_rto = \"400ms\"\ncidrs = [\"10.88.0.0/24\", \"10.89.0.0/24\"]\n";
 
 test!(of_a_link_with_a_delay);
 fn of_a_link_with_a_delay() -> anyhow::Result<()> {

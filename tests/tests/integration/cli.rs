@@ -130,7 +130,8 @@ fn errors_of_flags_are_in_the_words_of_flags() -> anyhow::Result<()> {
 test!(what_advise_prints_is_what_check_takes);
 /// The keys that change replace those of the policy; CIDRs of other files and of the runtime are not among them.
 fn what_advise_prints_is_what_check_takes() -> anyhow::Result<()> {
-    let policy = "[policy.near]\ninitial_rto = \"400ms\"\ncidrs = [\"10.88.0.0/24\"]\n";
+    let policy =
+        "sampling = 1\n[policy.near]\ninitial_rto = \"400ms\"\ncidrs = [\"10.88.0.0/24\"]\n";
     let mut env = TestEnv::new()?;
     fs::create_dir_all(env.policies_dir())?;
     let more = "[policy.near]\ncidrs = [\"198.51.100.0/24\"]\n";

@@ -30,6 +30,7 @@ mod lab_loss;
 mod lab_rtt;
 mod lab_tail;
 mod lifecycle;
+mod light;
 mod lookup;
 mod maps;
 mod metrics;

@@ -30,7 +30,9 @@ pub(super) fn env(policies: &str) -> anyhow::Result<(TestEnv, u16)> {
         .local_addr()?
         .port();
     let mut env = TestEnv::new()?;
-    env.configure(&format!("metrics = \"127.0.0.1:{port}\"\n{policies}"))?;
+    env.configure(&format!(
+        "metrics = \"127.0.0.1:{port}\"\nsampling = 1\n{policies}"
+    ))?;
     env.start()?;
     Ok((env, port))
 }

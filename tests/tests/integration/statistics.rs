@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, bail};
+use anyhow::bail;
 use rto_testbed::{
     env::TestEnv,
     foreign::Foreign,
@@ -39,6 +39,9 @@ fn policy(initial_rto_ms: u64) -> String {
     let syns = syn_policy(initial_rto_ms);
     format!("{syns}syn_ack_rto = \"{initial_rto_ms}ms\"\n")
 }
+
+/// Every connection is measured to its end.
+const ALL: &str = "sampling = 1\n";
 
 fn syn_policy(initial_rto_ms: u64) -> String {
     format!(
@@ -113,11 +116,15 @@ impl Link {
 /// As many as give a verdict, and one for the ACK of the last answer.
 const ROUNDS: usize = 5;
 
-fn near(env: &TestEnv) -> anyhow::Result<Value> {
+pub(super) fn near(env: &TestEnv) -> anyhow::Result<Value> {
     Ok(env.json(&["stats", "--policy", "near"])?["policies"]["near"].clone())
 }
 
-fn stats_when(env: &TestEnv, what: &str, is: impl Fn(&Value) -> bool) -> anyhow::Result<Value> {
+pub(super) fn stats_when(
+    env: &TestEnv,
+    what: &str,
+    is: impl Fn(&Value) -> bool,
+) -> anyhow::Result<Value> {
     eventually_seen(what, TIMEOUT, || near(env), is)
 }
 
@@ -333,7 +340,7 @@ test!(histograms_hold_the_times_there_were);
 /// right bucket.
 fn histograms_hold_the_times_there_were() -> anyhow::Result<()> {
     let one_way = Duration::from_millis(10);
-    let link = Link::new(INITIAL_RTO_MS, one_way, true)?;
+    let link = Link::with(&format!("{ALL}{}", policy(INITIAL_RTO_MS)), one_way, true)?;
     let captures = BothEnds::of(&link.env.net, &link.relay)?;
     link.converse(RELAY_SERVER_V4)?;
     let near = stats_when(&link.env, "both ends", |near| {
@@ -373,7 +380,7 @@ fn histograms_hold_the_times_there_were() -> anyhow::Result<()> {
 test!(rtt_sampling_off_and_by_interval);
 fn rtt_sampling_off_and_by_interval() -> anyhow::Result<()> {
     let mut env = TestEnv::new()?;
-    env.configure(&format!("rtt_sampling = \"off\"\n{}", policy(100)))?;
+    env.configure(&format!("{ALL}rtt_sampling = \"off\"\n{}", policy(100)))?;
     env.start()?;
     let served = |env: &TestEnv, rounds: usize, pause_ms: u64| -> anyhow::Result<()> {
         let _server = env.echo_server(to(SERVER_V4, PORT))?;
@@ -387,7 +394,7 @@ fn rtt_sampling_off_and_by_interval() -> anyhow::Result<()> {
     assert_eq!(near["active"]["handshake"]["count"], 1, "{near:#}");
     env.end(nix::sys::signal::Signal::SIGTERM)?;
     // At most every 50 ms, while it lasts.
-    env.configure(&format!("rtt_sampling = \"50ms\"\n{}", policy(100)))?;
+    env.configure(&format!("{ALL}rtt_sampling = \"50ms\"\n{}", policy(100)))?;
     env.start()?;
     let _server = env.echo_server(to(SERVER_V4, PORT))?;
     let mut conversation = env.converse(to(SERVER_V4, PORT), conversation::Options::default())?;
@@ -411,7 +418,7 @@ fn aborted(reply: Option<i32>) -> anyhow::Result<()> {
     let _foreign = reply
         .map(|reply| Foreign::attach_replying_always(cgroup, reply))
         .transpose()?;
-    env.configure(&policy(100))?;
+    env.configure(&format!("{ALL}{}", policy(100)))?;
     env.start()?;
     let begin = || -> anyhow::Result<(Traffic, Conversation)> {
         let server = env.echo_server(to(SERVER_V4, PORT))?;

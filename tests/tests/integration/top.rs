@@ -13,7 +13,7 @@ use super::{near, to};
 const PORT: u16 = 4900;
 
 fn env() -> anyhow::Result<(TestEnv, Traffic)> {
-    let env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
+    let env = TestEnv::with(&format!("sampling = 1\n{}", near("\"10.88.0.0/24\"")))?;
     let server = env.serve(to(SERVER_V4, PORT))?;
     Ok((env, server))
 }

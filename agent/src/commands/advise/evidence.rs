@@ -295,7 +295,7 @@ pub(super) fn of_policy(
                 .to_owned(),
         );
     }
-    gathered.count(&stats);
+    gathered.count(&stats, answer.sampling.into());
     gathered.notes.push(
         "the order of the samples is not known: rto_min is judged by Linux's estimator over RTTs drawn at \
          random, and smoothed RTTs hide single slow answers; a capture has both (rto-lab advise --pcap)"
@@ -305,11 +305,11 @@ pub(super) fn of_policy(
 }
 
 impl Gathered {
-    fn count(&mut self, stats: &PolicyStats) {
+    fn count(&mut self, stats: &PolicyStats, sampling: u64) {
         let (mut handshakes, mut round_trips) = (Vec::new(), Vec::new());
         for (direction, stats) in stats.directions() {
-            handshakes.push((direction, distribution(&stats.handshake)));
-            round_trips.push((direction, distribution(&stats.srtt)));
+            handshakes.push((direction, distribution(&stats.handshake, sampling)));
+            round_trips.push((direction, distribution(&stats.srtt, sampling)));
             self.warn_of(direction, stats);
         }
         self.evidence.extend(rows("handshake", &handshakes));
@@ -362,11 +362,13 @@ impl Gathered {
     }
 }
 
-/// Each time as the end of its bucket.
-fn distribution(histogram: &HistogramView) -> Distribution {
+/// Each time as the end of its bucket. Of connections that one was measured for it is one sample; those that counted
+/// for themselves are as many at most, so that slow ones are not fewer than they were.
+fn distribution(histogram: &HistogramView, sampling: u64) -> Distribution {
     let mut times = Distribution::default();
     for bucket in &histogram.buckets {
-        times.add(bucket.below_us.unwrap_or(u64::MAX), bucket.count);
+        let samples = bucket.count.div_ceil(sampling.max(1));
+        times.add(bucket.below_us.unwrap_or(u64::MAX), samples);
     }
     times
 }

@@ -33,6 +33,7 @@ fn stats(directions: [Statistics; 3], rtt_sampling: &str) -> StatsAnswer {
     StatsAnswer {
         at_ms: 1_700_000_000_000,
         on: true,
+        sampling: 1,
         rtt_sampling: rtt_sampling.to_owned(),
         policies: [("near".parse().unwrap(), PolicyStats::from(&directions))].into(),
     }

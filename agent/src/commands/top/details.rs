@@ -62,18 +62,23 @@ pub(super) fn draw(
         if is_empty(stats) {
             continue;
         }
+        let measured = match state.sampling {
+            0 | 1 => String::new(),
+            one_in => format!(" (of 1 in {one_in})"),
+        };
         let bars = each - BESIDE;
         draw_histogram(
             frame,
             left,
             bars,
-            "handshake time",
+            &format!("handshake time{measured}"),
             &handshake,
             &stats.handshake,
         );
         let sampled = state.rtt_sampling != "off";
         if sampled || stats.srtt.count > 0 {
-            draw_histogram(frame, right, bars, "srtt", &srtt, &stats.srtt);
+            let what = format!("srtt{measured}");
+            draw_histogram(frame, right, bars, &what, &srtt, &stats.srtt);
         } else {
             let why = Line::from("srtt: rtt_sampling = \"off\" in [agent]").dim();
             frame.render_widget(why, right);

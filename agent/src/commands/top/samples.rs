@@ -18,6 +18,7 @@ pub(super) fn answer(at_ms: u64, policies: &[(&str, u64)]) -> StatsAnswer {
     StatsAnswer {
         at_ms,
         on: true,
+        sampling: 1,
         rtt_sampling: "end".to_owned(),
         policies: policies.collect(),
     }

@@ -23,6 +23,8 @@ pub(super) struct State {
     pub(super) interval: Duration,
     /// Whether the daemon counts anything.
     pub(super) on: bool,
+    /// Of so many connections of which nothing was lost one is measured.
+    pub(super) sampling: u32,
     /// When smoothed RTTs are sampled.
     pub(super) rtt_sampling: String,
     /// When the daemon answered last.
@@ -61,6 +63,7 @@ impl State {
             socket,
             interval,
             on: true,
+            sampling: 1,
             rtt_sampling: String::new(),
             looked: now,
             error: None,
@@ -93,6 +96,7 @@ impl State {
         let took_ms = answer.at_ms.saturating_sub(self.at_ms);
         self.at_ms = answer.at_ms;
         self.on = answer.on;
+        self.sampling = answer.sampling;
         self.rtt_sampling = answer.rtt_sampling;
         let mut before = std::mem::take(&mut self.histories);
         for (name, stats) in answer.policies {

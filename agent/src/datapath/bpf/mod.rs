@@ -238,6 +238,7 @@ impl Options {
             trie_entries: Some(kernel_entries(self.max_entries)),
             hz: self.hz,
             statistics_mode: self.statistics.mode(),
+            sampling: self.statistics.sampling,
             rtt_interval_ns: self.statistics.rtt_interval_ns(),
             ..LoadParams::default()
         }
@@ -253,6 +254,7 @@ impl Options {
     fn constants(&self) -> Vec<u8> {
         let constants = [
             &[self.statistics.mode()][..],
+            &self.statistics.sampling.to_le_bytes(),
             &self.statistics.rtt_interval_ns().to_le_bytes(),
             &self.hz.to_le_bytes(),
         ];

@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use rto_agent_common::{LAYOUT_VERSION, Policy, UNMATCHED, maps};
+use rto_agent_common::{LAYOUT_VERSION, Policy, UNMATCHED, maps, policy_flags};
 
 use super::{
     BpfKernel, DatapathError, Found, Link, OBJECT, Options, StatisticsOptions, Tables, events,
@@ -189,6 +189,7 @@ pub(super) fn prepare(
 pub(super) fn unmatched_policy() -> Policy {
     Policy {
         name: PolicyName::unmatched().padded(),
+        flags: policy_flags::IN_USE,
         // The kernel's own: TCP_TIMEOUT_INIT.
         initial_rto_us: 1_000_000,
         ..Policy::EMPTY

@@ -10,10 +10,12 @@ use std::{
     time::Duration,
 };
 
-use aya::maps::{Array, MapData, MapError, PerCpuHashMap, PerCpuValues, RingBuf, SkStorage};
+use aya::maps::{
+    Array, MapData, MapError, PerCpuArray, PerCpuHashMap, PerCpuValues, RingBuf, SkStorage,
+};
 use rto_agent_common::{
-    FIRST_SLOT, HostDefaults, Policy, PolicySlot, SLOTS, SocketState, Statistics, direction,
-    event::EventControl, maps, statistics_key,
+    Counters, FAST_COUNTERS, FIRST_SLOT, HostDefaults, Policy, PolicySlot, SLOTS, SocketState,
+    Statistics, direction, event::EventControl, lasting, maps, statistics_key,
 };
 
 use super::{
@@ -30,6 +32,8 @@ pub(super) struct Tables {
     /// Slots that were written, and whose former copy a program may still read.
     unrested: BTreeSet<u32>,
     host_defaults: Array<MapData, HostDefaults>,
+    lasting: Array<MapData, u32>,
+    counters: PerCpuArray<MapData, Counters>,
     statistics: PerCpuHashMap<MapData, u32, Statistics>,
     /// How often memory for them may be waited for.
     retry_budget: u32,
@@ -85,6 +89,8 @@ impl Tables {
             policies: open!(dir, maps::POLICIES, Array),
             unrested: BTreeSet::new(),
             host_defaults: open!(dir, maps::HOST_DEFAULTS, Array),
+            lasting: open!(dir, maps::LASTING, Array),
+            counters: open!(dir, maps::COUNTERS, PerCpuArray),
             statistics: open!(dir, maps::STATISTICS, PerCpuHashMap),
             retry_budget: RETRY_BUDGET,
             cpus,
@@ -121,6 +127,7 @@ impl Tables {
             wait_for_programs();
             self.unrested.clear();
         }
+        self.note_lasting(policy)?;
         for value in self.read.slot(index)?.replaced(policy) {
             self.policies
                 .set(index, &value, 0)
@@ -130,6 +137,26 @@ impl Tables {
             fence(Ordering::SeqCst);
         }
         self.unrested.insert(index);
+        Ok(())
+    }
+
+    /// Notes which options sockets without storage may have from now on, so that they can be given back whatever
+    /// becomes of the policy.
+    fn note_lasting(&mut self, policy: &Policy) -> Result<(), DatapathError> {
+        let options = [
+            (policy.rto_min_us, lasting::RTO_MIN),
+            (policy.delack_max_us, lasting::DELACK_MAX),
+        ];
+        for (us, option) in options.into_iter().filter(|(us, _)| *us != 0) {
+            let index = lasting::index(us);
+            let failed = |e| map_error(maps::LASTING, e);
+            let noted: u32 = self.lasting.get(&index, 0).map_err(failed)?;
+            if noted & option == 0 {
+                self.lasting
+                    .set(index, &(noted | option), 0)
+                    .map_err(failed)?;
+            }
+        }
         Ok(())
     }
 
@@ -149,6 +176,7 @@ impl Tables {
     pub(super) fn clear_statistics(&mut self, index: u32) -> Result<(), DatapathError> {
         for direction in direction::ALL {
             let key = statistics_key(index, direction);
+            self.clear_counters(key)?;
             self.insert_statistics(key)
                 .map_err(|e| map_error(maps::STATISTICS, e))?;
         }
@@ -164,6 +192,17 @@ impl Tables {
             }
         }
         Ok(())
+    }
+
+    /// The counters of a key begin at 0.
+    fn clear_counters(&mut self, key: u32) -> Result<(), DatapathError> {
+        if key >= FAST_COUNTERS {
+            return Ok(());
+        }
+        PerCpuValues::try_from(vec![Counters::default(); self.cpus])
+            .map_err(MapError::from)
+            .and_then(|zero| self.counters.set(key, zero, 0))
+            .map_err(|e| map_error(maps::COUNTERS, e))
     }
 
     /// The kernel allocates what it needs for every CPU from a small reserve, which it fills again a
@@ -200,6 +239,7 @@ pub(super) struct ReadTables {
     pub(super) tries: Arc<Tries>,
     policies: Array<MapData, PolicySlot>,
     statistics: PerCpuHashMap<MapData, u32, Statistics>,
+    counters: PerCpuArray<MapData, Counters>,
     host_defaults: Array<MapData, HostDefaults>,
 }
 
@@ -209,6 +249,7 @@ impl ReadTables {
             tries: Arc::new(Tries::open(dir)?),
             policies: open!(dir, maps::POLICIES, Array),
             statistics: open!(dir, maps::STATISTICS, PerCpuHashMap),
+            counters: open!(dir, maps::COUNTERS, PerCpuArray),
             host_defaults: open!(dir, maps::HOST_DEFAULTS, Array),
         })
     }
@@ -242,10 +283,20 @@ impl ReadTables {
     pub(super) fn statistics(&self, index: u32) -> Result<[Statistics; 3], DatapathError> {
         let mut all = [Statistics::default(); 3];
         for (sum, direction) in all.iter_mut().zip(direction::ALL) {
-            match self.statistics.get(&statistics_key(index, direction), 0) {
+            let key = statistics_key(index, direction);
+            match self.statistics.get(&key, 0) {
                 Ok(values) => *sum = values.iter().fold(*sum, Statistics::plus),
                 Err(MapError::KeyNotFound) => {}
                 Err(e) => return Err(map_error(maps::STATISTICS, e)),
+            }
+            if key < FAST_COUNTERS {
+                let values = self.counters.get(&key, 0);
+                let values = values.map_err(|e| map_error(maps::COUNTERS, e))?;
+                let counted = values.iter().map(|counters| Statistics {
+                    counters: *counters,
+                    ..Statistics::default()
+                });
+                *sum = counted.fold(*sum, |sum, one| sum.plus(&one));
             }
         }
         Ok(all)

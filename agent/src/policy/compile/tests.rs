@@ -12,6 +12,7 @@ pub(crate) const HOST: HostFacts = HostFacts {
     reads_listener: true,
     has_rto_max: true,
     has_bpf_thin_linear: true,
+    reads_timers: true,
 };
 
 fn ms(n: u64) -> Option<Duration> {

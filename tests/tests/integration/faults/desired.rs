@@ -298,7 +298,11 @@ pub(super) fn held(pins: &Path) -> anyhow::Result<(Entries, BTreeSet<String>)> {
         .filter_map(|(index, slot)| {
             let index = u32::from_ne_bytes(index.try_into().ok()?);
             let value = policy_in(&slot)?;
-            let name = value.iter().take_while(|b| **b != 0).copied().collect();
+            let name = value[std::mem::offset_of!(Policy, name)..]
+                .iter()
+                .take_while(|b| **b != 0)
+                .copied()
+                .collect();
             let name = String::from_utf8(name).ok()?;
             let offset = std::mem::offset_of!(Policy, initial_rto_us);
             let rto = value.get(offset..offset + 4)?.try_into().ok()?;

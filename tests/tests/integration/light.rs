@@ -1,0 +1,231 @@
+//! Connections without socket storage: what they leave out, what they still count, and that no loss finds them worse.
+
+use std::{
+    net::{Ipv4Addr, SocketAddr},
+    time::Duration,
+};
+
+use anyhow::{Context as _, ensure};
+use rto_testbed::{
+    env::TestEnv,
+    foreign::Foreign,
+    netns::{SERVER_V4, SERVER_V4_OTHER, sysctl},
+    process::beside,
+    tcp::option,
+    workload::{conversation, rate::Rate, traffic::Connect},
+};
+use rto_tests::features::lacks;
+use serde_json::Value;
+
+use super::{
+    established, near,
+    statistics::{near as near_stats, stats_when},
+    to,
+};
+use crate::needs::TCP_ITERATOR;
+
+const PORT: u16 = 5200;
+/// "No sooner than without the agent, within 10 %."
+const SHARE: f64 = 0.9;
+
+test!(one_in_so_many_is_measured);
+/// Connections are counted one by one, and those that are measured stand for all of them.
+fn one_in_so_many_is_measured() -> anyhow::Result<()> {
+    const SAMPLING: u64 = 8;
+    const CONNECTIONS: u32 = 2000;
+    let env = TestEnv::with(&format!(
+        "sampling = {SAMPLING}\n[policy.near]\ncidrs = [\"127.0.0.0/8\"]\ninitial_rto = \"100ms\"\nforce = true\n"
+    ))?;
+    let on = SocketAddr::from((Ipv4Addr::LOCALHOST, PORT));
+    let program = beside("rto-workload")?;
+    let mut rate = Rate::start(&program, &env.net.client, env.cgroup.path(), None, on)?;
+    rate.connections(CONNECTIONS)?;
+    let stats = env.json(&["stats"])?;
+    ensure!(stats["sampling"] == SAMPLING, "{stats:#}");
+    for direction in ["active", "passive"] {
+        let one = &stats["policies"]["near"][direction];
+        ensure!(one["connections"] == CONNECTIONS, "{direction}: {one:#}");
+        ensure!(
+            one["initial_rtos_set"] == CONNECTIONS,
+            "{direction}: {one:#}"
+        );
+        ensure!(one["storage_failures"] == 0, "{direction}: {one:#}");
+        for histogram in ["handshake", "srtt"] {
+            let count = one[histogram]["count"].as_u64().context("a count")?;
+            ensure!(count % SAMPLING == 0, "{direction}: {one:#}");
+            // 250 of 2,000 are expected, with a deviation of 15: five of them are 600 connections.
+            let off = count.abs_diff(CONNECTIONS.into());
+            ensure!(off <= 600, "{histogram} of {direction}: {count}");
+        }
+    }
+    let text = env.cli(&["stats"])?;
+    ensure!(text.contains("from 1 in 8 of the connections"), "{text}");
+    let hits = env.json(&["list"])?["entries"][0]["hits"].as_u64();
+    // Two for each, exact to 1,024, and from there on one in 16 counts: 3,000 in 186 steps, give or take 14.
+    let off = hits.context("hits")?.abs_diff(2 * u64::from(CONNECTIONS));
+    ensure!(off <= 5 * 14 * 16, "{hits:?}");
+    Ok(())
+}
+
+/// How long connect() waits for a server that does not answer.
+fn gives_up(env: &TestEnv, address: &str) -> anyhow::Result<Duration> {
+    let outcome = env
+        .connect(to(address, PORT), &Connect::default())?
+        .outcome()?;
+    ensure!(outcome.result == "ETIMEDOUT", "{outcome:?}");
+    Ok(outcome.took)
+}
+
+/// A client that sends few SYNs, to a server that does not answer, and how long that takes it without a policy.
+fn silent_server(env: &TestEnv) -> anyhow::Result<Duration> {
+    env.net.black_hole(PORT)?;
+    sysctl(&env.net.client, "net.ipv4.tcp_syn_retries", "1")?;
+    gives_up(env, SERVER_V4_OTHER)
+}
+
+test!(a_connection_outlasts_its_entry);
+/// The entry goes between the SYN and its timeout: the timer that fires says what TCP_SYNCNT must be.
+fn a_connection_outlasts_its_entry() -> anyhow::Result<()> {
+    for (cidr, change) in [
+        ("10.88.0.0/24", ["remove", "10.88.0.0/24"].as_slice()),
+        (
+            "10.88.0.0/24",
+            &["add", "10.88.0.0/24", "--initial-rto", "3s"],
+        ),
+    ] {
+        let env = TestEnv::with(&format!(
+            "[policy.near]\ncidrs = [\"{cidr}\"]\ninitial_rto = \"300ms\"\n"
+        ))?;
+        let control = silent_server(&env)?;
+        let connecting = env.connect(to(SERVER_V4, PORT), &Connect::default())?;
+        env.cli(change)?;
+        let outcome = connecting.outcome()?;
+        ensure!(outcome.result == "ETIMEDOUT", "{outcome:?}");
+        ensure!(
+            outcome.took >= control.mul_f64(SHARE),
+            "{change:?}: {outcome:?} against {control:?}"
+        );
+    }
+    Ok(())
+}
+
+test!(another_program_takes_the_callbacks_away);
+/// TCP_SYNCNT is raised at the kernel's next question, as the first timeout was not told.
+fn another_program_takes_the_callbacks_away() -> anyhow::Result<()> {
+    let env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
+    let control = silent_server(&env)?;
+    let foreign = Foreign::attach_clearing_callbacks(env.cgroup.path())?;
+    let took = gives_up(&env, SERVER_V4)?;
+    ensure!(
+        took >= control.mul_f64(SHARE),
+        "{took:?} against {control:?}"
+    );
+    drop(foreign);
+    let alone = gives_up(&env, SERVER_V4)?;
+    ensure!(
+        alone >= control.mul_f64(SHARE),
+        "{alone:?} against {control:?}"
+    );
+    Ok(())
+}
+
+/// A conversation, and what the program has set of its socket's timers.
+fn timers(conversation: &mut conversation::Conversation) -> anyhow::Result<[i32; 2]> {
+    Ok([
+        conversation.option(option::RTO_MIN_US)?,
+        conversation.option(option::DELACK_MAX_US)?,
+    ])
+}
+
+const TIMERS: &str = "rto_min = \"16ms\"\ndelack_max = \"8ms\"";
+
+test!(
+    what_was_set_without_storage_is_given_back,
+    needs = [TCP_ITERATOR]
+);
+/// Also where the policy has other values by then, or is gone; and what an application has set since stands.
+fn what_was_set_without_storage_is_given_back() -> anyhow::Result<()> {
+    if lacks("bpf-getsockopt-rto-min")? {
+        // With storage there: open_sockets has that.
+        return Ok(());
+    }
+    for later in [TIMERS, "rto_min = \"100ms\"", "initial_rto = \"100ms\""] {
+        let env = TestEnv::with(&established::policy(TIMERS))?;
+        let _server = env.echo_server(to(SERVER_V4, PORT))?;
+        let mut open = env.converse(to(SERVER_V4, PORT), conversation::Options::default())?;
+        ensure!(timers(&mut open)? == [16_000, 8_000]);
+        env.configure(&established::policy(later))?;
+        env.cli(&["reload"])?;
+        // The connection keeps what it began with.
+        ensure!(timers(&mut open)? == [16_000, 8_000]);
+        let answer = env.json(&["detach", "--restore"])?;
+        let counts = &answer["restored"]["policies"]["near"];
+        ensure!(
+            counts["changed"] == 2 && counts["refused"] == 0,
+            "{answer:#}"
+        );
+        ensure!(timers(&mut open)? == [200_000, 200_000]);
+    }
+    Ok(())
+}
+
+test!(each_end_counts_its_own_losses);
+/// Which side a connection without storage is, is told by its callbacks.
+fn each_end_counts_its_own_losses() -> anyhow::Result<()> {
+    let policies =
+        "[policy.near]\ncidrs = [\"10.88.0.0/24\", \"10.89.0.0/24\"]\ninitial_rto = \"100ms\"\n";
+    let env = TestEnv::with(policies)?;
+    let _server = env.echo_server(to(SERVER_V4, PORT))?;
+    let mut conversation = env.converse(to(SERVER_V4, PORT), conversation::Options::default())?;
+    conversation.rounds(5, Duration::ZERO)?;
+    let counted = |direction: &Value| {
+        let count = |of: &Value| of.as_u64().unwrap_or(0);
+        (
+            count(&direction["rtos"][0]),
+            count(&direction["tail_loss_probes"]),
+        )
+    };
+    let before = near_stats(&env)?;
+    for direction in ["active", "passive"] {
+        ensure!(counted(&before[direction]) == (0, 0), "{before:#}");
+        ensure!(before[direction]["connections"] == 1, "{before:#}");
+    }
+    // Longer than the ACK of the last answer is delayed, which the server would miss.
+    std::thread::sleep(Duration::from_millis(200));
+    env.net.black_hole(PORT)?;
+    conversation.send(conversation::REQUEST)?;
+    let after = stats_when(&env, "the client's timeouts", |near| {
+        near["active"]["rtos"][1] == 1
+    })?;
+    ensure!(counted(&after["active"]) == (1, 1), "{after:#}");
+    ensure!(after["active"]["connections"] == 1, "{after:#}");
+    Ok(())
+}
+
+test!(an_accepted_connections_first_timeout_is_counted);
+/// It is not told of, as only retransmissions are; without tail loss probes it is the first to retransmit.
+fn an_accepted_connections_first_timeout_is_counted() -> anyhow::Result<()> {
+    for (probes, expected) in [("0", 0), ("3", 1)] {
+        let env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
+        sysctl(&env.net.server, "net.ipv4.tcp_early_retrans", probes)?;
+        let _server = env.echo_server(to(SERVER_V4, PORT))?;
+        let options = conversation::Options::default();
+        let mut conversation = env.converse(to(SERVER_V4, PORT), options)?;
+        conversation.rounds(5, Duration::ZERO)?;
+        // The request arrives, and the ACK of its answer does not.
+        let acks = format!("tcp dport {PORT} ip length < 100");
+        env.net.server_drops(&acks)?;
+        conversation.rounds(1, Duration::ZERO)?;
+        let after = stats_when(&env, "the server's timeouts", |near| {
+            near["passive"]["rtos"][2] == 1
+        })?;
+        let passive = &after["passive"];
+        ensure!(
+            passive["rtos"][0] == 1 && passive["rtos"][1] == 1,
+            "{after:#}"
+        );
+        ensure!(passive["tail_loss_probes"] == expected, "{after:#}");
+        ensure!(after["active"]["rtos"][0] == 0, "{after:#}");
+    }
+    Ok(())
+}
