@@ -85,7 +85,7 @@ fn load<P>(
     info: impl FnOnce(&P) -> Result<ProgramInfo, aya::programs::ProgramError>,
 ) -> Verified {
     if let Err(e) = load(program) {
-        let text = e.to_string(); std::fs::write("/tmp/verifier.log", &text).ok();
+        let text = e.to_string();
         return Verified::Refused(text.lines().next().unwrap_or_default().to_owned());
     }
     info(program)
