@@ -51,7 +51,7 @@ extern "C" fn rto_walk(ctx: *const Context) -> i32 {
         // In any state: options are set before the SYN, and count until the last ACK.
         restore(sk, common, control);
     } else if let ESTABLISHED | CLOSE_WAIT = common.state()
-        && (control.cgroup == 0 || common.is_in_cgroup(control.cgroup))
+        && is_in_cgroup(common, control)
     {
         apply(sk, common, control);
     }
@@ -131,6 +131,11 @@ fn apply(sk: *mut c_void, common: SockCommon, control: &WalkControl) {
     }
 }
 
+#[inline(always)]
+fn is_in_cgroup(common: SockCommon, control: &WalkControl) -> bool {
+    control.cgroup == WalkControl::ANY || common.is_in_cgroup(control.cgroup)
+}
+
 /// Whether a socket without storage has what its policy says already, so that it needs none.
 #[inline(always)]
 fn is_as_policy_says(target: Target, policy: &Policy) -> bool {
@@ -143,7 +148,8 @@ fn restore(sk: *mut c_void, common: SockCommon, control: &WalkControl) {
     // SAFETY: the only one of this run, and the kernel holds the lock.
     let mut storage = unsafe { Storage::of_socket(sk) };
     let Some(state) = storage.find() else {
-        if hook::may_be_ours(common.callbacks()) {
+        // Another agent's look the same, but for the cgroup.
+        if hook::may_be_ours(common.callbacks()) && is_in_cgroup(common, control) {
             restore_unremembered(target, common, control);
         }
         return;
