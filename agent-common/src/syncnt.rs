@@ -23,6 +23,7 @@ pub fn wanted(policy: &Policy, own: u32) -> Option<u32> {
 #[inline(always)]
 #[must_use]
 pub const fn enough(own: u32, timer_jiffies: u32, hz: u32) -> u32 {
+    #[expect(clippy::cast_possible_truncation, reason = "128")]
     const MOST: u32 = SYN_RETRIES_LEN as u32 - 1;
     if timer_jiffies == 0 || timer_jiffies >= hz {
         return own;

@@ -314,7 +314,7 @@ fn missed_timeouts(ctx: &SockOpsContext, state: &mut SocketState, tally: Tally) 
     }
     let mut before = 0;
     // As many as steps are told apart.
-    while before < rto_agent_common::RTO_STEPS as u32 {
+    while (before as usize) < rto_agent_common::RTO_STEPS {
         if before >= timeouts {
             break;
         }
