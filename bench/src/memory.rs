@@ -49,7 +49,7 @@ pub(crate) fn run(sizes: SampleSizes, programs: &Path) -> anyhow::Result<BenchRe
         .into_iter()
         .chain(cgroups)
         .zip(PORT + 1..)
-        .map(|(cgroup, port)| Hold::start(&program, netns, cgroup, port))
+        .map(|(cgroup, port)| Hold::start(&program, netns, cgroup, port, sizes.open))
         .collect::<anyhow::Result<Vec<_>>>()?;
     let mut rounds = Vec::new();
     for round in 0..ROUNDS {
@@ -58,7 +58,7 @@ pub(crate) fn run(sizes: SampleSizes, programs: &Path) -> anyhow::Result<BenchRe
             check_signals()?;
             // Each begins one round.
             let i = (round + turn) % N;
-            slab[i] = slab_of(&mut holders[i], sizes.open)?;
+            slab[i] = slab_of(&mut holders[i])?;
         }
         rounds.push(slab);
     }
@@ -109,14 +109,14 @@ impl Slab {
 }
 
 /// Opens the connections and ends them.
-fn slab_of(holder: &mut Hold, connections: u32) -> anyhow::Result<Slab> {
+fn slab_of(holder: &mut Hold) -> anyhow::Result<Slab> {
     let before = steady_slab()?;
-    holder.open(connections)?;
+    holder.open()?;
     let slab = Slab {
         before,
         open: steady_slab()?,
     };
-    holder.open(0)?;
+    holder.close()?;
     // Sockets and their storage are freed after RCU grace periods, and a few slabs stay for later use. If other
     // programs have taken as much meanwhile, that is where the next measurement begins.
     let enough = before + slab.grown() / 10.0;

@@ -1,8 +1,8 @@
-//! Many open connections, by a child process that has both their ends.
+//! Many open connections, by child processes that have both their ends.
 
 use std::{
     io,
-    net::{Ipv4Addr, TcpListener, TcpStream},
+    net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream},
     path::Path,
     time::Duration,
 };
@@ -17,48 +17,92 @@ use super::{
 };
 use crate::channel::ControlChannel;
 
-/// Connections to one address: less than half of the kernel's range of local ports, so that it finds one at once.
-const PER_ADDRESS: u32 = 10_000;
-/// Descriptors of the process itself.
+/// Connections of one process: their descriptors are within the hard limit that most hosts have, and their number is
+/// well below that of local ports.
+const PER_PROCESS: u32 = 5000;
+/// Other descriptors of a process.
 const OWN_DESCRIPTORS: u64 = 64;
 
-/// The child process; killed and reaped when dropped, which ends its connections.
+/// The child processes, each with an address of its own in 127.0.0.0/8; killed and reaped when dropped, which ends
+/// their connections.
 #[derive(Debug)]
-pub struct Hold(ControlChannel);
+pub struct Hold {
+    processes: Vec<ControlChannel>,
+    /// Of all processes together.
+    connections: u32,
+}
 
 impl Hold {
-    /// Starts `rto-workload` at this path in a namespace and a cgroup. It listens on this port.
+    /// Starts as many `rto-workload`s, at this path, as so many connections take, in a namespace and a cgroup. They
+    /// listen on this port, and have no connection yet.
     ///
     /// # Errors
     ///
-    /// If it does not start.
-    pub fn start(program: &Path, netns: &str, cgroup: &Path, port: u16) -> anyhow::Result<Self> {
-        let role = Role::Hold { port };
-        let mut command = Program::at(program).command(netns, Some(cgroup), &role)?;
-        let mut channel = ControlChannel::start(&mut command)?;
-        channel.recv::<()>()?;
-        Ok(Self(channel))
+    /// If one does not start.
+    pub fn start(
+        program: &Path,
+        netns: &str,
+        cgroup: &Path,
+        port: u16,
+        connections: u32,
+    ) -> anyhow::Result<Self> {
+        let start = |i| {
+            let address = Ipv4Addr::from_bits(Ipv4Addr::LOCALHOST.to_bits() + i);
+            let on = SocketAddr::from((address, port));
+            let role = Role::Hold { on };
+            let mut command = Program::at(program).command(netns, Some(cgroup), &role)?;
+            let mut channel = ControlChannel::start(&mut command)?;
+            channel.recv::<()>()?;
+            Ok(channel)
+        };
+        let processes = (0..connections.div_ceil(PER_PROCESS)).map(start);
+        Ok(Self {
+            processes: processes.collect::<anyhow::Result<_>>()?,
+            connections,
+        })
     }
 
-    /// Ends the connections it has, and opens so many over 127.0.0.0/8.
+    /// Opens the connections.
     ///
     /// # Errors
     ///
-    /// If one fails, or the process may not have as many descriptors.
-    pub fn open(&mut self, count: u32) -> anyhow::Result<()> {
-        self.0.request(&count)
+    /// If one fails, or a process may not have as many descriptors.
+    pub fn open(&mut self) -> anyhow::Result<()> {
+        let mut left = self.connections;
+        for process in &mut self.processes {
+            let share = left.min(PER_PROCESS);
+            process.send(&share)?;
+            left -= share;
+        }
+        self.wait()
+    }
+
+    /// Ends them.
+    ///
+    /// # Errors
+    ///
+    /// If a process has ended.
+    pub fn close(&mut self) -> anyhow::Result<()> {
+        for process in &mut self.processes {
+            process.send(&0)?;
+        }
+        self.wait()
+    }
+
+    fn wait(&mut self) -> anyhow::Result<()> {
+        self.processes.iter_mut().try_for_each(ControlChannel::recv)
     }
 }
 
-pub(super) fn run(port: u16) -> anyhow::Result<()> {
-    let listener = super::listen((Ipv4Addr::UNSPECIFIED, port).into())?;
+pub(super) fn run(on: SocketAddr) -> anyhow::Result<()> {
+    let listener = super::listen(on)?;
     reply(&())?;
     let mut held = Vec::new();
     commands(|count: u32| {
         held.clear();
         allow_descriptors(2 * u64::from(count) + OWN_DESCRIPTORS)?;
         for i in 0..count {
-            let ends = connect(&listener, port, i / PER_ADDRESS);
+            let ends = connect(&listener, on);
             held.push(ends.with_context(|| format!("connection {i}"))?);
         }
         Ok(())
@@ -66,9 +110,8 @@ pub(super) fn run(port: u16) -> anyhow::Result<()> {
 }
 
 /// Both ends of a new connection, the client's first.
-fn connect(listener: &TcpListener, port: u16, address: u32) -> io::Result<[TcpStream; 2]> {
-    let to = Ipv4Addr::from_bits(Ipv4Addr::LOCALHOST.to_bits() + address);
-    let client = TcpStream::connect((to, port))?;
+fn connect(listener: &TcpListener, on: SocketAddr) -> io::Result<[TcpStream; 2]> {
+    let client = TcpStream::connect(on)?;
     // A reset ends it: nothing of it is left in TIME_WAIT.
     SockRef::from(&client).set_linger(Some(Duration::ZERO))?;
     let (server, _) = listener.accept()?;

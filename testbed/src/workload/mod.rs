@@ -75,8 +75,8 @@ pub enum Role {
     Rate(rate::Both),
     /// For each number ends its connections to itself, and opens so many.
     Hold {
-        /// Where it listens.
-        port: u16,
+        /// An address of the namespace itself.
+        on: SocketAddr,
     },
     /// Answers request/response clients.
     RrServer {
@@ -171,7 +171,7 @@ impl Role {
             Self::Conversation { to, options } => conversation::run(to, options),
             Self::Prober(probes) => prober::run(probes),
             Self::Rate(both) => rate::run(&both),
-            Self::Hold { port } => hold::run(port),
+            Self::Hold { on } => hold::run(on),
             Self::RrServer { on, options } => serve(on, move |stream| {
                 rr::serve_connection(stream, options, |_| {})
             }),
