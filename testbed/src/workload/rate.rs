@@ -114,7 +114,7 @@ pub(super) fn run(both: &Both) -> anyhow::Result<()> {
 }
 
 /// Tens of thousands of sockets in TIME_WAIT would slow later connections down. There are kernels that have this sysctl
-/// in the initial namespace only, where it is not ours to change: there they pile up for all programs that are compared.
+/// in the initial namespace only, where it is not ours to change: there they pile up, for all that is compared alike.
 fn keep_no_time_wait() -> anyhow::Result<()> {
     // /proc/sys/net is that of the reading process's namespace.
     let path = "/proc/sys/net/ipv4/tcp_max_tw_buckets";
