@@ -343,7 +343,8 @@ impl SockOpt {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WalkControl {
-    /// Only sockets of this cgroup or one below, by its id (inode number); 0: of any.
+    /// Only sockets of this cgroup or one below, by its id (inode number), or [`WalkControl::ANY`]. Those with storage
+    /// are restored wherever they are.
     pub cgroup: u64,
     /// One of [`walk_mode`].
     pub mode: u32,
@@ -353,6 +354,13 @@ pub struct WalkControl {
     pub rto_max_ms: u32,
     /// Keeps the size a multiple of 8.
     pub reserved: u32,
+}
+
+impl WalkControl {
+    /// Of any cgroup.
+    pub const ANY: u64 = 0;
+    /// Of none.
+    pub const NONE: u64 = u64::MAX;
 }
 
 /// Values of [`WalkControl::mode`].

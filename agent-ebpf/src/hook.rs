@@ -132,9 +132,15 @@ pub(crate) fn disable_on(target: Target, options: &mut Options) {
     }
 }
 
-/// Whether the callbacks of a socket without storage say that a policy covers it.
+/// Whether the callbacks of a socket without storage are those that the program asks for, and no others.
 #[inline(always)]
-pub(crate) fn is_covered(flags: u32) -> bool {
+pub(crate) fn are_ours(flags: u32) -> bool {
+    flags == CONNECTING || flags == ACCEPTED
+}
+
+/// Whether those of the program may be among them.
+#[inline(always)]
+pub(crate) fn may_be_ours(flags: u32) -> bool {
     flags & ACCEPTED != 0
 }
 
@@ -308,7 +314,7 @@ fn missed_timeouts(ctx: &SockOpsContext, state: &mut SocketState, tally: Tally) 
     }
     let mut before = 0;
     // As many as steps are told apart.
-    while before < rto_agent_common::RTO_STEPS as u32 {
+    while (before as usize) < rto_agent_common::RTO_STEPS {
         if before >= timeouts {
             break;
         }

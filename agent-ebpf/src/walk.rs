@@ -51,7 +51,7 @@ extern "C" fn rto_walk(ctx: *const Context) -> i32 {
         // In any state: options are set before the SYN, and count until the last ACK.
         restore(sk, common, control);
     } else if let ESTABLISHED | CLOSE_WAIT = common.state()
-        && (control.cgroup == 0 || common.is_in_cgroup(control.cgroup))
+        && is_in_cgroup(common, control)
     {
         apply(sk, common, control);
     }
@@ -69,7 +69,9 @@ fn apply(sk: *mut c_void, common: SockCommon, control: &WalkControl) {
     let mut storage = unsafe { Storage::of_socket(sk) };
     let target = Target::socket(sk);
     let callbacks = common.callbacks();
-    let has_policy = hook::is_covered(callbacks) && storage.of_policy().is_none();
+    let is_new_to_storage = storage.find().is_none();
+    // It has been a connection of a policy, without storage, from its beginning on.
+    let has_policy = is_new_to_storage && hook::are_ours(callbacks);
     if has_policy && (control.mode == walk_mode::APPLY_TO_NEW || is_as_policy_says(target, policy))
     {
         tables::count_walked(index, Walked::Kept);
@@ -80,9 +82,10 @@ fn apply(sk: *mut c_void, common: SockCommon, control: &WalkControl) {
         tables::count_walked(index, Walked::Refused);
         return;
     };
-    if has_policy {
-        // It has been a connection of a policy, without storage, from its beginning on.
+    if is_new_to_storage {
         target.remember(&mut state.options);
+    }
+    if has_policy {
         state.direction = hook::direction_of(callbacks);
         state.options.cb_flags_added |= hook::without_storage(state.direction);
     } else if state.policy == NO_POLICY {
@@ -128,6 +131,11 @@ fn apply(sk: *mut c_void, common: SockCommon, control: &WalkControl) {
     }
 }
 
+#[inline(always)]
+fn is_in_cgroup(common: SockCommon, control: &WalkControl) -> bool {
+    control.cgroup == WalkControl::ANY || common.is_in_cgroup(control.cgroup)
+}
+
 /// Whether a socket without storage has what its policy says already, so that it needs none.
 #[inline(always)]
 fn is_as_policy_says(target: Target, policy: &Policy) -> bool {
@@ -140,7 +148,8 @@ fn restore(sk: *mut c_void, common: SockCommon, control: &WalkControl) {
     // SAFETY: the only one of this run, and the kernel holds the lock.
     let mut storage = unsafe { Storage::of_socket(sk) };
     let Some(state) = storage.find() else {
-        if hook::is_covered(common.callbacks()) {
+        // Another agent's look the same, but for the cgroup.
+        if hook::may_be_ours(common.callbacks()) && is_in_cgroup(common, control) {
             restore_unremembered(target, common, control);
         }
         return;
@@ -174,11 +183,15 @@ fn restore_unremembered(target: Target, common: SockCommon, control: &WalkContro
     let policy = found.map_or(NO_POLICY, |(index, _)| index);
     tables::count_walked(policy, Walked::Seen);
     let settled = target.restore_unremembered(defaults(control));
-    let mut options = Options {
-        cb_flags_added: hook::without_storage(hook::direction_of(common.callbacks())),
-        ..Options::default()
-    };
-    hook::disable_on(target, &mut options);
+    let callbacks = common.callbacks();
+    // Which of them others asked for is not known.
+    if hook::are_ours(callbacks) {
+        let mut options = Options {
+            cb_flags_added: callbacks,
+            ..Options::default()
+        };
+        hook::disable_on(target, &mut options);
+    }
     count(policy, settled);
 }
 

@@ -149,6 +149,7 @@ fn stats(policies: usize) -> StatsAnswer {
     StatsAnswer {
         at_ms: 1,
         on: true,
+        sampling: 256,
         rtt_sampling: "end".to_owned(),
         policies: (0..policies).map(|n| (named(n), stats.clone())).collect(),
     }

@@ -71,7 +71,7 @@ pub(crate) fn run(sizes: SampleSizes, programs: &Path) -> anyhow::Result<BenchRe
         text: times_table(&samples),
         goals: vec![Goal {
             what: "`add`, from exec to the entry in the kernel",
-            limit: "at most 5 ms",
+            limit: "at most 5 ms".to_owned(),
             measured: format!("{effect:.1} ms ({returned:.1} ms to its end)"),
             met: effect <= GOAL_MS,
         }],

@@ -79,7 +79,7 @@ pub(crate) fn run(sizes: SampleSizes, programs: &Path) -> anyhow::Result<BenchRe
         text: format!("{}\nA jiffy is {jiffy} ms.\n", table(head, rows)),
         goals: vec![Goal {
             what: "SYN gaps of a 100 ms timer from 1 ms before to two jiffies after it",
-            limit: "at least 99 %",
+            limit: "at least 99 %".to_owned(),
             measured: format!("{:.1} % of {}", share * 100.0, with.len()),
             met: share >= 0.99,
         }],

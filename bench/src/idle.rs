@@ -101,7 +101,7 @@ pub(crate) fn run(sizes: SampleSizes, programs: &Path) -> anyhow::Result<BenchRe
         ),
         goals: vec![Goal {
             what: "CPU of an idle daemon, metrics scraped every 15 s or not",
-            limit: "below 0.1 %",
+            limit: "below 0.1 %".to_owned(),
             measured: format!("at most {:.3} %", worst * 100.0),
             met: worst < GOAL,
         }],

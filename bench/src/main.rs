@@ -12,6 +12,7 @@ mod callback;
 mod demo;
 mod gap;
 mod idle;
+mod memory;
 mod overhead;
 mod page;
 mod process;

@@ -59,7 +59,7 @@ const CALLBACK_GOAL: f64 = 1.5;
 const RATE_GOAL: f64 = 0.98;
 
 /// Connections in a row on one side: few, so that other load of the host lasts longer.
-const BATCH: u32 = 100;
+pub(crate) const BATCH: u32 = 100;
 /// Connections before anything is measured.
 const WARM_UP: u32 = 1000;
 /// The port before the first listener's.
@@ -167,7 +167,7 @@ fn callback_time(
     let mut rounds = Vec::new();
     for _ in 0..args.rounds {
         let before = runs()?;
-        interleaved(args.connections, &mut traffic)?;
+        interleaved(args.connections, BATCH, &mut traffic)?;
         let after = runs()?;
         let round = [0, 1].map(|i| Callbacks::between(before[i], after[i]));
         ensure!(round.iter().all(|c| c.count > 0.0), "a program never ran");
@@ -200,7 +200,7 @@ fn callback_time(
 fn rates(args: &Args, mut traffic: [&mut Rate; 3]) -> anyhow::Result<f64> {
     let mut rounds = Vec::new();
     for _ in 0..args.rounds {
-        rounds.push(interleaved(args.connections, &mut traffic)?);
+        rounds.push(interleaved(args.connections, BATCH, &mut traffic)?);
     }
     println!("{:16}{:>24}", "", "connections/second");
     for (i, name) in [NONE, OFF, ON].into_iter().enumerate() {
@@ -214,10 +214,11 @@ fn rates(args: &Args, mut traffic: [&mut Rate; 3]) -> anyhow::Result<f64> {
     Ok(ratio.median())
 }
 
-/// Makes this many connections on each side, in batches by turns whose order alternates; connections per second of
-/// each side. It is the median of the batches, so that a batch in which another process had the CPU does not count.
+/// Makes this many connections on each side, in batches by turns whose order alternates; connections per second of each
+/// side. It is the median of the batches, so that a batch in which another process had the CPU does not count.
 pub(crate) fn interleaved<const N: usize>(
     connections: u32,
+    batch: u32,
     traffic: &mut [&mut Rate; N],
 ) -> anyhow::Result<[f64; N]> {
     let mut rates = [const { Vec::new() }; N];
@@ -225,7 +226,7 @@ pub(crate) fn interleaved<const N: usize>(
     let mut left = connections;
     while left > 0 {
         check_signals()?;
-        let count = left.min(BATCH);
+        let count = left.min(batch);
         for i in order {
             let took = traffic[i].connections(count)?;
             rates[i].push(f64::from(count) / took.as_secs_f64());

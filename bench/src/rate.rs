@@ -8,15 +8,12 @@ use std::{
 use rto_testbed::{cgroup::Cgroup, env::TestEnv, foreign::Foreign, workload::rate::Rate};
 
 use crate::{
-    overhead::{COUNT_ALL, COUNT_NOTHING, ELSEWHERE, POLICY, ensure_untimed, interleaved},
+    overhead::{BATCH, COUNT_ALL, COUNT_NOTHING, ELSEWHERE, POLICY, ensure_untimed, interleaved},
     process::helper,
     result::{BenchResult, Goal, table},
     sample::Sample,
     suite::SampleSizes,
 };
-
-/// Least where no entry matches, relative to an empty program.
-const UNMATCHED_GOAL: f64 = 0.995;
 
 const WARM_UP: u32 = 500;
 /// The port before the first listener's.
@@ -35,6 +32,62 @@ const NONE: usize = 0;
 const EMPTY: usize = 1;
 const UNMATCHED: usize = 2;
 const ON: usize = 4;
+
+/// A comparison of all programs.
+struct Comparison {
+    title: &'static str,
+    /// Whether a program is at the accepting end as well.
+    is_at_both_ends: bool,
+    /// Connections that are open at the same time.
+    at_once: usize,
+    /// Connections in a row with one program.
+    batch: u32,
+    /// A program, least connections per second relative to the empty program, and what that is called.
+    goals: &'static [(usize, f64, &'static str)],
+}
+
+const COMPARISONS: [Comparison; 3] = [
+    Comparison {
+        title: "The program at the connecting end, one connection after the other",
+        is_at_both_ends: false,
+        at_once: 1,
+        batch: BATCH,
+        goals: &[
+            (
+                ON,
+                0.99,
+                "connections per second with the agent, relative to an empty program",
+            ),
+            (UNMATCHED, 0.995, "the same where no entry matches"),
+        ],
+    },
+    Comparison {
+        title: "The program at both ends, one connection after the other",
+        is_at_both_ends: true,
+        at_once: 1,
+        batch: BATCH,
+        goals: &[
+            (ON, 0.98, "the same with the agent at both ends"),
+            (
+                UNMATCHED,
+                0.995,
+                "the same where no entry matches, with the agent at both ends",
+            ),
+        ],
+    },
+    Comparison {
+        title: "The program at both ends, 64 connections at a time on all processors",
+        is_at_both_ends: true,
+        at_once: 64,
+        // Five times 64: long enough for the threads' start not to matter.
+        batch: 320,
+        goals: &[(
+            ON,
+            0.98,
+            "the same with the agent at both ends, 64 connections at a time on all processors",
+        )],
+    },
+];
 
 pub(crate) fn run(sizes: SampleSizes, programs: &Path) -> anyhow::Result<BenchResult> {
     ensure_untimed()?;
@@ -58,83 +111,55 @@ pub(crate) fn run(sizes: SampleSizes, programs: &Path) -> anyhow::Result<BenchRe
     let paths: Vec<&Path> = without_agent
         .chain(worlds.iter().map(|env| env.cgroup.path()))
         .collect();
-    let mut port = PORT;
+    let program = helper(programs);
+    let netns = &worlds[0].net.client;
+    let mut ports = PORT + 1..;
     let mut text = String::new();
     let mut goals = Vec::new();
-    for (ends, accepts_in, whats, goal) in [
-        (
-            "the connecting end",
-            Some(bare.path()),
-            [
-                "connections per second with the agent, relative to an empty program",
-                "the same where no entry matches",
-            ],
-            0.99,
-        ),
-        (
-            "both ends",
-            None,
-            [
-                "the same with the agent at both ends",
-                "the same where no entry matches, with the agent at both ends",
-            ],
-            0.98,
-        ),
-    ] {
+    for comparison in COMPARISONS {
+        let accepts_in = (!comparison.is_at_both_ends).then(|| bare.path());
         let mut traffic = Vec::new();
-        for cgroup in &paths {
-            port += 1;
+        for (cgroup, port) in paths.iter().zip(&mut ports) {
             let on = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-            let program = helper(programs);
-            let netns = &worlds[0].net.client;
-            let mut rate = Rate::start(&program, netns, cgroup, accepts_in, on)?;
+            let at_once = comparison.at_once;
+            let mut rate = Rate::start_parallel(&program, netns, cgroup, accepts_in, on, at_once)?;
             rate.connections(WARM_UP)?;
             traffic.push(rate);
         }
-        let mut all: Vec<&mut Rate> = traffic.iter_mut().collect();
-        let all: &mut [&mut Rate; N] = all.as_mut_slice().try_into()?;
-        let mut rounds = Vec::new();
-        for _ in 0..sizes.rounds {
-            rounds.push(interleaved(sizes.connections, all)?);
-        }
-        let sample = |of: &dyn Fn(&[f64; N]) -> f64| Sample::of(rounds.iter().map(of));
-        let rows = NAMES.iter().enumerate().map(|(i, name)| {
-            [
-                (*name).to_owned(),
-                format!("{:.0}", sample(&|r| r[i]).median()),
-                sample(&|r| r[i] / r[NONE]).with_quartiles(3),
-                sample(&|r| r[i] / r[EMPTY]).with_quartiles(3),
-            ]
-        });
-        let head = [
-            "",
-            "connections per second",
-            "relative to no program",
-            "relative to the empty program",
-        ];
-        text.push_str(&format!(
-            "The program at {ends}:\n\n{}\n",
-            table(head, rows)
-        ));
-        for ((what, of), least) in whats
-            .into_iter()
-            .zip([ON, UNMATCHED])
-            .zip([goal, UNMATCHED_GOAL])
-        {
-            let ratio = sample(&|r| r[of] / r[EMPTY]);
-            goals.push(Goal {
-                what,
-                limit: if least == 0.98 {
-                    "at least 0.98"
-                } else if least == 0.99 {
-                    "at least 0.99"
-                } else {
-                    "at least 0.995"
-                },
-                measured: ratio.with_quartiles(3),
-                met: ratio.median() >= least,
-            });
+        let rounds = measure(sizes, comparison.batch, &mut traffic)?;
+        text.push_str(&format!("{}:\n\n{}\n", comparison.title, rates(&rounds)));
+        for (of, least, what) in comparison.goals {
+            let ratio = Sample::of(rounds.iter().map(|r| r[*of] / r[EMPTY]));
+            goals.push(Goal::at_least(*least, what, &ratio));
         }
     }
     Ok(BenchResult { text, goals })
+}
+
+/// Connections per second of each program in each round.
+fn measure(sizes: SampleSizes, batch: u32, traffic: &mut [Rate]) -> anyhow::Result<Vec<[f64; N]>> {
+    let mut all: Vec<&mut Rate> = traffic.iter_mut().collect();
+    let all: &mut [&mut Rate; N] = all.as_mut_slice().try_into()?;
+    (0..sizes.rounds)
+        .map(|_| interleaved(sizes.connections, batch, all))
+        .collect()
+}
+
+fn rates(rounds: &[[f64; N]]) -> String {
+    let sample = |of: &dyn Fn(&[f64; N]) -> f64| Sample::of(rounds.iter().map(of));
+    let rows = NAMES.iter().enumerate().map(|(i, name)| {
+        [
+            (*name).to_owned(),
+            format!("{:.0}", sample(&|r| r[i]).median()),
+            sample(&|r| r[i] / r[NONE]).with_quartiles(3),
+            sample(&|r| r[i] / r[EMPTY]).with_quartiles(3),
+        ]
+    });
+    let head = [
+        "",
+        "connections per second",
+        "relative to no program",
+        "relative to the empty program",
+    ];
+    table(head, rows)
 }

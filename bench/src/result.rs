@@ -21,17 +21,29 @@ pub(crate) struct Goal {
     /// The quantity.
     pub(crate) what: &'static str,
     /// The limit, in words.
-    pub(crate) limit: &'static str,
+    pub(crate) limit: String,
     /// The value, in words.
     pub(crate) measured: String,
     pub(crate) met: bool,
+}
+
+impl Goal {
+    /// A ratio that shall be no smaller than this.
+    pub(crate) fn at_least(least: f64, what: &'static str, ratio: &Sample) -> Self {
+        Self {
+            what,
+            limit: format!("at least {least}"),
+            measured: ratio.with_quartiles(3),
+            met: ratio.median() >= least,
+        }
+    }
 }
 
 pub(crate) fn goals_table(goals: &[Goal]) -> String {
     let rows = goals.iter().map(|goal| {
         [
             goal.what.to_owned(),
-            goal.limit.to_owned(),
+            goal.limit.clone(),
             goal.measured.clone(),
             if goal.met { "met" } else { "**missed**" }.to_owned(),
         ]

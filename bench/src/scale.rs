@@ -229,9 +229,9 @@ impl Measured {
     }
 
     fn goals(&self) -> Vec<Goal> {
-        let goal = |what, limit, value: f64, most: f64, measured: String| Goal {
+        let goal = |what, limit: &str, value: f64, most: f64, measured: String| Goal {
             what,
-            limit,
+            limit: limit.to_owned(),
             measured,
             met: value <= most,
         };

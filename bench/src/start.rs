@@ -54,7 +54,7 @@ pub(crate) fn run(sizes: SampleSizes, programs: &Path) -> anyhow::Result<BenchRe
         text: times_table(&samples),
         goals: vec![Goal {
             what: "start to ready",
-            limit: "at most 100 ms",
+            limit: "at most 100 ms".to_owned(),
             measured: format!("{ready:.0} ms"),
             met: ready <= GOAL_MS,
         }],

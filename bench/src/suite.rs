@@ -11,7 +11,7 @@ use clap::ValueEnum;
 use rto_testbed::machine::Machine;
 
 use crate::{
-    add, callback, gap, idle, page,
+    add, callback, gap, idle, memory, page,
     process::check_signals,
     pure, rate,
     result::{BenchResult, Goal, goals_table},
@@ -45,6 +45,8 @@ enum Name {
     Callback,
     /// Connections per second, against an empty program and none
     Rate,
+    /// Kernel memory of open connections
+    Memory,
     /// Accuracy of the gaps between SYNs
     Gap,
     /// Time from start to ready, and from SIGTERM to the end
@@ -70,6 +72,8 @@ pub(crate) struct SampleSizes {
     pub(crate) rounds: u32,
     /// Connections of each side in a round.
     pub(crate) connections: u32,
+    /// Connections that are open at the same time.
+    pub(crate) open: u32,
     /// Connections to a black hole.
     pub(crate) handshakes: usize,
     /// Starts, and additions.
@@ -86,6 +90,7 @@ impl SampleSizes {
     const FULL: Self = Self {
         rounds: 11,
         connections: 4000,
+        open: 100_000,
         handshakes: 1000,
         starts: 21,
         idle: Duration::from_secs(60),
@@ -95,6 +100,7 @@ impl SampleSizes {
     const QUICK: Self = Self {
         rounds: 3,
         connections: 200,
+        open: 2000,
         handshakes: 50,
         starts: 3,
         idle: Duration::from_secs(2),
@@ -149,6 +155,7 @@ impl Args {
         match name {
             Name::Callback => callback::run(sizes, programs),
             Name::Rate => rate::run(sizes, programs),
+            Name::Memory => memory::run(sizes, programs),
             Name::Gap => gap::run(sizes, programs),
             Name::Start => start::run(sizes, programs),
             Name::Add => add::run(sizes, programs),

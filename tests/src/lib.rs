@@ -1,6 +1,8 @@
 //! What the integration tests have beside the testbed: what the agent must say, how its verbs are watched, and what is
 //! expected of a kernel.
 
+#[cfg(test)]
+mod budget;
 #[path = "../declared.rs"]
 mod declared;
 pub mod features;

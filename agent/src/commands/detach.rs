@@ -1,6 +1,6 @@
 //! `rto-agent detach`.
 
-use std::process::ExitCode;
+use std::{path::PathBuf, process::ExitCode};
 
 use anyhow::Context as _;
 
@@ -28,7 +28,7 @@ pub(super) fn run(args: &Detach) -> anyhow::Result<ExitCode> {
         Err(ClientError::NotRunning { .. }) => alone(&agent, args.restore)?,
         Err(e) => return Err(e.into()),
     };
-    let answer = finish(answer)?;
+    let answer = finish(answer, &agent)?;
     print(args.output.json, &answer, || {
         text(&answer, terminal::columns(args.table))
     })?;
@@ -37,14 +37,14 @@ pub(super) fn run(args: &Detach) -> anyhow::Result<ExitCode> {
 
 /// What a daemon without the privileges for it left over, root's own process can do. (Not what a
 /// socket in use held up: it would hold this process up as well.)
-fn finish(mut answer: DetachAnswer) -> anyhow::Result<DetachAnswer> {
+fn finish(mut answer: DetachAnswer, agent: &AgentConfig) -> anyhow::Result<DetachAnswer> {
     let (Some(pin_dir), Some(first)) = (answer.kept.clone(), &answer.restored) else {
         return Ok(answer);
     };
     if !answer.by_daemon || first.running || !privileges::has(privileges::cap::SYS_ADMIN) {
         return Ok(answer);
     }
-    let walkers = for_restoring(&pin_dir)?;
+    let walkers = for_restoring(&pin_dir, cgroup_of(agent).as_deref())?;
     if walkers.is_empty() {
         // The daemon's pins are not to be seen from here: in another mount namespace.
         return Ok(answer);
@@ -77,13 +77,18 @@ fn agent_config(args: &Detach) -> anyhow::Result<AgentConfig> {
     Ok(agent)
 }
 
+/// Whose sockets were the agent's; `None` where the cgroup is gone.
+fn cgroup_of(agent: &AgentConfig) -> Option<PathBuf> {
+    resolve_cgroup(None, &agent.cgroup).ok()
+}
+
 /// No daemon answers: remove the pins, unless one holds the lock all the same.
 fn alone(agent: &AgentConfig, restore: bool) -> anyhow::Result<DetachAnswer> {
     let _lock = InstanceLock::take(&agent.state_dir, &agent.pin_dir)
         .context("no daemon answers at the socket, and yet one seems to run")?;
     let mut unlinked = 0;
     let restored = if restore {
-        let walkers = for_restoring(&agent.pin_dir)?;
+        let walkers = for_restoring(&agent.pin_dir, cgroup_of(agent).as_deref())?;
         unlinked = remove_links(&agent.pin_dir)?;
         Some(walk::restore(walkers)?)
     } else {

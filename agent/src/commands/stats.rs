@@ -119,13 +119,10 @@ fn text(answer: &StatsAnswer, look: &Look) -> String {
         return "no policy is in force\n".to_owned();
     }
     let mut text = overview(answer, look);
-    let has_rows = answer
-        .policies
-        .values()
-        .any(|stats| look.idle || *stats != PolicyStats::default());
-    if answer.sampling > 1 && has_rows {
+    let has_counted = |stats: &PolicyStats| *stats != PolicyStats::default();
+    if answer.sampling > 1 && answer.policies.values().any(has_counted) {
         text.push_str(&format!(
-            "HS, RTT and ABORTED: estimates from 1 in {} of the connections without a loss (sampling in [agent])\n",
+            "HS, RTT and ABORTED are estimates from 1 in {} connections (sampling)\n",
             answer.sampling
         ));
     }

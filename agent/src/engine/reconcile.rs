@@ -413,7 +413,7 @@ impl Reconciler {
     /// had. The maps stay until [`Reconciler::detach`].
     pub(super) fn unlink_for_restoring(&mut self) -> Result<Vec<Walker>, DatapathError> {
         let Some(kernel) = &mut self.kernel else {
-            return walk::for_restoring(&self.options.pin_dir);
+            return walk::for_restoring(&self.options.pin_dir, Some(&self.options.cgroup));
         };
         // First: where it cannot be had, nothing has changed.
         let walker = kernel.walker(Mode::Restore)?;

@@ -5,6 +5,7 @@
 
 pub mod conversation;
 pub mod flow;
+pub mod hold;
 pub mod http;
 pub mod idle;
 pub mod load;
@@ -72,6 +73,11 @@ pub enum Role {
     Prober(prober::Probes),
     /// For each number makes so many connections to itself; says how long that took.
     Rate(rate::Both),
+    /// For each number ends its connections to itself, and opens so many.
+    Hold {
+        /// An address of the namespace itself.
+        on: SocketAddr,
+    },
     /// Answers request/response clients.
     RrServer {
         /// Where.
@@ -145,6 +151,7 @@ impl Role {
             | Self::FlowClient { .. } => true,
             Self::ConnectMany { .. }
             | Self::Rate(_)
+            | Self::Hold { .. }
             | Self::Sink { .. }
             | Self::TcpBursts(_)
             | Self::UdpFlood(_) => false,
@@ -164,6 +171,7 @@ impl Role {
             Self::Conversation { to, options } => conversation::run(to, options),
             Self::Prober(probes) => prober::run(probes),
             Self::Rate(both) => rate::run(&both),
+            Self::Hold { on } => hold::run(on),
             Self::RrServer { on, options } => serve(on, move |stream| {
                 rr::serve_connection(stream, options, |_| {})
             }),

@@ -1,19 +1,22 @@
 //! How long it takes to make connections, by a child process that has both their ends.
 
 use std::{
+    fs,
     io::{self, Read as _, Write as _},
     net::{Shutdown, SocketAddr, TcpListener, TcpStream},
     path::{Path, PathBuf},
+    thread,
     time::{Duration, Instant},
 };
 
+use anyhow::Context as _;
 use serde::{Deserialize, Serialize};
 
 use super::{
     Program, Role,
     stdio::{commands, reply},
 };
-use crate::{channel::ControlChannel, netns::sysctl};
+use crate::channel::ControlChannel;
 
 /// Both ends.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -22,6 +25,9 @@ pub struct Both {
     pub on: SocketAddr,
     /// A cgroup to join once it listens: the accepted sockets stay with the listener.
     pub join: Option<PathBuf>,
+    /// How many connections are open at the same time. The processors share them, with a thread and a listener each;
+    /// one connection is made by one thread.
+    pub at_once: usize,
 }
 
 /// The child process; killed and reaped when dropped.
@@ -29,9 +35,8 @@ pub struct Both {
 pub struct Rate(ControlChannel);
 
 impl Rate {
-    /// Starts `rto-workload` at this path; `on` is an address of the namespace itself. It connects in `cgroup`, and accepts there or, if given,
-    /// in `accepts_in`. From now on the namespace keeps no TIME_WAIT: tens of thousands of them would slow later
-    /// connections down.
+    /// Starts `rto-workload` at this path; `on` is an address of the namespace itself. It connects in `cgroup`, and
+    /// accepts there or, if given, in `accepts_in`. From now on the namespace keeps no TIME_WAIT.
     ///
     /// # Errors
     ///
@@ -43,17 +48,32 @@ impl Rate {
         accepts_in: Option<&Path>,
         on: SocketAddr,
     ) -> anyhow::Result<Self> {
-        sysctl(netns, "net.ipv4.tcp_max_tw_buckets", "0")?;
+        Self::start_parallel(program, netns, cgroup, accepts_in, on, 1)
+    }
+
+    /// As [`Rate::start`], with so many connections at the same time ([`Both::at_once`]).
+    ///
+    /// # Errors
+    ///
+    /// As [`Rate::start`].
+    pub fn start_parallel(
+        program: &Path,
+        netns: &str,
+        cgroup: &Path,
+        accepts_in: Option<&Path>,
+        on: SocketAddr,
+        at_once: usize,
+    ) -> anyhow::Result<Self> {
         let begins_in = accepts_in.unwrap_or(cgroup);
         let join = accepts_in.map(|_| cgroup.to_owned());
-        let role = Role::Rate(Both { on, join });
+        let role = Role::Rate(Both { on, join, at_once });
         let mut command = Program::at(program).urgent_command(netns, Some(begins_in), &role)?;
         let mut channel = ControlChannel::start(&mut command)?;
         channel.recv::<()>()?;
         Ok(Self(channel))
     }
 
-    /// Makes, uses and ends so many connections one after the other; how long that took.
+    /// Makes, uses and ends so many connections; how long that took.
     ///
     /// # Errors
     ///
@@ -64,35 +84,76 @@ impl Rate {
 }
 
 pub(super) fn run(both: &Both) -> anyhow::Result<()> {
-    let listener = super::listen(both.on)?;
+    keep_no_time_wait()?;
+    let threads = thread::available_parallelism()?.get().min(both.at_once);
+    let mut listeners = vec![super::listen(both.on)?];
+    for _ in 1..threads {
+        listeners.push(super::listen((both.on.ip(), 0).into())?);
+    }
     if let Some(cgroup) = &both.join {
         // "0" is the writing process itself.
-        std::fs::write(cgroup.join("cgroup.procs"), "0")?;
+        fs::write(cgroup.join("cgroup.procs"), "0")?;
     }
     reply(&())?;
-    commands(|count: u32| {
+    let at_once = both.at_once / threads;
+    commands(|count: usize| {
         let begin = Instant::now();
-        for _ in 0..count {
-            converse(&listener, both.on)?;
-        }
+        thread::scope(|scope| {
+            let others: Vec<_> = listeners[1..]
+                .iter()
+                .map(|listener| scope.spawn(|| converse(listener, count / threads, at_once)))
+                .collect();
+            let own = count - count / threads * others.len();
+            converse(&listeners[0], own, at_once)?;
+            others
+                .into_iter()
+                .try_for_each(|other| other.join().map_err(|_| io::Error::other("a panic"))?)
+        })?;
         Ok(begin.elapsed())
     })
 }
 
-/// One connection: a request and an answer of a byte each, then an orderly end that the client begins.
-/// Both ends are in one thread: with two, what is measured is on which CPUs the scheduler puts them.
-fn converse(listener: &TcpListener, on: SocketAddr) -> io::Result<()> {
-    let mut client = TcpStream::connect(on)?;
-    let (mut server, _) = listener.accept()?;
-    client.write_all(b"R")?;
-    server.read_exact(&mut [0])?;
-    server.write_all(b"A")?;
-    client.read_exact(&mut [0])?;
-    client.shutdown(Shutdown::Write)?;
-    let more = server.read(&mut [0])?;
-    drop(server);
-    match more + client.read(&mut [0])? {
-        0 => Ok(()),
-        _ => Err(io::Error::other("bytes where an end was due")),
+/// Tens of thousands of sockets in TIME_WAIT would slow later connections down. There are kernels that have this sysctl
+/// in the initial namespace only, where it is not ours to change: there they pile up, for all that is compared alike.
+fn keep_no_time_wait() -> anyhow::Result<()> {
+    // /proc/sys/net is that of the reading process's namespace.
+    let path = "/proc/sys/net/ipv4/tcp_max_tw_buckets";
+    match fs::write(path, "0") {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        done => done.context(path),
     }
+}
+
+/// So many connections, of which `at_once` are open at the same time: a request and an answer of a byte each, then an
+/// orderly end that the client begins. Both ends are in one thread: with two, what is measured is on which CPUs the
+/// scheduler puts them.
+fn converse(listener: &TcpListener, count: usize, at_once: usize) -> io::Result<()> {
+    let on = listener.local_addr()?;
+    let mut left = count;
+    while left > 0 {
+        let open = left.min(at_once);
+        let connect = |_| TcpStream::connect(on);
+        let mut clients = (0..open).map(connect).collect::<io::Result<Vec<_>>>()?;
+        let accept = |_| listener.accept().map(|(server, _)| server);
+        let mut servers = (0..open).map(accept).collect::<io::Result<Vec<_>>>()?;
+        for client in &mut clients {
+            client.write_all(b"R")?;
+        }
+        for server in &mut servers {
+            server.read_exact(&mut [0])?;
+            server.write_all(b"A")?;
+        }
+        for client in &mut clients {
+            client.read_exact(&mut [0])?;
+            client.shutdown(Shutdown::Write)?;
+        }
+        // The servers close first, each after the client's end.
+        for mut end in servers.into_iter().chain(clients) {
+            if end.read(&mut [0])? > 0 {
+                return Err(io::Error::other("bytes where an end was due"));
+            }
+        }
+        left -= open;
+    }
+    Ok(())
 }

@@ -59,7 +59,7 @@ fn one_in_so_many_is_measured() -> anyhow::Result<()> {
         }
     }
     let text = env.cli(&["stats"])?;
-    ensure!(text.contains("from 1 in 8 of the connections"), "{text}");
+    ensure!(text.contains("from 1 in 8 connections"), "{text}");
     let hits = env.json(&["list"])?["entries"][0]["hits"].as_u64();
     // Two for each, exact to 1,024, and from there on one in 16 counts: 3,000 in 186 steps, give or take 14.
     let off = hits.context("hits")?.abs_diff(2 * u64::from(CONNECTIONS));

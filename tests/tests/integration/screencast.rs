@@ -84,7 +84,8 @@ struct Screen {
 impl Screen {
     fn new() -> anyhow::Result<Self> {
         let env = TestEnv::new()?;
-        env.configure("")?;
+        // So that it shows times of few connections.
+        env.configure("sampling = 1\n")?;
         fs::write(env.policies_dir().join("10-zone.toml"), POLICY)?;
         let shown = String::new();
         Ok(Self { env, shown })

@@ -171,7 +171,8 @@ impl Kernel for BpfKernel {
     }
 
     fn walker(&self, mode: walk::Mode) -> Result<walk::Walker, DatapathError> {
-        walk::Walker::load(&self.dir, Some(&self.options), mode)
+        let cgroup = walk::filter(&self.options.cgroup)?;
+        walk::Walker::load(&self.dir, Some(&self.options), cgroup, mode)
     }
 
     fn unlink(&mut self) -> Result<(), DatapathError> {

@@ -62,12 +62,13 @@ pub struct Walker {
 }
 
 impl Walker {
-    /// Loads the program over the maps pinned in `dir`, for the sockets of the options' cgroup and those
-    /// below, counting as they say; or of any, counting nothing. (What restores goes by what sockets
-    /// remember.)
+    /// Loads the program over the maps pinned in `dir`, for the sockets of a cgroup (its id, or [`WalkControl::ANY`])
+    /// and those below, counting as the options say; without any nothing is counted. (What restores also goes by what
+    /// sockets remember, wherever they are.)
     pub(super) fn load(
         dir: &Path,
         options: Option<&Options>,
+        cgroup: u64,
         mode: Mode,
     ) -> Result<Self, DatapathError> {
         let mut ebpf = object::load(
@@ -90,7 +91,7 @@ impl Walker {
             counts: take(&mut ebpf, maps::WALK_COUNTS)?,
             ebpf,
             names,
-            cgroup: options.map_or(Ok(0), |options| filter(&options.cgroup))?,
+            cgroup,
             mode,
         })
     }
@@ -171,16 +172,19 @@ impl Walker {
     }
 }
 
-/// Walkers for restoring, one for each set of pins that this version can read.
+/// Walkers for restoring, one for each set of pins that this version can read. Sockets that remember nothing are the
+/// agent's only in `cgroup` and below; without one they are left alone.
 ///
 /// # Errors
 ///
 /// If the program cannot be loaded.
-pub fn for_restoring(pin_dir: &Path) -> Result<Vec<Walker>, DatapathError> {
+pub fn for_restoring(pin_dir: &Path, cgroup: Option<&Path>) -> Result<Vec<Walker>, DatapathError> {
+    let cgroup = cgroup.and_then(|path| filter(path).ok());
+    let cgroup = cgroup.unwrap_or(WalkControl::NONE);
     let sets = pins::pin_sets(pin_dir).map_err(|e| super::pin_error(pin_dir, e))?;
     sets.iter()
         .filter(|g| g.layout == Some(rto_agent_common::LAYOUT_VERSION))
-        .map(|g| Walker::load(&g.path, None, Mode::Restore))
+        .map(|g| Walker::load(&g.path, None, cgroup, Mode::Restore))
         .collect()
 }
 
@@ -199,10 +203,10 @@ fn pinned_entries(dir: &Path) -> Result<u32, DatapathError> {
         .map_err(|e| error::map(name, e))
 }
 
-/// The id to compare with; 0 where every socket is in the cgroup: the hierarchy's root.
+/// The id to compare with; [`WalkControl::ANY`] where every socket is in the cgroup: the hierarchy's root.
 pub(super) fn filter(path: &Path) -> Result<u64, DatapathError> {
     if cgroup::is_root(path) {
-        return Ok(0);
+        return Ok(WalkControl::ANY);
     }
     std::fs::metadata(path)
         .map(|meta| meta.ino())

@@ -167,6 +167,11 @@ fn a_stop_does_not_wait_for_a_walk() -> anyhow::Result<()> {
     env.wait_status("the walk", |status| {
         status["open_sockets"]["running"] == true
     })?;
+    // Until then it would stop by itself.
+    let waits = || is_held_up(env.pid()?.as_raw());
+    eventually_seen("the walk at the socket", wait::TIMEOUT, waits, |waits| {
+        *waits
+    })?;
     env.signal(Signal::SIGTERM)?;
     // The kernel ends no thread that waits for the socket.
     let said = |text: &'static str| {
@@ -186,6 +191,23 @@ fn a_stop_does_not_wait_for_a_walk() -> anyhow::Result<()> {
     let status = env.ended()?;
     ensure!(status.success(), "{status}: {}", env.log());
     Ok(())
+}
+
+/// Whether a thread of a process is in an uninterruptible sleep.
+fn is_held_up(pid: i32) -> anyhow::Result<bool> {
+    for task in std::fs::read_dir(format!("/proc/{pid}/task"))? {
+        // A thread may have ended meanwhile.
+        let stat = std::fs::read_to_string(task?.path().join("stat")).unwrap_or_default();
+        // The state follows the name, which may have blanks and brackets of its own.
+        if stat
+            .rsplit(')')
+            .next()
+            .is_some_and(|rest| rest.starts_with(" D"))
+        {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// Asks for a change of this many runtime entries; whether it is answered as made, and not as left because of a stop.

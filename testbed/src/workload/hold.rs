@@ -1,0 +1,129 @@
+//! Many open connections, by child processes that have both their ends.
+
+use std::{
+    io,
+    net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream},
+    path::Path,
+    time::Duration,
+};
+
+use anyhow::Context as _;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use socket2::SockRef;
+
+use super::{
+    Program, Role,
+    stdio::{commands, reply},
+};
+use crate::channel::ControlChannel;
+
+/// Connections of one process: their descriptors are within the hard limit that most hosts have, and their number is
+/// well below that of local ports.
+const PER_PROCESS: u32 = 5000;
+/// Other descriptors of a process.
+const OWN_DESCRIPTORS: u64 = 64;
+
+/// The child processes, each with an address of its own in 127.0.0.0/8; killed and reaped when dropped, which ends
+/// their connections.
+#[derive(Debug)]
+pub struct Hold {
+    processes: Vec<ControlChannel>,
+    /// Of all processes together.
+    connections: u32,
+}
+
+impl Hold {
+    /// Starts as many `rto-workload`s, at this path, as so many connections take, in a namespace and a cgroup. They
+    /// listen on this port, and have no connection yet.
+    ///
+    /// # Errors
+    ///
+    /// If one does not start.
+    pub fn start(
+        program: &Path,
+        netns: &str,
+        cgroup: &Path,
+        port: u16,
+        connections: u32,
+    ) -> anyhow::Result<Self> {
+        let start = |i| {
+            let address = Ipv4Addr::from_bits(Ipv4Addr::LOCALHOST.to_bits() + i);
+            let on = SocketAddr::from((address, port));
+            let role = Role::Hold { on };
+            let mut command = Program::at(program).command(netns, Some(cgroup), &role)?;
+            let mut channel = ControlChannel::start(&mut command)?;
+            channel.recv::<()>()?;
+            Ok(channel)
+        };
+        let processes = (0..connections.div_ceil(PER_PROCESS)).map(start);
+        Ok(Self {
+            processes: processes.collect::<anyhow::Result<_>>()?,
+            connections,
+        })
+    }
+
+    /// Opens the connections.
+    ///
+    /// # Errors
+    ///
+    /// If one fails, or a process may not have as many descriptors.
+    pub fn open(&mut self) -> anyhow::Result<()> {
+        let mut left = self.connections;
+        for process in &mut self.processes {
+            let share = left.min(PER_PROCESS);
+            process.send(&share)?;
+            left -= share;
+        }
+        self.wait()
+    }
+
+    /// Ends them.
+    ///
+    /// # Errors
+    ///
+    /// If a process has ended.
+    pub fn close(&mut self) -> anyhow::Result<()> {
+        for process in &mut self.processes {
+            process.send(&0)?;
+        }
+        self.wait()
+    }
+
+    fn wait(&mut self) -> anyhow::Result<()> {
+        self.processes.iter_mut().try_for_each(ControlChannel::recv)
+    }
+}
+
+pub(super) fn run(on: SocketAddr) -> anyhow::Result<()> {
+    let listener = super::listen(on)?;
+    reply(&())?;
+    let mut held = Vec::new();
+    commands(|count: u32| {
+        held.clear();
+        allow_descriptors(2 * u64::from(count) + OWN_DESCRIPTORS)?;
+        for i in 0..count {
+            let ends = connect(&listener, on);
+            held.push(ends.with_context(|| format!("connection {i}"))?);
+        }
+        Ok(())
+    })
+}
+
+/// Both ends of a new connection, the client's first.
+fn connect(listener: &TcpListener, on: SocketAddr) -> io::Result<[TcpStream; 2]> {
+    let client = TcpStream::connect(on)?;
+    // A reset ends it: nothing of it is left in TIME_WAIT.
+    SockRef::from(&client).set_linger(Some(Duration::ZERO))?;
+    let (server, _) = listener.accept()?;
+    Ok([client, server])
+}
+
+/// Raises the limit of open files where it is lower. Above the hard limit that takes CAP_SYS_RESOURCE.
+fn allow_descriptors(count: u64) -> anyhow::Result<()> {
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    if soft < count {
+        setrlimit(Resource::RLIMIT_NOFILE, count, hard.max(count))
+            .with_context(|| format!("{count} open files"))?;
+    }
+    Ok(())
+}
