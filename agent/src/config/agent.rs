@@ -256,11 +256,19 @@ fn pin_dir<'de, D: Deserializer<'de>>(deserializer: D) -> Result<PathBuf, D::Err
 }
 
 fn max_entries<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
+    from_one(deserializer, "1", MAX_ENTRIES_LIMIT)
+}
+
+/// A whole number from 1, which the error calls `one`, to `most`.
+fn from_one<'de, D>(deserializer: D, one: &str, most: u32) -> Result<u32, D::Error>
+where
+    D: Deserializer<'de>,
+{
     let number = i64::deserialize(deserializer)?;
     match u32::try_from(number) {
-        Ok(number @ 1..=MAX_ENTRIES_LIMIT) => Ok(number),
+        Ok(number) if (1..=most).contains(&number) => Ok(number),
         _ => {
-            let wanted = format!("a whole number from 1 to {MAX_ENTRIES_LIMIT}");
+            let wanted = format!("a whole number from {one} to {most}");
             Err(D::Error::invalid_value(
                 Unexpected::Signed(number),
                 &wanted.as_str(),
@@ -276,15 +284,5 @@ const SAMPLING: u32 = 256;
 const SAMPLING_MAX: u32 = 65_536;
 
 fn sampling<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
-    let number = i64::deserialize(deserializer)?;
-    match u32::try_from(number) {
-        Ok(number @ 1..=SAMPLING_MAX) => Ok(number),
-        _ => {
-            let wanted = format!("a whole number from 1 (all connections) to {SAMPLING_MAX}");
-            Err(D::Error::invalid_value(
-                Unexpected::Signed(number),
-                &wanted.as_str(),
-            ))
-        }
-    }
+    from_one(deserializer, "1 (all connections)", SAMPLING_MAX)
 }
