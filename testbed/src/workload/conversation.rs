@@ -48,6 +48,8 @@ pub struct Options {
     pub fast_open: bool,
     /// TCP_USER_TIMEOUT the application sets itself.
     pub user_timeout: Option<Duration>,
+    /// Connect the same socket to this address first, and end that connection.
+    pub first: Option<SocketAddr>,
 }
 
 /// What the client is told.
@@ -150,6 +152,10 @@ pub(super) fn run(to: SocketAddr, options: Options) -> anyhow::Result<()> {
     }
     if options.fast_open {
         set_option(&socket, tcp::option::FASTOPEN_CONNECT, 1)?;
+    }
+    if let Some(first) = options.first {
+        socket::connect(&socket, first)?;
+        socket::disconnect(&socket)?;
     }
     let to = if options.mapped { socket::map(to) } else { to };
     socket::connect(&socket, to)?;

@@ -41,6 +41,14 @@ pub enum Role {
         /// How.
         options: traffic::Connect,
     },
+    /// Connects an address and another one to each other, so that their SYNs cross where the first one's SYN is lost;
+    /// its only reply is the first one's [`traffic::Outcome`].
+    CrossSyns {
+        /// Whose connect() is told of.
+        one: SocketAddr,
+        /// The other end.
+        other: SocketAddr,
+    },
     /// Begins many connections at once, and keeps trying.
     ConnectMany {
         /// Where to.
@@ -137,6 +145,7 @@ impl Role {
     fn is_timed(&self) -> bool {
         match self {
             Self::Connect { .. }
+            | Self::CrossSyns { .. }
             | Self::Accept { .. }
             | Self::EchoServer { .. }
             | Self::Conversation { .. }
@@ -165,6 +174,7 @@ impl Role {
         }
         match self {
             Self::Connect { to, options } => traffic::connect(to, &options),
+            Self::CrossSyns { one, other } => traffic::cross_syns(one, other),
             Self::ConnectMany { to, count } => traffic::connect_many(to, count),
             Self::Accept { on, options } => traffic::accept(on, options),
             Self::EchoServer { on, mptcp } => traffic::echo_server(on, mptcp),
@@ -239,26 +249,8 @@ impl Program {
         role: &Role,
     ) -> anyhow::Result<Command> {
         let mut command = command_in(Some(netns), cgroup, &self.path)?;
-        self.add_arguments(&mut command, role)?;
-        Ok(command)
-    }
-
-    /// The same, before what else runs on the host.
-    fn urgent_command(
-        &self,
-        netns: &str,
-        cgroup: Option<&Path>,
-        role: &Role,
-    ) -> anyhow::Result<Command> {
-        let mut command = command_in(Some(netns), cgroup, "nice")?;
-        command.args(["-n", "-20"]).arg(&self.path);
-        self.add_arguments(&mut command, role)?;
-        Ok(command)
-    }
-
-    fn add_arguments(&self, command: &mut Command, role: &Role) -> anyhow::Result<()> {
         command.args(self.verb).arg(serde_json::to_string(role)?);
-        Ok(())
+        Ok(command)
     }
 }
 

@@ -16,7 +16,7 @@ use super::{
     Program, Role,
     stdio::{commands, reply},
 };
-use crate::channel::ControlChannel;
+use crate::{channel::ControlChannel, process::run_before_ordinary};
 
 /// Both ends.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -67,7 +67,7 @@ impl Rate {
         let begins_in = accepts_in.unwrap_or(cgroup);
         let join = accepts_in.map(|_| cgroup.to_owned());
         let role = Role::Rate(Both { on, join, at_once });
-        let mut command = Program::at(program).urgent_command(netns, Some(begins_in), &role)?;
+        let mut command = Program::at(program).command(netns, Some(begins_in), &role)?;
         let mut channel = ControlChannel::start(&mut command)?;
         channel.recv::<()>()?;
         Ok(Self(channel))
@@ -84,6 +84,7 @@ impl Rate {
 }
 
 pub(super) fn run(both: &Both) -> anyhow::Result<()> {
+    run_before_ordinary();
     keep_no_time_wait()?;
     let threads = thread::available_parallelism()?.get().min(both.at_once);
     let mut listeners = vec![super::listen(both.on)?];

@@ -11,7 +11,7 @@ use nix::{
     fcntl::{FcntlArg, OFlag, fcntl},
     poll::{PollFd, PollFlags, PollTimeout, poll},
     sys::socket::{
-        AddressFamily, SockFlag, SockType, SockaddrStorage, getsockopt, socket, sockopt,
+        AddressFamily, SockFlag, SockType, SockaddrStorage, bind, getsockopt, socket, sockopt,
     },
 };
 
@@ -44,9 +44,22 @@ pub(super) fn connect(socket: &OwnedFd, to: SocketAddr) -> nix::Result<()> {
 /// Begins to connect, without waiting.
 pub(super) fn begin(to: SocketAddr) -> anyhow::Result<OwnedFd> {
     let socket = make(to.is_ipv6(), false)?;
-    fcntl(&socket, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
-    match connect(&socket, to) {
-        Ok(()) | Err(Errno::EINPROGRESS) => Ok(socket),
+    begin_on(&socket, to)?;
+    Ok(socket)
+}
+
+/// The same from an address of its own.
+pub(super) fn begin_from(from: SocketAddr, to: SocketAddr) -> anyhow::Result<OwnedFd> {
+    let socket = make(to.is_ipv6(), false)?;
+    bind(socket.as_raw_fd(), &SockaddrStorage::from(from))?;
+    begin_on(&socket, to)?;
+    Ok(socket)
+}
+
+fn begin_on(socket: &OwnedFd, to: SocketAddr) -> anyhow::Result<()> {
+    fcntl(socket, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
+    match connect(socket, to) {
+        Ok(()) | Err(Errno::EINPROGRESS) => Ok(()),
         Err(e) => Err(e.into()),
     }
 }
@@ -67,6 +80,13 @@ pub(super) fn try_first(socket: &OwnedFd, to: SocketAddr) -> anyhow::Result<()> 
         "the first address answered: {:?}",
         getsockopt(socket, sockopt::SocketError)
     );
+    disconnect(socket)?;
+    set(flags)?;
+    Ok(())
+}
+
+/// Ends the connection of a socket, which may connect again then.
+pub(super) fn disconnect(socket: &OwnedFd) -> io::Result<()> {
     // connect() to AF_UNSPEC dissolves the association (connect(2)).
     let unspecified = libc::sockaddr {
         sa_family: 0,
@@ -80,9 +100,21 @@ pub(super) fn try_first(socket: &OwnedFd, to: SocketAddr) -> anyhow::Result<()> 
             length::<libc::sockaddr>(),
         )
     };
-    anyhow::ensure!(done == 0, "disconnect: {}", io::Error::last_os_error());
-    set(flags)?;
-    Ok(())
+    if done == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+/// Waits until a connection that was begun is established, or is not: the errno.
+pub(super) fn wait(socket: &OwnedFd) -> nix::Result<()> {
+    let mut fds = [PollFd::new(socket.as_fd(), PollFlags::POLLOUT)];
+    poll(&mut fds, PollTimeout::NONE)?;
+    match getsockopt(socket, sockopt::SocketError)? {
+        0 => Ok(()),
+        errno => Err(Errno::from_raw(errno)),
+    }
 }
 
 /// An IPv4 address as an AF_INET6 socket takes it.

@@ -36,6 +36,15 @@ pub struct Outcome {
     pub took: Duration,
 }
 
+impl Outcome {
+    fn new(begin: Instant, result: nix::Result<()>) -> Self {
+        Self {
+            result: result.map_or_else(|e| format!("{e:?}"), |()| "connected".to_owned()),
+            took: begin.elapsed(),
+        }
+    }
+}
+
 /// Options of a connection.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Connect {
@@ -79,6 +88,22 @@ impl Traffic {
             cgroup,
             &Role::Connect { to, options },
         )
+    }
+
+    /// In a child two addresses of a namespace connect to each other. Where the first one's SYN is lost the other's crosses
+    /// it; the outcome is the first one's.
+    ///
+    /// # Errors
+    ///
+    /// If the child cannot be started.
+    pub fn cross_syns(
+        netns: &str,
+        cgroup: Option<&Path>,
+        one: SocketAddr,
+        other: SocketAddr,
+    ) -> anyhow::Result<Self> {
+        let role = Role::CrossSyns { one, other };
+        Self::start(&Program::built()?, netns, cgroup, &role)
     }
 
     /// A listener that accepts and keeps connections; returns once it listens.
@@ -230,12 +255,22 @@ pub(super) fn connect(to: SocketAddr, options: &Connect) -> anyhow::Result<()> {
         // The SYN goes with the first write.
         result = nix::unistd::write(&socket, &[WANTS_ANSWER; REQUEST]).map(drop);
     }
-    reply(&Outcome {
-        took: begin.elapsed(),
-        result: result.map_or_else(|e| format!("{e:?}"), |()| "connected".to_owned()),
-    })?;
+    reply(&Outcome::new(begin, result))?;
     until_closed();
     drop(socket);
+    Ok(())
+}
+
+pub(super) fn cross_syns(one: SocketAddr, other: SocketAddr) -> anyhow::Result<()> {
+    let begin = Instant::now();
+    let sockets = [
+        socket::begin_from(one, other)?,
+        socket::begin_from(other, one)?,
+    ];
+    let result = socket::wait(&sockets[0]);
+    reply(&Outcome::new(begin, result))?;
+    until_closed();
+    drop(sockets);
     Ok(())
 }
 

@@ -2,6 +2,7 @@
 
 use std::{
     net::{Ipv4Addr, SocketAddr},
+    path::Path,
     time::Duration,
 };
 
@@ -12,7 +13,11 @@ use rto_testbed::{
     netns::{SERVER_V4, SERVER_V4_OTHER, sysctl},
     process::beside,
     tcp::option,
-    workload::{conversation, rate::Rate, traffic::Connect},
+    workload::{
+        conversation,
+        rate::Rate,
+        traffic::{Connect, Outcome, Traffic},
+    },
 };
 use rto_tests::features::lacks;
 use serde_json::Value;
@@ -166,6 +171,82 @@ fn what_was_set_without_storage_is_given_back() -> anyhow::Result<()> {
         );
         ensure!(timers(&mut open)? == [200_000, 200_000]);
     }
+    Ok(())
+}
+
+test!(a_socket_connected_anew_has_the_timers_of_its_new_peer);
+/// Nothing was remembered at the first connection: the second one has what a fresh socket would have.
+fn a_socket_connected_anew_has_the_timers_of_its_new_peer() -> anyhow::Result<()> {
+    if lacks("bpf-getsockopt-rto-min")? {
+        // The application cannot read them either.
+        return Ok(());
+    }
+    let near = format!("[policy.near]\ncidrs = [\"10.88.0.0/24\"]\n{TIMERS}\n");
+    let loose = "[policy.loose]\ncidrs = [\"10.88.1.0/24\"]\nrto_min = \"100ms\"\n";
+    for (policies, others) in [
+        (near.clone(), [200_000, 200_000]),
+        (format!("{near}{loose}"), [100_000, 200_000]),
+    ] {
+        let env = TestEnv::with(&policies)?;
+        let _server = env.echo_server((Ipv4Addr::UNSPECIFIED, PORT).into())?;
+        for (first, then, expected) in [
+            (SERVER_V4, SERVER_V4_OTHER, others),
+            (SERVER_V4_OTHER, SERVER_V4, [16_000, 8_000]),
+        ] {
+            let options = conversation::Options {
+                first: Some(to(first, PORT)),
+                ..conversation::Options::default()
+            };
+            let mut open = env.converse(to(then, PORT), options)?;
+            let set = timers(&mut open)?;
+            ensure!(set == expected, "{first}, then {then}: {set:?}");
+        }
+        let near = near_stats(&env)?;
+        ensure!(near["active"]["connections"] == 2, "{near:#}");
+    }
+    Ok(())
+}
+
+/// Two addresses of the server's namespace connect to each other; of what the first one sends this is lost.
+fn cross_syns(
+    env: &TestEnv,
+    cgroup: Option<&Path>,
+    port: u16,
+    lost: &str,
+) -> anyhow::Result<Outcome> {
+    let [one, other] = [port, port + 1].map(|port| SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
+    let netns = &env.net.server;
+    sysctl(netns, "net.ipv4.tcp_syn_retries", "1")?;
+    env.net
+        .server_drops(&format!("tcp sport {} {lost}", one.port()))?;
+    let outcome = Traffic::cross_syns(netns, cgroup, one, other)?.outcome()?;
+    env.net.drop_nothing()?;
+    Ok(outcome)
+}
+
+test!(crossed_syns);
+/// A connecting socket that gets a SYN instead of a SYN-ACK goes on as one that connects, and gives up no sooner.
+fn crossed_syns() -> anyhow::Result<()> {
+    const LOOPBACK: &str =
+        "[policy.near]\ncidrs = [\"127.0.0.0/8\"]\ninitial_rto = \"300ms\"\nforce = true\n";
+    let env = TestEnv::with(LOOPBACK)?;
+    let cgroup = Some(env.cgroup.path());
+    let outcome = cross_syns(&env, cgroup, PORT, "tcp flags & (syn|ack) == syn")?;
+    ensure!(outcome.result == "connected", "{outcome:?}");
+    let near = near_stats(&env)?;
+    ensure!(near["active"]["connections"] == 2, "{near:#}");
+    ensure!(near["passive"]["connections"] == 0, "{near:#}");
+    let control = cross_syns(&env, None, PORT + 2, "")?;
+    let outcome = cross_syns(&env, cgroup, PORT + 4, "")?;
+    for outcome in [&control, &outcome] {
+        ensure!(outcome.result == "ETIMEDOUT", "{outcome:?}");
+    }
+    ensure!(
+        outcome.took >= control.took.mul_f64(SHARE),
+        "{outcome:?} against {control:?}"
+    );
+    let near = near_stats(&env)?;
+    ensure!(near["active"]["connections"] == 2, "{near:#}");
     Ok(())
 }
 
