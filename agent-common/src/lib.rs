@@ -245,7 +245,7 @@ pub struct Counters {
     pub time_lost_us: u64,
     /// Failed bpf_setsockopt calls, by [`SockOpt`].
     pub setsockopt_failures: [u64; SockOpt::COUNT],
-    /// Connections left alone because socket storage could not be had (memory).
+    /// Connections for whose state there was no memory: they lack options of the policy, or are not counted in full.
     pub storage_failures: u64,
     /// Retransmission timeouts of established connections (RFC 6298 section 5.4), by how many
     /// came right before without an answer: 0, 1, ... and 7 or more.

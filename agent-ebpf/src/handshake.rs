@@ -51,7 +51,7 @@ fn sampled(ctx: &SockOpsContext) -> u32 {
     if chosen { one_in } else { 0 }
 }
 
-/// Notes whose connection it is. What it stands for in samples is itself alone.
+/// Notes whose connection it is.
 #[inline(always)]
 pub(crate) fn note(
     ctx: &SockOpsContext,
@@ -94,36 +94,35 @@ pub(crate) fn established_clean(
     let tally = Tally::of(index, direction);
     tally.add_one(Counter::CONNECTIONS);
     let weight = sampled(ctx);
-    if weight != 0 {
-        measure(ctx, storage, index, policy, tally, direction, weight);
+    if weight != 0
+        && let Some(state) = store(ctx, storage, index, policy, direction)
+    {
+        state.watch.weight = weight;
+        state.watch.srtt_sampled_ns = socket::now();
+        tally.time(Times::Handshake, socket::srtt_us(ctx).into(), weight);
     }
 }
 
-/// Has a connection measured to its end, for so many.
+/// Gives storage to a connection that did without so far: notes whose it is, what was set on it, and which callbacks it
+/// asked for; what it stands for in samples is itself alone.
 #[inline(always)]
-fn measure(
+pub(crate) fn store<'a>(
     ctx: &SockOpsContext,
-    storage: &mut Storage<'_>,
+    storage: &'a mut Storage<'_>,
     index: u32,
     policy: &Policy,
-    tally: Tally,
     direction: u32,
-    weight: u32,
-) {
+) -> Option<&'a mut SocketState> {
+    let tally = Tally::of(index, direction);
     let Some(state) = storage.make() else {
         tally.add(Counter::STORAGE_FAILURES, 1);
-        return;
+        return None;
     };
-    let flags = hook::without_storage(direction);
     note(ctx, state, index, policy, direction);
-    state.watch.weight = weight;
-    state.watch.srtt_sampled_ns = socket::now();
-    if policy.rto_min_us | policy.delack_max_us != 0 {
-        Target::of(ctx).remember(&mut state.options);
-    }
-    state.options.cb_flags_added |= flags;
+    Target::of(ctx).remember(&mut state.options);
+    state.options.cb_flags_added |= hook::without_storage(direction);
     hook::enable(ctx, state, tally);
-    tally.time(Times::Handshake, socket::srtt_us(ctx).into(), weight);
+    Some(state)
 }
 
 /// Counts a connection that has just been established, last of all: what is decided here would be

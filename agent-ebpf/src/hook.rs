@@ -185,16 +185,7 @@ fn at_loss<'a>(ctx: &SockOpsContext, storage: &'a mut Storage<'_>) -> Option<&'a
         }
         let (index, policy) = lookup::policy_or_unmatched(ctx, lookup::Hit::Leave)?;
         let direction = direction_of(socket::callbacks(ctx));
-        let tally = Tally::of(index, direction);
-        let Some(state) = storage.make() else {
-            tally.add(Counter::STORAGE_FAILURES, 1);
-            return None;
-        };
-        handshake::note(ctx, state, index, policy, direction);
-        let target = Target::of(ctx);
-        target.remember(&mut state.options);
-        state.options.cb_flags_added |= without_storage(direction);
-        enable(ctx, state, tally);
+        handshake::store(ctx, storage, index, policy, direction)?;
     }
     let state = storage.of_policy()?;
     // Connections that lose something are all counted.

@@ -136,7 +136,7 @@ impl Snapshot {
             }
             if counters.storage_failures > 0 {
                 warnings.push(format!(
-                    "policy {name}: {} left alone: out of memory",
+                    "policy {name}: out of memory for the state of {}, which may lack options or be counted in part",
                     counted(counters.storage_failures, "connection", "connections")
                 ));
             }

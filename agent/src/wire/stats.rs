@@ -282,7 +282,7 @@ counters! {
         linear_ended: "linear_mode_ended", Connections, title "linear mode ended";
         /// Sockets that were open already and got the policy
         open_sockets: "open_sockets", Connections, title "open sockets taken over";
-        /// Connections left alone because memory was short
+        /// Connections for whose state memory was short: they lack options, or are not counted in full
         storage_failures: "storage_failures", Connections, title "storage failures";
     }
 }
