@@ -24,8 +24,8 @@ pub struct Event {
     pub timer_jiffies: u32,
     /// `BPF_TCP_*`.
     pub state: u32,
-    /// Index into `POLICIES`.
-    pub policy: u32,
+    /// The connection's [`super::arm`].
+    pub arm: u32,
     /// [`super::Policy::generation`] at the connection's beginning.
     pub generation: u32,
     /// One of [`super::direction`].

@@ -7,6 +7,7 @@
 #![no_std]
 
 pub mod address;
+pub mod arm;
 pub mod event;
 pub mod histogram;
 mod kernel_types;
@@ -22,7 +23,7 @@ pub use socket::{Handshake, Options, Remembered, SocketState, Watch, settled, so
 use histogram::Histogram;
 
 /// Version of every struct and map below; it is part of the pins' directory name.
-pub const LAYOUT_VERSION: u32 = 8;
+pub const LAYOUT_VERSION: u32 = 9;
 
 /// Policies that may be in force at once.
 pub const MAX_POLICIES: u32 = 1024;
@@ -30,9 +31,9 @@ pub const MAX_POLICIES: u32 = 1024;
 /// Slots of the `POLICIES` array. While one configuration replaces another the policies of both are there.
 pub const SLOTS: u32 = FIRST_SLOT + 2 * MAX_POLICIES;
 
-/// Slots whose counters lie in `COUNTERS`: 64 kB a CPU. (An array takes all of its memory at once, and has to have room
+/// Slots whose counters lie in `COUNTERS`: 74 kB a CPU. (An array takes all of its memory at once, and has to have room
 /// for the most policies there can be, unlike the hash.)
-pub const FAST_SLOTS: u32 = 64;
+pub const FAST_SLOTS: u32 = 32;
 
 /// Slot 0 belongs to no policy: a zeroed map value can never name one.
 pub const NO_POLICY: u32 = 0;
@@ -40,8 +41,11 @@ pub const NO_POLICY: u32 = 0;
 /// The slot of connections that no entry covers, where these are counted: a policy without settings.
 pub const UNMATCHED: u32 = 1;
 
+/// The slot of the settings that control arms ([`arm`]) have: none.
+pub const CONTROL: u32 = 2;
+
 /// The first slot that a policy of the configuration may have.
-pub const FIRST_SLOT: u32 = 2;
+pub const FIRST_SLOT: u32 = 3;
 
 /// Who began a connection; a policy has one [`Statistics`] for each.
 pub mod direction {
@@ -55,15 +59,15 @@ pub mod direction {
     pub const ALL: [u32; 3] = [ACTIVE, PASSIVE, UNKNOWN];
 }
 
-/// Key of a policy's `STATISTICS` for a direction; 0 is that of no policy.
+/// Key of the `STATISTICS` of an [`arm`] for a direction; 0 is that of no policy.
 #[inline(always)]
 #[must_use]
-pub const fn statistics_key(policy: u32, direction: u32) -> u32 {
-    policy << 2 | direction
+pub const fn statistics_key(arm: u32, direction: u32) -> u32 {
+    arm << 2 | direction
 }
 
 /// Length of `COUNTERS`.
-pub const FAST_COUNTERS: u32 = FAST_SLOTS << 2;
+pub const FAST_COUNTERS: u32 = arm::treated(FAST_SLOTS) << 2;
 
 /// SO_MARK of the agent's own probe of the timers in force: its connection gets its policy as any
 /// other does, and is in no count.
@@ -104,7 +108,7 @@ pub mod maps {
     pub const EVENT_CONTROL: &str = "EVENT_CONTROL";
     /// Array of one: [`super::WalkControl`], what a walk over open sockets is to do. Not pinned.
     pub const WALK_CONTROL: &str = "WALK_CONTROL";
-    /// Array: policy index -> [`super::WalkCounts`], what the walk did. Not pinned.
+    /// Array: policy's slot -> [`super::WalkCounts`], what the walk did. Not pinned.
     pub const WALK_COUNTS: &str = "WALK_COUNTS";
     /// Array of one: [`super::Probe`], what the kernel answered. Not pinned.
     pub const PROBE: &str = "PROBE";
@@ -264,9 +268,20 @@ pub struct Counters {
     /// Connections that ended without both sides having finished: reset, timed out, or closed with
     /// data unread. Those in `expired` are among them.
     pub aborted: u64,
-    /// Keeps the size a multiple of 64.
+    /// Connections that were begun, lost a SYN or its answer, and were not established.
+    pub failed: u64,
+    /// Handshakes that took longer than [`SLOW_HANDSHAKE_US`].
+    pub slow_handshakes: u64,
+    /// Connections of whose handshake a retransmission was spurious.
+    pub spurious_connections: u64,
+    /// Connections that lost something and were told by the peer that it got a segment twice (DSACK, RFC 2883).
+    pub dsack_connections: u64,
+    /// Keeps the size a multiple of 32, so that those of every connection share a cache line.
     pub reserved: u64,
 }
+
+/// A handshake that took longer counts as slow, microseconds.
+pub const SLOW_HANDSHAKE_US: u32 = 500_000;
 
 /// Everything that is counted for a policy, a direction and a CPU.
 #[repr(C)]
@@ -405,11 +420,11 @@ pub struct Probe {
 
 const _: () = {
     assert!(size_of::<EntryValue>() == 8);
-    assert!(size_of::<Policy>() == 10 * 4 + 64 + 32 + 128 + 64);
+    assert!(size_of::<Policy>() == 12 * 4 + 64 + 32 + 128 + 64);
     assert!(size_of::<PolicySlot>() == 8 + 2 * size_of::<Policy>());
     assert!(size_of::<HostDefaults>() == 8);
-    assert!(size_of::<Counters>() == 256);
-    assert!(size_of::<Statistics>() == 256 + 2 * (8 + 8 * histogram::BUCKETS));
+    assert!(size_of::<Counters>() == 288);
+    assert!(size_of::<Statistics>() == 288 + 2 * (8 + 8 * histogram::BUCKETS));
     // With what the kernel keeps beside it (72 bytes, `struct bpf_local_storage_elem`, Linux 6.18) it still fits the
     // 256-byte allocation class.
     assert!(size_of::<SocketState>() == 16 + 32 + (5 * 12 + 9 * 4) + 40);
@@ -418,11 +433,11 @@ const _: () = {
     assert!(size_of::<WalkCounts>() == 16);
     assert!(size_of::<Probe>() == 8 * 19);
     assert!(core::mem::offset_of!(Policy, generation) == 4);
-    assert!(core::mem::offset_of!(Policy, syn_retries) == 136);
+    assert!(core::mem::offset_of!(Policy, syn_retries) == 144);
     assert!(core::mem::offset_of!(Statistics, counters) == 0);
-    assert!(core::mem::offset_of!(Statistics, handshake) == 256);
+    assert!(core::mem::offset_of!(Statistics, handshake) == 288);
     assert!(core::mem::offset_of!(Counters, setsockopt_failures) == 64);
-    assert!(core::mem::offset_of!(SocketState, policy) == 0);
+    assert!(core::mem::offset_of!(SocketState, arm) == 0);
 };
 
 #[cfg(feature = "user")]
@@ -473,11 +488,16 @@ mod tests {
 
     #[test]
     fn no_key_of_a_policy_is_zero() {
-        for policy in [UNMATCHED, FIRST_SLOT, SLOTS - 1] {
-            for direction in direction::ALL {
-                assert_ne!(statistics_key(policy, direction), 0);
+        for slot in [UNMATCHED, FIRST_SLOT, SLOTS - 1] {
+            for arm in arm::of(slot) {
+                for direction in direction::ALL {
+                    assert_ne!(statistics_key(arm, direction), 0);
+                }
             }
         }
-        assert_eq!(statistics_key(NO_POLICY, direction::ACTIVE), 0);
+        assert_eq!(
+            statistics_key(arm::treated(NO_POLICY), direction::ACTIVE),
+            0
+        );
     }
 }

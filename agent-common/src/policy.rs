@@ -17,6 +17,11 @@ pub struct Policy {
     /// The initial RTO of the SYN in force, the kernel's own included, microseconds: an answer that
     /// took no longer is no answer to a copy sent too early.
     pub initial_rto_us: u32,
+    /// Connections (or peers, [`policy_flags::CONTROL_BY_PEER`]) whose [`crate::arm::hash`] is below this are in the
+    /// control arm; 0: there is none.
+    pub control_below: u32,
+    /// Seed of that hash.
+    pub control_seed: u32,
     /// TCP_BPF_RTO_MIN, microseconds.
     pub rto_min_us: u32,
     /// TCP_BPF_DELACK_MAX, microseconds.
@@ -106,6 +111,8 @@ pub mod policy_flags {
     /// Connections have storage from their beginning on: the policy sets something later in a connection's life, or
     /// an option that the kernel does not tell a program, so that what it was must be remembered.
     pub const STORED: u32 = 1 << 5;
+    /// All connections of a peer are in the same arm.
+    pub const CONTROL_BY_PEER: u32 = 1 << 6;
 }
 
 /// Bits of `LASTING`: options that connections without storage may have.
@@ -133,6 +140,8 @@ impl Policy {
         generation: 0,
         initial_rto_jiffies: 0,
         initial_rto_us: 0,
+        control_below: 0,
+        control_seed: 0,
         rto_min_us: 0,
         delack_max_us: 0,
         rto_max_ms: 0,

@@ -7,9 +7,10 @@ use crate::event::COMM_LEN;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SocketState {
-    /// Index into `POLICIES`; [`crate::NO_POLICY`] once the socket was reconnected to an address without an entry.
-    pub policy: u32,
-    /// [`crate::Policy::generation`] of that policy at that time.
+    /// Its policy's [`crate::arm`]; 0, which is no policy's, once the socket was reconnected to an address without an
+    /// entry.
+    pub arm: u32,
+    /// [`crate::Policy::generation`] of its policy at that time.
     pub generation: u32,
     /// One of [`crate::direction`].
     pub direction: u32,

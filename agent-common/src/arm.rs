@@ -1,0 +1,145 @@
+//! The arms of a policy: the one that its settings are for, and a control arm that keeps the kernel's own.
+//!
+//! An arm is a number: the policy's slot, and which of the two it is. A hash decides, of what all callbacks of a
+//! connection know, so that its request, the socket made of it, its later callbacks and a walk come to the same.
+
+use crate::address::Peer;
+
+/// The arm that has the policy's settings.
+#[inline(always)]
+#[must_use]
+pub const fn treated(slot: u32) -> u32 {
+    slot << 1
+}
+
+/// The arm that has none.
+#[inline(always)]
+#[must_use]
+pub const fn control(slot: u32) -> u32 {
+    slot << 1 | 1
+}
+
+/// The slot of an arm's policy.
+#[inline(always)]
+#[must_use]
+pub const fn slot(arm: u32) -> u32 {
+    arm >> 1
+}
+
+/// Whether it is a policy's control arm.
+#[inline(always)]
+#[must_use]
+pub const fn is_control(arm: u32) -> bool {
+    arm & 1 != 0
+}
+
+/// Both arms of a slot.
+#[must_use]
+pub const fn of(slot: u32) -> [u32; 2] {
+    [treated(slot), control(slot)]
+}
+
+/// The hash of a connection, or of a peer where `ports` is 0, that is compared with
+/// [`crate::Policy::control_below`]. `ports`: the remote port in the upper half in network order, as bpf_sock_ops has it,
+/// and the local one in the lower half.
+///
+/// MurmurHash3 (Appleby, public domain) of the address's words and the ports: uniform for neighbouring addresses and
+/// ports, and other for another seed.
+#[inline(always)]
+#[must_use]
+pub fn hash(seed: u32, peer: &Peer, ports: u32) -> u32 {
+    let mut hash = seed;
+    match peer {
+        Peer::V4(address) => hash = mix(hash, u32::from_ne_bytes(*address)),
+        Peer::V6(a) => {
+            hash = mix(hash, u32::from_ne_bytes([a[0], a[1], a[2], a[3]]));
+            hash = mix(hash, u32::from_ne_bytes([a[4], a[5], a[6], a[7]]));
+            hash = mix(hash, u32::from_ne_bytes([a[8], a[9], a[10], a[11]]));
+            hash = mix(hash, u32::from_ne_bytes([a[12], a[13], a[14], a[15]]));
+        }
+    }
+    finish(mix(hash, ports))
+}
+
+#[inline(always)]
+const fn mix(hash: u32, word: u32) -> u32 {
+    let word = word.wrapping_mul(0xcc9e_2d51).rotate_left(15);
+    let hash = (hash ^ word.wrapping_mul(0x1b87_3593)).rotate_left(13);
+    hash.wrapping_mul(5).wrapping_add(0xe654_6b64)
+}
+
+#[inline(always)]
+const fn finish(hash: u32) -> u32 {
+    let hash = (hash ^ (hash >> 16)).wrapping_mul(0x85eb_ca6b);
+    let hash = (hash ^ (hash >> 13)).wrapping_mul(0xc2b2_ae35);
+    hash ^ (hash >> 16)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::address::peer_v6;
+
+    #[test]
+    fn an_arm_says_whose_it_is() {
+        for slot in [0, 1, 2, crate::SLOTS - 1] {
+            assert_eq!(
+                (super::slot(treated(slot)), is_control(treated(slot))),
+                (slot, false)
+            );
+            assert_eq!(
+                (super::slot(control(slot)), is_control(control(slot))),
+                (slot, true)
+            );
+        }
+    }
+
+    /// The least significant bits of addresses and ports are those that differ.
+    #[test]
+    fn shares_are_those_asked_for_whatever_differs() {
+        const N: u32 = 100_000;
+        type Case = fn(u32) -> (Peer, u32);
+        let cases: [(&str, Case); 4] = [
+            ("local ports", |n| {
+                (
+                    Peer::V4([10, 0, 0, 1]),
+                    443 << 16 | (n & 0xffff) | (n >> 16) << 20,
+                )
+            }),
+            ("remote ports", |n| {
+                (Peer::V4([10, 0, 0, 1]), n << 16 | 443 | n >> 16)
+            }),
+            ("addresses", |n| {
+                (Peer::V4((0x0a00_0000 + n).to_be_bytes()), 0)
+            }),
+            ("IPv6 addresses", |n| (peer_v6([0xfd, 0, 0, n.to_be()]), 0)),
+        ];
+        for (what, case) in cases {
+            for (seed, share) in [(1, 0.02), (2, 0.05), (77, 0.5), (3, 0.95)] {
+                let below = (share * f64::from(u32::MAX)) as u32;
+                let mut in_control = 0.0;
+                for n in 0..N {
+                    let (peer, ports) = case(n);
+                    in_control += f64::from(hash(seed, &peer, ports) < below);
+                }
+                let (mean, sigma) = (
+                    share * f64::from(N),
+                    (share * (1.0 - share) * f64::from(N)).sqrt(),
+                );
+                assert!(
+                    (in_control - mean).abs() < 4.0 * sigma,
+                    "{what}, {seed}: {in_control}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn another_seed_chooses_others() {
+        let peer = |n: u32| Peer::V4((0x0a00_0000 + n).to_be_bytes());
+        let both = (0..10_000)
+            .filter(|n| hash(1, &peer(*n), 0) < 1 << 31 && hash(2, &peer(*n), 0) < 1 << 31);
+        // A quarter, with a deviation of 43.
+        assert!(both.count().abs_diff(2500) < 4 * 43);
+    }
+}
