@@ -5,6 +5,9 @@
 
 use crate::address::Peer;
 
+/// No arm: that of the slot of no policy.
+pub const NONE: u32 = 0;
+
 /// The arm that has the policy's settings.
 #[inline(always)]
 #[must_use]
@@ -43,22 +46,28 @@ pub const fn of(slot: u32) -> [u32; 2] {
 /// [`crate::Policy::control_below`]. `ports`: the remote port in the upper half in network order, as bpf_sock_ops has it,
 /// and the local one in the lower half.
 ///
-/// MurmurHash3 (Appleby, public domain) of the address's words and the ports: uniform for neighbouring addresses and
-/// ports, and other for another seed.
+/// MurmurHash3 (Appleby, public domain) of the [`address`] and the ports: uniform for neighbouring addresses and ports,
+/// and other for another seed.
 #[inline(always)]
 #[must_use]
-pub fn hash(seed: u32, peer: &Peer, ports: u32) -> u32 {
-    let mut hash = seed;
-    match peer {
-        Peer::V4(address) => hash = mix(hash, u32::from_ne_bytes(*address)),
-        Peer::V6(a) => {
-            hash = mix(hash, u32::from_ne_bytes([a[0], a[1], a[2], a[3]]));
-            hash = mix(hash, u32::from_ne_bytes([a[4], a[5], a[6], a[7]]));
-            hash = mix(hash, u32::from_ne_bytes([a[8], a[9], a[10], a[11]]));
-            hash = mix(hash, u32::from_ne_bytes([a[12], a[13], a[14], a[15]]));
-        }
-    }
+#[expect(clippy::cast_possible_truncation, reason = "halves")]
+pub const fn hash(seed: u32, [first, second]: [u64; 2], ports: u32) -> u32 {
+    let mut hash = mix(mix(seed, first as u32), (first >> 32) as u32);
+    hash = mix(mix(hash, second as u32), (second >> 32) as u32);
     finish(mix(hash, ports))
+}
+
+/// An address in two words.
+#[inline(always)]
+#[must_use]
+pub fn address(peer: &Peer) -> [u64; 2] {
+    match peer {
+        Peer::V4(address) => [u32::from_ne_bytes(*address).into(), 0],
+        Peer::V6(a) => [
+            u64::from_ne_bytes([a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7]]),
+            u64::from_ne_bytes([a[8], a[9], a[10], a[11], a[12], a[13], a[14], a[15]]),
+        ],
+    }
 }
 
 #[inline(always)]
@@ -120,7 +129,7 @@ mod tests {
                 let mut in_control = 0.0;
                 for n in 0..N {
                     let (peer, ports) = case(n);
-                    in_control += f64::from(hash(seed, &peer, ports) < below);
+                    in_control += f64::from(hash(seed, address(&peer), ports) < below);
                 }
                 let (mean, sigma) = (
                     share * f64::from(N),
@@ -137,8 +146,9 @@ mod tests {
     #[test]
     fn another_seed_chooses_others() {
         let peer = |n: u32| Peer::V4((0x0a00_0000 + n).to_be_bytes());
-        let both = (0..10_000)
-            .filter(|n| hash(1, &peer(*n), 0) < 1 << 31 && hash(2, &peer(*n), 0) < 1 << 31);
+        let both = (0..10_000).filter(|n| {
+            hash(1, address(&peer(*n)), 0) < 1 << 31 && hash(2, address(&peer(*n)), 0) < 1 << 31
+        });
         // A quarter, with a deviation of 43.
         assert!(both.count().abs_diff(2500) < 4 * 43);
     }

@@ -6,7 +6,7 @@
 
 use aya_ebpf::{bindings::bpf_sock_ops, programs::SockOpsContext};
 use rto_agent_common::{
-    NO_POLICY, Policy, SocketState, direction, event::kind, policy_flags, socket_flags,
+    Policy, SocketState, arm, direction, event::kind, policy_flags, socket_flags,
 };
 use rto_agent_ebpf::counter::Counter;
 
@@ -33,7 +33,7 @@ pub(crate) fn syn_timeout(ops: *mut bpf_sock_ops) -> u32 {
     } else {
         lookup::Hit::Count
     };
-    let Some((index, policy)) = lookup::policy_or_unmatched(ctx, hit) else {
+    let Some((arm, policy)) = lookup::policy_or_unmatched(ctx, hit) else {
         // Without callbacks nothing was ever done to it.
         return if hook::has_callbacks(ctx) {
             forget(ops)
@@ -41,12 +41,12 @@ pub(crate) fn syn_timeout(ops: *mut bpf_sock_ops) -> u32 {
             0
         };
     };
-    let tally = Tally::of(index, direction::ACTIVE);
+    let tally = Tally::of(arm, direction::ACTIVE);
     if is_probe
         || !goes_without_storage(ctx, policy)
         || !Target::apply_unremembered(ctx, policy, tally)
     {
-        return connect_with_storage(ops, index, policy, is_probe);
+        return connect_with_storage(ops, arm, policy, is_probe);
     }
     if policy.initial_rto_jiffies != 0 {
         ctx.set_reply(policy.initial_rto_jiffies);
@@ -85,19 +85,14 @@ pub(crate) fn asked_again(ops: *mut bpf_sock_ops) -> u32 {
 
 /// The same for a connection that has something to remember.
 #[inline(never)]
-fn connect_with_storage(
-    ops: *mut bpf_sock_ops,
-    index: u32,
-    policy: &Policy,
-    is_probe: bool,
-) -> u32 {
+fn connect_with_storage(ops: *mut bpf_sock_ops, arm: u32, policy: &Policy, is_probe: bool) -> u32 {
     // SAFETY: the only one that is in use.
     let (ctx, mut storage) = unsafe { storage::context(ops) };
     let ctx = &ctx;
     let tally = if is_probe {
         Tally::NOBODY
     } else {
-        Tally::of(index, direction::ACTIVE)
+        Tally::of(arm, direction::ACTIVE)
     };
     let is_new = storage.find().is_none();
     let Some(state) = storage.make() else {
@@ -108,7 +103,7 @@ fn connect_with_storage(
     if is_new {
         target.remember(&mut state.options);
     }
-    begin(ctx, state, index, policy);
+    begin(ctx, state, arm, policy);
     hook::mark_stored(ctx, state, tally);
     state.flags = if is_probe { socket_flags::UNCOUNTED } else { 0 };
     socket::note_process(&mut state.watch);
@@ -149,8 +144,8 @@ fn keep_kernel_rto(state: &mut SocketState) {
 /// Fills the storage for a connection that begins. TCP_SYNCNT is not touched: what was done to it
 /// for a former connection attempt of the socket must be known to the new one.
 #[inline(always)]
-fn begin(ctx: &SockOpsContext, state: &mut SocketState, index: u32, policy: &Policy) {
-    handshake::note(ctx, state, index, policy, direction::ACTIVE);
+fn begin(ctx: &SockOpsContext, state: &mut SocketState, arm: u32, policy: &Policy) {
+    handshake::note(ctx, state, arm, policy, direction::ACTIVE);
     let now = socket::now();
     handshake::begin(&mut state.handshake, 0, now);
     // A short connection has the sample at its end.
@@ -170,7 +165,7 @@ fn forget(ops: *mut bpf_sock_ops) -> u32 {
         syn_retries::restore(target, &mut state.options);
         target.restore(state, KERNEL, Tally::NOBODY);
         hook::disable(&ctx, &mut state.options);
-        state.policy = NO_POLICY;
+        state.arm = arm::NONE;
     } else {
         // Of a former connection. (Which of the callbacks others asked for is not known, so that they stay.)
         target.restore_unremembered(KERNEL);
@@ -243,10 +238,10 @@ fn note_unseen_loss(ctx: &SockOpsContext, storage: &mut Storage<'_>) {
 #[inline(always)]
 fn lost(ctx: &SockOpsContext, storage: &mut Storage<'_>, timer: u32) {
     let found = lookup::policy_or_unmatched(ctx, lookup::Hit::Leave);
-    let Some((index, policy)) = found.or_else(lookup::no_policy) else {
+    let Some((arm, policy)) = found.or_else(lookup::no_policy) else {
         return;
     };
-    let tally = Tally::of(index, direction::ACTIVE);
+    let tally = Tally::of(arm, direction::ACTIVE);
     let target = Target::of(ctx);
     let Some(state) = storage.make() else {
         tally.add(Counter::STORAGE_FAILURES, 1);
@@ -258,7 +253,7 @@ fn lost(ctx: &SockOpsContext, storage: &mut Storage<'_>, timer: u32) {
         return;
     };
     target.remember(&mut state.options);
-    begin(ctx, state, index, policy);
+    begin(ctx, state, arm, policy);
     note_timer(state, policy, timer);
     state.handshake.retransmissions_counted = 0;
     // What comes after the handshake is for connections that had storage from their beginning on.
@@ -282,6 +277,19 @@ fn note_timer(state: &mut SocketState, policy: &Policy, timer: u32) {
     handshake.ns = handshake.ns.wrapping_sub(waited_ns);
 }
 
+/// STATE_CB of a connecting socket that is closed: it has storage if it lost something.
+#[inline(never)]
+pub(crate) fn failed(ops: *mut bpf_sock_ops) -> u32 {
+    // SAFETY: the only one of this run.
+    let (ctx, mut storage) = unsafe { storage::context(ops) };
+    if socket::total_retrans(&ctx) != 0
+        && let Some(state) = storage.of_policy()
+    {
+        Tally::of_socket(state).add(Counter::FAILED, 1);
+    }
+    0
+}
+
 /// ACTIVE_ESTABLISHED_CB: the SYN-ACK has come.
 #[inline(always)]
 pub(crate) fn established(ops: *mut bpf_sock_ops) -> u32 {
@@ -298,8 +306,8 @@ pub(crate) fn established(ops: *mut bpf_sock_ops) -> u32 {
         finish(ctx, state);
         return 0;
     }
-    if let Some((index, policy)) = lookup::policy_or_unmatched(ctx, lookup::Hit::Leave) {
-        handshake::established_clean(ctx, &mut storage, index, policy, direction::ACTIVE);
+    if let Some((arm, policy)) = lookup::policy_or_unmatched(ctx, lookup::Hit::Leave) {
+        handshake::established_clean(ctx, &mut storage, arm, policy, direction::ACTIVE);
     }
     0
 }

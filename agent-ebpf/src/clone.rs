@@ -29,11 +29,11 @@ extern "C" fn rto_clone(arguments: *const [*mut c_void; 2]) -> i32 {
     };
     // SAFETY: a request begins with a `sock_common`; the hook's arguments are never null. (The
     // socket's own address is not filled in yet.)
-    let peer = unsafe { SockCommon::new(request) }.peer();
-    if let Some((index, policy)) = lookup::policy_of(peer)
+    let request = unsafe { SockCommon::new(request) };
+    if let Some((arm, policy)) = lookup::policy_of(request)
         && policy.rto_min_us != 0
     {
-        let tally = Tally::of(index, direction::PASSIVE);
+        let tally = Tally::of(arm, direction::PASSIVE);
         // The state has no policy yet: PASSIVE_ESTABLISHED chooses it, and only adds to this.
         // SAFETY: the only one of this run; nobody else knows the socket yet.
         let mut storage = unsafe { Storage::of_socket(sk) };

@@ -41,6 +41,14 @@ impl Counter {
     pub const OPEN_SOCKETS: Self = Self(offset_of!(Counters, open_sockets));
     /// [`Counters::aborted`].
     pub const ABORTED: Self = Self(offset_of!(Counters, aborted));
+    /// [`Counters::failed`].
+    pub const FAILED: Self = Self(offset_of!(Counters, failed));
+    /// [`Counters::slow_handshakes`].
+    pub const SLOW_HANDSHAKES: Self = Self(offset_of!(Counters, slow_handshakes));
+    /// [`Counters::spurious_connections`].
+    pub const SPURIOUS_CONNECTIONS: Self = Self(offset_of!(Counters, spurious_connections));
+    /// [`Counters::dsack_connections`].
+    pub const DSACK_CONNECTIONS: Self = Self(offset_of!(Counters, dsack_connections));
     /// [`Counters::rtos`] after so many timeouts in a row; those beyond the last step belong to it.
     #[inline(always)]
     #[must_use]
@@ -123,6 +131,10 @@ mod tests {
             Counter::SEGMENTS_RETRANSMITTED,
             Counter::LINEAR_ENDED,
             Counter::OPEN_SOCKETS,
+            Counter::FAILED,
+            Counter::SLOW_HANDSHAKES,
+            Counter::SPURIOUS_CONNECTIONS,
+            Counter::DSACK_CONNECTIONS,
         ];
         let mut seen = [false; size_of::<Counters>() / size_of::<u64>()];
         let failures = SockOpt::NAMES

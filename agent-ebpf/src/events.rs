@@ -84,7 +84,7 @@ fn tell_now(
             (*event).attempt = attempt;
             (*event).timer_jiffies = timer_jiffies;
             (*event).state = read(&raw const (*ops).state);
-            (*event).policy = state.policy;
+            (*event).arm = state.arm;
             (*event).generation = state.generation;
             (*event).direction = state.direction;
             (*event).pid = state.watch.pid;

@@ -3,11 +3,13 @@
 use core::arch::asm;
 
 use aya_ebpf::{bindings::bpf_sock_ops, programs::SockOpsContext};
-use rto_agent_common::{GAINS, Handshake, Policy, SocketState, direction, statistics};
+use rto_agent_common::{
+    GAINS, Handshake, Policy, SLOW_HANDSHAKE_US, SocketState, direction, statistics,
+};
 use rto_agent_ebpf::{
     counter::Counter,
     ops::{Change, change},
-    verdict::{Verdict, after_samples, spurious_at_most, syn_ack_gain_us},
+    verdict::{Verdict, after_samples, handshake_us, spurious_at_most, syn_ack_gain_us},
 };
 
 use crate::{
@@ -56,12 +58,12 @@ fn sampled(ctx: &SockOpsContext) -> u32 {
 pub(crate) fn note(
     ctx: &SockOpsContext,
     state: &mut SocketState,
-    index: u32,
+    arm: u32,
     policy: &Policy,
     direction: u32,
 ) {
-    state.policy = index;
-    state.generation = policy.generation;
+    state.arm = arm;
+    state.generation = tables::generation(arm, policy);
     state.direction = direction;
     state.handshake.initial_rto_jiffies = policy.initial_rto_jiffies;
     state.handshake.initial_rto_us = policy.initial_rto_us;
@@ -84,18 +86,21 @@ pub(crate) fn begin(handshake: &mut Handshake, retransmissions: u32, ns: u64) {
 pub(crate) fn established_clean(
     ctx: &SockOpsContext,
     storage: &mut Storage<'_>,
-    index: u32,
+    arm: u32,
     policy: &Policy,
     direction: u32,
 ) {
     if !tables::counts(statistics::ON) {
         return;
     }
-    let tally = Tally::of(index, direction);
+    let tally = Tally::of(arm, direction);
     tally.add_one(Counter::CONNECTIONS);
+    if socket::srtt_us(ctx) > SLOW_HANDSHAKE_US {
+        tally.add(Counter::SLOW_HANDSHAKES, 1);
+    }
     let weight = sampled(ctx);
     if weight != 0
-        && let Some(state) = store(ctx, storage, index, policy, direction)
+        && let Some(state) = store(ctx, storage, arm, policy, direction)
     {
         state.watch.weight = weight;
         state.watch.srtt_sampled_ns = socket::now();
@@ -109,16 +114,16 @@ pub(crate) fn established_clean(
 pub(crate) fn store<'a>(
     ctx: &SockOpsContext,
     storage: &'a mut Storage<'_>,
-    index: u32,
+    arm: u32,
     policy: &Policy,
     direction: u32,
 ) -> Option<&'a mut SocketState> {
-    let tally = Tally::of(index, direction);
+    let tally = Tally::of(arm, direction);
     let Some(state) = storage.make() else {
         tally.add(Counter::STORAGE_FAILURES, 1);
         return None;
     };
-    note(ctx, state, index, policy, direction);
+    note(ctx, state, arm, policy, direction);
     Target::of(ctx).remember(&mut state.options);
     state.options.cb_flags_added |= hook::without_storage(direction);
     hook::enable(ctx, state, tally);
@@ -140,17 +145,16 @@ pub(crate) fn established(
     tally.add(Counter::CONNECTIONS, 1);
     let took_us = state.handshake.ns / 1000;
     let srtt_us = socket::srtt_us(ctx);
+    let initial_rto_us = state.handshake.initial_rto_us;
+    // A passive handshake is not seen to begin: its request has no storage.
+    let time_us = handshake_us(took_us, srtt_us, retransmissions, initial_rto_us);
+    if time_us > SLOW_HANDSHAKE_US.into() {
+        tally.add(Counter::SLOW_HANDSHAKES, 1);
+    }
     if retransmissions == 0 {
-        // A passive handshake is not seen to begin: its request has no storage.
-        let time_us = if took_us != 0 {
-            took_us
-        } else {
-            srtt_us.into()
-        };
         tally.time(Times::Handshake, time_us, 1);
         return;
     }
-    let initial_rto_us = state.handshake.initial_rto_us;
     let at_most = spurious_at_most(retransmissions, srtt_us, took_us, initial_rto_us);
     state.handshake.spurious_at_most = at_most;
     // Where the answer came late none may be spurious, and the path's time is still not known.
@@ -175,11 +179,12 @@ fn judge(state: &SocketState, tally: Tally, retransmissions: u32, spurious: u32,
     }
     if spurious != 0 {
         tally.add(Counter::SPURIOUS, spurious.into());
+        tally.add(Counter::SPURIOUS_CONNECTIONS, 1);
     }
     let needed = retransmissions.saturating_sub(spurious);
     if needed != 0 {
         let initial_rto_us = state.handshake.initial_rto_us;
-        rto_recovered(state.policy, state.direction, needed, initial_rto_us);
+        rto_recovered(state.arm, state.direction, needed, initial_rto_us);
     }
 }
 
@@ -187,10 +192,10 @@ fn judge(state: &SocketState, tally: Tally, retransmissions: u32, spurious: u32,
 /// function with a symbol: see `tables`.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn rto_recovered(slot: u32, direction: u32, needed: u32, initial_rto_us: u32) -> u32 {
-    let tally = Tally::of(slot, direction);
+extern "C" fn rto_recovered(arm: u32, direction: u32, needed: u32, initial_rto_us: u32) -> u32 {
+    let tally = Tally::of(arm, direction);
     tally.add(Counter::RECOVERED, 1);
-    let Some(policy) = tables::policy(slot) else {
+    let Some(policy) = tables::settings(arm) else {
         return 0;
     };
     if direction == direction::ACTIVE {
@@ -306,6 +311,9 @@ pub(crate) fn state_changed(ops: *mut bpf_sock_ops) -> u32 {
     let weight = state.watch.weight;
     if change == Change::Aborted {
         tally.add(Counter::ABORTED, weight.into());
+    }
+    if socket::total_retrans(ctx) != 0 && socket::has_dsacks(ctx) {
+        tally.add(Counter::DSACK_CONNECTIONS, 1);
     }
     if tables::counts(statistics::RTT_AT_END) {
         tally.time(Times::Srtt, socket::srtt_us(ctx).into(), weight);

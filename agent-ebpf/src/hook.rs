@@ -183,9 +183,9 @@ fn at_loss<'a>(ctx: &SockOpsContext, storage: &'a mut Storage<'_>) -> Option<&'a
         if !tables::counts(statistics::ON) {
             return None;
         }
-        let (index, policy) = lookup::policy_or_unmatched(ctx, lookup::Hit::Leave)?;
+        let (arm, policy) = lookup::policy_or_unmatched(ctx, lookup::Hit::Leave)?;
         let direction = direction_of(socket::callbacks(ctx));
-        handshake::store(ctx, storage, index, policy, direction)?;
+        handshake::store(ctx, storage, arm, policy, direction)?;
     }
     let state = storage.of_policy()?;
     // Connections that lose something are all counted.

@@ -1,14 +1,15 @@
 //! From the peer's address to its policy.
 
-use aya_ebpf::{btf_maps::lpm_trie::Key, programs::SockOpsContext};
+use aya_ebpf::{bindings::bpf_sock_ops, btf_maps::lpm_trie::Key, programs::SockOpsContext};
 use rto_agent_common::{
-    EntryValue, NO_POLICY, Policy, UNMATCHED,
+    CONTROL, EntryValue, NO_POLICY, Policy, UNMATCHED,
     address::{AF_INET, AF_INET6, Peer, peer_v6},
-    policy_flags, statistics,
+    arm, policy_flags, statistics,
 };
 
 use crate::{
     socket::{self, read},
+    structs::SockCommon,
     tables::{self, ENTRIES_V4, ENTRIES_V6},
 };
 
@@ -20,7 +21,7 @@ pub(crate) enum Hit {
     Leave,
 }
 
-/// The policy of the longest prefix that covers the peer of a sock_ops context.
+/// The arm that a connection is in, and its settings, by the longest prefix that covers the peer of a sock_ops context.
 #[inline(always)]
 pub(crate) fn policy_of_peer(ctx: &SockOpsContext, hit: Hit) -> Option<(u32, &'static Policy)> {
     // Of a request no sequence number can be read.
@@ -28,7 +29,7 @@ pub(crate) fn policy_of_peer(ctx: &SockOpsContext, hit: Hit) -> Option<(u32, &'s
         true => socket::sequence_hash(ctx),
         false => socket::port_hash(ctx),
     };
-    find(peer(ctx), hit, random)
+    find(peer(ctx), hit, random, |policy| is_control(ctx.ops, policy))
 }
 
 /// As [`policy_of_peer`]; where those that no entry covers are counted, they have [`UNMATCHED`], which
@@ -50,19 +51,24 @@ pub(crate) fn or_unmatched(
     {
         return found;
     }
-    Some((UNMATCHED, tables::policy(UNMATCHED)?))
+    Some((arm::treated(UNMATCHED), tables::policy(UNMATCHED)?))
 }
 
 /// The slot of no policy, which sets nothing.
 #[inline(always)]
 pub(crate) fn no_policy() -> Option<(u32, &'static Policy)> {
-    Some((NO_POLICY, tables::policy(NO_POLICY)?))
+    Some((arm::NONE, tables::policy(NO_POLICY)?))
 }
 
-/// The policy of the longest prefix that covers an address.
+/// The same of a socket or a connection request.
 #[inline(always)]
-pub(crate) fn policy_of(peer: Option<Peer>) -> Option<(u32, &'static Policy)> {
-    find(peer, Hit::Leave, || 0)
+pub(crate) fn policy_of(common: SockCommon) -> Option<(u32, &'static Policy)> {
+    let peer = common.peer();
+    let is_control = |policy: &Policy| {
+        let ports = common.remote_port() | common.local_port();
+        peer.is_some_and(|peer| hash_of(policy, &peer, ports) < policy.control_below)
+    };
+    find(peer, Hit::Leave, || 0, is_control)
 }
 
 #[inline(always)]
@@ -70,14 +76,15 @@ fn find(
     peer: Option<Peer>,
     hit: Hit,
     random: impl FnOnce() -> u32,
+    is_control: impl FnOnce(&Policy) -> bool,
 ) -> Option<(u32, &'static Policy)> {
     let entry = entry_of(peer?)?;
     // SAFETY: a map value; the verifier checks the access.
-    let index = unsafe { read(&raw const (*entry).policy) };
-    if index == NO_POLICY {
+    let slot = unsafe { read(&raw const (*entry).policy) };
+    if slot == NO_POLICY {
         return None;
     }
-    let policy = tables::policy(index)?;
+    let policy = tables::policy(slot)?;
     // An entry may still point at a slot that is free.
     if policy.flags & policy_flags::IN_USE == 0 {
         return None;
@@ -85,7 +92,26 @@ fn find(
     if hit == Hit::Count {
         tables::count_hit(entry, random);
     }
-    Some((index, policy))
+    if policy.control_below != 0 && is_control(policy) {
+        return Some((arm::control(slot), tables::policy(CONTROL)?));
+    }
+    Some((arm::treated(slot), policy))
+}
+
+/// Whether the connection of a sock_ops context is in the control arm of its policy. A function of its own, which most
+/// policies do not need: the address is read again, so that they need not keep it.
+#[inline(never)]
+fn is_control(ops: *mut bpf_sock_ops, policy: &Policy) -> bool {
+    let ctx = &SockOpsContext::new(ops);
+    peer(ctx).is_some_and(|peer| hash_of(policy, &peer, socket::ports(ctx)) < policy.control_below)
+}
+
+/// The hash that decides.
+#[inline(always)]
+fn hash_of(policy: &Policy, peer: &Peer, ports: u32) -> u32 {
+    let by_peer = policy.flags & policy_flags::CONTROL_BY_PEER != 0;
+    let ports = if by_peer { 0 } else { ports };
+    arm::hash(policy.control_seed, arm::address(peer), ports)
 }
 
 /// The family says where the address is: `remote_ip4` means nothing for a pure IPv6 peer, and

@@ -45,6 +45,7 @@ const CONTINUE: u32 = 1;
 /// The program. It uses registers alone, and each operation that is ours has a function of its own, so that those that
 /// are not cost a few instructions.
 #[sock_ops]
+#[inline(always)]
 fn rto_agent(ctx: SockOpsContext) -> u32 {
     let op = ctx.op();
     // Most changes of state are not the end, and come several times a connection.
@@ -55,6 +56,7 @@ fn rto_agent(ctx: SockOpsContext) -> u32 {
             Action::Leave => 0,
             Action::SynTimeout => active::syn_timeout(ops),
             Action::SynLost => active::syn_lost(ops),
+            Action::ConnectFailed => active::failed(ops),
             Action::SynAckTimeout => passive::syn_ack_timeout(ops),
             Action::ActiveEstablished => active::established(ops),
             Action::PassiveEstablished => passive::established(ops),

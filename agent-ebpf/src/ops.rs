@@ -38,6 +38,8 @@ pub enum Action {
     /// SYN_RECV. The latter is the child that TCP Fast Open makes before the handshake is over, or
     /// a connecting socket whose SYN crossed its peer's.
     SynAckTimeout,
+    /// A connecting socket gives up, or is closed.
+    ConnectFailed,
     /// connect() succeeded.
     ActiveEstablished,
     /// A connection was accepted; or SYNs crossed and the handshake is over, which the kernel
@@ -82,6 +84,7 @@ pub const fn decide(op: u32, is_fullsock: bool, state: u32) -> Action {
         RTO_CB if is_fullsock && in_handshake(state) => Action::SynLost,
         RTO_CB if is_fullsock => Action::RetransmissionTimeout,
         RETRANS_CB if is_fullsock && !in_handshake(state) => Action::Retransmitted,
+        STATE_CB if is_fullsock && state == SYN_SENT => Action::ConnectFailed,
         STATE_CB if is_fullsock && !in_handshake(state) => Action::StateChange,
         RTT_CB if is_fullsock && !in_handshake(state) => Action::RttSample,
         _ => Action::Leave,

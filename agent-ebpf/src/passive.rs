@@ -23,12 +23,12 @@ pub(crate) fn syn_ack_timeout(ops: *mut bpf_sock_ops) -> u32 {
     if socket::is_full(ctx) && socket::packets_out(ctx) != 0 {
         return active::asked_again(ops);
     }
-    let Some((index, policy)) = lookup::policy_of_peer(ctx, lookup::Hit::Count) else {
+    let Some((arm, policy)) = lookup::policy_of_peer(ctx, lookup::Hit::Count) else {
         return 0;
     };
     let jiffies = syn_ack_rto::jiffies(ctx, policy);
     if jiffies != 0 {
-        Tally::of(index, direction::PASSIVE).add_one(Counter::INITIAL_RTOS_SET);
+        Tally::of(arm, direction::PASSIVE).add_one(Counter::INITIAL_RTOS_SET);
         ctx.set_reply(jiffies);
     }
     0
@@ -45,17 +45,17 @@ pub(crate) fn established(ops: *mut bpf_sock_ops) -> u32 {
     if socket::segs_out(ctx) != 0 {
         return active::established(ops);
     }
-    let Some((index, policy)) = lookup::policy_or_unmatched(ctx, lookup::Hit::Leave) else {
+    let Some((arm, policy)) = lookup::policy_or_unmatched(ctx, lookup::Hit::Leave) else {
         return 0;
     };
-    let tally = Tally::of(index, direction::PASSIVE);
+    let tally = Tally::of(arm, direction::PASSIVE);
     if !goes_without_storage(ctx, &mut storage, policy)
         || !Target::apply_unremembered(ctx, policy, tally)
     {
-        return established_with_storage(ops, index, policy);
+        return established_with_storage(ops, arm, policy);
     }
     hook::enable_without_storage(ctx, direction::PASSIVE, tally);
-    handshake::established_clean(ctx, &mut storage, index, policy, direction::PASSIVE);
+    handshake::established_clean(ctx, &mut storage, arm, policy, direction::PASSIVE);
     0
 }
 
@@ -72,18 +72,18 @@ fn goes_without_storage(ctx: &SockOpsContext, storage: &mut Storage<'_>, policy:
 
 /// The same for a connection that has something to remember.
 #[inline(never)]
-fn established_with_storage(ops: *mut bpf_sock_ops, index: u32, policy: &Policy) -> u32 {
+fn established_with_storage(ops: *mut bpf_sock_ops, arm: u32, policy: &Policy) -> u32 {
     // SAFETY: the only one that is in use.
     let (ctx, mut storage) = unsafe { storage::context(ops) };
     let ctx = &ctx;
-    let tally = Tally::of(index, direction::PASSIVE);
+    let tally = Tally::of(arm, direction::PASSIVE);
     let Some(state) = storage.make() else {
         tally.add(Counter::STORAGE_FAILURES, 1);
         return 0;
     };
     let retransmissions = socket::total_retrans(ctx);
     let initial_rto_jiffies = syn_ack_rto::jiffies(ctx, policy);
-    handshake::note(ctx, state, index, policy, direction::PASSIVE);
+    handshake::note(ctx, state, arm, policy, direction::PASSIVE);
     handshake::begin(&mut state.handshake, retransmissions, 0);
     state.handshake.initial_rto_jiffies = 0;
     state.handshake.initial_rto_us = syn_ack_rto::microseconds(initial_rto_jiffies);

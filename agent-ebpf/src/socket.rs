@@ -129,11 +129,30 @@ pub(crate) fn sequence_hash(ctx: &SockOpsContext) -> u32 {
     word!(ctx, snd_una).wrapping_mul(SPREAD)
 }
 
+/// Both ports, as [`rto_agent_common::arm::hash`] takes them.
+#[inline(always)]
+pub(crate) fn ports(ctx: &SockOpsContext) -> u32 {
+    word!(ctx, remote_port) | word!(ctx, local_port)
+}
+
 /// A number of the peer's port, for those that come of many ports in turn.
 #[inline(always)]
 pub(crate) fn port_hash(ctx: &SockOpsContext) -> u32 {
     // The port is in the upper half.
     word!(ctx, remote_port).rotate_left(16).wrapping_mul(SPREAD)
+}
+
+/// Whether the peer has told of segments that it got twice (DSACK, RFC 2883).
+#[inline(always)]
+pub(crate) fn has_dsacks(ctx: &SockOpsContext) -> bool {
+    let sk = sk(ctx);
+    if sk.is_null() {
+        return false;
+    }
+    // SAFETY: a socket that the verifier tracks, not null.
+    let tcp = unsafe { bpf_tcp_sock(sk.cast()) };
+    // SAFETY: not null, and a field the verifier lets programs read.
+    !tcp.is_null() && unsafe { read(&raw const (*tcp).dsack_dups) } != 0
 }
 
 /// The least RTT it has seen lately, microseconds; `u32::MAX`: none yet.

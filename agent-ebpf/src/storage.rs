@@ -8,7 +8,7 @@ use aya_ebpf::{
     helpers::generated::bpf_sk_storage_get,
     programs::SockOpsContext,
 };
-use rto_agent_common::{NO_POLICY, SocketState};
+use rto_agent_common::{SocketState, arm};
 
 use crate::{socket::sk, tables::SOCKETS};
 
@@ -70,7 +70,7 @@ impl Storage<'_> {
     /// Its storage, if a policy was chosen for it.
     #[inline(always)]
     pub(crate) fn of_policy(&mut self) -> Option<&mut SocketState> {
-        self.find().filter(|state| state.policy != NO_POLICY)
+        self.find().filter(|state| state.arm != arm::NONE)
     }
 
     #[inline(always)]

@@ -52,8 +52,8 @@ extern "C" fn rto_synack(arguments: *const [*mut c_void; 2]) -> i32 {
         return 0;
     }
     let common = request.common();
-    let found = lookup::policy_of(common.peer());
-    let Some((index, policy)) = lookup::or_unmatched(found) else {
+    let found = lookup::policy_of(common);
+    let Some((arm, policy)) = lookup::or_unmatched(found) else {
         return 0;
     };
     let timer = match request.timeout() {
@@ -73,8 +73,8 @@ extern "C" fn rto_synack(arguments: *const [*mut c_void; 2]) -> i32 {
             (*event).attempt = request.retransmissions() + 1;
             (*event).timer_jiffies = timer;
             (*event).state = NEW_SYN_RECV;
-            (*event).policy = index;
-            (*event).generation = policy.generation;
+            (*event).arm = arm;
+            (*event).generation = tables::generation(arm, policy);
             (*event).direction = direction::PASSIVE;
             (*event).pid = 0;
             (*event).comm = [0; event::COMM_LEN];

@@ -14,9 +14,9 @@ use aya_ebpf::{
     macros::btf_map,
 };
 use rto_agent_common::{
-    Counters, EntryValue, FAST_COUNTERS, HostDefaults, NO_POLICY, Policy, PolicySlot, Probe,
-    RTO_STEPS, SLOTS, SocketState, Statistics, WalkControl, WalkCounts, direction,
-    event::{CONTROL, Event, EventControl, LOST, RING_BYTES},
+    CONTROL, Counters, EntryValue, FAST_COUNTERS, HostDefaults, Policy, PolicySlot, Probe,
+    RTO_STEPS, SLOTS, SocketState, Statistics, WalkControl, WalkCounts, arm, direction,
+    event::{self, Event, EventControl, LOST, RING_BYTES},
     histogram::{BUCKETS, Histogram, bucket_of},
     lasting, policy_flags, socket_flags, statistics, statistics_key,
 };
@@ -51,7 +51,7 @@ static COUNTERS: PerCpuArray<Counters, { FAST_COUNTERS as usize }> = PerCpuArray
 static STATISTICS: PerCpuHashMap<u32, Statistics, STATISTICS_ROOM, NO_PREALLOC> =
     PerCpuHashMap::new();
 /// The daemon makes those of the policies there are: each is 1.7 kB a CPU.
-const STATISTICS_ROOM: usize = SLOTS as usize * direction::ALL.len();
+const STATISTICS_ROOM: usize = arm::of(SLOTS).len() * SLOTS as usize * direction::ALL.len();
 
 #[btf_map]
 static EVENTS: RingBuf<(), { RING_BYTES as usize }> = RingBuf::new();
@@ -76,11 +76,31 @@ pub(crate) static PROBE_STORAGE: SkStorage<u64> = SkStorage::new();
 
 /// A policy's settings: the copy in force, which stays as it is while the program runs.
 #[inline(always)]
-pub(crate) fn policy(index: u32) -> Option<&'static Policy> {
-    let slot = POLICIES.get(index)?;
+pub(crate) fn policy(slot: u32) -> Option<&'static Policy> {
+    let slot = POLICIES.get(slot)?;
     // SAFETY: a map value; the verifier checks the access.
     let active = unsafe { read(&raw const slot.active) };
     Some(&slot.copies[(active & 1) as usize])
+}
+
+/// The settings of an arm.
+#[inline(always)]
+pub(crate) fn settings(arm: u32) -> Option<&'static Policy> {
+    let slot = if arm::is_control(arm) {
+        CONTROL
+    } else {
+        arm::slot(arm)
+    };
+    policy(slot)
+}
+
+/// [`Policy::generation`] of the policy that an arm with these settings is of.
+#[inline(always)]
+pub(crate) fn generation(arm: u32, settings: &Policy) -> u32 {
+    if !arm::is_control(arm) {
+        return settings.generation;
+    }
+    policy(arm::slot(arm)).map_or(0, |policy| policy.generation)
 }
 
 /// What to reckon with where a socket cannot be asked.
@@ -89,18 +109,18 @@ pub(crate) fn host_defaults() -> HostDefaults {
     HOST_DEFAULTS.get(0).copied().unwrap_or_default()
 }
 
-/// The slot of a socket's policy, if it still belongs to that policy; else [`NO_POLICY`].
+/// A socket's arm, if its slot still belongs to the same policy; else [`arm::NONE`].
 #[inline(always)]
 pub(crate) fn owner(state: &SocketState) -> u32 {
-    match policy(state.policy) {
+    match policy(arm::slot(state.arm)) {
         // A freed slot keeps its generation until it gets another owner.
         Some(policy)
             if policy.generation == state.generation
                 && policy.flags & policy_flags::IN_USE != 0 =>
         {
-            state.policy
+            state.arm
         }
-        _ => NO_POLICY,
+        _ => arm::NONE,
     }
 }
 
@@ -150,8 +170,8 @@ pub(crate) enum Walked {
 
 /// Counts one socket of a walk. (One walk at a time has the map, and a walk is one thread.)
 #[inline(always)]
-pub(crate) fn count_walked(policy: u32, what: Walked) {
-    let Some(counts) = WALK_COUNTS.get_ptr_mut(policy) else {
+pub(crate) fn count_walked(arm: u32, what: Walked) {
+    let Some(counts) = WALK_COUNTS.get_ptr_mut(arm::slot(arm)) else {
         return;
     };
     // SAFETY: a map value; the verifier checks the access.
@@ -185,7 +205,7 @@ pub(crate) fn counts(what: u8) -> bool {
     unsafe { read(&raw const STATISTICS_MODE) & what != 0 }
 }
 
-/// Whose statistics: the key of a policy and a direction.
+/// Whose statistics: the key of an arm and a direction.
 ///
 /// Not an `Option`: the compiler loads the payload of `None` too, from stack that verifiers before Linux 6.3
 /// know to be unwritten.
@@ -202,10 +222,10 @@ impl Tally {
         !counts(statistics::ON) || self.0 == 0
     }
 
-    /// Of a policy just looked up.
+    /// Of an arm just looked up.
     #[inline(always)]
-    pub(crate) fn of(policy: u32, direction: u32) -> Self {
-        Self(statistics_key(policy, direction))
+    pub(crate) fn of(arm: u32, direction: u32) -> Self {
+        Self(statistics_key(arm, direction))
     }
 
     /// Of a socket's policy, if its slot still belongs to that policy.
@@ -215,8 +235,8 @@ impl Tally {
             return Self::NOBODY;
         }
         match owner(state) {
-            NO_POLICY => Self::NOBODY,
-            policy => Self::of(policy, state.direction),
+            arm::NONE => Self::NOBODY,
+            arm => Self::of(arm, state.direction),
         }
     }
 
@@ -270,14 +290,15 @@ extern "C" fn rto_count(key: u32, offset: u64, n: u64) -> u32 {
             None => return 0,
         },
     };
-    // SAFETY: a u64 each, and nowhere past the last.
-    unsafe { add_at(counters, (offset & LAST_COUNTER) as usize, n) };
+    if offset <= LAST_COUNTER {
+        // SAFETY: a u64 each, and nowhere past the last.
+        unsafe { add_at(counters, offset as usize, n) };
+    }
     0
 }
 
-/// Where the last counter is, and a mask that leads to none beyond it.
+/// Where the last counter is.
 const LAST_COUNTER: u64 = (size_of::<Counters>() - size_of::<u64>()) as u64;
-const _: () = assert!(size_of::<Counters>().is_power_of_two());
 
 /// Counts a time in a histogram, by its number, so many times.
 #[unsafe(no_mangle)]
@@ -329,7 +350,7 @@ unsafe fn add_at<T>(sheet: *mut T, offset: usize, n: u64) {
 /// Where events go, while somebody listens.
 #[inline(always)]
 pub(crate) fn event_control() -> Option<*mut EventControl> {
-    EVENT_CONTROL.get_ptr_mut(CONTROL)
+    EVENT_CONTROL.get_ptr_mut(event::CONTROL)
 }
 
 /// Passes an event on; one for which there is no room is counted.

@@ -6,7 +6,7 @@
 use core::ffi::c_void;
 
 use rto_agent_common::{
-    NO_POLICY, Options, Policy, UNMATCHED, WalkControl, direction, policy_flags, settled,
+    NO_POLICY, Options, Policy, UNMATCHED, WalkControl, arm, direction, policy_flags, settled,
     socket_flags, walk_mode,
 };
 use rto_agent_ebpf::counter::Counter;
@@ -28,6 +28,9 @@ struct Context {
     sk_common: *mut c_void,
     uid: u32,
 }
+
+/// Of connections that no entry covers.
+const UNMATCHED_ARM: u32 = arm::treated(UNMATCHED);
 
 // `BPF_TCP_*` of the states in which data may still be sent.
 const ESTABLISHED: u8 = 1;
@@ -60,11 +63,11 @@ extern "C" fn rto_walk(ctx: *const Context) -> i32 {
 
 #[inline(always)]
 fn apply(sk: *mut c_void, common: SockCommon, control: &WalkControl) {
-    let Some((index, policy)) = lookup::policy_of(common.peer()) else {
-        tables::count_walked(NO_POLICY, Walked::Seen);
+    let Some((arm, policy)) = lookup::policy_of(common) else {
+        tables::count_walked(arm::NONE, Walked::Seen);
         return;
     };
-    tables::count_walked(index, Walked::Seen);
+    tables::count_walked(arm, Walked::Seen);
     // SAFETY: the only one of this run, and the kernel holds the lock.
     let mut storage = unsafe { Storage::of_socket(sk) };
     let target = Target::socket(sk);
@@ -74,12 +77,12 @@ fn apply(sk: *mut c_void, common: SockCommon, control: &WalkControl) {
     let has_policy = is_new_to_storage && hook::are_ours(callbacks);
     if has_policy && (control.mode == walk_mode::APPLY_TO_NEW || is_as_policy_says(target, policy))
     {
-        tables::count_walked(index, Walked::Kept);
+        tables::count_walked(arm, Walked::Kept);
         return;
     }
     let Some(state) = storage.make() else {
-        Tally::of(index, direction::UNKNOWN).add(Counter::STORAGE_FAILURES, 1);
-        tables::count_walked(index, Walked::Refused);
+        Tally::of(arm, direction::UNKNOWN).add(Counter::STORAGE_FAILURES, 1);
+        tables::count_walked(arm, Walked::Refused);
         return;
     };
     if is_new_to_storage {
@@ -88,17 +91,17 @@ fn apply(sk: *mut c_void, common: SockCommon, control: &WalkControl) {
     if has_policy {
         state.direction = hook::direction_of(callbacks);
         state.options.cb_flags_added |= hook::without_storage(state.direction);
-    } else if state.policy == NO_POLICY {
+    } else if state.arm == arm::NONE {
         state.direction = direction::UNKNOWN;
     }
-    let is_new = !has_policy && matches!(state.policy, NO_POLICY | UNMATCHED);
-    let tally = Tally::of(index, state.direction);
+    let is_new = !has_policy && matches!(arm::slot(state.arm), NO_POLICY | UNMATCHED);
+    let tally = Tally::of(arm, state.direction);
     let keeps_kernel_timers = state.flags & socket_flags::KERNEL_TIMERS != 0;
     if keeps_kernel_timers || (!is_new && control.mode == walk_mode::APPLY_TO_NEW) {
-        tables::count_walked(index, Walked::Kept);
+        tables::count_walked(arm, Walked::Kept);
         return;
     }
-    if state.policy != index || state.generation != policy.generation {
+    if state.arm != arm || state.generation != tables::generation(arm, policy) {
         let handshake = &mut state.handshake;
         if handshake.in_question != 0 {
             // Its handshake does not count for the new policy.
@@ -109,8 +112,8 @@ fn apply(sk: *mut c_void, common: SockCommon, control: &WalkControl) {
         state.handshake.initial_rto_jiffies = policy.initial_rto_jiffies;
         state.handshake.initial_rto_us = policy.initial_rto_us;
     }
-    state.policy = index;
-    state.generation = policy.generation;
+    state.arm = arm;
+    state.generation = tables::generation(arm, policy);
     if state.watch.weight == 0 {
         state.watch.weight = 1;
     }
@@ -124,10 +127,10 @@ fn apply(sk: *mut c_void, common: SockCommon, control: &WalkControl) {
         tally.add(Counter::OPEN_SOCKETS, 1);
     }
     if settled & settled::CHANGED != 0 {
-        tables::count_walked(index, Walked::Changed);
+        tables::count_walked(arm, Walked::Changed);
     }
     if settled & settled::REFUSED != 0 || !has_hook {
-        tables::count_walked(index, Walked::Refused);
+        tables::count_walked(arm, Walked::Refused);
     }
 }
 
@@ -154,7 +157,7 @@ fn restore(sk: *mut c_void, common: SockCommon, control: &WalkControl) {
         }
         return;
     };
-    let touched = state.policy != NO_POLICY
+    let touched = state.arm != arm::NONE
         || is_set(&state.options)
         || state.options.syn_retries_set != 0
         || state.options.cb_flags_added != 0;
@@ -163,7 +166,7 @@ fn restore(sk: *mut c_void, common: SockCommon, control: &WalkControl) {
     }
     // A socket of a policy that is gone, or that was set before its policy was chosen, counts for none.
     let policy = match tables::owner(state) {
-        UNMATCHED => NO_POLICY,
+        UNMATCHED_ARM => arm::NONE,
         policy => policy,
     };
     tables::count_walked(policy, Walked::Seen);
@@ -172,15 +175,15 @@ fn restore(sk: *mut c_void, common: SockCommon, control: &WalkControl) {
     let settled = outcome(&state.options);
     syn_retries::restore(target, &mut state.options);
     hook::disable_on(target, &mut state.options);
-    state.policy = NO_POLICY;
+    state.arm = arm::NONE;
     count(policy, settled);
 }
 
 /// The same for a socket without storage. It counts for the policy that covers its peer now.
 #[inline(always)]
 fn restore_unremembered(target: Target, common: SockCommon, control: &WalkControl) {
-    let found = lookup::policy_of(common.peer());
-    let policy = found.map_or(NO_POLICY, |(index, _)| index);
+    let found = lookup::policy_of(common);
+    let policy = found.map_or(arm::NONE, |(arm, _)| arm);
     tables::count_walked(policy, Walked::Seen);
     let settled = target.restore_unremembered(defaults(control));
     let callbacks = common.callbacks();

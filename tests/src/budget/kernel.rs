@@ -8,8 +8,8 @@ use aya_obj::{Object, generated::bpf_insn};
 use rto_agent::{datapath::OBJECT, kernel::kfuncs};
 use rto_agent_common::{
     Counters, EntryValue, FAST_COUNTERS, FIRST_SLOT, HostDefaults, PROGRAM, Policy, PolicySlot,
-    SocketState, Statistics, address::Peer, direction, event::EventControl, globals, lasting, maps,
-    statistics, statistics_key,
+    SocketState, Statistics, address::Peer, arm, direction, event::EventControl, globals, lasting,
+    maps, statistics, statistics_key,
 };
 
 use super::interpreter::{self, Helpers, Memory};
@@ -235,7 +235,7 @@ impl Kernel {
             .map(|name| Ok(self.value::<EntryValue>(memory, name, 0)?.hits))
             .sum::<anyhow::Result<u32>>()?;
         let counters = |direction| {
-            let index = statistics_key(SLOT, direction) as usize;
+            let index = statistics_key(arm::treated(SLOT), direction) as usize;
             self.value::<Counters>(memory, maps::COUNTERS, index)
         };
         let mut samples = 0;
@@ -350,7 +350,9 @@ fn contents(
         maps::ENTRIES_V6 => listed(v6, entry),
         maps::POLICIES => {
             let [_, slot] = PolicySlot::default().replaced(situation.policy);
-            array(&[PolicySlot::default(), PolicySlot::default(), slot])
+            let mut slots = [PolicySlot::default(); SLOT as usize + 1];
+            slots[SLOT as usize] = slot;
+            array(&slots)
         }
         maps::HOST_DEFAULTS => array(&[HostDefaults {
             syn_retries: 6,
@@ -359,7 +361,7 @@ fn contents(
         maps::LASTING => array(&[0_u32; lasting::LEN as usize]),
         maps::COUNTERS => array(&[Counters::default(); FAST_COUNTERS as usize]),
         maps::STATISTICS => {
-            let key = |direction| bytes_of(&statistics_key(SLOT, direction)).to_vec();
+            let key = |direction| bytes_of(&statistics_key(arm::treated(SLOT), direction)).to_vec();
             let keys = [direction::ACTIVE, direction::PASSIVE].map(key);
             listed(keys.to_vec(), Statistics::default())
         }

@@ -5,7 +5,7 @@ use std::{fs, mem::offset_of, net::IpAddr, path::PathBuf};
 use anyhow::{Context as _, ensure};
 use nix::sys::signal::Signal;
 use rto_agent_common::{
-    FIRST_SLOT, HostDefaults, MAX_POLICIES, NO_POLICY, Policy, PolicySlot, direction, maps,
+    FIRST_SLOT, HostDefaults, MAX_POLICIES, NO_POLICY, Policy, PolicySlot, arm, direction, maps,
     statistics_key,
 };
 use rto_testbed::{
@@ -144,7 +144,7 @@ fn every_difference_is_found_and_repaired() -> anyhow::Result<()> {
         })?;
     }
     is_found(&env, "statistics", |env| {
-        let key = statistics_key(FIRST_SLOT, direction::ACTIVE);
+        let key = statistics_key(arm::treated(FIRST_SLOT), direction::ACTIVE);
         ensure!(map(env, maps::STATISTICS)?.remove(&key.to_ne_bytes())?);
         Ok(())
     })?;

@@ -14,7 +14,7 @@ use rand::{
     rngs::ChaCha8Rng,
     seq::{IteratorRandom as _, SliceRandom as _},
 };
-use rto_agent_common::{Policy, UNMATCHED, maps};
+use rto_agent_common::{FIRST_SLOT, Policy, maps};
 use rto_testbed::kernel::Map;
 use rto_tests::policy_slot::policy_in;
 use serde_json::{Value, json};
@@ -306,7 +306,7 @@ pub(super) fn held(pins: &Path) -> anyhow::Result<(Entries, BTreeSet<String>)> {
             let name = String::from_utf8(name).ok()?;
             let offset = std::mem::offset_of!(Policy, initial_rto_us);
             let rto = value.get(offset..offset + 4)?.try_into().ok()?;
-            let used = !name.is_empty() && index != UNMATCHED;
+            let used = !name.is_empty() && index >= FIRST_SLOT;
             used.then_some((index, (name, u32::from_ne_bytes(rto) / 1000)))
         })
         .collect();
