@@ -12,6 +12,7 @@ mod registry;
 
 mod adversary;
 mod advise;
+mod arms;
 mod changes;
 mod cli;
 mod coexistence;

@@ -1,0 +1,159 @@
+//! Control arms: a share of a policy's connections that keeps the kernel's own timers, and is counted apart.
+
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    time::Duration,
+};
+
+use anyhow::{Context as _, ensure};
+use rto_testbed::{
+    emulated::scaled,
+    env::TestEnv,
+    netns::{SERVER_V4, sysctl},
+    process::beside,
+    workload::{
+        conversation,
+        rate::Rate,
+        traffic::{Connect, Traffic},
+    },
+};
+use serde_json::Value;
+
+use super::{
+    statistics::{near, stats_when},
+    to,
+};
+
+const PORT: u16 = 5250;
+
+fn count(of: &Value) -> anyhow::Result<u64> {
+    of.as_u64().with_context(|| format!("{of} is no count"))
+}
+
+/// Of a direction: what its treated arm has counted, and its control arm.
+fn both(near: &Value, direction: &str, counter: &str) -> anyhow::Result<[u64; 2]> {
+    Ok([
+        count(&near[direction][counter])?,
+        count(&near["control"][direction][counter])?,
+    ])
+}
+
+test!(both_arms_have_their_share_of_ipv4, || shares(
+    Ipv4Addr::LOCALHOST.into()
+));
+test!(both_arms_have_their_share_of_ipv6, || shares(
+    Ipv6Addr::LOCALHOST.into()
+));
+test!(both_arms_have_their_share_of_mapped_addresses, || shares(
+    Ipv4Addr::LOCALHOST.to_ipv6_mapped().into()
+));
+/// And no connection changes its arm: as many requests got the policy's timer as connections were accepted in its treated
+/// arm.
+fn shares(address: IpAddr) -> anyhow::Result<()> {
+    const SHARE: f64 = 0.05;
+    let connections = scaled("connections", 100_000, 3_000);
+    let env = TestEnv::with(
+        "[policy.near]\ncidrs = [\"127.0.0.0/8\", \"::1/128\"]\ninitial_rto = \"100ms\"\n\
+         syn_ack_rto = \"100ms\"\nholdout = \"5%\"\nforce = true\n",
+    )?;
+    let program = beside("rto-workload")?;
+    let on = SocketAddr::from((address, PORT));
+    let mut rate = Rate::start(&program, &env.net.client, env.cgroup.path(), None, on)?;
+    rate.connections(connections)?;
+    let near = near(&env)?;
+    let n = f64::from(connections);
+    let sigma = (n * SHARE * (1.0 - SHARE)).sqrt();
+    for direction in ["active", "passive"] {
+        let [treated, control] = both(&near, direction, "connections")?;
+        ensure!(treated + control == connections.into(), "{near:#}");
+        #[expect(clippy::cast_precision_loss, reason = "small")]
+        let off = (control as f64 - n * SHARE).abs();
+        ensure!(off < 4.0 * sigma, "{direction}: {control} of {connections}");
+        let set = both(&near, direction, "initial_rtos_set")?;
+        ensure!(set == [treated, 0], "{direction}: {near:#}");
+    }
+    Ok(())
+}
+
+test!(the_control_arm_keeps_the_kernels_timers);
+/// The first SYN of each of many connections is lost: some are sent again by the policy's timer, the others after 1 s.
+fn the_control_arm_keeps_the_kernels_timers() -> anyhow::Result<()> {
+    // That all are in the same arm is one case of 2^23.
+    const CONNECTIONS: usize = 24;
+    let env = TestEnv::with(
+        "[policy.near]\ncidrs = [\"10.88.0.0/24\"]\ninitial_rto = \"100ms\"\nholdout = \"50%\"\n",
+    )?;
+    env.net.black_hole(PORT)?;
+    let gaps = env.many_syn_gaps(to(SERVER_V4, PORT), &Connect::default(), CONNECTIONS, 1)?;
+    let is = |timer: Duration| {
+        // As late as a busy machine is, and never early.
+        let range = timer - Duration::from_millis(8)..timer + timer / 2;
+        gaps.iter().filter(|gaps| range.contains(&gaps[0])).count()
+    };
+    let [short, long] = [Duration::from_millis(100), Duration::from_secs(1)].map(is);
+    ensure!(short + long == CONNECTIONS, "{gaps:?}");
+    ensure!(short > 0 && long > 0, "{gaps:?}");
+    Ok(())
+}
+
+test!(outcomes_are_counted_by_arm);
+/// The first SYN of each connection is lost: those of the control arm take longer than half a second.
+fn outcomes_are_counted_by_arm() -> anyhow::Result<()> {
+    const CONNECTIONS: usize = 40;
+    let env = TestEnv::with(
+        "[policy.near]\ncidrs = [\"10.88.0.0/24\"]\ninitial_rto = \"100ms\"\nholdout = \"50%\"\n",
+    )?;
+    let server = env.serve(to(SERVER_V4, PORT))?;
+    env.net.server_loses_syns_for(Duration::from_millis(50))?;
+    let cgroup = Some(env.cgroup.path());
+    let clients = &env.net.client;
+    let all = Traffic::connect_many(clients, cgroup, to(SERVER_V4, PORT), CONNECTIONS)?;
+    let established =
+        |near: &Value| -> Option<[u64; 2]> { both(near, "active", "connections").ok() };
+    let total = |near: &Value| established(near).map_or(0, |arms| arms.iter().sum());
+    let near = stats_when(&env, "all connections", |near| {
+        total(near) == CONNECTIONS as u64
+    })?;
+    let [_, control] = established(&near).context("counts")?;
+    ensure!(
+        both(&near, "active", "slow_handshakes")? == [0, control],
+        "{near:#}"
+    );
+    ensure!(both(&near, "active", "failed")? == [0, 0], "{near:#}");
+    drop((all, server));
+    // Nothing is answered any more.
+    env.net.drop_nothing()?;
+    env.net.black_hole(PORT)?;
+    sysctl(clients, "net.ipv4.tcp_syn_retries", "1")?;
+    let _all = Traffic::connect_many(clients, cgroup, to(SERVER_V4, PORT), CONNECTIONS)?;
+    let near = stats_when(&env, "all attempts to fail", |near| {
+        both(near, "active", "failed")
+            .is_ok_and(|arms| arms.iter().sum::<u64>() == CONNECTIONS as u64)
+    })?;
+    ensure!(
+        both(&near, "active", "failed")?.iter().all(|arm| *arm > 0),
+        "{near:#}"
+    );
+    ensure!(total(&near) == CONNECTIONS as u64, "{near:#}");
+    Ok(())
+}
+
+test!(a_peer_is_in_one_arm);
+/// Where a policy sets what the kernel remembers of a peer, all connections of that peer are in the same arm.
+fn a_peer_is_in_one_arm() -> anyhow::Result<()> {
+    const CONNECTIONS: u64 = 12;
+    let env = TestEnv::with(
+        "[policy.near]\ncidrs = [\"10.88.0.0/24\"]\nrto_min = \"100ms\"\nholdout = \"50%\"\n",
+    )?;
+    let _server = env.echo_server(to(SERVER_V4, PORT))?;
+    for _ in 0..CONNECTIONS {
+        env.converse(to(SERVER_V4, PORT), conversation::Options::default())?;
+    }
+    let near = near(&env)?;
+    for direction in ["active", "passive"] {
+        let mut arms = both(&near, direction, "connections")?;
+        arms.sort_unstable();
+        ensure!(arms == [0, CONNECTIONS], "{direction}: {near:#}");
+    }
+    Ok(())
+}
