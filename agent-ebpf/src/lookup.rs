@@ -103,7 +103,10 @@ fn find(
 #[inline(never)]
 fn is_control(ops: *mut bpf_sock_ops, policy: &Policy) -> bool {
     let ctx = &SockOpsContext::new(ops);
-    peer(ctx).is_some_and(|peer| hash_of(policy, &peer, socket::ports(ctx)) < policy.control_below)
+    // The agent's own probe asks for what the policy sets.
+    !socket::is_probe(ctx)
+        && peer(ctx)
+            .is_some_and(|peer| hash_of(policy, &peer, socket::ports(ctx)) < policy.control_below)
 }
 
 /// The hash that decides.

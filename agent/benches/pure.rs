@@ -16,7 +16,7 @@ use rto_agent::{
     },
     telemetry::metrics,
     wire::{
-        stats::{PolicyStats, StatsAnswer},
+        stats::{ArmStats, PolicyStats, StatsAnswer},
         types::StatusAnswer,
     },
 };
@@ -144,7 +144,7 @@ fn stats(policies: usize) -> StatsAnswer {
             histogram.buckets[bucket] = 1000;
         }
     }
-    let stats = PolicyStats::from(&[one, one, Statistics::default()]);
+    let stats = PolicyStats::from(ArmStats::from(&[one, one, Statistics::default()]));
     let named = |n| format!("p{n}").parse::<PolicyName>().expect("a name");
     StatsAnswer {
         at_ms: 1,

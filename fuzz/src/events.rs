@@ -24,7 +24,7 @@ pub fn check(data: &[u8]) {
         assert_eq!(event.is_some(), record.len() == size_of::<Event>());
         let Some(event) = event else { return };
         assert_eq!(event, field_by_field(record));
-        let policy: Option<PolicyName> = (event.policy % 2 == 0).then(PolicyName::unmatched);
+        let policy: Option<PolicyName> = (event.arm % 2 == 0).then(PolicyName::unmatched);
         let Some(view) = EventView::of(&event, event.time_ns / 1000, policy, &host) else {
             continue;
         };
@@ -54,7 +54,7 @@ fn field_by_field(record: &[u8]) -> Event {
         attempt: word(56),
         timer_jiffies: word(60),
         state: word(64),
-        policy: word(68),
+        arm: word(68),
         generation: word(72),
         direction: word(76),
         pid: word(80),

@@ -12,9 +12,9 @@ use crate::{
     kernel::{
         cgroup,
         facts::host_facts,
-        interference::{self, Target, Verdict},
+        interference::{self, Verdict},
     },
-    policy::{HostFacts, PolicySet, units::jiffies_to_usecs},
+    policy::{HostFacts, PolicySet, ProbeTarget, units::jiffies_to_usecs},
 };
 
 pub(super) fn run(args: &Doctor) -> anyhow::Result<ExitCode> {
@@ -67,12 +67,12 @@ fn probe_timers(
     set: &PolicySet,
     host: &HostFacts,
 ) -> Option<Verdict> {
-    let (address, _) = set.probe_target(host)?;
+    let target = set.probe_target(host)?;
     // What is in force counts, which may be runtime entries, or files that were edited since.
-    let jiffies = pinned_initial_rto(&agent.pin_dir, address)?;
-    let target = Target {
-        address,
+    let jiffies = pinned_initial_rto(&agent.pin_dir, target.address)?;
+    let target = ProbeTarget {
         initial_rto_us: jiffies_to_usecs(jiffies.into(), host.hz),
+        ..target
     };
     let verdict = interference::probe(cgroup, &target);
     // Without a daemon, or as somebody else than root, there is nobody to tell.

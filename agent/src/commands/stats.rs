@@ -15,7 +15,7 @@ use crate::{
     policy::{PolicyName, units::format_duration},
     wire::{
         histogram::HistogramView,
-        stats::{COUNTERS, DirectionStats, PolicyStats, StatsAnswer},
+        stats::{Arm, ArmStats, COUNTERS, DirectionStats, PolicyStats, StatsAnswer},
     },
 };
 
@@ -119,8 +119,7 @@ fn text(answer: &StatsAnswer, look: &Look) -> String {
         return "no policy is in force\n".to_owned();
     }
     let mut text = overview(answer, look);
-    let has_counted = |stats: &PolicyStats| *stats != PolicyStats::default();
-    if answer.sampling > 1 && answer.policies.values().any(has_counted) {
+    if answer.sampling > 1 && !answer.policies.values().all(PolicyStats::is_empty) {
         text.push_str(&format!(
             "HS, RTT and ABORTED are estimates from 1 in {} connections (sampling)\n",
             answer.sampling
@@ -128,8 +127,10 @@ fn text(answer: &StatsAnswer, look: &Look) -> String {
     }
     if look.in_full {
         for (name, stats) in &answer.policies {
-            for (direction, stats) in stats.directions() {
-                text.push_str(&details(name, direction, stats));
+            for (title, stats) in titled(name, stats) {
+                for (direction, stats) in stats.directions() {
+                    text.push_str(&details(&title, direction, stats));
+                }
             }
         }
         if answer.rtt_sampling == "off" {
@@ -161,31 +162,21 @@ fn overview(answer: &StatsAnswer, look: &Look) -> String {
     let mut rows = Vec::new();
     let mut idle = Vec::new();
     for (name, stats) in &answer.policies {
-        if !look.idle && *stats == PolicyStats::default() {
+        if !look.idle && stats.is_empty() {
             idle.push(name.to_string());
             continue;
         }
-        for (direction, stats) in stats.directions() {
+        for (title, stats) in titled(name, stats) {
+            let directions = stats.directions().into_iter();
             // Nobody wonders about sockets from before, unless there are some.
-            let is_wanted = look.idle && direction != "unknown";
-            if !is_wanted && *stats == DirectionStats::default() {
-                continue;
-            }
-            rows.push([
-                name.to_string(),
-                direction.to_owned(),
-                stats.connections.to_string(),
-                stats.handshake_retransmissions.to_string(),
-                stats.spurious.to_string(),
-                stats.undecided.to_string(),
-                stats.recovered.to_string(),
-                saved(stats),
-                quantile(&stats.handshake, 0.5),
-                quantile(&stats.handshake, 0.99),
-                quantile(&stats.srtt, 0.5),
-                quantile(&stats.srtt, 0.99),
-                stats.aborted.to_string(),
-            ]);
+            let is_wanted = |direction: &str| look.idle && direction != "unknown";
+            rows.extend(
+                directions
+                    .filter(|(direction, stats)| {
+                        is_wanted(direction) || **stats != DirectionStats::default()
+                    })
+                    .map(|(direction, stats)| row(title.clone(), direction, stats)),
+            );
         }
     }
     let mut text = match rows.is_empty() {
@@ -196,6 +187,39 @@ fn overview(answer: &StatsAnswer, look: &Look) -> String {
         text.push_str(&format!("nothing counted: {} (--all)\n", idle.join(", ")));
     }
     text
+}
+
+/// A policy's arms, each with what it is called: "near", and "near, control (5%)".
+fn titled<'a>(
+    name: &PolicyName,
+    stats: &'a PolicyStats,
+) -> impl Iterator<Item = (String, &'a ArmStats)> {
+    let control = stats.control_title().unwrap_or_default();
+    stats.arms().map(move |(arm, stats)| {
+        let title = match arm {
+            Arm::Treated => name.to_string(),
+            Arm::Control => format!("{name}, {control}"),
+        };
+        (title, stats)
+    })
+}
+
+fn row(title: String, direction: &str, stats: &DirectionStats) -> [String; 13] {
+    [
+        title,
+        direction.to_owned(),
+        stats.connections.to_string(),
+        stats.handshake_retransmissions.to_string(),
+        stats.spurious.to_string(),
+        stats.undecided.to_string(),
+        stats.recovered.to_string(),
+        saved(stats),
+        quantile(&stats.handshake, 0.5),
+        quantile(&stats.handshake, 0.99),
+        quantile(&stats.srtt, 0.5),
+        quantile(&stats.srtt, 0.99),
+        stats.aborted.to_string(),
+    ]
 }
 
 fn saved(stats: &DirectionStats) -> String {
@@ -233,11 +257,11 @@ fn time(us: u64) -> String {
     short_us(us as f64)
 }
 
-fn details(name: &PolicyName, direction: &str, stats: &DirectionStats) -> String {
+fn details(title: &str, direction: &str, stats: &DirectionStats) -> String {
     if *stats == DirectionStats::default() {
         return String::new();
     }
-    let mut text = format!("\n{name}, {direction}\n");
+    let mut text = format!("\n{title}, {direction}\n");
     let rtos: Vec<_> = stats.rtos.iter().map(ToString::to_string).collect();
     let failures: Vec<_> = stats
         .setsockopt_failures
@@ -321,7 +345,8 @@ mod tests {
         }
         active.handshake.buckets[bucket_of(100_300)] += 8;
         active.handshake.sum_us += 8 * 100_300;
-        let stats = PolicyStats::from(&[active, Statistics::default(), Statistics::default()]);
+        let none = Statistics::default();
+        let stats = PolicyStats::from(ArmStats::from(&[active, none, none]));
         StatsAnswer {
             at_ms: 0,
             on: true,
@@ -353,6 +378,53 @@ mod tests {
         let text = text(&answer, &look);
         assert!(text.lines().all(|line| line.len() <= 80), "{text}");
         insta::assert_snapshot!(text);
+    }
+
+    /// With a control arm of 5 %, in which two connections waited for the kernel's own timer.
+    fn with_control() -> StatsAnswer {
+        let mut answer = sample();
+        let mut active = Statistics::default();
+        active.counters.connections = 52;
+        active.counters.handshake_retransmissions = 2;
+        active.counters.slow_handshakes = 2;
+        active.handshake.buckets[bucket_of(100)] += 50;
+        active.handshake.sum_us += 50 * 100;
+        let none = Statistics::default();
+        for stats in answer.policies.values_mut() {
+            stats.holdout = "5%".parse().ok();
+            stats.control = Some(ArmStats::from(&[active, none, none]));
+        }
+        answer
+    }
+
+    #[test]
+    fn a_control_arm_follows_its_policy() {
+        let look = Look {
+            in_full: true,
+            ..Look::default()
+        };
+        insta::assert_snapshot!(text(&with_control(), &look));
+    }
+
+    #[test]
+    fn a_control_arm_is_counted_since_it_was_there() {
+        let (before, now) = (sample(), with_control());
+        let came = since(&before, &now);
+        let stats = came.policies.values().next().unwrap();
+        assert_eq!(stats.treated, ArmStats::default());
+        assert_eq!(stats.control.as_ref().unwrap().active.connections, 52);
+        let idle = since(&now, &now);
+        assert!(idle.policies.values().all(PolicyStats::is_empty));
+        assert!(text(&idle, &Look::default()).starts_with("nothing counted: near (--all)"));
+        assert!(
+            since(&now, &before)
+                .policies
+                .values()
+                .next()
+                .unwrap()
+                .control
+                .is_none()
+        );
     }
 
     #[test]

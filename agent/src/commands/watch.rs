@@ -11,7 +11,10 @@ use crate::{
     api::client::Client,
     cli::Watch,
     policy::{Cidr, PolicyName, units::format_duration},
-    wire::events::{EventView, StreamItem},
+    wire::{
+        events::{EventView, StreamItem},
+        stats::Arm,
+    },
 };
 
 pub(super) fn run(args: &Watch) -> anyhow::Result<ExitCode> {
@@ -94,6 +97,10 @@ fn event_text(event: &EventView, brief: bool) -> String {
         false => format!("{} {arrow} {remote}", end(event.local, event.local_port)),
     };
     let policy = event.policy.as_ref().map_or("(gone)", PolicyName::as_str);
+    let policy = match event.arm {
+        Arm::Treated => policy.to_owned(),
+        Arm::Control => format!("{policy}, {}", event.arm),
+    };
     let process = match (&event.process, event.pid) {
         (Some(name), Some(pid)) if !brief => format!("{}[{pid}]", printable(name)),
         _ => String::new(),
@@ -108,7 +115,7 @@ fn event_text(event: &EventView, brief: bool) -> String {
             &timer,
             &peer,
             &event.state,
-            policy,
+            &policy,
             &process,
         ],
     )
@@ -147,6 +154,7 @@ mod tests {
             remote_port: 443,
             state: "SYN-SENT".to_owned(),
             policy: Some("near".parse().unwrap()),
+            arm: Arm::Treated,
             direction: "active".to_owned(),
             pid: Some(12),
             process: Some("curl".to_owned()),
@@ -164,6 +172,16 @@ mod tests {
             process: None,
             ..event.clone()
         };
+        let control = EventView {
+            arm: Arm::Control,
+            timer_us: Some(1_000_000),
+            ..event.clone()
+        };
+        let control = text(&StreamItem::Event(control), false);
+        assert!(
+            control.ends_with("SYN-SENT  near, control  curl[12]"),
+            "{control}"
+        );
         let lines = [
             StreamItem::Event(event),
             StreamItem::Event(answered),

@@ -17,7 +17,7 @@ use crate::{
     parallel,
     policy::{
         Cidr, HostFacts, Location, Policy, PolicyName, PolicySet,
-        compile::{Compiled, check_prefix_width, compile},
+        compile::{Compiled, check_prefix_width, compile, uncounted_holdout},
         entries::Builder,
     },
     printable,
@@ -119,6 +119,13 @@ impl Loader {
         let mut set = PolicySet::default();
         let mut warnings = Vec::new();
         self.settings(host, &mut set, &mut warnings);
+        if !agent.statistics {
+            warnings.extend(set.policies.iter().filter_map(|(name, policy)| {
+                let warning = uncounted_holdout(&policy.settings)?;
+                let at = policy.location.as_ref()?;
+                Some(format!("{at}: policy {name}: {warning}"))
+            }));
+        }
         self.entries(&mut set);
         if self.errors.is_empty() {
             Ok(Config {

@@ -42,7 +42,9 @@ pub(super) struct RawPolicy {
 impl RawPolicy {
     /// Whether it has none of the settings, not even one that could not be read.
     pub(super) fn sets_nothing(&self) -> bool {
-        self.spans.keys().all(|key| [CIDRS, "force"].contains(key))
+        self.spans
+            .keys()
+            .all(|key| [CIDRS, "force", "holdout"].contains(key))
     }
 
     /// Whether it only adds CIDRs to a policy that is set elsewhere.

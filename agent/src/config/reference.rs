@@ -254,6 +254,14 @@ const POLICY: &[Key] = &[
         refused: &["true"],
     },
     Key {
+        name: "holdout",
+        values: "share, above 0% and up to 50%",
+        default: "",
+        meaning: "",
+        accepted: &["\"0.5%\"", "\"50%\""],
+        refused: &["\"0%\"", "\"50.1%\"", "5", "0.05", "\"5\""],
+    },
+    Key {
         name: "force",
         values: "boolean",
         default: "false",
@@ -347,6 +355,7 @@ fn values_are_taken_up_to_their_bounds() {
     for (key, value) in [
         ("rto_restart", "true"),
         ("linear_retries", "1"),
+        ("holdout", "\"5%\""),
         ("force", "true"),
     ] {
         let alone = read(format!("[policy.p]\n{key} = {value}\n"));
@@ -391,9 +400,10 @@ fn table(keys: &[Key]) -> String {
     let help = help();
     let mut text = "| key | values | default | meaning | kernel features used (since) |\n|---|---|---|---|---|\n".to_owned();
     for key in keys {
-        let default = match key.default {
-            "" => "the kernel's own".to_owned(),
-            default => format!("`{default}`"),
+        let default = match (key.name, key.default) {
+            ("holdout", "") => "none".to_owned(),
+            (_, "") => "the kernel's own".to_owned(),
+            (_, default) => format!("`{default}`"),
         };
         let meaning = match key.meaning {
             "" => &help[key.name],

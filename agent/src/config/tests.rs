@@ -51,6 +51,25 @@ fn a_good_file() {
 }
 
 #[test]
+fn a_control_arm_that_is_not_counted_is_warned_of() {
+    let text = |statistics: bool| {
+        let holdout = "initial_rto = \"100ms\"\nholdout = \"5%\"\n";
+        format!("[agent]\nstatistics = {statistics}\n\n[policy.near]\n{holdout}")
+    };
+    let warnings = |statistics| {
+        load(&[("config.toml", &text(statistics))])
+            .unwrap()
+            .warnings
+    };
+    assert!(warnings(true).is_empty());
+    let warning = warnings(false).join("\n");
+    assert!(
+        warning.contains("config.toml:4: policy near: holdout = 5% compares nothing"),
+        "{warning}"
+    );
+}
+
+#[test]
 fn so_many_policies_and_not_one_more() {
     let text = |count: u32| {
         let policies = (0..count).map(|n| format!("[policy.p{n}]\ninitial_rto = \"100ms\"\n"));
@@ -96,6 +115,15 @@ fn every_refusal_names_place_and_fix() {
         ),
         ("unknown table", "[policies.near]\n".to_owned()),
         ("unknown agent key", "[agent]\npindir = \"/x\"\n".to_owned()),
+        ("holdout alone", policy("holdout = \"5%\"")),
+        (
+            "holdout of too many",
+            policy(&format!("{rto}\nholdout = \"60%\"")),
+        ),
+        (
+            "holdout as a number",
+            policy(&format!("{rto}\nholdout = 0.05")),
+        ),
         (
             "host bits",
             format!("[policy.near]\n{rto}\ncidrs = [\"10.1.2.3/24\"]\n"),

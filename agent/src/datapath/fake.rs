@@ -9,8 +9,8 @@ use std::{
 use rto_agent_common::{FIRST_SLOT, HostDefaults, SLOTS, Statistics};
 
 use super::{
-    Attachment, DatapathError, Found, Kernel, KernelReader, Options, Removed, StatisticsOptions,
-    TrieCursor, events, walk,
+    ArmStatistics, Attachment, DatapathError, Found, Kernel, KernelReader, Options, Removed,
+    StatisticsOptions, TrieCursor, events, walk,
 };
 use crate::{
     config::RttSampling,
@@ -39,6 +39,8 @@ pub(crate) struct State {
     pub(crate) compared: usize,
     /// Policies whose statistics somebody removed.
     pub(crate) without_statistics: BTreeSet<PolicyName>,
+    /// Somebody gave control arms settings.
+    pub(crate) control_arm_differs: bool,
     pub(crate) host: Option<HostDefaults>,
     /// The next attachment waits here when it begins, and again before it ends.
     pub(crate) gate: Option<Arc<Barrier>>,
@@ -245,10 +247,16 @@ impl Kernel for FakeKernel {
     fn retry_statistics(&mut self) {}
 
     fn restore_tables(&mut self) -> Result<(), DatapathError> {
-        if self.host.state().without_statistics.is_empty() {
-            return Ok(());
+        {
+            let state = self.host.state();
+            if state.without_statistics.is_empty() && !state.control_arm_differs {
+                return Ok(());
+            }
         }
-        self.host.write(|state| state.without_statistics.clear())
+        self.host.write(|state| {
+            state.without_statistics.clear();
+            state.control_arm_differs = false;
+        })
     }
 
     fn events(&self) -> Result<(events::Reader, events::SynAcks), DatapathError> {
@@ -315,6 +323,9 @@ impl KernelReader for FakeReader {
                 });
             }
         }
+        if state.control_arm_differs {
+            differences.push(Difference::ControlArm);
+        }
         *first = 0;
         Ok(differences)
     }
@@ -365,12 +376,15 @@ impl KernelReader for FakeReader {
         Ok(0)
     }
 
-    fn statistics(&self) -> Result<BTreeMap<PolicyName, [Statistics; 3]>, DatapathError> {
+    fn statistics(&self) -> Result<BTreeMap<PolicyName, ArmStatistics>, DatapathError> {
         let state = self.readable()?;
-        let names = state.maps.policies.keys();
-        Ok(names
-            .map(|name| (name.clone(), [Statistics::default(); 3]))
-            .collect())
+        let none = [Statistics::default(); 3];
+        let policies = state.maps.policies.iter().map(|(name, policy)| {
+            let control = (policy.control_below != 0).then_some(none);
+            let treated = none;
+            (name.clone(), ArmStatistics { treated, control })
+        });
+        Ok(policies.collect())
     }
 
     fn owners(&self) -> BTreeMap<(u32, u32), PolicyName> {

@@ -225,13 +225,12 @@ pub trait KernelReader: Send + Sync {
     /// If the map cannot be read.
     fn hits_of(&self, cidr: &Cidr) -> Result<u32, DatapathError>;
 
-    /// Statistics of every policy, by [`rto_agent_common::direction::ALL`] and summed over the CPUs; those of
-    /// connections that no entry covers belong to [`PolicyName::unmatched`].
+    /// Statistics of every policy, summed over the CPUs; those of connections that no entry covers belong to [`PolicyName::unmatched`].
     ///
     /// # Errors
     ///
     /// If the map cannot be read.
-    fn statistics(&self) -> Result<BTreeMap<PolicyName, [Statistics; 3]>, DatapathError>;
+    fn statistics(&self) -> Result<BTreeMap<PolicyName, ArmStatistics>, DatapathError>;
 
     /// The policies of slots and their generations, for telling whose an event is.
     fn owners(&self) -> BTreeMap<(u32, u32), PolicyName>;
@@ -326,6 +325,15 @@ pub struct StatisticsOptions {
     pub rtt: RttSampling,
     /// The kernel tells the program the current process.
     pub process: bool,
+}
+
+/// What was counted of a policy, in each arm by [`rto_agent_common::direction::ALL`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ArmStatistics {
+    /// Of the connections that have its settings.
+    pub treated: [Statistics; 3],
+    /// Of those that keep the kernel's own; `None` if it has no control arm.
+    pub control: Option<[Statistics; 3]>,
 }
 
 /// What opening found of an earlier run.

@@ -28,7 +28,6 @@ use crate::{
     kernel::{
         facts::host_facts,
         features::{Feature, Presence, can_set},
-        interference::Target,
     },
     policy::PolicyName,
     problem::Problem,
@@ -489,10 +488,6 @@ impl Engine {
         if self.detached_by.is_none() {
             let resolved = self.reconciler.resolved();
             let target = resolved.set.probe_target(&resolved.desired.host);
-            let target = target.map(|(address, initial_rto_us)| Target {
-                address,
-                initial_rto_us,
-            });
             self.probing
                 .consider(&self.reconciler.options().cgroup, target);
         }

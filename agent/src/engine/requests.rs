@@ -10,7 +10,10 @@ use super::{
 };
 use crate::{
     config::{Config, save},
-    policy::{Cidr, Location, PolicyName, Settings, compile::check_prefix_width},
+    policy::{
+        Cidr, Location, PolicyName, Settings,
+        compile::{check_prefix_width, uncounted_holdout},
+    },
     printable,
     progress::stepping,
     wire::{
@@ -60,6 +63,9 @@ impl Engine {
             let change = self.reconcile(next, &Persist::Runtime, &Cause::done("add", by))?;
             let compiled = self.reconciler.resolved().policies.get(&name);
             let mut notes = compiled.map_or_else(Vec::new, |compiled| compiled.warnings.clone());
+            if !self.config.config.agent.statistics {
+                notes.extend(uncounted_holdout(&settings));
+            }
             let mut overrides = Notes::default();
             for cidr in stepping(&cidrs) {
                 if let Some(at) = location_in_files(self.reconciler.desired(), cidr) {

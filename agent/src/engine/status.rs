@@ -2,11 +2,9 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use rto_agent_common::Statistics;
-
 use super::Snapshot;
 use crate::{
-    datapath::{Attachment, DatapathError, KernelReader},
+    datapath::{ArmStatistics, Attachment, DatapathError, KernelReader},
     kernel::interference::Verdict,
     policy::PolicyName,
     printable::counted,
@@ -113,7 +111,8 @@ impl Snapshot {
         if let Some(reader) = reader {
             warnings.extend(reader.missing_stats().iter().map(|name| {
                 format!(
-                    "policy {name}: nothing is counted, as there is no memory for it; its timers are in force"
+                    "policy {name}: nothing is counted, at least in one arm, as there is no memory for it; its timers are \
+                     in force"
                 )
             }));
         }
@@ -169,8 +168,10 @@ impl Snapshot {
 
     pub(super) fn stats_answer(
         &self,
-        statistics: &BTreeMap<PolicyName, [Statistics; 3]>,
+        statistics: &BTreeMap<PolicyName, ArmStatistics>,
     ) -> StatsAnswer {
+        let resolved = self.resolved.as_ref();
+        let holdout = |name| resolved?.set.policies.get(name)?.settings.holdout;
         let policies = statistics.iter();
         StatsAnswer {
             at_ms: now_ms(),
@@ -178,16 +179,25 @@ impl Snapshot {
             sampling: self.about.sampling,
             rtt_sampling: self.about.rtt_sampling.clone(),
             policies: policies
-                .map(|(name, statistics)| (name.clone(), PolicyStats::from(statistics)))
+                .map(|(name, statistics)| {
+                    let stats = PolicyStats {
+                        holdout: holdout(name).filter(|_| statistics.control.is_some()),
+                        ..PolicyStats::from(statistics)
+                    };
+                    (name.clone(), stats)
+                })
                 .collect(),
         }
     }
 
-    /// Of the policies that are in force: not what no entry covers.
+    /// Of the policies that are in force, without their control arms: not what no entry covers.
     fn counters(&self, stats: &StatsAnswer) -> BTreeMap<PolicyName, CountersView> {
         let resolved = self.resolved.as_ref().filter(|_| self.reader.is_some());
         let names = resolved.into_iter().flat_map(|r| r.set.policies.keys());
-        let counters = |name| stats.policies.get(name).map(CountersView::from);
+        let counters = |name| {
+            let stats = stats.policies.get(name);
+            stats.map(|stats| CountersView::from(&stats.treated))
+        };
         names
             .map(|name| (name.clone(), counters(name).unwrap_or_default()))
             .collect()

@@ -14,6 +14,7 @@ use super::{
     units::{format_duration, jiffies_duration, jiffies_to_usecs, quantise},
 };
 
+mod holdout;
 mod syn_ack;
 mod syn_retries;
 
@@ -131,6 +132,7 @@ pub fn compile(
     compiler.mptcp(settings);
     compiler.check_constraints(settings);
     compiler.syn_retries(settings);
+    compiler.holdout(name, settings);
     if compiler.errors.is_empty() {
         let (initial_rto_us, gain_us) = saved_time(&compiler.kernel, host);
         compiler.kernel.initial_rto_us = initial_rto_us;
@@ -161,6 +163,15 @@ fn needs_storage(policy: &KernelPolicy, host: &HostFacts) -> bool {
     let others = policy.rto_max_ms | (policy.flags & policy_flags::THIN_LINEAR_SET);
     let timers = policy.rto_min_us | policy.delack_max_us;
     later | others != 0 || (timers != 0 && !host.reads_timers)
+}
+
+/// What to say of a control arm where nothing is counted, if the settings have one.
+pub fn uncounted_holdout(settings: &Settings) -> Option<String> {
+    let share = settings.holdout?;
+    Some(format!(
+        "holdout = {share} compares nothing while statistics = false in [agent]: the control arm only does without \
+         the policy's settings"
+    ))
 }
 
 /// Refuses a short initial RTO on a prefix so wide that it cannot all be near, unless forced.
@@ -342,6 +353,7 @@ impl Compiler<'_> {
                 },
                 syn_retries: settings.syn_retries,
                 mptcp: Mptcp::Keep,
+                holdout: settings.holdout,
                 force: settings.force,
                 rto_restart: settings.rto_restart.filter(|on| !on),
                 ..Settings::default()

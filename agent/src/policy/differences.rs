@@ -56,18 +56,21 @@ pub enum Difference {
         /// Its name.
         policy: PolicyName,
     },
+    /// What control arms have is something else than the kernel's own timers.
+    ControlArm,
     /// What programs assume of the host has other values.
     HostDefaults,
 }
 
 impl Difference {
     /// Every [`Difference::kind`].
-    pub const KINDS: [&str; 6] = [
+    pub const KINDS: [&str; 7] = [
         "entry-missing",
         "entry-extra",
         "entry-policy",
         "policy",
         "statistics",
+        "control-arm",
         "host-defaults",
     ];
 
@@ -80,6 +83,7 @@ impl Difference {
             Self::EntryPolicy { .. } => "entry-policy",
             Self::Policy { .. } => "policy",
             Self::Statistics { .. } => "statistics",
+            Self::ControlArm => "control-arm",
             Self::HostDefaults => "host-defaults",
         }
     }
@@ -111,6 +115,7 @@ impl fmt::Display for Difference {
             ),
             Self::Policy { policy } => write!(f, "policy {policy} has other values"),
             Self::Statistics { policy } => write!(f, "policy {policy} has no statistics"),
+            Self::ControlArm => f.write_str("the settings of control arms have other values"),
             Self::HostDefaults => f.write_str("the host's defaults have other values"),
         }
     }
@@ -452,6 +457,7 @@ mod tests {
                 policy: policy.clone(),
             },
             Difference::Statistics { policy },
+            Difference::ControlArm,
             Difference::HostDefaults,
         ];
         for (one, kind) in all.iter().zip(Difference::KINDS) {

@@ -15,6 +15,7 @@ mod gain;
 mod name;
 pub mod plan;
 mod settings;
+mod share;
 mod target;
 pub mod units;
 
@@ -22,6 +23,8 @@ pub use cidr::{Cidr, CidrError};
 pub use entries::{Entries, EntryRef};
 pub use name::{NameError, PolicyName};
 pub use settings::{Mptcp, Settings, SynAckRto, SynRetries};
+pub use share::{Share, ShareError};
+pub use target::ProbeTarget;
 
 use crate::printable;
 

@@ -39,6 +39,16 @@ impl PolicyName {
         Self(format!("adhoc-{short}").into())
     }
 
+    /// The seed of the hash that assigns connections to the policy's arms: the same on every host, so that a peer is in
+    /// the same arm everywhere.
+    pub fn control_seed(&self) -> u32 {
+        let digest = Sha256::digest(self.0.as_bytes());
+        digest
+            .iter()
+            .take(4)
+            .fold(0, |seed, byte| seed << 8 | u32::from(*byte))
+    }
+
     /// Stands for the owner of a slot that has none; never equal to a name that can be given.
     pub(crate) fn nameless() -> Self {
         Self("".into())
@@ -47,6 +57,11 @@ impl PolicyName {
     /// The name under which connections are counted that no entry covers; no policy may have it.
     pub fn unmatched() -> Self {
         Self(UNMATCHED.into())
+    }
+
+    /// The name of the slot with the settings of control arms; never equal to a name that can be given.
+    pub(crate) fn control() -> Self {
+        Self("(control)".into())
     }
 
     /// As the kernel's table has it.
@@ -131,6 +146,21 @@ mod tests {
                 .as_str()
                 .parse::<PolicyName>()
                 .is_ok()
+        );
+    }
+
+    /// Hosts of different versions must agree.
+    #[test]
+    fn a_seed_is_of_the_name_alone() {
+        let seed = |name: &str| name.parse::<PolicyName>().unwrap().control_seed();
+        // The first bytes of SHA-256("abc"), FIPS 180-2, appendix B.1.
+        assert_eq!(seed("abc"), 0xba78_16bf);
+        assert_ne!(seed("near"), seed("nearer"));
+        assert!(
+            PolicyName::control()
+                .as_str()
+                .parse::<PolicyName>()
+                .is_err()
         );
     }
 }

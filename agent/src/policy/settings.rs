@@ -6,7 +6,10 @@ use clap::builder::Resettable;
 use rto_model::syn::MAX_SYNCNT;
 use serde::{Deserialize, Serialize};
 
-use super::units::{format_duration, parse_duration};
+use super::{
+    share::Share,
+    units::{format_duration, parse_duration},
+};
 
 /// What a policy sets. A field that is `None` leaves the kernel's own value.
 #[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args, Serialize, Deserialize)]
@@ -87,6 +90,13 @@ pub struct Settings {
     #[serde(with = "text::or_default", skip_serializing_if = "is_default")]
     #[cfg_attr(test, schemars(with = "Option<String>"))]
     pub mptcp: Mptcp,
+    /// Share of connections that keep the kernel's own timers, as a control arm (up to 50%)
+    ///
+    /// It is counted apart. It is a share of peers where the policy sets more than handshake timers
+    #[arg(long, value_name = "SHARE")]
+    #[serde(with = "text", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(test, schemars(with = "Option<Share>"))]
+    pub holdout: Option<Share>,
     /// Allow an initial RTO below 200ms on a prefix shorter than /8 (IPv4) or /16 (IPv6)
     #[arg(long, help_heading = Resettable::Reset)]
     pub force: bool,
@@ -257,7 +267,7 @@ mod text {
         de::{Error, Visitor},
     };
 
-    use super::{Mptcp, SynAckRto, SynRetries, format_duration, parse_duration};
+    use super::{Mptcp, Share, SynAckRto, SynRetries, format_duration, parse_duration};
 
     pub(super) trait Text: Sized {
         const WANTED: &'static str;
@@ -285,7 +295,7 @@ mod text {
             impl Text for $type {
                 const WANTED: &'static str = $wanted;
                 fn read(text: &str) -> Result<Self, String> {
-                    text.parse()
+                    text.parse::<Self>().map_err(|e| e.to_string())
                 }
                 fn write(&self) -> String {
                     self.to_string()
@@ -307,6 +317,7 @@ mod text {
         }
     );
     text!(Mptcp, "\"keep\" or \"apply\"");
+    text!(Share, "a share, like \"5%\"");
 
     struct Given<T>(PhantomData<T>);
 
@@ -402,7 +413,7 @@ mod tests {
             assert_eq!(serde_json::from_str::<Settings>(&json).unwrap(), settings);
             json
         };
-        let all = r#"{"initial_rto":"100ms","syn_ack_rto":"keep","rto_min":"5ms","rto_restart":true,"delack_max":"5ms","thin_linear":false,"linear_retries":2,"rto_max":"10s","user_timeout":"30s","syn_retries":6,"mptcp":"apply","force":true}"#;
+        let all = r#"{"initial_rto":"100ms","syn_ack_rto":"keep","rto_min":"5ms","rto_restart":true,"delack_max":"5ms","thin_linear":false,"linear_retries":2,"rto_max":"10s","user_timeout":"30s","syn_retries":6,"mptcp":"apply","holdout":"0.5%","force":true}"#;
         assert_eq!(written(all), all);
         assert_eq!(
             written(r#"{"syn_retries":6,"rto_min":null}"#),
@@ -414,6 +425,12 @@ mod tests {
             (r#"{"rto_min":true}"#, "expected a duration, like"),
             (r#"{"rto_mni":"5ms"}"#, "unknown field"),
             (r#"{"syn_retries":"0"}"#, "a number from 1 to 127"),
+            (
+                r#"{"holdout":5}"#,
+                "invalid share \"5\"; write a percentage",
+            ),
+            (r#"{"holdout":0.05}"#, "invalid share \"0.05\""),
+            (r#"{"holdout":true}"#, "expected a share, like"),
         ] {
             let error = serde_json::from_str::<Settings>(bad)
                 .unwrap_err()
@@ -425,10 +442,11 @@ mod tests {
     /// What `add --save` writes is what a configuration is read as.
     #[test]
     fn toml_has_the_keys_of_json() {
-        let json = r#"{"initial_rto":"100ms","syn_ack_rto":"keep","rto_min":"5ms","rto_restart":true,"delack_max":"5ms","thin_linear":false,"linear_retries":2,"rto_max":"10s","user_timeout":"30s","syn_retries":6,"mptcp":"apply","force":true}"#;
+        let json = r#"{"initial_rto":"100ms","syn_ack_rto":"keep","rto_min":"5ms","rto_restart":true,"delack_max":"5ms","thin_linear":false,"linear_retries":2,"rto_max":"10s","user_timeout":"30s","syn_retries":6,"mptcp":"apply","holdout":"0.5%","force":true}"#;
         let settings: Settings = serde_json::from_str(json).unwrap();
         let table: toml::Table = settings.to_toml().to_string().parse().unwrap();
         assert_eq!(table["syn_retries"].as_integer(), Some(6));
+        assert_eq!(table["holdout"].as_str(), Some("0.5%"));
         assert_eq!(table.try_into::<Settings>().unwrap(), settings);
         assert!(Settings::default().to_toml().is_empty());
     }

@@ -17,20 +17,41 @@ const ELSEWHERE: [IpAddr; 2] = [
     IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)),
 ];
 
+/// What to probe: an address that an entry covers, and what its policy has for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProbeTarget {
+    /// The address.
+    pub address: IpAddr,
+    /// The initial RTO, microseconds.
+    pub initial_rto_us: u64,
+    /// Whether the policy has a control arm, in which a connection keeps the kernel's own.
+    pub has_control: bool,
+}
+
 impl PolicySet {
-    /// An address whose policy has an initial RTO other than the kernel's own, and that initial RTO
-    /// in microseconds; `None` if there is none.
-    pub fn probe_target(&self, host: &HostFacts) -> Option<(IpAddr, u64)> {
-        self.entries.keys().take(TRIES).find_map(|cidr| {
-            let address = candidate(cidr.network())?;
-            let jiffies = self.initial_rto_of(address, host)?;
-            (jiffies != u64::from(host.hz)).then(|| (address, jiffies_to_usecs(jiffies, host.hz)))
-        })
+    /// An address whose policy has an initial RTO other than the kernel's own, without a control arm if there is one;
+    /// `None` if there is none at all.
+    pub fn probe_target(&self, host: &HostFacts) -> Option<ProbeTarget> {
+        let keys = self.entries.keys().take(TRIES);
+        let targets = keys.filter_map(|cidr| self.target(candidate(cidr.network())?, host));
+        let mut fallback = None;
+        for target in targets {
+            if !target.has_control {
+                return Some(target);
+            }
+            fallback.get_or_insert(target);
+        }
+        fallback
     }
 
-    fn initial_rto_of(&self, address: IpAddr, host: &HostFacts) -> Option<u64> {
+    fn target(&self, address: IpAddr, host: &HostFacts) -> Option<ProbeTarget> {
         let (_, policy) = self.entry_for(address)?;
-        Some(quantise(policy.settings.initial_rto?, host.hz).jiffies)
+        let jiffies = quantise(policy.settings.initial_rto?, host.hz).jiffies;
+        (jiffies != u64::from(host.hz)).then(|| ProbeTarget {
+            address,
+            initial_rto_us: jiffies_to_usecs(jiffies, host.hz),
+            has_control: policy.settings.holdout.is_some(),
+        })
     }
 }
 
@@ -90,8 +111,24 @@ mod tests {
     }
 
     fn target(entries: &[(&str, Option<u64>)]) -> Option<(String, u64)> {
-        let (address, us) = set(entries).probe_target(&HOST)?;
-        Some((address.to_string(), us))
+        let target = set(entries).probe_target(&HOST)?;
+        Some((target.address.to_string(), target.initial_rto_us))
+    }
+
+    #[test]
+    fn a_policy_without_a_control_arm_if_there_is_one() {
+        let target = |with: &[&str]| {
+            let mut set = set(&[("10.0.0.0/8", Some(100)), ("fd00::/64", Some(5))]);
+            for name in with {
+                let policy = set.policies.get_mut(&name.parse().unwrap()).unwrap();
+                policy.settings.holdout = Some(crate::policy::Share::HALF);
+            }
+            let target = set.probe_target(&HOST).unwrap();
+            (target.address.to_string(), target.has_control)
+        };
+        assert_eq!(target(&["p0"]), ("fd00::1".to_owned(), false));
+        assert_eq!(target(&["p1"]), ("10.0.0.1".to_owned(), false));
+        assert_eq!(target(&["p0", "p1"]), ("10.0.0.1".to_owned(), true));
     }
 
     #[test]

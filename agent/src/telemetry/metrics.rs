@@ -361,13 +361,13 @@ fn health(status: &StatusAnswer) -> Vec<Family> {
 const BEGUN: &[&str] = &["active", "passive"];
 const ALL: &[&str] = &["active", "passive", "unknown"];
 
-/// Each policy and direction.
+/// Each policy and direction, without control arms.
 fn each<'a>(
     stats: &'a StatsAnswer,
     directions: &'a [&str],
 ) -> impl Iterator<Item = (Labels, &'a DirectionStats)> {
     stats.policies.iter().flat_map(move |(policy, stats)| {
-        let known = stats.directions().into_iter();
+        let known = stats.treated.directions().into_iter();
         known
             .filter(|(direction, _)| directions.contains(direction))
             .map(move |(direction, stats)| {
@@ -428,7 +428,55 @@ fn policies(stats: &StatsAnswer) -> Vec<Family> {
             .collect()
         },
     ));
+    all.extend(arms(stats));
     all
+}
+
+/// How connections fared in each arm, of the policies that have two.
+fn arms(stats: &StatsAnswer) -> Vec<Family> {
+    let (mut connections, mut outcomes) = (Vec::new(), Vec::new());
+    let policies = stats.policies.iter();
+    for (name, stats) in policies.filter(|(_, stats)| stats.control.is_some()) {
+        for (arm, stats) in stats.arms() {
+            let labels = vec![("policy", name.to_string()), ("arm", arm.to_string())];
+            let begun = stats.begun();
+            for (outcome, count) in outcomes_of(&begun) {
+                let labels = labels.iter().cloned();
+                let labels = labels.chain([("outcome", outcome.to_owned())]);
+                outcomes.push((labels.collect(), count));
+            }
+            connections.push((labels, begun.connections));
+        }
+    }
+    if connections.is_empty() {
+        return Vec::new();
+    }
+    vec![
+        Family {
+            name: "arm_connections",
+            help: "Connections established, by arm, of policies with a control arm",
+            unit: None,
+            samples: Samples::Counter(connections),
+        },
+        Family {
+            name: "arm_outcomes",
+            help: "Of the connections of an arm: not established after a loss (failed; not among those established), \
+                   a handshake beyond 500 ms (slow), a spurious copy in it, a DSACK, aborted",
+            unit: None,
+            samples: Samples::Counter(outcomes),
+        },
+    ]
+}
+
+/// What can become of a connection, and of how many it did.
+fn outcomes_of(stats: &DirectionStats) -> [(&'static str, u64); 5] {
+    [
+        ("failed", stats.failed),
+        ("slow", stats.slow_handshakes),
+        ("spurious", stats.spurious_connections),
+        ("dsack", stats.dsack_connections),
+        ("aborted", stats.aborted),
+    ]
 }
 
 #[expect(clippy::cast_precision_loss, reason = "seconds are a double")]
@@ -483,3 +531,6 @@ fn times<'a>(
         samples: Samples::Histogram(samples.map(|(l, view)| (l, view.into())).collect()),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -10,6 +10,7 @@ use rto_agent_common::{
 use rto_model::syn::{Granularity, MAX_SYNCNT, RTO_MAX_S, SynTimers, syn_ack_schedule};
 use serde::{Deserialize, Serialize};
 
+use super::stats::Arm;
 use crate::{
     policy::{Cidr, HostFacts, PolicyName, units::jiffies_to_usecs},
     printable,
@@ -55,6 +56,9 @@ pub struct EventView {
     /// Policy of the connection; absent if it is gone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<PolicyName>,
+    /// Arm of the policy; absent for the treated one.
+    #[serde(default, skip_serializing_if = "is_treated")]
+    pub arm: Arm,
     /// Who began the connection: "active", "passive" or "unknown".
     pub direction: String,
     /// Process that called connect(), where the kernel tells.
@@ -63,6 +67,10 @@ pub struct EventView {
     /// Its name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub process: Option<String>,
+}
+
+fn is_treated(arm: &Arm) -> bool {
+    *arm == Arm::Treated
 }
 
 /// What was retransmitted, and why.
@@ -123,6 +131,7 @@ impl EventView {
             remote_port: u16::try_from(u32::from_be(event.remote_port)).ok()?,
             state: state(event.state),
             policy,
+            arm: Arm::of(event.arm),
             direction: match event.direction {
                 direction::ACTIVE => "active",
                 direction::PASSIVE => "passive",
@@ -200,6 +209,8 @@ fn state(state: u32) -> String {
 
 #[cfg(test)]
 mod tests {
+    use rto_agent_common::arm;
+
     use super::*;
     use crate::policy::compile::tests::HOST;
 
@@ -255,6 +266,25 @@ mod tests {
         assert!(v4.matches(None, &[cidr]));
         assert!(!v4.matches(None, &["10.0.1.0/24".parse().unwrap()]));
         assert!(!v4.matches(Some(&"near".parse().unwrap()), &[]));
+    }
+
+    #[test]
+    fn the_arm_is_said_of_control_arms_alone() {
+        let json = |arm| {
+            let event = Event {
+                arm,
+                ..event(kind::SYN, 1, 25)
+            };
+            let view = view(&event);
+            let json = serde_json::to_value(&view).unwrap();
+            assert_eq!(
+                serde_json::from_value::<EventView>(json.clone()).unwrap(),
+                view
+            );
+            json.get("arm").cloned()
+        };
+        assert_eq!(json(arm::treated(7)), None);
+        assert_eq!(json(arm::control(7)), Some("control".into()));
     }
 
     #[test]

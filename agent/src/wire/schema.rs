@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use super::{events, stats, types};
 use crate::{
     kernel::interference::Verdict,
-    policy::{Cidr, PolicyName},
+    policy::{Cidr, PolicyName, Share},
 };
 
 impl JsonSchema for Cidr {
@@ -36,6 +36,20 @@ impl JsonSchema for PolicyName {
 
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
         schemars::json_schema!({ "type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$" })
+    }
+}
+
+impl JsonSchema for Share {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        "Share".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        schemars::json_schema!({ "type": "string", "pattern": "^[0-9]+(\\.[0-9]{1,6})?%$" })
     }
 }
 

@@ -1,15 +1,18 @@
-//! `GET /v1/stats`: what policies did, by who began the connections.
+//! `GET /v1/stats`: what policies did, by arm and by who began the connections.
 //!
 //! `counters!` is the one table of the counters: a row gives the field of the JSON, of [`DirectionStats`] and of
 //! the kernel's [`rto_agent_common::Counters`], the metric, and what `rto-agent stats` calls it.
 
 use std::collections::BTreeMap;
 
-use rto_agent_common::{RTO_STEPS, SockOpt, Statistics};
+use rto_agent_common::{RTO_STEPS, SockOpt, Statistics, arm};
 use serde::{Deserialize, Serialize};
 
 use super::histogram::HistogramView;
-use crate::policy::PolicyName;
+use crate::{
+    datapath::ArmStatistics,
+    policy::{PolicyName, Share},
+};
 
 /// The answer. Counts begin with the policy (or the boot) and only grow.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -38,6 +41,107 @@ fn all_connections() -> u32 {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct PolicyStats {
+    /// Connections that have its settings: all, if it has no control arm.
+    #[serde(flatten)]
+    pub treated: ArmStats,
+    /// Share of connections, or of peers, in its control arm; absent if it has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub holdout: Option<Share>,
+    /// Connections of its control arm, which keep the kernel's own timers; absent if it has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub control: Option<ArmStats>,
+}
+
+impl PolicyStats {
+    /// Whether nothing was counted in either arm.
+    pub fn is_empty(&self) -> bool {
+        self.arms().all(|(_, stats)| *stats == ArmStats::default())
+    }
+
+    /// Each arm that there is.
+    pub fn arms(&self) -> impl Iterator<Item = (Arm, &ArmStats)> {
+        let control = self.control.iter().map(|stats| (Arm::Control, stats));
+        std::iter::once((Arm::Treated, &self.treated)).chain(control)
+    }
+
+    /// What the control arm is called for people, if there is one: "control (5%)".
+    pub fn control_title(&self) -> Option<String> {
+        let control = Arm::Control;
+        self.control.as_ref()?;
+        Some(match self.holdout {
+            Some(share) => format!("{control} ({share})"),
+            None => control.to_string(),
+        })
+    }
+
+    /// What was counted since an earlier answer.
+    pub fn since(&self, earlier: &Self) -> Self {
+        let none = ArmStats::default();
+        let before = earlier.control.as_ref().unwrap_or(&none);
+        Self {
+            treated: self.treated.since(&earlier.treated),
+            holdout: self.holdout,
+            control: self.control.as_ref().map(|now| now.since(before)),
+        }
+    }
+}
+
+impl From<&ArmStatistics> for PolicyStats {
+    /// Without the share, which the kernel does not count.
+    fn from(statistics: &ArmStatistics) -> Self {
+        Self {
+            treated: (&statistics.treated).into(),
+            holdout: None,
+            control: statistics.control.as_ref().map(Into::into),
+        }
+    }
+}
+
+impl From<ArmStats> for PolicyStats {
+    /// Of a policy without a control arm.
+    fn from(treated: ArmStats) -> Self {
+        Self {
+            treated,
+            ..Self::default()
+        }
+    }
+}
+
+/// An arm of a policy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "kebab-case")]
+pub enum Arm {
+    /// Connections that have its settings.
+    #[default]
+    Treated,
+    /// Those that keep the kernel's own timers.
+    Control,
+}
+
+impl Arm {
+    /// Of a number that the program gives arms.
+    pub const fn of(arm: u32) -> Self {
+        match arm::is_control(arm) {
+            true => Self::Control,
+            false => Self::Treated,
+        }
+    }
+}
+
+impl std::fmt::Display for Arm {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(match self {
+            Self::Treated => "treated",
+            Self::Control => "control",
+        })
+    }
+}
+
+/// One arm's.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct ArmStats {
     /// Connections this host opens.
     pub active: DirectionStats,
     /// Connections it accepts.
@@ -46,7 +150,7 @@ pub struct PolicyStats {
     pub unknown: DirectionStats,
 }
 
-impl PolicyStats {
+impl ArmStats {
     /// Each with its name.
     pub fn directions(&self) -> [(&'static str, &DirectionStats); 3] {
         [
@@ -65,13 +169,18 @@ impl PolicyStats {
         }
     }
 
+    /// Those that were begun while they were counted: all but the sockets that were open before.
+    pub fn begun(&self) -> DirectionStats {
+        self.active.plus(&self.passive)
+    }
+
     /// All directions together.
     pub fn total(&self) -> DirectionStats {
         self.active.plus(&self.passive).plus(&self.unknown)
     }
 }
 
-impl From<&[Statistics; 3]> for PolicyStats {
+impl From<&[Statistics; 3]> for ArmStats {
     fn from([active, passive, unknown]: &[Statistics; 3]) -> Self {
         Self {
             active: active.into(),
@@ -132,7 +241,8 @@ macro_rules! counters {
             pub srtt: HistogramView,
         }
 
-        /// What a policy did since its counters began, in `GET /v1/status`: a short form of [`PolicyStats`].
+        /// What a policy did since its counters began, in `GET /v1/status`: a short form of its [`ArmStats`], without
+        /// the control arm.
         #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
         #[cfg_attr(test, derive(schemars::JsonSchema))]
         #[serde(default)]
@@ -156,8 +266,8 @@ macro_rules! counters {
             pub rtos: [u64; RTO_STEPS],
         }
 
-        impl From<&PolicyStats> for CountersView {
-            fn from(stats: &PolicyStats) -> Self {
+        impl From<&ArmStats> for CountersView {
+            fn from(stats: &ArmStats) -> Self {
                 let (active, passive, all) = (&stats.active, &stats.passive, stats.total());
                 Self {
                     syn_timeouts_set: active.initial_rtos_set,
@@ -264,16 +374,24 @@ counters! {
         spurious: "spurious_handshake_retransmissions", Handshakes;
         /// Of these, those of which it could not be told whether they were needed
         undecided: "undecided_handshake_retransmissions", Handshakes;
+        /// Connections of whose handshake a retransmission was spurious
+        spurious_connections: "spurious_connections", Handshakes, title "connections with a spurious copy";
         /// Connections that a needed retransmission brought about
         recovered: "recovered_handshakes", Handshakes;
         /// By how much sooner these were established than with the kernel's own timers (estimate)
         time_saved_us: "handshake_time_saved", Handshakes, time "us";
         /// By how much later, where a policy's timers are longer (estimate)
         time_lost_us: "handshake_time_lost", Handshakes, time "us";
+        /// Handshakes that took longer than 500 ms
+        slow_handshakes: "slow_handshakes", Handshakes, title "handshakes beyond 500ms";
+        /// Connections that were begun, lost a SYN or its answer, and were not established
+        failed: "failed_connections", Handshakes, title "not established after a loss";
         /// Tail loss probes that retransmitted a segment
         tail_loss_probes: "tail_loss_probes", Connections, title "tail loss probes";
         /// Segments retransmitted by established connections, other than by a tail loss probe
         segments_retransmitted: "retransmitted_segments", Connections, title "segments retransmitted";
+        /// Connections that lost something and were told by the peer that it got a segment twice (DSACK)
+        dsack_connections: "dsack_connections", Connections, title "connections with a DSACK";
         /// Connections that ended without both sides having finished
         aborted: "aborted_connections", Connections;
         /// Of these, connections given up at a retransmission timeout
@@ -296,5 +414,63 @@ impl DirectionStats {
     /// What was counted since an earlier answer.
     pub fn since(&self, earlier: &Self) -> Self {
         self.with(earlier, u64::saturating_sub)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn counted(connections: u64) -> [Statistics; 3] {
+        let mut active = Statistics::default();
+        active.counters.connections = connections;
+        active.counters.failed = 1;
+        active.counters.slow_handshakes = 2;
+        active.counters.spurious_connections = 3;
+        active.counters.dsack_connections = 4;
+        [active, Statistics::default(), Statistics::default()]
+    }
+
+    fn statistics(control: Option<[Statistics; 3]>) -> PolicyStats {
+        let treated = counted(100);
+        (&ArmStatistics { treated, control }).into()
+    }
+
+    #[test]
+    fn the_control_arm_stands_beside_the_directions_of_its_policy() {
+        let stats = PolicyStats {
+            holdout: "5%".parse().ok(),
+            ..statistics(Some(counted(5)))
+        };
+        let json = serde_json::to_value(&stats).unwrap();
+        assert_eq!(json["active"]["connections"], 100);
+        assert_eq!(json["holdout"], "5%");
+        let active = &json["control"]["active"];
+        let counters = ["connections", "failed", "slow_handshakes"];
+        let more = ["spurious_connections", "dsack_connections"];
+        let counts = counters.iter().chain(&more).map(|key| active[key].as_u64());
+        assert_eq!(counts.collect::<Vec<_>>(), [5, 1, 2, 3, 4].map(Some));
+        assert_eq!(serde_json::from_value::<PolicyStats>(json).unwrap(), stats);
+    }
+
+    #[test]
+    fn without_a_control_arm_it_is_absent() {
+        let stats = statistics(None);
+        let json = serde_json::to_value(&stats).unwrap();
+        let keys: Vec<_> = json.as_object().unwrap().keys().collect();
+        assert_eq!(keys, ["active", "passive", "unknown"]);
+        assert_eq!(serde_json::from_value::<PolicyStats>(json).unwrap(), stats);
+        assert_eq!(stats.control_title(), None);
+    }
+
+    #[test]
+    fn sums_are_of_one_arm() {
+        let stats = statistics(Some(counted(5)));
+        assert_eq!(CountersView::from(&stats.treated).established_active, 100);
+        assert_eq!(stats.treated.total().failed, 1);
+        let names: Vec<_> = stats.arms().map(|(arm, _)| arm.to_string()).collect();
+        assert_eq!(names, ["treated", "control"]);
+        // Without the files that say so, the share is not known.
+        assert_eq!(stats.control_title().as_deref(), Some("control"));
     }
 }

@@ -5,8 +5,8 @@ use std::{fs, mem::offset_of, net::IpAddr, path::PathBuf};
 use anyhow::{Context as _, ensure};
 use nix::sys::signal::Signal;
 use rto_agent_common::{
-    FIRST_SLOT, HostDefaults, MAX_POLICIES, NO_POLICY, Policy, PolicySlot, arm, direction, maps,
-    statistics_key,
+    CONTROL, FIRST_SLOT, HostDefaults, MAX_POLICIES, NO_POLICY, Policy, PolicySlot, arm, direction,
+    maps, statistics_key,
 };
 use rto_testbed::{
     env::TestEnv,
@@ -147,6 +147,10 @@ fn every_difference_is_found_and_repaired() -> anyhow::Result<()> {
         let key = statistics_key(arm::treated(FIRST_SLOT), direction::ACTIVE);
         ensure!(map(env, maps::STATISTICS)?.remove(&key.to_ne_bytes())?);
         Ok(())
+    })?;
+    is_found(&env, "control-arm", |env| {
+        let free = [0; size_of::<PolicySlot>()];
+        Ok(map(env, maps::POLICIES)?.set(&CONTROL.to_ne_bytes(), &free)?)
     })?;
     is_found(&env, "host-defaults", |env| {
         let zero = [0; size_of::<HostDefaults>()];

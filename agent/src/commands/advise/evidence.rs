@@ -307,7 +307,7 @@ pub(super) fn of_policy(
 impl Gathered {
     fn count(&mut self, stats: &PolicyStats, sampling: u64) {
         let (mut handshakes, mut round_trips) = (Vec::new(), Vec::new());
-        for (direction, stats) in stats.directions() {
+        for (direction, stats) in stats.treated.directions() {
             handshakes.push((direction, distribution(&stats.handshake, sampling)));
             round_trips.push((direction, distribution(&stats.srtt, sampling)));
             self.warn_of(direction, stats);

@@ -7,7 +7,7 @@ use crate::{
     config::Config,
     policy::compile::tests::HOST,
     wire::{
-        stats::{PolicyStats, StatsAnswer},
+        stats::{ArmStats, StatsAnswer},
         types::{EntryView, ListAnswer, PolicyView, SourceView},
     },
 };
@@ -35,7 +35,7 @@ fn stats(directions: [Statistics; 3], rtt_sampling: &str) -> StatsAnswer {
         on: true,
         sampling: 1,
         rtt_sampling: rtt_sampling.to_owned(),
-        policies: [("near".parse().unwrap(), PolicyStats::from(&directions))].into(),
+        policies: [("near".parse().unwrap(), ArmStats::from(&directions).into())].into(),
     }
 }
 
@@ -105,7 +105,7 @@ fn of_too_little() {
     let directions = [near(200), Statistics::default(), Statistics::default()];
     let mut stats = stats(directions, "off");
     for policy in stats.policies.values_mut() {
-        policy.active.srtt = Default::default();
+        policy.treated.active.srtt = Default::default();
     }
     let gathered = evidence::of_policy(&name, &entries, stats).unwrap();
     let answer = answer(gathered, &QUESTION, &HOST);

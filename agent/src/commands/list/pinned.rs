@@ -23,7 +23,7 @@ use crate::{
     engine::store,
     kernel::hz::measure,
     policy::{
-        Cidr, PolicyName,
+        Cidr, PolicyName, Share,
         units::{format_duration, jiffies_duration},
     },
     printable,
@@ -206,7 +206,10 @@ fn settings_of(policy: &Policy, hz: u32) -> BTreeMap<&'static str, String> {
     let timers = timers.map(|(name, value)| (name, format_duration(value)));
     let is_thin = policy.flags & policy_flags::THIN_LINEAR != 0;
     let thin = is_thin.then(|| ("thin_linear", "true".to_owned()));
-    timers.chain(thin).collect()
+    let has_control = policy.control_below != 0;
+    let share = has_control.then(|| Share::from_parts(policy.control_below));
+    let holdout = share.map(|share| ("holdout", share.to_string()));
+    timers.chain(thin).chain(holdout).collect()
 }
 
 #[cfg(test)]
@@ -219,6 +222,7 @@ mod tests {
             initial_rto_jiffies: 25,
             rto_min_us: 8000,
             flags: policy_flags::THIN_LINEAR,
+            control_below: "0.5%".parse::<Share>().unwrap().below(),
             ..Policy::EMPTY
         };
         let entry = |cidr: &str, hits| PinnedEntry {
@@ -260,12 +264,14 @@ mod tests {
         let all = left(&Wanted::default());
         let settings = all.policies.values().next().unwrap();
         let keys: Vec<_> = settings.settings.keys().copied().collect();
-        assert_eq!(keys, ["initial_rto", "rto_min", "thin_linear"]);
+        let expected = ["holdout", "initial_rto", "rto_min", "thin_linear"];
+        assert_eq!(keys, expected);
+        assert_eq!(settings.settings["holdout"], "0.5%");
         assert_eq!(settings.settings["rto_min"], "8ms");
         let lines: Vec<_> = text(&all, Some(40)).lines().map(str::to_owned).collect();
         assert_eq!(lines[0], "CIDR         POLICY  SOURCE   HITS  SET…");
-        assert_eq!(lines[1], "10.1.0.0/16  near    file     3     ini…");
-        assert_eq!(lines[2], "10.2.0.0/16  near    runtime  0     ini…");
+        assert_eq!(lines[1], "10.1.0.0/16  near    file     3     hol…");
+        assert_eq!(lines[2], "10.2.0.0/16  near    runtime  0     hol…");
         let cidrs = |wanted: &Wanted| {
             let left = left(wanted);
             let cidrs = left.entries.iter().map(|entry| entry.cidr.to_string());
@@ -294,7 +300,7 @@ mod tests {
         let file = dir.path().join("manual.json");
         std::fs::write(&file, "{").unwrap();
         let left = Left::of(found(), agent.clone(), &Wanted::default()).unwrap();
-        assert!(text(&left, None).contains("10.1.0.0/16  near    -       3     initial_rto"));
+        assert!(text(&left, None).contains("10.1.0.0/16  near    -       3     holdout"));
         let runtime = Wanted {
             runtime: true,
             ..Wanted::default()

@@ -1,4 +1,4 @@
-//! One policy, open: histograms of each direction.
+//! One policy, open: histograms of each direction, in each arm.
 
 use ratatui::{
     Frame,
@@ -18,7 +18,10 @@ use super::{
 use crate::{
     commands::stats::short_us,
     policy::PolicyName,
-    wire::{histogram::HistogramView, stats::DirectionStats},
+    wire::{
+        histogram::HistogramView,
+        stats::{DirectionStats, PolicyStats},
+    },
 };
 
 /// Lines of a direction beside its bars: counts, quantiles, the axis.
@@ -37,25 +40,27 @@ pub(super) fn draw(
     history: &PolicyHistory,
 ) {
     let stats = history.stats(state.scope);
-    let directions = stats.directions();
-    let seen = directions.iter().filter(|(_, stats)| !is_empty(stats));
-    let seen = u16::try_from(seen.count()).unwrap_or(1);
-    // The name, and a line for each direction without anything.
-    let others = 1 + (3 - seen.min(3));
+    let sections = sections(&stats);
+    let seen = sections.iter().filter(|(_, stats)| !is_empty(stats));
+    let seen = seen.count();
+    // The name, and a line for each section without anything.
+    let others = u16::try_from(1 + sections.len() - seen).unwrap_or(u16::MAX);
+    let seen = u16::try_from(seen).unwrap_or(u16::MAX);
     let each = area.height.saturating_sub(others) / seen.max(1);
     let each = each.clamp(BESIDE + 1, BESIDE + HIGHEST);
-    let heights = directions.map(|(_, stats)| if is_empty(stats) { 1 } else { each });
+    let height = |stats: &DirectionStats| if is_empty(stats) { 1 } else { each };
     let mut constraints = vec![Constraint::Length(1)];
+    let heights = sections.iter().map(|(_, stats)| height(stats));
     constraints.extend(heights.map(Constraint::Length));
     let areas = Layout::vertical(constraints).split(area);
     frame.render_widget(Line::from(name.as_str()).bold(), areas[0]);
-    // One axis for all, so that directions can be compared.
-    let handshake = Axis::of(directions.map(|(_, stats)| &stats.handshake));
-    let srtt = Axis::of(directions.map(|(_, stats)| &stats.srtt));
-    for ((direction, stats), area) in directions.into_iter().zip(&areas[1..]) {
+    // One axis for all, so that directions and arms can be compared.
+    let handshake = Axis::of(sections.iter().map(|(_, stats)| &stats.handshake));
+    let srtt = Axis::of(sections.iter().map(|(_, stats)| &stats.srtt));
+    for ((title, stats), area) in sections.iter().zip(&areas[1..]) {
         let [counts, histograms] =
             Layout::vertical([Constraint::Length(1), Constraint::Fill(1)]).areas(*area);
-        frame.render_widget(self::counts(direction, stats), counts);
+        frame.render_widget(self::counts(title, stats), counts);
         let [left, right] = Layout::horizontal([Constraint::Fill(1); 2])
             .spacing(2)
             .areas(histograms);
@@ -86,11 +91,29 @@ pub(super) fn draw(
     }
 }
 
+/// What is drawn one below the other: each direction, and those of a control arm in which something was counted.
+fn sections(stats: &PolicyStats) -> Vec<(String, &DirectionStats)> {
+    let directions = stats.treated.directions().into_iter();
+    let mut sections: Vec<_> = directions
+        .map(|(direction, stats)| (direction.to_owned(), stats))
+        .collect();
+    if let Some((control, title)) = stats.control.as_ref().zip(stats.control_title()) {
+        let directions = control.directions().into_iter();
+        let counted = directions.filter(|(_, stats)| !is_empty(stats));
+        let before = sections.len();
+        sections.extend(counted.map(|(direction, stats)| (format!("{title}, {direction}"), stats)));
+        if sections.len() == before {
+            sections.push((title, &control.active));
+        }
+    }
+    sections
+}
+
 fn is_empty(stats: &DirectionStats) -> bool {
     *stats == DirectionStats::default()
 }
 
-fn counts(direction: &str, stats: &DirectionStats) -> Line<'static> {
+fn counts(title: &str, stats: &DirectionStats) -> Line<'static> {
     let text = if is_empty(stats) {
         ": none".to_owned()
     } else {
@@ -108,7 +131,7 @@ fn counts(direction: &str, stats: &DirectionStats) -> Line<'static> {
             number(float(stats.aborted)),
         )
     };
-    Line::from(vec![direction.to_owned().cyan(), text.into()])
+    Line::from(vec![title.to_owned().cyan(), text.into()])
 }
 
 /// A number of things, in three digits.
@@ -124,8 +147,8 @@ struct Axis {
 }
 
 impl Axis {
-    fn of(histograms: [&HistogramView; 3]) -> Self {
-        let buckets = || histograms.iter().flat_map(|h| &h.buckets);
+    fn of<'a>(histograms: impl Iterator<Item = &'a HistogramView> + Clone) -> Self {
+        let buckets = || histograms.clone().flat_map(|h| &h.buckets);
         Self {
             first: buckets().map(|b| bucket_of(b.from_us)).min().unwrap_or(0),
             last: buckets().map(|b| bucket_of(b.from_us)).max().unwrap_or(0),
@@ -203,7 +226,7 @@ mod tests {
     #[test]
     fn an_axis_has_the_buckets_of_all_and_those_between() {
         let (a, b) = (of(&[100, 100]), of(&[120, 250]));
-        let axis = Axis::of([&a, &b, &of(&[])]);
+        let axis = Axis::of([&a, &b, &of(&[])].into_iter());
         assert_eq!(axis.counts(&a, 80), [2.0, 0.0, 0.0, 0.0, 0.0, 0.0]);
         assert_eq!(
             axis.counts(&b, 80),
@@ -218,10 +241,10 @@ mod tests {
     #[test]
     fn an_axis_can_have_every_bucket_or_none() {
         let all = of(&[0, u64::MAX]);
-        let axis = Axis::of([&all, &of(&[]), &of(&[])]);
+        let axis = Axis::of([&all, &of(&[]), &of(&[])].into_iter());
         assert_eq!(axis.counts(&all, 200).len(), BUCKETS);
         assert_eq!(axis.labels(0), "0.00us  any");
-        let none = Axis::of([&of(&[]), &of(&[]), &of(&[])]);
+        let none = Axis::of([&of(&[]), &of(&[]), &of(&[])].into_iter());
         assert_eq!(none.counts(&of(&[]), 10), [0.0]);
     }
 }

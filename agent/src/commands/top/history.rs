@@ -44,7 +44,7 @@ impl PolicyHistory {
 
     /// One more look, so many milliseconds after the one before.
     pub(super) fn update(&mut self, stats: PolicyStats, took_ms: u64) {
-        let (before, now) = (self.now.total(), stats.total());
+        let (before, now) = (self.now.treated.total(), stats.treated.total());
         if now.connections < before.connections || now.aborted < before.aborted {
             // They began again: another policy of the same name, or the same once more.
             *self = Self {
@@ -81,7 +81,7 @@ impl PolicyHistory {
     pub(super) fn row<'a>(&'a self, name: &'a PolicyName, scope: Scope) -> Row<'a> {
         Row {
             name,
-            stats: self.stats(scope).total(),
+            stats: self.stats(scope).treated.total(),
             history: self,
         }
     }
@@ -140,7 +140,7 @@ impl Column {
     }
 }
 
-/// What is shown of a policy: its directions together.
+/// What is shown of a policy: its directions together, without the control arm.
 #[derive(Clone, Debug)]
 pub(super) struct Row<'a> {
     pub(super) name: &'a PolicyName,
@@ -186,6 +186,7 @@ pub(super) fn float(count: u64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wire::stats::ArmStats;
 
     fn stats(connections: u64, aborted: u64) -> PolicyStats {
         let active = DirectionStats {
@@ -193,11 +194,12 @@ mod tests {
             aborted,
             ..DirectionStats::default()
         };
-        PolicyStats {
+        let treated = ArmStats {
             passive: active.clone(),
             active,
-            ..PolicyStats::default()
-        }
+            ..ArmStats::default()
+        };
+        treated.into()
     }
 
     fn rates(history: &PolicyHistory) -> (Option<f64>, Option<f64>) {
@@ -233,7 +235,8 @@ mod tests {
         history.update(stats(200, 0), 1000);
         history.update(stats(3, 0), 1000);
         assert_eq!(rates(&history), (None, None));
-        assert_eq!(history.stats(Scope::Top).total().connections, 6);
+        let since = history.stats(Scope::Top).treated.total();
+        assert_eq!(since.connections, 6);
         history.update(stats(4, 0), 1000);
         assert_eq!(history.connections_s, Some(2.0));
         assert_eq!(history.past, [200.0, 2.0]);

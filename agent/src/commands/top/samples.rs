@@ -6,13 +6,13 @@ use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use rto_agent_common::{Statistics, histogram::bucket_of};
 
 use super::state::State;
-use crate::wire::stats::{PolicyStats, StatsAnswer};
+use crate::wire::stats::{ArmStats, PolicyStats, StatsAnswer};
 
 /// An answer with policies that had so many connections.
 pub(super) fn answer(at_ms: u64, policies: &[(&str, u64)]) -> StatsAnswer {
     let policies = policies.iter().map(|(name, connections)| {
         let mut stats = PolicyStats::default();
-        stats.active.connections = *connections;
+        stats.treated.active.connections = *connections;
         (name.parse().unwrap(), stats)
     });
     StatsAnswer {
@@ -79,6 +79,24 @@ fn statistics(connections: u64, spurious: u64, from_us: u64) -> Statistics {
     statistics
 }
 
+/// A state with one policy, that has a control arm with so many connections.
+pub(super) fn with_control(connections: u64) -> State {
+    let mut first = answer(1000, &[]);
+    let none = Statistics::default();
+    let stats = PolicyStats {
+        treated: ArmStats::from(&[statistics(950, 0, 120), none, none]),
+        holdout: "5%".parse().ok(),
+        control: Some(ArmStats::from(&[
+            statistics(connections, 0, 120),
+            none,
+            none,
+        ])),
+    };
+    first.policies.insert("near".parse().unwrap(), stats);
+    let socket = "/run/rto-agent/control.sock".to_owned();
+    State::new(socket, Duration::from_secs(1), first, Instant::now())
+}
+
 /// A state with all there can be, after 20 looks.
 pub(super) fn busy() -> State {
     let mut state = state(&[]);
@@ -104,7 +122,7 @@ pub(super) fn busy() -> State {
         ];
         let policies = policies
             .iter()
-            .map(|(name, stats)| (name.parse().unwrap(), stats.into()));
+            .map(|(name, stats)| (name.parse().unwrap(), ArmStats::from(stats).into()));
         let answer = StatsAnswer {
             policies: policies.collect(),
             ..answer(1000 + look * 1000, &[])

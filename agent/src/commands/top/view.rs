@@ -111,7 +111,7 @@ fn draw_footer(frame: &mut Frame<'_>, area: Rect, state: &State) {
 fn draw_help(frame: &mut Frame<'_>) {
     const HELP: &str = "\
 up, down, k, j   select a policy
-Enter            its histograms; Esc goes back
+Enter            its histograms and control arm (in no row); Esc goes back
 s, r             sort by the next column, reverse
 /                only policies with this in their name; Esc drops it
 t                count since the policy or since top began
@@ -145,7 +145,7 @@ mod tests {
     use super::{
         super::{
             history::Column,
-            samples::{busy, press, state},
+            samples::{busy, press, state, with_control},
         },
         *,
     };
@@ -185,6 +185,16 @@ mod tests {
         let mut state = busy();
         press(&mut state, "j\n");
         insta::assert_snapshot!(text(&state));
+    }
+
+    #[test]
+    fn an_open_policy_with_a_control_arm() {
+        let mut state = with_control(50);
+        press(&mut state, "\n");
+        insta::assert_snapshot!(text(&state));
+        let mut idle = with_control(0);
+        press(&mut idle, "\n");
+        assert!(text(&idle).contains("control (5%): none"));
     }
 
     #[test]
@@ -243,8 +253,13 @@ mod tests {
         for keys in ["", "?", "p/x", "j\n", "jjj\n"] {
             let mut state = busy();
             press(&mut state, keys);
+            let mut control = with_control(50);
+            press(&mut control, keys);
             for (width, height) in (1..=100).flat_map(|w| (1..=40).map(move |h| (w, h))) {
                 screen(&state, width, height, now);
+                if width % 10 == 0 {
+                    screen(&control, width, height, now);
+                }
             }
         }
     }

@@ -6,10 +6,10 @@ use std::{
     sync::Arc,
 };
 
-use rto_agent_common::{HostDefaults, UNMATCHED, statistics};
+use rto_agent_common::{HostDefaults, UNMATCHED, arm, statistics};
 
 use super::{
-    Attachment, Cause, DatapathError, Found, Kernel, KernelReader, Options, Removed,
+    ArmStatistics, Attachment, Cause, DatapathError, Found, Kernel, KernelReader, Options, Removed,
     StatisticsOptions, TrieCursor, error,
 };
 use crate::{
@@ -147,13 +147,19 @@ impl Kernel for BpfKernel {
 
     fn retry_statistics(&mut self) {
         for name in std::mem::take(&mut self.missing_stats) {
-            let slot = if name == PolicyName::unmatched() {
-                Some(UNMATCHED)
+            let arms: Vec<_> = if name == PolicyName::unmatched() {
+                vec![arm::treated(UNMATCHED)]
             } else {
-                self.slots.get(&name).map(|slot| slot.index)
+                let slot = self.slots.get(&name);
+                slot.into_iter().flat_map(slots::Slot::arms).collect()
             };
-            if slot.is_some_and(|slot| self.tables.clear_statistics(slot).is_err()) {
-                self.missing_stats.insert(name);
+            for arm in arms {
+                // One arm may have what the other lacks, and goes on counting.
+                if !self.tables.read.has_statistics(arm)
+                    && self.tables.clear_statistics(arm).is_err()
+                {
+                    self.missing_stats.insert(name.clone());
+                }
             }
         }
     }

@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use rto_agent_common::{LAYOUT_VERSION, Policy, UNMATCHED, maps, policy_flags};
+use rto_agent_common::{CONTROL, LAYOUT_VERSION, Policy, UNMATCHED, arm, maps, policy_flags};
 
 use super::{
     BpfKernel, DatapathError, Found, Link, OBJECT, Options, StatisticsOptions, Tables, events,
@@ -141,7 +141,8 @@ impl BpfKernel {
     }
 }
 
-/// Sees to it that what is to be counted has a place; what there is no memory for is returned.
+/// Sees to it that control arms have their settings, and that what is to be counted has a place; what there is no memory
+/// for is returned.
 pub(super) fn prepare(
     tables: &mut Tables,
     slots: &Slots,
@@ -149,14 +150,18 @@ pub(super) fn prepare(
 ) -> Result<BTreeSet<PolicyName>, DatapathError> {
     let mut missing_stats = BTreeSet::new();
     tables.reset_retry_budget();
+    let control = control_policy();
+    if tables.read.policy(CONTROL)? != control {
+        tables.set_policy(CONTROL, &control)?;
+    }
     if statistics.counts_unmatched() {
         let former = tables.read.policy(UNMATCHED)?;
         if former.name().is_none() {
             let name = PolicyName::unmatched();
-            if !begin_statistics(tables, &name, UNMATCHED) {
+            if !begin_statistics(tables, &name, arm::treated(UNMATCHED)) {
                 missing_stats.insert(name);
             }
-        } else if !has_statistics(tables, &PolicyName::unmatched(), UNMATCHED) {
+        } else if !has_statistics(tables, &PolicyName::unmatched(), arm::treated(UNMATCHED)) {
             missing_stats.insert(PolicyName::unmatched());
         }
         let generation = former.generation;
@@ -177,8 +182,10 @@ pub(super) fn prepare(
     }
     if statistics.on {
         for (name, slot) in slots.iter() {
-            if !has_statistics(tables, name, slot.index) {
-                missing_stats.insert(name.clone());
+            for arm in slot.arms() {
+                if !has_statistics(tables, name, arm) {
+                    missing_stats.insert(name.clone());
+                }
             }
         }
     }
@@ -187,8 +194,19 @@ pub(super) fn prepare(
 
 /// What is in the slot of connections that no entry covers, but for its generation.
 pub(super) fn unmatched_policy() -> Policy {
+    without_settings(&PolicyName::unmatched())
+}
+
+/// What is in the slot of the settings of control arms. No connection is counted by it, so that its generation is
+/// always 0.
+pub(super) fn control_policy() -> Policy {
+    without_settings(&PolicyName::control())
+}
+
+/// A policy that leaves the kernel's own timers.
+fn without_settings(name: &PolicyName) -> Policy {
     Policy {
-        name: PolicyName::unmatched().padded(),
+        name: name.padded(),
         flags: policy_flags::IN_USE,
         // The kernel's own: TCP_TIMEOUT_INIT.
         initial_rto_us: 1_000_000,
@@ -196,9 +214,9 @@ pub(super) fn unmatched_policy() -> Policy {
     }
 }
 
-/// Whether a slot has statistics now. What it has counted stays.
-fn has_statistics(tables: &mut Tables, name: &PolicyName, slot: u32) -> bool {
-    tables.read.has_statistics(slot) || told(name, tables.add_statistics(slot))
+/// Whether an arm has statistics now. What it has counted stays.
+fn has_statistics(tables: &mut Tables, name: &PolicyName, arm: u32) -> bool {
+    tables.read.has_statistics(arm) || told(name, tables.add_statistics(arm))
 }
 
 /// Takes the place away where connections were counted that no entry covers.
@@ -210,22 +228,22 @@ pub(super) fn retire_unmatched(tables: &mut Tables) -> Result<(), DatapathError>
             ..Policy::EMPTY
         };
         tables.set_policy(UNMATCHED, &free)?;
-        tables.remove_statistics(UNMATCHED)?;
+        tables.remove_statistics(arm::treated(UNMATCHED))?;
     }
     Ok(())
 }
 
 /// Timers matter more than counts: without memory for them the policy is in force all the same. Says
 /// whether it is counted.
-pub(super) fn begin_statistics(tables: &mut Tables, name: &PolicyName, slot: u32) -> bool {
-    told(name, tables.clear_statistics(slot))
+pub(super) fn begin_statistics(tables: &mut Tables, name: &PolicyName, arm: u32) -> bool {
+    told(name, tables.clear_statistics(arm))
 }
 
 fn told(name: &PolicyName, made: Result<(), DatapathError>) -> bool {
     match made {
         Ok(()) => true,
         Err(e) => {
-            tracing::warn!(policy = %name, "nothing is counted: {e}");
+            tracing::warn!(policy = %name, "not counted: {e}");
             false
         }
     }

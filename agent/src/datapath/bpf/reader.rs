@@ -6,13 +6,13 @@ use std::{
     sync::Arc,
 };
 
-use rto_agent_common::{EntryValue, HostDefaults, Policy, Statistics, UNMATCHED};
+use rto_agent_common::{CONTROL, EntryValue, HostDefaults, Policy, UNMATCHED, arm};
 
 use super::{
-    Attachment, BpfKernel, DatapathError, KernelReader, RtoMinTiming, TrieCursor,
+    ArmStatistics, Attachment, BpfKernel, DatapathError, KernelReader, RtoMinTiming, TrieCursor,
     error::map as map_error,
     link::{Link, attached},
-    open::unmatched_policy,
+    open::{control_policy, unmatched_policy},
     pin_check::Pins,
     pins,
     slots::Slot,
@@ -147,6 +147,7 @@ fn unmatched(kernel: &BpfKernel) -> Option<(PolicyName, Slot)> {
     let slot = Slot {
         index: UNMATCHED,
         generation: kernel.tables.read.policy(UNMATCHED).ok()?.generation,
+        has_control: false,
     };
     Some((PolicyName::unmatched(), slot))
 }
@@ -178,6 +179,9 @@ impl KernelReader for Reader {
         for policy in policies.filter(|name| !with_slots.contains(name)).cloned() {
             differences.push(Difference::Policy { policy });
         }
+        if self.tables.policy(CONTROL)? != control_policy() {
+            differences.push(Difference::ControlArm);
+        }
         if self.tables.host_defaults()? != self.host_defaults {
             differences.push(Difference::HostDefaults);
         }
@@ -186,7 +190,8 @@ impl KernelReader for Reader {
             return Ok(differences);
         }
         for (name, slot) in self.slots.iter().skip(*first).take(count) {
-            if !self.missing_stats.contains(name) && !self.tables.has_statistics(slot.index) {
+            let has_all = || slot.arms().all(|arm| self.tables.has_statistics(arm));
+            if !self.missing_stats.contains(name) && !has_all() {
                 let policy = name.clone();
                 differences.push(Difference::Statistics { policy });
             }
@@ -248,10 +253,17 @@ impl KernelReader for Reader {
         Ok(value.map_or(0, |value| value.hits))
     }
 
-    fn statistics(&self) -> Result<BTreeMap<PolicyName, [Statistics; 3]>, DatapathError> {
-        self.slots
-            .iter()
-            .map(|(name, slot)| Ok((name.clone(), self.tables.statistics(slot.index)?)))
+    fn statistics(&self) -> Result<BTreeMap<PolicyName, ArmStatistics>, DatapathError> {
+        let of = |slot: &Slot| -> Result<ArmStatistics, DatapathError> {
+            let control = slot.has_control.then(|| arm::control(slot.index));
+            Ok(ArmStatistics {
+                treated: self.tables.statistics(arm::treated(slot.index))?,
+                control: control.map(|arm| self.tables.statistics(arm)).transpose()?,
+            })
+        };
+        let slots = self.slots.iter();
+        slots
+            .map(|(name, slot)| Ok((name.clone(), of(slot)?)))
             .collect()
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
-use rto_agent_common::Policy;
+use rto_agent_common::{Policy, arm};
 
 use crate::policy::PolicyName;
 
@@ -13,6 +13,16 @@ pub(super) struct Slot {
     pub(super) index: u32,
     /// The generation written there for this owner.
     pub(super) generation: u32,
+    /// Whether its policy has a control arm.
+    pub(super) has_control: bool,
+}
+
+impl Slot {
+    /// The arms that are counted.
+    pub(super) fn arms(self) -> impl Iterator<Item = u32> {
+        let control = self.has_control.then(|| arm::control(self.index));
+        std::iter::once(arm::treated(self.index)).chain(control)
+    }
 }
 
 /// The slots in use and the free ones.
@@ -37,6 +47,7 @@ impl Slots {
             let slot = Slot {
                 index,
                 generation: policy.generation,
+                has_control: policy.control_below != 0,
             };
             match policy.name().and_then(|n| n.parse::<PolicyName>().ok()) {
                 Some(name) if !slots.used.contains_key(&name) => {
@@ -80,9 +91,17 @@ impl Slots {
         let slot = Slot {
             index: former.index,
             generation: former.generation.wrapping_add(1),
+            has_control: false,
         };
         self.used.insert(name.clone(), slot);
         Some(slot)
+    }
+
+    /// Notes whether a policy has a control arm; its slot.
+    pub(super) fn set_control(&mut self, name: &PolicyName, has_control: bool) -> Option<Slot> {
+        let slot = self.used.get_mut(name)?;
+        slot.has_control = has_control;
+        Some(*slot)
     }
 
     /// Gives a policy's slot back.
@@ -111,7 +130,8 @@ mod tests {
             first,
             Slot {
                 index: FIRST_SLOT,
-                generation: 1
+                generation: 1,
+                has_control: false,
             }
         );
         slots.release(&name("a"));
@@ -126,7 +146,8 @@ mod tests {
             last,
             Some(Slot {
                 index: FIRST_SLOT,
-                generation: 2
+                generation: 2,
+                has_control: false,
             })
         );
         assert_eq!(slots.iter().count(), (SLOTS - FIRST_SLOT) as usize);
@@ -137,15 +158,29 @@ mod tests {
         let mut policy = Policy::EMPTY;
         policy.name[..3].copy_from_slice(b"abc");
         policy.generation = 7;
+        policy.control_below = 1;
         let twin = policy;
         let slots = Slots::read([(1, Policy::EMPTY), (2, policy), (3, twin)].into_iter());
         assert_eq!(
             slots.get(&name("abc")),
             Some(Slot {
                 index: 2,
-                generation: 7
+                generation: 7,
+                has_control: true,
             })
         );
         assert_eq!(slots.free.len(), 2);
+    }
+
+    #[test]
+    fn a_slot_has_the_arms_of_its_policy() {
+        let mut slots = Slots::read((FIRST_SLOT..SLOTS).map(|index| (index, Policy::EMPTY)));
+        let arms = |slot: Slot| slot.arms().collect::<Vec<_>>();
+        let slot = slots.take(&name("a")).unwrap();
+        assert_eq!(arms(slot), [arm::treated(FIRST_SLOT)]);
+        let slot = slots.set_control(&name("a"), true).unwrap();
+        assert_eq!(arms(slot), arm::of(FIRST_SLOT));
+        assert_eq!(slots.get(&name("a")), Some(slot));
+        assert_eq!(slots.set_control(&name("b"), true), None);
     }
 }

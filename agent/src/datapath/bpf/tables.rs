@@ -172,10 +172,10 @@ impl Tables {
         self.retry_budget = RETRY_BUDGET;
     }
 
-    /// Gives a slot statistics that begin at 0.
-    pub(super) fn clear_statistics(&mut self, index: u32) -> Result<(), DatapathError> {
+    /// Gives an arm statistics that begin at 0.
+    pub(super) fn clear_statistics(&mut self, arm: u32) -> Result<(), DatapathError> {
         for direction in direction::ALL {
-            let key = statistics_key(index, direction);
+            let key = statistics_key(arm, direction);
             self.clear_counters(key)?;
             self.insert_statistics(key)
                 .map_err(|e| map_error(maps::STATISTICS, e))?;
@@ -183,9 +183,9 @@ impl Tables {
         Ok(())
     }
 
-    /// Gives a slot the statistics that it has not; the others go on.
-    pub(super) fn add_statistics(&mut self, index: u32) -> Result<(), DatapathError> {
-        for key in direction::ALL.map(|direction| statistics_key(index, direction)) {
+    /// Gives an arm the statistics that it has not; the others go on.
+    pub(super) fn add_statistics(&mut self, arm: u32) -> Result<(), DatapathError> {
+        for key in direction::ALL.map(|direction| statistics_key(arm, direction)) {
             if !self.read.has_key(key) {
                 self.insert_statistics(key)
                     .map_err(|e| map_error(maps::STATISTICS, e))?;
@@ -221,10 +221,11 @@ impl Tables {
         }
     }
 
-    /// Takes a slot's statistics away; where there are none nothing is done.
-    pub(super) fn remove_statistics(&mut self, index: u32) -> Result<(), DatapathError> {
+    /// Takes an arm's statistics away; where there are none nothing is done. What lies in `COUNTERS` begins at 0 with
+    /// the arm's next statistics, and is not read before.
+    pub(super) fn remove_statistics(&mut self, arm: u32) -> Result<(), DatapathError> {
         for direction in direction::ALL {
-            match self.statistics.remove(&statistics_key(index, direction)) {
+            match self.statistics.remove(&statistics_key(arm, direction)) {
                 Ok(()) | Err(MapError::KeyNotFound) => {}
                 Err(e) if errno(&e) == Some(libc::ENOENT) => {}
                 Err(e) => return Err(map_error(maps::STATISTICS, e)),
@@ -279,11 +280,11 @@ impl ReadTables {
             .map_err(|e| map_error(maps::POLICIES, e))
     }
 
-    /// A slot's statistics by [`direction::ALL`], summed over the CPUs; where there are none they are 0.
-    pub(super) fn statistics(&self, index: u32) -> Result<[Statistics; 3], DatapathError> {
+    /// An arm's statistics by [`direction::ALL`], summed over the CPUs; where there are none they are 0.
+    pub(super) fn statistics(&self, arm: u32) -> Result<[Statistics; 3], DatapathError> {
         let mut all = [Statistics::default(); 3];
         for (sum, direction) in all.iter_mut().zip(direction::ALL) {
-            let key = statistics_key(index, direction);
+            let key = statistics_key(arm, direction);
             match self.statistics.get(&key, 0) {
                 Ok(values) => *sum = values.iter().fold(*sum, Statistics::plus),
                 Err(MapError::KeyNotFound) => {}
@@ -302,11 +303,11 @@ impl ReadTables {
         Ok(all)
     }
 
-    /// Whether a slot has statistics.
-    pub(super) fn has_statistics(&self, index: u32) -> bool {
+    /// Whether an arm has statistics.
+    pub(super) fn has_statistics(&self, arm: u32) -> bool {
         direction::ALL
             .into_iter()
-            .all(|direction| self.has_key(statistics_key(index, direction)))
+            .all(|direction| self.has_key(statistics_key(arm, direction)))
     }
 
     fn has_key(&self, key: u32) -> bool {

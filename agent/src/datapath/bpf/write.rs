@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, path::Path};
 
-use rto_agent_common::{EntryValue, Policy};
+use rto_agent_common::{EntryValue, Policy, arm};
 
 use super::{
     BpfKernel, DatapathError, Link, Options, Tables, kernel_entries, object,
@@ -67,7 +67,9 @@ impl BpfKernel {
                     ..Policy::EMPTY
                 };
                 self.tables.set_policy(slot.index, &free)?;
-                self.tables.remove_statistics(slot.index)?;
+                for arm in arm::of(slot.index) {
+                    self.tables.remove_statistics(arm)?;
+                }
                 self.missing_stats.remove(name);
             }
         }
@@ -165,21 +167,32 @@ impl BpfKernel {
                     .slots
                     .take(name)
                     .ok_or_else(|| DatapathError::PolicyTableFull(name.clone()))?;
-                if self.options.statistics.on
-                    && !begin_statistics(&mut self.tables, name, slot.index)
-                {
-                    self.missing_stats.insert(name.clone());
-                }
+                self.begin_statistics(name, arm::treated(slot.index));
                 slot
             }
         };
+        let (had_control, has_control) = (slot.has_control, policy.control_below != 0);
+        if has_control && !had_control {
+            self.begin_statistics(name, arm::control(slot.index));
+        }
         self.tables.set_policy(
             slot.index,
             &Policy {
                 generation: slot.generation,
                 ..*policy
             },
-        )
+        )?;
+        self.slots.set_control(name, has_control);
+        if had_control && !has_control {
+            self.tables.remove_statistics(arm::control(slot.index))?;
+        }
+        Ok(())
+    }
+
+    fn begin_statistics(&mut self, name: &PolicyName, arm: u32) {
+        if self.options.statistics.on && !begin_statistics(&mut self.tables, name, arm) {
+            self.missing_stats.insert(name.clone());
+        }
     }
 }
 

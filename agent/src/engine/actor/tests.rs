@@ -16,6 +16,7 @@ use crate::{
     wire::types::{AddRequest, DetachRequest, RemoveRequest},
 };
 
+mod holdout;
 mod stopping;
 
 const BY: Caller = Caller { uid: 0, pid: 1 };

@@ -11,6 +11,7 @@ use std::{
 };
 
 use nix::time::{ClockId, clock_gettime};
+use rto_agent_common::arm;
 use tokio::sync::{broadcast, watch};
 use tracing::{info, warn};
 
@@ -154,9 +155,8 @@ fn read(
         let owners = owners.borrow().clone();
         // Events may come as fast as they are read: the end and the lost ones are looked at in between.
         for event in std::iter::from_fn(|| reader.take()).take(BACKLOG) {
-            let policy = owners
-                .get(&(rto_agent_common::arm::slot(event.arm), event.generation))
-                .cloned();
+            let slot = arm::slot(event.arm);
+            let policy = owners.get(&(slot, event.generation)).cloned();
             let at_us = event.time_ns.saturating_add_signed(offset_ns) / 1000;
             if let Some(view) = EventView::of(&event, at_us, policy, host) {
                 // Without a watcher there is nobody to tell.

@@ -8,9 +8,10 @@ use super::{Done, Job, Message};
 use crate::{
     kernel::{
         cgroup,
-        interference::{self, Target, Verdict},
+        interference::{self, Verdict},
         programs,
     },
+    policy::ProbeTarget,
     wire::types::{ProbeView, now_s},
 };
 
@@ -69,7 +70,7 @@ impl Probing {
 
     /// Begins a probe if the programs on the way are others than at the last one: each of them can
     /// interfere, and nothing else can.
-    pub(in crate::engine) fn consider(&mut self, cgroup: &Path, target: Option<Target>) {
+    pub(in crate::engine) fn consider(&mut self, cgroup: &Path, target: Option<ProbeTarget>) {
         self.look(cgroup);
         if self.pending.is_some() {
             return;

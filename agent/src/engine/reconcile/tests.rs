@@ -176,7 +176,7 @@ type ForeignChange = fn(&mut State);
 #[test]
 fn each_kind_of_difference_is_counted_once_and_repaired() {
     let near: PolicyName = "near".parse().unwrap();
-    let changes: [(&str, ForeignChange); 6] = [
+    let changes: [(&str, ForeignChange); 7] = [
         ("entry-missing", |state| {
             state.maps.entries.remove(&cidr("10.1.0.0/16"));
         }),
@@ -206,6 +206,7 @@ fn each_kind_of_difference_is_counted_once_and_repaired() {
         ("statistics", |state| {
             state.without_statistics = state.maps.policies.keys().cloned().collect();
         }),
+        ("control-arm", |state| state.control_arm_differs = true),
     ];
     let mut bed = bed(NEAR);
     for (kind, change) in changes {

@@ -1,0 +1,191 @@
+//! The `holdout` setting: the share of a policy's connections, or peers, in its control arm.
+
+use rto_agent_common::policy_flags;
+
+use super::{Compiler, SettingError};
+use crate::policy::{PolicyName, Settings, Share};
+
+impl Compiler<'_> {
+    pub(super) fn holdout(&mut self, name: &PolicyName, settings: &Settings) {
+        let Some(share) = settings.holdout else {
+            return;
+        };
+        if share == Share::ZERO || share > Share::HALF {
+            self.errors.push(SettingError {
+                setting: "holdout",
+                value: share.to_string(),
+                reason: "a control arm has more than 0% and at most 50%; give less, like \"5%\", or leave it out for a \
+                         policy without one"
+                    .to_owned(),
+            });
+            return;
+        }
+        self.kernel.control_below = share.below();
+        self.kernel.control_seed = name.control_seed();
+        let unit = match outlives_connections(settings) {
+            true => {
+                self.kernel.flags |= policy_flags::CONTROL_BY_PEER;
+                "peers"
+            }
+            false => "connections",
+        };
+        let share = share.to_string();
+        let note = format!("of {unit}: the control arm, with the kernel's own timers");
+        self.effect("holdout", &share, share.clone(), None, Some(&note));
+    }
+}
+
+/// Whether a connection with these settings leaves something to later ones with the same peer, in either arm.
+///
+/// An established connection that ends writes what it learned of the path into the kernel's cache: smoothed RTT (none if
+/// it is in backoff), congestion window, slow start threshold, reordering. The next one to that peer begins with them
+/// (`tcp_update_metrics()` and `tcp_init_metrics()`, net/ipv4/tcp_metrics.c, Linux 3.14). `rto_min` and `rto_restart`
+/// decide which RTT samples a retransmission spoils (Karn's algorithm) and how often the window is cut, `thin_linear` and
+/// `linear_retries` whether a connection is in backoff, `rto_max` and `user_timeout` how long it lasts; `delack_max` is
+/// in the RTT that the peer caches of this host. What the timers of a handshake change is over when it is established,
+/// but for a first RTT sample that a spurious copy spoils.
+fn outlives_connections(settings: &Settings) -> bool {
+    let Settings {
+        initial_rto: _,
+        syn_ack_rto: _,
+        rto_min,
+        rto_restart,
+        delack_max,
+        thin_linear,
+        linear_retries,
+        rto_max,
+        user_timeout,
+        syn_retries: _,
+        mptcp: _,
+        holdout: _,
+        force: _,
+    } = settings;
+    let durations = [rto_min, delack_max, rto_max, user_timeout];
+    durations.into_iter().any(Option::is_some)
+        || rto_restart.is_some_and(|on| on)
+        || thin_linear.is_some()
+        || linear_retries.is_some()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::super::{compile, tests::HOST};
+    use super::*;
+
+    fn near() -> PolicyName {
+        "near".parse().unwrap()
+    }
+
+    fn with(holdout: &str, settings: Settings) -> Settings {
+        Settings {
+            holdout: Some(holdout.parse().unwrap()),
+            ..settings
+        }
+    }
+
+    fn handshake() -> Settings {
+        Settings {
+            initial_rto: Some(Duration::from_millis(100)),
+            ..Settings::default()
+        }
+    }
+
+    #[test]
+    fn a_policy_without_one_has_no_control_arm() {
+        let kernel = compile(&near(), &handshake(), &HOST).unwrap().kernel;
+        assert_eq!((kernel.control_below, kernel.control_seed), (0, 0));
+        assert_eq!(kernel.flags & policy_flags::CONTROL_BY_PEER, 0);
+    }
+
+    #[test]
+    fn handshake_timers_go_by_connection_and_all_others_by_peer() {
+        let second = Some(Duration::from_secs(1));
+        let timer = Some(Duration::from_millis(100));
+        let of_connections = [
+            handshake(),
+            Settings {
+                syn_retries: crate::policy::SynRetries::Fixed(9),
+                mptcp: crate::policy::Mptcp::Apply,
+                rto_restart: Some(false),
+                ..handshake()
+            },
+        ];
+        let of_peers = [
+            Settings {
+                rto_min: timer,
+                ..Settings::default()
+            },
+            Settings {
+                delack_max: timer,
+                ..Settings::default()
+            },
+            Settings {
+                rto_max: second,
+                ..Settings::default()
+            },
+            Settings {
+                user_timeout: second,
+                ..Settings::default()
+            },
+            Settings {
+                thin_linear: Some(false),
+                ..Settings::default()
+            },
+            Settings {
+                rto_min: timer,
+                ..handshake()
+            },
+        ];
+        for (all, unit) in [
+            (&of_connections[..], "connections"),
+            (&of_peers[..], "peers"),
+        ] {
+            for settings in all {
+                let compiled = compile(&near(), &with("5%", settings.clone()), &HOST).unwrap();
+                let kernel = compiled.kernel;
+                assert_eq!(kernel.control_below, 214_748_365, "5 % of 2^32");
+                assert_eq!(kernel.control_seed, near().control_seed());
+                let by_peer = kernel.flags & policy_flags::CONTROL_BY_PEER != 0;
+                assert_eq!(by_peer, unit == "peers", "{settings:?}");
+                let effect = compiled
+                    .effects
+                    .iter()
+                    .find(|e| e.setting == "holdout")
+                    .unwrap();
+                assert_eq!(
+                    effect.describe(250),
+                    format!("5% (of {unit}: the control arm, with the kernel's own timers)")
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_no_share_of_a_policy_is_refused() {
+        for (share, is_good) in [
+            ("0%", false),
+            ("0.000001%", true),
+            ("50%", true),
+            ("50.000001%", false),
+            ("100%", false),
+        ] {
+            let compiled = compile(&near(), &with(share, handshake()), &HOST);
+            assert_eq!(compiled.is_ok(), is_good, "{share}");
+            let errors = compiled.err().unwrap_or_default();
+            for error in errors {
+                let text = error.to_string();
+                assert!(
+                    text.starts_with(&format!("holdout = {share}: a control arm has")),
+                    "{text}"
+                );
+            }
+        }
+        let alone = compile(&near(), &with("5%", Settings::default()), &HOST).unwrap_err();
+        assert!(
+            alone[0].to_string().starts_with("the policy sets nothing"),
+            "{alone:?}"
+        );
+    }
+}

@@ -1,0 +1,185 @@
+//! Shares as people write them: "5%", "0.5%".
+
+use std::{fmt, str::FromStr};
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// A share from 0 to 100 %, in parts of 2^32: as finely as the program compares hashes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Share(u64);
+
+/// All parts.
+const WHOLE: u64 = 1 << 32;
+/// Decimals that a text may have: a millionth of a percent is 43 parts, so that no two texts are the same share.
+const DECIMALS: u32 = 6;
+const PERCENT: u64 = 100;
+
+/// Why a text is an invalid share.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "invalid share {0:?}; write a percentage from 0% to 100%, like \"5%\" or \"0.5%\", with {DECIMALS} decimals at most"
+)]
+pub struct ShareError(String);
+
+impl Share {
+    /// Nothing.
+    pub const ZERO: Self = Self(0);
+    /// One half.
+    pub const HALF: Self = Self(WHOLE / 2);
+
+    /// A share of so many parts of 2^32.
+    pub const fn from_parts(parts: u32) -> Self {
+        Self(parts as u64)
+    }
+
+    /// The number that this share of all 32-bit numbers is below; one less where that is all of them.
+    pub fn below(self) -> u32 {
+        u32::try_from(self.0).unwrap_or(u32::MAX)
+    }
+
+    /// So many units in the last decimal, rounded to a part.
+    fn of_units(units: u64, decimals: u32) -> Self {
+        let whole = PERCENT * 10u64.pow(decimals);
+        let parts =
+            (u128::from(units) * u128::from(WHOLE) + u128::from(whole / 2)) / u128::from(whole);
+        Self(u64::try_from(parts).unwrap_or(WHOLE))
+    }
+
+    /// The share in units of the last decimal, rounded.
+    fn units(self, decimals: u32) -> u64 {
+        let whole = u128::from(PERCENT * 10u64.pow(decimals));
+        let units = (u128::from(self.0) * whole + u128::from(WHOLE / 2)) / u128::from(WHOLE);
+        u64::try_from(units).unwrap_or(u64::MAX)
+    }
+}
+
+impl FromStr for Share {
+    type Err = ShareError;
+
+    fn from_str(text: &str) -> Result<Self, ShareError> {
+        parse(text.trim()).ok_or_else(|| ShareError(text.to_owned()))
+    }
+}
+
+fn parse(text: &str) -> Option<Share> {
+    let number = text.strip_suffix('%')?.trim_end();
+    let (whole, fraction) = match number.split_once('.') {
+        Some((whole, fraction)) if !fraction.is_empty() => (whole, fraction),
+        Some(_) => return None,
+        None => (number, ""),
+    };
+    let is_number = |digits: &str| digits.bytes().all(|b| b.is_ascii_digit());
+    let decimals = u32::try_from(fraction.len()).ok()?;
+    if !is_number(whole) || !is_number(fraction) || decimals > DECIMALS {
+        return None;
+    }
+    let scale = 10u64.pow(decimals);
+    let fraction = if fraction.is_empty() {
+        0
+    } else {
+        fraction.parse().ok()?
+    };
+    let units = whole
+        .parse::<u64>()
+        .ok()?
+        .checked_mul(scale)?
+        .checked_add(fraction)?;
+    (units <= PERCENT * scale).then(|| Share::of_units(units, decimals))
+}
+
+impl Serialize for Share {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Share {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        text.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+impl fmt::Display for Share {
+    /// The shortest text that is this share.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let is_exact = |decimals: &u32| Self::of_units(self.units(*decimals), *decimals) == *self;
+        let decimals = (0..DECIMALS).find(is_exact).unwrap_or(DECIMALS);
+        let (units, scale) = (self.units(decimals), 10u64.pow(decimals));
+        let text = match usize::try_from(decimals) {
+            Ok(width) if width > 0 => format!("{}.{:0width$}%", units / scale, units % scale),
+            _ => format!("{units}%"),
+        };
+        f.pad(&text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_written_is_shown() {
+        for text in [
+            "0%",
+            "5%",
+            "0.5%",
+            "50%",
+            "95%",
+            "33.333333%",
+            "0.000001%",
+            "99.999999%",
+            "100%",
+        ] {
+            assert_eq!(text.parse::<Share>().unwrap().to_string(), text);
+        }
+        for (text, shown) in [("5.0%", "5%"), (" 2 % ", "2%"), ("007.50%", "7.5%")] {
+            assert_eq!(text.parse::<Share>().unwrap().to_string(), shown);
+        }
+    }
+
+    #[test]
+    fn what_is_no_share_is_refused_with_examples() {
+        for bad in [
+            "",
+            "%",
+            "5",
+            "0.05",
+            ".5%",
+            "5.%",
+            "-1%",
+            "+1%",
+            "1e1%",
+            "5 percent",
+            "100.1%",
+            "101%",
+            "0.0000001%",
+            "99999999999999999999%",
+        ] {
+            let error = bad.parse::<Share>().unwrap_err().to_string();
+            assert!(error.contains("like \"5%\" or \"0.5%\""), "{error}");
+        }
+    }
+
+    #[test]
+    fn parts_are_of_all_hashes() {
+        let below = |text: &str| text.parse::<Share>().unwrap().below();
+        assert_eq!(below("0%"), 0);
+        assert_eq!(below("50%"), 1 << 31);
+        assert_eq!(below("25%"), 1 << 30);
+        assert_eq!(below("100%"), u32::MAX);
+        assert_eq!(Share::HALF.to_string(), "50%");
+    }
+
+    proptest::proptest! {
+        /// Exactly, whatever can be written.
+        #[test]
+        fn texts_and_parts_are_the_same(units in 0u64..=100_000_000) {
+            let share = Share::of_units(units, DECIMALS);
+            proptest::prop_assert_eq!(share.to_string().parse::<Share>(), Ok(share));
+            if share.0 < WHOLE {
+                proptest::prop_assert_eq!(Share::from_parts(share.below()), share);
+            }
+        }
+    }
+}

@@ -1,0 +1,106 @@
+use std::collections::BTreeMap;
+
+use rto_agent_common::Statistics;
+use serde_json::json;
+
+use super::*;
+use crate::{
+    policy::{PolicyName, compile::tests::HOST},
+    wire::stats::{ArmStats, PolicyStats},
+};
+
+fn status() -> StatusAnswer {
+    let family = json!({"ipv4": 1, "ipv6": 1});
+    let status = json!({
+        "version": "0", "pid": 1, "uptime_s": 1, "healthy": true, "problems": [], "warnings": [],
+        "attachment": {"attached": true, "problem": null, "cgroup": "/", "program_id": 1},
+        "found_at_start": "nothing", "in_sync": true, "kernel": "6.12", "host": HOST,
+        "config": "/", "pin_dir": "/", "entries": 2, "runtime_entries": 0,
+        "entries_of": {"file": family, "runtime": family}, "max_entries": 16384, "policies": {},
+        "last_reload": {"at_s": 1, "cause": "start", "ok": true}, "foreign_programs": 0, "features": [],
+    });
+    serde_json::from_value(status).unwrap()
+}
+
+/// So many established in each direction, and a tenth of them for each outcome; of sockets from before, only outcomes.
+fn counted(connections: u64) -> ArmStats {
+    let mut known = Statistics::default();
+    let counters = &mut known.counters;
+    counters.failed = connections / 10;
+    counters.slow_handshakes = connections / 10;
+    counters.spurious_connections = connections / 10;
+    counters.dsack_connections = connections / 10;
+    counters.aborted = connections / 10;
+    let unknown = known;
+    known.counters.connections = connections;
+    ArmStats::from(&[known, known, unknown])
+}
+
+fn metrics(policies: BTreeMap<PolicyName, PolicyStats>) -> Vec<String> {
+    let stats = StatsAnswer {
+        on: true,
+        sampling: 1,
+        policies,
+        ..StatsAnswer::default()
+    };
+    let text = render(&status(), &stats, None).unwrap();
+    text.lines().map(ToOwned::to_owned).collect()
+}
+
+fn near() -> PolicyName {
+    "near".parse().unwrap()
+}
+
+#[test]
+fn arms_are_compared_for_policies_that_have_two() {
+    let with_control = PolicyStats {
+        control: Some(counted(100)),
+        ..counted(1000).into()
+    };
+    let far = ("far".parse().unwrap(), counted(10).into());
+    let lines = metrics([(near(), with_control), far].into());
+    let of_arms = lines
+        .iter()
+        .filter(|line| line.starts_with("rto_agent_arm_"));
+    let of_arms: Vec<_> = of_arms.map(String::as_str).collect();
+    let mut expected = Vec::new();
+    for (arm, connections) in [("treated", 2000), ("control", 200)] {
+        expected.push(format!(
+            "rto_agent_arm_connections_total{{policy=\"near\",arm=\"{arm}\"}} {connections}"
+        ));
+    }
+    for (arm, count) in [("treated", 200), ("control", 20)] {
+        for outcome in ["failed", "slow", "spurious", "dsack", "aborted"] {
+            expected.push(format!(
+                "rto_agent_arm_outcomes_total{{policy=\"near\",arm=\"{arm}\",outcome=\"{outcome}\"}} {count}"
+            ));
+        }
+    }
+    assert_eq!(of_arms, expected);
+    // All others are of the treated arm.
+    let active = |metric: &str| {
+        let line = format!("rto_agent_{metric}_total{{policy=\"near\",direction=\"active\"}} ");
+        let value = lines.iter().find_map(|l| l.strip_prefix(&line));
+        value.map(ToOwned::to_owned)
+    };
+    assert_eq!(active("connections").as_deref(), Some("1000"));
+    for outcome in ["failed", "spurious", "dsack", "aborted"] {
+        let metric = format!("{outcome}_connections");
+        assert_eq!(active(&metric).as_deref(), Some("100"), "{metric}");
+    }
+    assert_eq!(active("slow_handshakes").as_deref(), Some("100"));
+}
+
+#[test]
+fn without_a_control_arm_nothing_is_said_of_arms() {
+    let lines = metrics([(near(), counted(10).into())].into());
+    assert!(
+        lines
+            .iter()
+            .any(|line| line.contains("connections_total{policy=\"near\""))
+    );
+    assert!(
+        !lines.iter().any(|line| line.contains("_arm_")),
+        "{lines:?}"
+    );
+}
