@@ -4,6 +4,7 @@ use std::{
     ffi::OsStr,
     fs::{self, File},
     io,
+    marker::PhantomData,
     os::unix::process::CommandExt as _,
     path::{Path, PathBuf},
     process::{Child, Command, Output},
@@ -50,12 +51,35 @@ pub fn command_in(
     Ok(command)
 }
 
+/// Until it is dropped the calling thread alone runs before all ordinary programs, as [`run_in_real_time`] has it.
+#[derive(Debug)]
+pub struct RealTime(PhantomData<*const ()>);
+
+impl RealTime {
+    /// From now on.
+    #[must_use]
+    pub fn begin() -> Self {
+        schedule(libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK, 1);
+        Self(PhantomData)
+    }
+}
+
+impl Drop for RealTime {
+    fn drop(&mut self) {
+        schedule(libc::SCHED_OTHER, 0);
+    }
+}
+
 /// Has the calling thread, and those it starts from now on, run before all ordinary programs (SCHED_FIFO, sched(7)),
 /// so that other work on the machine does not delay what is measured. Best effort: it takes CAP_SYS_NICE.
 pub fn run_in_real_time() {
-    let priority = libc::sched_param { sched_priority: 1 };
-    // SAFETY: 0 is the calling thread, and `priority` lives over the call.
-    let _raised = unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const priority) };
+    schedule(libc::SCHED_FIFO, 1);
+}
+
+fn schedule(policy: libc::c_int, sched_priority: libc::c_int) {
+    let parameters = libc::sched_param { sched_priority };
+    // SAFETY: 0 is the calling thread, and `parameters` lives over the call.
+    let _set = unsafe { libc::sched_setscheduler(0, policy, &raw const parameters) };
 }
 
 /// The same for the calling process, by the least niceness (setpriority(2)), which leaves something to the others: for

@@ -15,14 +15,17 @@ use nix::{
     },
     unistd::Pid,
 };
+use rto_testbed::process::RealTime;
 
 /// Longest a thread may take to do what it is let do.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// It stands still, but while [`HeldThread::advance`] lets it run. Goes on when this is dropped.
+/// It stands still, but while [`HeldThread::advance`] lets it run. Goes on when this is dropped. Until then the calling
+/// thread is scheduled in real time, where that is allowed: what it lets run would run on while it waits for its turn.
 pub struct HeldThread {
     process: Pid,
     thread: Pid,
+    _real_time: RealTime,
     /// The kernel takes ptrace(2)'s requests from the thread alone that began.
     not_send: PhantomData<*const ()>,
 }
@@ -51,6 +54,7 @@ impl HeldThread {
         let held = Self {
             process,
             thread,
+            _real_time: RealTime::begin(),
             not_send: PhantomData,
         };
         held.stop()?;
