@@ -42,6 +42,11 @@ impl Distribution {
         self.count
     }
 
+    /// Each time in microseconds and how often it was seen, from the shortest.
+    pub fn iter(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
+        self.counts.iter().map(|(us, count)| (*us, *count))
+    }
+
     /// How many may be longer.
     #[must_use]
     pub fn above(&self, us: u64) -> u64 {
@@ -111,10 +116,10 @@ impl FromIterator<u64> for Distribution {
 }
 
 /// Steele, Lea and Flood's generator: always the same draws, for the same advice from the same evidence.
-struct SplitMix64(u64);
+pub(crate) struct SplitMix64(pub(crate) u64);
 
 impl SplitMix64 {
-    const fn next(&mut self) -> u64 {
+    pub(crate) const fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -122,7 +127,7 @@ impl SplitMix64 {
     }
 
     /// The high half of a product: evenly enough for counts far below 2^64.
-    const fn below(&mut self, n: u64) -> u64 {
+    pub(crate) const fn below(&mut self, n: u64) -> u64 {
         ((self.next() as u128 * n as u128) >> 64) as u64
     }
 }

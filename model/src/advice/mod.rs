@@ -29,6 +29,7 @@ mod tests;
 use serde::Serialize;
 
 pub use self::distribution::Distribution;
+pub(crate) use self::distribution::SplitMix64;
 
 use crate::{
     estimator::{Estimator, Linux, Sample},
