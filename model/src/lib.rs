@@ -7,6 +7,7 @@
 //! - [`estimator`], [`study`]: what RTO an estimator makes of RTT samples, and how often it is too short.
 //! - [`capture`]: RTT samples of a packet capture.
 //! - [`advice`]: which initial RTO and rto_min would suit what was observed.
+//! - [`tune`]: the control law of `initial_rto = "auto"`, and what brakes a timer that is too short.
 //! - [`chart`]: any of it, drawn.
 
 pub mod advice;
@@ -19,4 +20,5 @@ pub mod published;
 pub mod retransmit;
 pub mod study;
 pub mod syn;
+pub mod tune;
 pub mod wheel;
