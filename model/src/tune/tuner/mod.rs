@@ -27,9 +27,9 @@ const LONGEST_HOLD_MS: u64 = 24 * HOUR_MS;
 const CLEAN_MS: u64 = 24 * HOUR_MS;
 /// No value is lowered sooner after a change, milliseconds.
 const BETWEEN_MS: u64 = 60_000;
-/// A raised value is not lowered sooner, milliseconds. Of the last 300 connections more than 2 % are slow now and then
-/// on a path with a long tail; without this the value went up and down several times an hour.
-const AFTER_RAISE_MS: u64 = 600_000;
+/// A raised value is not lowered sooner, milliseconds. On a path with a long tail more than 2 % of the last 300
+/// connections are slow now and then: the value went up and down several times an hour (`rto-lab tune`).
+const AFTER_RAISE_MS: u64 = HOUR_MS;
 /// Of connections, while a value is tried again after a suspension, percent.
 const CANARY_PERCENT: u8 = 5;
 
@@ -383,7 +383,6 @@ impl Tuner {
         let recent = after_alarm_us(&self.history).map_or(0, |us| self.settings.clamped(us));
         let want = self.want().map_or(0, |want| want.jiffies);
         let next = want.max(recent).max(value.saturating_mul(2));
-        self.raised_ms = Some(now_ms);
         if next >= self.settings.largest() || self.setting.percent < 100 {
             self.suspend(now_ms, cause, transitions);
             return;
