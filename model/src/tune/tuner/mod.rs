@@ -27,8 +27,9 @@ const LONGEST_HOLD_MS: u64 = 24 * HOUR_MS;
 const CLEAN_MS: u64 = 24 * HOUR_MS;
 /// No value is lowered sooner after a change, milliseconds.
 const BETWEEN_MS: u64 = 60_000;
-/// A raised value is not lowered sooner, milliseconds. On a path with a long tail more than 2 % of the last 300
-/// connections are slow now and then: the value went up and down several times an hour (`rto-lab tune`).
+/// A raised value is lowered when for so long nothing asked for as much, milliseconds. On a path with a long tail more
+/// than 2 % of the last 300 connections are slow now and then: the value went up and down several times an hour
+/// (`rto-lab tune`).
 const AFTER_RAISE_MS: u64 = HOUR_MS;
 /// Of connections, while a value is tried again after a suspension, percent.
 const CANARY_PERCENT: u8 = 5;
@@ -88,6 +89,7 @@ pub struct Tuner {
     attempts: u64,
     copies: u64,
     changed_ms: Option<u64>,
+    /// When path times last asked for a value that they raised.
     raised_ms: Option<u64>,
     last_step_ms: Option<u64>,
     hold_until_ms: u64,
@@ -350,6 +352,9 @@ impl Tuner {
         transitions: &mut Vec<Transition>,
     ) {
         if want.saturating_mul(10) > value.saturating_mul(8) {
+            if self.raised_ms.is_some() {
+                self.raised_ms = Some(now_ms);
+            }
             if self.phase == Phase::Lowering {
                 self.rename(now_ms, Phase::Steady, Cause::Settled, transitions);
             }
@@ -362,6 +367,7 @@ impl Tuner {
             && passed(self.raised_ms, AFTER_RAISE_MS)
             && self.clean.saturating_add(self.spurious) >= LEAST_SAMPLES
         {
+            self.raised_ms = None;
             let next = want.max(value.div_ceil(2));
             self.enter(
                 now_ms,
