@@ -103,7 +103,9 @@ fn summary(path: &Path, outcome: &Outcome, seconds: u32, rng: &mut ChaCha8Rng) -
     let changes_per_h = steady.and_then(|steady| {
         let settled_ms = steady.at_ms.max(HOUR_MS);
         let hours = (f64::from(seconds) - settled_ms as f64 / 1e3) / 3_600.0;
-        let changes = transitions.iter().filter(|t| t.at_ms > settled_ms && t.is_change());
+        let changes = transitions
+            .iter()
+            .filter(|t| t.at_ms > settled_ms && t.is_change());
         (hours > 0.5).then_some(changes.count() as f64 / hours)
     });
     let connections = outcome.connections.max(1) as f64;

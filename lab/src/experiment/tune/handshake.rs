@@ -69,8 +69,8 @@ pub struct Handshake {
     pub took_us: Option<f64>,
     /// Copies that were sent while an answer was under way.
     pub spurious: u32,
-    /// Which SYN's answer was the first.
-    pub answered: usize,
+    /// The first SYN that was delivered and whose answer was: all before were lost. 0 if none was.
+    pub needed: usize,
     /// What the host makes of it; `None` of those that were not established, or that end before it is known.
     pub verdict: Option<Verdict>,
 }
@@ -86,18 +86,19 @@ impl Handshake {
         first: First,
         rng: &mut ChaCha8Rng,
     ) -> Self {
-        let mut answer: Option<(f64, usize)> = None;
+        let mut answer_us: Option<f64> = None;
+        let mut needed = 0;
         // The SYN that the SYN-ACKs echo: sent and arrived.
         let mut echoed: Option<(f64, f64)> = None;
         let mut copies_us = Vec::new();
         let mut spurious = 0;
         for (n, &sent_us) in schedule.sent_us.iter().enumerate() {
-            if answer.is_some_and(|(end_us, _)| end_us <= sent_us) {
+            if answer_us.is_some_and(|end_us| end_us <= sent_us) {
                 break;
             }
             if n > 0 {
                 copies_us.push(sent_us);
-                spurious += u32::from(answer.is_some());
+                spurious += u32::from(answer_us.is_some());
             }
             let (rtt_us, syn_lost, ack_lost) = if n == 0 {
                 (first.rtt_us, first.syn_lost, first.ack_lost)
@@ -118,28 +119,26 @@ impl Handshake {
             if echoed.is_none_or(|(_, earlier_us)| arrived_us < earlier_us) {
                 echoed = Some((sent_us, arrived_us));
             }
+            if ack_lost {
+                continue;
+            }
             let end_us = sent_us + rtt_us;
-            if !ack_lost && answer.is_none_or(|(earlier_us, _)| end_us < earlier_us) {
-                answer = Some((end_us, n));
+            match answer_us {
+                None => (answer_us, needed) = (Some(end_us), n),
+                Some(earlier_us) => answer_us = Some(earlier_us.min(end_us)),
             }
         }
-        let verdict = answer.zip(echoed).and_then(|((end_us, _), (echoed_us, _))| {
+        let verdict = answer_us.zip(echoed).and_then(|(end_us, (echoed_us, _))| {
             let copies = u32::try_from(copies_us.len()).unwrap_or(u32::MAX);
-            let timer_us = schedule.timer_us;
-            judge(
-                end_us,
-                end_us - echoed_us,
-                copies,
-                timer_us,
-                || path.rtt_us(at_s + end_us / 1e6, peer, rng),
-                first.rtts,
-            )
+            let later = || path.rtt_us(at_s + end_us / 1e6, peer, rng);
+            let rtt_us = end_us - echoed_us;
+            judge(end_us, rtt_us, copies, schedule.timer_us, later, first.rtts)
         });
         Self {
             copies_us,
-            took_us: answer.map(|(end_us, _)| end_us),
+            took_us: answer_us,
             spurious,
-            answered: answer.map_or(0, |(_, n)| n),
+            needed,
             verdict,
         }
     }
@@ -264,7 +263,7 @@ mod tests {
         };
         let found = one(10e3, 6, lost);
         assert_eq!(
-            (found.took_us, found.spurious, found.answered),
+            (found.took_us, found.spurious, found.needed),
             (Some(34e3), 0, 1)
         );
         let verdict = found.verdict.unwrap();

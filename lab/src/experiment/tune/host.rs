@@ -55,8 +55,6 @@ pub struct Outcome {
     pub copies: u64,
     /// Spurious ones.
     pub spurious_copies: u64,
-    /// Those that the host judged to be, whatever their timer.
-    pub judged_spurious_copies: u64,
     /// Sooner than with the kernel's own timer, microseconds.
     pub saved_us: f64,
     /// What the tuner did.
@@ -65,8 +63,19 @@ pub struct Outcome {
     pub points: Vec<Point>,
     /// The timer at the end, jiffies; `None`: the kernel's own.
     pub timer: Option<u64>,
-    /// When the fuse blew first, seconds.
-    pub fuse_blown_s: Option<f64>,
+    /// The last fuse that blew.
+    pub blown: Option<Blown>,
+}
+
+/// A fuse that blew.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Blown {
+    /// When, seconds.
+    pub at_s: f64,
+    /// Copies that were judged spurious since the value was set.
+    pub judged: u64,
+    /// Connections that began since with the policy's timer, and had a spurious copy.
+    pub spurious_after: u64,
 }
 
 /// What is known later of a connection.
@@ -166,6 +175,8 @@ pub struct Host {
     percent: u8,
     epoch: u32,
     fuse: Fuse,
+    /// Copies that this fuse saw.
+    judged: u64,
     budget: Budget,
     later: BinaryHeap<Later>,
     counts: Counts,
@@ -195,6 +206,7 @@ impl Host {
             percent: 100,
             epoch: 0,
             fuse: Fuse::new(),
+            judged: 0,
             budget: Budget::full(Budget::LEAST_CAPACITY),
             later: BinaryHeap::new(),
             counts: Counts {
@@ -270,8 +282,8 @@ impl Host {
         }
         let first = First::new(rtt_us, lost, &mut self.rng);
         let one = Handshake::simulate(&self.path, at_s, peer, schedule, first, &mut self.rng);
-        let kernel_us = self.kernel.sent_us.get(one.answered).copied();
-        let own_us = schedule.sent_us.get(one.answered).copied();
+        let kernel_us = self.kernel.sent_us.get(one.needed).copied();
+        let own_us = schedule.sent_us.get(one.needed).copied();
         if let (Some(_), Some(kernel_us), Some(own_us)) = (one.took_us, kernel_us, own_us) {
             self.outcome.saved_us += kernel_us - own_us;
         }
@@ -281,6 +293,9 @@ impl Host {
         if is_own && one.spurious > 0 {
             self.outcome.spurious += 1;
             self.point.spurious += 1;
+            if let Some(blown) = self.outcome.blown.as_mut().filter(|_| self.fuse.is_blown()) {
+                blown.spurious_after += 1;
+            }
         }
         for us in one.copies_us {
             self.later.push(Later {
@@ -357,7 +372,6 @@ impl Host {
     }
 
     fn judged(&mut self, at_s: f64, epoch: Option<u32>, spurious: u32, path_us: f64) {
-        self.outcome.judged_spurious_copies += u64::from(spurious);
         self.counts.path_time(path_us);
         if epoch != Some(self.epoch) {
             return;
@@ -370,8 +384,13 @@ impl Host {
         if self.policy.is_some() {
             let blown = self.fuse.is_blown();
             self.fuse.judged(spurious);
+            self.judged += u64::from(spurious);
             if !blown && self.fuse.is_blown() {
-                self.outcome.fuse_blown_s.get_or_insert(at_s);
+                self.outcome.blown = Some(Blown {
+                    at_s,
+                    judged: self.judged,
+                    spurious_after: 0,
+                });
             }
         }
     }
@@ -394,6 +413,7 @@ impl Host {
             self.percent = setting.percent;
             if setting.epoch != self.epoch {
                 self.fuse = Fuse::new();
+                self.judged = 0;
             }
             self.epoch = setting.epoch;
         }
