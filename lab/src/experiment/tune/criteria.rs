@@ -47,28 +47,14 @@ pub fn criteria(results: &Results) -> Vec<Criterion> {
     if let Some(step) = results.steps.iter().find(|step| step.per_s == 50.0) {
         all.extend(of_step(step));
     }
-    if let Some(overload) = results.braked.first() {
-        all.extend(of_budget(overload));
-    }
-    if let [_, short, long] = results.braked.as_slice() {
-        all.push(at_most(
-            "blackout of 0.3 s, budget: SYNs an attempt, of those with 24 ms alone",
-            1.0,
-            "",
-            short.budget.syns_per_attempt() / short.fixed.syns_per_attempt(),
-        ));
-        all.push(at_most(
-            "blackout of 10 s, budget: SYNs an attempt, of those of the kernel",
-            1.1,
-            "",
-            long.budget.syns_per_attempt() / long.kernel.syns_per_attempt(),
-        ));
-    }
+    all.extend(of_budget(&results.braked));
     all.extend(of_orphans(&results.orphans));
     all
 }
 
-fn of_prefixes(prefixes: &[Prefix]) -> Vec<Criterion> {
+/// Of generated prefixes.
+#[must_use]
+pub fn of_prefixes(prefixes: &[Prefix]) -> Vec<Criterion> {
     let percent: Vec<f64> = prefixes.iter().map(|p| p.spurious * 100.0).collect();
     let quiet = || prefixes.iter().filter(|p| !p.eventful);
     let ratios: Vec<f64> = prefixes.iter().filter_map(|p| p.ratio).collect();
@@ -111,8 +97,10 @@ fn of_prefixes(prefixes: &[Prefix]) -> Vec<Criterion> {
     ]
 }
 
+/// Of a step at 50 connections a second.
+#[must_use]
 #[expect(clippy::cast_precision_loss, reason = "a few")]
-fn of_step(step: &Step) -> Vec<Criterion> {
+pub fn of_step(step: &Step) -> Vec<Criterion> {
     vec![
         at_most(
             "step at 50/s: spurious connections",
@@ -141,20 +129,36 @@ fn of_step(step: &Step) -> Vec<Criterion> {
     ]
 }
 
-fn of_budget(overload: &Braked) -> Vec<Criterion> {
-    let Braked { kernel, budget, .. } = overload;
+/// Of the budget: an overload, a short blackout and a long one.
+#[must_use]
+pub fn of_budget(braked: &[Braked]) -> Vec<Criterion> {
+    let [overload, short, long] = braked else {
+        return Vec::new();
+    };
     vec![
         at_most(
             "overload, budget: SYNs an attempt, of those of the kernel",
             1.3,
             "",
-            budget.syns_per_attempt() / kernel.syns_per_attempt(),
+            overload.budget.syns_per_attempt() / overload.kernel.syns_per_attempt(),
         ),
         at_most(
             "overload, budget: beyond 500 ms, percentage points above the kernel",
             10.0,
             "",
-            (budget.late_share() - kernel.late_share()) * 100.0,
+            (overload.budget.late_share() - overload.kernel.late_share()) * 100.0,
+        ),
+        at_most(
+            "blackout of 0.3 s, budget: SYNs an attempt, of those with 24 ms alone",
+            1.0,
+            "",
+            short.budget.syns_per_attempt() / short.fixed.syns_per_attempt(),
+        ),
+        at_most(
+            "blackout of 10 s, budget: SYNs an attempt, of those of the kernel",
+            1.1,
+            "",
+            long.budget.syns_per_attempt() / long.kernel.syns_per_attempt(),
         ),
     ]
 }
@@ -162,9 +166,10 @@ fn of_budget(overload: &Braked) -> Vec<Criterion> {
 /// The verdict that blows the fuse may be on a connection with so many spurious copies.
 const OF_THE_LAST: f64 = 5.0;
 
-/// With the daemon dead.
+/// Of steps after which the daemon is dead.
+#[must_use]
 #[expect(clippy::cast_precision_loss, reason = "a few hundred")]
-fn of_orphans(steps: &[Step]) -> Vec<Criterion> {
+pub fn of_orphans(steps: &[Step]) -> Vec<Criterion> {
     let blown = || steps.iter().filter_map(|step| step.blown);
     let judged = blown().map(|blown| blown.judged).max().unwrap_or(0);
     let after: u64 = blown().map(|blown| blown.spurious_after).sum();

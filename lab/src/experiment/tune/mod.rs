@@ -138,7 +138,9 @@ pub fn simulate(options: &Options) -> Results {
     }
 }
 
-fn braked(seed: u64) -> Vec<Braked> {
+/// What the budget does in an overload, a short blackout and a long one.
+#[must_use]
+pub fn braked(seed: u64) -> Vec<Braked> {
     let one = |name, trouble, per_s, seconds| {
         let run = |timers| overload::run(trouble, timers, per_s, seconds, seed);
         Braked {
