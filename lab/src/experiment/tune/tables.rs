@@ -5,7 +5,7 @@ use rto_model::chart::{Axis, Chart, Legend, Series};
 use rto_testbed::machine::Machine;
 
 use super::{
-    Compared, Options, Results, STEP_RATES,
+    Braked, Compared, Options, Results, STEP_RATES,
     criteria::{criteria, digits},
     fleet::{self, Prefix},
     host::{Host, Point},
@@ -58,7 +58,7 @@ pub(super) fn report(results: &Results, options: &Options, machine: Machine) -> 
             fleet_table(&results.prefixes),
             scenarios(results),
             steps(results),
-            braked(results),
+            budget(&results.braked),
         ],
         charts: charts(options),
     }
@@ -231,7 +231,7 @@ fn steps(results: &Results) -> Table {
     table
 }
 
-fn braked(results: &Results) -> Table {
+fn budget(braked: &[Braked]) -> Table {
     let mut table = Table::new(
         "budget",
         "What the budget does: SYNs an attempt, and attempts of more than 500 ms (%)",
@@ -245,7 +245,7 @@ fn braked(results: &Results) -> Table {
             "24 ms, budget, %",
         ],
     );
-    for one in &results.braked {
+    for one in braked {
         let all = [one.kernel, one.fixed, one.budget];
         let syns = all.map(|sums| format!("{:.2}", sums.syns_per_attempt()));
         let late = all.map(|sums| format!("{:.1}", sums.late_share() * 100.0));
@@ -309,4 +309,34 @@ fn drawn(title: &str, path: &Path, points: &[Point], seed: u64) -> Vec<Chart> {
             shares,
         ),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn the_page_has_what_was_simulated() {
+        let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/research/tuning.md");
+        let page = fs::read_to_string(page).unwrap();
+        let part = |name: &str| {
+            let (_, rest) = page
+                .split_once(&format!("<!-- tune: {name} -->\n"))
+                .unwrap();
+            let (part, _) = rest.split_once(&format!("<!-- end: {name} -->")).unwrap();
+            part.to_owned()
+        };
+        for name in ["criteria", "prefixes", "scenarios", "steps"] {
+            assert!(part(name).lines().count() > 5, "{name} was never simulated");
+        }
+        // What takes no time is simulated again.
+        let budget = budget(&super::super::braked(1));
+        assert_eq!(
+            part("budget"),
+            format!("{}\n\n{}", budget.title, budget.markdown()),
+            "rto-lab tune --page docs/research/tuning.md"
+        );
+    }
 }

@@ -162,6 +162,30 @@ fn a_step_is_answered_at_once_and_held() {
 }
 
 #[test]
+fn a_raised_value_is_lowered_when_nothing_has_asked_for_it_for_an_hour() {
+    let mut host = Host::steady();
+    let spike = |host: &mut Host| {
+        // More than one in fifty of 300, at 1.5 times 20 ms: above the value, below an alarm.
+        let mut growth = host.growth(10_000, 290);
+        growth.path_times.add(20_000, 10);
+        let _decision = host.step(&growth);
+    };
+    spike(&mut host);
+    assert_eq!(
+        (host.value(), host.causes()),
+        (Some(8), vec![Cause::WantHigher])
+    );
+    host.run(3_000, 10_000, 50);
+    // Asked for again: another hour.
+    spike(&mut host);
+    host.run(3_580, 10_000, 50);
+    assert_eq!(host.value(), Some(8));
+    host.run(120, 10_000, 50);
+    assert_eq!(host.value(), Some(5));
+    assert_eq!(host.causes()[1..], [Cause::WantLower, Cause::Settled]);
+}
+
+#[test]
 fn holds_double_and_are_forgotten_after_a_clean_day() {
     let mut host = Host::steady();
     let hold = |host: &mut Host| {
