@@ -35,6 +35,8 @@ pub enum Verb {
     Loss(commands::loss::Loss),
     /// Flows that lose their last segments: tail loss probes, RTO restart and rto_min, by round-trip time
     Tail(commands::tail::Tail),
+    /// What initial_rto = "auto" does to connections, simulated: generated paths, steps, overload, a dead daemon
+    Tune(commands::tune::Tune),
     /// One end of an experiment's connection
     #[command(hide = true)]
     Workload {

@@ -7,7 +7,7 @@
 //! - [`estimator`], [`study`]: what RTO an estimator makes of RTT samples, and how often it is too short.
 //! - [`capture`]: RTT samples of a packet capture.
 //! - [`advice`]: which initial RTO and rto_min would suit what was observed.
-//! - [`tune`]: timers that are tuned, and proof that they help.
+//! - [`tune`]: timers that tune themselves, what brakes them, and proof that they help.
 //! - [`chart`]: any of it, drawn.
 
 pub mod advice;

@@ -8,6 +8,7 @@ pub mod predict;
 pub mod rr;
 pub mod rtt;
 pub mod tail;
+pub mod tune;
 
 use std::{
     io::{self, Write as _},
@@ -38,6 +39,7 @@ pub fn dispatch(verb: Verb) -> ExitCode {
         Verb::Rr(args) => rr::run(&args),
         Verb::Rtt(args) => rtt::run(&args),
         Verb::Tail(args) => tail::run(&args),
+        Verb::Tune(args) => tune::run(&args),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

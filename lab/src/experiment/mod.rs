@@ -5,3 +5,4 @@ pub mod estimator;
 pub mod loss;
 pub mod rtt;
 pub mod tail;
+pub mod tune;

@@ -113,6 +113,30 @@ pub fn write_charts(path: &Path, title: &str, charts: &[Chart]) -> anyhow::Resul
     Ok(fs::write(path, text)?)
 }
 
+/// Writes tables into a page of documentation, each between `<!-- tune: NAME -->` and `<!-- end: NAME -->`; those without
+/// markers there are left out.
+///
+/// # Errors
+///
+/// If the page cannot be read or written, or a marker has no end.
+pub fn write_tables(path: &Path, tables: &[Table]) -> anyhow::Result<()> {
+    let context = || path.display().to_string();
+    let mut text = fs::read_to_string(path).with_context(context)?;
+    for table in tables {
+        let [begin, end] = ["tune", "end"].map(|kind| format!("<!-- {kind}: {} -->", table.name));
+        let Some((before, rest)) = text.split_once(&begin) else {
+            continue;
+        };
+        let (_, after) = rest.split_once(&end).with_context(|| format!("no {end}"))?;
+        text = format!(
+            "{before}{begin}\n{}\n\n{}{end}{after}",
+            table.title,
+            table.markdown()
+        );
+    }
+    fs::write(path, text).with_context(context)
+}
+
 #[cfg(test)]
 mod tests {
     use rto_model::chart::{Axis, Legend, Series};
@@ -173,6 +197,29 @@ mod tests {
         assert!(page.contains("border-collapse: collapse"), "{page}");
         let refused = written("a.png").unwrap_err().to_string();
         assert!(refused.contains(".svg or .html"), "{refused}");
+    }
+
+    #[test]
+    fn tables_are_written_between_their_markers() {
+        let dir = tempfile::tempdir().unwrap();
+        let page = dir.path().join("page.md");
+        fs::write(
+            &page,
+            "a\n<!-- tune: idle -->\nold\n<!-- end: idle -->\nb\n",
+        )
+        .unwrap();
+        write_tables(&page, &report().tables).unwrap();
+        let text = fs::read_to_string(&page).unwrap();
+        let (before, rest) = text
+            .split_once("<!-- tune: idle -->\nIdle, ms\n\n")
+            .unwrap();
+        assert!(
+            before == "a\n" && rest.ends_with("|\n<!-- end: idle -->\nb\n"),
+            "{text}"
+        );
+        assert!(rest.contains("| 10 ") && !rest.contains("old"), "{text}");
+        fs::write(&page, "<!-- tune: idle -->").unwrap();
+        assert!(write_tables(&page, &report().tables).is_err());
     }
 
     #[test]

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
+
 use crate::{
     estimator::{Sample, in_turn},
     retransmit::RTO_MAX_US,
@@ -11,7 +13,8 @@ use crate::{
 const DRAWN_FLOW: usize = 250;
 
 /// Times and how often they were seen.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "BTreeMap<u64, u64>", into = "BTreeMap<u64, u64>")]
 pub struct Distribution {
     pub(super) counts: BTreeMap<u64, u64>,
     count: u64,
@@ -34,6 +37,43 @@ impl Distribution {
         for (at_most_us, count) in &other.counts {
             self.add(*at_most_us, *count);
         }
+    }
+
+    /// Takes another back that was added before; what was not is left out.
+    pub fn remove(&mut self, other: &Self) {
+        for (at_most_us, count) in &other.counts {
+            let Some(present) = self.counts.get_mut(at_most_us) else {
+                continue;
+            };
+            let count = (*count).min(*present);
+            *present -= count;
+            self.count -= count;
+            if *present == 0 {
+                self.counts.remove(at_most_us);
+            }
+        }
+    }
+
+    /// The largest, microseconds; `None` of none.
+    #[must_use]
+    pub fn largest_us(&self) -> Option<u64> {
+        self.counts.last_key_value().map(|(us, _)| *us)
+    }
+
+    /// The least of the values that no more than so many are longer than, microseconds; `None` of none.
+    #[must_use]
+    pub fn exceeded_by(&self, at_most: u64) -> Option<u64> {
+        let mut above = 0;
+        let mut longest_first = self.counts.iter().rev();
+        let mut found = longest_first.next();
+        for shorter in longest_first {
+            above += found.map_or(0, |(_, count)| *count);
+            if above > at_most {
+                break;
+            }
+            found = Some(shorter);
+        }
+        found.map(|(us, _)| *us)
     }
 
     /// How many times.
@@ -102,6 +142,22 @@ impl Distribution {
             n < before
         });
         found.map(|(us, _)| *us)
+    }
+}
+
+impl From<BTreeMap<u64, u64>> for Distribution {
+    fn from(counts: BTreeMap<u64, u64>) -> Self {
+        let mut distribution = Self::default();
+        for (us, count) in counts {
+            distribution.add(us, count);
+        }
+        distribution
+    }
+}
+
+impl From<Distribution> for BTreeMap<u64, u64> {
+    fn from(distribution: Distribution) -> Self {
+        distribution.counts
     }
 }
 

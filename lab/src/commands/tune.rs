@@ -1,0 +1,46 @@
+//! `rto-lab tune`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use super::study;
+use crate::{
+    cli::Common,
+    experiment::tune::{self, Options},
+    report,
+};
+
+/// `rto-lab tune`.
+#[derive(Debug, Args)]
+pub struct Tune {
+    #[command(flatten)]
+    common: Common,
+    /// Generated prefixes [default: 2000; quick: 100]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    prefixes: Option<u32>,
+    /// Writes the tables between the markers of this page as well
+    #[arg(long, value_name = "FILE.md")]
+    page: Option<PathBuf>,
+}
+
+/// Of each generated prefix, seconds.
+const SECONDS: u32 = 9_000;
+
+pub(super) fn run(args: &Tune) -> anyhow::Result<()> {
+    let quick = args.common.quick;
+    let prefixes = args.prefixes.unwrap_or(if quick { 100 } else { 2_000 });
+    let options = Options {
+        prefixes: usize::try_from(prefixes)?,
+        seconds: SECONDS,
+        hours: if quick { 6 } else { 12 },
+        seed: args.common.seed,
+    };
+    study(&args.common, || {
+        let found = tune::run(&options)?;
+        if let Some(page) = &args.page {
+            report::write_tables(page, &found.tables)?;
+        }
+        Ok(found)
+    })
+}

@@ -1,0 +1,337 @@
+//! One simulated connect(): its SYNs, what the host can tell of them, and what was true.
+//!
+//! The server answers each SYN that arrives; its own timer, 1 s at least, is left out. Both ends have timestamps, and a
+//! SYN-ACK echoes the first SYN that arrived (`req->ts_recent`, `tcp_check_req()`, Linux 6.12). Timers fire when they are
+//! due, the linear ones first as the kernel has them. A judged verdict is as `docs/reference/statistics.md` says.
+
+use rand::{RngExt as _, rngs::ChaCha8Rng};
+use rto_model::syn::{Granularity, SynTimers};
+
+use super::path::Path;
+
+/// RTTs after the handshake until a verdict.
+const SLOW_RTTS: usize = 3;
+/// A connection has fewer RTTs than this.
+const MOST_RTTS: u32 = 12;
+
+/// When SYNs are sent, microseconds since the first.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Schedule {
+    /// Each SYN.
+    pub sent_us: Vec<f64>,
+    /// The initial RTO.
+    pub timer_us: f64,
+}
+
+impl Schedule {
+    /// Of an initial RTO in jiffies, with as many retransmissions as keep the kernel's own time to ETIMEDOUT.
+    #[must_use]
+    #[expect(clippy::cast_precision_loss, reason = "at most some minutes")]
+    pub fn new(jiffies: u64, hz: u64) -> Self {
+        let kernel = SynTimers::kernel(hz, 6, 4);
+        let timers = SynTimers {
+            initial_rto: jiffies,
+            ..kernel
+        };
+        let syn_retries = rto_model::syn::GivesUp::of(timers)
+            .retries_for(kernel.gives_up())
+            .syn_retries;
+        let timers = SynTimers {
+            syn_retries,
+            ..timers
+        };
+        let us = |jiffies: u64| jiffies as f64 * 1e6 / hz as f64;
+        let sent = timers.schedule(Granularity::Exact).sent;
+        Self {
+            sent_us: sent.into_iter().map(us).collect(),
+            timer_us: us(jiffies),
+        }
+    }
+}
+
+/// What the host makes of a handshake.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Verdict {
+    /// When it is known, microseconds since the first SYN.
+    pub after_us: f64,
+    /// Spurious copies.
+    pub spurious: u32,
+    /// The path's time, microseconds.
+    pub path_us: f64,
+}
+
+/// One connect().
+#[derive(Clone, Debug, PartialEq)]
+pub struct Handshake {
+    /// When copies were sent, microseconds since the first SYN.
+    pub copies_us: Vec<f64>,
+    /// How long it took, microseconds; `None`: it timed out.
+    pub took_us: Option<f64>,
+    /// Copies that were sent while an answer was under way.
+    pub spurious: u32,
+    /// The first SYN that was delivered and whose answer was: all before were lost. 0 if none was.
+    pub needed: usize,
+    /// What the host makes of it; `None` of those that were not established, or that end before it is known.
+    pub verdict: Option<Verdict>,
+}
+
+impl Handshake {
+    /// Simulates one: `first_us` is the round trip of the first SYN, absent if that or its answer is lost; `lost_syn`
+    /// tells which of them.
+    pub(super) fn simulate(
+        path: &Path,
+        at_s: f64,
+        peer: f64,
+        schedule: &Schedule,
+        first: First,
+        rng: &mut ChaCha8Rng,
+    ) -> Self {
+        let mut answer_us: Option<f64> = None;
+        let mut needed = 0;
+        // The SYN that the SYN-ACKs echo: sent and arrived.
+        let mut echoed: Option<(f64, f64)> = None;
+        let mut copies_us = Vec::new();
+        let mut spurious = 0;
+        for (n, &sent_us) in schedule.sent_us.iter().enumerate() {
+            if answer_us.is_some_and(|end_us| end_us <= sent_us) {
+                break;
+            }
+            if n > 0 {
+                copies_us.push(sent_us);
+                spurious += u32::from(answer_us.is_some());
+            }
+            let (rtt_us, syn_lost, ack_lost) = if n == 0 {
+                (first.rtt_us, first.syn_lost, first.ack_lost)
+            } else {
+                let sent_s = at_s + sent_us / 1e6;
+                let rtt_us = path.rtt_us(sent_s, peer, rng);
+                let loss = path.loss_at(sent_s);
+                (
+                    rtt_us,
+                    rng.random::<f64>() < loss,
+                    rng.random::<f64>() < loss,
+                )
+            };
+            if syn_lost {
+                continue;
+            }
+            let arrived_us = sent_us + rtt_us / 2.0;
+            if echoed.is_none_or(|(_, earlier_us)| arrived_us < earlier_us) {
+                echoed = Some((sent_us, arrived_us));
+            }
+            if ack_lost {
+                continue;
+            }
+            let end_us = sent_us + rtt_us;
+            match answer_us {
+                None => (answer_us, needed) = (Some(end_us), n),
+                Some(earlier_us) => answer_us = Some(earlier_us.min(end_us)),
+            }
+        }
+        let verdict = answer_us.zip(echoed).and_then(|(end_us, (echoed_us, _))| {
+            let copies = u32::try_from(copies_us.len()).unwrap_or(u32::MAX);
+            let later = || path.rtt_us(at_s + end_us / 1e6, peer, rng);
+            let rtt_us = end_us - echoed_us;
+            judge(end_us, rtt_us, copies, schedule.timer_us, later, first.rtts)
+        });
+        Self {
+            copies_us,
+            took_us: answer_us,
+            spurious,
+            needed,
+            verdict,
+        }
+    }
+}
+
+/// What is drawn of a handshake's first SYN.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct First {
+    /// Its round trip, microseconds.
+    pub(super) rtt_us: f64,
+    pub(super) syn_lost: bool,
+    pub(super) ack_lost: bool,
+    /// How many RTTs the connection has after the handshake.
+    pub(super) rtts: u32,
+}
+
+impl First {
+    /// Draws one that is lost, or whose timer is too short.
+    pub(super) fn new(rtt_us: f64, lost: bool, rng: &mut ChaCha8Rng) -> Self {
+        // Each way loses as much as the other; both at once is rare.
+        let syn_lost = lost && rng.random::<bool>();
+        Self {
+            rtt_us,
+            syn_lost,
+            ack_lost: lost && !syn_lost,
+            rtts: rng.random::<u32>() % MOST_RTTS,
+        }
+    }
+}
+
+fn judge(
+    took_us: f64,
+    first_rtt_us: f64,
+    copies: u32,
+    timer_us: f64,
+    mut later_us: impl FnMut() -> f64,
+    rtts: u32,
+) -> Option<Verdict> {
+    let mut verdict = Verdict {
+        after_us: took_us,
+        spurious: 0,
+        path_us: first_rtt_us,
+    };
+    // No copy was sent while the answer was under way.
+    if copies == 0 || first_rtt_us < timer_us {
+        return Some(verdict);
+    }
+    // The path is slow, or an answer was lost: undecided until later RTTs tell.
+    if rtts == 0 {
+        return None;
+    }
+    for _ in 0..SLOW_RTTS.min(rtts as usize) {
+        let rtt_us = later_us();
+        verdict.after_us += rtt_us;
+        verdict.path_us = verdict.path_us.min(rtt_us);
+        if rtt_us < timer_us {
+            // The answer was lost, and every copy needed.
+            return Some(verdict);
+        }
+    }
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a cast to an integer saturates"
+    )]
+    let fit = (verdict.path_us / timer_us) as u32;
+    // A later copy than the first was answered.
+    let needed = u32::from(took_us > verdict.path_us + timer_us / 2.0);
+    verdict.spurious = copies.saturating_sub(needed).min(fit);
+    if verdict.spurious == copies {
+        verdict.path_us = took_us;
+    }
+    Some(verdict)
+}
+
+#[cfg(test)]
+mod tests {
+    use rand::SeedableRng as _;
+
+    use super::*;
+
+    const FIRST: First = First {
+        rtt_us: 0.0,
+        syn_lost: false,
+        ack_lost: false,
+        rtts: 5,
+    };
+
+    /// Of a path that does not vary, over which only the first SYN may be lost.
+    fn one(rtt_us: f64, jiffies: u64, first: First) -> Handshake {
+        let path = Path {
+            shape: super::super::path::Shape::Lognormal {
+                peers: 0.0,
+                trips: 0.0,
+            },
+            base_us: rtt_us,
+            loss: 0.0,
+            ..Path::metro(1.0)
+        };
+        let schedule = Schedule::new(jiffies, 250);
+        let first = First { rtt_us, ..first };
+        let mut rng = ChaCha8Rng::seed_from_u64(1);
+        Handshake::simulate(&path, 0.0, 1.0, &schedule, first, &mut rng)
+    }
+
+    #[test]
+    fn syns_are_sent_as_the_kernel_does() {
+        let schedule = Schedule::new(6, 250);
+        assert_eq!(schedule.sent_us[..6], [0.0, 24e3, 48e3, 72e3, 96e3, 120e3]);
+        assert_eq!(schedule.sent_us[6..8], [168e3, 264e3]);
+        // As late as the kernel's own last one.
+        let kernel = Schedule::new(250, 250);
+        assert_eq!(kernel.sent_us.len(), 11);
+        assert!(schedule.sent_us.last() >= Some(&60e6));
+    }
+
+    #[test]
+    fn a_lost_syn_is_needed_and_its_path_known() {
+        let lost = First {
+            syn_lost: true,
+            ..FIRST
+        };
+        let found = one(10e3, 6, lost);
+        assert_eq!(
+            (found.took_us, found.spurious, found.needed),
+            (Some(34e3), 0, 1)
+        );
+        let verdict = found.verdict.unwrap();
+        assert_eq!(
+            (verdict.spurious, verdict.path_us, verdict.after_us),
+            (0, 10e3, 34e3)
+        );
+    }
+
+    #[test]
+    fn a_lost_answer_is_needed_once_a_later_rtt_tells() {
+        let lost = First {
+            ack_lost: true,
+            ..FIRST
+        };
+        let found = one(10e3, 6, lost);
+        // The first RTT counts from the first SYN.
+        let verdict = found.verdict.unwrap();
+        assert_eq!((found.took_us, verdict.spurious), (Some(34e3), 0));
+        assert_eq!((verdict.path_us, verdict.after_us), (10e3, 44e3));
+    }
+
+    #[test]
+    fn a_slow_path_is_told_after_three_rtts() {
+        let found = one(150e3, 6, FIRST);
+        assert_eq!((found.took_us, found.spurious), (Some(150e3), 5));
+        let verdict = found.verdict.unwrap();
+        assert_eq!(
+            (verdict.spurious, verdict.path_us, verdict.after_us),
+            (5, 150e3, 600e3)
+        );
+        // One that ends before is judged by what there was; one without any RTT is undecided.
+        let short = one(150e3, 6, First { rtts: 1, ..FIRST });
+        assert_eq!(short.verdict.unwrap().after_us, 300e3);
+        assert_eq!(short.verdict.unwrap().spurious, 5);
+        let none = one(150e3, 6, First { rtts: 0, ..FIRST });
+        assert_eq!((none.verdict, none.spurious), (None, 5));
+    }
+
+    #[test]
+    fn a_lost_syn_on_a_slow_path() {
+        let lost = First {
+            syn_lost: true,
+            ..FIRST
+        };
+        let found = one(50e3, 6, lost);
+        // The second SYN is answered after 74 ms; those at 48 and 72 ms were spurious.
+        assert_eq!((found.took_us, found.spurious), (Some(74e3), 2));
+        let verdict = found.verdict.unwrap();
+        assert_eq!((verdict.spurious, verdict.path_us), (2, 50e3));
+    }
+
+    #[test]
+    fn nobody_answers_for_ever() {
+        let path = Path {
+            loss: 1.0,
+            ..Path::metro(1.0)
+        };
+        let first = First {
+            syn_lost: true,
+            ..FIRST
+        };
+        let mut rng = ChaCha8Rng::seed_from_u64(1);
+        let schedule = Schedule::new(250, 250);
+        let found = Handshake::simulate(&path, 0.0, 1.0, &schedule, first, &mut rng);
+        assert_eq!(
+            (found.took_us, found.verdict, found.copies_us.len()),
+            (None, None, 10)
+        );
+    }
+}

@@ -1,0 +1,477 @@
+//! A simulated host that connects over a path: the program with its brakes, and the daemon that tunes once a second.
+
+use std::{cmp::Ordering, collections::BinaryHeap};
+
+use rand::{RngExt as _, SeedableRng as _, rngs::ChaCha8Rng};
+use rto_agent_common::histogram::{BUCKETS, bucket_end_us, bucket_of};
+use rto_model::{
+    advice::Distribution,
+    tune::{
+        brake::{Budget, Fuse},
+        law::Settings,
+        tuner::{Growth, Transition, Tuner},
+    },
+};
+
+use super::{
+    handshake::{First, Handshake, Schedule},
+    path::{Path, exponential},
+};
+
+/// Jiffies a second of simulated hosts.
+pub const HZ: u32 = 250;
+
+/// Who chooses the timer.
+#[derive(Clone, Debug)]
+pub enum Control {
+    /// `initial_rto = "auto"`.
+    Auto(Settings),
+    /// A value that does not change, jiffies; no brakes.
+    Fixed(u64),
+}
+
+/// What is recorded besides sums: a point for each time of this length.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Point {
+    /// When it ends, seconds.
+    pub at_s: f64,
+    /// The timer then, milliseconds.
+    pub timer_ms: f64,
+    /// Connections begun.
+    pub connections: u64,
+    /// Those with a spurious copy.
+    pub spurious: u64,
+}
+
+/// What happened to a host.
+#[derive(Clone, Debug, Default)]
+pub struct Outcome {
+    /// Connections begun.
+    pub connections: u64,
+    /// Those with the policy's timer and a spurious copy. (On a path of more than 1 s the kernel's own timer has them
+    /// as well.)
+    pub spurious: u64,
+    /// SYN copies.
+    pub copies: u64,
+    /// Spurious ones.
+    pub spurious_copies: u64,
+    /// Sooner than with the kernel's own timer, microseconds.
+    pub saved_us: f64,
+    /// What the tuner did.
+    pub transitions: Vec<Transition>,
+    /// Over time.
+    pub points: Vec<Point>,
+    /// The timer at the end, jiffies; `None`: the kernel's own.
+    pub timer: Option<u64>,
+    /// The last fuse that blew.
+    pub blown: Option<Blown>,
+}
+
+/// A fuse that blew.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Blown {
+    /// When, seconds.
+    pub at_s: f64,
+    /// Copies that were judged spurious since the value was set.
+    pub judged: u64,
+    /// Connections that began since with the policy's timer, and had a spurious copy.
+    pub spurious_after: u64,
+}
+
+/// What is known later of a connection.
+#[derive(Clone, Copy, Debug)]
+struct Later {
+    at_s: f64,
+    what: What,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum What {
+    Copy,
+    Verdict {
+        /// Of the policy's timer, if it had that.
+        epoch: Option<u32>,
+        spurious: u32,
+        path_us: f64,
+    },
+}
+
+impl PartialEq for Later {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+
+impl Eq for Later {}
+
+impl PartialOrd for Later {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Later {
+    /// The earliest is the greatest, as a heap gives the greatest first.
+    fn cmp(&self, other: &Self) -> Ordering {
+        other.at_s.total_cmp(&self.at_s)
+    }
+}
+
+/// What the program counts.
+#[derive(Clone, Debug)]
+struct Counts {
+    clean: u64,
+    spurious: u64,
+    attempts: u64,
+    copies: u64,
+    buckets: [u32; BUCKETS],
+    /// Buckets that are not empty.
+    touched: Vec<usize>,
+}
+
+impl Counts {
+    fn path_time(&mut self, us: f64) {
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a cast to an integer saturates"
+        )]
+        let bucket = bucket_of(us as u64);
+        if self.buckets[bucket] == 0 {
+            self.touched.push(bucket);
+        }
+        self.buckets[bucket] += 1;
+    }
+
+    fn take(&mut self, epoch: u32) -> Growth {
+        let mut path_times = Distribution::default();
+        for bucket in self.touched.drain(..) {
+            let end_us = bucket_end_us(bucket).unwrap_or(u64::MAX);
+            path_times.add(end_us, self.buckets[bucket].into());
+            self.buckets[bucket] = 0;
+        }
+        let take = |count: &mut u64| std::mem::take(count);
+        Growth {
+            epoch,
+            clean: take(&mut self.clean),
+            spurious: take(&mut self.spurious),
+            attempts: take(&mut self.attempts),
+            copies: take(&mut self.copies),
+            path_times,
+            ..Growth::default()
+        }
+    }
+}
+
+/// A host that connects over a path.
+#[derive(Debug)]
+pub struct Host {
+    path: Path,
+    rng: ChaCha8Rng,
+    tuner: Option<Tuner>,
+    /// The policy's timer, absent while it is the kernel's own.
+    policy: Option<Schedule>,
+    kernel: Schedule,
+    percent: u8,
+    epoch: u32,
+    fuse: Fuse,
+    /// Copies that this fuse saw.
+    judged: u64,
+    budget: Budget,
+    later: BinaryHeap<Later>,
+    counts: Counts,
+    next_s: f64,
+    tick: u32,
+    /// Seconds to a point; 0: none.
+    points: u32,
+    point: Point,
+    outcome: Outcome,
+}
+
+impl Host {
+    /// One whose choices follow from a seed; with a point of its course every so many seconds, 0: none.
+    #[must_use]
+    pub fn new(path: Path, control: Control, seed: u64, points: u32) -> Self {
+        let hz = u64::from(HZ);
+        let (tuner, policy) = match control {
+            Control::Auto(settings) => (Some(Tuner::new(settings)), None),
+            Control::Fixed(jiffies) => (None, Some(Schedule::new(jiffies, hz))),
+        };
+        Self {
+            path,
+            rng: ChaCha8Rng::seed_from_u64(seed),
+            tuner,
+            policy,
+            kernel: Schedule::new(hz, hz),
+            percent: 100,
+            epoch: 0,
+            fuse: Fuse::new(),
+            judged: 0,
+            budget: Budget::full(Budget::LEAST_CAPACITY),
+            later: BinaryHeap::new(),
+            counts: Counts {
+                clean: 0,
+                spurious: 0,
+                attempts: 0,
+                copies: 0,
+                buckets: [0; BUCKETS],
+                touched: Vec::new(),
+            },
+            next_s: 0.0,
+            tick: 0,
+            points,
+            point: Point::default(),
+            outcome: Outcome::default(),
+        }
+    }
+
+    /// Lets so many seconds pass; `daemon`: whether the daemon is alive meanwhile.
+    pub fn run(&mut self, seconds: u32, daemon: bool) {
+        for _ in 0..seconds {
+            self.tick += 1;
+            let end_s = f64::from(self.tick);
+            while self.next_s < end_s {
+                self.pass(self.next_s);
+                self.connect(self.next_s);
+                self.next_s += exponential(&mut self.rng) / self.path.per_s;
+            }
+            self.pass(end_s);
+            if daemon {
+                self.tune();
+            }
+            self.note(end_s);
+        }
+    }
+
+    /// The tuner, if there is one.
+    #[must_use]
+    pub const fn tuner(&self) -> Option<&Tuner> {
+        self.tuner.as_ref()
+    }
+
+    /// What happened so far.
+    #[must_use]
+    pub const fn outcome(&self) -> &Outcome {
+        &self.outcome
+    }
+
+    /// What happened.
+    #[must_use]
+    pub fn end(self) -> Outcome {
+        let timer = self.tuner.as_ref().map(|tuner| tuner.setting().jiffies);
+        Outcome {
+            timer: timer.flatten(),
+            ..self.outcome
+        }
+    }
+
+    fn connect(&mut self, at_s: f64) {
+        let (epoch, is_own) = self.begin();
+        let peer = self.path.peer(&mut self.rng);
+        let rtt_us = self.path.rtt_us(at_s, peer, &mut self.rng);
+        let loss = self.path.loss_at(at_s);
+        let lost = self.rng.random::<f64>() < 1.0 - (1.0 - loss).powi(2);
+        let schedule = self.policy.as_ref().filter(|_| is_own);
+        let schedule = schedule.unwrap_or(&self.kernel);
+        self.outcome.connections += 1;
+        self.point.connections += 1;
+        // By far the most: nothing is sent twice.
+        if !lost && rtt_us < schedule.timer_us {
+            self.later_verdict(at_s, rtt_us, epoch, 0, rtt_us);
+            return;
+        }
+        let first = First::new(rtt_us, lost, &mut self.rng);
+        let one = Handshake::simulate(&self.path, at_s, peer, schedule, first, &mut self.rng);
+        let kernel_us = self.kernel.sent_us.get(one.needed).copied();
+        let own_us = schedule.sent_us.get(one.needed).copied();
+        if let (Some(_), Some(kernel_us), Some(own_us)) = (one.took_us, kernel_us, own_us) {
+            self.outcome.saved_us += kernel_us - own_us;
+        }
+        let copies = u64::try_from(one.copies_us.len()).unwrap_or(u64::MAX);
+        self.outcome.copies += copies;
+        self.outcome.spurious_copies += u64::from(one.spurious);
+        if is_own && one.spurious > 0 {
+            self.outcome.spurious += 1;
+            self.point.spurious += 1;
+            if let Some(blown) = self.outcome.blown.as_mut().filter(|_| self.fuse.is_blown()) {
+                blown.spurious_after += 1;
+            }
+        }
+        for us in one.copies_us {
+            self.later.push(Later {
+                at_s: at_s + us / 1e6,
+                what: What::Copy,
+            });
+        }
+        if let Some(verdict) = one.verdict {
+            let (spurious, path_us) = (verdict.spurious, verdict.path_us);
+            self.later_verdict(at_s, verdict.after_us, epoch, spurious, path_us);
+        }
+    }
+
+    /// What the program decides: the epoch whose timer the connection gets, and whether it is the policy's.
+    fn begin(&mut self) -> (Option<u32>, bool) {
+        self.counts.attempts += 1;
+        let Some(tuner) = &self.tuner else {
+            return (None, true);
+        };
+        let allowed = self.budget.attempt() && !self.fuse.is_blown();
+        let chosen = self.percent >= 100 || self.rng.random::<f64>() * 100.0 < self.percent.into();
+        let own = allowed && chosen && self.policy.is_some();
+        // Connections with the kernel's own timer are judged while that is the one in force.
+        let learning = tuner.setting().jiffies.is_none();
+        ((own || learning).then_some(self.epoch), own)
+    }
+
+    fn later_verdict(
+        &mut self,
+        at_s: f64,
+        after_us: f64,
+        epoch: Option<u32>,
+        spurious: u32,
+        path_us: f64,
+    ) {
+        // Nobody listens.
+        if self.tuner.is_none() {
+            return;
+        }
+        let at_s = at_s + after_us / 1e6;
+        if spurious == 0 && at_s < f64::from(self.tick) {
+            // In this second, in which no epoch ends.
+            self.judged(at_s, epoch, 0, path_us);
+            return;
+        }
+        self.later.push(Later {
+            at_s,
+            what: What::Verdict {
+                epoch,
+                spurious,
+                path_us,
+            },
+        });
+    }
+
+    /// All that happens until then.
+    fn pass(&mut self, until_s: f64) {
+        while self.later.peek().is_some_and(|later| later.at_s <= until_s) {
+            let Some(Later { at_s, what }) = self.later.pop() else {
+                return;
+            };
+            match what {
+                What::Copy => {
+                    self.counts.copies += 1;
+                    self.budget.copy();
+                }
+                What::Verdict {
+                    epoch,
+                    spurious,
+                    path_us,
+                } => self.judged(at_s, epoch, spurious, path_us),
+            }
+        }
+    }
+
+    fn judged(&mut self, at_s: f64, epoch: Option<u32>, spurious: u32, path_us: f64) {
+        self.counts.path_time(path_us);
+        if epoch != Some(self.epoch) {
+            return;
+        }
+        if spurious > 0 {
+            self.counts.spurious += 1;
+        } else {
+            self.counts.clean += 1;
+        }
+        if self.policy.is_some() {
+            let blown = self.fuse.is_blown();
+            self.fuse.judged(spurious);
+            self.judged += u64::from(spurious);
+            if !blown && self.fuse.is_blown() {
+                self.outcome.blown = Some(Blown {
+                    at_s,
+                    judged: self.judged,
+                    spurious_after: 0,
+                });
+            }
+        }
+    }
+
+    fn tune(&mut self) {
+        let Some(tuner) = &mut self.tuner else {
+            return;
+        };
+        let growth = Growth {
+            fuse_blown: self.fuse.is_blown(),
+            throttled: !self.budget.allows(),
+            ..self.counts.take(self.epoch)
+        };
+        let decision = tuner.step(u64::from(self.tick) * 1000, &growth);
+        self.outcome.transitions.extend(decision.transitions);
+        self.budget.resize(tuner.budget_capacity());
+        if let Some(setting) = decision.setting {
+            let hz = u64::from(HZ);
+            self.policy = setting.jiffies.map(|jiffies| Schedule::new(jiffies, hz));
+            self.percent = setting.percent;
+            if setting.epoch != self.epoch {
+                self.fuse = Fuse::new();
+                self.judged = 0;
+            }
+            self.epoch = setting.epoch;
+        }
+    }
+
+    fn note(&mut self, at_s: f64) {
+        if self.points == 0 || !self.tick.is_multiple_of(self.points) {
+            return;
+        }
+        let schedule = self.policy.as_ref().filter(|_| !self.fuse.is_blown());
+        let timer_us = schedule.unwrap_or(&self.kernel).timer_us;
+        let point = Point {
+            at_s,
+            timer_ms: timer_us / 1000.0,
+            ..std::mem::take(&mut self.point)
+        };
+        self.outcome.points.push(point);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_same_seed_is_the_same_host() {
+        let run = |seed| {
+            let auto = Control::Auto(Settings::new(HZ));
+            let mut host = Host::new(Path::metro(20.0), auto, seed, 0);
+            host.run(1_200, true);
+            let outcome = host.end();
+            (outcome.connections, outcome.copies, outcome.timer)
+        };
+        let (connections, copies, timer) = run(1);
+        assert_eq!(run(1), (connections, copies, timer));
+        assert!(connections.abs_diff(24_000) < 1_000, "{connections}");
+        assert_ne!(run(2).0, connections);
+        // About one in a hundred loses a packet.
+        assert!(copies.abs_diff(connections / 100) < 60, "{copies}");
+        assert!(timer.is_some_and(|jiffies| jiffies < 25), "{timer:?}");
+    }
+
+    #[test]
+    fn a_fixed_timer_below_the_path_is_always_spurious() {
+        let mut host = Host::new(Path::metro(20.0), Control::Fixed(1), 1, 10);
+        host.run(60, true);
+        let outcome = host.end();
+        assert_eq!(outcome.points.len(), 6);
+        assert!(outcome.spurious as f64 > 0.97 * outcome.connections as f64);
+        assert!(outcome.spurious_copies > outcome.spurious);
+    }
+
+    #[test]
+    fn time_saved_is_the_difference_of_the_timers_for_each_loss() {
+        let mut host = Host::new(Path::metro(50.0), Control::Fixed(25), 1, 0);
+        host.run(4_000, true);
+        let outcome = host.end();
+        let saved_ms = outcome.saved_us / 1000.0 / outcome.connections as f64;
+        assert!((saved_ms - 9.0).abs() < 0.5, "{saved_ms}");
+    }
+}

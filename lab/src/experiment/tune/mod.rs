@@ -1,0 +1,192 @@
+//! `initial_rto = "auto"`, simulated: what the control law, the budget and the fuse do to connections.
+//!
+//! Nothing is measured: hosts, paths and losses are generated, the control law is that of `rto_model::tune`, which the
+//! daemon runs as well.
+
+pub mod criteria;
+pub mod fleet;
+pub mod handshake;
+pub mod host;
+pub mod overload;
+pub mod path;
+pub mod scenarios;
+mod tables;
+
+use rto_testbed::machine::Machine;
+
+use self::{
+    fleet::Prefix,
+    overload::{Sums, Timers, Trouble},
+    path::Path,
+    scenarios::{Course, Step, auto, course, evening, fixed, flapping, in_parallel, step},
+};
+use crate::{interrupt, report::Report};
+
+/// How much is simulated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Generated prefixes.
+    pub prefixes: usize,
+    /// For how long, seconds.
+    pub seconds: u32,
+    /// Of the long scenarios, hours: a metropolitan path and one that flaps; an evening's queue for four times as long.
+    pub hours: u32,
+    /// Of all that is left to chance.
+    pub seed: u64,
+}
+
+/// Rates of the steps, connections a second.
+pub const STEP_RATES: [f64; 4] = [1.0, 20.0, 50.0, 500.0];
+/// Seeds of the metropolitan path.
+const METRO_RUNS: u64 = 4;
+/// The timer of the budget's scenarios, jiffies: 24 ms.
+const SHORT: u64 = 6;
+
+/// A scenario with `initial_rto = "auto"` and with fixed values.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Compared {
+    /// With some seeds.
+    pub auto: Vec<Course>,
+    /// By value.
+    pub fixed: Vec<(&'static str, Course)>,
+}
+
+/// A trouble with each kind of timers.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Braked {
+    /// In words.
+    pub name: &'static str,
+    /// The kernel's own timers.
+    pub kernel: Sums,
+    /// 24 ms.
+    pub fixed: Sums,
+    /// The same with a budget.
+    pub budget: Sums,
+}
+
+/// Everything that was simulated.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Results {
+    /// The fleet.
+    pub prefixes: Vec<Prefix>,
+    /// A path that does not change.
+    pub metro: Compared,
+    /// One that flaps.
+    pub flapping: Compared,
+    /// One with a queue each evening.
+    pub evening: Compared,
+    /// By [`STEP_RATES`].
+    pub steps: Vec<Step>,
+    /// The same with 24 ms.
+    pub fixed_steps: Vec<Step>,
+    /// The same, and the daemon ends with the step.
+    pub orphans: Vec<Step>,
+    /// What the budget does.
+    pub braked: Vec<Braked>,
+}
+
+/// Simulates all of it.
+#[must_use]
+pub fn simulate(options: &Options) -> Results {
+    let Options { hours, seed, .. } = *options;
+    let prefixes = fleet::run(options.prefixes, options.seconds, seed);
+    let steps = |control: fn() -> host::Control, daemon: bool| {
+        let work: Vec<_> = STEP_RATES
+            .into_iter()
+            .map(|per_s| move || step(per_s, control(), daemon, seed))
+            .collect();
+        let work: Vec<&(dyn Fn() -> Step + Sync)> = work.iter().map(|one| one as _).collect();
+        in_parallel(&work)
+    };
+    let metro = || Path::metro(20.0);
+    let long = hours * 3_600;
+    let compared = |path: &(dyn Fn() -> Path + Sync),
+                    seconds: u32,
+                    runs: u64,
+                    values: &[(&'static str, u64)]| {
+        let autos: Vec<_> = (0..runs)
+            .map(|run| move || course(path(), auto(), seconds, seed + run))
+            .collect();
+        let others: Vec<_> = values
+            .iter()
+            .map(|(_, ms)| move || course(path(), fixed(*ms), seconds, seed))
+            .collect();
+        let autos = autos.iter().map(|one| one as &(dyn Fn() -> Course + Sync));
+        let others = others.iter().map(|one| one as &(dyn Fn() -> Course + Sync));
+        let work: Vec<_> = autos.chain(others).collect();
+        let mut all = in_parallel(&work);
+        let fixed = all.split_off(values.len().abs_diff(all.len()));
+        Compared {
+            auto: all,
+            fixed: values.iter().map(|(name, _)| *name).zip(fixed).collect(),
+        }
+    };
+    Results {
+        prefixes,
+        metro: compared(
+            &metro,
+            long / 4,
+            METRO_RUNS,
+            &[("24 ms", 24), ("100 ms", 100)],
+        ),
+        flapping: compared(&|| flapping(20.0, hours), long, 1, &[("100 ms", 100)]),
+        evening: compared(&|| evening(20.0), long * 4, 1, &[("52 ms", 52)]),
+        steps: steps(auto, true),
+        fixed_steps: steps(|| fixed(24), true),
+        orphans: steps(auto, false),
+        braked: braked(seed),
+    }
+}
+
+/// What the budget does in an overload, a short blackout and a long one.
+#[must_use]
+pub fn braked(seed: u64) -> Vec<Braked> {
+    let one = |name, trouble, per_s, seconds| {
+        let run = |timers| overload::run(trouble, timers, per_s, seconds, seed);
+        Braked {
+            name,
+            kernel: run(Timers::Kernel),
+            fixed: run(Timers::Fixed(SHORT)),
+            budget: run(Timers::Budgeted(SHORT)),
+        }
+    };
+    let limit = Trouble::Limit {
+        per_s: 100.0,
+        queue: 40.0,
+    };
+    let blackout = |seconds: f64| Trouble::Blackout {
+        from_s: 10.0,
+        to_s: 10.0 + seconds,
+    };
+    vec![
+        one(
+            "overload: 120 attempts a second, 100 answered, for 20 s",
+            limit,
+            120.0,
+            20.0,
+        ),
+        one(
+            "blackout of 0.3 s in 40 s, 100 attempts a second",
+            blackout(0.3),
+            100.0,
+            40.0,
+        ),
+        one(
+            "blackout of 10 s in 40 s, 100 attempts a second",
+            blackout(10.0),
+            100.0,
+            40.0,
+        ),
+    ]
+}
+
+/// Simulates all of it, and says what came of it.
+///
+/// # Errors
+///
+/// After a signal, or if the machine does not say what it is.
+pub fn run(options: &Options) -> anyhow::Result<Report> {
+    let results = simulate(options);
+    interrupt::check()?;
+    Ok(tables::report(&results, options, Machine::here()?))
+}

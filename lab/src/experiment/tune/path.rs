@@ -1,0 +1,346 @@
+//! Generated paths: round-trip times, losses, and what changes them.
+
+use std::f64::consts::TAU;
+
+use rand::{RngExt as _, rngs::ChaCha8Rng};
+
+/// Where peers are, and how a single round trip varies.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Shape {
+    /// Peers and round trips vary by factors that are lognormal.
+    Lognormal {
+        /// Standard deviation of the logarithm, of peers.
+        peers: f64,
+        /// Of round trips.
+        trips: f64,
+    },
+    /// Each round trip is a Pareto variable.
+    Pareto {
+        /// The tail's exponent.
+        alpha: f64,
+    },
+    /// Some peers are farther away; as above besides.
+    Bimodal {
+        /// How many of them, 0 to 1.
+        far: f64,
+        /// How much farther.
+        factor: f64,
+    },
+    /// A queue whose load varies: exponential waits.
+    Queue {
+        /// The least load, 0 to 1.
+        low: f64,
+        /// The largest.
+        high: f64,
+        /// From one peak to the next, seconds.
+        period_s: f64,
+    },
+    /// A queue each evening from 18 to 23 o'clock.
+    Evening {
+        /// The largest mean wait, as a multiple of the median.
+        wait: f64,
+    },
+}
+
+impl Shape {
+    /// For tables.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Lognormal { .. } => "lognormal",
+            Self::Pareto { .. } => "Pareto",
+            Self::Bimodal { .. } => "bimodal",
+            Self::Queue { .. } | Self::Evening { .. } => "queue",
+        }
+    }
+}
+
+/// What happens to a path.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Event {
+    /// Round trips take so many times as long.
+    Factor {
+        /// From here, seconds.
+        from_s: f64,
+        /// To here, seconds.
+        to_s: f64,
+        /// How many times.
+        factor: f64,
+    },
+    /// Packets are lost besides.
+    Loss {
+        /// From here, seconds.
+        from_s: f64,
+        /// To here, seconds.
+        to_s: f64,
+        /// Of the packets, 0 to 1.
+        share: f64,
+    },
+}
+
+/// A prefix's path.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Path {
+    /// Of round-trip times.
+    pub shape: Shape,
+    /// The median, or the least of a Pareto distribution and of a queue, microseconds.
+    pub base_us: f64,
+    /// Connections a second.
+    pub per_s: f64,
+    /// Of the packets, each way, 0 to 1.
+    pub loss: f64,
+    /// What happens.
+    pub events: Vec<Event>,
+}
+
+/// Two independent standard normal variables (Box and Muller 1958).
+fn normals(rng: &mut ChaCha8Rng) -> (f64, f64) {
+    let radius = (-2.0 * (1.0 - rng.random::<f64>()).ln()).sqrt();
+    let (sin, cos) = (TAU * rng.random::<f64>()).sin_cos();
+    (radius * sin, radius * cos)
+}
+
+/// Exponential, of mean 1.
+pub(super) fn exponential(rng: &mut ChaCha8Rng) -> f64 {
+    -(1.0 - rng.random::<f64>()).ln()
+}
+
+/// How round trips of the shapes without a spread of their own vary.
+const TRIPS: f64 = 0.05;
+
+impl Path {
+    /// One of a metropolitan network: 10 ms, 0.5 % loss.
+    #[must_use]
+    pub const fn metro(per_s: f64) -> Self {
+        Self {
+            shape: Shape::Lognormal {
+                peers: 0.2,
+                trips: 0.1,
+            },
+            base_us: 10_000.0,
+            per_s,
+            loss: 0.005,
+            events: Vec::new(),
+        }
+    }
+
+    /// The n-th of a fleet: each shape as often as the others, half of them with events within `seconds`.
+    #[must_use]
+    pub fn generated(n: usize, seconds: f64, rng: &mut ChaCha8Rng) -> Self {
+        let mut log_uniform = |from: f64, to: f64| from * (to / from).powf(rng.random());
+        let base_us = log_uniform(200.0, 100_000.0);
+        let per_s = log_uniform(1.0, 40.0);
+        let far = log_uniform(0.001, 0.5);
+        let mut uniform = |from: f64, to: f64| from + (to - from) * rng.random::<f64>();
+        let eventful = n % 8 >= 4;
+        let shape = match n % 4 {
+            0 => Shape::Lognormal {
+                peers: uniform(0.05, 0.6),
+                trips: uniform(0.02, 0.3),
+            },
+            1 => Shape::Pareto {
+                alpha: uniform(2.0, 6.0),
+            },
+            2 => Shape::Bimodal {
+                far,
+                factor: uniform(2.0, 10.0),
+            },
+            _ => {
+                let high = uniform(0.2, 0.8);
+                Shape::Queue {
+                    // A load that varies is an event.
+                    low: if eventful { uniform(0.1, 0.5) } else { high },
+                    high,
+                    period_s: uniform(1_800.0, 7_200.0),
+                }
+            }
+        };
+        let loss = uniform(0.0, 0.01);
+        let mut events = Vec::new();
+        if eventful {
+            let at = uniform(0.1, 0.9) * seconds;
+            match n / 8 % 3 {
+                0 => events.push(Event::Factor {
+                    from_s: at,
+                    to_s: f64::INFINITY,
+                    factor: uniform(0.3, 8.0),
+                }),
+                1 => {
+                    for _ in 0..3 {
+                        let from_s = uniform(0.1, 0.9) * seconds;
+                        events.push(Event::Factor {
+                            from_s,
+                            to_s: from_s + uniform(0.5, 20.0),
+                            factor: uniform(2.0, 8.0),
+                        });
+                    }
+                }
+                _ => {
+                    for _ in 0..5 {
+                        let from_s = uniform(0.1, 0.9) * seconds;
+                        events.push(Event::Loss {
+                            from_s,
+                            to_s: from_s + uniform(0.1, 5.0),
+                            share: uniform(0.2, 1.0),
+                        });
+                    }
+                }
+            }
+        }
+        Self {
+            shape,
+            base_us,
+            per_s,
+            loss,
+            events,
+        }
+    }
+
+    /// How far away the peer of a connection is, as a multiple.
+    pub(super) fn peer(&self, rng: &mut ChaCha8Rng) -> f64 {
+        match self.shape {
+            Shape::Lognormal { peers, .. } => (peers * normals(rng).0).exp(),
+            Shape::Bimodal { far, factor } if rng.random::<f64>() < far => factor,
+            _ => 1.0,
+        }
+    }
+
+    /// A round trip that begins then, microseconds.
+    pub(super) fn rtt_us(&self, at_s: f64, peer: f64, rng: &mut ChaCha8Rng) -> f64 {
+        let multiple = match self.shape {
+            Shape::Lognormal { trips, .. } => peer * (trips * normals(rng).0).exp(),
+            Shape::Pareto { alpha } => (1.0 - rng.random::<f64>()).powf(-1.0 / alpha),
+            Shape::Bimodal { .. } => peer * (TRIPS * normals(rng).0).exp(),
+            Shape::Queue {
+                low,
+                high,
+                period_s,
+            } => {
+                let load = low + (high - low) * (1.0 - (TAU * at_s / period_s).cos()) / 2.0;
+                1.0 + load / (1.0 - load) * exponential(rng)
+            }
+            Shape::Evening { wait } => {
+                let hour = at_s / 3600.0 % 24.0;
+                // Rises for an hour, stays, and falls for an hour.
+                let level = (hour - 18.0).min(23.0 - hour).clamp(0.0, 1.0);
+                (TRIPS * normals(rng).0).exp() + wait * level * exponential(rng)
+            }
+        };
+        self.base_us * multiple * self.factor(at_s)
+    }
+
+    fn factor(&self, at_s: f64) -> f64 {
+        let factors = self.events.iter().map(|event| match event {
+            Event::Factor {
+                from_s,
+                to_s,
+                factor,
+            } if (*from_s..*to_s).contains(&at_s) => *factor,
+            _ => 1.0,
+        });
+        factors.product()
+    }
+
+    /// Of the packets sent then, 0 to 1.
+    pub(super) fn loss_at(&self, at_s: f64) -> f64 {
+        let lost = self.events.iter().map(|event| match event {
+            Event::Loss {
+                from_s,
+                to_s,
+                share,
+            } if (*from_s..*to_s).contains(&at_s) => *share,
+            _ => 0.0,
+        });
+        lost.fold(self.loss, f64::max)
+    }
+
+    /// What this share of the connections' first round trips is not above, in a time; microseconds, from `draws` of them.
+    #[must_use]
+    pub fn quantile_us(
+        &self,
+        share: f64,
+        from_s: f64,
+        to_s: f64,
+        draws: usize,
+        rng: &mut ChaCha8Rng,
+    ) -> f64 {
+        let mut times: Vec<f64> = (0..draws.max(1))
+            .map(|_| {
+                let at_s = from_s + (to_s - from_s) * rng.random::<f64>();
+                let peer = self.peer(rng);
+                self.rtt_us(at_s, peer, rng)
+            })
+            .collect();
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            clippy::cast_precision_loss,
+            reason = "an index of a list, held within it"
+        )]
+        let index = ((share * times.len() as f64) as usize).min(times.len() - 1);
+        *times.select_nth_unstable_by(index, f64::total_cmp).1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rand::SeedableRng as _;
+
+    use super::*;
+
+    #[test]
+    fn quantiles_are_those_of_the_distribution() {
+        let mut rng = ChaCha8Rng::seed_from_u64(1);
+        let pareto = Path {
+            shape: Shape::Pareto { alpha: 2.0 },
+            ..Path::metro(1.0)
+        };
+        for (path, share, expected) in [
+            // exp(3.0902 * sqrt(0.2^2 + 0.1^2)) and 0.001^(-1/2).
+            (Path::metro(1.0), 0.999, 19_957.0),
+            (Path::metro(1.0), 0.5, 10_000.0),
+            (pareto, 0.999, 316_228.0),
+        ] {
+            let found = path.quantile_us(share, 0.0, 1.0, 200_000, &mut rng);
+            assert!((found / expected - 1.0).abs() < 0.1, "{found} {expected}");
+        }
+    }
+
+    #[test]
+    fn events_change_a_path_while_they_last() {
+        let path = Path {
+            events: vec![
+                Event::Factor {
+                    from_s: 10.0,
+                    to_s: 20.0,
+                    factor: 3.0,
+                },
+                Event::Loss {
+                    from_s: 15.0,
+                    to_s: 16.0,
+                    share: 0.5,
+                },
+            ],
+            ..Path::metro(1.0)
+        };
+        assert_eq!(
+            (path.factor(9.9), path.factor(10.0), path.factor(20.0)),
+            (1.0, 3.0, 1.0)
+        );
+        assert_eq!((path.loss_at(15.5), path.loss_at(16.0)), (0.5, 0.005));
+    }
+
+    #[test]
+    fn an_evening_is_from_18_to_23() {
+        let path = Path {
+            shape: Shape::Evening { wait: 4.0 },
+            ..Path::metro(1.0)
+        };
+        let mut rng = ChaCha8Rng::seed_from_u64(1);
+        let mut at = |hour: f64| {
+            let s = hour * 3600.0;
+            path.quantile_us(0.9, s, s, 10_000, &mut rng)
+        };
+        assert!(at(17.9) < 12_000.0 && at(20.0) > 90_000.0 && at(47.0) < 12_000.0);
+    }
+}

@@ -1,0 +1,198 @@
+//! Hosts to which one thing happens, with a timer that tunes itself and with fixed ones.
+
+use std::{
+    sync::atomic::{AtomicUsize, Ordering},
+    thread,
+};
+
+use rto_model::tune::law::Settings;
+
+use super::{
+    host::{Blown, Control, HZ, Host, Outcome, Point},
+    path::{Event, Path, Shape},
+};
+
+/// When a step comes, seconds: an hour is closed then.
+pub const STEP_S: u32 = 4_000;
+/// How long it is looked at, seconds.
+const AFTER_STEP_S: u32 = 600;
+/// By which a path of 10 ms becomes one of 150 ms.
+const STEP: f64 = 15.0;
+
+/// A value in milliseconds, jiffies.
+#[must_use]
+pub fn fixed(ms: u64) -> Control {
+    Control::Fixed(ms * u64::from(HZ) / 1000)
+}
+
+/// `initial_rto = "auto"`.
+#[must_use]
+pub fn auto() -> Control {
+    Control::Auto(Settings::new(HZ))
+}
+
+/// What came of a host.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Course {
+    /// Connections with a spurious copy, 0 to 1.
+    pub spurious: f64,
+    /// The same of the worst five minutes.
+    pub worst: f64,
+    /// Saved by connection, milliseconds.
+    pub saved_ms: f64,
+    /// Changes of the value.
+    pub changes: usize,
+    /// The timer at the end, milliseconds.
+    pub timer_ms: f64,
+    /// Over time.
+    pub points: Vec<Point>,
+}
+
+/// Five minutes, seconds.
+const POINT_S: u32 = 300;
+
+/// Lets a host connect for so long.
+#[must_use]
+#[expect(clippy::cast_precision_loss, reason = "counts of some days")]
+pub fn course(path: Path, control: Control, seconds: u32, seed: u64) -> Course {
+    let mut host = Host::new(path, control, seed, POINT_S);
+    host.run(seconds, true);
+    let outcome = host.end();
+    let share = |point: &Point| point.spurious as f64 / point.connections.max(1) as f64;
+    Course {
+        spurious: outcome.spurious as f64 / outcome.connections.max(1) as f64,
+        worst: outcome.points.iter().map(share).fold(0.0, f64::max),
+        saved_ms: outcome.saved_us / 1e3 / outcome.connections.max(1) as f64,
+        changes: changes(&outcome, 0),
+        timer_ms: outcome.points.last().map_or(0.0, |point| point.timer_ms),
+        points: outcome.points,
+    }
+}
+
+fn changes(outcome: &Outcome, after_ms: u64) -> usize {
+    let after = outcome.transitions.iter().filter(|t| t.at_ms > after_ms);
+    after.filter(|t| t.is_change()).count()
+}
+
+/// What came of a step from 10 to 150 ms.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Step {
+    /// Connections a second.
+    pub per_s: f64,
+    /// Connections with a spurious copy, in ten minutes.
+    pub spurious: u64,
+    /// Of those of them that began three seconds after the step or later, 0 to 1.
+    pub later: f64,
+    /// The last second of which one connection in a hundred had one.
+    pub clean_after_s: f64,
+    /// Changes of the value in ten minutes.
+    pub changes: usize,
+    /// The timer five seconds after the step, milliseconds.
+    pub timer_ms: f64,
+    /// The fuse that blew; seconds after the step.
+    pub blown: Option<Blown>,
+    /// Over time, a point each second.
+    pub points: Vec<Point>,
+}
+
+/// A path whose round trips become 15 times as long at [`STEP_S`].
+#[must_use]
+pub fn step_path(per_s: f64) -> Path {
+    Path {
+        events: vec![Event::Factor {
+            from_s: STEP_S.into(),
+            to_s: f64::INFINITY,
+            factor: STEP,
+        }],
+        ..Path::metro(per_s)
+    }
+}
+
+/// A step; `daemon`: whether the daemon lives on.
+#[must_use]
+#[expect(clippy::cast_precision_loss, reason = "counts of some minutes")]
+pub fn step(per_s: f64, control: Control, daemon: bool, seed: u64) -> Step {
+    let mut host = Host::new(step_path(per_s), control, seed, 1);
+    host.run(STEP_S, true);
+    let spurious = host.outcome().spurious;
+    host.run(5, daemon);
+    let timer_ms = host
+        .outcome()
+        .points
+        .last()
+        .map_or(0.0, |point| point.timer_ms);
+    host.run(AFTER_STEP_S - 5, daemon);
+    let outcome = host.end();
+    let begin_s = f64::from(STEP_S);
+    let after: Vec<Point> = outcome
+        .points
+        .iter()
+        .copied()
+        .filter(|point| point.at_s > begin_s)
+        .collect();
+    let share = |points: &[Point]| {
+        let spurious: u64 = points.iter().map(|point| point.spurious).sum();
+        let connections: u64 = points.iter().map(|point| point.connections).sum();
+        spurious as f64 / connections.max(1) as f64
+    };
+    let unclean = after.iter().rfind(|point| share(&[**point]) >= 0.01);
+    Step {
+        per_s,
+        spurious: outcome.spurious - spurious,
+        later: share(after.get(3..).unwrap_or_default()),
+        clean_after_s: unclean.map_or(0.0, |point| point.at_s - begin_s),
+        changes: changes(&outcome, u64::from(STEP_S) * 1000),
+        timer_ms,
+        blown: outcome.blown.map(|blown| Blown {
+            at_s: blown.at_s - begin_s,
+            ..blown
+        }),
+        points: after,
+    }
+}
+
+/// A path that is 15 times as long every other ten minutes.
+#[must_use]
+pub fn flapping(per_s: f64, hours: u32) -> Path {
+    let events = (0..hours * 3).map(|n| Event::Factor {
+        from_s: f64::from(n) * 1_200.0 + 600.0,
+        to_s: f64::from(n) * 1_200.0 + 1_200.0,
+        factor: STEP,
+    });
+    Path {
+        events: events.collect(),
+        ..Path::metro(per_s)
+    }
+}
+
+/// A path with a queue each evening.
+#[must_use]
+pub fn evening(per_s: f64) -> Path {
+    Path {
+        shape: Shape::Evening { wait: 2.6 },
+        ..Path::metro(per_s)
+    }
+}
+
+/// Does pieces of work on all processors; their results in order.
+pub(super) fn in_parallel<T: Send>(work: &[&(dyn Fn() -> T + Sync)]) -> Vec<T> {
+    let next = AtomicUsize::new(0);
+    let threads = thread::available_parallelism().map_or(1, usize::from);
+    let worker = || {
+        let mut done = Vec::new();
+        loop {
+            let n = next.fetch_add(1, Ordering::Relaxed);
+            let Some(piece) = work.get(n) else {
+                return done;
+            };
+            done.push((n, piece()));
+        }
+    };
+    let mut all = thread::scope(|scope| {
+        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(worker)).collect();
+        let done = workers.into_iter().filter_map(|worker| worker.join().ok());
+        done.flatten().collect::<Vec<_>>()
+    });
+    all.sort_by_key(|(n, _)| *n);
+    all.into_iter().map(|(_, result)| result).collect()
+}

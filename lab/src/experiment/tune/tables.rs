@@ -1,0 +1,342 @@
+//! The report of `rto-lab tune`.
+
+use rand::{SeedableRng as _, rngs::ChaCha8Rng};
+use rto_model::chart::{Axis, Chart, Legend, Series};
+use rto_testbed::machine::Machine;
+
+use super::{
+    Braked, Compared, Options, Results, STEP_RATES,
+    criteria::{criteria, digits},
+    fleet::{self, Prefix},
+    host::{Host, Point},
+    path::Path,
+    scenarios::{STEP_S, auto, step_path},
+};
+use crate::{
+    report::{Method, Report, Table},
+    summary::{median, quantile},
+};
+
+/// Seconds to a point of a chart.
+const POINT_S: u32 = 60;
+/// Draws for a quantile of a chart.
+const DRAWS: usize = 20_000;
+
+pub(super) fn report(results: &Results, options: &Options, machine: Machine) -> Report {
+    let criteria = criteria(results);
+    let mut table = Table::new(
+        "criteria",
+        "What must hold",
+        &["", "wanted", "found", "holds"],
+    );
+    for one in &criteria {
+        let holds = if one.met { "yes" } else { "NO" };
+        table.row([one.name, &one.wanted, &one.found, holds].map(str::to_owned));
+    }
+    let missed = criteria.iter().filter(|one| !one.met);
+    let mut findings: Vec<String> = missed
+        .map(|one| {
+            format!(
+                "Does not hold: {}: {} ({}).",
+                one.name, one.found, one.wanted
+            )
+        })
+        .collect();
+    if findings.is_empty() {
+        findings.push(format!("All {} criteria hold.", criteria.len()));
+    }
+    Report {
+        name: "tune".to_owned(),
+        question: "What does a timer that tunes itself do to connections, by simulation?"
+            .to_owned(),
+        machine,
+        seed: options.seed,
+        method: method(results, options),
+        findings,
+        tables: vec![
+            table,
+            fleet_table(&results.prefixes),
+            scenarios(results),
+            steps(results),
+            budget(&results.braked),
+        ],
+        charts: charts(options),
+    }
+}
+
+fn method(results: &Results, options: &Options) -> Method {
+    let connections: u64 = results
+        .prefixes
+        .iter()
+        .map(|prefix| prefix.connections)
+        .sum();
+    let method = [
+        (
+            "prefixes",
+            format!(
+                "{} generated ones for {} h, {connections} connections: 1 to 40 a second, 0.2 to 100 ms, up to 1 % of \
+                 the packets lost each way; to half of them something happens",
+                results.prefixes.len(),
+                digits(f64::from(options.seconds) / 3600.0)
+            ),
+        ),
+        (
+            "handshakes",
+            "SYN copies as the kernel sends them at HZ 250, each lost, delayed and answered by itself; timestamps; up to 11 \
+             RTTs after the handshake, from which verdicts come"
+                .to_owned(),
+        ),
+        (
+            "not simulated",
+            "timers that fire late, the server's own SYN-ACK timer, accepted connections".to_owned(),
+        ),
+    ];
+    method
+        .map(|(name, value)| (name.to_owned(), value))
+        .to_vec()
+}
+
+fn fleet_table(prefixes: &[Prefix]) -> Table {
+    let mut table = Table::new(
+        "prefixes",
+        "Generated prefixes: connections with a spurious copy (%), timer / (2 x true p99.9), changes of the value an hour",
+        &[
+            "",
+            "events",
+            "prefixes",
+            "spurious, median",
+            "p99",
+            "most",
+            "ratio, median",
+            "p90",
+            "changes, p90",
+            "p99",
+            "most",
+            "alarms",
+            "saved, ms a connection",
+        ],
+    );
+    let shapes = ["lognormal", "Pareto", "bimodal", "queue"];
+    for eventful in [false, true] {
+        for shape in shapes.into_iter().map(Some).chain([None]) {
+            let is_of = |p: &&Prefix| shape.is_none_or(|shape| p.shape == shape);
+            let of: Vec<&Prefix> = prefixes
+                .iter()
+                .filter(|p| p.eventful == eventful)
+                .filter(is_of)
+                .collect();
+            let values = |value: fn(&Prefix) -> Option<f64>| -> Vec<f64> {
+                of.iter().filter_map(|p| value(p)).collect()
+            };
+            let percent = values(|p| Some(p.spurious * 100.0));
+            let ratios = values(|p| p.ratio);
+            let changes = values(|p| p.changes_per_h);
+            let saved = values(|p| Some(p.saved_ms));
+            let at = |values: &[f64], share| quantile(values, share).map_or("-".to_owned(), digits);
+            table.row([
+                shape.unwrap_or("all").to_owned(),
+                if eventful { "yes" } else { "no" }.to_owned(),
+                of.len().to_string(),
+                at(&percent, 0.5),
+                at(&percent, 0.99),
+                at(&percent, 1.0),
+                median(&ratios).map_or("-".to_owned(), |ratio| format!("{ratio:.2}")),
+                quantile(&ratios, 0.9).map_or("-".to_owned(), |ratio| format!("{ratio:.2}")),
+                at(&changes, 0.9),
+                at(&changes, 0.99),
+                at(&changes, 1.0),
+                of.iter().map(|p| p.alarms).sum::<u64>().to_string(),
+                median(&saved).map_or("-".to_owned(), |saved| format!("{saved:.1}")),
+            ]);
+        }
+    }
+    table
+}
+
+fn scenarios(results: &Results) -> Table {
+    let mut table = Table::new(
+        "scenarios",
+        "Paths of 10 ms, 0.5 % of the packets lost each way, 20 connections a second",
+        &[
+            "",
+            "initial_rto",
+            "at the end, ms",
+            "spurious, %",
+            "worst 5 min, %",
+            "changes",
+            "saved, ms a connection",
+        ],
+    );
+    let mut rows = |name: &str, compared: &Compared| {
+        let autos = compared.auto.iter().map(|course| ("auto", course));
+        let fixed = compared
+            .fixed
+            .iter()
+            .map(|(value, course)| (*value, course));
+        for (value, course) in autos.chain(fixed) {
+            table.row([
+                name.to_owned(),
+                value.to_owned(),
+                digits(course.timer_ms),
+                digits(course.spurious * 100.0),
+                digits(course.worst * 100.0),
+                course.changes.to_string(),
+                format!("{:.1}", course.saved_ms),
+            ]);
+        }
+    };
+    rows("metropolitan network", &results.metro);
+    rows("10 or 150 ms, every 10 min", &results.flapping);
+    rows("a queue each evening", &results.evening);
+    table
+}
+
+fn steps(results: &Results) -> Table {
+    let mut table = Table::new(
+        "steps",
+        "A step from 10 to 150 ms, after an hour: connections with a spurious copy in the ten minutes after it",
+        &[
+            "connections a second",
+            "auto",
+            "clean after, s",
+            "changes",
+            "timer after 5 s, ms",
+            "24 ms",
+            "daemon dead",
+            "fuse blown after, s",
+            "copies judged until then",
+        ],
+    );
+    for (n, per_s) in STEP_RATES.iter().enumerate() {
+        let [Some(auto), Some(fixed), Some(orphan)] = [
+            results.steps.get(n),
+            results.fixed_steps.get(n),
+            results.orphans.get(n),
+        ] else {
+            continue;
+        };
+        let blown = orphan.blown;
+        table.row([
+            digits(*per_s),
+            auto.spurious.to_string(),
+            digits(auto.clean_after_s),
+            auto.changes.to_string(),
+            digits(auto.timer_ms),
+            fixed.spurious.to_string(),
+            orphan.spurious.to_string(),
+            blown.map_or("-".to_owned(), |blown| format!("{:.1}", blown.at_s)),
+            blown.map_or("-".to_owned(), |blown| blown.judged.to_string()),
+        ]);
+    }
+    table
+}
+
+fn budget(braked: &[Braked]) -> Table {
+    let mut table = Table::new(
+        "budget",
+        "What the budget does: SYNs an attempt, and attempts of more than 500 ms (%)",
+        &[
+            "",
+            "kernel",
+            "24 ms",
+            "24 ms, budget",
+            "kernel, %",
+            "24 ms, %",
+            "24 ms, budget, %",
+        ],
+    );
+    for one in braked {
+        let all = [one.kernel, one.fixed, one.budget];
+        let syns = all.map(|sums| format!("{:.2}", sums.syns_per_attempt()));
+        let late = all.map(|sums| format!("{:.1}", sums.late_share() * 100.0));
+        table.row([one.name.to_owned()].into_iter().chain(syns).chain(late));
+    }
+    table
+}
+
+/// Of the step, and of one generated prefix of each shape to which something happens.
+fn charts(options: &Options) -> Vec<Chart> {
+    let mut charts = Vec::new();
+    let step = format!("step from 10 to 150 ms after {STEP_S} s, 20 connections a second");
+    let mut add = |title: &str, path: Path, seconds: u32, seed: u64| {
+        let mut host = Host::new(path.clone(), auto(), seed, POINT_S);
+        host.run(seconds, true);
+        charts.extend(drawn(title, &path, &host.end().points, seed));
+    };
+    add(&step, step_path(20.0), 2 * 3_600, options.seed);
+    for n in [28, 5, 14, 7] {
+        let (path, seed) = fleet::path(n, options.seconds, options.seed);
+        let title = format!("generated prefix {n}, {}", path.shape.name());
+        add(&title, path, options.seconds, seed);
+    }
+    charts
+}
+
+fn drawn(title: &str, path: &Path, points: &[Point], seed: u64) -> Vec<Chart> {
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    let timer = points.iter().map(|p| (p.at_s / 3600.0, p.timer_ms));
+    let truth = points.iter().map(|p| {
+        let from_s = p.at_s - f64::from(POINT_S);
+        let us = path.quantile_us(0.999, from_s, p.at_s, DRAWS, &mut rng);
+        (p.at_s / 3600.0, us / 1e3)
+    });
+    #[expect(clippy::cast_precision_loss, reason = "counts of a minute")]
+    let share = |p: &Point| p.spurious as f64 / p.connections.max(1) as f64 * 100.0;
+    let spurious = points.iter().map(|p| (p.at_s / 3600.0, share(p)));
+    let chart = |title: String, y, log_y, series| Chart {
+        title,
+        x: Axis::number("hours"),
+        y,
+        log_x: false,
+        log_y,
+        legend: Legend::UpperRight,
+        series,
+    };
+    let times = vec![
+        Series::line("initial_rto", timer.collect()),
+        Series::line("p99.9 of the path", truth.collect()),
+    ];
+    let shares = vec![Series::line(
+        "connections with a spurious copy",
+        spurious.collect(),
+    )];
+    vec![
+        chart(format!("{title}: timer"), Axis::ms("time"), true, times),
+        chart(
+            format!("{title}: spurious"),
+            Axis::percent("of a minute"),
+            false,
+            shares,
+        ),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn the_page_has_what_was_simulated() {
+        let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/research/tuning.md");
+        let page = fs::read_to_string(page).unwrap();
+        let part = |name: &str| {
+            let (_, rest) = page
+                .split_once(&format!("<!-- tune: {name} -->\n"))
+                .unwrap();
+            let (part, _) = rest.split_once(&format!("<!-- end: {name} -->")).unwrap();
+            part.to_owned()
+        };
+        for name in ["criteria", "prefixes", "scenarios", "steps"] {
+            assert!(part(name).lines().count() > 5, "{name} was never simulated");
+        }
+        // What takes no time is simulated again.
+        let budget = budget(&super::super::braked(1));
+        assert_eq!(
+            part("budget"),
+            format!("{}\n\n{}", budget.title, budget.markdown()),
+            "rto-lab tune --page docs/research/tuning.md"
+        );
+    }
+}

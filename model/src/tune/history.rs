@@ -1,0 +1,226 @@
+//! Path times of the last hours, by hour, and of the last connections.
+
+use std::collections::VecDeque;
+
+use serde::{Deserialize, Serialize};
+
+use super::quantile::bounded_quantile_us;
+use crate::advice::Distribution;
+
+/// An hour, milliseconds.
+pub const HOUR_MS: u64 = 3_600_000;
+/// The last connections are at least so many, where there were in [`RECENT_MS`].
+pub const RECENT_COUNT: u64 = 300;
+/// The last connections are of this time at most, milliseconds.
+pub const RECENT_MS: u64 = 600_000;
+
+/// Path times of one hour.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+struct Hour {
+    /// Hours of the caller's clock.
+    number: u64,
+    times: Distribution,
+    /// The most that were counted a second.
+    peak_per_s: u64,
+    /// What few exceed; known once the hour is over.
+    bounded_us: Option<u64>,
+}
+
+/// What was counted from one step to the next.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct Part {
+    at_ms: u64,
+    times: Distribution,
+}
+
+/// Path times of the last hours and of the last connections.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct History {
+    /// The last of them is open.
+    hours: VecDeque<Hour>,
+    /// Sum of the hours.
+    all: Distribution,
+    recent: VecDeque<Part>,
+    /// Sum of the recent parts.
+    recent_all: Distribution,
+    last_ms: Option<u64>,
+}
+
+impl History {
+    /// Takes in what was counted since the step before. Times are milliseconds of a clock that does not go back; what is
+    /// older than `memory_ms` is forgotten. `share` is that of [`History::hours_us`].
+    pub fn add(&mut self, now_ms: u64, times: &Distribution, memory_ms: u64, share: f64) {
+        let elapsed_ms = now_ms.saturating_sub(self.last_ms.unwrap_or(now_ms));
+        self.last_ms = Some(now_ms);
+        self.turn(now_ms / HOUR_MS, share);
+        self.forget(now_ms, memory_ms);
+        if times.count() == 0 {
+            return;
+        }
+        self.all.extend(times);
+        if let Some(open) = self.hours.back_mut() {
+            open.times.extend(times);
+            let per_s = times.count().saturating_mul(1000) / elapsed_ms.max(1000);
+            open.peak_per_s = open.peak_per_s.max(per_s);
+        }
+        self.recent_all.extend(times);
+        self.recent.push_back(Part {
+            at_ms: now_ms,
+            times: times.clone(),
+        });
+        while self
+            .recent
+            .front()
+            .is_some_and(|oldest| self.recent_all.count() - oldest.times.count() >= RECENT_COUNT)
+        {
+            self.forget_oldest();
+        }
+    }
+
+    /// Computes the closed hours anew, for another share.
+    pub fn rebound(&mut self, share: f64) {
+        let closed = self.hours.len().saturating_sub(1);
+        for hour in self.hours.iter_mut().take(closed) {
+            hour.bounded_us = bounded_quantile_us(&hour.times, share);
+        }
+    }
+
+    /// The largest that a closed hour's share exceeds (at 95 %, [`bounded_quantile_us`]), microseconds; `None` if no
+    /// hour had enough.
+    #[must_use]
+    pub fn hours_us(&self) -> Option<u64> {
+        self.hours.iter().filter_map(|hour| hour.bounded_us).max()
+    }
+
+    /// Everything remembered.
+    #[must_use]
+    pub const fn all(&self) -> &Distribution {
+        &self.all
+    }
+
+    /// The last [`RECENT_COUNT`] or some more, fewer if there were not so many in [`RECENT_MS`].
+    #[must_use]
+    pub const fn recent(&self) -> &Distribution {
+        &self.recent_all
+    }
+
+    /// The most connections a second, of the hours remembered.
+    #[must_use]
+    pub fn peak_per_s(&self) -> u64 {
+        let peaks = self.hours.iter().map(|hour| hour.peak_per_s);
+        peaks.max().unwrap_or(0)
+    }
+
+    /// What was before a reboot is not recent.
+    pub fn forget_recent(&mut self) {
+        self.recent.clear();
+        self.recent_all = Distribution::default();
+    }
+
+    /// Closes the hour that is over.
+    fn turn(&mut self, number: u64, share: f64) {
+        match self.hours.back_mut() {
+            Some(open) if open.number >= number => return,
+            Some(open) => open.bounded_us = bounded_quantile_us(&open.times, share),
+            None => {}
+        }
+        self.hours.push_back(Hour {
+            number,
+            ..Hour::default()
+        });
+    }
+
+    fn forget(&mut self, now_ms: u64, memory_ms: u64) {
+        let is_old = |hour: &Hour| (hour.number + 1) * HOUR_MS + memory_ms <= now_ms;
+        while self.hours.len() > 1 && self.hours.front().is_some_and(is_old) {
+            if let Some(hour) = self.hours.pop_front() {
+                self.all.remove(&hour.times);
+            }
+        }
+        let is_old = |part: &Part| part.at_ms + RECENT_MS <= now_ms;
+        while self.recent.front().is_some_and(is_old) {
+            self.forget_oldest();
+        }
+    }
+
+    fn forget_oldest(&mut self) {
+        if let Some(oldest) = self.recent.pop_front() {
+            self.recent_all.remove(&oldest.times);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DAY_MS: u64 = 24 * HOUR_MS;
+
+    fn times(us: u64, count: u64) -> Distribution {
+        let mut times = Distribution::default();
+        times.add(us, count);
+        times
+    }
+
+    fn add(history: &mut History, at_ms: u64, us: u64, count: u64) {
+        history.add(at_ms, &times(us, count), DAY_MS, 0.001);
+    }
+
+    #[test]
+    fn an_hour_counts_once_it_is_over_and_for_a_day() {
+        let mut history = History::default();
+        add(&mut history, 0, 10_000, 5_000);
+        assert_eq!(history.hours_us(), None);
+        add(&mut history, HOUR_MS, 20_000, 2_000);
+        assert_eq!(history.hours_us(), Some(10_000));
+        // Too few in the second hour.
+        add(&mut history, 2 * HOUR_MS, 30_000, 3_000);
+        assert_eq!(history.hours_us(), Some(10_000));
+        add(&mut history, 3 * HOUR_MS, 10_000, 1);
+        assert_eq!(history.hours_us(), Some(30_000));
+        assert_eq!(history.all().count(), 10_001);
+        assert_eq!(history.peak_per_s(), 5_000);
+        // The third ended three hours after the beginning.
+        add(&mut history, 26 * HOUR_MS + HOUR_MS - 1, 10_000, 1);
+        assert_eq!(history.hours_us(), Some(30_000));
+        add(&mut history, 27 * HOUR_MS, 10_000, 1);
+        assert_eq!(history.hours_us(), None);
+        assert_eq!(history.all().count(), 3);
+    }
+
+    #[test]
+    fn another_share_computes_closed_hours_anew() {
+        let mut history = History::default();
+        add(&mut history, 0, 10_000, 9_990);
+        add(&mut history, 1, 90_000, 10);
+        add(&mut history, HOUR_MS, 10_000, 1);
+        assert_eq!(history.hours_us(), Some(90_000));
+        history.rebound(0.01);
+        assert_eq!(history.hours_us(), Some(10_000));
+    }
+
+    #[test]
+    fn the_last_connections() {
+        let mut history = History::default();
+        for second in 0..1_000 {
+            add(&mut history, second * 1_000, 10_000, 1);
+        }
+        // One a second: three hundred.
+        assert_eq!(history.recent().count(), RECENT_COUNT);
+        // A slow host: those of ten minutes.
+        let mut slow = History::default();
+        for second in (0..5_000).step_by(10) {
+            add(&mut slow, second * 1_000, second, 1);
+        }
+        assert_eq!(slow.recent().count(), 60);
+        // Whole steps are kept.
+        add(&mut slow, 5_000_000, 7, 299);
+        assert_eq!(slow.recent().count(), 300);
+        add(&mut slow, 5_000_001, 7, 10);
+        assert_eq!(slow.recent().count(), 309);
+        add(&mut slow, 5_000_002, 7, 1_000);
+        assert_eq!(slow.recent().count(), 1_000);
+        slow.forget_recent();
+        assert_eq!(slow.recent().count(), 0);
+    }
+}

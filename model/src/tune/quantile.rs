@@ -1,0 +1,153 @@
+//! Quantiles that hold with confidence: the bound of Clopper and Pearson (1934), one-sided at 95 %.
+
+use crate::advice::{Distribution, samples_needed, upper_bound};
+
+/// 1 - 95 %.
+const ERROR: f64 = 0.05;
+/// A binomial's first term of e to the minus this is not too small for a double. Where it would be less, the Poisson
+/// bound is used, which is slightly above.
+const EXACT_TO: f64 = 600.0;
+
+/// How many of `count` samples may lie above a value so that, at 95 %, no more than `share` of all do; `None` if none
+/// may. Fewer than [`samples_needed`] are always too few.
+#[must_use]
+#[expect(clippy::cast_precision_loss, reason = "counts below 2^53")]
+pub fn allowed_above(count: u64, share: f64) -> Option<u64> {
+    if !(share > 0.0 && share < 1.0) || count < samples_needed(share) {
+        return None;
+    }
+    let ln_first = count as f64 * (-share).ln_1p();
+    if ln_first < -EXACT_TO {
+        return Some(poisson_allowed(count, share));
+    }
+    // P(X <= k) of a binomial distribution with the probability `share`; the largest k at which it is an error at most.
+    let odds = share / (1.0 - share);
+    let mut term = ln_first.exp();
+    let mut below = term;
+    let mut allowed = None;
+    for k in 0..count {
+        if below > ERROR {
+            break;
+        }
+        allowed = Some(k);
+        term *= (count - k) as f64 / (k + 1) as f64 * odds;
+        below += term;
+    }
+    allowed
+}
+
+/// The same by the bound of a Poisson distribution's mean.
+fn poisson_allowed(count: u64, share: f64) -> u64 {
+    let (mut allowed, mut too_many) = (0, count);
+    while allowed + 1 < too_many {
+        let middle = u64::midpoint(allowed, too_many);
+        if upper_bound(middle, count) <= share {
+            allowed = middle;
+        } else {
+            too_many = middle;
+        }
+    }
+    allowed
+}
+
+/// `Q(h, s)`: the least value of a distribution (a bucket's end, of a histogram) above which, at 95 %, no more than
+/// `share` of all lie, microseconds. `None` with too few samples.
+#[must_use]
+pub fn bounded_quantile_us(times: &Distribution, share: f64) -> Option<u64> {
+    times.exceeded_by(allowed_above(times.count(), share)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// P(X <= k), with logarithms of factorials: another way than above.
+    fn binomial_cdf(k: u64, n: u64, p: f64) -> f64 {
+        let ln_factorial = |n: u64| (1..=n).map(|i| (i as f64).ln()).sum::<f64>();
+        let ln_n = ln_factorial(n);
+        let term = |i: u64| {
+            let ways = ln_n - ln_factorial(i) - ln_factorial(n - i);
+            (ways + i as f64 * p.ln() + (n - i) as f64 * (1.0 - p).ln()).exp()
+        };
+        (0..=k).map(term).sum()
+    }
+
+    #[test]
+    fn a_thousandth_takes_2996_samples() {
+        assert_eq!(allowed_above(2995, 0.001), None);
+        assert_eq!(allowed_above(2996, 0.001), Some(0));
+        assert_eq!(allowed_above(4744, 0.001), Some(1));
+        assert_eq!(allowed_above(0, 0.001), None);
+        for share in [0.0, 1.0, -1.0, f64::NAN] {
+            assert_eq!(allowed_above(1_000_000, share), None, "{share}");
+        }
+        // Tables of Clopper and Pearson's bound: 300 samples, 1 above: 1.571 %; 2: 2.083 %.
+        assert_eq!(allowed_above(300, 0.02), Some(1));
+        assert_eq!(allowed_above(300, 0.0208), Some(1));
+        assert_eq!(allowed_above(300, 0.0209), Some(2));
+    }
+
+    #[test]
+    fn the_two_ways_meet() {
+        let count = 599_000;
+        let exact = allowed_above(count, 0.001).unwrap();
+        let poisson = poisson_allowed(count, 0.001);
+        assert!(
+            poisson <= exact && exact - poisson <= 1,
+            "{poisson} {exact}"
+        );
+    }
+
+    #[test]
+    fn the_bucket_that_the_allowed_ones_lie_above() {
+        let mut times = Distribution::default();
+        times.add(10_000, 2_996);
+        assert_eq!(bounded_quantile_us(&times, 0.001), Some(10_000));
+        times.add(20_000, 1);
+        assert_eq!(bounded_quantile_us(&times, 0.001), Some(20_000));
+        times.add(10_000, 2_000);
+        assert_eq!(bounded_quantile_us(&times, 0.001), Some(10_000));
+        times.add(u64::MAX, 10);
+        assert_eq!(bounded_quantile_us(&times, 0.001), Some(u64::MAX));
+        assert_eq!(bounded_quantile_us(&Distribution::default(), 0.001), None);
+    }
+
+    proptest! {
+        #[test]
+        fn the_bound_is_that_of_clopper_and_pearson(count in 1u64..3_000, share in 0.002f64..0.15) {
+            let needed = samples_needed(share);
+            match allowed_above(count, share) {
+                Some(k) => {
+                    prop_assert!(binomial_cdf(k, count, share) <= ERROR + 1e-9);
+                    prop_assert!(k + 1 == count || binomial_cdf(k + 1, count, share) > ERROR - 1e-9);
+                }
+                // The rule of three asks for one sample more than the binomial bound at most.
+                None => prop_assert!(count < needed),
+            }
+        }
+
+        #[test]
+        fn no_more_lie_above_than_allowed(
+            times in prop::collection::vec((1u64..1_000_000, 1u64..2_000), 1..40),
+            share in 0.001f64..0.2,
+        ) {
+            let mut distribution = Distribution::default();
+            for (us, count) in &times {
+                distribution.add(*us, *count);
+            }
+            let allowed = allowed_above(distribution.count(), share);
+            match (bounded_quantile_us(&distribution, share), allowed) {
+                (Some(us), Some(allowed)) => {
+                    prop_assert!(distribution.above(us) <= allowed);
+                    // The next shorter value has too many above it.
+                    let shorter = times.iter().map(|(us, _)| *us).filter(|t| *t < us).max();
+                    prop_assert!(shorter.is_none_or(|us| distribution.above(us) > allowed));
+                }
+                (None, None) => {}
+                both => prop_assert!(false, "{both:?}"),
+            }
+        }
+    }
+}
