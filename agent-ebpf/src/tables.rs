@@ -290,6 +290,7 @@ extern "C" fn rto_count(key: u32, offset: u64, n: u64) -> u32 {
             None => return 0,
         },
     };
+    let offset = offset & ALIGNED;
     if offset <= LAST_COUNTER {
         // SAFETY: a u64 each, and nowhere past the last.
         unsafe { add_at(counters, offset as usize, n) };
@@ -297,8 +298,9 @@ extern "C" fn rto_count(key: u32, offset: u64, n: u64) -> u32 {
     0
 }
 
-/// Where the last counter is.
+/// Where the last counter is, and a mask for the place of any, by which the verifier sees that it is aligned.
 const LAST_COUNTER: u64 = (size_of::<Counters>() - size_of::<u64>()) as u64;
+const ALIGNED: u64 = size_of::<Counters>().next_power_of_two() as u64 - size_of::<u64>() as u64;
 
 /// Counts a time in a histogram, by its number, so many times.
 #[unsafe(no_mangle)]

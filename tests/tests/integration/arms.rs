@@ -65,7 +65,7 @@ fn shares(address: IpAddr) -> anyhow::Result<()> {
     let sigma = (n * SHARE * (1.0 - SHARE)).sqrt();
     for direction in ["active", "passive"] {
         let [treated, control] = both(&near, direction, "connections")?;
-        ensure!(treated + control == connections.into(), "{near:#}");
+        ensure!(treated + control == u64::from(connections), "{near:#}");
         #[expect(clippy::cast_precision_loss, reason = "small")]
         let off = (control as f64 - n * SHARE).abs();
         ensure!(off < 4.0 * sigma, "{direction}: {control} of {connections}");
