@@ -26,6 +26,8 @@ pub struct Tune {
 
 /// Of each generated prefix, seconds.
 const SECONDS: u32 = 9_000;
+/// Of the steps, connections a second.
+const RATES: [f64; 4] = [1.0, 20.0, 50.0, 500.0];
 
 pub(super) fn run(args: &Tune) -> anyhow::Result<()> {
     let quick = args.common.quick;
@@ -34,6 +36,7 @@ pub(super) fn run(args: &Tune) -> anyhow::Result<()> {
         prefixes: usize::try_from(prefixes)?,
         seconds: SECONDS,
         hours: if quick { 6 } else { 12 },
+        rates: &RATES,
         seed: args.common.seed,
     };
     study(&args.common, || {

@@ -23,7 +23,7 @@ use self::{
 use crate::{interrupt, report::Report};
 
 /// How much is simulated.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Options {
     /// Generated prefixes.
     pub prefixes: usize,
@@ -31,12 +31,12 @@ pub struct Options {
     pub seconds: u32,
     /// Of the long scenarios, hours: a metropolitan path and one that flaps; an evening's queue for four times as long.
     pub hours: u32,
+    /// Of the steps, connections a second.
+    pub rates: &'static [f64],
     /// Of all that is left to chance.
     pub seed: u64,
 }
 
-/// Rates of the steps, connections a second.
-pub const STEP_RATES: [f64; 4] = [1.0, 20.0, 50.0, 500.0];
 /// Seeds of the metropolitan path.
 const METRO_RUNS: u64 = 4;
 /// The timer of the budget's scenarios, jiffies: 24 ms.
@@ -75,7 +75,7 @@ pub struct Results {
     pub flapping: Compared,
     /// One with a queue each evening.
     pub evening: Compared,
-    /// By [`STEP_RATES`].
+    /// By [`Options::rates`].
     pub steps: Vec<Step>,
     /// The same with 24 ms.
     pub fixed_steps: Vec<Step>,
@@ -91,9 +91,10 @@ pub fn simulate(options: &Options) -> Results {
     let Options { hours, seed, .. } = *options;
     let prefixes = fleet::run(options.prefixes, options.seconds, seed);
     let steps = |control: fn() -> host::Control, daemon: bool| {
-        let work: Vec<_> = STEP_RATES
-            .into_iter()
-            .map(|per_s| move || step(per_s, control(), daemon, seed))
+        let work: Vec<_> = options
+            .rates
+            .iter()
+            .map(|per_s| move || step(*per_s, control(), daemon, seed))
             .collect();
         let work: Vec<&(dyn Fn() -> Step + Sync)> = work.iter().map(|one| one as _).collect();
         in_parallel(&work)

@@ -5,7 +5,7 @@ use rto_model::chart::{Axis, Chart, Legend, Series};
 use rto_testbed::machine::Machine;
 
 use super::{
-    Braked, Compared, Options, Results, STEP_RATES,
+    Braked, Compared, Options, Results,
     criteria::{criteria, digits},
     fleet::{self, Prefix},
     host::{Host, Point},
@@ -207,17 +207,11 @@ fn steps(results: &Results) -> Table {
             "copies judged until then",
         ],
     );
-    for (n, per_s) in STEP_RATES.iter().enumerate() {
-        let [Some(auto), Some(fixed), Some(orphan)] = [
-            results.steps.get(n),
-            results.fixed_steps.get(n),
-            results.orphans.get(n),
-        ] else {
-            continue;
-        };
+    let all = results.steps.iter().zip(&results.fixed_steps);
+    for ((auto, fixed), orphan) in all.zip(&results.orphans) {
         let blown = orphan.blown;
         table.row([
-            digits(*per_s),
+            digits(auto.per_s),
             auto.spurious.to_string(),
             digits(auto.clean_after_s),
             auto.changes.to_string(),
@@ -264,7 +258,7 @@ fn charts(options: &Options) -> Vec<Chart> {
         charts.extend(drawn(title, &path, &host.end().points, seed));
     };
     add(&step, step_path(20.0), 2 * 3_600, options.seed);
-    for n in [28, 5, 14, 7] {
+    for n in [28, 5, 14, 23] {
         let (path, seed) = fleet::path(n, options.seconds, options.seed);
         let title = format!("generated prefix {n}, {}", path.shape.name());
         add(&title, path, options.seconds, seed);
@@ -316,6 +310,49 @@ mod tests {
     use std::fs;
 
     use super::*;
+
+    #[test]
+    fn a_report_of_a_small_part() {
+        let options = Options {
+            prefixes: 8,
+            seconds: 1_200,
+            hours: 0,
+            rates: &[1.0, 5.0],
+            seed: 1,
+        };
+        let results = super::super::simulate(&options);
+        let report = report(&results, &options, Machine::here().unwrap());
+        let rows = report
+            .tables
+            .iter()
+            .map(|table| (table.name.as_str(), table.rows.len()));
+        assert_eq!(
+            rows.collect::<Vec<_>>(),
+            [
+                ("criteria", 13),
+                ("prefixes", 10),
+                ("scenarios", 10),
+                ("steps", 2),
+                ("budget", 3)
+            ]
+        );
+        // The step, and four prefixes: two charts each, which can be drawn.
+        assert_eq!(report.charts.len(), 10);
+        let dir = tempfile::tempdir().unwrap();
+        report.write(dir.path()).unwrap();
+        assert!(dir.path().join("tune.html").exists());
+        // What does not hold is said.
+        let missed = report.tables[0]
+            .rows
+            .iter()
+            .filter(|row| row[3] == "NO")
+            .count();
+        let said = report
+            .findings
+            .iter()
+            .filter(|finding| finding.starts_with("Does not hold: "));
+        assert_eq!(said.count(), missed);
+    }
 
     #[test]
     fn the_page_has_what_was_simulated() {

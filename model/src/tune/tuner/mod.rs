@@ -200,7 +200,9 @@ impl Tuner {
     #[must_use]
     pub fn freeze(&mut self, now_ms: u64) -> Decision {
         self.deciding(|tuner, transitions| {
-            tuner.enter(now_ms, Phase::Frozen, Cause::Operator, None, transitions);
+            if tuner.phase != Phase::Frozen {
+                tuner.enter(now_ms, Phase::Frozen, Cause::Operator, None, transitions);
+            }
         })
     }
 
@@ -217,7 +219,14 @@ impl Tuner {
     /// Continues after a reboot with twice the stored value, if that is not older than the memory, or learns.
     #[must_use]
     pub fn after_boot(&mut self, now_ms: u64) -> Decision {
-        self.deciding(|tuner, transitions| tuner.start_over(now_ms, Cause::Boot, transitions))
+        self.deciding(|tuner, transitions| {
+            let last_ms = tuner.last_step_ms.replace(now_ms).unwrap_or(0);
+            // A suspension lasts as long as it would have; the other ends by the operator alone.
+            if !matches!(tuner.phase, Phase::Frozen | Phase::Suspended) {
+                let (stored, age_ms) = (tuner.setting.jiffies, now_ms.saturating_sub(last_ms));
+                tuner.start_over(now_ms, stored, age_ms, Cause::Boot, transitions);
+            }
+        })
     }
 
     fn deciding(&mut self, decide: impl FnOnce(&mut Self, &mut Vec<Transition>)) -> Decision {
@@ -233,35 +242,36 @@ impl Tuner {
     /// The program has left a value whose lease was over; it does not come back unchanged.
     fn renew_lease(&mut self, now_ms: u64, transitions: &mut Vec<Transition>) {
         let last_ms = self.last_step_ms.replace(now_ms).unwrap_or(now_ms);
-        let over = now_ms.saturating_sub(last_ms) > self.settings.lease_ms;
-        if over && self.setting.jiffies.is_some() {
-            let stored = self.setting.jiffies;
+        let away_ms = now_ms.saturating_sub(last_ms);
+        let stored = self.setting.jiffies;
+        if away_ms > self.settings.lease_ms && stored.is_some() {
             let over_ms = last_ms.saturating_add(self.settings.lease_ms);
             self.enter(over_ms, Phase::Frozen, Cause::LeaseOver, None, transitions);
-            self.last_step_ms = Some(last_ms);
-            self.setting.jiffies = stored;
-            self.start_over(now_ms, Cause::LeaseOver, transitions);
-            self.last_step_ms = Some(now_ms);
+            self.start_over(now_ms, stored, away_ms, Cause::LeaseOver, transitions);
         }
     }
 
-    fn start_over(&mut self, now_ms: u64, cause: Cause, transitions: &mut Vec<Transition>) {
-        let age_ms = now_ms.saturating_sub(self.last_step_ms.unwrap_or(0));
-        let stored = self.setting.jiffies.map(|jiffies| jiffies * 2);
-        let stored = stored.filter(|jiffies| {
+    /// With twice the stored value, if that is known and not too old.
+    fn start_over(
+        &mut self,
+        now_ms: u64,
+        stored: Option<u64>,
+        age_ms: u64,
+        cause: Cause,
+        transitions: &mut Vec<Transition>,
+    ) {
+        self.history.forget_recent();
+        let twice = stored.map(|jiffies| jiffies.saturating_mul(2));
+        let twice = twice.filter(|jiffies| {
             age_ms < self.settings.memory_ms && *jiffies < self.settings.largest()
         });
-        self.history.forget_recent();
-        self.last_step_ms = Some(now_ms);
-        let phase = match (self.phase, stored) {
-            // Only the operator ends that; and a hold lasts as long as it would have.
-            (Phase::Frozen, _) if cause == Cause::Boot => return,
-            (Phase::Suspended, _) => return,
-            (Phase::Backoff, Some(_)) => Phase::Backoff,
-            (_, Some(_)) => Phase::Lowering,
-            (_, None) => Phase::Learning,
+        let phase = match twice {
+            // A hold lasts as long as it would have.
+            Some(_) if now_ms < self.hold_until_ms => Phase::Backoff,
+            Some(_) => Phase::Lowering,
+            None => Phase::Learning,
         };
-        self.enter(now_ms, phase, cause, stored, transitions);
+        self.enter(now_ms, phase, cause, twice, transitions);
     }
 
     /// Counts what is of this epoch; tells whether there is an alarm.

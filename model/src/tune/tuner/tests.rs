@@ -309,6 +309,7 @@ fn an_operator_freezes_and_resumes() {
     assert_eq!(decision.setting.unwrap().jiffies, None);
     host.run(10_000, 10_000, 50);
     assert_eq!((host.value(), host.tuner.phase()), (None, Phase::Frozen));
+    assert_eq!(host.tuner.freeze(host.now_ms), Decision::default());
     assert_eq!(host.tuner.harm_proven(host.now_ms), Decision::default());
     assert_eq!(host.tuner.after_boot(host.now_ms), Decision::default());
     let _decision = host.tuner.resume(host.now_ms);
@@ -327,6 +328,10 @@ fn a_lease_that_is_over_and_a_boot_begin_with_twice_the_value() {
     assert_eq!(host.causes(), [Cause::LeaseOver, Cause::LeaseOver]);
     assert_eq!(host.all[0].to, Phase::Frozen);
     assert_eq!(host.all[0].at_ms, host.now_ms - HOUR_MS - 1_000);
+    assert_eq!((host.all[0].after, host.all[1].before), (None, None));
+    // Less than that is no news.
+    host.now_ms += HOUR_MS - 1_000;
+    assert_eq!(host.step(&Growth::default()), Decision::default());
     // A boot.
     let mut host = Host::steady();
     host.now_ms += HOUR_MS;
