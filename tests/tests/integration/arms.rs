@@ -101,7 +101,7 @@ test!(outcomes_are_counted_by_arm);
 fn outcomes_are_counted_by_arm() -> anyhow::Result<()> {
     const CONNECTIONS: usize = 40;
     let env = TestEnv::with(
-        "[policy.near]\ncidrs = [\"10.88.0.0/24\"]\ninitial_rto = \"100ms\"\nholdout = \"50%\"\n",
+        "[policy.near]\ncidrs = [\"10.88.0.0/24\"]\ninitial_rto = \"100ms\"\nsyn_retries = \"keep\"\nholdout = \"50%\"\n",
     )?;
     let server = env.serve(to(SERVER_V4, PORT))?;
     env.net.server_loses_syns_for(Duration::from_millis(50))?;
