@@ -124,8 +124,9 @@ mod tests {
             ("IPv6 addresses", |n| (peer_v6([0xfd, 0, 0, n.to_be()]), 0)),
         ];
         for (what, case) in cases {
-            for (seed, share) in [(1, 0.02), (2, 0.05), (77, 0.5), (3, 0.95)] {
-                let below = (share * f64::from(u32::MAX)) as u32;
+            for (seed, percent) in [(1, 2), (2, 5), (77, 50), (3, 95)] {
+                let below = u32::MAX / 100 * percent;
+                let share = f64::from(percent) / 100.0;
                 let mut in_control = 0.0;
                 for n in 0..N {
                     let (peer, ports) = case(n);
