@@ -208,8 +208,12 @@ mod tests {
         for op in [RETRANS_CB, STATE_CB, RTT_CB] {
             assert_ne!(decide(op, true, ESTABLISHED), Action::Leave);
             assert_eq!(decide(op, false, ESTABLISHED), Action::Leave);
-            assert_eq!(decide(op, true, SYN_SENT), Action::Leave);
             assert_eq!(decide(op, true, SYN_RECV), Action::Leave);
         }
+        for op in [RETRANS_CB, RTT_CB] {
+            assert_eq!(decide(op, true, SYN_SENT), Action::Leave);
+        }
+        assert_eq!(decide(STATE_CB, true, SYN_SENT), Action::ConnectFailed);
+        assert_eq!(decide(STATE_CB, false, SYN_SENT), Action::Leave);
     }
 }
