@@ -225,7 +225,8 @@ pub trait KernelReader: Send + Sync {
     /// If the map cannot be read.
     fn hits_of(&self, cidr: &Cidr) -> Result<u32, DatapathError>;
 
-    /// Statistics of every policy, summed over the CPUs; those of connections that no entry covers belong to [`PolicyName::unmatched`].
+    /// Statistics of every policy, summed over the CPUs; those of connections that no entry covers belong to
+    /// [`PolicyName::unmatched`].
     ///
     /// # Errors
     ///

@@ -3,6 +3,7 @@
 
 use std::{collections::BTreeMap, net::IpAddr, path::PathBuf, sync::Arc, time::Instant};
 
+use rto_agent_common::{address::Peer, arm, policy_flags};
 use serde::Serialize;
 
 pub(super) use self::shared::Shared;
@@ -19,7 +20,7 @@ use crate::{
     kernel::features::Feature,
     policy::{Cidr, EntryRef, HostFacts, PolicySet, plan::MapState},
     wire::{
-        stats::StatsAnswer,
+        stats::{Arm, StatsAnswer},
         types::{
             Caller, EntryView, LookupAnswer, LookupEntry, PolicyView, ProbeView, ReloadView,
             SourceView, WalkView,
@@ -336,6 +337,11 @@ impl Snapshot {
                     0 => "the only entry that covers it".to_owned(),
                     n => format!("the longest of {} prefixes that cover it", n + 1),
                 });
+                if let Some(policy) = resolved.maps.policies.get(entry.policy)
+                    && let Some(arm) = arm_of_peer(policy, looked_up)
+                {
+                    reason.push_str(&format!("; this peer is in its {arm} arm"));
+                }
                 if let Some(by) = &self.health.detached_by {
                     reason.push_str(&format!("; but nothing is in force, detached by {by}"));
                 }
@@ -453,6 +459,22 @@ fn masked(resolved: &Resolved) -> impl Iterator<Item = &Cidr> {
     let files = &resolved.config().set.entries;
     let masked = resolved.desired.runtime.masked().iter();
     masked.filter(|cidr| files.contains_key(cidr))
+}
+
+/// The arm that all connections of a peer are in, where the policy's control arm has a share of peers.
+fn arm_of_peer(policy: &rto_agent_common::Policy, address: IpAddr) -> Option<Arm> {
+    if policy.control_below == 0 || policy.flags & policy_flags::CONTROL_BY_PEER == 0 {
+        return None;
+    }
+    let peer = match address {
+        IpAddr::V4(v4) => Peer::V4(v4.octets()),
+        IpAddr::V6(v6) => Peer::V6(v6.octets()),
+    };
+    let hash = arm::hash(policy.control_seed, arm::address(&peer), 0);
+    Some(match hash < policy.control_below {
+        true => Arm::Control,
+        false => Arm::Treated,
+    })
 }
 
 fn view(resolved: &Resolved, entry: EntryView) -> LookupEntry {

@@ -195,8 +195,15 @@ impl Snapshot {
         let resolved = self.resolved.as_ref().filter(|_| self.reader.is_some());
         let names = resolved.into_iter().flat_map(|r| r.set.policies.keys());
         let counters = |name| {
-            let stats = stats.policies.get(name);
-            stats.map(|stats| CountersView::from(&stats.treated))
+            let stats = stats.policies.get(name)?;
+            Some(CountersView {
+                // Whoever lacks it counts too little, in either arm.
+                storage_failures: stats
+                    .arms()
+                    .map(|(_, arm)| arm.total().storage_failures)
+                    .sum(),
+                ..CountersView::from(&stats.treated)
+            })
         };
         names
             .map(|name| (name.clone(), counters(name).unwrap_or_default()))

@@ -101,35 +101,18 @@ impl Verdict {
 /// Probes below `cgroup`. Takes some ten milliseconds.
 pub fn probe(cgroup: &Path, target: &ProbeTarget) -> Verdict {
     match child_answer(cgroup, target.address) {
-        Ok(found_us) => judge(target, found_us),
+        Ok(found_us) if found_us == target.initial_rto_us => Verdict::Good {
+            address: target.address,
+            initial_rto_us: found_us,
+        },
+        Ok(found_us) => Verdict::Interference {
+            address: target.address,
+            expected_us: target.initial_rto_us,
+            found_us,
+        },
         Err(e) => Verdict::Inconclusive {
             reason: format!("{e:#}"),
         },
-    }
-}
-
-/// What the timer says that the kernel chose, microseconds.
-fn judge(target: &ProbeTarget, found_us: u64) -> Verdict {
-    /// TCP_TIMEOUT_INIT.
-    const KERNEL_RTO_US: u64 = 1_000_000;
-    let address = target.address;
-    if found_us == target.initial_rto_us {
-        Verdict::Good {
-            address,
-            initial_rto_us: found_us,
-        }
-    } else if target.has_control && found_us == KERNEL_RTO_US {
-        Verdict::Inconclusive {
-            reason: format!(
-                "a connection to {address} began with the kernel's own timer: it may be in the control arm of its policy"
-            ),
-        }
-    } else {
-        Verdict::Interference {
-            address,
-            expected_us: target.initial_rto_us,
-            found_us,
-        }
     }
 }
 
@@ -337,33 +320,12 @@ mod tests {
         assert!(!sweep(dir.path()));
     }
 
-    fn target(has_control: bool) -> ProbeTarget {
-        ProbeTarget {
-            address: IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1)),
-            initial_rto_us: 100_000,
-            has_control,
-        }
-    }
-
-    #[test]
-    fn the_kernels_own_timer_is_no_interference_where_there_is_a_control_arm() {
-        let verdict = |has_control, found_us| judge(&target(has_control), found_us);
-        let is_good = |verdict| matches!(verdict, Verdict::Good { .. });
-        assert!(is_good(verdict(false, 100_000)) && is_good(verdict(true, 100_000)));
-        for (has_control, found_us) in [(false, 1_000_000), (false, 3_000_000), (true, 3_000_000)] {
-            let verdict = verdict(has_control, found_us);
-            assert!(
-                matches!(verdict, Verdict::Interference { .. }),
-                "{verdict:?}"
-            );
-        }
-        let verdict = verdict(true, 1_000_000).describe();
-        assert!(verdict.contains("control arm of its policy"), "{verdict}");
-    }
-
     #[test]
     fn what_cannot_be_probed_says_why() {
-        let target = target(false);
+        let target = ProbeTarget {
+            address: IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1)),
+            initial_rto_us: 1,
+        };
         let verdict = probe(Path::new("/nonexistent"), &target);
         assert!(verdict.describe().contains("/nonexistent"), "{verdict:?}");
     }

@@ -24,24 +24,14 @@ pub struct ProbeTarget {
     pub address: IpAddr,
     /// The initial RTO, microseconds.
     pub initial_rto_us: u64,
-    /// Whether the policy has a control arm, in which a connection keeps the kernel's own.
-    pub has_control: bool,
 }
 
 impl PolicySet {
-    /// An address whose policy has an initial RTO other than the kernel's own, without a control arm if there is one;
-    /// `None` if there is none at all.
+    /// An address whose policy has an initial RTO other than the kernel's own; `None` if there is none. (The program never
+    /// puts the probe's connection into a control arm.)
     pub fn probe_target(&self, host: &HostFacts) -> Option<ProbeTarget> {
-        let keys = self.entries.keys().take(TRIES);
-        let targets = keys.filter_map(|cidr| self.target(candidate(cidr.network())?, host));
-        let mut fallback = None;
-        for target in targets {
-            if !target.has_control {
-                return Some(target);
-            }
-            fallback.get_or_insert(target);
-        }
-        fallback
+        let mut keys = self.entries.keys().take(TRIES);
+        keys.find_map(|cidr| self.target(candidate(cidr.network())?, host))
     }
 
     fn target(&self, address: IpAddr, host: &HostFacts) -> Option<ProbeTarget> {
@@ -50,7 +40,6 @@ impl PolicySet {
         (jiffies != u64::from(host.hz)).then(|| ProbeTarget {
             address,
             initial_rto_us: jiffies_to_usecs(jiffies, host.hz),
-            has_control: policy.settings.holdout.is_some(),
         })
     }
 }
@@ -113,22 +102,6 @@ mod tests {
     fn target(entries: &[(&str, Option<u64>)]) -> Option<(String, u64)> {
         let target = set(entries).probe_target(&HOST)?;
         Some((target.address.to_string(), target.initial_rto_us))
-    }
-
-    #[test]
-    fn a_policy_without_a_control_arm_if_there_is_one() {
-        let target = |with: &[&str]| {
-            let mut set = set(&[("10.0.0.0/8", Some(100)), ("fd00::/64", Some(5))]);
-            for name in with {
-                let policy = set.policies.get_mut(&name.parse().unwrap()).unwrap();
-                policy.settings.holdout = Some(crate::policy::Share::HALF);
-            }
-            let target = set.probe_target(&HOST).unwrap();
-            (target.address.to_string(), target.has_control)
-        };
-        assert_eq!(target(&["p0"]), ("fd00::1".to_owned(), false));
-        assert_eq!(target(&["p1"]), ("10.0.0.1".to_owned(), false));
-        assert_eq!(target(&["p0", "p1"]), ("10.0.0.1".to_owned(), true));
     }
 
     #[test]

@@ -438,14 +438,20 @@ fn arms(stats: &StatsAnswer) -> Vec<Family> {
     let policies = stats.policies.iter();
     for (name, stats) in policies.filter(|(_, stats)| stats.control.is_some()) {
         for (arm, stats) in stats.arms() {
-            let labels = vec![("policy", name.to_string()), ("arm", arm.to_string())];
-            let begun = stats.begun();
-            for (outcome, count) in outcomes_of(&begun) {
-                let labels = labels.iter().cloned();
-                let labels = labels.chain([("outcome", outcome.to_owned())]);
-                outcomes.push((labels.collect(), count));
+            // Not the sockets that were open before: they did not begin while they were counted.
+            for (direction, stats) in [("active", &stats.active), ("passive", &stats.passive)] {
+                let labels = vec![
+                    ("policy", name.to_string()),
+                    ("direction", direction.to_owned()),
+                    ("arm", arm.to_string()),
+                ];
+                for (outcome, count) in outcomes_of(stats) {
+                    let labels = labels.iter().cloned();
+                    let labels = labels.chain([("outcome", outcome.to_owned())]);
+                    outcomes.push((labels.collect(), count));
+                }
+                connections.push((labels, stats.connections));
             }
-            connections.push((labels, begun.connections));
         }
     }
     if connections.is_empty() {

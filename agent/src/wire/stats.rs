@@ -169,11 +169,6 @@ impl ArmStats {
         }
     }
 
-    /// Those that were begun while they were counted: all but the sockets that were open before.
-    pub fn begun(&self) -> DirectionStats {
-        self.active.plus(&self.passive)
-    }
-
     /// All directions together.
     pub fn total(&self) -> DirectionStats {
         self.active.plus(&self.passive).plus(&self.unknown)

@@ -9,7 +9,7 @@ use anyhow::{Context as _, ensure};
 use rto_testbed::{
     emulated::scaled,
     env::TestEnv,
-    netns::{SERVER_V4, sysctl},
+    netns::{CLIENT_V4, SERVER_V4, sysctl},
     process::beside,
     workload::{
         conversation,
@@ -150,10 +150,30 @@ fn a_peer_is_in_one_arm() -> anyhow::Result<()> {
         env.converse(to(SERVER_V4, PORT), conversation::Options::default())?;
     }
     let near = near(&env)?;
-    for direction in ["active", "passive"] {
-        let mut arms = both(&near, direction, "connections")?;
-        arms.sort_unstable();
-        ensure!(arms == [0, CONNECTIONS], "{direction}: {near:#}");
+    for (direction, peer) in [("active", SERVER_V4), ("passive", CLIENT_V4)] {
+        // The same that it is said to be in.
+        let lookup = env.cli(&["lookup", peer])?;
+        let expected = match lookup.contains("this peer is in its control arm") {
+            true => [0, CONNECTIONS],
+            false => [CONNECTIONS, 0],
+        };
+        let arms = both(&near, direction, "connections")?;
+        ensure!(arms == expected, "{direction}: {lookup}\n{near:#}");
+    }
+    Ok(())
+}
+
+test!(the_probe_is_in_no_control_arm);
+/// Each has another port: without the exception half of them would find the kernel's own timer.
+fn the_probe_is_in_no_control_arm() -> anyhow::Result<()> {
+    const PROBES: usize = 10;
+    let env = TestEnv::with(
+        "[policy.near]\ncidrs = [\"10.88.0.0/24\"]\ninitial_rto = \"100ms\"\nholdout = \"50%\"\n",
+    )?;
+    for _ in 0..PROBES {
+        let output = env.try_cli(&["doctor"])?;
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        ensure!(said.contains("began with 100ms"), "{said}");
     }
     Ok(())
 }

@@ -64,15 +64,17 @@ fn arms_are_compared_for_policies_that_have_two() {
         .filter(|line| line.starts_with("rto_agent_arm_"));
     let of_arms: Vec<_> = of_arms.map(String::as_str).collect();
     let mut expected = Vec::new();
-    for (arm, connections) in [("treated", 2000), ("control", 200)] {
+    let arms = [("treated", 1000, 100), ("control", 100, 10)];
+    let arms = arms.map(|arm| ["active", "passive"].map(|direction| (direction, arm)));
+    for (direction, (arm, connections, _)) in arms.as_flattened() {
         expected.push(format!(
-            "rto_agent_arm_connections_total{{policy=\"near\",arm=\"{arm}\"}} {connections}"
+            "rto_agent_arm_connections_total{{policy=\"near\",direction=\"{direction}\",arm=\"{arm}\"}} {connections}"
         ));
     }
-    for (arm, count) in [("treated", 200), ("control", 20)] {
+    for (direction, (arm, _, count)) in arms.as_flattened() {
         for outcome in ["failed", "slow", "spurious", "dsack", "aborted"] {
             expected.push(format!(
-                "rto_agent_arm_outcomes_total{{policy=\"near\",arm=\"{arm}\",outcome=\"{outcome}\"}} {count}"
+                "rto_agent_arm_outcomes_total{{policy=\"near\",direction=\"{direction}\",arm=\"{arm}\",outcome=\"{outcome}\"}} {count}"
             ));
         }
     }
