@@ -1,7 +1,5 @@
 //! A simulated host that connects over a path: the program with its brakes, and the daemon that tunes once a second.
 
-use std::{cmp::Ordering, collections::BinaryHeap};
-
 use rand::{RngExt as _, SeedableRng as _, rngs::ChaCha8Rng};
 use rto_agent_common::histogram::{BUCKETS, bucket_end_us, bucket_of};
 use rto_model::{
@@ -14,6 +12,7 @@ use rto_model::{
 };
 
 use super::{
+    agenda::Agenda,
     handshake::{First, Handshake, Schedule},
     path::{Path, exponential},
 };
@@ -80,12 +79,6 @@ pub struct Blown {
 
 /// What is known later of a connection.
 #[derive(Clone, Copy, Debug)]
-struct Later {
-    at_s: f64,
-    what: What,
-}
-
-#[derive(Clone, Copy, Debug)]
 enum What {
     Copy,
     Verdict {
@@ -94,27 +87,6 @@ enum What {
         spurious: u32,
         path_us: f64,
     },
-}
-
-impl PartialEq for Later {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other) == Ordering::Equal
-    }
-}
-
-impl Eq for Later {}
-
-impl PartialOrd for Later {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Later {
-    /// The earliest is the greatest, as a heap gives the greatest first.
-    fn cmp(&self, other: &Self) -> Ordering {
-        other.at_s.total_cmp(&self.at_s)
-    }
 }
 
 /// What the program counts.
@@ -178,7 +150,7 @@ pub struct Host {
     /// Copies that this fuse saw.
     judged: u64,
     budget: Budget,
-    later: BinaryHeap<Later>,
+    later: Agenda<What>,
     counts: Counts,
     next_s: f64,
     tick: u32,
@@ -208,7 +180,7 @@ impl Host {
             fuse: Fuse::new(),
             judged: 0,
             budget: Budget::full(Budget::LEAST_CAPACITY),
-            later: BinaryHeap::new(),
+            later: Agenda::new(),
             counts: Counts {
                 clean: 0,
                 spurious: 0,
@@ -298,10 +270,7 @@ impl Host {
             }
         }
         for us in one.copies_us {
-            self.later.push(Later {
-                at_s: at_s + us / 1e6,
-                what: What::Copy,
-            });
+            self.later.add(at_s + us / 1e6, What::Copy);
         }
         if let Some(verdict) = one.verdict {
             let (spurious, path_us) = (verdict.spurious, verdict.path_us);
@@ -341,22 +310,17 @@ impl Host {
             self.judged(at_s, epoch, 0, path_us);
             return;
         }
-        self.later.push(Later {
-            at_s,
-            what: What::Verdict {
-                epoch,
-                spurious,
-                path_us,
-            },
-        });
+        let verdict = What::Verdict {
+            epoch,
+            spurious,
+            path_us,
+        };
+        self.later.add(at_s, verdict);
     }
 
     /// All that happens until then.
     fn pass(&mut self, until_s: f64) {
-        while self.later.peek().is_some_and(|later| later.at_s <= until_s) {
-            let Some(Later { at_s, what }) = self.later.pop() else {
-                return;
-            };
+        while let Some((at_s, what)) = self.later.take_until(until_s) {
             match what {
                 What::Copy => {
                     self.counts.copies += 1;

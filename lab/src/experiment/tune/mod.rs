@@ -3,6 +3,7 @@
 //! Nothing is measured: hosts, paths and losses are generated, the control law is that of `rto_model::tune`, which the
 //! daemon runs as well.
 
+mod agenda;
 pub mod criteria;
 pub mod fleet;
 pub mod handshake;

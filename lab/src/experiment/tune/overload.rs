@@ -1,11 +1,9 @@
 //! The budget where copies do harm: a server that takes only so many SYNs, and outages.
 
-use std::{cmp::Ordering, collections::BinaryHeap};
-
 use rand::{SeedableRng as _, rngs::ChaCha8Rng};
 use rto_model::tune::brake::Budget;
 
-use super::{handshake::Schedule, host::HZ, path::exponential};
+use super::{agenda::Agenda, handshake::Schedule, host::HZ, path::exponential};
 
 /// A connection that takes longer is late, microseconds: neither a short timer nor a round trip does.
 const LATE_US: f64 = 500_000.0;
@@ -93,31 +91,27 @@ pub fn run(trouble: Trouble, timers: Timers, per_s: f64, seconds: f64, seed: u64
     let mut sums = Sums::default();
     // Until then the server has what to do.
     let mut busy_us = 0.0_f64;
-    let mut due: BinaryHeap<Syn> = BinaryHeap::new();
+    let mut due: Agenda<Syn> = Agenda::new();
     let mut next_us = 0.0;
     let end_us = seconds * 1e6;
     loop {
-        let retransmits = due.peek().is_some_and(|syn| syn.at_us <= next_us);
-        let mut syn = match due.pop() {
-            Some(syn) if retransmits => syn,
-            other => {
-                due.extend(other);
-                if next_us >= end_us {
-                    break;
-                }
+        let (at_us, mut syn) = match due.take_until(next_us) {
+            Some(again) => again,
+            None if next_us >= end_us => break,
+            None => {
                 let at_us = next_us;
                 next_us += exponential(&mut rng) / per_s * 1e6;
                 sums.attempts += 1;
-                Syn {
-                    at_us,
+                let first = Syn {
                     begun_us: at_us,
                     n: 0,
                     is_own: budget.as_mut().is_none_or(Budget::attempt),
                     answer_us: f64::INFINITY,
-                }
+                };
+                (at_us, first)
             }
         };
-        if syn.answer_us <= syn.at_us {
+        if syn.answer_us <= at_us {
             continue;
         }
         sums.syns += 1;
@@ -126,15 +120,15 @@ pub fn run(trouble: Trouble, timers: Timers, per_s: f64, seconds: f64, seed: u64
         }
         let answer_us = match trouble {
             Trouble::Limit { per_s, queue } => {
-                let waits_us = (busy_us - syn.at_us).max(0.0);
+                let waits_us = (busy_us - at_us).max(0.0);
                 (waits_us * per_s / 1e6 < queue).then(|| {
-                    busy_us = syn.at_us + waits_us + 1e6 / per_s;
+                    busy_us = at_us + waits_us + 1e6 / per_s;
                     busy_us + RTT_US
                 })
             }
             Trouble::Blackout { from_s, to_s } => {
-                let lost = (from_s * 1e6..to_s * 1e6).contains(&syn.at_us);
-                (!lost).then_some(syn.at_us + RTT_US)
+                let lost = (from_s * 1e6..to_s * 1e6).contains(&at_us);
+                (!lost).then_some(at_us + RTT_US)
             }
         };
         if let Some(answer_us) = answer_us.filter(|_| syn.answer_us.is_infinite()) {
@@ -143,19 +137,17 @@ pub fn run(trouble: Trouble, timers: Timers, per_s: f64, seconds: f64, seed: u64
         }
         let schedule = own.as_ref().filter(|_| syn.is_own).unwrap_or(&kernel);
         let again_us = schedule.sent_us.get(syn.n + 1).map(|us| syn.begun_us + us);
-        if let Some(at_us) = again_us.filter(|us| *us < end_us) {
-            syn.at_us = at_us;
+        if let Some(again_us) = again_us.filter(|us| *us < end_us) {
             syn.n += 1;
-            due.push(syn);
+            due.add(again_us, syn);
         }
     }
     sums
 }
 
-/// A SYN to be sent; times are microseconds since the beginning.
+/// A SYN to be sent; times, also that of sending it, are microseconds since the beginning.
 #[derive(Clone, Copy, Debug)]
 struct Syn {
-    at_us: f64,
     /// When the first one was sent.
     begun_us: f64,
     /// Which one of the connection.
@@ -163,27 +155,6 @@ struct Syn {
     is_own: bool,
     /// When the answer to an earlier one arrives.
     answer_us: f64,
-}
-
-impl PartialEq for Syn {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other) == Ordering::Equal
-    }
-}
-
-impl Eq for Syn {}
-
-impl PartialOrd for Syn {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Syn {
-    /// The earliest is the greatest, as a heap gives the greatest first.
-    fn cmp(&self, other: &Self) -> Ordering {
-        other.at_us.total_cmp(&self.at_us)
-    }
 }
 
 #[cfg(test)]
