@@ -20,6 +20,7 @@ use rto_testbed::{
 use serde_json::Value;
 
 use super::{
+    established::policy,
     statistics::{near, stats_when},
     to,
 };
@@ -80,9 +81,7 @@ test!(the_control_arm_keeps_the_kernels_timers);
 fn the_control_arm_keeps_the_kernels_timers() -> anyhow::Result<()> {
     // That all are in the same arm is one case of 2^23.
     const CONNECTIONS: usize = 24;
-    let env = TestEnv::with(
-        "[policy.near]\ncidrs = [\"10.88.0.0/24\"]\ninitial_rto = \"100ms\"\nholdout = \"50%\"\n",
-    )?;
+    let env = TestEnv::with(&policy("initial_rto = \"100ms\"\nholdout = \"50%\""))?;
     env.net.black_hole(PORT)?;
     let gaps = env.many_syn_gaps(to(SERVER_V4, PORT), &Connect::default(), CONNECTIONS, 1)?;
     let is = |timer: Duration| {
@@ -100,9 +99,9 @@ test!(outcomes_are_counted_by_arm);
 /// The first SYN of each connection is lost: those of the control arm take longer than half a second.
 fn outcomes_are_counted_by_arm() -> anyhow::Result<()> {
     const CONNECTIONS: usize = 40;
-    let env = TestEnv::with(
-        "[policy.near]\ncidrs = [\"10.88.0.0/24\"]\ninitial_rto = \"100ms\"\nsyn_retries = \"keep\"\nholdout = \"50%\"\n",
-    )?;
+    let env = TestEnv::with(&policy(
+        "initial_rto = \"100ms\"\nsyn_retries = \"keep\"\nholdout = \"50%\"",
+    ))?;
     let server = env.serve(to(SERVER_V4, PORT))?;
     env.net.server_loses_syns_for(Duration::from_millis(50))?;
     let cgroup = Some(env.cgroup.path());
@@ -142,9 +141,7 @@ test!(a_peer_is_in_one_arm);
 /// Where a policy sets what the kernel remembers of a peer, all connections of that peer are in the same arm.
 fn a_peer_is_in_one_arm() -> anyhow::Result<()> {
     const CONNECTIONS: u64 = 12;
-    let env = TestEnv::with(
-        "[policy.near]\ncidrs = [\"10.88.0.0/24\"]\nrto_min = \"100ms\"\nholdout = \"50%\"\n",
-    )?;
+    let env = TestEnv::with(&policy("rto_min = \"100ms\"\nholdout = \"50%\""))?;
     let _server = env.echo_server(to(SERVER_V4, PORT))?;
     for _ in 0..CONNECTIONS {
         env.converse(to(SERVER_V4, PORT), conversation::Options::default())?;
@@ -167,9 +164,7 @@ test!(the_probe_is_in_no_control_arm);
 /// Each has another port: without the exception half of them would find the kernel's own timer.
 fn the_probe_is_in_no_control_arm() -> anyhow::Result<()> {
     const PROBES: usize = 10;
-    let env = TestEnv::with(
-        "[policy.near]\ncidrs = [\"10.88.0.0/24\"]\ninitial_rto = \"100ms\"\nholdout = \"50%\"\n",
-    )?;
+    let env = TestEnv::with(&policy("initial_rto = \"100ms\"\nholdout = \"50%\""))?;
     for _ in 0..PROBES {
         let output = env.try_cli(&["doctor"])?;
         let said = String::from_utf8_lossy(&output.stdout).into_owned();

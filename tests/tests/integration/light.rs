@@ -181,7 +181,7 @@ fn a_socket_connected_anew_has_the_timers_of_its_new_peer() -> anyhow::Result<()
         // The application cannot read them either.
         return Ok(());
     }
-    let near = format!("[policy.near]\ncidrs = [\"10.88.0.0/24\"]\n{TIMERS}\n");
+    let near = established::policy(TIMERS);
     let loose = "[policy.loose]\ncidrs = [\"10.88.1.0/24\"]\nrto_min = \"100ms\"\n";
     for (policies, others) in [
         (near.clone(), [200_000, 200_000]),
