@@ -8,6 +8,8 @@
 
 pub mod address;
 pub mod arm;
+pub mod brake;
+pub mod discovery;
 pub mod event;
 pub mod histogram;
 mod kernel_types;
@@ -23,7 +25,7 @@ pub use socket::{Handshake, Options, Remembered, SocketState, Watch, settled, so
 use histogram::Histogram;
 
 /// Version of every struct and map below; it is part of the pins' directory name.
-pub const LAYOUT_VERSION: u32 = 9;
+pub const LAYOUT_VERSION: u32 = 10;
 
 /// Policies that may be in force at once.
 pub const MAX_POLICIES: u32 = 1024;
@@ -44,8 +46,11 @@ pub const UNMATCHED: u32 = 1;
 /// The slot of the settings that control arms ([`arm`]) have: none.
 pub const CONTROL: u32 = 2;
 
+/// The same for control arms in which delays of ACKs are counted ([`policy_flags::MEASURES_ACKS`]).
+pub const CONTROL_OF_ACKS: u32 = 3;
+
 /// The first slot that a policy of the configuration may have.
-pub const FIRST_SLOT: u32 = 3;
+pub const FIRST_SLOT: u32 = 4;
 
 /// Who began a connection; a policy has one [`Statistics`] for each.
 pub mod direction {
@@ -102,6 +107,13 @@ pub mod maps {
     pub const STATISTICS: &str = "STATISTICS";
     /// Socket storage -> [`super::SocketState`].
     pub const SOCKETS: &str = "SOCKETS";
+    /// Array: [`super::brake::key`] -> [`super::brake::Brake`].
+    pub const BRAKES: &str = "BRAKES";
+    /// Array of one, u64: until when automatic values are in force, nanoseconds of CLOCK_MONOTONIC. Written by the
+    /// daemon.
+    pub const LEASE: &str = "LEASE";
+    /// LRU hash: [`super::discovery::Prefix`] -> [`super::discovery::Discovered`]: peers that no entry covers.
+    pub const DISCOVERED: &str = "DISCOVERED";
     /// Ring buffer of [`super::event::Event`].
     pub const EVENTS: &str = "EVENTS";
     /// Array of two: [`super::event::EventControl`].
@@ -113,7 +125,7 @@ pub mod maps {
     /// Array of one: [`super::Probe`], what the kernel answered. Not pinned.
     pub const PROBE: &str = "PROBE";
     /// All that are pinned.
-    pub const ALL: [&str; 10] = [
+    pub const ALL: [&str; 13] = [
         ENTRIES_V4,
         ENTRIES_V6,
         POLICIES,
@@ -122,6 +134,9 @@ pub mod maps {
         COUNTERS,
         STATISTICS,
         SOCKETS,
+        BRAKES,
+        LEASE,
+        DISCOVERED,
         EVENTS,
         EVENT_CONTROL,
     ];
@@ -200,6 +215,8 @@ pub mod statistics {
     pub const RTT_AT_END: u8 = 1 << 2;
     /// The kernel tells sock_ops programs the current process (`bpf_get_current_comm()`).
     pub const PROCESS: u8 = 1 << 3;
+    /// Peers that no entry covers are noted in [`super::maps::DISCOVERED`].
+    pub const DISCOVER: u8 = 1 << 4;
 }
 
 /// Value of both tries. Eight bytes: a node with an IPv6 key then still fits the
@@ -268,20 +285,30 @@ pub struct Counters {
     /// Connections that ended without both sides having finished: reset, timed out, or closed with
     /// data unread. Those in `expired` are among them.
     pub aborted: u64,
-    /// Connections that were begun, lost a SYN or its answer, and were not established.
+    /// Connections that were begun, lost a SYN or its answer, and ended after [`FAILED_NS`] or more without being
+    /// established: sooner not even the kernel's own timer has noticed a loss.
     pub failed: u64,
-    /// Handshakes that took longer than [`SLOW_HANDSHAKE_US`].
+    /// Handshakes that took longer than [`SLOW_HANDSHAKE_US`]. Of accepted connections only the last round trip is known.
     pub slow_handshakes: u64,
     /// Connections of whose handshake a retransmission was spurious.
     pub spurious_connections: u64,
     /// Connections that lost something and were told by the peer that it got a segment twice (DSACK, RFC 2883).
     pub dsack_connections: u64,
-    /// Keeps the size a multiple of 32, so that those of every connection share a cache line.
-    pub reserved: u64,
+    /// Connections of which a SYN, or its answer, was retransmitted before they were established.
+    pub retransmitted_handshakes: u64,
+    /// Connections of `aborted` that had lost something: all of them, whatever is sampled.
+    pub aborted_after_loss: u64,
+    /// Connections that began with the kernel's own timer as a [`brake`] held.
+    pub braked: u64,
+    /// Keep the size a multiple of 32, so that those of every connection share a cache line.
+    pub reserved: [u64; 2],
 }
 
 /// A handshake that took longer counts as slow, microseconds.
 pub const SLOW_HANDSHAKE_US: u32 = 500_000;
+
+/// A connection that ends sooner counts in no arm as failed, nanoseconds: the kernel's own initial RTO.
+pub const FAILED_NS: u64 = 1_000_000_000;
 
 /// Everything that is counted for a policy, a direction and a CPU.
 #[repr(C)]
@@ -293,6 +320,9 @@ pub struct Statistics {
     pub handshake: Histogram,
     /// Smoothed round-trip times (RFC 6298 section 2, SRTT).
     pub srtt: Histogram,
+    /// By how much RTT samples exceed the least of their connection: delays of ACKs, and queues. Counted in control
+    /// arms ([`policy_flags::MEASURES_ACKS`]).
+    pub ack_excess: Histogram,
 }
 
 /// Length of [`Counters::rtos`].
@@ -420,11 +450,14 @@ pub struct Probe {
 
 const _: () = {
     assert!(size_of::<EntryValue>() == 8);
-    assert!(size_of::<Policy>() == 12 * 4 + 64 + 32 + 128 + 64);
+    assert!(size_of::<Policy>() == 16 * 4 + 64 + 32 + 128 + 64);
     assert!(size_of::<PolicySlot>() == 8 + 2 * size_of::<Policy>());
     assert!(size_of::<HostDefaults>() == 8);
-    assert!(size_of::<Counters>() == 288);
-    assert!(size_of::<Statistics>() == 288 + 2 * (8 + 8 * histogram::BUCKETS));
+    assert!(size_of::<Counters>() == 320);
+    assert!(size_of::<Statistics>() == 320 + 3 * (8 + 8 * histogram::BUCKETS));
+    assert!(size_of::<brake::Brake>() == 16);
+    assert!(size_of::<discovery::Prefix>() == 20);
+    assert!(size_of::<discovery::Discovered>() == 16 + 8 + 8 * histogram::BUCKETS);
     // With what the kernel keeps beside it (72 bytes, `struct bpf_local_storage_elem`, Linux 6.18) it still fits the
     // 256-byte allocation class.
     assert!(size_of::<SocketState>() == 16 + 32 + (5 * 12 + 9 * 4) + 40);
@@ -433,9 +466,9 @@ const _: () = {
     assert!(size_of::<WalkCounts>() == 16);
     assert!(size_of::<Probe>() == 8 * 19);
     assert!(core::mem::offset_of!(Policy, generation) == 4);
-    assert!(core::mem::offset_of!(Policy, syn_retries) == 144);
+    assert!(core::mem::offset_of!(Policy, syn_retries) == 160);
     assert!(core::mem::offset_of!(Statistics, counters) == 0);
-    assert!(core::mem::offset_of!(Statistics, handshake) == 288);
+    assert!(core::mem::offset_of!(Statistics, handshake) == 320);
     assert!(core::mem::offset_of!(Counters, setsockopt_failures) == 64);
     assert!(core::mem::offset_of!(SocketState, arm) == 0);
 };
@@ -462,6 +495,12 @@ mod pod {
     unsafe impl aya::Pod for super::WalkCounts {}
     // SAFETY: as above.
     unsafe impl aya::Pod for super::Probe {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for super::brake::Brake {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for super::discovery::Prefix {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for super::discovery::Discovered {}
 }
 
 #[cfg(test)]

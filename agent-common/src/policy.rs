@@ -22,6 +22,11 @@ pub struct Policy {
     pub control_below: u32,
     /// Seed of that hash.
     pub control_seed: u32,
+    /// Of the initial RTO in each [`crate::direction`] (active, passive): goes up with each value, so that a verdict counts
+    /// only for the value it is on. 0: without [`crate::brake`].
+    pub epochs: [u32; 2],
+    /// Copies that may be sent beyond half the connections ([`crate::brake`]), in halves of one, by direction.
+    pub budgets: [u32; 2],
     /// TCP_BPF_RTO_MIN, microseconds.
     pub rto_min_us: u32,
     /// TCP_BPF_DELACK_MAX, microseconds.
@@ -113,6 +118,12 @@ pub mod policy_flags {
     pub const STORED: u32 = 1 << 5;
     /// All connections of a peer are in the same arm.
     pub const CONTROL_BY_PEER: u32 = 1 << 6;
+    /// The initial RTOs are automatic ones: in force while the daemon renews [`crate::maps::LEASE`].
+    pub const LEASED: u32 = 1 << 7;
+    /// The handshake's time is counted of every connection, also where `SAMPLING` chooses a few.
+    pub const TIMED: u32 = 1 << 8;
+    /// Delays of ACKs are counted, of connections in the control arm.
+    pub const MEASURES_ACKS: u32 = 1 << 9;
 }
 
 /// Bits of `LASTING`: options that connections without storage may have.
@@ -142,6 +153,8 @@ impl Policy {
         initial_rto_us: 0,
         control_below: 0,
         control_seed: 0,
+        epochs: [0; 2],
+        budgets: [0; 2],
         rto_min_us: 0,
         delack_max_us: 0,
         rto_max_ms: 0,

@@ -78,8 +78,8 @@ pub struct Options {
     /// Of the options that are being set: [`settled`] bits. Only one callback's; kept here since what a
     /// map holds does not multiply the states the verifier goes through.
     pub settled: u32,
-    /// Keeps the size a multiple of 8.
-    pub reserved: u32,
+    /// [`crate::Policy::epochs`] of the initial RTO this connection began with; 0: of no present one.
+    pub epoch: u32,
 }
 
 /// What is watched of a connection.
@@ -110,6 +110,8 @@ pub mod socket_flags {
     pub const LINEAR_OFF: u32 = 1 << 2;
     /// The initial RTO was given, and counted, for this connection attempt.
     pub const INITIAL_RTO_SET: u32 = 1 << 3;
+    /// Delays of the peer's ACKs are counted.
+    pub const MEASURES_ACKS: u32 = 1 << 4;
 }
 
 /// Bits of [`Options::settled`].

@@ -9,8 +9,8 @@ use super::{
 use crate::{
     config::Config,
     policy::{
-        Cidr, HostFacts, PolicyName, PolicySet, Settings,
-        compile::{Compiled, EffectiveSetting, PolicyError, compile},
+        Adjustments, Cidr, HostFacts, PolicyName, PolicySet, Settings,
+        compile::{Compiled, EffectiveSetting, PolicyError, compile, compile_adjusted},
         plan::MapState,
     },
     progress::stepping,
@@ -36,6 +36,8 @@ pub struct Desired {
     pub runtime: RuntimeEntries,
     /// The host that values are computed for.
     pub host: HostFacts,
+    /// What was decided about policies beside their settings.
+    pub adjustments: Arc<Adjustments>,
 }
 
 impl Desired {
@@ -48,13 +50,26 @@ impl Desired {
             files,
             runtime,
             host,
+            adjustments: Arc::default(),
         }
     }
 
     /// Other files.
     #[must_use]
     pub fn with_files(&self, files: Arc<LoadedConfig>) -> Self {
-        Self::new(files, self.runtime.clone(), self.host)
+        Self {
+            adjustments: self.adjustments.clone(),
+            ..Self::new(files, self.runtime.clone(), self.host)
+        }
+    }
+
+    /// With other decisions about policies.
+    #[must_use]
+    pub fn with_adjustments(&self, adjustments: Adjustments) -> Self {
+        Self {
+            adjustments: Arc::new(adjustments),
+            ..self.clone()
+        }
     }
 
     /// A host whose own settings have changed.
@@ -118,9 +133,13 @@ impl Desired {
         let mut policies = BTreeMap::new();
         let mut errors = Vec::new();
         for (name, policy) in &set.policies {
-            let compiled = match known.and_then(|known| known.get(name)) {
-                Some(compiled) => Ok(compiled.clone()),
-                None => compile(name, &policy.settings, &self.host).map(Arc::new),
+            let adjustment = self.adjustments.get(name);
+            let compiled = match (adjustment, known.and_then(|known| known.get(name))) {
+                (None, Some(compiled)) => Ok(compiled.clone()),
+                (None, None) => compile(name, &policy.settings, &self.host).map(Arc::new),
+                (Some(adjustment), _) => {
+                    compile_adjusted(name, &policy.settings, adjustment, &self.host).map(Arc::new)
+                }
             };
             match compiled {
                 Ok(compiled) => drop(policies.insert(name.clone(), compiled)),

@@ -8,7 +8,7 @@ use rto_model::syn;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Cidr, HostFacts, Mptcp, PolicyName, PolicySet, Settings, SynAckRto, SynRetries,
+    Adjustment, Cidr, HostFacts, Mptcp, PolicyName, PolicySet, Settings, SynAckRto, SynRetries,
     gain::saved_time,
     plan::MapState,
     units::{format_duration, jiffies_duration, jiffies_to_usecs, quantise},
@@ -115,8 +115,19 @@ pub fn compile(
     settings: &Settings,
     host: &HostFacts,
 ) -> Result<Compiled, Vec<SettingError>> {
+    compile_adjusted(name, settings, &Adjustment::default(), host)
+}
+
+/// The same with what the daemon has decided about it.
+pub fn compile_adjusted(
+    name: &PolicyName,
+    settings: &Settings,
+    adjustment: &Adjustment,
+    host: &HostFacts,
+) -> Result<Compiled, Vec<SettingError>> {
     let mut compiler = Compiler {
         host,
+        adjustment,
         kernel: KernelPolicy {
             name: name.padded(),
             flags: policy_flags::IN_USE,
@@ -132,7 +143,7 @@ pub fn compile(
     compiler.mptcp(settings);
     compiler.check_constraints(settings);
     compiler.syn_retries(settings);
-    compiler.holdout(name, settings);
+    compiler.control_arm(name, settings);
     if compiler.errors.is_empty() {
         let (initial_rto_us, gain_us) = saved_time(&compiler.kernel, host);
         compiler.kernel.initial_rto_us = initial_rto_us;
@@ -203,6 +214,7 @@ pub fn check_prefix_width(cidr: &Cidr, settings: &Settings) -> Result<(), Settin
 
 struct Compiler<'a> {
     host: &'a HostFacts,
+    adjustment: &'a Adjustment,
     kernel: KernelPolicy,
     effects: Vec<EffectiveSetting>,
     warnings: Vec<String>,

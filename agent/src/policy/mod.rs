@@ -7,6 +7,7 @@ use std::{collections::BTreeMap, path::Path, sync::Arc};
 
 use rto_agent_common::{HostDefaults, MAX_POLICIES};
 
+mod adjustment;
 mod cidr;
 pub mod compile;
 pub mod differences;
@@ -19,6 +20,7 @@ mod share;
 mod target;
 pub mod units;
 
+pub use adjustment::{Adjustment, Adjustments, ControlArm, InitialRto, Timer};
 pub use cidr::{Cidr, CidrError};
 pub use entries::{Entries, EntryRef};
 pub use name::{NameError, PolicyName};

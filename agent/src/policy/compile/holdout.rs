@@ -6,7 +6,20 @@ use super::{Compiler, SettingError};
 use crate::policy::{PolicyName, Settings, Share};
 
 impl Compiler<'_> {
-    pub(super) fn holdout(&mut self, name: &PolicyName, settings: &Settings) {
+    /// The control arm, that of an experiment where there is one.
+    pub(super) fn control_arm(&mut self, name: &PolicyName, settings: &Settings) {
+        self.holdout(name, settings);
+        if let Some(control) = self.adjustment.control {
+            self.kernel.control_below = control.share.below();
+            self.kernel.control_seed = control.seed;
+            self.kernel.flags &= !policy_flags::CONTROL_BY_PEER;
+            if control.by_peer {
+                self.kernel.flags |= policy_flags::CONTROL_BY_PEER;
+            }
+        }
+    }
+
+    fn holdout(&mut self, name: &PolicyName, settings: &Settings) {
         let Some(share) = settings.holdout else {
             return;
         };
