@@ -209,14 +209,13 @@ pub mod globals {
 pub mod statistics {
     /// Anything is counted at all.
     pub const ON: u8 = 1 << 0;
-    /// Connections that no entry covers are counted at [`super::UNMATCHED`].
+    /// Connections that no entry covers are counted at [`super::UNMATCHED`], and some are noted in
+    /// [`super::maps::DISCOVERED`].
     pub const UNMATCHED: u8 = 1 << 1;
     /// The smoothed RTT of a connection is sampled when it ends.
     pub const RTT_AT_END: u8 = 1 << 2;
     /// The kernel tells sock_ops programs the current process (`bpf_get_current_comm()`).
     pub const PROCESS: u8 = 1 << 3;
-    /// Peers that no entry covers are noted in [`super::maps::DISCOVERED`].
-    pub const DISCOVER: u8 = 1 << 4;
 }
 
 /// Value of both tries. Eight bytes: a node with an IPv6 key then still fits the

@@ -6,7 +6,11 @@ use std::{
     sync::{Arc, Barrier, Mutex, MutexGuard},
 };
 
-use rto_agent_common::{FIRST_SLOT, HostDefaults, SLOTS, Statistics};
+use rto_agent_common::{
+    FIRST_SLOT, HostDefaults, Policy, SLOTS, Statistics,
+    brake::Brake,
+    discovery::{Discovered, Prefix},
+};
 
 use super::{
     ArmStatistics, Attachment, DatapathError, Found, Kernel, KernelReader, Options, Removed,
@@ -42,6 +46,14 @@ pub(crate) struct State {
     /// Somebody gave control arms settings.
     pub(crate) control_arm_differs: bool,
     pub(crate) host: Option<HostDefaults>,
+    /// What was counted, by policy; nothing of those that are absent.
+    pub(crate) statistics: BTreeMap<PolicyName, ArmStatistics>,
+    /// As above.
+    pub(crate) brakes: BTreeMap<PolicyName, [Brake; 2]>,
+    /// Until when automatic values are in force.
+    pub(crate) lease_ns: u64,
+    /// Peers without an entry.
+    pub(crate) discovered: Vec<(Prefix, Discovered)>,
     /// The next attachment waits here when it begins, and again before it ends.
     pub(crate) gate: Option<Arc<Barrier>>,
     /// During this write whose progress this is is told to stop.
@@ -49,6 +61,16 @@ pub(crate) struct State {
 }
 
 impl State {
+    fn counted(&self, name: &PolicyName, policy: &Policy) -> ArmStatistics {
+        let none = [Statistics::default(); 3];
+        let counted = self.statistics.get(name);
+        ArmStatistics {
+            treated: counted.map_or(none, |counted| counted.treated),
+            control: (policy.control_below != 0)
+                .then(|| counted.and_then(|counted| counted.control).unwrap_or(none)),
+        }
+    }
+
     fn has_slot_for(&self, name: &PolicyName) -> bool {
         let policies = &self.maps.policies;
         policies.contains_key(name) || policies.len() < (SLOTS - FIRST_SLOT) as usize
@@ -244,6 +266,10 @@ impl Kernel for FakeKernel {
         self.host.write(|state| state.host = Some(host))
     }
 
+    fn renew_lease(&mut self, until_ns: u64) -> Result<(), DatapathError> {
+        self.host.write(|state| state.lease_ns = until_ns)
+    }
+
     fn retry_statistics(&mut self) {}
 
     fn restore_tables(&mut self) -> Result<(), DatapathError> {
@@ -378,13 +404,24 @@ impl KernelReader for FakeReader {
 
     fn statistics(&self) -> Result<BTreeMap<PolicyName, ArmStatistics>, DatapathError> {
         let state = self.readable()?;
-        let none = [Statistics::default(); 3];
-        let policies = state.maps.policies.iter().map(|(name, policy)| {
-            let control = (policy.control_below != 0).then_some(none);
-            let treated = none;
-            (name.clone(), ArmStatistics { treated, control })
-        });
+        let policies = state.maps.policies.iter();
+        let policies = policies.map(|(name, policy)| (name.clone(), state.counted(name, policy)));
         Ok(policies.collect())
+    }
+
+    fn statistics_of(&self, policy: &PolicyName) -> Result<Option<ArmStatistics>, DatapathError> {
+        let state = self.readable()?;
+        let held = state.maps.policies.get(policy);
+        Ok(held.map(|held| state.counted(policy, held)))
+    }
+
+    fn brakes(&self, policy: &PolicyName) -> Result<[Brake; 2], DatapathError> {
+        let state = self.readable()?;
+        Ok(state.brakes.get(policy).copied().unwrap_or_default())
+    }
+
+    fn discovered(&self) -> Result<Vec<(Prefix, Discovered)>, DatapathError> {
+        Ok(self.readable()?.discovered.clone())
     }
 
     fn owners(&self) -> BTreeMap<(u32, u32), PolicyName> {

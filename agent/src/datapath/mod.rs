@@ -11,7 +11,11 @@ use std::{
     sync::Arc,
 };
 
-use rto_agent_common::{HostDefaults, Statistics};
+use rto_agent_common::{
+    HostDefaults, Statistics,
+    brake::Brake,
+    discovery::{Discovered, Prefix},
+};
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -84,6 +88,13 @@ pub trait Kernel: Send {
     ///
     /// If the map cannot be written.
     fn set_host_defaults(&mut self, host: HostDefaults) -> Result<(), DatapathError>;
+
+    /// Keeps automatic values in force until then, nanoseconds of CLOCK_MONOTONIC.
+    ///
+    /// # Errors
+    ///
+    /// If the map cannot be written.
+    fn renew_lease(&mut self, until_ns: u64) -> Result<(), DatapathError>;
 
     /// Tries again to allocate the statistics that there was no memory for.
     fn retry_statistics(&mut self);
@@ -232,6 +243,27 @@ pub trait KernelReader: Send + Sync {
     ///
     /// If the map cannot be read.
     fn statistics(&self) -> Result<BTreeMap<PolicyName, ArmStatistics>, DatapathError>;
+
+    /// Those of one policy; `None` if it has no slot.
+    ///
+    /// # Errors
+    ///
+    /// As above.
+    fn statistics_of(&self, policy: &PolicyName) -> Result<Option<ArmStatistics>, DatapathError>;
+
+    /// The brakes of a policy, by direction (active, passive); nothing is spent where it has no slot.
+    ///
+    /// # Errors
+    ///
+    /// If the map cannot be read.
+    fn brakes(&self, policy: &PolicyName) -> Result<[Brake; 2], DatapathError>;
+
+    /// What was seen of peers that no entry covers, where these are counted.
+    ///
+    /// # Errors
+    ///
+    /// If the map cannot be read.
+    fn discovered(&self) -> Result<Vec<(Prefix, Discovered)>, DatapathError>;
 
     /// The policies of slots and their generations, for telling whose an event is.
     fn owners(&self) -> BTreeMap<(u32, u32), PolicyName>;

@@ -31,6 +31,11 @@ pub struct BucketView {
 }
 
 impl HistogramView {
+    /// Whether there are none.
+    pub const fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
     /// The time that a share of all do not exceed, microseconds, evenly spread within a bucket; `None`
     /// if there are none. What lies beyond the last bucket counts as its end.
     #[expect(

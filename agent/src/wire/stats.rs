@@ -234,6 +234,9 @@ macro_rules! counters {
             pub handshake: HistogramView,
             /// Smoothed round-trip times.
             pub srtt: HistogramView,
+            /// By how much RTT samples exceed the least of their connection (control arms where rto_min is automatic).
+            #[serde(skip_serializing_if = "HistogramView::is_empty")]
+            pub ack_excess: HistogramView,
         }
 
         /// What a policy did since its counters began, in `GET /v1/status`: a short form of its [`ArmStats`], without
@@ -293,6 +296,7 @@ macro_rules! counters {
                     rtos: std::array::from_fn(|i| f(self.rtos[i], other.rtos[i])),
                     handshake: self.handshake.with(&other.handshake, f),
                     srtt: self.srtt.with(&other.srtt, f),
+                    ack_excess: self.ack_excess.with(&other.ack_excess, f),
                 }
             }
         }
@@ -311,6 +315,7 @@ macro_rules! counters {
                     rtos: c.rtos,
                     handshake: (&statistics.handshake).into(),
                     srtt: (&statistics.srtt).into(),
+                    ack_excess: (&statistics.ack_excess).into(),
                 }
             }
         }
@@ -377,10 +382,14 @@ counters! {
         time_saved_us: "handshake_time_saved", Handshakes, time "us";
         /// By how much later, where a policy's timers are longer (estimate)
         time_lost_us: "handshake_time_lost", Handshakes, time "us";
-        /// Handshakes that took longer than 500 ms
+        /// Connections established after a SYN or its answer was retransmitted
+        retransmitted_handshakes: "retransmitted_handshakes", Handshakes, title "established after a retransmission";
+        /// Handshakes that took longer than 500 ms; of accepted connections, whose last round trip did
         slow_handshakes: "slow_handshakes", Handshakes, title "handshakes beyond 500ms";
-        /// Connections that were begun, lost a SYN or its answer, and were not established
+        /// Connections that were begun, lost a SYN or its answer, and ended after 1 s or more without being established
         failed: "failed_connections", Handshakes, title "not established after a loss";
+        /// Connections that began with the kernel's own timer as a brake held
+        braked: "braked_connections", Handshakes, title "braked";
         /// Tail loss probes that retransmitted a segment
         tail_loss_probes: "tail_loss_probes", Connections, title "tail loss probes";
         /// Segments retransmitted by established connections, other than by a tail loss probe
@@ -389,6 +398,8 @@ counters! {
         dsack_connections: "dsack_connections", Connections, title "connections with a DSACK";
         /// Connections that ended without both sides having finished
         aborted: "aborted_connections", Connections;
+        /// Of these, those that had lost something: all of them, whatever sampling says
+        aborted_after_loss: "aborted_connections_after_loss", Connections, title "aborted after a loss";
         /// Of these, connections given up at a retransmission timeout
         expired: "expired_connections", Connections, title "expired";
         /// Times linear mode was ended by linear_retries

@@ -145,6 +145,10 @@ impl Kernel for BpfKernel {
         self.tables.set_host_defaults(host)
     }
 
+    fn renew_lease(&mut self, until_ns: u64) -> Result<(), DatapathError> {
+        self.tables.renew_lease(until_ns)
+    }
+
     fn retry_statistics(&mut self) {
         for name in std::mem::take(&mut self.missing_stats) {
             let arms: Vec<_> = if name == PolicyName::unmatched() {
@@ -243,6 +247,7 @@ impl Options {
     fn load_params(&self) -> LoadParams {
         LoadParams {
             trie_entries: Some(kernel_entries(self.max_entries)),
+            discovers: self.statistics.counts_unmatched(),
             hz: self.hz,
             statistics_mode: self.statistics.mode(),
             sampling: self.statistics.sampling,

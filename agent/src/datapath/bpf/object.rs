@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use aya::{Btf, Ebpf, EbpfLoader, include_bytes_aligned};
-use rto_agent_common::{Offsets, SocketTypes, globals, maps};
+use rto_agent_common::{Offsets, SocketTypes, discovery::Discovered, globals, maps};
 
 use super::{Cause, DatapathError};
 use crate::kernel::kfuncs;
@@ -16,6 +16,8 @@ pub static OBJECT: &[u8] = include_bytes_aligned!("../rto-agent.bpf.o");
 pub(super) struct LoadParams {
     /// Room of each trie; `None`: as in the object, for maps that exist.
     pub(super) trie_entries: Option<u32>,
+    /// Peers that no entry covers are noted.
+    pub(super) discovers: bool,
     /// [`globals::HZ`].
     pub(super) hz: u32,
     /// [`globals::STATISTICS_MODE`].
@@ -36,6 +38,21 @@ pub(super) struct LoadParams {
     pub(super) without_policies: bool,
 }
 
+impl LoadParams {
+    /// Room of a map, where it is not that of the object.
+    pub(super) fn max_entries(&self, map: &str) -> Option<u32> {
+        match map {
+            maps::ENTRIES_V4 | maps::ENTRIES_V6 => self.trie_entries,
+            maps::DISCOVERED if !self.discovers => Some(1),
+            maps::DISCOVERED => Some(Discovered::ROOM),
+            maps::POLICIES | maps::STATISTICS | maps::WALK_COUNTS if self.without_policies => {
+                Some(1)
+            }
+            _ => None,
+        }
+    }
+}
+
 /// Makes the maps and relocates the programs; nothing is verified or attached yet. With `pins`
 /// the maps pinned there are used, and those that are missing are made and pinned.
 pub(super) fn load(pins: Option<&Path>, values: &LoadParams) -> Result<Ebpf, DatapathError> {
@@ -53,14 +70,9 @@ pub(super) fn load(pins: Option<&Path>, values: &LoadParams) -> Result<Ebpf, Dat
     for (name, value) in globals::SOCKET_TYPES.into_iter().zip(&socket_types) {
         loader.override_global(name, value, true);
     }
-    if let Some(entries) = values.trie_entries {
-        loader
-            .map_max_entries(maps::ENTRIES_V4, entries)
-            .map_max_entries(maps::ENTRIES_V6, entries);
-    }
-    if values.without_policies {
-        for name in [maps::POLICIES, maps::STATISTICS, maps::WALK_COUNTS] {
-            loader.map_max_entries(name, 1);
+    for name in maps::ALL.into_iter().chain([maps::WALK_COUNTS]) {
+        if let Some(entries) = values.max_entries(name) {
+            loader.map_max_entries(name, entries);
         }
     }
     if let Some(dir) = pins {

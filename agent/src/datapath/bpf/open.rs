@@ -5,12 +5,14 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use rto_agent_common::{CONTROL, LAYOUT_VERSION, Policy, UNMATCHED, arm, maps, policy_flags};
+use rto_agent_common::{
+    CONTROL, CONTROL_OF_ACKS, LAYOUT_VERSION, Policy, UNMATCHED, arm, maps, policy_flags,
+};
 
 use super::{
-    BpfKernel, DatapathError, Found, Link, OBJECT, Options, StatisticsOptions, Tables, events,
-    is_in_use, kernel_entries, object, pin_check::OwnMaps, pin_error, pins, slots::Slots,
-    tables::TRIES, tries::Tries,
+    BpfKernel, DatapathError, Found, Link, LoadParams, OBJECT, Options, StatisticsOptions, Tables,
+    events, is_in_use, object, pin_check::OwnMaps, pin_error, pins, slots::Slots, tables::TRIES,
+    tries::Tries,
 };
 use crate::policy::{Cidr, PolicyName};
 
@@ -116,9 +118,8 @@ impl BpfKernel {
         let of_layout = pin_sets.iter().filter(|g| g.layout == Some(LAYOUT_VERSION));
         let (in_force, kept_maps): (Vec<_>, Vec<_>) = of_layout.partition(|g| is_in_use(&g.path));
         for set in in_force.into_iter().chain(kept_maps) {
-            let entries = kernel_entries(options.max_entries);
             let former_tries;
-            (kept, former_tries) = keep_maps(&set.path, staging, entries)?;
+            (kept, former_tries) = keep_maps(&set.path, staging, &options.load_params())?;
             if let Some(tries) = former_tries {
                 match tries.hits() {
                     Ok(hits) => former_hits = hits.into_iter().collect(),
@@ -130,7 +131,7 @@ impl BpfKernel {
             }
         }
         let found = match (kept, pin_sets.is_empty()) {
-            (Kept::All | Kept::AllButTries, _) => Found::MapsKept,
+            (Kept::All | Kept::Some, _) => Found::MapsKept,
             (Kept::Nothing, true) => Found::Nothing,
             (Kept::Nothing, false) => Found::Replaced,
         };
@@ -150,9 +151,10 @@ pub(super) fn prepare(
 ) -> Result<BTreeSet<PolicyName>, DatapathError> {
     let mut missing_stats = BTreeSet::new();
     tables.reset_retry_budget();
-    let control = control_policy();
-    if tables.read.policy(CONTROL)? != control {
-        tables.set_policy(CONTROL, &control)?;
+    for (slot, control) in control_policies() {
+        if tables.read.policy(slot)? != control {
+            tables.set_policy(slot, &control)?;
+        }
     }
     if statistics.counts_unmatched() {
         let former = tables.read.policy(UNMATCHED)?;
@@ -197,10 +199,15 @@ pub(super) fn unmatched_policy() -> Policy {
     without_settings(&PolicyName::unmatched())
 }
 
-/// What is in the slot of the settings of control arms. No connection is counted by it, so that its generation is
+/// What is in the slots of the settings of control arms. No connection is counted by them, so that their generation is
 /// always 0.
-pub(super) fn control_policy() -> Policy {
-    without_settings(&PolicyName::control())
+pub(super) fn control_policies() -> [(u32, Policy); 2] {
+    let control = without_settings(&PolicyName::control());
+    let of_acks = Policy {
+        flags: control.flags | policy_flags::STORED | policy_flags::MEASURES_ACKS,
+        ..control
+    };
+    [(CONTROL, control), (CONTROL_OF_ACKS, of_acks)]
 }
 
 /// A policy that leaves the kernel's own timers.
@@ -253,18 +260,18 @@ fn told(name: &PolicyName, made: Result<(), DatapathError>) -> bool {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kept {
     All,
-    /// The tries are of another size.
-    AllButTries,
+    /// Some are of another size.
+    Some,
     Nothing,
 }
 
 /// Pins the maps of `from` in `to` as well, if every one of them is as this version makes it;
-/// otherwise pins none. They are those of the program pinned there, whatever is pinned in their place. Tries of another
-/// size are returned.
+/// otherwise pins none. They are those of the program pinned there, whatever is pinned in their place. Those of another
+/// size are not kept; tries that are not are returned.
 fn keep_maps(
     from: &Path,
     to: &Path,
-    kernel_entries: u32,
+    wanted: &LoadParams,
 ) -> Result<(Kept, Option<Tries>), DatapathError> {
     let unusable = |name: &str, why: &str| {
         let path = from.join(name);
@@ -279,7 +286,7 @@ fn keep_maps(
         return unusable(pins::PROGRAM, "not the agent's program");
     };
     let mut pinned = Vec::new();
-    let mut has_other_size = false;
+    let mut other_sizes = Vec::new();
     for name in maps::ALL {
         let pin = own.open_pin(from, name);
         if pin.is_none() {
@@ -294,9 +301,11 @@ fn keep_maps(
             return unusable(name, "not the program's map, which cannot be opened");
         };
         let path = to.join(name);
-        let entries = map.info().map(|info| info.max_entries());
-        has_other_size |=
-            TRIES.contains(&name) && entries.is_ok_and(|entries| entries != kernel_entries);
+        if let Some(wanted) = wanted.max_entries(name)
+            && map.info().is_ok_and(|info| info.max_entries() != wanted)
+        {
+            other_sizes.push(name);
+        }
         map.pin(&path).map_err(|e| pin_error(&path, e))?;
         pinned.push(path);
     }
@@ -304,12 +313,19 @@ fn keep_maps(
         unpin(&pinned)?;
         return unusable("", "of another version");
     }
-    if !has_other_size {
+    if other_sizes.is_empty() {
         return Ok((Kept::All, None));
     }
-    let tries = Tries::open(to)?;
-    unpin(&TRIES.map(|name| to.join(name)))?;
-    Ok((Kept::AllButTries, Some(tries)))
+    let mut tries = None;
+    if other_sizes.iter().any(|name| TRIES.contains(name)) {
+        tries = Some(Tries::open(to)?);
+        other_sizes.extend(TRIES);
+        other_sizes.sort_unstable();
+        other_sizes.dedup();
+    }
+    let remade: Vec<_> = other_sizes.iter().map(|name| to.join(name)).collect();
+    unpin(&remade)?;
+    Ok((Kept::Some, tries))
 }
 
 fn unpin(pins: &[PathBuf]) -> Result<(), DatapathError> {

@@ -6,13 +6,17 @@ use std::{
     sync::Arc,
 };
 
-use rto_agent_common::{CONTROL, EntryValue, HostDefaults, Policy, UNMATCHED, arm};
+use rto_agent_common::{
+    EntryValue, HostDefaults, Policy, UNMATCHED, arm,
+    brake::Brake,
+    discovery::{Discovered, Prefix},
+};
 
 use super::{
     ArmStatistics, Attachment, BpfKernel, DatapathError, KernelReader, RtoMinTiming, TrieCursor,
     error::map as map_error,
     link::{Link, attached},
-    open::{control_policy, unmatched_policy},
+    open::{control_policies, unmatched_policy},
     pin_check::Pins,
     pins,
     slots::Slot,
@@ -134,6 +138,21 @@ impl Reader {
         }))
     }
 
+    fn slot_of(&self, policy: &PolicyName) -> Option<Slot> {
+        let mut slots = self.slots.iter();
+        slots
+            .find(|(name, _)| name == policy)
+            .map(|(_, slot)| *slot)
+    }
+
+    fn arms_of(&self, slot: Slot) -> Result<ArmStatistics, DatapathError> {
+        let control = slot.has_control.then(|| arm::control(slot.index));
+        Ok(ArmStatistics {
+            treated: self.tables.statistics(arm::treated(slot.index))?,
+            control: control.map(|arm| self.tables.statistics(arm)).transpose()?,
+        })
+    }
+
     fn policy_of(&self, value: EntryValue) -> Option<&PolicyName> {
         self.by_index.get(&value.policy)
     }
@@ -179,8 +198,10 @@ impl KernelReader for Reader {
         for policy in policies.filter(|name| !with_slots.contains(name)).cloned() {
             differences.push(Difference::Policy { policy });
         }
-        if self.tables.policy(CONTROL)? != control_policy() {
-            differences.push(Difference::ControlArm);
+        for (slot, control) in control_policies() {
+            if self.tables.policy(slot)? != control {
+                differences.push(Difference::ControlArm);
+            }
         }
         if self.tables.host_defaults()? != self.host_defaults {
             differences.push(Difference::HostDefaults);
@@ -254,17 +275,26 @@ impl KernelReader for Reader {
     }
 
     fn statistics(&self) -> Result<BTreeMap<PolicyName, ArmStatistics>, DatapathError> {
-        let of = |slot: &Slot| -> Result<ArmStatistics, DatapathError> {
-            let control = slot.has_control.then(|| arm::control(slot.index));
-            Ok(ArmStatistics {
-                treated: self.tables.statistics(arm::treated(slot.index))?,
-                control: control.map(|arm| self.tables.statistics(arm)).transpose()?,
-            })
-        };
         let slots = self.slots.iter();
         slots
-            .map(|(name, slot)| Ok((name.clone(), of(slot)?)))
+            .map(|(name, slot)| Ok((name.clone(), self.arms_of(*slot)?)))
             .collect()
+    }
+
+    fn statistics_of(&self, policy: &PolicyName) -> Result<Option<ArmStatistics>, DatapathError> {
+        let slot = self.slot_of(policy);
+        slot.map(|slot| self.arms_of(slot)).transpose()
+    }
+
+    fn brakes(&self, policy: &PolicyName) -> Result<[Brake; 2], DatapathError> {
+        let slot = self.slot_of(policy);
+        slot.map_or(Ok(Default::default()), |slot| {
+            self.tables.brakes(slot.index)
+        })
+    }
+
+    fn discovered(&self) -> Result<Vec<(Prefix, Discovered)>, DatapathError> {
+        self.tables.discovered()
     }
 
     fn owners(&self) -> BTreeMap<(u32, u32), PolicyName> {

@@ -11,11 +11,16 @@ use std::{
 };
 
 use aya::maps::{
-    Array, MapData, MapError, PerCpuArray, PerCpuHashMap, PerCpuValues, RingBuf, SkStorage,
+    Array, HashMap, MapData, MapError, PerCpuArray, PerCpuHashMap, PerCpuValues, RingBuf, SkStorage,
 };
 use rto_agent_common::{
     Counters, FAST_COUNTERS, FIRST_SLOT, HostDefaults, Policy, PolicySlot, SLOTS, SocketState,
-    Statistics, direction, event::EventControl, lasting, maps, statistics_key,
+    Statistics,
+    brake::{self, Brake},
+    direction,
+    discovery::{Discovered, Prefix},
+    event::EventControl,
+    lasting, maps, statistics_key,
 };
 
 use super::{
@@ -33,6 +38,8 @@ pub(super) struct Tables {
     unrested: BTreeSet<u32>,
     host_defaults: Array<MapData, HostDefaults>,
     lasting: Array<MapData, u32>,
+    brakes: Array<MapData, Brake>,
+    lease: Array<MapData, u64>,
     counters: PerCpuArray<MapData, Counters>,
     statistics: PerCpuHashMap<MapData, u32, Statistics>,
     /// How often memory for them may be waited for.
@@ -90,6 +97,8 @@ impl Tables {
             unrested: BTreeSet::new(),
             host_defaults: open!(dir, maps::HOST_DEFAULTS, Array),
             lasting: open!(dir, maps::LASTING, Array),
+            brakes: open!(dir, maps::BRAKES, Array),
+            lease: open!(dir, maps::LEASE, Array),
             counters: open!(dir, maps::COUNTERS, PerCpuArray),
             statistics: open!(dir, maps::STATISTICS, PerCpuHashMap),
             retry_budget: RETRY_BUDGET,
@@ -167,6 +176,24 @@ impl Tables {
             .map_err(|e| map_error(maps::HOST_DEFAULTS, e))
     }
 
+    /// Keeps automatic values in force until then.
+    pub(super) fn renew_lease(&mut self, until_ns: u64) -> Result<(), DatapathError> {
+        self.lease
+            .set(0, &until_ns, 0)
+            .map_err(|e| map_error(maps::LEASE, e))
+    }
+
+    /// For a slot's new owner nothing is spent.
+    pub(super) fn clear_brakes(&mut self, slot: u32) -> Result<(), DatapathError> {
+        [direction::ACTIVE, direction::PASSIVE]
+            .into_iter()
+            .try_for_each(|direction| {
+                self.brakes
+                    .set(brake::key(slot, direction), &Brake::default(), 0)
+                    .map_err(|e| map_error(maps::BRAKES, e))
+            })
+    }
+
     /// Before a piece of work: waiting for memory must not make all of it take long.
     pub(super) fn reset_retry_budget(&mut self) {
         self.retry_budget = RETRY_BUDGET;
@@ -242,6 +269,8 @@ pub(super) struct ReadTables {
     statistics: PerCpuHashMap<MapData, u32, Statistics>,
     counters: PerCpuArray<MapData, Counters>,
     host_defaults: Array<MapData, HostDefaults>,
+    brakes: Array<MapData, Brake>,
+    discovered: HashMap<MapData, Prefix, Discovered>,
 }
 
 impl ReadTables {
@@ -252,7 +281,34 @@ impl ReadTables {
             statistics: open!(dir, maps::STATISTICS, PerCpuHashMap),
             counters: open!(dir, maps::COUNTERS, PerCpuArray),
             host_defaults: open!(dir, maps::HOST_DEFAULTS, Array),
+            brakes: open!(dir, maps::BRAKES, Array),
+            discovered: open!(dir, maps::DISCOVERED, HashMap),
         })
+    }
+
+    /// The brakes of a slot, by direction.
+    pub(super) fn brakes(&self, slot: u32) -> Result<[Brake; 2], DatapathError> {
+        let of = |direction| {
+            let key = brake::key(slot, direction);
+            self.brakes
+                .get(&key, 0)
+                .map_err(|e| map_error(maps::BRAKES, e))
+        };
+        Ok([of(direction::ACTIVE)?, of(direction::PASSIVE)?])
+    }
+
+    /// Everything that is in `DISCOVERED`; what makes room for others meanwhile may be missing.
+    pub(super) fn discovered(&self) -> Result<Vec<(Prefix, Discovered)>, DatapathError> {
+        let mut all = Vec::new();
+        for prefix in self.discovered.keys() {
+            let prefix = prefix.map_err(|e| map_error(maps::DISCOVERED, e))?;
+            match self.discovered.get(&prefix, 0) {
+                Ok(discovered) => all.push((prefix, discovered)),
+                Err(MapError::KeyNotFound) => {}
+                Err(e) => return Err(map_error(maps::DISCOVERED, e)),
+            }
+        }
+        Ok(all)
     }
 
     /// What programs reckon with where a socket cannot be asked.

@@ -167,6 +167,7 @@ impl BpfKernel {
                     .slots
                     .take(name)
                     .ok_or_else(|| DatapathError::PolicyTableFull(name.clone()))?;
+                self.tables.clear_brakes(slot.index)?;
                 self.begin_statistics(name, arm::treated(slot.index));
                 slot
             }
