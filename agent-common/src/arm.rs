@@ -3,7 +3,7 @@
 //! An arm is a number: the policy's slot, and which of the two it is. A hash decides, of what all callbacks of a
 //! connection know, so that its request, the socket made of it, its later callbacks and a walk come to the same.
 
-use crate::address::Peer;
+use crate::{Policy, address::Peer, policy_flags};
 
 /// No arm: that of the slot of no policy.
 pub const NONE: u32 = 0;
@@ -42,8 +42,17 @@ pub const fn of(slot: u32) -> [u32; 2] {
     [treated(slot), control(slot)]
 }
 
+/// Whether a connection is in the control arm of its policy. `ports`: see [`hash`].
+#[inline(always)]
+#[must_use]
+pub fn draws_control(policy: &Policy, peer: &Peer, ports: u32) -> bool {
+    let by_peer = policy.flags & policy_flags::CONTROL_BY_PEER != 0;
+    let ports = if by_peer { 0 } else { ports };
+    hash(policy.control_seed, address(peer), ports) < policy.control_below
+}
+
 /// The hash of a connection, or of a peer where `ports` is 0, that is compared with
-/// [`crate::Policy::control_below`]. `ports`: the remote port in the upper half in network order, as bpf_sock_ops has it,
+/// [`Policy::control_below`]. `ports`: the remote port in the upper half in network order, as bpf_sock_ops has it,
 /// and the local one in the lower half.
 ///
 /// MurmurHash3 (Appleby, public domain) of the [`address`] and the ports: uniform for neighbouring addresses and ports,

@@ -284,8 +284,8 @@ pub struct Counters {
     /// Connections that ended without both sides having finished: reset, timed out, or closed with
     /// data unread. Those in `expired` are among them.
     pub aborted: u64,
-    /// Connections that were begun, lost a SYN or its answer, and ended after [`FAILED_NS`] or more without being
-    /// established: sooner not even the kernel's own timer has noticed a loss.
+    /// Connections that were begun, lost a SYN or its answer, and were not established: given up by the kernel, or closed
+    /// after [`FAILED_NS`] or more (sooner, the kernel's own timer has not noticed a loss).
     pub failed: u64,
     /// Handshakes that took longer than [`SLOW_HANDSHAKE_US`]. Of accepted connections only the last round trip is known.
     pub slow_handshakes: u64,
@@ -306,7 +306,7 @@ pub struct Counters {
 /// A handshake that took longer counts as slow, microseconds.
 pub const SLOW_HANDSHAKE_US: u32 = 500_000;
 
-/// A connection that ends sooner counts in no arm as failed, nanoseconds: the kernel's own initial RTO.
+/// A connection that is closed sooner counts in no arm as failed, nanoseconds: the kernel's own initial RTO.
 pub const FAILED_NS: u64 = 1_000_000_000;
 
 /// Everything that is counted for a policy, a direction and a CPU.

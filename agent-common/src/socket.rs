@@ -110,6 +110,8 @@ pub mod socket_flags {
     pub const LINEAR_OFF: u32 = 1 << 2;
     /// The initial RTO was given, and counted, for this connection attempt.
     pub const INITIAL_RTO_SET: u32 = 1 << 3;
+    /// The kernel has given the connection attempt up.
+    pub const EXPIRED: u32 = 1 << 5;
     /// Delays of the peer's ACKs are counted.
     pub const MEASURES_ACKS: u32 = 1 << 4;
 }

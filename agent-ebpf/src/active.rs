@@ -6,12 +6,12 @@
 
 use aya_ebpf::{bindings::bpf_sock_ops, programs::SockOpsContext};
 use rto_agent_common::{
-    Policy, SocketState, arm, direction, event::kind, policy_flags, socket_flags,
+    FAILED_NS, Policy, SocketState, arm, direction, event::kind, policy_flags, socket_flags,
 };
 use rto_agent_ebpf::counter::Counter;
 
 use crate::{
-    events, handshake, hook, kernel_sock, lookup,
+    brake, events, handshake, hook, kernel_sock, lookup,
     options::{KERNEL, Target},
     socket,
     storage::{self, Storage},
@@ -48,7 +48,7 @@ pub(crate) fn syn_timeout(ops: *mut bpf_sock_ops) -> u32 {
     {
         return connect_with_storage(ops, arm, policy, is_probe);
     }
-    if policy.initial_rto_jiffies != 0 {
+    if policy.initial_rto_jiffies != 0 && !brake::holds(arm, policy, direction::ACTIVE) {
         ctx.set_reply(policy.initial_rto_jiffies);
         tally.add_one(Counter::INITIAL_RTOS_SET);
     }
@@ -105,7 +105,9 @@ fn connect_with_storage(ops: *mut bpf_sock_ops, arm: u32, policy: &Policy, is_pr
     }
     begin(ctx, state, arm, policy);
     hook::mark_stored(ctx, state, tally);
-    state.flags = if is_probe { socket_flags::UNCOUNTED } else { 0 };
+    if is_probe {
+        state.flags |= socket_flags::UNCOUNTED;
+    }
     socket::note_process(&mut state.watch);
     if kernel_sock::detects_fastopen_blackhole(ctx) {
         // Timeouts of the established connection count as well, so that none of the policy's timers is safe.
@@ -116,7 +118,9 @@ fn connect_with_storage(ops: *mut bpf_sock_ops, arm: u32, policy: &Policy, is_pr
         target.restore(state, KERNEL, tally);
         return 0;
     }
-    let keeps = policy.flags & policy_flags::MPTCP == 0 && kernel_sock::is_mptcp(ctx);
+    // The probe asks for what the policy sets.
+    let keeps = (!is_probe && brake::holds(arm, policy, direction::ACTIVE))
+        || (policy.flags & policy_flags::MPTCP == 0 && kernel_sock::is_mptcp(ctx));
     if keeps {
         keep_kernel_rto(state);
     }
@@ -139,19 +143,20 @@ fn connect_with_storage(ops: *mut bpf_sock_ops, arm: u32, policy: &Policy, is_pr
 fn keep_kernel_rto(state: &mut SocketState) {
     state.handshake.initial_rto_jiffies = 0;
     state.handshake.initial_rto_us = syn_ack_rto::KERNEL_US;
+    state.options.epoch = 0;
 }
 
 /// Fills the storage for a connection that begins. TCP_SYNCNT is not touched: what was done to it
 /// for a former connection attempt of the socket must be known to the new one.
 #[inline(always)]
 fn begin(ctx: &SockOpsContext, state: &mut SocketState, arm: u32, policy: &Policy) {
+    state.flags = 0;
     handshake::note(ctx, state, arm, policy, direction::ACTIVE);
     let now = socket::now();
     handshake::begin(&mut state.handshake, 0, now);
     // A short connection has the sample at its end.
     state.watch.srtt_sampled_ns = now;
     state.watch.loss_end = 0;
-    state.flags = 0;
     state.options.user_timeout_ms = policy.user_timeout_ms;
 }
 
@@ -197,6 +202,11 @@ pub(crate) fn syn_lost(ops: *mut bpf_sock_ops) -> u32 {
     let is_first = !hook::has_storage(&ctx) || storage.find().is_none();
     if is_first {
         lost(&ctx, &mut storage, hook::argument(&ctx, 1));
+    }
+    if hook::argument(&ctx, 2) != 0
+        && let Some(state) = storage.find()
+    {
+        state.flags |= socket_flags::EXPIRED;
     }
     0
 }
@@ -258,7 +268,7 @@ fn lost(ctx: &SockOpsContext, storage: &mut Storage<'_>, timer: u32) {
     state.handshake.retransmissions_counted = 0;
     // What comes after the handshake is for connections that had storage from their beginning on.
     state.options.user_timeout_ms = 0;
-    state.flags = socket_flags::INITIAL_RTO_SET;
+    state.flags |= socket_flags::INITIAL_RTO_SET;
     hook::mark_stored(ctx, state, tally);
     syn_retries::apply_at_loss(target, &mut state.options, policy, timer, tally);
 }
@@ -272,6 +282,7 @@ fn note_timer(state: &mut SocketState, policy: &Policy, timer: u32) {
         let is_kernels = timer == syn_ack_rto::kernel_jiffies();
         handshake.initial_rto_jiffies = if is_kernels { 0 } else { timer };
         handshake.initial_rto_us = syn_ack_rto::microseconds(timer);
+        state.options.epoch = 0;
     }
     let waited_ns = u64::from(syn_ack_rto::microseconds(timer)) * 1000;
     handshake.ns = handshake.ns.wrapping_sub(waited_ns);
@@ -284,6 +295,8 @@ pub(crate) fn failed(ops: *mut bpf_sock_ops) -> u32 {
     let (ctx, mut storage) = unsafe { storage::context(ops) };
     if socket::total_retrans(&ctx) != 0
         && let Some(state) = storage.of_policy()
+        && (state.flags & socket_flags::EXPIRED != 0
+            || socket::now().wrapping_sub(state.handshake.ns) >= FAILED_NS)
     {
         Tally::of_socket(state).add(Counter::FAILED, 1);
     }
@@ -338,6 +351,7 @@ fn count_syn_retransmissions(ctx: &SockOpsContext, state: &mut SocketState) {
         return;
     }
     state.handshake.retransmissions_counted = total;
+    brake::spend(state, new);
     let tally = Tally::of_socket(state);
     tally.add(Counter::HANDSHAKE_RETRANSMISSIONS, new.into());
     let timer = state.handshake.initial_rto_jiffies;

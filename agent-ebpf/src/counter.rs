@@ -49,6 +49,12 @@ impl Counter {
     pub const SPURIOUS_CONNECTIONS: Self = Self(offset_of!(Counters, spurious_connections));
     /// [`Counters::dsack_connections`].
     pub const DSACK_CONNECTIONS: Self = Self(offset_of!(Counters, dsack_connections));
+    /// [`Counters::retransmitted_handshakes`].
+    pub const RETRANSMITTED_HANDSHAKES: Self = Self(offset_of!(Counters, retransmitted_handshakes));
+    /// [`Counters::aborted_after_loss`].
+    pub const ABORTED_AFTER_LOSS: Self = Self(offset_of!(Counters, aborted_after_loss));
+    /// [`Counters::braked`].
+    pub const BRAKED: Self = Self(offset_of!(Counters, braked));
     /// [`Counters::rtos`] after so many timeouts in a row; those beyond the last step belong to it.
     #[inline(always)]
     #[must_use]
@@ -135,6 +141,9 @@ mod tests {
             Counter::SLOW_HANDSHAKES,
             Counter::SPURIOUS_CONNECTIONS,
             Counter::DSACK_CONNECTIONS,
+            Counter::RETRANSMITTED_HANDSHAKES,
+            Counter::ABORTED_AFTER_LOSS,
+            Counter::BRAKED,
         ];
         let mut seen = [false; size_of::<Counters>() / size_of::<u64>()];
         let failures = SockOpt::NAMES

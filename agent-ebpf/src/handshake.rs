@@ -4,15 +4,17 @@ use core::arch::asm;
 
 use aya_ebpf::{bindings::bpf_sock_ops, programs::SockOpsContext};
 use rto_agent_common::{
-    GAINS, Handshake, Policy, SLOW_HANDSHAKE_US, SocketState, direction, statistics,
+    GAINS, Handshake, Policy, SLOW_HANDSHAKE_US, SocketState, direction, policy_flags,
+    socket_flags, statistics,
 };
 use rto_agent_ebpf::{
     counter::Counter,
     ops::{Change, change},
-    verdict::{Verdict, after_samples, handshake_us, spurious_at_most, syn_ack_gain_us},
+    verdict::{Verdict, after_samples, spurious_at_most, syn_ack_gain_us},
 };
 
 use crate::{
+    brake, discovery,
     hook::{self, argument},
     options::Target,
     socket::{self, read},
@@ -62,9 +64,12 @@ pub(crate) fn note(
     policy: &Policy,
     direction: u32,
 ) {
+    const MEASURES_ACKS: u32 = policy_flags::MEASURES_ACKS / socket_flags::MEASURES_ACKS;
     state.arm = arm;
     state.generation = tables::generation(arm, policy);
     state.direction = direction;
+    state.flags |= (policy.flags & policy_flags::MEASURES_ACKS) / MEASURES_ACKS;
+    state.options.epoch = brake::epoch(policy, direction);
     state.handshake.initial_rto_jiffies = policy.initial_rto_jiffies;
     state.handshake.initial_rto_us = policy.initial_rto_us;
     state.handshake.retransmissions_counted = socket::total_retrans(ctx);
@@ -95,8 +100,14 @@ pub(crate) fn established_clean(
     }
     let tally = Tally::of(arm, direction);
     tally.add_one(Counter::CONNECTIONS);
+    brake::credit(arm, policy, direction, true);
+    discovery::note(ctx, arm, 0);
     if socket::srtt_us(ctx) > SLOW_HANDSHAKE_US {
         tally.add(Counter::SLOW_HANDSHAKES, 1);
+    }
+    let is_timed = policy.flags & policy_flags::TIMED != 0;
+    if is_timed {
+        tally.time(Times::Handshake, socket::srtt_us(ctx).into(), 1);
     }
     let weight = sampled(ctx);
     if weight != 0
@@ -104,7 +115,9 @@ pub(crate) fn established_clean(
     {
         state.watch.weight = weight;
         state.watch.srtt_sampled_ns = socket::now();
-        tally.time(Times::Handshake, socket::srtt_us(ctx).into(), weight);
+        if !is_timed {
+            tally.time(Times::Handshake, socket::srtt_us(ctx).into(), weight);
+        }
     }
 }
 
@@ -147,7 +160,13 @@ pub(crate) fn established(
     let srtt_us = socket::srtt_us(ctx);
     let initial_rto_us = state.handshake.initial_rto_us;
     // A passive handshake is not seen to begin: its request has no storage.
-    let time_us = handshake_us(took_us, srtt_us, retransmissions, initial_rto_us);
+    let time_us = if took_us != 0 {
+        took_us
+    } else {
+        srtt_us.into()
+    };
+    brake::credit_stored(state, retransmissions);
+    discovery::note(ctx, state.arm, retransmissions);
     if time_us > SLOW_HANDSHAKE_US.into() {
         tally.add(Counter::SLOW_HANDSHAKES, 1);
     }
@@ -155,6 +174,7 @@ pub(crate) fn established(
         tally.time(Times::Handshake, time_us, 1);
         return;
     }
+    tally.add(Counter::RETRANSMITTED_HANDSHAKES, 1);
     let at_most = spurious_at_most(retransmissions, srtt_us, took_us, initial_rto_us);
     state.handshake.spurious_at_most = at_most;
     // Where the answer came late none may be spurious, and the path's time is still not known.
@@ -180,6 +200,7 @@ fn judge(state: &SocketState, tally: Tally, retransmissions: u32, spurious: u32,
     if spurious != 0 {
         tally.add(Counter::SPURIOUS, spurious.into());
         tally.add(Counter::SPURIOUS_CONNECTIONS, 1);
+        brake::judged_spurious(state, spurious);
     }
     let needed = retransmissions.saturating_sub(spurious);
     if needed != 0 {
@@ -249,6 +270,9 @@ pub(crate) fn rtt_sample(ops: *mut bpf_sock_ops) -> u32 {
     if state.options.restart_hz != 0 {
         restart(ctx, state, tally);
     }
+    if state.flags & socket_flags::MEASURES_ACKS != 0 {
+        measure_ack(ctx, tally);
+    }
     if state.handshake.in_question != 0 {
         state.handshake.samples += 1;
         reconsider(ctx, state, tally, false);
@@ -264,6 +288,18 @@ pub(crate) fn rtt_sample(ops: *mut bpf_sock_ops) -> u32 {
     state.watch.srtt_sampled_ns = now;
     tally.time(Times::Srtt, socket::srtt_us(ctx).into(), state.watch.weight);
     0
+}
+
+/// Counts by how much the ACK came later than the fastest one. The sample is the callback's first argument (Linux 6.10;
+/// before, there was none, and it is 0).
+#[inline(always)]
+fn measure_ack(ctx: &SockOpsContext, tally: Tally) {
+    let rtt_us = argument(ctx, 0);
+    if rtt_us != 0 {
+        let excess_us = rtt_us.saturating_sub(socket::rtt_min_us(ctx));
+        // 0 is no time.
+        tally.time(Times::AckExcess, u64::from(excess_us) + 1, 1);
+    }
 }
 
 /// rto_min less a round trip, while few segments are outstanding. A lower rto_min takes the RTO down, and
@@ -312,8 +348,13 @@ pub(crate) fn state_changed(ops: *mut bpf_sock_ops) -> u32 {
     if change == Change::Aborted {
         tally.add(Counter::ABORTED, weight.into());
     }
-    if socket::total_retrans(ctx) != 0 && socket::has_dsacks(ctx) {
-        tally.add(Counter::DSACK_CONNECTIONS, 1);
+    if socket::total_retrans(ctx) != 0 {
+        if change == Change::Aborted {
+            tally.add(Counter::ABORTED_AFTER_LOSS, 1);
+        }
+        if socket::has_dsacks(ctx) {
+            tally.add(Counter::DSACK_CONNECTIONS, 1);
+        }
     }
     if tables::counts(statistics::RTT_AT_END) {
         tally.time(Times::Srtt, socket::srtt_us(ctx).into(), weight);

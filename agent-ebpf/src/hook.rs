@@ -44,7 +44,7 @@ fn wanted(state: &SocketState) -> u32 {
     if state.options.linear_retries != 0 {
         flags |= RTO_CB_FLAG;
     }
-    if state.options.restart_hz != 0 {
+    if state.options.restart_hz != 0 || state.flags & socket_flags::MEASURES_ACKS != 0 {
         flags |= RTT_CB_FLAG;
     }
     flags

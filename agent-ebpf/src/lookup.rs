@@ -2,7 +2,7 @@
 
 use aya_ebpf::{bindings::bpf_sock_ops, btf_maps::lpm_trie::Key, programs::SockOpsContext};
 use rto_agent_common::{
-    CONTROL, EntryValue, NO_POLICY, Policy, UNMATCHED,
+    CONTROL, CONTROL_OF_ACKS, EntryValue, NO_POLICY, Policy, UNMATCHED,
     address::{AF_INET, AF_INET6, Peer, peer_v6},
     arm, policy_flags, statistics,
 };
@@ -66,7 +66,7 @@ pub(crate) fn policy_of(common: SockCommon) -> Option<(u32, &'static Policy)> {
     let peer = common.peer();
     let is_control = |policy: &Policy| {
         let ports = common.remote_port() | common.local_port();
-        peer.is_some_and(|peer| hash_of(policy, &peer, ports) < policy.control_below)
+        peer.is_some_and(|peer| arm::draws_control(policy, &peer, ports))
     };
     find(peer, Hit::Leave, || 0, is_control)
 }
@@ -93,7 +93,9 @@ fn find(
         tables::count_hit(entry, random);
     }
     if policy.control_below != 0 && is_control(policy) {
-        return Some((arm::control(slot), tables::policy(CONTROL)?));
+        let measures = policy.flags & policy_flags::MEASURES_ACKS != 0;
+        let settings = if measures { CONTROL_OF_ACKS } else { CONTROL };
+        return Some((arm::control(slot), tables::policy(settings)?));
     }
     Some((arm::treated(slot), policy))
 }
@@ -105,22 +107,13 @@ fn is_control(ops: *mut bpf_sock_ops, policy: &Policy) -> bool {
     let ctx = &SockOpsContext::new(ops);
     // The agent's own probe asks for what the policy sets.
     !socket::is_probe(ctx)
-        && peer(ctx)
-            .is_some_and(|peer| hash_of(policy, &peer, socket::ports(ctx)) < policy.control_below)
-}
-
-/// The hash that decides.
-#[inline(always)]
-fn hash_of(policy: &Policy, peer: &Peer, ports: u32) -> u32 {
-    let by_peer = policy.flags & policy_flags::CONTROL_BY_PEER != 0;
-    let ports = if by_peer { 0 } else { ports };
-    arm::hash(policy.control_seed, arm::address(peer), ports)
+        && peer(ctx).is_some_and(|peer| arm::draws_control(policy, &peer, socket::ports(ctx)))
 }
 
 /// The family says where the address is: `remote_ip4` means nothing for a pure IPv6 peer, and
 /// IPv4-mapped peers of IPv6 sockets are looked up as IPv4.
 #[inline(always)]
-fn peer(ctx: &SockOpsContext) -> Option<Peer> {
+pub(crate) fn peer(ctx: &SockOpsContext) -> Option<Peer> {
     let ops = ctx.ops;
     // SAFETY: fields of the context; each is read once, by its own load (a compiler that merges
     // loads of different fields makes a context access the verifier refuses).

@@ -18,7 +18,9 @@
 #![feature(asm_experimental_arch)]
 
 mod active;
+mod brake;
 mod clone;
+mod discovery;
 mod events;
 mod handshake;
 mod hook;

@@ -5,7 +5,7 @@ use rto_agent_common::{Policy, direction, event::kind, policy_flags};
 use rto_agent_ebpf::counter::Counter;
 
 use crate::{
-    active, events, handshake, hook, lookup,
+    active, brake, events, handshake, hook, lookup,
     options::{KERNEL, Target},
     socket,
     storage::{self, Storage},
@@ -27,7 +27,7 @@ pub(crate) fn syn_ack_timeout(ops: *mut bpf_sock_ops) -> u32 {
         return 0;
     };
     let jiffies = syn_ack_rto::jiffies(ctx, policy);
-    if jiffies != 0 {
+    if jiffies != 0 && !brake::holds(arm, policy, direction::PASSIVE) {
         Tally::of(arm, direction::PASSIVE).add_one(Counter::INITIAL_RTOS_SET);
         ctx.set_reply(jiffies);
     }
@@ -82,8 +82,11 @@ fn established_with_storage(ops: *mut bpf_sock_ops, arm: u32, policy: &Policy) -
         return 0;
     };
     let retransmissions = socket::total_retrans(ctx);
-    let initial_rto_jiffies = syn_ack_rto::jiffies(ctx, policy);
     handshake::note(ctx, state, arm, policy, direction::PASSIVE);
+    // Whether a brake held when the request came is not known.
+    let lets_through = brake::lets_through(arm, direction::PASSIVE);
+    let initial_rto_jiffies = syn_ack_rto::jiffies(ctx, policy) & lets_through;
+    state.options.epoch &= lets_through;
     handshake::begin(&mut state.handshake, retransmissions, 0);
     state.handshake.initial_rto_jiffies = 0;
     state.handshake.initial_rto_us = syn_ack_rto::microseconds(initial_rto_jiffies);
@@ -94,6 +97,7 @@ fn established_with_storage(ops: *mut bpf_sock_ops, arm: u32, policy: &Policy) -
     hook::enable(ctx, state, tally);
     handshake::established(ctx, state, retransmissions, tally);
     if retransmissions != 0 {
+        brake::spend(state, retransmissions);
         tally.add(Counter::HANDSHAKE_RETRANSMISSIONS, retransmissions.into());
         let timer = match initial_rto_jiffies {
             0 => syn_ack_rto::kernel_jiffies(),

@@ -10,12 +10,15 @@ use core::{arch::asm, mem::offset_of};
 
 use aya_ebpf::{
     bindings::BPF_F_NO_PREALLOC,
-    btf_maps::{Array, LpmTrie, PerCpuArray, PerCpuHashMap, RingBuf, SkStorage},
+    btf_maps::{Array, LpmTrie, LruHashMap, PerCpuArray, PerCpuHashMap, RingBuf, SkStorage},
     macros::btf_map,
 };
 use rto_agent_common::{
     CONTROL, Counters, EntryValue, FAST_COUNTERS, HostDefaults, Policy, PolicySlot, Probe,
-    RTO_STEPS, SLOTS, SocketState, Statistics, WalkControl, WalkCounts, arm, direction,
+    RTO_STEPS, SLOTS, SocketState, Statistics, WalkControl, WalkCounts, arm,
+    brake::{self, Brake},
+    direction,
+    discovery::{Discovered, Prefix},
     event::{self, Event, EventControl, LOST, RING_BYTES},
     histogram::{BUCKETS, Histogram, bucket_of},
     lasting, policy_flags, socket_flags, statistics, statistics_key,
@@ -42,6 +45,16 @@ static POLICIES: Array<PolicySlot, { SLOTS as usize }> = Array::new();
 static HOST_DEFAULTS: Array<HostDefaults, 1> = Array::new();
 
 #[btf_map]
+pub(crate) static BRAKES: Array<Brake, { (brake::DIRECTIONS * SLOTS) as usize }> = Array::new();
+
+#[btf_map]
+pub(crate) static LEASE: Array<u64, 1> = Array::new();
+
+#[btf_map]
+pub(crate) static DISCOVERED: LruHashMap<Prefix, Discovered, { Discovered::ROOM as usize }> =
+    LruHashMap::new();
+
+#[btf_map]
 static LASTING: Array<u32, { lasting::LEN as usize }> = Array::new();
 
 #[btf_map]
@@ -50,7 +63,7 @@ static COUNTERS: PerCpuArray<Counters, { FAST_COUNTERS as usize }> = PerCpuArray
 #[btf_map]
 static STATISTICS: PerCpuHashMap<u32, Statistics, STATISTICS_ROOM, NO_PREALLOC> =
     PerCpuHashMap::new();
-/// The daemon makes those of the policies there are: each is 1.7 kB a CPU.
+/// The daemon makes those of the policies there are: each is 2.4 kB a CPU.
 const STATISTICS_ROOM: usize = arm::of(SLOTS).len() * SLOTS as usize * direction::ALL.len();
 
 #[btf_map]
@@ -275,6 +288,7 @@ impl Tally {
 pub(crate) enum Times {
     Handshake = 0,
     Srtt = 1,
+    AckExcess = 2,
 }
 
 /// Adds to a counter, by its place. Like all functions with a symbol it is verified once, not again
@@ -309,10 +323,12 @@ extern "C" fn rto_time(key: u32, times: u32, us: u64, weight: u32) -> u32 {
     let Some(sheet) = STATISTICS.get_ptr_mut(&key) else {
         return 0;
     };
-    let histogram = if times == Times::Handshake as u32 {
-        offset_of!(Statistics, handshake)
-    } else {
-        offset_of!(Statistics, srtt)
+    const HANDSHAKE: u32 = Times::Handshake as u32;
+    const SRTT: u32 = Times::Srtt as u32;
+    let histogram = match times {
+        HANDSHAKE => offset_of!(Statistics, handshake),
+        SRTT => offset_of!(Statistics, srtt),
+        _ => offset_of!(Statistics, ack_excess),
     };
     let mut bucket = bucket_of(us);
     // A bound that the verifier sees: the compiler knows the one below and would leave it out.
@@ -341,7 +357,7 @@ extern "C" fn rto_time(key: u32, times: u32, us: u64, weight: u32) -> u32 {
 ///
 /// A u64 must lie at the offset.
 #[inline(always)]
-unsafe fn add_at<T>(sheet: *mut T, offset: usize, n: u64) {
+pub(crate) unsafe fn add_at<T>(sheet: *mut T, offset: usize, n: u64) {
     // SAFETY: by the contract; the verifier checks the access.
     unsafe {
         let word = sheet.byte_add(offset);

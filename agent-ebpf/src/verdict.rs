@@ -99,23 +99,6 @@ pub const fn syn_ack_gain_us(retransmissions: u32, initial_rto_us: u32) -> i64 {
     ((1i64 << expiries) - 1) * (1_000_000 - initial_rto_us as i64)
 }
 
-/// How long a handshake took, microseconds: as it was measured, or else the timers that brought it about and its round
-/// trip.
-#[inline(always)]
-#[must_use]
-pub const fn handshake_us(
-    took_us: u64,
-    srtt_us: u32,
-    retransmissions: u32,
-    initial_rto_us: u32,
-) -> u64 {
-    if took_us != 0 {
-        return took_us;
-    }
-    let expiries = lesser(timer_expiries(retransmissions), EXPIRIES_MAX);
-    ((1u64 << expiries) - 1) * initial_rto_us as u64 + srtt_us as u64
-}
-
 /// Doublings of 1 s that stay below TCP_RTO_MAX (120 s).
 const EXPIRIES_MAX: u32 = 7;
 
@@ -194,15 +177,6 @@ mod tests {
         assert_eq!(after_samples(2, 3, 120_000, RTO, false, false), Spurious(2));
         assert_eq!(timer_expiries(2), 1);
         assert_eq!(timer_expiries(1), 1);
-    }
-
-    #[test]
-    fn a_handshake_is_its_timers_and_a_round_trip() {
-        assert_eq!(handshake_us(7, 5, 9, 100_000), 7);
-        assert_eq!(handshake_us(0, 5, 0, 100_000), 5);
-        // 100 ms and 200 ms: the third copy.
-        assert_eq!(handshake_us(0, 5, 4, 100_000), 300_005);
-        assert_eq!(handshake_us(0, 5, u32::MAX, 1_000_000), 127_000_005);
     }
 
     #[test]

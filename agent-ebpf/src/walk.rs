@@ -101,7 +101,8 @@ fn apply(sk: *mut c_void, common: SockCommon, control: &WalkControl) {
         tables::count_walked(arm, Walked::Kept);
         return;
     }
-    if state.arm != arm || state.generation != tables::generation(arm, policy) {
+    let generation = tables::generation(arm, policy);
+    if state.arm != arm || state.generation != generation {
         let handshake = &mut state.handshake;
         if handshake.in_question != 0 {
             // Its handshake does not count for the new policy.
@@ -111,9 +112,10 @@ fn apply(sk: *mut c_void, common: SockCommon, control: &WalkControl) {
         }
         state.handshake.initial_rto_jiffies = policy.initial_rto_jiffies;
         state.handshake.initial_rto_us = policy.initial_rto_us;
+        state.options.epoch = 0;
     }
     state.arm = arm;
-    state.generation = tables::generation(arm, policy);
+    state.generation = generation;
     if state.watch.weight == 0 {
         state.watch.weight = 1;
     }

@@ -470,8 +470,7 @@ fn arm_of_peer(policy: &rto_agent_common::Policy, address: IpAddr) -> Option<Arm
         IpAddr::V4(v4) => Peer::V4(v4.octets()),
         IpAddr::V6(v6) => Peer::V6(v6.octets()),
     };
-    let hash = arm::hash(policy.control_seed, arm::address(&peer), 0);
-    Some(match hash < policy.control_below {
+    Some(match arm::draws_control(policy, &peer, 0) {
         true => Arm::Control,
         false => Arm::Treated,
     })

@@ -1,0 +1,212 @@
+//! The brakes of [`rto_agent_common::brake`], shared by all processors: their counts are added to atomically.
+
+use core::{arch::asm, mem::offset_of};
+
+use rto_agent_common::{
+    Policy, SocketState, arm,
+    brake::{Brake, key},
+    direction, policy_flags,
+};
+
+use rto_agent_ebpf::counter::Counter;
+
+use crate::{
+    socket::{self, read},
+    tables::{self, BRAKES, LEASE, Tally},
+};
+
+/// [`Policy::epochs`] and [`Policy::budgets`] of a direction.
+#[inline(always)]
+fn limits(policy: &Policy, direction: u32) -> (u32, u32) {
+    match direction {
+        direction::ACTIVE => (policy.epochs[0], policy.budgets[0]),
+        direction::PASSIVE => (policy.epochs[1], policy.budgets[1]),
+        _ => (0, 0),
+    }
+}
+
+/// [`Policy::epochs`] of a direction.
+#[inline(always)]
+pub(crate) fn epoch(policy: &Policy, direction: u32) -> u32 {
+    limits(policy, direction).0
+}
+
+/// Whether a connection of an arm with these settings begins with the kernel's own initial RTO; it is counted.
+#[inline(always)]
+pub(crate) fn holds(arm: u32, policy: &Policy, direction: u32) -> bool {
+    let holds = holds_now(arm, policy, direction);
+    if holds {
+        Tally::of(arm, direction).add(Counter::BRAKED, 1);
+    }
+    holds
+}
+
+/// Whether one that began now would.
+#[inline(always)]
+fn holds_now(arm: u32, policy: &Policy, direction: u32) -> bool {
+    let (epoch, budget) = limits(policy, direction);
+    let leased = policy.flags & policy_flags::LEASED;
+    epoch != 0 && rto_brake_holds(key(arm::slot(arm), direction), epoch, budget, leased) != 0
+}
+
+/// All bits if a connection of this arm that began now had the initial RTO of its settings, else 0. (A branch less, of
+/// which the verifier would follow both sides.)
+#[inline(always)]
+pub(crate) fn lets_through(arm: u32, direction: u32) -> u32 {
+    rto_brake_holds_arm(arm, direction).wrapping_sub(1)
+}
+
+/// Credits a connection that was established.
+#[inline(always)]
+pub(crate) fn credit(arm: u32, policy: &Policy, direction: u32, is_clean: bool) {
+    let epoch = epoch(policy, direction);
+    if epoch != 0 {
+        let epoch = if is_clean { epoch } else { 0 };
+        rto_brake_credit(key(arm::slot(arm), direction), epoch);
+    }
+}
+
+/// The same for one that has storage.
+#[inline(always)]
+pub(crate) fn credit_stored(state: &SocketState, retransmissions: u32) {
+    rto_brake_credit_arm(state.arm, state.direction, retransmissions);
+}
+
+/// Spends so many retransmissions of the budget.
+#[inline(always)]
+pub(crate) fn spend(state: &SocketState, retransmissions: u32) {
+    rto_brake_spend(state.arm, state.direction, retransmissions);
+}
+
+/// Notes a connection with so many spurious retransmissions, if its initial RTO is the present one.
+#[inline(always)]
+pub(crate) fn judged_spurious(state: &SocketState, retransmissions: u32) {
+    rto_brake_spurious(
+        state.arm,
+        state.direction,
+        state.options.epoch,
+        retransmissions,
+    );
+}
+
+// Functions with a symbol: see `tables`.
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn rto_brake_holds(key: u32, epoch: u32, budget: u32, leased: u32) -> u32 {
+    if leased != 0 {
+        let Some(until_ns) = LEASE.get(0) else {
+            return 1;
+        };
+        // SAFETY: a map value; the verifier checks the access.
+        if socket::now() >= unsafe { read(until_ns) } {
+            return 1;
+        }
+    }
+    match seen(key) {
+        Some((_, brake)) => brake.holds(epoch, budget).into(),
+        None => 0,
+    }
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn rto_brake_holds_arm(arm: u32, direction: u32) -> u32 {
+    let policy = tables::settings(arm);
+    policy.map_or(0, |policy| holds_now(arm, policy, direction).into())
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn rto_brake_credit(key: u32, epoch: u32) -> u32 {
+    if let Some((place, brake)) = seen(key) {
+        if brake.budget > 0 {
+            add(place, offset_of!(Brake, budget), -1);
+        }
+        if brake.fuse > 0 && brake.epoch == epoch && !brake.is_blown(epoch) {
+            add(place, offset_of!(Brake, fuse), -1);
+        }
+    }
+    0
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn rto_brake_credit_arm(arm: u32, direction: u32, retransmissions: u32) -> u32 {
+    if let Some(policy) = tables::settings(arm) {
+        credit(arm, policy, direction, retransmissions == 0);
+    }
+    0
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn rto_brake_spend(arm: u32, direction: u32, retransmissions: u32) -> u32 {
+    if let Some(policy) = tables::settings(arm)
+        && let (1.., budget) = limits(policy, direction)
+        && let Some((place, brake)) = seen(key(arm::slot(arm), direction))
+    {
+        let cost = brake.budget_cost(budget, retransmissions);
+        add(place, offset_of!(Brake, budget), cost);
+    }
+    0
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn rto_brake_spurious(
+    arm: u32,
+    direction: u32,
+    began_with: u32,
+    retransmissions: u32,
+) -> u32 {
+    let Some(policy) = tables::settings(arm) else {
+        return 0;
+    };
+    let epoch = epoch(policy, direction);
+    if epoch == 0 || epoch != began_with {
+        return 0;
+    }
+    let Some((place, mut brake)) = seen(key(arm::slot(arm), direction)) else {
+        return 0;
+    };
+    if brake.epoch != epoch {
+        // Two processors may both do it: the one's connection is lost.
+        // SAFETY: a map value; the verifier checks the accesses.
+        unsafe {
+            (&raw mut (*place).fuse).write_volatile(0);
+            (&raw mut (*place).spurious).write_volatile(0);
+            (&raw mut (*place).epoch).write_volatile(epoch);
+        }
+        brake.fuse = 0;
+    }
+    let cost = brake.fuse_cost(retransmissions);
+    add(place, offset_of!(Brake, fuse), cost);
+    add(place, offset_of!(Brake, spurious), 1);
+    0
+}
+
+/// The place of a brake, and what it holds now.
+#[inline(always)]
+fn seen(key: u32) -> Option<(*mut Brake, Brake)> {
+    let place = BRAKES.get_ptr_mut(key)?;
+    // SAFETY: a map value; the verifier checks the accesses.
+    let brake = unsafe {
+        Brake {
+            epoch: read(&raw const (*place).epoch),
+            fuse: read(&raw const (*place).fuse),
+            budget: read(&raw const (*place).budget),
+            spurious: 0,
+        }
+    };
+    Some((place, brake))
+}
+
+#[inline(always)]
+fn add(place: *mut Brake, offset: usize, n: i32) {
+    // SAFETY: a 32-bit word of a map value; the verifier checks the access.
+    unsafe {
+        let word = place.byte_add(offset);
+        asm!("lock *(u32 *)({word} + 0) += {n}", word = in(reg) word, n = in(reg) i64::from(n));
+    }
+}

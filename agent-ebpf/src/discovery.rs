@@ -1,0 +1,97 @@
+//! Notes peers that no entry covers: [`rto_agent_common::discovery`].
+
+use core::{arch::asm, mem::offset_of};
+
+use aya_ebpf::{bindings::BPF_NOEXIST, programs::SockOpsContext};
+use rto_agent_common::{
+    UNMATCHED, arm,
+    discovery::{Discovered, Prefix},
+    histogram::{BUCKETS, Histogram, bucket_of},
+    statistics,
+};
+
+use crate::{
+    lookup, socket,
+    tables::{self, DISCOVERED},
+};
+
+/// What a prefix begins with: larger than a program's stack.
+static NOTHING_SEEN: Discovered = Discovered {
+    connections: 0,
+    recovered: 0,
+    times: Histogram {
+        sum_us: 0,
+        buckets: [0; BUCKETS],
+    },
+};
+
+/// Notes a connection that was established, if no entry covers it and it is one of those that are noted.
+#[inline(always)]
+pub(crate) fn note(ctx: &SockOpsContext, arm: u32, retransmissions: u32) {
+    const CHOSEN: u32 = Discovered::ONE_IN - 1;
+    if arm != arm::treated(UNMATCHED) || !tables::counts(statistics::UNMATCHED) {
+        return;
+    }
+    if (socket::sequence_hash(ctx) >> 16) & CHOSEN == 0
+        && let Some(peer) = lookup::peer(ctx)
+    {
+        let Prefix { family, address } = Prefix::of(&peer);
+        let srtt_us = socket::srtt_us(ctx);
+        rto_discover(family, address[0], address[1], srtt_us, retransmissions);
+    }
+}
+
+/// A function with a symbol: see `tables`. The address is that of a prefix, whose other words are 0.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn rto_discover(
+    family: u32,
+    first: u32,
+    second: u32,
+    srtt_us: u32,
+    retransmissions: u32,
+) -> u32 {
+    let prefix = Prefix {
+        family,
+        address: [first, second, 0, 0],
+    };
+    let place = match DISCOVERED.get_ptr_mut(&prefix) {
+        Some(place) => place,
+        None => {
+            // Another processor may have been first.
+            let _made = DISCOVERED.insert(&prefix, &NOTHING_SEEN, BPF_NOEXIST.into());
+            match DISCOVERED.get_ptr_mut(&prefix) {
+                Some(place) => place,
+                None => return 0,
+            }
+        }
+    };
+    add(place, offset_of!(Discovered, connections), 1);
+    if retransmissions != 0 {
+        add(place, offset_of!(Discovered, recovered), 1);
+        return 0;
+    }
+    let us = srtt_us.into();
+    if us == 0 {
+        return 0;
+    }
+    let mut bucket = bucket_of(us);
+    // A bound that the verifier sees.
+    // SAFETY: arithmetic on one register.
+    unsafe {
+        asm!("{bucket} &= 127", bucket = inout(reg) bucket, options(pure, nomem, nostack));
+    }
+    if bucket < BUCKETS {
+        let times = offset_of!(Discovered, times);
+        add(place, times + offset_of!(Histogram, sum_us), us);
+        let buckets = times + offset_of!(Histogram, buckets);
+        add(place, buckets + bucket * size_of::<u64>(), 1);
+    }
+    0
+}
+
+#[inline(always)]
+fn add(place: *mut Discovered, offset: usize, n: u64) {
+    // SAFETY: a u64 of a map value; the verifier checks the access.
+    unsafe { tables::add_at(place, offset, n) }
+}
