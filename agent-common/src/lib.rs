@@ -33,7 +33,7 @@ pub const MAX_POLICIES: u32 = 1024;
 /// Slots of the `POLICIES` array. While one configuration replaces another the policies of both are there.
 pub const SLOTS: u32 = FIRST_SLOT + 2 * MAX_POLICIES;
 
-/// Slots whose counters lie in `COUNTERS`: 74 kB a CPU. (An array takes all of its memory at once, and has to have room
+/// Slots whose counters lie in `COUNTERS`: 82 kB a CPU. (An array takes all of its memory at once, and has to have room
 /// for the most policies there can be, unlike the hash.)
 pub const FAST_SLOTS: u32 = 32;
 
