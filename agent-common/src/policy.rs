@@ -23,7 +23,7 @@ pub struct Policy {
     /// Seed of that hash.
     pub control_seed: u32,
     /// Of the initial RTO in each [`crate::direction`] (active, passive): goes up with each value, so that a verdict counts
-    /// only for the value it is on. 0: without [`crate::brake`].
+    /// only for the value it is on. 0: without [`crate::brake`]; see [`policy_flags::BRAKED`].
     pub epochs: [u32; 2],
     /// Copies that may be sent beyond half the connections ([`crate::brake`]), in halves of one, by direction.
     pub budgets: [u32; 2],
@@ -124,6 +124,12 @@ pub mod policy_flags {
     pub const TIMED: u32 = 1 << 8;
     /// Delays of ACKs are counted, of connections in the control arm.
     pub const MEASURES_ACKS: u32 = 1 << 9;
+    /// [`super::Policy::epochs`] are set.
+    pub const BRAKED: u32 = 1 << 10;
+    /// Of [`crate::UNMATCHED`]: peers are noted in [`crate::maps::DISCOVERED`].
+    pub const DISCOVERS: u32 = 1 << 11;
+    /// Those that are more work when a connection is established: one test for most.
+    pub const AT_ESTABLISHED: u32 = TIMED | BRAKED | DISCOVERS;
 }
 
 /// Bits of `LASTING`: options that connections without storage may have.

@@ -34,42 +34,24 @@ pub(crate) fn epoch(policy: &Policy, direction: u32) -> u32 {
 /// Whether a connection of an arm with these settings begins with the kernel's own initial RTO; it is counted.
 #[inline(always)]
 pub(crate) fn holds(arm: u32, policy: &Policy, direction: u32) -> bool {
-    let holds = holds_now(arm, policy, direction);
-    if holds {
-        Tally::of(arm, direction).add(Counter::BRAKED, 1);
+    if policy.flags & policy_flags::BRAKED == 0 || rto_brake_holds(arm, direction) == 0 {
+        return false;
     }
-    holds
-}
-
-/// Whether one that began now would.
-#[inline(always)]
-fn holds_now(arm: u32, policy: &Policy, direction: u32) -> bool {
-    let (epoch, budget) = limits(policy, direction);
-    let leased = policy.flags & policy_flags::LEASED;
-    epoch != 0 && rto_brake_holds(key(arm::slot(arm), direction), epoch, budget, leased) != 0
+    Tally::of(arm, direction).add(Counter::BRAKED, 1);
+    true
 }
 
 /// All bits if a connection of this arm that began now had the initial RTO of its settings, else 0. (A branch less, of
 /// which the verifier would follow both sides.)
 #[inline(always)]
 pub(crate) fn lets_through(arm: u32, direction: u32) -> u32 {
-    rto_brake_holds_arm(arm, direction).wrapping_sub(1)
+    rto_brake_holds(arm, direction).wrapping_sub(1)
 }
 
-/// Credits a connection that was established.
+/// Credits a connection that was established after so many retransmissions.
 #[inline(always)]
-pub(crate) fn credit(arm: u32, policy: &Policy, direction: u32, is_clean: bool) {
-    let epoch = epoch(policy, direction);
-    if epoch != 0 {
-        let epoch = if is_clean { epoch } else { 0 };
-        rto_brake_credit(key(arm::slot(arm), direction), epoch);
-    }
-}
-
-/// The same for one that has storage.
-#[inline(always)]
-pub(crate) fn credit_stored(state: &SocketState, retransmissions: u32) {
-    rto_brake_credit_arm(state.arm, state.direction, retransmissions);
+pub(crate) fn credit(arm: u32, direction: u32, retransmissions: u32) {
+    rto_brake_credit(arm, direction, retransmissions);
 }
 
 /// Spends so many retransmissions of the budget.
@@ -93,8 +75,15 @@ pub(crate) fn judged_spurious(state: &SocketState, retransmissions: u32) {
 
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn rto_brake_holds(key: u32, epoch: u32, budget: u32, leased: u32) -> u32 {
-    if leased != 0 {
+extern "C" fn rto_brake_holds(arm: u32, direction: u32) -> u32 {
+    let Some(policy) = tables::settings(arm) else {
+        return 0;
+    };
+    let (epoch, budget) = limits(policy, direction);
+    if epoch == 0 {
+        return 0;
+    }
+    if policy.flags & policy_flags::LEASED != 0 {
         let Some(until_ns) = LEASE.get(0) else {
             return 1;
         };
@@ -103,7 +92,7 @@ extern "C" fn rto_brake_holds(key: u32, epoch: u32, budget: u32, leased: u32) ->
             return 1;
         }
     }
-    match seen(key) {
+    match seen(key(arm::slot(arm), direction)) {
         Some((_, brake)) => brake.holds(epoch, budget).into(),
         None => 0,
     }
@@ -111,30 +100,22 @@ extern "C" fn rto_brake_holds(key: u32, epoch: u32, budget: u32, leased: u32) ->
 
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn rto_brake_holds_arm(arm: u32, direction: u32) -> u32 {
-    let policy = tables::settings(arm);
-    policy.map_or(0, |policy| holds_now(arm, policy, direction).into())
-}
-
-#[unsafe(no_mangle)]
-#[inline(never)]
-extern "C" fn rto_brake_credit(key: u32, epoch: u32) -> u32 {
-    if let Some((place, brake)) = seen(key) {
+extern "C" fn rto_brake_credit(arm: u32, direction: u32, retransmissions: u32) -> u32 {
+    let Some(policy) = tables::settings(arm) else {
+        return 0;
+    };
+    let epoch = epoch(policy, direction);
+    if epoch == 0 {
+        return 0;
+    }
+    if let Some((place, brake)) = seen(key(arm::slot(arm), direction)) {
         if brake.budget > 0 {
             add(place, offset_of!(Brake, budget), -1);
         }
-        if brake.fuse > 0 && brake.epoch == epoch && !brake.is_blown(epoch) {
+        if retransmissions == 0 && brake.fuse > 0 && brake.epoch == epoch && !brake.is_blown(epoch)
+        {
             add(place, offset_of!(Brake, fuse), -1);
         }
-    }
-    0
-}
-
-#[unsafe(no_mangle)]
-#[inline(never)]
-extern "C" fn rto_brake_credit_arm(arm: u32, direction: u32, retransmissions: u32) -> u32 {
-    if let Some(policy) = tables::settings(arm) {
-        credit(arm, policy, direction, retransmissions == 0);
     }
     0
 }

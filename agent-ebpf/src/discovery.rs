@@ -4,10 +4,8 @@ use core::{arch::asm, mem::offset_of};
 
 use aya_ebpf::{bindings::BPF_NOEXIST, programs::SockOpsContext};
 use rto_agent_common::{
-    UNMATCHED, arm,
     discovery::{Discovered, Prefix},
     histogram::{BUCKETS, Histogram, bucket_of},
-    statistics,
 };
 
 use crate::{
@@ -25,13 +23,10 @@ static NOTHING_SEEN: Discovered = Discovered {
     },
 };
 
-/// Notes a connection that was established, if no entry covers it and it is one of those that are noted.
+/// Notes a connection that was established and that no entry covers, if it is one of those that are noted.
 #[inline(always)]
-pub(crate) fn note(ctx: &SockOpsContext, arm: u32, retransmissions: u32) {
+pub(crate) fn note(ctx: &SockOpsContext, retransmissions: u32) {
     const CHOSEN: u32 = Discovered::ONE_IN - 1;
-    if arm != arm::treated(UNMATCHED) || !tables::counts(statistics::UNMATCHED) {
-        return;
-    }
     if (socket::sequence_hash(ctx) >> 16) & CHOSEN == 0
         && let Some(peer) = lookup::peer(ctx)
     {

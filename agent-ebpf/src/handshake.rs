@@ -4,8 +4,8 @@ use core::arch::asm;
 
 use aya_ebpf::{bindings::bpf_sock_ops, programs::SockOpsContext};
 use rto_agent_common::{
-    GAINS, Handshake, Policy, SLOW_HANDSHAKE_US, SocketState, direction, policy_flags,
-    socket_flags, statistics,
+    GAINS, Handshake, Policy, SLOW_HANDSHAKE_US, SocketState, UNMATCHED, arm, direction,
+    policy_flags, socket_flags, statistics,
 };
 use rto_agent_ebpf::{
     counter::Counter,
@@ -100,14 +100,12 @@ pub(crate) fn established_clean(
     }
     let tally = Tally::of(arm, direction);
     tally.add_one(Counter::CONNECTIONS);
-    brake::credit(arm, policy, direction, true);
-    discovery::note(ctx, arm, 0);
+    let more = policy.flags & policy_flags::AT_ESTABLISHED;
+    if more != 0 {
+        more_at_established(ctx, arm, more, direction);
+    }
     if socket::srtt_us(ctx) > SLOW_HANDSHAKE_US {
         tally.add(Counter::SLOW_HANDSHAKES, 1);
-    }
-    let is_timed = policy.flags & policy_flags::TIMED != 0;
-    if is_timed {
-        tally.time(Times::Handshake, socket::srtt_us(ctx).into(), 1);
     }
     let weight = sampled(ctx);
     if weight != 0
@@ -115,10 +113,25 @@ pub(crate) fn established_clean(
     {
         state.watch.weight = weight;
         state.watch.srtt_sampled_ns = socket::now();
-        if !is_timed {
+        if more & policy_flags::TIMED == 0 {
             tally.time(Times::Handshake, socket::srtt_us(ctx).into(), weight);
         }
     }
+}
+
+/// What only some policies ask for of each connection that was established without a retransmission.
+#[inline(never)]
+fn more_at_established(ctx: &SockOpsContext, arm: u32, more: u32, direction: u32) -> u32 {
+    if more & policy_flags::BRAKED != 0 {
+        brake::credit(arm, direction, 0);
+    }
+    if more & policy_flags::TIMED != 0 {
+        Tally::of(arm, direction).time(Times::Handshake, socket::srtt_us(ctx).into(), 1);
+    }
+    if more & policy_flags::DISCOVERS != 0 {
+        discovery::note(ctx, 0);
+    }
+    0
 }
 
 /// Gives storage to a connection that did without so far: notes whose it is, what was set on it, and which callbacks it
@@ -165,8 +178,10 @@ pub(crate) fn established(
     } else {
         srtt_us.into()
     };
-    brake::credit_stored(state, retransmissions);
-    discovery::note(ctx, state.arm, retransmissions);
+    brake::credit(state.arm, state.direction, retransmissions);
+    if state.arm == arm::treated(UNMATCHED) && tables::counts(statistics::UNMATCHED) {
+        discovery::note(ctx, retransmissions);
+    }
     if time_us > SLOW_HANDSHAKE_US.into() {
         tally.add(Counter::SLOW_HANDSHAKES, 1);
     }

@@ -196,7 +196,11 @@ pub(super) fn prepare(
 
 /// What is in the slot of connections that no entry covers, but for its generation.
 pub(super) fn unmatched_policy() -> Policy {
-    without_settings(&PolicyName::unmatched())
+    let policy = without_settings(&PolicyName::unmatched());
+    Policy {
+        flags: policy.flags | policy_flags::DISCOVERS,
+        ..policy
+    }
 }
 
 /// What is in the slots of the settings of control arms. No connection is counted by them, so that their generation is
