@@ -5,7 +5,7 @@ use clap::Args as _;
 use crate::policy::Settings;
 
 /// Keys that are ordinary words as well; only before " = " are they keys.
-const WORDS: [&str; 2] = ["force", "mptcp"];
+const WORDS: [&str; 4] = ["force", "guard", "mode", "mptcp"];
 const ASSIGNED: &str = " = ";
 
 /// A text with flags in place of keys: "rto_min = 5ms" as "--rto-min 5ms", "force = true" as "--force".

@@ -307,7 +307,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("policies.d/50-cli.toml");
         let settings = Settings {
-            initial_rto: Some(Duration::from_millis(100)),
+            initial_rto: Some(Duration::from_millis(100).into()),
             ..Settings::default()
         };
         let (near, own) = ("near".parse().unwrap(), "own".parse().unwrap());

@@ -41,7 +41,7 @@ fn a_good_file() {
     assert_eq!(config.agent.max_entries, 100);
     let policy = &config.set.policies[&"same-zone".parse().unwrap()];
     assert_eq!(
-        policy.settings.initial_rto,
+        policy.settings.fixed_initial_rto(),
         Some(Duration::from_millis(100))
     );
     let cidr = "fd20:0:0:1::/64".parse().unwrap();

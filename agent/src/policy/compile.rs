@@ -193,7 +193,7 @@ pub fn check_prefix_width(cidr: &Cidr, settings: &Settings) -> Result<(), Settin
     }
     // (What "auto" makes of syn_ack_rto is no shorter than initial_rto.)
     let timers = [
-        ("initial_rto", settings.initial_rto),
+        ("initial_rto", settings.fixed_initial_rto()),
         ("syn_ack_rto", settings.syn_ack_rto.fixed()),
     ];
     for (setting, rto) in timers {
@@ -223,17 +223,17 @@ struct Compiler<'a> {
 
 impl Compiler<'_> {
     fn timers(&mut self, settings: &Settings) {
-        if let Some(asked) = settings.initial_rto
+        if let Some(asked) = settings.fixed_initial_rto()
             && self.is_initial_rto("initial_rto", asked)
         {
             let jiffies = self.quantised("initial_rto", asked);
             self.kernel.initial_rto_jiffies = u32::try_from(jiffies).unwrap_or(u32::MAX);
         }
-        if let Some(asked) = settings.rto_min {
+        if let Some(asked) = settings.fixed_rto_min() {
             self.kernel.rto_min_us = self.bpf_timer("rto_min", asked);
         }
         if let Some(on) = settings.rto_restart {
-            self.rto_restart(on, settings.rto_min);
+            self.rto_restart(on, settings.fixed_rto_min());
         }
         if let Some(asked) = settings.delack_max {
             self.kernel.delack_max_us = self.bpf_timer("delack_max", asked);
@@ -366,6 +366,8 @@ impl Compiler<'_> {
                 syn_retries: settings.syn_retries,
                 mptcp: Mptcp::Keep,
                 holdout: settings.holdout,
+                guard: settings.guard,
+                mode: settings.mode,
                 force: settings.force,
                 rto_restart: settings.rto_restart.filter(|on| !on),
                 ..Settings::default()
@@ -383,9 +385,9 @@ impl Compiler<'_> {
         }
         if let Some(rto_max) = settings.rto_max {
             for (name, value) in [
-                ("initial_rto", settings.initial_rto),
+                ("initial_rto", settings.fixed_initial_rto()),
                 ("syn_ack_rto", settings.syn_ack_rto.fixed()),
-                ("rto_min", settings.rto_min),
+                ("rto_min", settings.fixed_rto_min()),
             ] {
                 if let Some(value) = value.filter(|value| *value > rto_max) {
                     let reason =
@@ -394,7 +396,7 @@ impl Compiler<'_> {
                 }
             }
         }
-        if let (Some(rto_min), Some(delack)) = (settings.rto_min, settings.delack_max) {
+        if let (Some(rto_min), Some(delack)) = (settings.fixed_rto_min(), settings.delack_max) {
             let (rto_min_q, delack_q) = (quantise(rto_min, hz), quantise(delack, hz));
             let text = format_duration(rto_min);
             if delack_q.jiffies == TIMEOUT_MIN && rto_min_q.jiffies == TIMEOUT_MIN {
@@ -412,7 +414,9 @@ impl Compiler<'_> {
                 self.in_range("delack_max", delack, false, &reason);
             }
         }
-        let bare = settings.rto_min.filter(|_| settings.delack_max.is_none());
+        let bare = settings
+            .fixed_rto_min()
+            .filter(|_| settings.delack_max.is_none());
         if let Some(rto_min) = bare.filter(|rto_min| *rto_min <= PEER_DELACK) {
             self.warnings.push(format!(
                 "rto_min = {} without delack_max: peers that delay ACKs by up to {} (the default; \

@@ -36,7 +36,7 @@ impl PolicySet {
 
     fn target(&self, address: IpAddr, host: &HostFacts) -> Option<ProbeTarget> {
         let (_, policy) = self.entry_for(address)?;
-        let jiffies = quantise(policy.settings.initial_rto?, host.hz).jiffies;
+        let jiffies = quantise(policy.settings.fixed_initial_rto()?, host.hz).jiffies;
         (jiffies != u64::from(host.hz)).then(|| ProbeTarget {
             address,
             initial_rto_us: jiffies_to_usecs(jiffies, host.hz),
@@ -84,7 +84,7 @@ mod tests {
         for (i, (cidr, rto)) in entries.iter().enumerate() {
             let name: crate::policy::PolicyName = format!("p{i}").parse().unwrap();
             let settings = Settings {
-                initial_rto: rto.map(Duration::from_millis),
+                initial_rto: rto.map(|ms| Duration::from_millis(ms).into()),
                 ..Settings::default()
             };
             let location = None;

@@ -20,7 +20,7 @@ impl Compiler<'_> {
     }
 
     fn holdout(&mut self, name: &PolicyName, settings: &Settings) {
-        let Some(share) = settings.holdout else {
+        let Some(share) = settings.control_share() else {
             return;
         };
         if share == Share::ZERO || share > Share::HALF {
@@ -71,10 +71,13 @@ fn outlives_connections(settings: &Settings) -> bool {
         syn_retries: _,
         mptcp: _,
         holdout: _,
+        guard: _,
+        mode: _,
         force: _,
     } = settings;
-    let durations = [rto_min, delack_max, rto_max, user_timeout];
-    durations.into_iter().any(Option::is_some)
+    let durations = [delack_max, rto_max, user_timeout];
+    rto_min.is_some()
+        || durations.into_iter().any(Option::is_some)
         || rto_restart.is_some_and(|on| on)
         || thin_linear.is_some()
         || linear_retries.is_some()
@@ -100,7 +103,7 @@ mod tests {
 
     fn handshake() -> Settings {
         Settings {
-            initial_rto: Some(Duration::from_millis(100)),
+            initial_rto: Some(Duration::from_millis(100).into()),
             ..Settings::default()
         }
     }
@@ -127,7 +130,7 @@ mod tests {
         ];
         let of_peers = [
             Settings {
-                rto_min: timer,
+                rto_min: timer.map(Into::into),
                 ..Settings::default()
             },
             Settings {
@@ -147,7 +150,7 @@ mod tests {
                 ..Settings::default()
             },
             Settings {
-                rto_min: timer,
+                rto_min: timer.map(Into::into),
                 ..handshake()
             },
         ];

@@ -29,7 +29,10 @@ impl Compiler<'_> {
                 );
             }
             SynAckRto::Auto => {
-                if let Some(initial_rto) = settings.initial_rto.filter(|_| self.errors.is_empty()) {
+                if let Some(initial_rto) = settings
+                    .fixed_initial_rto()
+                    .filter(|_| self.errors.is_empty())
+                {
                     self.syn_ack_rto_auto(quantise(initial_rto, self.host.hz).jiffies);
                 }
             }
@@ -158,9 +161,9 @@ mod tests {
 
     fn on(host: HostFacts, initial_rto: Option<u64>, syn_ack_rto: SynAckRto) -> Compiled {
         let settings = Settings {
-            initial_rto: initial_rto.map(ms),
+            initial_rto: initial_rto.map(|n| ms(n).into()),
             syn_ack_rto,
-            rto_min: Some(ms(50)),
+            rto_min: Some(ms(50).into()),
             ..Settings::default()
         };
         compile(&"p".parse().unwrap(), &settings, &host).unwrap()
@@ -302,7 +305,7 @@ mod tests {
     fn mptcp_is_a_flag() {
         let flags = |mptcp| {
             let settings = Settings {
-                initial_rto: Some(ms(100)),
+                initial_rto: Some(ms(100).into()),
                 mptcp,
                 ..Settings::default()
             };

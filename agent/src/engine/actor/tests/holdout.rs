@@ -39,7 +39,7 @@ fn a_control_arm_at_run_time_is_warned_of_where_nothing_is_counted() {
         let request = AddRequest {
             cidrs: vec!["10.9.0.0/16".to_owned()],
             settings: Some(Settings {
-                initial_rto: Some(Duration::from_millis(100)),
+                initial_rto: Some(Duration::from_millis(100).into()),
                 holdout: "5%".parse().ok(),
                 ..Settings::default()
             }),
