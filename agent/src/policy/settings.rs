@@ -431,7 +431,7 @@ mod tests {
             assert_eq!(serde_json::from_str::<Settings>(&json).unwrap(), settings);
             json
         };
-        let all = r#"{"initial_rto":"100ms","syn_ack_rto":"keep","rto_min":"5ms","rto_restart":true,"delack_max":"5ms","thin_linear":false,"linear_retries":2,"rto_max":"10s","user_timeout":"30s","syn_retries":6,"mptcp":"apply","holdout":"0.5%","force":true}"#;
+        let all = r#"{"initial_rto":"100ms","syn_ack_rto":"keep","rto_min":"5ms","rto_restart":true,"delack_max":"5ms","thin_linear":false,"linear_retries":2,"rto_max":"10s","user_timeout":"30s","syn_retries":6,"mptcp":"apply","holdout":"0.5%","guard":{"spurious":"0.2%","hold":"20m"},"mode":"advise","force":true}"#;
         assert_eq!(written(all), all);
         assert_eq!(
             written(r#"{"syn_retries":6,"rto_min":null}"#),
@@ -460,7 +460,7 @@ mod tests {
     /// What `add --save` writes is what a configuration is read as.
     #[test]
     fn toml_has_the_keys_of_json() {
-        let json = r#"{"initial_rto":"100ms","syn_ack_rto":"keep","rto_min":"5ms","rto_restart":true,"delack_max":"5ms","thin_linear":false,"linear_retries":2,"rto_max":"10s","user_timeout":"30s","syn_retries":6,"mptcp":"apply","holdout":"0.5%","force":true}"#;
+        let json = r#"{"initial_rto":"100ms","syn_ack_rto":"keep","rto_min":"5ms","rto_restart":true,"delack_max":"5ms","thin_linear":false,"linear_retries":2,"rto_max":"10s","user_timeout":"30s","syn_retries":6,"mptcp":"apply","holdout":"0.5%","guard":{"spurious":"0.2%","hold":"20m"},"mode":"advise","force":true}"#;
         let settings: Settings = serde_json::from_str(json).unwrap();
         let table: toml::Table = settings.to_toml().to_string().parse().unwrap();
         assert_eq!(table["syn_retries"].as_integer(), Some(6));

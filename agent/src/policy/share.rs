@@ -27,9 +27,9 @@ impl Share {
     /// One half.
     pub const HALF: Self = Self(WHOLE / 2);
 
-    /// So many percent, up to 100.
-    pub(super) const fn percent(percent: u8) -> Self {
-        Self::of_units(percent as u64, 0)
+    /// So many hundredths of a percent, up to all of them.
+    pub(super) const fn of_ten_thousand(hundredths: u16) -> Self {
+        Self::of_units(hundredths as u64, 2)
     }
 
     /// A share of so many parts of 2^32.

@@ -3,7 +3,7 @@
 use rto_agent_common::policy_flags;
 
 use super::{Compiler, SettingError};
-use crate::policy::{PolicyName, Settings, Share};
+use crate::policy::{AutoRtoMin, PolicyName, Settings, Share};
 
 impl Compiler<'_> {
     /// The control arm, that of an experiment where there is one.
@@ -13,7 +13,8 @@ impl Compiler<'_> {
             self.kernel.control_below = control.share.below();
             self.kernel.control_seed = control.seed;
             self.kernel.flags &= !policy_flags::CONTROL_BY_PEER;
-            if control.by_peer {
+            // What rto_min is learnt from is of peers that have nothing of the policy.
+            if control.by_peer || settings.auto_rto_min().is_some() {
                 self.kernel.flags |= policy_flags::CONTROL_BY_PEER;
             }
         }
@@ -30,6 +31,18 @@ impl Compiler<'_> {
                 reason: "a control arm has more than 0% and at most 50%; give less, like \"5%\", or leave it out for a \
                          policy without one"
                     .to_owned(),
+            });
+            return;
+        }
+        if settings.auto_rto_min().is_some() && share < AutoRtoMin::LEAST_CONTROL {
+            self.errors.push(SettingError {
+                setting: "holdout",
+                value: share.to_string(),
+                reason: format!(
+                    "rto_min = \"auto\" learns from the control arm; give it {} at least, or leave holdout out for {}",
+                    AutoRtoMin::LEAST_CONTROL,
+                    AutoRtoMin::CONTROL
+                ),
             });
             return;
         }

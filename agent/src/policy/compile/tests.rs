@@ -1,7 +1,8 @@
 use rto_agent_common::SYN_RETRIES_LEN;
 use rto_model::syn::SynTimers;
 
-use super::*;
+use super::{constraints::lifetime, *};
+use crate::policy::{Mptcp, SynAckRto, SynRetries};
 
 /// A host with everything, at HZ 250.
 pub(crate) const HOST: HostFacts = HostFacts {

@@ -42,6 +42,8 @@ pub struct GuardLimits {
 impl Guard {
     /// As [`rto_model::tune::law::Settings::new`] has it.
     const HOLD: Duration = Duration::from_secs(600);
+    /// As [`Rates::DEFAULT`] has it.
+    const SPURIOUS: Share = Share::of_ten_thousand(50);
 
     /// Whether it has brakes, in the program and in the daemon.
     #[must_use]
@@ -58,17 +60,21 @@ impl Guard {
         }
     }
 
+    /// The share of connections with a spurious retransmission that is tolerated.
+    #[must_use]
+    pub fn spurious(&self) -> Share {
+        self.limits().spurious.unwrap_or(Self::SPURIOUS)
+    }
+
     /// The rate of spurious retransmissions that is tolerated, and the one that must be noticed: as far apart as the
     /// defaults.
     #[must_use]
     pub fn rates(&self) -> Rates {
         let default = Rates::DEFAULT;
-        match self.limits().spurious.map(Share::fraction) {
-            Some(tolerated) => Rates {
-                tolerated,
-                intolerable: tolerated * default.intolerable / default.tolerated,
-            },
-            None => default,
+        let tolerated = self.spurious().fraction();
+        Rates {
+            tolerated,
+            intolerable: tolerated * (default.intolerable / default.tolerated),
         }
     }
 
@@ -115,6 +121,58 @@ impl fmt::Display for Guard {
             Self::Warn => f.write_str("warn"),
             Self::Off => f.write_str("off"),
             Self::On(limits) => write_extended::<Self>(limits, f),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::Settings;
+
+    #[test]
+    fn a_word_or_a_table() {
+        for text in ["warn", "on", "off", "on,hold=20m,spurious=0.5%"] {
+            let guard: Guard = text.parse().unwrap();
+            assert_eq!(guard.to_string(), text);
+            let settings = Settings {
+                guard: Some(guard),
+                ..Settings::default()
+            };
+            let json = serde_json::to_string(&settings).unwrap();
+            assert_eq!(serde_json::from_str::<Settings>(&json).unwrap(), settings);
+            let toml = settings.to_toml().to_string();
+            assert_eq!(toml::from_str::<Settings>(&toml).unwrap(), settings);
+        }
+        // A table is on.
+        let guard = |toml: &str| toml::from_str::<Settings>(toml).unwrap().guard();
+        assert_eq!(guard("guard = {}"), guard("guard = 'on'"));
+        assert_eq!(
+            guard("guard = { hold = '20m' }").hold(),
+            Duration::from_secs(1200)
+        );
+        for bad in ["", "On", "on,", "warn,hold=5m", "on,copies=50%", "auto"] {
+            assert!(bad.parse::<Guard>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn values_that_are_learnt_imply_on() {
+        let guard = |toml: &str| toml::from_str::<Settings>(toml).unwrap().guard();
+        assert_eq!(guard("initial_rto = '100ms'"), Guard::Warn);
+        for auto in ["initial_rto = 'auto'", "rto_min = 'auto'"] {
+            assert_eq!(guard(auto), Guard::On(GuardLimits::default()));
+        }
+        assert_eq!(guard("initial_rto = 'auto'\nguard = 'off'"), Guard::Off);
+    }
+
+    #[test]
+    fn defaults_are_those_of_the_model() {
+        let default = rto_model::tune::law::Settings::new(250);
+        for guard in [Guard::Warn, Guard::On(GuardLimits::default())] {
+            assert_eq!(guard.rates(), default.guard);
+            assert_eq!(guard.hold(), Duration::from_millis(default.hold_ms));
+            assert_eq!(guard.spurious().to_string(), "0.5%");
         }
     }
 }

@@ -123,11 +123,11 @@ macro_rules! extended {
 
 extended!(
     InitialRtoSetting,
-    "\"auto\", a duration, like \"5ms\", or a table, like { auto = true, min = \"20ms\" }"
+    "a duration, like \"5ms\", \"auto\" or a table, like { auto = true, min = \"20ms\" }"
 );
 extended!(
     RtoMinSetting,
-    "\"auto\", a duration, like \"5ms\", or a table, like { auto = true, peer_delack = \"5ms\" }"
+    "a duration, like \"5ms\", \"auto\" or a table, like { auto = true, peer_delack = \"5ms\" }"
 );
 extended!(
     Guard,
