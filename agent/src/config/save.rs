@@ -331,6 +331,21 @@ mod tests {
     }
 
     #[test]
+    fn settings_with_tables_are_read_again() {
+        let json = r#"{"initial_rto":{"auto":true,"min":"50ms"},"rto_min":"auto","guard":{"hold":"20m"},"mode":"advise"}"#;
+        let settings: Settings = serde_json::from_str(json).unwrap();
+        let own: PolicyName = "own".parse().unwrap();
+        let text = added("", &[cidr("10.2.0.0/16")], &own, Some(&settings)).unwrap();
+        assert!(
+            text.contains("initial_rto = { auto = true, min = \"50ms\" }\n"),
+            "{text}"
+        );
+        let host = &crate::policy::compile::tests::HOST;
+        let config = crate::config::Config::from_text(Path::new("a.toml"), text, host).unwrap();
+        assert_eq!(config.set.policies[&own].settings, settings);
+    }
+
+    #[test]
     fn comments_stay_and_the_file_changes_at_the_end() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("50-cli.toml");

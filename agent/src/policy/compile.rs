@@ -215,13 +215,13 @@ pub fn check_prefix_width(cidr: &Cidr, settings: &Settings) -> Result<(), Settin
     if settings.force || cidr.prefix() >= narrowest {
         return Ok(());
     }
-    let too_short = |setting, value: String, may_become: &str| SettingError {
+    let bound = format_duration(WIDE_INITIAL_RTO);
+    let too_short = |setting, value: String, becomes: &str, or: &str| SettingError {
         setting,
         value,
         reason: format!(
-            "too short for {cidr}: {may_become}below {} on a prefix shorter than /{narrowest} needs \
-             force = true, because so wide a prefix reaches hosts farther away than that",
-            format_duration(WIDE_INITIAL_RTO)
+            "too short for {cidr}: {becomes}below {bound} on a prefix shorter than /{narrowest} needs \
+             force = true{or}, because so wide a prefix reaches hosts farther away than that"
         ),
     };
     // (What "auto" makes of syn_ack_rto is no shorter than initial_rto.)
@@ -231,17 +231,16 @@ pub fn check_prefix_width(cidr: &Cidr, settings: &Settings) -> Result<(), Settin
     ];
     for (setting, rto) in timers {
         if let Some(rto) = rto.filter(|rto| *rto < WIDE_INITIAL_RTO) {
-            return Err(too_short(setting, format_duration(rto), ""));
+            return Err(too_short(setting, format_duration(rto), "", ""));
         }
     }
     if let Some(auto) = settings.auto_initial_rto()
         && auto.least() < WIDE_INITIAL_RTO
     {
-        let least = format!(
-            "it may become {}, and without a min of at least that ",
-            format_duration(auto.least())
-        );
-        return Err(too_short("initial_rto", "auto".to_owned(), &least));
+        let becomes = format!("it may become {}; ", format_duration(auto.least()));
+        let value = InitialRtoSetting::Auto(*auto).to_string();
+        let or = format!(" or min = {bound}");
+        return Err(too_short("initial_rto", value, &becomes, &or));
     }
     Ok(())
 }

@@ -24,9 +24,9 @@ pub use guard::{Guard, GuardLimits};
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Settings {
-    /// Timeout of the first SYN; auto: learnt from the connections
+    /// Timeout of the first SYN, or auto
     ///
-    /// auto takes min=, max=, spurious= and memory= as well, like auto,min=20ms,max=500ms
+    /// auto is learnt from the connections, and takes min=, max=, spurious= and memory=, like auto,min=20ms,max=500ms
     #[arg(long, value_name = "DURATION|auto")]
     #[serde(with = "text", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(test, schemars(with = "Option<TextOr<AutoInitialRto>>"))]
@@ -43,9 +43,9 @@ pub struct Settings {
     #[serde(with = "text::or_default", skip_serializing_if = "is_default")]
     #[cfg_attr(test, schemars(with = "Option<String>"))]
     pub syn_ack_rto: SynAckRto,
-    /// Lower bound of the RTO of an established connection (2 jiffies to 200ms); auto: learnt from the control arm
+    /// Lower bound of the RTO of an established connection (2 jiffies to 200ms), or auto
     ///
-    /// auto takes peer_delack= as well, like auto,peer_delack=5ms: the longest delay of a peer's ACK
+    /// auto is learnt from the control arm, and takes the longest delay of a peer's ACK, like auto,peer_delack=5ms
     #[arg(long, value_name = "DURATION|auto")]
     #[serde(with = "text", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(test, schemars(with = "Option<TextOr<AutoRtoMin>>"))]
@@ -116,7 +116,7 @@ pub struct Settings {
     #[serde(with = "text", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(test, schemars(with = "Option<TextOr<GuardLimits>>"))]
     pub guard: Option<Guard>,
-    /// Whether values that are learnt are set: apply or advise (computed and shown, nothing is set)
+    /// Whether learnt values are set: apply or advise (computed and shown, not set)
     #[arg(
         long,
         value_name = "apply|advise",

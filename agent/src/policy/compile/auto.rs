@@ -108,7 +108,7 @@ impl Compiler<'_> {
         if let Some(memory) = auto.memory.filter(|memory| !MEMORY.contains(memory)) {
             refuse(
                 format!("auto,memory={}", format_duration(memory)),
-                "what was learnt is kept for 1h to 30d (720h)".to_owned(),
+                "what is learnt is kept for 1h to 30 days".to_owned(),
             );
         }
     }

@@ -265,6 +265,23 @@ fn wide_prefixes_need_force() {
             ..short
         }
     ));
+    let learnt = |text: &str| Settings {
+        initial_rto: text.parse().ok(),
+        ..Settings::default()
+    };
+    assert!(check("10.0.0.0/8", &learnt("auto")));
+    assert!(check("0.0.0.0/0", &learnt("auto,min=200ms")));
+    let forced = Settings {
+        force: true,
+        ..learnt("auto")
+    };
+    assert!(check("0.0.0.0/0", &forced));
+    let error = check_prefix_width(&"::/0".parse().unwrap(), &learnt("auto")).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "initial_rto = auto: too short for ::/0: it may become 20ms; below 200ms on a prefix shorter than /16 needs \
+         force = true or min = 200ms, because so wide a prefix reaches hosts farther away than that"
+    );
 }
 
 #[test]

@@ -179,9 +179,12 @@ macro_rules! fixed_or_auto {
             fn from_str(text: &str) -> Result<Self, String> {
                 match read_extended(text) {
                     Some(auto) => auto,
-                    None => parse_duration(text)
-                        .map(Self::Fixed)
-                        .map_err(|e| format!("not \"auto\", and {e}")),
+                    None => parse_duration(text).map(Self::Fixed).map_err(|e| {
+                        match text.starts_with(|c: char| c.is_ascii_digit()) {
+                            true => e.to_string(),
+                            false => format!("not \"auto\", and {e}"),
+                        }
+                    }),
                 }
             }
         }
