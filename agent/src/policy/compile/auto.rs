@@ -218,11 +218,20 @@ impl Compiler<'_> {
         }
     }
 
-    /// Learnt initial RTOs end with the lease.
+    /// Learnt initial RTOs end with the lease, which the program looks at with its brakes.
     pub(super) fn lease(&mut self, settings: &Settings) {
-        let learnt = self.active.or(self.passive);
-        if settings.auto_initial_rto().is_some() && learnt.is_some() {
-            self.kernel.flags |= policy_flags::LEASED;
+        if settings.auto_initial_rto().is_none() {
+            return;
+        }
+        for (direction, learnt) in [
+            (direction::ACTIVE, self.active),
+            (direction::PASSIVE, self.passive),
+        ] {
+            if learnt.is_some() {
+                self.kernel.flags |= policy_flags::LEASED;
+                let epoch = &mut self.kernel.epochs[direction as usize];
+                *epoch = (*epoch).max(1);
+            }
         }
     }
 }
@@ -334,6 +343,18 @@ mod tests {
             "auto -> 72ms, 18 jiffies at HZ=250"
         );
         assert!(described(&compiled, "syn_ack_rto").starts_with("auto -> 500ms, 125 jiffies"));
+
+        // There is no lease without brakes, and a budget of nothing allows nothing.
+        let learnt = InitialRto {
+            timer: Timer::Value(MS(24)),
+            ..InitialRto::default()
+        };
+        let active = Adjustment {
+            active: learnt,
+            ..Adjustment::default()
+        };
+        let kernel = adjusted("initial_rto = 'auto'", &active).kernel;
+        assert_eq!((kernel.epochs, kernel.budgets), ([1, 0], [0; 2]));
 
         // One direction is enough for a lease.
         let passive = adjusted(
