@@ -122,6 +122,8 @@ fn a_duration_that_is_none_is_a_usage_error() {
     for line in [
         "add 10.0.0.0/8 --initial-rto 100",
         "add 10.0.0.0/8 --rto-min 5sm",
+        "add 10.0.0.0/8 --initial-rto auto,min=5",
+        "add 10.0.0.0/8 --guard maybe",
         "add 10.0.0.0/8 --delack-max x",
         "add 10.0.0.0/8 --rto-max 1",
         "add 10.0.0.0/8 --user-timeout 1h1",
@@ -193,6 +195,19 @@ fn a_switch_of_a_policy_needs_no_value() {
         };
         assert_eq!(add.settings.unwrap().thin_linear, Some(true), "{line}");
     }
+}
+
+#[test]
+fn a_value_that_is_learnt_has_its_bounds_in_one_word() {
+    let line = "add 10.0.0.0/8 --initial-rto auto,min=50ms --rto-min auto --guard on,hold=20m --mode advise";
+    let Verb::Add(add) = parsed(line).unwrap().verb else {
+        panic!("{line}");
+    };
+    let settings = add.settings.unwrap();
+    let auto = settings.auto_initial_rto().unwrap();
+    assert_eq!(auto.least(), Duration::from_millis(50));
+    assert!(settings.auto_rto_min().is_some() && settings.guard().is_on());
+    assert_eq!(settings.mode(), crate::policy::Mode::Advise);
 }
 
 #[test]

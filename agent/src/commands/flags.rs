@@ -5,7 +5,7 @@ use clap::Args as _;
 use crate::policy::Settings;
 
 /// Keys that are ordinary words as well; only before " = " are they keys.
-const WORDS: [&str; 2] = ["force", "mptcp"];
+const WORDS: [&str; 4] = ["force", "guard", "mode", "mptcp"];
 const ASSIGNED: &str = " = ";
 
 /// A text with flags in place of keys: "rto_min = 5ms" as "--rto-min 5ms", "force = true" as "--force".
@@ -60,9 +60,10 @@ fn line(text: &str) -> String {
 pub(super) fn of(settings: &Settings) -> String {
     let table = settings.to_toml();
     let flags = table.iter().map(|(key, value)| {
-        let value = match value.as_str() {
-            Some(text) => text.to_owned(),
-            None => value.to_string().trim().to_owned(),
+        let value = match (value.as_str(), value.as_inline_table()) {
+            (Some(text), _) => text.to_owned(),
+            (None, Some(table)) => extended(table),
+            (None, None) => value.to_string().trim().to_owned(),
         };
         match value.as_str() {
             "true" => flag(key),
@@ -70,6 +71,16 @@ pub(super) fn of(settings: &Settings) -> String {
         }
     });
     flags.collect::<Vec<_>>().join(" ")
+}
+
+/// What the command line has in place of a table: "auto,min=20ms".
+fn extended(table: &toml_edit::InlineTable) -> String {
+    const AUTO: &str = "auto";
+    let mut text = if table.contains_key(AUTO) { AUTO } else { "on" }.to_owned();
+    for (key, value) in table.iter().filter(|(key, _)| *key != AUTO) {
+        text.push_str(&format!(",{key}={}", value.as_str().unwrap_or_default()));
+    }
+    text
 }
 
 fn flag(key: &str) -> String {
@@ -111,6 +122,13 @@ mod tests {
         assert_eq!(
             of(&settings),
             "--initial-rto 100ms --thin-linear --syn-retries 6 --force"
+        );
+        let json =
+            r#"{"initial_rto":{"auto":true,"min":"50ms"},"rto_min":"auto","guard":{"hold":"20m"}}"#;
+        let settings: Settings = serde_json::from_str(json).unwrap();
+        assert_eq!(
+            of(&settings),
+            "--initial-rto auto,min=50ms --rto-min auto --guard on,hold=20m"
         );
     }
 }

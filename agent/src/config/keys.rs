@@ -46,7 +46,7 @@ mod tests {
 
     #[test]
     fn keys_are_the_fields() {
-        assert_eq!(of::<Settings>().len(), 13);
+        assert_eq!(of::<Settings>().len(), 15);
         assert!(of::<AgentConfig>().contains(&"rtt_sampling"));
         assert!(of::<u8>().is_empty());
     }

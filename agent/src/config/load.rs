@@ -17,7 +17,7 @@ use crate::{
     parallel,
     policy::{
         Cidr, HostFacts, Location, Policy, PolicyName, PolicySet,
-        compile::{Compiled, check_prefix_width, compile, uncounted_holdout},
+        compile::{Compiled, check_is_counted, check_prefix_width, compile, uncounted_holdout},
         entries::Builder,
     },
     printable,
@@ -118,7 +118,7 @@ impl Loader {
         let agent = self.agent.take().unwrap_or_default();
         let mut set = PolicySet::default();
         let mut warnings = Vec::new();
-        self.settings(host, &mut set, &mut warnings);
+        self.settings(host, agent.statistics, &mut set, &mut warnings);
         if !agent.statistics {
             warnings.extend(set.policies.iter().filter_map(|(name, policy)| {
                 let warning = uncounted_holdout(&policy.settings)?;
@@ -156,7 +156,13 @@ impl Loader {
     }
 
     /// The policies: each set in one place.
-    fn settings(&mut self, host: &HostFacts, set: &mut PolicySet, warnings: &mut Vec<String>) {
+    fn settings(
+        &mut self,
+        host: &HostFacts,
+        are_counted: bool,
+        set: &mut PolicySet,
+        warnings: &mut Vec<String>,
+    ) {
         let mut first: BTreeMap<&PolicyName, (usize, &RawPolicy)> = BTreeMap::new();
         for (index, raw) in self.policies.iter().filter(|(_, raw)| !raw.is_extension()) {
             if self.errors.len() >= MOST_ERRORS {
@@ -201,6 +207,10 @@ impl Loader {
                             source.error(span, error.to_string())
                         }),
                 ),
+            }
+            if !are_counted && let Err(error) = check_is_counted(&raw.settings) {
+                let span = raw.spans.get(error.setting).unwrap_or(&raw.span).clone();
+                self.errors.push(source.error(span, error.to_string()));
             }
             let location = Some(Location {
                 path: source.path.clone(),

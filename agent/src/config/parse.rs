@@ -44,7 +44,7 @@ impl RawPolicy {
     pub(super) fn sets_nothing(&self) -> bool {
         self.spans
             .keys()
-            .all(|key| [CIDRS, "force", "holdout"].contains(key))
+            .all(|key| [CIDRS, "force", "guard", "holdout", "mode"].contains(key))
     }
 
     /// Whether it only adds CIDRs to a policy that is set elsewhere.

@@ -167,11 +167,35 @@ const POLICY: &[Key] = &[
     },
     Key {
         name: "initial_rto",
-        values: "duration, above 0 and below 120s",
+        values: "duration, above 0 and below 120s; `\"auto\"` or [a table](#values-that-are-learnt)",
         default: "",
-        meaning: "",
-        accepted: &["\"1us\"", "\"119.999s\""],
-        refused: &["\"0s\"", "\"120s\"", "100", "\"100\""],
+        meaning: "Timeout of the first SYN. `\"auto\"`: learnt from the policy's connections",
+        accepted: &[
+            "\"1us\"",
+            "\"119.999s\"",
+            "\"auto\"",
+            "{ auto = true, min = \"1us\", max = \"1us\" }",
+            "{ auto = true, min = \"1s\", max = \"1s\" }",
+            "{ auto = true, spurious = \"0.01%\", memory = \"1h\" }",
+            "{ auto = true, spurious = \"5%\", memory = \"30days\" }",
+        ],
+        refused: &[
+            "\"0s\"",
+            "\"120s\"",
+            "100",
+            "\"100\"",
+            "true",
+            "{}",
+            "{ auto = false }",
+            "{ auto = true, mni = \"20ms\" }",
+            "{ auto = true, min = \"0s\" }",
+            "{ auto = true, max = \"1001ms\" }",
+            "{ auto = true, min = \"21ms\", max = \"20ms\" }",
+            "{ auto = true, spurious = \"0.009%\" }",
+            "{ auto = true, spurious = \"5.1%\" }",
+            "{ auto = true, memory = \"59m\" }",
+            "{ auto = true, memory = \"31days\" }",
+        ],
     },
     Key {
         name: "syn_ack_rto",
@@ -183,15 +207,26 @@ const POLICY: &[Key] = &[
     },
     Key {
         name: "rto_min",
-        values: "duration, 2 jiffies to 200ms",
+        values: "duration, 2 jiffies to 200ms; `\"auto\"` or [a table](#values-that-are-learnt)",
         default: "",
-        meaning: "",
-        accepted: &["\"4.001ms\"", "\"200ms\""],
-        refused: &["\"4ms\"", "\"201ms\""],
+        meaning: "Lower bound of the RTO of an established connection. `\"auto\"`: learnt from the policy's control arm",
+        accepted: &[
+            "\"4.001ms\"",
+            "\"200ms\"",
+            "\"auto\"",
+            "{ auto = true, peer_delack = \"192ms\" }",
+        ],
+        refused: &[
+            "\"4ms\"",
+            "\"201ms\"",
+            "{ auto = true, peer_delack = \"0s\" }",
+            "{ auto = true, peer_delack = \"193ms\" }",
+            "{ auto = true, min = \"5ms\" }",
+        ],
     },
     Key {
         name: "rto_restart",
-        values: "boolean; `true` needs `rto_min`",
+        values: "boolean; `true` needs an `rto_min` that is a duration",
         default: "false",
         meaning: "",
         accepted: &["true"],
@@ -255,11 +290,42 @@ const POLICY: &[Key] = &[
     },
     Key {
         name: "holdout",
-        values: "share, above 0% and up to 50%",
+        values: "share, above 0% and up to 50%; at least 2% with `rto_min = \"auto\"`",
         default: "",
         meaning: "",
         accepted: &["\"0.5%\"", "\"50%\""],
         refused: &["\"0%\"", "\"50.1%\"", "5", "0.05", "\"5\""],
+    },
+    Key {
+        name: "guard",
+        values: "`\"warn\"`, `\"on\"`, `\"off\"` or [a table](#values-that-are-learnt)",
+        default: "\"warn\"",
+        meaning: "What is done about spurious retransmissions of SYNs and SYN-ACKs: they are told, new connections get the kernel's own \
+                  timer or a longer one as well, or nothing is done. `\"on\"` is the default where a value is learnt",
+        accepted: &[
+            "\"on\"",
+            "\"off\"",
+            "{}",
+            "{ spurious = \"0.01%\", hold = \"1m\" }",
+            "{ spurious = \"5%\", hold = \"24h\" }",
+        ],
+        refused: &[
+            "true",
+            "\"auto\"",
+            "{ copies = \"50%\" }",
+            "{ spurious = \"0.009%\" }",
+            "{ spurious = \"5.1%\" }",
+            "{ hold = \"59s\" }",
+            "{ hold = \"25h\" }",
+        ],
+    },
+    Key {
+        name: "mode",
+        values: "`\"apply\"`, or `\"advise\"` where a value is learnt",
+        default: "\"apply\"",
+        meaning: "Whether what is learnt is set, or only computed and shown",
+        accepted: &["\"apply\""],
+        refused: &["\"advise\"", "true"],
     },
     Key {
         name: "force",
@@ -332,6 +398,7 @@ fn defaults_are_those_of_the_parser() {
         );
         // Left out and off are told apart in what is shown, and are the same to the kernel.
         (with.rto_restart, without.rto_restart) = (with.rto_restart.filter(|on| *on), None);
+        (with.guard, without.guard) = (Some(with.guard()), Some(without.guard()));
         assert_eq!(with, without, "{name}");
     }
 }
@@ -356,6 +423,9 @@ fn values_are_taken_up_to_their_bounds() {
         ("rto_restart", "true"),
         ("linear_retries", "1"),
         ("holdout", "\"5%\""),
+        ("guard", "\"on\""),
+        ("guard", "\"off\""),
+        ("mode", "\"advise\""),
         ("force", "true"),
     ] {
         let alone = read(format!("[policy.p]\n{key} = {value}\n"));
@@ -401,7 +471,7 @@ fn table(keys: &[Key]) -> String {
     let mut text = "| key | values | default | meaning | kernel features used (since) |\n|---|---|---|---|---|\n".to_owned();
     for key in keys {
         let default = match (key.name, key.default) {
-            ("holdout", "") => "none".to_owned(),
+            ("holdout", "") => "none; `\"5%\"` with `rto_min = \"auto\"`".to_owned(),
             (_, "") => "the kernel's own".to_owned(),
             (_, default) => format!("`{default}`"),
         };

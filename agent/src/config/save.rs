@@ -307,7 +307,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("policies.d/50-cli.toml");
         let settings = Settings {
-            initial_rto: Some(Duration::from_millis(100)),
+            initial_rto: Some(Duration::from_millis(100).into()),
             ..Settings::default()
         };
         let (near, own) = ("near".parse().unwrap(), "own".parse().unwrap());
@@ -328,6 +328,21 @@ mod tests {
             .unwrap_err()
             .to_string();
         assert!(error.contains("10.2.0.0/16 is not in"), "{error}");
+    }
+
+    #[test]
+    fn settings_with_tables_are_read_again() {
+        let json = r#"{"initial_rto":{"auto":true,"min":"50ms"},"rto_min":"auto","guard":{"hold":"20m"},"mode":"advise"}"#;
+        let settings: Settings = serde_json::from_str(json).unwrap();
+        let own: PolicyName = "own".parse().unwrap();
+        let text = added("", &[cidr("10.2.0.0/16")], &own, Some(&settings)).unwrap();
+        assert!(
+            text.contains("initial_rto = { auto = true, min = \"50ms\" }\n"),
+            "{text}"
+        );
+        let host = &crate::policy::compile::tests::HOST;
+        let config = crate::config::Config::from_text(Path::new("a.toml"), text, host).unwrap();
+        assert_eq!(config.set.policies[&own].settings, settings);
     }
 
     #[test]

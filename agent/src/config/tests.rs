@@ -41,7 +41,7 @@ fn a_good_file() {
     assert_eq!(config.agent.max_entries, 100);
     let policy = &config.set.policies[&"same-zone".parse().unwrap()];
     assert_eq!(
-        policy.settings.initial_rto,
+        policy.settings.fixed_initial_rto(),
         Some(Duration::from_millis(100))
     );
     let cidr = "fd20:0:0:1::/64".parse().unwrap();
@@ -67,6 +67,24 @@ fn a_control_arm_that_is_not_counted_is_warned_of() {
         warning.contains("config.toml:4: policy near: holdout = 5% compares nothing"),
         "{warning}"
     );
+}
+
+#[test]
+fn what_is_learnt_is_counted() {
+    for line in [
+        "initial_rto = { auto = true, min = \"50ms\" }",
+        "rto_min = \"auto\"",
+        "initial_rto = \"100ms\"\nguard = \"on\"",
+    ] {
+        let text = |statistics: bool| {
+            format!("[agent]\nstatistics = {statistics}\n\n[policy.near]\n{line}\n")
+        };
+        assert!(load(&[("config.toml", &text(true))]).is_ok());
+        let said = refusal(&text(false));
+        let place = format!("config.toml:{}:", 4 + line.lines().count());
+        assert!(said.starts_with(&place), "{said}");
+        assert!(said.contains("set statistics = true"), "{said}");
+    }
 }
 
 #[test]
@@ -139,6 +157,27 @@ fn every_refusal_names_place_and_fix() {
         ("no unit", policy("initial_rto = 100")),
         ("zero", policy("initial_rto = \"0ms\"")),
         ("too long", policy("initial_rto = \"2m\"")),
+        ("auto misspelt", policy("initial_rto = \"automatic\"")),
+        (
+            "unknown key of a table",
+            policy("initial_rto = { auto = true, mni = \"20ms\" }"),
+        ),
+        (
+            "auto without brakes",
+            policy("initial_rto = \"auto\"\nguard = \"warn\""),
+        ),
+        (
+            "auto beyond its bounds",
+            policy("[policy.near.initial_rto]\nauto = true\nmin = \"2s\""),
+        ),
+        (
+            "auto of a wide prefix",
+            "[policy.near]\ncidrs = [\"0.0.0.0/0\"]\ninitial_rto = \"auto\"\n".to_owned(),
+        ),
+        (
+            "rto_min auto with a small control arm",
+            policy("rto_min = \"auto\"\nholdout = \"1%\""),
+        ),
         ("rto_min too short", policy("rto_min = \"4ms\"")),
         ("rto_min too long", policy("rto_min = \"300ms\"")),
         ("rto_max too short", policy("rto_max = \"500ms\"")),

@@ -82,7 +82,7 @@ fn limited<'a>(set: &'a PolicySet, host: &HostFacts) -> Vec<Limited<'a>> {
         let SynAckRto::Auto = policy.settings.syn_ack_rto else {
             return None;
         };
-        let initial_rto = quantise(policy.settings.initial_rto?, host.hz).jiffies;
+        let initial_rto = quantise(policy.settings.fixed_initial_rto()?, host.hz).jiffies;
         let syn_ack_rto = syn_ack_rto_auto(initial_rto, hz, host.syn_ack_retries());
         let of = |retries: &u8| syn_ack_rto_auto(initial_rto, hz, *retries) == initial_rto;
         (syn_ack_rto > initial_rto).then(|| Limited {
@@ -332,7 +332,7 @@ mod tests {
         set(&[(
             "near",
             Settings {
-                initial_rto: Some(Duration::from_millis(100)),
+                initial_rto: Some(Duration::from_millis(100).into()),
                 syn_ack_rto,
                 mptcp,
                 ..Settings::default()

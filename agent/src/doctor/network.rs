@@ -247,7 +247,7 @@ pub(super) fn metrics(set: Option<&PolicySet>, findings: &mut Vec<Finding>) {
 /// itself; the RTO is then about three of it.)
 fn slow_start(metric: &Metric, set: &PolicySet) -> Option<String> {
     let (entry, policy) = set.entry_for(metric.address)?;
-    let rto_min = policy.settings.rto_min?;
+    let rto_min = policy.settings.fixed_rto_min()?;
     (metric.rtt > rto_min).then(|| {
         format!(
             "{}: a round trip of {} is cached, more than the rto_min {} of policy {}",
@@ -412,7 +412,7 @@ mod tests {
             },
         );
         let mut settings = Settings {
-            initial_rto: Some(Duration::from_millis(100)),
+            initial_rto: Some(Duration::from_millis(100).into()),
             ..Settings::default()
         };
         let severity = |set: &PolicySet| locked_route(&route, Some(set), "why").severity;
@@ -424,7 +424,7 @@ mod tests {
             },
         );
         assert_eq!(severity(&set), Severity::Warning);
-        settings.rto_min = Some(Duration::from_millis(8));
+        settings.rto_min = Some(Duration::from_millis(8).into());
         set.policies.insert(
             name,
             Policy {

@@ -487,7 +487,12 @@ impl Engine {
     fn consider_probe(&mut self) {
         if self.detached_by.is_none() {
             let resolved = self.reconciler.resolved();
-            let target = resolved.set.probe_target(&resolved.desired.host);
+            let in_force = |name: &PolicyName| {
+                let jiffies = resolved.policies.get(name)?.kernel.initial_rto_jiffies;
+                (jiffies != 0).then_some(u64::from(jiffies))
+            };
+            let host = &resolved.desired.host;
+            let target = resolved.set.probe_target_by(host, in_force);
             self.probing
                 .consider(&self.reconciler.options().cgroup, target);
         }

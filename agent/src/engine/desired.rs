@@ -239,7 +239,7 @@ pub(super) mod tests {
 
     fn settings(ms: u64) -> Settings {
         Settings {
-            initial_rto: Some(Duration::from_millis(ms)),
+            initial_rto: Some(Duration::from_millis(ms).into()),
             ..Settings::default()
         }
     }

@@ -12,7 +12,7 @@ use crate::{
     config::{Config, save},
     policy::{
         Cidr, Location, PolicyName, Settings,
-        compile::{check_prefix_width, uncounted_holdout},
+        compile::{check_is_counted, check_prefix_width, uncounted_holdout},
     },
     printable,
     progress::stepping,
@@ -38,6 +38,9 @@ impl Engine {
         let (name, settings) = policy_for(self.reconciler.desired(), &request)?;
         for cidr in &cidrs {
             check_prefix_width(cidr, &settings).map_err(|e| EngineError::Refused(e.to_string()))?;
+        }
+        if !self.config.config.agent.statistics {
+            check_is_counted(&settings).map_err(|e| EngineError::Refused(e.to_string()))?;
         }
         self.verify_entries(&cidrs, &name);
         let mut answer = if request.save {

@@ -199,7 +199,7 @@ mod tests {
 
     fn settings(ms: u64) -> Settings {
         Settings {
-            initial_rto: Some(Duration::from_millis(ms)),
+            initial_rto: Some(Duration::from_millis(ms).into()),
             ..Settings::default()
         }
     }

@@ -171,7 +171,7 @@ impl Snapshot {
         statistics: &BTreeMap<PolicyName, ArmStatistics>,
     ) -> StatsAnswer {
         let resolved = self.resolved.as_ref();
-        let holdout = |name| resolved?.set.policies.get(name)?.settings.holdout;
+        let holdout = |name| resolved?.set.policies.get(name)?.settings.control_share();
         let policies = statistics.iter();
         StatsAnswer {
             at_ms: now_ms(),

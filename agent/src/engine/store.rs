@@ -252,7 +252,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let mut runtime = RuntimeEntries::default();
         let settings = Settings {
-            initial_rto: Some(Duration::from_millis(100)),
+            initial_rto: Some(Duration::from_millis(100).into()),
             ..Settings::default()
         };
         let entry = RuntimeEntry {

@@ -8,12 +8,15 @@ use rto_model::syn;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Adjustment, Cidr, HostFacts, Mptcp, PolicyName, PolicySet, Settings, SynAckRto, SynRetries,
+    Adjustment, Cidr, HostFacts, InitialRtoSetting, PolicyName, PolicySet, RtoMinSetting, Settings,
+    Timer,
     gain::saved_time,
     plan::MapState,
     units::{format_duration, jiffies_duration, jiffies_to_usecs, quantise},
 };
 
+mod auto;
+mod constraints;
 mod holdout;
 mod syn_ack;
 mod syn_retries;
@@ -30,8 +33,6 @@ const RTO_MAX: Duration = Duration::from_secs(syn::RTO_MAX_S);
 const RTO_MAX_MIN: Duration = Duration::from_secs(1);
 /// 1 to TCP_THIN_LINEAR_RETRIES (include/net/tcp.h, Linux 6.12).
 const LINEAR_RETRIES: std::ops::RangeInclusive<u8> = 1..=6;
-/// What a peer with the kernel's defaults may delay an ACK by (`TCP_DELACK_MIN`).
-const PEER_DELACK: Duration = Duration::from_millis(40);
 /// Below this an initial RTO on a very wide prefix needs `force`: round trips across continents
 /// come near it.
 const WIDE_INITIAL_RTO: Duration = Duration::from_millis(200);
@@ -136,7 +137,10 @@ pub fn compile_adjusted(
         effects: Vec::new(),
         warnings: Vec::new(),
         errors: Vec::new(),
+        active: None,
+        passive: None,
     };
+    compiler.guard(settings);
     compiler.timers(settings);
     compiler.syn_ack_rto(settings);
     compiler.others(settings);
@@ -144,6 +148,7 @@ pub fn compile_adjusted(
     compiler.check_constraints(settings);
     compiler.syn_retries(settings);
     compiler.control_arm(name, settings);
+    compiler.lease(settings);
     if compiler.errors.is_empty() {
         let (initial_rto_us, gain_us) = saved_time(&compiler.kernel, host);
         compiler.kernel.initial_rto_us = initial_rto_us;
@@ -185,29 +190,57 @@ pub fn uncounted_holdout(settings: &Settings) -> Option<String> {
     ))
 }
 
+/// Refuses what goes by counters, for a host on which nothing is counted.
+pub fn check_is_counted(settings: &Settings) -> Result<(), SettingError> {
+    let automatic = [
+        ("initial_rto", settings.auto_initial_rto().map(|_| "auto")),
+        ("rto_min", settings.auto_rto_min().map(|_| "auto")),
+        ("guard", settings.guard().is_on().then_some("on")),
+    ];
+    match automatic.into_iter().find_map(|(setting, value)| Some((setting, value?))) {
+        Some((setting, value)) => Err(SettingError {
+            setting,
+            value: value.to_owned(),
+            reason: "it goes by what the policy counts, and nothing is counted while statistics = false in [agent]; \
+                     set statistics = true"
+                .to_owned(),
+        }),
+        None => Ok(()),
+    }
+}
+
 /// Refuses a short initial RTO on a prefix so wide that it cannot all be near, unless forced.
 pub fn check_prefix_width(cidr: &Cidr, settings: &Settings) -> Result<(), SettingError> {
     let narrowest = if cidr.is_ipv4() { WIDE_V4 } else { WIDE_V6 };
     if settings.force || cidr.prefix() >= narrowest {
         return Ok(());
     }
+    let bound = format_duration(WIDE_INITIAL_RTO);
+    let too_short = |setting, value: String, becomes: &str, or: &str| SettingError {
+        setting,
+        value,
+        reason: format!(
+            "too short for {cidr}: {becomes}below {bound} on a prefix shorter than /{narrowest} needs \
+             force = true{or}, because so wide a prefix reaches hosts farther away than that"
+        ),
+    };
     // (What "auto" makes of syn_ack_rto is no shorter than initial_rto.)
     let timers = [
-        ("initial_rto", settings.initial_rto),
+        ("initial_rto", settings.fixed_initial_rto()),
         ("syn_ack_rto", settings.syn_ack_rto.fixed()),
     ];
     for (setting, rto) in timers {
         if let Some(rto) = rto.filter(|rto| *rto < WIDE_INITIAL_RTO) {
-            return Err(SettingError {
-                setting,
-                value: format_duration(rto),
-                reason: format!(
-                    "too short for {cidr}: below {} on a prefix shorter than /{narrowest} needs \
-                     force = true, because so wide a prefix reaches hosts farther away than that",
-                    format_duration(WIDE_INITIAL_RTO)
-                ),
-            });
+            return Err(too_short(setting, format_duration(rto), "", ""));
         }
+    }
+    if let Some(auto) = settings.auto_initial_rto()
+        && auto.least() < WIDE_INITIAL_RTO
+    {
+        let becomes = format!("it may become {}; ", format_duration(auto.least()));
+        let value = InitialRtoSetting::Auto(*auto).to_string();
+        let or = format!(" or min = {bound}");
+        return Err(too_short("initial_rto", value, &becomes, &or));
     }
     Ok(())
 }
@@ -219,18 +252,27 @@ struct Compiler<'a> {
     effects: Vec<EffectiveSetting>,
     warnings: Vec<String>,
     errors: Vec<SettingError>,
+    /// The initial RTO of connections that this host opens, jiffies; `None`: the kernel's own.
+    active: Option<u64>,
+    /// The same of those that it accepts, as far as their requests live long enough.
+    passive: Option<u64>,
 }
 
 impl Compiler<'_> {
     fn timers(&mut self, settings: &Settings) {
-        if let Some(asked) = settings.initial_rto
-            && self.is_initial_rto("initial_rto", asked)
-        {
-            let jiffies = self.quantised("initial_rto", asked);
-            self.kernel.initial_rto_jiffies = u32::try_from(jiffies).unwrap_or(u32::MAX);
+        match &settings.initial_rto {
+            Some(InitialRtoSetting::Fixed(asked)) => self.initial_rto(*asked),
+            Some(InitialRtoSetting::Auto(auto)) => self.auto_initial_rto(auto, settings),
+            None => {}
         }
-        if let Some(asked) = settings.rto_min {
-            self.kernel.rto_min_us = self.bpf_timer("rto_min", asked);
+        let initial_rto = self.active.unwrap_or_default();
+        self.kernel.initial_rto_jiffies = u32::try_from(initial_rto).unwrap_or(u32::MAX);
+        match &settings.rto_min {
+            Some(RtoMinSetting::Fixed(asked)) => {
+                self.kernel.rto_min_us = self.bpf_timer("rto_min", *asked);
+            }
+            Some(RtoMinSetting::Auto(auto)) => self.auto_rto_min(auto, settings),
+            None => {}
         }
         if let Some(on) = settings.rto_restart {
             self.rto_restart(on, settings.rto_min);
@@ -249,6 +291,24 @@ impl Compiler<'_> {
                 // jiffies_to_msecs() rounds up, unlike jiffies_to_usecs() below.
                 let millis = (jiffies * 1_000).div_ceil(u64::from(self.host.hz));
                 self.kernel.rto_max_ms = u32::try_from(millis).unwrap_or(u32::MAX);
+            }
+        }
+    }
+
+    fn initial_rto(&mut self, asked: Duration) {
+        if !self.is_initial_rto("initial_rto", asked) {
+            return;
+        }
+        let configured = quantise(asked, self.host.hz).jiffies;
+        let Adjustment {
+            active, passive, ..
+        } = self.adjustment;
+        self.active = self.adjusted(active.timer, Some(configured));
+        self.passive = self.adjusted(passive.timer, Some(configured));
+        match active.timer {
+            Timer::Configured => drop(self.quantised("initial_rto", asked)),
+            Timer::Kernel | Timer::Value(_) => {
+                self.adjusted_effect("initial_rto", &format_duration(asked), self.active);
             }
         }
     }
@@ -295,26 +355,35 @@ impl Compiler<'_> {
         }
     }
 
-    fn rto_restart(&mut self, on: bool, rto_min: Option<Duration>) {
+    fn rto_restart(&mut self, on: bool, rto_min: Option<RtoMinSetting>) {
         let note = format!(
             "rto_min less the smoothed RTT while fewer than {} segments are outstanding \
              (experimental)",
             restart::THRESHOLD
         );
-        match rto_min {
-            _ if !on => self.effect("rto_restart", "off", "off".to_owned(), None, None),
-            Some(_) => {
+        let reason = match rto_min {
+            _ if !on => {
+                self.effect("rto_restart", "off", "off".to_owned(), None, None);
+                return;
+            }
+            Some(RtoMinSetting::Fixed(_)) => {
                 self.kernel.restart_hz = self.host.hz;
                 self.effect("rto_restart", "on", "on".to_owned(), None, Some(&note));
+                return;
             }
-            None => self.errors.push(SettingError {
-                setting: "rto_restart",
-                value: on.to_string(),
-                reason: "it lowers rto_min by the smoothed RTT, and the policy has none; add \
-                         rto_min, like rto_min = \"100ms\""
-                    .to_owned(),
-            }),
-        }
+            Some(RtoMinSetting::Auto(_)) => {
+                "it lowers rto_min by the smoothed RTT, and a value that is learnt is for timers without that; give \
+                 rto_min a value, like rto_min = \"100ms\", or leave rto_restart out"
+            }
+            None => {
+                "it lowers rto_min by the smoothed RTT, and the policy has none; add rto_min, like rto_min = \"100ms\""
+            }
+        };
+        self.errors.push(SettingError {
+            setting: "rto_restart",
+            value: on.to_string(),
+            reason: reason.to_owned(),
+        });
     }
 
     fn linear_retries(&mut self, retries: u8, thin_linear: Option<bool>) {
@@ -352,96 +421,6 @@ impl Compiler<'_> {
         let jiffies = self.quantised(setting, asked);
         // As the kernel tells it when it is asked for the option.
         u32::try_from(jiffies_to_usecs(jiffies, hz)).unwrap_or(u32::MAX)
-    }
-
-    /// Rules between settings.
-    fn check_constraints(&mut self, settings: &Settings) {
-        let hz = self.host.hz;
-        if *settings
-            == (Settings {
-                syn_ack_rto: match settings.syn_ack_rto {
-                    SynAckRto::Fixed(_) => SynAckRto::default(),
-                    not_set => not_set,
-                },
-                syn_retries: settings.syn_retries,
-                mptcp: Mptcp::Keep,
-                holdout: settings.holdout,
-                force: settings.force,
-                rto_restart: settings.rto_restart.filter(|on| !on),
-                ..Settings::default()
-            })
-            && !matches!(settings.syn_retries, SynRetries::Fixed(_))
-        {
-            self.errors.push(SettingError {
-                setting: "",
-                value: String::new(),
-                reason:
-                    "the policy sets nothing; give it at least one of initial_rto, syn_ack_rto, \
-                         rto_min, delack_max, thin_linear, rto_max, user_timeout, syn_retries"
-                        .to_owned(),
-            });
-        }
-        if let Some(rto_max) = settings.rto_max {
-            for (name, value) in [
-                ("initial_rto", settings.initial_rto),
-                ("syn_ack_rto", settings.syn_ack_rto.fixed()),
-                ("rto_min", settings.rto_min),
-            ] {
-                if let Some(value) = value.filter(|value| *value > rto_max) {
-                    let reason =
-                        format!("it is below {name} = {}; raise it", format_duration(value));
-                    self.in_range("rto_max", rto_max, false, &reason);
-                }
-            }
-        }
-        if let (Some(rto_min), Some(delack)) = (settings.rto_min, settings.delack_max) {
-            let (rto_min_q, delack_q) = (quantise(rto_min, hz), quantise(delack, hz));
-            let text = format_duration(rto_min);
-            if delack_q.jiffies == TIMEOUT_MIN && rto_min_q.jiffies == TIMEOUT_MIN {
-                self.warnings.push(format!(
-                    "rto_min = {text} and delack_max = {} are both the least the kernel takes: \
-                     an ACK may come as late as the timeout, and the segment be sent twice; a \
-                     larger rto_min avoids it",
-                    format_duration(delack)
-                ));
-            } else if delack_q.jiffies >= rto_min_q.jiffies {
-                let reason = format!(
-                    "an ACK delayed as long as rto_min = {text} makes a peer with the same policy \
-                     retransmit for nothing; make it shorter"
-                );
-                self.in_range("delack_max", delack, false, &reason);
-            }
-        }
-        let bare = settings.rto_min.filter(|_| settings.delack_max.is_none());
-        if let Some(rto_min) = bare.filter(|rto_min| *rto_min <= PEER_DELACK) {
-            self.warnings.push(format!(
-                "rto_min = {} without delack_max: peers that delay ACKs by up to {} (the default; \
-                 a host without this policy) will be sent segments twice; give both ends a \
-                 delack_max below it, or choose more than {}",
-                format_duration(rto_min),
-                format_duration(PEER_DELACK),
-                format_duration(PEER_DELACK),
-            ));
-        } else if let Some(rto_min) = bare.filter(|_| settings.rto_restart == Some(true)) {
-            self.warnings.push(format!(
-                "rto_restart = true without delack_max: peers that are more than {} away and delay \
-                 ACKs by up to {} (the default; a host without this policy) will be sent segments \
-                 twice; give both ends a delack_max",
-                format_duration(rto_min.saturating_sub(PEER_DELACK)),
-                format_duration(PEER_DELACK),
-            ));
-        }
-        let capped = settings.rto_max.filter(|rto_max| *rto_max < RTO_MAX);
-        if let Some(rto_max) = capped.filter(|_| settings.user_timeout.is_none()) {
-            let kernel = format_duration(lifetime(RTO_MAX));
-            self.warnings.push(format!(
-                "rto_max = {}: an established connection without an answer ends after about {} by \
-                 net.ipv4.tcp_retries2 = {TCP_RETRIES2}, with the kernel's own rto_max after {kernel}; \
-                 user_timeout = \"{kernel}\" keeps that",
-                format_duration(rto_max),
-                format_duration(lifetime(rto_max)),
-            ));
-        }
     }
 
     fn in_range(
@@ -560,16 +539,6 @@ impl PolicySet {
         image.entries = self.entries.clone();
         Ok((image, effects))
     }
-}
-
-/// The kernel's default of net.ipv4.tcp_retries2.
-const TCP_RETRIES2: u8 = 15;
-
-/// For how long an established connection waits for an answer (`retransmits_timed_out()`, from TCP_RTO_MIN on).
-fn lifetime(rto_max: Duration) -> Duration {
-    const RTO_MIN_MS: u64 = 200;
-    let rto_max_ms = u64::try_from(rto_max.as_millis()).unwrap_or(u64::MAX);
-    Duration::from_millis(syn::model_timeout(RTO_MIN_MS, rto_max_ms, TCP_RETRIES2))
 }
 
 #[cfg(test)]

@@ -24,7 +24,10 @@ pub use adjustment::{Adjustment, Adjustments, ControlArm, InitialRto, Timer};
 pub use cidr::{Cidr, CidrError};
 pub use entries::{Entries, EntryRef};
 pub use name::{NameError, PolicyName};
-pub use settings::{Mptcp, Settings, SynAckRto, SynRetries};
+pub use settings::{
+    AutoInitialRto, AutoRtoMin, Guard, GuardLimits, InitialRtoSetting, Mode, Mptcp, RtoMinSetting,
+    Settings, SynAckRto, SynRetries, True,
+};
 pub use share::{Share, ShareError};
 pub use target::ProbeTarget;
 

@@ -11,17 +11,26 @@ use super::{
     units::{format_duration, parse_duration},
 };
 
+mod auto;
+mod guard;
+mod text;
+
+pub use auto::{AutoInitialRto, AutoRtoMin, InitialRtoSetting, RtoMinSetting, True};
+pub use guard::{Guard, GuardLimits};
+
 /// What a policy sets. A field that is `None` leaves the kernel's own value.
 #[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args, Serialize, Deserialize)]
 #[command(next_help_heading = "Settings, instead of --policy")]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Settings {
-    /// Timeout of the first SYN
-    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    /// Timeout of the first SYN, or auto
+    ///
+    /// auto is learnt from the connections, and takes min=, max=, spurious= and memory=, like auto,min=20ms,max=500ms
+    #[arg(long, value_name = "DURATION|auto")]
     #[serde(with = "text", skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(test, schemars(with = "Option<String>"))]
-    pub initial_rto: Option<Duration>,
+    #[cfg_attr(test, schemars(with = "Option<TextOr<AutoInitialRto>>"))]
+    pub initial_rto: Option<InitialRtoSetting>,
     /// Timeout of the first SYN-ACK: auto, keep (the kernel's own) or a duration
     ///
     /// auto is as short as --initial-rto, as far as half-open requests still live 31s
@@ -34,11 +43,13 @@ pub struct Settings {
     #[serde(with = "text::or_default", skip_serializing_if = "is_default")]
     #[cfg_attr(test, schemars(with = "Option<String>"))]
     pub syn_ack_rto: SynAckRto,
-    /// Lower bound of the RTO of an established connection (2 jiffies to 200ms)
-    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    /// Lower bound of the RTO of an established connection (2 jiffies to 200ms), or auto
+    ///
+    /// auto is learnt from the control arm, and takes the longest delay of a peer's ACK, like auto,peer_delack=5ms
+    #[arg(long, value_name = "DURATION|auto")]
     #[serde(with = "text", skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(test, schemars(with = "Option<String>"))]
-    pub rto_min: Option<Duration>,
+    #[cfg_attr(test, schemars(with = "Option<TextOr<AutoRtoMin>>"))]
+    pub rto_min: Option<RtoMinSetting>,
     /// Lower --rto-min by the smoothed RTT at the end of a flight (experimental)
     ///
     /// That is while fewer than 4 segments are outstanding
@@ -97,6 +108,24 @@ pub struct Settings {
     #[serde(with = "text", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(test, schemars(with = "Option<Share>"))]
     pub holdout: Option<Share>,
+    /// What is done about spurious retransmissions of SYNs and SYN-ACKs: warn, on or off
+    ///
+    /// warn tells of them, on goes back to the kernel's own timers as well; on is the default with auto, and takes
+    /// spurious= and hold=, like on,spurious=0.5%,hold=10m
+    #[arg(long, value_name = "warn|on|off")]
+    #[serde(with = "text", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(test, schemars(with = "Option<TextOr<GuardLimits>>"))]
+    pub guard: Option<Guard>,
+    /// Whether learnt values are set: apply or advise (computed and shown, not set)
+    #[arg(
+        long,
+        value_name = "apply|advise",
+        default_value_t,
+        hide_default_value = true
+    )]
+    #[serde(with = "text::or_default", skip_serializing_if = "is_default")]
+    #[cfg_attr(test, schemars(with = "Option<String>"))]
+    pub mode: Mode,
     /// Allow an initial RTO below 200ms on a prefix shorter than /8 (IPv4) or /16 (IPv6)
     #[arg(long, help_heading = Resettable::Reset)]
     pub force: bool,
@@ -112,7 +141,91 @@ enum WordOrNumber {
     Number(u8),
 }
 
+/// A text or a table, for the schema.
+#[cfg(test)]
+#[derive(schemars::JsonSchema)]
+#[serde(untagged)]
+#[expect(dead_code, reason = "only its schema is used")]
+enum TextOr<T> {
+    Text(String),
+    Table(T),
+}
+
 impl Settings {
+    /// How `initial_rto` is learnt, if it is.
+    #[must_use]
+    pub const fn auto_initial_rto(&self) -> Option<&AutoInitialRto> {
+        match &self.initial_rto {
+            Some(InitialRtoSetting::Auto(auto)) => Some(auto),
+            Some(InitialRtoSetting::Fixed(_)) | None => None,
+        }
+    }
+
+    /// The same for connections that are accepted: unless `syn_ack_rto` says something else.
+    #[must_use]
+    pub const fn auto_syn_ack_rto(&self) -> Option<&AutoInitialRto> {
+        match self.syn_ack_rto {
+            SynAckRto::Auto => self.auto_initial_rto(),
+            SynAckRto::Keep | SynAckRto::Fixed(_) => None,
+        }
+    }
+
+    /// How `rto_min` is learnt, if it is.
+    #[must_use]
+    pub const fn auto_rto_min(&self) -> Option<&AutoRtoMin> {
+        match &self.rto_min {
+            Some(RtoMinSetting::Auto(auto)) => Some(auto),
+            Some(RtoMinSetting::Fixed(_)) | None => None,
+        }
+    }
+
+    /// Whether any of its values is learnt.
+    #[must_use]
+    pub const fn is_automatic(&self) -> bool {
+        self.auto_initial_rto().is_some() || self.auto_rto_min().is_some()
+    }
+
+    /// `initial_rto` where it is a given value.
+    #[must_use]
+    pub const fn fixed_initial_rto(&self) -> Option<Duration> {
+        match self.initial_rto {
+            Some(InitialRtoSetting::Fixed(rto)) => Some(rto),
+            Some(InitialRtoSetting::Auto(_)) | None => None,
+        }
+    }
+
+    /// `rto_min` where it is a given value.
+    #[must_use]
+    pub const fn fixed_rto_min(&self) -> Option<Duration> {
+        match self.rto_min {
+            Some(RtoMinSetting::Fixed(rto)) => Some(rto),
+            Some(RtoMinSetting::Auto(_)) | None => None,
+        }
+    }
+
+    /// What is done about spurious retransmissions: values that are learnt have brakes, whatever is left out.
+    #[must_use]
+    pub fn guard(&self) -> Guard {
+        let implied = match self.is_automatic() {
+            true => Guard::On(GuardLimits::default()),
+            false => Guard::Warn,
+        };
+        self.guard.unwrap_or(implied)
+    }
+
+    /// Whether values that are learnt are set.
+    #[must_use]
+    pub const fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    /// The share of the control arm: where `rto_min` is learnt, there is one.
+    #[must_use]
+    pub fn control_share(&self) -> Option<Share> {
+        let implied = self.auto_rto_min().map(|_| AutoRtoMin::CONTROL);
+        self.holdout.or(implied)
+    }
+
     /// Whether it sets anything at all.
     pub fn is_empty(&self) -> bool {
         let force = self.force;
@@ -127,6 +240,10 @@ impl Settings {
     pub fn to_toml(&self) -> toml_edit::Table {
         let document = toml_edit::ser::to_document(self);
         let mut table = document.map_or_else(|_| toml_edit::Table::new(), |d| d.as_table().clone());
+        for (_, item) in table.iter_mut() {
+            // In the line of its key.
+            item.make_value();
+        }
         if !self.force {
             table.remove("force");
         }
@@ -182,6 +299,16 @@ pub enum Mptcp {
     Keep,
     /// They get `initial_rto` as any other.
     Apply,
+}
+
+/// The `mode` setting.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mode {
+    /// What is learnt is set.
+    #[default]
+    Apply,
+    /// It is computed and shown, and nothing is set.
+    Advise,
 }
 
 impl FromStr for SynRetries {
@@ -257,133 +384,24 @@ impl fmt::Display for Mptcp {
     }
 }
 
-/// serde for values that people write as text. A number is read as its digits, so that what is missing from it,
-/// like a unit, is said by the parser of the value.
-mod text {
-    use std::{fmt, marker::PhantomData, time::Duration};
+impl FromStr for Mode {
+    type Err = String;
 
-    use serde::{
-        Deserializer, Serializer,
-        de::{Error, Visitor},
-    };
-
-    use super::{Mptcp, Share, SynAckRto, SynRetries, format_duration, parse_duration};
-
-    pub(super) trait Text: Sized {
-        const WANTED: &'static str;
-        fn read(text: &str) -> Result<Self, String>;
-        fn write(&self) -> String;
-
-        /// The value where it is a number.
-        fn number(&self) -> Option<u8> {
-            None
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "apply" => Ok(Self::Apply),
+            "advise" => Ok(Self::Advise),
+            _ => Err(format!("{text:?} is neither \"apply\" nor \"advise\"")),
         }
     }
+}
 
-    impl Text for Duration {
-        const WANTED: &'static str = "a duration, like \"5ms\"";
-        fn read(text: &str) -> Result<Self, String> {
-            parse_duration(text).map_err(|e| e.to_string())
-        }
-        fn write(&self) -> String {
-            format_duration(*self)
-        }
-    }
-
-    macro_rules! text {
-        ($type:ty, $wanted:literal $(, $number:expr)?) => {
-            impl Text for $type {
-                const WANTED: &'static str = $wanted;
-                fn read(text: &str) -> Result<Self, String> {
-                    text.parse::<Self>().map_err(|e| e.to_string())
-                }
-                fn write(&self) -> String {
-                    self.to_string()
-                }
-                $(fn number(&self) -> Option<u8> {
-                    $number(self)
-                })?
-            }
-        };
-    }
-
-    text!(SynAckRto, "\"auto\", \"keep\" or a duration, like \"5ms\"");
-    text!(
-        SynRetries,
-        "\"auto\", \"keep\" or a number from 1 to 127",
-        |retries: &SynRetries| match retries {
-            SynRetries::Fixed(number) => Some(*number),
-            SynRetries::Auto | SynRetries::Keep => None,
-        }
-    );
-    text!(Mptcp, "\"keep\" or \"apply\"");
-    text!(Share, "a share, like \"5%\"");
-
-    struct Given<T>(PhantomData<T>);
-
-    impl<'de, T: Text> Visitor<'de> for Given<T> {
-        type Value = Option<T>;
-
-        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str(T::WANTED)
-        }
-
-        fn visit_str<E: Error>(self, text: &str) -> Result<Self::Value, E> {
-            T::read(text).map(Some).map_err(E::custom)
-        }
-
-        fn visit_i64<E: Error>(self, number: i64) -> Result<Self::Value, E> {
-            self.visit_str(&number.to_string())
-        }
-
-        fn visit_u64<E: Error>(self, number: u64) -> Result<Self::Value, E> {
-            self.visit_str(&number.to_string())
-        }
-
-        fn visit_f64<E: Error>(self, number: f64) -> Result<Self::Value, E> {
-            self.visit_str(&number.to_string())
-        }
-
-        fn visit_unit<E: Error>(self) -> Result<Self::Value, E> {
-            Ok(None)
-        }
-    }
-
-    pub(super) fn serialize<T: Text, S: Serializer>(
-        value: &Option<T>,
-        serializer: S,
-    ) -> Result<S::Ok, S::Error> {
-        match value {
-            Some(value) => serializer.serialize_str(&value.write()),
-            None => serializer.serialize_none(),
-        }
-    }
-
-    pub(super) fn deserialize<'de, T: Text, D: Deserializer<'de>>(
-        deserializer: D,
-    ) -> Result<Option<T>, D::Error> {
-        deserializer.deserialize_any(Given(PhantomData))
-    }
-
-    /// For a value that has one that stands for none.
-    pub(super) mod or_default {
-        use super::{Deserializer, Serializer, Text};
-
-        pub(in super::super) fn serialize<T: Text, S: Serializer>(
-            value: &T,
-            serializer: S,
-        ) -> Result<S::Ok, S::Error> {
-            match value.number() {
-                Some(number) => serializer.serialize_u8(number),
-                None => serializer.serialize_str(&value.write()),
-            }
-        }
-
-        pub(in super::super) fn deserialize<'de, T: Text + Default, D: Deserializer<'de>>(
-            deserializer: D,
-        ) -> Result<T, D::Error> {
-            super::deserialize(deserializer).map(Option::unwrap_or_default)
-        }
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Apply => "apply",
+            Self::Advise => "advise",
+        })
     }
 }
 
@@ -413,7 +431,7 @@ mod tests {
             assert_eq!(serde_json::from_str::<Settings>(&json).unwrap(), settings);
             json
         };
-        let all = r#"{"initial_rto":"100ms","syn_ack_rto":"keep","rto_min":"5ms","rto_restart":true,"delack_max":"5ms","thin_linear":false,"linear_retries":2,"rto_max":"10s","user_timeout":"30s","syn_retries":6,"mptcp":"apply","holdout":"0.5%","force":true}"#;
+        let all = r#"{"initial_rto":"100ms","syn_ack_rto":"keep","rto_min":"5ms","rto_restart":true,"delack_max":"5ms","thin_linear":false,"linear_retries":2,"rto_max":"10s","user_timeout":"30s","syn_retries":6,"mptcp":"apply","holdout":"0.5%","guard":{"spurious":"0.2%","hold":"20m"},"mode":"advise","force":true}"#;
         assert_eq!(written(all), all);
         assert_eq!(
             written(r#"{"syn_retries":6,"rto_min":null}"#),
@@ -442,7 +460,7 @@ mod tests {
     /// What `add --save` writes is what a configuration is read as.
     #[test]
     fn toml_has_the_keys_of_json() {
-        let json = r#"{"initial_rto":"100ms","syn_ack_rto":"keep","rto_min":"5ms","rto_restart":true,"delack_max":"5ms","thin_linear":false,"linear_retries":2,"rto_max":"10s","user_timeout":"30s","syn_retries":6,"mptcp":"apply","holdout":"0.5%","force":true}"#;
+        let json = r#"{"initial_rto":"100ms","syn_ack_rto":"keep","rto_min":"5ms","rto_restart":true,"delack_max":"5ms","thin_linear":false,"linear_retries":2,"rto_max":"10s","user_timeout":"30s","syn_retries":6,"mptcp":"apply","holdout":"0.5%","guard":{"spurious":"0.2%","hold":"20m"},"mode":"advise","force":true}"#;
         let settings: Settings = serde_json::from_str(json).unwrap();
         let table: toml::Table = settings.to_toml().to_string().parse().unwrap();
         assert_eq!(table["syn_retries"].as_integer(), Some(6));

@@ -27,6 +27,11 @@ impl Share {
     /// One half.
     pub const HALF: Self = Self(WHOLE / 2);
 
+    /// So many hundredths of a percent, up to all of them.
+    pub(super) const fn of_ten_thousand(hundredths: u16) -> Self {
+        Self::of_units(hundredths as u64, 2)
+    }
+
     /// A share of so many parts of 2^32.
     pub const fn from_parts(parts: u32) -> Self {
         Self(parts as u64)
@@ -37,19 +42,23 @@ impl Share {
         u32::try_from(self.0).unwrap_or(u32::MAX)
     }
 
-    /// So many units in the last decimal, rounded to a part.
-    fn of_units(units: u64, decimals: u32) -> Self {
+    /// From 0 to 1, as near as a decimal that can be written.
+    pub fn fraction(self) -> f64 {
+        let whole = PERCENT * 10u64.pow(DECIMALS);
+        let float = |units: u64| u32::try_from(units).map_or(f64::NAN, f64::from);
+        float(self.units(DECIMALS)) / float(whole)
+    }
+
+    /// So many units in the last decimal, rounded to a part. (The product is below 2^59.)
+    const fn of_units(units: u64, decimals: u32) -> Self {
         let whole = PERCENT * 10u64.pow(decimals);
-        let parts =
-            (u128::from(units) * u128::from(WHOLE) + u128::from(whole / 2)) / u128::from(whole);
-        Self(u64::try_from(parts).unwrap_or(WHOLE))
+        Self((units * WHOLE + whole / 2) / whole)
     }
 
     /// The share in units of the last decimal, rounded.
-    fn units(self, decimals: u32) -> u64 {
-        let whole = u128::from(PERCENT * 10u64.pow(decimals));
-        let units = (u128::from(self.0) * whole + u128::from(WHOLE / 2)) / u128::from(WHOLE);
-        u64::try_from(units).unwrap_or(u64::MAX)
+    const fn units(self, decimals: u32) -> u64 {
+        let whole = PERCENT * 10u64.pow(decimals);
+        (self.0 * whole + WHOLE / 2) / WHOLE
     }
 }
 
@@ -68,23 +77,14 @@ fn parse(text: &str) -> Option<Share> {
         Some(_) => return None,
         None => (number, ""),
     };
-    let is_number = |digits: &str| digits.bytes().all(|b| b.is_ascii_digit());
     let decimals = u32::try_from(fraction.len()).ok()?;
-    if !is_number(whole) || !is_number(fraction) || decimals > DECIMALS {
+    let digits = format!("{whole}{fraction}");
+    let is_number = digits.bytes().all(|b| b.is_ascii_digit());
+    if whole.is_empty() || !is_number || decimals > DECIMALS {
         return None;
     }
-    let scale = 10u64.pow(decimals);
-    let fraction = if fraction.is_empty() {
-        0
-    } else {
-        fraction.parse().ok()?
-    };
-    let units = whole
-        .parse::<u64>()
-        .ok()?
-        .checked_mul(scale)?
-        .checked_add(fraction)?;
-    (units <= PERCENT * scale).then(|| Share::of_units(units, decimals))
+    let units = digits.parse().ok()?;
+    (units <= PERCENT * 10u64.pow(decimals)).then(|| Share::of_units(units, decimals))
 }
 
 impl Serialize for Share {

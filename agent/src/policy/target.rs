@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use ipnetwork::IpNetwork;
 
 use super::{
-    HostFacts, PolicySet,
+    HostFacts, PolicyName, PolicySet,
     units::{jiffies_to_usecs, quantise},
 };
 
@@ -30,17 +30,29 @@ impl PolicySet {
     /// An address whose policy has an initial RTO other than the kernel's own; `None` if there is none. (The program never
     /// puts the probe's connection into a control arm.)
     pub fn probe_target(&self, host: &HostFacts) -> Option<ProbeTarget> {
-        let mut keys = self.entries.keys().take(TRIES);
-        keys.find_map(|cidr| self.target(candidate(cidr.network())?, host))
+        self.probe_target_by(host, |name| {
+            let settings = &self.policies.get(name)?.settings;
+            Some(quantise(settings.fixed_initial_rto()?, host.hz).jiffies)
+        })
     }
 
-    fn target(&self, address: IpAddr, host: &HostFacts) -> Option<ProbeTarget> {
-        let (_, policy) = self.entry_for(address)?;
-        let jiffies = quantise(policy.settings.initial_rto?, host.hz).jiffies;
-        (jiffies != u64::from(host.hz)).then(|| ProbeTarget {
-            address,
-            initial_rto_us: jiffies_to_usecs(jiffies, host.hz),
-        })
+    /// The same by what policies have in force, jiffies: that is not what is given where it is learnt or held back.
+    pub fn probe_target_by(
+        &self,
+        host: &HostFacts,
+        in_force: impl Fn(&PolicyName) -> Option<u64>,
+    ) -> Option<ProbeTarget> {
+        let kernels_own = u64::from(host.hz);
+        let target = |address: IpAddr| {
+            let (entry, _) = self.entry_for(address)?;
+            let jiffies = in_force(entry.policy).filter(|jiffies| *jiffies != kernels_own)?;
+            Some(ProbeTarget {
+                address,
+                initial_rto_us: jiffies_to_usecs(jiffies, host.hz),
+            })
+        };
+        let mut keys = self.entries.keys().take(TRIES);
+        keys.find_map(|cidr| target(candidate(cidr.network())?))
     }
 }
 
@@ -82,9 +94,9 @@ mod tests {
     fn set(entries: &[(&str, Option<u64>)]) -> PolicySet {
         let mut set = PolicySet::default();
         for (i, (cidr, rto)) in entries.iter().enumerate() {
-            let name: crate::policy::PolicyName = format!("p{i}").parse().unwrap();
+            let name: PolicyName = format!("p{i}").parse().unwrap();
             let settings = Settings {
-                initial_rto: rto.map(Duration::from_millis),
+                initial_rto: rto.map(|ms| Duration::from_millis(ms).into()),
                 ..Settings::default()
             };
             let location = None;
@@ -126,6 +138,24 @@ mod tests {
             target(&[("10.0.0.0/8", Some(100)), ("10.0.0.0/24", Some(20))]),
             Some(("10.0.0.1".to_owned(), 20_000))
         );
+    }
+
+    #[test]
+    fn what_is_in_force_decides() {
+        let set = set(&[("10.0.0.0/8", Some(100)), ("10.1.0.0/16", None)]);
+        let by = |in_force: &[(&str, u64)]| {
+            let of = |name: &PolicyName| {
+                let found = in_force.iter().find(|(policy, _)| *policy == name.as_str());
+                found.map(|(_, jiffies)| *jiffies)
+            };
+            let target = set.probe_target_by(&HOST, of)?;
+            Some((target.address.to_string(), target.initial_rto_us))
+        };
+        let found = |address: &str, us| Some((address.to_owned(), us));
+        assert_eq!(by(&[("p0", 50)]), found("10.0.0.1", 200_000));
+        assert_eq!(by(&[("p1", 6)]), found("10.1.0.1", 24_000));
+        assert_eq!(by(&[("p0", 250)]), None);
+        assert_eq!(by(&[]), None);
     }
 
     #[test]

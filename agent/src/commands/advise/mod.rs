@@ -18,7 +18,7 @@ use crate::{
     datapath::probe,
     kernel::facts::host_facts,
     policy::{
-        Cidr, HostFacts, PolicyName, Settings,
+        Cidr, HostFacts, InitialRtoSetting, PolicyName, RtoMinSetting, Settings,
         compile::{check_prefix_width, compile},
     },
 };
@@ -189,10 +189,18 @@ fn suggest(answer: &mut Answer, present: &Settings, host: &HostFacts) {
         let suggestion = decided.advice.suggestion.as_ref()?;
         Some(Duration::from_micros(suggestion.value_us))
     };
-    let other = |suggested: Option<Duration>, present| suggested.filter(|s| Some(*s) != present);
+    let initial_rto = value(&answer.initial_rto).map(InitialRtoSetting::Fixed);
+    let rto_min = value(&answer.rto_min).map(RtoMinSetting::Fixed);
+    // What is learnt needs no advice.
+    let is_other = |rto: &InitialRtoSetting| {
+        present.auto_initial_rto().is_none() && Some(*rto) != present.initial_rto
+    };
+    let is_other_min = |rto_min: &RtoMinSetting| {
+        present.auto_rto_min().is_none() && Some(*rto_min) != present.rto_min
+    };
     let changes = Settings {
-        initial_rto: other(value(&answer.initial_rto), present.initial_rto),
-        rto_min: other(value(&answer.rto_min), present.rto_min),
+        initial_rto: initial_rto.filter(is_other),
+        rto_min: rto_min.filter(is_other_min),
         ..Settings::default()
     };
     if changes.is_empty() {

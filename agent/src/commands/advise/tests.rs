@@ -65,7 +65,7 @@ fn entries(spec: &Settings, cidrs: &[&str]) -> ListAnswer {
 
 fn spec() -> Settings {
     Settings {
-        initial_rto: Some(Duration::from_millis(100)),
+        initial_rto: Some(Duration::from_millis(100).into()),
         thin_linear: Some(true),
         ..Settings::default()
     }
@@ -182,7 +182,7 @@ fn a_value_in_force_that_is_too_short_is_warned_of() {
 #[test]
 fn a_wide_prefix_is_warned_of() {
     let spec = Settings {
-        initial_rto: Some(Duration::from_millis(300)),
+        initial_rto: Some(Duration::from_millis(300).into()),
         ..Settings::default()
     };
     let entries = entries(&spec, &["10.0.0.0/7"]);

@@ -244,7 +244,7 @@ mod tests {
             serde_json::json!({"policy": "near", "by": {"uid": 0, "pid": 1}, "expires_ms": null});
         let entry = serde_json::from_value(entry).unwrap();
         let settings = crate::policy::Settings {
-            initial_rto: Some(Duration::from_millis(100)),
+            initial_rto: Some(Duration::from_millis(100).into()),
             ..Default::default()
         };
         runtime.add(&[cidr.parse().unwrap()], &entry, &settings);

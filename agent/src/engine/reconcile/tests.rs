@@ -61,7 +61,7 @@ fn cidr(text: &str) -> Cidr {
 
 fn with_entry(desired: &Desired, text: &str) -> Desired {
     let settings = Settings {
-        initial_rto: Some(std::time::Duration::from_millis(50)),
+        initial_rto: Some(std::time::Duration::from_millis(50).into()),
         ..Settings::default()
     };
     let entry = RuntimeEntry {

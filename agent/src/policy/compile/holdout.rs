@@ -3,7 +3,7 @@
 use rto_agent_common::policy_flags;
 
 use super::{Compiler, SettingError};
-use crate::policy::{PolicyName, Settings, Share};
+use crate::policy::{AutoRtoMin, PolicyName, Settings, Share};
 
 impl Compiler<'_> {
     /// The control arm, that of an experiment where there is one.
@@ -13,14 +13,15 @@ impl Compiler<'_> {
             self.kernel.control_below = control.share.below();
             self.kernel.control_seed = control.seed;
             self.kernel.flags &= !policy_flags::CONTROL_BY_PEER;
-            if control.by_peer {
+            // What rto_min is learnt from is of peers that have nothing of the policy.
+            if control.by_peer || settings.auto_rto_min().is_some() {
                 self.kernel.flags |= policy_flags::CONTROL_BY_PEER;
             }
         }
     }
 
     fn holdout(&mut self, name: &PolicyName, settings: &Settings) {
-        let Some(share) = settings.holdout else {
+        let Some(share) = settings.control_share() else {
             return;
         };
         if share == Share::ZERO || share > Share::HALF {
@@ -30,6 +31,18 @@ impl Compiler<'_> {
                 reason: "a control arm has more than 0% and at most 50%; give less, like \"5%\", or leave it out for a \
                          policy without one"
                     .to_owned(),
+            });
+            return;
+        }
+        if settings.auto_rto_min().is_some() && share < AutoRtoMin::LEAST_CONTROL {
+            self.errors.push(SettingError {
+                setting: "holdout",
+                value: share.to_string(),
+                reason: format!(
+                    "rto_min = \"auto\" learns from the control arm; give it {} at least, or leave holdout out for {}",
+                    AutoRtoMin::LEAST_CONTROL,
+                    AutoRtoMin::CONTROL
+                ),
             });
             return;
         }
@@ -71,10 +84,13 @@ fn outlives_connections(settings: &Settings) -> bool {
         syn_retries: _,
         mptcp: _,
         holdout: _,
+        guard: _,
+        mode: _,
         force: _,
     } = settings;
-    let durations = [rto_min, delack_max, rto_max, user_timeout];
-    durations.into_iter().any(Option::is_some)
+    let durations = [delack_max, rto_max, user_timeout];
+    rto_min.is_some()
+        || durations.into_iter().any(Option::is_some)
         || rto_restart.is_some_and(|on| on)
         || thin_linear.is_some()
         || linear_retries.is_some()
@@ -100,7 +116,7 @@ mod tests {
 
     fn handshake() -> Settings {
         Settings {
-            initial_rto: Some(Duration::from_millis(100)),
+            initial_rto: Some(Duration::from_millis(100).into()),
             ..Settings::default()
         }
     }
@@ -127,7 +143,7 @@ mod tests {
         ];
         let of_peers = [
             Settings {
-                rto_min: timer,
+                rto_min: timer.map(Into::into),
                 ..Settings::default()
             },
             Settings {
@@ -147,7 +163,7 @@ mod tests {
                 ..Settings::default()
             },
             Settings {
-                rto_min: timer,
+                rto_min: timer.map(Into::into),
                 ..handshake()
             },
         ];

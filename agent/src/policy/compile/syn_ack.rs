@@ -10,9 +10,9 @@ use std::time::Duration;
 use rto_agent_common::{SYN_ACK_RETRIES_LEN, policy_flags};
 use rto_model::syn::{self, syn_ack_lifetime, syn_ack_rto_auto};
 
-use super::{Compiler, EffectiveSetting, SettingError};
+use super::{Compiler, EffectiveSetting, SettingError, auto::KERNELS_OWN};
 use crate::policy::{
-    Mptcp, Settings, SynAckRto,
+    Mptcp, Settings, SynAckRto, Timer,
     units::{format_duration, jiffies_duration, quantise, tenths_of_s},
 };
 
@@ -20,28 +20,40 @@ impl Compiler<'_> {
     pub(super) fn syn_ack_rto(&mut self, settings: &Settings) {
         match settings.syn_ack_rto {
             SynAckRto::Keep => {
-                self.effect(
-                    "syn_ack_rto",
-                    "keep",
-                    "the kernel's own".to_owned(),
-                    None,
-                    None,
-                );
+                self.passive = None;
+                self.effect("syn_ack_rto", "keep", KERNELS_OWN.to_owned(), None, None);
             }
-            SynAckRto::Auto => {
-                if let Some(initial_rto) = settings.initial_rto.filter(|_| self.errors.is_empty()) {
-                    self.syn_ack_rto_auto(quantise(initial_rto, self.host.hz).jiffies);
+            SynAckRto::Auto => match self.passive {
+                _ if !self.errors.is_empty() => {}
+                Some(initial_rto) => self.syn_ack_rto_auto(initial_rto),
+                None if settings.initial_rto.is_some() => {
+                    self.effect("syn_ack_rto", "auto", KERNELS_OWN.to_owned(), None, None);
                 }
-            }
+                None => {}
+            },
             SynAckRto::Fixed(asked) => {
                 if self.is_initial_rto("syn_ack_rto", asked) {
-                    let jiffies = quantise(asked, self.host.hz).jiffies;
-                    let in_kernel = u32::try_from(jiffies).unwrap_or(u32::MAX);
-                    self.kernel.syn_ack_rto_jiffies = [in_kernel; SYN_ACK_RETRIES_LEN];
-                    self.syn_ack_effect(&format_duration(asked), jiffies);
-                    self.warn_of_short_requests(asked, jiffies);
+                    self.syn_ack_rto_fixed(asked);
                 }
             }
+        }
+    }
+
+    fn syn_ack_rto_fixed(&mut self, asked: Duration) {
+        let configured = quantise(asked, self.host.hz).jiffies;
+        let timer = self.adjustment.passive.timer;
+        // What is learnt for "auto" is not for this.
+        self.passive = None;
+        let text = format_duration(asked);
+        let Some(jiffies) = self.adjusted(timer, Some(configured)) else {
+            self.adjusted_effect("syn_ack_rto", &text, None);
+            return;
+        };
+        let in_kernel = u32::try_from(jiffies).unwrap_or(u32::MAX);
+        self.kernel.syn_ack_rto_jiffies = [in_kernel; SYN_ACK_RETRIES_LEN];
+        self.syn_ack_effect(&text, jiffies);
+        if timer == Timer::Configured {
+            self.warn_of_short_requests(asked, jiffies);
         }
     }
 
@@ -158,9 +170,9 @@ mod tests {
 
     fn on(host: HostFacts, initial_rto: Option<u64>, syn_ack_rto: SynAckRto) -> Compiled {
         let settings = Settings {
-            initial_rto: initial_rto.map(ms),
+            initial_rto: initial_rto.map(|n| ms(n).into()),
             syn_ack_rto,
-            rto_min: Some(ms(50)),
+            rto_min: Some(ms(50).into()),
             ..Settings::default()
         };
         compile(&"p".parse().unwrap(), &settings, &host).unwrap()
@@ -302,7 +314,7 @@ mod tests {
     fn mptcp_is_a_flag() {
         let flags = |mptcp| {
             let settings = Settings {
-                initial_rto: Some(ms(100)),
+                initial_rto: Some(ms(100).into()),
                 mptcp,
                 ..Settings::default()
             };

@@ -30,10 +30,7 @@ impl Compiler<'_> {
     /// For each TCP_SYNCNT a socket may have, the one that keeps the time to ETIMEDOUT.
     fn syn_retries_auto(&mut self, settings: &Settings) {
         let (hz, linear) = (u64::from(self.host.hz), self.host.tcp_syn_linear_timeouts);
-        let initial_rto = match settings.initial_rto {
-            Some(rto) => quantise(rto, self.host.hz).jiffies,
-            None => hz,
-        };
+        let initial_rto = self.active.unwrap_or(hz);
         let rto_max = match settings.rto_max {
             Some(rto_max) => quantise(rto_max, self.host.hz).jiffies,
             None => syn::RTO_MAX_S * hz,

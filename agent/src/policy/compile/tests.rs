@@ -1,7 +1,8 @@
 use rto_agent_common::SYN_RETRIES_LEN;
 use rto_model::syn::SynTimers;
 
-use super::*;
+use super::{constraints::lifetime, *};
+use crate::policy::{Mptcp, SynAckRto, SynRetries};
 
 /// A host with everything, at HZ 250.
 pub(crate) const HOST: HostFacts = HostFacts {
@@ -19,6 +20,11 @@ fn ms(n: u64) -> Option<Duration> {
     Some(Duration::from_millis(n))
 }
 
+/// The same for a setting that can be "auto".
+fn timer<T: From<Duration>>(n: u64) -> Option<T> {
+    Some(Duration::from_millis(n).into())
+}
+
 fn compiled(settings: &Settings) -> Compiled {
     compile(&"p".parse().unwrap(), settings, &HOST).unwrap()
 }
@@ -31,8 +37,8 @@ fn errors(settings: &Settings, host: &HostFacts) -> Vec<String> {
 #[test]
 fn a_full_policy_at_hz_250() {
     let compiled = compiled(&Settings {
-        initial_rto: ms(100),
-        rto_min: ms(5),
+        initial_rto: timer(100),
+        rto_min: timer(5),
         delack_max: ms(5),
         thin_linear: Some(true),
         rto_max: ms(10_000),
@@ -55,7 +61,7 @@ fn a_full_policy_at_hz_250() {
 fn rto_restart_is_for_a_policy_with_an_rto_min() {
     let with = |rto_restart| {
         compiled(&Settings {
-            rto_min: ms(100),
+            rto_min: timer(100),
             rto_restart,
             ..Settings::default()
         })
@@ -80,7 +86,7 @@ fn rto_restart_is_for_a_policy_with_an_rto_min() {
 fn auto_never_gives_up_sooner_and_respects_an_applications_own_choice() {
     for rto in [4, 8, 20, 100, 200, 500] {
         let table = compiled(&Settings {
-            initial_rto: ms(rto),
+            initial_rto: timer(rto),
             ..Settings::default()
         })
         .kernel
@@ -108,11 +114,11 @@ fn auto_never_gives_up_sooner_and_respects_an_applications_own_choice() {
 fn auto_touches_nothing_where_nothing_is_shorter() {
     for settings in [
         Settings {
-            initial_rto: ms(1000),
+            initial_rto: timer(1000),
             ..Settings::default()
         },
         Settings {
-            rto_min: ms(50),
+            rto_min: timer(50),
             ..Settings::default()
         },
     ] {
@@ -124,7 +130,7 @@ fn auto_touches_nothing_where_nothing_is_shorter() {
 fn keep_and_fixed() {
     let with = |syn_retries| {
         compiled(&Settings {
-            initial_rto: ms(100),
+            initial_rto: timer(100),
             syn_retries,
             ..Settings::default()
         })
@@ -146,24 +152,24 @@ fn what_the_kernel_does_not_take() {
     for settings in [
         Settings::default(),
         Settings {
-            initial_rto: ms(0),
+            initial_rto: timer(0),
             ..Settings::default()
         },
         Settings {
-            initial_rto: ms(120_000),
+            initial_rto: timer(120_000),
             ..Settings::default()
         },
         Settings {
-            rto_min: ms(4),
+            rto_min: timer(4),
             ..Settings::default()
         },
         Settings {
-            rto_min: ms(201),
+            rto_min: timer(201),
             ..Settings::default()
         },
         Settings {
             delack_max: ms(50),
-            rto_min: ms(45),
+            rto_min: timer(45),
             ..Settings::default()
         },
         Settings {
@@ -172,7 +178,7 @@ fn what_the_kernel_does_not_take() {
         },
         Settings {
             rto_max: ms(1_000),
-            initial_rto: ms(2_000),
+            initial_rto: timer(2_000),
             ..Settings::default()
         },
         Settings {
@@ -181,7 +187,7 @@ fn what_the_kernel_does_not_take() {
         },
         Settings {
             delack_max: ms(20),
-            rto_min: ms(20),
+            rto_min: timer(20),
             ..Settings::default()
         },
         Settings {
@@ -217,7 +223,7 @@ fn what_the_kernel_does_not_take() {
         },
         Settings {
             mptcp: Mptcp::Apply,
-            rto_min: ms(50),
+            rto_min: timer(50),
             ..Settings::default()
         },
     ] {
@@ -235,7 +241,7 @@ fn what_the_kernel_does_not_take() {
 #[test]
 fn wide_prefixes_need_force() {
     let short = Settings {
-        initial_rto: ms(100),
+        initial_rto: timer(100),
         ..Settings::default()
     };
     let check = |cidr: &str, settings: &Settings| {
@@ -255,10 +261,27 @@ fn wide_prefixes_need_force() {
     assert!(check(
         "0.0.0.0/0",
         &Settings {
-            initial_rto: ms(200),
+            initial_rto: timer(200),
             ..short
         }
     ));
+    let learnt = |text: &str| Settings {
+        initial_rto: text.parse().ok(),
+        ..Settings::default()
+    };
+    assert!(check("10.0.0.0/8", &learnt("auto")));
+    assert!(check("0.0.0.0/0", &learnt("auto,min=200ms")));
+    let forced = Settings {
+        force: true,
+        ..learnt("auto")
+    };
+    assert!(check("0.0.0.0/0", &forced));
+    let error = check_prefix_width(&"::/0".parse().unwrap(), &learnt("auto")).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "initial_rto = auto: too short for ::/0: it may become 20ms; below 200ms on a prefix shorter than /16 needs \
+         force = true or min = 200ms, because so wide a prefix reaches hosts farther away than that"
+    );
 }
 
 #[test]
@@ -282,7 +305,7 @@ proptest::proptest! {
         let host = HostFacts { hz, ..HOST };
         let jiffies = |us: u64| (us * u64::from(hz)).div_ceil(1_000_000);
         let initial_rto = Settings {
-            initial_rto: Some(Duration::from_micros(initial)),
+            initial_rto: Some(Duration::from_micros(initial).into()),
             ..Settings::default()
         };
         if let Ok(compiled) = compile(&"p".parse().unwrap(), &initial_rto, &host) {
@@ -293,7 +316,7 @@ proptest::proptest! {
             proptest::prop_assert!(initial == 0 || initial >= 60_000_000);
         }
         let rto_min = Settings {
-            rto_min: Some(Duration::from_micros(floor)),
+            rto_min: Some(Duration::from_micros(floor).into()),
             ..Settings::default()
         };
         if let Ok(compiled) = compile(&"p".parse().unwrap(), &rto_min, &host) {

@@ -33,13 +33,35 @@ fn a_control_arm_comes_and_goes_with_the_files() {
 }
 
 #[test]
+fn nothing_is_learnt_at_run_time_where_nothing_is_counted() {
+    for (agent, is_counted) in [("", true), ("statistics = false\n", false)] {
+        let bed = Bed::with(agent);
+        let request = AddRequest {
+            cidrs: vec!["10.9.0.0/16".to_owned()],
+            settings: Some(Settings {
+                initial_rto: "auto".parse().ok(),
+                ..Settings::default()
+            }),
+            ..AddRequest::default()
+        };
+        let request = Box::new(request);
+        let change = bed.call(|reply| Message::Add(request, BY, reply));
+        match change {
+            Ok(_) => assert!(is_counted),
+            Err(e) => assert!(e.to_string().contains("statistics = false"), "{e}"),
+        }
+        bed.stop();
+    }
+}
+
+#[test]
 fn a_control_arm_at_run_time_is_warned_of_where_nothing_is_counted() {
     for (agent, warned) in [("", false), ("statistics = false\n", true)] {
         let bed = Bed::with(agent);
         let request = AddRequest {
             cidrs: vec!["10.9.0.0/16".to_owned()],
             settings: Some(Settings {
-                initial_rto: Some(Duration::from_millis(100)),
+                initial_rto: Some(Duration::from_millis(100).into()),
                 holdout: "5%".parse().ok(),
                 ..Settings::default()
             }),

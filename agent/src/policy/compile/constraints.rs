@@ -1,0 +1,122 @@
+//! Rules between settings.
+
+use std::time::Duration;
+
+use rto_model::syn;
+
+use super::{Compiler, RTO_MAX, SettingError, TIMEOUT_MIN};
+use crate::policy::{
+    Mptcp, Settings, SynAckRto, SynRetries,
+    units::{format_duration, quantise},
+};
+
+/// What a peer with the kernel's defaults may delay an ACK by (`TCP_DELACK_MIN`).
+const PEER_DELACK: Duration = Duration::from_millis(40);
+
+impl Compiler<'_> {
+    /// Rules between settings.
+    pub(super) fn check_constraints(&mut self, settings: &Settings) {
+        let hz = self.host.hz;
+        if *settings
+            == (Settings {
+                syn_ack_rto: match settings.syn_ack_rto {
+                    SynAckRto::Fixed(_) => SynAckRto::default(),
+                    not_set => not_set,
+                },
+                syn_retries: settings.syn_retries,
+                mptcp: Mptcp::Keep,
+                holdout: settings.holdout,
+                guard: settings.guard,
+                mode: settings.mode,
+                force: settings.force,
+                rto_restart: settings.rto_restart.filter(|on| !on),
+                ..Settings::default()
+            })
+            && !matches!(settings.syn_retries, SynRetries::Fixed(_))
+        {
+            self.errors.push(SettingError {
+                setting: "",
+                value: String::new(),
+                reason:
+                    "the policy sets nothing; give it at least one of initial_rto, syn_ack_rto, \
+                         rto_min, delack_max, thin_linear, rto_max, user_timeout, syn_retries"
+                        .to_owned(),
+            });
+        }
+        if let Some(rto_max) = settings.rto_max {
+            for (name, value) in [
+                ("initial_rto", settings.fixed_initial_rto()),
+                ("syn_ack_rto", settings.syn_ack_rto.fixed()),
+                ("rto_min", settings.fixed_rto_min()),
+            ] {
+                if let Some(value) = value.filter(|value| *value > rto_max) {
+                    let reason =
+                        format!("it is below {name} = {}; raise it", format_duration(value));
+                    self.in_range("rto_max", rto_max, false, &reason);
+                }
+            }
+        }
+        let least = settings.auto_rto_min().map(|auto| auto.floor(hz));
+        let least = settings.fixed_rto_min().or(least);
+        if let (Some(rto_min), Some(delack)) = (least, settings.delack_max) {
+            let (rto_min_q, delack_q) = (quantise(rto_min, hz), quantise(delack, hz));
+            let text = format_duration(rto_min);
+            if delack_q.jiffies == TIMEOUT_MIN && rto_min_q.jiffies == TIMEOUT_MIN {
+                self.warnings.push(format!(
+                    "rto_min = {text} and delack_max = {} are both the least the kernel takes: \
+                     an ACK may come as late as the timeout, and the segment be sent twice; a \
+                     larger rto_min avoids it",
+                    format_duration(delack)
+                ));
+            } else if delack_q.jiffies >= rto_min_q.jiffies {
+                let reason = format!(
+                    "an ACK delayed as long as rto_min = {text} makes a peer with the same policy \
+                     retransmit for nothing; make it shorter"
+                );
+                self.in_range("delack_max", delack, false, &reason);
+            }
+        }
+        let bare = settings
+            .fixed_rto_min()
+            .filter(|_| settings.delack_max.is_none());
+        if let Some(rto_min) = bare.filter(|rto_min| *rto_min <= PEER_DELACK) {
+            self.warnings.push(format!(
+                "rto_min = {} without delack_max: peers that delay ACKs by up to {} (the default; \
+                 a host without this policy) will be sent segments twice; give both ends a \
+                 delack_max below it, or choose more than {}",
+                format_duration(rto_min),
+                format_duration(PEER_DELACK),
+                format_duration(PEER_DELACK),
+            ));
+        } else if let Some(rto_min) = bare.filter(|_| settings.rto_restart == Some(true)) {
+            self.warnings.push(format!(
+                "rto_restart = true without delack_max: peers that are more than {} away and delay \
+                 ACKs by up to {} (the default; a host without this policy) will be sent segments \
+                 twice; give both ends a delack_max",
+                format_duration(rto_min.saturating_sub(PEER_DELACK)),
+                format_duration(PEER_DELACK),
+            ));
+        }
+        let capped = settings.rto_max.filter(|rto_max| *rto_max < RTO_MAX);
+        if let Some(rto_max) = capped.filter(|_| settings.user_timeout.is_none()) {
+            let kernel = format_duration(lifetime(RTO_MAX));
+            self.warnings.push(format!(
+                "rto_max = {}: an established connection without an answer ends after about {} by \
+                 net.ipv4.tcp_retries2 = {TCP_RETRIES2}, with the kernel's own rto_max after {kernel}; \
+                 user_timeout = \"{kernel}\" keeps that",
+                format_duration(rto_max),
+                format_duration(lifetime(rto_max)),
+            ));
+        }
+    }
+}
+
+/// The kernel's default of net.ipv4.tcp_retries2.
+const TCP_RETRIES2: u8 = 15;
+
+/// For how long an established connection waits for an answer (`retransmits_timed_out()`, from TCP_RTO_MIN on).
+pub(super) fn lifetime(rto_max: Duration) -> Duration {
+    const RTO_MIN_MS: u64 = 200;
+    let rto_max_ms = u64::try_from(rto_max.as_millis()).unwrap_or(u64::MAX);
+    Duration::from_millis(syn::model_timeout(RTO_MIN_MS, rto_max_ms, TCP_RETRIES2))
+}

@@ -1,0 +1,356 @@
+//! `initial_rto = "auto"` and `rto_min = "auto"`: values that the daemon learns.
+
+use std::{fmt, str::FromStr, time::Duration};
+
+use rto_model::tune::law;
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
+
+use super::{
+    Guard,
+    text::{self, Extended, read_extended, write_extended},
+};
+use crate::policy::{
+    Share,
+    units::{format_duration, jiffies_duration, parse_duration},
+};
+
+/// Whatever a second's jiffies are.
+const DEFAULT: law::Settings = law::Settings::new(0);
+
+/// The `initial_rto` setting.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InitialRtoSetting {
+    /// This.
+    Fixed(Duration),
+    /// The daemon learns it, by direction.
+    Auto(AutoInitialRto),
+}
+
+/// The `rto_min` setting.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RtoMinSetting {
+    /// This.
+    Fixed(Duration),
+    /// The daemon learns it from the policy's control arm.
+    Auto(AutoRtoMin),
+}
+
+/// How the initial RTO is learnt. A field that is `None` has the default of [`law::Settings::new`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
+pub struct AutoInitialRto {
+    /// That the value is learnt.
+    #[cfg_attr(test, schemars(with = "bool"))]
+    pub auto: True,
+    /// The least value.
+    #[serde(default, with = "text", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(test, schemars(with = "Option<String>"))]
+    pub min: Option<Duration>,
+    /// The largest, at most 1 s.
+    #[serde(default, with = "text", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(test, schemars(with = "Option<String>"))]
+    pub max: Option<Duration>,
+    /// The share of connections that may take longer than half the timer.
+    #[serde(default, with = "text", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(test, schemars(with = "Option<Share>"))]
+    pub spurious: Option<Share>,
+    /// How long an hour is remembered, and a value over a reboot.
+    #[serde(
+        default,
+        with = "text::lifetime",
+        skip_serializing_if = "Option::is_none"
+    )]
+    #[cfg_attr(test, schemars(with = "Option<String>"))]
+    pub memory: Option<Duration>,
+}
+
+impl AutoInitialRto {
+    /// The least value.
+    #[must_use]
+    pub fn least(&self) -> Duration {
+        self.min.unwrap_or(Duration::from_micros(DEFAULT.min_us))
+    }
+
+    /// The largest.
+    #[must_use]
+    pub fn largest(&self) -> Duration {
+        self.max.unwrap_or(Duration::from_micros(DEFAULT.max_us))
+    }
+
+    /// What the tuner is asked for, at so many jiffies a second.
+    #[must_use]
+    pub fn to_law(&self, hz: u32, guard: &Guard) -> law::Settings {
+        let default = law::Settings { hz, ..DEFAULT };
+        law::Settings {
+            min_us: micros(self.least()),
+            max_us: micros(self.largest()),
+            spurious: self.spurious.map_or(default.spurious, Share::fraction),
+            memory_ms: self.memory.map_or(default.memory_ms, millis),
+            hold_ms: millis(guard.hold()),
+            guard: guard.rates(),
+            ..default
+        }
+    }
+}
+
+/// How rto_min is learnt.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
+pub struct AutoRtoMin {
+    /// That the value is learnt.
+    #[cfg_attr(test, schemars(with = "bool"))]
+    pub auto: True,
+    /// The longest delay of a peer's ACK, where that is known.
+    #[serde(default, with = "text", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(test, schemars(with = "Option<String>"))]
+    pub peer_delack: Option<Duration>,
+}
+
+impl AutoRtoMin {
+    /// The share of the control arm where `holdout` is left out.
+    pub const CONTROL: Share = Share::of_ten_thousand(500);
+    /// With a smaller control arm too little is learnt.
+    pub const LEAST_CONTROL: Share = Share::of_ten_thousand(200);
+    /// The delayed ACK of a Linux peer (40 ms), and two jiffies of it at HZ 250.
+    const FLOOR: Duration = Duration::from_millis(48);
+    /// Jiffies beyond the delay of an ACK.
+    const MARGIN: u64 = 2;
+
+    /// The least value, at so many jiffies a second.
+    #[must_use]
+    pub fn floor(&self, hz: u32) -> Duration {
+        match self.peer_delack {
+            Some(delay) => delay.saturating_add(jiffies_duration(Self::MARGIN, hz)),
+            None => Self::FLOOR,
+        }
+    }
+}
+
+/// `true`, and nothing else.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct True;
+
+impl Serialize for True {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_bool(true)
+    }
+}
+
+impl<'de> Deserialize<'de> for True {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        match bool::deserialize(deserializer)? {
+            true => Ok(Self),
+            false => Err(D::Error::custom(
+                "a table is for auto = true; a value of your own is a duration, like \"100ms\"",
+            )),
+        }
+    }
+}
+
+macro_rules! fixed_or_auto {
+    ($type:ident, $table:ty) => {
+        impl From<Duration> for $type {
+            fn from(value: Duration) -> Self {
+                Self::Fixed(value)
+            }
+        }
+
+        impl Extended for $type {
+            type Table = $table;
+            const WORD: &'static str = "auto";
+
+            fn of_table(table: $table) -> Self {
+                Self::Auto(table)
+            }
+
+            fn table(&self) -> Option<&$table> {
+                match self {
+                    Self::Auto(auto) => Some(auto),
+                    Self::Fixed(_) => None,
+                }
+            }
+        }
+
+        impl FromStr for $type {
+            type Err = String;
+
+            fn from_str(text: &str) -> Result<Self, String> {
+                match read_extended(text) {
+                    Some(auto) => auto,
+                    None => parse_duration(text).map(Self::Fixed).map_err(|e| {
+                        match text.starts_with(|c: char| c.is_ascii_digit()) {
+                            true => e.to_string(),
+                            false => format!("not \"auto\", and {e}"),
+                        }
+                    }),
+                }
+            }
+        }
+
+        impl fmt::Display for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                match self {
+                    Self::Fixed(value) => f.write_str(&format_duration(*value)),
+                    Self::Auto(auto) => write_extended::<Self>(auto, f),
+                }
+            }
+        }
+    };
+}
+
+fixed_or_auto!(InitialRtoSetting, AutoInitialRto);
+fixed_or_auto!(RtoMinSetting, AutoRtoMin);
+
+fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use rto_model::tune::cusum::Rates;
+
+    use super::*;
+    use crate::policy::{GuardLimits, Settings};
+
+    fn read(toml: &str) -> Result<Settings, String> {
+        toml::from_str(toml).map_err(|e| e.message().to_owned())
+    }
+
+    #[test]
+    fn a_word_or_a_table() {
+        let auto = |toml: &str| *read(toml).unwrap().auto_initial_rto().unwrap();
+        assert_eq!(auto("initial_rto = 'auto'"), AutoInitialRto::default());
+        assert_eq!(
+            auto("initial_rto = { auto = true }"),
+            AutoInitialRto::default()
+        );
+        let all = AutoInitialRto {
+            min: Some(Duration::from_millis(50)),
+            max: Some(Duration::from_millis(500)),
+            spurious: "0.2%".parse().ok(),
+            memory: Some(Duration::from_secs(48 * 3600)),
+            ..AutoInitialRto::default()
+        };
+        let toml =
+            "{ auto = true, min = '50ms', max = '500ms', spurious = '0.2%', memory = '2days' }";
+        assert_eq!(auto(&format!("initial_rto = {toml}")), all);
+        let delack = "rto_min = { auto = true, peer_delack = '5ms' }";
+        let delack = *read(delack).unwrap().auto_rto_min().unwrap();
+        assert_eq!(delack.peer_delack, Some(Duration::from_millis(5)));
+        assert_eq!(delack.floor(250), Duration::from_millis(13));
+        assert_eq!(AutoRtoMin::default().floor(1000), Duration::from_millis(48));
+        for (toml, why) in [
+            ("initial_rto = { min = '50ms' }", "missing field `auto`"),
+            (
+                "initial_rto = { auto = false }",
+                "a value of your own is a duration",
+            ),
+            (
+                "initial_rto = { auto = true, mni = '5ms' }",
+                "unknown field `mni`",
+            ),
+            (
+                "initial_rto = { auto = true, min = '5' }",
+                "a unit is missing, perhaps 5ms",
+            ),
+            (
+                "initial_rto = { auto = true, memory = 2 }",
+                "a unit is missing, perhaps 2m",
+            ),
+            (
+                "initial_rto = { auto = true, spurious = 1 }",
+                "invalid share \"1\"",
+            ),
+            ("initial_rto = 'Auto'", "not \"auto\", and invalid duration"),
+            (
+                "initial_rto = true",
+                "expected a duration, like \"5ms\", \"auto\" or a table",
+            ),
+            (
+                "rto_min = { auto = true, min = '5ms' }",
+                "unknown field `min`",
+            ),
+            (
+                "delack_max = { auto = true }",
+                "invalid type: map, expected a duration",
+            ),
+        ] {
+            let error = read(toml).unwrap_err();
+            assert!(error.contains(why), "{toml}: {error}");
+        }
+    }
+
+    /// One text on the command line, and the same in JSON, TOML and in what is shown.
+    #[test]
+    fn texts_have_keys_after_the_word() {
+        for text in [
+            "100ms",
+            "auto",
+            "auto,max=500ms,min=20ms",
+            "auto,memory=48h,spurious=0.1%",
+        ] {
+            let setting: InitialRtoSetting = text.parse().unwrap();
+            assert_eq!(setting.to_string(), text);
+            let settings = Settings {
+                initial_rto: Some(setting),
+                ..Settings::default()
+            };
+            let json = serde_json::to_string(&settings).unwrap();
+            assert_eq!(serde_json::from_str::<Settings>(&json).unwrap(), settings);
+            let toml = settings.to_toml().to_string();
+            assert_eq!(toml.lines().count(), 1, "{toml}");
+            assert_eq!(read(&toml).unwrap(), settings);
+        }
+        assert_eq!(
+            "auto,peer_delack=5ms".parse::<RtoMinSetting>().unwrap(),
+            RtoMinSetting::Auto(AutoRtoMin {
+                peer_delack: Some(Duration::from_millis(5)),
+                ..AutoRtoMin::default()
+            })
+        );
+        for (text, why) in [
+            ("auto,", "is no KEY=VALUE"),
+            ("auto,min", "\"min\" is no KEY=VALUE"),
+            ("auto,min=5", "a unit is missing"),
+            ("auto,min=5ms,min=6ms", "min is given twice"),
+            ("auto,mni=5ms", "unknown field `mni`"),
+            ("auto,auto=true", "auto is given twice"),
+            ("automatic", "not \"auto\", and invalid duration"),
+        ] {
+            let error = text.parse::<InitialRtoSetting>().unwrap_err();
+            assert!(error.contains(why), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn what_is_left_out_is_as_the_law_has_it() {
+        let law = AutoInitialRto::default().to_law(250, &Guard::default());
+        assert_eq!(law, law::Settings::new(250));
+        let auto: InitialRtoSetting = "auto,min=30ms,max=600ms,spurious=0.2%,memory=2h"
+            .parse()
+            .unwrap();
+        let InitialRtoSetting::Auto(auto) = auto else {
+            panic!("{auto}");
+        };
+        let guard = Guard::On(GuardLimits {
+            spurious: "1%".parse().ok(),
+            hold: Some(Duration::from_secs(60)),
+        });
+        let law = auto.to_law(1000, &guard);
+        assert_eq!((law.hz, law.min_us, law.max_us), (1000, 30_000, 600_000));
+        assert_eq!((law.memory_ms, law.hold_ms), (7_200_000, 60_000));
+        assert!((law.spurious - 0.002).abs() < 1e-12);
+        let Rates {
+            tolerated,
+            intolerable,
+        } = law.guard;
+        assert!((tolerated - 0.01).abs() < 1e-12 && (intolerable - 0.1).abs() < 1e-12);
+        assert_eq!(law.lease_ms, law::Settings::new(1000).lease_ms);
+    }
+}
