@@ -220,9 +220,15 @@ impl Compiler<'_> {
 
     /// Learnt initial RTOs end with the lease, which the program looks at with its brakes.
     pub(super) fn lease(&mut self, settings: &Settings) {
-        if settings.auto_initial_rto().is_none() {
-            return;
+        if settings.auto_initial_rto().is_some() {
+            self.lease_learnt();
         }
+        if self.kernel.epochs != [0; 2] {
+            self.kernel.flags |= policy_flags::BRAKED;
+        }
+    }
+
+    fn lease_learnt(&mut self) {
         for (direction, learnt) in [
             (direction::ACTIVE, self.active),
             (direction::PASSIVE, self.passive),
@@ -334,6 +340,7 @@ mod tests {
         assert_eq!(kernel.rto_min_us, 72_000);
         assert_eq!((kernel.epochs, kernel.budgets), ([3; 2], [100; 2]));
         assert!(has(kernel, policy_flags::LEASED) && has(kernel, policy_flags::CONTROL_BY_PEER));
+        assert!(has(kernel, policy_flags::BRAKED));
         assert_eq!(
             described(&compiled, "initial_rto"),
             "auto -> 24ms, 6 jiffies at HZ=250"
