@@ -6,7 +6,8 @@ use rto_model::tune::brake::{Budget, Fuse};
 
 #[derive(Clone, Copy, Debug)]
 enum Step {
-    Established,
+    /// Whether it took copies.
+    Established(bool),
     Copies(u32),
     Spurious(u32),
     /// Copies.
@@ -18,7 +19,7 @@ enum Step {
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let count = || prop_oneof![9 => 0u32..12, 1 => any::<u32>()];
     let step = prop_oneof![
-        60 => Just(Step::Established),
+        60 => any::<bool>().prop_map(Step::Established),
         20 => count().prop_map(Step::Copies),
         15 => count().prop_map(Step::Spurious),
         1 => capacity().prop_map(Step::Capacity),
@@ -40,11 +41,13 @@ proptest! {
         let (mut budget, mut fuse) = (Budget::full(first), Fuse::default());
         for step in steps {
             match step {
-                Step::Established => {
+                Step::Established(copied) => {
                     budget.established();
-                    fuse.established();
                     brake.budget -= i32::from(brake.budget > 0);
-                    brake.fuse -= i32::from(brake.fuse > 0);
+                    if !copied {
+                        fuse.established();
+                        brake.fuse -= i32::from(brake.fuse > 0);
+                    }
                 }
                 Step::Copies(copies) => {
                     budget.copies(copies);

@@ -55,7 +55,7 @@ impl Budget {
         self.capacity = capacity.saturating_mul(Self::COPY);
     }
 
-    /// A connection was established, with whichever timer.
+    /// A connection was established, with whichever timer, and with copies or without.
     pub const fn established(&mut self) {
         self.spent = self.spent.saturating_sub(Self::CONNECTION);
     }
@@ -99,7 +99,7 @@ impl Fuse {
     const CONNECTION: u32 = 1;
     const ALL: u32 = Self::COPIES * Self::COPY;
 
-    /// A connection was established.
+    /// A connection was established without a copy.
     pub const fn established(&mut self) {
         if !self.is_blown() {
             self.spent = self.spent.saturating_sub(Self::CONNECTION);

@@ -81,6 +81,7 @@ pub struct Blown {
 #[derive(Clone, Copy, Debug)]
 enum What {
     Copy,
+    /// With a copy.
     Established,
     Verdict {
         /// Of the policy's timer, if it had that.
@@ -250,7 +251,8 @@ impl Host {
         self.point.connections += 1;
         // By far the most: nothing is sent twice. Credited a round trip early, which saves half of the agenda.
         if !lost && rtt_us < schedule.timer_us {
-            self.established();
+            self.budget.established();
+            self.fuse.established();
             self.later_verdict(at_s, rtt_us, epoch, 0, rtt_us);
             return;
         }
@@ -297,12 +299,6 @@ impl Host {
         ((own || learning).then_some(self.epoch), own)
     }
 
-    /// The program's credits.
-    const fn established(&mut self) {
-        self.budget.established();
-        self.fuse.established();
-    }
-
     fn later_verdict(
         &mut self,
         at_s: f64,
@@ -337,7 +333,7 @@ impl Host {
                     self.counts.copies += 1;
                     self.budget.copies(1);
                 }
-                What::Established => self.established(),
+                What::Established => self.budget.established(),
                 What::Verdict {
                     epoch,
                     spurious,
