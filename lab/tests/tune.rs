@@ -15,8 +15,6 @@ const FEW: usize = 60;
 const SECONDS: u32 = 9_000;
 /// Steps a second that are quick enough.
 const RATES: [f64; 3] = [1.0, 20.0, 50.0];
-/// Changes an hour of a single prefix: 2 of 932, on paths with a long tail, have more than the 2 that are wanted.
-const MOST_CHANGES: f64 = 4.0;
 
 fn all_met(criteria: &[Criterion]) {
     assert!(!criteria.is_empty());
@@ -30,12 +28,7 @@ fn generated_prefixes() {
     let count = if cfg!(debug_assertions) { FEW } else { 2_000 };
     let prefixes = fleet::run(count, SECONDS, 1);
     assert_eq!(prefixes.len(), count);
-    let mut criteria = of_prefixes(&prefixes);
-    criteria.retain(|one| !one.name.ends_with("changes an hour, most"));
-    all_met(&criteria);
-    let changes = prefixes.iter().filter(|p| !p.eventful);
-    let most = changes.filter_map(|p| p.changes_per_h).fold(0.0, f64::max);
-    assert!(most <= MOST_CHANGES, "{most}");
+    all_met(&of_prefixes(&prefixes));
     // All of them gain where something is lost.
     assert!(prefixes.iter().all(|p| p.saved_ms >= 0.0));
     assert!(prefixes.iter().any(|p| p.saved_ms > 5.0));

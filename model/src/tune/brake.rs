@@ -1,84 +1,84 @@
-//! Brakes that work without the daemon: a budget for copies, and a fuse. Integers alone and no memory of their own, as
-//! a BPF program runs them (`core` only).
+//! Brakes that work without the daemon: a budget for copies, and a fuse. The program has its own
+//! (`rto_agent_common::brake`), for many processors at a time; on one of them it does what is here.
 //!
-//! The budget is the retry budget of RPC libraries: copies may be as many as half the attempts, beyond a reserve for
-//! short outages. At half the reserve new connections get the kernel's own timer, so that what is left is for those
-//! under way. The fuse is for a timer that has become too short: it counts what was judged spurious.
+//! The budget is the retry budget of RPC libraries: copies may be half as many as established connections, beyond a
+//! reserve for short outages. With half of the reserve spent new connections get the kernel's own timer, so that what is
+//! left is for those under way. The fuse is for a timer that has become too short: it counts what was judged spurious.
+//!
+//! Established connections refill both, not attempts: a flood of handshakes that nobody completes refills nothing, and in
+//! an outage nothing does.
 
-use serde::{Deserialize, Serialize};
-
-/// Copies of SYNs that may still be sent; counted in halves of one.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// Copies of SYNs or SYN-ACKs that may still be sent; counted in halves of one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Budget {
-    /// What is left, halves.
-    left: u32,
-    /// The most that may be left, halves.
+    /// Halves; above the capacity after that was lowered.
+    spent: u32,
+    /// Halves.
     capacity: u32,
 }
 
 impl Budget {
     /// The least capacity, copies.
     pub const LEAST_CAPACITY: u32 = 50;
-    /// The capacity is that of so many seconds of connections.
+    /// The largest, copies: the program counts halves in an `i32`.
+    pub const LARGEST_CAPACITY: u32 = 1 << 29;
+    /// The capacity is that of so many seconds of connections, or more.
     pub const SECONDS: u32 = 4;
     const COPY: u32 = 2;
-    const ATTEMPT: u32 = 1;
+    const CONNECTION: u32 = 1;
 
-    /// The capacity for this many connections a second at the peak, copies.
+    /// The capacity for this many connections a second at the peak, copies: a power of two, as each change of it is
+    /// written to the program, or the least.
     #[must_use]
     pub const fn capacity_for(peak_per_s: u32) -> u32 {
-        let capacity = peak_per_s.saturating_mul(Self::SECONDS);
-        if capacity < Self::LEAST_CAPACITY {
+        let wanted = peak_per_s.saturating_mul(Self::SECONDS);
+        if wanted <= Self::LEAST_CAPACITY {
             Self::LEAST_CAPACITY
+        } else if wanted >= Self::LARGEST_CAPACITY {
+            Self::LARGEST_CAPACITY
         } else {
-            capacity
+            wanted.next_power_of_two()
         }
     }
 
-    /// A full one of so many copies.
+    /// One of so many copies, of which none is spent.
     #[must_use]
     pub const fn full(capacity: u32) -> Self {
-        let capacity = capacity.saturating_mul(Self::COPY);
         Self {
-            left: capacity,
-            capacity,
+            spent: 0,
+            capacity: capacity.saturating_mul(Self::COPY),
         }
     }
 
-    /// Changes the capacity, copies; what was taken stays taken.
+    /// Changes the capacity, copies; what was spent stays spent.
     pub const fn resize(&mut self, capacity: u32) {
-        let taken = self.capacity - self.left;
         self.capacity = capacity.saturating_mul(Self::COPY);
-        self.left = self.capacity.saturating_sub(taken);
     }
 
-    /// A connection begins; tells whether it may have the policy's timer.
-    pub const fn attempt(&mut self) -> bool {
-        let allowed = self.allows();
-        if self.left < self.capacity {
-            self.left += Self::ATTEMPT;
-        }
-        allowed
+    /// A connection was established, with whichever timer, and with copies or without.
+    pub const fn established(&mut self) {
+        self.spent = self.spent.saturating_sub(Self::CONNECTION);
     }
 
-    /// A copy is sent, by whichever timer.
-    pub const fn copy(&mut self) {
-        self.left = self.left.saturating_sub(Self::COPY);
+    /// So many copies were sent, by whichever timer. No more than all of it is spent.
+    pub const fn copies(&mut self, copies: u32) {
+        let left = self.capacity.saturating_sub(self.spent);
+        let cost = copies.saturating_mul(Self::COPY);
+        self.spent += if cost < left { cost } else { left };
     }
 
-    /// Whether more than half is left.
+    /// Whether new connections get the kernel's own timer: half of it or more is spent.
     #[must_use]
-    pub const fn allows(&self) -> bool {
-        self.left > self.capacity / 2
+    pub const fn is_throttled(&self) -> bool {
+        self.spent >= self.capacity.div_ceil(2)
     }
 
     /// What is left, percent.
     #[must_use]
     pub const fn percent_left(&self) -> u32 {
-        // Not above a hundred, as no more is left than there may be.
+        let left = self.capacity.saturating_sub(self.spent);
         #[expect(clippy::cast_possible_truncation, reason = "at most a hundred")]
-        match (self.left as u64 * 100).checked_div(self.capacity as u64) {
+        match (left as u64 * 100).checked_div(self.capacity as u64) {
             Some(percent) => percent as u32,
             None => 0,
         }
@@ -86,51 +86,36 @@ impl Budget {
 }
 
 /// Blows when too many copies are judged spurious, and stays blown until the daemon has set another timer.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Fuse {
-    /// What is left, hundredths of a copy.
-    left: u32,
+    /// Hundredths of a copy.
+    spent: u32,
 }
 
 impl Fuse {
     /// Spurious copies that blow it.
     pub const COPIES: u32 = 20;
     const COPY: u32 = 100;
-    const CLEAN: u32 = 1;
-    const FULL: u32 = Self::COPIES * Self::COPY;
+    const CONNECTION: u32 = 1;
+    const ALL: u32 = Self::COPIES * Self::COPY;
 
-    /// A new one.
-    #[must_use]
-    pub const fn new() -> Self {
-        Self { left: Self::FULL }
+    /// A connection was established without a copy.
+    pub const fn established(&mut self) {
+        if !self.is_blown() {
+            self.spent = self.spent.saturating_sub(Self::CONNECTION);
+        }
     }
 
-    /// A connection was judged: so many of its copies were spurious.
-    pub const fn judged(&mut self, spurious_copies: u32) {
-        if self.is_blown() {
-            return;
-        }
-        self.left = if spurious_copies > 0 {
-            self.left
-                .saturating_sub(spurious_copies.saturating_mul(Self::COPY))
-        } else if self.left < Self::FULL {
-            self.left + Self::CLEAN
-        } else {
-            self.left
-        };
+    /// So many copies of a connection were judged spurious.
+    pub const fn spurious(&mut self, copies: u32) {
+        let spent = self.spent.saturating_add(copies.saturating_mul(Self::COPY));
+        self.spent = if spent < Self::ALL { spent } else { Self::ALL };
     }
 
     /// Whether new connections get the kernel's own timer.
     #[must_use]
     pub const fn is_blown(&self) -> bool {
-        self.left == 0
-    }
-}
-
-impl Default for Fuse {
-    fn default() -> Self {
-        Self::new()
+        self.spent >= Self::ALL
     }
 }
 
@@ -141,63 +126,78 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_budget_pays_for_half_a_copy_an_attempt() {
-        assert_eq!(Budget::capacity_for(0), 50);
-        assert_eq!(Budget::capacity_for(100), 400);
-        assert_eq!(Budget::capacity_for(u32::MAX), u32::MAX);
+    fn a_budget_pays_for_half_a_copy_a_connection() {
         let mut budget = Budget::full(50);
         // Half of it, and new connections have the kernel's timer.
         for copies in 0..25 {
-            assert!(budget.allows(), "{copies}");
-            budget.copy();
+            assert!(!budget.is_throttled(), "{copies}");
+            budget.copies(1);
         }
-        assert!(!budget.allows() && !budget.attempt());
-        assert!(budget.attempt());
+        assert!(budget.is_throttled());
+        budget.established();
+        assert!(!budget.is_throttled());
+        budget.established();
         assert_eq!(budget.percent_left(), 52);
-        // One copy to two attempts: for ever.
+        // One copy to two connections: for ever.
         let mut budget = Budget::full(50);
         for _ in 0..1_000 {
-            assert!(budget.attempt() && budget.attempt());
-            budget.copy();
+            budget.copies(1);
+            (0..2).for_each(|_| budget.established());
+            assert_eq!(budget.percent_left(), 100);
         }
-        assert_eq!(budget.percent_left(), 98);
-        budget = Budget::full(1);
-        for _ in 0..5 {
-            budget.copy();
-        }
+        // Nobody completes a handshake.
+        budget.copies(u32::MAX);
         assert_eq!(budget.percent_left(), 0);
-        assert_eq!(Budget::full(0).percent_left(), 0);
+        let nothing = Budget::full(0);
+        assert!(nothing.is_throttled() && nothing.percent_left() == 0);
     }
 
     #[test]
-    fn another_capacity_keeps_what_was_taken() {
+    fn capacities_are_powers_of_two() {
+        for (peak_per_s, capacity) in [
+            (0, 50),
+            (12, 50),
+            (13, 64),
+            (16, 64),
+            (17, 128),
+            (100, 512),
+            (u32::MAX, Budget::LARGEST_CAPACITY),
+        ] {
+            assert_eq!(Budget::capacity_for(peak_per_s), capacity, "{peak_per_s}");
+        }
+        assert!(i32::try_from(Budget::LARGEST_CAPACITY * Budget::COPY).is_ok());
+    }
+
+    #[test]
+    fn another_capacity_keeps_what_was_spent() {
         let mut budget = Budget::full(50);
-        (0..20).for_each(|_| budget.copy());
+        budget.copies(20);
         budget.resize(400);
         assert_eq!(budget.percent_left(), 95);
-        budget.resize(50);
-        assert_eq!(budget.percent_left(), 60);
         budget.resize(10);
         assert_eq!(budget.percent_left(), 0);
+        budget.copies(1);
+        budget.resize(50);
+        assert_eq!(budget.percent_left(), 60);
     }
 
     #[test]
     fn a_fuse_blows_for_good() {
-        let mut fuse = Fuse::new();
-        (0..19).for_each(|_| fuse.judged(1));
+        let mut fuse = Fuse::default();
+        fuse.spurious(19);
         assert!(!fuse.is_blown());
-        fuse.judged(1);
+        fuse.spurious(1);
         assert!(fuse.is_blown());
-        (0..10_000).for_each(|_| fuse.judged(0));
+        (0..10_000).for_each(|_| fuse.established());
         assert!(fuse.is_blown());
         // One in a hundred never blows it.
-        let mut fuse = Fuse::new();
+        let mut fuse = Fuse::default();
         for _ in 0..1_000 {
-            fuse.judged(1);
-            (0..100).for_each(|_| fuse.judged(0));
+            fuse.spurious(1);
+            (0..100).for_each(|_| fuse.established());
         }
         assert!(!fuse.is_blown());
-        fuse.judged(u32::MAX);
+        fuse.spurious(u32::MAX);
         assert!(fuse.is_blown());
     }
 
@@ -207,18 +207,18 @@ mod tests {
             capacity in 1u32..500,
             steps in prop::collection::vec(any::<bool>(), 0..2_000),
         ) {
-            // Sent only while it allows: never more than half the capacity beyond half the attempts.
+            // Sent only while it allows: never more than half the capacity beyond half the connections.
             let mut budget = Budget::full(capacity);
-            let (mut attempts, mut copies) = (0u32, 0u32);
-            for attempt in steps {
-                if attempt {
-                    let _allowed = budget.attempt();
-                    attempts += 1;
-                } else if budget.allows() {
-                    budget.copy();
+            let (mut connections, mut copies) = (0u32, 0u32);
+            for is_connection in steps {
+                if is_connection {
+                    budget.established();
+                    connections += 1;
+                } else if !budget.is_throttled() {
+                    budget.copies(1);
                     copies += 1;
                 }
-                prop_assert!(2 * copies <= attempts + capacity + 2);
+                prop_assert!(2 * copies <= connections + capacity + 2);
             }
         }
     }

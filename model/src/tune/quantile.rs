@@ -11,8 +11,13 @@ const EXACT_TO: f64 = 600.0;
 /// How many of `count` samples may lie above a value so that, at 95 %, no more than `share` of all do; `None` if none
 /// may. Fewer than [`samples_needed`] are always too few.
 #[must_use]
-#[expect(clippy::cast_precision_loss, reason = "counts below 2^53")]
 pub fn allowed_above(count: u64, share: f64) -> Option<u64> {
+    allowed_with(count, share, ERROR)
+}
+
+/// The same with another error than 5 %; where the Poisson bound is used, with 5 %.
+#[expect(clippy::cast_precision_loss, reason = "counts below 2^53")]
+pub(super) fn allowed_with(count: u64, share: f64, error: f64) -> Option<u64> {
     if !(share > 0.0 && share < 1.0) || count < samples_needed(share) {
         return None;
     }
@@ -26,7 +31,7 @@ pub fn allowed_above(count: u64, share: f64) -> Option<u64> {
     let mut below = term;
     let mut allowed = None;
     for k in 0..count {
-        if below > ERROR {
+        if below > error {
             break;
         }
         allowed = Some(k);

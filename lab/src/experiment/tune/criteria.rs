@@ -129,30 +129,31 @@ pub fn of_step(step: &Step) -> Vec<Criterion> {
     ]
 }
 
-/// Of the budget: an overload, a short blackout and a long one.
+/// Of the budget: an overload of a minute, a short blackout and a long one. An overload of 20 s is shown only: by then the
+/// kernel's own copies have not yet filled the server's queue, and a short timer fills it at once.
 #[must_use]
 pub fn of_budget(braked: &[Braked]) -> Vec<Criterion> {
-    let [overload, short, long] = braked else {
+    let [_, overload, short, long] = braked else {
         return Vec::new();
     };
     vec![
         at_most(
-            "overload, budget: SYNs an attempt, of those of the kernel",
-            1.3,
+            "overload of 60 s, budget: SYNs an attempt, of those of the kernel",
+            1.25,
             "",
             overload.budget.syns_per_attempt() / overload.kernel.syns_per_attempt(),
         ),
         at_most(
-            "overload, budget: beyond 500 ms, percentage points above the kernel",
-            10.0,
+            "overload of 60 s, budget: beyond 500 ms, of the share of the kernel",
+            1.15,
             "",
-            (overload.budget.late_share() - overload.kernel.late_share()) * 100.0,
+            overload.budget.late_share() / overload.kernel.late_share(),
         ),
         at_most(
-            "blackout of 0.3 s, budget: SYNs an attempt, of those with 24 ms alone",
-            1.0,
-            "",
-            short.budget.syns_per_attempt() / short.fixed.syns_per_attempt(),
+            "blackout of 0.3 s, budget: beyond 500 ms",
+            0.1,
+            " %",
+            short.budget.late_share() * 100.0,
         ),
         at_most(
             "blackout of 10 s, budget: SYNs an attempt, of those of the kernel",

@@ -140,7 +140,7 @@ pub fn simulate(options: &Options) -> Results {
     }
 }
 
-/// What the budget does in an overload, a short blackout and a long one.
+/// What the budget does in a short overload and a longer one, a short blackout and a long one.
 #[must_use]
 pub fn braked(seed: u64) -> Vec<Braked> {
     let one = |name, trouble, per_s, seconds| {
@@ -167,6 +167,7 @@ pub fn braked(seed: u64) -> Vec<Braked> {
             120.0,
             20.0,
         ),
+        one("the same for 60 s", limit, 120.0, 60.0),
         one(
             "blackout of 0.3 s in 40 s, 100 attempts a second",
             blackout(0.3),

@@ -91,12 +91,18 @@ pub fn run(trouble: Trouble, timers: Timers, per_s: f64, seconds: f64, seed: u64
     let mut sums = Sums::default();
     // Until then the server has what to do.
     let mut busy_us = 0.0_f64;
-    let mut due: Agenda<Syn> = Agenda::new();
+    let mut due: Agenda<What> = Agenda::new();
     let mut next_us = 0.0;
     let end_us = seconds * 1e6;
     loop {
         let (at_us, mut syn) = match due.take_until(next_us) {
-            Some(again) => again,
+            Some((at_us, What::Syn(again))) => (at_us, again),
+            Some((_, What::Established)) => {
+                if let Some(budget) = &mut budget {
+                    budget.established();
+                }
+                continue;
+            }
             None if next_us >= end_us => break,
             None => {
                 let at_us = next_us;
@@ -105,7 +111,7 @@ pub fn run(trouble: Trouble, timers: Timers, per_s: f64, seconds: f64, seed: u64
                 let first = Syn {
                     begun_us: at_us,
                     n: 0,
-                    is_own: budget.as_mut().is_none_or(Budget::attempt),
+                    is_own: !budget.is_some_and(|budget| budget.is_throttled()),
                     answer_us: f64::INFINITY,
                 };
                 (at_us, first)
@@ -116,7 +122,7 @@ pub fn run(trouble: Trouble, timers: Timers, per_s: f64, seconds: f64, seed: u64
         }
         sums.syns += 1;
         if let Some(budget) = budget.as_mut().filter(|_| syn.n > 0) {
-            budget.copy();
+            budget.copies(1);
         }
         let answer_us = match trouble {
             Trouble::Limit { per_s, queue } => {
@@ -133,16 +139,25 @@ pub fn run(trouble: Trouble, timers: Timers, per_s: f64, seconds: f64, seed: u64
         };
         if let Some(answer_us) = answer_us.filter(|_| syn.answer_us.is_infinite()) {
             syn.answer_us = answer_us;
+            due.add(answer_us, What::Established);
             sums.in_time += u64::from(answer_us - syn.begun_us <= LATE_US);
         }
         let schedule = own.as_ref().filter(|_| syn.is_own).unwrap_or(&kernel);
         let again_us = schedule.sent_us.get(syn.n + 1).map(|us| syn.begun_us + us);
         if let Some(again_us) = again_us.filter(|us| *us < end_us) {
             syn.n += 1;
-            due.add(again_us, syn);
+            due.add(again_us, What::Syn(syn));
         }
     }
     sums
+}
+
+/// What is due.
+#[derive(Clone, Copy, Debug)]
+enum What {
+    Syn(Syn),
+    /// An answer arrives.
+    Established,
 }
 
 /// A SYN to be sent; times, also that of sending it, are microseconds since the beginning.

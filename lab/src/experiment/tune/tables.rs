@@ -333,7 +333,7 @@ mod tests {
                 ("prefixes", 10),
                 ("scenarios", 10),
                 ("steps", 2),
-                ("budget", 3)
+                ("budget", 4)
             ]
         );
         // The step, and four prefixes: two charts each, which can be drawn.
