@@ -3,7 +3,7 @@
 
 use std::{ops::RangeInclusive, time::Duration};
 
-use rto_agent_common::{direction, policy_flags};
+use rto_agent_common::{brake::Brake, direction, policy_flags};
 use rto_model::tune::law::LEAST_SAMPLES;
 
 use super::{BPF_TIMER_MAX, Compiler, KERNEL_INITIAL_RTO, SettingError, TIMEOUT_MIN};
@@ -162,7 +162,9 @@ impl Compiler<'_> {
         for (direction, of) in [(direction::ACTIVE, active), (direction::PASSIVE, passive)] {
             let InitialRto { epoch, budget, .. } = *of;
             self.kernel.epochs[direction as usize] = epoch;
-            self.kernel.budgets[direction as usize] = budget.saturating_mul(2).min(MOST_BUDGET);
+            self.kernel.budgets[direction as usize] = budget
+                .saturating_mul(Brake::BUDGET_COST.cast_unsigned())
+                .min(MOST_BUDGET);
         }
         let guard = settings.guard();
         let has_timer = settings.initial_rto.is_some() || settings.syn_ack_rto.fixed().is_some();
@@ -338,7 +340,7 @@ mod tests {
         let passive = kernel.syn_ack_rto_jiffies;
         assert_eq!((passive[5], passive[15], passive[4]), (125, 125, 0));
         assert_eq!(kernel.rto_min_us, 72_000);
-        assert_eq!((kernel.epochs, kernel.budgets), ([3; 2], [100; 2]));
+        assert_eq!((kernel.epochs, kernel.budgets), ([3; 2], [250; 2]));
         assert!(has(kernel, policy_flags::LEASED) && has(kernel, policy_flags::CONTROL_BY_PEER));
         assert!(has(kernel, policy_flags::BRAKED));
         assert_eq!(
@@ -451,11 +453,11 @@ mod tests {
     }
 
     #[test]
-    fn budgets_are_halves_that_the_program_can_add_up() {
+    fn budgets_are_fifths_that_the_program_can_add_up() {
         let mut adjustment = timers(Timer::Configured, Timer::Configured);
         adjustment.active.budget = u32::MAX;
         let kernel = adjusted("initial_rto = '100ms'\nguard = 'on'", &adjustment).kernel;
-        assert_eq!(kernel.budgets, [(1 << 30) - 1, 100]);
+        assert_eq!(kernel.budgets, [(1 << 30) - 1, 250]);
     }
 
     #[test]
