@@ -239,8 +239,8 @@ macro_rules! counters {
             pub ack_excess: HistogramView,
         }
 
-        /// What a policy did since its counters began, in `GET /v1/status`: a short form of its [`ArmStats`], without
-        /// the control arm.
+        /// What a policy did since its counters began, in `GET /v1/status`: a short form of its [`ArmStats`]. Without
+        /// the control arm, but for `storage_failures`, which is of both arms.
         #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
         #[cfg_attr(test, derive(schemars::JsonSchema))]
         #[serde(default)]
