@@ -123,6 +123,9 @@ pub enum Verb {
     /// Which initial RTO and rto_min would suit what was observed; nothing is changed
     #[command(after_long_help = examples::ADVISE)]
     Advise(Advise),
+    /// Which prefixes without an entry deserve one; nothing is added
+    #[command(after_long_help = examples::DISCOVER)]
+    Discover(Discover),
     /// Give sockets that are open already the options of their policies
     #[command(after_long_help = examples::APPLY)]
     Apply(Apply),
@@ -412,6 +415,39 @@ pub struct Advise {
     /// How long the peers delay an ACK: their delack_max, or rto_min if that is shorter
     #[arg(long, value_name = "DURATION", default_value = "40ms", value_parser = values::delack)]
     pub(crate) peer_delack: Duration,
+    #[command(flatten)]
+    pub(crate) table: WideArg,
+    #[command(flatten)]
+    pub(crate) socket: SocketArg,
+    #[command(flatten)]
+    pub(crate) output: OutputArg,
+}
+
+/// What `rto-agent discover` takes for one prefix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum DiscoverBy {
+    /// The destinations of this network namespace's routes, and prefixes where there is only a default route
+    Route,
+    /// The /24s and /48s that are counted, neighbours with like times together
+    Prefix,
+}
+
+/// `rto-agent discover`.
+#[derive(Debug, Args)]
+pub struct Discover {
+    /// What is taken for one prefix
+    #[arg(long, value_enum, default_value_t = DiscoverBy::Route)]
+    pub(crate) by: DiscoverBy,
+    /// At most so many prefixes
+    #[arg(
+        long,
+        short = 'n',
+        value_name = "N",
+        default_value_t = 20,
+        value_parser = clap::value_parser!(u32).range(1..)
+    )]
+    pub(crate) limit: u32,
     #[command(flatten)]
     pub(crate) table: WideArg,
     #[command(flatten)]

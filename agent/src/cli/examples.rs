@@ -70,6 +70,12 @@ Examples:
   rto-agent advise --policy same-zone --spurious 1%
   rto-agent advise --policy same-zone --peer-delack 5ms";
 
+pub(super) const DISCOVER: &str = "\
+Examples:
+  rto-agent discover
+  rto-agent discover --by prefix --limit 5
+  rto-agent discover --json | jq -r .snippet";
+
 pub(super) const APPLY: &str = "\
 Examples:
   rto-agent apply

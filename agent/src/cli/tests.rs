@@ -82,7 +82,9 @@ fn verbs_say_how_they_are_shown() {
     };
     assert_eq!(
         having("wide"),
-        ["list", "stats", "watch", "advise", "apply", "detach"]
+        [
+            "list", "stats", "watch", "advise", "discover", "apply", "detach"
+        ]
     );
     assert_eq!(
         having("color"),

@@ -364,7 +364,7 @@ impl Gathered {
 
 /// Each time as the end of its bucket. Of connections that one was measured for it is one sample; those that counted
 /// for themselves are as many at most, so that slow ones are not fewer than they were.
-fn distribution(histogram: &HistogramView, sampling: u64) -> Distribution {
+pub(in crate::commands) fn distribution(histogram: &HistogramView, sampling: u64) -> Distribution {
     let mut times = Distribution::default();
     for bucket in &histogram.buckets {
         let samples = bucket.count.div_ceil(sampling.max(1));

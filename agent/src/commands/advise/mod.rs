@@ -10,6 +10,7 @@ mod capture;
 mod evidence;
 mod text;
 
+pub(super) use self::evidence::distribution;
 use self::evidence::{ByDirection, Evidence, Gathered, Source};
 use super::{moved, print, terminal};
 use crate::{
