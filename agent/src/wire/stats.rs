@@ -74,6 +74,19 @@ impl PolicyStats {
         })
     }
 
+    /// The sum of two, of several hosts.
+    pub fn plus(&self, other: &Self) -> Self {
+        let control = match (&self.control, &other.control) {
+            (Some(one), Some(other)) => Some(one.plus(other)),
+            (one, other) => one.as_ref().or(other.as_ref()).cloned(),
+        };
+        Self {
+            treated: self.treated.plus(&other.treated),
+            holdout: self.holdout.filter(|_| self.holdout == other.holdout),
+            control,
+        }
+    }
+
     /// What was counted since an earlier answer.
     pub fn since(&self, earlier: &Self) -> Self {
         let none = ArmStats::default();
@@ -166,6 +179,15 @@ impl ArmStats {
             active: self.active.since(&earlier.active),
             passive: self.passive.since(&earlier.passive),
             unknown: self.unknown.since(&earlier.unknown),
+        }
+    }
+
+    /// The sum of two.
+    pub fn plus(&self, other: &Self) -> Self {
+        Self {
+            active: self.active.plus(&other.active),
+            passive: self.passive.plus(&other.passive),
+            unknown: self.unknown.plus(&other.unknown),
         }
     }
 
