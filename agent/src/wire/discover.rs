@@ -29,7 +29,7 @@ pub struct PrefixStats {
     pub prefix: Cidr,
     /// Connections established, of one in `one_in`.
     pub connections: u64,
-    /// Of these, connections that a needed retransmission of a SYN or its answer brought about.
+    /// Of these, those of which a SYN or its answer was retransmitted: nearly always one was lost, as the timer is 1 s.
     pub recovered: u64,
     /// How long handshakes took of which nothing was lost.
     pub handshake: HistogramView,
