@@ -123,6 +123,9 @@ pub enum Verb {
     /// Which initial RTO and rto_min would suit what was observed; nothing is changed
     #[command(after_long_help = examples::ADVISE)]
     Advise(Advise),
+    /// Which prefixes without an entry deserve one; nothing is added
+    #[command(after_long_help = examples::DISCOVER)]
+    Discover(Discover),
     /// Give sockets that are open already the options of their policies
     #[command(after_long_help = examples::APPLY)]
     Apply(Apply),
@@ -388,23 +391,33 @@ pub struct Moved {
 
 /// `rto-agent advise`.
 #[derive(Debug, Args)]
-#[command(group = clap::ArgGroup::new("evidence").required(true).args(["target", "policy", "samples", "pcap"]))]
+#[command(
+    group = clap::ArgGroup::new("evidence")
+        .required(true)
+        .multiple(true)
+        .args(["target", "policy", "stats", "samples", "pcap"])
+)]
 pub struct Advise {
     /// An entry, or an address whose entry is meant: what its policy's connections showed
-    #[arg(value_name = "CIDR|ADDRESS")]
+    #[arg(value_name = "CIDR|ADDRESS", conflicts_with_all = ["policy", "stats", "samples", "pcap"])]
     pub(crate) target: Option<String>,
     /// What this policy's connections showed ("unmatched": those that no entry covers)
-    #[arg(long, short, value_name = "NAME")]
+    #[arg(long, short, value_name = "NAME", conflicts_with_all = ["samples", "pcap"])]
     pub(crate) policy: Option<String>,
+    /// What `rto-agent stats --json` printed on several hosts, added ("-": standard input); no daemon is asked
+    ///
+    /// A file may have several documents, as made by cat. --policy is needed where there is more than one policy.
+    #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with_all = ["samples", "pcap"])]
+    pub(crate) stats: Vec<PathBuf>,
     /// What a packet capture shows, as `rto-lab advise --pcap` reads it (JSON; "-": standard input); no daemon is
     /// asked
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", conflicts_with = "pcap")]
     pub(crate) samples: Option<PathBuf>,
     /// Moved: rto-lab advise --pcap
     #[arg(long, value_name = "FILE", hide = true)]
     pub(crate) pcap: Option<PathBuf>,
     /// Only connections of the capture with a peer in this prefix; may be given again for others
-    #[arg(long, short, value_name = "CIDR", conflicts_with_all = ["target", "policy"])]
+    #[arg(long, short, value_name = "CIDR", conflicts_with_all = ["target", "policy", "stats"])]
     pub(crate) cidr: Vec<String>,
     /// The share of spurious retransmissions that is not to be exceeded, 0.001% to 50%
     #[arg(long, value_name = "PERCENT", default_value = "0.1%")]
@@ -412,6 +425,39 @@ pub struct Advise {
     /// How long the peers delay an ACK: their delack_max, or rto_min if that is shorter
     #[arg(long, value_name = "DURATION", default_value = "40ms", value_parser = values::delack)]
     pub(crate) peer_delack: Duration,
+    #[command(flatten)]
+    pub(crate) table: WideArg,
+    #[command(flatten)]
+    pub(crate) socket: SocketArg,
+    #[command(flatten)]
+    pub(crate) output: OutputArg,
+}
+
+/// What `rto-agent discover` takes for one prefix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum DiscoverBy {
+    /// The destinations of this network namespace's routes, and prefixes where there is only a default route
+    Route,
+    /// The /24s and /48s that are counted, neighbours with like times together
+    Prefix,
+}
+
+/// `rto-agent discover`.
+#[derive(Debug, Args)]
+pub struct Discover {
+    /// What is taken for one prefix
+    #[arg(long, value_enum, default_value_t = DiscoverBy::Route)]
+    pub(crate) by: DiscoverBy,
+    /// At most so many prefixes
+    #[arg(
+        long,
+        short = 'n',
+        value_name = "N",
+        default_value_t = 20,
+        value_parser = clap::value_parser!(u32).range(1..)
+    )]
+    pub(crate) limit: u32,
     #[command(flatten)]
     pub(crate) table: WideArg,
     #[command(flatten)]

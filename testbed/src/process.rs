@@ -82,10 +82,11 @@ fn schedule(policy: libc::c_int, sched_priority: libc::c_int) {
     let _set = unsafe { libc::sched_setscheduler(0, policy, &raw const parameters) };
 }
 
-/// The same for the calling process, by the least niceness (setpriority(2)), which leaves something to the others: for
-/// what works without a pause.
+/// Gives the calling thread, and those it starts from now on, the least niceness (setpriority(2)), so that they run
+/// before most of what else runs but leave something to it: for what works without a pause. Best effort: it takes
+/// CAP_SYS_NICE.
 pub fn run_before_ordinary() {
-    // SAFETY: the call takes numbers alone; 0 is the calling process.
+    // SAFETY: the call takes numbers alone; 0 is the calling thread.
     let _raised = unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, -20) };
 }
 

@@ -93,12 +93,13 @@ mod tests {
         wire::types::{Caller, ChangeAnswer, DetachAnswer, VerifyAnswer, WalkView},
     };
 
-    const ROUTES: [&str; 17] = [
+    const ROUTES: [&str; 18] = [
         "GET /v1/status",
         "GET /v1/stats",
         "GET /v1/events",
         "GET /v1/entries",
         "GET /v1/lookup?address=10.0.0.1",
+        "GET /v1/discover",
         "GET /v1/apply",
         "POST /v1/entries",
         "POST /v1/entries/remove",

@@ -100,6 +100,7 @@ fn router(engine: Handle, allowed: Allowed) -> Router {
         .route("/v1/entries", get(list).post(add))
         .route("/v1/entries/remove", post(remove))
         .route("/v1/lookup", get(lookup))
+        .route("/v1/discover", get(discover))
         .route("/v1/reload", post(reload))
         .route("/v1/verify", post(verify))
         .route("/v1/detach", post(detach))
@@ -437,6 +438,22 @@ async fn lookup(
             &format!("{address:?} is no IPv4 or IPv6 address (host names are not looked up)"),
         ),
     }
+}
+
+/// On a thread of its own, one of those that may be at a list: there may be some thousand prefixes.
+async fn discover(State(engine): State<Handle>, Extension(lists): Extension<Lists>) -> Response {
+    // Closed it is never.
+    let turn = lists.0.acquire_owned().await.ok();
+    let snapshot = match engine.started().await {
+        Ok(snapshot) => snapshot,
+        Err(e) => return error(&e),
+    };
+    let answered = read(snapshot, move |snapshot| {
+        let response = respond(snapshot.discovered());
+        drop(turn);
+        Ok(response)
+    });
+    answered.await.unwrap_or_else(|e| error(&e))
 }
 
 async fn reload(State(engine): State<Handle>, Extension(caller): Extension<Caller>) -> Response {

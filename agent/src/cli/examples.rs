@@ -68,7 +68,15 @@ pub(super) const ADVISE: &str = "\
 Examples:
   rto-agent advise 10.1.2.0/24
   rto-agent advise --policy same-zone --spurious 1%
-  rto-agent advise --policy same-zone --peer-delack 5ms";
+  rto-agent advise --policy same-zone --peer-delack 5ms
+  rto-agent advise --policy same-zone --stats host-a.json host-b.json
+  cat fleet/*.json | rto-agent advise --policy same-zone --stats -";
+
+pub(super) const DISCOVER: &str = "\
+Examples:
+  rto-agent discover
+  rto-agent discover --by prefix --limit 5
+  rto-agent discover --json | jq -r .snippet";
 
 pub(super) const APPLY: &str = "\
 Examples:

@@ -82,7 +82,9 @@ fn verbs_say_how_they_are_shown() {
     };
     assert_eq!(
         having("wide"),
-        ["list", "stats", "watch", "advise", "apply", "detach"]
+        [
+            "list", "stats", "watch", "advise", "discover", "apply", "detach"
+        ]
     );
     assert_eq!(
         having("color"),
@@ -101,6 +103,33 @@ fn they_conflict_with_what_they_conflict_with_after_it() {
     }
     let version = parsed("--json --version").unwrap_err();
     assert_eq!(version.kind(), ErrorKind::DisplayVersion);
+}
+
+#[test]
+fn advice_goes_by_one_thing_and_statistics_by_their_policy() {
+    for line in [
+        "advise --stats a.json b.json",
+        "advise --stats a.json --stats b.json --policy near",
+        "advise --policy near --stats -",
+    ] {
+        let Verb::Advise(advise) = parsed(line).unwrap().verb else {
+            panic!("{line}");
+        };
+        assert!(!advise.stats.is_empty(), "{line}");
+    }
+    for line in [
+        "advise 10.0.0.0/8 --stats a.json",
+        "advise --samples a --stats a.json",
+        "advise --stats a.json --cidr 10.0.0.0/8",
+        "advise 10.0.0.0/8 --policy near",
+        "advise --policy near --samples a",
+        "advise 10.0.0.0/8 --samples a",
+    ] {
+        let error = parsed(line).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::ArgumentConflict, "{line}");
+    }
+    let error = parsed("advise").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::MissingRequiredArgument);
 }
 
 #[test]

@@ -15,6 +15,7 @@ mod advise;
 mod apply;
 mod check;
 mod detach;
+mod discover;
 mod doctor;
 mod flags;
 mod generate;
@@ -52,6 +53,7 @@ pub fn dispatch(verb: Verb) -> ExitCode {
         Verb::Verify(args) => verify::run(&args),
         Verb::Predict(args) => return moved("predict", &args.rest),
         Verb::Advise(args) => advise::run(&args),
+        Verb::Discover(args) => discover::run(&args),
         Verb::Apply(args) => apply::run(&args),
         Verb::Detach(args) => detach::run(&args),
         Verb::Doctor(args) => doctor::run(&args),

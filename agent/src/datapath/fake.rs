@@ -4,6 +4,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     io,
     sync::{Arc, Barrier, Mutex, MutexGuard},
+    time::SystemTime,
 };
 
 use rto_agent_common::{
@@ -54,6 +55,8 @@ pub(crate) struct State {
     pub(crate) lease_ns: u64,
     /// Peers without an entry.
     pub(crate) discovered: Vec<(Prefix, Discovered)>,
+    /// Since when they are counted.
+    pub(crate) discovered_since: Option<SystemTime>,
     /// The next attachment waits here when it begins, and again before it ends.
     pub(crate) gate: Option<Arc<Barrier>>,
     /// During this write whose progress this is is told to stop.
@@ -422,6 +425,10 @@ impl KernelReader for FakeReader {
 
     fn discovered(&self) -> Result<Vec<(Prefix, Discovered)>, DatapathError> {
         Ok(self.readable()?.discovered.clone())
+    }
+
+    fn discovered_since(&self) -> Option<SystemTime> {
+        self.host.state().discovered_since
     }
 
     fn owners(&self) -> BTreeMap<(u32, u32), PolicyName> {

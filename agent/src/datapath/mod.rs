@@ -9,6 +9,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     path::PathBuf,
     sync::Arc,
+    time::SystemTime,
 };
 
 use rto_agent_common::{
@@ -264,6 +265,9 @@ pub trait KernelReader: Send + Sync {
     ///
     /// If the map cannot be read.
     fn discovered(&self) -> Result<Vec<(Prefix, Discovered)>, DatapathError>;
+
+    /// Since when these are counted, where that is known: restarts of the daemon keep the map.
+    fn discovered_since(&self) -> Option<SystemTime>;
 
     /// The policies of slots and their generations, for telling whose an event is.
     fn owners(&self) -> BTreeMap<(u32, u32), PolicyName>;

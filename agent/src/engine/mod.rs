@@ -14,6 +14,7 @@ mod audit;
 mod changing;
 pub mod desired;
 mod detach;
+mod discover;
 mod error;
 mod handle;
 mod jobs;

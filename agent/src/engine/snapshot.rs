@@ -60,6 +60,8 @@ pub(super) struct About {
     pub(super) host: HostFacts,
     /// `statistics` in `[agent]`.
     pub(super) statistics: bool,
+    /// `count_unmatched` in `[agent]`.
+    pub(super) count_unmatched: bool,
     /// `sampling` in `[agent]`.
     pub(super) sampling: u32,
     /// `rtt_sampling` in `[agent]`.
@@ -117,6 +119,7 @@ impl Snapshot {
                 features: config.features.clone(),
                 host: config.host,
                 statistics: agent.statistics,
+                count_unmatched: agent.count_unmatched,
                 sampling: agent.sampling,
                 rtt_sampling: agent.rtt_sampling.to_string(),
             }),

@@ -9,7 +9,7 @@ use crate::{
     policy::PolicyName,
     printable::counted,
     wire::{
-        stats::{PolicyStats, StatsAnswer},
+        stats::{ArmStats, PolicyStats, StatsAnswer},
         types::{CountersView, EntriesView, FamiliesView, ProbeView, StatusAnswer, now_ms},
     },
 };
@@ -190,20 +190,20 @@ impl Snapshot {
         }
     }
 
-    /// Of the policies that are in force, without their control arms: not what no entry covers.
+    /// Of the policies that are in force, without their control arms but for `storage_failures`; not of what no entry
+    /// covers.
     fn counters(&self, stats: &StatsAnswer) -> BTreeMap<PolicyName, CountersView> {
         let resolved = self.resolved.as_ref().filter(|_| self.reader.is_some());
         let names = resolved.into_iter().flat_map(|r| r.set.policies.keys());
         let counters = |name| {
             let stats = stats.policies.get(name)?;
-            Some(CountersView {
-                // Whoever lacks it counts too little, in either arm.
-                storage_failures: stats
-                    .arms()
-                    .map(|(_, arm)| arm.total().storage_failures)
-                    .sum(),
-                ..CountersView::from(&stats.treated)
-            })
+            let mut counters = CountersView::from(&stats.treated);
+            let control = stats.control.iter().flat_map(ArmStats::directions);
+            // Connections without it are counted in part, in either arm.
+            counters.storage_failures += control
+                .map(|(_, stats)| stats.storage_failures)
+                .sum::<u64>();
+            Some(counters)
         };
         names
             .map(|name| (name.clone(), counters(name).unwrap_or_default()))

@@ -1,5 +1,5 @@
-//! Routes with a locked rto_min: the kernel prefers it to any socket's (`tcp_rto_min()`,
-//! net/ipv4/tcp_output.c, Linux 6.12), so that a policy's rto_min does nothing there.
+//! Routes of this network namespace: their destinations, and which have a locked rto_min. The kernel prefers that to any
+//! socket's (`tcp_rto_min()`, net/ipv4/tcp_output.c, Linux 6.12), so that a policy's rto_min does nothing there.
 
 use std::{net::IpAddr, time::Duration};
 
@@ -7,7 +7,7 @@ use futures_util::TryStreamExt as _;
 use ipnetwork::IpNetwork;
 use netlink_packet_route::{
     AddressFamily,
-    route::{RouteAddress, RouteAttribute, RouteMessage, RouteMetric},
+    route::{RouteAddress, RouteAttribute, RouteMessage, RouteMetric, RouteType},
 };
 
 const RTAX_RTO_MIN: u32 = 13;
@@ -23,8 +23,18 @@ pub struct LockedRoute {
     pub rto_min: Duration,
 }
 
-/// Dumps all tables of this network namespace, IPv4 and IPv6.
+/// The routes with a locked rto_min.
 pub fn locked() -> anyhow::Result<Vec<LockedRoute>> {
+    dump(locked_route)
+}
+
+/// Where unicast routes lead to, default routes left out.
+pub fn destinations() -> anyhow::Result<Vec<IpNetwork>> {
+    dump(unicast)
+}
+
+/// Dumps all tables, IPv4 and IPv6.
+fn dump<T>(pick: impl Fn(&RouteMessage) -> Option<T>) -> anyhow::Result<Vec<T>> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
@@ -37,7 +47,7 @@ pub fn locked() -> anyhow::Result<Vec<LockedRoute>> {
             message.header.address_family = family;
             let mut routes = handle.route().get(message).execute();
             while let Some(route) = routes.try_next().await? {
-                found.extend(locked_route(&route));
+                found.extend(pick(&route));
             }
         }
         driver.abort();
@@ -77,6 +87,20 @@ fn locked_route(route: &RouteMessage) -> Option<LockedRoute> {
             RouteAttribute::Table(table) => Some(*table),
             _ => None,
         });
+    Some(LockedRoute {
+        destination: destination(route)?,
+        table: table.unwrap_or(u32::from(route.header.table)),
+        rto_min: Duration::from_millis(millis.into()),
+    })
+}
+
+fn unicast(route: &RouteMessage) -> Option<IpNetwork> {
+    let leads_on = route.header.kind == RouteType::Unicast;
+    let is_default = route.header.destination_prefix_length == 0;
+    (leads_on && !is_default).then(|| destination(route))?
+}
+
+fn destination(route: &RouteMessage) -> Option<IpNetwork> {
     let destination = route
         .attributes
         .iter()
@@ -90,11 +114,7 @@ fn locked_route(route: &RouteMessage) -> Option<LockedRoute> {
         _ => IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED),
     };
     let prefix = route.header.destination_prefix_length;
-    Some(LockedRoute {
-        destination: IpNetwork::new(destination.unwrap_or(any), prefix).ok()?,
-        table: table.unwrap_or(u32::from(route.header.table)),
-        rto_min: Duration::from_millis(millis.into()),
-    })
+    IpNetwork::new(destination.unwrap_or(any), prefix).ok()
 }
 
 /// Whether two prefixes share an address.
@@ -140,6 +160,22 @@ mod tests {
     }
 
     #[test]
+    fn only_those_that_lead_somewhere() {
+        let mut one = route(Vec::new());
+        for (kind, length, leads) in [
+            (RouteType::Unicast, 8, true),
+            (RouteType::Unicast, 0, false),
+            (RouteType::BlackHole, 8, false),
+            (RouteType::Local, 8, false),
+        ] {
+            one.header.kind = kind;
+            one.header.destination_prefix_length = length;
+            let found = unicast(&one).map(|net| net.to_string());
+            assert_eq!(found.as_deref(), leads.then_some("10.0.0.0/8"), "{kind:?}");
+        }
+    }
+
+    #[test]
     fn overlaps() {
         let net = |s: &str| s.parse().unwrap();
         assert!(overlap(net("10.0.0.0/8"), net("10.1.0.0/16")));
@@ -151,5 +187,6 @@ mod tests {
     #[test]
     fn this_namespace_can_be_dumped() {
         locked().unwrap();
+        destinations().unwrap();
     }
 }

@@ -24,6 +24,7 @@ pub use adjustment::{Adjustment, Adjustments, ControlArm, InitialRto, Timer};
 pub use cidr::{Cidr, CidrError};
 pub use entries::{Entries, EntryRef};
 pub use name::{NameError, PolicyName};
+pub(crate) use settings::is_default;
 pub use settings::{
     AutoInitialRto, AutoRtoMin, Guard, GuardLimits, InitialRtoSetting, Mode, Mptcp, RtoMinSetting,
     Settings, SynAckRto, SynRetries, True,

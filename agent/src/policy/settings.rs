@@ -251,7 +251,8 @@ impl Settings {
     }
 }
 
-fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+/// For serde, to leave out what nobody set.
+pub(crate) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 

@@ -15,10 +15,10 @@ use rto_agent_common::MAX_POLICIES;
 
 use crate::{
     kernel::{bpf::Runs, features::Presence, interference::Verdict},
-    policy::{MAX_ENTRIES_LIMIT, differences::Difference},
+    policy::{MAX_ENTRIES_LIMIT, PolicyName, differences::Difference},
     wire::{
         histogram::HistogramView,
-        stats::{COUNTERS, Counter, DirectionStats, Scope, StatsAnswer},
+        stats::{ArmStats, COUNTERS, Counter, DirectionStats, Scope, StatsAnswer},
         types::StatusAnswer,
     },
 };
@@ -366,18 +366,26 @@ fn each<'a>(
     stats: &'a StatsAnswer,
     directions: &'a [&str],
 ) -> impl Iterator<Item = (Labels, &'a DirectionStats)> {
-    stats.policies.iter().flat_map(move |(policy, stats)| {
-        let known = stats.treated.directions().into_iter();
-        known
-            .filter(|(direction, _)| directions.contains(direction))
-            .map(move |(direction, stats)| {
-                let labels = vec![
-                    ("policy", policy.to_string()),
-                    ("direction", direction.to_owned()),
-                ];
-                (labels, stats)
-            })
-    })
+    let policies = stats.policies.iter();
+    policies.flat_map(move |(policy, stats)| of_arm(policy, &stats.treated, directions))
+}
+
+/// Each direction of an arm.
+fn of_arm<'a>(
+    policy: &'a PolicyName,
+    arm: &'a ArmStats,
+    directions: &'a [&str],
+) -> impl Iterator<Item = (Labels, &'a DirectionStats)> {
+    let known = arm.directions().into_iter();
+    known
+        .filter(|(direction, _)| directions.contains(direction))
+        .map(move |(direction, stats)| {
+            let labels = vec![
+                ("policy", policy.to_string()),
+                ("direction", direction.to_owned()),
+            ];
+            (labels, stats)
+        })
 }
 
 /// What policies did, by who began the connections.
@@ -436,15 +444,11 @@ fn policies(stats: &StatsAnswer) -> Vec<Family> {
 fn arms(stats: &StatsAnswer) -> Vec<Family> {
     let (mut connections, mut outcomes) = (Vec::new(), Vec::new());
     let policies = stats.policies.iter();
-    for (name, stats) in policies.filter(|(_, stats)| stats.control.is_some()) {
+    for (policy, stats) in policies.filter(|(_, stats)| stats.control.is_some()) {
         for (arm, stats) in stats.arms() {
             // Not the sockets that were open before: they did not begin while they were counted.
-            for (direction, stats) in [("active", &stats.active), ("passive", &stats.passive)] {
-                let labels = vec![
-                    ("policy", name.to_string()),
-                    ("direction", direction.to_owned()),
-                    ("arm", arm.to_string()),
-                ];
+            for (mut labels, stats) in of_arm(policy, stats, BEGUN) {
+                labels.push(("arm", arm.to_string()));
                 for (outcome, count) in outcomes_of(stats) {
                     let labels = labels.iter().cloned();
                     let labels = labels.chain([("outcome", outcome.to_owned())]);

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::stats::Arm;
 use crate::{
-    policy::{Cidr, HostFacts, PolicyName, units::jiffies_to_usecs},
+    policy::{Cidr, HostFacts, PolicyName, is_default, units::jiffies_to_usecs},
     printable,
 };
 
@@ -57,7 +57,7 @@ pub struct EventView {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<PolicyName>,
     /// Arm of the policy; absent for the treated one.
-    #[serde(default, skip_serializing_if = "is_treated")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub arm: Arm,
     /// Who began the connection: "active", "passive" or "unknown".
     pub direction: String,
@@ -67,10 +67,6 @@ pub struct EventView {
     /// Its name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub process: Option<String>,
-}
-
-fn is_treated(arm: &Arm) -> bool {
-    *arm == Arm::Treated
 }
 
 /// What was retransmitted, and why.

@@ -1,6 +1,7 @@
 //! What goes over the control socket, and what `--json` prints: the engine makes it, and the CLI reads it.
 
 pub mod bounded;
+pub mod discover;
 pub mod events;
 pub mod histogram;
 #[cfg(test)]

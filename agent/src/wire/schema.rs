@@ -5,7 +5,7 @@ use std::{borrow::Cow, fs, path::Path};
 use schemars::{JsonSchema, Schema, SchemaGenerator, generate::SchemaSettings};
 use serde_json::{Map, Value, json};
 
-use super::{events, stats, types};
+use super::{discover, events, stats, types};
 use crate::{
     kernel::interference::Verdict,
     policy::{Cidr, PolicyName, Share},
@@ -72,6 +72,7 @@ fn document() -> Value {
     route("GET /v1/events", None, of::<events::StreamItem>(g));
     route("GET /v1/entries", None, of::<types::ListAnswer>(g));
     route("GET /v1/lookup", None, of::<types::LookupAnswer>(g));
+    route("GET /v1/discover", None, of::<discover::DiscoverAnswer>(g));
     route("GET /v1/apply", None, of::<types::WalkView>(g));
     let change = of::<types::ChangeAnswer>(g);
     route(

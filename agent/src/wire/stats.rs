@@ -74,6 +74,19 @@ impl PolicyStats {
         })
     }
 
+    /// The sum of two, of several hosts.
+    pub fn plus(&self, other: &Self) -> Self {
+        let control = match (&self.control, &other.control) {
+            (Some(one), Some(other)) => Some(one.plus(other)),
+            (one, other) => one.as_ref().or(other.as_ref()).cloned(),
+        };
+        Self {
+            treated: self.treated.plus(&other.treated),
+            holdout: self.holdout.filter(|_| self.holdout == other.holdout),
+            control,
+        }
+    }
+
     /// What was counted since an earlier answer.
     pub fn since(&self, earlier: &Self) -> Self {
         let none = ArmStats::default();
@@ -169,6 +182,15 @@ impl ArmStats {
         }
     }
 
+    /// The sum of two.
+    pub fn plus(&self, other: &Self) -> Self {
+        Self {
+            active: self.active.plus(&other.active),
+            passive: self.passive.plus(&other.passive),
+            unknown: self.unknown.plus(&other.unknown),
+        }
+    }
+
     /// All directions together.
     pub fn total(&self) -> DirectionStats {
         self.active.plus(&self.passive).plus(&self.unknown)
@@ -239,8 +261,8 @@ macro_rules! counters {
             pub ack_excess: HistogramView,
         }
 
-        /// What a policy did since its counters began, in `GET /v1/status`: a short form of its [`ArmStats`], without
-        /// the control arm.
+        /// What a policy did since its counters began, in `GET /v1/status`: a short form of its [`ArmStats`]. Without
+        /// the control arm, but for `storage_failures`, which is of both arms.
         #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
         #[cfg_attr(test, derive(schemars::JsonSchema))]
         #[serde(default)]

@@ -19,6 +19,7 @@ mod coexistence;
 mod completion;
 mod config;
 mod dashboards;
+mod discover;
 mod doctor;
 mod established;
 mod faults;

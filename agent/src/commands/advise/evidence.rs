@@ -16,7 +16,7 @@ use crate::{
     printable::counted,
     wire::{
         histogram::HistogramView,
-        stats::{DirectionStats, PolicyStats, StatsAnswer},
+        stats::{ArmStats, DirectionStats, PolicyStats, StatsAnswer},
         types::{ListAnswer, LookupAnswer},
     },
 };
@@ -32,6 +32,19 @@ pub(super) enum Source {
         cidrs: Vec<Cidr>,
         /// When it was asked, Unix milliseconds.
         at_ms: u64,
+        /// When smoothed RTTs are sampled.
+        rtt_sampling: String,
+    },
+    /// What `rto-agent stats --json` printed on several hosts, added.
+    Fleet {
+        policy: PolicyName,
+        files: Vec<PathBuf>,
+        /// Documents in the files, and those of them that have the policy.
+        documents: usize,
+        with_policy: usize,
+        /// When the first and the last were made, Unix milliseconds.
+        first_ms: u64,
+        last_ms: u64,
         /// When smoothed RTTs are sampled.
         rtt_sampling: String,
     },
@@ -61,7 +74,11 @@ impl Source {
             Self::Statistics { policy, cidrs, .. } if *policy != PolicyName::unmatched() => {
                 (Some(policy.clone()), cidrs.clone())
             }
-            Self::Statistics { .. } => (None, Vec::new()),
+            // Of which hosts each has entries of its own.
+            Self::Fleet { policy, .. } if *policy != PolicyName::unmatched() => {
+                (Some(policy.clone()), Vec::new())
+            }
+            Self::Statistics { .. } | Self::Fleet { .. } => (None, Vec::new()),
             Self::Capture { cidrs, .. } => (None, cidrs.clone()),
         }
     }
@@ -261,25 +278,18 @@ pub(super) fn of_policy(
         .filter(|e| e.policy == *policy)
         .collect();
     let set = entries.policies.get(policy).filter(|_| !own.is_empty());
+    let source = Source::Statistics {
+        policy: policy.clone(),
+        cidrs: own.iter().map(|entry| entry.cidr).collect(),
+        at_ms: answer.at_ms,
+        rtt_sampling: answer.rtt_sampling.clone(),
+    };
     let mut gathered = Gathered {
-        source: Source::Statistics {
-            policy: policy.clone(),
-            cidrs: own.iter().map(|entry| entry.cidr).collect(),
-            at_ms: answer.at_ms,
-            rtt_sampling: answer.rtt_sampling.clone(),
-        },
         present: set.map_or(Present::KERNEL, |policy| Present::of(&policy.effects)),
         settings: set
             .map(|policy| policy.settings.clone())
             .unwrap_or_default(),
-        evidence: Vec::new(),
-        handshakes: ByDirection::of([]),
-        round_trips: ByDirection {
-            all: Times::Flows(Vec::new()),
-            each: Vec::new(),
-        },
-        warnings: Vec::new(),
-        notes: Vec::new(),
+        ..Gathered::of(source)
     };
     if own.len() > 1 {
         gathered.notes.push(format!(
@@ -288,29 +298,48 @@ pub(super) fn of_policy(
             own.len()
         ));
     }
-    if answer.rtt_sampling == "off" {
-        gathered.warnings.push(
-            "smoothed RTTs are not sampled: set rtt_sampling = \"end\" in [agent] and restart the daemon, for \
-             advice on rto_min"
-                .to_owned(),
-        );
-    }
-    gathered.count(&stats, answer.sampling.into());
-    gathered.notes.push(
-        "the order of the samples is not known: rto_min is judged by Linux's estimator over RTTs drawn at \
-         random, and smoothed RTTs hide single slow answers; a capture has both (rto-lab advise --pcap)"
-            .to_owned(),
-    );
+    gathered.count(&stats, answer.sampling, &answer.rtt_sampling);
     Ok(gathered)
 }
 
 impl Gathered {
-    fn count(&mut self, stats: &PolicyStats, sampling: u64) {
+    /// Without anything counted; of the kernel's own timers.
+    pub(super) fn of(source: Source) -> Self {
+        Self {
+            source,
+            present: Present::KERNEL,
+            settings: Settings::default(),
+            evidence: Vec::new(),
+            handshakes: ByDirection::of([]),
+            round_trips: ByDirection {
+                all: Times::Flows(Vec::new()),
+                each: Vec::new(),
+            },
+            warnings: Vec::new(),
+            notes: Vec::new(),
+        }
+    }
+
+    /// Takes in what was counted. A path takes as long whatever the timer is, so that handshake times are of both arms;
+    /// all else is of the arm that has the settings.
+    pub(super) fn count(&mut self, stats: &PolicyStats, sampling: u32, rtt_sampling: &str) {
+        if rtt_sampling == "off" {
+            self.warnings.push(
+                "smoothed RTTs are not sampled: set rtt_sampling = \"end\" in [agent] and restart the daemon, for \
+                 advice on rto_min"
+                    .to_owned(),
+            );
+        }
+        let sampling = sampling.into();
         let (mut handshakes, mut round_trips) = (Vec::new(), Vec::new());
         for (direction, stats) in stats.treated.directions() {
             handshakes.push((direction, distribution(&stats.handshake, sampling)));
             round_trips.push((direction, distribution(&stats.srtt, sampling)));
             self.warn_of(direction, stats);
+        }
+        let control = stats.control.iter().flat_map(ArmStats::directions);
+        for ((_, times), (_, stats)) in handshakes.iter_mut().zip(control) {
+            times.extend(&distribution(&stats.handshake, sampling));
         }
         self.evidence.extend(rows("handshake", &handshakes));
         self.evidence.extend(rows("srtt", &round_trips));
@@ -323,6 +352,11 @@ impl Gathered {
                 .map(|(direction, times)| (direction, Times::Unordered(times)))
                 .collect(),
         };
+        self.notes.push(
+            "the order of the samples is not known: rto_min is judged by Linux's estimator over RTTs drawn at \
+             random, and smoothed RTTs hide single slow answers; a capture has both (rto-lab advise --pcap)"
+                .to_owned(),
+        );
     }
 
     /// Of what went wrong already.
@@ -364,7 +398,7 @@ impl Gathered {
 
 /// Each time as the end of its bucket. Of connections that one was measured for it is one sample; those that counted
 /// for themselves are as many at most, so that slow ones are not fewer than they were.
-fn distribution(histogram: &HistogramView, sampling: u64) -> Distribution {
+pub(in crate::commands) fn distribution(histogram: &HistogramView, sampling: u64) -> Distribution {
     let mut times = Distribution::default();
     for bucket in &histogram.buckets {
         let samples = bucket.count.div_ceil(sampling.max(1));

@@ -8,8 +8,10 @@ use serde::Serialize;
 
 mod capture;
 mod evidence;
+mod fleet;
 mod text;
 
+pub(super) use self::evidence::distribution;
 use self::evidence::{ByDirection, Evidence, Gathered, Source};
 use super::{moved, print, terminal};
 use crate::{
@@ -108,12 +110,18 @@ fn gather(args: &Advise) -> anyhow::Result<Gathered> {
         let cidrs = cidrs.collect::<Result<Vec<Cidr>, _>>().context("--cidr")?;
         return capture::read(path, &cidrs);
     }
+    if !args.stats.is_empty() {
+        let policy = args.policy.as_deref().map(str::parse).transpose()?;
+        return fleet::read(&args.stats, policy.as_ref());
+    }
     let client = Client::new(&args.socket.socket);
     let entries = client.get("/v1/entries")?;
     let policy = match (&args.policy, &args.target) {
         (Some(name), _) => name.parse()?,
         (None, Some(target)) => evidence::policy_of(target, &client, &entries)?,
-        (None, None) => bail!("nothing to go by: give a CIDR, an address, --policy or --samples"),
+        (None, None) => {
+            bail!("nothing to go by: give a CIDR, an address, --policy, --stats or --samples")
+        }
     };
     evidence::of_policy(&policy, &entries, client.get("/v1/stats")?)
 }

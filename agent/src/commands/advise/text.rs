@@ -46,7 +46,7 @@ pub(super) fn text(answer: &Answer, columns: Option<usize>) -> String {
     text
 }
 
-fn source(source: &Source) -> String {
+pub(super) fn source(source: &Source) -> String {
     match source {
         Source::Statistics { policy, cidrs, .. } => {
             let of = if cidrs.is_empty() {
@@ -56,6 +56,29 @@ fn source(source: &Source) -> String {
             };
             format!(
                 "policy {policy}{of}: what the daemon counted since the policy came or the host booted\n"
+            )
+        }
+        Source::Fleet {
+            policy,
+            documents,
+            with_policy,
+            first_ms,
+            last_ms,
+            ..
+        } => {
+            let at = |ms: &u64| {
+                humantime::format_rfc3339_seconds(
+                    std::time::UNIX_EPOCH + Duration::from_secs(ms / 1000),
+                )
+            };
+            let of = match with_policy == documents {
+                true => String::new(),
+                false => format!(" of {documents}"),
+            };
+            format!(
+                "policy {policy}: the sum of {with_policy}{of} statistics, made from {} to {}\n",
+                at(first_ms),
+                at(last_ms)
             )
         }
         Source::Capture {

@@ -206,9 +206,10 @@ fn settings_of(policy: &Policy, hz: u32) -> BTreeMap<&'static str, String> {
     let timers = timers.map(|(name, value)| (name, format_duration(value)));
     let is_thin = policy.flags & policy_flags::THIN_LINEAR != 0;
     let thin = is_thin.then(|| ("thin_linear", "true".to_owned()));
-    let has_control = policy.control_below != 0;
-    let share = has_control.then(|| Share::from_parts(policy.control_below));
-    let holdout = share.map(|share| ("holdout", share.to_string()));
+    let holdout = (policy.control_below != 0).then(|| {
+        let share = Share::from_parts(policy.control_below);
+        ("holdout", share.to_string())
+    });
     timers.chain(thin).chain(holdout).collect()
 }
 

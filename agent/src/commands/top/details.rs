@@ -20,7 +20,7 @@ use crate::{
     policy::PolicyName,
     wire::{
         histogram::HistogramView,
-        stats::{DirectionStats, PolicyStats},
+        stats::{ArmStats, DirectionStats, PolicyStats},
     },
 };
 
@@ -98,12 +98,13 @@ fn sections(stats: &PolicyStats) -> Vec<(String, &DirectionStats)> {
         .map(|(direction, stats)| (direction.to_owned(), stats))
         .collect();
     if let Some((control, title)) = stats.control.as_ref().zip(stats.control_title()) {
-        let directions = control.directions().into_iter();
-        let counted = directions.filter(|(_, stats)| !is_empty(stats));
-        let before = sections.len();
-        sections.extend(counted.map(|(direction, stats)| (format!("{title}, {direction}"), stats)));
-        if sections.len() == before {
+        if *control == ArmStats::default() {
             sections.push((title, &control.active));
+        } else {
+            let directions = control.directions().into_iter();
+            let counted = directions.filter(|(_, stats)| !is_empty(stats));
+            sections
+                .extend(counted.map(|(direction, stats)| (format!("{title}, {direction}"), stats)));
         }
     }
     sections

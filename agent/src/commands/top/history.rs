@@ -79,9 +79,13 @@ impl PolicyHistory {
 
     /// Its row.
     pub(super) fn row<'a>(&'a self, name: &'a PolicyName, scope: Scope) -> Row<'a> {
+        let now = self.now.treated.total();
         Row {
             name,
-            stats: self.stats(scope).treated.total(),
+            stats: match scope {
+                Scope::Policy => now,
+                Scope::Top => now.since(&self.first.treated.total()),
+            },
             history: self,
         }
     }

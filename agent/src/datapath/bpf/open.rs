@@ -311,6 +311,9 @@ fn keep_maps(
             other_sizes.push(name);
         }
         map.pin(&path).map_err(|e| pin_error(&path, e))?;
+        if let Some(made) = pins::made(&from.join(name)) {
+            pins::set_made(&path, made);
+        }
         pinned.push(path);
     }
     if Tables::open(to).is_err() {

@@ -12,9 +12,17 @@ use std::{
     fs, io,
     os::unix::fs::{DirBuilderExt as _, MetadataExt as _},
     path::{Path, PathBuf},
+    time::{SystemTime, UNIX_EPOCH},
 };
 
-use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
+use nix::{
+    fcntl::AT_FDCWD,
+    sys::{
+        stat::{UtimensatFlags, utimensat},
+        statfs::{BPF_FS_MAGIC, statfs},
+        time::TimeSpec,
+    },
+};
 use rto_agent_common::LAYOUT_VERSION;
 use sha2::{Digest as _, Sha256};
 
@@ -157,6 +165,21 @@ pub(super) fn create_pin_dir(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
+/// When a map was made, as its pin says; the kernel does not. A pin of a kept map is given the time of the former one.
+pub(super) fn made(pin: &Path) -> Option<SystemTime> {
+    fs::metadata(pin).and_then(|meta| meta.modified()).ok()
+}
+
+/// See [`made`]. Best effort: a later time only has rates estimated too high.
+pub(super) fn set_made(pin: &Path, made: SystemTime) {
+    let since = made.duration_since(UNIX_EPOCH).unwrap_or_default();
+    let time = TimeSpec::from(since);
+    let set = utimensat(AT_FDCWD, pin, &time, &time, UtimensatFlags::NoFollowSymlink);
+    if let Err(e) = set {
+        tracing::debug!("{}: its time cannot be set: {e}", pin.display());
+    }
+}
+
 /// Removes the links of one set, so that its programs stop, and what is there for a link alone.
 pub(super) fn remove_links(path: &Path) -> io::Result<()> {
     for name in [LINK, CLONE_LINK, CLONE_PROGRAM] {
@@ -261,6 +284,20 @@ mod tests {
                 (16384, all[0].path.as_path())
             ]
         );
+    }
+
+    #[test]
+    fn a_pin_is_given_the_time_of_a_former_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let [former, new] = ["former", "new"].map(|name| dir.path().join(name));
+        assert_eq!(made(&former), None);
+        fs::write(&former, "").unwrap();
+        let then = UNIX_EPOCH + std::time::Duration::from_secs(1_700_000_000);
+        set_made(&former, then);
+        fs::write(&new, "").unwrap();
+        assert_ne!(made(&new), Some(then));
+        set_made(&new, made(&former).unwrap());
+        assert_eq!(made(&new), Some(then));
     }
 
     #[test]

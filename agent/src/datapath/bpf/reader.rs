@@ -4,6 +4,7 @@ use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     path::PathBuf,
     sync::Arc,
+    time::SystemTime,
 };
 
 use rto_agent_common::{
@@ -295,6 +296,10 @@ impl KernelReader for Reader {
 
     fn discovered(&self) -> Result<Vec<(Prefix, Discovered)>, DatapathError> {
         self.tables.discovered()
+    }
+
+    fn discovered_since(&self) -> Option<SystemTime> {
+        self.tables.discovered_since
     }
 
     fn owners(&self) -> BTreeMap<(u32, u32), PolicyName> {

@@ -7,7 +7,7 @@ use std::{
         Arc,
         atomic::{Ordering, fence},
     },
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use aya::maps::{
@@ -26,6 +26,7 @@ use rto_agent_common::{
 use super::{
     DatapathError,
     error::{errno, map as map_error},
+    pins,
     tries::Tries,
 };
 
@@ -125,6 +126,9 @@ impl Tables {
     pub(super) fn pin_all_but_tries(&self, dir: &Path) -> Result<(), DatapathError> {
         for (name, map) in &self.handles {
             map.pin(dir.join(name)).map_err(|e| map_error(name, e))?;
+        }
+        if let Some(made) = self.read.discovered_since {
+            pins::set_made(&dir.join(maps::DISCOVERED), made);
         }
         Ok(())
     }
@@ -271,6 +275,8 @@ pub(super) struct ReadTables {
     host_defaults: Array<MapData, HostDefaults>,
     brakes: Array<MapData, Brake>,
     discovered: HashMap<MapData, Prefix, Discovered>,
+    /// When that map was made.
+    pub(super) discovered_since: Option<SystemTime>,
 }
 
 impl ReadTables {
@@ -283,6 +289,7 @@ impl ReadTables {
             host_defaults: open!(dir, maps::HOST_DEFAULTS, Array),
             brakes: open!(dir, maps::BRAKES, Array),
             discovered: open!(dir, maps::DISCOVERED, HashMap),
+            discovered_since: pins::made(&dir.join(maps::DISCOVERED)),
         })
     }
 

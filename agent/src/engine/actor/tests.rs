@@ -16,6 +16,7 @@ use crate::{
     wire::types::{AddRequest, DetachRequest, RemoveRequest},
 };
 
+mod discover;
 mod holdout;
 mod stopping;
 

@@ -1,0 +1,252 @@
+//! `rto-agent discover`.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    process::ExitCode,
+    time::Duration,
+};
+
+use anyhow::Context as _;
+use rto_model::{
+    advice::{Distribution, INITIAL_RTO_US},
+    tune::{
+        history::History,
+        law::{self, LEAST_SAMPLES, Want},
+        quantile::bounded_quantile_us,
+    },
+};
+use serde::Serialize;
+
+mod merge;
+mod text;
+
+use self::merge::{Unit, is_special};
+use super::{advise::distribution, print, terminal};
+use crate::{
+    api::client::Client,
+    cli::{Discover, DiscoverBy},
+    kernel::{hz, routes},
+    policy::{Cidr, Settings, units::format_duration},
+    wire::discover::DiscoverAnswer,
+};
+
+const DAY_MS: u64 = 24 * 3_600_000;
+
+/// What `--json` prints.
+#[derive(Debug, Serialize)]
+struct Discovery {
+    /// When, Unix milliseconds.
+    at_ms: u64,
+    /// Since when connections are counted, Unix milliseconds.
+    since_ms: u64,
+    /// What was taken for one prefix.
+    by: DiscoverBy,
+    /// Jiffies a second.
+    hz: u32,
+    /// Of so many connections one was counted.
+    one_in: u32,
+    /// The best first.
+    prefixes: Vec<Candidate>,
+    /// Prefixes beyond `--limit`.
+    more: usize,
+    /// /24s and /48s that are left out, as an entry covers them by now.
+    covered: usize,
+    /// Loopback, link-local, multicast and reserved ones, which are left out.
+    special: usize,
+    /// Policies for the configuration, of the prefixes above that would save time; absent: none would.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    snippet: Option<String>,
+    /// What stands against it.
+    warnings: Vec<String>,
+    /// How to read it.
+    notes: Vec<String>,
+}
+
+/// A prefix without an entry.
+#[derive(Debug, Serialize)]
+struct Candidate {
+    cidr: Cidr,
+    /// It is a route's destination.
+    is_route: bool,
+    /// /24s or /48s in it with a connection.
+    seen: usize,
+    /// Connections established (estimate).
+    connections: u64,
+    /// Of these, those that lost a SYN or its answer (estimate).
+    lost: u64,
+    /// Handshake times that were counted, and how many more it takes for a suggestion.
+    samples: u64,
+    missing: u64,
+    /// Times that half of the handshakes and 99.9 % are not longer than, microseconds: the ends of histogram buckets;
+    /// null: none, or beyond the histogram's end.
+    p50_us: Option<u64>,
+    p999_us: Option<u64>,
+    /// What at most one in 1,000 exceed at 95 % confidence, microseconds; null: of too few samples.
+    p999_at_most_us: Option<u64>,
+    /// The timer that the times ask for, microseconds; null: of too few samples, or none is shorter than the kernel's.
+    initial_rto_us: Option<u64>,
+    /// What it would save a day, seconds (estimate).
+    saved_s_per_day: f64,
+}
+
+pub(super) fn run(args: &Discover) -> anyhow::Result<ExitCode> {
+    let answer: DiscoverAnswer = Client::new(&args.socket.socket).get("/v1/discover")?;
+    let hz = hz::measure().context("HZ")?;
+    let mut warnings = Vec::new();
+    let routes = match args.by {
+        DiscoverBy::Prefix => Vec::new(),
+        DiscoverBy::Route => routes::destinations().unwrap_or_else(|e| {
+            warnings.push(format!(
+                "the routes cannot be read ({e:#}): prefixes are taken as with --by prefix"
+            ));
+            Vec::new()
+        }),
+    };
+    let routes = routes.into_iter().filter_map(|net| net.try_into().ok());
+    let mut discovery = discovery(&answer, args, &routes.collect(), hz);
+    discovery.warnings.append(&mut warnings);
+    print(args.output.json, &discovery, || {
+        text::text(&discovery, terminal::columns(args.table))
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn discovery(
+    answer: &DiscoverAnswer,
+    args: &Discover,
+    routes: &BTreeSet<Cidr>,
+    hz: u32,
+) -> Discovery {
+    let all = answer.prefixes.iter();
+    let (special, counted): (Vec<_>, Vec<_>) = all.partition(|stats| is_special(&stats.prefix));
+    let units = counted.into_iter().map(|stats| Unit {
+        cidr: stats.prefix,
+        is_route: false,
+        seen: 1,
+        connections: stats.connections,
+        recovered: stats.recovered,
+        times: distribution(&stats.handshake, 1),
+    });
+    let took_ms = answer.at_ms.saturating_sub(answer.since_ms);
+    let units = merge::merged(units.collect(), routes);
+    let candidates = units.iter();
+    let candidates = candidates.map(|unit| Candidate::of(unit, answer.one_in, took_ms, hz));
+    let mut prefixes: Vec<_> = candidates.collect();
+    prefixes.sort_by(Candidate::rank);
+    let limit = usize::try_from(args.limit).unwrap_or(usize::MAX);
+    let more = prefixes.len().saturating_sub(limit);
+    prefixes.truncate(limit);
+    let mut discovery = Discovery {
+        at_ms: answer.at_ms,
+        since_ms: answer.since_ms,
+        by: args.by,
+        hz,
+        one_in: answer.one_in,
+        snippet: snippet(&prefixes),
+        prefixes,
+        more,
+        covered: answer.covered,
+        special: special.len(),
+        warnings: Vec::new(),
+        notes: Vec::new(),
+    };
+    if discovery.prefixes.is_empty() {
+        return discovery;
+    }
+    if took_ms < DAY_MS {
+        discovery.warnings.push(format!(
+            "counted for {}: what a day saves is extrapolated",
+            text::rounded(took_ms)
+        ));
+    }
+    discovery.notes.extend([
+        "SEEN counts the /24s and /48s that had a connection; LOST and SAVED are estimates".to_owned(),
+        "of connections that this host accepts less is saved: the timer of a SYN-ACK is syn_ack_rto".to_owned(),
+    ]);
+    discovery
+}
+
+impl Candidate {
+    fn of(unit: &Unit, one_in: u32, took_ms: u64, hz: u32) -> Self {
+        let (times, one_in) = (&unit.times, u64::from(one_in));
+        let finite = |us: Option<u64>| us.filter(|us| *us < u64::MAX);
+        let lost = unit.recovered.saturating_mul(one_in);
+        let initial_rto_us = wanted_us(times, hz);
+        Self {
+            cidr: unit.cidr,
+            is_route: unit.is_route,
+            seen: unit.seen,
+            connections: unit.connections.saturating_mul(one_in),
+            lost,
+            samples: times.count(),
+            missing: LEAST_SAMPLES.saturating_sub(times.count()),
+            p50_us: finite(times.quantile_us(0.5)),
+            p999_us: finite(times.quantile_us(merge::SHARE)),
+            p999_at_most_us: finite(bounded_quantile_us(times, 1.0 - merge::SHARE)),
+            initial_rto_us,
+            saved_s_per_day: initial_rto_us.map_or(0.0, |us| saved_s_per_day(lost, us, took_ms)),
+        }
+    }
+
+    /// Those of too few samples come last; of the others those first that would save more.
+    fn rank(&self, other: &Self) -> std::cmp::Ordering {
+        let short = |one: &Self| one.missing > 0;
+        short(self)
+            .cmp(&short(other))
+            .then(other.saved_s_per_day.total_cmp(&self.saved_s_per_day))
+            .then(other.lost.cmp(&self.lost))
+            .then(other.connections.cmp(&self.connections))
+            .then(self.cidr.cmp(&other.cidr))
+    }
+
+    fn saves(&self) -> bool {
+        self.saved_s_per_day > 0.0
+    }
+}
+
+/// The timer that times ask for, by the law of automatic ones; `None` of too few, and where it is the kernel's own.
+fn wanted_us(times: &Distribution, hz: u32) -> Option<u64> {
+    let settings = law::Settings::new(hz);
+    let mut history = History::default();
+    history.add(0, times, settings.memory_ms, settings.spurious);
+    let want = Want::of(&history, &settings)?;
+    (want.jiffies < settings.largest()).then(|| settings.micros(want.jiffies))
+}
+
+/// Handshake losses a day, times by how much sooner the next copy is sent.
+#[expect(clippy::cast_precision_loss, reason = "an estimate")]
+fn saved_s_per_day(lost: u64, initial_rto_us: u64, took_ms: u64) -> f64 {
+    let lost_per_day = lost as f64 * DAY_MS as f64 / took_ms.max(1) as f64;
+    lost_per_day * INITIAL_RTO_US.saturating_sub(initial_rto_us) as f64 / 1e6
+}
+
+/// A policy for each timer that would save time.
+fn snippet(prefixes: &[Candidate]) -> Option<String> {
+    let mut policies: BTreeMap<u64, Vec<Cidr>> = BTreeMap::new();
+    for one in prefixes.iter().filter(|one| one.saves()) {
+        let Some(us) = one.initial_rto_us else {
+            continue;
+        };
+        policies.entry(us).or_default().push(one.cidr);
+    }
+    let policies = policies.into_iter().map(|(us, mut cidrs)| {
+        let value = Duration::from_micros(us);
+        cidrs.sort_unstable();
+        let cidrs: Vec<_> = cidrs.iter().map(|cidr| format!("\"{cidr}\"")).collect();
+        let settings = Settings {
+            initial_rto: Some(value),
+            ..Settings::default()
+        };
+        format!(
+            "[policy.discovered-{}]\ncidrs = [{}]\n{}",
+            format_duration(value),
+            cidrs.join(", "),
+            settings.to_toml()
+        )
+    });
+    let policies: Vec<_> = policies.collect();
+    (!policies.is_empty()).then(|| policies.join("\n"))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,128 @@
+//! What is made of counts, as text and as JSON.
+
+use rto_agent_common::histogram::{Histogram, bucket_of};
+
+use super::*;
+use crate::{
+    cli::{OutputArg, SocketArg, WideArg},
+    config::Config,
+    policy::compile::tests::HOST,
+    wire::discover::PrefixStats,
+};
+
+const AT_MS: u64 = 1_700_000_000_000;
+
+fn args(limit: u32) -> Discover {
+    Discover {
+        by: DiscoverBy::Route,
+        limit,
+        table: WideArg { wide: true },
+        socket: SocketArg {
+            socket: "/s".into(),
+        },
+        output: OutputArg { json: false },
+    }
+}
+
+/// So many handshakes near this time.
+fn prefix(prefix: &str, samples: u64, us: u64, recovered: u64) -> PrefixStats {
+    let mut times = Histogram::default();
+    for us in (0..samples).map(|n| us + n % (us / 4)) {
+        times.buckets[bucket_of(us)] += 1;
+        times.sum_us += us;
+    }
+    PrefixStats {
+        prefix: prefix.parse().unwrap(),
+        connections: samples + recovered,
+        recovered,
+        handshake: (&times).into(),
+    }
+}
+
+fn answer(days: u64) -> DiscoverAnswer {
+    DiscoverAnswer {
+        at_ms: AT_MS,
+        since_ms: AT_MS - days * DAY_MS,
+        one_in: 16,
+        covered: 2,
+        prefixes: vec![
+            // A route of two that are alike.
+            prefix("10.1.0.0/24", 4_000, 800, 20),
+            prefix("10.1.9.0/24", 400, 900, 5),
+            // Halves.
+            prefix("10.7.0.0/24", 2_000, 30_000, 40),
+            prefix("10.7.1.0/24", 2_000, 32_000, 10),
+            prefix("127.0.0.0/24", 5_000, 30, 0),
+            // Nothing is lost.
+            prefix("192.0.2.0/24", 1_000, 700, 0),
+            // Too far.
+            prefix("198.51.100.0/24", 3_500, 600_000, 9),
+            // Few.
+            prefix("203.0.113.0/24", 120, 9_000, 30),
+            prefix("2001:db8::/48", 299, 9_000, 2),
+        ],
+    }
+}
+
+fn found(answer: &DiscoverAnswer, limit: u32) -> Discovery {
+    let routes = ["10.1.0.0/16", "10.0.0.0/7"].map(|route| route.parse().unwrap());
+    // Too wide for an entry: the neighbours in it are merged as without it.
+    discovery(answer, &args(limit), &routes.into(), HOST.hz)
+}
+
+#[test]
+fn prefixes_are_ranked() {
+    let discovery = found(&answer(2), 20);
+    insta::assert_snapshot!("ranked", text::text(&discovery, None));
+    insta::assert_json_snapshot!("ranked_json", discovery);
+}
+
+#[test]
+fn what_is_saved_is_by_the_day() {
+    let saved = |days| found(&answer(days), 1).prefixes[0].saved_s_per_day;
+    // 50 of one in 16, each 1 s less 2 x 40 ms.
+    let first = found(&answer(1), 1);
+    let one = &first.prefixes[0];
+    assert_eq!(
+        (one.cidr.to_string().as_str(), one.lost),
+        ("10.7.0.0/23", 800)
+    );
+    let us = one.initial_rto_us.unwrap();
+    assert!((60_000..=90_000).contains(&us), "{us}");
+    let gain = 1.0 - Duration::from_micros(us).as_secs_f64();
+    assert!((saved(1) - 800.0 * gain).abs() < 1e-6);
+    assert!((saved(4) - 200.0 * gain).abs() < 1e-6);
+}
+
+#[test]
+fn the_snippet_is_a_configuration() {
+    let snippet = found(&answer(2), 20).snippet.unwrap();
+    let config = Config::from_text("config.toml".as_ref(), snippet, &HOST).unwrap();
+    let cidrs: Vec<_> = config
+        .set
+        .entries
+        .keys()
+        .map(|cidr| cidr.to_string())
+        .collect();
+    assert_eq!(cidrs, ["10.1.0.0/16", "10.7.0.0/23"]);
+    // Only of what is shown.
+    let snippet = found(&answer(2), 1).snippet.unwrap();
+    assert!(!snippet.contains("10.1.0.0/16"), "{snippet}");
+}
+
+#[test]
+fn a_short_time_is_warned_of_and_nothing_is_said_of_nothing() {
+    let mut young = answer(2);
+    young.since_ms = AT_MS - 5 * 60_000;
+    let discovery = found(&young, 20);
+    assert_eq!(
+        discovery.warnings,
+        ["counted for 5m: what a day saves is extrapolated"]
+    );
+    let none = DiscoverAnswer {
+        prefixes: Vec::new(),
+        ..young
+    };
+    let text = text::text(&found(&none, 20), None);
+    assert!(text.contains("none was counted"), "{text}");
+}

@@ -1,0 +1,121 @@
+//! Prefixes for people.
+
+use std::time::{Duration, UNIX_EPOCH};
+
+use super::{Candidate, Discovery};
+use crate::{
+    commands::{stats::short_us, table},
+    policy::units::format_duration,
+    printable::counted,
+};
+
+pub(super) fn text(discovery: &Discovery, columns: Option<usize>) -> String {
+    let took_ms = discovery.at_ms.saturating_sub(discovery.since_ms);
+    let since = UNIX_EPOCH + Duration::from_secs(discovery.since_ms / 1000);
+    let mut text = format!(
+        "connections that no entry covers, one in {} of them counted, for {} (since {})\n\n",
+        discovery.one_in,
+        rounded(took_ms),
+        humantime::format_rfc3339_seconds(since)
+    );
+    if discovery.prefixes.is_empty() {
+        text.push_str("none was counted\n");
+    } else {
+        text.push_str(&candidates(&discovery.prefixes, columns));
+    }
+    if discovery.more > 0 {
+        let more = counted(discovery.more, "prefix", "prefixes");
+        text.push_str(&format!("({more} more: --limit)\n"));
+    }
+    if let Some(snippet) = &discovery.snippet {
+        text.push_str("\nnothing was added; in the configuration that would be\n\n");
+        for line in snippet.lines() {
+            text.push_str(format!("  {line}").trim_end());
+            text.push('\n');
+        }
+    }
+    let left_out = [
+        (discovery.covered, "covered by an entry by now"),
+        (
+            discovery.special,
+            "loopback, link-local, multicast or reserved",
+        ),
+    ];
+    let mut notes = discovery.notes.clone();
+    for (count, why) in left_out.iter().filter(|(count, _)| *count > 0) {
+        let prefixes = counted(*count, "prefix", "prefixes");
+        notes.push(format!("{prefixes} left out ({why})"));
+    }
+    if !discovery.warnings.is_empty() || !notes.is_empty() {
+        text.push('\n');
+    }
+    for warning in &discovery.warnings {
+        text.push_str(&format!("warning: {warning}\n"));
+    }
+    for note in &notes {
+        text.push_str(&format!("note: {note}\n"));
+    }
+    text
+}
+
+fn candidates(prefixes: &[Candidate], columns: Option<usize>) -> String {
+    const HEADER: [&str; 9] = [
+        "PREFIX",
+        "SEEN",
+        "CONNECTIONS",
+        "LOST",
+        "P50",
+        "P99.9",
+        "AT MOST (95 %)",
+        "INITIAL RTO",
+        "SAVED A DAY",
+    ];
+    let rows = prefixes.iter().map(|one| {
+        let time = |us: Option<u64>| us.map_or_else(|| "-".to_owned(), short);
+        [
+            one.cidr.to_string(),
+            one.seen.to_string(),
+            one.connections.to_string(),
+            one.lost.to_string(),
+            time(one.p50_us),
+            time(one.p999_us),
+            time(one.p999_at_most_us),
+            match (one.initial_rto_us, one.missing) {
+                (Some(us), _) => format_duration(Duration::from_micros(us)),
+                (None, 0) => "none shorter".to_owned(),
+                (None, missing) => counted(missing, "sample short", "samples short"),
+            },
+            match one.missing {
+                0 => seconds(one.saved_s_per_day),
+                _ => "-".to_owned(),
+            },
+        ]
+    });
+    let rows: Vec<_> = rows.collect();
+    table::fitting(HEADER, &rows, [0, 7, 8, 3, 2, 5, 4, 6, 1], columns)
+}
+
+/// How long was counted, without more than two units.
+pub(super) fn rounded(took_ms: u64) -> String {
+    let seconds = took_ms / 1000;
+    let unit = match seconds {
+        0..3600 => 1,
+        3600..86_400 => 60,
+        _ => 3600,
+    };
+    humantime::format_duration(Duration::from_secs(seconds / unit * unit)).to_string()
+}
+
+/// An estimate in two or three digits.
+fn seconds(seconds: f64) -> String {
+    if seconds == 0.0 || seconds >= 10.0 {
+        format!("{seconds:.0}s")
+    } else {
+        format!("{seconds:.1}s")
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "three digits are shown")]
+fn short(us: u64) -> String {
+    short_us(us as f64)
+}

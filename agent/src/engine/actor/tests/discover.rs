@@ -1,0 +1,92 @@
+//! Peers without an entry, from the kernel's map to the answer.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use rto_agent_common::{
+    address::Peer,
+    discovery::{Discovered, Prefix},
+    histogram::bucket_of,
+};
+
+use super::*;
+
+fn noted(address: [u8; 4], connections: u64) -> (Prefix, Discovered) {
+    let mut discovered = Discovered {
+        connections,
+        recovered: 1,
+        ..Discovered::default()
+    };
+    discovered.times.buckets[bucket_of(20_000)] = connections - 1;
+    (Prefix::of(&Peer::V4(address)), discovered)
+}
+
+#[test]
+fn prefixes_without_an_entry_are_answered_with_what_was_counted() {
+    let bed = Bed::with("count_unmatched = true\n");
+    bed.call(Message::Verify).unwrap();
+    let made = UNIX_EPOCH + Duration::from_secs(1_700_000_000);
+    {
+        let mut state = bed.kernel.state();
+        state.discovered = vec![
+            noted([203, 0, 113, 7], 50),
+            noted([192, 0, 2, 7], 40),
+            noted([10, 9, 1, 1], 30),
+        ];
+        state.discovered_since = Some(made);
+    }
+    let request = AddRequest {
+        // Of the last one only a part has an entry.
+        cidrs: ["10.9.0.0/16", "203.0.113.7"].map(str::to_owned).into(),
+        policy: Some("near".to_owned()),
+        ..AddRequest::default()
+    };
+    let request = Box::new(request);
+    bed.call(|reply| Message::Add(request, BY, reply)).unwrap();
+    let snapshot = bed.engine.snapshot();
+    let answer = snapshot.discovered().unwrap();
+    assert_eq!((answer.since_ms, answer.one_in), (1_700_000_000_000, 16));
+    assert_eq!(answer.covered, 1);
+    let prefixes = answer.prefixes.iter();
+    let prefixes: Vec<_> = prefixes
+        .map(|one| (one.prefix.to_string(), one.connections, one.handshake.count))
+        .collect();
+    assert_eq!(
+        prefixes,
+        [
+            ("192.0.2.0/24".to_owned(), 40, 39),
+            ("203.0.113.0/24".to_owned(), 50, 49)
+        ]
+    );
+    // Where the map does not tell, and where the clock was set back.
+    bed.kernel.state().discovered_since = None;
+    let answer = snapshot.discovered().unwrap();
+    assert!(answer.at_ms - answer.since_ms < 600_000);
+    bed.kernel.state().discovered_since = Some(SystemTime::now() + Duration::from_secs(60));
+    let answer = snapshot.discovered().unwrap();
+    assert_eq!(answer.at_ms, answer.since_ms);
+    bed.stop();
+}
+
+#[test]
+fn where_they_are_not_counted_the_fix_is_named() {
+    for (agent, fix) in [
+        ("", "set count_unmatched = true in [agent]"),
+        (
+            "statistics = false\n",
+            "set statistics = true and count_unmatched = true",
+        ),
+    ] {
+        let bed = Bed::with(agent);
+        bed.call(Message::Verify).unwrap();
+        let error = bed.engine.snapshot().discovered().unwrap_err();
+        assert!(error.is_refusal());
+        assert!(error.to_string().contains(fix), "{error}");
+        bed.stop();
+    }
+    let bed = Bed::with("count_unmatched = true\n");
+    bed.call(|reply| Message::Detach(DetachRequest::default(), BY, reply))
+        .unwrap();
+    let error = bed.engine.snapshot().discovered().unwrap_err();
+    assert!(error.to_string().contains("rto-agent reload"), "{error}");
+    bed.stop();
+}

@@ -1,0 +1,36 @@
+//! `GET /v1/discover`: connections that no entry covers, by prefix.
+
+use serde::{Deserialize, Serialize};
+
+use super::histogram::HistogramView;
+use crate::policy::Cidr;
+
+/// The answer.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct DiscoverAnswer {
+    /// When, Unix milliseconds.
+    pub at_ms: u64,
+    /// Since when they are counted, Unix milliseconds.
+    pub since_ms: u64,
+    /// Of so many connections one is counted.
+    pub one_in: u32,
+    /// Prefixes that are left out, as an entry covers them by now.
+    pub covered: usize,
+    /// The others, in order.
+    pub prefixes: Vec<PrefixStats>,
+}
+
+/// What was counted of one prefix: a /24 of IPv4, or a /48 of IPv6.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct PrefixStats {
+    /// The prefix.
+    pub prefix: Cidr,
+    /// Connections established, of one in `one_in`.
+    pub connections: u64,
+    /// Of these, those of which a SYN or its answer was retransmitted: nearly always one was lost, as the timer is 1 s.
+    pub recovered: u64,
+    /// How long handshakes took of which nothing was lost.
+    pub handshake: HistogramView,
+}
