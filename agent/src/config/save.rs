@@ -239,7 +239,10 @@ fn extract(document: &mut DocumentMut, cidrs: &[Cidr], keep: Option<&PolicyName>
     let wanted: HashSet<&Cidr> = cidrs.iter().collect();
     let mut emptied = Vec::new();
     for (name, policy) in policies.iter_mut() {
-        let Some(list) = policy.get_mut("cidrs").and_then(Item::as_array_mut) else {
+        // (An item's own get_mut() makes the key.)
+        let table = policy.as_table_like_mut();
+        let list = table.and_then(|table| table.get_mut("cidrs"));
+        let Some(list) = list.and_then(Item::as_array_mut) else {
             continue;
         };
         let before = list.len();
@@ -343,6 +346,14 @@ mod tests {
         let host = &crate::policy::compile::tests::HOST;
         let config = crate::config::Config::from_text(Path::new("a.toml"), text, host).unwrap();
         assert_eq!(config.set.policies[&own].settings, settings);
+    }
+
+    #[test]
+    fn a_policy_without_cidrs_gets_some() {
+        let near = "near".parse().unwrap();
+        let settings = "[policy.near]\ninitial_rto = \"auto\"\n";
+        let text = added(settings, &[cidr("10.2.0.0/16")], &near, None).unwrap();
+        assert_eq!(text, format!("{settings}cidrs = [\"10.2.0.0/16\"]\n"));
     }
 
     #[test]

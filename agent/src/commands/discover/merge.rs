@@ -8,7 +8,7 @@ use std::{
 
 use rto_model::{advice::Distribution, tune::law::LEAST_SAMPLES};
 
-use crate::policy::{Cidr, Settings, compile::check_prefix_width};
+use crate::policy::{Cidr, InitialRtoSetting, Settings, compile::check_prefix_width};
 
 /// Of a prefix's handshakes so many are not longer than the quantile that prefixes are compared by.
 pub(super) const SHARE: f64 = 0.999;
@@ -126,7 +126,7 @@ fn halves_merged(units: Vec<Unit>) -> Vec<Unit> {
 /// Whether a policy for it needs no `force`.
 fn is_narrow(cidr: &Cidr) -> bool {
     let shortest = Settings {
-        initial_rto: Some(Duration::from_millis(1)),
+        initial_rto: Some(InitialRtoSetting::Fixed(Duration::from_millis(1))),
         ..Settings::default()
     };
     check_prefix_width(cidr, &shortest).is_ok()

@@ -26,7 +26,7 @@ use crate::{
     api::client::Client,
     cli::{Discover, DiscoverBy},
     kernel::{hz, routes},
-    policy::{Cidr, Settings, units::format_duration},
+    policy::{Cidr, InitialRtoSetting, Settings, units::format_duration},
     wire::discover::DiscoverAnswer,
 };
 
@@ -234,7 +234,7 @@ fn snippet(prefixes: &[Candidate]) -> Option<String> {
         cidrs.sort_unstable();
         let cidrs: Vec<_> = cidrs.iter().map(|cidr| format!("\"{cidr}\"")).collect();
         let settings = Settings {
-            initial_rto: Some(value),
+            initial_rto: Some(InitialRtoSetting::Fixed(value)),
             ..Settings::default()
         };
         format!(
