@@ -46,7 +46,7 @@ impl Prefix {
 pub struct Discovered {
     /// Connections established.
     pub connections: u64,
-    /// Of these, those that a retransmission of a SYN or its answer brought about.
+    /// Of these, those of which a SYN or its answer was retransmitted.
     pub recovered: u64,
     /// Times of handshakes of which nothing was lost.
     pub times: Histogram,
