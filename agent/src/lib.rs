@@ -21,4 +21,5 @@ mod printable;
 mod problem;
 mod progress;
 pub mod telemetry;
+pub mod tuning;
 pub mod wire;

@@ -14,7 +14,7 @@ const ORDER: &[&[&str]] = &[
     &["kernel", "config"],
     &["datapath"],
     &["wire"],
-    &["cli"],
+    &["cli", "tuning"],
     &["engine"],
     &["api"],
     &["telemetry"],

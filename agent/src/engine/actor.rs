@@ -10,6 +10,7 @@ use tracing::{error, info, warn};
 
 use super::{
     Channels, EngineConfig, EngineError, Message, Open, Reply, STOP_LIMIT, Snapshot,
+    adjusting::Ticks,
     audit::{Cause, Source},
     desired::{Desired, LoadedConfig},
     detach::Restoring,
@@ -32,6 +33,7 @@ use crate::{
     policy::PolicyName,
     problem::Problem,
     progress::{self, Progress},
+    tuning::Tuning,
     wire::{
         events::StreamItem,
         types::{ApplyRequest, Caller, ReloadView, WalkView, now_s},
@@ -72,6 +74,8 @@ pub struct Engine {
     pub(super) restoring: Option<Restoring>,
     pub(super) probing: Probing,
     pub(super) comparing: Comparing,
+    pub(super) tuning: Tuning,
+    pub(super) ticks: Ticks,
 }
 
 impl Engine {
@@ -155,6 +159,8 @@ impl Engine {
             comparing: Comparing::new(channels.sender.clone()),
             restoring: None,
             probing: Probing::new(channels.sender),
+            tuning: Tuning::default(),
+            ticks: Ticks::new(),
             config,
         };
         // All of it was read, and written where it differed.
@@ -190,6 +196,7 @@ impl Engine {
                 next_health = Instant::now() + HEALTH_INTERVAL;
             }
             self.expire();
+            self.tick_if_due();
             self.finish_restore();
             if let Some(cause) = self.walks.take_again() {
                 self.apply_to_open(&cause);
@@ -210,6 +217,9 @@ impl Engine {
         }
         if let Some(restoring) = &self.restoring {
             wait = wait.min(restoring.deadline.saturating_duration_since(now));
+        }
+        if let Some(due) = self.until_tick() {
+            wait = wait.min(due);
         }
         wait.min(self.step_interval)
     }

@@ -35,6 +35,8 @@ pub(super) enum Source {
     Host,
     /// Somebody else's change of the kernel's maps, or a change that was not undone.
     Repair,
+    /// What was counted.
+    Tuner,
 }
 
 impl Source {
@@ -47,6 +49,7 @@ impl Source {
             Self::Ttl => "ttl",
             Self::Host => "host",
             Self::Repair => "repair",
+            Self::Tuner => "tuner",
         }
     }
 
@@ -58,6 +61,7 @@ impl Source {
             Self::Ttl => "expire",
             Self::Host => "compute anew",
             Self::Repair => "repair",
+            Self::Tuner => "tune",
         }
     }
 }
@@ -89,6 +93,11 @@ impl Cause {
             what: Some(what),
             by: Some(by),
         }
+    }
+
+    /// Whether it is a decision of the daemon's own, which has told its reasons.
+    pub(super) fn is_tuner(&self) -> bool {
+        self.source == Source::Tuner
     }
 
     /// Writes the line of a change that was made.

@@ -63,6 +63,15 @@ impl Desired {
         }
     }
 
+    /// Settings of all policies, as they come to be in force.
+    #[must_use]
+    pub fn policies(&self) -> BTreeMap<&PolicyName, &Settings> {
+        let of_files = self.files.config.set.policies.iter();
+        let of_files = of_files.map(|(name, policy)| (name, &policy.settings));
+        // Those of the files come last: they override.
+        self.runtime.policies.iter().chain(of_files).collect()
+    }
+
     /// With other decisions about policies.
     #[must_use]
     pub fn with_adjustments(&self, adjustments: Adjustments) -> Self {

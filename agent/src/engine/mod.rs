@@ -10,6 +10,7 @@ use std::{path::PathBuf, time::Duration};
 use crate::{config::Config, kernel::features::Feature, policy::HostFacts};
 
 mod actor;
+mod adjusting;
 mod audit;
 mod changing;
 pub mod desired;

@@ -529,12 +529,18 @@ impl super::Engine {
         cause: &Cause,
     ) -> Result<Change, EngineError> {
         let was_on = self.applies_to_open();
+        let next = self.adjusted(next);
         let change = self.reconciler.reconcile(next, persist);
         if !change.as_ref().is_err_and(EngineError::is_refusal) {
             // A probe under way is of neither state.
             self.probing.invalidate();
         }
         let change = change?;
+        self.follow_policies();
+        if cause.is_tuner() {
+            // No connection is covered that was not before.
+            return Ok(change);
+        }
         cause.audit(&change);
         // Who is covered by fewer entries than before has what it needs.
         let ChangeSummary { added, changed, .. } = change.summary;
