@@ -6,13 +6,19 @@
 //! Each value that is set begins an *epoch*. A verdict counts only in the epoch whose timer the connection began with:
 //! verdicts come late, and those on the timer before would raise the next one again.
 
+mod guard;
+mod next;
 mod state;
 #[cfg(test)]
 mod tests;
 
 use serde::{Deserialize, Serialize};
 
-pub use self::state::{Cause, Numbers, Phase, Transition};
+use self::guard::Guarded;
+pub use self::{
+    next::Next,
+    state::{Cause, Numbers, Phase, Transition},
+};
 
 use super::{
     cusum::Cusum,
@@ -75,7 +81,7 @@ pub struct Decision {
     pub transitions: Vec<Transition>,
 }
 
-/// Tunes the initial RTO of one policy and direction.
+/// Tunes the initial RTO of one policy and direction, or guards the one that is configured.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Tuner {
     settings: Settings,
@@ -96,6 +102,9 @@ pub struct Tuner {
     /// The next hold is 2^level times the shortest.
     hold_level: u32,
     last_alarm_ms: Option<u64>,
+    /// Absent where the value is tuned.
+    #[serde(default)]
+    guarded: Option<Guarded>,
 }
 
 impl Tuner {
@@ -122,6 +131,14 @@ impl Tuner {
             hold_until_ms: 0,
             hold_level: 0,
             last_alarm_ms: None,
+            guarded: None,
+        }
+    }
+
+    /// The program knows this epoch of somebody before: those of this one come after it.
+    pub const fn skip_epochs(&mut self, seen: u32) {
+        if self.setting.epoch <= seen {
+            self.setting.epoch = seen.wrapping_add(1);
         }
     }
 
@@ -147,6 +164,33 @@ impl Tuner {
     #[must_use]
     pub const fn history(&self) -> &History {
         &self.history
+    }
+
+    /// What the next decision rests on; counts are of this epoch.
+    #[must_use]
+    pub fn numbers(&self) -> Numbers {
+        Numbers {
+            want: self.want(),
+            samples: self.history.all().count(),
+            clean: self.clean,
+            spurious: self.spurious,
+            attempts: self.attempts,
+            copies: self.copies,
+            log_evidence: self.cusum.log_evidence(),
+            hold_until_ms: self.hold_until_ms,
+        }
+    }
+
+    /// What it is asked to be like.
+    #[must_use]
+    pub const fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// The last step, milliseconds.
+    #[must_use]
+    pub const fn last_step_ms(&self) -> Option<u64> {
+        self.last_step_ms
     }
 
     /// The capacity of the policy's [`Budget`], copies.
@@ -190,7 +234,7 @@ impl Tuner {
     #[must_use]
     pub fn harm_proven(&mut self, now_ms: u64) -> Decision {
         self.deciding(|tuner, transitions| {
-            if tuner.phase != Phase::Frozen {
+            if tuner.phase != Phase::Frozen && !tuner.only_warns() {
                 tuner.suspend(now_ms, Cause::HarmProven, transitions);
             }
         })
@@ -200,18 +244,22 @@ impl Tuner {
     #[must_use]
     pub fn freeze(&mut self, now_ms: u64) -> Decision {
         self.deciding(|tuner, transitions| {
-            if tuner.phase != Phase::Frozen {
+            if tuner.phase != Phase::Frozen && !tuner.only_warns() {
                 tuner.enter(now_ms, Phase::Frozen, Cause::Operator, None, transitions);
             }
         })
     }
 
-    /// Ends [`Tuner::freeze`]: it learns anew from what it remembers.
+    /// Ends [`Tuner::freeze`]: it learns anew from what it remembers, or the configured value is back.
     #[must_use]
     pub fn resume(&mut self, now_ms: u64) -> Decision {
         self.deciding(|tuner, transitions| {
             if tuner.phase == Phase::Frozen {
-                tuner.enter(now_ms, Phase::Learning, Cause::Operator, None, transitions);
+                let (phase, value) = match tuner.guarded {
+                    Some(guarded) => (Phase::Steady, Some(guarded.jiffies)),
+                    None => (Phase::Learning, None),
+                };
+                tuner.enter(now_ms, phase, Cause::Operator, value, transitions);
             }
         })
     }
@@ -221,6 +269,11 @@ impl Tuner {
     pub fn after_boot(&mut self, now_ms: u64) -> Decision {
         self.deciding(|tuner, transitions| {
             let last_ms = tuner.last_step_ms.replace(now_ms).unwrap_or(0);
+            if tuner.guarded.is_some() {
+                // A hold ends by the clock and by clean connections, also where the configured value is back.
+                tuner.history.forget_recent();
+                return;
+            }
             // A suspension lasts as long as it would have; the other ends by the operator alone.
             if !matches!(tuner.phase, Phase::Frozen | Phase::Suspended) {
                 let (stored, age_ms) = (tuner.setting.jiffies, now_ms.saturating_sub(last_ms));
@@ -244,7 +297,7 @@ impl Tuner {
         let last_ms = self.last_step_ms.replace(now_ms).unwrap_or(now_ms);
         let away_ms = now_ms.saturating_sub(last_ms);
         let stored = self.setting.jiffies;
-        if away_ms > self.settings.lease_ms && stored.is_some() {
+        if away_ms > self.settings.lease_ms && stored.is_some() && self.guarded.is_none() {
             let over_ms = last_ms.saturating_add(self.settings.lease_ms);
             self.enter(over_ms, Phase::Frozen, Cause::LeaseOver, None, transitions);
             self.start_over(now_ms, stored, away_ms, Cause::LeaseOver, transitions);
@@ -295,7 +348,9 @@ impl Tuner {
         throttled: bool,
         transitions: &mut Vec<Transition>,
     ) {
-        let want = self.want().map(|want| want.jiffies);
+        // What path times ask for does not concern a configured value.
+        let want = self.want().filter(|_| self.guarded.is_none());
+        let want = want.map(|want| want.jiffies);
         let largest = self.settings.largest();
         let Some(value) = self.setting.jiffies else {
             let may_begin = match self.phase {
@@ -303,6 +358,10 @@ impl Tuner {
                 Phase::Suspended => now_ms >= self.hold_until_ms,
                 _ => false,
             };
+            if let Some(guarded) = self.guarded.filter(|_| may_begin) {
+                self.begin(now_ms, guarded.jiffies, transitions);
+                return;
+            }
             // A value as long as the kernel's own gains nothing.
             if let Some(want) = want.filter(|want| may_begin && *want < largest) {
                 self.begin(now_ms, want, transitions);
@@ -331,27 +390,41 @@ impl Tuner {
             );
         } else if self.phase == Phase::Backoff {
             if now_ms >= self.hold_until_ms && self.clean >= LEAST_SAMPLES {
-                self.rename(now_ms, Phase::Lowering, Cause::HoldOver, transitions);
+                let value = self.guarded.map_or(value, |guarded| guarded.jiffies);
+                let phase = self.settling();
+                self.enter(now_ms, phase, Cause::HoldOver, Some(value), transitions);
             }
         } else if throttled && settling {
             self.rename(now_ms, Phase::Throttled, Cause::Budget, transitions);
         } else if !throttled && self.phase == Phase::Throttled {
-            self.rename(now_ms, Phase::Lowering, Cause::BudgetRefilled, transitions);
+            self.rename(now_ms, self.settling(), Cause::BudgetRefilled, transitions);
         } else if let Some(want) = want.filter(|_| settling) {
             self.lower_or_settle(now_ms, value, want, transitions);
         }
     }
 
+    /// The phase without an alarm.
+    const fn settling(&self) -> Phase {
+        match self.guarded {
+            Some(_) => Phase::Steady,
+            None => Phase::Lowering,
+        }
+    }
+
     /// From the kernel's own timer.
     fn begin(&mut self, now_ms: u64, want: u64, transitions: &mut Vec<Transition>) {
-        let value = want.max(self.settings.largest().div_ceil(2));
+        let value = match self.guarded {
+            Some(guarded) => guarded.jiffies,
+            None => want.max(self.settings.largest().div_ceil(2)),
+        };
         let cause = if self.phase == Phase::Suspended {
             self.setting.percent = CANARY_PERCENT;
             Cause::HoldOver
         } else {
             Cause::EnoughSamples
         };
-        self.enter(now_ms, Phase::Lowering, cause, Some(value), transitions);
+        let phase = self.settling();
+        self.enter(now_ms, phase, cause, Some(value), transitions);
     }
 
     fn lower_or_settle(
@@ -361,7 +434,7 @@ impl Tuner {
         want: u64,
         transitions: &mut Vec<Transition>,
     ) {
-        if want.saturating_mul(10) > value.saturating_mul(8) {
+        if !asks_for_less(want, value) {
             if self.raised_ms.is_some() {
                 self.raised_ms = Some(now_ms);
             }
@@ -370,13 +443,7 @@ impl Tuner {
             }
             return;
         }
-        let passed = |since_ms: Option<u64>, ms: u64| {
-            since_ms.is_none_or(|since_ms| now_ms.saturating_sub(since_ms) >= ms)
-        };
-        if passed(self.changed_ms, BETWEEN_MS)
-            && passed(self.raised_ms, AFTER_RAISE_MS)
-            && self.clean.saturating_add(self.spurious) >= LEAST_SAMPLES
-        {
+        if now_ms >= self.may_lower_ms() && self.judged() >= LEAST_SAMPLES {
             self.raised_ms = None;
             let next = want.max(value.div_ceil(2));
             self.enter(
@@ -389,6 +456,17 @@ impl Tuner {
         }
     }
 
+    /// When the value may be lowered, as far as time decides.
+    fn may_lower_ms(&self) -> u64 {
+        let after = |since_ms: Option<u64>, ms: u64| since_ms.map_or(0, |at_ms| at_ms + ms);
+        after(self.changed_ms, BETWEEN_MS).max(after(self.raised_ms, AFTER_RAISE_MS))
+    }
+
+    /// Connections judged in this epoch.
+    const fn judged(&self) -> u64 {
+        self.clean.saturating_add(self.spurious)
+    }
+
     fn back_off(
         &mut self,
         now_ms: u64,
@@ -396,6 +474,10 @@ impl Tuner {
         value: u64,
         transitions: &mut Vec<Transition>,
     ) {
+        if self.only_warns() {
+            self.warn(now_ms, cause, transitions);
+            return;
+        }
         let recent = after_alarm_us(&self.history).map_or(0, |us| self.settings.clamped(us));
         let want = self.want().map_or(0, |want| want.jiffies);
         let next = want.max(recent).max(value.saturating_mul(2));
@@ -474,16 +556,12 @@ impl Tuner {
             cause,
             before: self.setting.jiffies,
             after,
-            numbers: Numbers {
-                want: self.want(),
-                samples: self.history.all().count(),
-                clean: self.clean,
-                spurious: self.spurious,
-                attempts: self.attempts,
-                copies: self.copies,
-                log_evidence: self.cusum.log_evidence(),
-                hold_until_ms: self.hold_until_ms,
-            },
+            numbers: self.numbers(),
         });
     }
+}
+
+/// Whether a value is so much above what is asked for that it is lowered.
+const fn asks_for_less(want: u64, value: u64) -> bool {
+    want.saturating_mul(10) <= value.saturating_mul(8)
 }

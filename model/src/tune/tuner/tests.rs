@@ -368,6 +368,136 @@ fn other_settings_are_followed() {
     );
 }
 
+/// A host whose configured value of 24 ms is guarded.
+fn guarded(tuner: Tuner) -> Host {
+    let mut host = Host {
+        tuner,
+        ..Host::new()
+    };
+    host.run(600, 10_000, 50);
+    assert_eq!(
+        (host.value(), host.tuner.phase(), host.all.len()),
+        (Some(6), Phase::Steady, 0)
+    );
+    host
+}
+
+#[test]
+fn a_configured_value_is_raised_for_a_while_and_never_lowered() {
+    let mut host = guarded(Tuner::guarding(Settings::new(250), 6));
+    // Path times ask for 20 ms.
+    assert_eq!(host.tuner.want().unwrap().jiffies, 5);
+    assert_eq!(host.tuner.next(), Next::Nothing);
+    host.run(1, 140_000, 50);
+    assert_eq!(
+        (host.value(), host.tuner.phase()),
+        (Some(70), Phase::Backoff)
+    );
+    // More than it is configured to be is asked for, and clean: the hold decides.
+    host.run(590, 10_000, 50);
+    assert_eq!(host.value(), Some(70));
+    let at_ms = host.all[0].at_ms + 600_000;
+    let connections = 0;
+    assert_eq!(host.tuner.next(), Next::HoldEnds { at_ms, connections });
+    host.run(10, 10_000, 50);
+    assert_eq!((host.value(), host.tuner.phase()), (Some(6), Phase::Steady));
+    host.run(86_400, 10_000, 50);
+    assert_eq!(host.causes(), [Cause::Alarm, Cause::HoldOver]);
+}
+
+#[test]
+fn a_configured_value_that_does_harm_is_suspended_and_tried_again_by_a_few() {
+    let mut host = guarded(Tuner::guarding(Settings::new(250), 6));
+    host.run(1, 700_000, 50);
+    assert_eq!((host.value(), host.tuner.phase()), (None, Phase::Suspended));
+    host.run(600, 10_000, 50);
+    let setting = host.tuner.setting();
+    assert_eq!((setting.jiffies, setting.percent), (Some(6), 5));
+    assert_eq!(host.tuner.phase(), Phase::Steady);
+    host.run(10, 10_000, 50);
+    assert_eq!(host.tuner.setting().percent, 100);
+    // Frozen, and back.
+    let now_ms = host.now_ms;
+    assert_eq!(host.tuner.freeze(now_ms).setting.unwrap().jiffies, None);
+    host.run(10_000, 10_000, 50);
+    assert_eq!(host.tuner.next(), Next::Resume);
+    let now_ms = host.now_ms;
+    assert_eq!(host.tuner.resume(now_ms).setting.unwrap().jiffies, Some(6));
+    assert_eq!(host.tuner.phase(), Phase::Steady);
+}
+
+#[test]
+fn a_configured_value_has_no_lease_and_a_hold_outlives_a_boot() {
+    let mut host = guarded(Tuner::guarding(Settings::new(250), 6));
+    host.now_ms += 48 * HOUR_MS;
+    host.run(1, 10_000, 50);
+    assert_eq!(host.all, []);
+    host.run(1, 100_000, 50);
+    let raised = host.value();
+    assert!(raised.is_some_and(|value| value > 6));
+    let decision = host.tuner.after_boot(host.now_ms + 30_000);
+    assert_eq!(decision, Decision::default());
+    assert_eq!((host.value(), host.tuner.phase()), (raised, Phase::Backoff));
+}
+
+#[test]
+fn a_warning_changes_nothing_and_is_said_once_a_hold() {
+    let mut host = guarded(Tuner::warning(Settings::new(250), 6));
+    host.run(300, 100_000, 50);
+    assert_eq!(
+        (host.value(), host.tuner.phase()),
+        (Some(6), Phase::Backoff)
+    );
+    assert_eq!((host.all.len(), host.tuner.setting().epoch), (1, 1));
+    assert_eq!(host.all[0].numbers.spurious, 50);
+    host.run(600, 10_000, 50);
+    assert_eq!(host.causes(), [Cause::Alarm, Cause::HoldOver]);
+    assert_eq!(host.tuner.phase(), Phase::Steady);
+    assert_eq!(host.tuner.freeze(host.now_ms), Decision::default());
+    assert_eq!(host.tuner.harm_proven(host.now_ms), Decision::default());
+}
+
+#[test]
+fn a_throttled_guard_is_steady_again() {
+    let mut host = guarded(Tuner::guarding(Settings::new(250), 6));
+    let mut growth = host.growth(10_000, 50);
+    growth.throttled = true;
+    let _decision = host.step(&growth);
+    assert_eq!(host.tuner.next(), Next::BudgetRefills);
+    host.run(1, 10_000, 50);
+    assert_eq!(host.causes(), [Cause::Budget, Cause::BudgetRefilled]);
+    assert_eq!(host.tuner.phase(), Phase::Steady);
+}
+
+#[test]
+fn what_comes_next_comes() {
+    let mut host = Host::new();
+    assert_eq!(host.tuner.next(), Next::Learn { samples: 300 });
+    host.run(6, 10_000, 50);
+    assert_eq!(
+        host.tuner.next(),
+        Next::Lower {
+            to: 63,
+            at_ms: 66_000,
+            connections: 300
+        }
+    );
+    host.run(60, 10_000, 50);
+    assert_eq!(host.value(), Some(63));
+    let mut slow = Host::new();
+    slow.run(10, 600_000, 50);
+    assert_eq!(slow.tuner.next(), Next::NothingToGain);
+}
+
+#[test]
+fn epochs_begin_after_those_that_the_program_has_seen() {
+    let mut host = guarded(Tuner::guarding(Settings::new(250), 6));
+    host.tuner.skip_epochs(0);
+    assert_eq!(host.tuner.setting().epoch, 1);
+    host.tuner.skip_epochs(7);
+    assert_eq!(host.tuner.setting().epoch, 8);
+}
+
 #[test]
 fn phases_and_causes_have_the_names_of_their_json() {
     for phase in Phase::ALL {
