@@ -356,7 +356,7 @@ mod tests {
         host.run(3_590, 5_000, 50);
         assert_eq!(host.values(), [Some(21)]);
         host.run(20, 5_000, 50);
-        assert_eq!(host.values()[1..], [Some(12)]);
+        assert_eq!(host.values()[1..], [Some(12), Some(12)]);
     }
 
     #[test]
