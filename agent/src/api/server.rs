@@ -291,6 +291,9 @@ async fn events(
             };
             let wanted = match &*line {
                 StreamItem::Event(event) => event.matches(policy.as_ref(), cidrs),
+                StreamItem::Tuned(tuned) => {
+                    cidrs.is_empty() && policy.as_ref().is_none_or(|asked| *asked == tuned.policy)
+                }
                 StreamItem::Lost { .. } => true,
             };
             if wanted && let Ok(mut text) = serde_json::to_string(&*line) {

@@ -12,7 +12,7 @@ use crate::{
     cli::Watch,
     policy::{Cidr, PolicyName, units::format_duration},
     wire::{
-        events::{EventView, StreamItem},
+        events::{EventView, StreamItem, TunedEvent},
         stats::Arm,
     },
 };
@@ -61,6 +61,7 @@ fn text(line: &StreamItem, brief: bool) -> String {
     match line {
         StreamItem::Lost { lost } => format!("({lost} lost: they came faster than they were read)"),
         StreamItem::Event(event) => event_text(event, brief),
+        StreamItem::Tuned(tuned) => tuned_text(tuned, brief),
     }
 }
 
@@ -74,6 +75,14 @@ fn header(brief: bool) -> String {
             time, "KIND", "TRY", "TIMER", peer, "STATE", "POLICY", process,
         ],
     )
+}
+
+fn tuned_text(tuned: &TunedEvent, brief: bool) -> String {
+    let TunedEvent { policy, transition } = tuned;
+    let at = UNIX_EPOCH + Duration::from_millis(transition.at_ms);
+    let at = humantime::format_rfc3339_micros(at).to_string();
+    let at = if brief { &at[11..23] } else { &at };
+    format!("{at}  {policy}: {transition}")
 }
 
 fn event_text(event: &EventView, brief: bool) -> String {

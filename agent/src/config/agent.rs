@@ -35,6 +35,9 @@ pub struct AgentConfig {
     /// Runtime entries, the instance lock.
     #[serde(deserialize_with = "absolute")]
     pub state_dir: PathBuf,
+    /// What was learnt, over a reboot.
+    #[serde(deserialize_with = "absolute")]
+    pub persistent_dir: PathBuf,
     /// Who may use the socket, beside root.
     pub group: String,
     /// What becomes of the policies when the daemon ends.
@@ -68,6 +71,7 @@ impl Default for AgentConfig {
             pin_dir: "/sys/fs/bpf/rto-agent".into(),
             socket: DEFAULT_SOCKET.into(),
             state_dir: "/run/rto-agent".into(),
+            persistent_dir: "/var/lib/rto-agent".into(),
             group: "root".to_owned(),
             on_exit: OnExit::Detach,
             metrics: MetricsSetting::Off,

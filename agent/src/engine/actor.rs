@@ -10,7 +10,7 @@ use tracing::{error, info, warn};
 
 use super::{
     Channels, EngineConfig, EngineError, Message, Open, Reply, STOP_LIMIT, Snapshot,
-    adjusting::Ticks,
+    adjusting::Deciding,
     audit::{Cause, Source},
     desired::{Desired, LoadedConfig},
     detach::Restoring,
@@ -25,7 +25,7 @@ use super::{
 };
 use crate::{
     config::{AgentConfig, Config, FilesReader, OnExit, atomic_file::AtomicFile},
-    datapath::{BpfKernel, Options, StatisticsOptions, walk::Mode},
+    datapath::{BpfKernel, Found, Options, StatisticsOptions, walk::Mode},
     kernel::{
         facts::host_facts,
         features::{Feature, Presence, can_set},
@@ -33,7 +33,6 @@ use crate::{
     policy::PolicyName,
     problem::Problem,
     progress::{self, Progress},
-    tuning::Tuning,
     wire::{
         events::StreamItem,
         types::{ApplyRequest, Caller, ReloadView, WalkView, now_s},
@@ -74,8 +73,7 @@ pub struct Engine {
     pub(super) restoring: Option<Restoring>,
     pub(super) probing: Probing,
     pub(super) comparing: Comparing,
-    pub(super) tuning: Tuning,
-    pub(super) ticks: Ticks,
+    pub(super) deciding: Deciding,
 }
 
 impl Engine {
@@ -128,6 +126,7 @@ impl Engine {
             hz: config.host.hz,
             host_defaults: config.host.defaults(),
         };
+        let (deciding, desired) = Deciding::start(agent, desired);
         let starting = channels.snapshots.borrow().clone();
         let opening = (open, starting.shared.clone());
         let (reconciler, change) = Reconciler::start(opening, options, desired, store)?;
@@ -159,12 +158,18 @@ impl Engine {
             comparing: Comparing::new(channels.sender.clone()),
             restoring: None,
             probing: Probing::new(channels.sender),
-            tuning: Tuning::default(),
-            ticks: Ticks::new(),
+            deciding,
             config,
         };
         // All of it was read, and written where it differed.
         engine.comparing.all_compared(now_s(), Duration::ZERO);
+        if engine.reconciler.found() == Found::Adopted
+            || engine.reconciler.found() == Found::MapsKept
+        {
+            engine.renew_lease();
+        } else {
+            engine.maps_are_new();
+        }
         engine.publish();
         memory::trim_heap();
         Ok(engine)
@@ -258,6 +263,10 @@ impl Engine {
                 let answer = self.watch(policy.as_ref());
                 self.answer(reply, answer);
             }
+            Message::Tune(action, policy, by, reply) => {
+                let answer = self.tune(action, &policy, by);
+                self.answer(reply, answer);
+            }
             Message::Unwatched => self.events.end_if_unwatched(),
             Message::Done(Done::Walk { number, view }) => {
                 self.walks.done(number, view.map(|view| *view));
@@ -332,6 +341,7 @@ impl Engine {
                 programs: self.probing.in_ancestry().to_vec(),
             }),
             walk: self.walks.progress().clone(),
+            tuned: self.deciding.tuned.clone(),
             epoch: self.shared.next_epoch(),
             shared: self.shared.clone(),
         };
@@ -513,6 +523,7 @@ impl Engine {
         let deadline = begin + JOBS_LIMIT;
         self.walks.cancel();
         self.events.end();
+        self.store_tuning();
         self.probing.finish(deadline);
         self.walks.finish(deadline);
         if self.restoring.is_some() || self.reconciler.has_kept_maps() {

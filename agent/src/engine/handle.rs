@@ -11,6 +11,7 @@ use crate::{
     progress::Progress,
     wire::{
         events::StreamItem,
+        tune::{TuneAction, TuneAnswer},
         types::{
             AddRequest, ApplyRequest, Caller, ChangeAnswer, DetachAnswer, DetachRequest,
             RemoveRequest, VerifyAnswer, WalkView,
@@ -42,6 +43,8 @@ pub enum Message {
         Option<PolicyName>,
         Reply<broadcast::Receiver<Arc<StreamItem>>>,
     ),
+    /// `rto-agent tune freeze`, `resume` and `reset`.
+    Tune(TuneAction, PolicyName, Caller, Reply<TuneAnswer>),
     /// Somebody who watched has gone.
     Unwatched,
     /// A job of the engine's own has ended.

@@ -28,6 +28,7 @@ mod snapshot;
 mod status;
 pub mod store;
 pub mod systemd;
+mod tuning_store;
 mod verify;
 
 pub use actor::Engine;

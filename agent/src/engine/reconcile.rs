@@ -293,6 +293,14 @@ impl Reconciler {
         }
     }
 
+    /// Keeps automatic values in force until then, nanoseconds of CLOCK_MONOTONIC; whether there is a kernel for it.
+    pub(super) fn renew_lease(&mut self, until_ns: u64) -> Result<bool, DatapathError> {
+        match self.kernel.as_mut().filter(|kernel| !kernel.is_unlinked()) {
+            Some(kernel) => kernel.change().renew_lease(until_ns).map(|()| true),
+            None => Ok(false),
+        }
+    }
+
     fn attach(&mut self) -> Result<(), DatapathError> {
         self.kernel
             .as_mut()

@@ -29,6 +29,7 @@ impl Engine {
         if self.detached_by.is_some() {
             answer.changed = self.reconciler.reopen()?.summary;
             self.detached_by = None;
+            self.maps_are_new();
             self.publish();
             self.resume_events();
             self.probing.look(&self.reconciler.options().cgroup);
@@ -201,6 +202,10 @@ fn restart_notes(started: &AgentConfig, now: &AgentConfig) -> Vec<String> {
         ("pin_dir", started.pin_dir != now.pin_dir),
         ("socket", started.socket != now.socket),
         ("state_dir", started.state_dir != now.state_dir),
+        (
+            "persistent_dir",
+            started.persistent_dir != now.persistent_dir,
+        ),
         ("group", started.group != now.group),
         ("metrics", started.metrics != now.metrics),
         ("statistics", started.statistics != now.statistics),

@@ -10,6 +10,7 @@ pub(super) use self::shared::Shared;
 use self::shared::{Counted, locked};
 use super::{
     EngineConfig, EngineError,
+    adjusting::Tuned,
     desired::{Desired, LoadedConfig, Resolved},
     jobs::walk::WalkProgress,
     runtime::{RuntimeEntries, boottime_ms},
@@ -21,6 +22,7 @@ use crate::{
     policy::{Cidr, EntryRef, HostFacts, PolicySet, plan::MapState},
     wire::{
         stats::{Arm, StatsAnswer},
+        tune::TuneAnswer,
         types::{
             Caller, EntryView, LookupAnswer, LookupEntry, PolicyView, ProbeView, ReloadView,
             SourceView, WalkView,
@@ -40,6 +42,7 @@ pub struct Snapshot {
     pub(super) reader: Option<Arc<dyn KernelReader>>,
     pub(super) health: Arc<Health>,
     pub(super) walk: WalkProgress,
+    pub(super) tuned: Tuned,
     /// The kernel is what this snapshot says for as long as [`Shared::epoch`] is this.
     pub(super) epoch: u64,
     pub(super) shared: Arc<Shared>,
@@ -152,6 +155,7 @@ impl Snapshot {
                 programs: Vec::new(),
             }),
             walk: WalkProgress::default(),
+            tuned: Tuned::default(),
             epoch: 0,
             shared: Arc::default(),
         }
@@ -226,6 +230,12 @@ impl Snapshot {
     #[must_use]
     pub fn walk(&self) -> Arc<WalkView> {
         self.walk.get()
+    }
+
+    /// What is learnt and guarded.
+    #[must_use]
+    pub fn tune(&self) -> Arc<TuneAnswer> {
+        self.tuned.get()
     }
 
     /// Whether it is attached and, by the kernel's own word, the maps are as they should be. Takes a second where

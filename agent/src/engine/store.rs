@@ -230,7 +230,7 @@ fn save(runtime: &RuntimeEntries, state_dir: &Path) -> io::Result<AtomicFile> {
     })
 }
 
-fn boot_id() -> String {
+pub(super) fn boot_id() -> String {
     fs::read_to_string("/proc/sys/kernel/random/boot_id")
         .map(|id| id.trim().to_owned())
         .unwrap_or_default()

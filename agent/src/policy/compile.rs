@@ -21,6 +21,8 @@ mod holdout;
 mod syn_ack;
 mod syn_retries;
 
+pub(crate) use holdout::outlives_connections;
+
 /// `TCP_TIMEOUT_MIN`, jiffies (include/net/tcp.h, Linux 6.12).
 const TIMEOUT_MIN: u64 = restart::LEAST_JIFFIES;
 /// `TCP_RTO_MIN` and `TCP_DELACK_MAX`: the largest value TCP_BPF_RTO_MIN and TCP_BPF_DELACK_MAX take.

@@ -94,10 +94,7 @@ impl Handshakes {
 /// A time counts as the end of its bucket.
 fn add_to(times: &mut Distribution, histogram: &histogram::Histogram) {
     for (bucket, count) in histogram.buckets.iter().enumerate() {
-        times.add(
-            histogram::bucket_end_us(bucket).unwrap_or(u64::MAX),
-            *count,
-        );
+        times.add(histogram::bucket_end_us(bucket).unwrap_or(u64::MAX), *count);
     }
 }
 

@@ -1,23 +1,223 @@
-//! Timers that tune themselves and brakes, by policy: what was counted becomes decisions. Pure: no I/O, no clock.
+//! Timers that tune themselves, and guards of those that are configured: what was counted becomes decisions. Pure: the
+//! engine reads the counters and puts the decisions in force.
+//!
+//! Times are milliseconds of a clock that the engine keeps ([`rto_model::tune::tuner`]).
 
 use std::collections::BTreeMap;
 
-use crate::policy::{Adjustments, PolicyName, Settings};
+use rto_agent_common::brake::Brake;
+use rto_model::tune::tuner::{Phase, Transition, Tuner};
+
+use self::{policy::PolicyTuning, spec::Spec};
+use crate::{
+    datapath::ArmStatistics,
+    policy::{Adjustment, Adjustments, HostFacts, PolicyName, Settings},
+};
+
+mod counts;
+mod policy;
+mod spec;
+mod stored;
+mod view;
+
+pub use self::{
+    policy::TimerId,
+    stored::{Kept, Moment, ParseError, Restored},
+};
+
+/// Settings of policies, by name.
+pub type Policies<'a> = BTreeMap<&'a PolicyName, &'a Settings>;
 
 /// What is tuned and guarded, by policy.
 #[derive(Debug, Default)]
-pub struct Tuning {}
+pub struct Tuning {
+    policies: BTreeMap<PolicyName, PolicyTuning>,
+    /// Something is to be stored at once: a transition.
+    has_changed: bool,
+}
+
+/// A transition of a policy's timer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Told {
+    /// The policy.
+    pub policy: PolicyName,
+    /// Which of its timers.
+    pub timer: TimerId,
+    /// What happened.
+    pub transition: Transition,
+}
+
+impl Told {
+    /// Whether somebody should look at it.
+    #[must_use]
+    pub fn is_warning(&self) -> bool {
+        let Transition { from, to, .. } = &self.transition;
+        let is_bad = |phase| matches!(phase, Phase::Backoff | Phase::Suspended | Phase::Throttled);
+        is_bad(*to) && (from != to || self.transition.is_change())
+    }
+}
 
 impl Tuning {
-    /// Whether any policy needs what was counted each second.
+    /// Whether any policy is watched, and whether any needs what was counted each second.
     #[must_use]
-    pub fn needs_ticks(&self) -> bool {
-        false
+    pub fn pace(&self) -> Option<Pace> {
+        if self.policies.values().any(|policy| policy.spec.acts()) {
+            Some(Pace::EachSecond)
+        } else {
+            (!self.policies.is_empty()).then_some(Pace::Rarely)
+        }
     }
 
-    /// Adds what is decided about these policies.
-    pub fn adjust(&self, _policies: &BTreeMap<&PolicyName, &Settings>, _all: &mut Adjustments) {}
+    /// Adds what is decided about these policies, whether they are followed already or not.
+    pub fn adjust(&self, policies: &Policies<'_>, host: &HostFacts, all: &mut Adjustments) {
+        for (name, settings) in policies {
+            let Some(spec) = Spec::of(name, settings, host) else {
+                continue;
+            };
+            let adjustment = match self.policies.get(*name) {
+                Some(known) if known.spec == spec => known.adjustment(),
+                Some(known) => {
+                    let mut next = known.clone();
+                    next.follow(spec);
+                    next.adjustment()
+                }
+                None => PolicyTuning::new(spec).adjustment(),
+            };
+            if adjustment != Adjustment::default() {
+                all.insert((*name).clone(), adjustment);
+            }
+        }
+    }
 
     /// Goes by these policies from now on.
-    pub fn follow(&mut self, _policies: &BTreeMap<&PolicyName, &Settings>) {}
+    pub fn follow(&mut self, policies: &Policies<'_>, host: &HostFacts) {
+        let mut former = std::mem::take(&mut self.policies);
+        for (name, settings) in policies {
+            let Some(spec) = Spec::of(name, settings, host) else {
+                continue;
+            };
+            let policy = match former.remove(*name) {
+                Some(known) if known.spec == spec => known,
+                Some(mut known) => {
+                    known.follow(spec);
+                    known
+                }
+                None => PolicyTuning::new(spec),
+            };
+            self.policies.insert((*name).clone(), policy);
+        }
+    }
+
+    /// The maps are new: what they count has nothing to do with what was read before.
+    pub fn begin_again(&mut self) {
+        for policy in self.policies.values_mut() {
+            policy.begin_again();
+        }
+    }
+
+    /// Policies whose counters are to be read now.
+    pub fn due(&self, now_ms: u64) -> impl Iterator<Item = &PolicyName> {
+        let rarely_ms = u64::try_from(Pace::Rarely.interval().as_millis()).unwrap_or(u64::MAX);
+        let due = self
+            .policies
+            .iter()
+            .filter(move |(_, policy)| policy.is_due(now_ms, rarely_ms));
+        due.map(|(name, _)| name)
+    }
+
+    /// Takes in what was counted of a policy, and decides.
+    pub fn step(
+        &mut self,
+        now_ms: u64,
+        name: &PolicyName,
+        statistics: &ArmStatistics,
+        brakes: [Brake; 2],
+    ) -> Vec<Told> {
+        self.decide(name, |policy| policy.step(now_ms, statistics, brakes))
+    }
+
+    /// An experiment has proven that a policy does harm: its initial RTO is the kernel's own until the hold is over.
+    pub fn harm_proven(&mut self, now_ms: u64, name: &PolicyName) -> Vec<Told> {
+        let harm = |tuner: &mut Tuner| tuner.harm_proven(now_ms).transitions;
+        self.decide(name, |policy| policy.each(harm, |_| None))
+    }
+
+    /// The kernel's own timers, until [`Tuning::resume`]. `None` if nothing of the policy can be frozen.
+    pub fn freeze(&mut self, now_ms: u64, name: &PolicyName) -> Option<Vec<Told>> {
+        let freeze = |tuner: &mut Tuner| tuner.freeze(now_ms).transitions;
+        self.acting(name)?;
+        Some(self.decide(name, |policy| {
+            policy.each(freeze, |tuner| tuner.freeze(now_ms))
+        }))
+    }
+
+    /// Ends [`Tuning::freeze`]. `None` as there.
+    pub fn resume(&mut self, now_ms: u64, name: &PolicyName) -> Option<Vec<Told>> {
+        let resume = |tuner: &mut Tuner| tuner.resume(now_ms).transitions;
+        self.acting(name)?;
+        Some(self.decide(name, |policy| {
+            policy.each(resume, |tuner| tuner.resume(now_ms))
+        }))
+    }
+
+    /// Forgets what was learnt of a policy. `None` if nothing of it is watched.
+    pub fn reset(&mut self, now_ms: u64, name: &PolicyName) -> Option<Vec<Told>> {
+        self.policies.get(name)?;
+        Some(self.decide(name, |policy| policy.reset(now_ms)))
+    }
+
+    fn acting(&self, name: &PolicyName) -> Option<()> {
+        self.policies.get(name)?.spec.acts().then_some(())
+    }
+
+    fn decide(
+        &mut self,
+        name: &PolicyName,
+        decide: impl FnOnce(&mut PolicyTuning) -> Vec<(TimerId, Transition)>,
+    ) -> Vec<Told> {
+        let Some(policy) = self.policies.get_mut(name) else {
+            return Vec::new();
+        };
+        let transitions = decide(policy);
+        self.has_changed |= !transitions.is_empty();
+        told(name, transitions)
+    }
+
+    /// Whether a value is in force that the program leaves when its lease is over.
+    #[must_use]
+    pub fn is_leased(&self) -> bool {
+        self.policies.values().any(PolicyTuning::is_leased)
+    }
 }
+
+fn told(name: &PolicyName, transitions: Vec<(TimerId, Transition)>) -> Vec<Told> {
+    let told = transitions.into_iter().map(|(timer, transition)| Told {
+        policy: name.clone(),
+        timer,
+        transition,
+    });
+    told.collect()
+}
+
+/// How often counters are looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pace {
+    /// Something follows from them.
+    EachSecond,
+    /// They are only told of: the daemon wakes as often as for its health.
+    Rarely,
+}
+
+impl Pace {
+    /// From one time to the next.
+    #[must_use]
+    pub const fn interval(self) -> std::time::Duration {
+        match self {
+            Self::EachSecond => std::time::Duration::from_secs(1),
+            Self::Rarely => std::time::Duration::from_secs(5),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

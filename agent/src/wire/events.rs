@@ -1,4 +1,4 @@
-//! `GET /v1/events`: retransmissions as they happen, a JSON object a line.
+//! `GET /v1/events`: retransmissions, and decisions about timers, as they happen, a JSON object a line.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -10,7 +10,7 @@ use rto_agent_common::{
 use rto_model::syn::{Granularity, MAX_SYNCNT, RTO_MAX_S, SynTimers, syn_ack_schedule};
 use serde::{Deserialize, Serialize};
 
-use super::stats::Arm;
+use super::{stats::Arm, tune::TransitionView};
 use crate::{
     policy::{Cidr, HostFacts, PolicyName, is_default, units::jiffies_to_usecs},
     printable,
@@ -28,6 +28,18 @@ pub enum StreamItem {
         /// How many.
         lost: u64,
     },
+    /// What is learnt or guarded has changed.
+    Tuned(TunedEvent),
+}
+
+/// A transition of a timer that is learnt or guarded.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct TunedEvent {
+    /// The policy.
+    pub policy: PolicyName,
+    /// What happened, and what it rests on.
+    pub transition: TransitionView,
 }
 
 /// A retransmission.

@@ -8,4 +8,5 @@ pub mod histogram;
 mod schema;
 pub mod stats;
 pub mod ttl;
+pub mod tune;
 pub mod types;

@@ -96,7 +96,9 @@ impl Bed {
     fn configured(agent: &str) -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap();
         let state_dir = dir.path().join("state");
-        let agent = format!("[agent]\nstate_dir = \"{}\"\n{agent}", state_dir.display());
+        let lasting = dir.path().join("lasting");
+        let agent =
+            format!("[agent]\nstate_dir = {state_dir:?}\npersistent_dir = {lasting:?}\n{agent}");
         fs::write(dir.path().join("config.toml"), format!("{agent}{NEAR}")).unwrap();
         dir
     }

@@ -108,6 +108,11 @@ impl Events {
         Ok(())
     }
 
+    /// Something else for those who watch.
+    pub(in crate::engine) fn tell(&self, item: StreamItem) {
+        let _nobody = self.lines.send(Arc::new(item));
+    }
+
     /// Policies may have come and gone.
     pub(in crate::engine) fn policies_changed(&self, kernel: Option<&dyn KernelReader>) {
         if let Some(kernel) = kernel.filter(|_| self.reader.is_some()) {

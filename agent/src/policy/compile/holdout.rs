@@ -70,7 +70,7 @@ impl Compiler<'_> {
 /// `linear_retries` whether a connection is in backoff, `rto_max` and `user_timeout` how long it lasts; `delack_max` is
 /// in the RTT that the peer caches of this host. What the timers of a handshake change is over when it is established,
 /// but for a first RTT sample that a spurious copy spoils.
-fn outlives_connections(settings: &Settings) -> bool {
+pub(crate) fn outlives_connections(settings: &Settings) -> bool {
     let Settings {
         initial_rto: _,
         syn_ack_rto: _,

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::tune::law::Want;
 
 /// What a tuner does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Phase {
     /// Too few samples: the kernel's own timer.
@@ -54,7 +54,7 @@ impl Phase {
 }
 
 /// Why something changed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Cause {
     /// There are enough samples for a value.

@@ -1,0 +1,205 @@
+//! What is stored of it, and how it goes on.
+//!
+//! The tuner's clock goes on with the boot's while that lasts; over a reboot the time of day tells how much later it is.
+
+use std::collections::BTreeMap;
+
+use rto_model::tune::tuner::{Growth, Transition, Tuner};
+use serde::{Deserialize, Serialize};
+
+use super::{
+    Policies, Told, Tuning,
+    policy::{PolicyTuning, State},
+    told,
+};
+use crate::{
+    policy::{HostFacts, PolicyName},
+    tuning::spec::Spec,
+};
+
+/// Of another the file is not read.
+const FORMAT: u32 = 1;
+
+/// Clocks at one moment, milliseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Moment {
+    /// The tuner's.
+    pub tuner_ms: u64,
+    /// CLOCK_BOOTTIME.
+    pub boottime_ms: u64,
+    /// Unix time.
+    pub unix_ms: u64,
+}
+
+/// What is stored.
+#[derive(Serialize)]
+pub struct Kept<'a> {
+    format: u32,
+    /// Whose it is: daemons with directories of their own may share this one.
+    owner: &'a str,
+    boot_id: &'a str,
+    at: Moment,
+    policies: BTreeMap<&'a PolicyName, &'a State>,
+}
+
+/// [`Kept`], read.
+#[derive(Deserialize)]
+struct File {
+    owner: String,
+    boot_id: String,
+    at: Moment,
+    policies: BTreeMap<PolicyName, State>,
+}
+
+/// The part of the file that every version has.
+#[derive(Deserialize)]
+struct Version {
+    format: u32,
+}
+
+/// What was stored by an earlier run.
+#[derive(Debug, Default)]
+pub struct Restored {
+    policies: BTreeMap<PolicyName, State>,
+    at: Moment,
+    is_same_boot: bool,
+}
+
+/// Why a file is not taken over.
+#[derive(Debug, thiserror::Error)]
+pub enum ParseError {
+    /// It is damaged.
+    #[error("cannot be understood: {0}")]
+    Json(#[from] serde_json::Error),
+    /// It is of another version.
+    #[error("has format {0}, this version reads {FORMAT}")]
+    Format(u32),
+    /// It is another daemon's.
+    #[error("belongs to the daemon with pin_dir = {0:?}")]
+    Owner(String),
+}
+
+impl Restored {
+    /// Understands a file.
+    ///
+    /// # Errors
+    ///
+    /// Why it cannot be understood.
+    pub fn parse(text: &str, owner: &str, boot_id: &str) -> Result<Self, ParseError> {
+        let Version { format } = serde_json::from_str(text)?;
+        if format != FORMAT {
+            return Err(ParseError::Format(format));
+        }
+        let file: File = serde_json::from_str(text)?;
+        if file.owner != owner {
+            return Err(ParseError::Owner(file.owner));
+        }
+        Ok(Self {
+            policies: file.policies,
+            at: file.at,
+            // Without an id nothing says that it is the same.
+            is_same_boot: file.boot_id == boot_id && !boot_id.is_empty(),
+        })
+    }
+
+    /// What the tuner's clock says now. It never goes back; where the time of day did, no time has passed.
+    #[must_use]
+    pub fn now_ms(&self, boottime_ms: u64, unix_ms: u64) -> u64 {
+        let passed = match self.is_same_boot {
+            true => boottime_ms.saturating_sub(self.at.boottime_ms),
+            false => unix_ms.saturating_sub(self.at.unix_ms),
+        };
+        match self.at {
+            // Ages of hours are full hours of the clock: it may as well be the time of day.
+            Moment { tuner_ms: 0, .. } => unix_ms,
+            Moment { tuner_ms, .. } => tuner_ms.saturating_add(passed),
+        }
+    }
+
+    /// When it was stored, by the tuner's clock.
+    #[must_use]
+    pub const fn at_ms(&self) -> u64 {
+        self.at.tuner_ms
+    }
+}
+
+fn after_lease(tuner: &mut Tuner, now_ms: u64) -> Vec<Transition> {
+    let away_ms = now_ms.saturating_sub(tuner.last_step_ms().unwrap_or(now_ms));
+    if away_ms <= tuner.settings().lease_ms {
+        return Vec::new();
+    }
+    tuner.step(now_ms, &Growth::default()).transitions
+}
+
+impl Tuning {
+    /// Goes on with what was stored for these policies; what that led to.
+    pub fn restore(
+        &mut self,
+        mut restored: Restored,
+        now_ms: u64,
+        policies: &Policies<'_>,
+        host: &HostFacts,
+    ) -> Vec<Told> {
+        let mut all = Vec::new();
+        for (name, settings) in policies {
+            let Some(spec) = Spec::of(name, settings, host) else {
+                continue;
+            };
+            let Some(state) = restored.policies.remove(*name) else {
+                continue;
+            };
+            let mut policy = PolicyTuning::restored(spec, state);
+            let transitions = if restored.is_same_boot {
+                // Before it is in force: a value whose lease is over.
+                policy.each(|tuner| after_lease(tuner, now_ms), |_| None)
+            } else {
+                policy.begin_again();
+                policy.each(
+                    |tuner| tuner.after_boot(now_ms).transitions,
+                    |tuner| tuner.after_boot(now_ms),
+                )
+            };
+            all.extend(told(name, transitions));
+            self.policies.insert((*name).clone(), policy);
+        }
+        self.has_changed |= !all.is_empty();
+        self.follow(policies, host);
+        all
+    }
+
+    /// What is to be stored.
+    #[must_use]
+    pub fn kept<'a>(&'a self, owner: &'a str, boot_id: &'a str, at: Moment) -> Kept<'a> {
+        let policies = self.policies.iter();
+        Kept {
+            format: FORMAT,
+            owner,
+            boot_id,
+            at,
+            policies: policies
+                .map(|(name, policy)| (name, &policy.state))
+                .collect(),
+        }
+    }
+
+    /// Whether there were transitions since the last [`Tuning::was_stored`].
+    #[must_use]
+    pub const fn has_changed(&self) -> bool {
+        self.has_changed
+    }
+
+    /// Whether there is more to learn from than there was then, of policies that anything follows for.
+    #[must_use]
+    pub fn has_grown(&self) -> bool {
+        let mut policies = self.policies.values();
+        policies.any(|policy| policy.has_grown && policy.spec.acts())
+    }
+
+    /// It is on the disk.
+    pub fn was_stored(&mut self) {
+        self.has_changed = false;
+        for policy in self.policies.values_mut() {
+            policy.has_grown = false;
+        }
+    }
+}
