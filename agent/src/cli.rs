@@ -108,6 +108,9 @@ pub enum Verb {
     /// A live view of what each policy does
     #[command(after_long_help = examples::TOP)]
     Top(Top),
+    /// What is learnt and guarded, what that rests on, and what comes next; freeze, resume or reset it
+    #[command(after_long_help = examples::TUNE)]
+    Tune(Tune),
     /// Attached where, kernel, HZ, last reload, health; exit status 1 on a problem
     #[command(after_long_help = examples::STATUS)]
     Status(Status),
@@ -369,6 +372,20 @@ pub struct Top {
     pub(crate) socket: SocketArg,
     #[command(flatten)]
     pub(crate) color: ColorArg,
+}
+
+/// `rto-agent tune`.
+#[derive(Debug, Args)]
+pub struct Tune {
+    /// Only this policy; after freeze, resume or reset: the policy to do that to
+    ///
+    /// freeze: the kernel's own timers, until resume; reset: what was learnt is forgotten
+    #[arg(num_args = 0..=2, value_names = ["freeze|resume|reset", "POLICY"])]
+    pub(crate) what: Vec<String>,
+    #[command(flatten)]
+    pub(crate) socket: SocketArg,
+    #[command(flatten)]
+    pub(crate) output: OutputArg,
 }
 
 /// `rto-agent lookup`.

@@ -131,11 +131,13 @@ impl Agent {
     #[must_use]
     pub fn config_text(&self, policies: &str) -> String {
         format!(
-            "[agent]\ncgroup = \"{}\"\npin_dir = \"{}\"\nsocket = \"{}\"\nstate_dir = \"{}\"\n{policies}",
+            "[agent]\ncgroup = \"{}\"\npin_dir = \"{}\"\nsocket = \"{}\"\nstate_dir = \"{}\"\n\
+             persistent_dir = \"{}\"\n{policies}",
             self.cgroup.path().display(),
             self.pin_dir().display(),
             self.socket().display(),
             self.dir.path().join("state").display(),
+            self.dir.path().join("lasting").display(),
         )
     }
 

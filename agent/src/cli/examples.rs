@@ -50,6 +50,12 @@ Examples:
   rto-agent top
   rto-agent top --interval 5s";
 
+pub(super) const TUNE: &str = "\
+Examples:
+  rto-agent tune
+  rto-agent tune same-region --json | jq '.policies[].timers[].next'
+  rto-agent tune freeze same-region        # the kernel's own timers, until resume";
+
 pub(super) const STATUS: &str = "\
 Examples:
   rto-agent status

@@ -30,6 +30,7 @@ mod status;
 mod table;
 mod terminal;
 mod top;
+mod tune;
 mod verify;
 mod watch;
 
@@ -48,6 +49,7 @@ pub fn dispatch(verb: Verb) -> ExitCode {
         Verb::Stats(args) => stats::run(&args),
         Verb::Watch(args) => watch::run(&args),
         Verb::Top(args) => top::run(&args),
+        Verb::Tune(args) => tune::run(&args),
         Verb::Status(args) => status::run(&args),
         Verb::Reload(args) => reload::run(&args),
         Verb::Verify(args) => verify::run(&args),

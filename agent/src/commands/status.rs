@@ -110,7 +110,8 @@ fn text(status: &StatusAnswer, columns: Option<usize>) -> String {
         .as_ref()
         .map(|walk| ("open sockets", walked(walk)));
     let absent = ("not possible", lacking(&status.features));
-    let more = probe.into_iter().chain(walk);
+    let tuning = status.tuning.iter().map(|line| ("tuning", line.clone()));
+    let more = probe.into_iter().chain(walk).chain(tuning);
     let more = more.chain((!absent.1.is_empty()).then_some(absent));
     let mut text: String = lines
         .into_iter()

@@ -77,6 +77,14 @@ const AGENT: &[Key] = &[
         refused: &["\"state\""],
     },
     Key {
+        name: "persistent_dir",
+        values: "absolute path",
+        default: "\"/var/lib/rto-agent\"",
+        meaning: "What was [learnt](tuning.md), over a reboot",
+        accepted: &["\"/var/lib/other\""],
+        refused: &["\"lib\""],
+    },
+    Key {
         name: "group",
         values: "group name",
         default: "\"root\"",

@@ -10,6 +10,7 @@ use crate::{
     printable::counted,
     wire::{
         stats::{ArmStats, PolicyStats, StatsAnswer},
+        tune::TunedTimer,
         types::{CountersView, EntriesView, FamiliesView, ProbeView, StatusAnswer, now_ms},
     },
 };
@@ -74,7 +75,16 @@ impl Snapshot {
             open_sockets: Some(self.walk())
                 .filter(|walk| !walk.cause.is_empty())
                 .map(Arc::unwrap_or_clone),
+            tuning: self.unusual_timers(),
         }
+    }
+
+    /// A line for each timer that is neither steady nor on its way there.
+    fn unusual_timers(&self) -> Vec<String> {
+        let tuned = self.tune();
+        let unusual = tuned.timers().filter(|(_, timer)| timer.is_unusual());
+        let line = |(name, timer): (&PolicyName, &TunedTimer)| timer.line(name);
+        unusual.map(line).collect()
     }
 
     fn problems(&self, attachment: &Attachment) -> Vec<String> {

@@ -28,7 +28,7 @@ impl Share {
     pub const HALF: Self = Self(WHOLE / 2);
 
     /// So many hundredths of a percent, up to all of them.
-    pub(super) const fn of_ten_thousand(hundredths: u16) -> Self {
+    pub(crate) const fn of_ten_thousand(hundredths: u16) -> Self {
         Self::of_units(hundredths as u64, 2)
     }
 

@@ -99,7 +99,7 @@ async fn metrics(State(engine): State<Handle>, headers: HeaderMap) -> Response {
     let rendered = spawn_blocking(move || {
         let (status, stats) = snapshot.status_and_stats();
         let runs = status.attachment.program_id.and_then(bpf::runs);
-        render(&status, &stats, runs).map(|text| form.of(text))
+        render(&status, &stats, &snapshot.tune(), runs).map(|text| form.of(text))
     });
     match rendered.await {
         Ok(Ok(text)) => ([(header::CONTENT_TYPE, form.content_type())], text).into_response(),

@@ -19,21 +19,27 @@ use crate::{
     wire::{
         histogram::HistogramView,
         stats::{ArmStats, COUNTERS, Counter, DirectionStats, Scope, StatsAnswer},
+        tune::TuneAnswer,
         types::StatusAnswer,
     },
 };
 
+mod tuning;
+
 /// Every metric's name begins so.
 pub const PREFIX: &str = "rto_agent";
 
-/// The metrics of a status and of statistics. `runs`: how often the program ran, where the kernel counts that.
+/// The metrics of a status, of statistics and of what is learnt. `runs`: how often the program ran, where the kernel counts that.
 pub fn render(
     status: &StatusAnswer,
     stats: &StatsAnswer,
+    tuned: &TuneAnswer,
     runs: Option<Runs>,
 ) -> Result<String, fmt::Error> {
     let mut registry = Registry::with_prefix(PREFIX);
-    registry.register_collector(Box::new(Snapshot(families(status, stats, runs))));
+    let mut all = families(status, stats, runs);
+    all.extend(tuning::families(tuned));
+    registry.register_collector(Box::new(Snapshot(all)));
     let mut text = String::new();
     encode(&mut text, &registry)?;
     Ok(text)

@@ -3,7 +3,7 @@
 //!
 //! Times are milliseconds of a clock that the engine keeps ([`rto_model::tune::tuner`]).
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use rto_agent_common::brake::Brake;
 use rto_model::tune::tuner::{Phase, Transition, Tuner};
@@ -211,10 +211,12 @@ pub enum Pace {
 impl Pace {
     /// From one time to the next.
     #[must_use]
-    pub const fn interval(self) -> std::time::Duration {
+    pub const fn interval(self) -> Duration {
         match self {
-            Self::EachSecond => std::time::Duration::from_secs(1),
-            Self::Rarely => std::time::Duration::from_secs(5),
+            // Tests of the engine have no time.
+            Self::EachSecond if cfg!(test) => Duration::from_millis(20),
+            Self::EachSecond => Duration::from_secs(1),
+            Self::Rarely => Duration::from_secs(5),
         }
     }
 }

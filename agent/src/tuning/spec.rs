@@ -6,7 +6,7 @@ use rto_model::{
 };
 
 use crate::policy::{
-    ControlArm, Guard, HostFacts, Mode, PolicyName, Settings, SynAckRto,
+    ControlArm, Guard, HostFacts, Mode, PolicyName, Settings, Share, SynAckRto,
     compile::outlives_connections, units::quantise,
 };
 
@@ -90,10 +90,8 @@ impl Spec {
 
     /// A control arm of all but so many percent.
     pub(super) fn all_but(&self, percent: u8) -> ControlArm {
-        let treated = u64::from(percent.min(100));
-        let parts = u64::from(u32::MAX) * (100 - treated) / 100;
         ControlArm {
-            share: crate::policy::Share::from_parts(u32::try_from(parts).unwrap_or(u32::MAX)),
+            share: Share::of_ten_thousand(100 * u16::from(100 - percent.min(100))),
             seed: self.seed,
             by_peer: self.by_peer,
         }

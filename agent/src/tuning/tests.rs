@@ -1,1 +1,483 @@
+//! From counters to decisions, without an engine.
 
+use rto_agent_common::{Statistics, histogram::bucket_of};
+
+use super::*;
+use crate::policy::{Settings, Timer, compile::tests::HOST};
+
+/// A host with one policy, whose counters grow.
+struct Bed {
+    tuning: Tuning,
+    settings: Settings,
+    statistics: ArmStatistics,
+    brakes: [Brake; 2],
+    now_ms: u64,
+    told: Vec<Told>,
+}
+
+fn name() -> PolicyName {
+    "near".parse().unwrap()
+}
+
+fn settings(toml: &str) -> Settings {
+    toml::from_str(toml).unwrap()
+}
+
+impl Bed {
+    fn new(toml: &str) -> Self {
+        let mut bed = Self {
+            tuning: Tuning::default(),
+            settings: settings(toml),
+            statistics: ArmStatistics {
+                treated: [Statistics::default(); 3],
+                control: Some([Statistics::default(); 3]),
+            },
+            brakes: Default::default(),
+            now_ms: 1_700_000_000_000,
+            told: Vec::new(),
+        };
+        bed.follow(toml);
+        // What was counted before has no time.
+        bed.step();
+        bed
+    }
+
+    fn follow(&mut self, toml: &str) {
+        self.settings = settings(toml);
+        let name = name();
+        let policies = BTreeMap::from([(&name, &self.settings)]);
+        self.tuning.follow(&policies, &HOST);
+    }
+
+    fn adjustment(&self) -> Adjustment {
+        let name = name();
+        let policies = BTreeMap::from([(&name, &self.settings)]);
+        let mut all = Adjustments::new();
+        self.tuning.adjust(&policies, &HOST, &mut all);
+        all.remove(&name).unwrap_or_default()
+    }
+
+    fn step(&mut self) {
+        self.now_ms += 1000;
+        let told = self
+            .tuning
+            .step(self.now_ms, &name(), &self.statistics, self.brakes);
+        self.told.extend(told);
+    }
+
+    /// Active connections, a second's on each step, on a path so long. Those that the timer in force is too short for
+    /// are counted by the program.
+    fn run(&mut self, seconds: u64, us: u64, per_s: u64) {
+        for _ in 0..seconds {
+            let adjustment = self.adjustment().active;
+            let epoch = adjustment.epoch;
+            let timer = match adjustment.timer {
+                Timer::Value(value) => value,
+                Timer::Configured => self.settings.fixed_initial_rto().unwrap_or(SECOND),
+                Timer::Kernel => SECOND,
+            };
+            let active = &mut self.statistics.treated[0];
+            active.counters.connections += per_s;
+            active.handshake.buckets[bucket_of(us)] += per_s;
+            if Duration::from_micros(us) > timer {
+                active.counters.retransmitted_handshakes += per_s;
+                active.counters.handshake_retransmissions += per_s;
+                active.counters.spurious_connections += per_s;
+                if epoch != 0 {
+                    let brake = &mut self.brakes[0];
+                    if brake.epoch != epoch {
+                        (brake.epoch, brake.fuse, brake.spurious) = (epoch, 0, 0);
+                    }
+                    for _ in 0..per_s {
+                        brake.fuse += brake.fuse_cost(1);
+                        brake.spurious += 1;
+                    }
+                }
+            }
+            self.step();
+        }
+    }
+
+    /// Delays of ACKs in the control arm.
+    fn delay(&mut self, seconds: u64, us: u64, per_s: u64) {
+        for _ in 0..seconds {
+            if let Some(control) = &mut self.statistics.control {
+                control[0].ack_excess.buckets[bucket_of(us)] += per_s;
+                control[0].counters.connections += per_s;
+            }
+            self.step();
+        }
+    }
+
+    fn causes(&self) -> Vec<&str> {
+        let causes = self.told.iter().map(|told| told.transition.cause.name());
+        causes.collect()
+    }
+
+    fn active(&self) -> Timer {
+        self.adjustment().active.timer
+    }
+
+    fn value_ms(&self) -> Option<u128> {
+        match self.active() {
+            Timer::Value(value) => Some(value.as_millis()),
+            Timer::Configured | Timer::Kernel => None,
+        }
+    }
+
+    /// What a daemon that comes back makes of it; so much later, of the same boot or the next.
+    fn restart(&mut self, later_ms: u64, same_boot: bool) {
+        let at = Moment {
+            tuner_ms: self.now_ms,
+            boottime_ms: 5_000,
+            unix_ms: self.now_ms,
+        };
+        let text = serde_json::to_string(&self.tuning.kept("/pins", "boot", at)).unwrap();
+        let boot = if same_boot { "boot" } else { "next" };
+        let restored = Restored::parse(&text, "/pins", boot).unwrap();
+        self.now_ms = match same_boot {
+            true => restored.now_ms(5_000 + later_ms, 0),
+            false => restored.now_ms(1, at.unix_ms + later_ms),
+        };
+        let name = name();
+        let policies = BTreeMap::from([(&name, &self.settings)]);
+        self.tuning = Tuning::default();
+        let told = self.tuning.restore(restored, self.now_ms, &policies, &HOST);
+        self.told.extend(told);
+    }
+}
+
+const SECOND: Duration = Duration::from_secs(1);
+const AUTO: &str = "initial_rto = 'auto'";
+const GUARDED: &str = "initial_rto = '24ms'\nguard = 'on'";
+
+/// One at 10 ms, steady.
+fn steady() -> Bed {
+    let mut bed = Bed::new(AUTO);
+    bed.run(700, 9_000, 50);
+    assert_eq!(bed.value_ms(), Some(24), "{:?}", bed.told);
+    bed.told.clear();
+    bed
+}
+
+#[test]
+fn a_value_after_three_hundred_samples() {
+    let mut bed = Bed::new(AUTO);
+    assert_eq!(bed.tuning.pace(), Some(Pace::EachSecond));
+    bed.run(5, 9_000, 50);
+    assert_eq!(bed.adjustment(), Adjustment::default());
+    assert!(!bed.tuning.is_leased());
+    bed.run(1, 9_000, 50);
+    let adjustment = bed.adjustment();
+    assert_eq!(bed.value_ms(), Some(500));
+    // A power of two, at least 50 and four times the connections a second.
+    assert_eq!(
+        (adjustment.active.epoch, adjustment.active.budget),
+        (1, 256)
+    );
+    assert_eq!(adjustment.passive, crate::policy::InitialRto::default());
+    assert!(bed.tuning.is_leased());
+    assert_eq!(bed.causes(), ["enough-samples"]);
+    assert!(!bed.told[0].is_warning());
+    // Halves, a minute each.
+    bed.run(60, 9_000, 50);
+    assert_eq!(bed.value_ms(), Some(252));
+    assert_eq!(bed.adjustment().active.epoch, 2);
+}
+
+#[test]
+fn spurious_copies_raise_it_and_are_counted_once() {
+    let mut bed = steady();
+    bed.run(1, 140_000, 50);
+    assert_eq!(bed.causes(), ["alarm"]);
+    assert!(bed.value_ms().is_some_and(|ms| ms >= 280), "{:?}", bed.told);
+    assert_eq!(bed.told[0].transition.numbers.spurious, 50);
+    assert!(bed.told[0].is_warning());
+    bed.run(60, 140_000, 50);
+    assert_eq!(bed.causes().len(), 1);
+}
+
+#[test]
+fn fewer_than_blow_the_fuse_raise_it_as_well() {
+    let mut bed = steady();
+    bed.run(1, 140_000, 6);
+    assert_eq!(bed.causes(), ["alarm"]);
+    assert_eq!(bed.told[0].transition.numbers.spurious, 6);
+}
+
+#[test]
+fn a_spent_budget_is_told_and_ends_by_itself() {
+    let mut bed = steady();
+    bed.brakes[0].budget = 300;
+    bed.run(1, 9_000, 50);
+    bed.brakes[0].budget = 0;
+    bed.run(1, 9_000, 50);
+    assert_eq!(bed.causes(), ["budget", "budget-refilled"]);
+    assert!(bed.told[0].is_warning() && !bed.told[1].is_warning());
+}
+
+#[test]
+fn nothing_changes_without_counters() {
+    let mut bed = steady();
+    let before = bed.adjustment();
+    bed.run(10_000, 9_000, 0);
+    assert_eq!((bed.adjustment(), bed.told.len()), (before, 0));
+    let mut unknown = Bed::new(AUTO);
+    unknown.run(10_000, 9_000, 0);
+    assert_eq!(unknown.adjustment(), Adjustment::default());
+}
+
+#[test]
+fn counters_that_begin_again_are_not_counted_twice() {
+    let mut bed = steady();
+    let known = |bed: &Bed| bed.tuning.view(Moment::default())[&name()].timers[0].evidence;
+    let before = known(&bed).samples;
+    // The statistics were made anew, and count for a while before they are read.
+    bed.statistics.treated = [Statistics::default(); 3];
+    bed.run(1, 9_000, 50);
+    assert_eq!(known(&bed).samples, before);
+    bed.run(1, 9_000, 50);
+    assert_eq!(known(&bed).samples, before + 50);
+    assert_eq!(bed.told, []);
+}
+
+#[test]
+fn a_restart_goes_on_and_takes_in_what_was_counted_meanwhile() {
+    let mut bed = steady();
+    let before = bed.adjustment();
+    bed.restart(30_000, true);
+    assert_eq!((bed.adjustment(), bed.told.len()), (before, 0));
+    // While the daemon was away.
+    bed.run(1, 140_000, 50);
+    bed.told.clear();
+    bed.restart(30_000, true);
+    assert!(bed.value_ms().is_some_and(|ms| ms >= 280));
+    // A hold lasts as long as it would have.
+    bed.run(500, 9_000, 50);
+    assert!(bed.value_ms().is_some_and(|ms| ms >= 280));
+}
+
+#[test]
+fn spurious_copies_while_the_daemon_was_away_are_an_alarm() {
+    let mut bed = steady();
+    let epoch = bed.adjustment().active.epoch;
+    bed.statistics.treated[0].counters.connections += 30;
+    bed.statistics.treated[0].counters.retransmitted_handshakes += 30;
+    bed.statistics.treated[0].handshake.buckets[bucket_of(140_000)] += 30;
+    bed.brakes[0] = Brake {
+        epoch,
+        fuse: Brake::FUSE + Brake::BLOWN,
+        budget: 0,
+        spurious: 30,
+    };
+    bed.restart(600_000, true);
+    assert_eq!(bed.value_ms(), Some(24));
+    bed.step();
+    assert!(bed.value_ms().is_some_and(|ms| ms >= 280), "{:?}", bed.told);
+}
+
+#[test]
+fn after_a_lease_that_is_over_and_after_a_boot_twice_the_value() {
+    let mut bed = steady();
+    bed.restart(2 * 3_600_000, true);
+    assert_eq!(bed.value_ms(), Some(48));
+    assert_eq!(bed.causes(), ["lease-over", "lease-over"]);
+    let mut bed = steady();
+    bed.restart(2 * 3_600_000, false);
+    assert_eq!((bed.value_ms(), bed.causes()), (Some(48), vec!["boot"]));
+    let mut bed = steady();
+    bed.restart(25 * 3_600_000, false);
+    assert_eq!((bed.value_ms(), bed.causes()), (None, vec!["boot"]));
+}
+
+#[test]
+fn a_time_of_day_that_went_back_is_no_time() {
+    let at = Moment {
+        tuner_ms: 2_000_000,
+        boottime_ms: 1,
+        unix_ms: 9_000_000,
+    };
+    let text = serde_json::to_string(&Tuning::default().kept("p", "boot", at)).unwrap();
+    let next = Restored::parse(&text, "p", "next").unwrap();
+    assert_eq!(next.now_ms(77, 1_000), 2_000_000);
+    assert_eq!(next.now_ms(77, 9_000_500), 2_000_500);
+    // Without a name of the boot it is another one.
+    let same = Restored::parse(&text, "p", "boot").unwrap();
+    assert_eq!(same.now_ms(501, 0), 2_000_500);
+}
+
+#[test]
+fn files_that_are_not_taken_over() {
+    let text = serde_json::to_string(&Tuning::default().kept("p", "b", Moment::default()));
+    let text = text.unwrap();
+    let refused = |text: &str, owner| Restored::parse(text, owner, "b").unwrap_err();
+    assert!(matches!(refused(&text, "other"), ParseError::Owner(_)));
+    assert!(matches!(refused("{", "p"), ParseError::Json(_)));
+    let newer = text.replace("\"format\":1", "\"format\":2");
+    assert_eq!(
+        refused(&newer, "p").to_string(),
+        "has format 2, this version reads 1"
+    );
+}
+
+#[test]
+fn advice_sets_nothing() {
+    let mut bed = Bed::new("initial_rto = 'auto'\nrto_min = 'auto'\nmode = 'advise'");
+    bed.run(700, 9_000, 50);
+    bed.delay(100, 5_000, 50);
+    assert_eq!(bed.adjustment(), Adjustment::default());
+    assert!(!bed.tuning.is_leased());
+    let view = &bed.tuning.view(Moment::default())[&name()];
+    let values: Vec<_> = view.timers.iter().map(|timer| timer.value()).collect();
+    assert_eq!(values, ["24ms", "the kernel's own", "52ms"]);
+    // What it would have done.
+    bed.told.clear();
+    bed.run(1, 140_000, 6);
+    assert_eq!(bed.causes(), ["alarm"]);
+}
+
+#[test]
+fn a_guard_never_sets_less_than_is_configured() {
+    let mut bed = Bed::new(GUARDED);
+    assert_eq!(bed.tuning.pace(), Some(Pace::EachSecond));
+    bed.run(700, 9_000, 50);
+    let adjustment = bed.adjustment();
+    assert_eq!(adjustment.active.timer, Timer::Configured);
+    assert_eq!((adjustment.active.epoch, bed.told.len()), (1, 0));
+    assert!(adjustment.active.budget >= 50 && adjustment.passive.budget >= 50);
+    bed.run(1, 140_000, 50);
+    assert!(bed.value_ms().is_some_and(|ms| ms >= 280));
+    assert!(!bed.tuning.is_leased());
+    bed.run(600, 9_000, 50);
+    assert_eq!(bed.active(), Timer::Configured);
+    assert_eq!(bed.causes(), ["alarm", "hold-over"]);
+    // Beyond the kernel's own it is that.
+    bed.run(1, 700_000, 50);
+    assert_eq!(bed.active(), Timer::Kernel);
+    assert_eq!(bed.adjustment().active.epoch, 0);
+    // Tried again by a few.
+    bed.run(1_200, 9_000, 50);
+    assert_eq!(bed.active(), Timer::Configured);
+    let control = bed.adjustment().control.unwrap();
+    assert_eq!(
+        (control.share.to_string().as_str(), control.seed),
+        ("95%", name().control_seed())
+    );
+    bed.run(6, 9_000, 50);
+    assert_eq!(bed.adjustment().control, None);
+}
+
+#[test]
+fn a_warning_sets_nothing() {
+    let mut bed = Bed::new("initial_rto = '24ms'");
+    assert_eq!(bed.tuning.pace(), Some(Pace::Rarely));
+    bed.run(300, 140_000, 50);
+    assert_eq!(bed.adjustment(), Adjustment::default());
+    assert_eq!(bed.causes(), ["alarm"]);
+    assert!(bed.tuning.freeze(bed.now_ms, &name()).is_none());
+    // As many copies as connections: the program would have held.
+    let mut bed = Bed::new("initial_rto = '24ms'");
+    bed.statistics.treated[0].counters.handshake_retransmissions += 60;
+    bed.step();
+    bed.run(100, 9_000, 50);
+    assert_eq!(bed.causes(), ["budget", "budget-refilled"]);
+}
+
+#[test]
+fn other_settings_are_followed_before_they_are_in_force() {
+    let mut bed = steady();
+    // Another value than that of the tuner as it is.
+    let name = name();
+    let next = settings("initial_rto = '100ms'\nguard = 'on'");
+    let policies = BTreeMap::from([(&name, &next)]);
+    let mut all = Adjustments::new();
+    bed.tuning.adjust(&policies, &HOST, &mut all);
+    let previewed = all.remove(&name).unwrap();
+    assert_eq!(previewed.active.timer, Timer::Configured);
+    // After those that the program has seen.
+    assert!(previewed.active.epoch > bed.adjustment().active.epoch);
+    bed.follow("initial_rto = '100ms'\nguard = 'on'");
+    assert_eq!(bed.adjustment(), previewed);
+    bed.follow("delack_max = '20ms'");
+    assert_eq!(
+        (bed.adjustment(), bed.tuning.pace()),
+        (Adjustment::default(), None)
+    );
+}
+
+#[test]
+fn epochs_begin_after_those_of_a_state_that_was_lost() {
+    let mut bed = Bed::new(AUTO);
+    bed.brakes[0] = Brake {
+        epoch: 9,
+        fuse: Brake::FUSE + Brake::BLOWN,
+        budget: 0,
+        spurious: 30,
+    };
+    bed.run(7, 9_000, 50);
+    let adjustment = bed.adjustment().active;
+    assert_eq!((bed.value_ms(), adjustment.epoch), (Some(500), 11));
+    assert_eq!(bed.causes(), ["enough-samples"]);
+}
+
+#[test]
+fn rto_min_learns_from_the_control_arm() {
+    let mut bed = Bed::new("rto_min = 'auto'");
+    bed.delay(1_000, 5_000, 50);
+    let rto_min = bed.adjustment().rto_min;
+    assert_eq!(rto_min, Some(Duration::from_millis(52)));
+    bed.delay(10, 70_000, 50);
+    assert!(
+        bed.adjustment()
+            .rto_min
+            .is_some_and(|rto_min| rto_min.as_millis() >= 88)
+    );
+    bed.delay(20, 190_000, 50);
+    assert_eq!(bed.adjustment().rto_min, None);
+    // A kernel that tells nothing.
+    let mut silent = Bed::new("rto_min = 'auto'");
+    silent.statistics.control.as_mut().unwrap()[0]
+        .counters
+        .connections = 5_000;
+    silent.run(100, 9_000, 50);
+    let view = &silent.tuning.view(Moment::default())[&name()];
+    assert_eq!(view.timers[0].phase, "learning");
+    assert!(
+        view.notes[0].contains("no delay of an ACK"),
+        "{:?}",
+        view.notes
+    );
+}
+
+#[test]
+fn an_operator_freezes_resumes_and_resets() {
+    let mut bed = steady();
+    let told = bed.tuning.freeze(bed.now_ms, &name()).unwrap();
+    assert_eq!(told.len(), 2);
+    assert_eq!(bed.adjustment(), Adjustment::default());
+    assert!(bed.tuning.has_changed());
+    bed.tuning.was_stored();
+    bed.run(100, 9_000, 50);
+    assert_eq!(bed.value_ms(), None);
+    assert!(bed.tuning.resume(bed.now_ms, &name()).is_some());
+    bed.run(1, 9_000, 50);
+    assert_eq!(bed.value_ms(), Some(500));
+    let epoch = bed.adjustment().active.epoch;
+    assert!(bed.tuning.reset(bed.now_ms, &name()).is_some());
+    bed.run(5, 9_000, 50);
+    assert_eq!(bed.value_ms(), None);
+    bed.run(1, 9_000, 50);
+    assert!(bed.adjustment().active.epoch > epoch);
+    assert!(bed.tuning.reset(0, &"other".parse().unwrap()).is_none());
+}
+
+#[test]
+fn harm_that_is_proven_suspends() {
+    let mut bed = steady();
+    let told = bed.tuning.harm_proven(bed.now_ms, &name());
+    assert!(told.iter().all(Told::is_warning));
+    assert_eq!(bed.active(), Timer::Configured);
+    bed.run(601, 9_000, 50);
+    assert_eq!(bed.value_ms(), Some(500));
+    assert_eq!(bed.adjustment().control.unwrap().share.to_string(), "95%");
+}

@@ -5,7 +5,7 @@ use std::{borrow::Cow, fs, path::Path};
 use schemars::{JsonSchema, Schema, SchemaGenerator, generate::SchemaSettings};
 use serde_json::{Map, Value, json};
 
-use super::{discover, events, stats, types};
+use super::{discover, events, stats, tune, types};
 use crate::{
     kernel::interference::Verdict,
     policy::{Cidr, PolicyName, Share},
@@ -86,6 +86,19 @@ fn document() -> Value {
         change.clone(),
     );
     route("POST /v1/reload", None, change);
+    let tuned = of::<tune::TuneAnswer>(g);
+    route("GET /v1/tune", None, tuned.clone());
+    for action in [
+        tune::TuneAction::Freeze,
+        tune::TuneAction::Resume,
+        tune::TuneAction::Reset,
+    ] {
+        route(
+            &format!("POST /v1/tune/{}", action.name()),
+            Some(of::<tune::TuneRequest>(g)),
+            tuned.clone(),
+        );
+    }
     route("POST /v1/verify", None, of::<types::VerifyAnswer>(g));
     route(
         "POST /v1/detach",

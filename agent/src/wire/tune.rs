@@ -99,6 +99,23 @@ impl TunedTimer {
         kernels_or(self.value_us)
     }
 
+    /// One line for `status`.
+    #[must_use]
+    pub fn line(&self, policy: &PolicyName) -> String {
+        let Self {
+            setting,
+            direction,
+            phase,
+            ..
+        } = self;
+        let set = match self.kind {
+            TimerKind::Auto | TimerKind::Guarded => self.value(),
+            TimerKind::Advice | TimerKind::Watched => "nothing is done".to_owned(),
+        };
+        let next = self.next.describe();
+        format!("policy {policy}: {setting} {direction} {phase}, {set}; next: {next}")
+    }
+
     /// Whether it is in a state that somebody should know of.
     #[must_use]
     pub fn is_unusual(&self) -> bool {

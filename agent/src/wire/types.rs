@@ -306,6 +306,9 @@ pub struct StatusAnswer {
     /// The last walk over sockets that were open already; absent before the first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub open_sockets: Option<WalkView>,
+    /// Timers that are held back, suspended or frozen, one sentence each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tuning: Vec<String>,
 }
 
 /// Entries by where they come from.

@@ -31,7 +31,8 @@ pub(super) fn look(agent: &AgentConfig) -> Found {
     found.look_at_cgroup(&agent.cgroup);
     found.look_at_pin_dir(&agent.pin_dir);
     found.look_at_dir_of("socket", &agent.socket);
-    found.look_at_state_dir(&agent.state_dir);
+    found.look_at_dir("state_dir", &agent.state_dir);
+    found.look_at_dir("persistent_dir", &agent.persistent_dir);
     found.look_at_metrics(&agent.metrics);
     found
 }
@@ -64,8 +65,8 @@ impl Found {
         self.refused(key, dir, path_security::check_shared(dir));
     }
 
-    fn look_at_state_dir(&mut self, path: &Path) {
-        self.refused("state_dir", path, path_security::check_source_dir(path));
+    fn look_at_dir(&mut self, key: &str, path: &Path) {
+        self.refused(key, path, path_security::check_source_dir(path));
     }
 
     fn refused(&mut self, key: &str, path: &Path, checked: io::Result<()>) {

@@ -19,6 +19,7 @@ use crate::{
 mod discover;
 mod holdout;
 mod stopping;
+mod tuning;
 
 const BY: Caller = Caller { uid: 0, pid: 1 };
 

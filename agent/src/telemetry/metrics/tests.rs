@@ -7,9 +7,10 @@ use super::*;
 use crate::{
     policy::{PolicyName, compile::tests::HOST},
     wire::stats::{ArmStats, PolicyStats},
+    wire::tune::TuneAnswer,
 };
 
-fn status() -> StatusAnswer {
+pub(super) fn status() -> StatusAnswer {
     let family = json!({"ipv4": 1, "ipv6": 1});
     let status = json!({
         "version": "0", "pid": 1, "uptime_s": 1, "healthy": true, "problems": [], "warnings": [],
@@ -43,7 +44,7 @@ fn metrics(policies: BTreeMap<PolicyName, PolicyStats>) -> Vec<String> {
         policies,
         ..StatsAnswer::default()
     };
-    let text = render(&status(), &stats, None).unwrap();
+    let text = render(&status(), &stats, &TuneAnswer::default(), None).unwrap();
     text.lines().map(ToOwned::to_owned).collect()
 }
 

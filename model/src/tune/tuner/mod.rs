@@ -275,7 +275,10 @@ impl Tuner {
                 return;
             }
             // A suspension lasts as long as it would have; the other ends by the operator alone.
-            if !matches!(tuner.phase, Phase::Frozen | Phase::Suspended) {
+            let knows_nothing = tuner.phase == Phase::Learning;
+            if knows_nothing {
+                tuner.history.forget_recent();
+            } else if !matches!(tuner.phase, Phase::Frozen | Phase::Suspended) {
                 let (stored, age_ms) = (tuner.setting.jiffies, now_ms.saturating_sub(last_ms));
                 tuner.start_over(now_ms, stored, age_ms, Cause::Boot, transitions);
             }

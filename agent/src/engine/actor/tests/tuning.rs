@@ -1,0 +1,250 @@
+//! From counters to what the kernel holds, and over restarts.
+
+use rto_agent_common::{Statistics, brake::Brake, histogram::bucket_of};
+
+use super::*;
+use crate::{
+    datapath::ArmStatistics,
+    wire::tune::{TuneAction, TunedTimer},
+};
+
+fn near() -> PolicyName {
+    "near".parse().unwrap()
+}
+
+/// With the policy's settings in the place of those of [`NEAR`].
+fn configured(settings: &str) -> tempfile::TempDir {
+    let dir = Bed::configured("");
+    rewrite(&dir, settings);
+    dir
+}
+
+fn rewrite(dir: &tempfile::TempDir, settings: &str) {
+    let path = dir.path().join("config.toml");
+    let text = fs::read_to_string(&path).unwrap();
+    let lines = text.lines().map(|line| match line {
+        line if line.starts_with("initial_rto") => settings,
+        line => line,
+    });
+    fs::write(&path, lines.collect::<Vec<_>>().join("\n")).unwrap();
+}
+
+fn start(settings: &str) -> Bed {
+    let bed = Bed::restarted(FakeHost::default(), configured(settings));
+    bed.call(Message::Verify).unwrap();
+    bed
+}
+
+impl Bed {
+    /// So many active connections on a path so long, that are there when they are next read.
+    fn connect(&self, us: u64, count: u64) {
+        let mut state = self.kernel.state();
+        let none = ArmStatistics {
+            treated: [Statistics::default(); 3],
+            control: None,
+        };
+        let active = &mut state.statistics.entry(near()).or_insert(none).treated[0];
+        active.counters.connections += count;
+        active.handshake.buckets[bucket_of(us)] += count;
+    }
+
+    fn epoch(&self) -> u32 {
+        self.kernel.state().maps.policies[&near()].epochs[0]
+    }
+
+    fn jiffies(&self) -> u32 {
+        self.kernel.state().maps.policies[&near()].initial_rto_jiffies
+    }
+
+    fn timer(&self) -> TunedTimer {
+        let tuned = self.engine.snapshot().tune();
+        tuned.policies[&near()].timers[0].clone()
+    }
+
+    /// Waits until a tick has come to this.
+    fn until(&self, what: &str, is_so: impl Fn(&Self) -> bool) {
+        let end = Instant::now() + Duration::from_secs(10);
+        while !is_so(self) {
+            assert!(Instant::now() < end, "not {what}: {:?}", self.timer());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Has what was counted so far taken in.
+    fn tick(&self) {
+        let at = || self.engine.snapshot().tune().at_ms;
+        for _ in 0..2 {
+            let before = at();
+            self.until("a tick", |_| at() != before);
+        }
+    }
+
+    fn learnt() -> Self {
+        let bed = start("initial_rto = \"auto\"");
+        bed.tick();
+        assert_eq!((bed.jiffies(), bed.epoch()), (0, 0));
+        bed.connect(9_000, 400);
+        bed.until("learnt", |bed| bed.jiffies() != 0);
+        bed
+    }
+}
+
+#[test]
+fn a_value_is_learnt_leased_shown_and_raised() {
+    let bed = Bed::learnt();
+    let hz = host_facts(&[]).unwrap().hz;
+    assert_eq!((bed.jiffies(), bed.epoch()), (hz.div_ceil(2), 1));
+    let policy = bed.kernel.state().maps.policies[&near()];
+    assert!(policy.flags & rto_agent_common::policy_flags::LEASED != 0);
+    assert!(policy.budgets[0] >= 100 && policy.budgets[0].is_power_of_two());
+    // An hour of CLOCK_MONOTONIC, but for what has passed.
+    let now = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC).unwrap();
+    let now_ns = u64::try_from(Duration::from(now).as_nanos()).unwrap();
+    let left = Duration::from_nanos(bed.kernel.state().lease_ns - now_ns);
+    assert!((3_540..=3_600).contains(&left.as_secs()), "{left:?}");
+    assert_eq!(bed.timer().phase, "lowering");
+    bed.until("shown", |bed| bed.timer().brakes.is_some());
+    let mut lines = bed.call(|reply| Message::Watch(None, reply)).err();
+    // The kernel in memory has no events to read; whoever watches is told of decisions all the same.
+    assert!(lines.take().is_some());
+    bed.kernel.state().brakes.insert(
+        near(),
+        [
+            Brake {
+                epoch: 1,
+                fuse: Brake::FUSE + Brake::BLOWN,
+                budget: 0,
+                spurious: 20,
+            },
+            Brake::default(),
+        ],
+    );
+    bed.until("held back", |bed| bed.epoch() != 1);
+    assert_eq!(bed.timer().phase, "suspended");
+    let status = bed.engine.snapshot().status();
+    assert!(status.healthy);
+    assert!(
+        status.tuning[0].contains("suspended"),
+        "{:?}",
+        status.tuning
+    );
+    bed.stop();
+}
+
+#[test]
+fn a_killed_daemon_comes_back_with_what_it_had_learnt() {
+    let bed = Bed::learnt();
+    let (jiffies, epoch) = (bed.jiffies(), bed.epoch());
+    let kept = bed.dir.path().join("lasting/tuning.json");
+    bed.until("stored", |_| kept.exists());
+    let stored = fs::read_to_string(&kept).unwrap();
+    bed.engine.stop();
+    let (kernel, dir) = bed.ended();
+    // As if it had been killed: the maps are there, and the file of that moment.
+    fs::write(&kept, stored).unwrap();
+    let bed = Bed::restarted(kernel, dir);
+    bed.call(Message::Verify).unwrap();
+    assert_eq!((bed.jiffies(), bed.epoch()), (jiffies, epoch));
+    assert_eq!(bed.timer().phase, "lowering");
+    bed.stop();
+}
+
+#[test]
+fn after_another_boot_nothing_less_than_twice_the_value() {
+    let bed = Bed::learnt();
+    let kept = bed.dir.path().join("lasting/tuning.json");
+    bed.until("stored", |_| kept.exists());
+    bed.engine.stop();
+    let (_, dir) = bed.ended();
+    let text = fs::read_to_string(&kept).unwrap();
+    let boot = store::boot_id();
+    fs::write(&kept, text.replace(&boot, "another")).unwrap();
+    // Twice a half is the kernel's own.
+    let bed = Bed::restarted(FakeHost::default(), dir);
+    bed.call(Message::Verify).unwrap();
+    assert_eq!((bed.jiffies(), bed.timer().phase.as_str()), (0, "learning"));
+    bed.stop();
+}
+
+#[test]
+fn a_file_that_is_damaged_is_set_aside_and_learning_begins() {
+    let dir = configured("initial_rto = \"auto\"");
+    let lasting = dir.path().join("lasting");
+    fs::create_dir(&lasting).unwrap();
+    fs::write(lasting.join("tuning.json"), "{\"format\":1,").unwrap();
+    let bed = Bed::restarted(FakeHost::default(), dir);
+    bed.call(Message::Verify).unwrap();
+    assert_eq!(bed.timer().phase, "learning");
+    assert!(lasting.join("tuning.json.unreadable").exists());
+    bed.stop();
+}
+
+#[test]
+fn what_cannot_be_stored_for_good_is_stored_for_this_boot() {
+    let dir = configured("initial_rto = \"auto\"");
+    // A file in the place of the directory.
+    fs::write(dir.path().join("lasting"), "").unwrap();
+    let bed = Bed::restarted(FakeHost::default(), dir);
+    bed.call(Message::Verify).unwrap();
+    bed.tick();
+    bed.connect(9_000, 400);
+    bed.until("learnt", |bed| bed.jiffies() != 0);
+    bed.until("said", |bed| {
+        bed.engine.snapshot().tune().not_stored.is_some()
+    });
+    let (jiffies, epoch) = (bed.jiffies(), bed.epoch());
+    bed.engine.stop();
+    let (kernel, dir) = bed.ended();
+    assert!(dir.path().join("state/tuning.json").exists());
+    let bed = Bed::restarted(kernel, dir);
+    bed.call(Message::Verify).unwrap();
+    assert_eq!((bed.jiffies(), bed.epoch()), (jiffies, epoch));
+    bed.stop();
+}
+
+#[test]
+fn an_operator_freezes_and_other_settings_end_it() {
+    let bed = Bed::learnt();
+    let tune = |action| bed.call(|reply| Message::Tune(action, near(), BY, reply));
+    let frozen = tune(TuneAction::Freeze).unwrap();
+    assert_eq!(frozen.policies[&near()].timers[0].phase, "frozen");
+    assert_eq!((bed.jiffies(), bed.epoch()), (0, 0));
+    let _resumed = tune(TuneAction::Resume).unwrap();
+    bed.connect(9_000, 1);
+    bed.until("resumed", |bed| bed.jiffies() != 0);
+    // A change of the files takes the place of what was decided at once.
+    rewrite(&bed.dir, "initial_rto = \"100ms\"\nguard = \"on\"");
+    let _changed = bed.call(|reply| Message::Reload(BY, reply)).unwrap();
+    let hz = host_facts(&[]).unwrap().hz;
+    assert_eq!(bed.jiffies(), hz.div_ceil(10));
+    assert!(bed.epoch() > 1);
+    rewrite(&bed.dir, "initial_rto = \"100ms\"");
+    fs::write(
+        bed.dir.path().join("config.toml"),
+        fs::read_to_string(bed.dir.path().join("config.toml"))
+            .unwrap()
+            .replace("guard = \"on\"", ""),
+    )
+    .unwrap();
+    let _changed = bed.call(|reply| Message::Reload(BY, reply)).unwrap();
+    assert_eq!(bed.epoch(), 0);
+    let refused = tune(TuneAction::Freeze).unwrap_err();
+    assert!(
+        refused.to_string().contains("guard is not \"on\""),
+        "{refused}"
+    );
+    bed.stop();
+}
+
+#[test]
+fn an_idle_daemon_does_not_wake_for_it() {
+    let bed = Bed::with("statistics = false\n");
+    bed.call(Message::Verify).unwrap();
+    assert_eq!(bed.engine.snapshot().tune().policies.len(), 0);
+    bed.stop();
+    // A configured value is watched, with the pace of the health check.
+    let bed = Bed::ready();
+    assert_eq!(bed.timer().kind, crate::wire::tune::TimerKind::Watched);
+    assert!(!bed.dir.path().join("lasting").exists());
+    bed.stop();
+}

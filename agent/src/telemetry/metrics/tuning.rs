@@ -1,0 +1,138 @@
+//! Metrics of what is learnt and guarded.
+
+use prometheus_client::registry::Unit;
+use rto_model::tune::tuner::Phase;
+
+use super::{Family, Labels, Samples};
+use crate::{
+    policy::PolicyName,
+    wire::tune::{TimerKind, TuneAnswer, TunedTimer},
+};
+
+/// None of none: hosts without any have no series of it.
+pub(super) fn families(tuned: &TuneAnswer) -> Vec<Family> {
+    if tuned.policies.is_empty() {
+        return Vec::new();
+    }
+    let labels = |name: &PolicyName, timer: &TunedTimer| -> Labels {
+        vec![
+            ("policy", name.to_string()),
+            ("setting", timer.setting.clone()),
+            ("direction", timer.direction.clone()),
+        ]
+    };
+    let (mut seconds, mut states, mut transitions, mut budgets) =
+        (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    for (name, timer) in tuned.timers() {
+        let labels = labels(name, timer);
+        let with = |more: Labels| -> Labels { labels.iter().cloned().chain(more).collect() };
+        #[expect(clippy::cast_precision_loss, reason = "seconds are a double")]
+        if let (TimerKind::Auto | TimerKind::Guarded | TimerKind::Advice, Some(us)) =
+            (timer.kind, timer.value_us)
+        {
+            let kind = vec![("kind", timer.kind.name().to_owned())];
+            seconds.push((with(kind), us as f64 / 1e6));
+        }
+        for phase in Phase::ALL {
+            let is_present = phase.name() == timer.phase;
+            let state = vec![("state", phase.name().to_owned())];
+            states.push((with(state), f64::from(u8::from(is_present))));
+        }
+        for count in &timer.transitions {
+            let more = vec![("to", count.to.clone()), ("cause", count.cause.clone())];
+            transitions.push((with(more), count.count));
+        }
+        if let Some(brakes) = &timer.brakes {
+            budgets.push((labels.clone(), brakes.budget_left));
+        }
+    }
+    let mut all = vec![
+        Family {
+            name: "tuned",
+            help: "The timer that is learnt (kind auto, or advice: not set) or guarded; absent while it is the kernel's own",
+            unit: Some(Unit::Seconds),
+            samples: Samples::Gauge(seconds),
+        },
+        Family {
+            name: "guard_state",
+            help: "What is done about a timer that is learnt or guarded: 1 for the present state",
+            unit: None,
+            samples: Samples::Gauge(states),
+        },
+        Family {
+            name: "guard_transitions",
+            help: "Changes of a state or of a value, by the state that they led to and why",
+            unit: None,
+            samples: Samples::Counter(transitions),
+        },
+        Family {
+            name: "budget_ratio",
+            help: "What is left of the budget for retransmissions of SYNs and SYN-ACKs, 0 to 1; from half on new \
+                   connections get the kernel's own timer",
+            unit: None,
+            samples: Samples::Gauge(budgets),
+        },
+    ];
+    all.retain(|family| match &family.samples {
+        Samples::Gauge(samples) => !samples.is_empty(),
+        Samples::Counter(samples) => !samples.is_empty(),
+        _ => true,
+    });
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::tune::{BrakesView, Evidence, NextStep, TransitionCount, TunedPolicy};
+
+    #[test]
+    fn a_series_for_each_timer() {
+        let timer = TunedTimer {
+            setting: "initial_rto".to_owned(),
+            direction: "active".to_owned(),
+            kind: TimerKind::Auto,
+            value_us: Some(24_000),
+            configured_us: None,
+            percent: 100,
+            phase: "steady".to_owned(),
+            evidence: Evidence::default(),
+            brakes: Some(BrakesView {
+                spurious: 0,
+                fuse_spent: 0.0,
+                blown: false,
+                budget_left: 0.75,
+                budget: 256,
+                throttled: false,
+            }),
+            next: NextStep::default(),
+            transitions: vec![TransitionCount {
+                to: "backoff".to_owned(),
+                cause: "fuse".to_owned(),
+                count: 2,
+            }],
+        };
+        let policy = TunedPolicy {
+            timers: vec![timer],
+            ..TunedPolicy::default()
+        };
+        let tuned = TuneAnswer {
+            policies: [("near".parse().unwrap(), policy)].into(),
+            ..TuneAnswer::default()
+        };
+        let stats = crate::wire::stats::StatsAnswer::default();
+        let text =
+            super::super::render(&super::super::tests::status(), &stats, &tuned, None).unwrap();
+        let of = "policy=\"near\",setting=\"initial_rto\",direction=\"active\"";
+        for line in [
+            format!("rto_agent_tuned_seconds{{{of},kind=\"auto\"}} 0.024"),
+            format!("rto_agent_guard_state{{{of},state=\"steady\"}} 1.0"),
+            format!("rto_agent_guard_state{{{of},state=\"backoff\"}} 0.0"),
+            format!("rto_agent_guard_transitions_total{{{of},to=\"backoff\",cause=\"fuse\"}} 2"),
+            format!("rto_agent_budget_ratio{{{of}}} 0.75"),
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line}\n{text}");
+        }
+        assert_eq!(families(&TuneAnswer::default()).len(), 0);
+    }
+}
