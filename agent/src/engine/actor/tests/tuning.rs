@@ -150,19 +150,23 @@ fn a_killed_daemon_comes_back_with_what_it_had_learnt() {
 }
 
 #[test]
-fn after_another_boot_nothing_less_than_twice_the_value() {
+fn another_boot_begins_with_the_first_value_at_most() {
     let bed = Bed::learnt();
+    let first = bed.jiffies();
     let kept = bed.dir.path().join("lasting/tuning.json");
     bed.until("stored", |_| kept.exists());
     bed.engine.stop();
     let (_, dir) = bed.ended();
     let text = fs::read_to_string(&kept).unwrap();
-    let boot = store::boot_id();
-    fs::write(&kept, text.replace(&boot, "another")).unwrap();
-    // Twice a half is the kernel's own.
+    fs::write(&kept, text.replace(&store::boot_id(), "another")).unwrap();
+    // Twice a half is the kernel's own; what is remembered is evidence for a half.
     let bed = Bed::restarted(FakeHost::default(), dir);
     bed.call(Message::Verify).unwrap();
-    assert_eq!((bed.jiffies(), bed.timer().phase.as_str()), (0, "learning"));
+    bed.until("begun", |bed| bed.jiffies() == first);
+    let tuned = bed.engine.snapshot().tune();
+    let transitions = tuned.policies[&near()].transitions.iter();
+    let causes: Vec<_> = transitions.map(|t| t.cause.as_str()).collect();
+    assert_eq!(causes, ["enough-samples", "boot", "enough-samples"]);
     bed.stop();
 }
 
