@@ -2,6 +2,7 @@
 //! other change is.
 
 use std::{
+    cell::RefCell,
     sync::{Arc, PoisonError, RwLock},
     time::{Duration, Instant},
 };
@@ -61,6 +62,8 @@ pub(super) struct Deciding {
     renewed: Option<Instant>,
     /// Why decisions are not in force, or counters cannot be read.
     problem: Problem,
+    /// Which decisions do not go with the settings.
+    misfits: RefCell<Problem>,
     /// Nothing is counted.
     is_blind: bool,
 }
@@ -76,6 +79,7 @@ impl Deciding {
             next: Instant::now(),
             renewed: None,
             problem: Problem::default(),
+            misfits: RefCell::default(),
             is_blind: !agent.statistics,
         };
         if deciding.is_blind {
@@ -115,17 +119,27 @@ impl Deciding {
             return next;
         }
         let policies = next.policies();
+        let mut misfits = Vec::new();
         adjustments.retain(|name, adjustment| {
-            let settings = policies.get(name);
-            settings.is_some_and(|settings| {
-                let compiled = compile_adjusted(name, settings, adjustment, &next.host);
-                compiled.is_ok() || {
-                    warn!("policy {name}: what is learnt does not go with its settings");
-                    false
-                }
-            })
+            let compiled = policies
+                .get(name)
+                .map(|settings| compile_adjusted(name, settings, adjustment, &next.host));
+            let fits = compiled.is_some_and(|compiled| compiled.is_ok());
+            if !fits {
+                misfits.push(name.to_string());
+            }
+            fits
         });
         drop(policies);
+        let problem = (!misfits.is_empty()).then(|| {
+            format!(
+                "what is learnt does not go with the settings of {}: it is not in force",
+                misfits.join(", ")
+            )
+        });
+        let mut known = self.misfits.borrow_mut();
+        known.becomes(problem, |text| warn!("{text}"));
+        drop(known);
         if *next.adjustments == adjustments {
             return next;
         }
@@ -215,13 +229,14 @@ impl Engine {
                 transition: one.view(now, hz),
             }));
         }
+        // First: a daemon that is killed now comes back with no less than was decided.
+        let Deciding { store, tuning, .. } = &mut self.deciding;
+        store.save_if_due(tuning);
         let renewed = self.renew_lease();
         let adjusted = self.adjust(&Source::Tuner.into());
         if renewed || !matches!(adjusted, Ok(None)) {
             self.publish();
         }
-        let Deciding { store, tuning, .. } = &mut self.deciding;
-        store.save_if_due(tuning);
         self.deciding.show();
         adjusted.map(drop)
     }
