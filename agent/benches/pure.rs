@@ -184,11 +184,14 @@ fn statistics(c: &mut Criterion) {
         });
     });
     let (stats, status) = (stats(32), status());
+    let tuned = rto_agent::wire::tune::TuneAnswer::default();
     c.bench_function("stats_json_32", |b| {
         b.iter(|| serde_json::to_string(black_box(&stats)).expect("a string"));
     });
     c.bench_function("metrics_32", |b| {
-        b.iter(|| metrics::render(black_box(&status), black_box(&stats), None).expect("a string"));
+        b.iter(|| {
+            metrics::render(black_box(&status), black_box(&stats), &tuned, None).expect("a string")
+        });
     });
 }
 

@@ -3,7 +3,10 @@
 use rto_agent_common::{Statistics, histogram::bucket_of};
 
 use super::*;
-use crate::policy::{Settings, Timer, compile::tests::HOST};
+use crate::{
+    policy::{Timer, compile::tests::HOST},
+    wire::tune::TunedTimer,
+};
 
 /// A host with one policy, whose counters grow.
 struct Bed {
@@ -328,7 +331,7 @@ fn advice_sets_nothing() {
     assert_eq!(bed.adjustment(), Adjustment::default());
     assert!(!bed.tuning.is_leased());
     let view = &bed.tuning.view(Moment::default())[&name()];
-    let values: Vec<_> = view.timers.iter().map(|timer| timer.value()).collect();
+    let values: Vec<_> = view.timers.iter().map(TunedTimer::value).collect();
     assert_eq!(values, ["24ms", "the kernel's own", "52ms"]);
     // What it would have done.
     bed.told.clear();

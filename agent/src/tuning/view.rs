@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use rto_agent_common::brake::Brake;
-use rto_model::tune::tuner::{Next, Numbers, Transition};
+use rto_model::tune::tuner::{Next, Numbers, Transition, Tuner};
 
 use super::{
     Told, Tuning,
@@ -55,7 +55,7 @@ impl PolicyTuning {
 
     fn timer(&self, shown: &Shown<'_>, now: Moment) -> TunedTimer {
         let us = |jiffies| jiffies_to_usecs(jiffies, self.spec.hz);
-        let guarded = shown.tuner.and_then(|tuner| tuner.guarded());
+        let guarded = shown.tuner.and_then(Tuner::guarded);
         let kind = match guarded {
             Some((_, true)) => TimerKind::Guarded,
             Some((_, false)) => TimerKind::Watched,
@@ -126,7 +126,6 @@ impl PolicyTuning {
     }
 }
 
-#[expect(clippy::cast_lossless, reason = "to a double")]
 fn brakes(brake: &Brake, epoch: u32, budget: u32) -> BrakesView {
     let is_of_epoch = brake.epoch == epoch;
     let fuse = if is_of_epoch { brake.fuse } else { 0 };
