@@ -22,6 +22,8 @@ use crate::{
     },
 };
 
+/// What a retransmission spends of the budget.
+const COST: u32 = Brake::BUDGET_COST.cast_unsigned();
 /// Transitions that are remembered to be shown.
 const SHOWN: usize = 16;
 
@@ -67,7 +69,7 @@ pub(super) struct PolicyTuning {
     brakes: [Brake; 2],
     /// As last put in force, whole retransmissions; 0: none.
     capacities: [u32; 2],
-    /// Of guards that only warn: what the program would have spent, halves of a retransmission.
+    /// Of guards that only warn: what the program would have spent, as [`Brake::budget`] has it.
     spent: [u64; 2],
     read_ms: Option<u64>,
     /// Since it was last stored.
@@ -239,8 +241,9 @@ impl PolicyTuning {
         };
         match tuner.guarded() {
             Some((_, false)) => {
-                let most = u64::from(capacity_of(tuner)) * 2;
-                let spent = self.spent[place].saturating_add(grown.copies.saturating_mul(2));
+                let most = u64::from(parts(capacity_of(tuner)));
+                let cost = grown.copies.saturating_mul(u64::from(COST));
+                let spent = self.spent[place].saturating_add(cost);
                 let spent = spent.min(most).saturating_sub(grown.connections);
                 self.spent[place] = spent;
                 growth.throttled = 2 * spent >= most;
@@ -264,7 +267,7 @@ impl PolicyTuning {
                     false => 0,
                 };
                 growth.fuse_blown = brake.is_blown(setting.epoch);
-                growth.throttled = capacity != 0 && brake.is_throttled(halves(capacity));
+                growth.throttled = capacity != 0 && brake.is_throttled(parts(capacity));
             }
         }
         Some(growth)
@@ -502,13 +505,13 @@ fn following(tuner: Option<Tuner>, spec: Option<&TimerSpec>) -> Option<Tuner> {
 
 /// A power of two, so that it changes rarely: each change is one of the policy.
 fn capacity_of(tuner: &Tuner) -> u32 {
-    /// 2^31 halves are more than a brake counts.
+    /// 2^31 parts are more than a brake counts.
     const MOST: u32 = 1 << 24;
     let capacity = tuner.budget_capacity().max(Budget::LEAST_CAPACITY);
     capacity.min(MOST).next_power_of_two()
 }
 
 /// As [`rto_agent_common::Policy::budgets`] has it.
-pub(super) const fn halves(capacity: u32) -> u32 {
-    capacity.saturating_mul(2)
+pub(super) const fn parts(capacity: u32) -> u32 {
+    capacity.saturating_mul(COST)
 }

@@ -211,7 +211,7 @@ fn fewer_than_blow_the_fuse_raise_it_as_well() {
 #[test]
 fn a_spent_budget_is_told_and_ends_by_itself() {
     let mut bed = steady();
-    bed.brakes[0].budget = 300;
+    bed.brakes[0].budget = 256 * Brake::BUDGET_COST;
     bed.run(1, 9_000, 50);
     bed.brakes[0].budget = 0;
     bed.run(1, 9_000, 50);

@@ -7,7 +7,7 @@ use rto_model::tune::tuner::{Next, Numbers, Transition, Tuner};
 
 use super::{
     Told, Tuning,
-    policy::{PolicyTuning, Shown, TimerId, halves},
+    policy::{PolicyTuning, Shown, TimerId, parts},
     stored::Moment,
 };
 use crate::{
@@ -138,9 +138,9 @@ fn brakes(brake: &Brake, epoch: u32, budget: u32) -> BrakesView {
         },
         fuse_spent: share(fuse, f64::from(Brake::FUSE)),
         blown: brake.is_blown(epoch),
-        budget_left: 1.0 - share(brake.budget, f64::from(halves(budget))),
+        budget_left: 1.0 - share(brake.budget, f64::from(parts(budget))),
         budget,
-        throttled: brake.is_throttled(halves(budget)),
+        throttled: brake.is_throttled(parts(budget)),
     }
 }
 

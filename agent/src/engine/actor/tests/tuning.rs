@@ -96,7 +96,8 @@ fn a_value_is_learnt_leased_shown_and_raised() {
     assert_eq!((bed.jiffies(), bed.epoch()), (hz.div_ceil(2), 1));
     let policy = bed.kernel.state().maps.policies[&near()];
     assert!(policy.flags & rto_agent_common::policy_flags::LEASED != 0);
-    assert!(policy.budgets[0] >= 100 && policy.budgets[0].is_power_of_two());
+    let budget = policy.budgets[0] / Brake::BUDGET_COST.cast_unsigned();
+    assert!(budget >= 50 && budget.is_power_of_two());
     // An hour of CLOCK_MONOTONIC, but for what has passed.
     let now = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC).unwrap();
     let now_ns = u64::try_from(Duration::from(now).as_nanos()).unwrap();
