@@ -4,10 +4,12 @@ use std::{ffi::OsString, path::PathBuf, time::Duration};
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::policy::Settings;
-
 mod examples;
+mod experiment;
 mod values;
+
+pub use self::experiment::{Experiment, ExperimentVerb, OfPolicy, ShowExperiment, StartExperiment};
+use crate::policy::Settings;
 
 /// Per-CIDR TCP retransmission timers for Linux.
 ///
@@ -129,6 +131,9 @@ pub enum Verb {
     /// Which prefixes without an entry deserve one; nothing is added
     #[command(after_long_help = examples::DISCOVER)]
     Discover(Discover),
+    /// Compare a policy's timers with the kernel's own on a share of its connections
+    #[command(after_long_help = examples::EXPERIMENT)]
+    Experiment(Experiment),
     /// Give sockets that are open already the options of their policies
     #[command(after_long_help = examples::APPLY)]
     Apply(Apply),

@@ -72,7 +72,10 @@ fn command(words: &[OsString]) -> Command {
     let verbs: Vec<Command> = verbs
         .map(|verb| {
             let name = verb.get_name().to_owned();
-            verb.clone().mut_args(|arg| values(&name, arg, &daemon))
+            let verb = verb.clone();
+            let verb =
+                verb.mut_subcommands(|verb| verb.mut_args(|arg| values(&name, arg, &daemon)));
+            verb.mut_args(|arg| values(&name, arg, &daemon))
         })
         .collect();
     Command::new(PROGRAM)

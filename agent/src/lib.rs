@@ -13,6 +13,7 @@ pub mod daemon;
 pub mod datapath;
 pub mod doctor;
 pub mod engine;
+pub mod experiment;
 pub mod kernel;
 mod parallel;
 mod path_security;

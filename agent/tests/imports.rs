@@ -14,7 +14,7 @@ const ORDER: &[&[&str]] = &[
     &["kernel", "config"],
     &["datapath"],
     &["wire"],
-    &["cli", "tuning"],
+    &["cli", "experiment", "tuning"],
     &["engine"],
     &["api"],
     &["telemetry"],

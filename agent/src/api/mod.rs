@@ -4,6 +4,7 @@
 pub(crate) mod body;
 pub mod client;
 pub mod connection;
+mod experiments;
 pub mod limit;
 pub mod peer;
 pub mod server;

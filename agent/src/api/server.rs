@@ -31,7 +31,7 @@ use tokio::{
 use tracing::warn;
 
 use super::{
-    MAX_BODY, body, connection,
+    MAX_BODY, body, connection, experiments,
     limit::{Limited, Limits, TimedIo},
     peer::{Allowed, Peer, peer_of},
     socket::RebindingListener,
@@ -105,6 +105,10 @@ fn router(engine: Handle, allowed: Allowed) -> Router {
         .route("/v1/reload", post(reload))
         .route("/v1/verify", post(verify))
         .route("/v1/detach", post(detach))
+        .route("/v1/experiments", get(experiments::show))
+        .route("/v1/experiments/{policy}", post(experiments::start))
+        .route("/v1/experiments/{policy}/stop", post(experiments::stop))
+        .route("/v1/experiments/{policy}/clear", post(experiments::clear))
         .route("/v1/tune", get(tune))
         .route("/v1/tune/freeze", post(freeze))
         .route("/v1/tune/resume", post(resume))
@@ -226,7 +230,7 @@ async fn stats(State(engine): State<Handle>) -> Response {
 }
 
 /// Reads a snapshot, and the kernel with it, on a thread that may take its time.
-async fn read<T: Send + 'static>(
+pub(super) async fn read<T: Send + 'static>(
     snapshot: Arc<Snapshot>,
     read: impl FnOnce(&Snapshot) -> Result<T, EngineError> + Send + 'static,
 ) -> Result<T, EngineError> {
@@ -296,6 +300,10 @@ async fn events(
             };
             let wanted = match &*line {
                 StreamItem::Event(event) => event.matches(policy.as_ref(), cidrs),
+                // It has no peer.
+                StreamItem::Experiment(event) => {
+                    cidrs.is_empty() && policy.as_ref().is_none_or(|asked| *asked == event.policy)
+                }
                 StreamItem::Tuned(tuned) => {
                     cidrs.is_empty() && policy.as_ref().is_none_or(|asked| *asked == tuned.policy)
                 }
@@ -627,7 +635,7 @@ async fn probed(
     }
 }
 
-fn respond<T: Serialize>(result: Result<T, EngineError>) -> Response {
+pub(super) fn respond<T: Serialize>(result: Result<T, EngineError>) -> Response {
     match result {
         Ok(value) => Json(value).into_response(),
         Err(e) => error(&e),
@@ -644,7 +652,7 @@ fn error(error: &EngineError) -> Response {
     answer(status, &error.to_string())
 }
 
-fn answer(status: StatusCode, text: &str) -> Response {
+pub(super) fn answer(status: StatusCode, text: &str) -> Response {
     (
         status,
         Json(ErrorAnswer {

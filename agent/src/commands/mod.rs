@@ -17,6 +17,7 @@ mod check;
 mod detach;
 mod discover;
 mod doctor;
+mod experiment;
 mod flags;
 mod generate;
 mod list;
@@ -56,6 +57,7 @@ pub fn dispatch(verb: Verb) -> ExitCode {
         Verb::Predict(args) => return moved("predict", &args.rest),
         Verb::Advise(args) => advise::run(&args),
         Verb::Discover(args) => discover::run(&args),
+        Verb::Experiment(args) => experiment::run(&args),
         Verb::Apply(args) => apply::run(&args),
         Verb::Detach(args) => detach::run(&args),
         Verb::Doctor(args) => doctor::run(&args),

@@ -111,7 +111,13 @@ fn text(status: &StatusAnswer, columns: Option<usize>) -> String {
         .map(|walk| ("open sockets", walked(walk)));
     let absent = ("not possible", lacking(&status.features));
     let tuning = status.tuning.iter().map(|line| ("tuning", line.clone()));
+    let experiments = status.experiments.iter();
+    let experiments = experiments.map(|(policy, experiment)| {
+        let text = &experiment.text;
+        ("experiment", format!("{policy}: {text}"))
+    });
     let more = probe.into_iter().chain(walk).chain(tuning);
+    let more = more.chain(experiments);
     let more = more.chain((!absent.1.is_empty()).then_some(absent));
     let mut text: String = lines
         .into_iter()

@@ -61,6 +61,10 @@ fn text(line: &StreamItem, brief: bool) -> String {
     match line {
         StreamItem::Lost { lost } => format!("({lost} lost: they came faster than they were read)"),
         StreamItem::Event(event) => event_text(event, brief),
+        StreamItem::Experiment(event) => {
+            let at = time(event.at_us, brief);
+            format!("{at} experiment of {}: {}", event.policy, event.experiment)
+        }
         StreamItem::Tuned(tuned) => tuned_text(tuned, brief),
     }
 }
@@ -79,17 +83,22 @@ fn header(brief: bool) -> String {
 
 fn tuned_text(tuned: &TunedEvent, brief: bool) -> String {
     let TunedEvent { policy, transition } = tuned;
-    let at = UNIX_EPOCH + Duration::from_millis(transition.at_ms);
-    let at = humantime::format_rfc3339_micros(at).to_string();
-    let at = if brief { &at[11..23] } else { &at };
+    let at = time(transition.at_ms.saturating_mul(1000), brief);
     format!("{at}  {policy}: {transition}")
 }
 
-fn event_text(event: &EventView, brief: bool) -> String {
-    let at = humantime::format_rfc3339_micros(UNIX_EPOCH + Duration::from_micros(event.at_us));
+fn time(at_us: u64, brief: bool) -> String {
+    let at = humantime::format_rfc3339_micros(UNIX_EPOCH + Duration::from_micros(at_us));
     let at = at.to_string();
-    // The time of day, to a millisecond.
-    let at = if brief { &at[11..23] } else { &at };
+    match brief {
+        // The time of day, to a millisecond.
+        true => at[11..23].to_owned(),
+        false => at,
+    }
+}
+
+fn event_text(event: &EventView, brief: bool) -> String {
+    let at = time(event.at_us, brief);
     let timer = event.timer_us.map_or_else(
         || "-".to_owned(),
         |us| format_duration(Duration::from_micros(us)),
@@ -118,7 +127,7 @@ fn event_text(event: &EventView, brief: bool) -> String {
     columns(
         brief,
         [
-            at,
+            &at,
             &kind,
             &attempt,
             &timer,

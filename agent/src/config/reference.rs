@@ -80,7 +80,7 @@ const AGENT: &[Key] = &[
         name: "persistent_dir",
         values: "absolute path",
         default: "\"/var/lib/rto-agent\"",
-        meaning: "What was [learnt](#values-that-are-learnt), over a reboot",
+        meaning: "What was [learnt](#values-that-are-learnt), and [experiments](experiments.md), over a reboot",
         accepted: &["\"/var/lib/other\""],
         refused: &["\"lib\""],
     },

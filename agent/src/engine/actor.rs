@@ -14,6 +14,7 @@ use super::{
     audit::{Cause, Source},
     desired::{Desired, LoadedConfig},
     detach::Restoring,
+    experiments::RunningExperiments,
     jobs::{Done, comparing::Comparing, events::Events, probing::Probing, walk, walk::Walks},
     memory::{self, Need},
     reconcile::{Persist, Reconciler},
@@ -117,6 +118,7 @@ impl Engine {
         if desired.runtime != saved {
             store.save(&desired.runtime);
         }
+        let (experiments, forgotten) = RunningExperiments::load(agent)?;
         let options = Options {
             cgroup: config.cgroup.clone(),
             pin_dir: agent.pin_dir.clone(),
@@ -126,14 +128,14 @@ impl Engine {
             hz: config.host.hz,
             host_defaults: config.host.defaults(),
         };
-        let (deciding, desired) = Deciding::start(agent, desired);
+        let (deciding, desired) = Deciding::start(agent, experiments, desired);
         let starting = channels.snapshots.borrow().clone();
         let opening = (open, starting.shared.clone());
         let (reconciler, change) = Reconciler::start(opening, options, desired, store)?;
         log_start(&reconciler);
         let cause = Cause::from(Source::Start);
         cause.audit(&change);
-        let warnings: Vec<String> = lost.into_iter().collect();
+        let warnings: Vec<String> = lost.into_iter().chain(forgotten).collect();
         for warning in &warnings {
             warn!("{warning}");
         }
@@ -167,6 +169,7 @@ impl Engine {
             || engine.reconciler.found() == Found::MapsKept
         {
             engine.renew_lease();
+            engine.resume_experiments();
         } else {
             engine.maps_are_new();
         }
@@ -249,6 +252,18 @@ impl Engine {
                 let answer = self.apply(&request, by);
                 self.answer(reply, answer);
             }
+            Message::StartExperiment(policy, request, by, reply) => {
+                let answer = self.start_experiment(policy, &request, by);
+                self.answer(reply, answer);
+            }
+            Message::StopExperiment(policy, by, reply) => {
+                let answer = self.stop_experiment(&policy, by);
+                self.answer(reply, answer);
+            }
+            Message::ClearExperiment(policy, by, reply) => {
+                let answer = self.clear_experiment(&policy, by);
+                self.answer(reply, answer);
+            }
             Message::Probed(verdict, by, reply) => {
                 self.probing.record(verdict, &format!("doctor, {by}"));
                 self.answer(reply, Ok(()));
@@ -313,6 +328,7 @@ impl Engine {
         self.events.policies_changed(reader.as_deref());
         let mut warnings = self.warnings.clone();
         warnings.extend(self.reconciler.store_problem());
+        warnings.extend(self.deciding.experiments.problem().cloned());
         let attachment = match &reader {
             Some(reader) => reader.attachment(),
             None => self.reconciler.detached(),
@@ -342,6 +358,7 @@ impl Engine {
             }),
             walk: self.walks.progress().clone(),
             tuned: self.deciding.tuned.clone(),
+            experiments: self.deciding.experiments.shared(),
             epoch: self.shared.next_epoch(),
             shared: self.shared.clone(),
         };
@@ -526,6 +543,7 @@ impl Engine {
         self.store_tuning();
         self.probing.finish(deadline);
         self.walks.finish(deadline);
+        self.keep_experiments();
         if self.restoring.is_some() || self.reconciler.has_kept_maps() {
             let kept = self.reconciler.leave_maps();
             warn!(

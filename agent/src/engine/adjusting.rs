@@ -14,13 +14,14 @@ use super::{
     Engine, EngineError,
     audit::{Cause, Source},
     desired::Desired,
+    experiments::RunningExperiments,
     reconcile::{Change, Persist},
     tuning_store::TuningStore,
 };
 use crate::{
     config::AgentConfig,
     datapath::{ArmStatistics, DatapathError, KernelReader},
-    policy::{Adjustments, PolicyName, compile::compile_adjusted},
+    policy::{Adjustment, Adjustments, PolicyName, compile::compile_adjusted},
     problem::Problem,
     progress,
     tuning::{Moment, Pace, Told, Tuning},
@@ -56,6 +57,7 @@ impl Tuned {
 pub(super) struct Deciding {
     pub(super) tuning: Tuning,
     pub(super) tuned: Tuned,
+    pub(super) experiments: RunningExperiments,
     store: TuningStore,
     next: Instant,
     /// The lease was renewed.
@@ -70,11 +72,16 @@ pub(super) struct Deciding {
 
 impl Deciding {
     /// Goes on with what an earlier run has learnt of what is desired, and decides.
-    pub(super) fn start(agent: &AgentConfig, desired: Desired) -> (Self, Desired) {
+    pub(super) fn start(
+        agent: &AgentConfig,
+        experiments: RunningExperiments,
+        desired: Desired,
+    ) -> (Self, Desired) {
         let (store, restored) = TuningStore::open(agent);
         let mut deciding = Self {
             tuning: Tuning::default(),
             tuned: Tuned::default(),
+            experiments,
             store,
             next: Instant::now(),
             renewed: None,
@@ -82,7 +89,9 @@ impl Deciding {
             misfits: RefCell::default(),
             is_blind: !agent.statistics,
         };
+        deciding.experiments.follow(&desired.policies());
         if deciding.is_blind {
+            let desired = deciding.adjusted(desired);
             return (deciding, desired);
         }
         let now = deciding.store.now();
@@ -99,6 +108,9 @@ impl Deciding {
     }
 
     fn pace(&self) -> Option<Pace> {
+        if self.experiments.needs_ticks() || self.problem.text().is_some() {
+            return Some(Pace::EachSecond);
+        }
         self.tuning.pace().filter(|_| !self.is_blind)
     }
 
@@ -108,6 +120,7 @@ impl Deciding {
         if !self.is_blind {
             self.tuning.adjust(&next.policies(), &next.host, &mut all);
         }
+        self.experiments.adjust(&next.policies(), &mut all);
         all
     }
 
@@ -128,7 +141,14 @@ impl Deciding {
             if !fits {
                 misfits.push(name.to_string());
             }
-            fits
+            if !fits {
+                // A policy that an experiment has suspended stays so.
+                *adjustment = Adjustment {
+                    control: adjustment.control,
+                    ..Adjustment::default()
+                };
+            }
+            fits || adjustment.control.is_some()
         });
         drop(policies);
         let problem = (!misfits.is_empty()).then(|| {
@@ -188,6 +208,7 @@ impl Engine {
         let Some(reader) = self.snapshots.borrow().reader.clone() else {
             return;
         };
+        self.look_at_experiments();
         let mut problem = None;
         let mut told = Vec::new();
         for name in &due {
@@ -268,10 +289,11 @@ impl Engine {
 
     /// After a change: what is tuned is what the policies in force say.
     pub(super) fn follow_policies(&mut self) {
+        let desired = self.reconciler.desired();
+        self.deciding.experiments.follow(&desired.policies());
         if self.deciding.is_blind {
             return;
         }
-        let desired = self.reconciler.desired();
         self.deciding
             .tuning
             .follow(&desired.policies(), &desired.host);
@@ -281,6 +303,7 @@ impl Engine {
     /// The maps are new: nothing is leased, and counters begin again.
     pub(super) fn maps_are_new(&mut self) {
         self.deciding.tuning.begin_again();
+        self.deciding.experiments.counters_anew();
         self.deciding.renewed = None;
         if self.renew_lease() {
             self.publish();

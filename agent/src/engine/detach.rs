@@ -47,6 +47,7 @@ impl Engine {
 
     fn detach_now(&mut self, by: Caller) -> Result<DetachAnswer, EngineError> {
         self.walks.stop();
+        self.keep_experiments();
         // Its thread loads a program over the very pins that go.
         self.events.end();
         let removed = self.reconciler.detach()?;

@@ -11,6 +11,7 @@ use crate::{
     progress::Progress,
     wire::{
         events::StreamItem,
+        experiments::{ExperimentAnswer, StartRequest},
         tune::{TuneAction, TuneAnswer},
         types::{
             AddRequest, ApplyRequest, Caller, ChangeAnswer, DetachAnswer, DetachRequest,
@@ -34,6 +35,17 @@ pub enum Message {
     Detach(DetachRequest, Caller, Reply<DetachAnswer>),
     /// `rto-agent apply`.
     Apply(ApplyRequest, Caller, Reply<WalkView>),
+    /// `rto-agent experiment start`.
+    StartExperiment(
+        PolicyName,
+        Box<StartRequest>,
+        Caller,
+        Reply<ExperimentAnswer>,
+    ),
+    /// `rto-agent experiment stop`.
+    StopExperiment(PolicyName, Caller, Reply<ExperimentAnswer>),
+    /// `rto-agent experiment clear`.
+    ClearExperiment(PolicyName, Caller, Reply<ExperimentAnswer>),
     /// What `rto-agent doctor` found by its own probe.
     Probed(Verdict, Caller, Reply<()>),
     /// `rto-agent verify`, or somebody has found that the kernel's maps are not as they should be.

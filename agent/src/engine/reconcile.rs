@@ -1,7 +1,12 @@
 //! The one way to the kernel: what is desired is resolved, planned against what the maps hold, written, and undone
 //! where a write fails.
 
-use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Instant};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
+    sync::Arc,
+    time::Instant,
+};
 
 use tracing::{debug, error, info, warn};
 
@@ -10,6 +15,7 @@ use super::{
     audit::Cause,
     changing::SharedKernel,
     desired::{Desired, Resolved},
+    experiments::arms_changed,
     memory::{self, Need},
     snapshot::Shared,
     store::RuntimeStore,
@@ -83,6 +89,8 @@ pub(super) struct Reconciler {
     /// Maps without a program were left, see [`Reconciler::leave_maps`].
     kept: bool,
     store: RuntimeStore,
+    /// Policies whose arms the kernel drew in another way until the start.
+    arms_changed: BTreeSet<PolicyName>,
 }
 
 impl Reconciler {
@@ -114,6 +122,7 @@ impl Reconciler {
             renewed: false,
             kept: false,
             store,
+            arms_changed: arms_changed(&held, &resolved.maps),
         };
         let change = reconciler.write(&held, &resolved)?;
         reconciler.attach()?;
@@ -482,6 +491,10 @@ impl Reconciler {
 
     pub(super) fn reader(&self) -> Option<Arc<dyn KernelReader>> {
         self.kernel.as_ref().map(|kernel| kernel.reader())
+    }
+
+    pub(super) const fn arms_changed_at_start(&self) -> &BTreeSet<PolicyName> {
+        &self.arms_changed
     }
 
     pub(super) fn store_problem(&self) -> Option<String> {

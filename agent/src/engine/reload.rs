@@ -146,6 +146,7 @@ impl Engine {
                 summary, unsaved, ..
             }) => {
                 notes.extend(unsaved);
+                notes.extend(self.deciding.experiments.take_notes());
                 Ok(ChangeAnswer {
                     changed: summary,
                     notes,

@@ -263,7 +263,7 @@ fn policy_for(
     }
 }
 
-fn unknown_policy(desired: &Desired, name: &PolicyName) -> String {
+pub(super) fn unknown_policy(desired: &Desired, name: &PolicyName) -> String {
     let policies = desired.files.config.set.policies.keys();
     let known: Vec<&str> = policies.map(PolicyName::as_str).collect();
     if known.is_empty() {

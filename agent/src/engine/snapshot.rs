@@ -12,6 +12,7 @@ use super::{
     EngineConfig, EngineError,
     adjusting::Tuned,
     desired::{Desired, LoadedConfig, Resolved},
+    experiments::SharedExperiments,
     jobs::walk::WalkProgress,
     runtime::{RuntimeEntries, boottime_ms},
 };
@@ -21,6 +22,7 @@ use crate::{
     kernel::features::Feature,
     policy::{Cidr, EntryRef, HostFacts, PolicySet, plan::MapState},
     wire::{
+        experiments::ExperimentsAnswer,
         stats::{Arm, StatsAnswer},
         tune::TuneAnswer,
         types::{
@@ -42,6 +44,7 @@ pub struct Snapshot {
     pub(super) reader: Option<Arc<dyn KernelReader>>,
     pub(super) health: Arc<Health>,
     pub(super) walk: WalkProgress,
+    pub(super) experiments: SharedExperiments,
     pub(super) tuned: Tuned,
     /// The kernel is what this snapshot says for as long as [`Shared::epoch`] is this.
     pub(super) epoch: u64,
@@ -155,6 +158,7 @@ impl Snapshot {
                 programs: Vec::new(),
             }),
             walk: WalkProgress::default(),
+            experiments: SharedExperiments::default(),
             tuned: Tuned::default(),
             epoch: 0,
             shared: Arc::default(),
@@ -230,6 +234,12 @@ impl Snapshot {
     #[must_use]
     pub fn walk(&self) -> Arc<WalkView> {
         self.walk.get()
+    }
+
+    /// Experiments, and what they say now.
+    #[must_use]
+    pub fn experiments(&self) -> ExperimentsAnswer {
+        self.experiments.answer()
     }
 
     /// What is learnt and guarded.

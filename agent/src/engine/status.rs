@@ -69,6 +69,7 @@ impl Snapshot {
             entries_of: self.entries_of(),
             max_entries: health.max_entries,
             policies,
+            experiments: self.experiments.summaries(),
             last_reload: health.last_reload.clone(),
             features: self.about.features.clone(),
             probe: health.probe.clone(),
@@ -126,6 +127,7 @@ impl Snapshot {
                 )
             }));
         }
+        warnings.extend(self.experiments.warnings());
         if let Some(ProbeView {
             verdict: verdict @ Verdict::Interference { .. },
             ..
@@ -181,7 +183,15 @@ impl Snapshot {
         statistics: &BTreeMap<PolicyName, ArmStatistics>,
     ) -> StatsAnswer {
         let resolved = self.resolved.as_ref();
-        let holdout = |name| resolved?.set.policies.get(name)?.settings.control_share();
+        let holdout = |name| {
+            let resolved = resolved?;
+            let adjustment = resolved.desired.adjustments.get(name);
+            match adjustment.and_then(|adjustment| adjustment.control) {
+                // Of an experiment, in place of its own.
+                Some(control) => Some(control.share),
+                None => resolved.set.policies.get(name)?.settings.control_share(),
+            }
+        };
         let policies = statistics.iter();
         StatsAnswer {
             at_ms: now_ms(),

@@ -37,6 +37,35 @@ impl Share {
         Self(parts as u64)
     }
 
+    /// All.
+    pub const ALL: Self = Self(WHOLE);
+
+    /// The share that is so much of one, 0 to 1, rounded to a part.
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        clippy::cast_precision_loss,
+        reason = "0 to 2^32, which a double has exactly"
+    )]
+    pub fn of_ratio(ratio: f64) -> Self {
+        Self((ratio.clamp(0.0, 1.0) * WHOLE as f64).round() as u64)
+    }
+
+    /// So much of one, 0 to 1.
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "2^32 at most, which a double has exactly"
+    )]
+    pub fn ratio(self) -> f64 {
+        self.0 as f64 / WHOLE as f64
+    }
+
+    /// The rest.
+    #[must_use]
+    pub const fn complement(self) -> Self {
+        Self(WHOLE - self.0)
+    }
+
     /// The number that this share of all 32-bit numbers is below; one less where that is all of them.
     pub fn below(self) -> u32 {
         u32::try_from(self.0).unwrap_or(u32::MAX)
@@ -169,6 +198,12 @@ mod tests {
         assert_eq!(below("25%"), 1 << 30);
         assert_eq!(below("100%"), u32::MAX);
         assert_eq!(Share::HALF.to_string(), "50%");
+        assert_eq!(Share::ALL.complement(), Share::ZERO);
+        for text in ["0%", "5%", "95%", "33.333333%", "100%"] {
+            let share: Share = text.parse().unwrap();
+            assert_eq!(Share::of_ratio(share.ratio()), share, "{text}");
+            assert_eq!(share.complement().complement(), share, "{text}");
+        }
     }
 
     proptest::proptest! {

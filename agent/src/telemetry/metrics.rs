@@ -17,6 +17,7 @@ use crate::{
     kernel::{bpf::Runs, features::Presence, interference::Verdict},
     policy::{MAX_ENTRIES_LIMIT, PolicyName, differences::Difference},
     wire::{
+        experiments::State,
         histogram::HistogramView,
         stats::{ArmStats, COUNTERS, Counter, DirectionStats, Scope, StatsAnswer},
         tune::TuneAnswer,
@@ -167,6 +168,7 @@ fn families(status: &StatusAnswer, stats: &StatsAnswer, runs: Option<Runs>) -> V
     if stats.on {
         all.extend(policies(stats));
     }
+    all.extend(experiments(status));
     if let Some(runs) = runs {
         all.push(Family {
             name: "program_runs",
@@ -361,6 +363,47 @@ fn health(status: &StatusAnswer) -> Vec<Family> {
         ));
     }
     all
+}
+
+/// Experiments that run, and the last one of each policy.
+fn experiments(status: &StatusAnswer) -> Vec<Family> {
+    if status.experiments.is_empty() {
+        return Vec::new();
+    }
+    let of = |policy: &PolicyName| ("policy", policy.to_string());
+    let all = || status.experiments.iter();
+    let states = all().flat_map(|(policy, experiment)| {
+        State::ALL.into_iter().map(move |state| {
+            let labels = vec![of(policy), ("state", state.name().to_owned())];
+            (labels, f64::from(u8::from(state == experiment.state)))
+        })
+    });
+    let e_values = all().flat_map(|(policy, experiment)| {
+        let values = experiment.e_values.iter();
+        values.map(move |(outcome, e)| (vec![of(policy), ("outcome", outcome.clone())], *e))
+    });
+    let shares = all().map(|(policy, experiment)| (vec![of(policy)], experiment.share));
+    vec![
+        Family {
+            name: "experiment_state",
+            help: "How the experiment of a policy stands: 1 for its state",
+            unit: None,
+            samples: Samples::Gauge(states.collect()),
+        },
+        Family {
+            name: "experiment_share",
+            help: "The share of a policy's connections, or peers, that its experiment treats, 0 to 1",
+            unit: None,
+            samples: Samples::Gauge(shares.collect()),
+        },
+        Family {
+            name: "experiment_e_value",
+            help: "Evidence of an experiment: a gain is proven from 20 on, harm from 400 on, and its arms are invalid \
+                   from a mismatch of 1000 on",
+            unit: None,
+            samples: Samples::Gauge(e_values.collect()),
+        },
+    ]
 }
 
 /// Directions of handshakes: those of sockets that were open before are not known.

@@ -23,6 +23,8 @@ use crate::{
 pub enum StreamItem {
     /// A retransmission.
     Event(EventView),
+    /// Something about an experiment.
+    Experiment(ExperimentEvent),
     /// Retransmissions of which nothing more is known: there was no room for them.
     Lost {
         /// How many.
@@ -40,6 +42,18 @@ pub struct TunedEvent {
     pub policy: PolicyName,
     /// What happened, and what it rests on.
     pub transition: TransitionView,
+}
+
+/// What happened to an experiment.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct ExperimentEvent {
+    /// When, Unix microseconds.
+    pub at_us: u64,
+    /// Its policy.
+    pub policy: PolicyName,
+    /// What happened, in a sentence.
+    pub experiment: String,
 }
 
 /// A retransmission.

@@ -3,6 +3,7 @@
 pub mod bounded;
 pub mod discover;
 pub mod events;
+pub mod experiments;
 pub mod histogram;
 #[cfg(test)]
 mod schema;

@@ -12,6 +12,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
+use super::experiments::ExperimentSummary;
 pub use super::stats::CountersView;
 use crate::{
     datapath::{Attachment, Found, Removed},
@@ -294,6 +295,9 @@ pub struct StatusAnswer {
     pub max_entries: u32,
     /// Policies in force and what they did.
     pub policies: BTreeMap<PolicyName, CountersView>,
+    /// Experiments that run, and the last one of each policy until it is cleared.
+    #[serde(default)]
+    pub experiments: BTreeMap<PolicyName, ExperimentSummary>,
     /// How the last reading of the files went.
     pub last_reload: ReloadView,
     /// sock_ops programs of others between the hierarchy's root and the attached cgroup.

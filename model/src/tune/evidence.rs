@@ -173,6 +173,18 @@ impl Evidence {
         self.counted.top()
     }
 
+    /// The ratio of rates at which the counts are most likely; `None` while the control arm has had nothing bad.
+    pub fn likeliest_ratio(&self) -> Option<f64> {
+        let (treated, control) = self.totals();
+        (control > 0.0).then(|| {
+            if treated > 0.0 {
+                self.likeliest().exp()
+            } else {
+                0.0
+            }
+        })
+    }
+
     /// The log likelihood of the counts at `at + offset`, relative to that at `at`, as a function of the offset.
     pub(super) fn likelihood_around(&self, at: f64) -> impl Fn(f64) -> f64 {
         let around = self.counted.around(at);

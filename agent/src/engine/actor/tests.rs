@@ -17,6 +17,7 @@ use crate::{
 };
 
 mod discover;
+mod experiments;
 mod holdout;
 mod stopping;
 mod tuning;

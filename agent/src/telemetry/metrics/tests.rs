@@ -107,3 +107,32 @@ fn without_a_control_arm_nothing_is_said_of_arms() {
         "{lines:?}"
     );
 }
+
+#[test]
+fn experiments_are_told_by_state_share_and_e_value() {
+    let mut status = status();
+    let e_values = [("gain".to_owned(), 21.5), ("harm-failed".to_owned(), 0.5)];
+    let summary = crate::wire::experiments::ExperimentSummary {
+        state: State::Running,
+        text: String::new(),
+        share: 0.05,
+        e_values: e_values.into(),
+    };
+    status.experiments.insert(near(), summary);
+    let text = render(
+        &status,
+        &StatsAnswer::default(),
+        &TuneAnswer::default(),
+        None,
+    )
+    .unwrap();
+    for line in [
+        "rto_agent_experiment_state{policy=\"near\",state=\"running\"} 1.0",
+        "rto_agent_experiment_state{policy=\"near\",state=\"harm\"} 0.0",
+        "rto_agent_experiment_share{policy=\"near\"} 0.05",
+        "rto_agent_experiment_e_value{policy=\"near\",outcome=\"gain\"} 21.5",
+        "rto_agent_experiment_e_value{policy=\"near\",outcome=\"harm-failed\"} 0.5",
+    ] {
+        assert!(text.lines().any(|found| found == line), "{line}\n{text}");
+    }
+}

@@ -112,6 +112,8 @@ pub struct Assessment {
     pub mismatch_ln_e: f64,
     /// The ratio of the shares that had [`PRIMARY`], treatment to control, at 95 %.
     pub ratio: Interval,
+    /// The likeliest one; `None` while the control arm has had none.
+    pub likeliest_ratio: Option<f64>,
     /// How the control arm has changed with the share.
     pub spill_over: SpillOver,
 }
@@ -163,6 +165,16 @@ impl Experiment {
     /// When it began, seconds.
     pub const fn started_s(&self) -> u64 {
         self.started_s
+    }
+
+    /// When the present share was set, seconds.
+    pub const fn raised_s(&self) -> u64 {
+        self.raised_s
+    }
+
+    /// Which share of the ramp is the present one, from 0.
+    pub fn step(&self) -> usize {
+        self.steps.len().saturating_sub(1)
     }
 
     /// How it ended; `None` while it runs.
@@ -255,6 +267,11 @@ impl Experiment {
         }
     }
 
+    /// The first outcome by which harm is suspected: it holds the ramp and the conclusion of a gain.
+    pub fn suspected_harm(&self) -> Option<Outcome> {
+        self.harm(SUSPECTED_HARM)
+    }
+
     /// What the counts say now.
     pub fn assess(&self) -> Assessment {
         let harm = |outcome| (outcome, self.harm_by(outcome).ln_e(Direction::Harm));
@@ -264,6 +281,7 @@ impl Experiment {
             harm_ln_e: Outcome::ALL.into_iter().map(harm).collect(),
             mismatch_ln_e: self.mismatch().ln_e(Direction::Either),
             ratio: Interval::of(&gain, 0.95),
+            likeliest_ratio: gain.likeliest_ratio(),
             spill_over: self.spill_over(),
         }
     }
@@ -299,7 +317,8 @@ impl Experiment {
         present.map_or(0.0, |share| share.get())
     }
 
-    fn step_attempts(&self) -> u64 {
+    /// Treated attempts at the present share; [`STEP_ATTEMPTS`] complete a step.
+    pub fn step_attempts(&self) -> u64 {
         let present = self.steps.last();
         present.map_or(0, |step| (step.settling + step.settled).treated.attempts)
     }

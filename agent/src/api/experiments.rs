@@ -1,0 +1,69 @@
+//! `/v1/experiments`.
+
+use axum::{
+    Extension, Json,
+    extract::{Path, State, rejection::JsonRejection},
+    http::StatusCode,
+    response::Response,
+};
+
+use super::server::{answer, read, respond};
+use crate::{
+    engine::{Handle, Message},
+    policy::PolicyName,
+    wire::{experiments::StartRequest, types::Caller},
+};
+
+pub(super) async fn show(State(engine): State<Handle>) -> Response {
+    let experiments = read(engine.snapshot(), |snapshot| Ok(snapshot.experiments()));
+    respond(experiments.await)
+}
+
+pub(super) async fn start(
+    State(engine): State<Handle>,
+    Extension(caller): Extension<Caller>,
+    Path(policy): Path<String>,
+    body: Result<Json<StartRequest>, JsonRejection>,
+) -> Response {
+    let policy = match policy.parse::<PolicyName>() {
+        Ok(policy) => policy,
+        Err(e) => return answer(StatusCode::BAD_REQUEST, &e.to_string()),
+    };
+    match body {
+        Ok(Json(request)) => {
+            let request = Box::new(request);
+            let asked =
+                engine.call(|reply| Message::StartExperiment(policy, request, caller, reply));
+            respond(asked.await)
+        }
+        Err(e) => answer(e.status(), &e.body_text()),
+    }
+}
+
+pub(super) async fn stop(
+    State(engine): State<Handle>,
+    Extension(caller): Extension<Caller>,
+    Path(policy): Path<String>,
+) -> Response {
+    match policy.parse::<PolicyName>() {
+        Ok(policy) => {
+            let asked = engine.call(|reply| Message::StopExperiment(policy, caller, reply));
+            respond(asked.await)
+        }
+        Err(e) => answer(StatusCode::BAD_REQUEST, &e.to_string()),
+    }
+}
+
+pub(super) async fn clear(
+    State(engine): State<Handle>,
+    Extension(caller): Extension<Caller>,
+    Path(policy): Path<String>,
+) -> Response {
+    match policy.parse::<PolicyName>() {
+        Ok(policy) => {
+            let asked = engine.call(|reply| Message::ClearExperiment(policy, caller, reply));
+            respond(asked.await)
+        }
+        Err(e) => answer(StatusCode::BAD_REQUEST, &e.to_string()),
+    }
+}

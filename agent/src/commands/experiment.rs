@@ -1,0 +1,133 @@
+//! `rto-agent experiment`.
+
+use std::{fs, path::Path, process::ExitCode};
+
+use anyhow::{Context as _, bail, ensure};
+use rto_model::tune::experiment::{Arms, Experiment as Counted};
+
+mod text;
+
+use super::print;
+use crate::{
+    api::client::Client,
+    cli::{Experiment, ExperimentVerb, OfPolicy, ShowExperiment, StartExperiment},
+    experiment::merged,
+    policy::PolicyName,
+    wire::experiments::{
+        Evidence, ExperimentAnswer, ExperimentView, ExperimentsAnswer, StartRequest,
+    },
+};
+
+pub(super) fn run(args: &Experiment) -> anyhow::Result<ExitCode> {
+    let client = Client::new(&args.socket);
+    match &args.verb {
+        ExperimentVerb::Start(start) => tell(&begin(&client, start)?, &start.policy, args.json)?,
+        ExperimentVerb::Stop(OfPolicy { policy }) => {
+            let answer = client.post(&format!("/v1/experiments/{policy}/stop"), &())?;
+            tell(&answer, policy, args.json)?;
+        }
+        ExperimentVerb::Clear(OfPolicy { policy }) => {
+            let answer = client.post(&format!("/v1/experiments/{policy}/clear"), &())?;
+            tell(&answer, policy, args.json)?;
+        }
+        ExperimentVerb::Show(show) => {
+            let answer = if show.merge.is_empty() {
+                shown(client.get("/v1/experiments")?, show)?
+            } else {
+                merge(show)?
+            };
+            print(args.json, &answer, || text::all(&answer))?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn begin(client: &Client, start: &StartExperiment) -> anyhow::Result<ExperimentAnswer> {
+    let request = StartRequest {
+        ramp: start.ramp.clone(),
+        duration: Some(start.duration.clone()),
+        unit: start.unit,
+        promote: start.promote,
+        name: start.name.clone(),
+    };
+    let path = format!("/v1/experiments/{}", start.policy);
+    Ok(client.post(&path, &request)?)
+}
+
+fn tell(answer: &ExperimentAnswer, policy: &PolicyName, json: bool) -> anyhow::Result<()> {
+    print(json, answer, || text::answer(answer, policy))
+}
+
+fn shown(
+    mut answer: ExperimentsAnswer,
+    show: &ShowExperiment,
+) -> anyhow::Result<ExperimentsAnswer> {
+    if let Some(policy) = &show.policy {
+        answer.experiments.retain(|name, _| name == policy);
+        ensure!(
+            !answer.experiments.is_empty(),
+            "there is no experiment of {policy}; rto-agent experiment start {policy} begins one"
+        );
+    }
+    Ok(answer)
+}
+
+/// Those of several hosts as one.
+fn merge(show: &ShowExperiment) -> anyhow::Result<ExperimentsAnswer> {
+    let mut all = Vec::new();
+    let mut at_s = 0;
+    for path in &show.merge {
+        let answer = read(path).with_context(|| path.display().to_string())?;
+        at_s = at_s.max(answer.at_s);
+        let view = one(answer, show.policy.as_ref());
+        all.push(view.with_context(|| path.display().to_string())?);
+    }
+    let counted: Vec<Counted> = all
+        .iter()
+        .map(|(_, view)| view.evidence.experiment.clone())
+        .collect();
+    let experiment = Counted::merge(&counted)?;
+    let unjudged = all.iter().map(|(_, view)| view.evidence.unjudged);
+    let evidence = Evidence {
+        experiment,
+        unjudged: unjudged.fold(Arms::default(), |sum, unjudged| sum + unjudged),
+        judges_ends: all.iter().all(|(_, view)| view.evidence.judges_ends),
+    };
+    let policy = all.into_iter().next().map(|(policy, _)| policy);
+    let policy = policy.context("there is nothing to merge")?;
+    Ok(ExperimentsAnswer {
+        at_s,
+        experiments: [(policy, merged(evidence))].into(),
+    })
+}
+
+fn read(path: &Path) -> anyhow::Result<ExperimentsAnswer> {
+    let text = fs::read_to_string(path)?;
+    serde_json::from_str(&text).context("this is not what rto-agent experiment show --json prints")
+}
+
+/// The experiment of a file that is meant.
+fn one(
+    answer: ExperimentsAnswer,
+    policy: Option<&PolicyName>,
+) -> anyhow::Result<(PolicyName, ExperimentView)> {
+    let mut all = answer.experiments;
+    let names = all.keys().map(PolicyName::as_str).collect::<Vec<_>>();
+    let names = names.join(", ");
+    if let Some(policy) = policy {
+        let view = all.remove(policy);
+        let view = view.with_context(|| match names.as_str() {
+            "" => "it has no experiment".to_owned(),
+            names => format!("it has no experiment of {policy}, only of {names}"),
+        })?;
+        return Ok((policy.clone(), view));
+    }
+    match all.pop_first() {
+        None => bail!("it has no experiment"),
+        Some(first) if all.is_empty() => Ok(first),
+        Some(_) => bail!("it has experiments of {names}: name the policy"),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,131 @@
+use std::fs;
+
+use rto_model::tune::{
+    evidence,
+    experiment::{Arms, Counts, Design, Increments, Ramp, Unit},
+};
+
+use super::*;
+
+fn evidence(host: &str, policy: &str, unit: Unit) -> Evidence {
+    let share = evidence::Share::try_from(0.5).unwrap();
+    let design = Design {
+        policy: policy.to_owned(),
+        settings: "f00d".to_owned(),
+        identity: "2026-11".to_owned(),
+        seed: host.bytes().map(u32::from).sum(),
+        unit,
+        ramp: Ramp::try_from(vec![share]).unwrap(),
+        duration_s: 86_400,
+        promote: false,
+    };
+    let mut experiment = Counted::start(design, host.to_owned(), 1000).unwrap();
+    let counts = |beyond_500_ms| Counts {
+        attempts: 1000,
+        beyond_500_ms,
+        ..Counts::default()
+    };
+    let counts = Arms {
+        treated: counts(0),
+        control: counts(4),
+    };
+    let increments = Increments {
+        counts,
+        ..Increments::default()
+    };
+    experiment.observe(&increments, 1001);
+    Evidence {
+        experiment,
+        unjudged: Arms::default(),
+        judges_ends: true,
+    }
+}
+
+/// What one host prints.
+fn printed(dir: &Path, host: &str, policies: &[&str]) -> std::path::PathBuf {
+    let all = policies.iter().map(|policy| {
+        let view = merged(evidence(host, policy, Unit::Connection));
+        (policy.parse().unwrap(), view)
+    });
+    let answer = ExperimentsAnswer {
+        at_s: 2000,
+        experiments: all.collect(),
+    };
+    let path = dir.join(format!("{host}.json"));
+    fs::write(&path, serde_json::to_string_pretty(&answer).unwrap()).unwrap();
+    path
+}
+
+fn merging(
+    merge: &[&std::path::PathBuf],
+    policy: Option<&str>,
+) -> anyhow::Result<ExperimentsAnswer> {
+    super::merge(&ShowExperiment {
+        policy: policy.map(|policy| policy.parse().unwrap()),
+        merge: merge.iter().map(|path| (*path).clone()).collect(),
+    })
+}
+
+#[test]
+fn hosts_are_one_experiment() {
+    let dir = tempfile::tempdir().unwrap();
+    let hosts = ["a", "b", "c"].map(|host| printed(dir.path(), host, &["near"]));
+    let [a, b, c] = &hosts;
+    let one = &merging(&[a], None).unwrap().experiments[&"near".parse().unwrap()];
+    assert_eq!(
+        (one.attempts.treated, one.text.as_str()),
+        (1000, "nothing is proven yet")
+    );
+    let answer = merging(&[a, b, c], None).unwrap();
+    let merged = &answer.experiments[&"near".parse().unwrap()];
+    assert_eq!(merged.hosts, ["a", "b", "c"]);
+    assert_eq!(merged.attempts.control, 3000);
+    assert_eq!(merged.text, "gain proven");
+    let text = text::all(&answer);
+    insta::assert_snapshot!(text);
+}
+
+#[test]
+fn what_is_not_one_experiment_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let [a, b] = ["a", "b"].map(|host| printed(dir.path(), host, &["near"]));
+    let both = printed(dir.path(), "c", &["near", "far"]);
+    let other = printed(dir.path(), "d", &["far"]);
+    let refused = |files: &[&std::path::PathBuf], policy| {
+        format!("{:#}", merging(files, policy).unwrap_err())
+    };
+    assert_eq!(refused(&[&a, &b, &a], None), "host a is in it twice");
+    let text = refused(&[&a, &other], None);
+    assert_eq!(
+        text,
+        "experiments with different policies cannot be merged: near and far"
+    );
+    let text = refused(&[&a, &both], None);
+    assert!(
+        text.ends_with("c.json: it has experiments of far, near: name the policy"),
+        "{text}"
+    );
+    assert!(merging(&[&a, &both], Some("near")).is_ok());
+    let text = refused(&[&a, &other], Some("near"));
+    assert!(
+        text.ends_with("d.json: it has no experiment of near, only of far"),
+        "{text}"
+    );
+    let file = dir.path().join("x.json");
+    fs::write(&file, "{}").unwrap();
+    let text = refused(&[&file], None);
+    assert!(
+        text.contains("this is not what rto-agent experiment show --json prints"),
+        "{text}"
+    );
+}
+
+#[test]
+fn peers_are_summed_without_a_verdict() {
+    let view = merged(evidence("a", "near", Unit::Peer));
+    assert_eq!((view.gain_e, view.ratio.is_none()), (None, true));
+    assert_eq!(
+        view.text,
+        "not told: counts are of connections, draws of peers"
+    );
+}

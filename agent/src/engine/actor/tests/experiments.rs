@@ -1,0 +1,319 @@
+//! Experiments from requests to the kernel's arms, over restarts.
+
+use rto_agent_common::Statistics;
+use rto_model::tune::experiment::{Design, Ramp, Unit};
+
+use super::*;
+use crate::{
+    datapath::ArmStatistics,
+    engine::document::Document,
+    experiment::{Experiments, Record, digest},
+    wire::experiments::{ExperimentAnswer, ExperimentView, StartRequest, State, UnitView},
+};
+
+fn near() -> PolicyName {
+    "near".parse().unwrap()
+}
+
+fn start(bed: &Bed, request: StartRequest) -> Result<ExperimentAnswer, EngineError> {
+    let request = Box::new(request);
+    bed.call(|reply| Message::StartExperiment(near(), request, BY, reply))
+}
+
+fn ramp(shares: &[&str]) -> StartRequest {
+    StartRequest {
+        ramp: shares.iter().map(|share| share.parse().unwrap()).collect(),
+        ..StartRequest::default()
+    }
+}
+
+fn refused(bed: &Bed, request: StartRequest) -> String {
+    let error = start(bed, request).unwrap_err();
+    assert!(error.is_refusal(), "{error:?}");
+    error.to_string()
+}
+
+/// The share that the kernel draws into the control arm, percent.
+fn control_percent(bed: &Bed) -> u64 {
+    let state = bed.kernel.state();
+    let below = u64::from(state.maps.policies[&near()].control_below);
+    (below * 100 + (1 << 31)) >> 32
+}
+
+fn arm((connections, slow): (u64, u64)) -> [Statistics; 3] {
+    let mut active = Statistics::default();
+    active.counters.connections = connections;
+    active.counters.slow_handshakes = slow;
+    [active, Statistics::default(), Statistics::default()]
+}
+
+/// What the kernel has counted.
+fn count(bed: &Bed, treated: (u64, u64), control: (u64, u64)) {
+    let counted = ArmStatistics {
+        treated: arm(treated),
+        control: Some(arm(control)),
+    };
+    bed.kernel.state().statistics.insert(near(), counted);
+}
+
+fn shown(bed: &Bed) -> ExperimentView {
+    bed.engine.snapshot().experiments().experiments[&near()].clone()
+}
+
+/// Waits for a look at what was counted.
+fn until(bed: &Bed, what: impl Fn(&ExperimentView) -> bool) -> ExperimentView {
+    let limit = Instant::now() + Duration::from_secs(60);
+    loop {
+        let view = shown(bed);
+        if what(&view) {
+            return view;
+        }
+        assert!(Instant::now() < limit, "{view:?}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn saved(bed: &Bed) -> std::path::PathBuf {
+    bed.dir.path().join("lasting/experiments.json")
+}
+
+#[test]
+fn a_share_is_treated_until_a_gain_is_proven() {
+    let bed = Bed::ready();
+    let answer = start(&bed, ramp(&["50%"])).unwrap();
+    let view = answer.experiment.unwrap();
+    assert_eq!((view.state, view.share), (State::Running, 0.5));
+    assert_eq!(control_percent(&bed), 50);
+    let stats = bed.engine.snapshot().stats().unwrap();
+    let title = stats.policies[&near()].control_title();
+    assert_eq!(title.as_deref(), Some("control (50%)"));
+    let text = refused(&bed, ramp(&["50%"]));
+    assert!(
+        text.contains("an experiment of near runs already"),
+        "{text}"
+    );
+    count(&bed, (5000, 0), (5000, 40));
+    let view = until(&bed, |view| view.gain_proven_s.is_some());
+    assert_eq!(view.attempts.treated, 5000);
+    let status = bed.engine.snapshot().status();
+    let summary = &status.experiments[&near()];
+    assert!(summary.e_values["gain"] >= 20.0);
+    assert!(
+        summary.text.contains("a gain is proven"),
+        "{}",
+        summary.text
+    );
+    let stop = |reply| Message::StopExperiment(near(), BY, reply);
+    let text = bed.call(stop).unwrap().experiment.unwrap().text;
+    assert!(
+        text.starts_with("stopped; none of its connections is treated"),
+        "{text}"
+    );
+    assert_eq!(control_percent(&bed), 100);
+    assert!(
+        bed.call(stop)
+            .unwrap_err()
+            .to_string()
+            .contains("has ended")
+    );
+    bed.call(|reply| Message::ClearExperiment(near(), BY, reply))
+        .unwrap();
+    assert_eq!(control_percent(&bed), 0);
+    assert!(bed.engine.snapshot().experiments().experiments.is_empty());
+    bed.stop();
+}
+
+#[test]
+fn harm_suspends_at_once_and_over_a_restart() {
+    let bed = Bed::ready();
+    start(&bed, ramp(&["50%"])).unwrap();
+    count(&bed, (1000, 200), (1000, 2));
+    until(&bed, |view| view.state == State::Harm);
+    let limit = Instant::now() + Duration::from_secs(60);
+    while control_percent(&bed) != 100 {
+        assert!(Instant::now() < limit);
+        std::thread::yield_now();
+    }
+    let warned = |bed: &Bed| {
+        let warnings = bed.engine.snapshot().status().warnings;
+        warnings
+            .iter()
+            .any(|w| w.contains("experiment harm proven (beyond-500-ms)"))
+    };
+    assert!(warned(&bed));
+    bed.engine.stop();
+    let (kernel, dir) = bed.ended();
+    assert!(!kernel.state().attached);
+    let bed = Bed::restarted(kernel, dir);
+    bed.call(Message::Verify).unwrap();
+    assert_eq!(control_percent(&bed), 100);
+    assert!(warned(&bed));
+    // Nobody has to wait for who asked for it: other settings are in force for all.
+    let path = bed.dir.path().join("config.toml");
+    let text = fs::read_to_string(&path).unwrap();
+    fs::write(&path, text.replace("100ms", "200ms")).unwrap();
+    let answer = bed.call(|reply| Message::Reload(BY, reply)).unwrap();
+    assert_eq!(control_percent(&bed), 0);
+    let told = "the experiment of policy near has ended: the policy's settings changed";
+    assert!(answer.notes.iter().any(|note| note == told), "{answer:?}");
+    assert!(!warned(&bed));
+    assert_eq!(shown(&bed).state, State::Harm);
+    bed.stop();
+}
+
+#[test]
+fn a_reload_that_changes_settings_stops_it() {
+    let bed = Bed::ready();
+    start(&bed, ramp(&["5%", "50%"])).unwrap();
+    assert_eq!(control_percent(&bed), 95);
+    let path = bed.dir.path().join("config.toml");
+    let text = fs::read_to_string(&path).unwrap();
+    let holdout = text.replace("initial_rto", "holdout = \"10%\"\ninitial_rto");
+    fs::write(&path, &holdout).unwrap();
+    bed.call(|reply| Message::Reload(BY, reply)).unwrap();
+    assert_eq!(
+        (control_percent(&bed), shown(&bed).state),
+        (95, State::Running)
+    );
+    fs::write(&path, holdout.replace("100ms", "200ms")).unwrap();
+    bed.call(|reply| Message::Reload(BY, reply)).unwrap();
+    assert_eq!(
+        (control_percent(&bed), shown(&bed).state),
+        (10, State::Stopped)
+    );
+    bed.stop();
+}
+
+#[test]
+fn the_share_rises_in_the_kernel() {
+    let dir = Bed::configured("");
+    let near_settings = crate::engine::desired::tests::desired(NEAR);
+    let near_settings = &near_settings.files.config.set.policies[&near()].settings;
+    let share = |share| rto_model::tune::evidence::Share::try_from(share).unwrap();
+    let design = Design {
+        policy: "near".to_owned(),
+        settings: digest(near_settings),
+        identity: "near".to_owned(),
+        seed: 1,
+        unit: Unit::Connection,
+        ramp: Ramp::try_from(vec![share(0.05), share(0.5)]).unwrap(),
+        duration_s: 86_400,
+        promote: false,
+    };
+    let none = ArmStatistics {
+        treated: arm((0, 0)),
+        control: None,
+    };
+    // Long enough ago for its first step, not for its end.
+    let began_s = now_s() - 40_000;
+    let record = Record::start(design, "a".to_owned(), BY, &none, began_s).unwrap();
+    let mut experiments = Experiments::default();
+    experiments.insert(near(), record);
+    let owner = AgentConfig::default().pin_dir.display().to_string();
+    let lasting = dir.path().join("lasting");
+    Document::new(&lasting, "experiments.json", 1, owner)
+        .save(&experiments)
+        .unwrap();
+    let bed = Bed::restarted(FakeHost::default(), dir);
+    bed.call(Message::Verify).unwrap();
+    assert_eq!(control_percent(&bed), 95);
+    count(&bed, (1000, 0), (19_000, 0));
+    until(&bed, |view| view.step == 2);
+    let limit = Instant::now() + Duration::from_secs(60);
+    while control_percent(&bed) != 50 {
+        assert!(Instant::now() < limit);
+        std::thread::yield_now();
+    }
+    bed.stop();
+}
+
+#[test]
+fn a_kill_between_two_saves_loses_nothing() {
+    let bed = Bed::with("on_exit = \"keep\"\n");
+    start(&bed, ramp(&["50%"])).unwrap();
+    let at_start = fs::read(saved(&bed)).unwrap();
+    count(&bed, (300, 0), (310, 1));
+    until(&bed, |view| view.attempts.treated == 300);
+    let path = saved(&bed);
+    bed.engine.stop();
+    let (kernel, dir) = bed.ended();
+    // As a kill leaves it.
+    fs::write(&path, at_start).unwrap();
+    let bed = Bed::restarted(kernel, dir);
+    bed.call(Message::Verify).unwrap();
+    count(&bed, (320, 0), (330, 1));
+    let view = until(&bed, |view| view.attempts.treated == 320);
+    assert_eq!((view.attempts.control, view.state), (330, State::Running));
+    assert_eq!(view.outcomes[1].count.control, 1);
+    bed.stop();
+}
+
+#[test]
+fn what_cannot_be_compared_is_refused() {
+    let bed = Bed::ready();
+    for (shares, said) in [
+        (&["5%", "5%"][..], "the ramp's shares must rise"),
+        (&["50%", "5%"], "the ramp's shares must rise"),
+        (&["0.5%"], "a share is 1% to 99%, not 0.5%"),
+        (&["5%", "100%"], "a share is 1% to 99%, not 100%"),
+    ] {
+        let text = refused(&bed, ramp(shares));
+        assert!(text.contains(said), "{text}");
+    }
+    let short = StartRequest {
+        duration: Some("20m".to_owned()),
+        ..ramp(&[])
+    };
+    let text = refused(&bed, short);
+    assert!(text.contains("needs 1890 s at least, not 1200 s"), "{text}");
+    let peers = StartRequest {
+        unit: Some(UnitView::Peer),
+        ..ramp(&["5%", "50%"])
+    };
+    let text = refused(&bed, peers);
+    assert!(text.contains("nothing is proven"), "{text}");
+    let unknown = bed
+        .call(|reply| Message::StartExperiment("far".parse().unwrap(), Box::default(), BY, reply));
+    let text = unknown.unwrap_err().to_string();
+    assert!(text.starts_with("unknown policy far"), "{text}");
+    // rto_min outlives a connection.
+    let path = bed.dir.path().join("config.toml");
+    let text = fs::read_to_string(&path).unwrap();
+    fs::write(
+        &path,
+        text.replace("initial_rto", "rto_min = \"20ms\"\ninitial_rto"),
+    )
+    .unwrap();
+    bed.call(|reply| Message::Reload(BY, reply)).unwrap();
+    let connections = StartRequest {
+        unit: Some(UnitView::Connection),
+        ..ramp(&["50%"])
+    };
+    let text = refused(&bed, connections);
+    assert!(text.ends_with("draw peers (--unit peer)"), "{text}");
+    assert_eq!(control_percent(&bed), 0);
+    let view = start(&bed, ramp(&[])).unwrap().experiment.unwrap();
+    assert_eq!((view.unit, view.share), (UnitView::Peer, 0.5));
+    bed.stop();
+    let bed = Bed::with("statistics = false\n");
+    let text = refused(&bed, ramp(&["50%"]));
+    assert!(text.contains("statistics = false"), "{text}");
+    bed.stop();
+}
+
+#[test]
+fn one_that_cannot_be_saved_or_put_in_force_does_not_begin() {
+    let bed = Bed::ready();
+    bed.kernel.fail(1);
+    let error = start(&bed, ramp(&["50%"])).unwrap_err();
+    assert!(matches!(error, EngineError::Undone(_)), "{error:?}");
+    assert!(bed.engine.snapshot().experiments().experiments.is_empty());
+    let lasting = bed.dir.path().join("lasting");
+    fs::remove_dir_all(&lasting).unwrap();
+    fs::write(&lasting, "no directory").unwrap();
+    let error = start(&bed, ramp(&["50%"])).unwrap_err();
+    assert!(matches!(error, EngineError::Unsaved(_)), "{error:?}");
+    assert_eq!(control_percent(&bed), 0);
+    assert!(bed.engine.snapshot().experiments().experiments.is_empty());
+    bed.stop();
+}

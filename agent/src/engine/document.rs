@@ -1,0 +1,203 @@
+//! JSON documents that outlive the boot, in `persistent_dir`: each replaced as a whole, with the version of its form.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use tracing::warn;
+
+use crate::{
+    config::{atomic_file::AtomicFile, regular_file},
+    path_security,
+    problem::Problem,
+};
+
+/// Longest file, bytes.
+const MAX_FILE: u64 = 64 << 20;
+
+/// What is written.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Versioned<T> {
+    format: u32,
+    /// What names this daemon among several.
+    owner: String,
+    content: T,
+}
+
+/// A document's place.
+#[derive(Debug)]
+pub(super) struct Document {
+    dir: PathBuf,
+    name: &'static str,
+    format: u32,
+    owner: String,
+    /// It is another daemon's.
+    is_taken: bool,
+    /// Why it is older than what is in force.
+    problem: Problem,
+}
+
+impl Document {
+    /// `name` in a directory, in this version of its form, of the daemon that `owner` names among several.
+    pub(super) fn new(dir: &Path, name: &'static str, format: u32, owner: String) -> Self {
+        Self {
+            dir: dir.to_owned(),
+            name,
+            format,
+            owner,
+            is_taken: false,
+            problem: Problem::default(),
+        }
+    }
+
+    fn path(&self) -> PathBuf {
+        self.dir.join(self.name)
+    }
+
+    /// What an earlier run has left, and a warning where that is lost: a file that cannot be understood is moved aside,
+    /// and that of another daemon left alone.
+    ///
+    /// # Errors
+    ///
+    /// If there is a file and it cannot be read.
+    pub(super) fn load<T: DeserializeOwned>(&mut self) -> io::Result<(Option<T>, Option<String>)> {
+        let path = self.path();
+        if let Err(e) = AtomicFile::remove_stale(&path) {
+            warn!("a draft of {} cannot be removed: {e}", path.display());
+        }
+        let text = match regular_file::read(&path, MAX_FILE) {
+            Ok(text) => text,
+            // Where there is no directory nothing was ever saved.
+            Err(e)
+                if matches!(
+                    e.kind(),
+                    io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
+                ) =>
+            {
+                return Ok((None, None));
+            }
+            Err(e) if e.kind() == io::ErrorKind::InvalidData => String::new(),
+            Err(e) => return Err(self.named(&e)),
+        };
+        let reason = match serde_json::from_str::<Versioned<T>>(&text) {
+            Ok(file) if file.format == self.format && file.owner != self.owner => {
+                self.is_taken = true;
+                let taken = self.named(&self.taken());
+                return Ok((None, Some(taken.to_string())));
+            }
+            Ok(file) if file.format == self.format => return Ok((Some(file.content), None)),
+            Ok(file) => format!(
+                "has format {}, this version reads {}",
+                file.format, self.format
+            ),
+            Err(e) => format!("cannot be understood: {e}"),
+        };
+        let aside = path.with_extension("json.unreadable");
+        fs::rename(&path, &aside).map_err(|e| self.named(&e))?;
+        let warning = format!(
+            "{} {reason}; it was moved to {}",
+            path.display(),
+            aside.display()
+        );
+        Ok((None, Some(warning)))
+    }
+
+    /// Saves it. Where that fails [`Document::problem`] says so as well, until it is saved.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be written; the file is as before then.
+    pub(super) fn save<T: Serialize>(&mut self, content: &T) -> io::Result<()> {
+        let saved = self.write(content).map_err(|e| self.named(&e));
+        let problem = saved.as_ref().err().map(|e| {
+            format!("{e}; until it is saved a restart goes back to what was saved before")
+        });
+        self.problem.becomes(problem, |text| warn!("{text}"));
+        saved
+    }
+
+    fn write<T: Serialize>(&self, content: &T) -> io::Result<()> {
+        if self.is_taken {
+            return Err(self.taken());
+        }
+        let text = serde_json::to_vec(&Versioned {
+            format: self.format,
+            owner: self.owner.clone(),
+            content,
+        })?;
+        path_security::make_private(&self.dir)?;
+        AtomicFile::write(&self.path(), 0o600, &text)?.commit()
+    }
+
+    /// Why it is older, for people.
+    pub(super) fn problem(&self) -> Option<&String> {
+        self.problem.text()
+    }
+
+    fn taken(&self) -> io::Error {
+        io::Error::other("it is another daemon's: give this one a persistent_dir of its own")
+    }
+
+    fn named(&self, error: &io::Error) -> io::Error {
+        io::Error::new(error.kind(), format!("{}: {error}", self.path().display()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_saved_is_loaded() {
+        let dir = tempfile::tempdir().unwrap();
+        let dir = dir.path().join("made");
+        let mut document = Document::new(&dir, "d.json", 1, "a".to_owned());
+        assert_eq!(document.load::<Vec<u64>>().unwrap(), (None, None));
+        document.save(&[1, 2]).unwrap();
+        assert_eq!(document.load().unwrap(), (Some(vec![1, 2]), None));
+        let mut other = Document::new(&dir, "d.json", 1, "b".to_owned());
+        let (content, warning) = other.load::<Vec<u64>>().unwrap();
+        assert_eq!(content, None);
+        assert!(warning.unwrap().contains("another daemon's"));
+        assert!(other.save(&[3]).is_err());
+        assert_eq!(document.load().unwrap(), (Some(vec![1, 2]), None));
+    }
+
+    #[test]
+    fn what_cannot_be_understood_is_moved_aside() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut document = Document::new(dir.path(), "d.json", 2, "a".to_owned());
+        let path = dir.path().join("d.json");
+        for (text, said) in [
+            (
+                "{\"format\":1,\"owner\":\"a\",\"content\":[]}",
+                "has format 1, this version reads 2",
+            ),
+            ("{\"format\":2,\"own", "cannot be understood"),
+            ("", "cannot be understood"),
+        ] {
+            fs::write(&path, text).unwrap();
+            let (content, warning) = document.load::<Vec<u64>>().unwrap();
+            assert_eq!(content, None);
+            assert!(warning.unwrap().contains(said), "{text}");
+            assert_eq!(document.load::<Vec<u64>>().unwrap(), (None, None));
+        }
+        assert!(dir.path().join("d.json.unreadable").exists());
+    }
+
+    #[test]
+    fn what_is_not_saved_is_a_problem_until_it_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let place = dir.path().join("place");
+        fs::write(&place, "no directory").unwrap();
+        let mut document = Document::new(&place, "d.json", 1, "a".to_owned());
+        assert!(document.save(&0).is_err());
+        assert!(document.problem().unwrap().contains("d.json"));
+        fs::remove_file(&place).unwrap();
+        document.save(&0).unwrap();
+        assert_eq!(document.problem(), None);
+    }
+}
