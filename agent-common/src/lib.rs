@@ -306,8 +306,9 @@ pub struct Counters {
 /// A handshake that took longer counts as slow, microseconds.
 pub const SLOW_HANDSHAKE_US: u32 = 500_000;
 
-/// A connection that is closed sooner counts in no arm as failed, nanoseconds: the kernel's own initial RTO.
-pub const FAILED_NS: u64 = 1_000_000_000;
+/// A connection that is closed sooner counts in no arm as failed, nanoseconds: the kernel's own initial RTO, and what its
+/// timer can be late, as applications close connections after a second, too.
+pub const FAILED_NS: u64 = 1_100_000_000;
 
 /// Everything that is counted for a policy, a direction and a CPU.
 #[repr(C)]

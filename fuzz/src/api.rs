@@ -22,6 +22,7 @@ use rto_agent::{
     config::Config,
     engine::{EngineConfig, EngineError, Handle, Message},
     policy::{Cidr, PolicyName, compile::compile},
+    wire::tune::TuneAnswer,
     wire::types::{
         AddRequest, Caller, ChangeAnswer, DetachAnswer, RemoveRequest, VerifyAnswer, WalkView,
     },
@@ -180,6 +181,13 @@ fn answer_all(messages: &Receiver<Message>) {
             // Lines of which the sender is gone: they end at once.
             Message::Watch(_, reply) => {
                 drop(reply.send(Ok(tokio::sync::broadcast::channel(1).1)));
+            }
+            Message::Tune(_, _, _, reply) => drop(reply.send(Ok(TuneAnswer::default()))),
+            Message::StartExperiment(policy, _, _, reply)
+            | Message::StopExperiment(policy, _, reply)
+            | Message::ClearExperiment(policy, _, reply) => {
+                let nothing = EngineError::Refused(format!("no policy {policy} is in force"));
+                drop(reply.send(Err(nothing)));
             }
             Message::Unwatched
             | Message::Done(_)

@@ -11,6 +11,7 @@ pub mod server;
 mod share;
 pub mod socket;
 pub mod stream;
+mod tune;
 
 /// Largest request body, bytes: [`MAX_CIDRS`](crate::wire::bounded::MAX_CIDRS) of the longest, which take 24 MB.
 pub const MAX_BODY: usize = 32 << 20;

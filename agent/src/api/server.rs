@@ -36,6 +36,7 @@ use super::{
     peer::{Allowed, Peer, peer_of},
     socket::RebindingListener,
     stream::SharedStream,
+    tune,
 };
 use crate::{
     engine::{
@@ -46,7 +47,6 @@ use crate::{
     policy::{Cidr, PolicyName},
     wire::{
         events::StreamItem,
-        tune::{TuneAction, TuneRequest},
         types::{AddRequest, ApplyRequest, Caller, DetachRequest, ErrorAnswer, RemoveRequest},
     },
 };
@@ -109,10 +109,10 @@ fn router(engine: Handle, allowed: Allowed) -> Router {
         .route("/v1/experiments/{policy}", post(experiments::start))
         .route("/v1/experiments/{policy}/stop", post(experiments::stop))
         .route("/v1/experiments/{policy}/clear", post(experiments::clear))
-        .route("/v1/tune", get(tune))
-        .route("/v1/tune/freeze", post(freeze))
-        .route("/v1/tune/resume", post(resume))
-        .route("/v1/tune/reset", post(reset))
+        .route("/v1/tune", get(tune::show))
+        .route("/v1/tune/freeze", post(tune::freeze))
+        .route("/v1/tune/resume", post(tune::resume))
+        .route("/v1/tune/reset", post(tune::reset))
         .route("/v1/apply", get(walk).post(apply))
         .route("/v1/probe", post(probed))
         .fallback(|| async {
@@ -548,77 +548,6 @@ async fn apply(
     }
 }
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct TuneQuery {
-    #[serde(default)]
-    policy: Option<String>,
-}
-
-async fn tune(
-    State(engine): State<Handle>,
-    query: Result<Query<TuneQuery>, QueryRejection>,
-) -> Response {
-    let policy = match query {
-        Ok(Query(query)) => query.policy,
-        Err(e) => return answer(e.status(), &e.body_text()),
-    };
-    let tuned = match engine.started().await {
-        Ok(snapshot) => snapshot.tune(),
-        Err(e) => return error(&e),
-    };
-    match policy.as_deref().map(str::parse::<PolicyName>) {
-        None => Json(&*tuned).into_response(),
-        Some(Ok(policy)) => {
-            let only = tuned.only(&policy);
-            match only.policies.is_empty() {
-                false => Json(only).into_response(),
-                true => answer(
-                    StatusCode::UNPROCESSABLE_ENTITY,
-                    &format!("policy {policy}: nothing of it is learnt or guarded"),
-                ),
-            }
-        }
-        Some(Err(e)) => answer(StatusCode::BAD_REQUEST, &e.to_string()),
-    }
-}
-
-type TuneBody = Result<Json<TuneRequest>, JsonRejection>;
-
-async fn tuning(engine: Handle, caller: Caller, action: TuneAction, body: TuneBody) -> Response {
-    match body {
-        Ok(Json(TuneRequest { policy })) => {
-            let asked = engine.call(|reply| Message::Tune(action, policy, caller, reply));
-            respond(asked.await)
-        }
-        Err(e) => answer(e.status(), &e.body_text()),
-    }
-}
-
-async fn freeze(
-    State(engine): State<Handle>,
-    Extension(caller): Extension<Caller>,
-    body: TuneBody,
-) -> Response {
-    tuning(engine, caller, TuneAction::Freeze, body).await
-}
-
-async fn resume(
-    State(engine): State<Handle>,
-    Extension(caller): Extension<Caller>,
-    body: TuneBody,
-) -> Response {
-    tuning(engine, caller, TuneAction::Resume, body).await
-}
-
-async fn reset(
-    State(engine): State<Handle>,
-    Extension(caller): Extension<Caller>,
-    body: TuneBody,
-) -> Response {
-    tuning(engine, caller, TuneAction::Reset, body).await
-}
-
 /// A verdict is shown to everybody as a fact: only root may state one.
 async fn probed(
     State(engine): State<Handle>,
@@ -642,7 +571,7 @@ pub(super) fn respond<T: Serialize>(result: Result<T, EngineError>) -> Response 
     }
 }
 
-fn error(error: &EngineError) -> Response {
+pub(super) fn error(error: &EngineError) -> Response {
     let status = match error {
         error if error.is_interrupted() => StatusCode::SERVICE_UNAVAILABLE,
         EngineError::Stopping => StatusCode::SERVICE_UNAVAILABLE,
