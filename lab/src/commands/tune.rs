@@ -28,6 +28,8 @@ pub struct Tune {
 const SECONDS: u32 = 9_000;
 /// Of the steps, connections a second.
 const RATES: [f64; 4] = [1.0, 20.0, 50.0, 500.0];
+/// The largest server near its capacity, SYNs a second.
+const SERVER_PER_S: f64 = 10_000.0;
 
 pub(super) fn run(args: &Tune) -> anyhow::Result<()> {
     let quick = args.common.quick;
@@ -37,6 +39,7 @@ pub(super) fn run(args: &Tune) -> anyhow::Result<()> {
         seconds: SECONDS,
         hours: if quick { 6 } else { 12 },
         rates: &RATES,
+        server_per_s: SERVER_PER_S,
         seed: args.common.seed,
     };
     study(&args.common, || {

@@ -24,7 +24,9 @@ impl Budget {
     pub const LARGEST_CAPACITY: u32 = 1 << 28;
     /// The capacity is that of so many seconds of connections, or more.
     pub const SECONDS: u32 = 4;
-    const COPY: u32 = 5;
+    /// Established connections that pay for a copy.
+    pub const CONNECTIONS: u32 = 5;
+    const COPY: u32 = Self::CONNECTIONS;
     const CONNECTION: u32 = 1;
 
     /// The capacity for this many connections a second at the peak, copies: a power of two, as each change of it is

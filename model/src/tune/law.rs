@@ -133,13 +133,14 @@ fn fast_us(recent: &Distribution) -> Option<u64> {
     Some(exceeded.saturating_mul(3) / 2)
 }
 
-/// After an alarm: twice what one in fifty of the last connections exceeds, or, with too few of them, the largest. The
-/// hours before are no evidence then, so that the last connections get the headroom that these have.
+/// After an alarm: three times what one in fifty of the last connections exceeds, or, with too few of them, the largest.
+/// The hours before are no evidence then, and of the last connections most began before: as few are left as in the
+/// beginning, and get the same headroom. With twice, the next minute raises it again.
 #[must_use]
 pub fn after_alarm_us(history: &History) -> Option<u64> {
     let recent = history.recent();
     let exceeded = bounded_quantile_us(recent, RECENT_SHARE).or_else(|| recent.largest_us())?;
-    Some(exceeded.saturating_mul(2))
+    Some(exceeded.saturating_mul(3))
 }
 
 #[cfg(test)]
@@ -196,9 +197,9 @@ mod tests {
         let want = Want::of(&history(&[&before, &more]), &SETTINGS).unwrap();
         assert_eq!((want.slow_us, want.fast_us), (20_000, Some(150_000)));
         assert_eq!(want.jiffies, 38);
-        assert_eq!(after_alarm_us(&history(&[&before, &more])), Some(200_000));
+        assert_eq!(after_alarm_us(&history(&[&before, &more])), Some(300_000));
         // Too few to say what one in fifty exceeds.
-        assert_eq!(after_alarm_us(&history(&[&[(70_000, 4)]])), Some(140_000));
+        assert_eq!(after_alarm_us(&history(&[&[(70_000, 4)]])), Some(210_000));
         assert_eq!(after_alarm_us(&History::default()), None);
     }
 

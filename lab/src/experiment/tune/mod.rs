@@ -34,6 +34,8 @@ pub struct Options {
     pub hours: u32,
     /// Of the steps, connections a second.
     pub rates: &'static [f64],
+    /// Of servers near their capacity, the largest, SYNs a second.
+    pub server_per_s: f64,
     /// Of all that is left to chance.
     pub seed: u64,
 }
@@ -65,6 +67,27 @@ pub struct Braked {
     pub budget: Sums,
 }
 
+/// A server near its capacity, with each kind of timers.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Saturated {
+    /// Its capacity, SYNs a second.
+    pub per_s: f64,
+    /// How long it stalls, seconds.
+    pub stall_s: f64,
+    /// Attempts a second, of its capacity.
+    pub load: f64,
+    /// The kernel's own timers.
+    pub kernel: Sums,
+    /// 24 ms.
+    pub fixed: Sums,
+    /// The same with a budget.
+    pub budget: Sums,
+    /// With one that 2 connections pay a copy of.
+    pub half: Sums,
+    /// With one that 10 do.
+    pub tenth: Sums,
+}
+
 /// Everything that was simulated.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Results {
@@ -84,6 +107,8 @@ pub struct Results {
     pub orphans: Vec<Step>,
     /// What the budget does.
     pub braked: Vec<Braked>,
+    /// What it does to servers near their capacity.
+    pub saturated: Vec<Saturated>,
 }
 
 /// Simulates all of it.
@@ -137,7 +162,49 @@ pub fn simulate(options: &Options) -> Results {
         fixed_steps: steps(|| fixed(24), true),
         orphans: steps(auto, false),
         braked: braked(seed),
+        saturated: saturated(options.server_per_s, seed),
     }
+}
+
+/// For how long, seconds.
+const SATURATED_S: f64 = 60.0;
+/// Servers near their capacity, SYNs a second, and how long they stall, seconds: one that answers a short queue well
+/// within the timer, one that does not always, and one whose queue takes longer than the timer without a stall.
+const SERVERS: [(f64, f64); 3] = [(10_000.0, 0.3), (1_000.0, 0.3), (100.0, 0.0)];
+
+/// What the budget does to servers of at most so many SYNs a second, at 80 and 90 % of it.
+#[must_use]
+pub fn saturated(most_per_s: f64, seed: u64) -> Vec<Saturated> {
+    let one = |per_s: f64, stall_s: f64, load: f64| {
+        let trouble = Trouble::Limit {
+            per_s,
+            queue: 0.4 * per_s,
+            stall_s,
+        };
+        let run = |timers| overload::run(trouble, timers, load * per_s, SATURATED_S, seed);
+        let priced = |connections| {
+            run(Timers::Priced {
+                jiffies: SHORT,
+                connections,
+            })
+        };
+        Saturated {
+            per_s,
+            stall_s,
+            load,
+            kernel: run(Timers::Kernel),
+            fixed: run(Timers::Fixed(SHORT)),
+            budget: run(Timers::Budgeted(SHORT)),
+            half: priced(2),
+            tenth: priced(10),
+        }
+    };
+    let servers = SERVERS.iter().filter(|(per_s, _)| *per_s <= most_per_s);
+    let work: Vec<_> = servers
+        .flat_map(|(per_s, stall_s)| [0.8, 0.9].map(|load| move || one(*per_s, *stall_s, load)))
+        .collect();
+    let work: Vec<&(dyn Fn() -> Saturated + Sync)> = work.iter().map(|one| one as _).collect();
+    in_parallel(&work)
 }
 
 /// What the budget does in a short overload and a longer one, a short blackout and a long one.
@@ -155,6 +222,7 @@ pub fn braked(seed: u64) -> Vec<Braked> {
     let limit = Trouble::Limit {
         per_s: 100.0,
         queue: 40.0,
+        stall_s: 0.0,
     };
     let blackout = |seconds: f64| Trouble::Blackout {
         from_s: 10.0,

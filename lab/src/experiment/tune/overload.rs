@@ -9,6 +9,8 @@ use super::{agenda::Agenda, handshake::Schedule, host::HZ, path::exponential};
 const LATE_US: f64 = 500_000.0;
 /// Of the path, microseconds.
 const RTT_US: f64 = 10_000.0;
+/// When a stall begins, microseconds.
+const STALL_US: f64 = 10e6;
 /// What happens to SYNs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Trouble {
@@ -18,6 +20,8 @@ pub enum Trouble {
         per_s: f64,
         /// SYNs that wait.
         queue: f64,
+        /// After ten seconds it answers nothing for so long; seconds.
+        stall_s: f64,
     },
     /// All are lost for a time.
     Blackout {
@@ -37,6 +41,13 @@ pub enum Timers {
     Fixed(u64),
     /// The same with a budget.
     Budgeted(u64),
+    /// The same with a budget that another number of connections pays a copy of.
+    Priced {
+        /// The timer, jiffies.
+        jiffies: u64,
+        /// Connections to a copy.
+        connections: u32,
+    },
 }
 
 /// What came of it.
@@ -48,6 +59,10 @@ pub struct Sums {
     pub syns: u64,
     /// Attempts that were established within 500 ms.
     pub in_time: u64,
+    /// Attempts of the second half, but for its last second.
+    pub later_attempts: u64,
+    /// Those of them that were established within 500 ms.
+    pub later_in_time: u64,
 }
 
 impl Sums {
@@ -64,6 +79,45 @@ impl Sums {
     pub fn late_share(&self) -> f64 {
         1.0 - self.in_time as f64 / self.attempts.max(1) as f64
     }
+
+    /// The same of the attempts of the second half.
+    #[must_use]
+    #[expect(clippy::cast_precision_loss, reason = "counts of some minutes")]
+    pub fn later_late_share(&self) -> f64 {
+        1.0 - self.later_in_time as f64 / self.later_attempts.max(1) as f64
+    }
+}
+
+/// The simulated budget, at any price: it is credited more or less often.
+#[derive(Clone, Copy, Debug)]
+struct Account {
+    budget: Budget,
+    connections: u32,
+    /// Fractions of a credit.
+    due: u32,
+}
+
+impl Account {
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "some thousand"
+    )]
+    fn new(per_s: f64, connections: u32) -> Self {
+        Self {
+            budget: Budget::full(Budget::capacity_for(per_s as u32)),
+            connections: connections.max(1),
+            due: 0,
+        }
+    }
+
+    fn established(&mut self) {
+        self.due += Budget::CONNECTIONS;
+        while self.due >= self.connections {
+            self.due -= self.connections;
+            self.budget.established();
+        }
+    }
 }
 
 /// Connections at a rate for so long, and what follows of them in the same time.
@@ -71,21 +125,16 @@ impl Sums {
 pub fn run(trouble: Trouble, timers: Timers, per_s: f64, seconds: f64, seed: u64) -> Sums {
     let hz = u64::from(HZ);
     let kernel = Schedule::new(hz, hz);
-    let (own, mut budget) = match timers {
+    let own = |jiffies| Some(Schedule::new(jiffies, hz));
+    let account = |connections| Some(Account::new(per_s, connections));
+    let (own, mut account) = match timers {
         Timers::Kernel => (None, None),
-        Timers::Fixed(jiffies) => (Some(Schedule::new(jiffies, hz)), None),
-        Timers::Budgeted(jiffies) => {
-            #[expect(
-                clippy::cast_possible_truncation,
-                clippy::cast_sign_loss,
-                reason = "some hundred"
-            )]
-            let capacity = Budget::capacity_for(per_s as u32);
-            (
-                Some(Schedule::new(jiffies, hz)),
-                Some(Budget::full(capacity)),
-            )
-        }
+        Timers::Fixed(jiffies) => (own(jiffies), None),
+        Timers::Budgeted(jiffies) => (own(jiffies), account(Budget::CONNECTIONS)),
+        Timers::Priced {
+            jiffies,
+            connections,
+        } => (own(jiffies), account(connections)),
     };
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     let mut sums = Sums::default();
@@ -94,12 +143,13 @@ pub fn run(trouble: Trouble, timers: Timers, per_s: f64, seconds: f64, seed: u64
     let mut due: Agenda<What> = Agenda::new();
     let mut next_us = 0.0;
     let end_us = seconds * 1e6;
+    let later_us = end_us / 2.0..end_us - 1e6;
     loop {
         let (at_us, mut syn) = match due.take_until(next_us) {
             Some((at_us, What::Syn(again))) => (at_us, again),
             Some((_, What::Established)) => {
-                if let Some(budget) = &mut budget {
-                    budget.established();
+                if let Some(account) = &mut account {
+                    account.established();
                 }
                 continue;
             }
@@ -108,10 +158,11 @@ pub fn run(trouble: Trouble, timers: Timers, per_s: f64, seconds: f64, seed: u64
                 let at_us = next_us;
                 next_us += exponential(&mut rng) / per_s * 1e6;
                 sums.attempts += 1;
+                sums.later_attempts += u64::from(later_us.contains(&at_us));
                 let first = Syn {
                     begun_us: at_us,
                     n: 0,
-                    is_own: !budget.is_some_and(|budget| budget.is_throttled()),
+                    is_own: !account.is_some_and(|account| account.budget.is_throttled()),
                     answer_us: f64::INFINITY,
                 };
                 (at_us, first)
@@ -121,11 +172,19 @@ pub fn run(trouble: Trouble, timers: Timers, per_s: f64, seconds: f64, seed: u64
             continue;
         }
         sums.syns += 1;
-        if let Some(budget) = budget.as_mut().filter(|_| syn.n > 0) {
-            budget.copies(1);
+        if let Some(account) = account.as_mut().filter(|_| syn.n > 0) {
+            account.budget.copies(1);
         }
         let answer_us = match trouble {
-            Trouble::Limit { per_s, queue } => {
+            Trouble::Limit {
+                per_s,
+                queue,
+                stall_s,
+            } => {
+                let stall_us = STALL_US..STALL_US + stall_s * 1e6;
+                if stall_us.contains(&at_us) {
+                    busy_us = busy_us.max(stall_us.end);
+                }
                 let waits_us = (busy_us - at_us).max(0.0);
                 (waits_us * per_s / 1e6 < queue).then(|| {
                     busy_us = at_us + waits_us + 1e6 / per_s;
@@ -140,7 +199,11 @@ pub fn run(trouble: Trouble, timers: Timers, per_s: f64, seconds: f64, seed: u64
         if let Some(answer_us) = answer_us.filter(|_| syn.answer_us.is_infinite()) {
             syn.answer_us = answer_us;
             due.add(answer_us, What::Established);
-            sums.in_time += u64::from(answer_us - syn.begun_us <= LATE_US);
+            let in_time = u64::from(answer_us - syn.begun_us <= LATE_US);
+            sums.in_time += in_time;
+            if later_us.contains(&syn.begun_us) {
+                sums.later_in_time += in_time;
+            }
         }
         let schedule = own.as_ref().filter(|_| syn.is_own).unwrap_or(&kernel);
         let again_us = schedule.sent_us.get(syn.n + 1).map(|us| syn.begun_us + us);
@@ -181,10 +244,13 @@ mod tests {
         let trouble = Trouble::Limit {
             per_s: 1e6,
             queue: 10.0,
+            stall_s: 0.0,
         };
         for timers in [Timers::Kernel, Timers::Fixed(6), Timers::Budgeted(6)] {
             let sums = run(trouble, timers, 100.0, 20.0, 1);
             assert_eq!((sums.syns, sums.in_time), (sums.attempts, sums.attempts));
+            assert_eq!(sums.later_in_time, sums.later_attempts);
+            assert!(sums.later_attempts.abs_diff(900) < 150);
             assert!(sums.attempts.abs_diff(2_000) < 200);
         }
     }
@@ -202,5 +268,29 @@ mod tests {
             fixed.late_share() < 0.003 && kernel.late_share() > 0.01,
             "{fixed:?} {kernel:?}"
         );
+    }
+
+    #[test]
+    fn a_budget_at_its_own_price_is_the_programs() {
+        let trouble = Trouble::Limit {
+            per_s: 100.0,
+            queue: 40.0,
+            stall_s: 0.3,
+        };
+        let with = |connections| {
+            let priced = Timers::Priced {
+                jiffies: 6,
+                connections,
+            };
+            run(trouble, priced, 90.0, 40.0, 1)
+        };
+        let own = run(trouble, Timers::Budgeted(6), 90.0, 40.0, 1);
+        assert_eq!(with(Budget::CONNECTIONS), own);
+        // Half, and twice as dear.
+        assert!(with(2).syns > own.syns && with(10).syns < own.syns);
+        // Later than the kernel's, which has got over the stall.
+        let kernel = run(trouble, Timers::Kernel, 90.0, 40.0, 1);
+        assert_eq!(kernel.later_late_share(), 0.0);
+        assert!(with(2).later_late_share() > 0.1);
     }
 }

@@ -5,7 +5,7 @@ use rto_model::chart::{Axis, Chart, Legend, Series};
 use rto_testbed::machine::Machine;
 
 use super::{
-    Braked, Compared, Options, Results,
+    Braked, Compared, Options, Results, Saturated,
     criteria::{criteria, digits},
     fleet::{self, Prefix},
     host::{Host, Point},
@@ -59,6 +59,7 @@ pub(super) fn report(results: &Results, options: &Options, machine: Machine) -> 
             scenarios(results),
             steps(results),
             budget(&results.braked),
+            saturation(&results.saturated),
         ],
         charts: charts(options),
     }
@@ -248,6 +249,36 @@ fn budget(braked: &[Braked]) -> Table {
     table
 }
 
+fn saturation(saturated: &[Saturated]) -> Table {
+    let mut table = Table::new(
+        "saturation",
+        "A server near its capacity: attempts of more than 500 ms (%) in the second half of 60 s, by what a connection pays for",
+        &[
+            "SYNs a second",
+            "load, %",
+            "stall, s",
+            "kernel",
+            "24 ms",
+            "1/2 copy",
+            "1/5 (the budget)",
+            "1/10",
+            "SYNs an attempt, budget",
+        ],
+    );
+    for one in saturated {
+        let all = [one.kernel, one.fixed, one.half, one.budget, one.tenth];
+        let late = all.map(|sums| format!("{:.1}", sums.later_late_share() * 100.0));
+        let server = [
+            digits(one.per_s),
+            digits(one.load * 100.0),
+            digits(one.stall_s),
+        ];
+        let syns = format!("{:.2}", one.budget.syns_per_attempt());
+        table.row(server.into_iter().chain(late).chain([syns]));
+    }
+    table
+}
+
 /// Of the step, and of one generated prefix of each shape to which something happens.
 fn charts(options: &Options) -> Vec<Chart> {
     let mut charts = Vec::new();
@@ -318,6 +349,7 @@ mod tests {
             seconds: 1_200,
             hours: 0,
             rates: &[1.0, 5.0],
+            server_per_s: 100.0,
             seed: 1,
         };
         let results = super::super::simulate(&options);
@@ -329,11 +361,12 @@ mod tests {
         assert_eq!(
             rows.collect::<Vec<_>>(),
             [
-                ("criteria", 13),
+                ("criteria", 14),
                 ("prefixes", 10),
                 ("scenarios", 10),
                 ("steps", 2),
-                ("budget", 4)
+                ("budget", 4),
+                ("saturation", 2)
             ]
         );
         // The step, and four prefixes: two charts each, which can be drawn.
@@ -365,7 +398,7 @@ mod tests {
             let (part, _) = rest.split_once(&format!("<!-- end: {name} -->")).unwrap();
             part.to_owned()
         };
-        for name in ["criteria", "prefixes", "scenarios", "steps"] {
+        for name in ["criteria", "prefixes", "scenarios", "steps", "saturation"] {
             assert!(part(name).lines().count() > 5, "{name} was never simulated");
         }
         // What takes no time is simulated again.
@@ -375,5 +408,18 @@ mod tests {
             format!("{}\n\n{}", budget.title, budget.markdown()),
             "rto-lab tune --page docs/research/tuning.md"
         );
+        // All of its servers only in a release build.
+        let most_per_s = if cfg!(debug_assertions) { 100.0 } else { 1e9 };
+        let rows = saturation(&super::super::saturated(most_per_s, 1));
+        let page = part("saturation");
+        for row in rows.rows {
+            let is_row = |line: &&str| {
+                line.split('|')
+                    .map(str::trim)
+                    .filter(|cell| !cell.is_empty())
+                    .eq(row.iter())
+            };
+            assert!(page.lines().any(|line| is_row(&line)), "{row:?}");
+        }
     }
 }

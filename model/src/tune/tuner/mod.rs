@@ -33,9 +33,8 @@ const LONGEST_HOLD_MS: u64 = 24 * HOUR_MS;
 const CLEAN_MS: u64 = 24 * HOUR_MS;
 /// No value is lowered sooner after a change, milliseconds.
 const BETWEEN_MS: u64 = 60_000;
-/// A raised value is lowered when for so long nothing asked for as much, milliseconds. On a path with a long tail more
-/// than 2 % of the last 300 connections are slow now and then. By simulation 1.1 % of paths that do not change had more
-/// than two changes an hour without this, 0.2 % with it.
+/// A raised value is lowered when for so long nothing asked for as much, milliseconds. On a path whose times vary over
+/// minutes, as with a queue, the last 300 connections are fast and slow by turns.
 const AFTER_RAISE_MS: u64 = HOUR_MS;
 /// Of connections, while a value is tried again after a suspension, percent.
 const CANARY_PERCENT: u8 = 5;
