@@ -1,8 +1,8 @@
 //! Brakes on a short initial RTO that hold without the daemon: a budget for retransmissions, and a fuse.
 //!
-//! The budget is the retry budget of RPC libraries: SYNs and SYN-ACKs may be retransmitted a fifth as often as connections
-//! are established, beyond a reserve for short outages. (With half as often a server at 90 % of its capacity stays
-//! overloaded after a short stall, by `rto-lab tune`.) At half the reserve new connections get the kernel's own timer,
+//! The budget is the retry budget of RPC libraries: SYNs and SYN-ACKs may be retransmitted a tenth as often as connections
+//! are established, beyond a reserve for short outages. (With more a server near its capacity stays overloaded after a
+//! short stall, by `rto-lab tune`.) At half the reserve new connections get the kernel's own timer,
 //! so that what is left is for those under way. The fuse is for a timer that has become too short: it counts
 //! retransmissions that were judged spurious, and stays blown until the daemon has set another value.
 
@@ -17,7 +17,7 @@ pub struct Brake {
     /// Of [`Brake::FUSE`]: spent, hundredths of a retransmission. Processors that credit at the same time can take it
     /// below 0.
     pub fuse: i32,
-    /// Of [`crate::Policy::budgets`]: spent, fifths of a retransmission; as above.
+    /// Of [`crate::Policy::budgets`]: spent, tenths of a retransmission; as above.
     pub budget: i32,
     /// Connections with a spurious retransmission.
     pub spurious: u32,
@@ -43,7 +43,7 @@ impl Brake {
     /// Spent in addition when it blows, so that credits of other processors do not mend it.
     pub const BLOWN: i32 = 1 << 30;
     /// What a retransmission spends of the budget. A connection credits 1.
-    pub const BUDGET_COST: i32 = 5;
+    pub const BUDGET_COST: i32 = 10;
 
     /// Whether new connections get the kernel's own timer.
     #[inline(always)]
@@ -143,7 +143,7 @@ mod tests {
     #[test]
     fn a_budget_is_spent_to_its_end_and_holds_from_half_on() {
         let mut brake = Brake::default();
-        for spent in (5..=50).step_by(5) {
+        for spent in (10..=50).step_by(10) {
             assert!(!brake.is_throttled(100), "{spent}");
             brake.budget += brake.budget_cost(100, 1);
             assert_eq!(brake.budget, spent);

@@ -25,7 +25,7 @@ pub struct Policy {
     /// Of the initial RTO in each [`crate::direction`] (active, passive): goes up with each value, so that a verdict counts
     /// only for the value it is on. 0: without [`crate::brake`]; see [`policy_flags::BRAKED`].
     pub epochs: [u32; 2],
-    /// Retransmissions that may be sent beyond a fifth of the connections ([`crate::brake`]), in fifths of one, by
+    /// Retransmissions that may be sent beyond a tenth of the connections ([`crate::brake`]), in tenths of one, by
     /// direction.
     pub budgets: [u32; 2],
     /// TCP_BPF_RTO_MIN, microseconds.

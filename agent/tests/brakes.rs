@@ -36,7 +36,7 @@ proptest! {
     #[test]
     fn the_program_has_the_simulated_brakes(first in capacity(), steps in steps()) {
         // `Policy::budgets` and `Policy::epochs`.
-        let (mut fifths, mut epoch) = (first * 5, 1);
+        let (mut tenths, mut epoch) = (first * 10, 1);
         let mut brake = Brake { epoch, ..Brake::default() };
         let (mut budget, mut fuse) = (Budget::full(first), Fuse::default());
         for step in steps {
@@ -51,7 +51,7 @@ proptest! {
                 }
                 Step::Copies(copies) => {
                     budget.copies(copies);
-                    brake.budget += brake.budget_cost(fifths, copies);
+                    brake.budget += brake.budget_cost(tenths, copies);
                 }
                 Step::Spurious(copies) => {
                     fuse.spurious(copies);
@@ -59,7 +59,7 @@ proptest! {
                 }
                 Step::Capacity(capacity) => {
                     budget.resize(capacity);
-                    fifths = capacity * 5;
+                    tenths = capacity * 10;
                 }
                 Step::Epoch => {
                     fuse = Fuse::default();
@@ -67,10 +67,10 @@ proptest! {
                     brake = Brake { epoch, fuse: 0, spurious: 0, ..brake };
                 }
             }
-            prop_assert_eq!(brake.is_throttled(fifths), budget.is_throttled(), "{:?}", step);
+            prop_assert_eq!(brake.is_throttled(tenths), budget.is_throttled(), "{:?}", step);
             prop_assert_eq!(brake.is_blown(epoch), fuse.is_blown(), "{:?}", step);
-            let left = i64::from(fifths).saturating_sub(i64::from(brake.budget)).max(0);
-            let percent = (left * 100).checked_div(i64::from(fifths)).unwrap_or(0);
+            let left = i64::from(tenths).saturating_sub(i64::from(brake.budget)).max(0);
+            let percent = (left * 100).checked_div(i64::from(tenths)).unwrap_or(0);
             prop_assert_eq!(i64::from(budget.percent_left()), percent, "{:?}", step);
         }
     }

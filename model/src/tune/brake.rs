@@ -1,31 +1,31 @@
 //! Brakes that work without the daemon: a budget for copies, and a fuse. The program has its own
 //! (`rto_agent_common::brake`), for many processors at a time; on one of them it does what is here.
 //!
-//! The budget is the retry budget of RPC libraries: copies may be a fifth as many as established connections, beyond
+//! The budget is the retry budget of RPC libraries: copies may be a tenth as many as established connections, beyond
 //! a reserve for short outages. With half of the reserve spent new connections get the kernel's own timer, so that what is
 //! left is for those under way. The fuse is for a timer that has become too short: it counts what was judged spurious.
 //!
 //! Established connections refill both, not attempts: a flood of handshakes that nobody completes refills nothing, and in
 //! an outage nothing does.
 
-/// Copies of SYNs or SYN-ACKs that may still be sent; counted in fifths of one.
+/// Copies of SYNs or SYN-ACKs that may still be sent; counted in tenths of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Budget {
-    /// Fifths; above the capacity after that was lowered.
+    /// Tenths; above the capacity after that was lowered.
     spent: u32,
-    /// Fifths.
+    /// Tenths.
     capacity: u32,
 }
 
 impl Budget {
     /// The least capacity, copies.
     pub const LEAST_CAPACITY: u32 = 50;
-    /// The largest, copies: the program counts fifths in an `i32`.
-    pub const LARGEST_CAPACITY: u32 = 1 << 28;
+    /// The largest, copies: the program counts tenths in an `i32`.
+    pub const LARGEST_CAPACITY: u32 = 1 << 27;
     /// The capacity is that of so many seconds of connections, or more.
     pub const SECONDS: u32 = 4;
     /// Established connections that pay for a copy.
-    pub const CONNECTIONS: u32 = 5;
+    pub const CONNECTIONS: u32 = 10;
     const COPY: u32 = Self::CONNECTIONS;
     const CONNECTION: u32 = 1;
 
@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_budget_pays_for_a_fifth_of_a_copy_a_connection() {
+    fn a_budget_pays_for_a_tenth_of_a_copy_a_connection() {
         let mut budget = Budget::full(50);
         // Half of it, and new connections have the kernel's timer.
         for copies in 0..25 {
@@ -138,13 +138,13 @@ mod tests {
         assert!(budget.is_throttled());
         budget.established();
         assert!(!budget.is_throttled());
-        (1..5).for_each(|_| budget.established());
+        (1..10).for_each(|_| budget.established());
         assert_eq!(budget.percent_left(), 52);
         // One copy to five connections: for ever.
         let mut budget = Budget::full(50);
         for _ in 0..1_000 {
             budget.copies(1);
-            (0..5).for_each(|_| budget.established());
+            (0..10).for_each(|_| budget.established());
             assert_eq!(budget.percent_left(), 100);
         }
         // Nobody completes a handshake.
@@ -210,7 +210,7 @@ mod tests {
             capacity in 2u32..500,
             steps in prop::collection::vec(any::<bool>(), 0..2_000),
         ) {
-            // Sent only while it allows: never more than half the capacity beyond a fifth of the connections.
+            // Sent only while it allows: never more than half the capacity beyond a tenth of the connections.
             let mut budget = Budget::full(capacity);
             let (mut connections, mut copies) = (0u32, 0u32);
             for is_connection in steps {
@@ -221,7 +221,7 @@ mod tests {
                     budget.copies(1);
                     copies += 1;
                 }
-                prop_assert!(10 * copies <= 2 * connections + 5 * capacity + 10);
+                prop_assert!(10 * copies <= connections + 5 * capacity + 10);
             }
         }
     }

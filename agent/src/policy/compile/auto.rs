@@ -340,7 +340,7 @@ mod tests {
         let passive = kernel.syn_ack_rto_jiffies;
         assert_eq!((passive[5], passive[15], passive[4]), (125, 125, 0));
         assert_eq!(kernel.rto_min_us, 72_000);
-        assert_eq!((kernel.epochs, kernel.budgets), ([3; 2], [250; 2]));
+        assert_eq!((kernel.epochs, kernel.budgets), ([3; 2], [500; 2]));
         assert!(has(kernel, policy_flags::LEASED) && has(kernel, policy_flags::CONTROL_BY_PEER));
         assert!(has(kernel, policy_flags::BRAKED));
         assert_eq!(
@@ -453,11 +453,11 @@ mod tests {
     }
 
     #[test]
-    fn budgets_are_fifths_that_the_program_can_add_up() {
+    fn budgets_are_tenths_that_the_program_can_add_up() {
         let mut adjustment = timers(Timer::Configured, Timer::Configured);
         adjustment.active.budget = u32::MAX;
         let kernel = adjusted("initial_rto = '100ms'\nguard = 'on'", &adjustment).kernel;
-        assert_eq!(kernel.budgets, [(1 << 30) - 1, 250]);
+        assert_eq!(kernel.budgets, [(1 << 30) - 1, 500]);
     }
 
     #[test]
