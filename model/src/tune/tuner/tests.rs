@@ -391,11 +391,11 @@ fn a_configured_value_is_raised_for_a_while_and_never_lowered() {
     host.run(1, 140_000, 50);
     assert_eq!(
         (host.value(), host.tuner.phase()),
-        (Some(70), Phase::Backoff)
+        (Some(105), Phase::Backoff)
     );
     // More than it is configured to be is asked for, and clean: the hold decides.
     host.run(590, 10_000, 50);
-    assert_eq!(host.value(), Some(70));
+    assert_eq!(host.value(), Some(105));
     let at_ms = host.all[0].at_ms + 600_000;
     let connections = 0;
     assert_eq!(host.tuner.next(), Next::HoldEnds { at_ms, connections });
