@@ -160,11 +160,7 @@ pub(crate) fn next_key(map: &OwnedFd, key: Option<&[u8]>, next: &mut [u8]) -> io
 }
 
 /// Writes an element; `value` must be as long as the map's values.
-///
-/// # Errors
-///
-/// If the kernel refuses.
-pub fn update(map: &OwnedFd, key: &[u8], value: &[u8]) -> io::Result<()> {
+pub(crate) fn update(map: &OwnedFd, key: &[u8], value: &[u8]) -> io::Result<()> {
     let (key, value) = (key.as_ptr() as u64, value.as_ptr() as u64);
     element(BPF_MAP_UPDATE_ELEM, map, key, value).map(drop)
 }

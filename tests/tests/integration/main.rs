@@ -13,6 +13,7 @@ mod registry;
 mod adversary;
 mod advise;
 mod arms;
+mod brakes;
 mod changes;
 mod cli;
 mod coexistence;
