@@ -1,6 +1,6 @@
 //! What the program holds of a policy and of its brakes, read through the pins as the kernel has it, and the lease.
 
-use std::mem::offset_of;
+use std::{mem::offset_of, time::Duration};
 
 use anyhow::{Context as _, ensure};
 use nix::time::{ClockId, clock_gettime};
@@ -55,7 +55,7 @@ impl InKernel {
     /// # Errors
     ///
     /// If it cannot be understood.
-    pub fn initial_rto(&self) -> anyhow::Result<Option<std::time::Duration>> {
+    pub fn initial_rto(&self) -> anyhow::Result<Option<Duration>> {
         let jiffies = word(&self.bytes, offset_of!(Policy, initial_rto_jiffies))?;
         Ok((jiffies != 0).then(|| jiffy() * jiffies))
     }
@@ -65,9 +65,18 @@ impl InKernel {
     /// # Errors
     ///
     /// If it cannot be understood.
-    pub fn rto_min(&self) -> anyhow::Result<Option<std::time::Duration>> {
+    pub fn rto_min(&self) -> anyhow::Result<Option<Duration>> {
         let us = word(&self.bytes, offset_of!(Policy, rto_min_us))?;
-        Ok((us != 0).then(|| std::time::Duration::from_micros(us.into())))
+        Ok((us != 0).then(|| Duration::from_micros(us.into())))
+    }
+
+    /// Hashes below this are in its control arm.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be understood.
+    pub fn control_below(&self) -> anyhow::Result<u32> {
+        word(&self.bytes, offset_of!(Policy, control_below))
     }
 
     /// The epoch of a direction; 0: without brakes.
@@ -76,7 +85,10 @@ impl InKernel {
     ///
     /// If it cannot be understood.
     pub fn epoch(&self, direction: u32) -> anyhow::Result<u32> {
-        word(&self.bytes, offset_of!(Policy, epochs) + 4 * direction as usize)
+        word(
+            &self.bytes,
+            offset_of!(Policy, epochs) + 4 * direction as usize,
+        )
     }
 
     /// The budget of a direction, halves of a retransmission.
@@ -85,7 +97,10 @@ impl InKernel {
     ///
     /// If it cannot be understood.
     pub fn budget(&self, direction: u32) -> anyhow::Result<u32> {
-        word(&self.bytes, offset_of!(Policy, budgets) + 4 * direction as usize)
+        word(
+            &self.bytes,
+            offset_of!(Policy, budgets) + 4 * direction as usize,
+        )
     }
 
     /// What is spent of its brakes in a direction.
@@ -144,6 +159,6 @@ pub fn end_lease(env: &TestEnv) -> anyhow::Result<()> {
 ///
 /// If the kernel does not tell.
 pub fn now_ns() -> anyhow::Result<u64> {
-    let now = std::time::Duration::from(clock_gettime(ClockId::CLOCK_MONOTONIC)?);
+    let now = Duration::from(clock_gettime(ClockId::CLOCK_MONOTONIC)?);
     Ok(u64::try_from(now.as_nanos())?)
 }

@@ -32,7 +32,10 @@ impl Handshake {
         let mut by_syn: HashMap<(u16, u32), usize> = HashMap::new();
         let mut by_port: HashMap<u16, usize> = HashMap::new();
         for one in log {
-            let Some(packet) = one.packet.filter(|packet| packet.server_port == server_port) else {
+            let Some(packet) = one
+                .packet
+                .filter(|packet| packet.server_port == server_port)
+            else {
                 continue;
             };
             let port = packet.client_port;
@@ -135,7 +138,10 @@ mod tests {
         let at = |ms| begin + Duration::from_millis(ms);
         Handshake {
             port: 1,
-            syns: syns.iter().map(|(ms, carried)| (at(*ms), *carried)).collect(),
+            syns: syns
+                .iter()
+                .map(|(ms, carried)| (at(*ms), *carried))
+                .collect(),
             answered: answered_ms.map(at),
             last_data: None,
         }

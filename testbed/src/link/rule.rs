@@ -300,7 +300,10 @@ mod tests {
         let mut rule = Active::new(Rule::new(PacketFilter::SYN, pattern));
         let begin = Instant::now();
         let mut passes = |ms: u64| !rule.drops(&SYN, begin + Duration::from_millis(ms), 0.0);
-        assert_eq!([0, 0, 0, 0, 50].map(&mut passes), [true, true, true, false, false]);
+        assert_eq!(
+            [0, 0, 0, 0, 50].map(&mut passes),
+            [true, true, true, false, false]
+        );
         // One in 100 ms, also if some came in between; no more than three after a pause.
         assert_eq!([110, 120, 210].map(&mut passes), [true, false, true]);
         assert_eq!([9_000; 4].map(&mut passes), [true, true, true, false]);

@@ -1,7 +1,8 @@
 //! Connections that begin at even times, whatever became of those before: an open loop, as many independent clients are.
 
 use std::{
-    collections::HashMap,
+    cmp::Reverse,
+    collections::{BinaryHeap, HashMap},
     net::{IpAddr, SocketAddr},
     os::fd::OwnedFd,
     path::Path,
@@ -38,6 +39,8 @@ pub struct Clients {
     pub interval: Duration,
     /// Requests and answers of each connection, one after the other.
     pub rounds: u32,
+    /// Between an answer and the next request, in turn; none: at once.
+    pub pauses: Vec<Duration>,
     /// A connection that is not done after so long is given up.
     pub patience: Duration,
 }
@@ -137,7 +140,8 @@ pub(super) fn run(clients: &Clients) -> anyhow::Result<()> {
                 false => Duration::MAX,
             };
             let overdue = open.until_overdue(now);
-            open.advance(due.min(overdue))?;
+            let request = open.until_request(now);
+            open.advance(due.min(overdue).min(request))?;
         }
         Ok(open.done)
     })
@@ -148,6 +152,8 @@ struct Open<'a> {
     clients: &'a Clients,
     events: Epoll,
     all: HashMap<u64, Client>,
+    /// Requests after a pause: when, and whose.
+    requests: BinaryHeap<Reverse<(Instant, u64)>>,
     next: u64,
     /// The oldest that may still be open.
     oldest: u64,
@@ -164,6 +170,8 @@ struct Client {
 /// What becomes of a connection.
 enum Step {
     Goes,
+    /// Its next request comes after a pause.
+    Pauses(Duration),
     Complete,
     Failed,
 }
@@ -174,6 +182,7 @@ impl<'a> Open<'a> {
             clients,
             events: Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?,
             all: HashMap::new(),
+            requests: BinaryHeap::new(),
             next: 0,
             oldest: 0,
             done: Done::default(),
@@ -199,6 +208,20 @@ impl<'a> Open<'a> {
         Ok(())
     }
 
+    fn take(&mut self, id: u64, step: Step) {
+        match step {
+            Step::Goes => return,
+            Step::Pauses(pause) => {
+                let at = Instant::now() + pause;
+                self.requests.push(Reverse((at, id)));
+                return;
+            }
+            Step::Complete => self.done.complete += 1,
+            Step::Failed => self.done.failed += 1,
+        }
+        self.all.remove(&id);
+    }
+
     /// How long until the oldest is given up.
     fn until_overdue(&mut self, now: Instant) -> Duration {
         while self.oldest < self.next && !self.all.contains_key(&self.oldest) {
@@ -207,6 +230,14 @@ impl<'a> Open<'a> {
         let oldest = self.all.get(&self.oldest);
         oldest.map_or(Duration::MAX, |client| {
             (client.begun + self.clients.patience).saturating_duration_since(now)
+        })
+    }
+
+    /// How long until the next request after a pause.
+    fn until_request(&self, now: Instant) -> Duration {
+        let next = self.requests.peek();
+        next.map_or(Duration::MAX, |Reverse((at, _))| {
+            at.saturating_duration_since(now)
         })
     }
 
@@ -224,14 +255,19 @@ impl<'a> Open<'a> {
             let Some(client) = self.all.get_mut(&id) else {
                 continue;
             };
-            match client.step(self.clients.rounds, &self.events, id)? {
-                Step::Goes => continue,
-                Step::Complete => self.done.complete += 1,
-                Step::Failed => self.done.failed += 1,
-            }
-            self.all.remove(&id);
+            let step = client.step(self.clients, &self.events, id)?;
+            self.take(id, step);
         }
         let now = Instant::now();
+        while let Some(Reverse((at, id))) = self.requests.peek().copied()
+            && at <= now
+        {
+            self.requests.pop();
+            if let Some(client) = self.all.get(&id) {
+                let step = client.request();
+                self.take(id, step);
+            }
+        }
         while self.until_overdue(now).is_zero() {
             self.all.remove(&self.oldest);
             self.done.given_up += 1;
@@ -241,7 +277,7 @@ impl<'a> Open<'a> {
 }
 
 impl Client {
-    fn step(&mut self, rounds: u32, events: &Epoll, id: u64) -> anyhow::Result<Step> {
+    fn step(&mut self, clients: &Clients, events: &Epoll, id: u64) -> anyhow::Result<Step> {
         let left = match self.left {
             None => {
                 if getsockopt(&self.socket, sockopt::SocketError)? != 0 {
@@ -249,7 +285,7 @@ impl Client {
                 }
                 let mut event = EpollEvent::new(EpollFlags::EPOLLIN, id);
                 events.modify(&self.socket, &mut event)?;
-                rounds
+                clients.rounds
             }
             Some(left) => match read(&self.socket, &mut [0]) {
                 Ok(1) => left - 1,
@@ -261,10 +297,17 @@ impl Client {
         if left == 0 {
             return Ok(Step::Complete);
         }
+        // Another one of each connection.
+        let turn = left as usize + usize::try_from(id)?;
+        let pause = clients.pauses.get(turn % clients.pauses.len().max(1));
+        Ok(pause.map_or_else(|| self.request(), |pause| Step::Pauses(*pause)))
+    }
+
+    fn request(&self) -> Step {
         // It fits into an empty socket buffer.
         match write(&self.socket, &[WANTS_ANSWER; REQUEST]) {
-            Ok(REQUEST) => Ok(Step::Goes),
-            _ => Ok(Step::Failed),
+            Ok(REQUEST) => Step::Goes,
+            _ => Step::Failed,
         }
     }
 }
