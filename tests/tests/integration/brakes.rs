@@ -79,9 +79,7 @@ fn a_dead_daemon_leaves_the_brakes() -> anyhow::Result<()> {
     const OF_THE_LAST: usize = 6;
     /// From a packet's time on the link to the program, beside other processes.
     const LATEST: Duration = Duration::from_millis(50);
-    let env = TestEnv::with(
-        "[policy.near]\ncidrs = [\"10.88.0.0/24\", \"10.89.0.0/24\"]\ninitial_rto = \"24ms\"\nguard = \"on\"\n",
-    )?;
+    let env = TestEnv::with(GUARDED)?;
     let mut path = Path::new(env, RTT)?;
     let mut clients = path.clients(PER_S, ROUNDS, PATIENCE)?;
     clients.begin(BEFORE + AFTER)?;
@@ -194,7 +192,48 @@ fn a_step_of_the_path_raises_the_timer() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What became of connections around a time without packets: with automatic timers, or the kernel's own.
+/// Which timers connections have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Timers {
+    Kernel,
+    /// 44 ms, as they were learnt.
+    Automatic,
+    /// 24 ms and guard = "on".
+    Guarded,
+}
+
+impl Timers {
+    /// Where they are in force for so many connections a second.
+    fn env(self, per_s: u32) -> anyhow::Result<TestEnv> {
+        match self {
+            Self::Kernel => TestEnv::new(),
+            Self::Automatic => warmed_up(per_s.into(), ""),
+            Self::Guarded => TestEnv::with(GUARDED),
+        }
+    }
+
+    /// So many that the daemon knows how large a budget they need.
+    fn warms_up(self, path: &Path, per_s: u32) -> anyhow::Result<()> {
+        if self != Self::Guarded {
+            return Ok(());
+        }
+        let budget = || InKernel::of(&path.env, "near")?.budget(ACTIVE);
+        let mut clients = path.clients(per_s, 1, PATIENCE)?;
+        // Two halves of each copy, and copies of four seconds.
+        let enough = |budget: &u32| *budget >= 2 * 4 * per_s / 2;
+        eventually("budget", TIMEOUT, || {
+            clients.run(per_s)?;
+            Ok(enough(&budget()?).then_some(()))
+        })?;
+        path.relay.forget();
+        Ok(())
+    }
+}
+
+const GUARDED: &str = "[policy.near]\ncidrs = [\"10.88.0.0/24\", \"10.89.0.0/24\"]\n\
+                       initial_rto = \"24ms\"\nguard = \"on\"\n";
+
+/// What became of connections around a time without packets.
 struct Outage {
     all: Vec<Handshake>,
     /// Those that began in it.
@@ -203,13 +242,10 @@ struct Outage {
 }
 
 /// 100 connections a second, before, in and after it.
-fn outage(is_agents: bool, length: Duration, seconds: u32) -> anyhow::Result<Outage> {
+fn outage(timers: Timers, length: Duration, seconds: u32) -> anyhow::Result<Outage> {
     const PER_S: u32 = 100;
-    let env = match is_agents {
-        true => warmed_up(PER_S.into(), "")?,
-        false => TestEnv::new()?,
-    };
-    let path = Path::new(env, RTT)?;
+    let path = Path::new(timers.env(PER_S)?, RTT)?;
+    timers.warms_up(&path, PER_S)?;
     let mut clients = path.clients(PER_S, 1, PATIENCE)?;
     clients.begin(PER_S * seconds)?;
     path.begun(PER_S as usize)?;
@@ -222,14 +258,19 @@ fn outage(is_agents: bool, length: Duration, seconds: u32) -> anyhow::Result<Out
     Ok(Outage { all, hit, done })
 }
 
-test!(a_short_outage_is_bridged);
+test!(a_short_outage_is_bridged, || short_outage(
+    Timers::Automatic
+));
+test!(a_short_outage_is_bridged_by_a_guarded_timer, || {
+    short_outage(Timers::Guarded)
+});
 /// No connection takes longer than half a second, but those of the kernel's own timers that were hit do.
-fn a_short_outage_is_bridged() -> anyhow::Result<()> {
+fn short_outage(timers: Timers) -> anyhow::Result<()> {
     const LENGTH: Duration = Duration::from_millis(300);
     const SECONDS: u32 = 12;
     const SHARE: f64 = 0.001;
-    let control = thread::spawn(|| outage(false, LENGTH, 3));
-    let agents = outage(true, LENGTH, SECONDS)?;
+    let control = thread::spawn(|| outage(Timers::Kernel, LENGTH, 3));
+    let agents = outage(timers, LENGTH, SECONDS)?;
     let control = control.join().map_err(|_| anyhow::anyhow!("a panic"))??;
     let [own, kernels] = [&agents, &control].map(|one| share_beyond(&one.all, LATE));
     let report = format!(
@@ -250,13 +291,18 @@ fn a_short_outage_is_bridged() -> anyhow::Result<()> {
     Ok(())
 }
 
-test!(a_long_outage_is_not_flooded);
-fn a_long_outage_is_not_flooded() -> anyhow::Result<()> {
+test!(a_long_outage_is_not_flooded, || long_outage(
+    Timers::Automatic
+));
+test!(a_long_outage_is_not_flooded_by_a_guarded_timer, || {
+    long_outage(Timers::Guarded)
+});
+fn long_outage(timers: Timers) -> anyhow::Result<()> {
     const LENGTH: Duration = Duration::from_secs(10);
     const SECONDS: u32 = 12;
     const SYNS: f64 = 1.1;
-    let control = thread::spawn(|| outage(false, LENGTH, SECONDS));
-    let agents = outage(true, LENGTH, SECONDS)?;
+    let control = thread::spawn(|| outage(Timers::Kernel, LENGTH, SECONDS));
+    let agents = outage(timers, LENGTH, SECONDS)?;
     let control = control.join().map_err(|_| anyhow::anyhow!("a panic"))??;
     #[expect(clippy::cast_precision_loss, reason = "thousands")]
     let [own, kernels] =

@@ -18,14 +18,11 @@ const OFFERED: u32 = 240;
 const SECONDS: u32 = 15;
 
 /// All connections of clients that give up after ten seconds.
-fn overload(is_agents: bool) -> anyhow::Result<(Vec<Handshake>, Done)> {
+fn overload(timers: Timers) -> anyhow::Result<(Vec<Handshake>, Done)> {
     const PATIENCE: Duration = Duration::from_secs(10);
     const BURST: u32 = 20;
-    let env = match is_agents {
-        true => warmed_up(OFFERED.into(), "")?,
-        false => TestEnv::new()?,
-    };
-    let path = Path::new(env, RTT)?;
+    let path = Path::new(timers.env(OFFERED)?, RTT)?;
+    timers.warms_up(&path, OFFERED)?;
     let policer = DropPattern::Above {
         per_s: CAPACITY,
         burst: BURST,
@@ -36,13 +33,19 @@ fn overload(is_agents: bool) -> anyhow::Result<(Vec<Handshake>, Done)> {
     Ok((path.handshakes(), done))
 }
 
-test!(an_overloaded_server_is_not_flooded);
+test!(an_overloaded_server_is_not_flooded, || overloaded(
+    Timers::Automatic
+));
+test!(
+    an_overloaded_server_is_not_flooded_by_a_guarded_timer,
+    || { overloaded(Timers::Guarded) }
+);
 /// Of 3,600 connections each: the shares differ by 0.02 by chance at most, the bounds allow ten times as much.
-fn an_overloaded_server_is_not_flooded() -> anyhow::Result<()> {
+fn overloaded(timers: Timers) -> anyhow::Result<()> {
     const SYNS: f64 = 1.25;
     const BEYOND: f64 = 1.15;
-    let control = thread::spawn(|| overload(false));
-    let (agents, agents_done) = overload(true)?;
+    let control = thread::spawn(|| overload(Timers::Kernel));
+    let (agents, agents_done) = overload(timers)?;
     let control = control.join().map_err(|_| anyhow::anyhow!("a panic"))?;
     let (kernels, kernels_done) = control?;
     #[expect(clippy::cast_precision_loss, reason = "thousands")]
