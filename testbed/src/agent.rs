@@ -137,8 +137,14 @@ impl Agent {
             self.pin_dir().display(),
             self.socket().display(),
             self.dir.path().join("state").display(),
-            self.dir.path().join("lasting").display(),
+            self.persistent_dir().display(),
         )
+    }
+
+    /// Where the agent keeps what outlives a reboot.
+    #[must_use]
+    pub fn persistent_dir(&self) -> PathBuf {
+        self.dir.path().join("lasting")
     }
 
     /// Writes the configuration file in place.

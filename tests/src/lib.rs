@@ -1,17 +1,21 @@
 //! What the integration tests have beside the testbed: what the agent must say, how its verbs are watched, and what is
 //! expected of a kernel.
 
+pub mod brakes;
 #[cfg(test)]
 mod budget;
 #[path = "../declared.rs"]
 mod declared;
 pub mod features;
+pub mod handshakes;
 pub mod held_thread;
 pub mod lab;
 pub mod load;
 pub mod locked_socket;
+pub mod path;
 pub mod policy_slot;
 pub mod pty;
 pub mod relay;
 pub mod verifier;
+pub mod warm;
 pub mod watcher;

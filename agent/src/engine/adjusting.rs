@@ -59,7 +59,8 @@ pub(super) struct Deciding {
     pub(super) tuned: Tuned,
     pub(super) experiments: RunningExperiments,
     store: TuningStore,
-    next: Instant,
+    /// The last tick. When the next one is due depends on what there is to look at by then.
+    ticked: Option<Instant>,
     /// The lease was renewed.
     renewed: Option<Instant>,
     /// Why decisions are not in force, or counters cannot be read.
@@ -83,7 +84,7 @@ impl Deciding {
             tuned: Tuned::default(),
             experiments,
             store,
-            next: Instant::now(),
+            ticked: None,
             renewed: None,
             problem: Problem::default(),
             misfits: RefCell::default(),
@@ -112,6 +113,12 @@ impl Deciding {
             return Some(Pace::EachSecond);
         }
         self.tuning.pace().filter(|_| !self.is_blind)
+    }
+
+    /// When the next tick is due.
+    fn tick_due(&self) -> Option<Instant> {
+        let interval = self.pace()?.interval();
+        Some(self.ticked.map_or_else(Instant::now, |at| at + interval))
     }
 
     /// Decisions about the policies of a desired state, from all that decide. A later one overrides an earlier one.
@@ -180,10 +187,8 @@ impl Deciding {
 impl Engine {
     /// How long until the next tick; `None` while no policy needs one: an idle daemon does not wake for it.
     pub(super) fn until_tick(&self) -> Option<Duration> {
-        self.needs_ticks().then(|| {
-            let next = self.deciding.next;
-            next.saturating_duration_since(Instant::now())
-        })
+        let due = self.deciding.tick_due().filter(|_| self.needs_ticks())?;
+        Some(due.saturating_duration_since(Instant::now()))
     }
 
     fn needs_ticks(&self) -> bool {
@@ -192,12 +197,10 @@ impl Engine {
 
     /// Takes in what was counted, and puts in force what follows from it, if a tick is due.
     pub(super) fn tick_if_due(&mut self) {
+        let due = self.deciding.tick_due().filter(|_| self.needs_ticks());
         let now = Instant::now();
-        if let Some(pace) = self.deciding.pace()
-            && self.needs_ticks()
-            && now >= self.deciding.next
-        {
-            self.deciding.next = now + pace.interval();
+        if due.is_some_and(|due| now >= due) {
+            self.deciding.ticked = Some(now);
             self.tick();
         }
     }

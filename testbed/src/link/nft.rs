@@ -240,6 +240,9 @@ fn statements(rule: &Rule, direction: Direction) -> anyhow::Result<Vec<String>> 
         DropPattern::All => String::new(),
         DropPattern::Every(n) => format!("numgen inc mod {} 0", n.max(1)),
         DropPattern::Share(share) => format!("numgen random mod 1000000 < {:.0}", share * 1e6),
+        DropPattern::Above { per_s, burst } => {
+            format!("limit rate over {per_s}/second burst {burst} packets")
+        }
         DropPattern::Next(_) | DropPattern::Nth(_) => {
             bail!("a veth cannot stop after a number of packets: take --link relay")
         }

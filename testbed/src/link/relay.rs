@@ -200,6 +200,11 @@ impl Relay {
         std::mem::take(&mut self.shared.state().log)
     }
 
+    /// Forgets what it has recorded.
+    pub fn forget(&self) {
+        self.shared.state().log.clear();
+    }
+
     /// Whether to record packets from now on; it does at first.
     pub fn record(&self, on: bool) {
         self.shared.state().recording = on;

@@ -126,6 +126,13 @@ pub enum DropPattern {
     Every(u64),
     /// Each with this probability.
     Share(f64),
+    /// Those beyond so many a second, as a policer does: a token bucket.
+    Above {
+        /// Packets a second that pass.
+        per_s: u32,
+        /// Packets that pass at once after a pause.
+        burst: u32,
+    },
 }
 
 /// When a rule is in force.
@@ -172,6 +179,8 @@ pub(super) struct Active {
     dropped: u64,
     /// Of [`ActiveWindow::From`]: since when.
     since: Option<Instant>,
+    /// Of [`DropPattern::Above`]: what the bucket lacked, in packets, and when.
+    spent: Option<(Instant, f64)>,
 }
 
 impl Active {
@@ -181,6 +190,7 @@ impl Active {
             matched: 0,
             dropped: 0,
             since: None,
+            spent: None,
         }
     }
 
@@ -206,9 +216,20 @@ impl Active {
             DropPattern::Nth(number) => self.matched == number,
             DropPattern::Every(n) => (self.matched - 1).is_multiple_of(n.max(1)),
             DropPattern::Share(share) => chance < share,
+            DropPattern::Above { per_s, burst } => !self.takes(now, per_s, burst),
         };
         self.dropped += u64::from(drops);
         drops
+    }
+
+    /// Whether the bucket has a token.
+    fn takes(&mut self, now: Instant, per_s: u32, burst: u32) -> bool {
+        let (at, spent) = self.spent.unwrap_or((now, 0.0));
+        let refilled = now.saturating_duration_since(at).as_secs_f64() * f64::from(per_s);
+        let spent = (spent - refilled).max(0.0);
+        let takes = spent + 1.0 <= f64::from(burst);
+        self.spent = Some((now, if takes { spent + 1.0 } else { spent }));
+        takes
     }
 
     /// How many it has dropped.
@@ -268,6 +289,24 @@ mod tests {
         assert_eq!(of_six(DropPattern::Every(3)), [1, 4]);
         assert_eq!(of_six(DropPattern::Share(0.4)), [] as [usize; 0]);
         assert_eq!(of_six(DropPattern::Share(0.6)).len(), 6);
+    }
+
+    #[test]
+    fn a_policer() {
+        let pattern = DropPattern::Above {
+            per_s: 10,
+            burst: 3,
+        };
+        let mut rule = Active::new(Rule::new(PacketFilter::SYN, pattern));
+        let begin = Instant::now();
+        let mut passes = |ms: u64| !rule.drops(&SYN, begin + Duration::from_millis(ms), 0.0);
+        assert_eq!(
+            [0, 0, 0, 0, 50].map(&mut passes),
+            [true, true, true, false, false]
+        );
+        // One in 100 ms, also if some came in between; no more than three after a pause.
+        assert_eq!([110, 120, 210].map(&mut passes), [true, false, true]);
+        assert_eq!([9_000; 4].map(&mut passes), [true, true, true, false]);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! The first reply of a child says that it is ready, or how its only work ended. A role that takes commands replies to
 //! each ([`crate::channel`]).
 
+pub mod arrivals;
 pub mod conversation;
 pub mod flow;
 pub mod hold;
@@ -63,6 +64,8 @@ pub enum Role {
         /// How.
         options: traffic::Listen,
     },
+    /// For each number begins so many connections to an echo server.
+    Arrivals(arrivals::Clients),
     /// Answers the requests of conversations.
     EchoServer {
         /// Where.
@@ -147,6 +150,7 @@ impl Role {
             Self::Connect { .. }
             | Self::CrossSyns { .. }
             | Self::Accept { .. }
+            | Self::Arrivals(_)
             | Self::EchoServer { .. }
             | Self::Conversation { .. }
             | Self::Prober(_)
@@ -177,6 +181,7 @@ impl Role {
             Self::CrossSyns { one, other } => traffic::cross_syns(one, other),
             Self::ConnectMany { to, count } => traffic::connect_many(to, count),
             Self::Accept { on, options } => traffic::accept(on, options),
+            Self::Arrivals(clients) => arrivals::run(&clients),
             Self::EchoServer { on, mptcp } => traffic::echo_server(on, mptcp),
             Self::Conversation { to, options } => conversation::run(to, options),
             Self::Prober(probes) => prober::run(probes),

@@ -311,7 +311,8 @@ pub(super) fn echo_server(on: SocketAddr, mptcp: bool) -> anyhow::Result<()> {
     let socket = socket::make(on.is_ipv6(), mptcp)?;
     setsockopt(&socket, sockopt::ReuseAddr, &true)?;
     bind(socket.as_raw_fd(), &SockaddrStorage::from(on))?;
-    listen(&socket, Backlog::new(64)?)?;
+    // As many as come at once after an outage.
+    listen(&socket, Backlog::MAXCONN)?;
     reply(&())?;
     for connection in TcpListener::from(socket).incoming() {
         let connection = connection?;

@@ -6,13 +6,15 @@ use std::{
 };
 
 use anyhow::{Context as _, ensure};
+use nix::sys::signal::Signal;
 use rto_testbed::{
     emulated::scaled,
     env::TestEnv,
     netns::{CLIENT_V4, SERVER_V4, sysctl},
     process::beside,
+    tcp::option,
     workload::{
-        conversation,
+        conversation::{self, Conversation},
         rate::Rate,
         traffic::{Connect, Traffic},
     },
@@ -24,6 +26,7 @@ use super::{
     statistics::{near, stats_when},
     to,
 };
+use crate::needs::{RTO_MIN_OPTION, TCP_ITERATOR};
 
 const PORT: u16 = 5250;
 
@@ -170,5 +173,89 @@ fn the_probe_is_in_no_control_arm() -> anyhow::Result<()> {
         let said = String::from_utf8_lossy(&output.stdout).into_owned();
         ensure!(said.contains("began with 100ms"), "{said}");
     }
+    Ok(())
+}
+
+test!(a_restart_keeps_what_both_arms_have_counted);
+/// Killed or ended, the next daemon goes on with both, and the arms are drawn as before.
+fn a_restart_keeps_what_both_arms_have_counted() -> anyhow::Result<()> {
+    const CONNECTIONS: u32 = 400;
+    let mut env = TestEnv::with(
+        "on_exit = \"keep\"\n[policy.near]\ncidrs = [\"127.0.0.0/8\"]\ninitial_rto = \"100ms\"\n\
+         holdout = \"50%\"\nforce = true\n",
+    )?;
+    let program = beside("rto-workload")?;
+    let on = SocketAddr::from((Ipv4Addr::LOCALHOST, PORT));
+    let mut rate = Rate::start(&program, &env.net.client, env.cgroup.path(), None, on)?;
+    let mut total = 0;
+    let mut last = [0; 2];
+    for signal in [None, Some(Signal::SIGKILL), Some(Signal::SIGTERM)] {
+        if let Some(signal) = signal {
+            env.end(signal)?;
+            env.start()?;
+            let both = both(&near(&env)?, "active", "connections")?;
+            ensure!(both == last, "{signal:?}: {both:?}, not {last:?}");
+        }
+        rate.connections(CONNECTIONS)?;
+        total += u64::from(CONNECTIONS);
+        let near = near(&env)?;
+        for direction in ["active", "passive"] {
+            let [treated, control] = both(&near, direction, "connections")?;
+            ensure!(treated + control == total, "{signal:?}: {near:#}");
+            let set = both(&near, direction, "initial_rtos_set")?;
+            ensure!(set == [treated, 0], "{signal:?}: {near:#}");
+        }
+        last = both(&near, "active", "connections")?;
+        ensure!(last.iter().all(|arm| *arm > total / 4), "{last:?}");
+    }
+    Ok(())
+}
+
+test!(
+    open_sockets_are_in_the_arm_of_their_peer,
+    needs = [TCP_ITERATOR, RTO_MIN_OPTION]
+);
+/// `apply` leaves those of the control arm alone, and new connections have what the open ones of their peer have.
+fn open_sockets_are_in_the_arm_of_their_peer() -> anyhow::Result<()> {
+    const PEERS: u8 = 12;
+    const KERNEL_US: i32 = 200_000;
+    const OWN_US: i32 = 100_000;
+    let env = TestEnv::with("[policy.far]\ncidrs = [\"10.77.0.0/24\"]\ninitial_rto = \"100ms\"\n")?;
+    let netns = &env.net.client;
+    let cgroup = Some(env.cgroup.path());
+    let on = (Ipv4Addr::UNSPECIFIED, PORT).into();
+    let _server = Traffic::echo_server(netns, cgroup, on, false)?;
+    let connect = |peer: Ipv4Addr| {
+        let to = (peer, PORT).into();
+        Conversation::start(netns, cgroup, to, conversation::Options::default())
+    };
+    let peers = (1..=PEERS).map(|host| Ipv4Addr::new(127, 0, 0, host));
+    let mut open = Vec::new();
+    for peer in peers {
+        open.push((peer, connect(peer)?));
+    }
+    env.configure(
+        "[policy.near]\ncidrs = [\"127.0.0.0/8\"]\nrto_min = \"100ms\"\nholdout = \"50%\"\nforce = true\n",
+    )?;
+    env.cli(&["reload"])?;
+    for (peer, conversation) in &mut open {
+        // The control: an entry alone does not touch them.
+        let us = conversation.option(option::RTO_MIN_US)?;
+        ensure!(us == KERNEL_US, "{peer}: {us}");
+    }
+    env.cli(&["apply"])?;
+    let mut controls = 0;
+    for (peer, conversation) in &mut open {
+        let lookup = env.cli(&["lookup", &peer.to_string()])?;
+        let is_control = lookup.contains("this peer is in its control arm");
+        let expected = if is_control { KERNEL_US } else { OWN_US };
+        let us = [conversation, &mut connect(*peer)?].map(|one| one.option(option::RTO_MIN_US));
+        let [open, new] = us;
+        let us = [open?, new?];
+        ensure!(us == [expected; 2], "{peer}: {us:?}, {lookup}");
+        controls += u8::from(is_control);
+    }
+    // That all are in the same arm is one case of 2,048.
+    ensure!((1..PEERS).contains(&controls), "{controls} of {PEERS}");
     Ok(())
 }

@@ -13,6 +13,7 @@ mod registry;
 mod adversary;
 mod advise;
 mod arms;
+mod brakes;
 mod changes;
 mod cli;
 mod coexistence;
@@ -22,6 +23,7 @@ mod dashboards;
 mod discover;
 mod doctor;
 mod established;
+mod experiment;
 mod faults;
 mod harness;
 mod http_clients;
@@ -49,6 +51,7 @@ mod syn;
 mod syn_ack;
 mod syn_retries;
 mod top;
+mod tuning;
 mod watch;
 
 /// A test that takes longer hangs. The longest waits for the kernel's own ETIMEDOUT (134 s), and one

@@ -1,0 +1,313 @@
+//! Connections that begin at even times, whatever became of those before: an open loop, as many independent clients are.
+
+use std::{
+    cmp::Reverse,
+    collections::{BinaryHeap, HashMap},
+    net::{IpAddr, SocketAddr},
+    os::fd::OwnedFd,
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use anyhow::Context as _;
+use nix::{
+    errno::Errno,
+    sys::{
+        epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout},
+        socket::{getsockopt, sockopt},
+    },
+    unistd::{read, write},
+};
+use serde::{Deserialize, Serialize};
+
+use super::{
+    Program, Role,
+    conversation::{REQUEST, WANTS_ANSWER},
+    socket,
+    stdio::{commands, reply},
+};
+use crate::channel::ControlChannel;
+
+/// Connections to an echo server ([`super::traffic::Traffic::echo_server`]).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Clients {
+    /// Where to.
+    pub to: SocketAddr,
+    /// Addresses to connect from, in turn; none: the kernel chooses.
+    pub from: Vec<IpAddr>,
+    /// From one beginning to the next.
+    pub interval: Duration,
+    /// Requests and answers of each connection, one after the other.
+    pub rounds: u32,
+    /// Between an answer and the next request, in turn; none: at once.
+    pub pauses: Vec<Duration>,
+    /// A connection that is not done after so long is given up.
+    pub patience: Duration,
+}
+
+/// What became of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Done {
+    /// All rounds were made.
+    pub complete: u32,
+    /// Connections that failed, with an error of the socket's.
+    pub failed: u32,
+    /// Connections that were given up.
+    pub given_up: u32,
+}
+
+impl Done {
+    /// All of them.
+    #[must_use]
+    pub const fn count(&self) -> u32 {
+        self.complete + self.failed + self.given_up
+    }
+}
+
+/// The child process; killed and reaped when dropped.
+#[derive(Debug)]
+pub struct Arrivals(ControlChannel);
+
+impl Arrivals {
+    /// Starts it in a namespace and a cgroup; nothing is sent yet.
+    ///
+    /// # Errors
+    ///
+    /// If it does not start.
+    pub fn start(netns: &str, cgroup: Option<&Path>, clients: &Clients) -> anyhow::Result<Self> {
+        let role = Role::Arrivals(clients.clone());
+        let mut command = Program::built()?.command(netns, cgroup, &role)?;
+        let mut channel = ControlChannel::start(&mut command)?;
+        channel.recv::<()>()?;
+        Ok(Self(channel))
+    }
+
+    /// Begins so many connections; [`Arrivals::done`] waits for them.
+    ///
+    /// # Errors
+    ///
+    /// If the child has ended.
+    pub fn begin(&mut self, count: u32) -> anyhow::Result<()> {
+        self.0.send(&count)
+    }
+
+    /// Whether they are over.
+    ///
+    /// # Errors
+    ///
+    /// If the child cannot be asked.
+    pub fn are_done(&self) -> anyhow::Result<bool> {
+        self.0.has_reply()
+    }
+
+    /// Waits until all that were begun are over.
+    ///
+    /// # Errors
+    ///
+    /// If one cannot be begun.
+    pub fn done(&mut self) -> anyhow::Result<Done> {
+        self.0.recv()
+    }
+
+    /// Both.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn run(&mut self, count: u32) -> anyhow::Result<Done> {
+        self.begin(count)?;
+        self.done()
+    }
+}
+
+pub(super) fn run(clients: &Clients) -> anyhow::Result<()> {
+    reply(&())?;
+    let mut places = clients.from.iter().cycle();
+    commands(|count: u32| {
+        let mut open = Open::new(clients)?;
+        let begin = Instant::now();
+        let mut begun = 0;
+        while begun < count || !open.all.is_empty() {
+            let due = begin + clients.interval * begun;
+            let now = Instant::now();
+            if begun < count && due <= now {
+                open.connect(places.next().copied())?;
+                begun += 1;
+                continue;
+            }
+            let due = match begun < count {
+                true => due - now,
+                false => Duration::MAX,
+            };
+            let overdue = open.until_overdue(now);
+            let request = open.until_request(now);
+            open.advance(due.min(overdue).min(request))?;
+        }
+        Ok(open.done)
+    })
+}
+
+/// Connections that are not over.
+struct Open<'a> {
+    clients: &'a Clients,
+    events: Epoll,
+    all: HashMap<u64, Client>,
+    /// Requests after a pause: when, and whose.
+    requests: BinaryHeap<Reverse<(Instant, u64)>>,
+    next: u64,
+    /// The oldest that may still be open.
+    oldest: u64,
+    done: Done,
+}
+
+struct Client {
+    socket: OwnedFd,
+    begun: Instant,
+    /// Answers that are still to come; `None` while it connects.
+    left: Option<u32>,
+}
+
+/// What becomes of a connection.
+enum Step {
+    Goes,
+    /// Its next request comes after a pause.
+    Pauses(Duration),
+    Complete,
+    Failed,
+}
+
+impl<'a> Open<'a> {
+    fn new(clients: &'a Clients) -> anyhow::Result<Self> {
+        Ok(Self {
+            clients,
+            events: Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?,
+            all: HashMap::new(),
+            requests: BinaryHeap::new(),
+            next: 0,
+            oldest: 0,
+            done: Done::default(),
+        })
+    }
+
+    fn connect(&mut self, from: Option<IpAddr>) -> anyhow::Result<()> {
+        let begun = Instant::now();
+        let socket = match from {
+            Some(from) => socket::begin_from((from, 0).into(), self.clients.to),
+            None => socket::begin(self.clients.to),
+        };
+        let socket = socket.context("connect")?;
+        let event = EpollEvent::new(EpollFlags::EPOLLOUT, self.next);
+        self.events.add(&socket, event)?;
+        let client = Client {
+            socket,
+            begun,
+            left: None,
+        };
+        self.all.insert(self.next, client);
+        self.next += 1;
+        Ok(())
+    }
+
+    fn take(&mut self, id: u64, step: Step) {
+        match step {
+            Step::Goes => return,
+            Step::Pauses(pause) => {
+                let at = Instant::now() + pause;
+                self.requests.push(Reverse((at, id)));
+                return;
+            }
+            Step::Complete => self.done.complete += 1,
+            Step::Failed => self.done.failed += 1,
+        }
+        self.all.remove(&id);
+    }
+
+    /// How long until the oldest is given up.
+    fn until_overdue(&mut self, now: Instant) -> Duration {
+        while self.oldest < self.next && !self.all.contains_key(&self.oldest) {
+            self.oldest += 1;
+        }
+        let oldest = self.all.get(&self.oldest);
+        oldest.map_or(Duration::MAX, |client| {
+            (client.begun + self.clients.patience).saturating_duration_since(now)
+        })
+    }
+
+    /// How long until the next request after a pause.
+    fn until_request(&self, now: Instant) -> Duration {
+        let next = self.requests.peek();
+        next.map_or(Duration::MAX, |Reverse((at, _))| {
+            at.saturating_duration_since(now)
+        })
+    }
+
+    /// Waits for so long at most, and goes on with those that can.
+    fn advance(&mut self, limit: Duration) -> anyhow::Result<()> {
+        // Rounded up: without that it would spin for the last millisecond.
+        let ms = u16::try_from(limit.as_micros().div_ceil(1000)).unwrap_or(u16::MAX);
+        let mut events = [EpollEvent::empty(); 64];
+        let count = match self.events.wait(&mut events, EpollTimeout::from(ms)) {
+            Err(Errno::EINTR) => 0,
+            other => other?,
+        };
+        for event in &events[..count] {
+            let id = event.data();
+            let Some(client) = self.all.get_mut(&id) else {
+                continue;
+            };
+            let step = client.step(self.clients, &self.events, id)?;
+            self.take(id, step);
+        }
+        let now = Instant::now();
+        while let Some(Reverse((at, id))) = self.requests.peek().copied()
+            && at <= now
+        {
+            self.requests.pop();
+            if let Some(client) = self.all.get(&id) {
+                let step = client.request();
+                self.take(id, step);
+            }
+        }
+        while self.until_overdue(now).is_zero() {
+            self.all.remove(&self.oldest);
+            self.done.given_up += 1;
+        }
+        Ok(())
+    }
+}
+
+impl Client {
+    fn step(&mut self, clients: &Clients, events: &Epoll, id: u64) -> anyhow::Result<Step> {
+        let left = match self.left {
+            None => {
+                if getsockopt(&self.socket, sockopt::SocketError)? != 0 {
+                    return Ok(Step::Failed);
+                }
+                let mut event = EpollEvent::new(EpollFlags::EPOLLIN, id);
+                events.modify(&self.socket, &mut event)?;
+                clients.rounds
+            }
+            Some(left) => match read(&self.socket, &mut [0]) {
+                Ok(1) => left - 1,
+                Err(Errno::EAGAIN) => return Ok(Step::Goes),
+                _ => return Ok(Step::Failed),
+            },
+        };
+        self.left = Some(left);
+        if left == 0 {
+            return Ok(Step::Complete);
+        }
+        // Another one of each connection.
+        let turn = left as usize + usize::try_from(id)?;
+        let pause = clients.pauses.get(turn % clients.pauses.len().max(1));
+        Ok(pause.map_or_else(|| self.request(), |pause| Step::Pauses(*pause)))
+    }
+
+    fn request(&self) -> Step {
+        // It fits into an empty socket buffer.
+        match write(&self.socket, &[WANTS_ANSWER; REQUEST]) {
+            Ok(REQUEST) => Step::Goes,
+            _ => Step::Failed,
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! What the program holds of a policy and of its brakes, read through the pins as the kernel has it, and the lease.
+
+use std::{mem::offset_of, time::Duration};
+
+use anyhow::{Context as _, ensure};
+use nix::time::{ClockId, clock_gettime};
+use rto_agent_common::{
+    Policy,
+    brake::{Brake, key},
+    maps::{BRAKES, LEASE, POLICIES},
+};
+use rto_testbed::{env::TestEnv, kernel::Map, machine::jiffy};
+
+use crate::policy_slot::policy_in;
+
+/// The map of this name.
+fn map(env: &TestEnv, name: &str) -> anyhow::Result<Map> {
+    Map::open(&env.pins()?.join(name)).context(name.to_owned())
+}
+
+fn word(bytes: &[u8], offset: usize) -> anyhow::Result<u32> {
+    let word = bytes.get(offset..).and_then(<[u8]>::first_chunk);
+    Ok(u32::from_ne_bytes(*word.context("too short")?))
+}
+
+/// A policy as the program has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InKernel {
+    slot: u32,
+    bytes: Vec<u8>,
+}
+
+impl InKernel {
+    /// The one of this name.
+    ///
+    /// # Errors
+    ///
+    /// If there is none.
+    pub fn of(env: &TestEnv, name: &str) -> anyhow::Result<Self> {
+        for (slot, value) in map(env, POLICIES)?.dump()? {
+            let bytes = policy_in(&value).context("no policy")?;
+            let padded = bytes.get(offset_of!(Policy, name)..).context("no name")?;
+            let known = padded.strip_prefix(name.as_bytes());
+            if known.is_some_and(|rest| rest.first() == Some(&0)) {
+                let slot = word(&slot, 0)?;
+                let bytes = bytes.to_owned();
+                return Ok(Self { slot, bytes });
+            }
+        }
+        anyhow::bail!("the program has no policy {name}")
+    }
+
+    /// The initial RTO of its SYNs; `None`: the kernel's own.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be understood.
+    pub fn initial_rto(&self) -> anyhow::Result<Option<Duration>> {
+        let jiffies = word(&self.bytes, offset_of!(Policy, initial_rto_jiffies))?;
+        Ok((jiffies != 0).then(|| jiffy() * jiffies))
+    }
+
+    /// Its `rto_min`; `None`: the kernel's own.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be understood.
+    pub fn rto_min(&self) -> anyhow::Result<Option<Duration>> {
+        let us = word(&self.bytes, offset_of!(Policy, rto_min_us))?;
+        Ok((us != 0).then(|| Duration::from_micros(us.into())))
+    }
+
+    /// Hashes below this are in its control arm.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be understood.
+    pub fn control_below(&self) -> anyhow::Result<u32> {
+        word(&self.bytes, offset_of!(Policy, control_below))
+    }
+
+    /// The epoch of a direction; 0: without brakes.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be understood.
+    pub fn epoch(&self, direction: u32) -> anyhow::Result<u32> {
+        word(
+            &self.bytes,
+            offset_of!(Policy, epochs) + 4 * direction as usize,
+        )
+    }
+
+    /// The budget of a direction, halves of a retransmission.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be understood.
+    pub fn budget(&self, direction: u32) -> anyhow::Result<u32> {
+        word(
+            &self.bytes,
+            offset_of!(Policy, budgets) + 4 * direction as usize,
+        )
+    }
+
+    /// What is spent of its brakes in a direction.
+    ///
+    /// # Errors
+    ///
+    /// If the map cannot be read.
+    pub fn brake(&self, env: &TestEnv, direction: u32) -> anyhow::Result<Brake> {
+        let key = key(self.slot, direction).to_ne_bytes();
+        let bytes = map(env, BRAKES)?.get(&key)?.context("no brake")?;
+        let word = |offset| word(&bytes, offset);
+        Ok(Brake {
+            epoch: word(offset_of!(Brake, epoch))?,
+            fuse: word(offset_of!(Brake, fuse))?.cast_signed(),
+            budget: word(offset_of!(Brake, budget))?.cast_signed(),
+            spurious: word(offset_of!(Brake, spurious))?,
+        })
+    }
+
+    /// Whether new connections of a direction get the kernel's own timer.
+    ///
+    /// # Errors
+    ///
+    /// If a map cannot be read.
+    pub fn holds(&self, env: &TestEnv, direction: u32) -> anyhow::Result<bool> {
+        let (epoch, budget) = (self.epoch(direction)?, self.budget(direction)?);
+        Ok(epoch != 0 && self.brake(env, direction)?.holds(epoch, budget))
+    }
+}
+
+/// Until when automatic values are in force, nanoseconds of CLOCK_MONOTONIC.
+///
+/// # Errors
+///
+/// If the map cannot be read.
+pub fn lease_ns(env: &TestEnv) -> anyhow::Result<u64> {
+    let value = map(env, LEASE)?.get(&[0; 4])?.context("no lease")?;
+    let value = value.first_chunk().context("too short")?;
+    Ok(u64::from_ne_bytes(*value))
+}
+
+/// Ends the lease now.
+///
+/// # Errors
+///
+/// If the map cannot be written.
+pub fn end_lease(env: &TestEnv) -> anyhow::Result<()> {
+    let now = now_ns()?;
+    ensure!(lease_ns(env)? > now, "it is over already");
+    Ok(map(env, LEASE)?.set(&[0; 4], &now.to_ne_bytes())?)
+}
+
+/// CLOCK_MONOTONIC, nanoseconds.
+///
+/// # Errors
+///
+/// If the kernel does not tell.
+pub fn now_ns() -> anyhow::Result<u64> {
+    let now = Duration::from(clock_gettime(ClockId::CLOCK_MONOTONIC)?);
+    Ok(u64::try_from(now.as_nanos())?)
+}

@@ -1,0 +1,122 @@
+//! An agent, a link whose delay and losses a test changes, and many clients of a server behind it.
+
+use std::time::{Duration, Instant};
+
+use rto_testbed::{
+    env::TestEnv,
+    link::relay::Relay,
+    wait::{TIMEOUT, eventually},
+    workload::{
+        arrivals::{Arrivals, Clients},
+        traffic::Traffic,
+    },
+};
+
+use crate::{
+    handshakes::Handshake,
+    relay::{RELAY_SERVER_V4, relay},
+};
+
+/// The server's port.
+pub const PORT: u16 = 5300;
+
+/// Where the server is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Server {
+    /// In the agent's cgroup.
+    Inside,
+    /// In none of its cgroups: what is counted are the clients' connections.
+    Outside,
+}
+
+/// They and the daemon, if one runs.
+#[derive(Debug)]
+pub struct Path {
+    /// The agent and the namespaces.
+    pub env: TestEnv,
+    /// The link.
+    pub relay: Relay,
+    _server: Traffic,
+}
+
+impl Path {
+    /// A link with this round trip.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be made.
+    pub fn new(env: TestEnv, round_trip: Duration) -> anyhow::Result<Self> {
+        let server = Server::Outside;
+        Self::with(env, round_trip, server)
+    }
+
+    /// The same, with the server where it is said to be.
+    ///
+    /// # Errors
+    ///
+    /// As [`Path::new`].
+    pub fn with(env: TestEnv, round_trip: Duration, server: Server) -> anyhow::Result<Self> {
+        let relay = relay(&env.net)?;
+        relay.set_delay(round_trip / 2);
+        let on = (RELAY_SERVER_V4.parse::<std::net::IpAddr>()?, PORT).into();
+        let cgroup = match server {
+            Server::Inside => Some(env.cgroup.path()),
+            Server::Outside => None,
+        };
+        let server = Traffic::echo_server(&env.net.server, cgroup, on, false)?;
+        Ok(Self {
+            env,
+            relay,
+            _server: server,
+        })
+    }
+
+    /// Clients in the agent's cgroup, so many a second.
+    ///
+    /// # Errors
+    ///
+    /// If they do not start.
+    pub fn clients(&self, per_s: u32, rounds: u32, patience: Duration) -> anyhow::Result<Arrivals> {
+        let clients = Clients {
+            interval: Duration::from_secs(1) / per_s,
+            rounds,
+            patience,
+            ..self.peers()?
+        };
+        Arrivals::start(&self.env.net.client, Some(self.env.cgroup.path()), &clients)
+    }
+
+    /// Clients of the server's: one a second, and nothing but connections.
+    ///
+    /// # Errors
+    ///
+    /// None, as the address is a constant.
+    pub fn peers(&self) -> anyhow::Result<Clients> {
+        Ok(Clients {
+            to: (RELAY_SERVER_V4.parse::<std::net::IpAddr>()?, PORT).into(),
+            from: Vec::new(),
+            interval: Duration::from_secs(1),
+            rounds: 0,
+            pauses: Vec::new(),
+            patience: TIMEOUT,
+        })
+    }
+
+    /// All that the link has carried so far.
+    #[must_use]
+    pub fn handshakes(&self) -> Vec<Handshake> {
+        Handshake::all(&self.relay.log(), PORT)
+    }
+
+    /// Waits until so many connections have begun.
+    ///
+    /// # Errors
+    ///
+    /// If they have not in time.
+    pub fn begun(&self, count: usize) -> anyhow::Result<Instant> {
+        eventually("connections", TIMEOUT, || {
+            let all = self.handshakes();
+            Ok((all.len() >= count).then(Instant::now))
+        })
+    }
+}

@@ -1,0 +1,176 @@
+//! What a daemon would have learnt after hours, as it stores it: a test has no hours.
+
+use std::{
+    fs,
+    os::unix::fs::DirBuilderExt as _,
+    path::PathBuf,
+    time::{Duration, SystemTime},
+};
+
+use anyhow::{Context as _, ensure};
+use nix::time::{ClockId, clock_gettime};
+use rto_model::{
+    advice::Distribution,
+    tune::{
+        acks::{self, AckTuner},
+        law,
+        tuner::{Growth, Phase, Tuner},
+    },
+};
+use rto_testbed::env::TestEnv;
+use serde_json::{Value, json};
+
+/// Past that was simulated, milliseconds: more than an hour, so that one is closed.
+const PAST_MS: u64 = 2 * 3_600_000;
+const SECOND_MS: u64 = 1000;
+const HOUR_MS: u64 = 3_600_000;
+
+/// What was seen for hours.
+#[derive(Clone, Copy, Debug)]
+pub struct Seen<'a> {
+    /// Each second: how long the path took, or by how much an ACK was delayed, microseconds, and how often.
+    pub each_second: &'a [(u64, u64)],
+    /// Jiffies a second.
+    pub hz: u32,
+}
+
+impl Seen<'_> {
+    fn times(&self) -> Distribution {
+        let mut times = Distribution::default();
+        for (us, count) in self.each_second {
+            times.add(*us, *count);
+        }
+        times
+    }
+
+    /// A tuner that has seen this until `now_ms` of its clock.
+    fn tuner(&self, now_ms: u64) -> anyhow::Result<Tuner> {
+        let path_times = self.times();
+        let mut tuner = Tuner::new(law::Settings::new(self.hz));
+        for at_ms in (now_ms - PAST_MS..=now_ms).step_by(1000) {
+            let count = path_times.count();
+            let growth = Growth {
+                epoch: tuner.setting().epoch,
+                clean: count,
+                attempts: count,
+                path_times: path_times.clone(),
+                ..Growth::default()
+            };
+            // What it decides is in force at once.
+            let _set = tuner.step(at_ms, &growth);
+        }
+        ensure!(tuner.phase() == Phase::Steady, "{:?}", tuner.phase());
+        Ok(tuner)
+    }
+
+    /// The same of `rto_min`.
+    fn ack_tuner(&self, now_ms: u64) -> anyhow::Result<AckTuner> {
+        let delays = self.times();
+        let mut tuner = AckTuner::new(acks::Settings::new(self.hz));
+        for at_ms in (now_ms - PAST_MS..=now_ms).step_by(1000) {
+            let _set = tuner.step(at_ms, &delays);
+        }
+        ensure!(tuner.phase() == Phase::Steady, "{:?}", tuner.phase());
+        Ok(tuner)
+    }
+}
+
+/// What a daemon that is started next finds of one policy.
+#[derive(Clone, Copy, Debug)]
+pub enum Learnt<'a> {
+    /// `initial_rto = "auto"`, the same in both directions.
+    InitialRto(Seen<'a>),
+    /// The same, after alarms: nothing is lowered for another hour, and the next hold is of this level.
+    Held(Seen<'a>, u32),
+    /// `rto_min = "auto"`.
+    RtoMin(Seen<'a>),
+}
+
+/// The tuner's clock is the time of day here.
+fn unix_ms() -> anyhow::Result<u64> {
+    let unix = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?;
+    Ok(u64::try_from(unix.as_millis())?)
+}
+
+impl Learnt<'_> {
+    /// The state as it is stored, and the value, microseconds.
+    fn state(&self, now_ms: u64) -> anyhow::Result<(Value, u64)> {
+        let hours_hence_ms = now_ms + HOUR_MS;
+        let (initial_rto, rto_min, value_us) = match self {
+            Self::InitialRto(seen) | Self::Held(seen, _) => {
+                let tuner = seen.tuner(now_ms)?;
+                let jiffies = tuner.setting().jiffies.context("no value")?;
+                let value_us = tuner.settings().micros(jiffies);
+                (serde_json::to_value(&tuner)?, Value::Null, value_us)
+            }
+            Self::RtoMin(seen) => {
+                let tuner = seen.ack_tuner(now_ms)?;
+                let jiffies = tuner.jiffies().context("no value")?;
+                let value_us = jiffies * 1_000_000 / u64::from(seen.hz);
+                (Value::Null, serde_json::to_value(&tuner)?, value_us)
+            }
+        };
+        let mut active = initial_rto;
+        if let Self::Held(_, level) = self {
+            active["phase"] = serde_json::to_value(Phase::Backoff)?;
+            active["hold_until_ms"] = hours_hence_ms.into();
+            active["hold_level"] = (*level).into();
+            active["last_alarm_ms"] = now_ms.into();
+        }
+        let state = json!({
+            "active": active,
+            "passive": active,
+            "rto_min": rto_min,
+            "counts": null,
+            "judged": [[0, 0], [0, 0]],
+            "transitions": [],
+            "totals": [],
+        });
+        Ok((state, value_us))
+    }
+
+    /// Writes it for a daemon that is started next; the value.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be written.
+    pub fn store(&self, env: &TestEnv, policy: &str) -> anyhow::Result<Duration> {
+        let unix_ms = unix_ms()?;
+        let boottime = Duration::from(clock_gettime(ClockId::CLOCK_BOOTTIME)?);
+        let (state, value_us) = self.state(unix_ms - SECOND_MS)?;
+        let boot_id = fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+        let kept = json!({
+            "format": 1,
+            "owner": env.pin_dir(),
+            "boot_id": boot_id.trim(),
+            "at": {
+                "tuner_ms": unix_ms,
+                "boottime_ms": u64::try_from(boottime.as_millis())?,
+                "unix_ms": unix_ms,
+            },
+            "policies": { policy: state },
+        });
+        let dir = env.persistent_dir();
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&dir)?;
+        fs::write(file(env), serde_json::to_vec(&kept)?)?;
+        Ok(Duration::from_micros(value_us))
+    }
+}
+
+/// The daemon's file.
+fn file(env: &TestEnv) -> PathBuf {
+    env.persistent_dir().join("tuning.json")
+}
+
+/// What the daemon has stored of a policy.
+///
+/// # Errors
+///
+/// If it cannot be read.
+pub fn stored(env: &TestEnv, policy: &str) -> anyhow::Result<Value> {
+    let kept: Value = serde_json::from_slice(&fs::read(file(env))?)?;
+    Ok(kept["policies"][policy].clone())
+}

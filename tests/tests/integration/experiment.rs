@@ -1,0 +1,175 @@
+//! Experiments on connections: a gain and a harm are proven as soon as they should be, and the treatment ends where it
+//! does harm.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+use rto_testbed::{
+    env::TestEnv,
+    link::rule::{DropPattern, PacketFilter, Rule},
+    wait::{TIMEOUT, eventually, eventually_seen},
+};
+use rto_tests::path::Path;
+use serde_json::Value;
+
+/// Nobody waits for longer.
+const PATIENCE: Duration = Duration::from_secs(20);
+const LATE: Duration = Duration::from_millis(500);
+
+/// A policy of the link's addresses.
+fn policy(settings: &str) -> anyhow::Result<TestEnv> {
+    TestEnv::with(&format!(
+        "[policy.near]\ncidrs = [\"10.89.0.0/24\"]\nforce = true\n{settings}"
+    ))
+}
+
+/// The experiment as it is told.
+fn shown(env: &TestEnv) -> anyhow::Result<Value> {
+    let all = env.json(&["experiment", "show", "near"])?;
+    let view = all["experiments"]["near"].clone();
+    ensure!(view.is_object(), "{all:#}");
+    Ok(view)
+}
+
+fn count(of: &Value) -> anyhow::Result<u64> {
+    of.as_u64().with_context(|| format!("{of} is no count"))
+}
+
+/// Both arms' connections with an outcome.
+fn outcome(view: &Value, name: &str) -> anyhow::Result<[u64; 2]> {
+    let all = view["outcomes"].as_array().context("no outcomes")?;
+    let one = all.iter().find(|one| one["outcome"] == name);
+    let of = &one.with_context(|| name.to_owned())?["count"];
+    Ok([count(&of["treated"])?, count(&of["control"])?])
+}
+
+test!(a_gain_is_proven);
+/// One in a hundred connections loses its first SYN. Half of them send it again after 100 ms, the others after 1 s: 60
+/// of 6,000 are lost, and 15 late ones in the control arm prove it.
+fn a_gain_is_proven() -> anyhow::Result<()> {
+    const CONNECTIONS: u32 = 6_000;
+    const PER_S: u32 = 250;
+    let path = Path::new(
+        policy("initial_rto = \"100ms\"\n")?,
+        Duration::from_millis(10),
+    )?;
+    let started = path.env.json(&[
+        "experiment",
+        "start",
+        "near",
+        "--ramp",
+        "50%",
+        "--for",
+        "1h",
+    ])?;
+    ensure!(started["experiment"]["state"] == "running", "{started:#}");
+    let first = PacketFilter::SYN.first_time();
+    path.relay.add(Rule::new(first, DropPattern::Every(100)));
+    let mut clients = path.clients(PER_S, 1, PATIENCE)?;
+    clients.begin(CONNECTIONS)?;
+    let proven = eventually("proven gain", 2 * TIMEOUT, || {
+        let view = shown(&path.env)?;
+        let is_over = clients.are_done()?;
+        let is_proven = !view["gain_proven_s"].is_null();
+        Ok((is_over || is_proven).then_some(view))
+    })?;
+    let [treated, control] = outcome(&proven, "beyond-500-ms")?;
+    let report = format!("{treated} and {control} late: {proven:#}");
+    ensure!(!proven["gain_proven_s"].is_null(), "{report}");
+    let attempts = &proven["attempts"];
+    let attempts = count(&attempts["treated"])? + count(&attempts["control"])?;
+    ensure!(attempts <= CONNECTIONS.into(), "{report}");
+    let done = clients.done()?;
+    ensure!(done.complete == CONNECTIONS, "{done:?}");
+    // By the link: how many were late in truth.
+    let all = path.handshakes();
+    let late = all.iter().filter(|one| one.is_beyond(LATE)).count() as u64;
+    let last = eventually_seen(
+        "all connections",
+        TIMEOUT,
+        || shown(&path.env),
+        |view| {
+            let of = &view["attempts"];
+            of["treated"]
+                .as_u64()
+                .zip(of["control"].as_u64())
+                .map(|(t, c)| t + c)
+                == Some(CONNECTIONS.into())
+        },
+    )?;
+    ensure!(
+        outcome(&last, "beyond-500-ms")? == [0, late],
+        "{late} late: {last:#}"
+    );
+    // No treated connection is late: the true ratio is 0.
+    let ratio = &last["ratio"];
+    let (low, high) = (ratio["low"].as_f64(), ratio["high"].as_f64());
+    ensure!(
+        low == Some(0.0) && high.is_some_and(|high| high < 1.0),
+        "{last:#}"
+    );
+    eprintln!(
+        "proven with {attempts} connections, {control} late in control; at the end {late} late, ratio {low:?} to {high:?}"
+    );
+    Ok(())
+}
+
+test!(harm_is_stopped);
+/// A timer of 8 ms on a path of 40 ms: each treated connection sends spurious SYNs.
+fn harm_is_stopped() -> anyhow::Result<()> {
+    const PER_S: u32 = 60;
+    const MOST: u32 = 3_000;
+    const JUDGED: u64 = 30;
+    /// As many as give a verdict on a slow path.
+    const ROUNDS: u32 = 5;
+    /// From the decision to the program, and back to this process.
+    const LATEST: Duration = Duration::from_millis(300);
+    let path = Path::new(
+        policy("initial_rto = \"8ms\"\n")?,
+        Duration::from_millis(40),
+    )?;
+    let started = path.env.json(&[
+        "experiment",
+        "start",
+        "near",
+        "--ramp",
+        "10%",
+        "--for",
+        "1h",
+    ])?;
+    ensure!(started["experiment"]["state"] == "running", "{started:#}");
+    let mut clients = path.clients(PER_S, ROUNDS, PATIENCE)?;
+    clients.begin(MOST)?;
+    let view = eventually_seen(
+        "harm",
+        TIMEOUT,
+        || shown(&path.env),
+        |view| view["state"] == "harm",
+    )?;
+    let stopped = Instant::now();
+    let [treated, control] = outcome(&view, "spurious")?;
+    eprintln!(
+        "stopped with {treated} spurious of {} treated, {control} of {}",
+        view["attempts"]["treated"], view["attempts"]["control"]
+    );
+    ensure!(view["share"] == 0.0, "{view:#}");
+    ensure!((1..=JUDGED).contains(&treated) && control == 0, "{view:#}");
+    // As many again as there were until then, of which none is treated.
+    let before = path.handshakes().len();
+    path.begun(2 * before + PER_S as usize)?;
+    let all = path.handshakes();
+    let later = all.iter().filter(|one| one.begun() > stopped + LATEST);
+    let (mut count, mut copies) = (0, 0);
+    for one in later {
+        count += 1;
+        copies += one.copies();
+    }
+    ensure!(count > PER_S && copies == 0, "{copies} copies of {count}");
+    // The control: before, there were some.
+    let treated = all.iter().filter(|one| one.copies() > 0).count() as u64;
+    ensure!(
+        (1..=2 * JUDGED).contains(&treated),
+        "{treated} connections with copies"
+    );
+    Ok(())
+}

@@ -1,0 +1,288 @@
+//! What was learnt outlives a daemon that is killed, and how `rto_min` is learnt.
+
+use std::{
+    net::IpAddr,
+    thread,
+    time::{Duration, SystemTime},
+};
+
+use anyhow::{Context as _, ensure};
+use nix::sys::signal::Signal;
+use rand::{RngExt as _, SeedableRng as _, rngs::ChaCha8Rng};
+use rto_agent_common::direction::ACTIVE;
+use rto_testbed::{
+    env::TestEnv,
+    link::rule::PacketFilter,
+    machine::Machine,
+    process::run,
+    wait::{TIMEOUT, eventually, eventually_seen},
+    workload::arrivals::{Arrivals, Clients},
+};
+use rto_tests::{
+    brakes::{InKernel, lease_ns, now_ns},
+    path::{Path, Server},
+    warm::{Learnt, Seen, stored},
+};
+use serde_json::Value;
+
+use super::statistics::stats_when;
+
+const RTT: Duration = Duration::from_millis(10);
+
+fn hz() -> anyhow::Result<u32> {
+    Ok(u32::try_from(Machine::here()?.hz)?)
+}
+
+/// How often the daemon is killed: RTO_TESTS_KILLS, at most 100.
+fn kills() -> anyhow::Result<u32> {
+    const KILLS: u32 = 20;
+    const MOST: u32 = 100;
+    match std::env::var("RTO_TESTS_KILLS") {
+        Ok(count) => Ok(count.parse::<u32>().context("RTO_TESTS_KILLS")?.min(MOST)),
+        Err(_) => Ok(KILLS),
+    }
+}
+
+/// Connections of both arms that an experiment has counted.
+fn attempts(view: &Value) -> u64 {
+    let of = |arm: &str| view["attempts"][arm].as_u64().unwrap_or(0);
+    of("treated") + of("control")
+}
+
+fn experiment(env: &TestEnv) -> anyhow::Result<Value> {
+    let all = env.json(&["experiment", "show", "other"])?;
+    Ok(all["experiments"]["other"].clone())
+}
+
+test!(killed_at_random_moments_with_what_it_has_learnt, killed);
+/// A value after alarms, which is held for an hour, and an experiment, under traffic: both are in force all the time and
+/// go on after each start, with nothing counted twice or lost.
+fn killed() -> anyhow::Result<()> {
+    const PER_S: u32 = 100;
+    /// A start takes some 0.2 s; the first ticks come after it.
+    const LATEST_MS: u64 = 1_500;
+    const LEVEL: u32 = 3;
+    let mut env = TestEnv::new()?;
+    env.configure(
+        "[policy.near]\ncidrs = [\"10.88.0.0/24\"]\ninitial_rto = \"auto\"\n\
+         [policy.other]\ncidrs = [\"10.89.0.0/24\"]\ninitial_rto = \"100ms\"\n",
+    )?;
+    let seen = Seen {
+        each_second: &[(10_240, 80), (20_480, 20)],
+        hz: hz()?,
+    };
+    let learnt = Learnt::Held(seen, LEVEL).store(&env, "near")?;
+    env.start()?;
+    let mut path = Path::new(env, RTT)?;
+    path.env.cli(&[
+        "experiment",
+        "start",
+        "other",
+        "--ramp",
+        "50%",
+        "--for",
+        "1h",
+    ])?;
+    let value = |env: &TestEnv| InKernel::of(env, "near")?.initial_rto();
+    let epoch = InKernel::of(&path.env, "near")?.epoch(ACTIVE)?;
+    let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?;
+    let seed = u64::from(since_epoch.subsec_nanos());
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    let mut clients = path.clients(PER_S, 1, TIMEOUT)?;
+    let kills = kills()?;
+    let mut begun = 0;
+    let check = |env: &TestEnv, when: &str| -> anyhow::Result<()> {
+        let policy = InKernel::of(env, "near")?;
+        let now = policy.initial_rto()?;
+        ensure!(
+            now == Some(learnt),
+            "{when}: {now:?}, not {learnt:?}: {}",
+            env.log()
+        );
+        ensure!(
+            policy.epoch(0)? == epoch,
+            "{when}: another epoch: {policy:?}"
+        );
+        let held = InKernel::of(env, "other")?.control_below()?;
+        ensure!(
+            held.abs_diff(1 << 31) < 1 << 16,
+            "{when}: control arm below {held}"
+        );
+        Ok(())
+    };
+    for round in 0..kills {
+        let when = format!("seed {seed}, kill {round}");
+        clients.begin(PER_S)?;
+        begun += PER_S;
+        let before = attempts(&experiment(&path.env)?);
+        let moment = Duration::from_millis(rng.random_range(0..LATEST_MS));
+        // Not a wait for a state: the moment is to be any.
+        thread::sleep(moment);
+        path.env.end(Signal::SIGKILL)?;
+        check(&path.env, &when)?;
+        clients.done()?;
+        if rng.random_bool(0.3) {
+            // In the middle of a start.
+            path.env.spawn_under(&[])?;
+            thread::sleep(Duration::from_millis(rng.random_range(0..200)));
+            path.env.end(Signal::SIGKILL)?;
+            check(&path.env, &when)?;
+        }
+        path.env.start().with_context(|| when.clone())?;
+        check(&path.env, &when)?;
+        let tuned = path.env.json(&["tune", "near"])?;
+        let timers = &tuned["policies"]["near"]["timers"];
+        let (phase, next) = (&timers[0]["phase"], &timers[0]["next"]);
+        ensure!(
+            phase == "backoff" && next["kind"] == "hold-ends",
+            "{when}: {tuned:#}"
+        );
+        let in_s = next["in_s"].as_u64();
+        ensure!(
+            in_s > Some(3_000) && in_s <= Some(3_600),
+            "{when}: {tuned:#}"
+        );
+        let counted = eventually_seen(
+            "experiment with all connections",
+            TIMEOUT,
+            || experiment(&path.env),
+            |view| attempts(view) >= begun.into(),
+        );
+        let view = counted.with_context(|| when.clone())?;
+        ensure!(
+            attempts(&view) == u64::from(begun) && before <= u64::from(begun),
+            "{when}: {view:#}"
+        );
+        ensure!(
+            view["state"] == "running" && view["share"] == 0.5,
+            "{when}: {view:#}"
+        );
+    }
+    ensure!(value(&path.env)? == Some(learnt));
+    ensure!(lease_ns(&path.env)? > now_ns()?);
+    // What is on the disk at the end: the hold, and the next one's length.
+    path.env.end(Signal::SIGTERM)?;
+    let active = stored(&path.env, "near")?["active"].clone();
+    ensure!(
+        active["phase"] == "backoff" && active["hold_level"] == LEVEL,
+        "{active:#}"
+    );
+    eprintln!("{kills} kills, {begun} connections");
+    Ok(())
+}
+
+test!(rto_min_is_learnt_from_the_control_arm);
+/// Clients that answer late: each ACK waits for the next request, 20 to 36 ms. What was learnt covers that, and few
+/// responses are sent again for nothing; without it most connections would. The server alone has the agent.
+fn rto_min_is_learnt_from_the_control_arm() -> anyhow::Result<()> {
+    const FLOOR: Duration = Duration::from_millis(48);
+    /// Of 10,000 requests in the lab. Of the 1,500 here at least, none or a few: with 1 % it would be one case of 60.
+    const SPURIOUS: f64 = 0.005;
+    const ROUNDS: u32 = 300;
+    const CLOSE: Duration = Duration::from_millis(4);
+    let mut env = TestEnv::new()?;
+    env.configure(
+        "[policy.near]\ncidrs = [\"10.89.0.0/24\"]\nrto_min = \"auto\"\nholdout = \"50%\"\nforce = true\n",
+    )?;
+    let seen = Seen {
+        each_second: &[(20_480, 50), (36_864, 50)],
+        hz: hz()?,
+    };
+    let learnt = Learnt::RtoMin(seen).store(&env, "near")?;
+    env.start()?;
+    let value = |env: &TestEnv| InKernel::of(env, "near")?.rto_min();
+    let begins = value(&env)?;
+    ensure!(
+        begins == Some(learnt) && learnt >= FLOOR,
+        "{begins:?}, {learnt:?}: {}",
+        env.log()
+    );
+    let path = Path::with(env, CLOSE, Server::Inside)?;
+    let is_long_enough = |env: &TestEnv| {
+        let now = value(env)?.context("no value")?;
+        ensure!(now >= FLOOR, "{now:?}");
+        Ok(())
+    };
+    let (treated, [all, again]) = requests(&path, ROUNDS, is_long_enough)?;
+    let share = again / all;
+    eprintln!("{learnt:?}: {again} of {all} of {treated} peers, {share:.4}");
+    ensure!(all >= 1_000.0 && share < SPURIOUS, "{again} of {all}");
+    // The control arm goes on to teach.
+    let delays = |near: &Value| near["control"]["passive"]["ack_excess"]["count"].as_u64();
+    stats_when(&path.env, "delays of ACKs", |near| delays(near) > Some(100))?;
+    is_long_enough(&path.env)?;
+    // The control: a short one makes many of them.
+    let env = TestEnv::with(
+        "[policy.near]\ncidrs = [\"10.89.0.0/24\"]\nrto_min = \"8ms\"\nholdout = \"50%\"\nforce = true\n",
+    )?;
+    let path = Path::with(env, CLOSE, Server::Inside)?;
+    let (_, [all, again]) = requests(&path, ROUNDS / 3, |_| Ok(()))?;
+    eprintln!("8 ms: {again} of {all}");
+    ensure!(again / all > 4.0 * SPURIOUS, "{again} of {all}");
+    Ok(())
+}
+
+/// Requests of many peers with pauses. How many peers are treated, and of these: responses, and those that were sent
+/// again although none was lost.
+fn requests(
+    path: &Path,
+    rounds: u32,
+    check: impl Fn(&TestEnv) -> anyhow::Result<()>,
+) -> anyhow::Result<(usize, [f64; 2])> {
+    const PEERS: u8 = 20;
+    const PAUSES_MS: [u64; 5] = [20, 24, 28, 32, 36];
+    let (client, device) = (&path.env.net.client, path.relay.client_device());
+    let mut from = Vec::new();
+    for host in 100..100 + PEERS {
+        run(&format!(
+            "ip -n {client} addr add 10.89.0.{host}/24 dev {device}"
+        ))?;
+        from.push(IpAddr::from([10, 89, 0, host]));
+    }
+    let mut treated = Vec::new();
+    for peer in &from {
+        let lookup = path.env.cli(&["lookup", &peer.to_string()])?;
+        if !lookup.contains("this peer is in its control arm") {
+            treated.push(*peer);
+        }
+    }
+    ensure!((5..=15).contains(&treated.len()), "{treated:?}");
+    let clients = |from: Vec<IpAddr>| {
+        let peers = Clients {
+            interval: Duration::from_millis(7),
+            rounds,
+            pauses: PAUSES_MS.map(Duration::from_millis).into(),
+            from,
+            ..path.peers()?
+        };
+        Arrivals::start(client, None, &peers)
+    };
+    let others: Vec<_> = from
+        .iter()
+        .filter(|peer| !treated.contains(peer))
+        .copied()
+        .collect();
+    let count = u32::try_from(treated.len())?;
+    // The others are told from them by when they came: what the link carries has no addresses.
+    let mut of_treated = clients(treated.clone())?;
+    of_treated.begin(count)?;
+    eventually("end of the treated peers' requests", 2 * TIMEOUT, || {
+        check(&path.env)?;
+        Ok(of_treated.are_done()?.then_some(()))
+    })?;
+    let done = of_treated.done()?;
+    ensure!(done.complete == count, "{done:?}");
+    let log = path.relay.log();
+    let data = log.iter().filter(|one| one.is(&PacketFilter::SERVER_DATA));
+    let again = data
+        .clone()
+        .filter(|one| one.packet.is_some_and(|packet| packet.repeated));
+    let again = again.count();
+    let all = data.count();
+    let count = u32::try_from(others.len())?;
+    let done = clients(others)?.run(count)?;
+    ensure!(done.complete == count, "{done:?}");
+    check(&path.env)?;
+    #[expect(clippy::cast_precision_loss, reason = "thousands")]
+    Ok((treated.len(), [(all - again) as f64, again as f64]))
+}
