@@ -332,7 +332,7 @@ fn an_automatic_timer_ends_with_its_lease() -> anyhow::Result<()> {
     const PER_S: u64 = 1_000;
     let mut env = warmed_up(
         PER_S,
-        "[policy.other]\ncidrs = [\"10.88.1.0/24\"]\ninitial_rto = \"100ms\"\nguard = \"on\"\n",
+        "[policy.other]\ncidrs = [\"10.88.1.0/24\"]\ninitial_rto = \"100ms\"\n",
     )?;
     let value = InKernel::of(&env, "near")?.initial_rto()?;
     let value = value.context("no value")?;

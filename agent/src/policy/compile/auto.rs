@@ -46,7 +46,6 @@ impl Compiler<'_> {
 
     pub(super) fn auto_initial_rto(&mut self, auto: &AutoInitialRto, settings: &Settings) {
         self.check_initial_rto(auto);
-        self.kernel.flags |= policy_flags::TIMED;
         let Adjustment {
             active, passive, ..
         } = self.adjustment;
@@ -203,6 +202,10 @@ impl Compiler<'_> {
                 "it is for values that are learnt, and the policy has none; give initial_rto or rto_min as \"auto\", \
                  or ask rto-agent advise",
             );
+        }
+        if guard.is_on() {
+            // What a guard raises a value to, and the budget, rest on each connection.
+            self.kernel.flags |= policy_flags::TIMED;
         }
         if settings.guard.is_some() || guard.is_on() {
             let on = format!(
@@ -413,10 +416,8 @@ mod tests {
         let raised = with(Timer::Value(MS(400)), Timer::Value(MS(600)));
         assert_eq!(raised.kernel.initial_rto_jiffies, 100);
         assert_eq!(raised.kernel.syn_ack_rto_jiffies[8], 150);
-        assert!(!has(
-            &raised.kernel,
-            policy_flags::LEASED | policy_flags::TIMED
-        ));
+        assert!(!has(&raised.kernel, policy_flags::LEASED));
+        assert!(has(&raised.kernel, policy_flags::TIMED));
         assert_eq!(
             described(&raised, "initial_rto"),
             "100ms -> 400ms, 100 jiffies at HZ=250 (by the guard)"
