@@ -424,18 +424,18 @@ fn arms_lines(stats: &PolicyStats) -> Vec<Line<'static>> {
         let attempts = stats.connections.saturating_add(stats.failed);
         with_share(stats.failed, share(stats.failed, attempts))
     }));
-    let counters: [(&str, fn(&DirectionStats) -> u64); 4] = [
-        ("beyond-500-ms", |stats| stats.slow_handshakes),
-        ("spurious", |stats| stats.spurious_connections),
-        ("dsack", |stats| stats.dsack_connections),
-        ("aborted", |stats| stats.aborted_after_loss),
-    ];
-    for (name, counter) in counters {
-        lines.push(row(name, &|stats| {
+    let of_connections = |name: &str, counter: fn(&DirectionStats) -> u64| {
+        row(name, &|stats| {
             let count = counter(stats);
             with_share(count, share(count, stats.connections))
-        }));
-    }
+        })
+    };
+    lines.extend([
+        of_connections("beyond-500-ms", |stats| stats.slow_handshakes),
+        of_connections("spurious", |stats| stats.spurious_connections),
+        of_connections("dsack", |stats| stats.dsack_connections),
+        of_connections("aborted", |stats| stats.aborted_after_loss),
+    ]);
     lines
 }
 

@@ -107,7 +107,7 @@ impl State {
     /// The policies with a control arm.
     fn with_control(&self) -> impl Iterator<Item = &PolicyName> {
         let all = self.histories.iter();
-        let with = all.filter(|(_, history)| history.stats(self.scope).control.is_some());
+        let with = all.filter(|(_, history)| history.has_control());
         with.map(|(name, _)| name)
     }
 
