@@ -89,12 +89,7 @@ fn policy_text(name: &PolicyName, policy: &TunedPolicy) -> String {
 }
 
 fn timer_text(timer: &TunedTimer) -> String {
-    let of = match timer.kind {
-        TimerKind::Auto => "learnt".to_owned(),
-        TimerKind::Advice => "advice, not set".to_owned(),
-        TimerKind::Guarded => format!("guard of {}", kernels_or(timer.configured_us)),
-        TimerKind::Watched => format!("guard of {}, warns", kernels_or(timer.configured_us)),
-    };
+    let of = kind_text(timer);
     let canary = match timer.percent {
         100 => String::new(),
         percent => format!(" for {percent}% of connections"),
@@ -108,6 +103,16 @@ fn timer_text(timer: &TunedTimer) -> String {
         evidence(timer),
         timer.next.describe()
     )
+}
+
+/// What is done about a timer.
+pub(super) fn kind_text(timer: &TunedTimer) -> String {
+    match timer.kind {
+        TimerKind::Auto => "learnt".to_owned(),
+        TimerKind::Advice => "advice, not set".to_owned(),
+        TimerKind::Guarded => format!("guard of {}", kernels_or(timer.configured_us)),
+        TimerKind::Watched => format!("guard of {}, warns", kernels_or(timer.configured_us)),
+    }
 }
 
 fn evidence(timer: &TunedTimer) -> String {

@@ -54,8 +54,14 @@ fn alerts() -> anyhow::Result<BTreeMap<String, String>> {
 
 test!(they_use_metrics_that_there_are, names);
 fn names() -> anyhow::Result<()> {
-    let (env, port) = metrics::env(&near("\"10.88.0.0/24\""))?;
+    // With brakes and a control arm.
+    let policy = near("\"10.88.0.0/24\"") + "guard = \"on\"\nholdout = \"5%\"\n";
+    let (env, port) = metrics::env(&policy)?;
     env.wait_status("the probe", |status| status["probe"].is_object())?;
+    // Two transitions, after which the value is in force again, and evidence.
+    env.cli(&["tune", "freeze", "near"])?;
+    env.cli(&["tune", "resume", "near"])?;
+    env.cli(&["experiment", "start", "near"])?;
     let mut there = metrics::names(port)?;
     // Where the kernel counts runs.
     there.insert("rto_agent_program_runs_total".to_owned());

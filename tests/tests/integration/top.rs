@@ -63,6 +63,11 @@ fn rates_histograms_and_a_clean_end() -> anyhow::Result<()> {
     }
     top.press("\u{1b}")?;
     top.wait_for("the table", |screen| rate(screen).is_some())?;
+    top.press("u")?;
+    let screen = top.wait_for("the timers", |screen| screen.contains("steady"))?;
+    assert!(screen.contains("guard of 100ms, warns"), "{screen}");
+    top.press("\u{1b}")?;
+    top.wait_for("the table again", |screen| rate(screen).is_some())?;
     top.press("/none\r")?;
     top.wait_for("no row", |screen| screen.contains("no policy's name has"))?;
     top.press("/\u{1b}")?;

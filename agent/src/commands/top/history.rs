@@ -77,6 +77,11 @@ impl PolicyHistory {
         }
     }
 
+    /// Whether it has a control arm.
+    pub(super) fn has_control(&self) -> bool {
+        self.now.control.is_some()
+    }
+
     /// Its row.
     pub(super) fn row<'a>(&'a self, name: &'a PolicyName, scope: Scope) -> Row<'a> {
         let now = self.now.treated.total();

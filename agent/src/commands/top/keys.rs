@@ -27,6 +27,9 @@ impl State {
             self.type_filter(key.code);
             return ControlFlow::Continue(());
         }
+        if self.page.is_open && self.page_key(key.code) {
+            return ControlFlow::Continue(());
+        }
         match key.code {
             KeyCode::Esc if self.open => self.open = false,
             KeyCode::Esc if !self.filter.is_empty() => {
@@ -39,6 +42,7 @@ impl State {
             KeyCode::Home => self.select(0),
             KeyCode::End => self.select(usize::MAX),
             KeyCode::Enter => self.open = self.selected().is_some(),
+            KeyCode::Char('u') => self.page.is_open = true,
             KeyCode::Char('?') => self.help = true,
             KeyCode::Char('p') => self.paused = !self.paused,
             KeyCode::Char('t') => {
@@ -67,6 +71,22 @@ impl State {
             _ => {}
         }
         ControlFlow::Continue(())
+    }
+
+    /// What a key does on the page of timers; whether it is not one that does the same everywhere.
+    fn page_key(&mut self, code: KeyCode) -> bool {
+        match code {
+            KeyCode::Esc | KeyCode::Char('u') => self.page.is_open = false,
+            KeyCode::Up | KeyCode::Char('k') => {
+                self.select_on_page(self.selected_on_page().saturating_sub(1));
+            }
+            KeyCode::Down | KeyCode::Char('j') => self.select_on_page(self.selected_on_page() + 1),
+            KeyCode::Home => self.select_on_page(0),
+            KeyCode::End => self.select_on_page(usize::MAX),
+            KeyCode::Char('q' | '?' | 'p' | 't') => return false,
+            _ => {}
+        }
+        true
     }
 
     fn type_filter(&mut self, code: KeyCode) {

@@ -7,7 +7,7 @@ use std::{
     ops::ControlFlow,
     panic::{self, AssertUnwindSafe},
     process::ExitCode,
-    sync::mpsc::{self, RecvTimeoutError, Sender},
+    sync::mpsc::{self, Receiver, RecvTimeoutError, Sender},
     thread,
     time::{Duration, Instant},
 };
@@ -18,7 +18,10 @@ use ratatui::{
     crossterm::{event, style},
 };
 
-use self::state::State;
+use self::{
+    state::State,
+    tuning::{Answers, Asker},
+};
 use super::terminal::is_coloured;
 use crate::{api::client::Client, cli::Top, wire::stats::StatsAnswer};
 
@@ -30,6 +33,8 @@ mod keys;
 mod samples;
 mod state;
 mod table;
+mod timers;
+mod tuning;
 mod view;
 
 /// The time since the last look is told in seconds.
@@ -38,6 +43,7 @@ const TICK: Duration = Duration::from_millis(500);
 /// What can happen.
 enum Event {
     Look(Result<Box<StatsAnswer>, String>),
+    Page(Result<Box<Answers>, String>),
     Terminal(io::Result<event::Event>),
     Signal,
     Panic,
@@ -62,7 +68,11 @@ pub(super) fn run(args: &Top) -> anyhow::Result<ExitCode> {
     let mut screen = Screen::open()?;
     let (sender, received) = mpsc::channel();
     // None of these is joined: each may wait for something that does not come any more.
-    spawn(&sender, move |sender| poll_stats(&client, interval, sender));
+    let (page, is_page_open) = mpsc::channel();
+    let mut was_open = false;
+    spawn(&sender, move |sender| {
+        poll(&client, interval, &is_page_open, sender);
+    });
     spawn(&sender, events);
     spawn(&sender, move |sender| {
         let _which = signals.wait();
@@ -83,6 +93,11 @@ pub(super) fn run(args: &Top) -> anyhow::Result<ExitCode> {
                 return Ok(ExitCode::SUCCESS);
             }
         }
+        if state.page.is_open != was_open {
+            was_open = state.page.is_open;
+            // Without the thread there are no answers either, which is seen.
+            let _gone = page.send(was_open);
+        }
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -90,7 +105,8 @@ pub(super) fn run(args: &Top) -> anyhow::Result<ExitCode> {
 fn take(state: &mut State, event: Event) -> io::Result<ControlFlow<()>> {
     match event {
         Event::Look(Ok(answer)) => state.update(*answer, Instant::now()),
-        Event::Look(Err(error)) => state.failed(error),
+        Event::Page(Ok(answers)) => state.update_page(*answers),
+        Event::Look(Err(error)) | Event::Page(Err(error)) => state.failed(error),
         Event::Terminal(event) => {
             if let event::Event::Key(key) = event? {
                 return Ok(state.key(key));
@@ -112,13 +128,28 @@ fn spawn(sender: &Sender<Event>, body: impl FnOnce(&Sender<Event>) + Send + 'sta
     });
 }
 
-/// Asks again and again; apart from the keys, as a daemon can take its time.
-fn poll_stats(client: &Client, interval: Duration, sender: &Sender<Event>) {
+/// Asks again and again, for the page of timers while it is open; apart from the keys, as a daemon can take its time.
+fn poll(client: &Client, interval: Duration, pages: &Receiver<bool>, sender: &Sender<Event>) {
+    let mut asker = Asker::default();
+    let mut is_page_open = false;
+    let mut next = Instant::now() + interval;
     loop {
-        thread::sleep(interval);
-        let answer = client.get("/v1/stats").map_err(|e| e.to_string());
-        if sender.send(Event::Look(answer)).is_err() {
-            return;
+        match pages.recv_timeout(next.saturating_duration_since(Instant::now())) {
+            Ok(is_open) => is_page_open = is_open,
+            Err(RecvTimeoutError::Timeout) => {
+                let answer = client.get("/v1/stats").map_err(|e| e.to_string());
+                if sender.send(Event::Look(answer)).is_err() {
+                    return;
+                }
+                next = Instant::now() + interval;
+            }
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+        if is_page_open {
+            let answers = asker.ask(client, Instant::now()).map(Box::new);
+            if sender.send(Event::Page(answers)).is_err() {
+                return;
+            }
         }
     }
 }

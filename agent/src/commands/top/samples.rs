@@ -5,8 +5,23 @@ use std::time::{Duration, Instant};
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use rto_agent_common::{Statistics, histogram::bucket_of};
 
-use super::state::State;
-use crate::wire::stats::{ArmStats, PolicyStats, StatsAnswer};
+use rto_model::tune::{
+    evidence::Share,
+    experiment::{Arms, Counts, Design, Experiment, Increments, Ramp, Unit},
+};
+
+use super::{state::State, tuning::Answers};
+use crate::{
+    experiment::merged,
+    wire::{
+        experiments::{self, ExperimentsAnswer},
+        stats::{ArmStats, PolicyStats, StatsAnswer},
+        tune::{
+            BrakesView, Evidence, NextStep, TimerKind, TransitionView, TuneAnswer, TunedPolicy,
+            TunedTimer,
+        },
+    },
+};
 
 /// An answer with policies that had so many connections.
 pub(super) fn answer(at_ms: u64, policies: &[(&str, u64)]) -> StatsAnswer {
@@ -129,5 +144,191 @@ pub(super) fn busy() -> State {
         };
         state.update(answer, Instant::now());
     }
+    state
+}
+
+/// A timer of 48 ms that is learnt.
+pub(super) fn timer(direction: &str, phase: &str) -> TunedTimer {
+    TunedTimer {
+        setting: "initial_rto".to_owned(),
+        direction: direction.to_owned(),
+        kind: TimerKind::Auto,
+        value_us: Some(48_000),
+        configured_us: None,
+        percent: 100,
+        phase: phase.to_owned(),
+        evidence: Evidence {
+            samples: 5000,
+            want_us: Some(24_000),
+            clean: 1199,
+            spurious: 1,
+            ..Evidence::default()
+        },
+        brakes: Some(BrakesView {
+            spurious: 1,
+            fuse_spent: 0.05,
+            blown: false,
+            budget_left: 1.0,
+            budget: 256,
+            throttled: false,
+        }),
+        next: NextStep {
+            kind: "lower".to_owned(),
+            to_us: Some(24_000),
+            in_s: Some(40),
+            lacks: Some(0),
+        },
+        transitions: Vec::new(),
+    }
+}
+
+/// An experiment in which 1,000 connections of each arm were counted, some of them with an outcome.
+fn experiment(treated: Counts, control: Counts) -> experiments::ExperimentView {
+    let design = Design {
+        policy: "region".to_owned(),
+        settings: "f00d".to_owned(),
+        identity: "region".to_owned(),
+        seed: 1,
+        unit: Unit::Connection,
+        ramp: Ramp::try_from(vec![Share::try_from(0.5).unwrap()]).unwrap(),
+        duration_s: 86_400,
+        promote: false,
+    };
+    let mut experiment = Experiment::start(design, "a".to_owned(), 1000).unwrap();
+    let counts = |counts| Counts {
+        attempts: 1000,
+        ..counts
+    };
+    let counts = Arms {
+        treated: counts(treated),
+        control: counts(control),
+    };
+    let increments = Increments {
+        counts,
+        ..Increments::default()
+    };
+    experiment.observe(&increments, 1001);
+    merged(experiments::Evidence {
+        experiment,
+        unjudged: Arms::default(),
+        judges_ends: true,
+    })
+}
+
+/// A state with the page's answers: policy "near" has a control arm and learns, "region" an experiment that proved
+/// harm and timers of all kinds, "far" a configured timer that is suspended and an experiment that runs.
+pub(super) fn tuned() -> State {
+    let mut state = with_control(50);
+    let hold = |in_s| NextStep {
+        kind: "hold-ends".to_owned(),
+        in_s: Some(in_s),
+        lacks: Some(300),
+        ..NextStep::default()
+    };
+    let learning = TunedTimer {
+        value_us: None,
+        brakes: None,
+        evidence: Evidence {
+            samples: 120,
+            ..Evidence::default()
+        },
+        next: NextStep {
+            kind: "learn".to_owned(),
+            lacks: Some(180),
+            ..NextStep::default()
+        },
+        ..timer("passive", "learning")
+    };
+    let rto_min = TunedTimer {
+        setting: "rto_min".to_owned(),
+        value_us: Some(56_000),
+        brakes: None,
+        next: NextStep::default(),
+        ..timer("both", "steady")
+    };
+    let brakes = timer("active", "").brakes;
+    let blown = TunedTimer {
+        kind: TimerKind::Guarded,
+        value_us: Some(200_000),
+        configured_us: Some(24_000),
+        brakes: brakes.map(|brakes| BrakesView {
+            fuse_spent: 1.0,
+            blown: true,
+            ..brakes
+        }),
+        next: hold(1260),
+        ..timer("active", "backoff")
+    };
+    let throttled = TunedTimer {
+        brakes: brakes.map(|brakes| BrakesView {
+            budget_left: 0.43,
+            throttled: true,
+            ..brakes
+        }),
+        next: NextStep {
+            kind: "budget-refills".to_owned(),
+            ..NextStep::default()
+        },
+        ..timer("passive", "throttled")
+    };
+    let suspended = TunedTimer {
+        value_us: None,
+        next: hold(40),
+        ..timer("active", "suspended")
+    };
+    let lowered = TransitionView {
+        at_ms: 400_000,
+        setting: "initial_rto".to_owned(),
+        direction: "active".to_owned(),
+        from: "lowering".to_owned(),
+        to: "lowering".to_owned(),
+        cause: "want-lower".to_owned(),
+        before_us: Some(96_000),
+        after_us: Some(48_000),
+        samples: 4000,
+        judged: 900,
+        spurious: 0,
+    };
+    let of = |timers, transitions| TunedPolicy {
+        timers,
+        transitions,
+        notes: Vec::new(),
+    };
+    let near = of(
+        vec![timer("active", "lowering"), learning, rto_min],
+        vec![lowered],
+    );
+    let tune = TuneAnswer {
+        at_ms: 1_000_000,
+        not_stored: None,
+        policies: [
+            ("near", near),
+            ("region", of(vec![blown, throttled], Vec::new())),
+            ("far", of(vec![suspended], Vec::new())),
+        ]
+        .map(|(name, policy)| (name.parse().unwrap(), policy))
+        .into(),
+    };
+    let spurious = Counts {
+        spurious: 300,
+        ..Counts::default()
+    };
+    let slow = Counts {
+        beyond_500_ms: 3,
+        ..Counts::default()
+    };
+    let experiments = ExperimentsAnswer {
+        at_s: 1000,
+        experiments: [
+            ("region", experiment(spurious, Counts::default())),
+            ("far", experiment(Counts::default(), slow)),
+        ]
+        .map(|(name, view)| (name.parse().unwrap(), view))
+        .into(),
+    };
+    state.update_page(Answers {
+        tune: Some(tune),
+        experiments: Some(experiments),
+    });
     state
 }

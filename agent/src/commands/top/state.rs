@@ -6,7 +6,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::history::{Column, PolicyHistory, Row, Scope};
+use super::{
+    history::{Column, PolicyHistory, Row, Scope},
+    tuning::Page,
+};
 use crate::{policy::PolicyName, wire::stats::StatsAnswer};
 
 /// A look is late if it is missing for this long beyond two intervals: the daemon hangs.
@@ -33,7 +36,7 @@ pub(super) struct State {
     error: Option<String>,
     /// The daemon's time of the last look that was taken over.
     at_ms: u64,
-    histories: BTreeMap<PolicyName, PolicyHistory>,
+    pub(super) histories: BTreeMap<PolicyName, PolicyHistory>,
     selected: Option<PolicyName>,
     /// What a key selected: where the filter hides it, another is selected meanwhile.
     chosen: Option<PolicyName>,
@@ -47,6 +50,8 @@ pub(super) struct State {
     pub(super) typing: bool,
     /// Whether the selected policy is open.
     pub(super) open: bool,
+    /// The page of timers that are learnt or guarded.
+    pub(super) page: Page,
     pub(super) help: bool,
     pub(super) paused: bool,
 }
@@ -78,6 +83,7 @@ impl State {
             filter: String::new(),
             typing: false,
             open: false,
+            page: Page::default(),
             help: false,
             paused: false,
         };

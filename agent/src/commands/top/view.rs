@@ -15,6 +15,7 @@ use super::{
     history::Scope,
     state::State,
     table::{self, shortened},
+    timers,
 };
 use crate::policy::units::format_duration;
 
@@ -27,14 +28,16 @@ pub(super) fn draw(frame: &mut Frame<'_>, state: &State, now: Instant) {
     ])
     .areas(frame.area());
     draw_header(frame, header, state, now);
-    if let Some((name, history)) = state.opened() {
+    if state.page.is_open {
+        timers::draw(frame, body, state);
+    } else if let Some((name, history)) = state.opened() {
         details::draw(frame, body, state, name, history);
     } else {
         table::draw(frame, body, state);
     }
     draw_footer(frame, footer, state);
     if state.help {
-        draw_help(frame);
+        draw_help(frame, state);
     }
 }
 
@@ -67,6 +70,9 @@ fn draw_header(frame: &mut Frame<'_>, area: Rect, state: &State, now: Instant) {
     let said = match trouble {
         Some(trouble) => trouble.to_owned().red().bold(),
         None if !state.on => "nothing is counted: statistics = false in [agent]".yellow(),
+        None if state.page.is_open => {
+            "learnt and guarded timers, arms and experiments; below, the selected policy".dim()
+        }
         None => meaning(state).dim(),
     };
     frame.render_widget(Line::from(said), second);
@@ -95,10 +101,10 @@ fn draw_footer(frame: &mut Frame<'_>, area: Rect, state: &State) {
             "█".into(),
             "  Enter keep  Esc drop".dim(),
         ])
-    } else if state.opened().is_some() {
+    } else if state.page.is_open || state.opened().is_some() {
         Line::from("Esc back  up/down policy  t since  p pause  ? help  q quit").dim()
     } else {
-        let keys = "q quit  Enter open  s sort  r reverse  / filter  t since  p pause  ? help";
+        let keys = "q quit  Enter open  u timers  s, r sort  / filter  t since  p pause  ? help";
         let filter = match state.filter.as_str() {
             "" => String::new(),
             filter => format!("/{filter}  "),
@@ -108,10 +114,11 @@ fn draw_footer(frame: &mut Frame<'_>, area: Rect, state: &State) {
     frame.render_widget(line, area);
 }
 
-fn draw_help(frame: &mut Frame<'_>) {
+fn draw_help(frame: &mut Frame<'_>, state: &State) {
     const HELP: &str = "\
 up, down, k, j   select a policy
 Enter            its histograms and control arm (in no row); Esc goes back
+u                timers that are learnt or guarded, arms and experiments
 s, r             sort by the next column, reverse
 /                only policies with this in their name; Esc drops it
 t                count since the policy or since top began
@@ -126,7 +133,12 @@ RTT      smoothed round-trip time
 ABRT/S   connections that ended unfinished, per second
 CONNS    connections established
 HISTORY  CONN/S at the last looks";
-    let text = Text::from(HELP);
+    let help = if state.page.is_open {
+        timers::HELP
+    } else {
+        HELP
+    };
+    let text = Text::from(help);
     let size = |n: usize| u16::try_from(n + 2).unwrap_or(u16::MAX);
     let area = frame.area();
     let area = area.centered(
@@ -145,10 +157,12 @@ mod tests {
     use super::{
         super::{
             history::Column,
-            samples::{busy, press, state, with_control},
+            samples::{busy, press, state, tuned, with_control},
+            tuning::Answers,
         },
         *,
     };
+    use crate::wire::{experiments::ExperimentsAnswer, tune::TuneAnswer};
 
     fn screen(state: &State, width: u16, height: u16, now: Instant) -> Terminal<TestBackend> {
         let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
@@ -195,6 +209,54 @@ mod tests {
         let mut idle = with_control(0);
         press(&mut idle, "\n");
         assert!(text(&idle).contains("control (5%): none"));
+    }
+
+    #[test]
+    fn the_timers_of_a_policy_and_its_experiment() {
+        let mut state = tuned();
+        press(&mut state, "uj");
+        insta::assert_snapshot!(text(&state));
+    }
+
+    #[test]
+    fn a_wide_terminal_has_all_columns_of_timers() {
+        let mut state = tuned();
+        press(&mut state, "ujj");
+        let terminal = screen(&state, 110, 24, Instant::now());
+        insta::assert_snapshot!(terminal.backend().to_string());
+        let buffer = terminal.backend().buffer();
+        let is_red = |y| (0..110).any(|x| buffer[(x, y)].fg == Color::Red);
+        let lines = terminal.backend().to_string();
+        for (y, line) in (0..).zip(lines.lines()) {
+            let is_bad = ["BLOWN", "suspended", "harm proven", "  harm  "]
+                .iter()
+                .any(|bad| line.contains(bad));
+            assert_eq!(is_red(y), is_bad, "{line}");
+        }
+    }
+
+    #[test]
+    fn the_help_of_the_timers() {
+        let mut state = tuned();
+        press(&mut state, "u?");
+        insta::assert_snapshot!(text(&state));
+    }
+
+    #[test]
+    fn without_timers_a_sentence() {
+        let mut state = state(&[("a", 1)]);
+        press(&mut state, "u");
+        assert!(text(&state).contains("asking the daemon"));
+        state.update_page(Answers::default());
+        assert!(text(&state).contains("this daemon is older than rto-agent top"));
+        state.update_page(Answers {
+            tune: Some(TuneAnswer::default()),
+            experiments: Some(ExperimentsAnswer::default()),
+        });
+        assert!(text(&state).contains("no policy has an automatic or guarded timer"));
+        let mut state = tuned();
+        press(&mut state, "/none\nu");
+        assert!(text(&state).contains("no policy's name has \"none\" in it"));
     }
 
     #[test]
@@ -250,15 +312,18 @@ mod tests {
     #[test]
     fn no_size_is_too_small() {
         let now = Instant::now();
-        for keys in ["", "?", "p/x", "j\n", "jjj\n"] {
+        for keys in ["", "?", "p/x", "j\n", "jjj\n", "u", "uj", "ujj?"] {
             let mut state = busy();
             press(&mut state, keys);
             let mut control = with_control(50);
             press(&mut control, keys);
+            let mut tuned = tuned();
+            press(&mut tuned, keys);
             for (width, height) in (1..=100).flat_map(|w| (1..=40).map(move |h| (w, h))) {
                 screen(&state, width, height, now);
                 if width % 10 == 0 {
                     screen(&control, width, height, now);
+                    screen(&tuned, width, height, now);
                 }
             }
         }

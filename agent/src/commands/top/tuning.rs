@@ -1,0 +1,207 @@
+//! The page of what is learnt, guarded and compared: what is known of it. Drawn in [`super::timers`].
+
+use std::{
+    collections::BTreeSet,
+    time::{Duration, Instant},
+};
+
+use super::state::State;
+use crate::{
+    api::client::{Client, ClientError},
+    policy::PolicyName,
+    wire::{
+        experiments::{ExperimentView, ExperimentsAnswer},
+        stats::PolicyStats,
+        tune::{TuneAnswer, TunedPolicy},
+    },
+};
+
+/// The daemon draws the bounds of each experiment's latencies anew for an answer.
+const EXPERIMENTS_EVERY: Duration = Duration::from_secs(10);
+
+/// What the daemon says. `None`: it is older than these routes.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Answers {
+    pub(super) tune: Option<TuneAnswer>,
+    pub(super) experiments: Option<ExperimentsAnswer>,
+}
+
+/// Asks for them.
+#[derive(Debug, Default)]
+pub(super) struct Asker {
+    experiments: Option<(Instant, Option<ExperimentsAnswer>)>,
+}
+
+impl Asker {
+    pub(super) fn ask(&mut self, client: &Client, now: Instant) -> Result<Answers, String> {
+        let tune = if_there(client.get("/v1/tune"))?;
+        let recent = self.experiments.take();
+        let recent = recent.filter(|(at, _)| now.duration_since(*at) < EXPERIMENTS_EVERY);
+        let (at, experiments) = match recent {
+            Some(recent) => recent,
+            None => (now, if_there(client.get("/v1/experiments"))?),
+        };
+        self.experiments = Some((at, experiments.clone()));
+        Ok(Answers { tune, experiments })
+    }
+}
+
+/// Nothing where the daemon has no such route.
+fn if_there<A>(answer: Result<A, ClientError>) -> Result<Option<A>, String> {
+    match answer {
+        Ok(answer) => Ok(Some(answer)),
+        // So says every daemon of a path that it does not know.
+        Err(ClientError::Refused(text)) if text.starts_with("no such route") => Ok(None),
+        Err(e) => Err(e.to_string()),
+    }
+}
+
+/// The page.
+#[derive(Debug, Default)]
+pub(super) struct Page {
+    pub(super) is_open: bool,
+    /// Absent before the first.
+    pub(super) answers: Option<Answers>,
+    selected: Option<PolicyName>,
+    /// Where the selected policy was, for when it is gone.
+    index: usize,
+}
+
+/// What is shown of one policy.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Shown<'a> {
+    pub(super) name: &'a PolicyName,
+    pub(super) tuned: Option<&'a TunedPolicy>,
+    pub(super) experiment: Option<&'a ExperimentView>,
+}
+
+impl State {
+    /// Takes over what the daemon said.
+    pub(super) fn update_page(&mut self, answers: Answers) {
+        if !self.paused {
+            self.page.answers = Some(answers);
+            self.settle_page();
+        }
+    }
+
+    /// The policies of the page by name, those that the filter leaves.
+    pub(super) fn shown(&self) -> Vec<Shown<'_>> {
+        let Some(answers) = &self.page.answers else {
+            return Vec::new();
+        };
+        let tuned = answers.tune.as_ref().map(|answer| &answer.policies);
+        let experiments = answers.experiments.as_ref();
+        let experiments = experiments.map(|answer| &answer.experiments);
+        let mut names: BTreeSet<&PolicyName> = self.with_control().collect();
+        names.extend(tuned.into_iter().flatten().map(|(name, _)| name));
+        names.extend(experiments.into_iter().flatten().map(|(name, _)| name));
+        names.retain(|name| name.as_str().contains(&self.filter));
+        let shown = |name| Shown {
+            name,
+            tuned: tuned.and_then(|tuned| tuned.get(name)),
+            experiment: experiments.and_then(|experiments| experiments.get(name)),
+        };
+        names.into_iter().map(shown).collect()
+    }
+
+    /// The policies with a control arm.
+    fn with_control(&self) -> impl Iterator<Item = &PolicyName> {
+        let all = self.histories.iter();
+        let with = all.filter(|(_, history)| history.has_control());
+        with.map(|(name, _)| name)
+    }
+
+    /// What a policy's connections did.
+    pub(super) fn stats_of(&self, name: &PolicyName) -> Option<PolicyStats> {
+        let history = self.histories.get(name)?;
+        Some(history.stats(self.scope))
+    }
+
+    /// Index of the policy that is selected on the page.
+    pub(super) fn selected_on_page(&self) -> usize {
+        let selected = self.page.selected.as_ref();
+        let shown = self.shown();
+        let at = shown.iter().position(|shown| Some(shown.name) == selected);
+        at.unwrap_or_else(|| self.page.index.min(shown.len().saturating_sub(1)))
+    }
+
+    /// Selects a policy on the page, the last one where there are fewer.
+    pub(super) fn select_on_page(&mut self, index: usize) {
+        let shown = self.shown();
+        let index = index.min(shown.len().saturating_sub(1));
+        let selected = shown.get(index).map(|shown| shown.name.clone());
+        self.page.selected = selected;
+        self.page.index = index;
+    }
+
+    /// After the policies changed: the selection stays, or goes to what is in its place.
+    fn settle_page(&mut self) {
+        self.select_on_page(self.selected_on_page());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        super::samples::{press, state, tuned},
+        *,
+    };
+
+    fn names(state: &State) -> Vec<&str> {
+        let shown = state.shown();
+        shown.iter().map(|shown| shown.name.as_str()).collect()
+    }
+
+    fn selected(state: &State) -> &str {
+        names(state)[state.selected_on_page()]
+    }
+
+    #[test]
+    fn older_daemons_have_no_such_routes() {
+        let none = ClientError::Refused("no such route; see docs/reference/api.md".to_owned());
+        assert_eq!(if_there::<()>(Err(none)), Ok(None));
+        let other = ClientError::Refused("no".to_owned());
+        assert_eq!(if_there::<()>(Err(other)), Err("no".to_owned()));
+        assert_eq!(if_there(Ok(1)), Ok(Some(1)));
+    }
+
+    #[test]
+    fn every_policy_with_a_timer_an_experiment_or_a_control_arm_is_there() {
+        let mut state = tuned();
+        assert_eq!(names(&state), ["far", "near", "region"]);
+        press(&mut state, "u");
+        assert_eq!(selected(&state), "far");
+        press(&mut state, "j");
+        assert_eq!(selected(&state), "near");
+        state.update_page(state.page.answers.clone().unwrap());
+        assert_eq!(selected(&state), "near");
+        let mut answers = state.page.answers.clone().unwrap();
+        answers.tune.as_mut().unwrap().policies.clear();
+        state.update_page(answers);
+        assert_eq!(names(&state), ["far", "near", "region"]);
+        assert_eq!(selected(&state), "near");
+        press(&mut state, "jjjj");
+        assert_eq!(selected(&state), "region");
+        press(&mut state, "p");
+        state.update_page(Answers::default());
+        assert_eq!(names(&state).len(), 3);
+        press(&mut state, "p");
+        state.update_page(Answers::default());
+        assert_eq!(names(&state), ["near"]);
+    }
+
+    #[test]
+    fn the_page_is_left_by_its_key_or_escape_and_hides_what_was_open() {
+        let mut state = state(&[("a", 0)]);
+        press(&mut state, "\nu");
+        assert!(state.page.is_open && state.opened().is_some());
+        assert!(!press(&mut state, "\u{1b}"));
+        assert!(!state.page.is_open && state.opened().is_some());
+        press(&mut state, "uu");
+        assert!(!state.page.is_open);
+        // Keys of the table do nothing there.
+        press(&mut state, "\u{1b}us/r\n");
+        assert!(state.page.is_open && !state.typing && state.opened().is_none());
+        assert!(press(&mut state, "q"));
+    }
+}
