@@ -140,7 +140,7 @@ mod tests {
         assert!(!budget.is_throttled());
         (1..10).for_each(|_| budget.established());
         assert_eq!(budget.percent_left(), 52);
-        // One copy to five connections: for ever.
+        // One copy to ten connections: for ever.
         let mut budget = Budget::full(50);
         for _ in 0..1_000 {
             budget.copies(1);

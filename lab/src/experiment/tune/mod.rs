@@ -84,8 +84,8 @@ pub struct Saturated {
     pub budget: Sums,
     /// With one that 2 connections pay a copy of.
     pub half: Sums,
-    /// With one that 10 do.
-    pub tenth: Sums,
+    /// With one that 5 do.
+    pub fifth: Sums,
 }
 
 /// Everything that was simulated.
@@ -196,7 +196,7 @@ pub fn saturated(most_per_s: f64, seed: u64) -> Vec<Saturated> {
             fixed: run(Timers::Fixed(SHORT)),
             budget: run(Timers::Budgeted(SHORT)),
             half: priced(2),
-            tenth: priced(10),
+            fifth: priced(5),
         }
     };
     let servers = SERVERS.iter().filter(|(per_s, _)| *per_s <= most_per_s);

@@ -252,21 +252,21 @@ fn budget(braked: &[Braked]) -> Table {
 fn saturation(saturated: &[Saturated]) -> Table {
     let mut table = Table::new(
         "saturation",
-        "A server near its capacity: attempts of more than 500 ms (%) in the second half of 60 s, by what a connection pays for",
+        "A server near its capacity: attempts of more than 500 ms (%) in the second half of 60 s, by how many copies a connection pays for",
         &[
             "SYNs a second",
             "load, %",
             "stall, s",
             "kernel",
             "24 ms",
-            "1/2 copy",
-            "1/5 (the budget)",
-            "1/10",
+            "1/2",
+            "1/5",
+            "1/10 (the budget)",
             "SYNs an attempt, budget",
         ],
     );
     for one in saturated {
-        let all = [one.kernel, one.fixed, one.half, one.budget, one.tenth];
+        let all = [one.kernel, one.fixed, one.half, one.fifth, one.budget];
         let late = all.map(|sums| format!("{:.1}", sums.later_late_share() * 100.0));
         let server = [
             digits(one.per_s),
