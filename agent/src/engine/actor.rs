@@ -329,6 +329,7 @@ impl Engine {
         let mut warnings = self.warnings.clone();
         warnings.extend(self.reconciler.store_problem());
         warnings.extend(self.deciding.experiments.problem().cloned());
+        warnings.extend(self.deciding.problems());
         let attachment = match &reader {
             Some(reader) => reader.attachment(),
             None => self.reconciler.detached(),
@@ -425,6 +426,7 @@ impl Engine {
     fn check_health(&mut self) {
         self.events.end_if_unwatched();
         self.reconciler.retry_save();
+        self.deciding.experiments.retry_save();
         if self.detached_by.is_some() {
             self.probing.look(&self.reconciler.options().cgroup);
             self.publish();

@@ -115,6 +115,22 @@ impl Deciding {
         self.tuning.pace().filter(|_| !self.is_blind)
     }
 
+    /// What was decided could not be put in force: ticks try again until it is.
+    pub(super) fn not_in_force(&mut self, why: &EngineError) {
+        let problem = format!("what was decided is not in force: {why}");
+        self.problem.becomes(Some(problem), |text| error!("{text}"));
+    }
+
+    /// What is not as decided, or not stored.
+    pub(super) fn problems(&self) -> impl Iterator<Item = String> {
+        let misfits = self.misfits.borrow().text().cloned();
+        let problem = self.problem.text().cloned();
+        problem
+            .into_iter()
+            .chain(misfits)
+            .chain(self.store.problem())
+    }
+
     /// When the next tick is due.
     fn tick_due(&self) -> Option<Instant> {
         let interval = self.pace()?.interval();
@@ -149,13 +165,15 @@ impl Deciding {
                 misfits.push(name.to_string());
             }
             if !fits {
-                // A policy that an experiment has suspended stays so.
+                // What an experiment, the guard or somebody has taken out of force stays so.
                 *adjustment = Adjustment {
+                    active: adjustment.active.without_value(),
+                    passive: adjustment.passive.without_value(),
                     control: adjustment.control,
-                    ..Adjustment::default()
+                    rto_min: None,
                 };
             }
-            fits || adjustment.control.is_some()
+            fits || *adjustment != Adjustment::default()
         });
         drop(policies);
         let problem = (!misfits.is_empty()).then(|| {
@@ -319,8 +337,11 @@ impl Engine {
     ///
     /// As [`Engine::reconcile`].
     pub(super) fn adjust(&mut self, cause: &Cause) -> Result<Option<Change>, EngineError> {
-        let desired = self.reconciler.desired().clone();
-        let next = self.adjusted(desired);
+        let desired = self.reconciler.desired();
+        if *desired.adjustments == self.deciding.adjustments(desired) {
+            return Ok(None);
+        }
+        let next = self.adjusted(desired.clone());
         if next.adjustments == self.reconciler.desired().adjustments {
             return Ok(None);
         }

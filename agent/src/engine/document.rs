@@ -96,12 +96,11 @@ impl Document {
             Err(e) => format!("cannot be understood: {e}"),
         };
         let aside = path.with_extension("json.unreadable");
-        fs::rename(&path, &aside).map_err(|e| self.named(&e))?;
-        let warning = format!(
-            "{} {reason}; it was moved to {}",
-            path.display(),
-            aside.display()
-        );
+        let moved = match fs::rename(&path, &aside) {
+            Ok(()) => format!("it was moved to {}", aside.display()),
+            Err(e) => format!("it cannot be moved aside: {e}"),
+        };
+        let warning = format!("{} {reason}; {moved}", path.display());
         Ok((None, Some(warning)))
     }
 

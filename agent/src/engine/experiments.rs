@@ -193,6 +193,13 @@ impl RunningExperiments {
         let _told = self.try_save();
     }
 
+    /// Saves them again where that failed.
+    pub(super) fn retry_save(&mut self) {
+        if self.problem().is_some() {
+            self.save();
+        }
+    }
+
     fn try_save(&mut self) -> io::Result<()> {
         let all = self.shared.lock().clone();
         self.saved_at = Instant::now();
@@ -286,8 +293,13 @@ impl Engine {
             record.stop(now_s);
         }
         self.deciding.experiments.save();
-        self.adjust(&Cause::done("experiment stop", by))?;
-        self.answer_experiment(policy, "stopped", Vec::new())
+        let adjusted = self.adjust(&Cause::done("experiment stop", by));
+        if let Err(e) = adjusted {
+            self.deciding.not_in_force(&e);
+            return Err(e);
+        }
+        let unsaved = self.deciding.experiments.problem().cloned();
+        self.answer_experiment(policy, "stopped", unsaved.into_iter().collect())
     }
 
     /// `rto-agent experiment clear`.
@@ -327,7 +339,9 @@ impl Engine {
         self.tell_experiment(policy, text);
         Ok(ExperimentAnswer {
             experiment: None,
-            notes: vec![format!("{policy}: {text}")],
+            notes: std::iter::once(format!("{policy}: {text}"))
+                .chain(self.deciding.experiments.problem().cloned())
+                .collect(),
         })
     }
 
@@ -344,6 +358,8 @@ impl Engine {
         if self.detached_by.is_none() && self.deciding.experiments.needs_ticks() {
             self.look_at_experiments();
             self.deciding.experiments.save();
+        } else {
+            self.deciding.experiments.retry_save();
         }
     }
 
@@ -418,6 +434,7 @@ impl Engine {
             let mut all = self.deciding.experiments.shared.lock();
             let counting: Vec<PolicyName> = all.counting().cloned().collect();
             let in_force = &self.reconciler.desired().adjustments;
+            let resolved = self.reconciler.resolved();
             for policy in counting {
                 let Ok(Some(statistics)) = reader.statistics_of(&policy) else {
                     // The counters go on: what came meanwhile is in the next look.
@@ -430,7 +447,15 @@ impl Engine {
                 let drawn = in_force
                     .get(&policy)
                     .and_then(|adjustment| adjustment.control);
-                if drawn != record.control() || reader.missing_stats().contains(&policy) {
+                let is_treated = resolved.set.policies.get(&policy).is_some_and(|known| {
+                    let compiled = resolved.policies.get(&policy);
+                    compiled.is_some_and(|compiled| compares(&known.settings, compiled))
+                });
+                // Without a treatment (frozen, suspended) both arms are the same.
+                if drawn != record.control()
+                    || !is_treated
+                    || reader.missing_stats().contains(&policy)
+                {
                     record.resettle(now_s);
                 }
                 if let Some(event) = record.look(&statistics, now_s) {
@@ -556,19 +581,22 @@ fn check_compares(
     settings: &Settings,
     compiled: &Compiled,
 ) -> Result<(), EngineError> {
-    let kernel = &compiled.kernel;
-    let sets_handshake_timers = kernel.initial_rto_jiffies != 0
-        || kernel
-            .syn_ack_rto_jiffies
-            .iter()
-            .any(|jiffies| *jiffies != 0);
-    if sets_handshake_timers || outlives_connections(settings) {
+    if compares(settings, compiled) {
         return Ok(());
     }
     refused(&format!(
         "policy {policy}: nothing would be compared, as none of its timers is in force: it sets none (mode = \"advise\" \
          sets none either), they are not learnt yet, or its guard has taken them back"
     ))
+}
+
+/// Whether connections with these settings have timers of their own.
+fn compares(settings: &Settings, compiled: &Compiled) -> bool {
+    let kernel = &compiled.kernel;
+    let of_requests = kernel.syn_ack_rto_jiffies.iter();
+    kernel.initial_rto_jiffies != 0
+        || of_requests.into_iter().any(|jiffies| *jiffies != 0)
+        || outlives_connections(settings)
 }
 
 fn none_of(policy: &PolicyName) -> String {

@@ -41,6 +41,8 @@ pub(super) struct TuningStore {
     /// Where the tuner's clock began, and the boot's at that moment.
     began: (u64, u64),
     written: Instant,
+    /// The last change is on no disk.
+    is_lost: bool,
     /// Why it does not outlive the boot.
     problem: Problem,
 }
@@ -56,6 +58,7 @@ impl TuningStore {
             is_taken: false,
             began: (0, boottime_ms()),
             written: Instant::now(),
+            is_lost: false,
             problem: Problem::default(),
         };
         let lasting = store.read(&store.persistent_dir.join(FILE));
@@ -119,9 +122,7 @@ impl TuningStore {
     /// Writes a transition at once, and what only grew once a minute.
     pub(super) fn save_if_due(&mut self, tuning: &mut Tuning) {
         let is_due = || self.written.elapsed() >= INTERVAL;
-        if tuning.has_changed() && (self.problem.text().is_none() || is_due())
-            || tuning.has_grown() && is_due()
-        {
+        if tuning.has_changed() && (!self.is_lost || is_due()) || tuning.has_grown() && is_due() {
             self.save(tuning);
         }
     }
@@ -144,11 +145,14 @@ impl TuningStore {
             // What was written there instead is older now.
             let _gone = fs::remove_file(self.state_dir.join(FILE));
             self.problem = Problem::default();
+            self.is_lost = false;
             tuning.was_stored();
             return;
         };
         let dir = printable::path(&self.persistent_dir);
-        let problem = match write(&kept, &self.state_dir) {
+        let of_boot = write(&kept, &self.state_dir);
+        self.is_lost = of_boot.is_err();
+        let problem = match of_boot {
             Ok(()) => {
                 tuning.was_stored();
                 format!("{dir}: {e}; what is learnt does not outlive this boot")

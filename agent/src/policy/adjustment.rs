@@ -32,6 +32,20 @@ pub struct InitialRto {
     pub budget: u32,
 }
 
+impl InitialRto {
+    /// The same without a value that was learnt; the kernel's own stays.
+    #[must_use]
+    pub fn without_value(self) -> Self {
+        match self.timer {
+            Timer::Kernel => Self {
+                timer: Timer::Kernel,
+                ..Self::default()
+            },
+            Timer::Configured | Timer::Value(_) => Self::default(),
+        }
+    }
+}
+
 /// Which timer is in force.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Timer {

@@ -24,6 +24,9 @@ pub(super) struct Handshakes {
     pub(super) failed: u64,
     /// Of `connections`.
     pub(super) retransmitted: u64,
+    /// Connections and attempts that a brake gave the kernel's own timer.
+    #[serde(default)]
+    pub(super) braked: u64,
     pub(super) copies: u64,
     /// Connections of which a copy was spurious.
     pub(super) spurious: u64,
@@ -52,8 +55,9 @@ impl Counts {
         Some(Self {
             active: self.active.since(&earlier.active)?,
             passive: self.passive.since(&earlier.passive)?,
-            delays: times_since(&self.delays, &earlier.delays)?,
-            in_control: self.in_control.checked_sub(earlier.in_control)?,
+            // A control arm comes and goes, and its counters with it.
+            delays: times_since(&self.delays, &earlier.delays).unwrap_or_default(),
+            in_control: self.in_control.saturating_sub(earlier.in_control),
         })
     }
 }
@@ -67,6 +71,7 @@ impl Handshakes {
             connections: counters.connections,
             failed: counters.failed,
             retransmitted: counters.retransmitted_handshakes,
+            braked: counters.braked,
             copies: counters.handshake_retransmissions,
             spurious: counters.spurious_connections,
             path_times,
@@ -78,16 +83,18 @@ impl Handshakes {
             connections: self.connections.checked_sub(earlier.connections)?,
             failed: self.failed.checked_sub(earlier.failed)?,
             retransmitted: self.retransmitted.checked_sub(earlier.retransmitted)?,
+            braked: self.braked.checked_sub(earlier.braked)?,
             copies: self.copies.checked_sub(earlier.copies)?,
             spurious: self.spurious.checked_sub(earlier.spurious)?,
             path_times: times_since(&self.path_times, &earlier.path_times)?,
         })
     }
 
-    /// Connections of which nothing was retransmitted.
+    /// Connections of which nothing was retransmitted, and which had the value in force: at least so many.
     pub(super) const fn clean(&self) -> u64 {
-        // The two are counted one after the other.
-        self.connections.saturating_sub(self.retransmitted)
+        // They are counted one after the other.
+        let others = self.retransmitted.saturating_add(self.braked);
+        self.connections.saturating_sub(others)
     }
 }
 
@@ -134,6 +141,31 @@ mod tests {
         // Of a bucket of 8 to 10.24 ms, and of 81.92 to 98.304 ms.
         assert_eq!(times, [(10_240, 2), (98_304, 1)]);
         assert_eq!(second.since(&second), Some(Counts::default()));
+    }
+
+    #[test]
+    fn the_end_of_a_control_arm_is_no_new_beginning() {
+        let mut all = [Statistics::default(); 3];
+        all[0].counters.connections = 5;
+        all[0].ack_excess.buckets[3] = 2;
+        let with = |control| {
+            Counts::of(&ArmStatistics {
+                treated: all,
+                control,
+            })
+        };
+        assert_eq!(with(None).since(&with(Some(all))), Some(Counts::default()));
+    }
+
+    #[test]
+    fn braked_connections_are_no_evidence() {
+        let mut statistics = Statistics::default();
+        statistics.counters.connections = 9;
+        statistics.counters.retransmitted_handshakes = 1;
+        statistics.counters.braked = 5;
+        assert_eq!(Handshakes::of(&statistics).clean(), 3);
+        statistics.counters.braked = 50;
+        assert_eq!(Handshakes::of(&statistics).clean(), 0);
     }
 
     #[test]

@@ -136,12 +136,6 @@ impl Tuning {
         self.decide(name, |policy| policy.step(now_ms, statistics, brakes))
     }
 
-    /// An experiment has proven that a policy does harm: its initial RTO is the kernel's own until the hold is over.
-    pub fn harm_proven(&mut self, now_ms: u64, name: &PolicyName) -> Vec<Told> {
-        let harm = |tuner: &mut Tuner| tuner.harm_proven(now_ms).transitions;
-        self.decide(name, |policy| policy.each(harm, |_| None))
-    }
-
     /// The kernel's own timers, until [`Tuning::resume`]. `None` if nothing of the policy can be frozen.
     pub fn freeze(&mut self, now_ms: u64, name: &PolicyName) -> Option<Vec<Told>> {
         let freeze = |tuner: &mut Tuner| tuner.freeze(now_ms).transitions;

@@ -145,6 +145,10 @@ impl PolicyTuning {
 
     /// Goes by other settings from now on.
     pub(super) fn follow(&mut self, spec: Spec) {
+        // The SYN-ACK's timer follows the host's number of retransmissions, too: that is no other setting.
+        if self.spec.active.is_some() && self.spec.active == spec.active {
+            follow_host(self.state.passive.as_mut(), spec.passive.as_ref());
+        }
         self.state.active = following(self.state.active.take(), spec.active.as_ref());
         self.state.passive = following(self.state.passive.take(), spec.passive.as_ref());
         self.state.rto_min = match (self.state.rto_min.take(), spec.rto_min) {
@@ -185,10 +189,6 @@ impl PolicyTuning {
         let counts = Counts::of(statistics);
         let earlier = self.state.counts.replace(counts.clone());
         let growth = earlier.map(|earlier| counts.since(&earlier));
-        if growth == Some(None) {
-            // The statistics were made anew, and the brakes with them.
-            self.state.judged = Default::default();
-        }
         let growth = growth.flatten().unwrap_or_default();
         self.has_grown |= growth != Counts::default();
         self.brakes = brakes;
@@ -259,7 +259,10 @@ impl PolicyTuning {
                 let before =
                     std::mem::replace(&mut self.state.judged[place], (brake.epoch, brake.spurious));
                 let known = match before {
-                    (epoch, spurious) if epoch == brake.epoch => spurious,
+                    // Brakes that were made anew count from nothing.
+                    (epoch, spurious) if epoch == brake.epoch && spurious <= brake.spurious => {
+                        spurious
+                    }
                     _ => 0,
                 };
                 growth.spurious = match brake.epoch == setting.epoch {
@@ -483,6 +486,17 @@ impl TimerSpec {
 }
 
 /// A tuner for settings: the one that there was, if it is of the same kind.
+/// Another host has another configured value of a guarded timer.
+fn follow_host(tuner: Option<&mut Tuner>, spec: Option<&TimerSpec>) {
+    if let Some(TimerSpec::Guard { jiffies, acts, .. }) = spec
+        && let Some(tuner) = tuner
+        && let Some((_, acted)) = tuner.guarded()
+        && acted == *acts
+    {
+        tuner.guard_instead(*jiffies);
+    }
+}
+
 fn following(tuner: Option<Tuner>, spec: Option<&TimerSpec>) -> Option<Tuner> {
     let spec = spec?;
     let (kind, law) = match *spec {

@@ -473,14 +473,3 @@ fn an_operator_freezes_resumes_and_resets() {
     assert!(bed.adjustment().active.epoch > epoch);
     assert!(bed.tuning.reset(0, &"other".parse().unwrap()).is_none());
 }
-
-#[test]
-fn harm_that_is_proven_suspends() {
-    let mut bed = steady();
-    let told = bed.tuning.harm_proven(bed.now_ms, &name());
-    assert!(told.iter().all(Told::is_warning));
-    assert_eq!(bed.active(), Timer::Configured);
-    bed.run(601, 9_000, 50);
-    assert_eq!(bed.value_ms(), Some(500));
-    assert_eq!(bed.adjustment().control.unwrap().share.to_string(), "95%");
-}

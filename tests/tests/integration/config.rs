@@ -129,7 +129,7 @@ fn every_refusal_of_check_and_of_a_running_daemon() -> anyhow::Result<()> {
     let cases = [
         (
             policy(&format!("{rto}\ninital_rto = \"5ms\"")),
-            ":8:1: unknown key inital_rto; did you mean initial_rto?",
+            ":9:1: unknown key inital_rto; did you mean initial_rto?",
         ),
         (
             policy(&format!("{rto}\ncidrs = [\"10.1.2.3/24\"]")),

@@ -59,6 +59,26 @@ impl Tuner {
         self.guarded.map(|guarded| (guarded.jiffies, guarded.acts))
     }
 
+    /// Guards another configured value from now on, jiffies; phase and hold stay.
+    pub fn guard_instead(&mut self, jiffies: u64) {
+        let Some(guarded) = self
+            .guarded
+            .as_mut()
+            .filter(|known| known.jiffies != jiffies)
+        else {
+            return;
+        };
+        let before = std::mem::replace(&mut guarded.jiffies, jiffies);
+        self.setting.jiffies = self.setting.jiffies.map(|value| match value == before {
+            true => jiffies,
+            false => value.max(jiffies),
+        });
+        self.setting.epoch = self.setting.epoch.wrapping_add(1);
+        self.cusum = Cusum::default();
+        (self.clean, self.spurious) = (0, 0);
+        (self.attempts, self.copies) = (0, 0);
+    }
+
     pub(super) const fn only_warns(&self) -> bool {
         matches!(self.guarded, Some(Guarded { acts: false, .. }))
     }

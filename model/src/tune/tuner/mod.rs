@@ -218,7 +218,9 @@ impl Tuner {
                 .history
                 .add(now_ms, &growth.path_times, memory_ms, spurious);
             let alarm = tuner.count(growth);
-            let quiet_since = tuner.last_alarm_ms.unwrap_or(0);
+            // A hold is no quiet time: nothing shorter was tried in it.
+            let alarm_ms = tuner.last_alarm_ms;
+            let quiet_since = alarm_ms.map_or(0, |at_ms| at_ms.max(tuner.hold_until_ms));
             if now_ms.saturating_sub(quiet_since) >= CLEAN_MS {
                 tuner.hold_level = 0;
             }
@@ -255,6 +257,8 @@ impl Tuner {
         self.deciding(|tuner, transitions| {
             if tuner.phase == Phase::Frozen {
                 let (phase, value) = match tuner.guarded {
+                    // A hold lasts as long as it would have.
+                    _ if now_ms < tuner.hold_until_ms => (Phase::Suspended, None),
                     Some(guarded) => (Phase::Steady, Some(guarded.jiffies)),
                     None => (Phase::Learning, None),
                 };
@@ -301,7 +305,9 @@ impl Tuner {
         let stored = self.setting.jiffies;
         if away_ms > self.settings.lease_ms && stored.is_some() && self.guarded.is_none() {
             let over_ms = last_ms.saturating_add(self.settings.lease_ms);
+            let percent = self.setting.percent;
             self.enter(over_ms, Phase::Frozen, Cause::LeaseOver, None, transitions);
+            self.setting.percent = percent;
             self.start_over(now_ms, stored, away_ms, Cause::LeaseOver, transitions);
         }
     }
@@ -324,9 +330,14 @@ impl Tuner {
             // A hold lasts as long as it would have.
             Some(_) if now_ms < self.hold_until_ms => Phase::Backoff,
             Some(_) => Phase::Lowering,
+            // Nothing shorter is tried in a hold, and by a few at first what was tried by a few.
+            None if now_ms < self.hold_until_ms || self.setting.percent < 100 => Phase::Suspended,
             None => Phase::Learning,
         };
         self.enter(now_ms, phase, cause, twice, transitions);
+        if twice.is_none() {
+            self.setting.percent = 100;
+        }
     }
 
     /// Counts what is of this epoch; tells whether there is an alarm.
@@ -356,8 +367,7 @@ impl Tuner {
         let largest = self.settings.largest();
         let Some(value) = self.setting.jiffies else {
             let may_begin = match self.phase {
-                Phase::Learning => true,
-                Phase::Suspended => now_ms >= self.hold_until_ms,
+                Phase::Learning | Phase::Suspended => now_ms >= self.hold_until_ms,
                 _ => false,
             };
             if let Some(guarded) = self.guarded.filter(|_| may_begin) {

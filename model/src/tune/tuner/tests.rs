@@ -504,3 +504,61 @@ fn phases_and_causes_have_the_names_of_their_json() {
         assert_eq!(format!("{phase:?}").to_lowercase(), phase.name());
     }
 }
+
+#[test]
+fn another_configured_value_keeps_what_was_decided() {
+    let mut host = guarded(Tuner::guarding(Settings::new(250), 6));
+    let epoch = host.tuner.setting().epoch;
+    host.tuner.guard_instead(6);
+    assert_eq!(host.tuner.setting().epoch, epoch);
+    host.tuner.guard_instead(10);
+    assert_eq!(
+        (host.value(), host.tuner.setting().epoch),
+        (Some(10), epoch + 1)
+    );
+    // Raised by an alarm, and held.
+    host.run(1, 140_000, 50);
+    assert_eq!(host.tuner.phase(), Phase::Backoff);
+    let (raised, until_ms) = (host.value().unwrap(), host.tuner.hold_until_ms);
+    host.tuner.guard_instead(raised + 5);
+    assert_eq!(host.value(), Some(raised + 5));
+    assert_eq!(
+        (host.tuner.phase(), host.tuner.hold_until_ms),
+        (Phase::Backoff, until_ms)
+    );
+    let _decision = host.tuner.freeze(host.now_ms);
+    host.tuner.guard_instead(7);
+    assert_eq!((host.value(), host.tuner.phase()), (None, Phase::Frozen));
+}
+
+#[test]
+fn what_is_held_stays_held_over_a_boot_a_lease_and_a_freeze() {
+    // Twice of it is too long to be set, so that nothing is.
+    let held = || {
+        let mut host = Host::steady();
+        host.tuner.setting.jiffies = Some(150);
+        host.tuner.phase = Phase::Backoff;
+        host.tuner.hold_until_ms = host.now_ms + 7_200_000;
+        host
+    };
+    let mut host = held();
+    let _decision = host.tuner.after_boot(host.now_ms);
+    assert_eq!((host.value(), host.tuner.phase()), (None, Phase::Suspended));
+    host.run(7_000, 10_000, 1);
+    assert_eq!(host.value(), None);
+    host.run(210, 10_000, 1);
+    assert_eq!(host.tuner.setting().percent, 5);
+
+    let mut host = held();
+    let _decision = host.tuner.freeze(host.now_ms);
+    let _decision = host.tuner.resume(host.now_ms);
+    assert_eq!((host.value(), host.tuner.phase()), (None, Phase::Suspended));
+
+    // Tried by a few: it is that after a boot, too.
+    let mut host = held();
+    (host.tuner.setting.percent, host.tuner.hold_until_ms) = (5, 0);
+    let _decision = host.tuner.after_boot(host.now_ms);
+    assert_eq!(host.tuner.phase(), Phase::Suspended);
+    host.run(1, 10_000, 50);
+    assert_eq!(host.tuner.setting().percent, 5);
+}
