@@ -142,13 +142,15 @@ impl Learnt<'_> {
         let kept = json!({
             "format": 1,
             "owner": env.pin_dir(),
-            "boot_id": boot_id.trim(),
-            "at": {
-                "tuner_ms": unix_ms,
-                "boottime_ms": u64::try_from(boottime.as_millis())?,
-                "unix_ms": unix_ms,
+            "content": {
+                "boot_id": boot_id.trim(),
+                "at": {
+                    "tuner_ms": unix_ms,
+                    "boottime_ms": u64::try_from(boottime.as_millis())?,
+                    "unix_ms": unix_ms,
+                },
+                "policies": { policy: state },
             },
-            "policies": { policy: state },
         });
         let dir = env.persistent_dir();
         fs::DirBuilder::new()
@@ -172,5 +174,5 @@ fn file(env: &TestEnv) -> PathBuf {
 /// If it cannot be read.
 pub fn stored(env: &TestEnv, policy: &str) -> anyhow::Result<Value> {
     let kept: Value = serde_json::from_slice(&fs::read(file(env))?)?;
-    Ok(kept["policies"][policy].clone())
+    Ok(kept["content"]["policies"][policy].clone())
 }

@@ -1,7 +1,8 @@
 //! JSON documents that outlive the boot, in `persistent_dir`: each replaced as a whole, with the version of its form.
 
 use std::{
-    fs, io,
+    fs,
+    io::{self, BufWriter, Write as _},
     path::{Path, PathBuf},
 };
 
@@ -10,20 +11,35 @@ use tracing::warn;
 
 use crate::{
     config::{atomic_file::AtomicFile, regular_file},
-    path_security,
+    path_security, printable,
     problem::Problem,
+    progress::Stepwise,
 };
 
 /// Longest file, bytes.
-const MAX_FILE: u64 = 64 << 20;
+const MAX_FILE: u64 = 1 << 28;
+/// Bytes that are written at once.
+const PIECE: usize = 64 << 10;
 
 /// What is written.
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Versioned<T> {
+#[derive(Serialize)]
+struct Versioned<'a, T> {
     format: u32,
     /// What names this daemon among several.
+    owner: &'a str,
+    content: &'a T,
+}
+
+/// The part of it that every version has.
+#[derive(Deserialize)]
+struct Head {
+    format: u32,
+    #[serde(default)]
     owner: String,
+}
+
+#[derive(Deserialize)]
+struct Body<T> {
     content: T,
 }
 
@@ -53,7 +69,7 @@ impl Document {
         }
     }
 
-    fn path(&self) -> PathBuf {
+    pub(super) fn path(&self) -> PathBuf {
         self.dir.join(self.name)
     }
 
@@ -66,7 +82,8 @@ impl Document {
     pub(super) fn load<T: DeserializeOwned>(&mut self) -> io::Result<(Option<T>, Option<String>)> {
         let path = self.path();
         if let Err(e) = AtomicFile::remove_stale(&path) {
-            warn!("a draft of {} cannot be removed: {e}", path.display());
+            let path = printable::path(&path);
+            warn!("a draft of {path} cannot be removed: {e}");
         }
         let text = match regular_file::read(&path, MAX_FILE) {
             Ok(text) => text,
@@ -82,25 +99,28 @@ impl Document {
             Err(e) if e.kind() == io::ErrorKind::InvalidData => String::new(),
             Err(e) => return Err(self.named(&e)),
         };
-        let reason = match serde_json::from_str::<Versioned<T>>(&text) {
-            Ok(file) if file.format == self.format && file.owner != self.owner => {
+        let damaged = |e| format!("cannot be understood: {e}");
+        let reason = match serde_json::from_str::<Head>(&text) {
+            Ok(Head { format, .. }) if format != self.format => {
+                format!("has format {format}, this version reads {}", self.format)
+            }
+            Ok(Head { owner, .. }) if owner != self.owner => {
                 self.is_taken = true;
                 let taken = self.named(&self.taken());
                 return Ok((None, Some(taken.to_string())));
             }
-            Ok(file) if file.format == self.format => return Ok((Some(file.content), None)),
-            Ok(file) => format!(
-                "has format {}, this version reads {}",
-                file.format, self.format
-            ),
-            Err(e) => format!("cannot be understood: {e}"),
+            Ok(_) => match serde_json::from_str::<Body<T>>(&text) {
+                Ok(body) => return Ok((Some(body.content), None)),
+                Err(e) => damaged(e),
+            },
+            Err(e) => damaged(e),
         };
         let aside = path.with_extension("json.unreadable");
         let moved = match fs::rename(&path, &aside) {
-            Ok(()) => format!("it was moved to {}", aside.display()),
+            Ok(()) => format!("it was moved to {}", printable::path(&aside)),
             Err(e) => format!("it cannot be moved aside: {e}"),
         };
-        let warning = format!("{} {reason}; {moved}", path.display());
+        let warning = format!("{} {reason}; {moved}", printable::path(&path));
         Ok((None, Some(warning)))
     }
 
@@ -110,7 +130,7 @@ impl Document {
     ///
     /// If it cannot be written; the file is as before then.
     pub(super) fn save<T: Serialize>(&mut self, content: &T) -> io::Result<()> {
-        let saved = self.write(content).map_err(|e| self.named(&e));
+        let saved = self.write(content);
         let problem = saved.as_ref().err().map(|e| {
             format!("{e}; until it is saved a restart goes back to what was saved before")
         });
@@ -118,17 +138,35 @@ impl Document {
         saved
     }
 
-    fn write<T: Serialize>(&self, content: &T) -> io::Result<()> {
-        if self.is_taken {
-            return Err(self.taken());
-        }
-        let text = serde_json::to_vec(&Versioned {
-            format: self.format,
-            owner: self.owner.clone(),
-            content,
-        })?;
-        path_security::make_private(&self.dir)?;
-        AtomicFile::write(&self.path(), 0o600, &text)?.commit()
+    /// Writes it; whoever calls says what a failure means.
+    ///
+    /// # Errors
+    ///
+    /// As above.
+    pub(super) fn write<T: Serialize>(&self, content: &T) -> io::Result<()> {
+        let write = || {
+            if self.is_taken {
+                return Err(self.taken());
+            }
+            path_security::make_private(&self.dir)?;
+            let draft = AtomicFile::write_with(&self.path(), 0o600, |to| {
+                let mut to = BufWriter::with_capacity(PIECE, Stepwise(to));
+                let versioned = Versioned {
+                    format: self.format,
+                    owner: &self.owner,
+                    content,
+                };
+                serde_json::to_writer(&mut to, &versioned)?;
+                to.flush()
+            })?;
+            draft.commit()
+        };
+        write().map_err(|e| self.named(&e))
+    }
+
+    /// Whether it is another daemon's, which is left alone.
+    pub(super) const fn is_taken(&self) -> bool {
+        self.is_taken
     }
 
     /// Why it is older, for people.
@@ -141,7 +179,8 @@ impl Document {
     }
 
     fn named(&self, error: &io::Error) -> io::Error {
-        io::Error::new(error.kind(), format!("{}: {error}", self.path().display()))
+        let path = self.path();
+        io::Error::new(error.kind(), format!("{}: {error}", printable::path(&path)))
     }
 }
 
@@ -174,6 +213,11 @@ mod tests {
             (
                 "{\"format\":1,\"owner\":\"a\",\"content\":[]}",
                 "has format 1, this version reads 2",
+            ),
+            // Another format may have another form.
+            (
+                "{\"format\":3,\"all\":{}}",
+                "has format 3, this version reads 2",
             ),
             ("{\"format\":2,\"own", "cannot be understood"),
             ("", "cannot be understood"),

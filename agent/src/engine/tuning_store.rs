@@ -3,41 +3,30 @@
 
 use std::{
     fs,
-    io::{self, BufWriter, Write as _},
-    path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
 use tracing::warn;
 
-use super::{runtime::boottime_ms, store::boot_id};
+use super::{document::Document, runtime::boottime_ms, store::boot_id};
 use crate::{
-    config::{AgentConfig, atomic_file::AtomicFile, regular_file},
-    path_security, printable,
+    config::AgentConfig,
     problem::Problem,
-    progress::Stepwise,
-    tuning::{Kept, Moment, ParseError, Restored, Tuning},
+    tuning::{Moment, Restored, Stored, Tuning},
     wire::types::now_ms,
 };
 
 const FILE: &str = "tuning.json";
-/// Longest file, bytes: more than a thousand policies take.
-const MAX_FILE: u64 = 1 << 28;
+const FORMAT: u32 = 1;
 /// How often what only grew is written.
 const INTERVAL: Duration = Duration::from_secs(60);
-/// Bytes that are written at once.
-const PIECE: usize = 64 << 10;
 
 /// The files, and the clock that times in them are of.
 #[derive(Debug)]
 pub(super) struct TuningStore {
-    /// What names this daemon among several.
-    owner: String,
     boot_id: String,
-    persistent_dir: PathBuf,
-    state_dir: PathBuf,
-    /// The persistent file is another daemon's.
-    is_taken: bool,
+    lasting: Document,
+    of_boot: Document,
     /// Where the tuner's clock began, and the boot's at that moment.
     began: (u64, u64),
     written: Instant,
@@ -50,62 +39,27 @@ pub(super) struct TuningStore {
 impl TuningStore {
     /// Reads what an earlier run has left. What cannot be understood is moved aside and said.
     pub(super) fn open(agent: &AgentConfig) -> (Self, Restored) {
+        let owner = agent.pin_dir.to_string_lossy();
+        let document = |dir| Document::new(dir, FILE, FORMAT, owner.clone().into_owned());
         let mut store = Self {
-            owner: agent.pin_dir.to_string_lossy().into_owned(),
             boot_id: boot_id(),
-            persistent_dir: agent.persistent_dir.clone(),
-            state_dir: agent.state_dir.clone(),
-            is_taken: false,
+            lasting: document(&agent.persistent_dir),
+            of_boot: document(&agent.state_dir),
             began: (0, boottime_ms()),
             written: Instant::now(),
             is_lost: false,
             problem: Problem::default(),
         };
-        let lasting = store.read(&store.persistent_dir.join(FILE));
-        let of_boot = store.read(&store.state_dir.join(FILE));
-        store.is_taken = matches!(lasting, Err(ParseError::Owner(_)));
-        if let Err(e) = &lasting
-            && store.is_taken
-        {
-            let text = format!(
-                "{} {e}: give this one a persistent_dir of its own; what is learnt does not outlive this boot",
-                printable::path(&store.persistent_dir.join(FILE))
-            );
-            store.problem.becomes(Some(text), |text| warn!("{text}"));
-        }
+        let (lasting, lost) = read(&mut store.lasting, &store.boot_id);
+        let (of_boot, _) = read(&mut store.of_boot, &store.boot_id);
+        let taken = lost.filter(|_| store.lasting.is_taken());
+        let problem = taken.map(|why| format!("{why}; what is learnt does not outlive this boot"));
+        store.problem.becomes(problem, |text| warn!("{text}"));
         // The other one is of a time at which the first could not be written.
         let restored = [lasting, of_boot].into_iter().flatten();
         let restored = restored.max_by_key(Restored::at_ms).unwrap_or_default();
         store.began.0 = restored.now_ms(store.began.1, now_ms());
         (store, restored)
-    }
-
-    fn read(&self, path: &Path) -> Result<Restored, ParseError> {
-        if let Err(e) = AtomicFile::remove_stale(path) {
-            warn!("a draft of {} cannot be removed: {e}", path.display());
-        }
-        let text = match regular_file::read(path, MAX_FILE) {
-            Ok(text) => text,
-            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Restored::default()),
-            Err(e) => {
-                warn!("{}: {e}; timers are learnt anew", printable::path(path));
-                return Ok(Restored::default());
-            }
-        };
-        let parsed = Restored::parse(&text, &self.owner, &self.boot_id);
-        if let Err(e @ (ParseError::Json(_) | ParseError::Format(_))) = &parsed {
-            let aside = path.with_extension("json.unreadable");
-            let moved = match fs::rename(path, &aside) {
-                Ok(()) => format!("it was moved to {}", printable::path(&aside)),
-                Err(e) => format!("it cannot be moved aside: {e}"),
-            };
-            warn!(
-                "{} {e}; timers are learnt anew, and {moved}",
-                printable::path(path)
-            );
-            return Ok(Restored::default());
-        }
-        parsed
     }
 
     /// What the clocks say.
@@ -136,31 +90,23 @@ impl TuningStore {
 
     fn save(&mut self, tuning: &mut Tuning) {
         self.written = Instant::now();
-        let kept = tuning.kept(&self.owner, &self.boot_id, self.now());
-        let lasting = match self.is_taken {
-            true => Err(io::Error::other("it is another daemon's")),
-            false => write(&kept, &self.persistent_dir),
-        };
-        let Err(e) = lasting else {
+        let kept = tuning.kept(&self.boot_id, self.now());
+        let Err(e) = self.lasting.write(&kept) else {
             // What was written there instead is older now.
-            let _gone = fs::remove_file(self.state_dir.join(FILE));
+            let _gone = fs::remove_file(self.of_boot.path());
             self.problem = Problem::default();
             self.is_lost = false;
             tuning.was_stored();
             return;
         };
-        let dir = printable::path(&self.persistent_dir);
-        let of_boot = write(&kept, &self.state_dir);
+        let of_boot = self.of_boot.write(&kept);
         self.is_lost = of_boot.is_err();
         let problem = match of_boot {
             Ok(()) => {
                 tuning.was_stored();
-                format!("{dir}: {e}; what is learnt does not outlive this boot")
+                format!("{e}; what is learnt does not outlive this boot")
             }
-            Err(also) => format!(
-                "{dir}: {e}; {}: {also}; what is learnt does not outlive the daemon",
-                printable::path(&self.state_dir)
-            ),
+            Err(also) => format!("{e}; {also}; what is learnt does not outlive the daemon"),
         };
         self.problem.becomes(Some(problem), |text| warn!("{text}"));
     }
@@ -171,12 +117,16 @@ impl TuningStore {
     }
 }
 
-fn write(kept: &Kept<'_>, dir: &Path) -> io::Result<()> {
-    path_security::make_private(dir)?;
-    let draft = AtomicFile::write_with(&dir.join(FILE), 0o600, |to| {
-        let mut to = BufWriter::with_capacity(PIECE, Stepwise(to));
-        serde_json::to_writer(&mut to, kept)?;
-        to.flush()
-    })?;
-    draft.commit()
+/// What a file has, or why nothing is known of it.
+fn read(document: &mut Document, boot_id: &str) -> (Option<Restored>, Option<String>) {
+    let (stored, lost) = match document.load::<Stored>() {
+        Ok(read) => read,
+        Err(e) => (None, Some(e.to_string())),
+    };
+    if let Some(why) = &lost
+        && !document.is_taken()
+    {
+        warn!("{why}; timers are learnt anew");
+    }
+    (stored.map(|stored| Restored::of(stored, boot_id)), lost)
 }

@@ -22,7 +22,7 @@ mod view;
 
 pub use self::{
     policy::TimerId,
-    stored::{Kept, Moment, ParseError, Restored},
+    stored::{Kept, Moment, Restored, Stored},
 };
 
 /// Settings of policies, by name.

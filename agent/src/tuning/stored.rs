@@ -17,9 +17,6 @@ use crate::{
     tuning::spec::Spec,
 };
 
-/// Of another the file is not read.
-const FORMAT: u32 = 1;
-
 /// Clocks at one moment, milliseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Moment {
@@ -34,9 +31,6 @@ pub struct Moment {
 /// What is stored.
 #[derive(Serialize)]
 pub struct Kept<'a> {
-    format: u32,
-    /// Whose it is: daemons with directories of their own may share this one.
-    owner: &'a str,
     boot_id: &'a str,
     at: Moment,
     policies: BTreeMap<&'a PolicyName, &'a State>,
@@ -44,17 +38,10 @@ pub struct Kept<'a> {
 
 /// [`Kept`], read.
 #[derive(Deserialize)]
-struct File {
-    owner: String,
+pub struct Stored {
     boot_id: String,
     at: Moment,
     policies: BTreeMap<PolicyName, State>,
-}
-
-/// The part of the file that every version has.
-#[derive(Deserialize)]
-struct Version {
-    format: u32,
 }
 
 /// What was stored by an earlier run.
@@ -65,41 +52,16 @@ pub struct Restored {
     is_same_boot: bool,
 }
 
-/// Why a file is not taken over.
-#[derive(Debug, thiserror::Error)]
-pub enum ParseError {
-    /// It is damaged.
-    #[error("cannot be understood: {0}")]
-    Json(#[from] serde_json::Error),
-    /// It is of another version.
-    #[error("has format {0}, this version reads {FORMAT}")]
-    Format(u32),
-    /// It is another daemon's.
-    #[error("belongs to the daemon with pin_dir = {0:?}")]
-    Owner(String),
-}
-
 impl Restored {
-    /// Understands a file.
-    ///
-    /// # Errors
-    ///
-    /// Why it cannot be understood.
-    pub fn parse(text: &str, owner: &str, boot_id: &str) -> Result<Self, ParseError> {
-        let Version { format } = serde_json::from_str(text)?;
-        if format != FORMAT {
-            return Err(ParseError::Format(format));
-        }
-        let file: File = serde_json::from_str(text)?;
-        if file.owner != owner {
-            return Err(ParseError::Owner(file.owner));
-        }
-        Ok(Self {
-            policies: file.policies,
-            at: file.at,
+    /// What was stored, for a daemon of this boot.
+    #[must_use]
+    pub fn of(stored: Stored, boot_id: &str) -> Self {
+        Self {
+            policies: stored.policies,
+            at: stored.at,
             // Without an id nothing says that it is the same.
-            is_same_boot: file.boot_id == boot_id && !boot_id.is_empty(),
-        })
+            is_same_boot: stored.boot_id == boot_id && !boot_id.is_empty(),
+        }
     }
 
     /// What the tuner's clock says now. It never goes back; where the time of day did, no time has passed.
@@ -169,11 +131,9 @@ impl Tuning {
 
     /// What is to be stored.
     #[must_use]
-    pub fn kept<'a>(&'a self, owner: &'a str, boot_id: &'a str, at: Moment) -> Kept<'a> {
+    pub fn kept<'a>(&'a self, boot_id: &'a str, at: Moment) -> Kept<'a> {
         let policies = self.policies.iter();
         Kept {
-            format: FORMAT,
-            owner,
             boot_id,
             at,
             policies: policies
