@@ -9,9 +9,12 @@ use axum::{
 
 use super::server::{answer, read, respond};
 use crate::{
-    engine::{Handle, Message},
+    engine::{Handle, Message, Reply},
     policy::PolicyName,
-    wire::{experiments::StartRequest, types::Caller},
+    wire::{
+        experiments::{ExperimentAnswer, StartRequest},
+        types::Caller,
+    },
 };
 
 pub(super) async fn show(State(engine): State<Handle>) -> Response {
@@ -45,13 +48,8 @@ pub(super) async fn stop(
     Extension(caller): Extension<Caller>,
     Path(policy): Path<String>,
 ) -> Response {
-    match policy.parse::<PolicyName>() {
-        Ok(policy) => {
-            let asked = engine.call(|reply| Message::StopExperiment(policy, caller, reply));
-            respond(asked.await)
-        }
-        Err(e) => answer(StatusCode::BAD_REQUEST, &e.to_string()),
-    }
+    let stop = |policy, reply| Message::StopExperiment(policy, caller, reply);
+    tell(&engine, &policy, stop).await
 }
 
 pub(super) async fn clear(
@@ -59,11 +57,17 @@ pub(super) async fn clear(
     Extension(caller): Extension<Caller>,
     Path(policy): Path<String>,
 ) -> Response {
+    let clear = |policy, reply| Message::ClearExperiment(policy, caller, reply);
+    tell(&engine, &policy, clear).await
+}
+
+async fn tell(
+    engine: &Handle,
+    policy: &str,
+    message: impl FnOnce(PolicyName, Reply<ExperimentAnswer>) -> Message,
+) -> Response {
     match policy.parse::<PolicyName>() {
-        Ok(policy) => {
-            let asked = engine.call(|reply| Message::ClearExperiment(policy, caller, reply));
-            respond(asked.await)
-        }
+        Ok(policy) => respond(engine.call(|reply| message(policy, reply)).await),
         Err(e) => answer(StatusCode::BAD_REQUEST, &e.to_string()),
     }
 }

@@ -150,7 +150,7 @@ fn evidence(timer: &TunedTimer) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::tune::{BrakesView, NextStep, TransitionView};
+    use crate::{commands::top::samples::timer, wire::tune::TransitionView};
 
     fn words(text: &str) -> anyhow::Result<What> {
         let words: Vec<String> = text.split_whitespace().map(str::to_owned).collect();
@@ -171,36 +171,13 @@ mod tests {
 
     #[test]
     fn a_policy_for_people() {
+        let sample = timer("active", "lowering");
         let timer = TunedTimer {
-            setting: "initial_rto".to_owned(),
-            direction: "active".to_owned(),
-            kind: TimerKind::Auto,
-            value_us: Some(48_000),
-            configured_us: None,
-            percent: 100,
-            phase: "lowering".to_owned(),
             evidence: Evidence {
-                samples: 5_000,
-                want_us: Some(24_000),
                 clean: 1_200,
-                spurious: 1,
-                ..Evidence::default()
+                ..sample.evidence
             },
-            brakes: Some(BrakesView {
-                spurious: 1,
-                fuse_spent: 0.05,
-                blown: false,
-                budget_left: 1.0,
-                budget: 256,
-                throttled: false,
-            }),
-            next: NextStep {
-                kind: "lower".to_owned(),
-                to_us: Some(24_000),
-                in_s: Some(40),
-                lacks: Some(0),
-            },
-            transitions: Vec::new(),
+            ..sample
         };
         let transition = TransitionView {
             at_ms: 1_700_000_000_000,

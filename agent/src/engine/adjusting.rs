@@ -147,12 +147,20 @@ impl Deciding {
         all
     }
 
-    /// A desired state with what is decided about its policies. What its settings do not allow is left out: no decision
-    /// stands in the way of what somebody asks for.
+    /// A desired state with what is decided about its policies.
     fn adjusted(&self, next: Desired) -> Desired {
-        let mut adjustments = self.adjustments(&next);
+        match self.other_adjustments(&next) {
+            Some(adjustments) => next.with_adjustments(adjustments),
+            None => next,
+        }
+    }
+
+    /// What is decided about the policies of a desired state, where it has something else. What its settings do not allow
+    /// is left out: no decision stands in the way of what somebody asks for.
+    fn other_adjustments(&self, next: &Desired) -> Option<Adjustments> {
+        let mut adjustments = self.adjustments(next);
         if *next.adjustments == adjustments {
-            return next;
+            return None;
         }
         let policies = next.policies();
         let mut misfits = Vec::new();
@@ -163,8 +171,6 @@ impl Deciding {
             let fits = compiled.is_some_and(|compiled| compiled.is_ok());
             if !fits {
                 misfits.push(name.to_string());
-            }
-            if !fits {
                 // What an experiment, the guard or somebody has taken out of force stays so.
                 *adjustment = Adjustment {
                     active: adjustment.active.without_value(),
@@ -175,7 +181,6 @@ impl Deciding {
             }
             fits || *adjustment != Adjustment::default()
         });
-        drop(policies);
         let problem = (!misfits.is_empty()).then(|| {
             format!(
                 "what is learnt does not go with the settings of {}: it is not in force",
@@ -184,11 +189,7 @@ impl Deciding {
         });
         let mut known = self.misfits.borrow_mut();
         known.becomes(problem, |text| warn!("{text}"));
-        drop(known);
-        if *next.adjustments == adjustments {
-            return next;
-        }
-        next.with_adjustments(adjustments)
+        (*next.adjustments != adjustments).then_some(adjustments)
     }
 
     /// Has everybody see what it is now.
@@ -338,13 +339,10 @@ impl Engine {
     /// As [`Engine::reconcile`].
     pub(super) fn adjust(&mut self, cause: &Cause) -> Result<Option<Change>, EngineError> {
         let desired = self.reconciler.desired();
-        if *desired.adjustments == self.deciding.adjustments(desired) {
+        let Some(adjustments) = self.deciding.other_adjustments(desired) else {
             return Ok(None);
-        }
-        let next = self.adjusted(desired.clone());
-        if next.adjustments == self.reconciler.desired().adjustments {
-            return Ok(None);
-        }
+        };
+        let next = desired.with_adjustments(adjustments);
         self.reconcile(next, &Persist::Later, cause).map(Some)
     }
 

@@ -3,7 +3,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    hash::{BuildHasher as _, Hasher as _, RandomState},
     io,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
@@ -11,44 +10,34 @@ use std::{
 
 use nix::sys::utsname::uname;
 use rto_agent_common::{Policy, policy_flags};
-use rto_model::tune::{
-    evidence,
-    experiment::{Design, Event, Ramp, Verdict},
-};
+use rto_model::tune::experiment::{Event, Verdict};
 use tracing::{info, warn};
 
+use self::design::design;
 use super::{Engine, EngineError, audit::Cause, document::Document};
 use crate::{
     config::AgentConfig,
-    experiment::{Experiments, Record, digest},
+    experiment::{Experiments, Record},
     policy::{
-        Adjustments, PolicyName, Settings, Share,
+        Adjustments, PolicyName, Settings,
         compile::{Compiled, outlives_connections},
         plan::MapState,
     },
-    printable,
     wire::{
         events::{ExperimentEvent, StreamItem},
         experiments::{
             ExperimentAnswer, ExperimentSummary, ExperimentView, ExperimentsAnswer, StartRequest,
-            UnitView,
         },
-        ttl::parse_ttl,
         types::{Caller, now_ms, now_s},
     },
 };
+
+mod design;
 
 const FILE: &str = "experiments.json";
 const FORMAT: u32 = 1;
 /// How often what was counted is saved: the kernel's counters have what came since, so that a kill loses nothing.
 const SAVE_INTERVAL: Duration = Duration::from_secs(60);
-/// How long one runs where nothing else is said.
-const DURATION: &str = "7d";
-/// Longest name that hosts have in common, bytes.
-const MAX_NAME: usize = 64;
-/// Least and largest share, percent.
-const SHARES: std::ops::RangeInclusive<f64> = 0.01..=0.99;
-
 /// The experiments as everybody may read them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SharedExperiments(Arc<Mutex<Experiments>>);
@@ -505,76 +494,6 @@ pub(super) fn arms_changed(before: &MapState, next: &MapState) -> BTreeSet<Polic
     all.map(|(name, _)| name.clone()).collect()
 }
 
-/// What is to be compared, on which share and for how long.
-fn design(
-    policy: &PolicyName,
-    settings: &Settings,
-    request: &StartRequest,
-) -> Result<Design, EngineError> {
-    let outlives = outlives_connections(settings);
-    let implied = if outlives {
-        UnitView::Peer
-    } else {
-        UnitView::Connection
-    };
-    let unit = request.unit.unwrap_or(implied);
-    if outlives && unit == UnitView::Connection {
-        return refused(&format!(
-            "policy {policy} sets what a connection leaves to later ones with the same peer (rto_min, rto_restart, \
-             delack_max, thin_linear, linear_retries, rto_max or user_timeout): connections of both arms would not be \
-             independent; draw peers (--unit peer)"
-        ));
-    }
-    if unit == UnitView::Peer && (request.ramp.len() > 1 || request.promote) {
-        return refused(
-            "where peers are drawn nothing is proven, as connections are counted: a share neither rises nor is \
-             promoted; give one share (--ramp 50%), without --promote",
-        );
-    }
-    let duration = parse_ttl(request.duration.as_deref().unwrap_or(DURATION))
-        .map_err(|e| EngineError::Refused(format!("--for {e}")))?;
-    let name = request.name.as_deref().unwrap_or(policy.as_str());
-    if name.is_empty() || name.len() > MAX_NAME || name.chars().any(printable::acts) {
-        return refused("--name: 1 to 64 bytes that can be printed");
-    }
-    Ok(Design {
-        policy: policy.to_string(),
-        settings: digest(settings),
-        identity: name.to_owned(),
-        seed: seed(),
-        unit: unit.into(),
-        ramp: ramp(&request.ramp, unit)?,
-        duration_s: duration.as_secs(),
-        promote: request.promote,
-    })
-}
-
-fn ramp(shares: &[Share], unit: UnitView) -> Result<Ramp, EngineError> {
-    let implied: &[f64] = match unit {
-        UnitView::Connection => &[0.05, 0.5, 0.95],
-        UnitView::Peer => &[0.5],
-    };
-    let given: Vec<f64> = shares.iter().copied().map(as_written).collect();
-    let shares = if given.is_empty() { implied } else { &given };
-    if let Some(share) = shares.iter().find(|share| !SHARES.contains(share)) {
-        return refused(&format!(
-            "--ramp: a share is 1% to 99%, not {}",
-            Share::of_ratio(*share)
-        ));
-    }
-    let shares = shares.iter().map(|share| evidence::Share::try_from(*share));
-    let shares = shares.collect::<Result<Vec<_>, _>>();
-    let shares = shares.map_err(|e| EngineError::Refused(format!("--ramp: {e}")))?;
-    Ramp::try_from(shares).map_err(|e| EngineError::Refused(format!("--ramp: {e}")))
-}
-
-/// 0.05 of "5%": hosts that are merged compare it, and so do people.
-fn as_written(share: Share) -> f64 {
-    let text = share.to_string();
-    let percent = text.trim_end_matches('%').parse::<f64>();
-    percent.map_or(share.ratio(), |percent| percent / 100.0)
-}
-
 /// Refuses a policy whose connections do not differ from others now.
 fn check_compares(
     policy: &PolicyName,
@@ -601,12 +520,6 @@ fn compares(settings: &Settings, compiled: &Compiled) -> bool {
 
 fn none_of(policy: &PolicyName) -> String {
     format!("there is no experiment of {policy}; see rto-agent experiment show")
-}
-
-/// Of the hash that draws the arms, another one at each start: keys of hash tables are random.
-fn seed() -> u32 {
-    let [a, b, c, d, ..] = RandomState::new().build_hasher().finish().to_ne_bytes();
-    u32::from_ne_bytes([a, b, c, d])
 }
 
 fn host_name() -> String {

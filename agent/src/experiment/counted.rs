@@ -1,16 +1,13 @@
 //! What was counted of a policy's arms, and by how much it has grown.
 
-use rto_agent_common::{
-    Statistics,
-    histogram::{Histogram, bucket_end_us},
-};
+use rto_agent_common::Statistics;
 use rto_model::{
     advice::Distribution,
     tune::experiment::{Arms, Counts},
 };
 use serde::{Deserialize, Serialize};
 
-use crate::datapath::ArmStatistics;
+use crate::{datapath::ArmStatistics, wire::histogram::add_times};
 
 /// What was counted of one arm: of the connections that this host opened and of those that it accepted, not of
 /// sockets that were open before their policy, which were drawn into no arm when they began.
@@ -48,8 +45,8 @@ impl Counted {
                     dsack: c.dsack_connections,
                     aborted: c.aborted_after_loss,
                 };
-            add(&mut counted.handshake, &direction.handshake);
-            add(&mut counted.rtt, &direction.srtt);
+            add_times(&mut counted.handshake, &direction.handshake);
+            add_times(&mut counted.rtt, &direction.srtt);
         }
         counted
     }
@@ -115,12 +112,6 @@ pub(super) fn is_untouched(statistics: &ArmStatistics) -> bool {
         arm.iter()
             .all(|direction| *direction == Statistics::default())
     })
-}
-
-fn add(times: &mut Distribution, histogram: &Histogram) {
-    for (bucket, count) in histogram.buckets.iter().enumerate() {
-        times.add(bucket_end_us(bucket).unwrap_or(u64::MAX), *count);
-    }
 }
 
 #[cfg(test)]

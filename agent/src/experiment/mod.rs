@@ -14,7 +14,10 @@ use rto_model::tune::experiment::Event;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-pub use self::{record::Record, view::merged};
+pub use self::{
+    record::Record,
+    view::{merged, number, percent},
+};
 use crate::{
     datapath::ArmStatistics,
     policy::{Adjustments, PolicyName, Settings},

@@ -353,7 +353,8 @@ fn quantile_view(
 }
 
 /// "5%".
-fn percent(share: f64) -> String {
+#[must_use]
+pub fn percent(share: f64) -> String {
     Share::of_ratio(share).to_string()
 }
 
@@ -363,7 +364,8 @@ fn duration(seconds: u64) -> String {
 }
 
 /// Two decimals where they are seen.
-fn number(value: f64) -> String {
+#[must_use]
+pub fn number(value: f64) -> String {
     if value < 100.0 {
         format!("{value:.2}")
     } else if value < 1e6 {

@@ -1,10 +1,10 @@
 //! What a policy's counters had come to at the last reading, and what they have grown by since.
 
-use rto_agent_common::{Statistics, direction, histogram};
+use rto_agent_common::{Statistics, direction};
 use rto_model::advice::Distribution;
 use serde::{Deserialize, Serialize};
 
-use crate::datapath::ArmStatistics;
+use crate::{datapath::ArmStatistics, wire::histogram::add_times};
 
 /// A reading. It is stored, so that what is counted while the daemon is away is taken in later.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -43,7 +43,7 @@ impl Counts {
             ..Self::default()
         };
         for control in statistics.control.iter().flatten() {
-            add_to(&mut counts.delays, &control.ack_excess);
+            add_times(&mut counts.delays, &control.ack_excess);
             counts.in_control += control.counters.connections;
         }
         counts
@@ -66,7 +66,7 @@ impl Handshakes {
     fn of(statistics: &Statistics) -> Self {
         let counters = &statistics.counters;
         let mut path_times = Distribution::default();
-        add_to(&mut path_times, &statistics.handshake);
+        add_times(&mut path_times, &statistics.handshake);
         Self {
             connections: counters.connections,
             failed: counters.failed,
@@ -98,13 +98,6 @@ impl Handshakes {
     }
 }
 
-/// A time counts as the end of its bucket.
-fn add_to(times: &mut Distribution, histogram: &histogram::Histogram) {
-    for (bucket, count) in histogram.buckets.iter().enumerate() {
-        times.add(histogram::bucket_end_us(bucket).unwrap_or(u64::MAX), *count);
-    }
-}
-
 fn times_since(now: &Distribution, earlier: &Distribution) -> Option<Distribution> {
     let mut growth = now.clone();
     growth.remove(earlier);
@@ -115,6 +108,8 @@ fn times_since(now: &Distribution, earlier: &Distribution) -> Option<Distributio
 
 #[cfg(test)]
 mod tests {
+    use rto_agent_common::histogram;
+
     use super::*;
 
     fn reading(connections: u64, times: &[(u64, u64)]) -> Counts {

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use rto_agent_common::histogram::{self, BUCKETS, LAST, bucket_end_us};
+use rto_agent_common::histogram::{BUCKETS, Histogram, LAST, bucket_end_us};
+use rto_model::advice::Distribution;
 use serde::{Deserialize, Serialize};
 
 /// A histogram of times: log-linear, four buckets to a power of two, 16 us to 67 s.
@@ -28,6 +29,13 @@ pub struct BucketView {
     pub below_us: Option<u64>,
     /// How many.
     pub count: u64,
+}
+
+/// Adds the times of a histogram of the program; each counts as the end of its bucket.
+pub fn add_times(times: &mut Distribution, histogram: &Histogram) {
+    for (bucket, count) in histogram.buckets.iter().enumerate() {
+        times.add(bucket_end_us(bucket).unwrap_or(u64::MAX), *count);
+    }
 }
 
 impl HistogramView {
@@ -100,8 +108,8 @@ impl HistogramView {
     }
 }
 
-impl From<&histogram::Histogram> for HistogramView {
-    fn from(histogram: &histogram::Histogram) -> Self {
+impl From<&Histogram> for HistogramView {
+    fn from(histogram: &Histogram) -> Self {
         let from = |bucket: usize| bucket.checked_sub(1).and_then(bucket_end_us).unwrap_or(0);
         let buckets = histogram.buckets.iter().enumerate();
         let buckets: Vec<_> = buckets

@@ -35,6 +35,20 @@ fn count(of: &Value) -> anyhow::Result<u64> {
     of.as_u64().with_context(|| format!("{of} is no count"))
 }
 
+fn start(path: &Path, share: &str) -> anyhow::Result<()> {
+    let started = path.env.json(&[
+        "experiment",
+        "start",
+        "near",
+        "--ramp",
+        share,
+        "--for",
+        "1h",
+    ])?;
+    ensure!(started["experiment"]["state"] == "running", "{started:#}");
+    Ok(())
+}
+
 /// Both arms' connections with an outcome.
 fn outcome(view: &Value, name: &str) -> anyhow::Result<[u64; 2]> {
     let all = view["outcomes"].as_array().context("no outcomes")?;
@@ -53,16 +67,7 @@ fn a_gain_is_proven() -> anyhow::Result<()> {
         policy("initial_rto = \"100ms\"\n")?,
         Duration::from_millis(10),
     )?;
-    let started = path.env.json(&[
-        "experiment",
-        "start",
-        "near",
-        "--ramp",
-        "50%",
-        "--for",
-        "1h",
-    ])?;
-    ensure!(started["experiment"]["state"] == "running", "{started:#}");
+    start(&path, "50%")?;
     let first = PacketFilter::SYN.first_time();
     path.relay.add(Rule::new(first, DropPattern::Every(100)));
     let mut clients = path.clients(PER_S, 1, PATIENCE)?;
@@ -128,16 +133,7 @@ fn harm_is_stopped() -> anyhow::Result<()> {
         policy("initial_rto = \"8ms\"\n")?,
         Duration::from_millis(40),
     )?;
-    let started = path.env.json(&[
-        "experiment",
-        "start",
-        "near",
-        "--ramp",
-        "10%",
-        "--for",
-        "1h",
-    ])?;
-    ensure!(started["experiment"]["state"] == "running", "{started:#}");
+    start(&path, "10%")?;
     let mut clients = path.clients(PER_S, ROUNDS, PATIENCE)?;
     clients.begin(MOST)?;
     let view = eventually_seen(

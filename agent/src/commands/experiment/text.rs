@@ -5,7 +5,8 @@ use std::time::{Duration, UNIX_EPOCH};
 use rto_model::tune::experiment::{GAIN, HARM, MISMATCH};
 
 use crate::{
-    policy::{PolicyName, Share, units::format_duration},
+    experiment::{number, percent},
+    policy::{PolicyName, units::format_duration},
     printable,
     wire::experiments::{
         ArmsView, ChangeView, ExperimentAnswer, ExperimentView, ExperimentsAnswer, QuantileView,
@@ -179,21 +180,6 @@ fn latency(quantiles: &[QuantileView]) -> String {
     text
 }
 
-fn percent(share: f64) -> String {
-    Share::of_ratio(share).to_string()
-}
-
 fn time(at_s: u64) -> String {
     humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_secs(at_s)).to_string()
-}
-
-/// Two decimals where they are seen.
-fn number(value: f64) -> String {
-    if value < 100.0 {
-        format!("{value:.2}")
-    } else if value < 1e6 {
-        format!("{value:.0}")
-    } else {
-        format!("{value:.0e}")
-    }
 }

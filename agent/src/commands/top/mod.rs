@@ -30,7 +30,7 @@ mod details;
 mod history;
 mod keys;
 #[cfg(test)]
-mod samples;
+pub(super) mod samples;
 mod state;
 mod table;
 mod timers;

@@ -148,7 +148,7 @@ pub(super) fn busy() -> State {
 }
 
 /// A timer of 48 ms that is learnt.
-pub(super) fn timer(direction: &str, phase: &str) -> TunedTimer {
+pub(in crate::commands) fn timer(direction: &str, phase: &str) -> TunedTimer {
     TunedTimer {
         setting: "initial_rto".to_owned(),
         direction: direction.to_owned(),

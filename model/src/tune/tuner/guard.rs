@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Cause, Cusum, Phase, Setting, Settings, Transition, Tuner};
+use super::{Cause, Phase, Setting, Settings, Transition, Tuner};
 
 /// A configured value that is guarded and not tuned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -74,9 +74,7 @@ impl Tuner {
             false => value.max(jiffies),
         });
         self.setting.epoch = self.setting.epoch.wrapping_add(1);
-        self.cusum = Cusum::default();
-        (self.clean, self.spurious) = (0, 0);
-        (self.attempts, self.copies) = (0, 0);
+        self.forget_counts();
     }
 
     pub(super) const fn only_warns(&self) -> bool {
@@ -89,8 +87,6 @@ impl Tuner {
         if self.phase != Phase::Backoff {
             self.rename(now_ms, Phase::Backoff, cause, transitions);
         }
-        self.cusum = Cusum::default();
-        (self.clean, self.spurious) = (0, 0);
-        (self.attempts, self.copies) = (0, 0);
+        self.forget_counts();
     }
 }

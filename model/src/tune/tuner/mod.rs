@@ -537,6 +537,11 @@ impl Tuner {
             self.setting.percent = 100;
         }
         self.changed_ms = Some(now_ms);
+        self.forget_counts();
+    }
+
+    /// What was counted says nothing about what comes.
+    fn forget_counts(&mut self) {
         self.cusum = Cusum::default();
         (self.clean, self.spurious) = (0, 0);
         (self.attempts, self.copies) = (0, 0);
