@@ -408,7 +408,7 @@ counters! {
         retransmitted_handshakes: "retransmitted_handshakes", Handshakes, title "established after a retransmission";
         /// Handshakes that took longer than 500 ms; of accepted connections, whose last round trip did
         slow_handshakes: "slow_handshakes", Handshakes, title "handshakes beyond 500ms";
-        /// Connections that were begun, lost a SYN or its answer, and were not established: given up, or closed after 1 s or more
+        /// Connections that were begun, lost a SYN or its answer, and were not established: given up, or closed after 1.1 s or more
         failed: "failed_connections", Handshakes, title "not established after a loss";
         /// Connections that began with the kernel's own timer as a brake held
         braked: "braked_connections", Handshakes, title "braked";
