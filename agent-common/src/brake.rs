@@ -40,8 +40,9 @@ impl Brake {
     pub const FUSE_COST: i32 = 100;
     /// Spent by so much the fuse is blown.
     pub const FUSE: i32 = Self::SPURIOUS * Self::FUSE_COST;
-    /// Spent in addition when it blows, so that credits of other processors do not mend it.
-    pub const BLOWN: i32 = 1 << 30;
+    /// Spent in addition when it blows, so that credits of other processors do not mend it. A thousand processors that
+    /// blow it at the same time do not exceed the number's range.
+    pub const BLOWN: i32 = 1 << 20;
     /// What a retransmission spends of the budget. A connection credits 1.
     pub const BUDGET_COST: i32 = 10;
 
@@ -138,6 +139,20 @@ mod tests {
         assert!(brake.is_blown(7));
         assert_eq!(brake.fuse_cost(u32::MAX), 0);
         assert!(Brake::default().fuse_cost(u32::MAX) > Brake::BLOWN);
+    }
+
+    #[test]
+    fn a_fuse_that_all_processors_blow_at_once_is_blown() {
+        let seen = Brake {
+            epoch: 7,
+            fuse: Brake::FUSE - 1,
+            ..Brake::default()
+        };
+        let mut brake = seen;
+        for _ in 0..1024 {
+            brake.fuse = brake.fuse.checked_add(seen.fuse_cost(u32::MAX)).unwrap();
+        }
+        assert!(brake.is_blown(7));
     }
 
     #[test]

@@ -119,8 +119,9 @@ pub mod policy_flags {
     pub const STORED: u32 = 1 << 5;
     /// All connections of a peer are in the same arm.
     pub const CONTROL_BY_PEER: u32 = 1 << 6;
-    /// The initial RTOs are automatic ones: in force while the daemon renews [`crate::maps::LEASE`].
-    pub const LEASED: u32 = 1 << 7;
+    /// The initial RTO of connections that this host opens is an automatic one: in force while the daemon renews
+    /// [`crate::maps::LEASE`].
+    pub const LEASED_ACTIVE: u32 = 1 << 7;
     /// The handshake's time is counted of every connection, also where `SAMPLING` chooses a few.
     pub const TIMED: u32 = 1 << 8;
     /// Delays of ACKs are counted, of connections in the control arm.
@@ -129,6 +130,8 @@ pub mod policy_flags {
     pub const BRAKED: u32 = 1 << 10;
     /// Of [`crate::UNMATCHED`]: peers are noted in [`crate::maps::DISCOVERED`].
     pub const DISCOVERS: u32 = 1 << 11;
+    /// As [`LEASED_ACTIVE`], of connections that it accepts.
+    pub const LEASED_PASSIVE: u32 = 1 << 12;
     /// Those that are more work when a connection is established: one test for most.
     pub const AT_ESTABLISHED: u32 = TIMED | BRAKED | DISCOVERS;
 }

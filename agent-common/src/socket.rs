@@ -114,6 +114,8 @@ pub mod socket_flags {
     pub const EXPIRED: u32 = 1 << 5;
     /// Delays of the peer's ACKs are counted.
     pub const MEASURES_ACKS: u32 = 1 << 4;
+    /// A brake held when the connection began: it gets the policy's rto_max when it is established.
+    pub const RTO_MAX_LATER: u32 = 1 << 6;
 }
 
 /// Bits of [`Options::settled`].

@@ -16,7 +16,7 @@ use crate::{
     socket,
     storage::{self, Storage},
     syn_ack_rto, syn_retries,
-    tables::Tally,
+    tables::{self, Tally},
 };
 
 /// TIMEOUT_INIT of a connecting socket: before the first SYN, when the policy is chosen and what must stand by then is
@@ -119,10 +119,13 @@ fn connect_with_storage(ops: *mut bpf_sock_ops, arm: u32, policy: &Policy, is_pr
         return 0;
     }
     // The probe asks for what the policy sets.
-    let keeps = (!is_probe && brake::holds(arm, policy, direction::ACTIVE))
-        || (policy.flags & policy_flags::MPTCP == 0 && kernel_sock::is_mptcp(ctx));
+    let is_left_alone = policy.flags & policy_flags::MPTCP == 0 && kernel_sock::is_mptcp(ctx);
+    let keeps = is_left_alone || (!is_probe && brake::holds(arm, policy, direction::ACTIVE));
     if keeps {
         keep_kernel_rto(state);
+        if !is_left_alone {
+            state.flags |= socket_flags::RTO_MAX_LATER;
+        }
     }
     if keeps && policy.flags & policy_flags::SYN_RETRIES_FIXED == 0 {
         syn_retries::restore(target, &mut state.options);
@@ -335,6 +338,11 @@ fn finish(ctx: &SockOpsContext, state: &mut SocketState) {
     // Not before: on a connecting socket it would make connect() give up sooner.
     let millis = state.options.user_timeout_ms;
     Target::of(ctx).user_timeout(&mut state.options, millis, tally);
+    if state.flags & socket_flags::RTO_MAX_LATER != 0
+        && let Some(policy) = tables::settings(tables::owner(state))
+    {
+        Target::of(ctx).rto_max(&mut state.options, policy.rto_max_ms, tally);
+    }
     hook::enable(ctx, state, tally);
     handshake::established(ctx, state, retransmissions, tally);
     count_syn_retransmissions(ctx, state);
@@ -351,8 +359,10 @@ fn count_syn_retransmissions(ctx: &SockOpsContext, state: &mut SocketState) {
         return;
     }
     state.handshake.retransmissions_counted = total;
-    brake::spend(state, new);
     let tally = Tally::of_socket(state);
+    if !tally.is_nobody() {
+        brake::spend(state, new);
+    }
     tally.add(Counter::HANDSHAKE_RETRANSMISSIONS, new.into());
     let timer = state.handshake.initial_rto_jiffies;
     events::tell(ctx, state, kind::SYN, total, timer);

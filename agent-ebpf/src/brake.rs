@@ -83,7 +83,7 @@ extern "C" fn rto_brake_holds(arm: u32, direction: u32) -> u32 {
     if epoch == 0 {
         return 0;
     }
-    if policy.flags & policy_flags::LEASED != 0 {
+    if policy.flags & leased(direction) != 0 {
         let Some(until_ns) = LEASE.get(0) else {
             return 1;
         };
@@ -165,6 +165,15 @@ extern "C" fn rto_brake_spurious(
     add(place, offset_of!(Brake, fuse), cost);
     add(place, offset_of!(Brake, spurious), 1);
     0
+}
+
+/// The flag of a policy whose initial RTO in a direction is an automatic one.
+#[inline(always)]
+fn leased(direction: u32) -> u32 {
+    match direction {
+        direction::ACTIVE => policy_flags::LEASED_ACTIVE,
+        _ => policy_flags::LEASED_PASSIVE,
+    }
 }
 
 /// The place of a brake, and what it holds now.

@@ -68,7 +68,8 @@ pub(crate) fn note(
     state.arm = arm;
     state.generation = tables::generation(arm, policy);
     state.direction = direction;
-    state.flags |= (policy.flags & policy_flags::MEASURES_ACKS) / MEASURES_ACKS;
+    let measures_acks = policy.flags & policy_flags::MEASURES_ACKS;
+    state.flags |= measures_acks / MEASURES_ACKS * u32::from(arm::is_control(arm));
     state.options.epoch = brake::epoch(policy, direction);
     state.handshake.initial_rto_jiffies = policy.initial_rto_jiffies;
     state.handshake.initial_rto_us = policy.initial_rto_us;
@@ -306,14 +307,14 @@ pub(crate) fn rtt_sample(ops: *mut bpf_sock_ops) -> u32 {
 }
 
 /// Counts by how much the ACK came later than the fastest one. The sample is the callback's first argument (Linux 6.10;
-/// before, there was none, and it is 0).
+/// before, there was none, and it is 0). Another program's answer lies in the same place: less than the least RTT, or
+/// more than any, is no sample.
 #[inline(always)]
 fn measure_ack(ctx: &SockOpsContext, tally: Tally) {
-    let rtt_us = argument(ctx, 0);
-    if rtt_us != 0 {
-        let excess_us = rtt_us.saturating_sub(socket::rtt_min_us(ctx));
+    let (rtt_us, rtt_min_us) = (argument(ctx, 0), socket::rtt_min_us(ctx));
+    if rtt_us != 0 && rtt_us >= rtt_min_us && rtt_us <= i32::MAX.cast_unsigned() {
         // 0 is no time.
-        tally.time(Times::AckExcess, u64::from(excess_us) + 1, 1);
+        tally.time(Times::AckExcess, u64::from(rtt_us - rtt_min_us) + 1, 1);
     }
 }
 

@@ -162,6 +162,19 @@ impl Target {
         );
     }
 
+    /// rto_max alone, for a connection whose SYNs had the kernel's own; 0 leaves it.
+    #[inline(always)]
+    pub(crate) fn rto_max(self, options: &mut Options, millis: u32, tally: Tally) {
+        self.settle(
+            SockOpt::RtoMax,
+            &mut options.rto_max,
+            unless_zero(millis),
+            &mut options.settled,
+            KERNEL.rto_max_ms,
+            tally,
+        );
+    }
+
     /// rto_min for an RTT and a number of outstanding segments, where the policy has `rto_restart`; the
     /// kernel is asked only where that is another than was set last.
     #[inline(always)]

@@ -83,13 +83,21 @@ fn established_with_storage(ops: *mut bpf_sock_ops, arm: u32, policy: &Policy) -
     };
     let retransmissions = socket::total_retrans(ctx);
     handshake::note(ctx, state, arm, policy, direction::PASSIVE);
+    let policys_jiffies = syn_ack_rto::jiffies(ctx, policy);
     // Whether a brake held when the request came is not known.
     let lets_through = brake::lets_through(arm, direction::PASSIVE);
-    let initial_rto_jiffies = syn_ack_rto::jiffies(ctx, policy) & lets_through;
+    let initial_rto_jiffies = policys_jiffies & lets_through;
     state.options.epoch &= lets_through;
     handshake::begin(&mut state.handshake, retransmissions, 0);
     state.handshake.initial_rto_jiffies = 0;
-    state.handshake.initial_rto_us = syn_ack_rto::microseconds(initial_rto_jiffies);
+    let srtt_us = socket::srtt_us(ctx);
+    let is_either = srtt_us == 0 || srtt_us >= syn_ack_rto::microseconds(policys_jiffies);
+    state.handshake.initial_rto_us = if lets_through == 0 && is_either {
+        // With the policy's some may be spurious, with the kernel's none: it is left undecided.
+        0
+    } else {
+        syn_ack_rto::microseconds(initial_rto_jiffies)
+    };
     state.watch.srtt_sampled_ns = socket::now();
     let target = Target::of(ctx);
     target.apply(state, policy, policy.rto_max_ms, KERNEL, tally);

@@ -2,7 +2,7 @@
 //! a multiple of it (`retransmits_timed_out()`, Linux 6.12). A connection without storage gets them at its first loss: the
 //! kernel looks at the number at each SYN timeout, after RTO_CB.
 
-use rto_agent_common::{Options, Policy, SockOpt, syncnt};
+use rto_agent_common::{Options, Policy, SockOpt, policy_flags, syncnt};
 
 use crate::{
     options::Target,
@@ -35,7 +35,9 @@ pub(crate) fn apply_at_loss(
 ) {
     let hz = syn_ack_rto::kernel_jiffies();
     let own = own(target, options);
-    let wanted = if is_timer_of(policy, timer, hz) {
+    // A brake held, and a number that is not chosen to go with the timer stands all the same.
+    let is_fixed = timer == hz && policy.flags & policy_flags::SYN_RETRIES_FIXED != 0;
+    let wanted = if is_fixed || is_timer_of(policy, timer, hz) {
         syncnt::wanted(policy, own).unwrap_or(own)
     } else {
         syncnt::enough(own, timer, hz)

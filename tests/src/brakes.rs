@@ -120,6 +120,26 @@ impl InKernel {
         })
     }
 
+    /// Blows the fuse of a direction.
+    ///
+    /// # Errors
+    ///
+    /// If it has no brakes, or the map cannot be written.
+    pub fn blow(&self, env: &TestEnv, direction: u32) -> anyhow::Result<()> {
+        let epoch = self.epoch(direction)?;
+        ensure!(epoch != 0, "no brakes");
+        let mut value = [0; size_of::<Brake>()];
+        for (offset, word) in [
+            (offset_of!(Brake, epoch), epoch),
+            (offset_of!(Brake, fuse), Brake::BLOWN.cast_unsigned()),
+        ] {
+            value[offset..offset + 4].copy_from_slice(&word.to_ne_bytes());
+        }
+        map(env, BRAKES)?.set(&key(self.slot, direction).to_ne_bytes(), &value)?;
+        ensure!(self.holds(env, direction)?, "it does not hold");
+        Ok(())
+    }
+
     /// Whether new connections of a direction get the kernel's own timer.
     ///
     /// # Errors

@@ -29,6 +29,7 @@ use rto_tests::{
 
 use super::{KERNEL_RTO, POLICY_RTO, to};
 
+mod held;
 mod overload;
 
 const MS: Duration = Duration::from_millis(1);

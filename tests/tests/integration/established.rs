@@ -126,7 +126,7 @@ fn gaps_of(
 }
 
 /// A first gap of the tail loss probe, then this many times the RTO, then doubling.
-fn schedule(rto: Duration, linear: u32, doublings: u32) -> Vec<Duration> {
+pub(super) fn schedule(rto: Duration, linear: u32, doublings: u32) -> Vec<Duration> {
     let mut timers = vec![rto];
     timers.extend((0..linear).map(|_| rto));
     timers.extend((1..=doublings).map(|n| rto * (1 << n)));
@@ -134,7 +134,7 @@ fn schedule(rto: Duration, linear: u32, doublings: u32) -> Vec<Duration> {
 }
 
 /// Asserts that a connection whose data gets lost has an RTO of this minimum, and these timers.
-fn assert_schedule(
+pub(super) fn assert_schedule(
     env: &TestEnv,
     address: &str,
     rto_min: Duration,

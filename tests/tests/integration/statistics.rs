@@ -52,9 +52,9 @@ fn syn_policy(initial_rto_ms: u64) -> String {
 }
 
 /// A env, a link with a delay, and a server at its far end.
-struct Link {
+pub(super) struct Link {
     relay: Relay,
-    env: TestEnv,
+    pub(super) env: TestEnv,
 }
 
 impl Link {
@@ -62,7 +62,11 @@ impl Link {
         Self::with(&policy(initial_rto_ms), one_way, timestamps)
     }
 
-    fn with(policies: &str, one_way: Duration, timestamps: bool) -> anyhow::Result<Self> {
+    pub(super) fn with(
+        policies: &str,
+        one_way: Duration,
+        timestamps: bool,
+    ) -> anyhow::Result<Self> {
         let env = TestEnv::with(policies)?;
         for netns in [&env.net.client, &env.net.server] {
             sysctl(netns, "net.ipv4.tcp_congestion_control", "reno")?;
@@ -76,7 +80,7 @@ impl Link {
 
     /// A connection with some requests and answers; then both sides' statistics, once all that was
     /// retransmitted has been judged.
-    fn converse(&self, address: &str) -> anyhow::Result<Value> {
+    pub(super) fn converse(&self, address: &str) -> anyhow::Result<Value> {
         self.converse_after(Duration::ZERO, address)
     }
 
@@ -129,7 +133,7 @@ pub(super) fn stats_when(
 }
 
 /// A side's retransmissions, spurious ones, undecided ones, recovered connections.
-fn outcome(side: &Value) -> [u64; 4] {
+pub(super) fn outcome(side: &Value) -> [u64; 4] {
     [
         "handshake_retransmissions",
         "spurious",

@@ -224,7 +224,7 @@ fn rto_min_is_learnt_from_the_control_arm() -> anyhow::Result<()> {
 
 /// Requests of many peers with pauses. How many peers are treated, and of these: responses, and those that were sent
 /// again although none was lost.
-fn requests(
+pub(super) fn requests(
     path: &Path,
     rounds: u32,
     check: impl Fn(&TestEnv) -> anyhow::Result<()>,

@@ -234,12 +234,16 @@ impl Compiler<'_> {
     }
 
     fn lease_learnt(&mut self) {
-        for (direction, learnt) in [
-            (direction::ACTIVE, self.active),
-            (direction::PASSIVE, self.passive),
+        for (direction, learnt, leased) in [
+            (direction::ACTIVE, self.active, policy_flags::LEASED_ACTIVE),
+            (
+                direction::PASSIVE,
+                self.passive,
+                policy_flags::LEASED_PASSIVE,
+            ),
         ] {
             if learnt.is_some() {
-                self.kernel.flags |= policy_flags::LEASED;
+                self.kernel.flags |= leased;
                 let epoch = &mut self.kernel.epochs[direction as usize];
                 *epoch = (*epoch).max(1);
             }
@@ -297,6 +301,8 @@ mod tests {
         }
     }
 
+    const LEASED: u32 = policy_flags::LEASED_ACTIVE | policy_flags::LEASED_PASSIVE;
+
     fn has(kernel: &KernelPolicy, flag: u32) -> bool {
         kernel.flags & flag != 0
     }
@@ -318,7 +324,7 @@ mod tests {
             kernel,
             policy_flags::TIMED | policy_flags::MEASURES_ACKS
         ));
-        assert!(!has(kernel, policy_flags::LEASED));
+        assert!(kernel.flags & LEASED == 0);
         let shown = ["initial_rto", "syn_ack_rto", "rto_min", "guard", "holdout"]
             .map(|setting| format!("{setting} {}", described(&compiled, setting)));
         insta::assert_snapshot!(shown.join("\n"));
@@ -344,7 +350,7 @@ mod tests {
         assert_eq!((passive[5], passive[15], passive[4]), (125, 125, 0));
         assert_eq!(kernel.rto_min_us, 72_000);
         assert_eq!((kernel.epochs, kernel.budgets), ([3; 2], [500; 2]));
-        assert!(has(kernel, policy_flags::LEASED) && has(kernel, policy_flags::CONTROL_BY_PEER));
+        assert!(has(kernel, LEASED) && has(kernel, policy_flags::CONTROL_BY_PEER));
         assert!(has(kernel, policy_flags::BRAKED));
         assert_eq!(
             described(&compiled, "initial_rto"),
@@ -374,12 +380,12 @@ mod tests {
             &timers(Timer::Kernel, Timer::Value(MS(500))),
         );
         assert_eq!(passive.kernel.initial_rto_jiffies, 0);
-        assert!(has(&passive.kernel, policy_flags::LEASED));
+        assert_eq!(passive.kernel.flags & LEASED, policy_flags::LEASED_PASSIVE);
         let neither = adjusted(
             "initial_rto = 'auto'",
             &timers(Timer::Kernel, Timer::Kernel),
         );
-        assert!(!has(&neither.kernel, policy_flags::LEASED));
+        assert!(neither.kernel.flags & LEASED == 0);
         assert_eq!(
             described(&neither, "initial_rto"),
             "auto -> the kernel's own"
@@ -399,7 +405,7 @@ mod tests {
             assert_eq!((kernel.initial_rto_jiffies, kernel.rto_min_us), (0, 0));
             assert_eq!(kernel.syn_ack_rto_jiffies, [0; SYN_ACK_RETRIES_LEN]);
             assert!(has(kernel, policy_flags::TIMED) && has(kernel, policy_flags::MEASURES_ACKS));
-            assert!(!has(kernel, policy_flags::LEASED));
+            assert!(kernel.flags & LEASED == 0);
             assert_eq!(
                 described(&compiled, "initial_rto"),
                 "auto -> the kernel's own (mode = advise: computed and shown, not set)"
@@ -416,7 +422,7 @@ mod tests {
         let raised = with(Timer::Value(MS(400)), Timer::Value(MS(600)));
         assert_eq!(raised.kernel.initial_rto_jiffies, 100);
         assert_eq!(raised.kernel.syn_ack_rto_jiffies[8], 150);
-        assert!(!has(&raised.kernel, policy_flags::LEASED));
+        assert!(raised.kernel.flags & LEASED == 0);
         assert!(has(&raised.kernel, policy_flags::TIMED));
         assert_eq!(
             described(&raised, "initial_rto"),
@@ -445,11 +451,11 @@ mod tests {
         assert_eq!(with(Timer::Configured).syn_ack_rto_jiffies[0], 75);
         assert_eq!(with(Timer::Value(MS(400))).syn_ack_rto_jiffies[0], 100);
         assert_eq!(with(Timer::Kernel).syn_ack_rto_jiffies[0], 0);
-        assert!(!has(&with(Timer::Value(MS(400))), policy_flags::LEASED));
+        assert!(with(Timer::Value(MS(400))).flags & LEASED == 0);
         let keep = "initial_rto = 'auto'\nsyn_ack_rto = 'keep'";
         let kernel = adjusted(keep, &timers(Timer::Configured, Timer::Value(MS(24)))).kernel;
         assert_eq!(kernel.syn_ack_rto_jiffies, [0; SYN_ACK_RETRIES_LEN]);
-        assert!(!has(&kernel, policy_flags::LEASED));
+        assert!(kernel.flags & LEASED == 0);
         assert_eq!(settings(keep).syn_ack_rto, SynAckRto::Keep);
     }
 

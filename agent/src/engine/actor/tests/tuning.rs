@@ -95,7 +95,7 @@ fn a_value_is_learnt_leased_shown_and_raised() {
     let hz = host_facts(&[]).unwrap().hz;
     assert_eq!((bed.jiffies(), bed.epoch()), (hz.div_ceil(2), 1));
     let policy = bed.kernel.state().maps.policies[&near()];
-    assert!(policy.flags & rto_agent_common::policy_flags::LEASED != 0);
+    assert!(policy.flags & rto_agent_common::policy_flags::LEASED_ACTIVE != 0);
     let budget = policy.budgets[0] / Brake::BUDGET_COST.cast_unsigned();
     assert!(budget >= 50 && budget.is_power_of_two());
     // An hour of CLOCK_MONOTONIC, but for what has passed.

@@ -1,0 +1,108 @@
+//! What connections are that began while a brake held: the kernel's own initial RTO, and all else of their policy.
+
+use rto_agent_common::direction::PASSIVE;
+use rto_testbed::{foreign::Foreign, netns::sysctl};
+use rto_tests::{path::Server, relay::RELAY_SERVER_V4};
+use serde_json::Value;
+
+use super::*;
+use crate::{
+    established::{assert_schedule, reno, schedule},
+    needs::RTO_MAX,
+    statistics::{Link, outcome, stats_when},
+    tuning::requests,
+};
+
+/// A guarded policy of 100 ms, with more settings.
+fn guarded(settings: &str) -> String {
+    format!(
+        "[policy.near]\ncidrs = [\"10.88.0.0/24\", \"10.89.0.0/24\"]\n\
+         initial_rto = \"100ms\"\nsyn_ack_rto = \"100ms\"\nguard = \"on\"\n{settings}"
+    )
+}
+
+/// The fuse of a direction is blown.
+fn blow(env: &TestEnv, direction: u32) -> anyhow::Result<()> {
+    InKernel::of(env, "near")?.blow(env, direction)
+}
+
+test!(rto_max_comes_after_the_handshake, needs = [RTO_MAX]);
+/// SYNs have the kernel's doubling, which a maximum would end; data has the policy's.
+fn rto_max_comes_after_the_handshake() -> anyhow::Result<()> {
+    let env = TestEnv::with(&guarded("rto_min = \"200ms\"\nrto_max = \"1s\"\n"))?;
+    reno(&env)?;
+    blow(&env, ACTIVE)?;
+    sysctl(&env.net.client, "net.ipv4.tcp_syn_linear_timeouts", "0")?;
+    env.net.black_hole(PORT)?;
+    let doubled = [KERNEL_RTO, 2 * KERNEL_RTO];
+    env.assert_syn_gaps(to(SERVER_V4, PORT), &Connect::default(), &doubled)?;
+    env.net.drop_nothing()?;
+    assert_schedule(&env, SERVER_V4, Duration::from_millis(200), |rto| {
+        let mut timers = schedule(rto, 1, 2);
+        timers.extend([Duration::from_secs(1); 2]);
+        timers
+    })
+}
+
+test!(a_fixed_number_of_syns_stands);
+/// One retransmission instead of the host's five: 3 s instead of 63.
+fn a_fixed_number_of_syns_stands() -> anyhow::Result<()> {
+    let env = TestEnv::with(&guarded("syn_retries = 1\n"))?;
+    sysctl(&env.net.client, "net.ipv4.tcp_syn_linear_timeouts", "0").ok();
+    blow(&env, ACTIVE)?;
+    env.net.black_hole(PORT)?;
+    let connecting = env.connect(to(SERVER_V4, PORT), &Connect::default())?;
+    let outcome = connecting.outcome()?;
+    let range = Duration::from_millis(2_900)..Duration::from_secs(20);
+    ensure!(
+        outcome.result == "ETIMEDOUT" && range.contains(&outcome.took),
+        "{outcome:?}"
+    );
+    Ok(())
+}
+
+test!(a_request_of_either_timer_is_undecided);
+/// Its SYN-ACK was sent again: with the policy's timer, on this path, for nothing; with the kernel's it was not.
+fn a_request_of_either_timer_is_undecided() -> anyhow::Result<()> {
+    for (held, expected) in [(false, [1, 0, 0]), (true, [0, 1, 0])] {
+        let link = Link::with(&guarded(""), Duration::from_millis(60), true)?;
+        if held {
+            blow(&link.env, PASSIVE)?;
+        }
+        let near = link.converse(RELAY_SERVER_V4)?;
+        let [again, spurious, undecided, recovered] = outcome(&near["passive"]);
+        ensure!((1..=2).contains(&again), "{near:#}");
+        let verdicts = [spurious, undecided, recovered];
+        ensure!(verdicts == expected.map(|one| one * again), "{near:#}");
+    }
+    Ok(())
+}
+
+test!(a_reply_of_another_program_is_no_sample);
+/// It lies where the operation's first argument does, here the delay of an ACK: microseconds that no path has.
+fn a_reply_of_another_program_is_no_sample() -> anyhow::Result<()> {
+    const ROUNDS: u32 = 20;
+    const CLOSE: Duration = Duration::from_millis(4);
+    for reply in [None, Some(60), Some(-1)] {
+        let mut env = TestEnv::new()?;
+        let foreign = reply.map(|reply| Foreign::attach_replying_always(env.cgroup.path(), reply));
+        let _foreign = foreign.transpose()?;
+        env.configure(
+            "[policy.near]\ncidrs = [\"10.89.0.0/24\"]\nrto_min = \"auto\"\nholdout = \"50%\"\nforce = true\n",
+        )?;
+        env.start()?;
+        let path = Path::with(env, CLOSE, Server::Inside)?;
+        requests(&path, ROUNDS, |_| Ok(()))?;
+        let near = stats_when(&path.env, "connections", |near| {
+            near["control"]["passive"]["connections"].as_u64() > Some(0)
+        })?;
+        let arms = [&near["control"], &near];
+        let delays = |arm: &Value| arm["passive"]["ack_excess"]["count"].as_u64().unwrap_or(0);
+        let [control, treated] = arms.map(delays);
+        ensure!(
+            (control > 0) == reply.is_none() && treated == 0,
+            "{reply:?}: {near:#}"
+        );
+    }
+    Ok(())
+}
