@@ -34,19 +34,23 @@ use crate::{
 /// timers of established connections as well.
 const GOAL: f64 = 2.0;
 const TIMERS_GOAL: f64 = 2.5;
+/// Most that a connection of a guarded policy with a control arm may take, relative to one without.
+const GUARDED_GOAL: f64 = 1.25;
+const GUARDED: &str = "guard = \"on\"\nholdout = \"5%\"\n";
 
 const WARM_UP: u32 = 500;
 /// The first port of the listeners.
 const PORT: u16 = 7100;
 
 /// The programs compared, in the table's order.
-const NAMES: [&str; 8] = [
+const NAMES: [&str; 9] = [
     "empty program",
     "classic C program",
     "C program that does the same work",
     "agent, statistics off",
     "agent, default settings",
     "agent, default settings, `rto_min` and `delack_max`",
+    "agent, default settings, a guard and a control arm",
     "agent, everything counted",
     "agent, no entry matches",
 ];
@@ -56,6 +60,7 @@ const CLASSIC: usize = 1;
 const SAME_WORK: usize = 2;
 const ON: usize = 4;
 const WITH_TIMERS: usize = 5;
+const WITH_GUARD: usize = 6;
 
 pub(crate) fn run(sizes: SampleSizes, programs: &Path) -> anyhow::Result<BenchResult> {
     let dir = tempfile::tempdir()?;
@@ -78,6 +83,7 @@ pub(crate) fn run(sizes: SampleSizes, programs: &Path) -> anyhow::Result<BenchRe
         format!("{COUNT_NOTHING}{POLICY}"),
         POLICY.to_owned(),
         format!("{POLICY}{TIMERS}"),
+        format!("{POLICY}{GUARDED}"),
         format!("{COUNT_ALL}{POLICY}"),
         ELSEWHERE.to_owned(),
     ];
@@ -216,6 +222,7 @@ fn total(
             met: to_classic.median() <= most,
         }
     };
+    let guarded = ratio(WITH_GUARD, ON);
     let goals = vec![
         goal(
             "callbacks of a connection, both ends, relative to the classic C program",
@@ -227,6 +234,12 @@ fn total(
             WITH_TIMERS,
             TIMERS_GOAL,
         ),
+        Goal {
+            what: "callbacks of a connection, guarded and with a control arm, relative to one without",
+            limit: format!("at most {GUARDED_GOAL:.2}x"),
+            measured: format!("{}x", guarded.with_quartiles(2)),
+            met: guarded.median() <= GUARDED_GOAL,
+        },
     ];
     Ok((text, goals))
 }
