@@ -407,5 +407,4 @@ fn the_largest_state_fits_in_its_file() {
         (most as u64) < crate::engine::MAX_STATE_FILE,
         "{largest} {ended} {shortest}"
     );
-    eprintln!("{most}: {largest} {ended} {shortest}");
 }

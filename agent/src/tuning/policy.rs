@@ -171,9 +171,10 @@ impl PolicyTuning {
         self.state.active = following(self.state.active.take(), spec.active.as_ref());
         self.state.passive = following(self.state.passive.take(), spec.passive.as_ref());
         let has_tuners = [self.state.active.is_some(), self.state.passive.is_some()];
-        for place in 0..2 {
+        let goes_on = had_tuners.into_iter().zip(has_tuners);
+        for (place, goes_on) in goes_on.map(|(had, has)| had && has).enumerate() {
             // Epochs of a new tuner begin anew, and its brakes count from nothing.
-            if !(had_tuners[place] && has_tuners[place]) {
+            if !goes_on {
                 self.state.judged[place] = (0, 0);
                 self.brakes[place] = Brake::default();
                 self.spent[place] = 0;

@@ -542,7 +542,7 @@ fn many_timers_remember_less_than_they_are_asked_to() {
 #[test]
 fn the_largest_state_fits_in_its_file() {
     let mut bed = Bed::new("initial_rto = 'auto'\nrto_min = 'auto'\nholdout = '5%'");
-    for hour in 0..27 {
+    for _ in 0..27 {
         // Each bucket has something, and there are as many last connections as are kept.
         for _ in 0..20 {
             let all = bed.statistics.control.iter_mut().flatten();
@@ -556,7 +556,6 @@ fn the_largest_state_fits_in_its_file() {
             bed.step();
         }
         bed.now_ms += 3_600_000;
-        assert!(hour < 30);
     }
     for _ in 0..400 {
         let all = bed.statistics.control.iter_mut().flatten();
@@ -570,5 +569,4 @@ fn the_largest_state_fits_in_its_file() {
     let kept = serde_json::to_string(&bed.tuning.kept("boot", Moment::default())).unwrap();
     let most = u64::from(rto_agent_common::MAX_POLICIES) * kept.len() as u64;
     assert!(most < crate::engine::MAX_STATE_FILE, "{most}");
-    eprintln!("{most}");
 }
