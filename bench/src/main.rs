@@ -23,6 +23,7 @@ mod sample;
 mod scale;
 mod start;
 mod suite;
+mod tick;
 
 use process::{catch_signals, is_root};
 

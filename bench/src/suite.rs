@@ -15,7 +15,7 @@ use crate::{
     process::check_signals,
     pure, rate,
     result::{BenchResult, Goal, goals_table},
-    scale, start,
+    scale, start, tick,
 };
 
 #[derive(clap::Args)]
@@ -55,6 +55,8 @@ enum Name {
     Add,
     /// CPU time of an idle daemon
     Idle,
+    /// CPU time of decisions about 1,000 automatic policies
+    Tick,
     /// A million entries: load, reload, list, lookup, detach, memory
     Scale,
     /// Functions without a kernel, by criterion
@@ -160,6 +162,7 @@ impl Args {
             Name::Start => start::run(sizes, programs),
             Name::Add => add::run(sizes, programs),
             Name::Idle => idle::run(sizes, programs),
+            Name::Tick => tick::run(sizes, programs),
             Name::Scale => scale::run(sizes, &self.scale, programs),
             Name::Pure => pure::result(),
         }

@@ -9,6 +9,7 @@ use crate::{
     config::{AgentConfig, CgroupSetting, Config},
     datapath::{pinned_initial_rto, pinned_program_ids, probe},
     doctor::{Input, Severity, examine, render},
+    engine::state_files,
     kernel::{
         cgroup,
         facts::host_facts,
@@ -46,6 +47,7 @@ pub(super) fn run(args: &Doctor) -> anyhow::Result<ExitCode> {
     let report = examine(&Input {
         cgroup,
         ours,
+        state_files: state_files(&agent),
         pin_dir: agent.pin_dir,
         features: &features,
         verdict,

@@ -15,7 +15,7 @@ use rto_agent_common::{
 
 use super::{
     ArmStatistics, Attachment, DatapathError, Found, Kernel, KernelReader, Options, Removed,
-    StatisticsOptions, TrieCursor, events, walk,
+    StatisticsOptions, TrieCursor, brakes_begin, events, walk,
 };
 use crate::{
     config::RttSampling,
@@ -38,6 +38,8 @@ pub(crate) struct State {
     pub(crate) failing: BTreeSet<usize>,
     /// It cannot be read.
     pub(crate) unreadable: bool,
+    /// How often the statistics of one policy were read.
+    pub(crate) statistics_read: usize,
     /// Readers that were asked for.
     pub(crate) readers: usize,
     /// Entries that were read to be compared.
@@ -214,6 +216,12 @@ impl Kernel for FakeKernel {
                 return Err(DatapathError::PolicyTableFull(name.clone()));
             }
             let write = |state: &mut State| {
+                let begins = brakes_begin(state.maps.policies.get(name), policy);
+                if let Some(brakes) = state.brakes.get_mut(name) {
+                    for (brake, _) in brakes.iter_mut().zip(begins).filter(|(_, begins)| *begins) {
+                        *brake = Brake::default();
+                    }
+                }
                 state.maps.policies.insert(name.clone(), *policy);
             };
             self.host.write(write)?;
@@ -413,7 +421,8 @@ impl KernelReader for FakeReader {
     }
 
     fn statistics_of(&self, policy: &PolicyName) -> Result<Option<ArmStatistics>, DatapathError> {
-        let state = self.readable()?;
+        let mut state = self.readable()?;
+        state.statistics_read += 1;
         let held = state.maps.policies.get(policy);
         Ok(held.map(|held| state.counted(policy, held)))
     }

@@ -13,7 +13,7 @@ use std::{
 };
 
 use rto_agent_common::{
-    HostDefaults, Statistics,
+    HostDefaults, Policy, Statistics,
     brake::Brake,
     discovery::{Discovered, Prefix},
 };
@@ -139,6 +139,15 @@ pub trait Kernel: Send {
     ///
     /// If a pin cannot be removed; the others are removed all the same.
     fn detach(self: Box<Self>) -> Result<Removed, DatapathError>;
+}
+
+/// Of which directions (active, passive) the brakes begin anew when a slot gets this policy: of those that had none in
+/// force ([`Policy::epochs`]), as what was spent then says nothing about what comes; of both if its policy is new.
+fn brakes_begin(held: Option<&Policy>, next: &Policy) -> [bool; 2] {
+    let Some(held) = held else {
+        return [true; 2];
+    };
+    std::array::from_fn(|direction| held.epochs[direction] == 0 && next.epochs[direction] != 0)
 }
 
 /// Handles of its own on the maps, for any thread. While it lives the kernel keeps the maps.

@@ -17,6 +17,7 @@ use crate::{
 mod handshake;
 mod host;
 mod network;
+mod state;
 
 /// How bad a finding is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -56,6 +57,8 @@ pub struct Input<'a> {
     pub cgroup: Option<PathBuf>,
     /// Where pins are or will be.
     pub pin_dir: PathBuf,
+    /// What the daemon keeps over its end: files, and what is lost with each.
+    pub state_files: Vec<(PathBuf, &'static str)>,
     /// Program ids that are ours.
     pub ours: Vec<u32>,
     /// The configuration's entries, for conflicts with routes.
@@ -136,6 +139,7 @@ pub fn examine(input: &Input<'_>) -> Report {
     host::cgroup(input.cgroup.as_deref(), number, &mut findings);
     host::bpffs(&input.pin_dir, &mut findings);
     host::hz(kernel.as_ref().ok(), &mut findings);
+    state::files(&input.state_files, &mut findings);
     network::sysctls(&mut findings);
     handshake::findings(input, &mut findings);
     network::programs(input.cgroup.as_deref(), &input.ours, &mut findings);

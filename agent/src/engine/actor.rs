@@ -118,7 +118,7 @@ impl Engine {
         if desired.runtime != saved {
             store.save(&desired.runtime);
         }
-        let (experiments, forgotten) = RunningExperiments::load(agent)?;
+        let experiments = RunningExperiments::load(agent)?;
         let options = Options {
             cgroup: config.cgroup.clone(),
             pin_dir: agent.pin_dir.clone(),
@@ -135,7 +135,7 @@ impl Engine {
         log_start(&reconciler);
         let cause = Cause::from(Source::Start);
         cause.audit(&change);
-        let warnings: Vec<String> = lost.into_iter().chain(forgotten).collect();
+        let warnings: Vec<String> = lost.into_iter().collect();
         for warning in &warnings {
             warn!("{warning}");
         }

@@ -3,11 +3,13 @@
 
 use std::{
     cell::RefCell,
+    collections::{BTreeMap, BTreeSet},
     sync::{Arc, PoisonError, RwLock},
     time::{Duration, Instant},
 };
 
 use nix::time::{ClockId, clock_gettime};
+use rto_agent_common::brake::Brake;
 use tracing::{error, info, warn};
 
 use super::{
@@ -24,7 +26,7 @@ use crate::{
     policy::{Adjustment, Adjustments, PolicyName, compile::compile_adjusted},
     problem::Problem,
     progress,
-    tuning::{Moment, Pace, Told, Tuning},
+    tuning::{Due, Moment, Pace, Told, Tuning},
     wire::{
         events::{StreamItem, TunedEvent},
         tune::{TuneAction, TuneAnswer},
@@ -50,6 +52,59 @@ impl Tuned {
 
     fn set(&self, answer: TuneAnswer) {
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(answer);
+    }
+
+    fn change(&self, change: impl FnOnce(&mut TuneAnswer)) {
+        let mut answer = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        // A copy, while somebody has it.
+        change(Arc::make_mut(&mut answer));
+    }
+}
+
+/// What was counted, read once for all that decide in a tick.
+pub(super) struct Readings {
+    reader: Arc<dyn KernelReader>,
+    read: BTreeMap<PolicyName, Option<ArmStatistics>>,
+}
+
+impl Readings {
+    pub(super) const fn new(reader: Arc<dyn KernelReader>) -> Self {
+        Self {
+            reader,
+            read: BTreeMap::new(),
+        }
+    }
+
+    pub(super) fn reader(&self) -> &dyn KernelReader {
+        self.reader.as_ref()
+    }
+
+    /// Of a policy; `None` if it has no slot (yet). Of one that several ask for.
+    pub(super) fn shared(
+        &mut self,
+        policy: &PolicyName,
+    ) -> Result<Option<&ArmStatistics>, DatapathError> {
+        if !self.read.contains_key(policy) {
+            let read = self.reader.statistics_of(policy)?;
+            self.read.insert(policy.clone(), read);
+        }
+        Ok(self.read.get(policy).and_then(Option::as_ref))
+    }
+
+    /// Of a policy that only the tuner asks for; what it shares with an experiment is read already.
+    pub(super) fn due(
+        &mut self,
+        policy: &PolicyName,
+        due: Due,
+        tuning: &Tuning,
+    ) -> Result<Option<(ArmStatistics, [Brake; 2])>, DatapathError> {
+        let brakes = self.reader.brakes(policy)?;
+        let statistics = match self.read.remove(policy) {
+            Some(statistics) => statistics,
+            None if due == Due::Brakes && !tuning.has_other_brakes(policy, &brakes) => None,
+            None => self.reader.statistics_of(policy)?,
+        };
+        Ok(statistics.map(|statistics| (statistics, brakes)))
     }
 }
 
@@ -108,6 +163,12 @@ impl Deciding {
         (deciding, desired)
     }
 
+    /// An experiment has ended with harm of a policy's timers.
+    pub(super) fn harm_proven(&mut self, policy: &PolicyName) -> Vec<Told> {
+        let now = self.store.now();
+        self.tuning.harm_proven(now.tuner_ms, policy)
+    }
+
     fn pace(&self) -> Option<Pace> {
         if self.experiments.needs_ticks() || self.problem.text().is_some() {
             return Some(Pace::EachSecond);
@@ -129,6 +190,8 @@ impl Deciding {
             .into_iter()
             .chain(misfits)
             .chain(self.store.problem())
+            .chain(self.store.warnings())
+            .chain(self.experiments.unreadable().map(str::to_owned))
     }
 
     /// When the next tick is due.
@@ -192,6 +255,17 @@ impl Deciding {
         (*next.adjustments != adjustments).then_some(adjustments)
     }
 
+    /// Has everybody see what these policies are now: a thousand others take as long as all decisions.
+    fn show_some(&self, policies: &BTreeSet<PolicyName>) {
+        let now = self.store.now();
+        self.tuned.change(|answer| {
+            answer.at_ms = now.unix_ms;
+            answer.not_stored = self.store.problem();
+            let changed = self.tuning.view_of(policies.iter(), now);
+            answer.policies.extend(changed);
+        });
+    }
+
     /// Has everybody see what it is now.
     fn show(&self) {
         let now = self.store.now();
@@ -226,21 +300,24 @@ impl Engine {
 
     fn tick(&mut self) {
         let now = self.deciding.store.now();
-        let due: Vec<PolicyName> = self.deciding.tuning.due(now.tuner_ms).cloned().collect();
-        let Some(reader) = self.snapshots.borrow().reader.clone() else {
+        let due = self.deciding.tuning.due(now.tuner_ms);
+        let due: Vec<_> = due.map(|(name, due)| (name.clone(), due)).collect();
+        let Some(mut readings) = self.readings() else {
             return;
         };
-        self.look_at_experiments();
+        let mut told = self.look_at_experiments(&mut readings);
+        let of_experiments = told.iter().map(|told| told.policy.clone());
+        let mut changed: BTreeSet<PolicyName> = of_experiments.collect();
         let mut problem = None;
-        let mut told = Vec::new();
-        for name in &due {
+        for (name, due) in due {
             progress::step();
-            match read(reader.as_ref(), name) {
+            let tuning = &mut self.deciding.tuning;
+            match readings.due(&name, due, tuning) {
                 Ok(Some((statistics, brakes))) => {
-                    let tuning = &mut self.deciding.tuning;
-                    told.extend(tuning.step(now.tuner_ms, name, &statistics, brakes));
+                    told.extend(tuning.step(now.tuner_ms, &name, &statistics, brakes));
+                    changed.insert(name);
                 }
-                // It has no slot (yet).
+                // It has no slot (yet), or it is not its turn.
                 Ok(None) => {}
                 Err(e) => {
                     let text = format!("policy {name}: nothing is learnt of it: {e}");
@@ -248,7 +325,8 @@ impl Engine {
                 }
             }
         }
-        let decided = self.decided(&told, now);
+        let decided = self.decided(&told);
+        self.deciding.show_some(&changed);
         let problem = decided
             .err()
             .map(|e| format!("what was decided is not in force: {e}"))
@@ -263,7 +341,26 @@ impl Engine {
     /// # Errors
     ///
     /// If it could not be put in force; that is tried again by the next tick.
-    pub(super) fn decided(&mut self, told: &[Told], now: Moment) -> Result<(), EngineError> {
+    pub(super) fn decided(&mut self, told: &[Told]) -> Result<(), EngineError> {
+        // First: a daemon that is killed now comes back with no less than was decided.
+        self.tell_decisions(told);
+        let renewed = self.renew_lease();
+        let adjusted = self.adjust(&Source::Tuner.into());
+        if renewed || !matches!(adjusted, Ok(None)) {
+            self.publish();
+        }
+        adjusted.map(drop)
+    }
+
+    /// What is counted now, to be read; `None` while detached.
+    pub(super) fn readings(&self) -> Option<Readings> {
+        let reader = self.snapshots.borrow().reader.clone();
+        reader.map(Readings::new)
+    }
+
+    /// Tells of what was decided, and stores it.
+    pub(super) fn tell_decisions(&mut self, told: &[Told]) {
+        let now = self.deciding.store.now();
         let hz = self.reconciler.desired().host.hz;
         for one in told {
             log(one, now, hz);
@@ -272,16 +369,8 @@ impl Engine {
                 transition: one.view(now, hz),
             }));
         }
-        // First: a daemon that is killed now comes back with no less than was decided.
         let Deciding { store, tuning, .. } = &mut self.deciding;
         store.save_if_due(tuning);
-        let renewed = self.renew_lease();
-        let adjusted = self.adjust(&Source::Tuner.into());
-        if renewed || !matches!(adjusted, Ok(None)) {
-            self.publish();
-        }
-        self.deciding.show();
-        adjusted.map(drop)
     }
 
     /// Renews the lease of automatic values once a minute; also right before the first one comes into force. Tells
@@ -364,7 +453,9 @@ impl Engine {
             return Err(EngineError::Refused(self.not_tuned(action, policy)));
         };
         Cause::done(action.audited(), by).audit_other(action.audited());
-        self.decided(&told, now)?;
+        let decided = self.decided(&told);
+        self.deciding.show();
+        decided?;
         Ok(self.deciding.tuned.get().only(policy))
     }
 
@@ -392,15 +483,6 @@ impl Engine {
         let Deciding { store, tuning, .. } = &mut self.deciding;
         store.save_last(tuning);
     }
-}
-
-type Reading = (ArmStatistics, [rto_agent_common::brake::Brake; 2]);
-
-fn read(reader: &dyn KernelReader, name: &PolicyName) -> Result<Option<Reading>, DatapathError> {
-    let Some(statistics) = reader.statistics_of(name)? else {
-        return Ok(None);
-    };
-    Ok(Some((statistics, reader.brakes(name)?)))
 }
 
 /// One line a transition.

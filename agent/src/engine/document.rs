@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// Longest file, bytes.
-const MAX_FILE: u64 = 1 << 28;
+pub const MAX_FILE: u64 = 1 << 28;
 /// Bytes that are written at once.
 const PIECE: usize = 64 << 10;
 
@@ -117,8 +117,11 @@ impl Document {
         };
         let aside = path.with_extension("json.unreadable");
         let moved = match fs::rename(&path, &aside) {
-            Ok(()) => format!("it was moved to {}", printable::path(&aside)),
-            Err(e) => format!("it cannot be moved aside: {e}"),
+            Ok(()) => format!(
+                "it was moved to {}: restore it from a backup while the daemon is stopped, or remove it",
+                printable::path(&aside)
+            ),
+            Err(e) => format!("it cannot be moved aside: {e}; remove it"),
         };
         let warning = format!("{} {reason}; {moved}", printable::path(&path));
         Ok((None, Some(warning)))

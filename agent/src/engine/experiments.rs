@@ -14,15 +14,16 @@ use rto_model::tune::experiment::{Event, Verdict};
 use tracing::{info, warn};
 
 use self::design::design;
-use super::{Engine, EngineError, audit::Cause, document::Document};
+use super::{Engine, EngineError, adjusting::Readings, audit::Cause, document::Document};
 use crate::{
     config::AgentConfig,
-    experiment::{Experiments, Record},
+    experiment::{Experiments, MOST_COUNTING, MOST_ENDED, Record},
     policy::{
         Adjustments, PolicyName, Settings,
         compile::{Compiled, outlives_connections},
         plan::MapState,
     },
+    tuning::Told,
     wire::{
         events::{ExperimentEvent, StreamItem},
         experiments::{
@@ -34,7 +35,7 @@ use crate::{
 
 mod design;
 
-const FILE: &str = "experiments.json";
+pub(super) const FILE: &str = "experiments.json";
 const FORMAT: u32 = 1;
 /// How often what was counted is saved: the kernel's counters have what came since, so that a kill loses nothing.
 const SAVE_INTERVAL: Duration = Duration::from_secs(60);
@@ -93,31 +94,43 @@ pub(super) struct RunningExperiments {
     saved_at: Instant,
     /// What a reload is to tell.
     notes: Vec<String>,
+    /// Why those of an earlier run are lost, and how to fix it.
+    unreadable: Option<String>,
 }
 
 impl RunningExperiments {
-    /// What an earlier run has left, and a warning where that is lost.
+    /// What an earlier run has left. What cannot be understood is moved aside and said.
     ///
     /// # Errors
     ///
     /// If there is a file and it cannot be read: a policy that was suspended must not be in force again for that.
-    pub(super) fn load(agent: &AgentConfig) -> io::Result<(Self, Option<String>)> {
+    pub(super) fn load(agent: &AgentConfig) -> io::Result<Self> {
         let owner = agent.pin_dir.to_string_lossy().into_owned();
         let mut document = Document::new(&agent.persistent_dir, FILE, FORMAT, owner);
-        let (experiments, lost) = document.load::<Experiments>()?;
-        let experiments = SharedExperiments(Arc::new(Mutex::new(experiments.unwrap_or_default())));
-        let lost = lost.map(|warning| {
-            format!(
-                "experiments were lost, and their policies are in force as configured: {warning}"
-            )
+        let loaded = document.load::<Experiments>().map_err(|e| {
+            let fix = "let root read it, or remove it: experiments are forgotten then";
+            io::Error::new(e.kind(), format!("{e}; {fix}"))
         });
-        let running = Self {
+        let (experiments, unreadable) = loaded?;
+        let experiments = SharedExperiments(Arc::new(Mutex::new(experiments.unwrap_or_default())));
+        let unreadable = unreadable.map(|why| {
+            format!("experiments were lost, and their policies are in force as configured: {why}")
+        });
+        if let Some(text) = &unreadable {
+            warn!("{text}");
+        }
+        Ok(Self {
             shared: experiments,
             document,
             saved_at: Instant::now(),
             notes: Vec::new(),
-        };
-        Ok((running, lost))
+            unreadable,
+        })
+    }
+
+    /// Why those of an earlier run are lost, and how to fix it.
+    pub(super) fn unreadable(&self) -> Option<&str> {
+        self.unreadable.as_deref()
     }
 
     pub(super) fn shared(&self) -> SharedExperiments {
@@ -190,6 +203,9 @@ impl RunningExperiments {
     }
 
     fn try_save(&mut self) -> io::Result<()> {
+        for policy in self.shared.lock().trim() {
+            info!(%policy, "its ended experiment is forgotten: {MOST_ENDED} others ended later");
+        }
         let all = self.shared.lock().clone();
         self.saved_at = Instant::now();
         self.document.save(&all)
@@ -268,7 +284,7 @@ impl Engine {
         policy: &PolicyName,
         by: Caller,
     ) -> Result<ExperimentAnswer, EngineError> {
-        self.look_at_experiments();
+        self.look_now();
         {
             let now_s = now_s();
             let mut all = self.deciding.experiments.shared.lock();
@@ -345,7 +361,7 @@ impl Engine {
     /// Before the counters go: what they have is taken in and saved.
     pub(super) fn keep_experiments(&mut self) {
         if self.detached_by.is_none() && self.deciding.experiments.needs_ticks() {
-            self.look_at_experiments();
+            self.look_now();
             self.deciding.experiments.save();
         } else {
             self.deciding.experiments.retry_save();
@@ -369,6 +385,12 @@ impl Engine {
             ));
         }
         let all = self.deciding.experiments.shared.lock();
+        if all.counting().count() >= MOST_COUNTING {
+            return refused(&format!(
+                "{MOST_COUNTING} experiments run on this host, which is the most there may be; rto-agent experiment \
+                 stop ends one"
+            ));
+        }
         if let Some(record) = all.get(policy)
             && record.is_counting()
         {
@@ -413,11 +435,17 @@ impl Engine {
         })
     }
 
-    /// Takes in what was counted of the arms, and what follows from it; [`Engine::adjust`] puts that in force.
-    pub(super) fn look_at_experiments(&mut self) {
-        let Some(reader) = self.snapshots.borrow().reader.clone() else {
-            return;
-        };
+    /// Looks at once, not in the next tick.
+    fn look_now(&mut self) {
+        if let Some(mut readings) = self.readings() {
+            let told = self.look_at_experiments(&mut readings);
+            self.tell_decisions(&told);
+        }
+    }
+
+    /// Takes in what was counted of the arms, and what follows from it, also for timers that are learnt or guarded;
+    /// [`Engine::adjust`] puts that in force.
+    pub(super) fn look_at_experiments(&mut self, readings: &mut Readings) -> Vec<Told> {
         let (now_s, mut told, mut is_changed) = (now_s(), Vec::new(), false);
         {
             let mut all = self.deciding.experiments.shared.lock();
@@ -425,7 +453,8 @@ impl Engine {
             let in_force = &self.reconciler.desired().adjustments;
             let resolved = self.reconciler.resolved();
             for policy in counting {
-                let Ok(Some(statistics)) = reader.statistics_of(&policy) else {
+                let is_missing = readings.reader().missing_stats().contains(&policy);
+                let Ok(Some(statistics)) = readings.shared(&policy) else {
                     // The counters go on: what came meanwhile is in the next look.
                     continue;
                 };
@@ -441,18 +470,19 @@ impl Engine {
                     compiled.is_some_and(|compiled| compares(&known.settings, compiled))
                 });
                 // Without a treatment (frozen, suspended) both arms are the same.
-                if drawn != record.control()
-                    || !is_treated
-                    || reader.missing_stats().contains(&policy)
-                {
+                if drawn != record.control() || !is_treated || is_missing {
                     record.resettle(now_s);
                 }
-                if let Some(event) = record.look(&statistics, now_s) {
+                if let Some(event) = record.look(statistics, now_s) {
                     told.push((policy.clone(), event, record.told(event, now_s)));
                 }
             }
         }
+        let mut of_timers = Vec::new();
         for (policy, event, text) in &told {
+            if matches!(event, Event::Ended(Verdict::Harm { .. })) {
+                of_timers.extend(self.deciding.harm_proven(policy));
+            }
             let is_bad = matches!(
                 event,
                 Event::Ended(Verdict::Harm { .. } | Verdict::Invalid | Verdict::Inconclusive)
@@ -468,6 +498,7 @@ impl Engine {
         if !told.is_empty() || (is_changed && self.deciding.experiments.is_save_due()) {
             self.deciding.experiments.save();
         }
+        of_timers
     }
 
     /// A line for who watches.

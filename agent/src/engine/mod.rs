@@ -7,7 +7,11 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use crate::{config::Config, kernel::features::Feature, policy::HostFacts};
+use crate::{
+    config::{AgentConfig, Config},
+    kernel::features::Feature,
+    policy::HostFacts,
+};
 
 mod actor;
 mod adjusting;
@@ -34,6 +38,7 @@ mod tuning_store;
 mod verify;
 
 pub use actor::Engine;
+pub use document::MAX_FILE as MAX_STATE_FILE;
 pub use error::EngineError;
 pub use handle::{Channels, Handle, Message, Reply, channels};
 #[cfg(test)]
@@ -65,6 +70,21 @@ pub struct EngineConfig {
     pub features: Vec<Feature>,
     /// It tells a program which process called connect().
     pub tells_process: bool,
+}
+
+/// The files in which what was learnt and experiments are kept, and what becomes of it without them.
+#[must_use]
+pub fn state_files(agent: &AgentConfig) -> Vec<(PathBuf, &'static str)> {
+    let (lasting, of_boot) = (&agent.persistent_dir, &agent.state_dir);
+    let learnt = "timers are learnt anew";
+    vec![
+        (lasting.join(tuning_store::FILE), learnt),
+        (of_boot.join(tuning_store::FILE), learnt),
+        (
+            lasting.join(experiments::FILE),
+            "experiments are forgotten, and their policies in force as configured",
+        ),
+    ]
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ use crate::{
     wire::types::now_ms,
 };
 
-const FILE: &str = "tuning.json";
+pub(super) const FILE: &str = "tuning.json";
 const FORMAT: u32 = 1;
 /// How often what only grew is written.
 const INTERVAL: Duration = Duration::from_secs(60);
@@ -32,8 +32,12 @@ pub(super) struct TuningStore {
     written: Instant,
     /// The last change is on no disk.
     is_lost: bool,
+    /// Which files of an earlier run could not be read or understood, and how to fix it.
+    unreadable: Vec<String>,
     /// Why it does not outlive the boot.
     problem: Problem,
+    /// Less is remembered than was asked for.
+    memory: Problem,
 }
 
 impl TuningStore {
@@ -48,13 +52,25 @@ impl TuningStore {
             began: (0, boottime_ms()),
             written: Instant::now(),
             is_lost: false,
+            unreadable: Vec::new(),
             problem: Problem::default(),
+            memory: Problem::default(),
         };
         let (lasting, lost) = read(&mut store.lasting, &store.boot_id);
-        let (of_boot, _) = read(&mut store.of_boot, &store.boot_id);
-        let taken = lost.filter(|_| store.lasting.is_taken());
+        let (of_boot, also_lost) = read(&mut store.of_boot, &store.boot_id);
+        let is_taken = store.lasting.is_taken();
+        let taken = lost.clone().filter(|_| is_taken);
         let problem = taken.map(|why| format!("{why}; what is learnt does not outlive this boot"));
         store.problem.becomes(problem, |text| warn!("{text}"));
+        let unreadable = [
+            lost.filter(|_| !is_taken),
+            also_lost.filter(|_| !store.of_boot.is_taken()),
+        ];
+        for why in unreadable.into_iter().flatten() {
+            let text = format!("what was learnt is lost, and timers are learnt anew: {why}");
+            warn!("{text}");
+            store.unreadable.push(text);
+        }
         // The other one is of a time at which the first could not be written.
         let restored = [lasting, of_boot].into_iter().flatten();
         let restored = restored.max_by_key(Restored::at_ms).unwrap_or_default();
@@ -90,6 +106,12 @@ impl TuningStore {
 
     fn save(&mut self, tuning: &mut Tuning) {
         self.written = Instant::now();
+        let limited = tuning.limit_memory().map(|hours| {
+            format!(
+                "so many timers are learnt or guarded that each remembers {hours} hours at most, and not all of its memory"
+            )
+        });
+        self.memory.becomes(limited, |text| warn!("{text}"));
         let kept = tuning.kept(&self.boot_id, self.now());
         let Err(e) = self.lasting.write(&kept) else {
             // What was written there instead is older now.
@@ -111,6 +133,13 @@ impl TuningStore {
         self.problem.becomes(Some(problem), |text| warn!("{text}"));
     }
 
+    /// Which files of an earlier run could not be read or understood, and how to fix it; and whether less is remembered
+    /// than was asked for.
+    pub(super) fn warnings(&self) -> impl Iterator<Item = String> {
+        let memory = self.memory.text().into_iter();
+        self.unreadable.iter().chain(memory).cloned()
+    }
+
     /// Why what is learnt does not outlive the boot.
     pub(super) fn problem(&self) -> Option<String> {
         self.problem.text().cloned()
@@ -121,12 +150,7 @@ impl TuningStore {
 fn read(document: &mut Document, boot_id: &str) -> (Option<Restored>, Option<String>) {
     let (stored, lost) = match document.load::<Stored>() {
         Ok(read) => read,
-        Err(e) => (None, Some(e.to_string())),
+        Err(e) => (None, Some(format!("{e}; let root read it, or remove it"))),
     };
-    if let Some(why) = &lost
-        && !document.is_taken()
-    {
-        warn!("{why}; timers are learnt anew");
-    }
     (stored.map(|stored| Restored::of(stored, boot_id)), lost)
 }

@@ -55,6 +55,13 @@ impl Latency {
         usize::try_from(blocks).unwrap_or(usize::MAX)
     }
 
+    /// Makes so many blocks of them at most, one at least.
+    pub(super) fn coarsen(&mut self, most: usize) {
+        while self.blocks.len() > most.max(1) {
+            self.halve();
+        }
+    }
+
     fn halve(&mut self) {
         let halved = self.blocks.chunks(2).map(|pair| {
             let mut sum = Arms::default();

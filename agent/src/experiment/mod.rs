@@ -8,7 +8,7 @@ mod latency;
 mod record;
 mod view;
 
-use std::collections::BTreeMap;
+use std::{cmp::Reverse, collections::BTreeMap};
 
 use rto_model::tune::experiment::Event;
 use serde::{Deserialize, Serialize};
@@ -22,6 +22,11 @@ use crate::{
     datapath::ArmStatistics,
     policy::{Adjustments, PolicyName, Settings},
 };
+
+/// Experiments that may count at the same time on a host.
+pub const MOST_COUNTING: usize = 64;
+/// Ended ones that are kept with bounds of their latencies.
+pub const MOST_ENDED: usize = 256;
 
 /// The experiments of a host: one of a policy, which stays after its end until it is cleared.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -102,6 +107,27 @@ impl Experiments {
             ended.push((policy.clone(), why));
         }
         ended
+    }
+
+    /// Keeps what is stored small. Of ended ones before the last [`MOST_ENDED`] latencies are kept without bounds; those
+    /// whose policy is in force as configured are forgotten: which.
+    pub fn trim(&mut self) -> Vec<PolicyName> {
+        self.0.values_mut().for_each(Record::trim);
+        let ended = self.0.iter().filter(|(_, record)| !record.is_counting());
+        let ended = ended.map(|(policy, record)| (Reverse(record.ended_s), policy.clone()));
+        let mut ended: Vec<_> = ended.collect();
+        ended.sort_unstable();
+        let mut forgotten = Vec::new();
+        for (_, policy) in ended.into_iter().skip(MOST_ENDED) {
+            match self.0.get_mut(&policy) {
+                Some(record) if record.control().is_some() => record.trim_more(),
+                _ => {
+                    self.0.remove(&policy);
+                    forgotten.push(policy);
+                }
+            }
+        }
+        forgotten
     }
 
     /// Takes in what was counted of a policy's arms, and judges.

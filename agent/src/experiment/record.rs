@@ -19,13 +19,16 @@ use crate::{
     },
 };
 
+/// Blocks of time that are kept of latencies after the end: between 20 and so many, for the bootstrap.
+const ENDED_BLOCKS: usize = 40;
+
 /// An experiment, and what is needed to go on with it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Record {
     pub(super) evidence: Evidence,
     pub(super) by: Caller,
     /// The counters at the last look: what they have grown by since is counted at the next one, also after a restart.
-    before: Arms<Counted>,
+    pub(super) before: Arms<Counted>,
     /// What was counted before is left out: arms of connections were drawn with another share, seconds.
     pub(super) counts_from_s: u64,
     pub(super) latency: Latency,
@@ -153,7 +156,21 @@ impl Record {
         if matches!(event, Some(Event::Ended(_))) {
             self.ended_s = Some(now_s);
         }
+        self.trim();
         event
+    }
+
+    /// After its end: what is only needed to go on is forgotten, and latencies are kept in fewer blocks.
+    pub(super) fn trim(&mut self) {
+        if !self.is_counting() {
+            self.before = Arms::default();
+            self.latency.coarsen(ENDED_BLOCKS);
+        }
+    }
+
+    /// The same, and of latencies only their sum is kept.
+    pub(super) fn trim_more(&mut self) {
+        self.latency.coarsen(1);
     }
 
     /// What is judged of some counts, and what is only shown.
@@ -206,6 +223,7 @@ impl Record {
             self.evidence.experiment.stop();
             self.ended_s = Some(now_s);
         }
+        self.trim();
     }
 
     /// Ends it, unless it has ended, as the policy is another one; that is in force as configured.
@@ -215,5 +233,6 @@ impl Record {
             self.stopped_by = Some(why.to_owned());
         }
         self.is_released = true;
+        self.trim();
     }
 }

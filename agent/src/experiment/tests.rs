@@ -27,7 +27,7 @@ fn settings(ms: u64) -> Settings {
 fn design(unit: Unit, shares: &[f64]) -> Design {
     let shares = shares
         .iter()
-        .map(|share| evidence::Share::try_from(*share).unwrap());
+        .map(|share| evidence::Probability::try_from(*share).unwrap());
     Design {
         policy: "near".to_owned(),
         settings: digest(&settings(100)),
@@ -324,4 +324,87 @@ fn a_promoted_policy_has_its_own_control_arm_again() {
     assert_eq!(event, Some(Event::Ended(promoted)));
     assert_eq!((record.control(), record.is_counting()), (None, false));
     assert_eq!(record.state(START_S + 4 * DAY_S), State::Promoted);
+}
+
+/// Ended at this time, with latencies of many blocks.
+fn ended(at_s: u64, is_released: bool) -> Record {
+    let mut record = started(Unit::Connection, &[0.05, 0.5], &arms((0, 0), (0, 0)));
+    for minute in 1..=100 {
+        record.look(&arms((minute, 0), (20 * minute, 0)), START_S + 60 * minute);
+    }
+    match is_released {
+        true => record.release("the policy was removed", at_s),
+        false => record.stop(at_s),
+    }
+    record
+}
+
+#[test]
+fn ended_ones_are_kept_short_and_the_oldest_in_force_forgotten() {
+    let one = ended(100_000, false);
+    assert_eq!(one.before, Default::default());
+    // Bounds are still told.
+    let view = one.view(100_000);
+    assert!(view.handshake[0].low_us.is_some(), "{:?}", view.handshake);
+    assert!(view.handshake[0].value_us.treated.is_some());
+    let mut all = Experiments::default();
+    let name = |number: usize| -> PolicyName { format!("p{number}").parse().unwrap() };
+    for number in 0..MOST_ENDED {
+        let mut later = one.clone();
+        later.ended_s = Some(200_000);
+        all.insert(name(number), later);
+    }
+    assert_eq!(all.trim(), []);
+    let running = started(Unit::Connection, &[0.05], &arms((0, 0), (0, 0)));
+    all.insert("running".parse().unwrap(), running.clone());
+    all.insert("suspended".parse().unwrap(), one);
+    all.insert("released".parse().unwrap(), ended(100_000, true));
+    let released: PolicyName = "released".parse().unwrap();
+    assert_eq!(all.trim(), [released]);
+    assert_eq!(all.iter().count(), MOST_ENDED + 2);
+    // The policy stays suspended, and what was counted is told without bounds.
+    let suspended = all.get(&"suspended".parse().unwrap()).unwrap();
+    assert_eq!(suspended.share(), 0.0);
+    let view = suspended.view(300_000);
+    assert_eq!(view.attempts.treated, 100);
+    assert!(view.handshake[0].low_us.is_none() && view.handshake[0].value_us.treated.is_some());
+    assert_eq!(all.get(&"running".parse().unwrap()), Some(&running));
+    assert!(
+        all.get(&name(0)).unwrap().view(300_000).handshake[0]
+            .low_us
+            .is_some()
+    );
+}
+
+/// With the most that is kept of the most experiments there can be the file can be read again.
+#[test]
+fn the_largest_state_fits_in_its_file() {
+    let shares: Vec<f64> = (1..=10).map(|n| f64::from(n) / 100.0).collect();
+    let mut running = started(Unit::Connection, &shares, &arms((0, 0), (0, 0)));
+    let mut statistics = arms((0, 0), (0, 0));
+    let mut largest = 0;
+    for second in (0..7 * DAY_S).step_by(600) {
+        let all = statistics.control.iter_mut().flatten();
+        for direction in all.chain(&mut statistics.treated) {
+            direction.counters.connections += 1_000_000_000;
+            for bucket in 0..rto_agent_common::histogram::BUCKETS {
+                direction.handshake.buckets[bucket] += 1_000_000;
+                direction.srtt.buckets[bucket] += 1_000_000;
+            }
+        }
+        running.look(&statistics, START_S + second);
+        if running.is_counting() {
+            largest = largest.max(serde_json::to_string(&running).unwrap().len());
+        }
+    }
+    running.stop(START_S + 7 * DAY_S);
+    let ended = serde_json::to_string(&running).unwrap().len();
+    running.trim_more();
+    let shortest = serde_json::to_string(&running).unwrap().len();
+    let policies = rto_agent_common::MAX_POLICIES as usize;
+    let most = MOST_COUNTING * largest + MOST_ENDED * ended + policies * shortest;
+    assert!(
+        (most as u64) < crate::engine::MAX_STATE_FILE,
+        "{largest} {ended} {shortest}"
+    );
 }

@@ -21,7 +21,7 @@ mod stored;
 mod view;
 
 pub use self::{
-    policy::TimerId,
+    policy::{Due, TimerId},
     stored::{Kept, Moment, Restored, Stored},
 };
 
@@ -115,14 +115,17 @@ impl Tuning {
         }
     }
 
-    /// Policies whose counters are to be read now.
-    pub fn due(&self, now_ms: u64) -> impl Iterator<Item = &PolicyName> {
-        let rarely_ms = u64::try_from(Pace::Rarely.interval().as_millis()).unwrap_or(u64::MAX);
-        let due = self
-            .policies
-            .iter()
-            .filter(move |(_, policy)| policy.is_due(now_ms, rarely_ms));
-        due.map(|(name, _)| name)
+    /// Policies of which something is to be read now.
+    pub fn due(&self, now_ms: u64) -> impl Iterator<Item = (&PolicyName, Due)> {
+        let due = self.policies.iter();
+        let due = due.map(move |(name, policy)| (name, policy.due(now_ms)));
+        due.filter(|(_, due)| *due != Due::Nothing)
+    }
+
+    /// Whether the program has changed a policy's brakes since they were last read.
+    pub fn has_other_brakes(&self, name: &PolicyName, brakes: &[Brake; 2]) -> bool {
+        let policy = self.policies.get(name);
+        policy.is_some_and(|policy| policy.has_other_brakes(brakes))
     }
 
     /// Takes in what was counted of a policy, and decides.
@@ -134,6 +137,11 @@ impl Tuning {
         brakes: [Brake; 2],
     ) -> Vec<Told> {
         self.decide(name, |policy| policy.step(now_ms, statistics, brakes))
+    }
+
+    /// An experiment has proven harm: the policy's timers that are learnt or guarded are suspended.
+    pub fn harm_proven(&mut self, now_ms: u64, name: &PolicyName) -> Vec<Told> {
+        self.decide(name, |policy| policy.harm_proven(now_ms))
     }
 
     /// The kernel's own timers, until [`Tuning::resume`]. `None` if nothing of the policy can be frozen.
@@ -212,6 +220,11 @@ impl Pace {
             Self::EachSecond => Duration::from_secs(1),
             Self::Rarely => Duration::from_secs(5),
         }
+    }
+
+    /// The same, milliseconds.
+    fn interval_ms(self) -> u64 {
+        u64::try_from(self.interval().as_millis()).unwrap_or(u64::MAX)
     }
 }
 

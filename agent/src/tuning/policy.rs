@@ -11,6 +11,7 @@ use rto_model::tune::{
 use serde::{Deserialize, Serialize};
 
 use super::{
+    Pace,
     counts::{Counts, Handshakes},
     spec::{Spec, TimerSpec},
 };
@@ -24,8 +25,22 @@ use crate::{
 
 /// What a retransmission spends of the budget.
 const COST: u32 = Brake::BUDGET_COST.cast_unsigned();
+/// A policy of which nothing was counted is read in one tick of so many.
+const IDLE_TICKS: u64 = 5;
 /// Transitions that are remembered to be shown.
 const SHOWN: usize = 16;
+
+/// What is to be read of a policy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Due {
+    /// Nothing.
+    Nothing,
+    /// The brakes, and the counters if these have changed. They are 32 bytes, the counters with their histograms 7 kB of
+    /// each arm and CPU: what cannot wait, retransmissions and spurious ones, is in both.
+    Brakes,
+    /// The counters.
+    Counters,
+}
 
 /// Which timer it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -72,6 +87,8 @@ pub(super) struct PolicyTuning {
     /// Of guards that only warn: what the program would have spent, as [`Brake::budget`] has it.
     spent: [u64; 2],
     read_ms: Option<u64>,
+    /// Something was counted or decided when it was last read.
+    is_busy: bool,
     /// Since it was last stored.
     pub(super) has_grown: bool,
 }
@@ -137,6 +154,7 @@ impl PolicyTuning {
             capacities: [0; 2],
             spent: [0; 2],
             read_ms: None,
+            is_busy: true,
             has_grown: false,
         };
         policy.follow(spec);
@@ -149,8 +167,19 @@ impl PolicyTuning {
         if self.spec.active.is_some() && self.spec.active == spec.active {
             follow_host(self.state.passive.as_mut(), spec.passive.as_ref());
         }
+        let had_tuners = [self.state.active.is_some(), self.state.passive.is_some()];
         self.state.active = following(self.state.active.take(), spec.active.as_ref());
         self.state.passive = following(self.state.passive.take(), spec.passive.as_ref());
+        let has_tuners = [self.state.active.is_some(), self.state.passive.is_some()];
+        let goes_on = had_tuners.into_iter().zip(has_tuners);
+        for (place, goes_on) in goes_on.map(|(had, has)| had && has).enumerate() {
+            // Epochs of a new tuner begin anew, and its brakes count from nothing.
+            if !goes_on {
+                self.state.judged[place] = (0, 0);
+                self.brakes[place] = Brake::default();
+                self.spent[place] = 0;
+            }
+        }
         self.state.rto_min = match (self.state.rto_min.take(), spec.rto_min) {
             (_, None) => None,
             (None, Some(settings)) => Some(AckTuner::new(settings)),
@@ -169,13 +198,30 @@ impl PolicyTuning {
         self.state.judged = Default::default();
     }
 
-    /// Whether it is to be read again: what acts each second, what only warns more rarely.
-    pub(super) fn is_due(&self, now_ms: u64, rarely_ms: u64) -> bool {
-        let since = |read_ms| now_ms.saturating_sub(read_ms);
-        self.spec.acts()
-            || self
-                .read_ms
-                .is_none_or(|read_ms| since(read_ms) >= rarely_ms)
+    /// What is to be read of it now.
+    pub(super) fn due(&self, now_ms: u64) -> Due {
+        let Some(read_ms) = self.read_ms else {
+            return Due::Counters;
+        };
+        let since_ms = now_ms.saturating_sub(read_ms);
+        if !self.spec.acts() {
+            return match since_ms >= Pace::Rarely.interval_ms() {
+                true => Due::Counters,
+                false => Due::Nothing,
+            };
+        }
+        let tick_ms = Pace::EachSecond.interval_ms();
+        // By turns, so that of many that are idle a part is read in each tick.
+        let is_turn = (now_ms / tick_ms) % IDLE_TICKS == u64::from(self.spec.seed) % IDLE_TICKS;
+        match self.is_busy || is_turn || since_ms >= 2 * IDLE_TICKS * tick_ms {
+            true => Due::Counters,
+            false => Due::Brakes,
+        }
+    }
+
+    /// Whether the program has changed the brakes since they were last read.
+    pub(super) fn has_other_brakes(&self, brakes: &[Brake; 2]) -> bool {
+        self.brakes != *brakes
     }
 
     /// Takes in what was counted, and decides.
@@ -188,9 +234,11 @@ impl PolicyTuning {
         self.read_ms = Some(now_ms);
         let counts = Counts::of(statistics);
         let earlier = self.state.counts.replace(counts.clone());
+        let is_first = earlier.is_none();
         let growth = earlier.map(|earlier| counts.since(&earlier));
         let growth = growth.flatten().unwrap_or_default();
-        self.has_grown |= growth != Counts::default();
+        let has_grown = growth != Counts::default();
+        self.has_grown |= has_grown;
         self.brakes = brakes;
         let mut all = Vec::new();
         for (place, id) in [TimerId::Active, TimerId::Passive].into_iter().enumerate() {
@@ -210,6 +258,7 @@ impl PolicyTuning {
             let transition = tuner.step(now_ms, &growth.delays);
             all.extend(transition.map(|one| (TimerId::RtoMin, one)));
         }
+        self.is_busy = is_first || has_grown || !all.is_empty();
         self.note(&all);
         all
     }
@@ -301,6 +350,16 @@ impl PolicyTuning {
         all
     }
 
+    /// An experiment has proven harm of the timers in force.
+    pub(super) fn harm_proven(&mut self, now_ms: u64) -> Vec<(TimerId, Transition)> {
+        let advises = self.spec.advises;
+        let suspend = |tuner: &mut Tuner| match is_in_force(tuner, advises) {
+            true => tuner.harm_proven(now_ms).transitions,
+            false => Vec::new(),
+        };
+        self.each(suspend, |_| None)
+    }
+
     /// Forgets what was learnt.
     pub(super) fn reset(&mut self, now_ms: u64) -> Vec<(TimerId, Transition)> {
         let operator = |from: Phase, before, to: Phase, after, numbers| Transition {
@@ -371,11 +430,7 @@ impl PolicyTuning {
 
     /// Whether the program has its value and its brakes.
     fn is_in_force(&self, tuner: &Tuner) -> bool {
-        let is_set = match tuner.guarded() {
-            Some((_, acts)) => acts,
-            None => !self.spec.advises,
-        };
-        is_set && tuner.setting().jiffies.is_some()
+        is_in_force(tuner, self.spec.advises)
     }
 
     /// Whether a value is in force that the program leaves when its lease is over.
@@ -515,6 +570,15 @@ fn following(tuner: Option<Tuner>, spec: Option<&TimerSpec>) -> Option<Tuner> {
     let mut new = spec.tuner();
     new.skip_epochs(tuner.setting().epoch);
     Some(new)
+}
+
+/// Whether the program has a tuner's value and brakes.
+fn is_in_force(tuner: &Tuner, advises: bool) -> bool {
+    let is_set = match tuner.guarded() {
+        Some((_, acts)) => acts,
+        None => !advises,
+    };
+    is_set && tuner.setting().jiffies.is_some()
 }
 
 /// A power of two, so that it changes rarely: each change is one of the policy.

@@ -19,7 +19,7 @@ pub(super) struct Spec {
     /// Values that are learnt are shown, and not set.
     pub(super) advises: bool,
     pub(super) hz: u32,
-    seed: u32,
+    pub(super) seed: u32,
     by_peer: bool,
 }
 

@@ -4,7 +4,10 @@
 
 use std::collections::BTreeMap;
 
-use rto_model::tune::tuner::{Growth, Transition, Tuner};
+use rto_model::tune::{
+    history::HOUR_MS,
+    tuner::{Growth, Transition, Tuner},
+};
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -16,6 +19,15 @@ use crate::{
     policy::{HostFacts, PolicyName},
     tuning::spec::Spec,
 };
+
+/// Hours of path times and delays of ACKs that all timers together remember: with the most policies there can be, a day
+/// each, and the file can be read again ([`crate::engine::MAX_STATE_FILE`]).
+const MOST_HOURS: usize = 80_000;
+
+/// How many hours of the clock a memory of so many is: the first and the last are not full.
+const fn hours_stored(memory: usize) -> usize {
+    memory.saturating_add(2)
+}
 
 /// Clocks at one moment, milliseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -85,6 +97,31 @@ impl Restored {
     }
 }
 
+impl State {
+    /// How many timers are learnt or guarded.
+    fn tuners(&self) -> usize {
+        let of_handshakes = [&self.active, &self.passive].into_iter().flatten().count();
+        of_handshakes + usize::from(self.rto_min.is_some())
+    }
+
+    /// The longest memory, milliseconds.
+    fn memory_ms(&self) -> u64 {
+        let of_handshakes = [&self.active, &self.passive].into_iter().flatten();
+        let of_handshakes = of_handshakes.map(|tuner| tuner.settings().memory_ms);
+        let of_delays = self.rto_min.iter().map(|tuner| tuner.settings().memory_ms);
+        of_handshakes.chain(of_delays).max().unwrap_or(0)
+    }
+
+    fn limit_memory(&mut self, hours: usize) {
+        for tuner in [&mut self.active, &mut self.passive].into_iter().flatten() {
+            tuner.limit_memory(hours);
+        }
+        if let Some(tuner) = &mut self.rto_min {
+            tuner.limit_memory(hours);
+        }
+    }
+}
+
 fn after_lease(tuner: &mut Tuner, now_ms: u64) -> Vec<Transition> {
     let away_ms = now_ms.saturating_sub(tuner.last_step_ms().unwrap_or(now_ms));
     if away_ms <= tuner.settings().lease_ms {
@@ -127,6 +164,19 @@ impl Tuning {
         self.has_changed |= !all.is_empty();
         self.follow(policies, host);
         all
+    }
+
+    /// Forgets the oldest hours where there are more than [`MOST_HOURS`] together. How many each timer may have, where
+    /// that is less than its memory.
+    pub fn limit_memory(&mut self) -> Option<usize> {
+        let states = || self.policies.values().map(|policy| &policy.state);
+        let each = MOST_HOURS / states().map(State::tuners).sum::<usize>().max(1);
+        let longest_ms = states().map(State::memory_ms).max().unwrap_or(0);
+        let needed = usize::try_from(longest_ms / HOUR_MS).map_or(usize::MAX, hours_stored);
+        for policy in self.policies.values_mut() {
+            policy.state.limit_memory(each);
+        }
+        (each < needed).then_some(each)
     }
 
     /// What is to be stored.

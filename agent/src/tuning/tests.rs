@@ -459,3 +459,114 @@ fn an_operator_freezes_resumes_and_resets() {
     assert!(bed.adjustment().active.epoch > epoch);
     assert!(bed.tuning.reset(0, &"other".parse().unwrap()).is_none());
 }
+
+#[test]
+fn brakes_of_a_new_tuner_count_from_nothing() {
+    let keep = "initial_rto = '24ms'\nguard = 'on'\nsyn_ack_rto = 'keep'";
+    let mut bed = Bed::new(GUARDED);
+    let judged = |spurious| Brake {
+        epoch: 1,
+        spurious,
+        ..Brake::default()
+    };
+    bed.brakes[1] = judged(2);
+    bed.step();
+    bed.follow(keep);
+    bed.brakes[1] = Brake::default();
+    bed.step();
+    bed.follow(GUARDED);
+    bed.brakes[1] = judged(3);
+    bed.step();
+    let policy = &bed.tuning.policies[&name()];
+    let tuner = policy.state.passive.as_ref().unwrap();
+    assert_eq!((tuner.setting().epoch, tuner.numbers().spurious), (1, 3));
+}
+
+#[test]
+fn an_idle_policy_is_read_by_turns_and_its_brakes_each_time() {
+    let tick_ms = Pace::EachSecond.interval_ms();
+    let mut bed = Bed::new(GUARDED);
+    let due = |bed: &Bed| {
+        let due = bed.tuning.due(bed.now_ms);
+        due.map(|(_, due)| due).next().unwrap()
+    };
+    let step = |bed: &mut Bed| {
+        let tuning = &mut bed.tuning;
+        tuning.step(bed.now_ms, &name(), &bed.statistics, bed.brakes);
+    };
+    step(&mut bed);
+    let mut read = 0;
+    for _ in 0..100 {
+        bed.now_ms += tick_ms;
+        if due(&bed) == Due::Counters {
+            step(&mut bed);
+            read += 1;
+        } else {
+            assert_eq!(due(&bed), Due::Brakes);
+        }
+    }
+    assert_eq!(read, 20);
+    assert!(!bed.tuning.has_other_brakes(&name(), &bed.brakes));
+    bed.brakes[0].spurious = 1;
+    assert!(bed.tuning.has_other_brakes(&name(), &bed.brakes));
+    // Of one that counts something everything is read in each tick.
+    for _ in 0..10 {
+        bed.statistics.treated[0].counters.connections += 1;
+        step(&mut bed);
+        bed.now_ms += tick_ms;
+        assert_eq!(due(&bed), Due::Counters);
+    }
+}
+
+#[test]
+fn many_timers_remember_less_than_they_are_asked_to() {
+    let mut bed = Bed::new("initial_rto = { auto = true, memory = '30days' }");
+    assert_eq!(bed.tuning.limit_memory(), None);
+    let one = bed.tuning.policies[&name()].clone();
+    for number in 0..1023 {
+        let name = format!("p{number}").parse().unwrap();
+        bed.tuning.policies.insert(name, one.clone());
+    }
+    assert_eq!(bed.tuning.limit_memory(), Some(39));
+    // The default fits.
+    let mut bed = Bed::new("initial_rto = 'auto'\nrto_min = 'auto'\nholdout = '5%'");
+    let one = bed.tuning.policies[&name()].clone();
+    for number in 0..1023 {
+        let name = format!("p{number}").parse().unwrap();
+        bed.tuning.policies.insert(name, one.clone());
+    }
+    assert_eq!(bed.tuning.limit_memory(), None);
+}
+
+/// With the most that is remembered of the most policies there can be the file can be read again.
+#[test]
+fn the_largest_state_fits_in_its_file() {
+    let mut bed = Bed::new("initial_rto = 'auto'\nrto_min = 'auto'\nholdout = '5%'");
+    for _ in 0..27 {
+        // Each bucket has something, and there are as many last connections as are kept.
+        for _ in 0..20 {
+            let all = bed.statistics.control.iter_mut().flatten();
+            for of_direction in all.chain(&mut bed.statistics.treated) {
+                for bucket in 0..rto_agent_common::histogram::BUCKETS {
+                    of_direction.handshake.buckets[bucket] += 1_000_000_000;
+                    of_direction.ack_excess.buckets[bucket] += 1_000_000_000;
+                }
+                of_direction.counters.connections += 1_000_000_000;
+            }
+            bed.step();
+        }
+        bed.now_ms += 3_600_000;
+    }
+    for _ in 0..400 {
+        let all = bed.statistics.control.iter_mut().flatten();
+        for of_direction in all.chain(&mut bed.statistics.treated) {
+            of_direction.handshake.buckets[20] += 1;
+            of_direction.ack_excess.buckets[20] += 1;
+        }
+        bed.step();
+    }
+    assert_eq!(bed.tuning.limit_memory(), None);
+    let kept = serde_json::to_string(&bed.tuning.kept("boot", Moment::default())).unwrap();
+    let most = u64::from(rto_agent_common::MAX_POLICIES) * kept.len() as u64;
+    assert!(most < crate::engine::MAX_STATE_FILE, "{most}");
+}

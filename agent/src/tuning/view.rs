@@ -30,6 +30,15 @@ impl Tuning {
             .map(|(name, policy)| (name.clone(), policy.view(now)))
             .collect()
     }
+
+    /// Of these policies alone, as far as they are watched.
+    pub fn view_of<'a>(
+        &self,
+        names: impl Iterator<Item = &'a PolicyName>,
+        now: Moment,
+    ) -> impl Iterator<Item = (PolicyName, TunedPolicy)> {
+        names.filter_map(move |name| Some((name.clone(), self.policies.get(name)?.view(now))))
+    }
 }
 
 impl Told {

@@ -122,6 +122,11 @@ impl AckTuner {
         self.settings = settings;
     }
 
+    /// Remembers so many hours at most, the present one among them.
+    pub fn limit_memory(&mut self, hours: usize) {
+        self.history.limit(hours);
+    }
+
     /// What delays ask for; `None` with too few.
     #[must_use]
     pub fn want(&self) -> Option<Want> {

@@ -38,20 +38,21 @@ const POINTS: [(f64, f64); 5] = [
     (0.973_906_528_517_171_7, 0.066_671_344_308_688_1),
 ];
 
-/// A share of connections that are treated: 0.001 to 0.999.
+/// The probability `p` that a bad connection is in the treatment if the timers make no difference: the share of
+/// connections that are drawn into it, 0.001 to 0.999.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd, Serialize, Deserialize)]
 #[serde(try_from = "f64", into = "f64")]
-pub struct Share(f64);
+pub struct Probability(f64);
 
-/// A share of which one arm would be next to empty.
+/// A probability by which one arm would be next to empty.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 #[error("a share of {:.4} % is outside 0.1 % to 99.9 %", share * 100.0)]
-pub struct ShareError {
+pub struct ProbabilityError {
     /// What was asked for, 1 for all.
     pub share: f64,
 }
 
-impl Share {
+impl Probability {
     /// The least and the greatest.
     pub const RANGE: std::ops::RangeInclusive<f64> = 0.001..=0.999;
     /// 0.5 %.
@@ -63,20 +64,20 @@ impl Share {
     }
 }
 
-impl TryFrom<f64> for Share {
-    type Error = ShareError;
+impl TryFrom<f64> for Probability {
+    type Error = ProbabilityError;
 
-    fn try_from(share: f64) -> Result<Self, ShareError> {
+    fn try_from(share: f64) -> Result<Self, ProbabilityError> {
         if Self::RANGE.contains(&share) {
             Ok(Self(share))
         } else {
-            Err(ShareError { share })
+            Err(ProbabilityError { share })
         }
     }
 }
 
-impl From<Share> for f64 {
-    fn from(share: Share) -> Self {
+impl From<Probability> for f64 {
+    fn from(share: Probability) -> Self {
         share.0
     }
 }
@@ -85,7 +86,7 @@ impl From<Share> for f64 {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Tally {
     /// The share that was treated.
-    pub share: Share,
+    pub share: Probability,
     /// In the treatment.
     pub treated: u64,
     /// In the control arm.
@@ -390,7 +391,7 @@ mod tests {
 
     fn tally(share: f64, treated: u64, control: u64) -> Tally {
         Tally {
-            share: Share::try_from(share).unwrap(),
+            share: Probability::try_from(share).unwrap(),
             treated,
             control,
         }
@@ -557,12 +558,12 @@ mod tests {
     #[test]
     fn shares_outside_are_refused() {
         for share in [0.0, 0.0009, 1.0, f64::NAN, -0.5] {
-            assert!(Share::try_from(share).is_err(), "{share}");
+            assert!(Probability::try_from(share).is_err(), "{share}");
         }
-        let error = Share::try_from(1.0).unwrap_err().to_string();
+        let error = Probability::try_from(1.0).unwrap_err().to_string();
         assert_eq!(error, "a share of 100.0000 % is outside 0.1 % to 99.9 %");
-        assert!(serde_json::from_str::<Share>("0.05").is_ok());
-        assert!(serde_json::from_str::<Share>("1.5").is_err());
+        assert!(serde_json::from_str::<Probability>("0.05").is_ok());
+        assert!(serde_json::from_str::<Probability>("1.5").is_err());
     }
 
     proptest! {

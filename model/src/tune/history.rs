@@ -111,6 +111,15 @@ impl History {
         peaks.max().unwrap_or(0)
     }
 
+    /// Forgets the oldest hours beyond so many, the open one among them.
+    pub fn limit(&mut self, hours: usize) {
+        while self.hours.len() > hours.max(1) {
+            if let Some(hour) = self.hours.pop_front() {
+                self.all.remove(&hour.times);
+            }
+        }
+    }
+
     /// What was before a reboot is not recent.
     pub fn forget_recent(&mut self) {
         self.recent.clear();
@@ -186,6 +195,21 @@ mod tests {
         add(&mut history, 27 * HOUR_MS, 10_000, 1);
         assert_eq!(history.hours_us(), None);
         assert_eq!(history.all().count(), 3);
+    }
+
+    #[test]
+    fn the_oldest_hours_are_forgotten_where_there_are_too_many() {
+        let mut history = History::default();
+        for hour in 0..10 {
+            add(&mut history, hour * HOUR_MS, (hour + 1) * 1_000, 1);
+        }
+        history.limit(11);
+        assert_eq!(history.all().count(), 10);
+        history.limit(3);
+        let kept: Vec<_> = history.all().iter().collect();
+        assert_eq!(kept, [(8_000, 1), (9_000, 1), (10_000, 1)]);
+        history.limit(0);
+        assert_eq!(history.all().count(), 1);
     }
 
     #[test]

@@ -74,11 +74,11 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::tune::evidence::{Direction, Share, Tally};
+    use crate::tune::evidence::{Direction, Probability, Tally};
 
     fn tally(share: f64, treated: u64, control: u64) -> Tally {
         Tally {
-            share: Share::try_from(share).unwrap(),
+            share: Probability::try_from(share).unwrap(),
             treated,
             control,
         }

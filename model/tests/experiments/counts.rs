@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use rto_model::tune::{
-    evidence::{Direction, Evidence, Share, Tally},
+    evidence::{Direction, Evidence, Probability, Tally},
     experiment::{GAIN, HARM},
     interval::Interval,
 };
@@ -15,7 +15,7 @@ type Counted = [(u64, u64); 3];
 
 /// Something of the evidence of counts, computed once.
 struct ByCounts<T, F> {
-    ramp: Vec<Share>,
+    ramp: Vec<Probability>,
     known: HashMap<Counted, T>,
     compute: F,
 }
@@ -23,7 +23,10 @@ struct ByCounts<T, F> {
 impl<T: Copy, F: Fn(&Evidence) -> T> ByCounts<T, F> {
     fn new(ramp: &[f64], compute: F) -> Self {
         Self {
-            ramp: ramp.iter().map(|s| Share::try_from(*s).unwrap()).collect(),
+            ramp: ramp
+                .iter()
+                .map(|s| Probability::try_from(*s).unwrap())
+                .collect(),
             known: HashMap::new(),
             compute,
         }
@@ -40,7 +43,7 @@ impl<T: Copy, F: Fn(&Evidence) -> T> ByCounts<T, F> {
             known,
             compute,
         } = self;
-        let tally = |(share, (treated, control)): (&Share, (u64, u64))| Tally {
+        let tally = |(share, (treated, control)): (&Probability, (u64, u64))| Tally {
             share: *share,
             treated,
             control,

@@ -3,7 +3,7 @@
 use rto_model::{
     advice::Distribution,
     tune::{
-        evidence::Share,
+        evidence::Probability,
         experiment::{Design, Event, Experiment, Increments, Ramp, Unit, Verdict},
     },
 };
@@ -45,7 +45,7 @@ pub(crate) struct Ended {
 pub(crate) fn design(shares: &[f64], duration_s: u64) -> Design {
     let shares: Vec<_> = shares
         .iter()
-        .map(|s| Share::try_from(*s).unwrap())
+        .map(|s| Probability::try_from(*s).unwrap())
         .collect();
     Design {
         policy: "same-region".to_owned(),

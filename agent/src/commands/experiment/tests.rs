@@ -8,7 +8,7 @@ use rto_model::tune::{
 use super::*;
 
 fn evidence(host: &str, policy: &str, unit: Unit) -> Evidence {
-    let share = evidence::Share::try_from(0.5).unwrap();
+    let share = evidence::Probability::try_from(0.5).unwrap();
     let design = Design {
         policy: policy.to_owned(),
         settings: "f00d".to_owned(),

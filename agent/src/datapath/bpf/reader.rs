@@ -33,6 +33,7 @@ use crate::policy::{
 pub(super) struct Reader {
     tables: Arc<ReadTables>,
     placement: Placement,
+    /// In order.
     slots: Vec<(PolicyName, Slot)>,
     by_index: HashMap<u32, PolicyName>,
     /// Anything is counted.
@@ -99,7 +100,8 @@ impl Reader {
     pub(super) fn new(kernel: &BpfKernel) -> Self {
         let slots = kernel.slots.iter();
         let slots = slots.map(|(name, slot)| (name.clone(), slot));
-        let slots: Vec<_> = slots.chain(unmatched(kernel)).collect();
+        let mut slots: Vec<_> = slots.chain(unmatched(kernel)).collect();
+        slots.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
         Self {
             tables: kernel.tables.read.clone(),
             placement: kernel.placement(),
@@ -140,10 +142,8 @@ impl Reader {
     }
 
     fn slot_of(&self, policy: &PolicyName) -> Option<Slot> {
-        let mut slots = self.slots.iter();
-        slots
-            .find(|(name, _)| name == policy)
-            .map(|(_, slot)| *slot)
+        let place = self.slots.binary_search_by(|(name, _)| name.cmp(policy));
+        place.ok().map(|place| self.slots[place].1)
     }
 
     fn arms_of(&self, slot: Slot) -> Result<ArmStatistics, DatapathError> {

@@ -187,11 +187,17 @@ impl Tables {
             .map_err(|e| map_error(maps::LEASE, e))
     }
 
-    /// For a slot's new owner nothing is spent.
-    pub(super) fn clear_brakes(&mut self, slot: u32) -> Result<(), DatapathError> {
+    /// Nothing is spent of a slot's brakes of these directions, active and passive.
+    pub(super) fn clear_brakes(
+        &mut self,
+        slot: u32,
+        which: [bool; 2],
+    ) -> Result<(), DatapathError> {
         [direction::ACTIVE, direction::PASSIVE]
             .into_iter()
-            .try_for_each(|direction| {
+            .zip(which)
+            .filter(|(_, is_cleared)| *is_cleared)
+            .try_for_each(|(direction, _)| {
                 self.brakes
                     .set(brake::key(slot, direction), &Brake::default(), 0)
                     .map_err(|e| map_error(maps::BRAKES, e))

@@ -11,9 +11,12 @@ use super::{
     removal::wait_for_end,
     tries,
 };
-use crate::policy::{
-    Cidr, PolicyName,
-    plan::{MapState, Plan},
+use crate::{
+    datapath::brakes_begin,
+    policy::{
+        Cidr, PolicyName,
+        plan::{MapState, Plan},
+    },
 };
 
 impl BpfKernel {
@@ -160,18 +163,20 @@ impl BpfKernel {
     }
 
     fn write_policy(&mut self, name: &PolicyName, policy: &Policy) -> Result<(), DatapathError> {
-        let slot = match self.slots.get(name) {
-            Some(slot) => slot,
+        let (slot, held) = match self.slots.get(name) {
+            Some(slot) => (slot, Some(self.tables.read.policy(slot.index)?)),
             None => {
                 let slot = self
                     .slots
                     .take(name)
                     .ok_or_else(|| DatapathError::PolicyTableFull(name.clone()))?;
-                self.tables.clear_brakes(slot.index)?;
                 self.begin_statistics(name, arm::treated(slot.index));
-                slot
+                (slot, None)
             }
         };
+        // Before they are in force: no program changes those of a direction without an epoch.
+        let begins = brakes_begin(held.as_ref(), policy);
+        self.tables.clear_brakes(slot.index, begins)?;
         let (had_control, has_control) = (slot.has_control, policy.control_below != 0);
         if has_control && !had_control {
             self.begin_statistics(name, arm::control(slot.index));

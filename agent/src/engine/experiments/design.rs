@@ -23,6 +23,8 @@ use crate::{
 const DURATION: &str = "7d";
 /// Longest name that hosts have in common, bytes.
 const MAX_NAME: usize = 64;
+/// Shares that a ramp may have.
+const MAX_SHARES: usize = 10;
 /// Least and largest share, percent.
 const SHARES: std::ops::RangeInclusive<f64> = 0.01..=0.99;
 
@@ -77,13 +79,18 @@ fn ramp(shares: &[Share], unit: UnitView) -> Result<Ramp, EngineError> {
     };
     let given: Vec<f64> = shares.iter().copied().map(as_written).collect();
     let shares = if given.is_empty() { implied } else { &given };
+    if shares.len() > MAX_SHARES {
+        return refused(&format!("--ramp: {MAX_SHARES} shares at most"));
+    }
     if let Some(share) = shares.iter().find(|share| !SHARES.contains(share)) {
         return refused(&format!(
             "--ramp: a share is 1% to 99%, not {}",
             Share::of_ratio(*share)
         ));
     }
-    let shares = shares.iter().map(|share| evidence::Share::try_from(*share));
+    let shares = shares
+        .iter()
+        .map(|share| evidence::Probability::try_from(*share));
     let shares = shares.collect::<Result<Vec<_>, _>>();
     let shares = shares.map_err(|e| EngineError::Refused(format!("--ramp: {e}")))?;
     Ramp::try_from(shares).map_err(|e| EngineError::Refused(format!("--ramp: {e}")))

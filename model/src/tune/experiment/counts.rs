@@ -4,7 +4,7 @@ use std::ops::{Add, AddAssign};
 
 use serde::{Deserialize, Serialize};
 
-use crate::tune::evidence::Share;
+use crate::tune::evidence::Probability;
 
 /// One thing for each arm.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -46,9 +46,9 @@ impl Outcome {
     ///
     /// Spurious copies are the price of a short timer: the control arm has next to none, so that a handful of them
     /// is a proven difference. Up to 0.5 %, the default of a policy's guard, they are no reason to stop.
-    pub const fn tolerated(self) -> Option<Share> {
+    pub const fn tolerated(self) -> Option<Probability> {
         match self {
-            Self::Spurious | Self::Dsack => Some(Share::HALF_A_PERCENT),
+            Self::Spurious | Self::Dsack => Some(Probability::HALF_A_PERCENT),
             Self::Failed | Self::Beyond500Ms | Self::Aborted => None,
         }
     }

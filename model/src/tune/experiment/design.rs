@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::tune::evidence::Share;
+use crate::tune::evidence::Probability;
 
 /// How long the outcome of a connection may come after its arm was drawn, seconds: connect() gives up after 131 s
 /// with the kernel's defaults.
@@ -20,10 +20,10 @@ pub enum Unit {
     Peer,
 }
 
-/// Rising shares of the treatment.
+/// Rising shares of the treatment: the probabilities with which connections are drawn into it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(try_from = "Vec<Share>", into = "Vec<Share>")]
-pub struct Ramp(Vec<Share>);
+#[serde(try_from = "Vec<Probability>", into = "Vec<Probability>")]
+pub struct Ramp(Vec<Probability>);
 
 /// Why a design is refused.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
@@ -57,7 +57,7 @@ pub enum DesignError {
 
 impl Ramp {
     /// The shares, from the first.
-    pub fn shares(&self) -> &[Share] {
+    pub fn shares(&self) -> &[Probability] {
         &self.0
     }
 
@@ -67,13 +67,13 @@ impl Ramp {
     }
 }
 
-impl TryFrom<Vec<Share>> for Ramp {
+impl TryFrom<Vec<Probability>> for Ramp {
     type Error = DesignError;
 
     /// # Errors
     ///
     /// No share, or one that is not above the one before.
-    fn try_from(shares: Vec<Share>) -> Result<Self, DesignError> {
+    fn try_from(shares: Vec<Probability>) -> Result<Self, DesignError> {
         if shares.is_empty() {
             return Err(DesignError::Empty);
         }
@@ -89,7 +89,7 @@ impl TryFrom<Vec<Share>> for Ramp {
     }
 }
 
-impl From<Ramp> for Vec<Share> {
+impl From<Ramp> for Vec<Probability> {
     fn from(ramp: Ramp) -> Self {
         ramp.0
     }

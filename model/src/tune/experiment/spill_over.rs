@@ -18,6 +18,8 @@ use crate::advice::Distribution;
 const ERRORS: f64 = 3.0;
 /// Blocks that a step needs to be compared.
 const BLOCKS: usize = 12;
+/// Of a step that lasts longer than it has to only the last blocks are kept.
+const MOST_BLOCKS: usize = 128;
 /// A rise of the median RTT that is less than half a bucket of the agent's histograms is none.
 const RTT_RISE: f64 = 1.125;
 
@@ -53,6 +55,9 @@ impl Blocks {
             .open
             .take_if(|open| now_s >= open.since_s.saturating_add(block_s))
         {
+            if self.closed.len() >= MOST_BLOCKS {
+                self.closed.remove(0);
+            }
             self.closed.push(Block {
                 attempts: open.control.attempts,
                 slow: open.control.of(Outcome::Beyond500Ms),

@@ -7,14 +7,14 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::tune::evidence::Share;
+use crate::tune::evidence::Probability;
 
 const DAY_S: u64 = 86_400;
 
 fn ramp(shares: &[f64]) -> Ramp {
     let shares: Vec<_> = shares
         .iter()
-        .map(|share| Share::try_from(*share).unwrap())
+        .map(|share| Probability::try_from(*share).unwrap())
         .collect();
     Ramp::try_from(shares).unwrap()
 }
@@ -60,7 +60,7 @@ fn enough(share: f64) -> Increments {
 
 #[test]
 fn designs_that_make_no_sense_are_refused() {
-    let share = |share| Share::try_from(share).unwrap();
+    let share = |share| Probability::try_from(share).unwrap();
     let refused = |shares: &[f64]| {
         let shares: Vec<_> = shares.iter().map(|s| share(*s)).collect();
         Ramp::try_from(shares).unwrap_err().to_string()

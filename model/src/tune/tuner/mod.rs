@@ -204,6 +204,11 @@ impl Tuner {
         self.settings = settings;
     }
 
+    /// Remembers so many hours at most, the present one among them.
+    pub fn limit_memory(&mut self, hours: usize) {
+        self.history.limit(hours);
+    }
+
     /// Takes in what was counted, and decides. To be called about once a second.
     #[must_use]
     pub fn step(&mut self, now_ms: u64, growth: &Growth) -> Decision {

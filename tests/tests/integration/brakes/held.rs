@@ -1,6 +1,6 @@
 //! What connections are that began while a brake held: the kernel's own initial RTO, and all else of their policy.
 
-use rto_agent_common::direction::PASSIVE;
+use rto_agent_common::{brake::Brake, direction::PASSIVE};
 use rto_testbed::{foreign::Foreign, netns::sysctl};
 use rto_tests::{path::Server, relay::RELAY_SERVER_V4};
 use serde_json::Value;
@@ -59,6 +59,24 @@ fn a_fixed_number_of_syns_stands() -> anyhow::Result<()> {
         "{outcome:?}"
     );
     Ok(())
+}
+
+test!(brakes_begin_anew_with_a_guard_that_was_off);
+/// Epochs of the guard begin anew, too: a fuse of before is not blown.
+fn brakes_begin_anew_with_a_guard_that_was_off() -> anyhow::Result<()> {
+    let env = TestEnv::with(&guarded(""))?;
+    blow(&env, ACTIVE)?;
+    for (guard, epoch) in [("off", 0), ("on", 1)] {
+        env.configure(&guarded("").replace("\"on\"", &format!("\"{guard}\"")))?;
+        env.cli(&["reload"])?;
+        let found = InKernel::of(&env, "near")?.epoch(ACTIVE)?;
+        ensure!(found == epoch, "guard = {guard}: epoch {found}");
+    }
+    let brake = InKernel::of(&env, "near")?.brake(&env, ACTIVE)?;
+    ensure!(brake == Brake::default(), "{brake:?}");
+    env.net.black_hole(PORT)?;
+    let own = [Duration::from_millis(100)];
+    env.assert_syn_gaps(to(SERVER_V4, PORT), &Connect::default(), &own)
 }
 
 test!(a_request_of_either_timer_is_undecided);

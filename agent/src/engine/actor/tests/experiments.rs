@@ -162,6 +162,55 @@ fn harm_suspends_at_once_and_over_a_restart() {
 }
 
 #[test]
+fn harm_suspends_a_guarded_timer_too() {
+    let dir = Bed::configured("");
+    let path = dir.path().join("config.toml");
+    let text = fs::read_to_string(&path).unwrap();
+    let guarded = text.replacen("initial_rto", "guard = \"on\"\ninitial_rto", 1);
+    fs::write(&path, guarded).unwrap();
+    let bed = Bed::restarted(FakeHost::default(), dir);
+    bed.call(Message::Verify).unwrap();
+    let jiffies = |bed: &Bed| bed.kernel.state().maps.policies[&near()].initial_rto_jiffies;
+    assert_ne!(jiffies(&bed), 0);
+    start(&bed, ramp(&["50%"])).unwrap();
+    count(&bed, (1000, 200), (1000, 2));
+    until(&bed, |view| view.state == State::Harm);
+    let limit = Instant::now() + Duration::from_secs(60);
+    while jiffies(&bed) != 0 {
+        assert!(Instant::now() < limit);
+        std::thread::yield_now();
+    }
+    bed.call(Message::Verify).unwrap();
+    let tuned = bed.engine.snapshot().tune().policies[&near()].clone();
+    assert!(tuned.timers.iter().all(|timer| timer.phase == "suspended"));
+    let causes: Vec<_> = tuned.transitions.iter().map(|t| t.cause.as_str()).collect();
+    assert_eq!(causes, ["harm-proven"; 2]);
+    // The hold lasts, whatever becomes of the experiment.
+    bed.call(|reply| Message::ClearExperiment(near(), BY, reply))
+        .unwrap();
+    assert_eq!((control_percent(&bed), jiffies(&bed)), (0, 0));
+    bed.stop();
+}
+
+#[test]
+fn experiments_that_cannot_be_understood_are_told_until_the_next_start() {
+    let dir = Bed::configured("");
+    let lasting = dir.path().join("lasting");
+    fs::create_dir(&lasting).unwrap();
+    fs::write(lasting.join("experiments.json"), "{").unwrap();
+    let bed = Bed::restarted(FakeHost::default(), dir);
+    bed.call(|reply| Message::Reload(BY, reply)).unwrap();
+    let warnings = bed.engine.snapshot().status().warnings;
+    let warning = warnings
+        .iter()
+        .find(|w| w.starts_with("experiments were lost"));
+    let aside = lasting.join("experiments.json.unreadable");
+    let fix = format!("moved to {}: restore it from a backup", aside.display());
+    assert!(warning.unwrap().contains(&fix), "{warnings:?}");
+    bed.stop();
+}
+
+#[test]
 fn a_reload_that_changes_settings_stops_it() {
     let bed = Bed::ready();
     start(&bed, ramp(&["5%", "50%"])).unwrap();
@@ -189,7 +238,7 @@ fn the_share_rises_in_the_kernel() {
     let dir = Bed::configured("");
     let near_settings = crate::engine::desired::tests::desired(NEAR);
     let near_settings = &near_settings.files.config.set.policies[&near()].settings;
-    let share = |share| rto_model::tune::evidence::Share::try_from(share).unwrap();
+    let share = |share| rto_model::tune::evidence::Probability::try_from(share).unwrap();
     let design = Design {
         policy: "near".to_owned(),
         settings: digest(near_settings),

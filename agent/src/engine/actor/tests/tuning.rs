@@ -5,6 +5,8 @@ use rto_agent_common::{Statistics, brake::Brake, histogram::bucket_of};
 use super::*;
 use crate::{
     datapath::ArmStatistics,
+    engine::adjusting::Readings,
+    tuning::{Due, Tuning},
     wire::tune::{TuneAction, TunedTimer},
 };
 
@@ -180,7 +182,23 @@ fn a_file_that_is_damaged_is_set_aside_and_learning_begins() {
     let bed = Bed::restarted(FakeHost::default(), dir);
     bed.call(Message::Verify).unwrap();
     assert_eq!(bed.timer().phase, "learning");
-    assert!(lasting.join("tuning.json.unreadable").exists());
+    let aside = lasting.join("tuning.json.unreadable");
+    assert!(aside.exists());
+    let told = |bed: &Bed| {
+        let warnings = bed.engine.snapshot().status().warnings;
+        let mut lost = warnings
+            .into_iter()
+            .filter(|w| w.starts_with("what was learnt is lost"));
+        (lost.next(), lost.next())
+    };
+    let (Some(warning), None) = told(&bed) else {
+        panic!("{:?}", told(&bed));
+    };
+    let fix = format!("moved to {}: restore it from a backup", aside.display());
+    assert!(warning.contains(&fix), "{warning}");
+    // A reload does not bring it back.
+    bed.call(|reply| Message::Reload(BY, reply)).unwrap();
+    assert_eq!(told(&bed), (Some(warning), None));
     bed.stop();
 }
 
@@ -238,6 +256,54 @@ fn an_operator_freezes_and_other_settings_end_it() {
         refused.to_string().contains("guard is not \"on\""),
         "{refused}"
     );
+    bed.stop();
+}
+
+#[test]
+fn brakes_begin_anew_with_a_guard_that_was_off() {
+    let guarded = |guard: &str| format!("initial_rto = \"100ms\"\nguard = \"{guard}\"");
+    let bed = start(&guarded("on"));
+    assert_eq!(bed.epoch(), 1);
+    let reload = |from: &str, to: &str| {
+        let path = bed.dir.path().join("config.toml");
+        let text = fs::read_to_string(&path).unwrap();
+        fs::write(&path, text.replace(from, to)).unwrap();
+        bed.call(|reply| Message::Reload(BY, reply)).unwrap();
+    };
+    reload("guard = \"on\"", "guard = \"off\"");
+    assert_eq!(bed.epoch(), 0);
+    let spent = Brake {
+        epoch: 1,
+        fuse: Brake::FUSE + Brake::BLOWN,
+        budget: 1 << 20,
+        spurious: 20,
+    };
+    bed.kernel.state().brakes.insert(near(), [spent; 2]);
+    reload("guard = \"off\"", "guard = \"on\"");
+    assert_eq!(bed.epoch(), 1);
+    assert_eq!(bed.kernel.state().brakes[&near()], [Brake::default(); 2]);
+    bed.tick();
+    assert_eq!((bed.timer().phase.as_str(), bed.epoch()), ("steady", 1));
+    // Another change of a policy that has brakes leaves them.
+    bed.kernel.state().brakes.insert(near(), [spent; 2]);
+    bed.until("held back", |bed| bed.epoch() != 1);
+    assert_eq!(bed.kernel.state().brakes[&near()], [spent; 2]);
+    bed.stop();
+}
+
+#[test]
+fn what_is_read_for_an_experiment_is_not_read_again() {
+    let bed = start("initial_rto = \"100ms\"");
+    let kernel = FakeHost::default();
+    kernel.state().maps = bed.kernel.state().maps.clone();
+    let reader = kernel.open(crate::datapath::fake::options()).reader();
+    let mut readings = Readings::new(reader);
+    let tuning = Tuning::default();
+    assert!(readings.shared(&near()).unwrap().is_some());
+    assert!(readings.shared(&near()).unwrap().is_some());
+    let due = readings.due(&near(), Due::Counters, &tuning).unwrap();
+    assert!(due.is_some());
+    assert_eq!(kernel.state().statistics_read, 1);
     bed.stop();
 }
 

@@ -1,0 +1,104 @@
+//! Files in which the daemon keeps what outlives it.
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
+
+use serde::de::IgnoredAny;
+
+use super::{Finding, Severity};
+use crate::{config::regular_file, engine::MAX_STATE_FILE, printable};
+
+/// Those that could not be understood and were moved aside, and those that cannot be read now.
+pub(super) fn files(files: &[(PathBuf, &'static str)], findings: &mut Vec<Finding>) {
+    const WHY: &str = "what it had is lost to the daemon";
+    let before = findings.len();
+    for (path, lost) in files {
+        let aside = path.with_extension("json.unreadable");
+        if aside.exists() {
+            findings.push(Finding::bad(
+                "state-files",
+                Severity::Warning,
+                format!(
+                    "{} could not be understood and was moved aside: {lost}",
+                    printable::path(&aside)
+                ),
+                WHY,
+                format!(
+                    "restore {} from a backup while the daemon is stopped, if there is one; then rm {}",
+                    printable::path(path),
+                    printable::path(&aside)
+                ),
+            ));
+        }
+        if let Err(e) = read(path) {
+            findings.push(Finding::bad(
+                "state-files",
+                Severity::Problem,
+                format!("{}: {e}", printable::path(path)),
+                "a daemon that starts does not take it over, or does not start",
+                "restore it from a backup while the daemon is stopped, or remove it",
+            ));
+        }
+    }
+    if findings.len() == before {
+        let found = "none is damaged, as far as they may be read";
+        findings.push(Finding::ok("state-files", found, WHY));
+    }
+}
+
+/// Whether it is JSON, where it is there and may be read.
+fn read(path: &Path) -> io::Result<()> {
+    use io::ErrorKind::{NotADirectory, NotFound, PermissionDenied};
+    match regular_file::read(path, MAX_STATE_FILE) {
+        Ok(text) => match serde_json::from_str::<IgnoredAny>(&text) {
+            Ok(_) => Ok(()),
+            Err(e) => Err(io::Error::other(format!("cannot be understood: {e}"))),
+        },
+        Err(e) if matches!(e.kind(), NotFound | NotADirectory | PermissionDenied) => Ok(()),
+        Err(e) => Err(e),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn what_was_moved_aside_and_what_is_damaged_is_found_with_its_fix() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("tuning.json");
+        let looked_at = || {
+            let mut findings = Vec::new();
+            files(&[(path.clone(), "timers are learnt anew")], &mut findings);
+            findings
+        };
+        assert_eq!(looked_at()[0].severity, Severity::Ok);
+        fs::write(&path, "{}").unwrap();
+        assert_eq!(looked_at()[0].severity, Severity::Ok);
+        fs::write(&path, "{").unwrap();
+        let [damaged] = &looked_at()[..] else {
+            panic!("{:?}", looked_at());
+        };
+        assert_eq!(damaged.severity, Severity::Problem);
+        assert!(damaged.found.contains(&path.display().to_string()));
+        fs::rename(&path, dir.path().join("tuning.json.unreadable")).unwrap();
+        let [aside] = &looked_at()[..] else {
+            panic!("{:?}", looked_at());
+        };
+        assert_eq!(aside.severity, Severity::Warning);
+        assert!(aside.found.ends_with("timers are learnt anew"), "{aside:?}");
+        assert!(
+            aside
+                .fix
+                .as_ref()
+                .unwrap()
+                .contains("tuning.json.unreadable")
+        );
+        fs::create_dir(&path).unwrap();
+        assert_eq!(looked_at().len(), 2);
+    }
+}

@@ -1,0 +1,167 @@
+//! CPU time of a daemon that decides about 1,000 policies each second.
+
+use std::{
+    fmt::Write as _,
+    fs,
+    net::{Ipv4Addr, TcpListener, TcpStream},
+    path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, ensure};
+use rto_testbed::{cgroup, env::TestEnv};
+
+use crate::{
+    idle::cpu,
+    process::check_signals,
+    result::{BenchResult, Goal, table},
+    suite::SampleSizes,
+};
+
+const POLICIES: u32 = 1000;
+/// Most that a tick may take, relative to reading all statistics once.
+const GOAL: f64 = 0.25;
+/// Work of the start that goes on after READY=1, and the first reading of all policies.
+const SETTLE: Duration = Duration::from_secs(12);
+/// The daemon does not read statistics sooner again than nine times as long as it took.
+const BETWEEN_READINGS: Duration = Duration::from_secs(1);
+
+const NAMES: [&str; 3] = [
+    "fixed values, no guard",
+    "automatic values, no connections",
+    "automatic values, a connection of each policy a second",
+];
+const N: usize = NAMES.len();
+const NONE: usize = 0;
+const IDLE: usize = 1;
+const BUSY: usize = 2;
+
+pub(crate) fn run(sizes: SampleSizes, programs: &Path) -> anyhow::Result<BenchResult> {
+    let settings = [
+        "initial_rto = \"100ms\"\nguard = \"off\"\n",
+        "initial_rto = \"auto\"\n",
+        "initial_rto = \"auto\"\n",
+    ];
+    let mut worlds = Vec::new();
+    for settings in settings {
+        let mut env = TestEnv::of(programs.join("rto-agent"))?;
+        env.configure(&policies(settings))?;
+        env.start()?;
+        worlds.push(env);
+    }
+    let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+    let port = listener.local_addr()?.port();
+    let _joined = Joined::new(worlds[BUSY].cgroup.path())?;
+    let mut seconds = Seconds::begin();
+    while seconds.begin.elapsed() < SETTLE.min(sizes.idle) {
+        seconds.next(&listener, port)?;
+    }
+    let read = || worlds.iter().map(cpu).collect::<anyhow::Result<Vec<_>>>();
+    let (before, begin) = (read()?, Instant::now());
+    while begin.elapsed() < sizes.idle {
+        seconds.next(&listener, port)?;
+    }
+    let (after, took) = (read()?, begin.elapsed());
+    let readings = u32::try_from(sizes.idle.as_secs() / 4)
+        .unwrap_or(u32::MAX)
+        .clamp(1, 15);
+    for _ in 0..readings {
+        check_signals()?;
+        worlds[NONE].socket_request("GET", "/v1/stats", "")?;
+        thread::sleep(BETWEEN_READINGS);
+    }
+    let reading = (cpu(&worlds[NONE])?.run - after[NONE].run).as_secs_f64() / f64::from(readings);
+    let ticks: [f64; N] =
+        std::array::from_fn(|i| (after[i].run - before[i].run).as_secs_f64() / took.as_secs_f64());
+    let rows = NAMES.iter().zip(ticks).map(|(name, tick)| {
+        [
+            (*name).to_owned(),
+            format!("{:.2}", tick * 1e3),
+            format!("{:.3}", tick / reading),
+        ]
+    });
+    Ok(BenchResult {
+        text: format!(
+            "1,000 policies, over {:.0} s. Reading all their statistics once (`GET /v1/stats`) takes {:.1} ms of a CPU.\n\n{}",
+            took.as_secs_f64(),
+            reading * 1e3,
+            table(
+                ["", "ms on a CPU a second", "relative to reading all once"],
+                rows
+            )
+        ),
+        goals: vec![Goal {
+            what: "a tick with 1,000 automatic policies without connections, relative to reading all their statistics",
+            limit: format!("at most {GOAL}"),
+            measured: format!("{:.3}", ticks[IDLE] / reading),
+            met: ticks[IDLE] / reading <= GOAL,
+        }],
+    })
+}
+
+/// Of an address of the loopback each.
+fn policies(settings: &str) -> String {
+    let mut text = String::new();
+    for number in 0..POLICIES {
+        // Writing into a String does not fail.
+        let _written = writeln!(
+            text,
+            "[policy.p{number}]\ncidrs = [\"{}/32\"]\n{settings}",
+            address(number)
+        );
+    }
+    text
+}
+
+fn address(number: u32) -> Ipv4Addr {
+    Ipv4Addr::from(u32::from(Ipv4Addr::new(127, 88, 0, 0)) + number)
+}
+
+/// A connection of each policy a second.
+struct Seconds {
+    begin: Instant,
+    next: Instant,
+}
+
+impl Seconds {
+    fn begin() -> Self {
+        let begin = Instant::now();
+        Self { begin, next: begin }
+    }
+
+    fn next(&mut self, listener: &TcpListener, port: u16) -> anyhow::Result<()> {
+        for number in 0..POLICIES {
+            let client = TcpStream::connect((address(number), port))?;
+            let (server, _) = listener.accept()?;
+            drop((client, server));
+        }
+        check_signals()?;
+        self.next += Duration::from_secs(1);
+        thread::sleep(self.next.saturating_duration_since(Instant::now()));
+        Ok(())
+    }
+}
+
+/// This process in a cgroup, until it is dropped.
+struct Joined {
+    former: PathBuf,
+}
+
+impl Joined {
+    fn new(cgroup: &Path) -> anyhow::Result<Self> {
+        let own = fs::read_to_string("/proc/self/cgroup")?;
+        let own = own.lines().find_map(|line| line.strip_prefix("0::/"));
+        let former = cgroup::root()?.join(own.context("no cgroup2")?);
+        ensure!(former.exists(), "{} is not there", former.display());
+        fs::write(cgroup.join("cgroup.procs"), "0")?;
+        Ok(Self { former })
+    }
+}
+
+impl Drop for Joined {
+    fn drop(&mut self) {
+        // Without it the cgroup stays, and the next sweep takes it.
+        let _left = fs::write(self.former.join("cgroup.procs"), "0");
+    }
+}
