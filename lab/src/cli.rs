@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::{commands, topology::LinkBackend};
+use crate::{commands, experiment::blackout::Blackout, topology::LinkBackend};
 
 /// Experiments on emulated links: what a setting of TCP retransmission timers gains and costs.
 #[derive(Debug, Parser)]
@@ -23,10 +23,14 @@ pub enum Verb {
     /// Which initial RTO and rto_min would suit what a packet capture shows, by rto-agent advise
     Advise(commands::advise::Advise),
     /// How long a connection is idle if all its packets are lost for a while, by rto_min and backoff
-    Blackout(commands::blackout::Blackout),
+    Blackout(Blackout),
     /// How often an RTO is too short, by estimator, sampling and minimum: over generated load, a capture or the
     /// agent's statistics
     Estimator(commands::estimator::Estimator),
+    /// Renders the logs of experiments again
+    Report(commands::report::ReportArgs),
+    /// Two logs of the same experiment next to each other: kernels, versions, settings
+    Compare(commands::report::Compare),
     /// Request and response between two hosts: latencies, idle times, and how TCP sees them
     Rr(commands::rr::Rr),
     /// Round-trip times as each end's TCP and the application see them, by pause and delayed-ACK timer
@@ -46,7 +50,7 @@ pub enum Verb {
 }
 
 /// What every experiment takes.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub struct Common {
     /// A small part of it, in less than two minutes
     #[arg(long)]

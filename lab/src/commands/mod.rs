@@ -1,10 +1,10 @@
 //! One file a verb.
 
 pub mod advise;
-pub mod blackout;
 pub mod estimator;
 pub mod loss;
 pub mod predict;
+pub mod report;
 pub mod rr;
 pub mod rtt;
 pub mod tail;
@@ -12,6 +12,7 @@ pub mod tune;
 
 use std::{
     io::{self, Write as _},
+    path::Path,
     process::ExitCode,
 };
 
@@ -22,6 +23,8 @@ use serde::Serialize;
 
 use crate::{
     cli::{Common, Verb},
+    engine,
+    experiment::blackout::{self, Blackout},
     interrupt,
     report::Report,
 };
@@ -32,10 +35,12 @@ pub fn dispatch(verb: Verb) -> ExitCode {
     let done = match verb {
         Verb::Workload { role } => return workload::main([role]),
         Verb::Advise(args) => advise::run(&args),
-        Verb::Blackout(args) => blackout::run(&args),
+        Verb::Blackout(args) => blackout(&args),
         Verb::Estimator(args) => estimator::run(&args),
         Verb::Loss(args) => loss::run(&args),
         Verb::Predict(args) => predict::run(&args),
+        Verb::Report(args) => report::run(&args),
+        Verb::Compare(args) => report::compare(&args),
         Verb::Rr(args) => rr::run(&args),
         Verb::Rtt(args) => rtt::run(&args),
         Verb::Tail(args) => tail::run(&args),
@@ -88,9 +93,28 @@ fn experiment(common: &Common, run: impl FnOnce() -> anyhow::Result<Report>) -> 
 fn study(common: &Common, run: impl FnOnce() -> anyhow::Result<Report>) -> anyhow::Result<()> {
     interrupt::handle()?;
     let report = run().map_err(|error| interrupt::check().err().unwrap_or(error))?;
-    report.write(&common.out)?;
-    print(common.json, &report, || report.text())?;
-    let page = common.out.join(format!("{}.html", report.name));
+    publish(&report, &common.out, common.json)
+}
+
+/// Writes a report and prints it.
+fn publish(report: &Report, out: &Path, json: bool) -> anyhow::Result<()> {
+    report.write(out)?;
+    print(json, report, || report.text())?;
+    let page = out.join(format!("{}.html", report.name));
     eprintln!("report: {}", page.display());
     Ok(())
+}
+
+/// `rto-lab blackout`.
+fn blackout(args: &Blackout) -> anyhow::Result<()> {
+    let plan = blackout::Plan::new(args)?;
+    experiment(&args.common, || {
+        let options = engine::Options {
+            seed: args.common.seed,
+            jobs: args.jobs.into(),
+            out: &args.common.out,
+            fresh: args.fresh,
+        };
+        engine::run(&plan, &options)
+    })
 }
