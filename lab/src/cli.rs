@@ -4,7 +4,11 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::{commands, experiment::blackout::Blackout, topology::LinkBackend};
+use crate::{
+    commands,
+    experiment::{blackout::Blackout, tail::Tail},
+    topology::LinkBackend,
+};
 
 /// Experiments on emulated links: what a setting of TCP retransmission timers gains and costs.
 #[derive(Debug, Parser)]
@@ -38,7 +42,7 @@ pub enum Verb {
     /// What a lost packet costs a small HTTP/1.1 transfer, next to published measurements
     Loss(commands::loss::Loss),
     /// Flows that lose their last segments: tail loss probes, RTO restart and rto_min, by round-trip time
-    Tail(commands::tail::Tail),
+    Tail(Tail),
     /// What initial_rto = "auto" does to connections, simulated: generated paths, steps, overload, a dead daemon
     Tune(commands::tune::Tune),
     /// One end of an experiment's connection

@@ -7,7 +7,6 @@ pub mod predict;
 pub mod report;
 pub mod rr;
 pub mod rtt;
-pub mod tail;
 pub mod tune;
 
 use std::{
@@ -23,8 +22,11 @@ use serde::Serialize;
 
 use crate::{
     cli::{Common, Verb},
-    engine,
-    experiment::blackout::{self, Blackout},
+    engine::{self, Experiment},
+    experiment::{
+        blackout::{self, Blackout},
+        tail::{self, Tail},
+    },
     interrupt,
     report::Report,
 };
@@ -43,7 +45,7 @@ pub fn dispatch(verb: Verb) -> ExitCode {
         Verb::Compare(args) => report::compare(&args),
         Verb::Rr(args) => rr::run(&args),
         Verb::Rtt(args) => rtt::run(&args),
-        Verb::Tail(args) => tail::run(&args),
+        Verb::Tail(args) => tail(&args),
         Verb::Tune(args) => tune::run(&args),
     };
     match done {
@@ -108,13 +110,27 @@ fn publish(report: &Report, out: &Path, json: bool) -> anyhow::Result<()> {
 /// `rto-lab blackout`.
 fn blackout(args: &Blackout) -> anyhow::Result<()> {
     let plan = blackout::Plan::new(args)?;
-    experiment(&args.common, || {
-        let options = engine::Options {
-            seed: args.common.seed,
-            jobs: args.jobs.into(),
-            out: &args.common.out,
-            fresh: args.fresh,
-        };
-        engine::run(&plan, &options)
-    })
+    measure(&args.common, &plan, args.jobs.into(), args.fresh)
+}
+
+/// `rto-lab tail`.
+fn tail(args: &Tail) -> anyhow::Result<()> {
+    let plan = tail::Plan::new(args)?;
+    measure(&args.common, &plan, tail::JOBS, args.fresh)
+}
+
+/// Runs an experiment of the engine.
+fn measure(
+    common: &Common,
+    plan: &impl Experiment,
+    jobs: usize,
+    fresh: bool,
+) -> anyhow::Result<()> {
+    let options = engine::Options {
+        seed: common.seed,
+        jobs,
+        out: &common.out,
+        fresh,
+    };
+    experiment(common, || engine::run(plan, &options))
 }

@@ -84,6 +84,9 @@ struct Line<R> {
     records: Vec<Record>,
 }
 
+/// A run, and what it gave.
+type Done<R> = (R, Vec<Record>);
+
 /// The file.
 #[derive(Debug)]
 pub struct Log {
@@ -107,7 +110,7 @@ impl Log {
     pub(super) fn open<R: DeserializeOwned>(
         path: &Path,
         manifest: &Manifest,
-    ) -> anyhow::Result<(Self, Vec<(R, Vec<Record>)>)> {
+    ) -> anyhow::Result<(Self, Vec<Done<R>>)> {
         let at = || path.display().to_string();
         let text = match fs::read_to_string(path) {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => String::new(),
@@ -188,7 +191,7 @@ impl Log {
 }
 
 /// Those after the manifest.
-fn lines<R: DeserializeOwned>(text: &str, path: &Path) -> anyhow::Result<Vec<(R, Vec<Record>)>> {
+fn lines<R: DeserializeOwned>(text: &str, path: &Path) -> anyhow::Result<Vec<Done<R>>> {
     let all = (2..).zip(text.lines().skip(1));
     let parsed = all.map(|(number, line)| {
         let one: Line<R> = serde_json::from_str(line)

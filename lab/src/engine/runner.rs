@@ -216,10 +216,8 @@ fn measure<E: Experiment>(
             .into_iter()
             .map(thread::ScopedJoinHandle::join)
             .collect();
-        let ended = ended.into_iter();
-        ended
-            .map(|ended| ended.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-            .collect()
+        let mut ended = ended.into_iter();
+        ended.try_for_each(|ended| ended.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
     })?;
     pool.bar.finish_and_clear();
     let state = pool
