@@ -466,3 +466,33 @@ fn batch_of(relay: &Relay, client: &mut ControlChannel, lost: &[u32]) -> anyhow:
     }
     Ok(took.iter().map(|took| took.as_secs_f64() * 1e3).collect())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_run_has_its_testbed() {
+        let plan = Plan {
+            rtts_ms: vec![20, 80],
+            lost: vec![1, 3],
+            runs: 3,
+            calm_rtts_ms: vec![20],
+            calm_for: Duration::from_secs(1),
+            seed: 1,
+            agent: PathBuf::new(),
+        };
+        let runs = plan.runs();
+        assert_eq!(runs.len(), JOBS * 3);
+        let kinds: std::collections::BTreeSet<usize> =
+            runs.iter().map(|run| plan.kind(run)).collect();
+        assert_eq!(kinds.len(), plan.testbeds().len());
+        let names = |kind: usize| {
+            let run = runs.iter().find(|run| plan.kind(run) == kind).unwrap();
+            let record = record(run, 0);
+            [record.level("timers"), record.level("probes")].map(str::to_owned)
+        };
+        assert_eq!(names(0), ["kernel", "no TLP"]);
+        assert_eq!(names(7), ["rto_min 20 ms", "TLP"]);
+    }
+}

@@ -1,8 +1,9 @@
 //! How long a request/response connection is idle when all its packets are lost for a while, by setting and by how the
 //! setting is made; next to theory, the kernel's model and published tables.
 
+mod design;
+
 use std::{
-    collections::{BTreeMap, BTreeSet},
     sync::{Mutex, PoisonError},
     thread,
     time::{Duration, Instant},
@@ -12,7 +13,7 @@ use anyhow::{Context as _, bail, ensure};
 use clap::{Args, ValueEnum};
 use rand::{RngExt as _, SeedableRng as _, rngs::ChaCha8Rng};
 use rto_model::{
-    published::{Column as PublishedColumn, Table as Published},
+    published::Table as Published,
     retransmit::{Ideal, LinuxTimers},
 };
 use rto_testbed::{
@@ -29,10 +30,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     cli::{Common, LinkArg},
     commands::predict::duration,
-    engine::{
-        Agreement, ChartSpec, Column, Design, EffectSpec, Experiment, Record, Stat, TableSpec,
-        only, seed_of,
-    },
+    engine::{Design, Experiment, Record, seed_of},
     interrupt,
     topology::{LinkBackend, Topology},
 };
@@ -244,87 +242,6 @@ impl Plan {
             gate: Mutex::new(()),
         })
     }
-
-    /// Settings of which tables are, once each.
-    fn names(&self) -> Vec<String> {
-        let mut names: Vec<String> = Vec::new();
-        for setting in self
-            .settings
-            .iter()
-            .filter(|setting| setting.by != Mechanism::Kernel)
-        {
-            if !names.contains(&setting.name()) {
-                names.push(setting.name());
-            }
-        }
-        names
-    }
-
-    /// Lower bounds of the RTO, from the least.
-    fn rto_mins_ms(&self) -> BTreeSet<u64> {
-        self.settings
-            .iter()
-            .map(|setting| setting.rto_min_us / 1000)
-            .collect()
-    }
-
-    /// The agent, unless it was not asked for.
-    fn main(&self) -> String {
-        let agent = self
-            .settings
-            .iter()
-            .find(|setting| setting.by == Mechanism::Agent);
-        agent
-            .or(self.settings.first())
-            .map_or_else(String::new, |setting| setting.by.name())
-    }
-
-    /// Theory, the kernel's model and published tables.
-    fn references(&self) -> Vec<Record> {
-        let published = [
-            ("Linux 6.5", Published::linux_6_5()),
-            ("Linux 6.11", Published::linux_6_11()),
-        ];
-        let mut references = Vec::new();
-        let mut known: Vec<String> = Vec::new();
-        for setting in self
-            .settings
-            .iter()
-            .filter(|setting| setting.by != Mechanism::Kernel)
-        {
-            if known.contains(&setting.name()) {
-                continue;
-            }
-            known.push(setting.name());
-            // Two jiffies are next to the published 5 ms, which they are not the same as.
-            let (rto_min_us, suffix) = match setting.rto_min_us {
-                ..20_000 => (5_000, " (5 ms)"),
-                us => (us, ""),
-            };
-            let column = PublishedColumn {
-                thin: setting.thin,
-                rto_min_us,
-            };
-            for &lost in &self.disruptions_us {
-                let mut all = vec![
-                    ("theory".to_owned(), Some(setting.theory_ms(lost))),
-                    (
-                        "kernel model".to_owned(),
-                        Some(setting.model_ms(self.hz, lost)),
-                    ),
-                ];
-                all.extend(
-                    published.iter().map(|(name, table)| {
-                        (format!("{name}{suffix}"), table.idle_ms(column, lost))
-                    }),
-                );
-                references.extend(all.into_iter().filter_map(|(by, idle_ms)| {
-                    Some(record(&setting.name(), &by, lost, 0).with("idle", idle_ms?))
-                }));
-            }
-        }
-        references
-    }
 }
 
 fn record(setting: &str, by: &str, lost_us: u64, run: u32) -> Record {
@@ -345,126 +262,7 @@ impl Experiment for Plan {
     type Seat<'a> = (&'a dyn Link, ControlChannel);
 
     fn design(&self) -> Design {
-        let own = |texts: &[&str]| {
-            texts
-                .iter()
-                .map(|&text| text.to_owned())
-                .collect::<Vec<String>>()
-        };
-        let names = self.names();
-        let main = self.main();
-        let by = [
-            &main,
-            "agent",
-            "route",
-            "sysctl",
-            KERNEL,
-            "theory",
-            "kernel model",
-        ];
-        let columns = vec![Column::new("idle", Stat::P50, "idle")];
-        let measured = only("by", &[&main, KERNEL]);
-        let table = |name: String, title: String, across: &[&str], only| TableSpec {
-            name,
-            title,
-            rows: own(&["lost"]),
-            across: own(across),
-            columns: columns.clone(),
-            only,
-        };
-        let mut tables = vec![table(
-            "medians".to_owned(),
-            format!("Idle, ms: medians, settings by {main}"),
-            &["setting"],
-            measured.clone(),
-        )];
-        tables.extend(names.iter().map(|name| {
-            let title = format!("Idle, ms: {name}, measured, computed and published");
-            table(
-                name.replace(' ', "-"),
-                title,
-                &["by"],
-                only("setting", &[name]),
-            )
-        }));
-        tables.extend(self.rto_mins_ms().into_iter().map(|ms| {
-            let levels = [
-                &main,
-                "Linux 6.5",
-                "Linux 6.11",
-                "Linux 6.5 (5 ms)",
-                "Linux 6.11 (5 ms)",
-            ];
-            let mut both = only("by", &levels);
-            both.extend(only(
-                "setting",
-                &[&*format!("thin {ms} ms"), &*format!("thick {ms} ms")],
-            ));
-            let title = format!("Idle, ms: rto_min {ms} ms, here and published");
-            table(
-                format!("published-{ms}-ms"),
-                title,
-                &["setting", "by"],
-                both,
-            )
-        }));
-        let mut method = vec![
-            ("transaction".to_owned(), format!("1 byte out, 2 bytes back, one at a time; {BEFORE} before the disruption")),
-            (
-                "disruption".to_owned(),
-                "all packets of the connection in both directions, from a random moment of a transaction on".to_owned(),
-            ),
-            ("value".to_owned(), "the longest time between two responses; medians".to_owned()),
-            ("link".to_owned(), format!("{:?}", self.backend).to_lowercase()),
-            ("runs of a cell".to_owned(), format!("{}; {} by route and sysctl", self.runs, self.control_runs)),
-        ];
-        method.extend(self.lacking.iter().map(|by| {
-            (
-                format!("by {}", by.name()),
-                "left out: not in this kernel".to_owned(),
-            )
-        }));
-        Design {
-            name: "blackout".to_owned(),
-            question: "How long is a connection of one small request at a time idle if all its packets are lost \
-                       for a while, by rto_min and backoff?"
-                .to_owned(),
-            method,
-            levels: BTreeMap::from([
-                ("setting".to_owned(), names.iter().cloned().chain([KERNEL.to_owned()]).collect()),
-                ("by".to_owned(), own(&by)),
-            ]),
-            units: [("idle", "ms"), ("lost", "ms")].map(|(name, unit)| (name.to_owned(), unit.to_owned())).into(),
-            effects: vec![EffectSpec {
-                measure: "idle".to_owned(),
-                stat: Stat::P50,
-                across: "setting".to_owned(),
-                base: KERNEL.to_owned(),
-                rows: own(&["lost"]),
-                // They begin at the same moment of a transaction.
-                paired: true,
-                only: measured,
-            }],
-            agreements: vec![Agreement {
-                measure: "idle".to_owned(),
-                stat: Stat::P50,
-                across: "by".to_owned(),
-                base: main,
-                rows: own(&["lost", "setting"]),
-            }],
-            tables,
-            charts: vec![ChartSpec {
-                title: "idle time".to_owned(),
-                per: own(&["setting"]),
-                across: own(&["by"]),
-                x: Some("lost".to_owned()),
-                measure: "idle".to_owned(),
-                stat: Some(Stat::P50),
-                log: true,
-                ..ChartSpec::default()
-            }],
-            references: self.references(),
-        }
+        self.shown()
     }
 
     fn runs(&self) -> Vec<Run> {
@@ -639,4 +437,93 @@ fn ms(us: u64) -> f64 {
 
 fn us(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    fn plan() -> Plan {
+        let setting = |by, thin, rto_min_us| Setting {
+            by,
+            thin,
+            rto_min_us,
+        };
+        Plan {
+            settings: vec![
+                setting(Mechanism::Agent, true, 8_000),
+                setting(Mechanism::Agent, false, 200_000),
+                setting(Mechanism::Route, true, 8_000),
+                setting(Mechanism::Kernel, false, KERNEL_US),
+            ],
+            disruptions_us: vec![10_000, 20_000],
+            runs: 5,
+            control_runs: 2,
+            lacking: Vec::new(),
+            backend: LinkBackend::Relay,
+            seed: 1,
+            hz: 250,
+            agent: "".into(),
+            gate: Mutex::new(()),
+        }
+    }
+
+    #[test]
+    fn every_run_has_its_testbed() {
+        let plan = plan();
+        let runs = plan.runs();
+        assert_eq!(runs.len(), (3 * 5 + 2) * 2);
+        for run in &runs {
+            assert_eq!(plan.settings[plan.kind(run)], run.setting);
+        }
+    }
+
+    #[test]
+    fn settings_are_named_and_computed_once() {
+        let plan = plan();
+        assert_eq!(plan.names(), ["thin 8 ms", "thick 200 ms"]);
+        let (low, kernel) = (plan.settings[0], plan.settings[3]);
+        assert_eq!(
+            (low.name(), kernel.name()),
+            ("thin 8 ms".into(), KERNEL.into())
+        );
+        assert_eq!(low.theory_ms(20_000), 24.0);
+        assert_eq!(low.model_ms(250, 10_000), 16.0);
+        let by = |by: &str| {
+            plan.references()
+                .iter()
+                .filter(|one| one.level("by") == by)
+                .count()
+        };
+        assert_eq!((by("theory"), by("kernel model")), (4, 4));
+        // 8 ms is next to what was published of 5 ms, and not the same.
+        assert_eq!(
+            (
+                by("Linux 6.11 (5 ms)"),
+                by("Linux 6.11"),
+                by("Linux 6.5 (5 ms)")
+            ),
+            (2, 2, 0)
+        );
+    }
+
+    #[test]
+    fn the_page_has_what_was_measured() {
+        let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/research/published.md");
+        let page = fs::read_to_string(page).unwrap();
+        for name in [
+            "published-8-ms",
+            "published-50-ms",
+            "published-200-ms",
+            "agreement",
+        ] {
+            let (_, rest) = page
+                .split_once(&format!("<!-- blackout: {name} -->\n"))
+                .unwrap();
+            let (part, _) = rest.split_once(&format!("<!-- end: {name} -->")).unwrap();
+            assert!(part.lines().count() > 5, "{name} was never measured");
+        }
+    }
 }
