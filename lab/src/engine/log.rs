@@ -185,7 +185,12 @@ impl Log {
 
     fn line(&mut self, value: &impl Serialize) -> anyhow::Result<()> {
         let line = format!("{}\n", serde_json::to_string(value)?);
+        let whole = self.file.metadata()?.len();
         let written = self.file.write_all(line.as_bytes());
+        if written.is_err() {
+            // No other line comes after half a one: a disk may have room for the next.
+            let _cut = self.file.set_len(whole);
+        }
         written.with_context(|| self.path.display().to_string())
     }
 }
