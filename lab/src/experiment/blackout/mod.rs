@@ -73,7 +73,7 @@ pub struct Blackout {
     /// How long all is lost [default: those of the published tables, 10ms to 1.5s]
     #[arg(long, value_name = "DURATION", value_delimiter = ',', value_parser = duration)]
     disruption: Vec<Duration>,
-    /// Runs of a cell, by the agent and of the kernel's own timers [default: 11; quick: 3]
+    /// Runs of a cell, by the agent and of the kernel's own timers [default: 11; quick: 5]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     runs: Option<u32>,
     /// Runs of a cell, by route and sysctl [default: 5; quick: 1]
@@ -232,7 +232,7 @@ impl Plan {
         Ok(Self {
             settings: settings.collect(),
             disruptions_us,
-            runs: args.runs.unwrap_or(if quick { 3 } else { 11 }),
+            runs: args.runs.unwrap_or(if quick { 5 } else { 11 }),
             control_runs: args.control_runs.unwrap_or(if quick { 1 } else { 5 }),
             lacking: lacking.into_iter().copied().collect(),
             backend: args.link.link,
