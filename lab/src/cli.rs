@@ -4,7 +4,11 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::{commands, topology::LinkBackend};
+use crate::{
+    commands,
+    experiment::{blackout::Blackout, tail::Tail},
+    topology::LinkBackend,
+};
 
 /// Experiments on emulated links: what a setting of TCP retransmission timers gains and costs.
 #[derive(Debug, Parser)]
@@ -23,10 +27,14 @@ pub enum Verb {
     /// Which initial RTO and rto_min would suit what a packet capture shows, by rto-agent advise
     Advise(commands::advise::Advise),
     /// How long a connection is idle if all its packets are lost for a while, by rto_min and backoff
-    Blackout(commands::blackout::Blackout),
+    Blackout(Blackout),
     /// How often an RTO is too short, by estimator, sampling and minimum: over generated load, a capture or the
     /// agent's statistics
     Estimator(commands::estimator::Estimator),
+    /// Renders the logs of experiments again
+    Report(commands::report::ReportArgs),
+    /// Two logs of the same experiment next to each other: kernels, versions, settings
+    Compare(commands::report::Compare),
     /// Request and response between two hosts: latencies, idle times, and how TCP sees them
     Rr(commands::rr::Rr),
     /// Round-trip times as each end's TCP and the application see them, by pause and delayed-ACK timer
@@ -34,7 +42,7 @@ pub enum Verb {
     /// What a lost packet costs a small HTTP/1.1 transfer, next to published measurements
     Loss(commands::loss::Loss),
     /// Flows that lose their last segments: tail loss probes, RTO restart and rto_min, by round-trip time
-    Tail(commands::tail::Tail),
+    Tail(Tail),
     /// What initial_rto = "auto" does to connections, simulated: generated paths, steps, overload, a dead daemon
     Tune(commands::tune::Tune),
     /// One end of an experiment's connection
@@ -46,7 +54,7 @@ pub enum Verb {
 }
 
 /// What every experiment takes.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub struct Common {
     /// A small part of it, in less than two minutes
     #[arg(long)]

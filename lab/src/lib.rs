@@ -6,6 +6,7 @@
 
 pub mod cli;
 pub mod commands;
+pub mod engine;
 pub mod experiment;
 pub mod interrupt;
 pub mod policy;

@@ -2,7 +2,7 @@
 //!
 //! Nothing in them is fetched from elsewhere.
 
-use std::ops::Range;
+use std::{borrow::Cow, ops::Range};
 
 use plotters::{
     coord::ranged1d::{AsRangedCoord, ValueFormatter},
@@ -84,6 +84,8 @@ pub enum Legend {
 pub enum Unit {
     /// Times in milliseconds; shown in the unit that fits.
     Milliseconds,
+    /// Times in microseconds; the same.
+    Microseconds,
     /// Parts of a hundred.
     Percent,
     /// Without a unit.
@@ -94,6 +96,7 @@ impl Unit {
     /// A value at the axis: "10 s", "0.5 %".
     fn tick(self, value: f64) -> String {
         let (value, unit) = match self {
+            Self::Microseconds => return Self::Milliseconds.tick(value / 1e3),
             Self::Percent => (value, " %"),
             Self::Number => (value, ""),
             Self::Milliseconds if value == 0.0 => (value, ""),
@@ -111,10 +114,10 @@ impl Unit {
 }
 
 /// An axis.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Axis {
     /// Beside it.
-    pub label: &'static str,
+    pub label: Cow<'static, str>,
     /// Of its values.
     pub unit: Unit,
 }
@@ -122,27 +125,36 @@ pub struct Axis {
 impl Axis {
     /// Of times in milliseconds.
     #[must_use]
-    pub const fn ms(label: &'static str) -> Self {
+    pub fn ms(label: impl Into<Cow<'static, str>>) -> Self {
         Self {
-            label,
+            label: label.into(),
             unit: Unit::Milliseconds,
+        }
+    }
+
+    /// Of times in microseconds.
+    #[must_use]
+    pub fn us(label: impl Into<Cow<'static, str>>) -> Self {
+        Self {
+            label: label.into(),
+            unit: Unit::Microseconds,
         }
     }
 
     /// Of shares in percent.
     #[must_use]
-    pub const fn percent(label: &'static str) -> Self {
+    pub fn percent(label: impl Into<Cow<'static, str>>) -> Self {
         Self {
-            label,
+            label: label.into(),
             unit: Unit::Percent,
         }
     }
 
     /// Of numbers without a unit.
     #[must_use]
-    pub const fn number(label: &'static str) -> Self {
+    pub fn number(label: impl Into<Cow<'static, str>>) -> Self {
         Self {
-            label,
+            label: label.into(),
             unit: Unit::Number,
         }
     }
@@ -245,8 +257,8 @@ impl Chart {
             .map_err(drawing)?;
         chart
             .configure_mesh()
-            .x_desc(self.x.label)
-            .y_desc(self.y.label)
+            .x_desc(&*self.x.label)
+            .y_desc(&*self.y.label)
             .x_label_formatter(&|value| self.x.unit.tick(*value))
             .y_label_formatter(&|value| self.y.unit.tick(*value))
             .draw()

@@ -26,6 +26,7 @@ pub mod tcp;
 pub mod timing;
 pub mod trie;
 pub mod wait;
+pub mod warm;
 pub mod workload;
 
 /// Removes namespaces, cgroups and pins that a killed run left behind.

@@ -5,7 +5,7 @@ use std::{
     process::{Command, Output},
 };
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{Context as _, bail};
 use rto_testbed::{
     control::Control,
     process::{beside, stdout_of},
@@ -78,10 +78,18 @@ pub fn cell(report: &Value, table: &str, column: &str, begin: &[&str]) -> anyhow
     let index = index.with_context(|| format!("no column {column}: {columns:?}"))?;
     let row = is_list(&table["rows"]).into_iter().find(|row| {
         let mut cells = (0..).zip(begin);
-        cells.all(|(at, cell): (usize, _)| row[at] == *cell)
+        cells.all(|(at, cell): (usize, _)| is(&row[at], cell))
     });
     let row = row.with_context(|| format!("no line {begin:?}: {table:#}"))?;
-    let text = row[index].as_str().context("no text")?;
-    ensure!(!text.is_empty(), "nothing was measured: {row}");
-    text.parse().with_context(|| text.to_owned())
+    row[index]
+        .as_f64()
+        .with_context(|| format!("nothing was measured: {row}"))
+}
+
+/// Whether a cell of a report says this: numbers are numbers there.
+pub fn is(cell: &Value, said: &str) -> bool {
+    match cell.as_f64() {
+        Some(number) => said.parse() == Ok(number),
+        None => cell.as_str() == Some(said),
+    }
 }

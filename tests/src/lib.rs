@@ -17,5 +17,4 @@ pub mod policy_slot;
 pub mod pty;
 pub mod relay;
 pub mod verifier;
-pub mod warm;
 pub mod watcher;

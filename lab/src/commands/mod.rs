@@ -1,17 +1,17 @@
 //! One file a verb.
 
 pub mod advise;
-pub mod blackout;
 pub mod estimator;
 pub mod loss;
 pub mod predict;
+pub mod report;
 pub mod rr;
 pub mod rtt;
-pub mod tail;
 pub mod tune;
 
 use std::{
     io::{self, Write as _},
+    path::Path,
     process::ExitCode,
 };
 
@@ -22,6 +22,11 @@ use serde::Serialize;
 
 use crate::{
     cli::{Common, Verb},
+    engine::{self, Experiment},
+    experiment::{
+        blackout::{self, Blackout},
+        tail::{self, Tail},
+    },
     interrupt,
     report::Report,
 };
@@ -32,13 +37,15 @@ pub fn dispatch(verb: Verb) -> ExitCode {
     let done = match verb {
         Verb::Workload { role } => return workload::main([role]),
         Verb::Advise(args) => advise::run(&args),
-        Verb::Blackout(args) => blackout::run(&args),
+        Verb::Blackout(args) => blackout(&args),
         Verb::Estimator(args) => estimator::run(&args),
         Verb::Loss(args) => loss::run(&args),
         Verb::Predict(args) => predict::run(&args),
+        Verb::Report(args) => report::run(&args),
+        Verb::Compare(args) => report::compare(&args),
         Verb::Rr(args) => rr::run(&args),
         Verb::Rtt(args) => rtt::run(&args),
-        Verb::Tail(args) => tail::run(&args),
+        Verb::Tail(args) => tail(&args),
         Verb::Tune(args) => tune::run(&args),
     };
     match done {
@@ -88,9 +95,42 @@ fn experiment(common: &Common, run: impl FnOnce() -> anyhow::Result<Report>) -> 
 fn study(common: &Common, run: impl FnOnce() -> anyhow::Result<Report>) -> anyhow::Result<()> {
     interrupt::handle()?;
     let report = run().map_err(|error| interrupt::check().err().unwrap_or(error))?;
-    report.write(&common.out)?;
-    print(common.json, &report, || report.text())?;
-    let page = common.out.join(format!("{}.html", report.name));
+    publish(&report, &common.out, common.json)
+}
+
+/// Writes a report and prints it.
+fn publish(report: &Report, out: &Path, json: bool) -> anyhow::Result<()> {
+    report.write(out)?;
+    print(json, report, || report.text())?;
+    let page = out.join(format!("{}.html", report.name));
     eprintln!("report: {}", page.display());
     Ok(())
+}
+
+/// `rto-lab blackout`.
+fn blackout(args: &Blackout) -> anyhow::Result<()> {
+    let plan = blackout::Plan::new(args)?;
+    measure(&args.common, &plan, args.jobs.into(), args.fresh)
+}
+
+/// `rto-lab tail`.
+fn tail(args: &Tail) -> anyhow::Result<()> {
+    let plan = tail::Plan::new(args)?;
+    measure(&args.common, &plan, tail::JOBS, args.fresh)
+}
+
+/// Runs an experiment of the engine.
+fn measure(
+    common: &Common,
+    plan: &impl Experiment,
+    jobs: usize,
+    fresh: bool,
+) -> anyhow::Result<()> {
+    let options = engine::Options {
+        seed: common.seed,
+        jobs,
+        out: &common.out,
+        fresh,
+    };
+    experiment(common, || engine::run(plan, &options))
 }

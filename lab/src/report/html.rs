@@ -12,10 +12,23 @@ th, td { padding: 0.15rem 0.6rem; border-bottom: 1px solid #ccc; text-align: rig
 th:first-child, td:first-child { text-align: left }
 thead th { border-bottom: 2px solid #666 }
 svg { max-width: 100%; height: auto }
+:root { color-scheme: light dark }
+@media (prefers-color-scheme: dark) {
+  body { color: #ddd; background: #16181b }
+  th, td { border-bottom-color: #444 }
+  thead th { border-bottom-color: #888 }
+  /* Charts are drawn on white: light and dark change places, hues stay. */
+  svg { filter: invert(0.9) hue-rotate(180deg) }
+}
 ";
 
 pub(super) fn page(report: &Report) -> anyhow::Result<String> {
     let drawings = drawings(&report.charts)?;
+    // What was concluded comes first.
+    let (effects, others): (Vec<&Table>, Vec<&Table>) = report
+        .tables
+        .iter()
+        .partition(|table| table.name == "effects");
     let body = html! {
         p { (report.question) }
         p { (report.machine.describe()) "; seed " (report.seed) }
@@ -32,8 +45,9 @@ pub(super) fn page(report: &Report) -> anyhow::Result<String> {
                 @for finding in &report.findings { li { (finding) } }
             }
         }
+        @for table in &effects { (markup(table)) }
         (drawings)
-        @for table in &report.tables { (markup(table)) }
+        @for table in &others { (markup(table)) }
     };
     Ok(document(&format!("rto-lab {}", report.name), &body))
 }

@@ -45,14 +45,14 @@ impl Report {
         for (name, value) in &self.method {
             text.push_str(&format!("{name}: {value}\n"));
         }
-        for table in &self.tables {
-            text.push_str(&format!("\n{}\n{}", table.title, table.text()));
-        }
         if !self.findings.is_empty() {
             text.push('\n');
         }
         for finding in &self.findings {
             text.push_str(&format!("- {finding}\n"));
+        }
+        for table in &self.tables {
+            text.push_str(&format!("\n{}\n{}", table.title, table.text()));
         }
         text
     }
@@ -64,14 +64,14 @@ impl Report {
         for (name, value) in &self.method {
             text.push_str(&format!("- {name}: {value}\n"));
         }
-        for table in &self.tables {
-            text.push_str(&format!("\n{}\n\n{}", table.title, table.markdown()));
-        }
         if !self.findings.is_empty() {
             text.push('\n');
         }
         for finding in &self.findings {
             text.push_str(&format!("- {finding}\n"));
+        }
+        for table in &self.tables {
+            text.push_str(&format!("\n{}\n\n{}", table.title, table.markdown()));
         }
         text
     }
@@ -113,17 +113,18 @@ pub fn write_charts(path: &Path, title: &str, charts: &[Chart]) -> anyhow::Resul
     Ok(fs::write(path, text)?)
 }
 
-/// Writes tables into a page of documentation, each between `<!-- tune: NAME -->` and `<!-- end: NAME -->`; those without
-/// markers there are left out.
+/// Writes tables of an experiment into a page of documentation, each between `<!-- EXPERIMENT: NAME -->` and
+/// `<!-- end: NAME -->`; those without markers there are left out.
 ///
 /// # Errors
 ///
 /// If the page cannot be read or written, or a marker has no end.
-pub fn write_tables(path: &Path, tables: &[Table]) -> anyhow::Result<()> {
+pub fn write_tables(path: &Path, experiment: &str, tables: &[Table]) -> anyhow::Result<()> {
     let context = || path.display().to_string();
     let mut text = fs::read_to_string(path).with_context(context)?;
     for table in tables {
-        let [begin, end] = ["tune", "end"].map(|kind| format!("<!-- {kind}: {} -->", table.name));
+        let [begin, end] =
+            [experiment, "end"].map(|kind| format!("<!-- {kind}: {} -->", table.name));
         let Some((before, rest)) = text.split_once(&begin) else {
             continue;
         };
@@ -208,7 +209,7 @@ mod tests {
             "a\n<!-- tune: idle -->\nold\n<!-- end: idle -->\nb\n",
         )
         .unwrap();
-        write_tables(&page, &report().tables).unwrap();
+        write_tables(&page, "tune", &report().tables).unwrap();
         let text = fs::read_to_string(&page).unwrap();
         let (before, rest) = text
             .split_once("<!-- tune: idle -->\nIdle, ms\n\n")
@@ -219,7 +220,7 @@ mod tests {
         );
         assert!(rest.contains("| 10 ") && !rest.contains("old"), "{text}");
         fs::write(&page, "<!-- tune: idle -->").unwrap();
-        assert!(write_tables(&page, &report().tables).is_err());
+        assert!(write_tables(&page, "tune", &report().tables).is_err());
     }
 
     #[test]
@@ -241,6 +242,9 @@ mod tests {
         assert!(read("trial.md").contains("| 10 "), "{}", read("trial.md"));
         let json: serde_json::Value = serde_json::from_str(&read("trial.json")).unwrap();
         assert_eq!(json["machine"]["hz"], 250);
-        assert_eq!(json["tables"][0]["rows"][1][0], "200");
+        assert_eq!(
+            json["tables"][0]["rows"][1],
+            serde_json::json!([200.0, 208.0, null])
+        );
     }
 }

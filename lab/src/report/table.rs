@@ -1,7 +1,8 @@
 //! A table of a report.
 
 use comfy_table::{CellAlignment, ContentArrangement, TableStyle, presets};
-use serde::Serialize;
+use serde::{Serialize, Serializer};
+use serde_json::Value;
 
 /// A table; its cells are text, numbers without their units, which the columns' names have.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -13,6 +14,7 @@ pub struct Table {
     /// Names of its columns.
     pub columns: Vec<String>,
     /// Its lines.
+    #[serde(serialize_with = "numbers")]
     pub rows: Vec<Vec<String>>,
 }
 
@@ -20,10 +22,17 @@ impl Table {
     /// An empty one.
     #[must_use]
     pub fn new(name: &str, title: &str, columns: &[&str]) -> Self {
+        let columns = columns.iter().map(|&name| name.to_owned()).collect();
+        Self::with_columns(name, title, columns)
+    }
+
+    /// The same, whose columns are known only now.
+    #[must_use]
+    pub fn with_columns(name: &str, title: &str, columns: Vec<String>) -> Self {
         Self {
             name: name.to_owned(),
             title: title.to_owned(),
-            columns: columns.iter().map(|&name| name.to_owned()).collect(),
+            columns,
             rows: Vec::new(),
         }
     }
@@ -74,4 +83,17 @@ impl Table {
         }
         Ok(String::from_utf8(writer.into_inner()?)?)
     }
+}
+
+/// Cells that are numbers as numbers, and nothing where nothing is.
+fn numbers<S: Serializer>(rows: &[Vec<String>], to: S) -> Result<S::Ok, S::Error> {
+    let cell = |cell: &String| match (cell.is_empty(), cell.parse::<f64>()) {
+        (true, _) => Value::Null,
+        (false, Ok(number)) if number.is_finite() => Value::from(number),
+        (false, _) => Value::from(cell.as_str()),
+    };
+    to.collect_seq(
+        rows.iter()
+            .map(|row| row.iter().map(cell).collect::<Vec<_>>()),
+    )
 }

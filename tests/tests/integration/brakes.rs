@@ -18,13 +18,13 @@ use rto_testbed::{
     machine::Machine,
     netns::{SERVER_V4, SERVER_V4_OTHER},
     wait::{TIMEOUT, eventually},
+    warm::{Learnt, Seen},
     workload::{arrivals::Done, traffic::Connect},
 };
 use rto_tests::{
     brakes::{InKernel, end_lease, lease_ns, now_ns},
     handshakes::{Handshake, share_beyond, syns},
     path::Path,
-    warm::{Learnt, Seen},
 };
 
 use super::{KERNEL_RTO, POLICY_RTO, to};

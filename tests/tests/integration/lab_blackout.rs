@@ -10,11 +10,11 @@ use nix::{
 };
 use rto_testbed::{
     cgroup, names,
-    process::{KillOnDrop, beside},
+    process::{KillOnDrop, beside, stdout_of},
     timing::{jiffy, latest},
     wait::{TIMEOUT, eventually},
 };
-use rto_tests::lab::{cell, measured, quick};
+use rto_tests::lab::{cell, measured, quick, run};
 use serde_json::Value;
 
 /// What the link and both ends, which are processes, add to a median on an idle machine, milliseconds.
@@ -67,7 +67,34 @@ fn gains() -> anyhow::Result<()> {
         "{same} is not in {expected:?}\n{report:#}"
     );
     let page = std::fs::read_to_string(out.path().join("blackout.html"))?;
-    ensure!(page.contains("<svg") && page.contains("ratio: idle time"));
+    ensure!(page.contains("<svg") && page.contains("difference with its 95 % interval"));
+    // The same again from its log alone.
+    let (page, json) = (
+        out.path().join("blackout.html"),
+        out.path().join("blackout.json"),
+    );
+    let before = std::fs::read_to_string(&json)?;
+    std::fs::remove_file(page.clone())?;
+    std::fs::remove_file(&json)?;
+    let output = run(&["report", &out.path().to_string_lossy()])?;
+    let text = stdout_of("report", output)?;
+    ensure!(
+        text.contains("against kernel: thin 8 ms better in"),
+        "{text}"
+    );
+    ensure!(page.exists());
+    let again: Value = serde_json::from_str(&std::fs::read_to_string(&json)?)?;
+    let before: Value = serde_json::from_str(&before)?;
+    ensure!(again["tables"] == before["tables"], "{again:#}");
+    // With itself it is no different.
+    let same = out.path().join("same");
+    let [dir, to] = [out.path(), &same].map(|path| path.to_string_lossy());
+    stdout_of("compare", run(&["compare", &dir, &dir, "--out", &to])?)?;
+    let compared = std::fs::read_to_string(same.join("blackout-compared-effects.csv"))?;
+    ensure!(
+        !compared.contains("better") && !compared.contains("worse"),
+        "{compared}"
+    );
     Ok(())
 }
 
@@ -84,7 +111,7 @@ fn goes_on_where_it_was_broken_off() -> anyhow::Result<()> {
     ];
     let whole = quick("blackout", out.path(), &args)?;
     // As if it had been killed after two of the four runs, in the middle of a line.
-    let log = out.path().join("blackout-runs.jsonl");
+    let log = out.path().join("blackout.jsonl");
     let lines = std::fs::read_to_string(&log)?;
     let lines: Vec<&str> = lines.lines().collect();
     assert_eq!(lines.len(), 5, "{lines:#?}");
@@ -157,7 +184,7 @@ fn leaves_nothing_when_it_is_interrupted() -> anyhow::Result<()> {
     command.stderr(std::process::Stdio::piped());
     let mut lab = KillOnDrop(command.spawn()?);
     let pid = lab.0.id();
-    let log = out.path().join("blackout-runs.jsonl");
+    let log = out.path().join("blackout.jsonl");
     // In the middle of it.
     eventually("ten lines of runs", TIMEOUT * 2, || {
         let runs = std::fs::read_to_string(&log).unwrap_or_default();

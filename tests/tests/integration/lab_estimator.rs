@@ -22,7 +22,7 @@ fn column(report: &Value, table: &str, column: &str) -> anyhow::Result<Vec<f64>>
         .with_context(|| format!("no column {column}"))?;
     let rows = table["rows"].as_array().context("no lines")?;
     rows.iter()
-        .map(|row| Ok(row[index].as_str().context("no text")?.parse()?))
+        .map(|row| row[index].as_f64().context("no number"))
         .collect()
 }
 

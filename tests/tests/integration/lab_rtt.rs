@@ -1,7 +1,7 @@
 //! The lab's round-trip times: a quick run shows how pauses grow the server's estimate, and what bounds it.
 
 use anyhow::{Context as _, ensure};
-use rto_tests::lab::{measured, quick};
+use rto_tests::lab::{is, measured, quick};
 use serde_json::Value;
 
 /// What a round trip takes beside the pause, on an idle machine: half of the shortest pause, so that they cannot be
@@ -129,7 +129,7 @@ fn cell(report: &Value, table: &str, column: &str, pause: f64) -> anyhow::Result
     let index = index.with_context(|| format!("no column {column}"))?;
     let rows = list(&table["rows"]);
     let pause = pause.to_string();
-    let row = rows.iter().find(|row| row[0] == pause);
-    let text = row.context("no such line")?[index].as_str().unwrap_or("");
-    text.parse().with_context(|| format!("{table:#}"))
+    let row = rows.iter().find(|row| is(&row[0], &pause));
+    let cell = row.context("no such line")?[index].as_f64();
+    cell.with_context(|| format!("{table:#}"))
 }

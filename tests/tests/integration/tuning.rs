@@ -16,12 +16,12 @@ use rto_testbed::{
     machine::Machine,
     process::run,
     wait::{TIMEOUT, eventually, eventually_seen},
+    warm::{Learnt, Seen, stored},
     workload::arrivals::{Arrivals, Clients},
 };
 use rto_tests::{
     brakes::{InKernel, lease_ns, now_ns},
     path::{Path, Server},
-    warm::{Learnt, Seen, stored},
 };
 use serde_json::Value;
 

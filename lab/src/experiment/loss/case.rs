@@ -46,17 +46,19 @@ pub enum Coverage {
     Server,
     /// The server alone, and its SYN-ACKs as short as SYNs.
     ServerShort,
+    /// Client and server, with an initial RTO that is learnt.
+    Auto,
 }
 
 impl Coverage {
     /// All.
-    pub const ALL: [Self; 4] = [Self::Kernel, Self::Agent, Self::Server, Self::ServerShort];
-
-    /// Whether the agent covers the server alone.
-    #[must_use]
-    pub const fn is_server_alone(self) -> bool {
-        matches!(self, Self::Server | Self::ServerShort)
-    }
+    pub const ALL: [Self; 5] = [
+        Self::Kernel,
+        Self::Agent,
+        Self::Server,
+        Self::ServerShort,
+        Self::Auto,
+    ];
 
     /// For tables.
     #[must_use]
@@ -66,6 +68,7 @@ impl Coverage {
             Self::Agent => "agent",
             Self::Server => "agent at the server",
             Self::ServerShort => "agent at the server, syn_ack_rto 100ms",
+            Self::Auto => "initial_rto auto",
         }
     }
 }
@@ -91,7 +94,12 @@ impl Case {
     /// Whether it is measured for a coverage.
     #[must_use]
     pub fn is_for(&self, coverage: Coverage) -> bool {
-        !coverage.is_server_alone() || self.server_alone
+        match coverage {
+            Coverage::Kernel | Coverage::Agent => true,
+            Coverage::Server | Coverage::ServerShort => self.server_alone,
+            // Where each connection loses its SYN, the budget would have the kernel's own timer from then on.
+            Coverage::Auto => self.rule.is_none() || self.sample_size != SampleSize::Exact,
+        }
     }
 }
 

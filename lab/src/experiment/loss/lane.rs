@@ -77,7 +77,7 @@ impl Lane<'_> {
         let role = Role::HttpClient { to };
         let mut client = match self.coverage {
             Coverage::Server | Coverage::ServerShort => topology.uncovered_client(&role),
-            Coverage::Kernel | Coverage::Agent => topology.client(&role),
+            Coverage::Kernel | Coverage::Agent | Coverage::Auto => topology.client(&role),
         }?;
         client.recv::<()>()?;
         let mut outcomes = Vec::new();

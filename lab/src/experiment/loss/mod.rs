@@ -9,15 +9,27 @@ mod tables;
 use std::{collections::BTreeMap, path::Path, thread, time::Duration};
 
 use indicatif::{ProgressBar, ProgressStyle};
-use rto_testbed::{agent::Agent, machine::Machine};
+use rto_testbed::{
+    agent::Agent,
+    machine::Machine,
+    warm::{Learnt, Seen},
+};
 
 pub use self::case::{Case, ConnectionReuse, Coverage, SampleSize};
 use self::lane::{Lane, Outcome};
 use crate::{report::Report, topology::LinkBackend};
 
-/// Timers for a near peer.
-const POLICY: &str =
-    "initial_rto = \"100ms\"\nrto_min = \"10ms\"\ndelack_max = \"5ms\"\nthin_linear = true\n";
+/// Timers for a near peer, beside those of the handshake.
+const POLICY: &str = "rto_min = \"10ms\"\ndelack_max = \"5ms\"\nthin_linear = true\n";
+
+/// The handshake's timer.
+const INITIAL_RTO: &str = "initial_rto = \"100ms\"\n";
+
+/// What [`Coverage::Auto`] has instead.
+const AUTO: &str = "initial_rto = \"auto\"\n";
+
+/// What a daemon would have seen for hours on these links: path times, microseconds, of so many connections a second.
+const SEEN: [(u64, u64); 2] = [(4_096, 95), (8_192, 5)];
 
 /// What [`Coverage::ServerShort`] has beside it. The default is as short as half-open requests allow, which is some
 /// 500 ms with the kernel's 5 retransmissions.
@@ -46,10 +58,10 @@ pub struct Options<'a> {
 const fn lanes(coverage: Coverage, quick: bool) -> u8 {
     match (coverage, quick) {
         (Coverage::Kernel, false) => 10,
-        (Coverage::Agent, false) => 4,
+        (Coverage::Agent | Coverage::Auto, false) => 4,
         (Coverage::Server | Coverage::ServerShort, false) => 2,
         (Coverage::Kernel, true) => 5,
-        (Coverage::Agent | Coverage::Server | Coverage::ServerShort, true) => 2,
+        (_, true) => 2,
     }
 }
 
@@ -73,10 +85,9 @@ pub fn run(options: Options<'_>) -> anyhow::Result<Report> {
 }
 
 fn measure(options: &Options<'_>, cases: &[Case]) -> anyhow::Result<Outcomes> {
-    let (agent, short) = (
-        covering(options.agent, "")?,
-        covering(options.agent, SHORT_SYN_ACKS)?,
-    );
+    let agent = covering(options.agent, INITIAL_RTO)?;
+    let short = covering(options.agent, &format!("{INITIAL_RTO}{SHORT_SYN_ACKS}"))?;
+    let auto = covering(options.agent, AUTO)?;
     let coverages: Vec<Coverage> = Coverage::ALL
         .iter()
         .flat_map(|&coverage| vec![coverage; lanes(coverage, options.quick).into()])
@@ -95,10 +106,10 @@ fn measure(options: &Options<'_>, cases: &[Case]) -> anyhow::Result<Outcomes> {
         let lanes: Vec<_> = (0u8..)
             .zip(&coverages)
             .map(|(number, &coverage)| {
-                let covered = if coverage == Coverage::ServerShort {
-                    &short
-                } else {
-                    &agent
+                let covered = match coverage {
+                    Coverage::ServerShort => &short,
+                    Coverage::Auto => &auto,
+                    Coverage::Kernel | Coverage::Agent | Coverage::Server => &agent,
                 };
                 let (cgroup, bar) = (covered.cgroup.path(), &bar);
                 scope.spawn(move || {
@@ -132,13 +143,22 @@ fn measure(options: &Options<'_>, cases: &[Case]) -> anyhow::Result<Outcomes> {
     Ok(outcomes)
 }
 
-/// An agent of its own for every lane that has these settings beside [`POLICY`].
+/// An agent of its own for every lane that has these settings beside [`POLICY`]; one that learns is warmed up.
 fn covering(binary: &Path, settings: &str) -> anyhow::Result<Agent> {
+    const NEAR: &str = "near";
     let mut agent = Agent::new(binary.to_owned())?;
     agent.configure(&format!(
-        "[policy.near]\ncidrs = [\"10.88.0.0/16\", \"10.89.0.0/16\"]\n{POLICY}{settings}"
+        "[policy.{NEAR}]\ncidrs = [\"10.88.0.0/16\", \"10.89.0.0/16\"]\n{POLICY}{settings}"
     ))?;
-    agent.start()?;
+    if settings == AUTO {
+        let seen = Seen {
+            each_second: &SEEN,
+            hz: u32::try_from(Machine::here()?.hz)?,
+        };
+        Learnt::InitialRto(seen).start(&mut agent, NEAR)?;
+    } else {
+        agent.start()?;
+    }
     Ok(agent)
 }
 

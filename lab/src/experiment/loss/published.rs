@@ -29,7 +29,7 @@ pub(super) fn text(all: &[Published], case: &str, coverage: Coverage) -> Option<
         Coverage::Kernel => "kernel",
         // What was published had the one timer for SYN and SYN-ACK.
         Coverage::ServerShort => "server",
-        Coverage::Agent | Coverage::Server => return None,
+        Coverage::Agent | Coverage::Server | Coverage::Auto => return None,
     };
     let groups: Vec<_> = all
         .iter()

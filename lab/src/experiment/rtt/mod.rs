@@ -8,12 +8,14 @@
 mod report;
 
 use std::{
+    cmp::Reverse,
+    ops::RangeInclusive,
     path::Path,
     thread,
     time::{Duration, Instant},
 };
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use hdrhistogram::Histogram;
 use indicatif::{ProgressBar, ProgressStyle};
 use rand::{SeedableRng as _, rngs::ChaCha8Rng, seq::SliceRandom as _};
@@ -22,6 +24,7 @@ use rto_testbed::{
     channel::ControlChannel,
     machine::{Machine, jiffy},
     tcp::TcpInfo,
+    warm::{self, Learnt},
     workload::{
         Role,
         rtt::{Client, Seen},
@@ -37,6 +40,15 @@ use crate::{
 
 /// Number of the first topology's link.
 const FIRST: u8 = 61;
+/// Numbers of links among which are clients of both arms, but for one case in 500,000.
+const AUTO_FIRST: u8 = 71;
+const AUTO_LAST: u8 = 90;
+/// The policy that learns, and the share of its control arm.
+const AUTO: &str = "auto";
+const HOLDOUT: &str = "50%";
+/// What a daemon would have seen for hours of a control arm with pauses of 20 to 36 ms: by how much ACKs were late,
+/// microseconds, and how many of them a second.
+const SEEN: [(u64, u64); 2] = [(20_480, 50), (36_864, 50)];
 /// Transactions a second that disturb each other little, on two cores.
 const LOAD: f64 = 400.0;
 /// A transaction over the emulated link and what goes with it.
@@ -90,13 +102,48 @@ enum Setting {
     RtoMin,
     /// rto_min at the server alone: the client's ACKs are as late as ever.
     RtoMinServer,
+    /// The same, learnt; a client of the policy's treated arm.
+    AutoServer,
+    /// A client of its control arm, from which it is learnt.
+    AutoControl,
 }
 
 impl Setting {
-    const ALL: [Self; 4] = [Self::Kernel, Self::Delack, Self::RtoMin, Self::RtoMinServer];
+    const ALL: [Self; 6] = [
+        Self::Kernel,
+        Self::Delack,
+        Self::RtoMin,
+        Self::RtoMinServer,
+        Self::AutoServer,
+        Self::AutoControl,
+    ];
 
-    const fn number(self) -> u8 {
-        FIRST + self as u8
+    /// Numbers that the link may have: those of the last two depend on in which arm the client's address is.
+    const fn numbers(self) -> RangeInclusive<u8> {
+        match self {
+            Self::AutoServer | Self::AutoControl => AUTO_FIRST..=AUTO_LAST,
+            _ => FIRST + self as u8..=FIRST + self as u8,
+        }
+    }
+
+    /// The number of its link.
+    fn number(self, agent: &Agent) -> anyhow::Result<u8> {
+        for number in self.numbers() {
+            let lookup = agent.cli(&["lookup", &client(number)])?;
+            let is_control = lookup.contains("this peer is in its control arm");
+            if is_control == (self == Self::AutoControl) {
+                return Ok(number);
+            }
+        }
+        bail!("no address is in the arm of {self:?}")
+    }
+
+    /// Transactions of a connection, where a setting's failures are so rare that the others' do not show them.
+    const fn times(self, pause_ms: u64) -> usize {
+        match (self, pause_ms) {
+            (Self::AutoServer, 20..=36) => 5,
+            _ => 1,
+        }
     }
 
     fn name(self, bound: Duration) -> String {
@@ -106,17 +153,28 @@ impl Setting {
             Self::Delack => format!("delack_max {bound}"),
             Self::RtoMin => format!("rto_min {bound}"),
             Self::RtoMinServer => format!("rto_min {bound} (server)"),
+            Self::AutoServer => "rto_min auto (server)".to_owned(),
+            Self::AutoControl => "rto_min auto, control arm (server)".to_owned(),
         }
     }
 
     fn policy(self, bound: Duration) -> Option<String> {
-        let number = self.number();
+        let number = *self.numbers().start();
         let (name, cidr, key) = match self {
-            Self::Kernel => return None,
+            Self::Kernel | Self::AutoControl => return None,
+            Self::AutoServer => {
+                let peers = self
+                    .numbers()
+                    .map(|number| format!("\"{}/32\"", client(number)));
+                let peers = peers.collect::<Vec<_>>().join(", ");
+                return Some(format!(
+                    "[policy.{AUTO}]\ncidrs = [{peers}]\nrto_min = \"auto\"\nholdout = \"{HOLDOUT}\"\n"
+                ));
+            }
             Self::Delack => ("delack", format!("10.89.{number}.0/24"), "delack_max"),
             Self::RtoMin => ("rto-min", format!("10.89.{number}.0/24"), "rto_min"),
             // The client's address: it is the server that connections to it belong to.
-            Self::RtoMinServer => ("server", format!("10.89.{number}.1/32"), "rto_min"),
+            Self::RtoMinServer => ("server", format!("{}/32", client(number)), "rto_min"),
         };
         let bound = humantime::format_duration(bound)
             .to_string()
@@ -125,6 +183,11 @@ impl Setting {
             "[policy.{name}]\ncidrs = [\"{cidr}\"]\n{key} = \"{bound}\"\n"
         ))
     }
+}
+
+/// The client's address on a link.
+fn client(number: u8) -> String {
+    format!("10.89.{number}.1")
 }
 
 /// A connection that was measured.
@@ -153,12 +216,17 @@ pub fn run(options: Options<'_>) -> anyhow::Result<Report> {
     let mut agent = Agent::new(options.agent.to_owned())?;
     let policies = Setting::ALL.into_iter().filter_map(|s| s.policy(bound));
     agent.configure(&policies.collect::<String>())?;
-    agent.start()?;
+    let seen = warm::Seen {
+        each_second: &SEEN,
+        hz: u32::try_from(Machine::here()?.hz)?,
+    };
+    let learnt = Learnt::RtoMin(seen).start(&mut agent, AUTO)?;
     let (skip, count) = options.transactions();
     let mut testbeds = Vec::new();
     for setting in Setting::ALL {
         let cgroup = Some(agent.cgroup.path());
-        let topology = Topology::new(LinkBackend::Relay, setting.number(), options.seed, cgroup)?;
+        let number = setting.number(&agent)?;
+        let topology = Topology::new(LinkBackend::Relay, number, options.seed, cgroup)?;
         let on = topology.server_address();
         let server = topology.serve(&Role::RttServer { on, skip })?;
         testbeds.push(Testbed { topology, server });
@@ -168,11 +236,13 @@ pub fn run(options: Options<'_>) -> anyhow::Result<Report> {
         order.extend(Setting::ALL.map(|setting| (setting, *pause)));
     }
     order.shuffle(&mut ChaCha8Rng::seed_from_u64(options.seed));
+    // Of a length, as those that are measured at once take as long as the longest.
+    order.sort_by_key(|cell| Reverse(expected_ms(&[*cell], skip, count)));
     let waves = waves(&order);
     let bar = ProgressBar::new(
         waves
             .iter()
-            .map(|wave| expected_ms(wave, skip + count))
+            .map(|wave| expected_ms(wave, skip, count))
             .sum(),
     );
     bar.set_style(ProgressStyle::with_template(
@@ -181,16 +251,20 @@ pub fn run(options: Options<'_>) -> anyhow::Result<Report> {
     let mut cells = Vec::new();
     for wave in waves {
         cells.extend(measure_wave(&mut testbeds, &wave, skip, count)?);
-        bar.inc(expected_ms(&wave, skip + count));
+        bar.inc(expected_ms(&wave, skip, count));
     }
     bar.finish_and_clear();
+    let in_force = agent.json(&["tune", AUTO])?["policies"][AUTO]["timers"][0]["value_us"].as_u64();
     let mut report = report::report(
         Machine::here()?,
         bound,
         options.pauses(),
-        (skip + count) as u64,
+        [skip, count],
         &cells,
     );
+    report
+        .findings
+        .push(report::learnt(learnt, in_force.map(Duration::from_micros)));
     report.seed = options.seed;
     report.method = vec![
         (
@@ -200,6 +274,18 @@ pub fn run(options: Options<'_>) -> anyhow::Result<Report> {
         (
             "transactions".to_owned(),
             format!("{count} of each connection, after {skip}; 1 byte and 2 bytes"),
+        ),
+        (
+            Setting::AutoServer.name(bound),
+            format!(
+                "learnt from the control arm, {HOLDOUT} of the peers; warmed up by two hours of delays: {} of {} us and \
+                 {} of {} us a second; {} times the transactions at pauses of 20 to 36 ms",
+                SEEN[0].1,
+                SEEN[0].0,
+                SEEN[1].1,
+                SEEN[1].0,
+                Setting::AutoServer.times(20)
+            ),
         ),
         (
             "TCP's view".to_owned(),
@@ -228,9 +314,12 @@ fn waves(order: &[(Setting, u64)]) -> Vec<Vec<(Setting, u64)>> {
     waves.into_iter().map(|(_, wave)| wave).collect()
 }
 
-fn expected_ms(wave: &[(Setting, u64)], transactions: usize) -> u64 {
-    let longest = wave.iter().map(|(_, pause)| pause + 1).max().unwrap_or(0);
-    longest * transactions as u64
+fn expected_ms(wave: &[(Setting, u64)], skip: usize, count: usize) -> u64 {
+    let each = wave.iter().map(|(setting, pause)| {
+        let transactions = skip + count * setting.times(*pause);
+        (pause + 1) * transactions as u64
+    });
+    each.max().unwrap_or(0)
 }
 
 fn measure_wave(
@@ -239,8 +328,7 @@ fn measure_wave(
     skip: usize,
     count: usize,
 ) -> anyhow::Result<Vec<Cell>> {
-    let longest = wave.iter().map(|(_, pause)| *pause).max().unwrap_or(0);
-    let end = Instant::now() + Duration::from_millis(longest * (skip + count) as u64);
+    let end = Instant::now() + Duration::from_millis(expected_ms(wave, skip, count));
     let mut clients = Vec::new();
     for (setting, pause) in wave {
         let topology = &testbeds[*setting as usize].topology;
@@ -248,7 +336,7 @@ fn measure_wave(
             to: topology.server_address(),
             pause: Duration::from_millis(*pause),
             skip,
-            count,
+            count: count * setting.times(*pause),
         }))?);
     }
     // Their answers cannot come sooner, and who only waits for an answer hears no signal.
@@ -298,8 +386,17 @@ mod tests {
 
     #[test]
     fn policies_tell_the_fields_apart() {
-        let all: Vec<String> = Setting::ALL
-            .into_iter()
+        let auto = Setting::AutoServer.policy(BOUND).unwrap();
+        assert!(
+            auto.starts_with("[policy.auto]\ncidrs = [\"10.89.71.1/32\", "),
+            "{auto}"
+        );
+        assert!(
+            auto.ends_with("rto_min = \"auto\"\nholdout = \"50%\"\n"),
+            "{auto}"
+        );
+        let all: Vec<String> = Setting::ALL[..4]
+            .iter()
             .filter_map(|setting| setting.policy(BOUND))
             .collect();
         assert_eq!(

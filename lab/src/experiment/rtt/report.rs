@@ -21,13 +21,14 @@ pub(super) fn report(
     machine: Machine,
     bound: Duration,
     pauses: &[u64],
-    transactions: u64,
+    [skip, count]: [usize; 2],
     cells: &[Cell],
 ) -> Report {
     let all = All {
         bound,
         pauses,
-        transactions,
+        skip,
+        count,
         cells,
     };
     Report {
@@ -60,11 +61,22 @@ pub(super) fn report(
     }
 }
 
+/// The value that was learnt, and the one in force at the end.
+pub(super) fn learnt(begin: Duration, end: Option<Duration>) -> String {
+    let text = |value: Duration| humantime::format_duration(value).to_string();
+    format!(
+        "rto_min auto: {} when the measurement began, {} when it ended.",
+        text(begin),
+        end.map_or("the kernel's own".to_owned(), text)
+    )
+}
+
 struct All<'a> {
     bound: Duration,
     pauses: &'a [u64],
-    /// Of each connection, also those not measured.
-    transactions: u64,
+    /// Transactions of each connection that are not measured, and those that are.
+    skip: usize,
+    count: usize,
     cells: &'a [Cell],
 }
 
@@ -248,6 +260,7 @@ impl All<'_> {
         for setting in Setting::ALL {
             findings.push(self.spurious(setting));
         }
+        findings.extend(self.late());
         findings.extend(self.application(pause));
         findings
     }
@@ -264,15 +277,41 @@ impl All<'_> {
         };
         let all: u32 = cells.iter().map(|cell| cell.server.total_retrans).sum();
         let most = worst.server.total_retrans;
-        let why = if setting == Setting::RtoMinServer && u64::from(most) * 2 > self.transactions {
+        let transactions = self.transactions(worst);
+        let why = if setting == Setting::RtoMinServer && u64::from(most) * 2 > transactions {
             ": its timer runs out before the client's delayed ACK comes, again and again."
         } else {
             "."
         };
         format!(
-            "{name}: the server retransmitted {all} responses spuriously; at a pause of {} ms {most} of {}{why}",
-            worst.pause_ms, self.transactions,
+            "{name}: the server retransmitted {all} responses spuriously; at a pause of {} ms {most} of {transactions}{why}",
+            worst.pause_ms,
         )
+    }
+
+    /// Of a connection, also those not measured.
+    fn transactions(&self, cell: &Cell) -> u64 {
+        (self.skip + self.count * cell.setting.times(cell.pause_ms)) as u64
+    }
+
+    /// Responses that were retransmitted, of all with pauses that the client's delayed ACK comes after.
+    fn late(&self) -> Option<String> {
+        let late: Vec<&Cell> = self
+            .of(Setting::AutoServer)
+            .filter(|cell| (20..=36).contains(&cell.pause_ms))
+            .collect();
+        let again: u64 = late
+            .iter()
+            .map(|cell| u64::from(cell.server.total_retrans))
+            .sum();
+        let all: u64 = late.iter().map(|cell| self.transactions(cell)).sum();
+        (all > 0).then(|| {
+            format!(
+                "{}: with pauses of 20 to 36 ms {again} of {all} responses were retransmitted, spuriously: {:.3} %.",
+                Setting::AutoServer.name(self.bound),
+                100.0 * f(again) / f(all)
+            )
+        })
     }
 
     /// What the application has of it.
@@ -318,12 +357,13 @@ mod tests {
     /// As the mechanism would have it: the shorter of the pause and the timer, and a network of 0.2 ms.
     fn cell(setting: Setting, pause_ms: u64) -> Cell {
         let timer = match setting {
-            Setting::Kernel | Setting::RtoMinServer => 40,
             Setting::Delack | Setting::RtoMin => 8,
+            _ => 40,
         };
         let rto_min = match setting {
-            Setting::Kernel | Setting::Delack => 200,
+            Setting::Kernel | Setting::Delack | Setting::AutoControl => 200,
             Setting::RtoMin | Setting::RtoMinServer => 8,
+            Setting::AutoServer => 56,
         };
         let waits = if pause_ms < 40 {
             pause_ms.min(timer)
@@ -370,7 +410,7 @@ mod tests {
             processor: "a processor".to_owned(),
             cores: 2,
         };
-        let report = report(machine, Duration::from_millis(8), &pauses, 100, &cells);
+        let report = report(machine, Duration::from_millis(8), &pauses, [40, 60], &cells);
         insta::assert_snapshot!(report.text());
         for chart in &report.charts {
             rto_model::chart::svg(std::slice::from_ref(chart)).unwrap();

@@ -1,4 +1,4 @@
-//! What a daemon would have learnt after hours, as it stores it: a test has no hours.
+//! What a daemon would have learnt after hours, as it stores it: tests and experiments have no hours.
 
 use std::{
     fs,
@@ -17,8 +17,12 @@ use rto_model::{
         tuner::{Growth, Phase, Tuner},
     },
 };
-use rto_testbed::env::TestEnv;
 use serde_json::{Value, json};
+
+use crate::{
+    agent::Agent,
+    wait::{TIMEOUT, eventually_seen},
+};
 
 /// Past that was simulated, milliseconds: more than an hour, so that one is closed.
 const PAST_MS: u64 = 2 * 3_600_000;
@@ -129,19 +133,40 @@ impl Learnt<'_> {
         Ok((state, value_us))
     }
 
+    /// Starts a daemon that has it, and waits until `rto-agent tune` says that the value is in force; that value.
+    ///
+    /// # Errors
+    ///
+    /// If it does not come to that; the error has what was said last.
+    pub fn start(&self, agent: &mut Agent, policy: &str) -> anyhow::Result<Duration> {
+        let value = self.store(agent, policy)?;
+        agent.start()?;
+        let value_us = u64::try_from(value.as_micros())?;
+        let is_learnt = |timer: &Value| {
+            timer["kind"] != "auto" || (timer["phase"] == "steady" && timer["value_us"] == value_us)
+        };
+        let has_learnt = |tuned: &Value| {
+            let timers = tuned["policies"][policy]["timers"].as_array();
+            timers.is_some_and(|timers| !timers.is_empty() && timers.iter().all(is_learnt))
+        };
+        let tuned = || agent.json(&["tune", policy]);
+        eventually_seen("learnt value", TIMEOUT, tuned, has_learnt).with_context(|| agent.log())?;
+        Ok(value)
+    }
+
     /// Writes it for a daemon that is started next; the value.
     ///
     /// # Errors
     ///
     /// If it cannot be written.
-    pub fn store(&self, env: &TestEnv, policy: &str) -> anyhow::Result<Duration> {
+    pub fn store(&self, agent: &Agent, policy: &str) -> anyhow::Result<Duration> {
         let unix_ms = unix_ms()?;
         let boottime = Duration::from(clock_gettime(ClockId::CLOCK_BOOTTIME)?);
         let (state, value_us) = self.state(unix_ms - SECOND_MS)?;
         let boot_id = fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
         let kept = json!({
             "format": 1,
-            "owner": env.pin_dir(),
+            "owner": agent.pin_dir(),
             "content": {
                 "boot_id": boot_id.trim(),
                 "at": {
@@ -152,19 +177,19 @@ impl Learnt<'_> {
                 "policies": { policy: state },
             },
         });
-        let dir = env.persistent_dir();
+        let dir = agent.persistent_dir();
         fs::DirBuilder::new()
             .recursive(true)
             .mode(0o700)
             .create(&dir)?;
-        fs::write(file(env), serde_json::to_vec(&kept)?)?;
+        fs::write(file(agent), serde_json::to_vec(&kept)?)?;
         Ok(Duration::from_micros(value_us))
     }
 }
 
 /// The daemon's file.
-fn file(env: &TestEnv) -> PathBuf {
-    env.persistent_dir().join("tuning.json")
+fn file(agent: &Agent) -> PathBuf {
+    agent.persistent_dir().join("tuning.json")
 }
 
 /// What the daemon has stored of a policy.
@@ -172,7 +197,7 @@ fn file(env: &TestEnv) -> PathBuf {
 /// # Errors
 ///
 /// If it cannot be read.
-pub fn stored(env: &TestEnv, policy: &str) -> anyhow::Result<Value> {
-    let kept: Value = serde_json::from_slice(&fs::read(file(env))?)?;
+pub fn stored(agent: &Agent, policy: &str) -> anyhow::Result<Value> {
+    let kept: Value = serde_json::from_slice(&fs::read(file(agent))?)?;
     Ok(kept["content"]["policies"][policy].clone())
 }

@@ -1,0 +1,99 @@
+//! `rto-lab report` and `rto-lab compare`.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context as _, bail, ensure};
+use clap::Args;
+
+use super::publish;
+use crate::{
+    engine::{self, Log},
+    report,
+};
+
+/// `rto-lab report`.
+#[derive(Debug, Args)]
+pub struct ReportArgs {
+    /// Where experiments have left their logs (EXPERIMENT.jsonl)
+    dir: PathBuf,
+    /// Writes the tables between the markers of this page as well
+    #[arg(long, value_name = "FILE.md")]
+    page: Option<PathBuf>,
+    /// Print JSON instead of text
+    #[arg(long)]
+    json: bool,
+}
+
+/// `rto-lab compare`.
+#[derive(Debug, Args)]
+pub struct Compare {
+    /// What is compared with
+    one: PathBuf,
+    /// What is compared
+    other: PathBuf,
+    /// Where the report goes
+    #[arg(long, value_name = "DIR", default_value = "rto-lab-report")]
+    out: PathBuf,
+    /// Print JSON instead of text
+    #[arg(long)]
+    json: bool,
+}
+
+pub(super) fn run(args: &ReportArgs) -> anyhow::Result<()> {
+    for path in logs(&args.dir)? {
+        let (manifest, records) = Log::read(&path)?;
+        let report = engine::report(&manifest, &records);
+        if let Some(page) = &args.page {
+            report::write_tables(page, &report.name, &report.tables)?;
+        }
+        publish(&report, &args.dir, args.json)?;
+    }
+    Ok(())
+}
+
+pub(super) fn compare(args: &Compare) -> anyhow::Result<()> {
+    let mut none = true;
+    for path in logs(&args.one)? {
+        let other = match path.file_name() {
+            Some(name) if args.other.is_dir() => args.other.join(name),
+            _ => args.other.clone(),
+        };
+        if !other.exists() {
+            continue;
+        }
+        none = false;
+        let (one, other) = (Log::read(&path)?, Log::read(&other)?);
+        let [name, other_name] = [&args.one, &args.other].map(|path| path.display().to_string());
+        let report = engine::compare((&name, &one.0, &one.1), (&other_name, &other.0, &other.1))?;
+        publish(&report, &args.out, args.json)?;
+    }
+    if none {
+        bail!(
+            "no experiment is in both: {}, {}",
+            args.one.display(),
+            args.other.display()
+        );
+    }
+    Ok(())
+}
+
+/// The logs of a directory, or the one that is named.
+fn logs(path: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    let at = || path.display().to_string();
+    if path.is_file() {
+        return Ok(vec![path.to_owned()]);
+    }
+    let mut logs = Vec::new();
+    for entry in fs::read_dir(path).with_context(at)? {
+        let entry = entry?.path();
+        if entry.extension().is_some_and(|ending| ending == "jsonl") {
+            logs.push(entry);
+        }
+    }
+    ensure!(!logs.is_empty(), "{}: no log of an experiment", at());
+    logs.sort();
+    Ok(logs)
+}

@@ -1,0 +1,319 @@
+//! What is wanted of records: tables, charts and effects, as data.
+
+use std::{collections::BTreeMap, fmt, str::FromStr};
+
+use serde::{Deserialize, Serialize};
+
+use super::Record;
+use crate::summary::{mean, quantile};
+
+/// Levels that are taken, by factor; of a factor that is not named, all.
+pub type Only = BTreeMap<String, Vec<String>>;
+
+/// What an experiment asks, and how its records are shown.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Design {
+    /// Name of the experiment; also of its files.
+    pub name: String,
+    /// What is asked, in a sentence or two.
+    pub question: String,
+    /// How it is done: a value for each name.
+    pub method: Vec<(String, String)>,
+    /// Levels of factors in their order; numbers that are missing here rise, other levels follow.
+    pub levels: BTreeMap<String, Vec<String>>,
+    /// Units of measures and of factors that are numbers: "ms", "us", "%".
+    pub units: BTreeMap<String, String>,
+    /// What is compared; the first one makes the headline.
+    pub effects: Vec<EffectSpec>,
+    /// How near levels of a factor are to each other.
+    pub agreements: Vec<Agreement>,
+    /// Tables.
+    pub tables: Vec<TableSpec>,
+    /// Charts.
+    pub charts: Vec<ChartSpec>,
+    /// Computed and published values, which no run measures.
+    pub references: Vec<Record>,
+}
+
+/// One number of many values.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Stat {
+    /// The mean.
+    Mean,
+    /// The least value that this share is not above.
+    Quantile(f64),
+    /// The sum.
+    Sum,
+    /// How many values there are.
+    Count,
+    /// The share above a value, percent.
+    Above(f64),
+    /// The sum, in percent of the sum of another measure.
+    PercentOf(String),
+}
+
+impl Stat {
+    /// The median.
+    pub const P50: Self = Self::Quantile(0.5);
+    /// The largest value.
+    pub const LARGEST: Self = Self::Quantile(1.0);
+
+    /// Of a measure of records; `None` of no values, and of too few to tell a quantile.
+    pub(super) fn of<'a>(
+        &self,
+        records: impl Iterator<Item = &'a Record> + Clone,
+        measure: &str,
+    ) -> Option<f64> {
+        let all = |measure: &str| -> Vec<f64> {
+            let lists = records.clone().filter_map(|one| one.values.get(measure));
+            lists.flatten().copied().collect()
+        };
+        let values = all(measure);
+        match self {
+            Self::PercentOf(other) => {
+                let whole: f64 = all(other).iter().sum();
+                (whole > 0.0).then(|| 100.0 * values.iter().sum::<f64>() / whole)
+            }
+            _ => self.of_values(&values),
+        }
+    }
+
+    /// Of values.
+    #[expect(clippy::cast_precision_loss, reason = "thousands of values")]
+    pub(super) fn of_values(&self, values: &[f64]) -> Option<f64> {
+        if values.is_empty() {
+            return None;
+        }
+        let count = values.len() as f64;
+        match self {
+            Self::Mean => mean(values),
+            // Of a hundred values the 99th is the second largest, which says nothing of one in a hundred.
+            Self::Quantile(share)
+                if *share < 1.0 && count * (1.0 - share) < 2.0 && *share > 0.9 =>
+            {
+                None
+            }
+            Self::Quantile(share) => quantile(values, *share),
+            Self::Sum => Some(values.iter().sum()),
+            Self::Count => Some(count),
+            Self::Above(least) => {
+                let above = values.iter().filter(|value| *value > least).count();
+                Some(100.0 * above as f64 / count)
+            }
+            Self::PercentOf(_) => None,
+        }
+    }
+}
+
+impl fmt::Display for Stat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Mean => f.write_str("mean"),
+            Self::Quantile(0.0) => f.write_str("least"),
+            Self::Quantile(1.0) => f.write_str("largest"),
+            Self::Quantile(share) => write!(f, "p{}", share * 100.0),
+            Self::Sum => f.write_str("sum"),
+            Self::Count => f.write_str("count"),
+            Self::Above(value) => write!(f, "above {value}"),
+            Self::PercentOf(other) => write!(f, "percent of {other}"),
+        }
+    }
+}
+
+impl FromStr for Stat {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let unknown =
+            || format!("{text}: mean, p50 (or another), least, largest, sum, count, above N");
+        Ok(match text {
+            "mean" => Self::Mean,
+            "least" => Self::Quantile(0.0),
+            "largest" => Self::LARGEST,
+            "sum" => Self::Sum,
+            "count" => Self::Count,
+            _ => {
+                if let Some(other) = text.strip_prefix("percent of ") {
+                    return Ok(Self::PercentOf(other.to_owned()));
+                }
+                let number = |text: &str| text.parse::<f64>().map_err(|_| unknown());
+                if let Some(value) = text.strip_prefix("above ") {
+                    return Ok(Self::Above(number(value)?));
+                }
+                let percent = number(text.strip_prefix('p').ok_or_else(unknown)?)?;
+                if !(0.0..=100.0).contains(&percent) {
+                    return Err(unknown());
+                }
+                Self::Quantile(percent / 100.0)
+            }
+        })
+    }
+}
+
+impl Serialize for Stat {
+    fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Stat {
+    fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(from)?;
+        text.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+/// One number of each cell.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Column {
+    /// Of which measure.
+    pub measure: String,
+    /// Which number.
+    pub stat: Stat,
+    /// Above it.
+    pub title: String,
+}
+
+impl Column {
+    /// A column.
+    #[must_use]
+    pub fn new(measure: &str, stat: Stat, title: &str) -> Self {
+        Self {
+            measure: measure.to_owned(),
+            stat,
+            title: title.to_owned(),
+        }
+    }
+}
+
+/// A table: a line for each level of its rows, and its columns, once for each level across.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct TableSpec {
+    /// For its file.
+    pub name: String,
+    /// Above it.
+    pub title: String,
+    /// Factors of its lines.
+    pub rows: Vec<String>,
+    /// Factors of its columns.
+    pub across: Vec<String>,
+    /// Numbers of a cell; with factors across it is one.
+    pub columns: Vec<Column>,
+    /// Of which records.
+    pub only: Only,
+}
+
+/// A chart for each level of some factors: curves over a factor, or the distribution of values.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ChartSpec {
+    /// Above it; the levels follow.
+    pub title: String,
+    /// A chart for each of their levels.
+    pub per: Vec<String>,
+    /// A curve for each of their levels.
+    pub across: Vec<String>,
+    /// The factor below; absent: the distribution of all values.
+    pub x: Option<String>,
+    /// What is drawn.
+    pub measure: String,
+    /// Over a factor: which number.
+    pub stat: Option<Stat>,
+    /// Both axes of a curve, or that of a distribution's values, are logarithmic.
+    pub log: bool,
+    /// Of which records.
+    pub only: Only,
+}
+
+/// Levels of a factor compared with one of them.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct EffectSpec {
+    /// Of which measure; less is better.
+    pub measure: String,
+    /// Of which number.
+    pub stat: Stat,
+    /// The factor.
+    pub across: String,
+    /// The level that others are compared with.
+    pub base: String,
+    /// Factors that stay the same.
+    pub rows: Vec<String>,
+    /// Runs of the same number belong together.
+    pub paired: bool,
+    /// Of which records.
+    pub only: Only,
+}
+
+/// How near the other levels of a factor are to one of them.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Agreement {
+    /// Of which measure.
+    pub measure: String,
+    /// Of which number.
+    pub stat: Stat,
+    /// The factor.
+    pub across: String,
+    /// The level that others are compared with.
+    pub base: String,
+    /// Factors that stay the same.
+    pub rows: Vec<String>,
+}
+
+/// Texts of levels.
+#[must_use]
+pub(crate) fn only(factor: &str, levels: &[&str]) -> Only {
+    let levels = levels.iter().map(|&level| level.to_owned()).collect();
+    Only::from([(factor.to_owned(), levels)])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stats_have_names() {
+        for text in [
+            "mean",
+            "least",
+            "p50",
+            "p99.9",
+            "largest",
+            "sum",
+            "count",
+            "above 20",
+            "percent of sent",
+        ] {
+            assert_eq!(text.parse::<Stat>().unwrap().to_string(), text);
+        }
+        for text in ["p101", "p", "median", "above x"] {
+            assert!(text.parse::<Stat>().unwrap_err().contains("p50"), "{text}");
+        }
+    }
+
+    #[test]
+    fn stats_of_values() {
+        let values: Vec<f64> = (1..=100).map(f64::from).collect();
+        let of = |text: &str| text.parse::<Stat>().unwrap().of_values(&values);
+        assert_eq!(of("mean"), Some(50.5));
+        assert_eq!(
+            (of("p50"), of("largest"), of("least")),
+            (Some(50.0), Some(100.0), Some(1.0))
+        );
+        assert_eq!(
+            (of("above 90"), of("sum"), of("count")),
+            (Some(10.0), Some(5050.0), Some(100.0))
+        );
+        // One value in a hundred says nothing of one in a hundred.
+        assert_eq!((of("p99"), of("p95")), (None, Some(95.0)));
+        assert_eq!(Stat::Mean.of_values(&[]), None);
+        let record = |sent: f64, again: f64| {
+            Record::new([("n", "1")], 0)
+                .with("again", again)
+                .with("sent", sent)
+        };
+        let records = [record(50.0, 1.0), record(150.0, 3.0)];
+        assert_eq!(
+            Stat::PercentOf("sent".into()).of(records.iter(), "again"),
+            Some(2.0)
+        );
+    }
+}

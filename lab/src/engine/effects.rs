@@ -1,0 +1,521 @@
+//! What a level of a factor changes against another one: a difference, its interval, and what may be concluded.
+
+use std::{collections::BTreeMap, fmt};
+
+use rand::{RngExt as _, SeedableRng as _, rngs::ChaCha8Rng};
+use rto_testbed::machine::Machine;
+
+use super::{Agreement, Design, EffectSpec, Record, Stat, render::groups};
+use crate::{
+    report::Table,
+    summary::{median, quantile},
+};
+
+/// Draws of a bootstrap.
+const DRAWS: usize = 400;
+/// Of the draws, those that an interval leaves out at either end.
+const TAIL: f64 = 0.025;
+/// Of fewer values nothing is concluded: draws of them cover too little.
+const LEAST: usize = 5;
+/// Where the generator begins: the same records have the same intervals.
+const SEED: u64 = 0x426f_6f74_7374_7261;
+/// Of shares, percent: what nobody acts upon.
+const POINTS: f64 = 1.0;
+
+/// What may be concluded. What is smaller than a jiffy of the machine, or one percent of all, is no difference.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Verdict {
+    /// The whole interval is below that.
+    Better,
+    /// The whole interval is above it.
+    Worse,
+    /// The whole interval is within it.
+    Same,
+    /// The interval is too wide, or there are too few values for one.
+    NotTold,
+}
+
+impl Verdict {
+    fn of(interval: Option<(f64, f64)>, tolerance: f64) -> Self {
+        match interval {
+            Some((low, _)) if low > tolerance => Self::Worse,
+            Some((_, high)) if high < -tolerance => Self::Better,
+            Some((low, high)) if low >= -tolerance && high <= tolerance => Self::Same,
+            _ => Self::NotTold,
+        }
+    }
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Better => "better",
+            Self::Worse => "worse",
+            Self::Same => "no different",
+            Self::NotTold => "not told",
+        })
+    }
+}
+
+/// One line of the table of effects.
+#[derive(Clone, Debug)]
+pub(super) struct Effect {
+    pub(super) rows: Vec<String>,
+    pub(super) level: String,
+    base: f64,
+    value: f64,
+    interval: Option<(f64, f64)>,
+    pub(super) verdict: Verdict,
+}
+
+impl Effect {
+    pub(super) fn difference(&self) -> f64 {
+        self.value - self.base
+    }
+}
+
+/// All of them, in the order of the rows.
+pub(super) fn effects(
+    design: &Design,
+    spec: &EffectSpec,
+    records: &[&Record],
+    machine: &Machine,
+) -> Vec<Effect> {
+    let tolerance = tolerance(design, &spec.measure, machine);
+    let across = std::slice::from_ref(&spec.across);
+    let mut all = Vec::new();
+    let measured = |record: &&&Record| record.values.contains_key(&spec.measure);
+    let of_measure: Vec<&Record> = records.iter().filter(measured).copied().collect();
+    for (rows, records) in groups(design, &of_measure, &spec.rows, &spec.only) {
+        let by_level = groups(design, &records, across, &spec.only);
+        let Some((_, base)) = by_level.iter().find(|(level, _)| level[0] == spec.base) else {
+            continue;
+        };
+        for (level, records) in &by_level {
+            if level[0] == spec.base {
+                continue;
+            }
+            let stat = |records: &[&Record]| spec.stat.of(records.iter().copied(), &spec.measure);
+            let (Some(value), Some(at_base)) = (stat(records), stat(base)) else {
+                continue;
+            };
+            let interval = interval(
+                &spec.stat,
+                &runs(records, &spec.measure),
+                &runs(base, &spec.measure),
+                spec.paired,
+            );
+            all.push(Effect {
+                rows: rows.clone(),
+                level: level[0].clone(),
+                base: at_base,
+                value,
+                interval,
+                verdict: Verdict::of(interval, tolerance),
+            });
+        }
+    }
+    all
+}
+
+/// What is no difference, in the unit of a measure: a jiffy, which timers are made of, or one percent.
+fn tolerance(design: &Design, measure: &str, machine: &Machine) -> f64 {
+    match design.units.get(measure).map(String::as_str) {
+        Some("ms") => jiffy_ms(machine),
+        Some("us") => 1000.0 * jiffy_ms(machine),
+        Some("%") => POINTS,
+        _ => 0.0,
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "some thousand at most")]
+fn jiffy_ms(machine: &Machine) -> f64 {
+    1000.0 / machine.hz as f64
+}
+
+/// Values by number of the run.
+type Runs<'a> = BTreeMap<u32, Vec<&'a [f64]>>;
+
+fn runs<'a>(records: &[&'a Record], measure: &str) -> Runs<'a> {
+    let mut runs = Runs::new();
+    for record in records {
+        if let Some(values) = record.values.get(measure) {
+            runs.entry(record.run).or_default().push(values);
+        }
+    }
+    runs
+}
+
+/// The bounds of the difference that 95 % of the draws are between. Runs are drawn, and of each its values, as those of
+/// one run may be alike. Where runs are paired, both levels draw the same ones.
+fn interval(stat: &Stat, one: &Runs<'_>, base: &Runs<'_>, paired: bool) -> Option<(f64, f64)> {
+    let count = |runs: &Runs<'_>| {
+        runs.values()
+            .flatten()
+            .map(|values| values.len())
+            .sum::<usize>()
+    };
+    if count(one) < LEAST || count(base) < LEAST {
+        return None;
+    }
+    let numbers = |runs: &Runs<'_>| runs.keys().copied().collect::<Vec<u32>>();
+    let (mut of_one, mut of_base) = (numbers(one), numbers(base));
+    if paired {
+        of_one.retain(|number| base.contains_key(number));
+        of_base.clone_from(&of_one);
+    }
+    if of_one.is_empty() || of_base.is_empty() {
+        return None;
+    }
+    let mut rng = ChaCha8Rng::seed_from_u64(SEED);
+    let mut differences = Vec::with_capacity(DRAWS);
+    for _ in 0..DRAWS {
+        let numbers = draw(&of_one, &mut rng);
+        let value = drawn(stat, one, &numbers, &mut rng);
+        let numbers = if paired {
+            numbers
+        } else {
+            draw(&of_base, &mut rng)
+        };
+        let at_base = drawn(stat, base, &numbers, &mut rng);
+        if let (Some(value), Some(at_base)) = (value, at_base) {
+            differences.push(value - at_base);
+        }
+    }
+    Some((
+        quantile(&differences, TAIL)?,
+        quantile(&differences, 1.0 - TAIL)?,
+    ))
+}
+
+/// As many as there are, some of them more than once.
+fn draw<T: Copy>(of: &[T], rng: &mut ChaCha8Rng) -> Vec<T> {
+    of.iter()
+        .map(|_| of[rng.random_range(0..of.len())])
+        .collect()
+}
+
+fn drawn(stat: &Stat, runs: &Runs<'_>, numbers: &[u32], rng: &mut ChaCha8Rng) -> Option<f64> {
+    let mut values = Vec::new();
+    for list in numbers
+        .iter()
+        .filter_map(|number| runs.get(number))
+        .flatten()
+    {
+        values.extend(draw(list, rng));
+    }
+    stat.of_values(&values)
+}
+
+/// The table of effects.
+pub(super) fn table(name: &str, design: &Design, spec: &EffectSpec, effects: &[Effect]) -> Table {
+    let unit = design.units.get(&spec.measure).cloned().unwrap_or_default();
+    let title = format!(
+        "{} ({}{}) against {}: difference with its 95 % interval{}",
+        spec.measure,
+        spec.stat,
+        if unit.is_empty() {
+            String::new()
+        } else {
+            format!(", {unit}")
+        },
+        spec.base,
+        if spec.paired { ", runs paired" } else { "" }
+    );
+    let mut columns: Vec<String> = spec
+        .rows
+        .iter()
+        .map(|factor| design.titled(factor))
+        .collect();
+    columns.push(design.titled(&spec.across));
+    columns.extend(
+        [
+            &*spec.base,
+            "with it",
+            "difference",
+            "from",
+            "to",
+            "verdict",
+        ]
+        .map(str::to_owned),
+    );
+    let mut table = Table::with_columns(name, &title, columns);
+    let number = |value: f64| design.number(&spec.measure, value);
+    for effect in effects {
+        let mut row = effect.rows.clone();
+        row.push(effect.level.clone());
+        row.extend([effect.base, effect.value, effect.difference()].map(number));
+        let bound =
+            |pick: fn((f64, f64)) -> f64| effect.interval.map(pick).map(number).unwrap_or_default();
+        row.extend([
+            bound(|(low, _)| low),
+            bound(|(_, high)| high),
+            effect.verdict.to_string(),
+        ]);
+        table.row(row);
+    }
+    table
+}
+
+/// One sentence: how often each level is better and worse, and where it is worst.
+pub(super) fn headline(design: &Design, spec: &EffectSpec, effects: &[Effect]) -> String {
+    let mut by_level: Vec<(&str, Vec<&Effect>)> = Vec::new();
+    for effect in effects {
+        match by_level
+            .iter_mut()
+            .find(|(level, _)| *level == effect.level)
+        {
+            Some((_, all)) => all.push(effect),
+            None => by_level.push((&effect.level, vec![effect])),
+        }
+    }
+    let unit = design.units.get(&spec.measure).map_or("", String::as_str);
+    let said = by_level.into_iter().map(|(level, all)| {
+        let count = |verdict| all.iter().filter(|effect| effect.verdict == verdict).count();
+        let differences: Vec<f64> = all.iter().map(|effect| effect.difference()).collect();
+        let mut text = format!(
+            "{level} better in {} of {}, worse in {}, no different in {}, not told in {} (median difference {} {unit}",
+            count(Verdict::Better),
+            all.len(),
+            count(Verdict::Worse),
+            count(Verdict::Same),
+            count(Verdict::NotTold),
+            design.number(&spec.measure, median(&differences).unwrap_or(0.0)),
+        );
+        let worse = all.iter().filter(|effect| effect.verdict == Verdict::Worse);
+        if let Some(worst) = worse.max_by(|a, b| a.difference().total_cmp(&b.difference())) {
+            text.push_str(&format!(
+                "; at worst {} {unit} more at {}",
+                design.number(&spec.measure, worst.difference()),
+                worst.rows.join(", ")
+            ));
+        }
+        text.trim_end().to_owned() + ")"
+    });
+    let said: Vec<String> = said.collect();
+    format!(
+        "{}, {}, against {}: {}.",
+        capital(&spec.measure),
+        spec.stat,
+        spec.base,
+        said.join("; ")
+    )
+}
+
+fn capital(text: &str) -> String {
+    let mut letters = text.chars();
+    letters.next().map_or(String::new(), |first| {
+        first.to_uppercase().chain(letters).collect()
+    })
+}
+
+/// Shares of the cells whose difference is at most so much.
+pub(super) fn agreement(
+    design: &Design,
+    spec: &Agreement,
+    records: &[&Record],
+    machine: &Machine,
+) -> Table {
+    let title = format!(
+        "{} ({}), {} against others: share of the cells whose difference is at most so much, %",
+        capital(&spec.measure),
+        spec.stat,
+        spec.base
+    );
+    let columns = [
+        "against",
+        "cells",
+        "a jiffy",
+        "1 %",
+        "5 %",
+        "10 %",
+        "25 %",
+        "median, %",
+        "worst, %",
+    ];
+    let mut table = Table::new("agreement", &title, &columns);
+    let mut by_level: Vec<(String, Vec<(f64, f64)>)> = Vec::new();
+    for (_, records) in groups(design, records, &spec.rows, &Default::default()) {
+        let across = std::slice::from_ref(&spec.across);
+        let cells = groups(design, &records, across, &Default::default());
+        let value = |records: &[&Record]| spec.stat.of(records.iter().copied(), &spec.measure);
+        let base = cells.iter().find(|(level, _)| level[0] == spec.base);
+        let Some(base) = base.and_then(|(_, records)| value(records)) else {
+            continue;
+        };
+        for (level, records) in cells.iter().filter(|(level, _)| level[0] != spec.base) {
+            let Some(other) = value(records) else {
+                continue;
+            };
+            match by_level.iter_mut().find(|(known, _)| *known == level[0]) {
+                Some((_, pairs)) => pairs.push((base, other)),
+                None => by_level.push((level[0].clone(), vec![(base, other)])),
+            }
+        }
+    }
+    let tolerance = tolerance(design, &spec.measure, machine);
+    for (level, pairs) in by_level {
+        let percent: Vec<f64> = pairs
+            .iter()
+            .map(|(m, o)| ((m - o) / o).abs() * 100.0)
+            .collect();
+        let share = |count: usize| (count * 100 / pairs.len()).to_string();
+        let within = |limit: f64| share(percent.iter().filter(|p| **p <= limit).count());
+        let near = pairs
+            .iter()
+            .filter(|(m, o)| (m - o).abs() <= tolerance)
+            .count();
+        table.row([
+            level,
+            pairs.len().to_string(),
+            share(near),
+            within(1.0),
+            within(5.0),
+            within(10.0),
+            within(25.0),
+            format!("{:.1}", median(&percent).unwrap_or(0.0)),
+            format!("{:.0}", quantile(&percent, 1.0).unwrap_or(0.0)),
+        ]);
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::log::tests::machine, *};
+
+    fn design() -> (Design, EffectSpec) {
+        let spec = EffectSpec {
+            measure: "time".to_owned(),
+            stat: Stat::P50,
+            across: "timers".to_owned(),
+            base: "kernel".to_owned(),
+            rows: vec!["lost".to_owned()],
+            paired: false,
+            only: Default::default(),
+        };
+        let design = Design {
+            units: [("time".to_owned(), "ms".to_owned())].into(),
+            effects: vec![spec.clone()],
+            ..Design::default()
+        };
+        (design, spec)
+    }
+
+    /// So many runs of a base around 200 ms, and of another level.
+    fn told(runs: u32, other: impl Fn(u32) -> f64, paired: bool) -> Effect {
+        let (design, mut spec) = design();
+        spec.paired = paired;
+        let record = |timers, run, ms| {
+            Record::new([("lost", "10"), ("timers", timers)], run).with("time", ms)
+        };
+        let records: Vec<Record> = (0..runs)
+            .flat_map(|run| {
+                [
+                    record("kernel", run, 200.0 + f64::from(run)),
+                    record("agent", run, other(run)),
+                ]
+            })
+            .collect();
+        let records: Vec<&Record> = records.iter().collect();
+        let all = effects(&design, &spec, &records, &machine());
+        assert_eq!(all.len(), 1);
+        all[0].clone()
+    }
+
+    #[test]
+    fn one_rule_says_what_is_worse() {
+        assert_eq!(
+            told(11, |run| 20.0 + f64::from(run), false).verdict,
+            Verdict::Better
+        );
+        assert_eq!(
+            told(11, |run| 240.0 + f64::from(run), false).verdict,
+            Verdict::Worse
+        );
+        // Less than a jiffy of 4 ms, in each run.
+        assert_eq!(
+            told(11, |run| 201.0 + f64::from(run), true).verdict,
+            Verdict::Same
+        );
+        // Runs lie 10 ms apart, so that 3 ms are not told without pairs.
+        assert_eq!(
+            told(11, |run| 203.0 + f64::from(run), false).verdict,
+            Verdict::NotTold
+        );
+        // Nor is anything of four runs.
+        let few = told(4, |_| 20.0, false);
+        assert_eq!((few.verdict, few.interval), (Verdict::NotTold, None));
+    }
+
+    #[test]
+    fn nothing_is_found_in_noise() {
+        let mut wrong = 0;
+        for seed in 0..200 {
+            let mut rng = ChaCha8Rng::seed_from_u64(seed);
+            let noise: Vec<f64> = (0..22)
+                .map(|_| 200.0 + 40.0 * rng.random::<f64>())
+                .collect();
+            let value = [&noise[..11], &noise[11..]].map(|half| {
+                let record =
+                    |(run, ms): (u32, &f64)| Record::new([("n", "1")], run).with("time", *ms);
+                (0..).zip(half).map(record).collect::<Vec<_>>()
+            });
+            let [one, base] = value
+                .each_ref()
+                .map(|half| half.iter().collect::<Vec<&Record>>());
+            let bounds = interval(&Stat::P50, &runs(&one, "time"), &runs(&base, "time"), false);
+            let verdict = Verdict::of(bounds, 4.0);
+            wrong += i32::from(matches!(verdict, Verdict::Better | Verdict::Worse));
+        }
+        // A twentieth, had the intervals no tolerance.
+        assert!(wrong <= 10, "{wrong} of 200");
+    }
+
+    #[test]
+    fn the_headline_counts() {
+        let (design, spec) = design();
+        let effects = [
+            told(11, |_| 20.0, false),
+            told(11, |_| 300.0, false),
+            told(3, |_| 1.0, false),
+        ];
+        let text = headline(&design, &spec, &effects);
+        assert!(
+            text.starts_with("Time, p50, against kernel: agent better in 1 of 3, worse in 1, no different in 0, not told in 1"),
+            "{text}"
+        );
+        assert!(text.contains("at worst 95 ms more at 10"), "{text}");
+        let table = table("effects", &design, &spec, &effects).text();
+        assert!(
+            table.contains("better") && table.contains("not told"),
+            "{table}"
+        );
+    }
+
+    #[test]
+    fn agreement_counts_cells() {
+        let (design, _) = design();
+        let spec = Agreement {
+            measure: "time".to_owned(),
+            stat: Stat::P50,
+            across: "by".to_owned(),
+            base: "agent".to_owned(),
+            rows: vec!["lost".to_owned()],
+        };
+        let record = |by, lost, ms| Record::new([("lost", lost), ("by", by)], 0).with("time", ms);
+        let records = [
+            record("agent", "10", 100.0),
+            record("model", "10", 103.0),
+            record("agent", "20", 100.0),
+            record("model", "20", 200.0),
+            record("model", "30", 1.0),
+        ];
+        let records: Vec<&Record> = records.iter().collect();
+        let table = agreement(&design, &spec, &records, &machine());
+        assert_eq!(
+            table.rows,
+            [["model", "2", "50", "0", "50", "50", "50", "26.5", "50"]]
+        );
+    }
+}

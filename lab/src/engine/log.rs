@@ -1,0 +1,281 @@
+//! The log: a manifest, and a line for each run that is done.
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, File},
+    io::Write as _,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context as _, ensure};
+use rto_testbed::machine::Machine;
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+
+use super::Design;
+
+/// What was measured at some levels of the factors.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Record {
+    /// Level of each factor.
+    pub factors: BTreeMap<String, String>,
+    /// Number of the run among those of the same levels.
+    #[serde(default)]
+    pub run: u32,
+    /// Values of each measure. A reference may have a number of it alone, as "latency p50".
+    pub values: BTreeMap<String, Vec<f64>>,
+}
+
+impl Record {
+    /// One without values.
+    #[must_use]
+    pub fn new<'a>(factors: impl IntoIterator<Item = (&'a str, &'a str)>, run: u32) -> Self {
+        let own = |(name, level): (&str, &str)| (name.to_owned(), level.to_owned());
+        Self {
+            factors: factors.into_iter().map(own).collect(),
+            run,
+            values: BTreeMap::new(),
+        }
+    }
+
+    /// With one value more.
+    #[must_use]
+    pub fn with(self, measure: &str, value: f64) -> Self {
+        self.with_all(measure, [value])
+    }
+
+    /// With these values of a measure.
+    #[must_use]
+    pub fn with_all(mut self, measure: &str, values: impl IntoIterator<Item = f64>) -> Self {
+        self.values
+            .insert(measure.to_owned(), values.into_iter().collect());
+        self
+    }
+
+    /// The level of a factor; nothing where it does not vary.
+    #[must_use]
+    pub fn level(&self, factor: &str) -> &str {
+        self.factors.get(factor).map_or("", String::as_str)
+    }
+}
+
+/// What has to be the same, so that runs may stand in one table.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Manifest {
+    /// Version of the format.
+    pub format: u32,
+    /// On what.
+    pub machine: Machine,
+    /// Seed of the order, and of all that is left to chance.
+    pub seed: u64,
+    /// Stands for the list of runs.
+    pub plan: u64,
+    /// What is shown of it.
+    pub design: Design,
+}
+
+impl Manifest {
+    /// The format that this version writes.
+    pub const FORMAT: u32 = 1;
+}
+
+#[derive(Serialize, Deserialize)]
+struct Line<R> {
+    run: R,
+    records: Vec<Record>,
+}
+
+/// A run, and what it gave.
+type Done<R> = (R, Vec<Record>);
+
+/// The file.
+#[derive(Debug)]
+pub struct Log {
+    file: File,
+    path: PathBuf,
+}
+
+impl Log {
+    /// The file of an experiment in a directory.
+    #[must_use]
+    pub fn path(dir: &Path, experiment: &str) -> PathBuf {
+        dir.join(format!("{experiment}.jsonl"))
+    }
+
+    /// Opens or makes it; what was done before. A line that is not whole, as the last one of a killed process may
+    /// be, is not taken.
+    ///
+    /// # Errors
+    ///
+    /// If it is of another experiment, or cannot be read or written.
+    pub(super) fn open<R: DeserializeOwned>(
+        path: &Path,
+        manifest: &Manifest,
+    ) -> anyhow::Result<(Self, Vec<Done<R>>)> {
+        let at = || path.display().to_string();
+        let text = match fs::read_to_string(path) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => String::new(),
+            text => text.with_context(at)?,
+        };
+        let whole = text.rfind('\n').map_or("", |end| &text[..=end]);
+        let mut done = Vec::new();
+        if let Some(first) = whole.lines().next() {
+            let before = serde_json::from_str::<Manifest>(first).ok();
+            ensure!(
+                before.as_ref() == Some(manifest),
+                "{} has runs of another plan, seed, link or machine: name another directory by --out, or \
+                 begin anew by --fresh",
+                path.display()
+            );
+            done = lines(whole, path)?;
+        }
+        let file = File::options()
+            .create(true)
+            .append(true)
+            .open(path)
+            .with_context(at)?;
+        // Nothing is added to half a line.
+        file.set_len(whole.len() as u64).with_context(at)?;
+        let mut log = Self {
+            file,
+            path: path.to_owned(),
+        };
+        if whole.is_empty() {
+            log.line(manifest)?;
+        }
+        Ok((log, done))
+    }
+
+    /// Reads one, whatever experiment it is of.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be read, or is none.
+    pub fn read(path: &Path) -> anyhow::Result<(Manifest, Vec<Record>)> {
+        let at = || path.display().to_string();
+        let text = fs::read_to_string(path).with_context(at)?;
+        let first = text.lines().next().unwrap_or_default();
+        let manifest: Manifest =
+            serde_json::from_str(first).with_context(|| format!("{}: no log of rto-lab", at()))?;
+        ensure!(
+            manifest.format == Manifest::FORMAT,
+            "{}: format {}, this version reads {}",
+            at(),
+            manifest.format,
+            Manifest::FORMAT
+        );
+        let whole = text.rfind('\n').map_or("", |end| &text[..=end]);
+        let done = lines::<serde_json::Value>(whole, path)?;
+        Ok((
+            manifest,
+            done.into_iter().flat_map(|(_, records)| records).collect(),
+        ))
+    }
+
+    /// Adds a run.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be written.
+    pub(super) fn add(&mut self, run: &impl Serialize, records: &[Record]) -> anyhow::Result<()> {
+        self.line(&Line {
+            run,
+            records: records.to_vec(),
+        })
+    }
+
+    fn line(&mut self, value: &impl Serialize) -> anyhow::Result<()> {
+        let line = format!("{}\n", serde_json::to_string(value)?);
+        let whole = self.file.metadata()?.len();
+        let written = self.file.write_all(line.as_bytes());
+        if written.is_err() {
+            // No other line comes after half a one: a disk may have room for the next.
+            let _cut = self.file.set_len(whole);
+        }
+        written.with_context(|| self.path.display().to_string())
+    }
+}
+
+/// Those after the manifest.
+fn lines<R: DeserializeOwned>(text: &str, path: &Path) -> anyhow::Result<Vec<Done<R>>> {
+    let all = (2..).zip(text.lines().skip(1));
+    let parsed = all.map(|(number, line)| {
+        let one: Line<R> = serde_json::from_str(line)
+            .with_context(|| format!("{}, line {number}", path.display()))?;
+        Ok((one.run, one.records))
+    });
+    parsed.collect()
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    pub(in super::super) fn machine() -> Machine {
+        Machine {
+            kernel: "6.18".to_owned(),
+            hz: 250,
+            architecture: "x86_64".to_owned(),
+            processor: "one".to_owned(),
+            cores: 2,
+        }
+    }
+
+    fn manifest(seed: u64) -> Manifest {
+        Manifest {
+            format: Manifest::FORMAT,
+            machine: machine(),
+            seed,
+            plan: 1,
+            design: Design::default(),
+        }
+    }
+
+    fn record(run: u32) -> Record {
+        Record::new([("lost", "10")], run).with("idle", 208.125)
+    }
+
+    #[test]
+    fn what_was_done_is_found_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = Log::path(dir.path(), "trial");
+        let (mut log, before) = Log::open::<u32>(&path, &manifest(1)).unwrap();
+        assert_eq!(before, []);
+        log.add(&0, &[record(0)]).unwrap();
+        drop(log);
+        // Killed in the middle of a line.
+        let mut file = File::options().append(true).open(&path).unwrap();
+        file.write_all(b"{\"run\":").unwrap();
+        assert_eq!(Log::read(&path).unwrap().1, [record(0)]);
+        let (mut log, before) = Log::open::<u32>(&path, &manifest(1)).unwrap();
+        assert_eq!(before, [(0, vec![record(0)])]);
+        log.add(&1, &[record(1)]).unwrap();
+        let (_, before) = Log::open::<u32>(&path, &manifest(1)).unwrap();
+        assert_eq!(before.len(), 2);
+        assert_eq!(
+            Log::read(&path).unwrap(),
+            (manifest(1), vec![record(0), record(1)])
+        );
+    }
+
+    #[test]
+    fn runs_of_another_experiment_are_not_mixed_in() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = Log::path(dir.path(), "trial");
+        let (mut log, _) = Log::open::<u32>(&path, &manifest(1)).unwrap();
+        log.add(&0, &[record(0)]).unwrap();
+        let before = fs::read_to_string(&path).unwrap();
+        let error = Log::open::<u32>(&path, &manifest(2))
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("--out") && error.contains("--fresh"),
+            "{error}"
+        );
+        assert_eq!(fs::read_to_string(&path).unwrap(), before);
+        fs::write(&path, format!("{before}nonsense\n")).unwrap();
+        let error = format!("{:#}", Log::open::<u32>(&path, &manifest(1)).unwrap_err());
+        assert!(error.contains("line 3"), "{error}");
+        fs::write(&path, "nonsense\n").unwrap();
+        assert!(Log::read(&path).unwrap_err().to_string().contains("no log"));
+    }
+}

@@ -1,0 +1,24 @@
+//! The engine of all experiments.
+//!
+//! An [`Experiment`] says what varies (*factors*), makes testbeds, and measures one run in one of them. The engine runs
+//! all of it in an order of the seed, several runs at once, and writes each into a log of JSON lines as soon as it is
+//! done: an experiment that was broken off continues from there. A run gives [`Record`]s: levels of the factors, and
+//! the values measured there, as they were measured.
+//!
+//! The first line of the log is its [`Manifest`]: the machine, the seed, and the [`Design`], which says what tables,
+//! charts and effects are wanted. So a report is made from the log alone, at any time ([`report`]), and so are the
+//! differences of two logs ([`compare`]). Nothing else draws conclusions: an effect is a difference with an interval,
+//! and one rule says what is worse ([`Verdict`]).
+
+mod design;
+mod effects;
+mod log;
+mod render;
+mod runner;
+
+pub(crate) use design::only;
+pub use design::{Agreement, ChartSpec, Column, Design, EffectSpec, Only, Stat, TableSpec};
+pub use effects::Verdict;
+pub use log::{Log, Manifest, Record};
+pub use render::{compare, report};
+pub use runner::{Experiment, Options, run, seed_of};

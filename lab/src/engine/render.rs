@@ -1,0 +1,545 @@
+//! Records as tables, charts and one sentence.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use anyhow::ensure;
+use rto_model::chart::{Axis, Chart, Legend, Series};
+use rto_testbed::machine::Machine;
+
+use super::{ChartSpec, Design, Manifest, Only, Record, TableSpec, effects};
+use crate::report::{Report, Table};
+
+/// Points of the curve of a distribution.
+const POINTS: usize = 200;
+
+/// The report of a log.
+#[must_use]
+pub fn report(manifest: &Manifest, records: &[Record]) -> Report {
+    let Manifest {
+        machine,
+        seed,
+        design,
+        ..
+    } = manifest;
+    let measured: Vec<&Record> = records.iter().collect();
+    let all: Vec<&Record> = records.iter().chain(&design.references).collect();
+    let mut report = Report {
+        name: design.name.clone(),
+        question: design.question.clone(),
+        machine: machine.clone(),
+        seed: *seed,
+        method: design.method.clone(),
+        findings: Vec::new(),
+        tables: Vec::new(),
+        charts: charts(design, &all),
+    };
+    conclude(&mut report, design, &measured, machine);
+    let agreements = design.agreements.iter();
+    report
+        .tables
+        .extend(agreements.map(|spec| effects::agreement(design, spec, &all, machine)));
+    report
+        .tables
+        .extend(design.tables.iter().map(|spec| table(design, spec, &all)));
+    report.tables.retain(|table| !table.rows.is_empty());
+    report
+}
+
+/// Effects, and a sentence for each kind of them.
+fn conclude(report: &mut Report, design: &Design, records: &[&Record], machine: &Machine) {
+    for (number, spec) in design.effects.iter().enumerate() {
+        let all = effects::effects(design, spec, records, machine);
+        if all.is_empty() {
+            continue;
+        }
+        report.findings.push(effects::headline(design, spec, &all));
+        let name = match number {
+            0 => "effects".to_owned(),
+            _ => format!("effects-{}", spec.measure.replace(' ', "-")),
+        };
+        report
+            .tables
+            .push(effects::table(&name, design, spec, &all));
+    }
+}
+
+/// Two logs of one experiment next to each other; the first is what the second is compared with.
+///
+/// # Errors
+///
+/// If they are of different experiments.
+pub fn compare(
+    one: (&str, &Manifest, &[Record]),
+    other: (&str, &Manifest, &[Record]),
+) -> anyhow::Result<Report> {
+    const LOG: &str = "log";
+    let designs = [&one.1.design, &other.1.design];
+    ensure!(
+        designs[0].name == designs[1].name,
+        "{} and {}: different experiments",
+        designs[0].name,
+        designs[1].name
+    );
+    let names = match one.0 == other.0 {
+        true => ["A".to_owned(), "B".to_owned()],
+        false => [one.0, other.0].map(str::to_owned),
+    };
+    let both = [one, other]
+        .into_iter()
+        .zip(&names)
+        .flat_map(|((_, _, records), name)| {
+            records.iter().map(move |record| {
+                let mut record = record.clone();
+                record.factors.insert(LOG.to_owned(), name.clone());
+                record
+            })
+        });
+    let both: Vec<Record> = both.collect();
+    let mut design = designs[0].clone();
+    design.levels.insert(LOG.to_owned(), names.to_vec());
+    for spec in &mut design.effects {
+        spec.rows
+            .push(std::mem::replace(&mut spec.across, LOG.to_owned()));
+        spec.base.clone_from(&names[0]);
+        spec.paired = false;
+    }
+    for table in &mut design.tables {
+        // Where lines have all factors, the logs are lines below each other.
+        let to = if table.across.is_empty() {
+            &mut table.rows
+        } else {
+            &mut table.across
+        };
+        to.push(LOG.to_owned());
+    }
+    design
+        .charts
+        .iter_mut()
+        .for_each(|chart| chart.across.push(LOG.to_owned()));
+    let method = [one, other]
+        .into_iter()
+        .zip(&names)
+        .map(|((_, manifest, _), name)| {
+            (
+                name.clone(),
+                format!("{}; seed {}", manifest.machine.describe(), manifest.seed),
+            )
+        });
+    let all: Vec<&Record> = both.iter().collect();
+    let mut report = Report {
+        name: format!("{}-compared", design.name),
+        question: design.question.clone(),
+        machine: one.1.machine.clone(),
+        seed: one.1.seed,
+        method: method.collect(),
+        findings: Vec::new(),
+        tables: Vec::new(),
+        charts: charts(&design, &all),
+    };
+    // The coarser of both jiffies.
+    let machine = if one.1.machine.hz < other.1.machine.hz {
+        &one.1.machine
+    } else {
+        &other.1.machine
+    };
+    conclude(&mut report, &design, &all, machine);
+    report
+        .tables
+        .extend(design.tables.iter().map(|spec| table(&design, spec, &all)));
+    report.tables.retain(|table| !table.rows.is_empty());
+    Ok(report)
+}
+
+impl Design {
+    /// "lost, ms".
+    pub(super) fn titled(&self, name: &str) -> String {
+        match self.units.get(name) {
+            Some(unit) => format!("{name}, {unit}"),
+            None => name.to_owned(),
+        }
+    }
+
+    /// A value of a measure, to what is worth telling.
+    pub(super) fn number(&self, measure: &str, value: f64) -> String {
+        let digits = match self.units.get(measure).map(String::as_str) {
+            Some("us") => 0,
+            Some("%") => 2,
+            _ if value.abs() < 1.0 => 2,
+            _ => 1,
+        };
+        let text = format!("{value:.digits$}");
+        let text = match text.contains('.') {
+            true => text.trim_end_matches('0').trim_end_matches('.'),
+            false => &text,
+        };
+        // No negative zero.
+        if text == "-0" {
+            "0".to_owned()
+        } else {
+            text.to_owned()
+        }
+    }
+
+    /// Levels of a factor in their order.
+    fn sorted(&self, factor: &str, levels: BTreeSet<&str>) -> Vec<String> {
+        let known = self.levels.get(factor);
+        let place = |level: &str| known.and_then(|known| known.iter().position(|one| one == level));
+        let mut levels: Vec<&str> = levels.into_iter().collect();
+        let number = |level: &str| level.parse::<f64>().unwrap_or(f64::MAX);
+        levels.sort_by(|a, b| {
+            let places = place(a)
+                .unwrap_or(usize::MAX)
+                .cmp(&place(b).unwrap_or(usize::MAX));
+            places.then(number(a).total_cmp(&number(b)))
+        });
+        levels.into_iter().map(str::to_owned).collect()
+    }
+}
+
+/// Records of each combination of levels that there is, in the order of the levels; of no factors all of them.
+pub(super) fn groups<'a>(
+    design: &Design,
+    records: &[&'a Record],
+    factors: &[String],
+    only: &Only,
+) -> Vec<(Vec<String>, Vec<&'a Record>)> {
+    let places: Vec<BTreeMap<String, usize>> = factors
+        .iter()
+        .map(|factor| {
+            let levels = records.iter().map(|record| record.level(factor)).collect();
+            design.sorted(factor, levels).into_iter().zip(0..).collect()
+        })
+        .collect();
+    let mut groups: BTreeMap<Vec<usize>, (Vec<String>, Vec<&Record>)> = BTreeMap::new();
+    for &record in records {
+        let is_meant = |(factor, levels): (&String, &Vec<String>)| {
+            levels.iter().any(|one| one == record.level(factor))
+        };
+        if !only.iter().all(is_meant) {
+            continue;
+        }
+        let levels: Vec<String> = factors
+            .iter()
+            .map(|factor| record.level(factor).to_owned())
+            .collect();
+        let place = levels
+            .iter()
+            .zip(&places)
+            .filter_map(|(level, places)| places.get(level).copied());
+        let group = groups
+            .entry(place.collect())
+            .or_insert_with(|| (levels, Vec::new()));
+        group.1.push(record);
+    }
+    groups.into_values().collect()
+}
+
+/// Lines by rows, columns by levels across.
+fn table(design: &Design, spec: &TableSpec, records: &[&Record]) -> Table {
+    let of_it = |record: &&&Record| {
+        let has = |measure: &str| {
+            let mut names = record.values.keys();
+            names.any(|name| {
+                name.strip_prefix(measure)
+                    .is_some_and(|rest| rest.is_empty() || rest.starts_with(' '))
+            })
+        };
+        spec.columns.iter().any(|column| has(&column.measure))
+    };
+    let records: Vec<&Record> = records.iter().filter(of_it).copied().collect();
+    let across: Vec<Vec<String>> = groups(design, &records, &spec.across, &spec.only)
+        .into_iter()
+        .map(|(levels, _)| levels)
+        .collect();
+    let mut columns: Vec<String> = spec
+        .rows
+        .iter()
+        .map(|factor| design.titled(factor))
+        .collect();
+    for levels in &across {
+        columns.extend(spec.columns.iter().map(|column| {
+            match (levels.is_empty(), spec.columns.len()) {
+                (true, _) => column.title.clone(),
+                (false, 1) => levels.join(", "),
+                (false, _) => format!("{}, {}", levels.join(", "), column.title),
+            }
+        }));
+    }
+    let mut table = Table::with_columns(&spec.name, &spec.title, columns);
+    for (levels, records) in groups(design, &records, &spec.rows, &spec.only) {
+        let cells = groups(design, &records, &spec.across, &spec.only);
+        let mut row = levels;
+        for levels in &across {
+            let records = cells.iter().find(|(known, _)| known == levels);
+            for column in &spec.columns {
+                let value = records.and_then(|(_, records)| value(column, records));
+                row.push(
+                    value
+                        .map(|value| design.number(&column.measure, value))
+                        .unwrap_or_default(),
+                );
+            }
+        }
+        table.row(row);
+    }
+    table
+}
+
+/// What was measured, or what a reference says.
+fn value(column: &super::Column, records: &[&Record]) -> Option<f64> {
+    let measured = column.stat.of(records.iter().copied(), &column.measure);
+    let reference = format!("{} {}", column.measure, column.stat);
+    measured.or_else(|| {
+        records
+            .iter()
+            .find_map(|one| one.values.get(&reference)?.first().copied())
+    })
+}
+
+fn charts(design: &Design, records: &[&Record]) -> Vec<Chart> {
+    let mut charts = Vec::new();
+    for spec in &design.charts {
+        let of_it = |record: &&&Record| record.values.contains_key(&spec.measure);
+        let records: Vec<&Record> = records.iter().filter(of_it).copied().collect();
+        for (levels, records) in groups(design, &records, &spec.per, &spec.only) {
+            let series = groups(design, &records, &spec.across, &spec.only);
+            let series = series.into_iter().map(|(levels, records)| {
+                let points = match &spec.x {
+                    Some(x) => curve(design, spec, x, &records),
+                    None => distribution(spec, &records),
+                };
+                Series::line(&levels.join(", "), points)
+            });
+            let mut series: Vec<Series> = series.collect();
+            // A point is no curve.
+            series.retain(|series| series.points.len() > 1);
+            if series.is_empty() {
+                continue;
+            }
+            let mut title = vec![spec.title.clone(), levels.join(", ")];
+            title.retain(|part| !part.is_empty());
+            let axis = |name: &str| match design.units.get(name).map(String::as_str) {
+                Some("ms") => Axis::ms(name.to_owned()),
+                Some("us") => Axis::us(name.to_owned()),
+                Some("%") => Axis::percent(name.to_owned()),
+                _ => Axis::number(name.to_owned()),
+            };
+            let (x, y) = match &spec.x {
+                Some(x) => (axis(x), axis(&spec.measure)),
+                None => (axis(&spec.measure), Axis::percent("at most so much")),
+            };
+            charts.push(Chart {
+                title: title.join(": "),
+                x,
+                y,
+                log_x: spec.log,
+                log_y: spec.log && spec.x.is_some(),
+                legend: if spec.x.is_some() {
+                    Legend::UpperLeft
+                } else {
+                    Legend::LowerRight
+                },
+                series,
+            });
+        }
+    }
+    charts
+}
+
+fn curve(design: &Design, spec: &ChartSpec, x: &str, records: &[&Record]) -> Vec<(f64, f64)> {
+    let at = groups(
+        design,
+        records,
+        std::slice::from_ref(&x.to_owned()),
+        &spec.only,
+    );
+    let stat = spec.stat.clone().unwrap_or(super::Stat::P50);
+    let points = at.into_iter().filter_map(|(level, records)| {
+        Some((
+            level[0].parse().ok()?,
+            stat.of(records.iter().copied(), &spec.measure)?,
+        ))
+    });
+    points.collect()
+}
+
+/// The share of values that are at most so much, percent.
+#[expect(clippy::cast_precision_loss, reason = "thousands of values")]
+fn distribution(spec: &ChartSpec, records: &[&Record]) -> Vec<(f64, f64)> {
+    let lists = records
+        .iter()
+        .filter_map(|record| record.values.get(&spec.measure));
+    let mut values: Vec<f64> = lists.flatten().copied().collect();
+    values.sort_by(f64::total_cmp);
+    let count = values.len();
+    let step = (count / POINTS).max(1);
+    let last = count.saturating_sub(1);
+    let points = values.iter().enumerate();
+    let points = points.filter(|(n, _)| n % step == 0 || *n == last);
+    points
+        .map(|(n, value)| (*value, 100.0 * (n + 1) as f64 / count as f64))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        super::{Column, EffectSpec, Stat, design::only, log::tests::machine},
+        *,
+    };
+
+    fn manifest() -> Manifest {
+        let rows = vec!["lost".to_owned()];
+        let across = vec!["timers".to_owned()];
+        let spec = |name: &str, across: Vec<String>, columns| TableSpec {
+            name: name.to_owned(),
+            title: name.to_owned(),
+            rows: rows.clone(),
+            across,
+            columns,
+            only: Only::new(),
+        };
+        let long = vec![
+            Column::new("time", Stat::P50, "p50"),
+            Column::new("time", Stat::Count, "requests"),
+        ];
+        Manifest {
+            format: Manifest::FORMAT,
+            machine: machine(),
+            seed: 1,
+            plan: 1,
+            design: Design {
+                name: "trial".to_owned(),
+                question: "Does it pay?".to_owned(),
+                levels: [(
+                    "timers".to_owned(),
+                    ["kernel", "agent"].map(str::to_owned).to_vec(),
+                )]
+                .into(),
+                units: [("time", "ms"), ("lost", "ms")]
+                    .map(|(a, b)| (a.to_owned(), b.to_owned()))
+                    .into(),
+                effects: vec![EffectSpec {
+                    measure: "time".to_owned(),
+                    stat: Stat::P50,
+                    across: "timers".to_owned(),
+                    base: "kernel".to_owned(),
+                    rows: rows.clone(),
+                    paired: false,
+                    only: Only::new(),
+                }],
+                tables: vec![
+                    spec(
+                        "medians",
+                        across.clone(),
+                        vec![Column::new("time", Stat::P50, "")],
+                    ),
+                    TableSpec {
+                        only: only("timers", &["agent"]),
+                        ..spec("long", Vec::new(), long)
+                    },
+                ],
+                charts: vec![
+                    ChartSpec {
+                        title: "over".to_owned(),
+                        across: across.clone(),
+                        x: Some("lost".to_owned()),
+                        measure: "time".to_owned(),
+                        ..ChartSpec::default()
+                    },
+                    ChartSpec {
+                        per: rows,
+                        across,
+                        measure: "time".to_owned(),
+                        ..ChartSpec::default()
+                    },
+                ],
+                references: vec![
+                    Record::new([("lost", "9"), ("timers", "published")], 0).with("time p50", 7.0),
+                ],
+                ..Design::default()
+            },
+        }
+    }
+
+    fn records(agent_ms: f64) -> Vec<Record> {
+        let mut all = Vec::new();
+        for lost in ["100", "9"] {
+            for run in 0..6 {
+                for (timers, ms) in [("agent", agent_ms), ("kernel", 208.0)] {
+                    let record = Record::new([("lost", lost), ("timers", timers)], run);
+                    all.push(record.with_all("time", [ms, ms + f64::from(run) / 4.0]));
+                }
+            }
+        }
+        all
+    }
+
+    #[test]
+    fn a_report_is_made_of_records() {
+        let report = report(&manifest(), &records(16.0));
+        assert_eq!(report.findings.len(), 1);
+        assert!(
+            report.findings[0].contains("agent better in 2 of 2"),
+            "{:?}",
+            report.findings
+        );
+        let names: Vec<&str> = report
+            .tables
+            .iter()
+            .map(|table| table.name.as_str())
+            .collect();
+        assert_eq!(names, ["effects", "medians", "long"]);
+        let medians = &report.tables[1];
+        assert_eq!(
+            medians.columns,
+            ["lost, ms", "kernel", "agent", "published"]
+        );
+        // Numbers rise, and what was published stands beside.
+        assert_eq!(
+            medians.rows,
+            [["9", "208", "16", "7"], ["100", "208", "16", ""]]
+        );
+        let long = &report.tables[2];
+        assert_eq!(long.columns, ["lost, ms", "p50", "requests"]);
+        assert_eq!(long.rows, [["9", "16", "12"], ["100", "16", "12"]]);
+        assert_eq!(report.charts.len(), 3);
+        for chart in &report.charts {
+            rto_model::chart::svg(std::slice::from_ref(chart)).unwrap();
+        }
+    }
+
+    #[test]
+    fn two_logs_next_to_each_other() {
+        let (manifest, slow, fast) = (manifest(), records(40.0), records(16.0));
+        let report = compare(("a", &manifest, &slow), ("b", &manifest, &fast)).unwrap();
+        let effects = &report.tables[0];
+        assert_eq!(effects.columns[..3], ["lost, ms", "timers", "log"]);
+        let verdict = |timers: &str| {
+            let of = effects.rows.iter().filter(|row| row[1] == timers);
+            of.map(|row| row.last().unwrap().as_str())
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(
+            (verdict("kernel"), verdict("agent")),
+            (vec!["no different"; 2], vec!["better"; 2])
+        );
+        let mut other = manifest.clone();
+        other.design.name = "other".to_owned();
+        assert!(compare(("a", &manifest, &slow), ("b", &other, &fast)).is_err());
+    }
+
+    #[test]
+    fn numbers_tell_what_is_worth_telling() {
+        let design = manifest().design;
+        for (value, text) in [
+            (207.54, "207.5"),
+            (208.0, "208"),
+            (0.054, "0.05"),
+            (-0.001, "0"),
+            (100.0, "100"),
+        ] {
+            assert_eq!(design.number("time", value), text);
+        }
+    }
+}

@@ -1,0 +1,445 @@
+//! Runs what is not done yet: several runs at once, each in a testbed of its kind.
+
+use std::{
+    fs,
+    path::Path,
+    sync::{Condvar, Mutex, MutexGuard, PoisonError},
+    thread,
+    time::Duration,
+};
+
+use anyhow::Context as _;
+use indicatif::{ProgressBar, ProgressStyle};
+use rand::{SeedableRng as _, rngs::ChaCha8Rng, seq::SliceRandom as _};
+use rto_testbed::machine::Machine;
+use serde::{Serialize, de::DeserializeOwned};
+
+use super::{Design, Log, Manifest, Record, render};
+use crate::{interrupt, report::Report};
+
+/// What varies, where it is measured, and how.
+pub trait Experiment: Sync {
+    /// A run: levels of the factors, and its number.
+    type Run: Clone + PartialEq + Serialize + DeserializeOwned + Send + Sync;
+    /// What all testbeds share: agents.
+    type Shared;
+    /// Namespaces, a link, a server.
+    type Testbed;
+    /// What one run at a time has of a testbed: the link, and a client.
+    type Seat<'a>: Send;
+
+    /// What is asked, and how records are shown.
+    fn design(&self) -> Design;
+
+    /// All runs.
+    fn runs(&self) -> Vec<Self::Run>;
+
+    /// Makes what testbeds share.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be made.
+    fn share(&self) -> anyhow::Result<Self::Shared>;
+
+    /// How many testbeds there are of each kind.
+    fn testbeds(&self) -> Vec<usize>;
+
+    /// Makes one of a kind. Its number tells its link from others.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be made.
+    fn testbed(
+        &self,
+        shared: &Self::Shared,
+        kind: usize,
+        number: u8,
+    ) -> anyhow::Result<Self::Testbed>;
+
+    /// Its seats: so many runs at once.
+    fn seats<'a>(&self, testbed: &'a mut Self::Testbed) -> Vec<Self::Seat<'a>>;
+
+    /// Which kind of testbed a run needs.
+    fn kind(&self, run: &Self::Run) -> usize;
+
+    /// Measures a run.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be measured; all others end then.
+    fn measure(&self, seat: &mut Self::Seat<'_>, run: &Self::Run) -> anyhow::Result<Vec<Record>>;
+
+    /// How long it takes, about.
+    fn expected(&self, run: &Self::Run) -> Duration;
+
+    /// Which share of the machine a run needs, 0 to 1: what disturbs others is not begun beside them.
+    fn load(&self, _run: &Self::Run) -> f64 {
+        0.0
+    }
+}
+
+/// How to run it.
+#[derive(Clone, Copy, Debug)]
+pub struct Options<'a> {
+    /// Of the order.
+    pub seed: u64,
+    /// Runs at once.
+    pub jobs: usize,
+    /// Where the log goes.
+    pub out: &'a Path,
+    /// Forget the runs that are there.
+    pub fresh: bool,
+}
+
+/// Of all that is left to chance in a run, or a part of it: the same value gives the same seed.
+#[must_use]
+pub fn seed_of(seed: u64, value: &impl Serialize) -> u64 {
+    // FNV-1a.
+    const PRIME: u64 = 0x0100_0000_01b3;
+    let text = serde_json::to_vec(value).unwrap_or_default();
+    let mix = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(PRIME);
+    text.iter().fold(seed ^ 0xcbf2_9ce4_8422_2325, mix)
+}
+
+/// Measures what is not measured yet, and reports.
+///
+/// # Errors
+///
+/// If something cannot be made or measured; the runs that are done are kept.
+pub fn run<E: Experiment>(experiment: &E, options: &Options<'_>) -> anyhow::Result<Report> {
+    let design = experiment.design();
+    let mut left = experiment.runs();
+    let manifest = Manifest {
+        format: Manifest::FORMAT,
+        machine: Machine::here()?,
+        seed: options.seed,
+        plan: seed_of(0, &left),
+        design,
+    };
+    fs::create_dir_all(options.out).with_context(|| options.out.display().to_string())?;
+    let path = Log::path(options.out, &manifest.design.name);
+    if options.fresh && path.exists() {
+        fs::remove_file(&path).with_context(|| path.display().to_string())?;
+    }
+    let (mut log, done) = Log::open::<E::Run>(&path, &manifest)?;
+    left.shuffle(&mut ChaCha8Rng::seed_from_u64(options.seed));
+    left.retain(|run| !done.iter().any(|(done, _)| done == run));
+    let (now, before) = (left.len(), done.len());
+    let mut records: Vec<Record> = done.into_iter().flat_map(|(_, records)| records).collect();
+    if !left.is_empty() {
+        records.extend(measure(experiment, options, left, &mut log)?);
+    }
+    let mut report = render::report(&manifest, &records);
+    let counts = format!("{now}, {before}");
+    report.method.push((
+        "runs measured now, and taken over from before".to_owned(),
+        counts,
+    ));
+    Ok(report)
+}
+
+/// What threads share.
+struct State<'a, R> {
+    left: Vec<R>,
+    running: usize,
+    load: f64,
+    log: &'a mut Log,
+    records: Vec<Record>,
+}
+
+struct Pool<'a, E: Experiment> {
+    experiment: &'a E,
+    jobs: usize,
+    state: Mutex<State<'a, E::Run>>,
+    changed: Condvar,
+    bar: ProgressBar,
+}
+
+fn measure<E: Experiment>(
+    experiment: &E,
+    options: &Options<'_>,
+    left: Vec<E::Run>,
+    log: &mut Log,
+) -> anyhow::Result<Vec<Record>> {
+    let shared = experiment.share()?;
+    let mut testbeds = Vec::new();
+    for (kind, count) in experiment.testbeds().into_iter().enumerate() {
+        let runs = left
+            .iter()
+            .filter(|run| experiment.kind(run) == kind)
+            .count();
+        for _ in 0..count.min(runs) {
+            interrupt::check()?;
+            let number = u8::try_from(testbeds.len()).context("more testbeds than addresses")?;
+            testbeds.push((kind, experiment.testbed(&shared, kind, number)?));
+        }
+    }
+    // The bar goes by the time that runs are expected to take.
+    let bar = ProgressBar::new(
+        left.iter()
+            .map(|run| millis(experiment.expected(run)))
+            .sum(),
+    );
+    let style = format!(
+        "{{bar:40}} {{percent}} %, {{eta}} left of {} runs",
+        left.len()
+    );
+    bar.set_style(ProgressStyle::with_template(&style)?);
+    bar.enable_steady_tick(Duration::from_millis(500));
+    let state = State {
+        left,
+        running: 0,
+        load: 0.0,
+        log,
+        records: Vec::new(),
+    };
+    let pool = Pool {
+        experiment,
+        jobs: options.jobs.max(1),
+        state: Mutex::new(state),
+        changed: Condvar::new(),
+        bar,
+    };
+    thread::scope(|scope| -> anyhow::Result<()> {
+        let seats = testbeds.iter_mut().flat_map(|(kind, testbed)| {
+            let seats = experiment.seats(testbed).into_iter();
+            seats.map(|seat| (*kind, seat))
+        });
+        let workers: Vec<_> = seats
+            .map(|(kind, seat)| {
+                let pool = &pool;
+                scope.spawn(move || pool.work(kind, seat))
+            })
+            .collect();
+        // All of them are waited for, also after an error.
+        let ended: Vec<_> = workers
+            .into_iter()
+            .map(thread::ScopedJoinHandle::join)
+            .collect();
+        let mut ended = ended.into_iter();
+        ended.try_for_each(|ended| ended.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+    })?;
+    pool.bar.finish_and_clear();
+    let state = pool
+        .state
+        .into_inner()
+        .unwrap_or_else(PoisonError::into_inner);
+    Ok(state.records)
+}
+
+impl<'a, E: Experiment> Pool<'a, E> {
+    /// Run after run, until there are none left for this kind.
+    fn work(&self, kind: usize, mut seat: E::Seat<'_>) -> anyhow::Result<()> {
+        // When one fails, the others end what they have begun.
+        let unfinished = Unfinished(self);
+        while let Some(run) = self.take(kind) {
+            interrupt::check()?;
+            let measured = self.experiment.measure(&mut seat, &run)?;
+            let mut state = self.lock();
+            state.running -= 1;
+            state.load -= self.experiment.load(&run);
+            state.log.add(&run, &measured)?;
+            state.records.extend(measured);
+            drop(state);
+            self.changed.notify_all();
+            self.bar.inc(millis(self.experiment.expected(&run)));
+        }
+        std::mem::forget(unfinished);
+        Ok(())
+    }
+
+    /// The next run of a kind, when it may begin; `None` if there are none left.
+    fn take(&self, kind: usize) -> Option<E::Run> {
+        let mut state = self.lock();
+        loop {
+            let is_ready = |run: &E::Run| {
+                let load = self.experiment.load(run);
+                let is_room = state.running < self.jobs && state.load + load <= 1.0;
+                self.experiment.kind(run) == kind && (is_room || state.running == 0)
+            };
+            if let Some(next) = state.left.iter().position(is_ready) {
+                let run = state.left.remove(next);
+                state.running += 1;
+                state.load += self.experiment.load(&run);
+                return Some(run);
+            }
+            if !state
+                .left
+                .iter()
+                .any(|run| self.experiment.kind(run) == kind)
+            {
+                return None;
+            }
+            state = self
+                .changed
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State<'a, E::Run>> {
+        // What others hold is whole also after a panic of theirs.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+struct Unfinished<'a, 'b, E: Experiment>(&'a Pool<'b, E>);
+
+impl<E: Experiment> Drop for Unfinished<'_, '_, E> {
+    fn drop(&mut self) {
+        self.0.lock().left.clear();
+        self.0.changed.notify_all();
+    }
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use anyhow::ensure;
+
+    use super::*;
+
+    /// Counts runs at once; fails where it is told to.
+    struct Trial {
+        fails_at: Option<u32>,
+        running: AtomicUsize,
+        most: AtomicUsize,
+        load: f64,
+    }
+
+    impl Experiment for Trial {
+        type Run = (usize, u32);
+        type Shared = ();
+        type Testbed = usize;
+        type Seat<'a> = &'a usize;
+
+        fn design(&self) -> Design {
+            Design {
+                name: "trial".to_owned(),
+                ..Design::default()
+            }
+        }
+
+        fn runs(&self) -> Vec<Self::Run> {
+            (0..40)
+                .map(|number| (usize::from(number % 4 == 0), number))
+                .collect()
+        }
+
+        fn share(&self) -> anyhow::Result<()> {
+            Ok(())
+        }
+
+        fn testbeds(&self) -> Vec<usize> {
+            vec![2, 1]
+        }
+
+        fn seats<'a>(&self, testbed: &'a mut usize) -> Vec<&'a usize> {
+            vec![&*testbed; if *testbed == 0 { 3 } else { 1 }]
+        }
+
+        fn testbed(&self, (): &(), kind: usize, _: u8) -> anyhow::Result<usize> {
+            Ok(kind)
+        }
+
+        fn kind(&self, run: &Self::Run) -> usize {
+            run.0
+        }
+
+        fn measure(&self, seat: &mut &usize, run: &Self::Run) -> anyhow::Result<Vec<Record>> {
+            ensure!(self.fails_at != Some(run.1), "it fails");
+            assert_eq!(**seat, run.0);
+            let running = self.running.fetch_add(1, Ordering::SeqCst) + 1;
+            self.most.fetch_max(running, Ordering::SeqCst);
+            thread::sleep(Duration::from_millis(1));
+            self.running.fetch_sub(1, Ordering::SeqCst);
+            Ok(vec![Record::new([], run.1).with("n", f64::from(run.1))])
+        }
+
+        fn expected(&self, _: &Self::Run) -> Duration {
+            Duration::from_millis(1)
+        }
+
+        fn load(&self, _: &Self::Run) -> f64 {
+            self.load
+        }
+    }
+
+    fn trial(fails_at: Option<u32>, load: f64) -> Trial {
+        Trial {
+            fails_at,
+            running: AtomicUsize::new(0),
+            most: AtomicUsize::new(0),
+            load,
+        }
+    }
+
+    #[test]
+    fn every_run_once_and_the_rest_after_a_failure() {
+        let dir = tempfile::tempdir().unwrap();
+        let options = Options {
+            seed: 1,
+            jobs: 4,
+            out: dir.path(),
+            fresh: false,
+        };
+        let error = run(&trial(Some(7), 0.0), &options).unwrap_err();
+        assert_eq!(error.to_string(), "it fails");
+        let path = Log::path(dir.path(), "trial");
+        let kept = Log::read(&path).unwrap().1.len();
+        assert!(kept < 40, "{kept}");
+        let whole = trial(None, 0.0);
+        let report = run(&whole, &options).unwrap();
+        assert_eq!(report.method[0].1, format!("{}, {kept}", 40 - kept));
+        assert!(whole.most.load(Ordering::SeqCst) <= 4);
+        let mut numbers: Vec<u32> = Log::read(&path)
+            .unwrap()
+            .1
+            .iter()
+            .map(|record| record.run)
+            .collect();
+        numbers.sort_unstable();
+        assert_eq!(numbers, (0..40).collect::<Vec<u32>>());
+        // Of another seed it is another experiment, unless it begins anew.
+        let other = Options { seed: 2, ..options };
+        assert!(run(&trial(None, 0.0), &other).is_err());
+        let fresh = run(
+            &trial(None, 0.0),
+            &Options {
+                fresh: true,
+                ..other
+            },
+        )
+        .unwrap();
+        assert_eq!(fresh.method[0].1, "40, 0");
+    }
+
+    #[test]
+    fn what_needs_the_machine_is_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let alone = trial(None, 0.6);
+        run(
+            &alone,
+            &Options {
+                seed: 1,
+                jobs: 8,
+                out: dir.path(),
+                fresh: false,
+            },
+        )
+        .unwrap();
+        assert_eq!(alone.most.load(Ordering::SeqCst), 1);
+    }
+
+    #[test]
+    fn seeds_belong_to_values() {
+        assert_eq!(seed_of(1, &"a"), seed_of(1, &"a"));
+        assert_ne!(seed_of(1, &"a"), seed_of(2, &"a"));
+        assert_ne!(seed_of(1, &"a"), seed_of(1, &"b"));
+    }
+}
