@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::{Parser, Subcommand};
 
 mod bench;
+mod chart;
 mod deny;
 mod docs;
 mod ebpf;
@@ -30,6 +31,8 @@ enum Verb {
     /// Measure what the agent costs
     #[command(disable_help_flag = true)]
     Bench(bench::Args),
+    /// Render the Helm chart, and validate what comes out
+    Chart,
     /// Run an end-to-end demo in temporary namespaces: SYN retransmissions without and with the agent
     Demo,
     /// Check licences, sources and known vulnerabilities of the dependencies
@@ -55,6 +58,7 @@ enum Verb {
 fn main() -> anyhow::Result<()> {
     match Cli::parse().verb {
         Verb::Bench(args) => bench::run(&args),
+        Verb::Chart => chart::run(),
         Verb::Demo => bench::demo(),
         Verb::Deny => deny::run(),
         Verb::Docs => docs::run(),
