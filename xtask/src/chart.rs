@@ -19,7 +19,10 @@ use crate::{
 };
 
 const CHART: &str = "charts/rto-agent";
-const RULES: [&str; 1] = ["config/prometheus/alerts.yml"];
+const RULES: [&str; 2] = [
+    "config/prometheus/alerts.yml",
+    "config/prometheus/recording.yml",
+];
 /// The oldest version that the chart is for (`kubeVersion` in Chart.yaml) and the newest that there are schemas of.
 const KUBERNETES: [&str; 2] = ["1.30", "1.37"];
 /// Kinds of prometheus-operator, which Kubernetes has no schemas of.
@@ -172,7 +175,7 @@ impl Chart {
         self.keep_config(values, &resources)?;
         check_pod(find(&resources, "DaemonSet")?)?;
         match find(&resources, "PrometheusRule") {
-            Ok(rule) => self.check_rules(rule),
+            Ok(rule) => self.check_rules(values, rule),
             Err(_) => Ok(()),
         }
     }
@@ -198,11 +201,12 @@ impl Chart {
     }
 
     /// The rules are those of config/prometheus, and promtool takes them.
-    fn check_rules(&self, rule: &Value) -> anyhow::Result<()> {
+    fn check_rules(&self, values: &Path, rule: &Value) -> anyhow::Result<()> {
+        let is_recorded = fs::read_to_string(values)?.contains("recording: true");
         let mut groups = Vec::new();
-        for file in RULES {
+        for file in &RULES[..1 + usize::from(is_recorded)] {
             for mut document in self.json(&root().join(file))? {
-                groups.append(document["groups"].as_array_mut().context(file)?);
+                groups.append(document["groups"].as_array_mut().context(*file)?);
             }
         }
         ensure!(rule["spec"]["groups"] == Value::from(groups), "other rules");

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
 
+mod ansible;
 mod bench;
 mod chart;
 mod deny;
@@ -28,6 +29,8 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Verb {
+    /// Test the Ansible role on a copy of this machine's file system
+    Ansible,
     /// Measure what the agent costs
     #[command(disable_help_flag = true)]
     Bench(bench::Args),
@@ -57,6 +60,7 @@ enum Verb {
 
 fn main() -> anyhow::Result<()> {
     match Cli::parse().verb {
+        Verb::Ansible => ansible::run(),
         Verb::Bench(args) => bench::run(&args),
         Verb::Chart => chart::run(),
         Verb::Demo => bench::demo(),
