@@ -13,7 +13,7 @@ use hyper::{
 };
 use hyper_util::rt::TokioIo;
 use serde::Deserialize;
-use tokio::net::TcpStream;
+use tokio::{net::TcpStream, time::timeout};
 
 use super::evidence::{Gathered, Source};
 use crate::{
@@ -305,7 +305,7 @@ impl Server {
     fn query(&self, query: &str) -> anyhow::Result<Vec<Sample>> {
         let runtime = tokio::runtime::Builder::new_current_thread();
         let runtime = { runtime }.enable_all().build()?;
-        let asked = runtime.block_on(tokio::time::timeout(TIMEOUT, self.post(query)));
+        let asked = runtime.block_on(async { timeout(TIMEOUT, self.post(query)).await });
         let body = asked.with_context(|| format!("no answer within {} s", TIMEOUT.as_secs()))??;
         let answer = serde_json::from_slice(&body).with_context(|| {
             let start = String::from_utf8_lossy(&body[..body.len().min(80)]).into_owned();
