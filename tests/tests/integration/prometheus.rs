@@ -9,7 +9,7 @@ use rto_testbed::{
     netns::SERVER_V4,
     process::stdout_of,
     prometheus::{self, Prometheus},
-    wait::{TIMEOUT, eventually, eventually_seen},
+    wait::{TIMEOUT, eventually_seen},
     workload::traffic::{Connect, Traffic},
 };
 use serde_json::Value;
@@ -20,9 +20,10 @@ use crate::needs::{PROMETHEUS, PROMTOOL};
 const PORT: u16 = 4830;
 /// On the loopback interface of the namespace, which no other test has.
 const METRICS: [u16; 2] = [9464, 9465];
+const POLICY: &str =
+    "sampling = 1\n[policy.near]\ninitial_rto = \"200ms\"\ncidrs = [\"10.88.0.0/24\"]\n";
 /// With brakes and a control arm; long enough that no handshake here is braked.
-const POLICY: &str = "sampling = 1\n[policy.near]\ninitial_rto = \"200ms\"\nguard = \"on\"\nholdout = \"50%\"\n\
-                      cidrs = [\"10.88.0.0/24\"]\n";
+const GUARDED: &str = "guard = \"on\"\nholdout = \"50%\"\n";
 /// Where the kernel counts runs.
 const RUNS: &str = "rto_agent_program_run";
 
@@ -33,19 +34,18 @@ struct Fleet {
 }
 
 impl Fleet {
-    fn start() -> anyhow::Result<Self> {
+    /// With these settings as well.
+    fn start(settings: &str) -> anyhow::Result<Self> {
         let mut env = TestEnv::new()?;
         let mut other = Agent::new(find(None)?)?;
         // Not by `ip netns exec`, which hides the BPF file system.
         let inside = format!("--net=/run/netns/{}", env.net.client);
         let inside = ["nsenter".to_owned(), inside];
         for (agent, port) in [&mut *env, &mut other].into_iter().zip(METRICS) {
-            agent.configure(&format!("metrics = \"127.0.0.1:{port}\"\n{POLICY}"))?;
+            agent.configure(&format!(
+                "metrics = \"127.0.0.1:{port}\"\n{POLICY}{settings}"
+            ))?;
             agent.start_under(&inside)?;
-            // Two transitions, after which the value is in force again, and evidence.
-            agent.cli(&["tune", "freeze", "near"])?;
-            agent.cli(&["tune", "resume", "near"])?;
-            agent.cli(&["experiment", "start", "near"])?;
         }
         Ok(Self { env, other })
     }
@@ -96,7 +96,13 @@ test!(
     panels
 );
 fn panels() -> anyhow::Result<()> {
-    let fleet = Fleet::start()?;
+    let fleet = Fleet::start(GUARDED)?;
+    for agent in fleet.agents() {
+        // Two transitions, after which the value is in force again, and evidence.
+        agent.cli(&["tune", "freeze", "near"])?;
+        agent.cli(&["tune", "resume", "near"])?;
+        agent.cli(&["experiment", "start", "near"])?;
+    }
     let _server = fleet.env.serve(to(SERVER_V4, PORT))?;
     let prometheus = fleet.prometheus()?;
     // Rules too: what they record, but alerts do not fire.
@@ -163,35 +169,35 @@ test!(
 );
 /// Every host's handshakes are in the evidence; advice from metrics is no shorter than from the statistics themselves.
 fn advice() -> anyhow::Result<()> {
-    const CONNECTIONS: usize = 10;
-    let fleet = Fleet::start()?;
+    const CONNECTIONS: u32 = 10;
+    let fleet = Fleet::start("")?;
     let _server = fleet.env.serve(to(SERVER_V4, PORT))?;
     let prometheus = fleet.prometheus()?;
-    let scraped = |sum: f64| {
-        let query = "sum(rto_agent_handshake_duration_seconds_count{direction=\"active\"})";
-        eventually("scrape", TIMEOUT, || {
-            Ok(value(&prometheus.query(query)?).filter(|count| *count >= sum))
-        })
+    let scraped = |each: u32| {
+        let count = "rto_agent_handshake_duration_seconds_count{direction=\"active\"}";
+        let query = format!("count({count} >= {each})");
+        eventually_seen(
+            "scrape of both",
+            TIMEOUT,
+            || Ok(value(&prometheus.query(&query)?)),
+            |hosts| *hosts == Some(2.0),
+        )
     };
     // A counter's first sample is no increase.
-    fleet.connect()?;
-    scraped(0.0)?;
+    scraped(0)?;
     for _ in 0..CONNECTIONS {
         fleet.connect()?;
     }
-    // Half of them are in control arms, whose times are not in the metrics.
-    let mut treated = 0;
     let mut files = Vec::new();
     for agent in fleet.agents() {
         let stats = agent.json(&["stats"])?;
         let handshakes = &stats["policies"]["near"]["active"]["handshake"]["count"];
-        treated += handshakes.as_u64().with_context(|| stats.to_string())?;
+        assert_eq!(*handshakes, CONNECTIONS, "{stats}");
         let file = agent.dir().join("stats.json");
         std::fs::write(&file, stats.to_string())?;
         files.push(file.display().to_string());
     }
-    #[expect(clippy::cast_precision_loss, reason = "some twenty")]
-    scraped(treated as f64)?;
+    scraped(CONNECTIONS)?;
     let server = format!("http://127.0.0.1:{}", prometheus::PORT);
     let netns = fleet.env.net.client.as_str();
     let ask = |arguments: &[&str]| -> anyhow::Result<Value> {
@@ -216,9 +222,10 @@ fn advice() -> anyhow::Result<()> {
     };
     let found = samples(&of_metrics).with_context(|| format!("{of_metrics:#}"))?;
     // increase() leaves out what was before the first sample, and extrapolates to the ends of the range.
+    let counted = u64::from(CONNECTIONS) * 2;
     ensure!(
-        found >= treated / 2 && found <= 2 * treated,
-        "{found} of {treated}"
+        found >= counted / 2 && found <= 2 * counted,
+        "{found} of {counted}"
     );
     let of_files = ask(&["--stats", &files[0], &files[1], "--policy", "near"])?;
     let suggested = |answer: &Value| answer["initial_rto"]["suggestion"]["value_us"].as_u64();
