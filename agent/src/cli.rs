@@ -423,7 +423,7 @@ pub struct Moved {
     group = clap::ArgGroup::new("evidence")
         .required(true)
         .multiple(true)
-        .args(["target", "policy", "stats", "samples", "pcap"])
+        .args(["target", "policy", "stats", "prometheus", "samples", "pcap"])
 )]
 pub struct Advise {
     /// An entry, or an address whose entry is meant: what its policy's connections showed
