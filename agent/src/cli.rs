@@ -212,6 +212,12 @@ pub struct Run {
 pub struct Check {
     #[command(flatten)]
     pub(crate) config: ConfigArg,
+    /// Validate the configurations of many hosts: each HOST/config.toml in this directory, with HOST/policies.d, and each
+    /// HOST.toml
+    ///
+    /// Values become those of this host's kernel; cgroup, directories and addresses of \[agent] are not looked up here.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) fleet: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) output: OutputArg,
     #[command(flatten)]
@@ -417,7 +423,7 @@ pub struct Moved {
     group = clap::ArgGroup::new("evidence")
         .required(true)
         .multiple(true)
-        .args(["target", "policy", "stats", "samples", "pcap"])
+        .args(["target", "policy", "stats", "prometheus", "samples", "pcap"])
 )]
 pub struct Advise {
     /// An entry, or an address whose entry is meant: what its policy's connections showed
@@ -431,6 +437,21 @@ pub struct Advise {
     /// A file may have several documents, as made by cat. --policy is needed where there is more than one policy.
     #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with_all = ["samples", "pcap"])]
     pub(crate) stats: Vec<PathBuf>,
+    /// What the metrics of a fleet show, by the HTTP API of Prometheus (or Thanos, Mimir) at this address; no daemon is
+    /// asked
+    ///
+    /// http:// alone. --policy is needed where there is more than one policy.
+    #[arg(long, value_name = "URL", conflicts_with_all = ["target", "stats", "samples", "pcap"])]
+    pub(crate) prometheus: Option<String>,
+    /// Only of series with these labels, like cluster="a",zone=~"b.*"
+    #[arg(long = "match", value_name = "MATCHERS", requires = "prometheus")]
+    pub(crate) matchers: Option<String>,
+    /// How far back
+    #[arg(long, value_name = "DURATION", default_value = "1d", value_parser = values::range, requires = "prometheus")]
+    pub(crate) range: Duration,
+    /// A header of the request, like "X-Scope-OrgID: fleet"; may be given again for others
+    #[arg(long, value_name = "NAME: VALUE", requires = "prometheus")]
+    pub(crate) header: Vec<String>,
     /// What a packet capture shows, as `rto-lab advise --pcap` reads it (JSON; "-": standard input); no daemon is
     /// asked
     #[arg(long, value_name = "FILE", conflicts_with = "pcap")]
@@ -439,7 +460,7 @@ pub struct Advise {
     #[arg(long, value_name = "FILE", hide = true)]
     pub(crate) pcap: Option<PathBuf>,
     /// Only connections of the capture with a peer in this prefix; may be given again for others
-    #[arg(long, short, value_name = "CIDR", conflicts_with_all = ["target", "policy", "stats"])]
+    #[arg(long, short, value_name = "CIDR", conflicts_with_all = ["target", "policy", "stats", "prometheus"])]
     pub(crate) cidr: Vec<String>,
     /// The share of spurious retransmissions that is not to be exceeded, 0.001% to 50%
     #[arg(long, value_name = "PERCENT", default_value = "0.1%")]

@@ -21,6 +21,7 @@ pub mod names;
 pub mod netns;
 pub mod notify;
 pub mod process;
+pub mod prometheus;
 pub mod stopwatch;
 pub mod tcp;
 pub mod timing;

@@ -1,8 +1,16 @@
 //! Two namespaces joined by a veth: a client and a server.
 
-use std::{fs, marker::PhantomData, process::Command, time::Duration};
+use std::{
+    fs::{self, File},
+    marker::PhantomData,
+    panic,
+    process::Command,
+    thread,
+    time::Duration,
+};
 
 use anyhow::Context as _;
+use nix::sched::{CloneFlags, setns};
 
 use crate::{
     names,
@@ -28,6 +36,27 @@ pub struct Pair {
     /// Namespace of the server.
     pub server: String,
     _not_send: PhantomData<*const ()>,
+}
+
+/// Runs this in a namespace, on a thread of its own, because the one that asks has to stay in its namespace.
+///
+/// # Errors
+///
+/// If there is no such namespace, or what is run fails.
+pub fn inside<T: Send>(
+    netns: &str,
+    run: impl FnOnce() -> anyhow::Result<T> + Send,
+) -> anyhow::Result<T> {
+    thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            let namespace = File::open(format!("/run/netns/{netns}"))?;
+            setns(namespace, CloneFlags::CLONE_NEWNET)?;
+            run()
+        });
+        let joined = thread.join();
+        joined.unwrap_or_else(|panic| panic::resume_unwind(panic))
+    })
+    .with_context(|| format!("in {netns}"))
 }
 
 /// The client's interface.

@@ -5,7 +5,9 @@ use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
 
+mod ansible;
 mod bench;
+mod chart;
 mod deny;
 mod docs;
 mod ebpf;
@@ -27,9 +29,13 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Verb {
+    /// Test the Ansible role on a copy of this machine's file system
+    Ansible,
     /// Measure what the agent costs
     #[command(disable_help_flag = true)]
     Bench(bench::Args),
+    /// Render the Helm chart, and validate what comes out
+    Chart,
     /// Run an end-to-end demo in temporary namespaces: SYN retransmissions without and with the agent
     Demo,
     /// Check licences, sources and known vulnerabilities of the dependencies
@@ -54,7 +60,9 @@ enum Verb {
 
 fn main() -> anyhow::Result<()> {
     match Cli::parse().verb {
+        Verb::Ansible => ansible::run(),
         Verb::Bench(args) => bench::run(&args),
+        Verb::Chart => chart::run(),
         Verb::Demo => bench::demo(),
         Verb::Deny => deny::run(),
         Verb::Docs => docs::run(),

@@ -1,14 +1,18 @@
-//! Tools that cargo builds into target/tools, and other toolchains.
+//! Tools that cargo builds and pip installs into target/tools, and other toolchains.
 
 use std::{
     ffi::OsString,
+    fs,
     path::PathBuf,
     process::{Command, Stdio},
 };
 
 use anyhow::{Context as _, bail};
 
-use crate::{process::run, root};
+use crate::{
+    process::{apt_install, run},
+    root,
+};
 
 /// Their directory: nothing is installed for the user.
 fn tools() -> PathBuf {
@@ -46,6 +50,35 @@ pub(crate) fn ensure(
     let path = std::env::var_os("PATH").unwrap_or_default();
     let all = std::iter::once(bin).chain(std::env::split_paths(&path));
     Ok(std::env::join_paths(all)?)
+}
+
+/// Announces and installs these packages of PyPI, each with its version, into a virtual environment of this name below
+/// target/tools, unless they are there; the environment's directory. `--no-deps` among them leaves out what they depend
+/// on.
+pub(crate) fn python(name: &str, packages: &[&str], why: &str) -> anyhow::Result<PathBuf> {
+    let dir = tools().join("python").join(name);
+    // Written last: an installation that was interrupted is repeated.
+    let installed = dir.join("installed");
+    let wanted = packages.join("\n");
+    if fs::read_to_string(&installed).is_ok_and(|have| have == wanted) {
+        return Ok(dir);
+    }
+    println!("installing {} ({why})", packages.join(" "));
+    let has_venv = Command::new("python3")
+        .args(["-c", "import ensurepip, venv"])
+        .stderr(Stdio::null())
+        .status();
+    if !has_venv.is_ok_and(|status| status.success()) {
+        apt_install(&["python3-venv"], why)?;
+    }
+    run(Command::new("python3")
+        .args(["-m", "venv", "--clear"])
+        .arg(&dir))?;
+    run(Command::new(dir.join("bin/pip"))
+        .args(["install", "--quiet", "--disable-pip-version-check"])
+        .args(packages))?;
+    fs::write(installed, wanted)?;
+    Ok(dir)
 }
 
 /// Announces and installs a toolchain with these components unless it is there.

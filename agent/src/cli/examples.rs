@@ -8,7 +8,8 @@ Examples:
 pub(super) const CHECK: &str = "\
 Examples:
   rto-agent check
-  rto-agent check --config ./config.toml";
+  rto-agent check --config ./config.toml
+  rto-agent check --fleet ./hosts";
 
 pub(super) const ADD: &str = "\
 Examples:
@@ -76,7 +77,8 @@ Examples:
   rto-agent advise --policy same-zone --spurious 1%
   rto-agent advise --policy same-zone --peer-delack 5ms
   rto-agent advise --policy same-zone --stats host-a.json host-b.json
-  cat fleet/*.json | rto-agent advise --policy same-zone --stats -";
+  cat fleet/*.json | rto-agent advise --policy same-zone --stats -
+  rto-agent advise --policy same-zone --prometheus http://prometheus:9090 --match 'cluster=\"a\"'";
 
 pub(super) const DISCOVER: &str = "\
 Examples:

@@ -12,6 +12,9 @@ const LONGEST_DELACK: Duration = Duration::from_millis(200);
 /// Times between two looks.
 const INTERVALS: std::ops::RangeInclusive<Duration> =
     Duration::from_millis(100)..=Duration::from_secs(3600);
+/// Beyond a year nobody keeps metrics; below a minute there are no two scrapes.
+const RANGES: std::ops::RangeInclusive<Duration> =
+    Duration::from_secs(60)..=Duration::from_secs(365 * 86_400);
 
 /// The time after which entries are removed again.
 pub(super) fn ttl_text(text: &str) -> Result<String, String> {
@@ -25,6 +28,16 @@ pub(super) fn interval(text: &str) -> Result<Duration, String> {
         Ok(interval)
     } else {
         Err("it can be 100ms to 1h".to_owned())
+    }
+}
+
+/// How far metrics are looked back at.
+pub(super) fn range(text: &str) -> Result<Duration, String> {
+    let range = read(text, Scale::Lifetime)?;
+    if RANGES.contains(&range) {
+        Ok(range)
+    } else {
+        Err("it can be 1m to 365 days".to_owned())
     }
 }
 
@@ -50,5 +63,7 @@ mod tests {
         assert_eq!(interval("2s"), Ok(Duration::from_secs(2)));
         assert!(interval("1us").is_err());
         assert!(delack("201ms").is_err());
+        assert_eq!(range("1d"), Ok(Duration::from_secs(86_400)));
+        assert!(range("30s").is_err());
     }
 }

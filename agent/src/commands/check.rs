@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, path::PathBuf, process::ExitCode};
 
 use serde::Serialize;
 
+mod fleet;
 mod host;
 
 use super::{print, table, terminal::coloured};
@@ -37,6 +38,9 @@ struct PolicyAnswer {
 
 pub(super) fn run(args: &Check) -> anyhow::Result<ExitCode> {
     let host = host_facts(&probe::features())?;
+    if let Some(dir) = &args.fleet {
+        return fleet::run(dir, &host, args);
+    }
     let path = &args.config.config;
     let loaded = Config::load(path, &host).and_then(|mut config| {
         let found = host::look(&config.agent);
@@ -50,33 +54,37 @@ pub(super) fn run(args: &Check) -> anyhow::Result<ExitCode> {
     });
     match loaded {
         Ok(config) => {
-            let answer = good(&config, host)?;
+            let answer = good(&config, host).map_err(anyhow::Error::msg)?;
             print(args.output.json, &answer, || {
                 coloured(text(&answer), args.color)
             })?;
             Ok(ExitCode::SUCCESS)
         }
         Err(errors) if args.output.json => {
-            let answer = Answer {
-                ok: false,
-                errors: errors.0,
-                warnings: Vec::new(),
-                files: Vec::new(),
-                host,
-                entries: 0,
-                policies: BTreeMap::new(),
-            };
-            print(true, &answer, String::new)?;
+            print(true, &refused(errors.0, host), String::new)?;
             Ok(ExitCode::FAILURE)
         }
         Err(errors) => Err(errors.into()),
     }
 }
 
-fn good(config: &Config, host: HostFacts) -> anyhow::Result<Answer> {
+const fn refused(errors: Vec<ConfigError>, host: HostFacts) -> Answer {
+    Answer {
+        ok: false,
+        errors,
+        warnings: Vec::new(),
+        files: Vec::new(),
+        host,
+        entries: 0,
+        policies: BTreeMap::new(),
+    }
+}
+
+/// What a configuration becomes on a host, or why it cannot.
+fn good(config: &Config, host: HostFacts) -> Result<Answer, String> {
     let (image, effects) = config.set.image(&host).map_err(|errors| {
         let lines: Vec<String> = errors.iter().map(ToString::to_string).collect();
-        anyhow::anyhow!(lines.join("\n"))
+        lines.join("\n")
     })?;
     let mut counts: BTreeMap<&PolicyName, usize> = BTreeMap::new();
     for (_, entry) in image.entries.iter() {
@@ -110,11 +118,15 @@ fn text(answer: &Answer) -> String {
     for warning in &answer.warnings {
         text.push_str(&format!("warning: {warning}\n"));
     }
-    text.push_str(&format!(
+    text.push_str(&summary(answer));
+    text
+}
+
+fn summary(answer: &Answer) -> String {
+    format!(
         "good: {}, {}, {}\n",
         counted(answer.entries, "entry", "entries"),
         counted(answer.policies.len(), "policy", "policies"),
         counted(answer.files.len(), "file", "files"),
-    ));
-    text
+    )
 }

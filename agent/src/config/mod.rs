@@ -221,6 +221,8 @@ fn list(dir: &Path) -> io::Result<Vec<PathBuf>> {
 }
 
 #[cfg(test)]
+mod chart;
+#[cfg(test)]
 pub(crate) mod reference;
 #[cfg(test)]
 mod tests;

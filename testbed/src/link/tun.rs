@@ -1,17 +1,15 @@
 //! A TUN device in a namespace.
 
 use std::{
-    fs::File,
     io,
     os::fd::{AsFd, BorrowedFd},
-    panic,
     process::Command,
-    thread,
 };
 
 use anyhow::Context as _;
-use nix::sched::{CloneFlags, setns};
 use tun_rs::{DeviceBuilder, Layer, SyncDevice};
+
+use crate::netns::inside;
 
 /// The device; it vanishes when it is dropped.
 pub(super) struct Tun {
@@ -23,21 +21,13 @@ pub(super) struct Tun {
 impl Tun {
     /// Makes one, without address, and down.
     pub(super) fn new(netns: &str, name: &str) -> anyhow::Result<Self> {
-        // A thread of its own, because the one that asks has to stay in its namespace.
-        let device = thread::scope(|scope| {
-            scope
-                .spawn(|| -> anyhow::Result<SyncDevice> {
-                    let namespace = File::open(format!("/run/netns/{netns}"))?;
-                    setns(namespace, CloneFlags::CLONE_NEWNET)?;
-                    let device = DeviceBuilder::new().name(name).layer(Layer::L3);
-                    let device = device.enable(false).build_sync()?;
-                    device.set_nonblocking(true)?;
-                    Ok(device)
-                })
-                .join()
-                .unwrap_or_else(|panic| panic::resume_unwind(panic))
+        let device = inside(netns, || {
+            let device = DeviceBuilder::new().name(name).layer(Layer::L3);
+            let device = device.enable(false).build_sync()?;
+            device.set_nonblocking(true)?;
+            Ok(device)
         })
-        .with_context(|| format!("the TUN device {name} in {netns} cannot be made"))?;
+        .with_context(|| format!("the TUN device {name} cannot be made"))?;
         Ok(Self {
             device,
             netns: netns.to_owned(),

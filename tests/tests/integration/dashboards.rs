@@ -4,7 +4,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fmt::Write as _,
     fs,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::Command,
 };
 
@@ -15,9 +15,11 @@ use super::{metrics, near};
 use crate::needs::PROMTOOL;
 
 const ALERTS: &str = "config/prometheus/alerts.yml";
+const RECORDING: &str = "config/prometheus/recording.yml";
+const TESTS: &str = "config/prometheus/alerts_test.yml";
 const DASHBOARD: &str = "config/grafana/rto-agent.json";
 
-fn path(file: &str) -> PathBuf {
+pub(super) fn path(file: &str) -> PathBuf {
     PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/..")).join(file)
 }
 
@@ -26,7 +28,7 @@ fn text(file: &str) -> anyhow::Result<String> {
 }
 
 /// The dashboard's queries.
-fn queries() -> anyhow::Result<Vec<String>> {
+pub(super) fn queries() -> anyhow::Result<Vec<String>> {
     let dashboard: Value = serde_json::from_str(&text(DASHBOARD)?)?;
     let panels = dashboard["panels"].as_array().context("no panels")?;
     let targets = panels
@@ -66,10 +68,11 @@ fn names() -> anyhow::Result<()> {
     // Where the kernel counts runs.
     there.insert("rto_agent_program_runs_total".to_owned());
     there.insert("rto_agent_program_run_seconds_total".to_owned());
-    for file in [ALERTS, DASHBOARD] {
+    for file in [ALERTS, RECORDING, DASHBOARD] {
         let text = text(file)?;
         let used: BTreeSet<String> = text
-            .split(|c: char| !c.is_ascii_alphanumeric() && c != '_')
+            // With the colons of names that are recorded.
+            .split(|c: char| !c.is_ascii_alphanumeric() && c != '_' && c != ':')
             .filter(|word| word.starts_with("rto_agent_"))
             .map(ToOwned::to_owned)
             .collect();
@@ -143,21 +146,24 @@ fn each_alert_says_where_to_read_on() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Runs promtool, which must succeed.
+fn promtool(dir: &Path, arguments: &[&str]) -> anyhow::Result<()> {
+    let output = Command::new("promtool")
+        .args(arguments)
+        .current_dir(dir)
+        .output()?;
+    let said = String::from_utf8_lossy(&output.stdout);
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{arguments:?}: {said}{complaint}");
+    Ok(())
+}
+
 test!(promtool_takes_them_and_fires, needs = [PROMTOOL]);
 /// The rules by their own tests; the dashboard's queries as rules of another file.
 fn promtool_takes_them_and_fires() -> anyhow::Result<()> {
-    let run = |arguments: &[&str]| -> anyhow::Result<()> {
-        let output = Command::new("promtool")
-            .args(arguments)
-            .current_dir(path("config/prometheus"))
-            .output()?;
-        let said = String::from_utf8_lossy(&output.stdout);
-        let complaint = String::from_utf8_lossy(&output.stderr);
-        ensure!(output.status.success(), "{arguments:?}: {said}{complaint}");
-        Ok(())
-    };
-    run(&["check", "rules", "alerts.yml"])?;
-    run(&["test", "rules", "alerts_test.yml"])?;
+    let run = |arguments: &[&str]| promtool(&path("config/prometheus"), arguments);
+    run(&["check", "rules", "alerts.yml", "recording.yml"])?;
+    run(&["test", "rules", "alerts_test.yml", "recording_test.yml"])?;
     let mut rules = "groups:\n  - name: dashboard\n    rules:\n".to_owned();
     for (i, query) in queries()?.iter().enumerate() {
         let query = query
@@ -173,4 +179,44 @@ fn promtool_takes_them_and_fires() -> anyhow::Result<()> {
     let file = dir.path().join("queries.yml");
     fs::write(&file, rules)?;
     run(&["check", "rules", &file.to_string_lossy()])
+}
+
+test!(each_alert_is_tested_both_ways, needs = [PROMTOOL]);
+/// The tests of an alert fail where it never fires, and where it fires without a reason.
+fn each_alert_is_tested_both_ways() -> anyhow::Result<()> {
+    let rules = text(ALERTS)?;
+    let tests = text(TESTS)?;
+    let (head, tests) = tests.split_once("tests:\n").context("no tests")?;
+    let dir = tempfile::tempdir()?;
+    for (name, alert) in alerts()? {
+        // Those that are about it; not the one that evaluates a week.
+        let of = tests.split("\n\n").filter(|test| {
+            let all = test.contains("count(ALERTS") || test.contains(&name);
+            all && !test.contains("x11520")
+        });
+        let of: Vec<_> = of.collect();
+        fs::write(
+            dir.path().join("test.yml"),
+            format!("{head}tests:\n{}\n", of.join("\n\n")),
+        )?;
+        let passes = |rules: &str| {
+            fs::write(dir.path().join("alerts.yml"), rules)?;
+            promtool(dir.path(), &["check", "rules", "alerts.yml"])?;
+            anyhow::Ok(promtool(dir.path(), &["test", "rules", "test.yml"]))
+        };
+        passes(&rules)?.with_context(|| name.clone())?;
+        let (before, rest) = alert.split_once("expr: ").context("no expression")?;
+        let after = ["\n        for: ", "\n        labels: "];
+        let after = after.iter().filter_map(|key| rest.find(key)).min();
+        let after = &rest[after.context("no labels")?..];
+        for expression in ["vector(0) > 1", "vector(1)"] {
+            let other = rules.replace(&alert, &format!("{before}expr: {expression}{after}"));
+            ensure!(other != rules, "{name}");
+            ensure!(
+                passes(&other)?.is_err(),
+                "{name}: {expression} is not noticed"
+            );
+        }
+    }
+    Ok(())
 }

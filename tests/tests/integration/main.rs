@@ -41,6 +41,7 @@ mod metrics;
 mod needs;
 mod never_worse;
 mod open_sockets;
+mod prometheus;
 mod relay;
 mod rto_restart;
 mod scale;

@@ -35,6 +35,7 @@ pub(crate) const BASH: Need = Need::Program("bash");
 pub(crate) const CURL: Need = Need::Program("curl");
 pub(crate) const FISH: Need = Need::Program("fish");
 pub(crate) const GO: Need = Need::Program("go");
+pub(crate) const PROMETHEUS: Need = Need::Program("prometheus");
 pub(crate) const PROMTOOL: Need = Need::Program("promtool");
 pub(crate) const PYTHON3: Need = Need::Program("python3");
 pub(crate) const ZSH: Need = Need::Program("zsh");

@@ -48,6 +48,17 @@ pub(super) enum Source {
         /// When smoothed RTTs are sampled.
         rtt_sampling: String,
     },
+    /// The metrics of several hosts, added by Prometheus.
+    Prometheus {
+        policy: PolicyName,
+        url: String,
+        /// Which hosts, as matchers of labels; empty: all.
+        matchers: String,
+        /// Since when, back from now.
+        range: String,
+        /// How many have the policy.
+        hosts: u64,
+    },
     /// A capture.
     Capture {
         file: PathBuf,
@@ -75,10 +86,14 @@ impl Source {
                 (Some(policy.clone()), cidrs.clone())
             }
             // Of which hosts each has entries of its own.
-            Self::Fleet { policy, .. } if *policy != PolicyName::unmatched() => {
+            Self::Fleet { policy, .. } | Self::Prometheus { policy, .. }
+                if *policy != PolicyName::unmatched() =>
+            {
                 (Some(policy.clone()), Vec::new())
             }
-            Self::Statistics { .. } | Self::Fleet { .. } => (None, Vec::new()),
+            Self::Statistics { .. } | Self::Fleet { .. } | Self::Prometheus { .. } => {
+                (None, Vec::new())
+            }
             Self::Capture { cidrs, .. } => (None, cidrs.clone()),
         }
     }

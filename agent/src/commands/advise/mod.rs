@@ -9,6 +9,7 @@ use serde::Serialize;
 mod capture;
 mod evidence;
 mod fleet;
+mod prometheus;
 mod text;
 
 pub(super) use self::evidence::distribution;
@@ -110,6 +111,9 @@ fn gather(args: &Advise) -> anyhow::Result<Gathered> {
         let cidrs = cidrs.collect::<Result<Vec<Cidr>, _>>().context("--cidr")?;
         return capture::read(path, &cidrs);
     }
+    if let Some(url) = &args.prometheus {
+        return prometheus::read(url, args);
+    }
     if !args.stats.is_empty() {
         let policy = args.policy.as_deref().map(str::parse).transpose()?;
         return fleet::read(&args.stats, policy.as_ref());
@@ -120,7 +124,10 @@ fn gather(args: &Advise) -> anyhow::Result<Gathered> {
         (Some(name), _) => name.parse()?,
         (None, Some(target)) => evidence::policy_of(target, &client, &entries)?,
         (None, None) => {
-            bail!("nothing to go by: give a CIDR, an address, --policy, --stats or --samples")
+            bail!(
+                "nothing to go by: give a CIDR, an address, --policy, --stats, --prometheus or \
+                   --samples"
+            )
         }
     };
     evidence::of_policy(&policy, &entries, client.get("/v1/stats")?)

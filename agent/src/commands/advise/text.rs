@@ -81,6 +81,22 @@ pub(super) fn source(source: &Source) -> String {
                 at(last_ms)
             )
         }
+        Source::Prometheus {
+            policy,
+            matchers,
+            range,
+            hosts,
+            ..
+        } => {
+            let of = match matchers.is_empty() {
+                true => String::new(),
+                false => format!(" with {matchers}"),
+            };
+            format!(
+                "policy {policy}: what {}{of} counted within {range}, by Prometheus\n",
+                counted(*hosts, "host", "hosts")
+            )
+        }
         Source::Capture {
             file,
             cidrs,

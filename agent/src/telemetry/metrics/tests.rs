@@ -136,3 +136,25 @@ fn experiments_are_told_by_state_share_and_e_value() {
         assert!(text.lines().any(|found| found == line), "{line}\n{text}");
     }
 }
+
+#[test]
+fn series_of_a_policy() {
+    let series = |policies: usize, control: bool| {
+        let policy = |n: usize| {
+            let stats = PolicyStats {
+                control: control.then(|| counted(100)),
+                ..counted(100).into()
+            };
+            (format!("p{n}").parse().unwrap(), stats)
+        };
+        let lines = metrics((0..policies).map(policy).collect());
+        lines.iter().filter(|line| !line.starts_with('#')).count()
+    };
+    let page = include_str!("../../../../docs/reference/metrics.md");
+    let host = series(0, false);
+    let plain = series(2, false) - series(1, false);
+    let with_control = series(2, true) - series(1, true);
+    assert_eq!(series(10, false), host + 10 * plain);
+    let said = format!("{plain} series a policy, {with_control} with a control arm");
+    assert!(page.contains(&said), "docs/reference/metrics.md: {said}");
+}

@@ -1,0 +1,460 @@
+//! What a fleet's metrics have, asked of the HTTP API of Prometheus, or of what has the same: Thanos, Mimir,
+//! VictoriaMetrics.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use anyhow::{Context as _, bail, ensure};
+use http_body_util::{BodyExt as _, Full};
+use hyper::{
+    Request, Uri,
+    body::Bytes,
+    client::conn::http1,
+    header::{CONTENT_TYPE, HOST, HeaderMap, HeaderName, HeaderValue},
+};
+use hyper_util::rt::TokioIo;
+use serde::Deserialize;
+use tokio::{net::TcpStream, time::timeout};
+
+use super::evidence::{Gathered, Source};
+use crate::{
+    cli::Advise,
+    policy::{PolicyName, units::format_duration},
+    printable::counted,
+    wire::{
+        histogram::{BucketView, HistogramView},
+        stats::{ArmStats, DirectionStats, PolicyStats},
+    },
+};
+
+/// As long as Prometheus works on a query by default (`--query.timeout`).
+const TIMEOUT: Duration = Duration::from_secs(120);
+/// Of a URL without one.
+const PORT: u16 = 80;
+
+/// What the warnings are made of, by metric.
+type CounterField = (&'static str, fn(&mut DirectionStats) -> &mut u64);
+const COUNTERS: [CounterField; 4] = [
+    ("connections", |stats| &mut stats.connections),
+    ("spurious_handshake_retransmissions", |stats| {
+        &mut stats.spurious
+    }),
+    ("undecided_handshake_retransmissions", |stats| {
+        &mut stats.undecided
+    }),
+    ("tail_loss_probes", |stats| &mut stats.tail_loss_probes),
+];
+/// What the advice is made of.
+type HistogramField = (&'static str, fn(&mut DirectionStats) -> &mut HistogramView);
+const HISTOGRAMS: [HistogramField; 2] = [
+    ("handshake_duration", |stats| &mut stats.handshake),
+    ("smoothed_rtt", |stats| &mut stats.srtt),
+];
+
+/// A sample of an instant vector.
+#[derive(Debug, Deserialize)]
+struct Sample {
+    metric: BTreeMap<String, String>,
+    /// The time, and the value as text.
+    value: (f64, String),
+}
+
+impl Sample {
+    fn label(&self, name: &str) -> &str {
+        self.metric.get(name).map_or("", String::as_str)
+    }
+
+    /// A count: `increase()` extrapolates, and has fractions.
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "the value is clamped; a count beyond 2^53 is none"
+    )]
+    fn count(&self) -> anyhow::Result<u64> {
+        let value: f64 = self.value.1.parse().context("no number")?;
+        Ok(value.round().max(0.0) as u64)
+    }
+}
+
+/// What was asked for.
+struct Question<'a> {
+    url: &'a str,
+    /// `cluster="a",zone=~"b.*"`
+    matchers: &'a str,
+    range: Duration,
+}
+
+impl Question<'_> {
+    fn selector(&self, metric: &str, policy: Option<&PolicyName>) -> String {
+        let policy = policy.map(|policy| format!("policy=\"{policy}\""));
+        let matchers = (!self.matchers.is_empty()).then(|| self.matchers.to_owned());
+        let all: Vec<_> = policy.into_iter().chain(matchers).collect();
+        format!("rto_agent_{metric}{{{}}}", all.join(","))
+    }
+
+    /// By how much it grew, summed by these labels.
+    fn increase(&self, metric: &str, policy: &PolicyName, by: &str) -> String {
+        let selector = self.selector(metric, Some(policy));
+        let range = self.range.as_secs();
+        format!("sum by ({by}) (increase({selector}[{range}s]))")
+    }
+}
+
+/// What there is of a policy, or of the only one.
+pub(super) fn read(url: &str, args: &Advise) -> anyhow::Result<Gathered> {
+    let asked = || format!("--prometheus {url}");
+    let policy = args.policy.as_deref().map(str::parse).transpose()?;
+    let question = Question {
+        url,
+        matchers: args.matchers.as_deref().unwrap_or_default(),
+        range: args.range,
+    };
+    let server = Server::new(url, &args.header).with_context(asked)?;
+    gathered(|query| server.query(query), &question, policy).with_context(asked)
+}
+
+fn gathered(
+    ask: impl Fn(&str) -> anyhow::Result<Vec<Sample>>,
+    question: &Question<'_>,
+    policy: Option<PolicyName>,
+) -> anyhow::Result<Gathered> {
+    // Each host has one series of it a policy.
+    let hosts = question.selector("open_sockets_total", None);
+    let hosts = hosts.replacen('{', "{direction=\"active\",", 1);
+    let (policy, hosts) = policy_of(&ask(&format!("count by (policy) ({hosts})"))?, policy)?;
+    let sampling = question.selector("connections_per_sample", None);
+    let sampling = sampling_of(&ask(&format!("count_values(\"sampling\", {sampling})"))?)?;
+    let mut stats = ArmStats::default();
+    for (metric, field) in COUNTERS {
+        let query = question.increase(&format!("{metric}_total"), &policy, "direction");
+        for sample in ask(&query)? {
+            if let Some(direction) = direction(&mut stats, sample.label("direction")) {
+                *field(direction) = sample.count()?;
+            }
+        }
+    }
+    for (metric, field) in HISTOGRAMS {
+        let metric = format!("{metric}_seconds_bucket");
+        let mut samples = ask(&question.increase(&metric, &policy, "direction, le"))?;
+        for name in ["active", "passive", "unknown"] {
+            let of = samples.extract_if(.., |sample| sample.label("direction") == name);
+            let view = histogram(of).with_context(|| metric.clone())?;
+            if let Some(direction) = direction(&mut stats, name) {
+                *field(direction) = view;
+            }
+        }
+    }
+    let has_rtts = stats.directions().iter().any(|(_, s)| s.srtt.count > 0);
+    let mut gathered = Gathered::of(Source::Prometheus {
+        policy,
+        url: question.url.to_owned(),
+        matchers: question.matchers.to_owned(),
+        range: format_duration(question.range),
+        hosts,
+    });
+    let rtt_sampling = if has_rtts { "end" } else { "off" };
+    gathered.count(&PolicyStats::from(stats), sampling, rtt_sampling);
+    gathered.notes.push(
+        "metrics have one bucket to a power of two: a time counts as the end of its bucket, up to twice as long as it was"
+            .to_owned(),
+    );
+    gathered.notes.push(
+        "metrics do not tell which values are in force: \"now\" is the kernel's own, and the jiffies are this host's"
+            .to_owned(),
+    );
+    Ok(gathered)
+}
+
+/// The policy that is asked for, or the only one, and how many hosts have it.
+fn policy_of(counts: &[Sample], wanted: Option<PolicyName>) -> anyhow::Result<(PolicyName, u64)> {
+    let names: Vec<_> = counts.iter().map(|sample| sample.label("policy")).collect();
+    ensure!(
+        !names.is_empty(),
+        "no metrics of rto-agent there: see --match, and that statistics and metrics are on ([agent])"
+    );
+    let unmatched = PolicyName::unmatched();
+    let mut named = names.iter().filter(|name| **name != unmatched.as_str());
+    let policy = match (wanted, named.next(), named.next()) {
+        (Some(wanted), ..) => wanted,
+        (None, Some(only), None) => only.parse()?,
+        _ => bail!(
+            "which policy? --policy NAME; there is: {}",
+            names.join(", ")
+        ),
+    };
+    let of = counts.iter().find(|s| s.label("policy") == policy.as_str());
+    let of = of.with_context(|| format!("no policy {policy}; there is: {}", names.join(", ")))?;
+    Ok((policy, of.count()?))
+}
+
+/// Times of another sampling weigh otherwise.
+fn sampling_of(counts: &[Sample]) -> anyhow::Result<u32> {
+    if let [one] = counts {
+        let sampling = one.label("sampling").parse();
+        return sampling.context("rto_agent_connections_per_sample");
+    }
+    let mut of = Vec::new();
+    for sample in counts {
+        let hosts = counted(sample.count()?, "host", "hosts");
+        of.push(format!(
+            "{hosts} with sampling = {}",
+            sample.label("sampling")
+        ));
+    }
+    ensure!(!of.is_empty(), "no rto_agent_connections_per_sample there");
+    bail!("{}: choose like hosts with --match", of.join(", "))
+}
+
+fn direction<'a>(stats: &'a mut ArmStats, name: &str) -> Option<&'a mut DirectionStats> {
+    match name {
+        "active" => Some(&mut stats.active),
+        "passive" => Some(&mut stats.passive),
+        "unknown" => Some(&mut stats.unknown),
+        _ => None,
+    }
+}
+
+/// Of cumulative buckets.
+fn histogram(samples: impl Iterator<Item = Sample>) -> anyhow::Result<HistogramView> {
+    let mut cumulative = Vec::new();
+    for sample in samples {
+        let end: f64 = sample.label("le").parse().context("le")?;
+        cumulative.push((end, sample.count()?));
+    }
+    cumulative.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let mut view = HistogramView::default();
+    let (mut from_us, mut below) = (0, 0);
+    for (end, count) in cumulative {
+        let below_us = microseconds(end);
+        // Sums of what was extrapolated need not grow with their ends.
+        let bucket = BucketView {
+            from_us,
+            below_us,
+            count: count.saturating_sub(below),
+        };
+        if bucket.count > 0 {
+            view.buckets.push(bucket);
+        }
+        view.count += bucket.count;
+        below = below.max(count);
+        from_us = below_us.unwrap_or(from_us);
+    }
+    Ok(view)
+}
+
+/// The end of a bucket in seconds; none of the last.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "ends of buckets are 16 us to 67 s"
+)]
+fn microseconds(seconds: f64) -> Option<u64> {
+    seconds
+        .is_finite()
+        .then(|| (seconds * 1e6).round().max(0.0) as u64)
+}
+
+/// The server of a URL.
+struct Server {
+    authority: String,
+    host: String,
+    port: u16,
+    /// Of its API.
+    path: String,
+    headers: HeaderMap,
+}
+
+/// What it answers.
+#[derive(Deserialize)]
+#[serde(tag = "status", rename_all = "lowercase")]
+enum Answer {
+    Success { data: Data },
+    Error { error: String },
+}
+
+#[derive(Deserialize)]
+struct Data {
+    result: Vec<Sample>,
+}
+
+impl Server {
+    fn new(url: &str, headers: &[String]) -> anyhow::Result<Self> {
+        let uri: Uri = url.parse().context("no URL")?;
+        ensure!(
+            uri.scheme_str() == Some("http"),
+            "write http://HOST:PORT; what has TLS or a login is reached by a proxy on this host, or kubectl port-forward"
+        );
+        let authority = uri.authority().context("no host")?;
+        let mut server = Self {
+            authority: authority.to_string(),
+            host: authority.host().trim_matches(['[', ']']).to_owned(),
+            port: authority.port_u16().unwrap_or(PORT),
+            path: format!("{}/api/v1/query", uri.path().trim_end_matches('/')),
+            headers: HeaderMap::new(),
+        };
+        for header in headers {
+            let (name, value) = header
+                .split_once(':')
+                .with_context(|| format!("--header {header}: write NAME: VALUE"))?;
+            let value: HeaderValue = value.trim().parse()?;
+            server.headers.insert(name.parse::<HeaderName>()?, value);
+        }
+        Ok(server)
+    }
+
+    /// The instant vector of a query.
+    fn query(&self, query: &str) -> anyhow::Result<Vec<Sample>> {
+        let runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = { runtime }.enable_all().build()?;
+        let asked = runtime.block_on(async { timeout(TIMEOUT, self.post(query)).await });
+        let body = asked.with_context(|| format!("no answer within {} s", TIMEOUT.as_secs()))??;
+        let answer = serde_json::from_slice(&body).with_context(|| {
+            let start = String::from_utf8_lossy(&body[..body.len().min(80)]).into_owned();
+            format!(
+                "not what the API of Prometheus answers: {}",
+                start.escape_debug()
+            )
+        })?;
+        match answer {
+            Answer::Success { data } => Ok(data.result),
+            Answer::Error { error } => bail!("{error}\n  {query}"),
+        }
+    }
+
+    /// The body of an answer, whatever its status: errors have one, too.
+    async fn post(&self, query: &str) -> anyhow::Result<Bytes> {
+        let stream = TcpStream::connect((self.host.as_str(), self.port)).await?;
+        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+        let driver = tokio::spawn(connection);
+        let form = form_urlencoded::Serializer::new(String::new())
+            .append_pair("query", query)
+            .finish();
+        let mut request = Request::post(&self.path).body(Full::new(Bytes::from(form)))?;
+        let headers = request.headers_mut();
+        headers.insert(HOST, self.authority.parse()?);
+        let form = HeaderValue::from_static("application/x-www-form-urlencoded");
+        headers.insert(CONTENT_TYPE, form);
+        headers.extend(self.headers.clone());
+        let response = sender.send_request(request).await?;
+        let body = response.into_body().collect().await?.to_bytes();
+        driver.abort();
+        Ok(body)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn sample(labels: &[(&str, &str)], value: f64) -> Sample {
+        let labels = labels.iter();
+        Sample {
+            metric: labels.map(|(k, v)| ((*k).into(), (*v).into())).collect(),
+            value: (0.0, value.to_string()),
+        }
+    }
+
+    const QUESTION: Question<'_> = Question {
+        url: "http://x",
+        matchers: "cluster=\"a\"",
+        range: Duration::from_secs(86_400),
+    };
+
+    /// A fleet of two hosts: of each of its policies 6,000 handshakes of up to 1.024 ms, and one beyond 67 s.
+    fn fleet(query: &str) -> anyhow::Result<Vec<Sample>> {
+        assert!(query.contains("cluster=\"a\""), "{query}");
+        if query.starts_with("count by (policy)") {
+            let policies = ["near", "far", "unmatched"];
+            return Ok(policies.map(|p| sample(&[("policy", p)], 2.0)).into());
+        }
+        if query.starts_with("count_values") {
+            return Ok(vec![sample(&[("sampling", "2")], 2.0)]);
+        }
+        assert!(query.contains("policy=\"near\""), "{query}");
+        let active = ("direction", "active");
+        Ok(match query {
+            q if q.contains("handshake_duration") => vec![
+                sample(&[active, ("le", "+Inf")], 6001.2),
+                sample(&[active, ("le", "0.001024")], 6000.4),
+                sample(&[active, ("le", "0.000512")], 0.0),
+            ],
+            q if q.contains("smoothed_rtt") => Vec::new(),
+            q if q.contains("connections_total") => vec![sample(&[active], 6001.0)],
+            q if q.contains("spurious") => vec![sample(&[active], 2.9)],
+            _ => Vec::new(),
+        })
+    }
+
+    #[test]
+    fn a_fleets_metrics_are_evidence() {
+        let gathered = gathered(fleet, &QUESTION, "near".parse().ok()).unwrap();
+        // A sample counts for two.
+        let [evidence] = &*gathered.evidence else {
+            panic!("{:?}", gathered.evidence);
+        };
+        assert_eq!((evidence.what, evidence.samples), ("handshake", 3001));
+        assert_eq!((evidence.p99_us, evidence.longest_us), (Some(1024), None));
+        let warnings = gathered.warnings.join("\n");
+        assert!(warnings.contains("3 spurious SYN"), "{warnings}");
+        assert!(
+            warnings.contains("smoothed RTTs are not sampled"),
+            "{warnings}"
+        );
+        let text = super::super::text::source(&gathered.source);
+        assert!(
+            text.contains("2 hosts") && text.contains("cluster"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn which_policy_and_which_hosts_is_asked() {
+        let error = |result: anyhow::Result<Gathered>| format!("{:#}", result.err().unwrap());
+        let which = error(gathered(fleet, &QUESTION, None));
+        assert!(which.contains("there is: near, far, unmatched"), "{which}");
+        let other = error(gathered(fleet, &QUESTION, "mid".parse().ok()));
+        assert!(other.contains("no policy mid; there is"), "{other}");
+        let none = error(gathered(|_| Ok(Vec::new()), &QUESTION, None));
+        assert!(none.contains("no metrics of rto-agent"), "{none}");
+        let mixed = |query: &str| match query.starts_with("count_values") {
+            true => Ok(vec![
+                sample(&[("sampling", "1")], 1.0),
+                sample(&[("sampling", "256")], 3.0),
+            ]),
+            false => fleet(query),
+        };
+        let mixed = error(gathered(mixed, &QUESTION, "near".parse().ok()));
+        let said = "1 host with sampling = 1, 3 hosts with sampling = 256";
+        assert!(mixed.contains(said), "{mixed}");
+    }
+
+    #[test]
+    fn urls_and_headers() {
+        let headers = ["X-Scope-OrgID: fleet".to_owned()];
+        let server = Server::new("http://[::1]:9009/prometheus/", &headers).unwrap();
+        assert_eq!((&*server.host, server.port), ("::1", 9009));
+        assert_eq!(server.path, "/prometheus/api/v1/query");
+        assert_eq!(server.headers["x-scope-orgid"], "fleet");
+        assert_eq!(Server::new("http://x", &[]).unwrap().port, 80);
+        for (url, header) in [("https://x", "a: b"), ("x:9090", "a: b"), ("http://x", "a")] {
+            assert!(Server::new(url, &[header.to_owned()]).is_err(), "{url}");
+        }
+    }
+
+    #[test]
+    fn errors_of_the_api_are_told() {
+        let error = json!({"status": "error", "errorType": "bad_data", "error": "parse error"});
+        let Ok(Answer::Error { error }) = serde_json::from_value(error) else {
+            panic!();
+        };
+        assert_eq!(error, "parse error");
+        let success = json!({"status": "success", "data": {"resultType": "vector", "result": [
+            {"metric": {"le": "1"}, "value": [1_435_781_451.781, "1"]},
+        ]}});
+        let Ok(Answer::Success { data }) = serde_json::from_value(success) else {
+            panic!();
+        };
+        assert_eq!(data.result[0].count().unwrap(), 1);
+    }
+}

@@ -1,0 +1,177 @@
+//! `rto-agent check --fleet DIR`: the configurations of many hosts, before they are rolled out.
+
+use std::{
+    collections::BTreeMap,
+    ffi::OsStr,
+    fs,
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+use anyhow::{Context as _, ensure};
+use serde::Serialize;
+
+use super::{Answer, good, refused, summary};
+use crate::{
+    cli::Check,
+    commands::{exit, print, terminal::coloured},
+    config::{Config, ConfigError},
+    policy::HostFacts,
+    printable::{self, counted},
+};
+
+/// The main file of a host that has a directory.
+const MAIN: &str = "config.toml";
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct FleetAnswer {
+    /// Whether all are good.
+    ok: bool,
+    /// By the name of the directory or file.
+    hosts: BTreeMap<String, Answer>,
+}
+
+pub(super) fn run(dir: &Path, host: &HostFacts, args: &Check) -> anyhow::Result<ExitCode> {
+    let files = files(dir).with_context(|| format!("--fleet {}", printable::path(dir)))?;
+    let hosts = files
+        .into_iter()
+        .map(|(name, path)| (name, answer(&path, host)));
+    let hosts: BTreeMap<_, _> = hosts.collect();
+    let answer = FleetAnswer {
+        ok: hosts.values().all(|host| host.ok),
+        hosts,
+    };
+    print(args.output.json, &answer, || {
+        coloured(text(&answer), args.color)
+    })?;
+    Ok(exit(answer.ok))
+}
+
+/// The configuration file of each host, by its name.
+fn files(dir: &Path) -> anyhow::Result<BTreeMap<String, PathBuf>> {
+    let mut files = BTreeMap::new();
+    for entry in fs::read_dir(dir)? {
+        let path = entry?.path();
+        let name = |part: Option<&OsStr>| printable::path(Path::new(part.unwrap_or_default()));
+        let (name, file) = if path.is_dir() {
+            (name(path.file_name()), path.join(MAIN))
+        } else if path.extension() == Some(OsStr::new("toml")) {
+            (name(path.file_stem()), path)
+        } else {
+            continue;
+        };
+        let other = files.insert(name.clone(), file);
+        ensure!(other.is_none(), "{name} has a directory and a file");
+    }
+    ensure!(
+        !files.is_empty(),
+        "no configuration: neither HOST/{MAIN} nor HOST.toml"
+    );
+    Ok(files)
+}
+
+fn answer(path: &Path, host: &HostFacts) -> Answer {
+    match Config::load(path, host) {
+        Ok(config) => good(&config, *host)
+            .unwrap_or_else(|error| refused(vec![ConfigError::whole(path, error)], *host)),
+        Err(errors) => refused(errors.0, *host),
+    }
+}
+
+fn text(answer: &FleetAnswer) -> String {
+    let mut text = String::new();
+    for (name, host) in &answer.hosts {
+        for error in &host.errors {
+            text.push_str(&format!("{name}: {error}\n"));
+        }
+        for warning in &host.warnings {
+            text.push_str(&format!("{name}: warning: {warning}\n"));
+        }
+        if host.ok {
+            text.push_str(&format!("{name}: {}", summary(host)));
+        }
+    }
+    let refused = answer.hosts.values().filter(|host| !host.ok).count();
+    text.push_str(&match refused {
+        0 => format!("good: {}\n", counted(answer.hosts.len(), "host", "hosts")),
+        _ => format!(
+            "REFUSED: {refused} of {}\n",
+            counted(answer.hosts.len(), "host", "hosts")
+        ),
+    });
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::compile::tests::HOST;
+
+    const GOOD: &str = "[agent]\ncgroup = \"/host/cgroup\"\npin_dir = \"/host/bpf/rto-agent\"\n\
+                        [policy.near]\ncidrs = [\"192.0.2.0/24\"]\ninitial_rto = \"300ms\"\n";
+
+    fn checked(files: &[(&str, &str)]) -> anyhow::Result<FleetAnswer> {
+        let dir = tempfile::tempdir()?;
+        for (name, text) in files {
+            let path = dir.path().join(name);
+            fs::create_dir_all(path.parent().context("a directory")?)?;
+            fs::write(path, text)?;
+        }
+        let hosts = super::files(dir.path())?.into_iter();
+        let hosts = hosts.map(|(name, path)| (name, answer(&path, &HOST)));
+        let hosts: BTreeMap<_, _> = hosts.collect();
+        let ok = hosts.values().all(|host| host.ok);
+        Ok(FleetAnswer { ok, hosts })
+    }
+
+    #[test]
+    fn every_host_is_read_as_it_will_be() {
+        let more = "[policy.far]\ncidrs = [\"198.51.100.0/24\"]\ninitial_rto = \"400ms\"\n";
+        let fleet = checked(&[
+            ("a/config.toml", GOOD),
+            ("a/policies.d/10-far.toml", more),
+            ("b.toml", GOOD),
+            ("README", "not a configuration"),
+        ])
+        .unwrap();
+        assert!(fleet.ok, "{}", text(&fleet));
+        assert_eq!(
+            text(&fleet),
+            "a: good: 2 entries, 2 policies, 2 files\nb: good: 1 entry, 1 policy, 1 file\ngood: 2 hosts\n"
+        );
+    }
+
+    #[test]
+    fn one_that_is_bad_is_named_and_the_others_are_checked() {
+        let fleet = checked(&[
+            ("a/config.toml", GOOD),
+            ("b/config.toml", &GOOD.replace("300ms", "300")),
+            ("c/policies.d/10-far.toml", ""),
+        ])
+        .unwrap();
+        assert!(!fleet.ok);
+        let text = text(&fleet);
+        assert!(text.contains("a: good: 1 entry"), "{text}");
+        assert!(
+            text.contains("b/config.toml:6:15: invalid duration"),
+            "{text}"
+        );
+        assert!(
+            text.contains("c: ") && text.contains("c/config.toml"),
+            "{text}"
+        );
+        assert!(text.ends_with("REFUSED: 2 of 3 hosts\n"), "{text}");
+    }
+
+    #[test]
+    fn a_directory_without_configurations_is_refused() {
+        for files in [
+            &[][..],
+            &[("README", "")],
+            &[("a/config.toml", GOOD), ("a.toml", GOOD)],
+        ] {
+            assert!(checked(files).is_err(), "{files:?}");
+        }
+    }
+}

@@ -1,0 +1,103 @@
+#!/bin/sh
+# Tests of the role, on a copy of this machine's file system that vanishes with the mount namespace (overlayfs on tmpfs):
+# cargo xtask ansible runs it by unshare --mount. There is no systemd in it: units are enabled, and not started.
+#
+# usage: run.sh ANSIBLE_PLAYBOOK RTO_AGENT
+set -eu
+ansible=$1 binary=$2
+here=$(cd "$(dirname "$0")" && pwd)
+tree=$(cd "$here/../../.." && pwd)
+name=rto-ansible-$$
+cgroup=$(findmnt -nt cgroup2 -o TARGET | head -1)/$name pins=/sys/fs/bpf/$name
+work=$(mktemp -d)
+daemon=
+
+clean() {
+  status=$?
+  if [ -n "$daemon" ]; then
+    kill "$daemon" 2>/dev/null || true
+    wait "$daemon" 2>/dev/null || true
+  fi
+  rm -rf "$pins"
+  rmdir "$cgroup" 2>/dev/null || true
+  umount --recursive --lazy "$work" 2>/dev/null || true
+  rmdir "$work"
+  exit "$status"
+}
+trap clean EXIT
+trap 'exit 1' INT TERM
+
+failed() {
+  echo "FAILED: $1"
+  exit 1
+}
+
+mkdir "$cgroup"
+mount -t tmpfs tmpfs "$work"
+mkdir "$work/upper" "$work/work" "$work/root" "$work/package"
+mount -t overlay overlay -o "lowerdir=/,upperdir=$work/upper,workdir=$work/work" "$work/root"
+root=$work/root
+for dir in proc sys dev; do mount --rbind "/$dir" "$root/$dir"; done
+mount -t tmpfs tmpfs "$root/run"
+# What this machine has of it is not the copy's.
+rm -rf "$root/etc/rto-agent" "$root/usr/local/bin/rto-agent" "$root/etc/systemd/system/rto-agent.service"
+
+# A package as small as serves the role: binary, unit, configuration.
+package=$work/package
+install -D -m 755 "$binary" "$package/usr/bin/rto-agent"
+strip "$package/usr/bin/rto-agent"
+install -D -m 644 \
+  "$tree/systemd/rto-agent.service" "$package/usr/lib/systemd/system/rto-agent.service"
+install -D -m 644 "$tree/config/config.toml" "$package/etc/rto-agent/config.toml"
+mkdir "$package/DEBIAN"
+echo /etc/rto-agent/config.toml >"$package/DEBIAN/conffiles"
+cat >"$package/DEBIAN/control" <<END
+Package: rto-agent
+Version: 0.1.0
+Architecture: $(dpkg --print-architecture)
+Maintainer: rto-agent
+Description: rto-agent, for tests of the role
+END
+dpkg-deb --root-owner-group -Znone --build "$package" "$root/var/tmp/rto-agent.deb" >/dev/null
+
+inside() { chroot "$root" "$@"; }
+# play INITIAL_RTO [STATE]: the recap's counts of changed and failed tasks
+play() {
+  inside env SYSTEMD_OFFLINE=1 ANSIBLE_NOCOWS=1 ANSIBLE_FORCE_COLOR=0 LC_ALL=C.UTF-8 HOME=/root "$ansible" "$here/playbook.yml" \
+    -i localhost, -e "rto_agent_package=/var/tmp/rto-agent.deb cgroup=$cgroup pin_dir=$pins initial_rto=$1 rto_agent_state=${2:-started}" \
+    >"$work/log" 2>&1 || true
+  sed -n 's/.*changed=\([0-9]*\) .*failed=\([0-9]*\) .*/changed \1 failed \2/p' "$work/log"
+}
+# expect WHAT WANTED FOUND
+expect() {
+  if [ "$2" != "$3" ]; then
+    cat "$work/log"
+    failed "$1: $3, not $2"
+  fi
+  echo "passed: $1"
+}
+rto_of() { inside rto-agent lookup 192.0.2.1 | sed -n 's/ *initial_rto *\([0-9a-z]*\),.*/\1/p'; }
+
+# Without a daemon, which this system has no systemd to start: the package's copy, the package and the configuration.
+expect "the first run installs and configures" "changed 3 failed 0" "$(play 300ms stopped)"
+expect "a stopped service is not enabled" disabled "$(inside systemctl is-enabled rto-agent || true)"
+# Not by the function, whose shell would be the child.
+chroot "$root" rto-agent run >"$work/daemon.log" 2>&1 &
+daemon=$!
+n=0
+until inside rto-agent status >/dev/null 2>&1; do
+  n=$((n + 1))
+  [ $n -lt 300 ] || { cat "$work/daemon.log"; failed "the daemon did not start"; }
+  sleep 0.1
+done
+expect "the policy is in force" 300ms "$(rto_of)"
+expect "the unit is enabled" "changed 1 failed 0" "$(play 300ms)"
+expect "as systemd sees it" enabled "$(inside systemctl is-enabled rto-agent)"
+expect "a second run changes nothing" "changed 0 failed 0" "$(play 300ms)"
+expect "a new value is written and reloaded" "changed 2 failed 0" "$(play 400ms)"
+expect "the new value is in force" 400ms "$(rto_of)"
+before=$(sha256sum <"$root/etc/rto-agent/config.toml")
+expect "a value that is refused fails the play" "changed 0 failed 1" "$(play 400)"
+grep -q "invalid duration" "$work/log" || failed "no reason: $(cat "$work/log")"
+expect "and the file stays" "$before" "$(sha256sum <"$root/etc/rto-agent/config.toml")"
+expect "and what is in force" 400ms "$(rto_of)"

