@@ -399,6 +399,9 @@ pub struct Attachment {
     /// The cgroup.
     #[serde(serialize_with = "printable::serialize_path")]
     pub cgroup: PathBuf,
+    /// It is the hierarchy's root: every socket of the host is covered.
+    #[serde(default)]
+    pub is_root: bool,
     /// The kernel's id of the program.
     pub program_id: Option<u32>,
     /// When accepted sockets get `rto_min`; absent while nothing is attached.
