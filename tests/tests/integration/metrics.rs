@@ -154,6 +154,17 @@ fn well_formed() -> anyhow::Result<()> {
     );
     let samples = parse(&answer.body)?;
     assert_eq!(samples["rto_agent_attached"], 1.0);
+    let status = env.json(&["status"])?;
+    let built = |key: &str| status[key].as_str().unwrap_or_default().to_owned();
+    let [version, commit, target] = ["version", "commit", "target"].map(built);
+    let build = format!(
+        "rto_agent_build_info{{version=\"{version}\",commit=\"{commit}\",target=\"{target}\"}}"
+    );
+    assert_eq!(samples.get(&build), Some(&1.0), "{build}");
+    assert_eq!(
+        env.cli(&["--version"])?,
+        format!("rto-agent {version} (commit {commit}, {target})\n")
+    );
     assert_eq!(samples["rto_agent_in_sync"], 1.0);
     assert_eq!(samples["rto_agent_last_reload_successful"], 1.0);
     assert_eq!(
