@@ -86,10 +86,10 @@ const AGENT: &[Key] = &[
     },
     Key {
         name: "group",
-        values: "group name",
+        values: "group name, or its number as a string",
         default: "\"root\"",
         meaning: "The group that may use the socket, beside root",
-        accepted: &["\"netops\""],
+        accepted: &["\"netops\"", "\"998\""],
         refused: &["0"],
     },
     Key {

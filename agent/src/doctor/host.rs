@@ -78,7 +78,6 @@ fn feature(feature: &Feature) -> Finding {
 
 pub(super) fn privileges(findings: &mut Vec<Finding>) {
     const WHY: &str = "loading and attaching eBPF programs is privileged";
-    let root = Path::new("/");
     let missing = privileges::effective().map(privileges::missing);
     findings.push(match missing {
         None => Finding::bad(
@@ -100,21 +99,23 @@ pub(super) fn privileges(findings: &mut Vec<Finding>) {
         ),
     });
     const LOCKDOWN: &str = "in confidentiality mode the kernel may refuse helpers that read it";
-    findings.push(match privileges::lockdown(root).as_deref() {
-        None => Finding::ok(
-            "lockdown",
-            "this kernel has none, or securityfs is not mounted",
-            LOCKDOWN,
-        ),
-        Some("confidentiality") => Finding::bad(
-            "lockdown",
-            Severity::Warning,
-            "confidentiality",
-            LOCKDOWN,
-            "boot without lockdown=confidentiality if the program is refused",
-        ),
-        Some(state) => Finding::ok("lockdown", state, LOCKDOWN),
-    });
+    findings.push(
+        match privileges::lockdown(&privileges::securityfs()).as_deref() {
+            None => Finding::ok(
+                "lockdown",
+                "this kernel has none, or securityfs is not mounted",
+                LOCKDOWN,
+            ),
+            Some("confidentiality") => Finding::bad(
+                "lockdown",
+                Severity::Warning,
+                "confidentiality",
+                LOCKDOWN,
+                "boot without lockdown=confidentiality if the program is refused",
+            ),
+            Some(state) => Finding::ok("lockdown", state, LOCKDOWN),
+        },
+    );
 }
 
 pub(super) fn cgroup(given: Option<&Path>, kernel: (u32, u32), findings: &mut Vec<Finding>) {

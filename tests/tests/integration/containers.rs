@@ -1,12 +1,14 @@
 //! The agent in a container.
 
 use std::{
+    os::unix::fs::MetadataExt as _,
     path::Path,
     process::Command,
     sync::{Mutex, PoisonError},
 };
 
 use anyhow::ensure;
+use nix::sys::signal::Signal;
 use rto_testbed::{
     agent::find,
     cgroup::{self, Cgroup},
@@ -136,6 +138,55 @@ fn a_container_finds_the_hosts_hierarchy() -> anyhow::Result<()> {
         finding["severity"] == "ok" && found.contains("sockets of the whole host"),
         "{finding:#}"
     );
-    env.end(nix::sys::signal::Signal::SIGTERM)?;
+    env.end(Signal::SIGTERM)?;
     expect(&env, KERNEL_RTO)
+}
+
+test!(an_image_without_a_list_of_groups);
+/// As FROM scratch: `/etc` is empty. Groups are numbers, and "root" is one.
+fn an_image_without_a_list_of_groups() -> anyhow::Result<()> {
+    const GROUP: u32 = 54_321;
+    let mut env = TestEnv::new()?;
+    let policy = near("\"10.88.0.0/24\"");
+    let wrapper = [
+        "unshare",
+        "--mount",
+        "sh",
+        "-c",
+        "mount -t tmpfs none /etc && exec \"$@\"",
+        "sh",
+    ]
+    .map(str::to_owned);
+    for (setting, gid) in [("", 0), ("group = \"54321\"\n", GROUP)] {
+        env.configure(&format!("{setting}{policy}"))?;
+        env.start_under(&wrapper)?;
+        let socket = std::fs::metadata(env.socket())?;
+        ensure!(socket.gid() == gid, "{}", socket.gid());
+        env.end(Signal::SIGTERM)?;
+    }
+    env.configure(&format!("group = \"netops\"\n{policy}"))?;
+    env.spawn_under(&wrapper)?;
+    ensure!(env.ended()?.code() == Some(1));
+    let log = env.log();
+    ensure!(log.contains("or give its number"), "{log}");
+    Ok(())
+}
+
+test!(a_daemon_of_another_pid_namespace_is_named_as_such);
+fn a_daemon_of_another_pid_namespace_is_named_as_such() -> anyhow::Result<()> {
+    let env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
+    let mut second = Command::new("unshare");
+    second.args(["--pid", "--fork", "--kill-child", "--mount-proc"]);
+    second
+        .arg(find(None)?)
+        .args(["run", "--config"])
+        .arg(env.config());
+    let output = second.output()?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let pid = format!("(pid {} of another pid namespace", env.pid()?);
+    ensure!(
+        output.status.code() == Some(1) && said.contains(&pid),
+        "{said}"
+    );
+    Ok(())
 }
