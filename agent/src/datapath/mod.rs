@@ -35,7 +35,7 @@ mod error;
 pub(crate) mod fake;
 
 pub use bpf::{
-    BpfKernel, OBJECT, PinnedEntry, PinnedMaps, RtoMinTiming, events, make_pin_dir,
+    BpfKernel, OBJECT, PinnedEntry, PinnedMaps, RtoMinTiming, events, handover, make_pin_dir,
     pinned_initial_rto, pinned_maps, pinned_program_ids, probe, remove_kept_pins, remove_links,
     remove_pins, walk,
 };
