@@ -9,14 +9,14 @@ mod experiment;
 mod values;
 
 pub use self::experiment::{Experiment, ExperimentVerb, OfPolicy, ShowExperiment, StartExperiment};
-use crate::policy::Settings;
+use crate::{build_info, policy::Settings};
 
 /// Per-CIDR TCP retransmission timers for Linux.
 ///
 /// Gives connections to and from listed prefixes their own initial RTO (SYN and SYN-ACK) and
 /// other TCP timers, by an eBPF sock_ops program on the root cgroup.
 #[derive(Debug, Parser)]
-#[command(version, max_term_width = 100, arg_required_else_help = true)]
+#[command(version, long_version = build_info::LINE, max_term_width = 100, arg_required_else_help = true)]
 pub struct Cli {
     #[command(flatten)]
     pub(crate) before: BeforeVerb,

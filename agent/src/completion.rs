@@ -19,6 +19,7 @@ use clap_complete::{
 use self::bash::Bash;
 use crate::{
     api::client::Client,
+    build_info,
     cli::Cli,
     config::{DEFAULT_SOCKET, SAVED_FILE},
     policy::PolicyName,
@@ -79,7 +80,7 @@ fn command(words: &[OsString]) -> Command {
         })
         .collect();
     Command::new(PROGRAM)
-        .version(env!("CARGO_PKG_VERSION"))
+        .version(build_info::VERSION)
         .args(cli.get_arguments().cloned())
         .subcommands(verbs)
 }

@@ -5,6 +5,7 @@
 //! [`datapath`] writes that to the kernel.
 
 pub mod api;
+mod build_info;
 pub mod cli;
 pub mod commands;
 pub mod completion;

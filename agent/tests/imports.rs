@@ -8,7 +8,13 @@ use std::{
 
 /// From what everybody may use to what uses everybody; those of one line do not use each other.
 const ORDER: &[&[&str]] = &[
-    &["path_security", "printable", "problem", "progress"],
+    &[
+        "build_info",
+        "path_security",
+        "printable",
+        "problem",
+        "progress",
+    ],
     &["parallel"],
     &["policy"],
     &["kernel", "config"],

@@ -3,6 +3,7 @@
 use std::os::fd::{AsRawFd as _, BorrowedFd};
 
 use nix::{
+    errno::Errno,
     libc,
     sys::socket::{getsockopt, sockopt::PeerCredentials},
     unistd::{Gid, Group},
@@ -33,13 +34,25 @@ impl Allowed {
     }
 }
 
-/// Finds the group by name.
+/// Finds the group by name, or takes its number. "root" is 0, also where there is no list of groups (an image FROM
+/// scratch).
 pub fn group_id(name: &str) -> anyhow::Result<Gid> {
-    Group::from_name(name)?
+    if let Ok(number) = name.parse() {
+        return Ok(Gid::from_raw(number));
+    }
+    if name == "root" {
+        return Ok(Gid::from_raw(0));
+    }
+    let found = match Group::from_name(name) {
+        // There is no list of groups.
+        Err(Errno::ENOENT) => None,
+        found => found?,
+    };
+    found
         .map(|group| group.gid)
         .ok_or_else(|| {
             anyhow::anyhow!(
-                "[agent] group = \"{name}\": there is no such group; groupadd --system {name}"
+                "[agent] group = \"{name}\": there is no such group; groupadd --system {name}, or give its number"
             )
         })
 }
@@ -101,6 +114,14 @@ mod tests {
         assert_eq!(peer.caller.uid, nix::unistd::geteuid().as_raw());
         assert_eq!(peer.caller.pid, nix::unistd::getpid().as_raw());
         assert!(peer.groups.contains(&nix::unistd::getegid().as_raw()));
+    }
+
+    #[test]
+    fn a_group_is_a_name_or_a_number() {
+        assert_eq!(group_id("root").unwrap().as_raw(), 0);
+        assert_eq!(group_id("65534").unwrap().as_raw(), 65_534);
+        let error = group_id("no-such-group").unwrap_err().to_string();
+        assert!(error.contains("or give its number"), "{error}");
     }
 
     #[test]

@@ -32,10 +32,13 @@ fn text(status: &StatusAnswer, columns: Option<usize>) -> String {
     let attachment = &status.attachment;
     let attached = match attachment.program_id {
         Some(id) if attachment.attached => {
-            format!(
-                "yes, {} (program {id})",
-                printable::path(&attachment.cgroup)
-            )
+            let extent = if attachment.is_root {
+                "every socket of the host"
+            } else {
+                "sockets of this cgroup and those below"
+            };
+            let cgroup = printable::path(&attachment.cgroup);
+            format!("yes, {cgroup}: {extent} (program {id})")
         }
         _ => format!(
             "NO: {}",

@@ -45,7 +45,7 @@ const AGENT: &[Key] = &[
         name: "cgroup",
         values: "`\"auto\"` or an absolute path",
         default: "\"auto\"",
-        meaning: "The cgroup2 directory to attach to. `\"auto\"` is the root of the hierarchy: every socket of the host",
+        meaning: "The cgroup2 directory to attach to. `\"auto\"` is the root of the hierarchy, wherever it is mounted: every socket of the host. Where a container sees its own part alone it does not start",
         accepted: &["\"/sys/fs/cgroup/a\""],
         refused: &["\"a\"", "1"],
     },
@@ -86,10 +86,10 @@ const AGENT: &[Key] = &[
     },
     Key {
         name: "group",
-        values: "group name",
+        values: "group name, or its number as a string",
         default: "\"root\"",
         meaning: "The group that may use the socket, beside root",
-        accepted: &["\"netops\""],
+        accepted: &["\"netops\"", "\"998\""],
         refused: &["0"],
     },
     Key {

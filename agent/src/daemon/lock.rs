@@ -35,7 +35,7 @@ pub enum LockError {
          state_dir, socket, pin_dir and cgroup"
     )]
     Held {
-        /// " (pid N)" where it is known.
+        /// " (pid N)" where it is known, and whether that is of another pid namespace.
         holder: String,
         /// The lock.
         path: PathBuf,
@@ -91,12 +91,12 @@ impl InstanceLock {
             let why = format!("{FILE}: {e}");
             state_error(io::Error::new(e.kind(), why))
         })?;
-        let mut state = lock(file, &path, read_pid, wait)?;
+        let mut state = lock(file, &path, read_holder, wait)?;
         // For people, and the lock is had already: a full disk is no reason not to start.
         let _unsaid = state
             .set_len(0)
             .and_then(|()| state.rewind())
-            .and_then(|()| writeln!(state, "{}", std::process::id()));
+            .and_then(|()| state.write_all(Holder::this().text().as_bytes()));
         Ok(Self {
             _state: state,
             pins: None,
@@ -164,7 +164,7 @@ fn open(path: &Path) -> io::Result<File> {
 fn lock(
     mut file: File,
     path: &Path,
-    told: impl Fn(&mut File) -> Option<u32>,
+    told: impl Fn(&mut File) -> Option<Holder>,
     wait: &mut dyn FnMut() -> bool,
 ) -> Result<Flock<File>, LockError> {
     let state_error = |reason| LockError::StateDir {
@@ -184,11 +184,21 @@ fn lock(
             return Err(state_error(errno.into()));
         }
         // Read anew each time: who takes it writes its pid a moment later.
-        let holder = told(&mut file).or_else(|| holder_by_proc(&identity));
-        if holder.is_some_and(is_running) || !wait() {
-            let holder = holder
-                .map(|pid| format!(" (pid {pid})"))
-                .unwrap_or_default();
+        let told = told(&mut file);
+        let (own, foreign) = match told {
+            Some(holder) if holder.is_here() => (Some(holder.pid), None),
+            // Where it can be seen from here, it has another pid here.
+            other => (holder_by_proc(&identity), other),
+        };
+        if own.is_some_and(is_running) || !wait() {
+            let holder = match (own, foreign) {
+                (Some(pid), _) => format!(" (pid {pid})"),
+                (None, Some(there)) => format!(
+                    " (pid {} of another pid namespace, as a container has one)",
+                    there.pid
+                ),
+                (None, None) => String::new(),
+            };
             return Err(LockError::Held {
                 holder,
                 path: path.to_owned(),
@@ -196,7 +206,7 @@ fn lock(
         }
         if !has_waited {
             has_waited = true;
-            info!(path = %path.display(), holder, "its holder has ended; waiting for the lock");
+            info!(path = %path.display(), holder = own, "its holder has ended; waiting for the lock");
         }
     }
 }
@@ -246,11 +256,49 @@ fn is_ending(stat: &str) -> bool {
     is_zombie || number(9) & PF_EXITING != 0 || is_killed
 }
 
-fn read_pid(file: &mut File) -> Option<u32> {
+/// Who has the lock, as it says in its file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Holder {
+    /// In its own pid namespace.
+    pid: u32,
+    /// That namespace's inode (namespaces(7)); absent where it was not known, or by an earlier version.
+    namespace: Option<u64>,
+}
+
+impl Holder {
+    fn this() -> Self {
+        let namespace = fs::metadata("/proc/self/ns/pid").ok();
+        Self {
+            pid: std::process::id(),
+            namespace: namespace.map(|meta| meta.ino()),
+        }
+    }
+
+    fn text(self) -> String {
+        let namespace = self.namespace.map(|inode| format!("{inode}\n"));
+        format!("{}\n{}", self.pid, namespace.unwrap_or_default())
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let mut lines = text.lines();
+        Some(Self {
+            pid: lines.next()?.trim().parse().ok()?,
+            namespace: lines.next().and_then(|line| line.parse().ok()),
+        })
+    }
+
+    /// Whether its pid is of this process's namespace.
+    fn is_here(self) -> bool {
+        let here = Self::this().namespace;
+        self.namespace.is_none() || here.is_none() || self.namespace == here
+    }
+}
+
+fn read_holder(file: &mut File) -> Option<Holder> {
     let mut text = String::new();
     file.rewind().ok()?;
-    file.take(32).read_to_string(&mut text).ok()?;
-    text.trim().parse().ok()
+    file.take(64).read_to_string(&mut text).ok()?;
+    Holder::parse(&text)
 }
 
 /// A file as `/proc/locks` names it: the numbers of its file system's device in hexadecimal, and its inode. (Of a btrfs
@@ -346,6 +394,16 @@ mod tests {
         let _held = InstanceLock::of_state(&state).unwrap();
         let error = InstanceLock::of_state_after(&state, &mut || panic!("it waits"));
         assert!(matches!(error, Err(LockError::Held { .. })), "{error:?}");
+    }
+
+    #[test]
+    fn a_pid_of_another_namespace_is_told_as_such() {
+        let here = Holder::this();
+        assert_eq!(Holder::parse(&here.text()), Some(here));
+        assert!(here.is_here() && Holder::parse("7\n").unwrap().is_here());
+        let there = format!("1\n{}\n", here.namespace.unwrap() + 1);
+        assert!(!Holder::parse(&there).unwrap().is_here());
+        assert_eq!(Holder::parse("x\n1\n"), None);
     }
 
     #[test]

@@ -16,7 +16,7 @@ use crate::{
         socket::{RebindingListener, Socket},
     },
     config::{CgroupSetting, Config, ConfigErrors, FilesReader, MetricsSetting, OnExit},
-    datapath::{make_pin_dir, probe},
+    datapath::{handover, make_pin_dir, probe},
     engine::{
         self, Engine, EngineConfig, EngineError, Handle, Message, STOP_LIMIT,
         memory::{self, Need},
@@ -80,6 +80,7 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
     let metrics = bind_metrics(&agent.metrics, group)?;
     let on_exit = agent.on_exit;
     // Before there is a second thread.
+    adopt_handed_over(&pin_dir);
     privileges::keep_for_running().context("capabilities cannot be given up")?;
     let engine_config = EngineConfig {
         config_path: config_path.to_owned(),
@@ -157,6 +158,16 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
         Ok(Err(e)) if is_interrupted(&e) => leave(on_exit, &pin_dir),
         Ok(result) => result,
         Err(_) => anyhow::bail!("the engine died; what was in force stays in force"),
+    }
+}
+
+/// Pins what the service manager kept over a restart: the engine adopts it like any pins.
+fn adopt_handed_over(pin_dir: &Path) {
+    let pinned = systemd::handed_over().and_then(|handed| handover::pin_again(pin_dir, &handed));
+    match pinned {
+        Ok(true) => info!("what was in force before the restart is pinned again"),
+        Ok(false) => {}
+        Err(e) => warn!("what the service manager kept over the restart is not used: {e}"),
     }
 }
 

@@ -331,6 +331,7 @@ impl KernelReader for FakeReader {
             attached,
             problem: (!attached).then(|| "the program is not attached".to_owned()),
             cgroup: self.options.cgroup.clone(),
+            is_root: false,
             program_id: None,
             accepted: None,
         }

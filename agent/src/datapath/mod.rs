@@ -35,7 +35,7 @@ mod error;
 pub(crate) mod fake;
 
 pub use bpf::{
-    BpfKernel, OBJECT, PinnedEntry, PinnedMaps, RtoMinTiming, events, make_pin_dir,
+    BpfKernel, OBJECT, PinnedEntry, PinnedMaps, RtoMinTiming, events, handover, make_pin_dir,
     pinned_initial_rto, pinned_maps, pinned_program_ids, probe, remove_kept_pins, remove_links,
     remove_pins, walk,
 };
@@ -408,6 +408,9 @@ pub struct Attachment {
     /// The cgroup.
     #[serde(serialize_with = "printable::serialize_path")]
     pub cgroup: PathBuf,
+    /// It is the hierarchy's root: every socket of the host is covered.
+    #[serde(default)]
+    pub is_root: bool,
     /// The kernel's id of the program.
     pub program_id: Option<u32>,
     /// When accepted sockets get `rto_min`; absent while nothing is attached.

@@ -78,7 +78,6 @@ fn feature(feature: &Feature) -> Finding {
 
 pub(super) fn privileges(findings: &mut Vec<Finding>) {
     const WHY: &str = "loading and attaching eBPF programs is privileged";
-    let root = Path::new("/");
     let missing = privileges::effective().map(privileges::missing);
     findings.push(match missing {
         None => Finding::bad(
@@ -100,56 +99,46 @@ pub(super) fn privileges(findings: &mut Vec<Finding>) {
         ),
     });
     const LOCKDOWN: &str = "in confidentiality mode the kernel may refuse helpers that read it";
-    findings.push(match privileges::lockdown(root).as_deref() {
-        None => Finding::ok(
-            "lockdown",
-            "this kernel has none, or securityfs is not mounted",
-            LOCKDOWN,
-        ),
-        Some("confidentiality") => Finding::bad(
-            "lockdown",
-            Severity::Warning,
-            "confidentiality",
-            LOCKDOWN,
-            "boot without lockdown=confidentiality if the program is refused",
-        ),
-        Some(state) => Finding::ok("lockdown", state, LOCKDOWN),
-    });
+    findings.push(
+        match privileges::lockdown(&privileges::securityfs()).as_deref() {
+            None => Finding::ok(
+                "lockdown",
+                "this kernel has none, or securityfs is not mounted",
+                LOCKDOWN,
+            ),
+            Some("confidentiality") => Finding::bad(
+                "lockdown",
+                Severity::Warning,
+                "confidentiality",
+                LOCKDOWN,
+                "boot without lockdown=confidentiality if the program is refused",
+            ),
+            Some(state) => Finding::ok("lockdown", state, LOCKDOWN),
+        },
+    );
 }
 
 pub(super) fn cgroup(given: Option<&Path>, kernel: (u32, u32), findings: &mut Vec<Finding>) {
     const WHY: &str = "the program is attached to a cgroup2 directory and acts on the sockets \
                        that were made by processes in it or below";
-    let mounts = mounts::read().unwrap_or_default();
-    match cgroup::resolve(given) {
-        Err(e) => findings.push(Finding::bad(
+    findings.push(match cgroup::resolve(given) {
+        Err(e) => Finding::bad(
             "cgroup",
             Severity::Problem,
             e.to_string(),
             WHY,
-            "mount cgroup2, or set [agent] cgroup to a directory on it",
-        )),
+            "mount the host's cgroup2 hierarchy, or set [agent] cgroup to a directory on it",
+        ),
         Ok(path) => {
-            let mount = mounts::mount_of(&mounts, &path);
-            let whole = given.is_none() && mount.is_some_and(|mount| !cgroup::is_partial(mount));
-            findings.push(if whole || given.is_some() {
-                let what = if whole {
-                    "the hierarchy's root"
-                } else {
-                    "as configured"
-                };
-                Finding::ok("cgroup", format!("{}, {what}", path.display()), WHY)
+            let extent = if cgroup::is_root(&path) {
+                "the hierarchy's root: sockets of the whole host"
             } else {
-                Finding::bad(
-                    "cgroup",
-                    Severity::Warning,
-                    format!("{} is only a part of the hierarchy", path.display()),
-                    WHY,
-                    "run outside the container or cgroup namespace to cover the whole host",
-                )
-            });
+                "as configured: sockets of the processes in it and below"
+            };
+            Finding::ok("cgroup", format!("{}, {extent}", path.display()), WHY)
         }
-    }
+    });
+    let mounts = mounts::read().unwrap_or_default();
     v1(&cgroup::v1_network_controllers(&mounts), kernel, findings);
 }
 

@@ -70,8 +70,8 @@ pub(super) fn programs(given: Option<&Path>, ours: &[u32], findings: &mut Vec<Fi
     let Ok(cgroup) = cgroup::resolve(given) else {
         return;
     };
-    let root = cgroup::resolve(None).unwrap_or_else(|_| cgroup.clone());
-    let found = match programs::in_tree(&root, ours) {
+    let root = cgroup::top_of(&cgroup);
+    let found = match programs::in_tree(root, ours) {
         Ok(found) => found,
         Err(e) => {
             findings.push(Finding::bad(

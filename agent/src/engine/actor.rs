@@ -555,11 +555,13 @@ impl Engine {
             );
             return Ok(());
         }
-        match self.reconciler.resolved().config().agent.on_exit {
+        let on_exit = self.reconciler.resolved().config().agent.on_exit;
+        match on_exit {
             OnExit::Keep => {
                 info!("stopping; the policies stay in force (on_exit = \"keep\")");
                 Ok(())
             }
+            OnExit::Detach if self.hand_over() => Ok(()),
             OnExit::Detach => {
                 let removed = self.reconciler.detach()?;
                 info!(links = removed.links, "stopping; detached");

@@ -2,11 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use tracing::info;
+use tracing::{info, warn};
 
-use super::{Engine, EngineError, Reply, audit::Cause, jobs::walk};
+use super::{Engine, EngineError, Reply, audit::Cause, jobs::walk, systemd};
 use crate::{
-    datapath::Removed,
+    datapath::{Removed, handover},
     wire::types::{Caller, DetachAnswer, DetachRequest},
 };
 
@@ -121,6 +121,31 @@ impl Engine {
             kept,
         });
         drop(reply.send(answer.map_err(EngineError::from)));
+    }
+
+    /// Hands what is in force to the service manager for the next start, where it keeps descriptors: it drops them, and
+    /// with them the link, once it knows that there is none. Whether that was done.
+    pub(super) fn hand_over(&mut self) -> bool {
+        let pin_dir = &self.reconciler.options().pin_dir;
+        let done = handover::pinned_objects(pin_dir).and_then(|objects| {
+            let kept = systemd::hand_over(&objects)?;
+            if kept {
+                handover::unpin(pin_dir)?;
+            }
+            Ok(kept)
+        });
+        match done {
+            Ok(kept) => {
+                if kept {
+                    info!("stopping; the service manager has what is in force, for a restart");
+                }
+                kept
+            }
+            Err(e) => {
+                warn!("the service manager was not given what is in force: {e}");
+                false
+            }
+        }
     }
 
     /// While sockets are given back what they had, nothing else goes.

@@ -27,6 +27,7 @@ use crate::{
         Attachment, DatapathError, Found, Kernel, KernelReader, Options, Removed, remove_pins,
         walk::{self, Mode, Walker},
     },
+    kernel::cgroup,
     policy::{
         HostFacts, PolicyName,
         differences::Differences,
@@ -530,6 +531,7 @@ impl Reconciler {
             attached: false,
             problem: Some("detached on purpose; rto-agent reload attaches again".to_owned()),
             cgroup: self.options.cgroup.clone(),
+            is_root: cgroup::is_root(&self.options.cgroup),
             program_id: None,
             accepted: None,
         }

@@ -19,7 +19,7 @@ use super::{
 use crate::{
     config::{Config, OnExit},
     datapath::{Attachment, DatapathError, Found, KernelReader},
-    kernel::features::Feature,
+    kernel::{cgroup, features::Feature},
     policy::{Cidr, EntryRef, HostFacts, PolicySet, plan::MapState},
     wire::{
         experiments::ExperimentsAnswer,
@@ -140,6 +140,7 @@ impl Snapshot {
                     attached: false,
                     problem: None,
                     cgroup: config.cgroup.clone(),
+                    is_root: cgroup::is_root(&config.cgroup),
                     program_id: None,
                     accepted: None,
                 },

@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use super::Snapshot;
 use crate::{
+    build_info,
     datapath::{ArmStatistics, Attachment, DatapathError, KernelReader},
     kernel::interference::Verdict,
     policy::PolicyName,
@@ -46,7 +47,9 @@ impl Snapshot {
         let runtime_entries = resolved.map_or(0, |resolved| resolved.desired.runtime.len());
         let foreign = |id: &&u32| Some(**id) != attachment.program_id;
         StatusAnswer {
-            version: env!("CARGO_PKG_VERSION").to_owned(),
+            version: build_info::VERSION.to_owned(),
+            commit: build_info::COMMIT.to_owned(),
+            target: build_info::TARGET.to_owned(),
             pid: std::process::id(),
             uptime_s: self.about.started.elapsed().as_secs(),
             healthy: problems.is_empty(),

@@ -1,12 +1,21 @@
 //! Talking to the service manager: readiness, reloads, status, watchdog (sd_notify(3)).
 
-use std::time::{Duration, Instant};
+use std::{
+    io,
+    os::fd::{AsFd as _, FromRawFd as _, OwnedFd},
+    time::{Duration, Instant},
+};
 
-use nix::time::{ClockId, clock_gettime};
+use nix::{
+    fcntl::OFlag,
+    poll::{PollFd, PollFlags, PollTimeout},
+    time::{ClockId, clock_gettime},
+};
 use sd_notify::NotifyState;
 use tracing::warn;
 
 use super::Handle;
+use crate::datapath::handover::Handed;
 
 /// The service manager, if there is one. NOTIFY_SOCKET is read at each message.
 #[derive(Default)]
@@ -19,6 +28,7 @@ impl Systemd {
     pub(super) fn ready(&mut self, status: &str) {
         status.clone_into(&mut self.told);
         send(&[NotifyState::Ready, NotifyState::Status(status)]);
+        forget_handed_over();
     }
 
     pub(super) fn reloading(&self) {
@@ -39,6 +49,71 @@ impl Systemd {
             status.clone_into(&mut self.told);
             send(&[NotifyState::Status(status)]);
         }
+    }
+}
+
+/// Whether the service manager keeps so many descriptors over a restart: it says how many by FDSTORE (systemd 254), which
+/// the unit sets for earlier ones.
+fn keeps(count: usize) -> bool {
+    let limit = std::env::var("FDSTORE").ok();
+    let limit = limit.and_then(|text| text.parse::<usize>().ok());
+    count > 0
+        && limit.is_some_and(|limit| limit >= count)
+        && std::env::var_os("NOTIFY_SOCKET").is_some()
+}
+
+/// How long the service manager may take to read what was sent.
+const BARRIER_LIMIT_MS: u16 = 1000;
+
+/// Has the service manager keep these for the next start, and waits until it has them. Whether it keeps any.
+pub(super) fn hand_over(objects: &[Handed]) -> io::Result<bool> {
+    if !keeps(objects.len()) {
+        return Ok(false);
+    }
+    for object in objects {
+        let state = [
+            NotifyState::FdStore,
+            NotifyState::FdName(&object.name),
+            // It would find an error at each map that is no ring buffer (bpf_map_poll(), Linux 6.12), and drop that.
+            NotifyState::Custom("FDPOLL=0"),
+        ];
+        sd_notify::notify_with_fds(&state, &[object.fd.as_fd()])?;
+    }
+    // sd_notify_barrier(3): its end is closed once all before it was read.
+    let (ours, theirs) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
+    sd_notify::notify_with_fds(&[NotifyState::Custom("BARRIER=1")], &[theirs.as_fd()])?;
+    drop(theirs);
+    let mut closed = [PollFd::new(ours.as_fd(), PollFlags::empty())];
+    if nix::poll::poll(&mut closed, PollTimeout::from(BARRIER_LIMIT_MS))? == 0 {
+        return Err(io::ErrorKind::TimedOut.into());
+    }
+    Ok(true)
+}
+
+/// What the service manager kept for this start. To be called once, before other descriptors are given its numbers.
+pub fn handed_over() -> io::Result<Vec<Handed>> {
+    let listed = sd_notify::listen_fds_with_names()?;
+    // SAFETY: the service manager has opened these for this process (sd_listen_fds(3)), and this is asked once.
+    let owned = |fd| unsafe { OwnedFd::from_raw_fd(fd) };
+    Ok(listed
+        .map(|(fd, name)| Handed {
+            name,
+            fd: owned(fd),
+        })
+        .collect())
+}
+
+/// Has the service manager drop what it kept for this start: it is pinned now.
+fn forget_handed_over() {
+    let variable = |name| std::env::var(name).unwrap_or_default();
+    if variable("LISTEN_PID") != std::process::id().to_string() {
+        return;
+    }
+    for name in variable("LISTEN_FDNAMES")
+        .split(':')
+        .filter(|name| !name.is_empty())
+    {
+        send(&[NotifyState::FdStoreRemove, NotifyState::FdName(name)]);
     }
 }
 

@@ -12,6 +12,7 @@ use std::{
 
 use nix::libc;
 
+const BPF_OBJ_PIN: libc::c_int = 6;
 const BPF_OBJ_GET: libc::c_int = 7;
 const BPF_PROG_GET_FD_BY_ID: libc::c_int = 13;
 const BPF_OBJ_GET_INFO_BY_FD: libc::c_int = 15;
@@ -229,6 +230,17 @@ pub(super) fn open_pin(path: &Path) -> io::Result<OwnedFd> {
     let raw = bpf(BPF_OBJ_GET, &mut attr)?;
     // SAFETY: the kernel has just made this descriptor for us.
     Ok(unsafe { OwnedFd::from_raw_fd(raw) })
+}
+
+/// Pins a map, program or link.
+pub fn pin_fd(fd: &OwnedFd, path: &Path) -> io::Result<()> {
+    let path = c_path(path)?;
+    let mut attr = ObjectAttr {
+        path: path.as_ptr() as u64,
+        fd: fd_number(fd.as_fd()),
+        ..ObjectAttr::default()
+    };
+    bpf(BPF_OBJ_PIN, &mut attr).map(drop)
 }
 
 pub(super) fn c_path(path: &Path) -> io::Result<CString> {

@@ -19,6 +19,17 @@ pub enum CgroupError {
          with systemd.unified_cgroup_hierarchy=1), or name one with --cgroup"
     )]
     NotMounted,
+    /// Those that are mounted show a part of the hierarchy: a container, or a cgroup namespace (cgroup_namespaces(7)).
+    #[error(
+        "{shown} is not the root of the cgroup2 hierarchy but a container's own part of it: policies would govern this \
+         container alone; mount the host's /sys/fs/cgroup into the container, say at /host/cgroup (podman run \
+         --volume /sys/fs/cgroup:/host/cgroup:ro; in a pod a hostPath volume), where it is found, or run with the \
+         host's cgroup namespace (--cgroupns=host), or name the part that is meant with --cgroup or [agent] cgroup"
+    )]
+    NotTheRoot {
+        /// The first of them.
+        shown: PathBuf,
+    },
     /// The path given is not one.
     #[error("{path}: {reason}; name a directory of a cgroup2 mount (see: findmnt -t cgroup2)")]
     NotCgroup2 {
@@ -38,10 +49,7 @@ pub fn resolve(given: Option<&Path>) -> Result<PathBuf, CgroupError> {
         Some(path) => path.to_owned(),
         None => {
             let mounts = mounts::read().map_err(CgroupError::Mountinfo)?;
-            root_of(&mounts)
-                .ok_or(CgroupError::NotMounted)?
-                .point
-                .clone()
+            root_of(&mounts, is_root)?
         }
     };
     let not = |reason: String| CgroupError::NotCgroup2 {
@@ -61,16 +69,28 @@ pub fn resolve(given: Option<&Path>) -> Result<PathBuf, CgroupError> {
     Ok(path)
 }
 
-/// Whether this is the root of the hierarchy: the one cgroup that says nothing of its kind.
+/// Whether this is the root of the hierarchy: the one cgroup that says nothing of its kind. (Read in Linux 6.12:
+/// `cgroup.type` has CFTYPE_NOT_ON_ROOT, which goes by the hierarchy and by no cgroup namespace.)
 pub fn is_root(path: &Path) -> bool {
-    path.is_dir() && !path.join("cgroup.type").exists()
+    let on_cgroup2 = statfs(path).is_ok_and(|fs| fs.filesystem_type() == CGROUP2_SUPER_MAGIC);
+    on_cgroup2 && !path.join("cgroup.type").exists()
 }
 
-/// The directory of this process's own cgroup; `None` if no cgroup2 mount shows it.
+/// The highest directory above a cgroup, or the cgroup itself, that the same mounts show.
+pub fn top_of(cgroup: &Path) -> &Path {
+    let on_cgroup2 =
+        |dir: &&Path| statfs(*dir).is_ok_and(|fs| fs.filesystem_type() == CGROUP2_SUPER_MAGIC);
+    let above = cgroup.ancestors().take_while(on_cgroup2);
+    above.last().unwrap_or(cgroup)
+}
+
+/// The directory of this process's own cgroup; where no mount shows it, the hierarchy's root, which is above it;
+/// `None` if no mount shows that either.
 pub fn own() -> Option<PathBuf> {
     let text = fs::read_to_string("/proc/self/cgroup").ok()?;
     let mounts = mounts::read().ok()?;
-    own_of(&text, root_of(&mounts)?)
+    let own = of_kind(&mounts).find_map(|mount| own_of(&text, mount));
+    own.or_else(|| root_of(&mounts, is_root).ok())
 }
 
 /// From the line "0::/path" of `/proc/self/cgroup`, where the path is below the mount's root.
@@ -83,12 +103,21 @@ fn own_of(text: &str, mount: &Mount) -> Option<PathBuf> {
     plain.then(|| mount.point.join(below))
 }
 
-/// The cgroup2 mount that shows most of the hierarchy: its root, for unified and hybrid hosts.
-pub fn root_of(mounts: &[Mount]) -> Option<&Mount> {
-    let of_kind = || mounts.iter().filter(|mount| mount.kind == "cgroup2");
-    of_kind()
-        .find(|mount| mount.root == Path::new("/"))
-        .or_else(|| of_kind().next())
+fn of_kind(mounts: &[Mount]) -> impl Iterator<Item = &Mount> {
+    mounts.iter().filter(|mount| mount.kind == "cgroup2")
+}
+
+/// Where the hierarchy's root is mounted. In a cgroup namespace "/" of a mount is the namespace's own root: what is
+/// mounted, the directory itself must say.
+fn root_of(mounts: &[Mount], is_root: impl Fn(&Path) -> bool) -> Result<PathBuf, CgroupError> {
+    let mut points = of_kind(mounts).map(|mount| &mount.point).peekable();
+    let first = points.peek().copied().ok_or(CgroupError::NotMounted)?;
+    match points.find(|point| is_root(point)) {
+        Some(root) => Ok(root.clone()),
+        None => Err(CgroupError::NotTheRoot {
+            shown: first.clone(),
+        }),
+    }
 }
 
 /// cgroup v1 network controllers that are mounted: net_cls, net_prio.
@@ -104,40 +133,61 @@ pub fn v1_network_controllers(mounts: &[Mount]) -> Vec<&'static str> {
         .collect()
 }
 
-/// Whether a cgroup namespace hides the hierarchy's root from this process: PID 1 of its
-/// namespace then seems to live above or the mount's root is not "/".
-pub fn is_partial(mount: &Mount) -> bool {
-    mount.root != Path::new("/")
-}
-
 #[cfg(test)]
 mod tests {
     use super::{
         super::mounts::{
             parse,
-            tests::{CONTAINER, HYBRID, UNIFIED},
+            tests::{CONTAINER, HYBRID, PRIVATE, UNIFIED},
         },
         *,
     };
 
-    fn point(text: &str) -> Option<PathBuf> {
-        root_of(&parse(text)).map(|mount| mount.point.clone())
+    /// Where "auto" attaches with these mounts, of which `root` shows the hierarchy's root.
+    fn auto(text: &str, root: &str) -> Result<PathBuf, String> {
+        root_of(&parse(text), |point| point == Path::new(root)).map_err(|e| e.to_string())
     }
 
     #[test]
-    fn unified_hybrid_container_and_none() {
-        assert_eq!(point(UNIFIED), Some("/sys/fs/cgroup".into()));
-        assert_eq!(point(HYBRID), Some("/sys/fs/cgroup/unified".into()));
-        assert_eq!(point(CONTAINER), Some("/sys/fs/cgroup".into()));
-        assert!(is_partial(root_of(&parse(CONTAINER)).unwrap()));
-        assert_eq!(point("24 1 254:0 / / rw - ext4 /dev/vda rw\n"), None);
+    fn unified_hybrid_and_none() {
+        let root = "/sys/fs/cgroup";
+        assert_eq!(auto(UNIFIED, root), Ok(root.into()));
+        let root = "/sys/fs/cgroup/unified";
+        assert_eq!(auto(HYBRID, root), Ok(root.into()));
+        let error = auto("24 1 254:0 / / rw - ext4 /dev/vda rw\n", "/").unwrap_err();
+        assert!(
+            error.starts_with("no cgroup2 hierarchy is mounted"),
+            "{error}"
+        );
+    }
+
+    /// In a namespace of its own a container's part says "/" as the host's root does outside.
+    #[test]
+    fn a_containers_part_is_not_taken_for_the_host() {
+        for own in [CONTAINER, PRIVATE] {
+            let error = auto(own, "/none").unwrap_err();
+            assert!(
+                error.starts_with("/sys/fs/cgroup is not the root")
+                    && error.contains("/host/cgroup"),
+                "{error}"
+            );
+        }
+        let both = format!(
+            "{PRIVATE}41 24 0:27 /../../.. /host/cgroup ro - cgroup2 cgroup rw,nsdelegate\n"
+        );
+        assert_eq!(auto(&both, "/host/cgroup"), Ok("/host/cgroup".into()));
+    }
+
+    #[test]
+    fn the_root_and_what_is_above_a_cgroup() {
+        assert!(!is_root(Path::new("/proc")) && !is_root(Path::new("/nonexistent")));
+        assert_eq!(top_of(Path::new("/proc/self")), Path::new("/proc/self"));
     }
 
     #[test]
     fn the_own_cgroup() {
         let mounts = parse(UNIFIED);
-        let root = root_of(&mounts).unwrap();
-        let own = |text| own_of(text, root);
+        let own = |text| own_of(text, &mounts[1]);
         assert_eq!(own("0::/a/b\n"), Some(PathBuf::from("/sys/fs/cgroup/a/b")));
         assert_eq!(own("5:cpu:/x\n0::/\n"), Some("/sys/fs/cgroup/".into()));
         // Above the root of a cgroup namespace, and no cgroup2 at all.

@@ -2,8 +2,6 @@
 //! concluded from its version (distributions bring features to older versions, and lockdown or an
 //! LSM takes them away from newer ones).
 
-use std::path::Path;
-
 use nix::errno::Errno;
 use rto_agent_common::{Probe, SockOpt};
 use serde::{Deserialize, Serialize};
@@ -88,7 +86,7 @@ impl ProbeError {
 
     fn evidence(&self) -> String {
         let line = self.text.lines().next().unwrap_or_default();
-        match privileges::lockdown(Path::new("/")) {
+        match privileges::lockdown(&privileges::securityfs()) {
             Some(state) if state != "none" && self.kind == ProbeErrorKind::Refused => {
                 format!("{line} (lockdown: {state})")
             }

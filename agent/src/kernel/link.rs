@@ -9,11 +9,10 @@ use std::{
 use nix::libc;
 
 use super::{
-    bpf::{ObjectAttr, bpf, c_path, fd_number, object_info},
+    bpf::{bpf, fd_number, object_info, pin_fd},
     pinned::{ObjectId, Pinned},
 };
 
-const BPF_OBJ_PIN: libc::c_int = 6;
 const BPF_LINK_UPDATE: libc::c_int = 29;
 const BPF_LINK_DETACH: libc::c_int = 34;
 
@@ -62,13 +61,7 @@ impl Link {
 
     /// Pins it there as well.
     pub fn pin(&self, path: &Path) -> io::Result<()> {
-        let path = c_path(path)?;
-        let mut attr = ObjectAttr {
-            path: path.as_ptr() as u64,
-            fd: fd_number(self.0.as_fd()),
-            ..ObjectAttr::default()
-        };
-        bpf(BPF_OBJ_PIN, &mut attr).map(drop)
+        pin_fd(&self.0, path)
     }
 
     /// The kernel's id of it.

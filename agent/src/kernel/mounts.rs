@@ -96,6 +96,10 @@ pub(super) mod tests {
 24 1 254:0 / / rw,relatime - overlay overlay rw
 31 24 0:27 /../../system.slice /sys/fs/cgroup ro - cgroup2 cgroup rw
 ";
+    pub(crate) const PRIVATE: &str = "\
+24 1 254:0 / / rw,relatime - overlay overlay rw
+31 24 0:27 / /sys/fs/cgroup ro - cgroup2 cgroup rw,nsdelegate
+";
 
     #[test]
     fn mounts_of_a_host() {

@@ -1,12 +1,17 @@
 //! What this process may do: capabilities, lockdown, LSMs.
 
-use std::{fs, io, path::Path};
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
 
 use caps::{CapSet, Capability, CapsHashSet};
 use nix::{
     libc,
     sys::resource::{RLIM_INFINITY, Resource, setrlimit},
 };
+
+use super::mounts::{self, Mount};
 
 /// Bits of capability sets (include/uapi/linux/capability.h).
 pub mod cap {
@@ -129,9 +134,24 @@ pub fn missing(effective: u64) -> Vec<&'static str> {
         .collect()
 }
 
+/// Where securityfs is mounted: in a container the host's may be anywhere, and at its usual place there is nothing.
+pub fn securityfs() -> PathBuf {
+    securityfs_of(&mounts::read().unwrap_or_default())
+}
+
+fn securityfs_of(mounts: &[Mount]) -> PathBuf {
+    // Of a part of it, like its directory of an LSM, nothing can be learnt.
+    let is_whole = |mount: &&Mount| mount.kind == "securityfs" && mount.root == Path::new("/");
+    let found = mounts.iter().find(is_whole);
+    found.map_or_else(
+        || "/sys/kernel/security".into(),
+        |mount| mount.point.clone(),
+    )
+}
+
 /// State of lockdown(7): "none", "integrity" or "confidentiality"; `None` if the kernel has none.
-pub fn lockdown(root: &Path) -> Option<String> {
-    let text = fs::read_to_string(root.join("sys/kernel/security/lockdown")).ok()?;
+pub fn lockdown(securityfs: &Path) -> Option<String> {
+    let text = fs::read_to_string(securityfs.join("lockdown")).ok()?;
     let chosen = text
         .split_whitespace()
         .find_map(|word| word.strip_prefix('[')?.strip_suffix(']'))?;
@@ -139,8 +159,8 @@ pub fn lockdown(root: &Path) -> Option<String> {
 }
 
 /// Active LSMs, by securityfs or the kernel's own list (Linux 6.8); `None` if neither tells.
-pub fn lsms(root: &Path) -> Option<Vec<String>> {
-    match fs::read_to_string(root.join("sys/kernel/security/lsm")) {
+pub fn lsms(securityfs: &Path) -> Option<Vec<String>> {
+    match fs::read_to_string(securityfs.join("lsm")) {
         Ok(text) => Some(text.trim().split(',').map(ToOwned::to_owned).collect()),
         Err(_) => lsm_list_modules(),
     }
@@ -209,15 +229,21 @@ mod tests {
     fn lockdown_and_lsms() {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(lockdown(dir.path()), None);
-        let security = dir.path().join("sys/kernel/security");
-        fs::create_dir_all(&security).unwrap();
-        fs::write(
-            security.join("lockdown"),
-            "none [integrity] confidentiality\n",
-        )
-        .unwrap();
-        fs::write(security.join("lsm"), "lockdown,capability,bpf\n").unwrap();
+        let state = "none [integrity] confidentiality\n";
+        fs::write(dir.path().join("lockdown"), state).unwrap();
+        fs::write(dir.path().join("lsm"), "lockdown,capability,bpf\n").unwrap();
         assert_eq!(lockdown(dir.path()).as_deref(), Some("integrity"));
         assert_eq!(lsms(dir.path()).unwrap().last().unwrap(), "bpf");
+    }
+
+    #[test]
+    fn securityfs_is_where_it_is_mounted() {
+        let host = "30 24 0:7 / /sys/kernel/security rw shared:8 - securityfs securityfs rw\n";
+        let pod = "50 24 0:7 /apparmor /aa ro - securityfs securityfs rw\n\
+                   51 24 0:7 / /host/security ro - securityfs securityfs rw\n";
+        let of = |text: &str| securityfs_of(&mounts::parse(text));
+        assert_eq!(of(host), Path::new("/sys/kernel/security"));
+        assert_eq!(of(pod), Path::new("/host/security"));
+        assert_eq!(of(""), Path::new("/sys/kernel/security"));
     }
 }

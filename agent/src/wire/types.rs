@@ -247,6 +247,12 @@ pub struct ReloadView {
 pub struct StatusAnswer {
     /// Version of the daemon.
     pub version: String,
+    /// The commit it was built from; "unknown" where the build did not say.
+    #[serde(default)]
+    pub commit: String,
+    /// What it was built for, as rustc names it.
+    #[serde(default)]
+    pub target: String,
     /// Its process id.
     pub pid: u32,
     /// Seconds since it started.

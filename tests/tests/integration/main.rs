@@ -19,6 +19,7 @@ mod cli;
 mod coexistence;
 mod completion;
 mod config;
+mod containers;
 mod dashboards;
 mod discover;
 mod doctor;

@@ -6,6 +6,7 @@ use std::{
     net::TcpStream,
     os::unix::net::UnixStream,
     process::{Command, Stdio},
+    sync::PoisonError,
 };
 
 use anyhow::{Context as _, ensure};
@@ -18,7 +19,7 @@ use rto_testbed::{
     workload::traffic::Connect,
 };
 
-use super::{near, to};
+use super::{containers::HIERARCHY_ROOT, near, to};
 use crate::needs::PROMTOOL;
 
 const PORT: u16 = 4800;
@@ -139,6 +140,8 @@ pub(super) fn names(port: u16) -> anyhow::Result<BTreeSet<String>> {
 
 test!(every_line_is_openmetrics, well_formed);
 fn well_formed() -> anyhow::Result<()> {
+    let no_other = HIERARCHY_ROOT.lock();
+    let _no_other = no_other.unwrap_or_else(PoisonError::into_inner);
     let (env, port) = env(&near("\"10.88.0.0/24\""))?;
     let answer = scrape(port, "/metrics")?;
     assert_eq!(answer.status, 200);
@@ -151,6 +154,17 @@ fn well_formed() -> anyhow::Result<()> {
     );
     let samples = parse(&answer.body)?;
     assert_eq!(samples["rto_agent_attached"], 1.0);
+    let status = env.json(&["status"])?;
+    let built = |key: &str| status[key].as_str().unwrap_or_default().to_owned();
+    let [version, commit, target] = ["version", "commit", "target"].map(built);
+    let build = format!(
+        "rto_agent_build_info{{version=\"{version}\",commit=\"{commit}\",target=\"{target}\"}}"
+    );
+    assert_eq!(samples.get(&build), Some(&1.0), "{build}");
+    assert_eq!(
+        env.cli(&["--version"])?,
+        format!("rto-agent {version} (commit {commit}, {target})\n")
+    );
     assert_eq!(samples["rto_agent_in_sync"], 1.0);
     assert_eq!(samples["rto_agent_last_reload_successful"], 1.0);
     assert_eq!(

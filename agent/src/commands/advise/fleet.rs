@@ -13,6 +13,7 @@ use serde_json::{Deserializer, Value};
 
 use super::evidence::{Gathered, Source};
 use crate::{
+    build_info,
     policy::PolicyName,
     printable,
     wire::stats::{DirectionStats, PolicyStats, StatsAnswer},
@@ -90,7 +91,7 @@ fn stats_of(value: &Value) -> anyhow::Result<StatsAnswer> {
         bail!(
             "there is no {missing}, which an earlier version does not count: take the statistics with version {} on \
              all hosts",
-            env!("CARGO_PKG_VERSION")
+            build_info::VERSION
         );
     }
     let stats =

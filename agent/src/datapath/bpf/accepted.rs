@@ -111,14 +111,15 @@ fn adopt(dir: &Path) -> Option<Hook> {
 
 /// Whether programs at LSM hooks are run at all: they can be attached where they are not.
 pub(super) fn active() -> Result<(), String> {
-    match privileges::lsms(Path::new("/")) {
+    match privileges::lsms(&privileges::securityfs()) {
         Some(lsms) if lsms.iter().any(|lsm| lsm == "bpf") => Ok(()),
         Some(lsms) => Err(format!(
             "\"bpf\" is not among the active LSMs ({}); boot with lsm=...,bpf",
             lsms.join(",")
         )),
         None => Err(
-            "the kernel does not say which LSMs are active (before 6.8: mount securityfs)"
+            "the kernel does not say which LSMs are active (before 6.8: mount securityfs; in a container \
+             the host's /sys/kernel/security, anywhere)"
                 .to_owned(),
         ),
     }

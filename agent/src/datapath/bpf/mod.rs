@@ -24,6 +24,7 @@ use crate::{
 mod accepted;
 mod attach;
 pub mod events;
+pub mod handover;
 mod link;
 mod object;
 mod open;

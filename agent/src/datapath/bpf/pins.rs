@@ -116,6 +116,11 @@ pub(super) fn pin_sets(pin_dir: &Path) -> io::Result<Vec<PinSet>> {
     Ok(found)
 }
 
+/// Whether a name is that of a complete set, of whatever layout.
+pub(super) fn is_set_name(name: &str) -> bool {
+    name.starts_with('l') && parse_name(name).is_some()
+}
+
 /// `Some(layout)` for a directory name of ours, `Some(None)` for one of ours without a layout.
 fn parse_name(name: &str) -> Option<Option<u32>> {
     if name.starts_with(STAGING) {

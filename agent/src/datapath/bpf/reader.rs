@@ -23,10 +23,13 @@ use super::{
     slots::Slot,
     tables::{ReadTables, TRIES},
 };
-use crate::policy::{
-    Cidr, PolicyName,
-    differences::{Difference, Differences},
-    plan::MapState,
+use crate::{
+    kernel::cgroup,
+    policy::{
+        Cidr, PolicyName,
+        differences::{Difference, Differences},
+        plan::MapState,
+    },
 };
 
 /// A [`BpfKernel`], to be read.
@@ -69,6 +72,7 @@ impl Placement {
             attached: problem.is_none(),
             problem,
             cgroup: self.cgroup.clone(),
+            is_root: cgroup::is_root(&self.cgroup),
             program_id: self.program_id,
             accepted: self.accepted.clone(),
         }

@@ -141,9 +141,6 @@ impl Probing {
 }
 
 fn ids(attached: &Path) -> Vec<u32> {
-    let Ok(root) = cgroup::resolve(None) else {
-        return Vec::new();
-    };
-    let found = programs::in_ancestry(&root, attached, &[]);
+    let found = programs::in_ancestry(cgroup::top_of(attached), attached, &[]);
     found.into_iter().map(|program| program.id).collect()
 }

@@ -1,0 +1,148 @@
+//! A restart without a moment out of force, though nothing stays when the daemon ends: what is pinned goes to the service
+//! manager's file-descriptor store as open descriptors, and the next start pins them again. From there on they are pins
+//! like any other: there is one way to adopt.
+
+use std::{
+    fs, io,
+    os::fd::OwnedFd,
+    path::Path,
+    time::{Duration, UNIX_EPOCH},
+};
+
+use super::{Link, pins};
+use crate::kernel::{bpf::pin_fd, pinned::Pinned};
+
+/// An object, and by what name the service manager keeps it: `<set of pins>/<pin>/<seconds>`, of which the last are when
+/// its pin was made (Unix time).
+#[derive(Debug)]
+pub struct Handed {
+    /// Without ':', which separates names (sd_listen_fds(3)).
+    pub name: String,
+    /// The open map, program or link.
+    pub fd: OwnedFd,
+}
+
+/// Every object of the set of pins below `pin_dir` whose program is in force; none if there is no such set.
+///
+/// # Errors
+///
+/// If one cannot be opened.
+pub fn pinned_objects(pin_dir: &Path) -> io::Result<Vec<Handed>> {
+    let is_in_force = |set: &pins::PinSet| {
+        !set.is_staging() && Link::at(&set.path).is_some_and(|link| link.is_attached())
+    };
+    let Some(set) = pins::pin_sets(pin_dir)?.into_iter().find(is_in_force) else {
+        return Ok(Vec::new());
+    };
+    let set_name = set.path.file_name().unwrap_or_default().to_string_lossy();
+    let mut all = Vec::new();
+    for entry in fs::read_dir(&set.path)? {
+        let path = entry?.path();
+        let pin = path.file_name().unwrap_or_default().to_string_lossy();
+        let made = pins::made(&path).and_then(|at| at.duration_since(UNIX_EPOCH).ok());
+        let made_s = made.unwrap_or_default().as_secs();
+        all.push(Handed {
+            name: format!("{set_name}/{pin}/{made_s}"),
+            fd: Pinned::open(&path)?.into_fd(),
+        });
+    }
+    Ok(all)
+}
+
+/// Pins again what an earlier run has handed over; whether it did. Where pins are left they count, as those of a daemon
+/// that was killed.
+///
+/// # Errors
+///
+/// If something cannot be pinned; then nothing is.
+pub fn pin_again(pin_dir: &Path, handed: &[Handed]) -> io::Result<bool> {
+    let has_link = |set: &pins::PinSet| set.path.join(pins::LINK).exists();
+    if handed.is_empty() || pins::pin_sets(pin_dir)?.iter().any(has_link) {
+        return Ok(false);
+    }
+    let parsed: Option<Vec<_>> = handed.iter().map(|one| parse(&one.name)).collect();
+    let parsed = parsed.ok_or_else(|| io::Error::other("a name is none of the agent's"))?;
+    let set = parsed[0].0;
+    if parsed.iter().any(|(other, ..)| *other != set) {
+        return Err(io::Error::other("they are of several sets of pins"));
+    }
+    pins::create_pin_dir(pin_dir)?;
+    let staging = pins::unique(pin_dir, "staging", "");
+    pins::create_private_dir(&staging)?;
+    let pinned = handed
+        .iter()
+        .zip(&parsed)
+        .try_for_each(|(one, (_, pin, made))| {
+            let path = staging.join(pin);
+            pin_fd(&one.fd, &path)?;
+            pins::set_made(&path, UNIX_EPOCH + *made);
+            Ok(())
+        });
+    let promoted = pinned.and_then(|()| pins::promote(pin_dir, &staging, &pin_dir.join(set)));
+    if promoted.is_err() {
+        let _swept = pins::remove_pin_set(&staging);
+    }
+    promoted.map(|()| true)
+}
+
+/// Removes every set of pins below `pin_dir` and takes nothing out of force: who holds the links open decides.
+///
+/// # Errors
+///
+/// If a pin cannot be removed.
+pub fn unpin(pin_dir: &Path) -> io::Result<()> {
+    for set in pins::pin_sets(pin_dir)? {
+        pins::remove_pin_set(&set.path)?;
+    }
+    match fs::remove_dir(pin_dir) {
+        // With something in it that is not the agent's, it stays.
+        Err(e) if e.kind() == io::ErrorKind::DirectoryNotEmpty => Ok(()),
+        removed => removed,
+    }
+}
+
+/// Set, pin, and when that was made.
+fn parse(name: &str) -> Option<(&str, &str, Duration)> {
+    let mut parts = name.split('/');
+    let (set, pin, made_s) = (parts.next()?, parts.next()?, parts.next()?);
+    let is_word = |pin: &str| pin.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_');
+    let ours = pins::is_set_name(set) && !pin.is_empty() && is_word(pin) && parts.next().is_none();
+    ours.then_some((set, pin, Duration::from_secs(made_s.parse().ok()?)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_those_of_pins() {
+        let set = pins::pin_set_name(b"object", b"", 16384);
+        let name = format!("{set}/ENTRIES_V4/1700000000");
+        let expected = (
+            set.as_str(),
+            "ENTRIES_V4",
+            Duration::from_secs(1_700_000_000),
+        );
+        assert_eq!(parse(&name), Some(expected));
+        for wrong in [
+            "",
+            "link",
+            "a/link/1",
+            "../link/1",
+            &format!("{set}/../1"),
+            &format!("{set}/link/x"),
+        ] {
+            assert_eq!(parse(wrong), None, "{wrong}");
+        }
+        for wrong in ["staging-1/link/1", &format!("old-3-{set}/link/1")] {
+            assert_eq!(parse(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn nothing_handed_over_is_nothing_to_pin() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(!pin_again(dir.path(), &[]).unwrap());
+        assert!(pinned_objects(dir.path()).unwrap().is_empty());
+    }
+}

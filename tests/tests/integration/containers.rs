@@ -1,0 +1,192 @@
+//! The agent in a container.
+
+use std::{
+    os::unix::fs::MetadataExt as _,
+    path::Path,
+    process::Command,
+    sync::{Mutex, PoisonError},
+};
+
+use anyhow::ensure;
+use nix::sys::signal::Signal;
+use rto_testbed::{
+    agent::find,
+    cgroup::{self, Cgroup},
+    env::TestEnv,
+    kernel::{SOCK_OPS, programs_at},
+    process::run,
+    workload::traffic::Connect,
+};
+use serde_json::Value;
+
+use super::{KERNEL_RTO, POLICY_RTO, near, to};
+
+const PORT: u16 = 4480;
+/// No other test has connections to it: the agent of this one governs the whole host.
+const NETWORK: &str = "198.51.100.0/24";
+const SERVER: &str = "198.51.100.2";
+
+/// Held by who attaches to the hierarchy's root, and by who counts the programs above a cgroup.
+pub(crate) static HIERARCHY_ROOT: Mutex<()> = Mutex::new(());
+
+/// An agent with `cgroup = "auto"`, and addresses that are its own.
+fn env() -> anyhow::Result<TestEnv> {
+    let env = TestEnv::new()?;
+    env.net.black_hole(PORT)?;
+    let (client, server) = (&env.net.client, &env.net.server);
+    run(&format!(
+        "ip -n {client} addr add 198.51.100.1/24 dev veth-c"
+    ))?;
+    run(&format!("ip -n {server} addr add {SERVER}/24 dev veth-s"))?;
+    let text = env.config_text(&near(&format!("{NETWORK:?}")));
+    let own = env.cgroup.path().display().to_string();
+    std::fs::write(env.config(), text.replace(&own, "auto"))?;
+    Ok(env)
+}
+
+/// Has a program run in a cgroup and mount namespace of its own whose root is `own`, after these shell commands.
+fn contained(own: &Cgroup, commands: &str) -> anyhow::Result<Vec<String>> {
+    let root = cgroup::root()?;
+    let (own, root) = (own.path().display(), root.display());
+    // What is mounted in the namespace shows the namespace's part, as a container runtime does it. (The kernel refuses the
+    // same file system at the same place: do_add_mount() of Linux 6.12.)
+    let inner = format!(
+        "set -e; {commands}; mount -t tmpfs none /mnt; mkdir /mnt/own; mount -t cgroup2 none /mnt/own; \
+         mount --bind /mnt/own {root}; umount /mnt/own; exec \"$@\""
+    );
+    let outer = "echo $$ > \"$1/cgroup.procs\"; inner=$2; shift 2; \
+                 exec unshare --cgroup --mount sh -c \"$inner\" sh \"$@\"";
+    let words = ["sh", "-c", outer, "sh", &own.to_string(), &inner];
+    Ok(words.map(str::to_owned).to_vec())
+}
+
+/// What `doctor` finds about the cgroup there.
+fn finding(env: &TestEnv, wrapper: &[String]) -> anyhow::Result<Value> {
+    let mut command = Command::new(&wrapper[0]);
+    command.args(&wrapper[1..]).arg(find(None)?);
+    command
+        .args(["doctor", "--json", "--config"])
+        .arg(env.config());
+    let report: Value = serde_json::from_slice(&command.output()?.stdout)?;
+    let all = report["findings"].as_array().cloned().unwrap_or_default();
+    Ok(all
+        .into_iter()
+        .find(|f| f["id"] == "cgroup")
+        .unwrap_or_default())
+}
+
+fn expect(env: &TestEnv, timer: std::time::Duration) -> anyhow::Result<()> {
+    env.assert_syn_gap(to(SERVER, PORT), &Connect::default(), timer)
+}
+
+test!(a_container_is_not_taken_for_the_host);
+fn a_container_is_not_taken_for_the_host() -> anyhow::Result<()> {
+    let mut env = env()?;
+    let own = Cgroup::new()?;
+    let wrapper = contained(&own, "true")?;
+    env.spawn_under(&wrapper)?;
+    let status = env.ended()?;
+    let said = env.log();
+    ensure!(status.code() == Some(1), "{status}: {said}");
+    ensure!(
+        said.contains("is not the root of the cgroup2 hierarchy") && said.contains("/host/cgroup"),
+        "{said}"
+    );
+    ensure!(programs_at(own.path(), SOCK_OPS)?.is_empty());
+    let finding = finding(&env, &wrapper)?;
+    let found = finding["found"].as_str().unwrap_or_default();
+    ensure!(
+        finding["severity"] == "problem" && found.contains("/host/cgroup"),
+        "{finding:#}"
+    );
+    Ok(())
+}
+
+test!(a_container_finds_the_hosts_hierarchy);
+/// It is mounted elsewhere: a connection of a process outside the container is covered.
+fn a_container_finds_the_hosts_hierarchy() -> anyhow::Result<()> {
+    let mut env = env()?;
+    let own = Cgroup::new()?;
+    expect(&env, KERNEL_RTO)?;
+    let host = env.dir().join("host-cgroup");
+    std::fs::create_dir(&host)?;
+    let root = cgroup::root()?;
+    let bind = format!("mount --bind {} {}", root.display(), host.display());
+    let wrapper = contained(&own, &bind)?;
+
+    let _alone = HIERARCHY_ROOT
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner);
+    env.start_under(&wrapper)?;
+    let status = env.json(&["status"])?;
+    let attachment = &status["attachment"];
+    ensure!(
+        attachment["attached"] == true
+            && attachment["is_root"] == true
+            && attachment["cgroup"].as_str().map(Path::new) == Some(&host),
+        "{status:#}"
+    );
+    let unasked = |feature: &&Value| feature["presence"] == "unknown";
+    let features = status["features"].as_array().cloned().unwrap_or_default();
+    ensure!(!features.iter().any(|f| unasked(&f)), "{features:#?}");
+    let program = attachment["program_id"].as_u64().unwrap_or_default();
+    ensure!(programs_at(&root, SOCK_OPS)?.contains(&u32::try_from(program)?));
+    expect(&env, POLICY_RTO)?;
+    let finding = finding(&env, &wrapper)?;
+    let found = finding["found"].as_str().unwrap_or_default();
+    ensure!(
+        finding["severity"] == "ok" && found.contains("sockets of the whole host"),
+        "{finding:#}"
+    );
+    env.end(Signal::SIGTERM)?;
+    expect(&env, KERNEL_RTO)
+}
+
+test!(an_image_without_a_list_of_groups);
+/// As FROM scratch: `/etc` is empty. Groups are numbers, and "root" is one.
+fn an_image_without_a_list_of_groups() -> anyhow::Result<()> {
+    const GROUP: u32 = 54_321;
+    let mut env = TestEnv::new()?;
+    let policy = near("\"10.88.0.0/24\"");
+    let wrapper = [
+        "unshare",
+        "--mount",
+        "sh",
+        "-c",
+        "mount -t tmpfs none /etc && exec \"$@\"",
+        "sh",
+    ]
+    .map(str::to_owned);
+    for (setting, gid) in [("", 0), ("group = \"54321\"\n", GROUP)] {
+        env.configure(&format!("{setting}{policy}"))?;
+        env.start_under(&wrapper)?;
+        let socket = std::fs::metadata(env.socket())?;
+        ensure!(socket.gid() == gid, "{}", socket.gid());
+        env.end(Signal::SIGTERM)?;
+    }
+    env.configure(&format!("group = \"netops\"\n{policy}"))?;
+    env.spawn_under(&wrapper)?;
+    ensure!(env.ended()?.code() == Some(1));
+    let log = env.log();
+    ensure!(log.contains("or give its number"), "{log}");
+    Ok(())
+}
+
+test!(a_daemon_of_another_pid_namespace_is_named_as_such);
+fn a_daemon_of_another_pid_namespace_is_named_as_such() -> anyhow::Result<()> {
+    let env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
+    let mut second = Command::new("unshare");
+    second.args(["--pid", "--fork", "--kill-child", "--mount-proc"]);
+    second
+        .arg(find(None)?)
+        .args(["run", "--config"])
+        .arg(env.config());
+    let output = second.output()?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let pid = format!("(pid {} of another pid namespace", env.pid()?);
+    ensure!(
+        output.status.code() == Some(1) && said.contains(&pid),
+        "{said}"
+    );
+    Ok(())
+}
