@@ -2,13 +2,17 @@
 
 use std::{
     ffi::OsString,
-    path::PathBuf,
+    fs,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
 };
 
 use anyhow::{Context as _, bail};
 
-use crate::{process::run, root};
+use crate::{
+    process::{apt_install, run},
+    root,
+};
 
 /// Their directory: nothing is installed for the user.
 fn tools() -> PathBuf {
@@ -69,6 +73,51 @@ pub(crate) fn toolchain(name: &str, components: &[&str], why: &str) -> anyhow::R
     run(Command::new("rustup")
         .args(["toolchain", "install", name, "--profile", "minimal"])
         .args(["--component", &components.join(",")]))
+}
+
+/// Flags of rustc that keep the paths of the sources, cargo's home and the toolchain out of what it builds.
+pub(crate) fn remap(source: &Path, sysroot: &Path) -> [String; 3] {
+    let cargo_home = std::env::var("CARGO_HOME").map_or_else(
+        |_| std::env::home_dir().unwrap_or_default().join(".cargo"),
+        PathBuf::from,
+    );
+    [
+        (source, "/rto-agent"),
+        (&cargo_home, "/cargo"),
+        (sysroot, "/rust"),
+    ]
+    .map(|(from, to)| format!("--remap-path-prefix={}={to}", from.display()))
+}
+
+/// Announces and installs tools of PyPI, in the versions and with the checksums of a file, unless they are there; the
+/// directory of their programs.
+pub(crate) fn python(requirements: &Path) -> anyhow::Result<PathBuf> {
+    let dir = tools().join("python");
+    let wanted = fs::read_to_string(requirements)?;
+    let installed = dir.join("requirements.txt");
+    if fs::read_to_string(&installed).is_ok_and(|text| text == wanted) {
+        return Ok(dir.join("bin"));
+    }
+    println!(
+        "installing {} into {}",
+        requirements.display(),
+        dir.display()
+    );
+    let venv = || {
+        let mut venv = Command::new("python3");
+        venv.args(["-m", "venv", "--clear"]).arg(&dir);
+        venv
+    };
+    if venv().output().map_or(true, |made| !made.status.success()) {
+        apt_install(&["python3-venv"], "tools from PyPI")?;
+        run(&mut venv())?;
+    }
+    run(Command::new(dir.join("bin/pip"))
+        .args(["install", "--quiet", "--disable-pip-version-check"])
+        .args(["--require-hashes", "--only-binary=:all:", "--requirement"])
+        .arg(requirements))?;
+    fs::write(installed, wanted)?;
+    Ok(dir.join("bin"))
 }
 
 /// This cargo, in the workspace.
