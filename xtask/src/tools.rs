@@ -28,12 +28,9 @@ pub(crate) fn ensure(
     why: &str,
 ) -> anyhow::Result<OsString> {
     let bin = tools().join("bin");
-    let have = Command::new(bin.join(tool)).arg("--version").output();
-    let is_there = have.is_ok_and(|output| {
-        let said = String::from_utf8_lossy(&output.stdout);
-        said.split_whitespace()
-            .any(|word| word.trim_start_matches('v') == version)
-    });
+    // cargo's own list: not every tool tells its version.
+    let installed = fs::read_to_string(tools().join(".crates.toml")).unwrap_or_default();
+    let is_there = installed.contains(&format!("\"{tool} {version} (")) && bin.join(tool).is_file();
     if !is_there {
         println!(
             "building {tool} {version} into {} ({why})",

@@ -19,11 +19,13 @@ while_in_force() {
   kill $watcher
   wait $watcher 2>/dev/null
   [[ -s $looks ]] || { echo "nobody looked"; return 1; }
-  ! grep -vx 100 $looks || { echo "of $(wc -l <$looks) looks"; return 1; }
+  local without
+  without=$(grep -cvx 100 $looks)
+  ((without == 0)) || { echo "$without of $(wc -l <$looks) looks without"; return 1; }
   return $status
 }
 restarted() { [[ $(pid) != 0 && $(pid) != "$before" ]]; }
-keep() { sed -i '1i [agent]\non_exit = "keep"\n' $config; }
+keep() { sed -i 's/^\[agent\]$/&\non_exit = "keep"/' $config; }
 # Everything of the package in the file system. Of systemd's directories those that go with the unit are its own.
 left() { find / -xdev \( -path /srv -o -path /proc -o -path /sys \) -prune -o -path '*rto-agent*' -print; }
 verbs() { rto-agent --help | sed -n '/^Commands:/,/^Options:/s/^  \([a-z]\+\) .*/\1/p'; }
@@ -136,6 +138,6 @@ check "rpm: removed, the policy is out of force" out_of_force
 is "rpm: removed, no daemon runs" "$(pidof rto-agent)" ""
 check "rpm: removed, the edited configuration is kept as .rpmsave" grep -q "edited here" $config.rpmsave
 is "rpm: removed, nothing else is left but what was learnt" \
-  "$(left | grep -v -e '^/etc/rto-agent$' -e '\.rpmsave$' -e '^/var/lib/rto-agent' | tr '\n' ' ')" ""
+  "$(left | grep -v -e '^/etc/rto-agent$' -e '\.rpmsave$' -e '\.rpmnew$' -e '^/var/lib/rto-agent' | tr '\n' ' ')" ""
 
 conclude
