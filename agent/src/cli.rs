@@ -579,7 +579,11 @@ pub struct Completions {
 #[derive(Debug, Args)]
 pub struct Man {
     /// Page of one verb instead of the whole
+    #[arg(conflicts_with = "dir")]
     pub(crate) verb: Option<String>,
+    /// Write the pages of all verbs into this directory
+    #[arg(long)]
+    pub(crate) dir: Option<PathBuf>,
 }
 
 #[cfg(test)]

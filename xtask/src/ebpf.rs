@@ -14,7 +14,7 @@ use sha2::{Digest as _, Sha256};
 
 use crate::{
     process::{apt_install, output, run as run_command},
-    root,
+    root, tools,
 };
 
 const RUST: &str = "1.98.0";
@@ -95,20 +95,13 @@ fn target_dir() -> PathBuf {
 /// cargo with everything that determines the bytes of the object.
 fn cargo(linker: &Path) -> anyhow::Result<Command> {
     let sysroot = output(Command::new("rustup").args(["run", RUST, "rustc", "--print=sysroot"]))?;
-    let cargo_home = std::env::var("CARGO_HOME").map_or_else(
-        |_| std::env::home_dir().unwrap_or_default().join(".cargo"),
-        PathBuf::from,
-    );
-    let remap = |from: &Path, to: &str| format!("--remap-path-prefix={}={to}", from.display());
-    let flags = [
+    let mut flags = vec![
         "--cfg=bpf_target_arch=\"x86_64\"".to_owned(),
         "-Cdebuginfo=2".to_owned(),
         format!("-Clinker={}", linker.display()),
         "-Clink-arg=--btf".to_owned(),
-        remap(&root(), "/rto-agent"),
-        remap(&cargo_home, "/cargo"),
-        remap(Path::new(&sysroot), "/rust"),
     ];
+    flags.extend(tools::remap(&root(), Path::new(&sysroot)));
     let mut cargo = Command::new("rustup");
     cargo
         .args(["run", RUST, "cargo"])

@@ -6,9 +6,11 @@ use std::path::PathBuf;
 use clap::{Parser, Subcommand};
 
 mod ansible;
+mod arch;
 mod bench;
 mod chart;
 mod deny;
+mod dist;
 mod docs;
 mod ebpf;
 mod fuzz;
@@ -40,6 +42,8 @@ enum Verb {
     Demo,
     /// Check licences, sources and known vulnerabilities of the dependencies
     Deny,
+    /// Build what is released: packages, archives and an image, in target/dist
+    Dist(dist::Args),
     /// Check the links of the documents and build the book of docs/
     Docs,
     /// Build the eBPF object kept in the tree, or verify that the sources give it
@@ -65,6 +69,7 @@ fn main() -> anyhow::Result<()> {
         Verb::Chart => chart::run(),
         Verb::Demo => bench::demo(),
         Verb::Deny => deny::run(),
+        Verb::Dist(args) => dist::run(&args),
         Verb::Docs => docs::run(),
         Verb::Ebpf(args) => ebpf::run(&args),
         Verb::Fuzz(args) => fuzz::run(&args),

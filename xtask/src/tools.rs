@@ -3,7 +3,7 @@
 use std::{
     ffi::OsString,
     fs,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
 };
 
@@ -28,12 +28,9 @@ pub(crate) fn ensure(
     why: &str,
 ) -> anyhow::Result<OsString> {
     let bin = tools().join("bin");
-    let have = Command::new(bin.join(tool)).arg("--version").output();
-    let is_there = have.is_ok_and(|output| {
-        let said = String::from_utf8_lossy(&output.stdout);
-        said.split_whitespace()
-            .any(|word| word.trim_start_matches('v') == version)
-    });
+    // cargo's own list: not every tool tells its version.
+    let installed = fs::read_to_string(tools().join(".crates.toml")).unwrap_or_default();
+    let is_there = installed.contains(&format!("\"{tool} {version} (")) && bin.join(tool).is_file();
     if !is_there {
         println!(
             "building {tool} {version} into {} ({why})",
@@ -102,6 +99,51 @@ pub(crate) fn toolchain(name: &str, components: &[&str], why: &str) -> anyhow::R
     run(Command::new("rustup")
         .args(["toolchain", "install", name, "--profile", "minimal"])
         .args(["--component", &components.join(",")]))
+}
+
+/// Flags of rustc that keep the paths of the sources, cargo's home and the toolchain out of what it builds.
+pub(crate) fn remap(source: &Path, sysroot: &Path) -> [String; 3] {
+    let cargo_home = std::env::var("CARGO_HOME").map_or_else(
+        |_| std::env::home_dir().unwrap_or_default().join(".cargo"),
+        PathBuf::from,
+    );
+    [
+        (source, "/rto-agent"),
+        (&cargo_home, "/cargo"),
+        (sysroot, "/rust"),
+    ]
+    .map(|(from, to)| format!("--remap-path-prefix={}={to}", from.display()))
+}
+
+/// Announces and installs tools of PyPI, in the versions and with the checksums of a file, unless they are there; the
+/// directory of their programs.
+pub(crate) fn python(requirements: &Path) -> anyhow::Result<PathBuf> {
+    let dir = tools().join("python");
+    let wanted = fs::read_to_string(requirements)?;
+    let installed = dir.join("requirements.txt");
+    if fs::read_to_string(&installed).is_ok_and(|text| text == wanted) {
+        return Ok(dir.join("bin"));
+    }
+    println!(
+        "installing {} into {}",
+        requirements.display(),
+        dir.display()
+    );
+    let venv = || {
+        let mut venv = Command::new("python3");
+        venv.args(["-m", "venv", "--clear"]).arg(&dir);
+        venv
+    };
+    if venv().output().map_or(true, |made| !made.status.success()) {
+        apt_install(&["python3-venv"], "tools from PyPI")?;
+        run(&mut venv())?;
+    }
+    run(Command::new(dir.join("bin/pip"))
+        .args(["install", "--quiet", "--disable-pip-version-check"])
+        .args(["--require-hashes", "--only-binary=:all:", "--requirement"])
+        .arg(requirements))?;
+    fs::write(installed, wanted)?;
+    Ok(dir.join("bin"))
 }
 
 /// This cargo, in the workspace.

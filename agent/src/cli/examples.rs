@@ -118,4 +118,5 @@ Examples:
 pub(super) const MAN: &str = "\
 Examples:
   rto-agent man | man -l -
-  rto-agent man add | man -l -";
+  rto-agent man add | man -l -
+  rto-agent man --dir /usr/local/share/man/man1";

@@ -5,6 +5,7 @@ use std::{
     process::ExitCode,
 };
 
+use anyhow::Context as _;
 use clap::CommandFactory as _;
 
 use crate::{
@@ -20,6 +21,10 @@ pub(super) fn completions(args: &Completions) -> anyhow::Result<ExitCode> {
 
 pub(super) fn man(args: &Man) -> anyhow::Result<ExitCode> {
     let mut command = Cli::command();
+    if let Some(dir) = &args.dir {
+        clap_mangen::generate_to(command, dir).with_context(|| dir.display().to_string())?;
+        return Ok(ExitCode::SUCCESS);
+    }
     command.build();
     let command = match &args.verb {
         None => command,
@@ -32,4 +37,29 @@ pub(super) fn man(args: &Man) -> anyhow::Result<ExitCode> {
     clap_mangen::Man::new(command).render(&mut page)?;
     io::stdout().lock().write_all(&page)?;
     Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn each_verb_has_a_page_and_none_that_is_hidden() {
+        let dir = tempfile::tempdir().unwrap();
+        let args = Man {
+            verb: None,
+            dir: Some(dir.path().to_owned()),
+        };
+        man(&args).unwrap();
+        for verb in Cli::command().get_subcommands() {
+            let page = dir.path().join(format!("rto-agent-{}.1", verb.get_name()));
+            assert_eq!(page.exists(), !verb.is_hide_set(), "{}", page.display());
+        }
+        let whole = fs::read_to_string(dir.path().join("rto-agent.1")).unwrap();
+        assert!(whole.contains(".TH rto-agent 1"));
+        let nested = dir.path().join("rto-agent-experiment-start.1");
+        assert!(nested.exists());
+    }
 }

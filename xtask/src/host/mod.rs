@@ -1,7 +1,8 @@
-//! `cargo xtask host`: tests the systemd unit in a virtual machine.
+//! `cargo xtask host`: tests the systemd unit, or the packages, in a virtual machine.
 //!
-//! systemd is PID 1 of a minimal Debian; the agent, its unit and a configuration are installed as in the README, and the
-//! service is enabled. `checks.sh` runs after the boot.
+//! systemd is PID 1 of a minimal Debian. For the unit the agent, its unit and a configuration are installed as from the
+//! sources, and the service is enabled; `checks.sh` runs after the boot. For the packages `packages.sh` installs,
+//! replaces and removes them.
 
 use std::{
     fs,
@@ -14,6 +15,7 @@ use anyhow::{Context as _, bail};
 use sha2::{Digest as _, Sha256};
 
 use crate::{
+    arch::Arch,
     process::{apt_install, as_root, have, is_root},
     root, test,
     vm::{
@@ -21,6 +23,9 @@ use crate::{
         machine::{Clock, Machine},
     },
 };
+
+mod arm64;
+mod packages;
 
 /// `cargo xtask host`.
 #[derive(clap::Args)]
@@ -34,26 +39,31 @@ pub(crate) struct Args {
     /// Take the time from the host instead of counting instructions
     #[arg(long)]
     host_clock: bool,
+    /// Build, lint, install, replace and remove packages of these architectures; in the machine those of this host's
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "ARCH", num_args = 0..=1, default_missing_value = "amd64,arm64")]
+    packages: Option<Vec<Arch>>,
 }
 
 /// Packages beside those of the minimal base.
-const PACKAGES: &str = "systemd,systemd-sysv,iproute2";
+const PACKAGES: &str = "systemd,systemd-sysv,iproute2,rpm";
 /// The release of Debian. Its C library must not be older than the one that the agent is built against.
 const SUITE: &str = "bookworm";
 const ARCHIVE: &str = "http://deb.debian.org/debian";
+/// Where units are.
+const UNITS: &str = "etc/systemd/system";
 /// Not needed in the machine, whose file system is in memory.
-const UNREAD: [&str; 8] = [
+const UNREAD: [&str; 7] = [
     "usr/share/doc",
     "usr/share/man",
     "usr/share/locale",
     "usr/share/i18n",
     "usr/share/zoneinfo",
-    "usr/lib/x86_64-linux-gnu/perl-base",
     "var/cache/apt",
     "var/lib/apt",
 ];
 
-const CHECKS: &str = include_str!("checks.sh");
+const CHECKS: &str = concat!(include_str!("lib.sh"), "\n", include_str!("checks.sh"));
+const PACKAGE_CHECKS: &str = concat!(include_str!("lib.sh"), "\n", include_str!("packages.sh"));
 const CONFIG: &str = "[policy.same-region]
 cidrs = [\"192.0.2.0/24\"]
 initial_rto = \"100ms\"
@@ -82,8 +92,21 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         .context("which kernel?")?;
     let kernel = kernels::unpacked(kernel, false)?;
     let base = base()?;
-    test::build()?;
-    let own = own(&kernel)?;
+    let mut checks = Checks::default();
+    let dir = tempfile::tempdir_in(root().join("target/vm"))?;
+    let limit = Duration::from_secs(args.limit);
+    match &args.packages {
+        Some(archs) => {
+            packages::prepare(archs, limit, &dir.path().join("srv"), &mut checks)?;
+            system(dir.path(), PACKAGE_CHECKS)?;
+        }
+        None => {
+            test::build()?;
+            agent(dir.path())?;
+            system(dir.path(), CHECKS)?;
+        }
+    }
+    let own = packed(dir.path(), &kernel)?;
     // The kernel unpacks archives that follow each other into one file system.
     let image = tempfile::NamedTempFile::new_in(root().join("target/vm"))?.into_temp_path();
     let mut both = fs::File::create(&image)?;
@@ -91,6 +114,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         std::io::copy(&mut fs::File::open(part)?, &mut both)?;
     }
     let machine = Machine {
+        arch: Arch::Amd64,
         kernel: &kernel.image,
         initramfs: &image,
         clock: if args.host_clock {
@@ -101,9 +125,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         memory_mib: 2048,
         command_line: "rdinit=/lib/systemd/systemd systemd.show_status=0 \
                        systemd.unified_cgroup_hierarchy=1",
-        limit: Duration::from_secs(args.limit),
+        limit,
     };
-    let mut checks = Checks::default();
     println!("booting Linux {} with systemd", kernel.version);
     machine.boot(|line| {
         println!("{line}");
@@ -117,8 +140,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 struct Checks {
     passed: usize,
     failed: Vec<String>,
-    /// Their number, printed at the end.
+    /// Their number in the machine, printed at the end.
     total: Option<usize>,
+    /// Their number before it boots.
+    before: usize,
 }
 
 impl Checks {
@@ -130,6 +155,17 @@ impl Checks {
         } else if let Some(count) = line.strip_prefix("checks end ") {
             self.total = count.trim().parse().ok();
         }
+    }
+
+    /// Adds one that needs no machine.
+    fn host(&mut self, name: &str, result: anyhow::Result<()>) {
+        self.before += 1;
+        let line = match result {
+            Ok(()) => format!("ok {name}"),
+            Err(e) => format!("not ok {name}: {e:#}"),
+        };
+        println!("{line}");
+        self.take(&line);
     }
 
     fn conclude(&self) -> anyhow::Result<()> {
@@ -144,9 +180,10 @@ impl Checks {
         if !self.failed.is_empty() {
             bail!("failed:\n{}", self.failed.join("\n"));
         }
-        if total != self.passed || total == 0 {
+        if total + self.before != self.passed || total == 0 {
             bail!(
-                "{total} checks ran, and {} results were printed",
+                "{} checks ran, and {} results were printed",
+                total + self.before,
                 self.passed
             );
         }
@@ -196,42 +233,49 @@ fn base() -> anyhow::Result<PathBuf> {
     Ok(image)
 }
 
-/// Added to it: the agent, installed as in the README, and the checks.
-fn own(kernel: &kernels::Unpacked) -> anyhow::Result<tempfile::TempPath> {
-    let dir = tempfile::tempdir_in(root().join("target/vm"))?;
-    let top = dir.path();
+/// Adds the agent, installed as from the sources, and its service, enabled.
+fn agent(top: &Path) -> anyhow::Result<()> {
     let agent = top.join("usr/local/bin/rto-agent");
     image::copy(&root().join("target/debug/rto-agent"), &agent)?;
     image::strip(&agent)?;
-    let units = top.join("etc/systemd/system");
+    let unit = "rto-agent.service";
     image::copy(
-        &root().join("systemd/rto-agent.service"),
-        &units.join("rto-agent.service"),
+        &root().join("systemd").join(unit),
+        &top.join(UNITS).join(unit),
     )?;
-    let wants = |target: &str, unit: &str| -> anyhow::Result<()> {
-        let dir = units.join(format!("{target}.wants"));
-        fs::create_dir_all(&dir)?;
-        Ok(symlink(
-            Path::new("/etc/systemd/system").join(unit),
-            dir.join(unit),
-        )?)
-    };
-    // systemctl enable
-    wants("multi-user.target", "rto-agent.service")?;
-    write(&units.join("checks.service"), CHECK_UNIT)?;
-    write(&units.join("checks.timer"), CHECK_TIMER)?;
-    wants("timers.target", "checks.timer")?;
-    write(&top.join("etc/rto-agent/config.toml"), CONFIG)?;
-    let checks = top.join("usr/local/lib/checks.sh");
-    write(&checks, CHECKS)?;
-    fs::set_permissions(&checks, fs::Permissions::from_mode(0o755))?;
+    enable(top, "multi-user.target", unit)?;
+    write(&top.join("etc/rto-agent/config.toml"), CONFIG)
+}
+
+/// Adds the checks, and what the system needs to boot into them.
+fn system(top: &Path, checks: &str) -> anyhow::Result<()> {
+    write(&top.join(UNITS).join("checks.service"), CHECK_UNIT)?;
+    write(&top.join(UNITS).join("checks.timer"), CHECK_TIMER)?;
+    enable(top, "timers.target", "checks.timer")?;
+    let script = top.join("usr/local/lib/checks.sh");
+    write(&script, checks)?;
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o755))?;
     write(&top.join("etc/hostname"), "rto-agent-checks\n")?;
     // Without it systemd takes this for a first boot, and asks questions.
     write(
         &top.join("etc/machine-id"),
         "0123456789abcdef0123456789abcdef\n",
     )?;
-    write(&top.join("etc/fstab"), "# The file system is in memory.\n")?;
+    write(&top.join("etc/fstab"), "# The file system is in memory.\n")
+}
+
+/// As `systemctl enable` does.
+fn enable(top: &Path, target: &str, unit: &str) -> anyhow::Result<()> {
+    let dir = top.join(UNITS).join(format!("{target}.wants"));
+    fs::create_dir_all(&dir)?;
+    Ok(symlink(
+        Path::new("/").join(UNITS).join(unit),
+        dir.join(unit),
+    )?)
+}
+
+/// The archive of these files and the kernel's modules.
+fn packed(top: &Path, kernel: &kernels::Unpacked) -> anyhow::Result<tempfile::TempPath> {
     // usr/lib: Debian's /lib is a link.
     let modules = top.join("usr/lib/modules");
     symlink("usr/lib", top.join("lib"))?;
@@ -273,10 +317,22 @@ mod tests {
     }
 
     #[test]
-    fn the_script_is_one_that_bash_reads() {
-        let status = std::process::Command::new("bash")
-            .args(["-n", "-c", CHECKS])
-            .status();
-        assert!(status.unwrap().success());
+    fn checks_before_the_boot_count() {
+        let mut checks = of(&["ok a", "checks end 1"]);
+        checks.host("b", Ok(()));
+        assert!(checks.conclude().is_ok());
+        checks.host("c", Err(anyhow::anyhow!("why")));
+        assert_eq!(checks.failed, ["c: why"]);
+        assert!(checks.conclude().is_err());
+    }
+
+    #[test]
+    fn the_scripts_are_such_that_bash_reads() {
+        for script in [CHECKS, PACKAGE_CHECKS] {
+            let status = std::process::Command::new("bash")
+                .args(["-n", "-c", script])
+                .status();
+            assert!(status.unwrap().success());
+        }
     }
 }

@@ -13,6 +13,7 @@ use std::{
 use anyhow::{Context as _, bail};
 
 use crate::{
+    arch::Arch,
     process::{apt_install, output, run as run_command},
     root,
 };
@@ -26,6 +27,7 @@ pub(crate) struct Kernel {
     series: &'static str,
     /// The archive and the suite.
     source: (&'static str, &'static str),
+    arch: Arch,
 }
 
 const DEBIAN: &str = "http://deb.debian.org/debian";
@@ -50,23 +52,35 @@ pub(crate) const KERNELS: [Kernel; 4] = [
         name: "5.10",
         series: "5.10.",
         source: (SECURITY, "bullseye-security"),
+        arch: Arch::Amd64,
     },
     Kernel {
         name: "6.1",
         series: "6.1.",
         source: (SECURITY, "bookworm-security"),
+        arch: Arch::Amd64,
     },
     Kernel {
         name: "6.12",
         series: "6.12.",
         source: (SECURITY, "bookworm-security"),
+        arch: Arch::Amd64,
     },
     Kernel {
         name: NEWEST,
         series: "",
         source: (DEBIAN, "sid"),
+        arch: Arch::Amd64,
     },
 ];
+
+/// One of another architecture.
+pub(crate) const ARM64: Kernel = Kernel {
+    name: "6.12-arm64",
+    series: "6.12.",
+    source: (SECURITY, "bookworm-security"),
+    arch: Arch::Arm64,
+};
 
 /// The kernels that `--kernel` names: one, several with commas between, or all.
 pub(crate) fn named(names: &str) -> anyhow::Result<Vec<&'static Kernel>> {
@@ -150,13 +164,14 @@ fn download(kernel: &Kernel, cache: &Path) -> anyhow::Result<PathBuf> {
         "linux {}: asking {archive} for the newest of {suite}",
         kernel.name
     );
-    let apt = Apt::of(archive, suite)?;
+    let apt = Apt::of(archive, suite, kernel.arch)?;
     let prefix = format!("{PACKAGE}{}", kernel.series);
     let names = output(apt.command("apt-cache").args(["pkgnames", &prefix]))?;
-    let package = newest(&prefix, &names).with_context(|| {
+    let package = newest(&prefix, kernel.arch, &names).with_context(|| {
         format!(
-            "{suite} of {archive} has no {prefix}*-cloud-amd64 any more: change KERNELS in \
-             xtask/src/vm/kernels.rs, or unpack one of snapshot.debian.org and give it with --unpacked"
+            "{suite} of {archive} has no {prefix}*-cloud-{} any more: change KERNELS in \
+             xtask/src/vm/kernels.rs, or unpack one of snapshot.debian.org and give it with --unpacked",
+            kernel.arch.deb()
         )
     })?;
     let dir = cache.join(&package);
@@ -178,26 +193,53 @@ fn download(kernel: &Kernel, cache: &Path) -> anyhow::Result<PathBuf> {
             .current_dir(into.path()),
     )?;
     let unpacked = tempfile::tempdir_in(cache)?;
-    for archive in fs::read_dir(into.path())?.flatten() {
-        run_command(
-            Command::new("dpkg-deb")
-                .arg("-x")
-                .arg(archive.path())
-                .arg(unpacked.path()),
-        )?;
-    }
+    unpack(into.path(), unpacked.path())?;
     Unpacked::at(unpacked.path())?;
     fs::rename(unpacked.keep(), &dir)?;
     println!("linux {}: {package}", kernel.name);
     Ok(dir)
 }
 
+/// A directory with the static busybox of an architecture; downloaded if it is not cached.
+pub(crate) fn busybox(arch: Arch) -> anyhow::Result<PathBuf> {
+    let vm = root().join("target/vm");
+    let dir = vm.join(format!("busybox-{}", arch.deb()));
+    if dir.exists() {
+        return Ok(dir);
+    }
+    let apt = Apt::of(DEBIAN, "bookworm", arch)?;
+    let into = tempfile::tempdir_in(&vm)?;
+    run_command(
+        apt.command("apt-get")
+            .args(["download", "-qq", "busybox-static"])
+            .current_dir(into.path()),
+    )?;
+    let unpacked = tempfile::tempdir_in(&vm)?;
+    unpack(into.path(), unpacked.path())?;
+    fs::rename(unpacked.keep(), &dir)?;
+    Ok(dir)
+}
+
+/// Unpacks the packages of a directory.
+fn unpack(packages: &Path, into: &Path) -> anyhow::Result<()> {
+    for archive in fs::read_dir(packages)?.flatten() {
+        run_command(
+            Command::new("dpkg-deb")
+                .arg("-x")
+                .arg(archive.path())
+                .arg(into),
+        )?;
+    }
+    Ok(())
+}
+
 /// The newest of the packages of a series, as apt lists them.
-fn newest(prefix: &str, names: &str) -> Option<String> {
+fn newest(prefix: &str, arch: Arch, names: &str) -> Option<String> {
+    let suffix = format!("-cloud-{}", arch.deb());
     names
         .lines()
         .filter(|name| {
-            name.ends_with("-cloud-amd64")
+            name.ends_with(&suffix)
                 && name.starts_with(prefix)
                 && name[PACKAGE.len()..].starts_with(|c: char| c.is_ascii_digit())
                 // "linux-image-6.12-cloud-amd64" depends on the newest, and is no kernel.
@@ -228,13 +270,15 @@ pub(crate) fn install_keyring() -> anyhow::Result<()> {
 /// An apt that knows one suite only, whatever this host's has: nothing of the host's is changed.
 pub(crate) struct Apt {
     dir: tempfile::TempDir,
+    arch: Arch,
 }
 
 impl Apt {
-    pub(crate) fn of(archive: &str, suite: &str) -> anyhow::Result<Self> {
+    pub(crate) fn of(archive: &str, suite: &str, arch: Arch) -> anyhow::Result<Self> {
         install_keyring()?;
         let apt = Self {
             dir: tempfile::tempdir()?,
+            arch,
         };
         for below in ["state/lists/partial", "cache/archives/partial"] {
             fs::create_dir_all(apt.dir.path().join(below))?;
@@ -265,7 +309,8 @@ impl Apt {
         for option in [
             "Dir::Etc::sourceparts=/dev/null",
             "Dir::State::status=/dev/null",
-            "APT::Architecture=amd64",
+            &format!("APT::Architecture={}", self.arch.deb()),
+            &format!("APT::Architectures={}", self.arch.deb()),
             "APT::Sandbox::User=root",
             "Acquire::IndexTargets::deb::DEP-11::DefaultEnabled=false",
         ] {
@@ -286,11 +331,11 @@ mod tests {
                      linux-image-6.12.117+deb12-rt-amd64\n";
         for prefix in ["linux-image-6.12.", "linux-image-"] {
             assert_eq!(
-                newest(prefix, names).as_deref(),
+                newest(prefix, Arch::Amd64, names).as_deref(),
                 Some("linux-image-6.12.100+deb12-cloud-amd64")
             );
         }
-        assert_eq!(newest("linux-image-5.10.", names), None);
+        assert_eq!(newest("linux-image-5.10.", Arch::Amd64, names), None);
     }
 
     #[test]

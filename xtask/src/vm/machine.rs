@@ -10,7 +10,7 @@ use std::{
 
 use anyhow::{Context as _, bail};
 
-use crate::process::KillOnDrop;
+use crate::{arch::Arch, process::KillOnDrop};
 
 /// The processor of a machine and its clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,6 +26,7 @@ pub(crate) enum Clock {
 
 /// A machine without network and without disk.
 pub(crate) struct Machine<'a> {
+    pub(crate) arch: Arch,
     pub(crate) kernel: &'a Path,
     pub(crate) initramfs: &'a Path,
     pub(crate) clock: Clock,
@@ -39,15 +40,24 @@ pub(crate) struct Machine<'a> {
 impl Machine<'_> {
     /// Boots it and passes each line of its console to `line` until it powers off.
     pub(crate) fn boot(&self, mut line: impl FnMut(&str)) -> anyhow::Result<()> {
-        let mut qemu = Command::new("qemu-system-x86_64");
+        let program = format!("qemu-system-{}", self.arch.rpm());
+        // What kernels of Debian need at least.
+        let (cpu, console) = match self.arch {
+            Arch::Amd64 => ("Nehalem", "ttyS0"),
+            Arch::Arm64 => ("cortex-a57", "ttyAMA0"),
+        };
+        let mut qemu = Command::new(&program);
+        if self.arch == Arch::Arm64 {
+            qemu.args(["-machine", "virt"]);
+        }
         match self.clock {
             // 2 ns an instruction, as on a slow processor.
             Clock::Instructions => qemu
-                .args(["-accel", "tcg,thread=single", "-cpu", "Nehalem"])
+                .args(["-accel", "tcg,thread=single", "-cpu", cpu])
                 .args(["-icount", "shift=1,sleep=off", "-rtc", "clock=vm"])
                 .args(["-smp", "1"]),
             Clock::Host => qemu
-                .args(["-accel", "tcg,thread=multi", "-cpu", "Nehalem"])
+                .args(["-accel", "tcg,thread=multi", "-cpu", cpu])
                 .args(["-smp", "2"]),
             Clock::Kvm => qemu
                 .args(["-accel", "kvm", "-cpu", "host"])
@@ -61,14 +71,14 @@ impl Machine<'_> {
             .arg(self.initramfs)
             .arg("-append")
             .arg(format!(
-                "console=ttyS0 quiet panic=-1 mitigations=off {}",
+                "console={console} quiet panic=-1 mitigations=off {}",
                 self.command_line
             ));
         let mut machine = KillOnDrop(
             qemu.stdin(Stdio::null())
                 .stdout(Stdio::piped())
                 .spawn()
-                .context("qemu-system-x86_64")?,
+                .context(program)?,
         );
         let stdout = machine.0.stdout.take().context("no stdout")?;
         let (sender, lines) = channel();

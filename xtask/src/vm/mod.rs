@@ -16,6 +16,7 @@ use std::{
 use anyhow::{Context as _, bail};
 
 use crate::{
+    arch::Arch,
     process::{apt_install, as_root, have, output},
     root, setup, test,
 };
@@ -332,6 +333,7 @@ fn column(
                 (false, false) => Clock::Instructions,
             };
             let machine = Machine {
+                arch: Arch::Amd64,
                 kernel: &kernel.image,
                 initramfs: &image,
                 clock,

@@ -1,0 +1,42 @@
+//! Architectures that are released.
+
+/// An architecture.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Arch {
+    /// x86-64.
+    Amd64,
+    /// `AArch64`.
+    Arm64,
+}
+
+impl Arch {
+    /// The one that runs here.
+    pub(crate) fn host() -> Self {
+        if cfg!(target_arch = "aarch64") {
+            Self::Arm64
+        } else {
+            Self::Amd64
+        }
+    }
+
+    /// As Debian and OCI call it.
+    pub(crate) fn deb(self) -> &'static str {
+        match self {
+            Self::Amd64 => "amd64",
+            Self::Arm64 => "arm64",
+        }
+    }
+
+    /// As rpm, QEMU and the kernel call it.
+    pub(crate) fn rpm(self) -> &'static str {
+        match self {
+            Self::Amd64 => "x86_64",
+            Self::Arm64 => "aarch64",
+        }
+    }
+
+    /// The target of its static binary.
+    pub(crate) fn target(self) -> String {
+        format!("{}-unknown-linux-musl", self.rpm())
+    }
+}

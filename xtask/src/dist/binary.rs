@@ -1,0 +1,109 @@
+//! The static binary of an architecture.
+
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::ensure;
+
+use super::Release;
+use crate::{
+    arch::Arch,
+    process::{output, run as run_command},
+    tools::{self, cargo},
+};
+
+const CARGO_AUDITABLE: &str = "0.7.7";
+const CARGO_CYCLONEDX: &str = "0.5.9";
+
+impl Release {
+    /// Builds the binary of an architecture. It needs no linker of that architecture: rustc has rust-lld, and start
+    /// files and a C library for its musl targets. A list of the dependencies (cargo-auditable) is part of it.
+    pub(crate) fn binary(&self, arch: Arch) -> anyhow::Result<PathBuf> {
+        let sysroot = self.install_target(arch)?;
+        let path = tools::ensure("cargo-auditable", CARGO_AUDITABLE, &[], "dist")?;
+        let mut flags = vec![
+            "-Clinker=rust-lld".to_owned(),
+            "-Clinker-flavor=ld.lld".to_owned(),
+            "-Clink-self-contained=yes".to_owned(),
+            "-Ctarget-feature=+crt-static".to_owned(),
+        ];
+        flags.extend(tools::remap(&self.source, &sysroot));
+        run_command(
+            cargo()
+                .current_dir(&self.source)
+                .args([
+                    "auditable",
+                    "build",
+                    "--quiet",
+                    "--locked",
+                    "--profile=dist",
+                ])
+                .args(["--package=rto-agent", "--bin=rto-agent", "--target"])
+                .arg(arch.target())
+                .env("PATH", path)
+                .env("CARGO_TARGET_DIR", &self.build)
+                .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\u{1f}"))
+                .env("CARGO_INCREMENTAL", "0")
+                .env("SOURCE_DATE_EPOCH", &self.epoch),
+        )?;
+        Ok(self.build.join(arch.target()).join("dist/rto-agent"))
+    }
+
+    /// The software bill of materials (`CycloneDX`) of an architecture's binary.
+    pub(super) fn sbom(&self, arch: Arch) -> anyhow::Result<String> {
+        let path = tools::ensure("cargo-cyclonedx", CARGO_CYCLONEDX, &[], "SBOM")?;
+        let name = format!("rto-agent-{}", arch.deb());
+        run_command(
+            cargo()
+                .current_dir(&self.source)
+                .args([
+                    "cyclonedx",
+                    "--quiet",
+                    "--format=json",
+                    "--spec-version=1.5",
+                ])
+                .args(["--manifest-path=agent/Cargo.toml", "--no-build-deps"])
+                .args(["--target", &arch.target(), "--override-filename", &name])
+                .env("PATH", path)
+                .env("SOURCE_DATE_EPOCH", &self.epoch),
+        )?;
+        // It writes one for each member of the workspace, beside its manifest.
+        let mut sbom = String::new();
+        for member in self.source.read_dir()? {
+            let written = member?.path().join(format!("{name}.json"));
+            if written.exists() {
+                if written.parent().is_some_and(|dir| dir.ends_with("agent")) {
+                    sbom = std::fs::read_to_string(&written)?;
+                }
+                std::fs::remove_file(written)?;
+            }
+        }
+        ensure!(!sbom.is_empty(), "cargo-cyclonedx wrote no SBOM");
+        Ok(sbom.replace(&self.source.display().to_string(), "/rto-agent"))
+    }
+
+    /// Announces and installs the standard library of a target unless it is there; the toolchain's directory.
+    fn install_target(&self, arch: Arch) -> anyhow::Result<PathBuf> {
+        let sysroot = output(
+            Command::new("rustc")
+                .args(["--print", "sysroot"])
+                .current_dir(&self.source),
+        )?;
+        let target = arch.target();
+        if !Path::new(&sysroot)
+            .join("lib/rustlib")
+            .join(&target)
+            .exists()
+        {
+            println!("installing Rust's standard library for {target}");
+            run_command(
+                Command::new("rustup")
+                    .args(["target", "add", &target])
+                    .current_dir(&self.source),
+            )?;
+        }
+        Ok(sysroot.into())
+    }
+}

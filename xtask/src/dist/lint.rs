@@ -1,0 +1,52 @@
+//! Debian's and rpm's own opinion of the packages.
+
+use std::{
+    path::Path,
+    process::{Command, Stdio},
+};
+
+use anyhow::bail;
+
+use crate::{
+    process::{apt_install, have},
+    root,
+};
+
+/// Fails at an error or a warning of lintian.
+pub(crate) fn lintian(deb: &Path) -> anyhow::Result<()> {
+    if !have("lintian") {
+        apt_install(&["lintian"], "to check the deb")?;
+    }
+    judge(
+        Command::new("lintian")
+            .args(["--fail-on=error,warning", "--tag-display-limit=0"])
+            .args(["--allow-root", "--no-cfg"])
+            .arg(deb),
+    )
+}
+
+/// Fails at an error of rpmlint.
+pub(crate) fn rpmlint(rpm: &Path) -> anyhow::Result<()> {
+    if !have("rpmlint") {
+        apt_install(&["rpmlint"], "to check the rpm")?;
+    }
+    judge(
+        Command::new("rpmlint")
+            .arg("--config")
+            .arg(root().join("packaging/rpm/rpmlint.toml"))
+            .arg(rpm),
+    )
+}
+
+/// What a failed command printed is its error.
+fn judge(command: &mut Command) -> anyhow::Result<()> {
+    let output = command.stdin(Stdio::null()).output()?;
+    if !output.status.success() {
+        bail!(
+            "{}{}",
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr)
+        );
+    }
+    Ok(())
+}

@@ -1,0 +1,207 @@
+//! `cargo xtask dist`: what is released, in target/dist.
+//!
+//! One static binary for each architecture goes into a deb, an rpm, a tar.gz and an OCI archive; with them come the
+//! chart, an SBOM and checksums. The same commit gives the same bytes at every path: times are those of the commit,
+//! paths are remapped. `--check` builds another checkout and compares.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context as _, bail, ensure};
+
+use self::stage::Stage;
+use crate::{
+    arch::Arch,
+    ebpf::hex,
+    process::{have, output, run as run_command},
+    root,
+};
+
+mod binary;
+mod image;
+pub(crate) mod lint;
+pub(crate) mod stage;
+
+/// Of the workspace, as this crate has it.
+pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// `cargo xtask dist`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Architectures, with commas between
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "amd64,arm64")]
+    arch: Vec<Arch>,
+    /// Build a second checkout of this commit at another path too, and compare every byte
+    #[arg(long)]
+    check: bool,
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    let dist = root().join("target/dist");
+    if args.check {
+        ensure!(
+            output(git(&root()).args(["status", "--porcelain"]))?.is_empty(),
+            "--check compares with a checkout of this commit: commit or stash the changes first"
+        );
+    }
+    Release::of(root())?.make(&args.arch, &dist)?;
+    for (name, sum) in &sums(&dist)? {
+        println!("{sum}  {name}");
+    }
+    if args.check {
+        check(&args.arch, &dist)?;
+    }
+    Ok(())
+}
+
+/// Fails unless another checkout gives the same files.
+fn check(archs: &[Arch], dist: &Path) -> anyhow::Result<()> {
+    let dir = tempfile::tempdir()?;
+    let other = dir.path().join("checkout");
+    println!("building again in {}", other.display());
+    run_command(
+        Command::new("git")
+            .args(["clone", "--quiet", "--no-hardlinks"])
+            .args([&root(), &other]),
+    )?;
+    let again = dir.path().join("dist");
+    Release::of(other)?.make(archs, &again)?;
+    let (first, second) = (sums(dist)?, sums(&again)?);
+    let names = first.keys().chain(second.keys());
+    let mut different: Vec<&str> = names
+        .filter(|name| first.get(*name) != second.get(*name))
+        .map(String::as_str)
+        .collect();
+    different.dedup();
+    if !different.is_empty() {
+        let kept = dir.keep();
+        bail!(
+            "not the same bytes (compare with {}): {}",
+            kept.join("dist").display(),
+            different.join(", ")
+        );
+    }
+    println!("{} files are the same, byte for byte", first.len());
+    Ok(())
+}
+
+/// A checkout to release.
+pub(crate) struct Release {
+    /// The checkout.
+    source: PathBuf,
+    /// What cargo builds, and the files of the packages: kept, so that the next build is short.
+    build: PathBuf,
+    /// The commit's time, in seconds since 1970.
+    epoch: String,
+}
+
+impl Release {
+    /// # Errors
+    ///
+    /// Without git, `SOURCE_DATE_EPOCH` has to say the time.
+    pub(crate) fn of(source: PathBuf) -> anyhow::Result<Self> {
+        let epoch = std::env::var("SOURCE_DATE_EPOCH")
+            .or_else(|_| output(git(&source).args(["log", "-1", "--format=%ct"])))
+            .context("the time of the release: is this a git checkout?")?;
+        Ok(Self {
+            build: source.join("target/dist-build"),
+            source,
+            epoch,
+        })
+    }
+
+    /// Makes a directory anew with the files of a release.
+    fn make(&self, archs: &[Arch], dist: &Path) -> anyhow::Result<()> {
+        let stages = archs
+            .iter()
+            .map(|arch| Stage::prepare(self, *arch))
+            .collect::<anyhow::Result<Vec<_>>>()?;
+        if dist.exists() {
+            fs::remove_dir_all(dist)?;
+        }
+        fs::create_dir_all(dist)?;
+        for stage in &stages {
+            stage.package("deb", VERSION, dist)?;
+            stage.package("rpm", VERSION, dist)?;
+            stage.tar_gz(dist)?;
+            fs::copy(
+                stage.dir().join("rto-agent.cdx.json"),
+                dist.join(format!(
+                    "rto-agent-{VERSION}-{}.cdx.json",
+                    stage.arch().deb()
+                )),
+            )?;
+        }
+        if have("buildah") {
+            image::make(self, &stages, dist)?;
+        } else {
+            println!("buildah is not installed: NO image was made");
+        }
+        self.chart(dist)?;
+        let lines: String = sums(dist)?
+            .iter()
+            .map(|(name, sum)| format!("{sum}  {name}\n"))
+            .collect();
+        fs::write(dist.join("SHA256SUMS"), lines)?;
+        Ok(())
+    }
+
+    /// The Helm chart, packed as `helm package` does, without its test values.
+    fn chart(&self, dist: &Path) -> anyhow::Result<()> {
+        let charts = self.source.join("charts");
+        if !charts.join("rto-agent").exists() {
+            println!("there is no charts/rto-agent: NO chart was packed");
+            return Ok(());
+        }
+        let chart = dist.join(format!("rto-agent-chart-{VERSION}.tgz"));
+        self.tar(&charts, "rto-agent", &["--exclude=rto-agent/ci"], &chart)
+    }
+
+    /// Packs a directory of `parent`: sorted, owned by root, with the commit's time.
+    fn tar(
+        &self,
+        parent: &Path,
+        name: &str,
+        options: &[&str],
+        archive: &Path,
+    ) -> anyhow::Result<()> {
+        let compress = ["--use-compress-program", "gzip -9n"];
+        let is_compressed = !archive.extension().is_some_and(|e| e == "tar");
+        run_command(
+            Command::new("tar")
+                .args(["--create", "--sort=name", "--format=gnu"])
+                .args(["--owner=0", "--group=0", "--numeric-owner"])
+                .args(["--mode=u=rwX,go=rX", &format!("--mtime=@{}", self.epoch)])
+                .args(compress.iter().filter(|_| is_compressed))
+                .args(options)
+                .arg("--file")
+                .arg(archive)
+                .arg("--directory")
+                .arg(parent)
+                .arg(name),
+        )
+    }
+}
+
+/// SHA-256 of each file of a directory, without `SHA256SUMS`, which follows from them.
+fn sums(dir: &Path) -> anyhow::Result<BTreeMap<String, String>> {
+    let mut sums = BTreeMap::new();
+    for entry in fs::read_dir(dir)? {
+        let entry = entry?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if name != "SHA256SUMS" {
+            sums.insert(name, hex(&fs::read(entry.path())?));
+        }
+    }
+    Ok(sums)
+}
+
+fn git(source: &Path) -> Command {
+    let mut git = Command::new("git");
+    git.arg("-C").arg(source);
+    git
+}

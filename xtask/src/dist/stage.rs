@@ -1,0 +1,255 @@
+//! The files of the packages of one architecture, and the packages.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::Context as _;
+
+use super::{Release, VERSION};
+use crate::{
+    arch::Arch,
+    process::{output, run as run_command},
+    tools,
+};
+
+/// A directory with the files of the packages.
+pub(crate) struct Stage<'a> {
+    release: &'a Release,
+    arch: Arch,
+    dir: PathBuf,
+}
+
+const MAINTAINER: &str = "The rto-agent authors <maintainers@example.invalid>";
+
+/// Copied from the checkout: from where, and to which name.
+const FILES: [(&str, &str); 11] = [
+    ("config/config.toml", "config.toml"),
+    ("config/prometheus/alerts.yml", "alerts.yml"),
+    ("systemd/open-sockets.conf", "open-sockets.conf"),
+    ("LICENSE-APACHE", "LICENSE-APACHE"),
+    ("LICENSE-MIT", "LICENSE-MIT"),
+    ("README.md", "README.md"),
+    ("CHANGELOG.md", "changelog"),
+    ("packaging/nfpm.yaml", "nfpm.yaml"),
+    ("packaging/sysusers.conf", "sysusers.conf"),
+    ("packaging/copyright", "copyright"),
+    ("packaging/Containerfile", "Containerfile"),
+];
+
+/// In /usr/share/doc/rto-agent: from where, and the name there.
+const DOCUMENTATION: [(&str, &str); 4] = [
+    ("open-sockets.conf", "examples/open-sockets.conf"),
+    ("alerts.yml", "examples/alerts.yml"),
+    ("rto-agent.cdx.json.gz", "rto-agent.cdx.json.gz"),
+    ("changelog.gz", "changelog.gz"),
+];
+
+/// What somebody who installs without a package gets.
+const IN_TAR: [&str; 11] = [
+    "rto-agent",
+    "rto-agent.service",
+    "open-sockets.conf",
+    "config.toml",
+    "alerts.yml",
+    "sysusers.conf",
+    "man",
+    "completions",
+    "LICENSE-APACHE",
+    "LICENSE-MIT",
+    "README.md",
+];
+
+impl<'a> Stage<'a> {
+    /// Builds what is packaged.
+    pub(crate) fn prepare(release: &'a Release, arch: Arch) -> anyhow::Result<Self> {
+        let dir = release.build.join("stage").join(arch.deb());
+        if dir.exists() {
+            fs::remove_dir_all(&dir)?;
+        }
+        fs::create_dir_all(dir.join("completions"))?;
+        fs::create_dir_all(dir.join("man"))?;
+        let stage = Self { release, arch, dir };
+        stage.copy(&release.binary(arch)?, "rto-agent")?;
+        for (from, to) in FILES {
+            stage.copy(&release.source.join(from), to)?;
+        }
+        for packager in ["deb", "rpm"] {
+            let scripts = release.source.join("packaging").join(packager);
+            fs::create_dir_all(stage.dir.join(packager))?;
+            for script in fs::read_dir(scripts)?.flatten() {
+                let name = script.file_name().to_string_lossy().into_owned();
+                stage.copy(&script.path(), &format!("{packager}/{name}"))?;
+            }
+        }
+        let unit = fs::read_to_string(release.source.join("systemd/rto-agent.service"))?;
+        stage.write(
+            "rto-agent.service",
+            &unit.replace("/usr/local/bin/", "/usr/bin/"),
+        )?;
+        stage.manual()?;
+        stage.write("rto-agent.cdx.json", &release.sbom(arch)?)?;
+        stage.compressed()?;
+        stage.rpm_documentation()?;
+        stage.normalise()?;
+        Ok(stage)
+    }
+
+    /// Its directory.
+    pub(crate) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    pub(super) fn arch(&self) -> Arch {
+        self.arch
+    }
+
+    /// Another one with the same files, to be changed.
+    pub(crate) fn copy_to(&self, dir: PathBuf) -> anyhow::Result<Self> {
+        run_command(Command::new("cp").arg("-a").args([&self.dir, &dir]))?;
+        Ok(Self {
+            release: self.release,
+            arch: self.arch,
+            dir,
+        })
+    }
+
+    /// Makes a package; its path.
+    pub(crate) fn package(
+        &self,
+        packager: &str,
+        version: &str,
+        into: &Path,
+    ) -> anyhow::Result<PathBuf> {
+        let python = tools::python(&self.release.source.join("packaging/requirements.txt"))?;
+        let (arch, name) = match packager {
+            "rpm" => {
+                let arch = self.arch.rpm();
+                (arch, format!("rto-agent-{version}-1.{arch}.rpm"))
+            }
+            _ => {
+                let arch = self.arch.deb();
+                (arch, format!("rto-agent_{version}-1_{arch}.deb"))
+            }
+        };
+        let package = into.join(name);
+        output(
+            Command::new(python.join("nfpm"))
+                .args(["package", "--packager", packager, "--target"])
+                .arg(&package)
+                .current_dir(&self.dir)
+                .env("ARCH", arch)
+                .env("VERSION", version)
+                .env("SOURCE_DATE_EPOCH", &self.release.epoch),
+        )?;
+        Ok(package)
+    }
+
+    /// Packs what is installed without a package.
+    pub(super) fn tar_gz(&self, into: &Path) -> anyhow::Result<()> {
+        let name = format!("rto-agent-{VERSION}-linux-{}", self.arch.deb());
+        let parent = tempfile::tempdir()?;
+        let top = parent.path().join(&name);
+        fs::create_dir(&top)?;
+        run_command(
+            Command::new("cp")
+                .arg("-a")
+                .args(IN_TAR.map(|file| self.dir.join(file)))
+                .arg(&top),
+        )?;
+        // Its path of the binary is the one for installing without a package.
+        fs::copy(
+            self.release.source.join("systemd/rto-agent.service"),
+            top.join("rto-agent.service"),
+        )?;
+        let archive = into.join(format!("{name}.tar.gz"));
+        self.release.tar(parent.path(), &name, &[], &archive)
+    }
+
+    /// A manual page for each verb, and completions, by the binary that runs here.
+    fn manual(&self) -> anyhow::Result<()> {
+        let agent = self.release.binary(Arch::host())?;
+        run_command(
+            Command::new(&agent)
+                .args(["man", "--dir"])
+                .arg(self.dir.join("man")),
+        )?;
+        for shell in ["bash", "zsh", "fish"] {
+            let script = output(Command::new(&agent).args(["completions", shell]))?;
+            self.write(&format!("completions/{shell}"), &format!("{script}\n"))?;
+        }
+        Ok(())
+    }
+
+    /// Changelogs, and what packages have compressed.
+    fn compressed(&self) -> anyhow::Result<()> {
+        let date = output(Command::new("date").args([
+            "--utc",
+            "--iso-8601=seconds",
+            &format!("--date=@{}", self.release.epoch),
+        ]))?;
+        self.write(
+            "changelog.yaml",
+            &format!(
+                "- semver: {VERSION}\n  date: {date}\n  packager: {MAINTAINER}\n  \
+                 deb: {{urgency: medium, distributions: [unstable]}}\n  changes:\n    \
+                 - note: Changes are in changelog.gz.\n"
+            ),
+        )?;
+        // Beside the SBOM, which is released uncompressed as well.
+        run_command(
+            Command::new("sh")
+                .args([
+                    "-c",
+                    "gzip -9n man/*.1 changelog && gzip -9nk rto-agent.cdx.json",
+                ])
+                .current_dir(&self.dir),
+        )
+    }
+
+    /// Adds each file of documentation to what nfpm puts into the rpm.
+    fn rpm_documentation(&self) -> anyhow::Result<()> {
+        let mut files = DOCUMENTATION
+            .map(|(from, below)| (from.to_owned(), format!("doc/rto-agent/{below}")))
+            .to_vec();
+        for page in fs::read_dir(self.dir.join("man"))? {
+            let name = page?.file_name().to_string_lossy().into_owned();
+            files.push((format!("man/{name}"), format!("man/man1/{name}")));
+        }
+        files.sort();
+        let config = self.dir.join("nfpm.yaml");
+        let mut text = fs::read_to_string(&config)?;
+        for (from, to) in files {
+            text +=
+                &format!("  - {{src: {from}, dst: /usr/share/{to}, type: doc, packager: rpm}}\n");
+        }
+        Ok(fs::write(config, text)?)
+    }
+
+    /// Modes and times that do not depend on this host.
+    fn normalise(&self) -> anyhow::Result<()> {
+        run_command(
+            Command::new("chmod")
+                .args(["-R", "u=rwX,go=rX"])
+                .arg(&self.dir),
+        )?;
+        run_command(
+            Command::new("find")
+                .arg(&self.dir)
+                .args(["-exec", "touch", "--no-dereference"])
+                .arg(format!("--date=@{}", self.release.epoch))
+                .args(["{}", "+"]),
+        )
+    }
+
+    fn copy(&self, from: &Path, to: &str) -> anyhow::Result<()> {
+        fs::copy(from, self.dir.join(to)).with_context(|| from.display().to_string())?;
+        Ok(())
+    }
+
+    fn write(&self, to: &str, text: &str) -> anyhow::Result<()> {
+        fs::write(self.dir.join(to), text).with_context(|| to.to_owned())
+    }
+}

@@ -1,0 +1,60 @@
+//! The arm64 binary under a kernel of its architecture.
+
+use std::{fs, os::unix::fs::PermissionsExt as _, path::Path, time::Duration};
+
+use super::{Checks, write};
+use crate::{
+    arch::Arch,
+    process::{apt_install, have},
+    root,
+    vm::{
+        image, kernels,
+        machine::{Clock, Machine},
+    },
+};
+
+const INIT: &str = include_str!("arm64.sh");
+
+/// Boots a machine whose only programs are busybox and the agent of these packages' files.
+pub(super) fn run(stage: &Path, limit: Duration) -> anyhow::Result<()> {
+    if !have("qemu-system-aarch64") {
+        apt_install(&["qemu-system-arm"], "an arm64 machine")?;
+    }
+    let kernel = kernels::unpacked(&kernels::ARM64, false)?;
+    let dir = tempfile::tempdir_in(root().join("target/vm"))?;
+    let top = dir.path();
+    for name in ["proc", "sys", "dev", "run", "tmp"] {
+        fs::create_dir_all(top.join(name))?;
+    }
+    image::copy(
+        &kernels::busybox(Arch::Arm64)?.join("bin/busybox"),
+        &top.join("bin/busybox"),
+    )?;
+    image::copy(&stage.join("rto-agent"), &top.join("usr/bin/rto-agent"))?;
+    image::copy(
+        &stage.join("config.toml"),
+        &top.join("etc/rto-agent/config.toml"),
+    )?;
+    write(&top.join("etc/group"), "root:x:0:\n")?;
+    let init = top.join("init");
+    write(&init, INIT)?;
+    fs::set_permissions(&init, fs::Permissions::from_mode(0o755))?;
+    let initramfs = tempfile::NamedTempFile::new_in(root().join("target/vm"))?.into_temp_path();
+    image::pack(top, &initramfs)?;
+    let machine = Machine {
+        arch: Arch::Arm64,
+        kernel: &kernel.image,
+        initramfs: &initramfs,
+        clock: Clock::Instructions,
+        memory_mib: 1024,
+        command_line: "",
+        limit,
+    };
+    println!("booting Linux {}", kernel.version);
+    let mut checks = Checks::default();
+    machine.boot(|line| {
+        println!("{line}");
+        checks.take(line);
+    })?;
+    checks.conclude()
+}

@@ -1,0 +1,98 @@
+#!/bin/bash
+# Runs in the machine, after multi-user.target, and says on the console what holds: "ok NAME" or
+# "not ok NAME: why" for each check, and at the end how many there were. The checks follow: those of checks.sh or of
+# packages.sh.
+exec </dev/null >/dev/console 2>&1
+unit=rto-agent.service
+config=/etc/rto-agent/config.toml
+pins=/sys/fs/bpf/rto-agent
+count=0
+
+failed=0
+ok() { count=$((count + 1)); echo "ok $1"; }
+not_ok() { count=$((count + 1)) failed=$((failed + 1)); echo "not ok $1: $2"; }
+# check NAME COMMAND...: the command must succeed.
+check() {
+  local name=$1 said
+  shift
+  if said=$("$@" 2>&1); then ok "$name"; else not_ok "$name" "$* gave $? ${said//$'\n'/ | }"; fi
+}
+refuse() {
+  local name=$1 said
+  shift
+  if said=$("$@" 2>&1); then not_ok "$name" "$* succeeded: ${said//$'\n'/ | }"; else ok "$name"; fi
+}
+is() {
+  if [[ $2 == "$3" ]]; then ok "$1"; else not_ok "$1" "$2 and not $3"; fi
+}
+property() { systemctl show -p "$1" --value $unit; }
+pid() { property MainPID; }
+# Its values in the threads of the process, each once.
+of_threads() {
+  local status
+  for status in /proc/"$(pid)"/task/*/status; do sed -n "s/^$1:[[:space:]]*//p" "$status"; done | sort -u
+}
+lists() { rto-agent list --json | grep -qF "\"$1\""; }
+# The RTO, in ms, of a new connection to an address from which nothing comes back: of the socket in
+# SYN-SENT (02) in /proc/net/tcp, where it is in hundredths of a second.
+rto() {
+  local -a part
+  IFS=. read -ra part <<<"$1"
+  local peer connecting found=
+  printf -v peer '%02X%02X%02X%02X:0009' "${part[3]}" "${part[2]}" "${part[1]}" "${part[0]}"
+  (exec 3<>"/dev/tcp/$1/9") 2>/dev/null &
+  connecting=$!
+  for _ in {1..200}; do
+    found=$(awk -v peer="$peer" '$3 == peer && $4 == "02" { print $13 * 10; exit }' /proc/net/tcp)
+    [[ -n $found ]] && break
+    sleep 0.01
+  done
+  kill $connecting 2>/dev/null
+  wait $connecting 2>/dev/null
+  echo "${found:-0}"
+}
+# The policy is in force: 100 ms; else it is the kernel's 1000.
+in_force() { is_rto 100; }
+out_of_force() { is_rto 1000; }
+is_rto() {
+  local rto
+  rto=$(rto 192.0.2.1)
+  [[ $rto == "$1" ]] || { echo "rto $rto"; return 1; }
+}
+# 10 ms, without a process made for it: those take long on an emulated processor.
+exec {never}<> <(:)
+nap() { read -rt 0.01 -u "$never"; }
+# wait_for SECONDS COMMAND...
+wait_for() {
+  local end=$((SECONDS + $1))
+  shift
+  until "$@"; do ((SECONDS < end)) || return 1; sleep 1; done
+}
+# Whether the link stayed pinned while a command ran.
+while_pinned() {
+  local gone=/run/link-was-gone watcher
+  rm -f $gone
+  (while :; do [[ -e $pins/$link ]] || : >$gone; nap; done) &
+  watcher=$!
+  "$@"
+  local status=$?
+  kill $watcher
+  wait $watcher 2>/dev/null
+  [[ ! -e $gone ]] || { echo "$link was gone"; return 1; }
+  return $status
+}
+
+conclude() {
+  ((failed == 0)) || journalctl -b -u $unit -o short-monotonic --no-pager
+  echo "checks end $count"
+  sync
+  systemctl poweroff --force --force
+}
+
+echo "checks begin"
+wait_for 120 systemctl -q is-active multi-user.target
+ip link set lo up
+ip address add 10.98.0.1/32 dev lo
+# Goes out of the loopback interface, where nobody has these addresses.
+ip route add 192.0.2.0/24 dev lo src 10.98.0.1
+ip route add 198.51.100.0/24 dev lo src 10.98.0.1
