@@ -50,13 +50,14 @@ pub(crate) fn ensure(
 }
 
 /// Announces and installs these packages of PyPI, each with its version, into a virtual environment of this name below
-/// target/tools, unless they are there; the environment's directory. `--no-deps` among them leaves out what they depend
-/// on.
+/// target/tools, unless they are there; the environment's directory. Options of pip may be among them, and files of
+/// requirements.
 pub(crate) fn python(name: &str, packages: &[&str], why: &str) -> anyhow::Result<PathBuf> {
     let dir = tools().join("python").join(name);
     // Written last: an installation that was interrupted is repeated.
     let installed = dir.join("installed");
-    let wanted = packages.join("\n");
+    let text = |one: &&str| fs::read_to_string(one).unwrap_or_else(|_| (*one).to_owned());
+    let wanted = packages.iter().map(text).collect::<Vec<_>>().join("\n");
     if fs::read_to_string(&installed).is_ok_and(|have| have == wanted) {
         return Ok(dir);
     }
@@ -113,37 +114,6 @@ pub(crate) fn remap(source: &Path, sysroot: &Path) -> [String; 3] {
         (sysroot, "/rust"),
     ]
     .map(|(from, to)| format!("--remap-path-prefix={}={to}", from.display()))
-}
-
-/// Announces and installs tools of PyPI, in the versions and with the checksums of a file, unless they are there; the
-/// directory of their programs.
-pub(crate) fn python(requirements: &Path) -> anyhow::Result<PathBuf> {
-    let dir = tools().join("python");
-    let wanted = fs::read_to_string(requirements)?;
-    let installed = dir.join("requirements.txt");
-    if fs::read_to_string(&installed).is_ok_and(|text| text == wanted) {
-        return Ok(dir.join("bin"));
-    }
-    println!(
-        "installing {} into {}",
-        requirements.display(),
-        dir.display()
-    );
-    let venv = || {
-        let mut venv = Command::new("python3");
-        venv.args(["-m", "venv", "--clear"]).arg(&dir);
-        venv
-    };
-    if venv().output().map_or(true, |made| !made.status.success()) {
-        apt_install(&["python3-venv"], "tools from PyPI")?;
-        run(&mut venv())?;
-    }
-    run(Command::new(dir.join("bin/pip"))
-        .args(["install", "--quiet", "--disable-pip-version-check"])
-        .args(["--require-hashes", "--only-binary=:all:", "--requirement"])
-        .arg(requirements))?;
-    fs::write(installed, wanted)?;
-    Ok(dir.join("bin"))
 }
 
 /// This cargo, in the workspace.

@@ -123,7 +123,15 @@ impl<'a> Stage<'a> {
         version: &str,
         into: &Path,
     ) -> anyhow::Result<PathBuf> {
-        let python = tools::python(&self.release.source.join("packaging/requirements.txt"))?;
+        let requirements = self.release.source.join("packaging/requirements.txt");
+        let requirements = requirements.to_str().context("path is not UTF-8")?;
+        let hashed = [
+            "--require-hashes",
+            "--only-binary=:all:",
+            "--requirement",
+            requirements,
+        ];
+        let python = tools::python("nfpm", &hashed, "packages")?.join("bin");
         let (arch, name) = match packager {
             "rpm" => {
                 let arch = self.arch.rpm();
