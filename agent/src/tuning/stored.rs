@@ -166,7 +166,7 @@ impl Tuning {
         all
     }
 
-    /// Forgets the oldest hours where there are more than [`MOST_HOURS`] together. How many each timer may have, where
+    /// Forgets the oldest hours where there are more than `MOST_HOURS` together. How many each timer may have, where
     /// that is less than its memory.
     pub fn limit_memory(&mut self) -> Option<usize> {
         let states = || self.policies.values().map(|policy| &policy.state);
