@@ -21,7 +21,7 @@ use crate::{
 };
 
 /// Hours of path times and delays of ACKs that all timers together remember: with the most policies there can be, a day
-/// each, and the file can be read again ([`crate::engine::MAX_STATE_FILE`]).
+/// each, and the file can be read again (`MAX_STATE_FILE`).
 const MOST_HOURS: usize = 80_000;
 
 /// How many hours of the clock a memory of so many is: the first and the last are not full.
