@@ -4,8 +4,11 @@ use std::{collections::BTreeMap, fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-use super::Record;
-use crate::summary::{mean, quantile};
+use super::{Record, log};
+use crate::{
+    report::Method,
+    summary::{mean, quantile},
+};
 
 /// Levels that are taken, by factor; of a factor that is not named, all.
 pub type Only = BTreeMap<String, Vec<String>>;
@@ -18,7 +21,7 @@ pub struct Design {
     /// What is asked, in a sentence or two.
     pub question: String,
     /// How it is done: a value for each name.
-    pub method: Vec<(String, String)>,
+    pub method: Method,
     /// Levels of factors in their order; numbers that are missing here rise, other levels follow.
     pub levels: BTreeMap<String, Vec<String>>,
     /// Units of measures and of factors that are numbers: "ms", "us", "%".
@@ -64,14 +67,10 @@ impl Stat {
         records: impl Iterator<Item = &'a Record> + Clone,
         measure: &str,
     ) -> Option<f64> {
-        let all = |measure: &str| -> Vec<f64> {
-            let lists = records.clone().filter_map(|one| one.values.get(measure));
-            lists.flatten().copied().collect()
-        };
-        let values = all(measure);
+        let values = log::values(records.clone(), measure);
         match self {
             Self::PercentOf(other) => {
-                let whole: f64 = all(other).iter().sum();
+                let whole: f64 = log::values(records, other).iter().sum();
                 (whole > 0.0).then(|| 100.0 * values.iter().sum::<f64>() / whole)
             }
             _ => self.of_values(&values),
@@ -258,11 +257,16 @@ pub struct Agreement {
     pub rows: Vec<String>,
 }
 
-/// Texts of levels.
+/// Names of factors, or levels of one.
+#[must_use]
+pub(crate) fn texts(texts: &[&str]) -> Vec<String> {
+    texts.iter().map(|&text| text.to_owned()).collect()
+}
+
+/// These levels of a factor.
 #[must_use]
 pub(crate) fn only(factor: &str, levels: &[&str]) -> Only {
-    let levels = levels.iter().map(|&level| level.to_owned()).collect();
-    Only::from([(factor.to_owned(), levels)])
+    Only::from([(factor.to_owned(), texts(levels))])
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fmt};
 use rand::{RngExt as _, SeedableRng as _, rngs::ChaCha8Rng};
 use rto_testbed::machine::Machine;
 
-use super::{Agreement, Design, EffectSpec, Record, Stat, render::groups};
+use super::{Agreement, Design, EffectSpec, Only, Record, Stat, render::groups};
 use crate::{
     report::Table,
     summary::{median, quantile},
@@ -82,40 +82,83 @@ pub(super) fn effects(
     machine: &Machine,
 ) -> Vec<Effect> {
     let tolerance = tolerance(design, &spec.measure, machine);
-    let across = std::slice::from_ref(&spec.across);
-    let mut all = Vec::new();
     let measured = |record: &&&Record| record.values.contains_key(&spec.measure);
     let of_measure: Vec<&Record> = records.iter().filter(measured).copied().collect();
-    for (rows, records) in groups(design, &of_measure, &spec.rows, &spec.only) {
-        let by_level = groups(design, &records, across, &spec.only);
-        let Some((_, base)) = by_level.iter().find(|(level, _)| level[0] == spec.base) else {
+    let against = (&*spec.across, &*spec.base);
+    let pairs = pairs(design, &of_measure, against, &spec.rows, &spec.only);
+    let effects = pairs.into_iter().filter_map(|pair| {
+        let (value, base) = pair.values(&spec.stat, &spec.measure)?;
+        let interval = interval(
+            &spec.stat,
+            &runs(&pair.records, &spec.measure),
+            &runs(&pair.base, &spec.measure),
+            spec.paired,
+        );
+        Some(Effect {
+            rows: pair.rows,
+            level: pair.level,
+            base,
+            value,
+            interval,
+            verdict: Verdict::of(interval, tolerance),
+        })
+    });
+    effects.collect()
+}
+
+/// Records of a level, and those of the base with the same levels of the rows.
+struct Pair<'a> {
+    rows: Vec<String>,
+    level: String,
+    records: Vec<&'a Record>,
+    base: Vec<&'a Record>,
+}
+
+impl Pair<'_> {
+    /// Of the level and of the base; `None` if one of them has none.
+    fn values(&self, stat: &Stat, measure: &str) -> Option<(f64, f64)> {
+        let of = |records: &[&Record]| stat.of(records.iter().copied(), measure);
+        Some((of(&self.records)?, of(&self.base)?))
+    }
+}
+
+/// Every level of a factor but the base next to it, in the order of the rows.
+fn pairs<'a>(
+    design: &Design,
+    records: &[&'a Record],
+    (across, base): (&str, &str),
+    rows: &[String],
+    only: &Only,
+) -> Vec<Pair<'a>> {
+    let across = [across.to_owned()];
+    let mut pairs = Vec::new();
+    for (rows, records) in groups(design, records, rows, only) {
+        let (of_base, others): (Vec<_>, Vec<_>) = groups(design, &records, &across, only)
+            .into_iter()
+            .partition(|(level, _)| level[0] == base);
+        let Some((_, base)) = of_base.first() else {
             continue;
         };
-        for (level, records) in &by_level {
-            if level[0] == spec.base {
-                continue;
-            }
-            let stat = |records: &[&Record]| spec.stat.of(records.iter().copied(), &spec.measure);
-            let (Some(value), Some(at_base)) = (stat(records), stat(base)) else {
-                continue;
-            };
-            let interval = interval(
-                &spec.stat,
-                &runs(records, &spec.measure),
-                &runs(base, &spec.measure),
-                spec.paired,
-            );
-            all.push(Effect {
-                rows: rows.clone(),
-                level: level[0].clone(),
-                base: at_base,
-                value,
-                interval,
-                verdict: Verdict::of(interval, tolerance),
-            });
+        pairs.extend(others.into_iter().map(|(level, records)| Pair {
+            rows: rows.clone(),
+            level: level[0].clone(),
+            records,
+            base: base.clone(),
+        }));
+    }
+    pairs
+}
+
+/// What belongs to each level, in the order in which levels first come.
+fn by_level<'a, T>(all: impl Iterator<Item = (&'a str, T)>) -> Vec<(&'a str, Vec<T>)> {
+    let mut by_level: Vec<(&str, Vec<T>)> = Vec::new();
+    for (level, one) in all {
+        match by_level.iter_mut().find(|(known, _)| *known == level) {
+            Some((_, known)) => known.push(one),
+            None => by_level.push((level, vec![one])),
         }
     }
-    all
+    by_level
 }
 
 /// What is no difference, in the unit of a measure: a jiffy, which timers are made of, or one percent.
@@ -259,16 +302,7 @@ pub(super) fn table(name: &str, design: &Design, spec: &EffectSpec, effects: &[E
 
 /// One sentence: how often each level is better and worse, and where it is worst.
 pub(super) fn headline(design: &Design, spec: &EffectSpec, effects: &[Effect]) -> String {
-    let mut by_level: Vec<(&str, Vec<&Effect>)> = Vec::new();
-    for effect in effects {
-        match by_level
-            .iter_mut()
-            .find(|(level, _)| *level == effect.level)
-        {
-            Some((_, all)) => all.push(effect),
-            None => by_level.push((&effect.level, vec![effect])),
-        }
-    }
+    let by_level = by_level(effects.iter().map(|effect| (&*effect.level, effect)));
     let unit = design.units.get(&spec.measure).map_or("", String::as_str);
     let said = by_level.into_iter().map(|(level, all)| {
         let count = |verdict| all.iter().filter(|effect| effect.verdict == verdict).count();
@@ -334,27 +368,14 @@ pub(super) fn agreement(
         "worst, %",
     ];
     let mut table = Table::new("agreement", &title, &columns);
-    let mut by_level: Vec<(String, Vec<(f64, f64)>)> = Vec::new();
-    for (_, records) in groups(design, records, &spec.rows, &Default::default()) {
-        let across = std::slice::from_ref(&spec.across);
-        let cells = groups(design, &records, across, &Default::default());
-        let value = |records: &[&Record]| spec.stat.of(records.iter().copied(), &spec.measure);
-        let base = cells.iter().find(|(level, _)| level[0] == spec.base);
-        let Some(base) = base.and_then(|(_, records)| value(records)) else {
-            continue;
-        };
-        for (level, records) in cells.iter().filter(|(level, _)| level[0] != spec.base) {
-            let Some(other) = value(records) else {
-                continue;
-            };
-            match by_level.iter_mut().find(|(known, _)| *known == level[0]) {
-                Some((_, pairs)) => pairs.push((base, other)),
-                None => by_level.push((level[0].clone(), vec![(base, other)])),
-            }
-        }
-    }
+    let against = (&*spec.across, &*spec.base);
+    let pairs = pairs(design, records, against, &spec.rows, &Only::new());
+    let cells = pairs.iter().filter_map(|pair| {
+        let (other, base) = pair.values(&spec.stat, &spec.measure)?;
+        Some((&*pair.level, (base, other)))
+    });
     let tolerance = tolerance(design, &spec.measure, machine);
-    for (level, pairs) in by_level {
+    for (level, pairs) in by_level(cells) {
         let percent: Vec<f64> = pairs
             .iter()
             .map(|(m, o)| ((m - o) / o).abs() * 100.0)
@@ -366,7 +387,7 @@ pub(super) fn agreement(
             .filter(|(m, o)| (m - o).abs() <= tolerance)
             .count();
         table.row([
-            level,
+            level.to_owned(),
             pairs.len().to_string(),
             share(near),
             within(1.0),

@@ -58,6 +58,12 @@ impl Record {
     }
 }
 
+/// Values of a measure, of all records together.
+pub(super) fn values<'a>(records: impl Iterator<Item = &'a Record>, measure: &str) -> Vec<f64> {
+    let lists = records.filter_map(|record| record.values.get(measure));
+    lists.flatten().copied().collect()
+}
+
 /// What has to be the same, so that runs may stand in one table.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Manifest {
@@ -116,7 +122,7 @@ impl Log {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => String::new(),
             text => text.with_context(at)?,
         };
-        let whole = text.rfind('\n').map_or("", |end| &text[..=end]);
+        let whole = whole(&text);
         let mut done = Vec::new();
         if let Some(first) = whole.lines().next() {
             let before = serde_json::from_str::<Manifest>(first).ok();
@@ -163,8 +169,7 @@ impl Log {
             manifest.format,
             Manifest::FORMAT
         );
-        let whole = text.rfind('\n').map_or("", |end| &text[..=end]);
-        let done = lines::<serde_json::Value>(whole, path)?;
+        let done = lines::<serde_json::Value>(whole(&text), path)?;
         Ok((
             manifest,
             done.into_iter().flat_map(|(_, records)| records).collect(),
@@ -193,6 +198,11 @@ impl Log {
         }
         written.with_context(|| self.path.display().to_string())
     }
+}
+
+/// Without a last line that has no end.
+fn whole(text: &str) -> &str {
+    text.rfind('\n').map_or("", |end| &text[..=end])
 }
 
 /// Those after the manifest.

@@ -1,4 +1,4 @@
-//! The engine of all experiments.
+//! The engine of experiments: [`blackout`](crate::experiment::blackout) and [`tail`](crate::experiment::tail) run on it.
 //!
 //! An [`Experiment`] says what varies (*factors*), makes testbeds, and measures one run in one of them. The engine runs
 //! all of it in an order of the seed, several runs at once, and writes each into a log of JSON lines as soon as it is

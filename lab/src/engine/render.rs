@@ -6,7 +6,7 @@ use anyhow::ensure;
 use rto_model::chart::{Axis, Chart, Legend, Series};
 use rto_testbed::machine::Machine;
 
-use super::{ChartSpec, Design, Manifest, Only, Record, TableSpec, effects};
+use super::{ChartSpec, Design, Manifest, Only, Record, TableSpec, effects, log};
 use crate::report::{Report, Table};
 
 /// Points of the curve of a distribution.
@@ -125,29 +125,28 @@ pub fn compare(
                 format!("{}; seed {}", manifest.machine.describe(), manifest.seed),
             )
         });
-    let all: Vec<&Record> = both.iter().collect();
-    let mut report = Report {
-        name: format!("{}-compared", design.name),
-        question: design.question.clone(),
-        machine: one.1.machine.clone(),
-        seed: one.1.seed,
-        method: method.collect(),
-        findings: Vec::new(),
-        tables: Vec::new(),
-        charts: charts(&design, &all),
-    };
-    // The coarser of both jiffies.
-    let machine = if one.1.machine.hz < other.1.machine.hz {
-        &one.1.machine
+    design.name = format!("{}-compared", design.name);
+    design.method = method.collect();
+    // Both logs have them, and nothing new is said of them.
+    design.agreements.clear();
+    design.references.clear();
+    // The coarser of both jiffies decides.
+    let coarser = if one.1.machine.hz < other.1.machine.hz {
+        one.1
     } else {
-        &other.1.machine
+        other.1
     };
-    conclude(&mut report, &design, &all, machine);
-    report
-        .tables
-        .extend(design.tables.iter().map(|spec| table(&design, spec, &all)));
-    report.tables.retain(|table| !table.rows.is_empty());
-    Ok(report)
+    let manifest = Manifest {
+        format: one.1.format,
+        machine: coarser.machine.clone(),
+        seed: one.1.seed,
+        plan: one.1.plan,
+        design,
+    };
+    Ok(Report {
+        machine: one.1.machine.clone(),
+        ..report(&manifest, &both)
+    })
 }
 
 impl Design {
@@ -366,10 +365,7 @@ fn curve(design: &Design, spec: &ChartSpec, x: &str, records: &[&Record]) -> Vec
 /// The share of values that are at most so much, percent.
 #[expect(clippy::cast_precision_loss, reason = "thousands of values")]
 fn distribution(spec: &ChartSpec, records: &[&Record]) -> Vec<(f64, f64)> {
-    let lists = records
-        .iter()
-        .filter_map(|record| record.values.get(&spec.measure));
-    let mut values: Vec<f64> = lists.flatten().copied().collect();
+    let mut values = log::values(records.iter().copied(), &spec.measure);
     values.sort_by(f64::total_cmp);
     let count = values.len();
     let step = (count / POINTS).max(1);
