@@ -7,8 +7,8 @@
 //!
 //! The first line of the log is its [`Manifest`]: the machine, the seed, and the [`Design`], which says what tables,
 //! charts and effects are wanted. So a report is made from the log alone, at any time ([`report`]), and so are the
-//! differences of two logs ([`compare`]). Nothing else draws conclusions: an effect is a difference with an interval,
-//! and one rule says what is worse ([`Verdict`]).
+//! differences of two logs ([`compare`]). Nothing else draws conclusions from records: an effect is a difference with an
+//! interval, and one rule says what is worse ([`Verdict`]).
 
 mod design;
 mod effects;
@@ -16,8 +16,8 @@ mod log;
 mod render;
 mod runner;
 
-pub(crate) use design::only;
 pub use design::{Agreement, ChartSpec, Column, Design, EffectSpec, Only, Stat, TableSpec};
+pub(crate) use design::{only, texts};
 pub use effects::Verdict;
 pub use log::{Log, Manifest, Record};
 pub use render::{compare, report};

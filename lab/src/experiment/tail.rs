@@ -25,7 +25,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     cli::Common,
-    engine::{ChartSpec, Column, Design, EffectSpec, Experiment, Only, Record, Stat, TableSpec},
+    engine::{
+        ChartSpec, Column, Design, EffectSpec, Experiment, Only, Record, Stat, TableSpec, texts,
+    },
     interrupt,
     topology::Topology,
 };
@@ -104,7 +106,8 @@ pub struct Plan {
 
 /// A link, and both ends.
 pub struct Testbed {
-    client: Option<ControlChannel>,
+    // Before the namespaces that it is in.
+    client: ControlChannel,
     _server: ControlChannel,
     topology: Topology,
 }
@@ -153,11 +156,9 @@ impl Plan {
             let lost: Vec<u32> = batch.iter().map(|(lost, _)| *lost).collect();
             let took_ms = batch_of(relay, client, &lost)?;
             for (&(lost, number), ms) in batch.iter().zip(took_ms) {
-                let mut record = record(run, number).with("time", ms);
-                record = record.with(
-                    "round trips",
-                    ms / Duration::from_millis(run.rtt_ms).as_secs_f64() / 1e3,
-                );
+                let round_trips = ms / Duration::from_millis(run.rtt_ms).as_secs_f64() / 1e3;
+                let record = record(run, number).with("time", ms);
+                let mut record = record.with("round trips", round_trips);
                 record.factors.insert("lost".to_owned(), lost.to_string());
                 records.push(record);
             }
@@ -223,15 +224,9 @@ impl Experiment for Plan {
     type Run = Run;
     type Shared = Agent;
     type Testbed = Testbed;
-    type Seat<'a> = (&'a dyn Link, ControlChannel);
+    type Seat<'a> = (&'a dyn Link, &'a mut ControlChannel);
 
     fn design(&self) -> Design {
-        let own = |texts: &[&str]| {
-            texts
-                .iter()
-                .map(|&text| text.to_owned())
-                .collect::<Vec<String>>()
-        };
         let policies = TIMERS
             .iter()
             .filter_map(|(name, policy)| Some((name, policy.as_ref()?)));
@@ -240,8 +235,8 @@ impl Experiment for Plan {
         let table = |name: &str, title: &str, rows: &[&str], column| TableSpec {
             name: name.to_owned(),
             title: title.to_owned(),
-            rows: own(rows),
-            across: own(&["timers", "probes"]),
+            rows: texts(rows),
+            across: texts(&["timers", "probes"]),
             columns: vec![column],
             only: Only::new(),
         };
@@ -250,7 +245,7 @@ impl Experiment for Plan {
             stat: Stat::P50,
             across: across.to_owned(),
             base: base.to_owned(),
-            rows: own(&["round trip", "lost", other]),
+            rows: texts(&["round trip", "lost", other]),
             paired: false,
             only: Only::new(),
         };
@@ -294,7 +289,7 @@ impl Experiment for Plan {
             .to_vec(),
             levels: BTreeMap::from([
                 ("timers".to_owned(), TIMERS.iter().map(|(name, _)| (*name).to_owned()).collect()),
-                ("probes".to_owned(), own(&PROBES)),
+                ("probes".to_owned(), texts(&PROBES)),
             ]),
             units: [("time", "ms"), ("round trip", "ms")]
                 .map(|(name, unit)| (name.to_owned(), unit.to_owned()))
@@ -308,8 +303,8 @@ impl Experiment for Plan {
             ],
             charts: vec![ChartSpec {
                 title: format!("flow completion time, so many of the last of {SEGMENTS} lost"),
-                per: own(&["lost"]),
-                across: own(&["timers", "probes"]),
+                per: texts(&["lost"]),
+                across: texts(&["timers", "probes"]),
                 x: Some("round trip".to_owned()),
                 measure: "time".to_owned(),
                 stat: Some(Stat::P50),
@@ -361,7 +356,7 @@ impl Experiment for Plan {
     }
 
     fn testbeds(&self) -> Vec<usize> {
-        vec![1; 2 * TIMERS.len()]
+        vec![1; JOBS]
     }
 
     fn testbed(&self, agent: &Agent, kind: usize, _: u8) -> anyhow::Result<Testbed> {
@@ -385,20 +380,14 @@ impl Experiment for Plan {
         let mut client = topology.uncovered_client(&Role::FlowClient { to })?;
         client.recv::<()>()?;
         Ok(Testbed {
-            client: Some(client),
+            client,
             _server: server,
             topology,
         })
     }
 
-    fn seats<'a>(&self, testbed: &'a mut Testbed) -> Vec<(&'a dyn Link, ControlChannel)> {
-        let link = &*testbed.topology.link;
-        testbed
-            .client
-            .take()
-            .map(|client| (link, client))
-            .into_iter()
-            .collect()
+    fn seats<'a>(&self, testbed: &'a mut Testbed) -> Vec<Self::Seat<'a>> {
+        vec![(&*testbed.topology.link, &mut testbed.client)]
     }
 
     fn kind(&self, run: &Run) -> usize {
@@ -407,7 +396,7 @@ impl Experiment for Plan {
 
     fn measure(
         &self,
-        (link, client): &mut (&dyn Link, ControlChannel),
+        (link, client): &mut Self::Seat<'_>,
         run: &Run,
     ) -> anyhow::Result<Vec<Record>> {
         let relay = link.relay().context("not the emulated link")?;

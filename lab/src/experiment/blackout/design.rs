@@ -4,20 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use rto_model::published::{Column as PublishedColumn, Table as Published};
 
-use super::{BEFORE, KERNEL, Mechanism, Plan, record};
+use super::{BEFORE, KERNEL, Mechanism, Plan, Setting, record};
 use crate::engine::{
-    Agreement, ChartSpec, Column, Design, EffectSpec, Record, Stat, TableSpec, only,
+    Agreement, ChartSpec, Column, Design, EffectSpec, Record, Stat, TableSpec, only, texts,
 };
 
 impl Plan {
     /// How it is shown.
     pub(super) fn shown(&self) -> Design {
-        let own = |texts: &[&str]| {
-            texts
-                .iter()
-                .map(|&text| text.to_owned())
-                .collect::<Vec<String>>()
-        };
         let names = self.names();
         let main = self.main();
         let by = [
@@ -34,8 +28,8 @@ impl Plan {
         let table = |name: String, title: String, across: &[&str], only| TableSpec {
             name,
             title,
-            rows: own(&["lost"]),
-            across: own(across),
+            rows: texts(&["lost"]),
+            across: texts(across),
             columns: columns.clone(),
             only,
         };
@@ -99,7 +93,7 @@ impl Plan {
             method,
             levels: BTreeMap::from([
                 ("setting".to_owned(), names.iter().cloned().chain([KERNEL.to_owned()]).collect()),
-                ("by".to_owned(), own(&by)),
+                ("by".to_owned(), texts(&by)),
             ]),
             units: [("idle", "ms"), ("lost", "ms")].map(|(name, unit)| (name.to_owned(), unit.to_owned())).into(),
             effects: vec![EffectSpec {
@@ -107,7 +101,7 @@ impl Plan {
                 stat: Stat::P50,
                 across: "setting".to_owned(),
                 base: KERNEL.to_owned(),
-                rows: own(&["lost"]),
+                rows: texts(&["lost"]),
                 // They begin at the same moment of a transaction.
                 paired: true,
                 only: measured,
@@ -117,13 +111,13 @@ impl Plan {
                 stat: Stat::P50,
                 across: "by".to_owned(),
                 base: main,
-                rows: own(&["lost", "setting"]),
+                rows: texts(&["lost", "setting"]),
             }],
             tables,
             charts: vec![ChartSpec {
                 title: "idle time".to_owned(),
-                per: own(&["setting"]),
-                across: own(&["by"]),
+                per: texts(&["setting"]),
+                across: texts(&["by"]),
                 x: Some("lost".to_owned()),
                 measure: "idle".to_owned(),
                 stat: Some(Stat::P50),
@@ -134,19 +128,21 @@ impl Plan {
         }
     }
 
-    /// Settings of which tables are, once each.
-    pub(super) fn names(&self) -> Vec<String> {
-        let mut names: Vec<String> = Vec::new();
-        for setting in self
-            .settings
-            .iter()
-            .filter(|setting| setting.by != Mechanism::Kernel)
-        {
-            if !names.contains(&setting.name()) {
-                names.push(setting.name());
+    /// Settings of which tables are, once each, by whichever mechanism comes first.
+    fn distinct(&self) -> Vec<Setting> {
+        let mut distinct: Vec<Setting> = Vec::new();
+        for setting in &self.settings {
+            let is_known = distinct.iter().any(|known| known.name() == setting.name());
+            if setting.by != Mechanism::Kernel && !is_known {
+                distinct.push(*setting);
             }
         }
-        names
+        distinct
+    }
+
+    /// Their names.
+    pub(super) fn names(&self) -> Vec<String> {
+        self.distinct().into_iter().map(Setting::name).collect()
     }
 
     /// Lower bounds of the RTO, from the least.
@@ -175,16 +171,7 @@ impl Plan {
             ("Linux 6.11", Published::linux_6_11()),
         ];
         let mut references = Vec::new();
-        let mut known: Vec<String> = Vec::new();
-        for setting in self
-            .settings
-            .iter()
-            .filter(|setting| setting.by != Mechanism::Kernel)
-        {
-            if known.contains(&setting.name()) {
-                continue;
-            }
-            known.push(setting.name());
+        for setting in self.distinct() {
             // Two jiffies are next to the published 5 ms, which they are not the same as.
             let (rto_min_us, suffix) = match setting.rto_min_us {
                 ..20_000 => (5_000, " (5 ms)"),

@@ -259,7 +259,7 @@ impl Experiment for Plan {
     type Run = Run;
     type Shared = Option<Agent>;
     type Testbed = Testbed;
-    type Seat<'a> = (&'a dyn Link, ControlChannel);
+    type Seat<'a> = (&'a dyn Link, &'a mut ControlChannel);
 
     fn design(&self) -> Design {
         self.shown()
@@ -307,10 +307,10 @@ impl Experiment for Plan {
         vec![1; self.settings.len()]
     }
 
-    fn seats<'a>(&self, testbed: &'a mut Testbed) -> Vec<(&'a dyn Link, ControlChannel)> {
+    fn seats<'a>(&self, testbed: &'a mut Testbed) -> Vec<Self::Seat<'a>> {
         let link = &*testbed.topology.link;
-        let clients = std::mem::take(&mut testbed.clients);
-        clients.into_iter().map(|client| (link, client)).collect()
+        let clients = testbed.clients.iter_mut();
+        clients.map(|client| (link, client)).collect()
     }
 
     fn testbed(&self, agent: &Option<Agent>, kind: usize, _: u8) -> anyhow::Result<Testbed> {
@@ -348,7 +348,7 @@ impl Experiment for Plan {
 
     fn measure(
         &self,
-        (link, client): &mut (&dyn Link, ControlChannel),
+        (link, client): &mut Self::Seat<'_>,
         run: &Run,
     ) -> anyhow::Result<Vec<Record>> {
         let disruption = Duration::from_micros(run.disruption_us);
