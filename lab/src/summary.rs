@@ -1,6 +1,14 @@
 //! Many measurements in a few numbers.
 
+use std::time::Duration;
+
 use hdrhistogram::Histogram;
+
+/// Microseconds, in which times are counted.
+#[must_use]
+pub fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}
 
 /// The median of some values; the mean of the two in the middle. `None` of none.
 #[must_use]

@@ -14,6 +14,7 @@ use crate::{
     cli::Common,
     experiment::estimator::{self, Load, Options, Source},
     report::Method,
+    summary::micros,
 };
 
 /// `rto-lab estimator`.
@@ -194,10 +195,6 @@ fn variations(text: &str) -> Result<f64, String> {
         .ok()
         .filter(|k| (0.0..=1000.0).contains(k))
         .ok_or_else(|| format!("{text}: 0 to 1000 variations, such as 4"))
-}
-
-fn micros(duration: Duration) -> u64 {
-    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

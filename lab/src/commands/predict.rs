@@ -17,6 +17,7 @@ use super::print;
 use crate::{
     policy::{EffectiveSetting, Host, Policy},
     report::{self, Table},
+    summary::micros,
 };
 
 /// Longest disruption, and longest of the other durations: no connection waits longer.
@@ -329,10 +330,6 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
         return Err(format!("{text}: at most 1h"));
     }
     Ok(duration)
-}
-
-fn micros(duration: Duration) -> u64 {
-    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

@@ -21,6 +21,7 @@ use rto_testbed::{
 use serde::{Deserialize, Serialize};
 
 use super::worker::{self, Connected, Share};
+use crate::summary::micros;
 
 /// When it is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -417,7 +418,7 @@ fn assemble(shared: &Shared<'_>, shares: Vec<Share>, began: SystemTime) -> anyho
         },
         request_bytes: plan.sizes.request,
         response_bytes: plan.sizes.response,
-        pause_us: worker::micros(plan.pause),
+        pause_us: micros(plan.pause),
         connections: plan.connections,
         began: humantime::format_rfc3339_millis(began).to_string(),
         elapsed_s: seconds,
@@ -428,7 +429,7 @@ fn assemble(shared: &Shared<'_>, shares: Vec<Share>, began: SystemTime) -> anyho
         longest_idle: longest.map(|(idle, number)| {
             let after = idle.began.saturating_duration_since(*from);
             Idle {
-                us: worker::micros(idle.length),
+                us: micros(idle.length),
                 after_s: after.as_secs_f64(),
                 began: humantime::format_rfc3339_millis(began + after).to_string(),
                 connection: number + 1,

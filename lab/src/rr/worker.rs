@@ -15,6 +15,7 @@ use rto_testbed::{
 };
 
 use super::measure::{Connection, Limit, Plan, Shared};
+use crate::summary::micros;
 
 /// A response that is overdue for longer when the time is over is one that did not come.
 const SILENCE: Duration = Duration::from_secs(1);
@@ -245,8 +246,4 @@ fn sleep_until(until: Instant, over: &dyn Fn() -> bool) {
 fn record(histogram: &mut Histogram<u64>, time: Duration) {
     // One that grows by itself takes every value.
     let _taken = histogram.record(micros(time));
-}
-
-pub(super) fn micros(time: Duration) -> u64 {
-    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }

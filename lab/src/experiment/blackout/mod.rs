@@ -32,6 +32,7 @@ use crate::{
     commands::predict::duration,
     engine::{Design, Experiment, Record, seed_of},
     interrupt,
+    summary::micros,
     topology::{LinkBackend, Topology},
 };
 
@@ -202,7 +203,7 @@ impl Plan {
             );
         }
         let disruptions_us = match (args.disruption.is_empty(), quick) {
-            (false, _) => args.disruption.iter().copied().map(us).collect(),
+            (false, _) => args.disruption.iter().copied().map(micros).collect(),
             (true, false) => Published::theory().disruptions_us(),
             (true, true) => vec![10_000, 60_000, 200_000, 700_000],
         };
@@ -223,7 +224,7 @@ impl Plan {
                     [true, false].map(|thin| Setting {
                         by,
                         thin,
-                        rto_min_us: us(*rto_min),
+                        rto_min_us: micros(*rto_min),
                     })
                 };
                 rto_mins.iter().flat_map(of).collect()
@@ -384,8 +385,8 @@ impl Experiment for Plan {
                 );
                 return Ok(vec![
                     record
-                        .with("idle", ms(us(idle)))
-                        .with("lasted", ms(us(lasted))),
+                        .with("idle", ms(micros(idle)))
+                        .with("lasted", ms(micros(lasted))),
                 ]);
             }
         }
@@ -433,10 +434,6 @@ fn prepare(setting: Setting, topology: &Topology) -> anyhow::Result<()> {
 #[expect(clippy::cast_precision_loss, reason = "minutes at most")]
 fn ms(us: u64) -> f64 {
     us as f64 / 1000.0
-}
-
-fn us(duration: Duration) -> u64 {
-    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]
