@@ -46,7 +46,9 @@ const AUTO_LAST: u8 = 90;
 /// The policy that learns, and the share of its control arm.
 const AUTO: &str = "auto";
 const HOLDOUT: &str = "50%";
-/// What a daemon would have seen for hours of a control arm with pauses of 20 to 36 ms: by how much ACKs were late,
+/// Pauses of the control arm that is learnt from, milliseconds: its ACKs are late by so much.
+const LATE_MS: RangeInclusive<u64> = 20..=36;
+/// What a daemon would have seen for hours of a control arm with pauses of [`LATE_MS`]: by how much ACKs were late,
 /// microseconds, and how many of them a second.
 const SEEN: [(u64, u64); 2] = [(20_480, 50), (36_864, 50)];
 /// Transactions a second that disturb each other little, on two cores.
@@ -139,10 +141,11 @@ impl Setting {
     }
 
     /// Transactions of a connection, where a setting's failures are so rare that the others' do not show them.
-    const fn times(self, pause_ms: u64) -> usize {
-        match (self, pause_ms) {
-            (Self::AutoServer, 20..=36) => 5,
-            _ => 1,
+    fn times(self, pause_ms: u64) -> usize {
+        if self == Self::AutoServer && LATE_MS.contains(&pause_ms) {
+            5
+        } else {
+            1
         }
     }
 
@@ -279,12 +282,14 @@ pub fn run(options: Options<'_>) -> anyhow::Result<Report> {
             Setting::AutoServer.name(bound),
             format!(
                 "learnt from the control arm, {HOLDOUT} of the peers; warmed up by two hours of delays: {} of {} us and \
-                 {} of {} us a second; {} times the transactions at pauses of 20 to 36 ms",
+                 {} of {} us a second; {} times the transactions at pauses of {} to {} ms",
                 SEEN[0].1,
                 SEEN[0].0,
                 SEEN[1].1,
                 SEEN[1].0,
-                Setting::AutoServer.times(20)
+                Setting::AutoServer.times(*LATE_MS.start()),
+                LATE_MS.start(),
+                LATE_MS.end()
             ),
         ),
         (

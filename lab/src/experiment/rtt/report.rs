@@ -5,7 +5,7 @@ use std::time::Duration;
 use rto_model::chart::{Axis, Chart, Legend, Series};
 use rto_testbed::machine::Machine;
 
-use super::{Cell, Setting};
+use super::{Cell, LATE_MS, Setting};
 use crate::report::{Report, Table};
 
 /// Published for one client on a local network: pause in ms; min, mean, p50, p90, p99 of its latency in us.
@@ -298,7 +298,7 @@ impl All<'_> {
     fn late(&self) -> Option<String> {
         let late: Vec<&Cell> = self
             .of(Setting::AutoServer)
-            .filter(|cell| (20..=36).contains(&cell.pause_ms))
+            .filter(|cell| LATE_MS.contains(&cell.pause_ms))
             .collect();
         let again: u64 = late
             .iter()
@@ -307,8 +307,10 @@ impl All<'_> {
         let all: u64 = late.iter().map(|cell| self.transactions(cell)).sum();
         (all > 0).then(|| {
             format!(
-                "{}: with pauses of 20 to 36 ms {again} of {all} responses were retransmitted, spuriously: {:.3} %.",
+                "{}: with pauses of {} to {} ms {again} of {all} responses were retransmitted, spuriously: {:.3} %.",
                 Setting::AutoServer.name(self.bound),
+                LATE_MS.start(),
+                LATE_MS.end(),
                 100.0 * f(again) / f(all)
             )
         })
