@@ -79,7 +79,7 @@ impl Stat {
 
     /// Of values.
     #[expect(clippy::cast_precision_loss, reason = "thousands of values")]
-    pub(super) fn of_values(&self, values: &[f64]) -> Option<f64> {
+    pub(crate) fn of_values(&self, values: &[f64]) -> Option<f64> {
         if values.is_empty() {
             return None;
         }

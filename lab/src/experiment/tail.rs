@@ -29,6 +29,7 @@ use crate::{
         ChartSpec, Column, Design, EffectSpec, Experiment, Only, Record, Stat, TableSpec, texts,
     },
     interrupt,
+    policy::one_line,
     topology::Topology,
 };
 
@@ -230,8 +231,7 @@ impl Experiment for Plan {
         let policies = TIMERS
             .iter()
             .filter_map(|(name, policy)| Some((name, policy.as_ref()?)));
-        let policies = policies
-            .map(|(name, policy)| format!("{name}: {}", policy.trim_end().replace('\n', ", ")));
+        let policies = policies.map(|(name, policy)| format!("{name}: {}", one_line(policy)));
         let table = |name: &str, title: &str, rows: &[&str], column| TableSpec {
             name: name.to_owned(),
             title: title.to_owned(),

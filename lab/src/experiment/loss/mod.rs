@@ -85,9 +85,14 @@ pub fn run(options: Options<'_>) -> anyhow::Result<Report> {
 }
 
 fn measure(options: &Options<'_>, cases: &[Case]) -> anyhow::Result<Outcomes> {
-    let agent = covering(options.agent, INITIAL_RTO)?;
-    let short = covering(options.agent, &format!("{INITIAL_RTO}{SHORT_SYN_ACKS}"))?;
-    let auto = covering(options.agent, AUTO)?;
+    let seen = Seen {
+        each_second: &SEEN,
+        hz: u32::try_from(Machine::here()?.hz)?,
+    };
+    let short = format!("{INITIAL_RTO}{SHORT_SYN_ACKS}");
+    let agent = covering(options.agent, INITIAL_RTO, None)?;
+    let short = covering(options.agent, &short, None)?;
+    let auto = covering(options.agent, AUTO, Some(Learnt::InitialRto(seen)))?;
     let coverages: Vec<Coverage> = Coverage::ALL
         .iter()
         .flat_map(|&coverage| vec![coverage; lanes(coverage, options.quick).into()])
@@ -143,19 +148,15 @@ fn measure(options: &Options<'_>, cases: &[Case]) -> anyhow::Result<Outcomes> {
     Ok(outcomes)
 }
 
-/// An agent of its own for every lane that has these settings beside [`POLICY`]; one that learns is warmed up.
-fn covering(binary: &Path, settings: &str) -> anyhow::Result<Agent> {
+/// An agent of its own for every lane that has these settings beside [`POLICY`], which may have learnt something.
+fn covering(binary: &Path, settings: &str, learnt: Option<Learnt<'_>>) -> anyhow::Result<Agent> {
     const NEAR: &str = "near";
     let mut agent = Agent::new(binary.to_owned())?;
     agent.configure(&format!(
         "[policy.{NEAR}]\ncidrs = [\"10.88.0.0/16\", \"10.89.0.0/16\"]\n{POLICY}{settings}"
     ))?;
-    if settings == AUTO {
-        let seen = Seen {
-            each_second: &SEEN,
-            hz: u32::try_from(Machine::here()?.hz)?,
-        };
-        Learnt::InitialRto(seen).start(&mut agent, NEAR)?;
+    if let Some(learnt) = learnt {
+        learnt.start(&mut agent, NEAR)?;
     } else {
         agent.start()?;
     }

@@ -12,8 +12,10 @@ use super::{
     lanes, published,
 };
 use crate::{
+    engine::Stat,
+    policy::one_line,
     report::{Report, Table},
-    summary::{median, quantile},
+    summary::{mean, median, quantile},
     topology::LinkBackend,
 };
 
@@ -75,7 +77,7 @@ impl<'a> Summary<'a> {
             coverage,
             outcome,
             disturbed: disturbed.count() as f64 / count,
-            mean: ms.iter().sum::<f64>() / count,
+            mean: mean(&ms).unwrap_or(0.0),
             ms,
         }
     }
@@ -84,12 +86,10 @@ impl<'a> Summary<'a> {
         quantile(&self.ms, share).unwrap_or(0.0)
     }
 
-    /// Of a few it would be the longest.
+    /// Nothing of a few, of which it would be the longest.
     fn p99(&self) -> String {
-        if self.ms.len() < ENOUGH_FOR_P99 {
-            return String::new();
-        }
-        format!("{:.1}", self.at(0.99))
+        let p99 = Stat::Quantile(0.99).of_values(&self.ms);
+        p99.map_or_else(String::new, |ms| format!("{ms:.1}"))
     }
 
     fn timed_out(&self) -> usize {
@@ -100,9 +100,6 @@ impl<'a> Summary<'a> {
             .count()
     }
 }
-
-/// Requests of which one in a hundred says something.
-const ENOUGH_FOR_P99: usize = 200;
 
 /// The median of a request without loss.
 fn undisturbed(
@@ -123,10 +120,6 @@ fn undisturbed(
         median(&ms)
     };
     of(coverage).or_else(|| of(Coverage::Kernel)).unwrap_or(0.0)
-}
-
-fn one_line(settings: &str) -> String {
-    settings.trim_end().replace('\n', ", ")
 }
 
 /// "95 of 4.1 ms and 5 of 8.2 ms a second".
