@@ -20,7 +20,7 @@ use rto_testbed::{
 };
 
 use crate::{
-    process::{check_signals, helper},
+    process::{agent, check_signals, helper},
     result::{BenchResult, Goal, millis, table},
     sample::Sample,
     suite::SampleSizes,
@@ -36,9 +36,8 @@ const PORT: u16 = 7300;
 const EARLY_MS: f64 = 1.0;
 
 pub(crate) fn run(sizes: SampleSizes, programs: &Path) -> anyhow::Result<BenchResult> {
-    let mut env = TestEnv::of(programs.join("rto-agent"))?;
-    env.configure("[policy.near]\ncidrs = [\"10.88.0.0/24\"]\ninitial_rto = \"100ms\"\n")?;
-    env.start()?;
+    let policy = "[policy.near]\ncidrs = [\"10.88.0.0/24\"]\ninitial_rto = \"100ms\"\n";
+    let env = agent(programs, policy)?;
     env.net.black_hole(PORT)?;
     let to: SocketAddr = format!("{SERVER_V4}:{PORT}").parse()?;
     let helper = helper(programs);

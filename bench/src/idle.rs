@@ -12,7 +12,7 @@ use anyhow::{Context as _, ensure};
 use rto_testbed::{env::TestEnv, http};
 
 use crate::{
-    process::check_signals,
+    process::{agent, check_signals},
     result::{BenchResult, Goal, millis, table},
     suite::SampleSizes,
 };
@@ -44,12 +44,7 @@ pub(crate) fn run(sizes: SampleSizes, programs: &Path) -> anyhow::Result<BenchRe
     ];
     let worlds = settings
         .iter()
-        .map(|settings| {
-            let mut env = TestEnv::of(programs.join("rto-agent"))?;
-            env.configure(&format!("{settings}{POLICY}"))?;
-            env.start()?;
-            Ok(env)
-        })
+        .map(|settings| agent(programs, &format!("{settings}{POLICY}")))
         .collect::<anyhow::Result<Vec<_>>>()?;
     thread::sleep(SETTLE.min(sizes.idle));
     let read = || worlds.iter().map(cpu).collect::<anyhow::Result<Vec<_>>>();

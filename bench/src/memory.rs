@@ -4,11 +4,11 @@
 use std::{fs, path::Path, thread, time::Duration};
 
 use anyhow::Context as _;
-use rto_testbed::{cgroup::Cgroup, env::TestEnv, wait::eventually, workload::hold::Hold};
+use rto_testbed::{cgroup::Cgroup, wait::eventually, workload::hold::Hold};
 
 use crate::{
     overhead::POLICY,
-    process::{check_signals, helper},
+    process::{agent, check_signals, helper},
     result::{BenchResult, table},
     sample::Sample,
     suite::SampleSizes,
@@ -37,10 +37,7 @@ pub(crate) fn run(sizes: SampleSizes, programs: &Path) -> anyhow::Result<BenchRe
     let bare = Cgroup::new()?;
     let mut worlds = Vec::new();
     for configuration in [POLICY.to_owned(), format!("sampling = 1\n{POLICY}")] {
-        let mut env = TestEnv::of(programs.join("rto-agent"))?;
-        env.configure(&configuration)?;
-        env.start()?;
-        worlds.push(env);
+        worlds.push(agent(programs, &configuration)?);
     }
     let netns = &worlds[0].net.client;
     let program = helper(programs);

@@ -21,7 +21,7 @@ use rto_testbed::{
 };
 
 use crate::{
-    process::{check_signals, helper},
+    process::{agent, check_signals, helper},
     sample::Sample,
 };
 
@@ -81,7 +81,8 @@ pub(crate) fn ensure_untimed() -> anyhow::Result<()> {
 
 pub(crate) fn run(args: &Args, programs: &Path) -> anyhow::Result<()> {
     ensure_untimed()?;
-    let (off, on) = (env(programs, COUNT_NOTHING)?, env(programs, COUNT_ALL)?);
+    let off = agent(programs, &format!("{COUNT_NOTHING}{POLICY}"))?;
+    let on = agent(programs, &format!("{COUNT_ALL}{POLICY}"))?;
     let bare = Cgroup::new()?;
     let mut port = PORT;
     let mut traffic = |cgroup: &Path, accepts_in: Option<&Path>| {
@@ -120,14 +121,6 @@ pub(crate) fn run(args: &Args, programs: &Path) -> anyhow::Result<()> {
     ];
     ensure!(!args.strict || met == [true; 2], "a goal is missed");
     Ok(())
-}
-
-/// An agent with the policy and these settings in `[agent]`.
-fn env(programs: &Path, settings: &str) -> anyhow::Result<TestEnv> {
-    let mut env = TestEnv::of(programs.join("rto-agent"))?;
-    env.configure(&format!("{settings}{POLICY}"))?;
-    env.start()?;
-    Ok(env)
 }
 
 pub(crate) fn program_id(env: &TestEnv) -> anyhow::Result<u64> {

@@ -11,6 +11,7 @@ use nix::{
     libc,
     sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction},
 };
+use rto_testbed::env::TestEnv;
 
 /// The workspace's root.
 pub(crate) fn root() -> &'static Path {
@@ -49,6 +50,14 @@ const HELPER_PACKAGE: &str = "rto-testbed";
 /// The program that makes connections, in the directory of the programs.
 pub(crate) fn helper(programs: &Path) -> PathBuf {
     programs.join(HELPER)
+}
+
+/// An agent with this configuration, started.
+pub(crate) fn agent(programs: &Path, configuration: &str) -> anyhow::Result<TestEnv> {
+    let mut env = TestEnv::of(programs.join("rto-agent"))?;
+    env.configure(configuration)?;
+    env.start()?;
+    Ok(env)
 }
 
 /// Builds the agent and the helper; the directory they are in.

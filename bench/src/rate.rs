@@ -5,11 +5,11 @@ use std::{
     path::Path,
 };
 
-use rto_testbed::{cgroup::Cgroup, env::TestEnv, foreign::Foreign, workload::rate::Rate};
+use rto_testbed::{cgroup::Cgroup, foreign::Foreign, workload::rate::Rate};
 
 use crate::{
     overhead::{BATCH, COUNT_ALL, COUNT_NOTHING, ELSEWHERE, POLICY, ensure_untimed, interleaved},
-    process::helper,
+    process::{agent, helper},
     result::{BenchResult, Goal, table},
     sample::Sample,
     suite::SampleSizes,
@@ -102,10 +102,7 @@ pub(crate) fn run(sizes: SampleSizes, programs: &Path) -> anyhow::Result<BenchRe
     ];
     let mut worlds = Vec::new();
     for configuration in &configurations {
-        let mut env = TestEnv::of(programs.join("rto-agent"))?;
-        env.configure(configuration)?;
-        env.start()?;
-        worlds.push(env);
+        worlds.push(agent(programs, configuration)?);
     }
     let without_agent = [bare.path(), empty.path()].into_iter();
     let paths: Vec<&Path> = without_agent

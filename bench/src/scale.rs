@@ -28,7 +28,7 @@ use rto_testbed::{
 use serde_json::{Value, json};
 
 use crate::{
-    process::check_signals,
+    process::{agent, check_signals},
     result::{BenchResult, Goal, table},
     sample::Sample,
     suite::SampleSizes,
@@ -328,9 +328,8 @@ struct Requested {
 impl Requested {
     fn measure(&mut self, programs: &Path, set: &Set) -> anyhow::Result<()> {
         let set = set.first(MAX_CIDRS);
-        let mut env = TestEnv::of(programs.join("rto-agent"))?;
-        env.configure(&format!("max_entries = {MAX_CIDRS}\n{}", policies()))?;
-        env.start()?;
+        let configuration = format!("max_entries = {MAX_CIDRS}\n{}", policies());
+        let env = agent(programs, &configuration)?;
         let entries = |expected: usize| -> anyhow::Result<()> {
             let found = env.json(&["status"])?["entries"].as_u64();
             ensure!(found == Some(expected as u64), "{found:?} entries");

@@ -1,7 +1,6 @@
 //! CPU time of a daemon that decides about 1,000 policies each second.
 
 use std::{
-    fmt::Write as _,
     fs,
     net::{Ipv4Addr, TcpListener, TcpStream},
     path::{Path, PathBuf},
@@ -10,11 +9,11 @@ use std::{
 };
 
 use anyhow::{Context as _, ensure};
-use rto_testbed::{cgroup, env::TestEnv};
+use rto_testbed::cgroup;
 
 use crate::{
     idle::cpu,
-    process::check_signals,
+    process::{agent, check_signals},
     result::{BenchResult, Goal, table},
     suite::SampleSizes,
 };
@@ -45,23 +44,14 @@ pub(crate) fn run(sizes: SampleSizes, programs: &Path) -> anyhow::Result<BenchRe
     ];
     let mut worlds = Vec::new();
     for settings in settings {
-        let mut env = TestEnv::of(programs.join("rto-agent"))?;
-        env.configure(&policies(settings))?;
-        env.start()?;
-        worlds.push(env);
+        worlds.push(agent(programs, &policies(settings))?);
     }
     let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0))?;
-    let port = listener.local_addr()?.port();
     let _joined = Joined::new(worlds[BUSY].cgroup.path())?;
-    let mut seconds = Seconds::begin();
-    while seconds.begin.elapsed() < SETTLE.min(sizes.idle) {
-        seconds.next(&listener, port)?;
-    }
+    connect_for(SETTLE.min(sizes.idle), &listener)?;
     let read = || worlds.iter().map(cpu).collect::<anyhow::Result<Vec<_>>>();
     let (before, begin) = (read()?, Instant::now());
-    while begin.elapsed() < sizes.idle {
-        seconds.next(&listener, port)?;
-    }
+    connect_for(sizes.idle, &listener)?;
     let (after, took) = (read()?, begin.elapsed());
     let readings = u32::try_from(sizes.idle.as_secs() / 4)
         .unwrap_or(u32::MAX)
@@ -102,45 +92,33 @@ pub(crate) fn run(sizes: SampleSizes, programs: &Path) -> anyhow::Result<BenchRe
 
 /// Of an address of the loopback each.
 fn policies(settings: &str) -> String {
-    let mut text = String::new();
-    for number in 0..POLICIES {
-        // Writing into a String does not fail.
-        let _written = writeln!(
-            text,
-            "[policy.p{number}]\ncidrs = [\"{}/32\"]\n{settings}",
-            address(number)
-        );
-    }
-    text
+    let policy = |number| {
+        let address = address(number);
+        format!("[policy.p{number}]\ncidrs = [\"{address}/32\"]\n{settings}\n")
+    };
+    (0..POLICIES).map(policy).collect()
 }
 
 fn address(number: u32) -> Ipv4Addr {
     Ipv4Addr::from(u32::from(Ipv4Addr::new(127, 88, 0, 0)) + number)
 }
 
-/// A connection of each policy a second.
-struct Seconds {
-    begin: Instant,
-    next: Instant,
-}
-
-impl Seconds {
-    fn begin() -> Self {
-        let begin = Instant::now();
-        Self { begin, next: begin }
-    }
-
-    fn next(&mut self, listener: &TcpListener, port: u16) -> anyhow::Result<()> {
+/// A connection of each policy a second, for so long.
+fn connect_for(time: Duration, listener: &TcpListener) -> anyhow::Result<()> {
+    let port = listener.local_addr()?.port();
+    let begin = Instant::now();
+    let mut next = begin;
+    while begin.elapsed() < time {
         for number in 0..POLICIES {
             let client = TcpStream::connect((address(number), port))?;
             let (server, _) = listener.accept()?;
             drop((client, server));
         }
         check_signals()?;
-        self.next += Duration::from_secs(1);
-        thread::sleep(self.next.saturating_duration_since(Instant::now()));
-        Ok(())
+        next += Duration::from_secs(1);
+        thread::sleep(next.saturating_duration_since(Instant::now()));
     }
+    Ok(())
 }
 
 /// This process in a cgroup, until it is dropped.
