@@ -16,7 +16,7 @@ use anyhow::{Context as _, bail, ensure};
 use self::stage::Stage;
 use crate::{
     arch::Arch,
-    ebpf::hex,
+    ebpf::sha256,
     process::{have, output, run as run_command},
     root,
 };
@@ -191,7 +191,7 @@ fn sums(dir: &Path) -> anyhow::Result<BTreeMap<String, String>> {
         let entry = entry?;
         let name = entry.file_name().to_string_lossy().into_owned();
         if name != "SHA256SUMS" {
-            sums.insert(name, hex(&fs::read(entry.path())?));
+            sums.insert(name, sha256(&fs::read(entry.path())?));
         }
     }
     Ok(sums)

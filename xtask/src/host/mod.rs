@@ -12,10 +12,10 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
-use sha2::{Digest as _, Sha256};
 
 use crate::{
     arch::Arch,
+    ebpf::sha256,
     process::{apt_install, as_root, have, is_root},
     root, test,
     vm::{
@@ -199,9 +199,8 @@ impl Checks {
 
 /// The minimal Debian as an archive, made once.
 fn base() -> anyhow::Result<PathBuf> {
-    let hash = Sha256::digest(format!("{ARCHIVE} {SUITE} {PACKAGES} {UNREAD:?}"));
-    let hash: String = hash.iter().take(6).map(|b| format!("{b:02x}")).collect();
-    let image = root().join(format!("target/vm/{SUITE}-{hash}.cpio.gz"));
+    let hash = sha256(format!("{ARCHIVE} {SUITE} {PACKAGES} {UNREAD:?}").as_bytes());
+    let image = root().join(format!("target/vm/{SUITE}-{}.cpio.gz", &hash[..12]));
     if image.exists() {
         return Ok(image);
     }
