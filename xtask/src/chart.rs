@@ -14,6 +14,7 @@ use anyhow::{Context as _, bail, ensure};
 use serde_json::Value;
 
 use crate::{
+    dist::{Release, VERSION},
     process::{have, output, run as run_command},
     root, setup, test, tools,
 };
@@ -45,7 +46,7 @@ const TO_JSON: &str = "import json, sys, yaml; json.dump([d for d in yaml.safe_l
 
 pub(crate) fn run() -> anyhow::Result<()> {
     let chart = Chart::new()?;
-    run_command(chart.helm("lint").arg("--strict"))?;
+    run_command(chart.helm("lint", CHART).arg("--strict"))?;
     let kept = chart.values("ci")?;
     for (values, expected) in &kept {
         let kinds = expected.strip_prefix("renders: ").context("renders: ...")?;
@@ -57,7 +58,7 @@ pub(crate) fn run() -> anyhow::Result<()> {
     let refused = chart.values("ci/refused")?;
     for (values, expected) in &refused {
         let text = expected.strip_prefix("refused: ").context("refused: ...")?;
-        let output = chart.template(&[values])?;
+        let output = chart.template(CHART, values)?;
         let said = String::from_utf8_lossy(&output.stderr);
         ensure!(
             !output.status.success() && said.contains(text),
@@ -66,7 +67,7 @@ pub(crate) fn run() -> anyhow::Result<()> {
         );
     }
     chart.restarts()?;
-    chart.package()?;
+    chart.packages()?;
     println!(
         "{} renderings valid for Kubernetes {}; {} values refused",
         kept.len(),
@@ -108,9 +109,9 @@ impl Chart {
         })
     }
 
-    fn helm(&self, verb: &str) -> Command {
+    fn helm(&self, verb: &str, chart: impl AsRef<OsStr>) -> Command {
         let mut helm = Command::new(&self.helm);
-        helm.args([verb, CHART]).current_dir(root());
+        helm.arg(verb).arg(chart).current_dir(root());
         helm
     }
 
@@ -130,17 +131,19 @@ impl Chart {
         Ok(files)
     }
 
-    fn template(&self, values: &[&Path]) -> anyhow::Result<Output> {
-        let mut helm = self.helm("template");
-        for values in values {
-            helm.arg("--values").arg(values);
-        }
+    fn template(&self, chart: impl AsRef<OsStr>, values: &Path) -> anyhow::Result<Output> {
+        let mut helm = self.helm("template", chart);
+        helm.arg("--values").arg(values);
         Ok(helm.args(["--namespace", "kube-system"]).output()?)
     }
 
-    /// What these values render, in a file and as JSON.
-    fn rendered(&self, values: &[&Path]) -> anyhow::Result<(PathBuf, Vec<Value>)> {
-        let output = self.template(values)?;
+    /// What a chart renders with these values, in a file and as JSON.
+    fn rendered(
+        &self,
+        chart: impl AsRef<OsStr>,
+        values: &Path,
+    ) -> anyhow::Result<(PathBuf, Vec<Value>)> {
+        let output = self.template(chart, values)?;
         if !output.status.success() {
             bail!("{}", String::from_utf8_lossy(&output.stderr));
         }
@@ -156,7 +159,7 @@ impl Chart {
     }
 
     fn check(&self, values: &Path, kinds: &str) -> anyhow::Result<()> {
-        let (file, resources) = self.rendered(&[values])?;
+        let (file, resources) = self.rendered(CHART, values)?;
         let rendered: Vec<_> = resources.iter().map(|r| text(&r["kind"])).collect();
         ensure!(rendered.join(" ") == kinds, "renders {rendered:?}");
         for version in KUBERNETES {
@@ -226,7 +229,7 @@ impl Chart {
         let changed = self.dir.path().join("changed.yaml");
         let template = |values: &str| -> anyhow::Result<(Value, Value)> {
             fs::write(&changed, values)?;
-            let (_, resources) = self.rendered(&[&changed])?;
+            let (_, resources) = self.rendered(CHART, &changed)?;
             let config = find(&resources, "ConfigMap")?["data"].clone();
             let pod = find(&resources, "DaemonSet")?["spec"]["template"].clone();
             Ok((config, pod))
@@ -247,22 +250,25 @@ impl Chart {
         Ok(())
     }
 
-    /// A package has the rules, not links to them, and renders the same.
-    fn package(&self) -> anyhow::Result<()> {
+    /// A package, of helm's or of a release, has the rules, not links to them, and renders the same.
+    fn packages(&self) -> anyhow::Result<()> {
         let dir = self.dir.path().join("package");
-        output(self.helm("package").arg("--destination").arg(&dir))?;
-        let package = fs::read_dir(&dir)?.next().context("no package")??.path();
+        output(self.helm("package", CHART).arg("--destination").arg(&dir))?;
+        let of_helm = fs::read_dir(&dir)?.next().context("no package")??.path();
+        let released = Release::of(root())?.chart(self.dir.path())?;
         let values = root().join(CHART).join("ci/monitoring-values.yaml");
-        let mut helm = Command::new(&self.helm);
-        helm.arg("template")
-            .arg(package)
-            .arg("--values")
-            .arg(&values);
-        let of_package = output(helm.args(["--namespace", "kube-system"]))?;
-        let (_, of_tree) = self.rendered(&[&values])?;
-        let file = self.dir.path().join("package.yaml");
-        fs::write(&file, of_package)?;
-        ensure!(self.json(&file)? == of_tree, "a package renders otherwise");
+        let (_, of_tree) = self.rendered(CHART, &values)?;
+        let version =
+            &find(&of_tree, "DaemonSet")?["metadata"]["labels"]["app.kubernetes.io/version"];
+        ensure!(
+            of_helm.ends_with(format!("rto-agent-{VERSION}.tgz")) && text(version) == VERSION,
+            "Chart.yaml has another version than the workspace: {VERSION}"
+        );
+        for package in [of_helm, released] {
+            let (_, of_package) = self.rendered(&package, &values)?;
+            let name = package.display();
+            ensure!(of_package == of_tree, "{name} renders otherwise");
+        }
         Ok(())
     }
 }

@@ -38,13 +38,21 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let path = root().join(OBJECT);
     if !args.check {
         fs::write(&path, &built)?;
-        println!("{OBJECT}: {} bytes, sha256 {}", built.len(), hex(&built));
+        println!("{OBJECT}: {} bytes, sha256 {}", built.len(), sha256(&built));
         return Ok(());
     }
     lint(&linker)?;
     let kept = fs::read(&path).with_context(|| path.display().to_string())?;
-    println!("in the tree: {} bytes, sha256 {}", kept.len(), hex(&kept));
-    println!("built now:   {} bytes, sha256 {}", built.len(), hex(&built));
+    println!(
+        "in the tree: {} bytes, sha256 {}",
+        kept.len(),
+        sha256(&kept)
+    );
+    println!(
+        "built now:   {} bytes, sha256 {}",
+        built.len(),
+        sha256(&built)
+    );
     if kept != built {
         bail!("{OBJECT} does not come from these sources; run cargo xtask ebpf and commit it");
     }
@@ -53,7 +61,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 }
 
 /// SHA-256 in hexadecimal digits.
-pub(crate) fn hex(bytes: &[u8]) -> String {
+pub(crate) fn sha256(bytes: &[u8]) -> String {
     Sha256::digest(bytes)
         .iter()
         .map(|b| format!("{b:02x}"))

@@ -50,7 +50,7 @@ enum Verb {
     Ebpf(ebpf::Args),
     /// Fuzz the parsers of untrusted input
     Fuzz(fuzz::Args),
-    /// Test the systemd unit in a virtual machine with systemd
+    /// Test the systemd unit, or the packages, in a virtual machine with systemd
     Host(host::Args),
     /// Run the tests of agent-common under Miri, which detects undefined behaviour
     Miri,

@@ -61,7 +61,7 @@ pub(crate) fn python(name: &str, packages: &[&str], why: &str) -> anyhow::Result
     if fs::read_to_string(&installed).is_ok_and(|have| have == wanted) {
         return Ok(dir);
     }
-    println!("installing {} ({why})", packages.join(" "));
+    println!("installing {name} from PyPI ({why})");
     let has_venv = Command::new("python3")
         .args(["-c", "import ensurepip, venv"])
         .stderr(Stdio::null())

@@ -1,6 +1,6 @@
 //! Durations on the command line: a typo is a usage error, before any daemon is asked.
 
-use std::time::Duration;
+use std::{ops::RangeInclusive, time::Duration};
 
 use crate::{
     policy::units::{Scale, parse_scaled},
@@ -10,10 +10,9 @@ use crate::{
 /// Longest delay of a peer's ACK (`TCP_DELACK_MAX`).
 const LONGEST_DELACK: Duration = Duration::from_millis(200);
 /// Times between two looks.
-const INTERVALS: std::ops::RangeInclusive<Duration> =
-    Duration::from_millis(100)..=Duration::from_secs(3600);
+const INTERVALS: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(3600);
 /// Beyond a year nobody keeps metrics; below a minute there are no two scrapes.
-const RANGES: std::ops::RangeInclusive<Duration> =
+const RANGES: RangeInclusive<Duration> =
     Duration::from_secs(60)..=Duration::from_secs(365 * 86_400);
 
 /// The time after which entries are removed again.
@@ -23,22 +22,12 @@ pub(super) fn ttl_text(text: &str) -> Result<String, String> {
 
 /// The time between two looks.
 pub(super) fn interval(text: &str) -> Result<Duration, String> {
-    let interval = read(text, Scale::Interval)?;
-    if INTERVALS.contains(&interval) {
-        Ok(interval)
-    } else {
-        Err("it can be 100ms to 1h".to_owned())
-    }
+    within(text, Scale::Interval, &INTERVALS, "it can be 100ms to 1h")
 }
 
 /// How far metrics are looked back at.
 pub(super) fn range(text: &str) -> Result<Duration, String> {
-    let range = read(text, Scale::Lifetime)?;
-    if RANGES.contains(&range) {
-        Ok(range)
-    } else {
-        Err("it can be 1m to 365 days".to_owned())
-    }
+    within(text, Scale::Lifetime, &RANGES, "it can be 1m to 365 days")
 }
 
 /// How long a peer delays an ACK.
@@ -48,6 +37,19 @@ pub(super) fn delack(text: &str) -> Result<Duration, String> {
         return Err("at most 200ms, the longest that Linux delays an ACK".to_owned());
     }
     Ok(delay)
+}
+
+fn within(
+    text: &str,
+    scale: Scale,
+    bounds: &RangeInclusive<Duration>,
+    else_say: &str,
+) -> Result<Duration, String> {
+    let value = read(text, scale)?;
+    match bounds.contains(&value) {
+        true => Ok(value),
+        false => Err(else_say.to_owned()),
+    }
 }
 
 fn read(text: &str, scale: Scale) -> Result<Duration, String> {

@@ -15,10 +15,6 @@ pub(super) fn make(release: &Release, stages: &[Stage], dist: &Path) -> anyhow::
         let of_arch = context.join(stage.arch().deb());
         fs::create_dir_all(&of_arch)?;
         fs::copy(stage.dir().join(NAME), of_arch.join(NAME))?;
-        fs::copy(
-            stage.dir().join("Containerfile"),
-            context.join("Containerfile"),
-        )?;
     }
     let buildah = |verb: &[&str]| {
         let mut buildah = Command::new("buildah");
@@ -41,6 +37,8 @@ pub(super) fn make(release: &Release, stages: &[Stage], dist: &Path) -> anyhow::
             .arg(format!("--platform={}", platforms.join(",")))
             .arg(format!("--timestamp={}", release.epoch))
             .arg(format!("--build-arg=VERSION={VERSION}"))
+            .arg("--file")
+            .arg(release.source.join("packaging/Containerfile"))
             .arg(&context),
     )?;
     let layout = dir.path().join("layout");

@@ -16,7 +16,7 @@ use anyhow::{Context as _, bail, ensure};
 use self::stage::Stage;
 use crate::{
     arch::Arch,
-    ebpf::hex,
+    ebpf::sha256,
     process::{have, output, run as run_command},
     root,
 };
@@ -150,15 +150,12 @@ impl Release {
         Ok(())
     }
 
-    /// The Helm chart, packed as `helm package` does, without its test values.
-    fn chart(&self, dist: &Path) -> anyhow::Result<()> {
-        let charts = self.source.join("charts");
-        if !charts.join("rto-agent").exists() {
-            println!("there is no charts/rto-agent: NO chart was packed");
-            return Ok(());
-        }
+    /// Packs the Helm chart as `helm package` does: without its test values, with the rules that it links to; the archive.
+    pub(crate) fn chart(&self, dist: &Path) -> anyhow::Result<PathBuf> {
         let chart = dist.join(format!("rto-agent-chart-{VERSION}.tgz"));
-        self.tar(&charts, "rto-agent", &["--exclude=rto-agent/ci"], &chart)
+        let options = ["--exclude=rto-agent/ci", "--dereference"];
+        self.tar(&self.source.join("charts"), "rto-agent", &options, &chart)?;
+        Ok(chart)
     }
 
     /// Packs a directory of `parent`: sorted, owned by root, with the commit's time.
@@ -194,7 +191,7 @@ fn sums(dir: &Path) -> anyhow::Result<BTreeMap<String, String>> {
         let entry = entry?;
         let name = entry.file_name().to_string_lossy().into_owned();
         if name != "SHA256SUMS" {
-            sums.insert(name, hex(&fs::read(entry.path())?));
+            sums.insert(name, sha256(&fs::read(entry.path())?));
         }
     }
     Ok(sums)

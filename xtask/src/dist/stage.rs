@@ -25,7 +25,7 @@ pub(crate) struct Stage<'a> {
 const MAINTAINER: &str = "The rto-agent authors <maintainers@example.invalid>";
 
 /// Copied from the checkout: from where, and to which name.
-const FILES: [(&str, &str); 11] = [
+const FILES: [(&str, &str); 10] = [
     ("config/config.toml", "config.toml"),
     ("config/prometheus/alerts.yml", "alerts.yml"),
     ("systemd/open-sockets.conf", "open-sockets.conf"),
@@ -36,7 +36,6 @@ const FILES: [(&str, &str); 11] = [
     ("packaging/nfpm.yaml", "nfpm.yaml"),
     ("packaging/sysusers.conf", "sysusers.conf"),
     ("packaging/copyright", "copyright"),
-    ("packaging/Containerfile", "Containerfile"),
 ];
 
 /// In /usr/share/doc/rto-agent: from where, and the name there.
@@ -92,7 +91,7 @@ impl<'a> Stage<'a> {
         stage.manual()?;
         stage.write("rto-agent.cdx.json", &release.sbom(arch)?)?;
         stage.compressed()?;
-        stage.rpm_documentation()?;
+        stage.documentation()?;
         stage.normalise()?;
         Ok(stage)
     }
@@ -217,8 +216,8 @@ impl<'a> Stage<'a> {
         )
     }
 
-    /// Adds each file of documentation to what nfpm puts into the rpm.
-    fn rpm_documentation(&self) -> anyhow::Result<()> {
+    /// Adds each file of documentation to what nfpm packs: an rpm marks such files, and nfpm takes no pattern for them.
+    fn documentation(&self) -> anyhow::Result<()> {
         let mut files = DOCUMENTATION
             .map(|(from, below)| (from.to_owned(), format!("doc/rto-agent/{below}")))
             .to_vec();
@@ -230,8 +229,9 @@ impl<'a> Stage<'a> {
         let config = self.dir.join("nfpm.yaml");
         let mut text = fs::read_to_string(&config)?;
         for (from, to) in files {
-            text +=
-                &format!("  - {{src: {from}, dst: /usr/share/{to}, type: doc, packager: rpm}}\n");
+            for packager in ["packager: deb", "packager: rpm, type: doc"] {
+                text += &format!("  - {{src: {from}, dst: /usr/share/{to}, {packager}}}\n");
+            }
         }
         Ok(fs::write(config, text)?)
     }

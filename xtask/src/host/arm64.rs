@@ -1,8 +1,8 @@
 //! The arm64 binary under a kernel of its architecture.
 
-use std::{fs, os::unix::fs::PermissionsExt as _, path::Path, time::Duration};
+use std::{fs, path::Path, time::Duration};
 
-use super::{Checks, write};
+use super::{Checks, write, write_program};
 use crate::{
     arch::Arch,
     process::{apt_install, have},
@@ -36,9 +36,7 @@ pub(super) fn run(stage: &Path, limit: Duration) -> anyhow::Result<()> {
         &top.join("etc/rto-agent/config.toml"),
     )?;
     write(&top.join("etc/group"), "root:x:0:\n")?;
-    let init = top.join("init");
-    write(&init, INIT)?;
-    fs::set_permissions(&init, fs::Permissions::from_mode(0o755))?;
+    write_program(&top.join("init"), INIT)?;
     let initramfs = tempfile::NamedTempFile::new_in(root().join("target/vm"))?.into_temp_path();
     image::pack(top, &initramfs)?;
     let machine = Machine {
@@ -51,10 +49,5 @@ pub(super) fn run(stage: &Path, limit: Duration) -> anyhow::Result<()> {
         limit,
     };
     println!("booting Linux {}", kernel.version);
-    let mut checks = Checks::default();
-    machine.boot(|line| {
-        println!("{line}");
-        checks.take(line);
-    })?;
-    checks.conclude()
+    Checks::default().boot(&machine)
 }

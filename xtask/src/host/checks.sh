@@ -93,6 +93,14 @@ check "stop: out of force" out_of_force
 check "start: again" systemctl start $unit
 check "start: in force" in_force
 
+# A restart with on_exit = "detach": systemd has what is in force meanwhile.
+initial_rtos() { rto-agent stats --json | sed -n 's/.*"initial_rtos_set": *\([0-9]*\).*/\1/p' | sort -n | tail -1; }
+before=$(initial_rtos)
+check "restart: connections are counted ($before)" test "${before:-0}" -gt 0
+check "restart: no moment without the policy" while_in_force systemctl restart $unit
+after=$(initial_rtos)
+check "restart: counters go on ($after)" test "${after:-0}" -gt "${before:-0}"
+
 # With on_exit = "keep".
 sed -i '1i [agent]\non_exit = "keep"\n' $config
 check "keep: restart into it" systemctl restart $unit

@@ -68,17 +68,37 @@ wait_for() {
   shift
   until "$@"; do ((SECONDS < end)) || return 1; sleep 1; done
 }
-# Whether the link stayed pinned while a command ran.
-while_pinned() {
-  local gone=/run/link-was-gone watcher
-  rm -f $gone
-  (while :; do [[ -e $pins/$link ]] || : >$gone; nap; done) &
+# meanwhile LOOK COMMAND...: runs a command, and LOOK again and again as long as it runs. What that printed is in $looks.
+looks=/run/looks
+meanwhile() {
+  local look=$1 looking=/run/looking watcher status
+  shift
+  : >$looking
+  (while "$look"; [[ -e $looking ]]; do :; done >$looks) &
   watcher=$!
   "$@"
+  status=$?
+  rm $looking
+  wait $watcher
+  return $status
+}
+# Whether the link stayed pinned while a command ran.
+look_at_link() { [[ -e $pins/$link ]] || echo gone; nap; }
+while_pinned() {
+  meanwhile look_at_link "$@"
   local status=$?
-  kill $watcher
-  wait $watcher 2>/dev/null
-  [[ ! -e $gone ]] || { echo "$link was gone"; return 1; }
+  [[ ! -s $looks ]] || { echo "$link was gone"; return 1; }
+  return $status
+}
+# Whether each connection that was begun while a command ran had the policy.
+look_at_rto() { rto 192.0.2.1; }
+while_in_force() {
+  local status without
+  meanwhile look_at_rto "$@"
+  status=$?
+  [[ -s $looks ]] || { echo "nobody looked"; return 1; }
+  without=$(grep -cvx 100 $looks)
+  ((without == 0)) || { echo "$without of $(wc -l <$looks) looks without"; return 1; }
   return $status
 }
 

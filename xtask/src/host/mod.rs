@@ -12,10 +12,10 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
-use sha2::{Digest as _, Sha256};
 
 use crate::{
     arch::Arch,
+    ebpf::sha256,
     process::{apt_install, as_root, have, is_root},
     root, test,
     vm::{
@@ -39,7 +39,8 @@ pub(crate) struct Args {
     /// Take the time from the host instead of counting instructions
     #[arg(long)]
     host_clock: bool,
-    /// Build, lint, install, replace and remove packages of these architectures; in the machine those of this host's
+    /// Test the packages instead: build and lint those of these architectures, and install, replace and remove those of
+    /// this host's in the machine
     #[arg(long, value_enum, value_delimiter = ',', value_name = "ARCH", num_args = 0..=1, default_missing_value = "amd64,arm64")]
     packages: Option<Vec<Arch>>,
 }
@@ -128,11 +129,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         limit,
     };
     println!("booting Linux {} with systemd", kernel.version);
-    machine.boot(|line| {
-        println!("{line}");
-        checks.take(line);
-    })?;
-    checks.conclude()
+    checks.boot(&machine)
 }
 
 /// Results of the checks, as the machine prints them.
@@ -155,6 +152,15 @@ impl Checks {
         } else if let Some(count) = line.strip_prefix("checks end ") {
             self.total = count.trim().parse().ok();
         }
+    }
+
+    /// Boots a machine that prints results, and fails unless all of them are good.
+    fn boot(&mut self, machine: &Machine<'_>) -> anyhow::Result<()> {
+        machine.boot(|line| {
+            println!("{line}");
+            self.take(line);
+        })?;
+        self.conclude()
     }
 
     /// Adds one that needs no machine.
@@ -193,9 +199,8 @@ impl Checks {
 
 /// The minimal Debian as an archive, made once.
 fn base() -> anyhow::Result<PathBuf> {
-    let hash = Sha256::digest(format!("{ARCHIVE} {SUITE} {PACKAGES} {UNREAD:?}"));
-    let hash: String = hash.iter().take(6).map(|b| format!("{b:02x}")).collect();
-    let image = root().join(format!("target/vm/{SUITE}-{hash}.cpio.gz"));
+    let hash = sha256(format!("{ARCHIVE} {SUITE} {PACKAGES} {UNREAD:?}").as_bytes());
+    let image = root().join(format!("target/vm/{SUITE}-{}.cpio.gz", &hash[..12]));
     if image.exists() {
         return Ok(image);
     }
@@ -252,9 +257,7 @@ fn system(top: &Path, checks: &str) -> anyhow::Result<()> {
     write(&top.join(UNITS).join("checks.service"), CHECK_UNIT)?;
     write(&top.join(UNITS).join("checks.timer"), CHECK_TIMER)?;
     enable(top, "timers.target", "checks.timer")?;
-    let script = top.join("usr/local/lib/checks.sh");
-    write(&script, checks)?;
-    fs::set_permissions(&script, fs::Permissions::from_mode(0o755))?;
+    write_program(&top.join("usr/local/lib/checks.sh"), checks)?;
     write(&top.join("etc/hostname"), "rto-agent-checks\n")?;
     // Without it systemd takes this for a first boot, and asks questions.
     write(
@@ -291,6 +294,15 @@ fn write(path: &Path, text: &str) -> anyhow::Result<()> {
         fs::create_dir_all(parent)?;
     }
     fs::write(path, text).with_context(|| path.display().to_string())
+}
+
+/// Writes a script that can be run.
+fn write_program(path: &Path, text: &str) -> anyhow::Result<()> {
+    write(path, text)?;
+    Ok(fs::set_permissions(
+        path,
+        fs::Permissions::from_mode(0o755),
+    )?)
 }
 
 #[cfg(test)]

@@ -180,7 +180,7 @@ impl Column {
 /// SHA-256 of the eBPF object in the tree.
 fn object() -> anyhow::Result<String> {
     let object = fs::read(root().join(ebpf::OBJECT)).context(ebpf::OBJECT)?;
-    Ok(ebpf::hex(&object))
+    Ok(ebpf::sha256(&object))
 }
 
 impl Matrix {

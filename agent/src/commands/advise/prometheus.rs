@@ -84,16 +84,16 @@ struct Question<'a> {
 }
 
 impl Question<'_> {
-    fn selector(&self, metric: &str, policy: Option<&PolicyName>) -> String {
-        let policy = policy.map(|policy| format!("policy=\"{policy}\""));
-        let matchers = (!self.matchers.is_empty()).then(|| self.matchers.to_owned());
-        let all: Vec<_> = policy.into_iter().chain(matchers).collect();
+    /// The series of a metric on these hosts; with this matcher as well, unless it is empty.
+    fn selector(&self, metric: &str, matcher: &str) -> String {
+        let all = [matcher, self.matchers].into_iter();
+        let all: Vec<_> = all.filter(|matcher| !matcher.is_empty()).collect();
         format!("rto_agent_{metric}{{{}}}", all.join(","))
     }
 
     /// By how much it grew, summed by these labels.
     fn increase(&self, metric: &str, policy: &PolicyName, by: &str) -> String {
-        let selector = self.selector(metric, Some(policy));
+        let selector = self.selector(metric, &format!("policy=\"{policy}\""));
         let range = self.range.as_secs();
         format!("sum by ({by}) (increase({selector}[{range}s]))")
     }
@@ -118,10 +118,9 @@ fn gathered(
     policy: Option<PolicyName>,
 ) -> anyhow::Result<Gathered> {
     // Each host has one series of it a policy.
-    let hosts = question.selector("open_sockets_total", None);
-    let hosts = hosts.replacen('{', "{direction=\"active\",", 1);
+    let hosts = question.selector("open_sockets_total", "direction=\"active\"");
     let (policy, hosts) = policy_of(&ask(&format!("count by (policy) ({hosts})"))?, policy)?;
-    let sampling = question.selector("connections_per_sample", None);
+    let sampling = question.selector("connections_per_sample", "");
     let sampling = sampling_of(&ask(&format!("count_values(\"sampling\", {sampling})"))?)?;
     let mut stats = ArmStats::default();
     for (metric, field) in COUNTERS {
@@ -303,8 +302,9 @@ impl Server {
 
     /// The instant vector of a query.
     fn query(&self, query: &str) -> anyhow::Result<Vec<Sample>> {
-        let runtime = tokio::runtime::Builder::new_current_thread();
-        let runtime = { runtime }.enable_all().build()?;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
         let asked = runtime.block_on(async { timeout(TIMEOUT, self.post(query)).await });
         let body = asked.with_context(|| format!("no answer within {} s", TIMEOUT.as_secs()))??;
         let answer = serde_json::from_slice(&body).with_context(|| {

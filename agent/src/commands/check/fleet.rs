@@ -33,19 +33,23 @@ struct FleetAnswer {
 }
 
 pub(super) fn run(dir: &Path, host: &HostFacts, args: &Check) -> anyhow::Result<ExitCode> {
-    let files = files(dir).with_context(|| format!("--fleet {}", printable::path(dir)))?;
-    let hosts = files
-        .into_iter()
-        .map(|(name, path)| (name, answer(&path, host)));
-    let hosts: BTreeMap<_, _> = hosts.collect();
-    let answer = FleetAnswer {
-        ok: hosts.values().all(|host| host.ok),
-        hosts,
-    };
+    let answer = checked(dir, host);
+    let answer = answer.with_context(|| format!("--fleet {}", printable::path(dir)))?;
     print(args.output.json, &answer, || {
         coloured(text(&answer), args.color)
     })?;
     Ok(exit(answer.ok))
+}
+
+/// Every configuration of the directory, with values as on this host.
+fn checked(dir: &Path, host: &HostFacts) -> anyhow::Result<FleetAnswer> {
+    let hosts = files(dir)?.into_iter();
+    let hosts = hosts.map(|(name, path)| (name, answer(&path, host)));
+    let hosts: BTreeMap<_, _> = hosts.collect();
+    Ok(FleetAnswer {
+        ok: hosts.values().all(|host| host.ok),
+        hosts,
+    })
 }
 
 /// The configuration file of each host, by its name.
@@ -118,11 +122,7 @@ mod tests {
             fs::create_dir_all(path.parent().context("a directory")?)?;
             fs::write(path, text)?;
         }
-        let hosts = super::files(dir.path())?.into_iter();
-        let hosts = hosts.map(|(name, path)| (name, answer(&path, &HOST)));
-        let hosts: BTreeMap<_, _> = hosts.collect();
-        let ok = hosts.values().all(|host| host.ok);
-        Ok(FleetAnswer { ok, hosts })
+        super::checked(dir.path(), &HOST)
     }
 
     #[test]
