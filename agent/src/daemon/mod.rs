@@ -80,7 +80,7 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
     let metrics = bind_metrics(&agent.metrics, group)?;
     let on_exit = agent.on_exit;
     // Before there is a second thread.
-    adopt_handed_over(&pin_dir);
+    let mut pinned_again = PinnedAgain::adopt(&pin_dir);
     privileges::keep_for_running().context("capabilities cannot be given up")?;
     let engine_config = EngineConfig {
         config_path: config_path.to_owned(),
@@ -146,28 +146,60 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
     drop(entered);
     // Nor does a reader that is in the middle of a list.
     runtime.shutdown_background();
-    let on_exit = handle.snapshot().on_exit().unwrap_or(on_exit);
-    drop(handle);
+    let snapshot = handle.snapshot();
+    let on_exit = snapshot.on_exit().unwrap_or(on_exit);
+    if on_exit == OnExit::Keep || !snapshot.is_starting() {
+        pinned_again.stay();
+    }
+    drop((snapshot, handle));
     if !has_ended {
         // It writes nothing more: it looks whether it is to stop before each write.
         let limit = STOP_LIMIT.as_secs_f32();
         warn!("the engine has not ended within {limit} s and is not waited for");
-        return leave(on_exit, &pin_dir);
+        return leave(on_exit, &pin_dir, &pinned_again);
     }
     match thread.join() {
-        Ok(Err(e)) if is_interrupted(&e) => leave(on_exit, &pin_dir),
+        Ok(Err(e)) if is_interrupted(&e) => leave(on_exit, &pin_dir, &pinned_again),
         Ok(result) => result,
         Err(_) => anyhow::bail!("the engine died; what was in force stays in force"),
     }
 }
 
-/// Pins what the service manager kept over a restart: the engine adopts it like any pins.
-fn adopt_handed_over(pin_dir: &Path) {
-    let pinned = systemd::handed_over().and_then(|handed| handover::pin_again(pin_dir, &handed));
-    match pinned {
-        Ok(true) => info!("what was in force before the restart is pinned again"),
-        Ok(false) => {}
-        Err(e) => warn!("what the service manager kept over the restart is not used: {e}"),
+/// The pins of what the service manager kept over a restart, and keeps until this start is ready. One that does not come
+/// to that takes them away again: what is in force stays for the next start, and for no longer than there may be one.
+struct PinnedAgain(Option<PathBuf>);
+
+impl PinnedAgain {
+    /// The engine adopts them like any pins.
+    fn adopt(pin_dir: &Path) -> Self {
+        let handed = systemd::handed_over();
+        let pinned = handed.and_then(|handed| handover::pin_again(pin_dir, &handed));
+        let is_pinned = pinned.unwrap_or_else(|e| {
+            warn!("what the service manager kept over the restart is not used: {e}");
+            false
+        });
+        if is_pinned {
+            info!("what was in force before the restart is pinned again");
+        }
+        Self(is_pinned.then(|| pin_dir.to_owned()))
+    }
+
+    fn stay(&mut self) {
+        self.0 = None;
+    }
+
+    const fn goes(&self) -> bool {
+        self.0.is_some()
+    }
+}
+
+impl Drop for PinnedAgain {
+    fn drop(&mut self) {
+        if let Some(pin_dir) = &self.0
+            && let Err(e) = handover::unpin(pin_dir)
+        {
+            warn!("{}: pins stay: {e}", pin_dir.display());
+        }
     }
 }
 
@@ -177,8 +209,11 @@ fn is_interrupted(error: &anyhow::Error) -> bool {
 }
 
 /// What [`Engine::run`] does at its end, where it did not come to it.
-fn leave(on_exit: OnExit, pin_dir: &Path) -> anyhow::Result<()> {
+fn leave(on_exit: OnExit, pin_dir: &Path, pinned_again: &PinnedAgain) -> anyhow::Result<()> {
     match on_exit {
+        OnExit::Detach if pinned_again.goes() => {
+            info!("stopped before it had started; the service manager has what is in force");
+        }
         OnExit::Keep => {
             info!("stopped before the engine had finished; the next start reconciles the kernel");
         }
@@ -295,5 +330,33 @@ impl Signals {
             engine.stop();
             return true;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn pins_of_a_start_that_fails_go_again_and_those_of_one_that_is_ready_stay() {
+        let dir = tempfile::tempdir().unwrap();
+        let pin_dir = dir.path().join("pins");
+        let link = pin_dir.join("l1-ab-3/link");
+        let pinned = || {
+            fs::create_dir_all(link.parent().unwrap()).unwrap();
+            fs::write(&link, "").unwrap();
+            PinnedAgain(Some(pin_dir.clone()))
+        };
+        let mut ready = pinned();
+        ready.stay();
+        drop(ready);
+        assert!(link.exists());
+        let failed = pinned();
+        leave(OnExit::Detach, &pin_dir, &failed).unwrap();
+        assert!(link.exists());
+        drop(failed);
+        assert!(!pin_dir.exists());
     }
 }

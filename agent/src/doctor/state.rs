@@ -8,14 +8,18 @@ use std::{
 use serde::de::IgnoredAny;
 
 use super::{Finding, Severity};
-use crate::{config::regular_file, engine::MAX_STATE_FILE, printable};
+use crate::{
+    config::regular_file,
+    engine::{MAX_STATE_FILE, state_file_aside},
+    printable,
+};
 
 /// Those that could not be understood and were moved aside, and those that cannot be read now.
 pub(super) fn files(files: &[(PathBuf, &'static str)], findings: &mut Vec<Finding>) {
     const WHY: &str = "what it had is lost to the daemon";
     let before = findings.len();
     for (path, lost) in files {
-        let aside = path.with_extension("json.unreadable");
+        let aside = state_file_aside(path);
         if aside.exists() {
             findings.push(Finding::bad(
                 "state-files",

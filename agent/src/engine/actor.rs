@@ -135,8 +135,7 @@ impl Engine {
         log_start(&reconciler);
         let cause = Cause::from(Source::Start);
         cause.audit(&change);
-        let warnings: Vec<String> = lost.into_iter().collect();
-        for warning in &warnings {
+        if let Some(warning) = &lost {
             warn!("{warning}");
         }
         let mut engine = Self {
@@ -145,7 +144,7 @@ impl Engine {
             reconciler,
             expiry_after: None,
             last_reload: reload_view(&cause, Ok(&config.config)),
-            warnings,
+            warnings: lost.into_iter().collect(),
             detached_by: None,
             host_problem: Problem::default(),
             messages: channels.messages,
@@ -555,8 +554,7 @@ impl Engine {
             );
             return Ok(());
         }
-        let on_exit = self.reconciler.resolved().config().agent.on_exit;
-        match on_exit {
+        match self.reconciler.resolved().config().agent.on_exit {
             OnExit::Keep => {
                 info!("stopping; the policies stay in force (on_exit = \"keep\")");
                 Ok(())

@@ -327,13 +327,13 @@ impl Engine {
         }
         let decided = self.decided(&told);
         self.deciding.show_some(&changed);
-        let problem = decided
-            .err()
-            .map(|e| format!("what was decided is not in force: {e}"))
-            .or(problem);
-        self.deciding
-            .problem
-            .becomes(problem, |text| error!("{text}"));
+        match decided {
+            Err(e) => self.deciding.not_in_force(&e),
+            Ok(()) => {
+                let known = &mut self.deciding.problem;
+                known.becomes(problem, |text| error!("{text}"));
+            }
+        }
     }
 
     /// Puts what was decided in force, tells of it and stores it.
@@ -393,9 +393,19 @@ impl Engine {
         }
     }
 
-    /// A desired state with what is decided about its policies.
-    pub(super) fn adjusted(&self, next: Desired) -> Desired {
-        self.deciding.adjusted(next)
+    /// Makes a change, with what is decided about the policies by then.
+    ///
+    /// # Errors
+    ///
+    /// As [`Engine::reconcile_decided`].
+    pub(super) fn reconcile(
+        &mut self,
+        next: Desired,
+        persist: &Persist,
+        cause: &Cause,
+    ) -> Result<Change, EngineError> {
+        let next = self.deciding.adjusted(next);
+        self.reconcile_decided(next, persist, cause)
     }
 
     /// After a change: what is tuned is what the policies in force say.
@@ -425,14 +435,15 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// As [`Engine::reconcile`].
+    /// As [`Engine::reconcile_decided`].
     pub(super) fn adjust(&mut self, cause: &Cause) -> Result<Option<Change>, EngineError> {
         let desired = self.reconciler.desired();
         let Some(adjustments) = self.deciding.other_adjustments(desired) else {
             return Ok(None);
         };
         let next = desired.with_adjustments(adjustments);
-        self.reconcile(next, &Persist::Later, cause).map(Some)
+        let change = self.reconcile_decided(next, &Persist::Later, cause);
+        change.map(Some)
     }
 
     /// `rto-agent tune freeze`, `resume` and `reset`.

@@ -125,7 +125,7 @@ impl Engine {
 
     /// Hands what is in force to the service manager for the next start, where it keeps descriptors: it drops them, and
     /// with them the link, once it knows that there is none. Whether that was done.
-    pub(super) fn hand_over(&mut self) -> bool {
+    pub(super) fn hand_over(&self) -> bool {
         let pin_dir = &self.reconciler.options().pin_dir;
         let done = handover::pinned_objects(pin_dir).and_then(|objects| {
             let kept = systemd::hand_over(&objects)?;

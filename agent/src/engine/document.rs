@@ -115,7 +115,7 @@ impl Document {
             },
             Err(e) => damaged(e),
         };
-        let aside = path.with_extension("json.unreadable");
+        let aside = aside(&path);
         let moved = match fs::rename(&path, &aside) {
             Ok(()) => format!(
                 "it was moved to {}: restore it from a backup while the daemon is stopped, or remove it",
@@ -185,6 +185,11 @@ impl Document {
         let path = self.path();
         io::Error::new(error.kind(), format!("{}: {error}", printable::path(&path)))
     }
+}
+
+/// Where a file that cannot be understood is moved to.
+pub fn aside(path: &Path) -> PathBuf {
+    path.with_extension("json.unreadable")
 }
 
 #[cfg(test)]

@@ -14,7 +14,12 @@ use rto_model::tune::experiment::{Event, Verdict};
 use tracing::{info, warn};
 
 use self::design::design;
-use super::{Engine, EngineError, adjusting::Readings, audit::Cause, document::Document};
+use super::{
+    Engine, EngineError,
+    adjusting::Readings,
+    audit::{Cause, Source},
+    document::Document,
+};
 use crate::{
     config::AgentConfig,
     experiment::{Experiments, MOST_COUNTING, MOST_ENDED, Record},
@@ -203,10 +208,13 @@ impl RunningExperiments {
     }
 
     fn try_save(&mut self) -> io::Result<()> {
-        for policy in self.shared.lock().trim() {
-            info!(%policy, "its ended experiment is forgotten: {MOST_ENDED} others ended later");
-        }
-        let all = self.shared.lock().clone();
+        let all = {
+            let mut all = self.shared.lock();
+            for policy in all.trim() {
+                info!(%policy, "its ended experiment is forgotten: {MOST_ENDED} others ended later");
+            }
+            all.clone()
+        };
         self.saved_at = Instant::now();
         self.document.save(&all)
     }
@@ -285,6 +293,10 @@ impl Engine {
         by: Caller,
     ) -> Result<ExperimentAnswer, EngineError> {
         self.look_now();
+        // What has ended by that is in force, whatever becomes of the request: there may be no tick for it.
+        if let Err(e) = self.adjust(&Source::Tuner.into()) {
+            self.deciding.not_in_force(&e);
+        }
         {
             let now_s = now_s();
             let mut all = self.deciding.experiments.shared.lock();
@@ -298,8 +310,7 @@ impl Engine {
             record.stop(now_s);
         }
         self.deciding.experiments.save();
-        let adjusted = self.adjust(&Cause::done("experiment stop", by));
-        if let Err(e) = adjusted {
+        if let Err(e) = self.adjust(&Cause::done("experiment stop", by)) {
             self.deciding.not_in_force(&e);
             return Err(e);
         }

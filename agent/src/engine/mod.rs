@@ -38,7 +38,7 @@ mod tuning_store;
 mod verify;
 
 pub use actor::Engine;
-pub use document::MAX_FILE as MAX_STATE_FILE;
+pub use document::{MAX_FILE as MAX_STATE_FILE, aside as state_file_aside};
 pub use error::EngineError;
 pub use handle::{Channels, Handle, Message, Reply, channels};
 #[cfg(test)]

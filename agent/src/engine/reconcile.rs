@@ -545,14 +545,13 @@ impl super::Engine {
     /// # Errors
     ///
     /// As [`Reconciler::reconcile`].
-    pub(super) fn reconcile(
+    pub(super) fn reconcile_decided(
         &mut self,
         next: Desired,
         persist: &Persist,
         cause: &Cause,
     ) -> Result<Change, EngineError> {
         let was_on = self.applies_to_open();
-        let next = self.adjusted(next);
         let change = self.reconciler.reconcile(next, persist);
         if !change.as_ref().is_err_and(EngineError::is_refusal) {
             // A probe under way is of neither state.

@@ -76,8 +76,9 @@ impl Experiments {
     pub fn adjust(&self, policies: &BTreeMap<&PolicyName, &Settings>, all: &mut Adjustments) {
         for (policy, record) in &self.0 {
             let is_same = |settings: &&Settings| digest(settings) == record.design().settings;
-            if policies.get(policy).is_some_and(is_same)
-                && let Some(control) = record.control()
+            // The digest is more work.
+            if let Some(control) = record.control()
+                && policies.get(policy).is_some_and(is_same)
             {
                 let adjustment = all.entry(policy.clone()).or_default();
                 if adjustment.control.is_none() || record.share() == 0.0 {

@@ -233,6 +233,5 @@ impl Record {
             self.stopped_by = Some(why.to_owned());
         }
         self.is_released = true;
-        self.trim();
     }
 }

@@ -60,27 +60,27 @@ pub fn resolve(given: Option<&Path>) -> Result<PathBuf, CgroupError> {
     if !meta.is_dir() {
         return Err(not("is no directory".to_owned()));
     }
-    let kind = statfs(&path)
-        .map_err(|e| not(e.to_string()))?
-        .filesystem_type();
-    if kind != CGROUP2_SUPER_MAGIC {
-        return Err(not("is not on cgroup2".to_owned()));
+    match is_on_cgroup2(&path) {
+        Ok(true) => Ok(path),
+        Ok(false) => Err(not("is not on cgroup2".to_owned())),
+        Err(e) => Err(not(e.to_string())),
     }
-    Ok(path)
+}
+
+fn is_on_cgroup2(path: &Path) -> nix::Result<bool> {
+    statfs(path).map(|fs| fs.filesystem_type() == CGROUP2_SUPER_MAGIC)
 }
 
 /// Whether this is the root of the hierarchy: the one cgroup that says nothing of its kind. (Read in Linux 6.12:
 /// `cgroup.type` has CFTYPE_NOT_ON_ROOT, which goes by the hierarchy and by no cgroup namespace.)
 pub fn is_root(path: &Path) -> bool {
-    let on_cgroup2 = statfs(path).is_ok_and(|fs| fs.filesystem_type() == CGROUP2_SUPER_MAGIC);
-    on_cgroup2 && !path.join("cgroup.type").exists()
+    is_on_cgroup2(path) == Ok(true) && !path.join("cgroup.type").exists()
 }
 
 /// The highest directory above a cgroup, or the cgroup itself, that the same mounts show.
 pub fn top_of(cgroup: &Path) -> &Path {
-    let on_cgroup2 =
-        |dir: &&Path| statfs(*dir).is_ok_and(|fs| fs.filesystem_type() == CGROUP2_SUPER_MAGIC);
-    let above = cgroup.ancestors().take_while(on_cgroup2);
+    let above = cgroup.ancestors();
+    let above = above.take_while(|dir| is_on_cgroup2(dir) == Ok(true));
     above.last().unwrap_or(cgroup)
 }
 

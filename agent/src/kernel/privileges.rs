@@ -134,19 +134,23 @@ pub fn missing(effective: u64) -> Vec<&'static str> {
         .collect()
 }
 
+const SECURITYFS: &str = "/sys/kernel/security";
+
 /// Where securityfs is mounted: in a container the host's may be anywhere, and at its usual place there is nothing.
 pub fn securityfs() -> PathBuf {
-    securityfs_of(&mounts::read().unwrap_or_default())
+    let usual = Path::new(SECURITYFS);
+    // A host may have thousands of mounts.
+    match usual.join("lsm").exists() {
+        true => usual.to_owned(),
+        false => securityfs_of(&mounts::read().unwrap_or_default()),
+    }
 }
 
 fn securityfs_of(mounts: &[Mount]) -> PathBuf {
     // Of a part of it, like its directory of an LSM, nothing can be learnt.
     let is_whole = |mount: &&Mount| mount.kind == "securityfs" && mount.root == Path::new("/");
     let found = mounts.iter().find(is_whole);
-    found.map_or_else(
-        || "/sys/kernel/security".into(),
-        |mount| mount.point.clone(),
-    )
+    found.map_or_else(|| SECURITYFS.into(), |mount| mount.point.clone())
 }
 
 /// State of lockdown(7): "none", "integrity" or "confidentiality"; `None` if the kernel has none.

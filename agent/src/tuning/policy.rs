@@ -163,18 +163,23 @@ impl PolicyTuning {
 
     /// Goes by other settings from now on.
     pub(super) fn follow(&mut self, spec: Spec) {
-        // The SYN-ACK's timer follows the host's number of retransmissions, too: that is no other setting.
-        if self.spec.active.is_some() && self.spec.active == spec.active {
+        let goes_on = |tuner: &Option<Tuner>, spec: &Option<TimerSpec>| {
+            let both = tuner.as_ref().zip(spec.as_ref());
+            both.is_some_and(|(tuner, spec)| tuner.guarded() == spec.guarded())
+        };
+        // Another number of the host's is no other setting.
+        if spec.passive_follows_host && goes_on(&self.state.active, &spec.active) {
             follow_host(self.state.passive.as_mut(), spec.passive.as_ref());
         }
-        let had_tuners = [self.state.active.is_some(), self.state.passive.is_some()];
-        self.state.active = following(self.state.active.take(), spec.active.as_ref());
-        self.state.passive = following(self.state.passive.take(), spec.passive.as_ref());
-        let has_tuners = [self.state.active.is_some(), self.state.passive.is_some()];
-        let goes_on = had_tuners.into_iter().zip(has_tuners);
-        for (place, goes_on) in goes_on.map(|(had, has)| had && has).enumerate() {
+        let tuners = [
+            (&mut self.state.active, &spec.active),
+            (&mut self.state.passive, &spec.passive),
+        ];
+        for (place, (tuner, spec)) in tuners.into_iter().enumerate() {
+            let had_one = tuner.is_some();
+            *tuner = following(tuner.take(), spec.as_ref());
             // Epochs of a new tuner begin anew, and its brakes count from nothing.
-            if !goes_on {
+            if !had_one || tuner.is_none() {
                 self.state.judged[place] = (0, 0);
                 self.brakes[place] = Brake::default();
                 self.spent[place] = 0;
@@ -528,19 +533,6 @@ impl PolicyTuning {
     }
 }
 
-impl TimerSpec {
-    fn tuner(&self) -> Tuner {
-        match *self {
-            Self::Auto(law) => Tuner::new(law),
-            Self::Guard { law, jiffies, acts } => match acts {
-                true => Tuner::guarding(law, jiffies),
-                false => Tuner::warning(law, jiffies),
-            },
-        }
-    }
-}
-
-/// A tuner for settings: the one that there was, if it is of the same kind.
 /// Another host has another configured value of a guarded timer.
 fn follow_host(tuner: Option<&mut Tuner>, spec: Option<&TimerSpec>) {
     if let Some(TimerSpec::Guard { jiffies, acts, .. }) = spec
@@ -552,16 +544,14 @@ fn follow_host(tuner: Option<&mut Tuner>, spec: Option<&TimerSpec>) {
     }
 }
 
+/// A tuner for settings: the one that there was, if it is of the same kind.
 fn following(tuner: Option<Tuner>, spec: Option<&TimerSpec>) -> Option<Tuner> {
     let spec = spec?;
-    let (kind, law) = match *spec {
-        TimerSpec::Auto(law) => (None, law),
-        TimerSpec::Guard { law, jiffies, acts } => (Some((jiffies, acts)), law),
-    };
     let Some(mut tuner) = tuner else {
         return Some(spec.tuner());
     };
-    if tuner.guarded() == kind {
+    if tuner.guarded() == spec.guarded() {
+        let (TimerSpec::Auto(law) | TimerSpec::Guard { law, .. }) = *spec;
         if *tuner.settings() != law {
             tuner.configure(law);
         }

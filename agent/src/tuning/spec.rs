@@ -2,7 +2,7 @@
 
 use rto_model::{
     syn::syn_ack_rto_auto,
-    tune::{acks, law},
+    tune::{acks, law, tuner::Tuner},
 };
 
 use crate::policy::{
@@ -15,6 +15,8 @@ use crate::policy::{
 pub(super) struct Spec {
     pub(super) active: Option<TimerSpec>,
     pub(super) passive: Option<TimerSpec>,
+    /// The SYN-ACK's timer goes by the host's number of retransmissions, too.
+    pub(super) passive_follows_host: bool,
     pub(super) rto_min: Option<acks::Settings>,
     /// Values that are learnt are shown, and not set.
     pub(super) advises: bool,
@@ -63,6 +65,7 @@ impl Spec {
         let spec = Self {
             active,
             passive,
+            passive_follows_host: settings.syn_ack_rto == SynAckRto::Auto,
             rto_min,
             advises: settings.mode() == Mode::Advise,
             hz,
@@ -94,6 +97,27 @@ impl Spec {
             share: Share::of_ten_thousand(100 * u16::from(100 - percent.min(100))),
             seed: self.seed,
             by_peer: self.by_peer,
+        }
+    }
+}
+
+impl TimerSpec {
+    /// As [`Tuner::guarded`].
+    pub(super) const fn guarded(&self) -> Option<(u64, bool)> {
+        match *self {
+            Self::Auto(_) => None,
+            Self::Guard { jiffies, acts, .. } => Some((jiffies, acts)),
+        }
+    }
+
+    /// One that begins.
+    pub(super) fn tuner(&self) -> Tuner {
+        match *self {
+            Self::Auto(law) => Tuner::new(law),
+            Self::Guard { law, jiffies, acts } => match acts {
+                true => Tuner::guarding(law, jiffies),
+                false => Tuner::warning(law, jiffies),
+            },
         }
     }
 }

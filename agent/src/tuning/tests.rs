@@ -483,6 +483,34 @@ fn brakes_of_a_new_tuner_count_from_nothing() {
 }
 
 #[test]
+fn another_configured_value_ends_a_hold_and_another_host_does_not() {
+    let frozen = |toml: &str| {
+        let mut bed = Bed::new(toml);
+        bed.tuning.freeze(bed.now_ms, &name()).unwrap();
+        bed
+    };
+    let timers = |of: Adjustment| [of.active.timer, of.passive.timer];
+    let mut bed = frozen("initial_rto = '600ms'\nguard = 'on'");
+    assert_eq!(timers(bed.adjustment()), [Timer::Kernel; 2]);
+    bed.settings = settings("initial_rto = '700ms'\nguard = 'on'");
+    bed.restart(1000, true);
+    assert_eq!(timers(bed.adjustment()), [Timer::Configured; 2]);
+    let syn_ack = |ms| format!("{GUARDED}\nsyn_ack_rto = '{ms}ms'");
+    let mut bed = frozen(&syn_ack(300));
+    bed.follow(&syn_ack(400));
+    assert_eq!(timers(bed.adjustment()), [Timer::Kernel, Timer::Configured]);
+    let (mut bed, mut host) = (frozen(GUARDED), HOST);
+    (host.reads_listener, host.tcp_synack_retries) = (true, 6);
+    let guarded = |bed: &Bed| bed.tuning.policies[&name()].spec.passive;
+    let (name, before) = (name(), guarded(&bed));
+    let policies = BTreeMap::from([(&name, &bed.settings)]);
+    bed.tuning.follow(&policies, &host);
+    assert_ne!(guarded(&bed), before);
+    let kept = &bed.tuning.policies[&name];
+    assert_eq!(timers(kept.adjustment()), [Timer::Kernel; 2]);
+}
+
+#[test]
 fn an_idle_policy_is_read_by_turns_and_its_brakes_each_time() {
     let tick_ms = Pace::EachSecond.interval_ms();
     let mut bed = Bed::new(GUARDED);

@@ -9,7 +9,7 @@ use std::{
     time::{Duration, UNIX_EPOCH},
 };
 
-use super::{Link, pins};
+use super::{Link, open::new_staging, pins};
 use crate::kernel::{bpf::pin_fd, pinned::Pinned};
 
 /// An object, and by what name the service manager keeps it: `<set of pins>/<pin>/<seconds>`, of which the last are when
@@ -66,9 +66,7 @@ pub fn pin_again(pin_dir: &Path, handed: &[Handed]) -> io::Result<bool> {
     if parsed.iter().any(|(other, ..)| *other != set) {
         return Err(io::Error::other("they are of several sets of pins"));
     }
-    pins::create_pin_dir(pin_dir)?;
-    let staging = pins::unique(pin_dir, "staging", "");
-    pins::create_private_dir(&staging)?;
+    let staging = new_staging(pin_dir).map_err(io::Error::other)?;
     let pinned = handed
         .iter()
         .zip(&parsed)

@@ -73,6 +73,15 @@ fn until(bed: &Bed, what: impl Fn(&ExperimentView) -> bool) -> ExperimentView {
     }
 }
 
+/// Waits until the kernel has this.
+fn until_in_force(bed: &Bed, is_so: impl Fn(&Bed) -> bool) {
+    let limit = Instant::now() + Duration::from_secs(60);
+    while !is_so(bed) {
+        assert!(Instant::now() < limit);
+        std::thread::yield_now();
+    }
+}
+
 fn saved(bed: &Bed) -> std::path::PathBuf {
     bed.dir.path().join("lasting/experiments.json")
 }
@@ -129,11 +138,7 @@ fn harm_suspends_at_once_and_over_a_restart() {
     start(&bed, ramp(&["50%"])).unwrap();
     count(&bed, (1000, 200), (1000, 2));
     until(&bed, |view| view.state == State::Harm);
-    let limit = Instant::now() + Duration::from_secs(60);
-    while control_percent(&bed) != 100 {
-        assert!(Instant::now() < limit);
-        std::thread::yield_now();
-    }
+    until_in_force(&bed, |bed| control_percent(bed) == 100);
     let warned = |bed: &Bed| {
         let warnings = bed.engine.snapshot().status().warnings;
         warnings
@@ -161,6 +166,19 @@ fn harm_suspends_at_once_and_over_a_restart() {
     bed.stop();
 }
 
+/// No tick may come after it: then nothing is counted any more.
+#[test]
+fn harm_that_a_stop_comes_upon_is_in_force() {
+    let bed = Bed::ready();
+    start(&bed, ramp(&["50%"])).unwrap();
+    count(&bed, (1000, 200), (1000, 2));
+    let stop = |reply| Message::StopExperiment(near(), BY, reply);
+    let error = bed.call(stop).unwrap_err().to_string();
+    assert!(error.contains("has ended"), "{error}");
+    assert_eq!(control_percent(&bed), 100);
+    bed.stop();
+}
+
 #[test]
 fn harm_suspends_a_guarded_timer_too() {
     let dir = Bed::configured("");
@@ -175,11 +193,7 @@ fn harm_suspends_a_guarded_timer_too() {
     start(&bed, ramp(&["50%"])).unwrap();
     count(&bed, (1000, 200), (1000, 2));
     until(&bed, |view| view.state == State::Harm);
-    let limit = Instant::now() + Duration::from_secs(60);
-    while jiffies(&bed) != 0 {
-        assert!(Instant::now() < limit);
-        std::thread::yield_now();
-    }
+    until_in_force(&bed, |bed| jiffies(bed) == 0);
     bed.call(Message::Verify).unwrap();
     let tuned = bed.engine.snapshot().tune().policies[&near()].clone();
     assert!(tuned.timers.iter().all(|timer| timer.phase == "suspended"));
@@ -268,11 +282,7 @@ fn the_share_rises_in_the_kernel() {
     assert_eq!(control_percent(&bed), 95);
     count(&bed, (1000, 0), (19_000, 0));
     until(&bed, |view| view.step == 2);
-    let limit = Instant::now() + Duration::from_secs(60);
-    while control_percent(&bed) != 50 {
-        assert!(Instant::now() < limit);
-        std::thread::yield_now();
-    }
+    until_in_force(&bed, |bed| control_percent(bed) == 50);
     bed.stop();
 }
 
