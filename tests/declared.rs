@@ -29,7 +29,7 @@ pub const FEATURES: [(&str, (u32, u32)); 18] = [
 /// limit has more paths than before, and needs to be simplified.
 pub const VERIFIER_LIMITS: [(&str, u32); 5] = [
     ("rto_agent", 60_000),
-    ("rto_clone", 2_000),
+    ("rto_clone", 1_400),
     ("rto_walk", 18_000),
     ("rto_synack", 6_000),
     ("rto_probe", 280),

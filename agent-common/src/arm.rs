@@ -55,15 +55,15 @@ pub fn draws_control(policy: &Policy, peer: &Peer, ports: u32) -> bool {
 /// [`Policy::control_below`]. `ports`: the remote port in the upper half in network order, as bpf_sock_ops has it,
 /// and the local one in the lower half.
 ///
-/// MurmurHash3 (Appleby, public domain) of the [`address`] and the ports: uniform for neighbouring addresses and ports,
-/// and other for another seed.
+/// Four multiplications, each by a constant of SplitMix64 (Steele, Lea, Flood, 2014): uniform for neighbouring addresses
+/// and ports, and other for another seed.
 #[inline(always)]
 #[must_use]
-#[expect(clippy::cast_possible_truncation, reason = "halves")]
 pub const fn hash(seed: u32, [first, second]: [u64; 2], ports: u32) -> u32 {
-    let mut hash = mix(mix(seed, first as u32), (first >> 32) as u32);
-    hash = mix(mix(hash, second as u32), (second >> 32) as u32);
-    finish(mix(hash, ports))
+    let mut hash = fold(first ^ (seed as u64) << 32, 0x9e37_79b9_7f4a_7c15);
+    hash = fold(hash ^ second, 0xbf58_476d_1ce4_e5b9);
+    hash = fold(hash ^ ports as u64, 0x94d0_49bb_1331_11eb);
+    (hash.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as u32
 }
 
 /// An address in two words.
@@ -80,17 +80,9 @@ pub fn address(peer: &Peer) -> [u64; 2] {
 }
 
 #[inline(always)]
-const fn mix(hash: u32, word: u32) -> u32 {
-    let word = word.wrapping_mul(0xcc9e_2d51).rotate_left(15);
-    let hash = (hash ^ word.wrapping_mul(0x1b87_3593)).rotate_left(13);
-    hash.wrapping_mul(5).wrapping_add(0xe654_6b64)
-}
-
-#[inline(always)]
-const fn finish(hash: u32) -> u32 {
-    let hash = (hash ^ (hash >> 16)).wrapping_mul(0x85eb_ca6b);
-    let hash = (hash ^ (hash >> 13)).wrapping_mul(0xc2b2_ae35);
-    hash ^ (hash >> 16)
+const fn fold(hash: u64, factor: u64) -> u64 {
+    let hash = hash.wrapping_mul(factor);
+    hash ^ hash >> 32
 }
 
 #[cfg(test)]

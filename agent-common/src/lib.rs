@@ -25,7 +25,7 @@ pub use socket::{Handshake, Options, Remembered, SocketState, Watch, settled, so
 use histogram::Histogram;
 
 /// Version of every struct and map below; it is part of the pins' directory name.
-pub const LAYOUT_VERSION: u32 = 10;
+pub const LAYOUT_VERSION: u32 = 11;
 
 /// Policies that may be in force at once.
 pub const MAX_POLICIES: u32 = 1024;
@@ -33,8 +33,8 @@ pub const MAX_POLICIES: u32 = 1024;
 /// Slots of the `POLICIES` array. While one configuration replaces another the policies of both are there.
 pub const SLOTS: u32 = FIRST_SLOT + 2 * MAX_POLICIES;
 
-/// Slots whose counters lie in `COUNTERS`: 82 kB a CPU. (An array takes all of its memory at once, and has to have room
-/// for the most policies there can be, unlike the hash.)
+/// Slots whose counters and handshake times lie in `COUNTERS`: 134 kB a CPU. (An array takes all of its memory at once,
+/// and has to have room for the most policies there can be, unlike the hash.)
 pub const FAST_SLOTS: u32 = 32;
 
 /// Slot 0 belongs to no policy: a zeroed map value can never name one.
@@ -64,15 +64,33 @@ pub mod direction {
     pub const ALL: [u32; 3] = [ACTIVE, PASSIVE, UNKNOWN];
 }
 
-/// Key of the `STATISTICS` of an [`arm`] for a direction; 0 is that of no policy.
+/// Key of the `STATISTICS` of an [`arm`] for a direction; 0 is that of no policy. Those of an unknown direction, in which
+/// few count, lie beyond all others.
 #[inline(always)]
 #[must_use]
 pub const fn statistics_key(arm: u32, direction: u32) -> u32 {
-    arm << 2 | direction
+    let unknown = (direction & direction::UNKNOWN) << UNKNOWN_SHIFT;
+    arm << 1 | direction & direction::PASSIVE | unknown
 }
 
+/// Takes [`direction::UNKNOWN`] beyond the keys of every arm.
+const UNKNOWN_SHIFT: u32 = (arm::treated(SLOTS) << 1).ilog2();
+
 /// Length of `COUNTERS`.
-pub const FAST_COUNTERS: u32 = arm::treated(FAST_SLOTS) << 2;
+pub const FAST_COUNTERS: u32 = arm::treated(FAST_SLOTS) << 1;
+
+/// Places in `LEASE`: until when automatic values are in force. Reading the clock costs each connection more than all that
+/// is done for them beside, so that a program reads it once for each renewal, and jiffies from then on.
+pub mod lease {
+    /// The lease's end, nanoseconds of CLOCK_MONOTONIC: what the daemon writes.
+    pub const UNTIL_NS: u32 = 0;
+    /// The one that programs go by.
+    pub const SEEN_NS: u32 = 1;
+    /// The same time in jiffies.
+    pub const SEEN_JIFFIES: u32 = 2;
+    /// Number of places.
+    pub const LEN: u32 = 3;
+}
 
 /// SO_MARK of the agent's own probe of the timers in force: its connection gets its policy as any
 /// other does, and is in no count.
@@ -100,17 +118,15 @@ pub mod maps {
     /// Array: [`super::lasting::index`] -> bits of [`super::lasting`]: values that policies have had since the maps
     /// were made. What a socket without storage has of them is given back.
     pub const LASTING: &str = "LASTING";
-    /// Per-CPU array: [`super::statistics_key`] -> [`super::Counters`] of the first [`super::FAST_SLOTS`] slots, which
-    /// each connection counts in.
+    /// Per-CPU array: [`super::statistics_key`] -> [`super::FastStatistics`] of the first [`super::FAST_SLOTS`] slots.
     pub const COUNTERS: &str = "COUNTERS";
-    /// Per-CPU hash: [`super::statistics_key`] -> [`super::Statistics`]: histograms, and counters of slots beyond those.
+    /// Per-CPU hash: [`super::statistics_key`] -> [`super::Statistics`]: what is not in `COUNTERS`.
     pub const STATISTICS: &str = "STATISTICS";
     /// Socket storage -> [`super::SocketState`].
     pub const SOCKETS: &str = "SOCKETS";
     /// Array: [`super::brake::key`] -> [`super::brake::Brake`].
     pub const BRAKES: &str = "BRAKES";
-    /// Array of one, u64: until when automatic values are in force, nanoseconds of CLOCK_MONOTONIC. Written by the
-    /// daemon.
+    /// Array: a place of [`super::lease`] -> u64.
     pub const LEASE: &str = "LEASE";
     /// LRU hash: [`super::discovery::Prefix`] -> [`super::discovery::Discovered`]: peers that no entry covers.
     pub const DISCOVERED: &str = "DISCOVERED";
@@ -325,6 +341,26 @@ pub struct Statistics {
     pub ack_excess: Histogram,
 }
 
+/// The beginning of [`Statistics`]: what each connection may count in.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FastStatistics {
+    /// Counts.
+    pub counters: Counters,
+    /// [`Statistics::handshake`].
+    pub handshake: Histogram,
+}
+
+impl From<FastStatistics> for Statistics {
+    fn from(fast: FastStatistics) -> Self {
+        Self {
+            counters: fast.counters,
+            handshake: fast.handshake,
+            ..Self::default()
+        }
+    }
+}
+
 /// Length of [`Counters::rtos`].
 pub const RTO_STEPS: usize = 8;
 
@@ -454,6 +490,11 @@ const _: () = {
     assert!(size_of::<PolicySlot>() == 8 + 2 * size_of::<Policy>());
     assert!(size_of::<HostDefaults>() == 8);
     assert!(size_of::<Counters>() == 320);
+    assert!(size_of::<FastStatistics>() == core::mem::offset_of!(Statistics, srtt));
+    assert!(
+        core::mem::offset_of!(FastStatistics, handshake)
+            == core::mem::offset_of!(Statistics, handshake)
+    );
     assert!(size_of::<Statistics>() == 320 + 3 * (8 + 8 * histogram::BUCKETS));
     assert!(size_of::<brake::Brake>() == 16);
     assert!(size_of::<discovery::Prefix>() == 20);
@@ -484,7 +525,7 @@ mod pod {
     // SAFETY: as above.
     unsafe impl aya::Pod for super::Statistics {}
     // SAFETY: as above.
-    unsafe impl aya::Pod for super::Counters {}
+    unsafe impl aya::Pod for super::FastStatistics {}
     // SAFETY: as above.
     unsafe impl aya::Pod for super::event::EventControl {}
     // SAFETY: as above.
@@ -526,11 +567,16 @@ mod tests {
     }
 
     #[test]
-    fn no_key_of_a_policy_is_zero() {
-        for slot in [UNMATCHED, FIRST_SLOT, SLOTS - 1] {
+    fn every_arm_and_direction_has_a_key_of_its_own() {
+        let mut seen = [false; 1 << (UNKNOWN_SHIFT + 2)];
+        for slot in 0..SLOTS {
             for arm in arm::of(slot) {
                 for direction in direction::ALL {
-                    assert_ne!(statistics_key(arm, direction), 0);
+                    let key = statistics_key(arm, direction);
+                    assert!(!seen[key as usize], "{arm} {direction}");
+                    seen[key as usize] = true;
+                    let is_fast = slot < FAST_SLOTS && direction != direction::UNKNOWN;
+                    assert_eq!(key < FAST_COUNTERS, is_fast, "{arm} {direction}");
                 }
             }
         }

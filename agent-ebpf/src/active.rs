@@ -233,7 +233,7 @@ fn note_unseen_loss(ctx: &SockOpsContext, storage: &mut Storage<'_>) {
         return;
     }
     let retransmits = socket::retransmits(ctx).unwrap_or(0) & 31;
-    let first = match lookup::policy_of_peer(ctx, lookup::Hit::Leave) {
+    let first = match lookup::policy_at_loss(ctx) {
         // In the linear phase, the timer has not doubled (`net.ipv4.tcp_syn_linear_timeouts`, Linux 6.5).
         Some((_, policy))
             if policy.initial_rto_jiffies == timer
@@ -250,7 +250,7 @@ fn note_unseen_loss(ctx: &SockOpsContext, storage: &mut Storage<'_>) {
 /// the connection has no policy, and TCP_SYNCNT goes by the timer alone.
 #[inline(always)]
 fn lost(ctx: &SockOpsContext, storage: &mut Storage<'_>, timer: u32) {
-    let found = lookup::policy_or_unmatched(ctx, lookup::Hit::Leave);
+    let found = lookup::policy_at_loss(ctx);
     let Some((arm, policy)) = found.or_else(lookup::no_policy) else {
         return;
     };

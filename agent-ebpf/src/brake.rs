@@ -2,16 +2,18 @@
 
 use core::{arch::asm, mem::offset_of};
 
+use aya_ebpf::helpers::bpf_jiffies64;
 use rto_agent_common::{
     Policy, SocketState, arm,
     brake::{Brake, key},
-    direction, policy_flags,
+    direction, lease, policy_flags,
 };
 
 use rto_agent_ebpf::counter::Counter;
 
 use crate::{
     socket::{self, read},
+    syn_ack_rto,
     tables::{self, BRAKES, LEASE, Tally},
 };
 
@@ -34,7 +36,7 @@ pub(crate) fn epoch(policy: &Policy, direction: u32) -> u32 {
 /// Whether a connection of an arm with these settings begins with the kernel's own initial RTO; it is counted.
 #[inline(always)]
 pub(crate) fn holds(arm: u32, policy: &Policy, direction: u32) -> bool {
-    if policy.flags & policy_flags::BRAKED == 0 || rto_brake_holds(arm, direction) == 0 {
+    if policy.flags & policy_flags::BRAKED == 0 || holds_now(arm, policy, direction) == 0 {
         return false;
     }
     Tally::of(arm, direction).add(Counter::BRAKED, 1);
@@ -44,14 +46,32 @@ pub(crate) fn holds(arm: u32, policy: &Policy, direction: u32) -> bool {
 /// All bits if a connection of this arm that began now had the initial RTO of its settings, else 0. (A branch less, of
 /// which the verifier would follow both sides.)
 #[inline(always)]
-pub(crate) fn lets_through(arm: u32, direction: u32) -> u32 {
-    rto_brake_holds(arm, direction).wrapping_sub(1)
+pub(crate) fn lets_through(arm: u32, policy: &Policy, direction: u32) -> u32 {
+    holds_now(arm, policy, direction).wrapping_sub(1)
 }
 
 /// Credits a connection that was established after so many retransmissions.
 #[inline(always)]
-pub(crate) fn credit(arm: u32, direction: u32, retransmissions: u32) {
-    rto_brake_credit(arm, direction, retransmissions);
+pub(crate) fn credit(arm: u32, policy: &Policy, direction: u32, retransmissions: u32) {
+    let epoch = epoch(policy, direction);
+    if epoch == 0 {
+        return;
+    }
+    if let Some((place, brake)) = seen(key(arm::slot(arm), direction)) {
+        if brake.budget > 0 {
+            add(place, offset_of!(Brake, budget), -1);
+        }
+        if retransmissions == 0 && brake.fuse > 0 && brake.epoch == epoch && !brake.is_blown(epoch)
+        {
+            add(place, offset_of!(Brake, fuse), -1);
+        }
+    }
+}
+
+/// The same of a connection whose settings are not at hand.
+#[inline(always)]
+pub(crate) fn credit_stored(state: &SocketState, retransmissions: u32) {
+    rto_brake_credit(state.arm, state.direction, retransmissions);
 }
 
 /// Spends so many retransmissions of the budget.
@@ -71,26 +91,14 @@ pub(crate) fn judged_spurious(state: &SocketState, retransmissions: u32) {
     );
 }
 
-// Functions with a symbol: see `tables`.
-
-#[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn rto_brake_holds(arm: u32, direction: u32) -> u32 {
-    let Some(policy) = tables::settings(arm) else {
-        return 0;
-    };
+fn holds_now(arm: u32, policy: &Policy, direction: u32) -> u32 {
     let (epoch, budget) = limits(policy, direction);
     if epoch == 0 {
         return 0;
     }
-    if policy.flags & leased(direction) != 0 {
-        let Some(until_ns) = LEASE.get(0) else {
-            return 1;
-        };
-        // SAFETY: a map value; the verifier checks the access.
-        if socket::now() >= unsafe { read(until_ns) } {
-            return 1;
-        }
+    if policy.flags & leased(direction) != 0 && has_lapsed() {
+        return 1;
     }
     match seen(key(arm::slot(arm), direction)) {
         Some((_, brake)) => brake.holds(epoch, budget).into(),
@@ -98,24 +106,13 @@ extern "C" fn rto_brake_holds(arm: u32, direction: u32) -> u32 {
     }
 }
 
+// Functions with a symbol: see `tables`.
+
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn rto_brake_credit(arm: u32, direction: u32, retransmissions: u32) -> u32 {
-    let Some(policy) = tables::settings(arm) else {
-        return 0;
-    };
-    let epoch = epoch(policy, direction);
-    if epoch == 0 {
-        return 0;
-    }
-    if let Some((place, brake)) = seen(key(arm::slot(arm), direction)) {
-        if brake.budget > 0 {
-            add(place, offset_of!(Brake, budget), -1);
-        }
-        if retransmissions == 0 && brake.fuse > 0 && brake.epoch == epoch && !brake.is_blown(epoch)
-        {
-            add(place, offset_of!(Brake, fuse), -1);
-        }
+    if let Some(policy) = tables::settings(arm) {
+        credit(arm, policy, direction, retransmissions);
     }
     0
 }
@@ -165,6 +162,36 @@ extern "C" fn rto_brake_spurious(
     add(place, offset_of!(Brake, fuse), cost);
     add(place, offset_of!(Brake, spurious), 1);
     0
+}
+
+/// Whether the lease of automatic values has ended.
+#[inline(always)]
+fn has_lapsed() -> bool {
+    let Some(until_ns) = LEASE.get(lease::UNTIL_NS) else {
+        return true;
+    };
+    let (Some(seen_ns), Some(seen_jiffies)) = (
+        LEASE.get_ptr_mut(lease::SEEN_NS),
+        LEASE.get_ptr_mut(lease::SEEN_JIFFIES),
+    ) else {
+        return true;
+    };
+    // SAFETY: map values; the verifier checks the accesses.
+    unsafe {
+        let until_ns = read(until_ns);
+        let jiffies = bpf_jiffies64();
+        if read(seen_ns) == until_ns {
+            return jiffies >= read(seen_jiffies);
+        }
+        let left_ns = until_ns.saturating_sub(socket::now());
+        if left_ns == 0 {
+            return true;
+        }
+        // Where another processor sees the one before the other it goes by an end that was sooner.
+        seen_jiffies.write_volatile(jiffies + syn_ack_rto::jiffies_of(left_ns));
+        seen_ns.write_volatile(until_ns);
+        false
+    }
 }
 
 /// The flag of a policy whose initial RTO in a direction is an automatic one.

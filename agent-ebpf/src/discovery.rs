@@ -1,11 +1,11 @@
 //! Notes peers that no entry covers: [`rto_agent_common::discovery`].
 
-use core::{arch::asm, mem::offset_of};
+use core::mem::offset_of;
 
 use aya_ebpf::{bindings::BPF_NOEXIST, programs::SockOpsContext};
 use rto_agent_common::{
     discovery::{Discovered, Prefix},
-    histogram::{BUCKETS, Histogram, bucket_of},
+    histogram::{BUCKETS, Histogram},
 };
 
 use crate::{
@@ -66,21 +66,8 @@ extern "C" fn rto_discover(
         add(place, offset_of!(Discovered, recovered), 1);
         return 0;
     }
-    let us = srtt_us.into();
-    if us == 0 {
-        return 0;
-    }
-    let mut bucket = bucket_of(us);
-    // A bound that the verifier sees.
-    // SAFETY: arithmetic on one register.
-    unsafe {
-        asm!("{bucket} &= 127", bucket = inout(reg) bucket, options(pure, nomem, nostack));
-    }
-    if bucket < BUCKETS {
-        let times = offset_of!(Discovered, times);
-        add(place, times + offset_of!(Histogram, sum_us), us);
-        let buckets = times + offset_of!(Histogram, buckets);
-        add(place, buckets + bucket * size_of::<u64>(), 1);
+    if srtt_us != 0 {
+        tables::count_time(place, offset_of!(Discovered, times), srtt_us.into(), 1);
     }
     0
 }

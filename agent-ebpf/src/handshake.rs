@@ -103,7 +103,7 @@ pub(crate) fn established_clean(
     tally.add_one(Counter::CONNECTIONS);
     let more = policy.flags & policy_flags::AT_ESTABLISHED;
     if more != 0 {
-        more_at_established(ctx, arm, more, direction);
+        more_at_established(ctx, arm, policy, direction);
     }
     if socket::srtt_us(ctx) > SLOW_HANDSHAKE_US {
         tally.add(Counter::SLOW_HANDSHAKES, 1);
@@ -122,12 +122,13 @@ pub(crate) fn established_clean(
 
 /// What only some policies ask for of each connection that was established without a retransmission.
 #[inline(never)]
-fn more_at_established(ctx: &SockOpsContext, arm: u32, more: u32, direction: u32) -> u32 {
+fn more_at_established(ctx: &SockOpsContext, arm: u32, policy: &Policy, direction: u32) -> u32 {
+    let more = policy.flags;
     if more & policy_flags::BRAKED != 0 {
-        brake::credit(arm, direction, 0);
+        brake::credit(arm, policy, direction, 0);
     }
     if more & policy_flags::TIMED != 0 {
-        Tally::of(arm, direction).time(Times::Handshake, socket::srtt_us(ctx).into(), 1);
+        Tally::of(arm, direction).handshake_one(socket::srtt_us(ctx));
     }
     if more & policy_flags::DISCOVERS != 0 {
         discovery::note(ctx, 0);
@@ -179,7 +180,7 @@ pub(crate) fn established(
     } else {
         srtt_us.into()
     };
-    brake::credit(state.arm, state.direction, retransmissions);
+    brake::credit_stored(state, retransmissions);
     if state.arm == arm::treated(UNMATCHED) && tables::counts(statistics::UNMATCHED) {
         discovery::note(ctx, retransmissions);
     }

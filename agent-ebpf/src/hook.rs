@@ -183,7 +183,7 @@ fn at_loss<'a>(ctx: &SockOpsContext, storage: &'a mut Storage<'_>) -> Option<&'a
         if !tables::counts(statistics::ON) {
             return None;
         }
-        let (arm, policy) = lookup::policy_or_unmatched(ctx, lookup::Hit::Leave)?;
+        let (arm, policy) = lookup::policy_at_loss(ctx)?;
         let direction = direction_of(socket::callbacks(ctx));
         handshake::store(ctx, storage, arm, policy, direction)?;
     }

@@ -29,7 +29,7 @@ pub(crate) fn policy_of_peer(ctx: &SockOpsContext, hit: Hit) -> Option<(u32, &'s
         true => socket::sequence_hash(ctx),
         false => socket::port_hash(ctx),
     };
-    find(peer(ctx), hit, random, |policy| is_control(ctx.ops, policy))
+    find(peer(ctx), hit, random, |policy| is_control(ctx, policy))
 }
 
 /// As [`policy_of_peer`]; where those that no entry covers are counted, they have [`UNMATCHED`], which
@@ -40,6 +40,28 @@ pub(crate) fn policy_or_unmatched(
     hit: Hit,
 ) -> Option<(u32, &'static Policy)> {
     or_unmatched(policy_of_peer(ctx, hit))
+}
+
+/// As [`policy_or_unmatched`], where few connections come by: the verifier follows it once for all.
+#[inline(always)]
+pub(crate) fn policy_at_loss(ctx: &SockOpsContext) -> Option<(u32, &'static Policy)> {
+    let arm = rto_arm_of_peer(ctx.ops);
+    if arm == arm::NONE {
+        return None;
+    }
+    let policy = tables::policy(arm::slot(arm))?;
+    if arm::is_control(arm) {
+        return Some((arm, control_settings(policy)?));
+    }
+    Some((arm, policy))
+}
+
+/// A function with a symbol: see `tables`.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn rto_arm_of_peer(ops: *mut bpf_sock_ops) -> u32 {
+    let ctx = &SockOpsContext::new(ops);
+    policy_or_unmatched(ctx, Hit::Leave).map_or(arm::NONE, |(arm, _)| arm)
 }
 
 /// What was found, or else [`UNMATCHED`] where such are counted.
@@ -93,21 +115,25 @@ fn find(
         tables::count_hit(entry, random);
     }
     if policy.control_below != 0 && is_control(policy) {
-        let measures = policy.flags & policy_flags::MEASURES_ACKS != 0;
-        let settings = if measures { CONTROL_OF_ACKS } else { CONTROL };
-        return Some((arm::control(slot), tables::policy(settings)?));
+        return Some((arm::control(slot), control_settings(policy)?));
     }
     Some((arm::treated(slot), policy))
 }
 
-/// Whether the connection of a sock_ops context is in the control arm of its policy. A function of its own, which most
-/// policies do not need: the address is read again, so that they need not keep it.
-#[inline(never)]
-fn is_control(ops: *mut bpf_sock_ops, policy: &Policy) -> bool {
-    let ctx = &SockOpsContext::new(ops);
-    // The agent's own probe asks for what the policy sets.
-    !socket::is_probe(ctx)
-        && peer(ctx).is_some_and(|peer| arm::draws_control(policy, &peer, socket::ports(ctx)))
+/// The settings of a policy's control arm.
+#[inline(always)]
+fn control_settings(policy: &Policy) -> Option<&'static Policy> {
+    let measures = policy.flags & policy_flags::MEASURES_ACKS != 0;
+    tables::policy(if measures { CONTROL_OF_ACKS } else { CONTROL })
+}
+
+/// Whether the connection of a sock_ops context is in the control arm of its policy. The address is read again, so that
+/// the policies that have none need not keep it.
+#[inline(always)]
+fn is_control(ctx: &SockOpsContext, policy: &Policy) -> bool {
+    peer(ctx).is_some_and(|peer| arm::draws_control(policy, &peer, socket::ports(ctx)))
+        // The agent's own probe asks for what the policy sets.
+        && !socket::is_probe(ctx)
 }
 
 /// The family says where the address is: `remote_ip4` means nothing for a pure IPv6 peer, and

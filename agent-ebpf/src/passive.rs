@@ -85,7 +85,7 @@ fn established_with_storage(ops: *mut bpf_sock_ops, arm: u32, policy: &Policy) -
     handshake::note(ctx, state, arm, policy, direction::PASSIVE);
     let policys_jiffies = syn_ack_rto::jiffies(ctx, policy);
     // Whether a brake held when the request came is not known.
-    let lets_through = brake::lets_through(arm, direction::PASSIVE);
+    let lets_through = brake::lets_through(arm, policy, direction::PASSIVE);
     let initial_rto_jiffies = policys_jiffies & lets_through;
     state.options.epoch &= lets_through;
     handshake::begin(&mut state.handshake, retransmissions, 0);

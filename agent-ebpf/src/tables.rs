@@ -14,14 +14,14 @@ use aya_ebpf::{
     macros::btf_map,
 };
 use rto_agent_common::{
-    CONTROL, Counters, EntryValue, FAST_COUNTERS, HostDefaults, Policy, PolicySlot, Probe,
-    RTO_STEPS, SLOTS, SocketState, Statistics, WalkControl, WalkCounts, arm,
+    CONTROL, Counters, EntryValue, FAST_COUNTERS, FastStatistics, HostDefaults, Policy, PolicySlot,
+    Probe, RTO_STEPS, SLOTS, SocketState, Statistics, WalkControl, WalkCounts, arm,
     brake::{self, Brake},
     direction,
     discovery::{Discovered, Prefix},
     event::{self, Event, EventControl, LOST, RING_BYTES},
     histogram::{BUCKETS, Histogram, bucket_of},
-    lasting, policy_flags, socket_flags, statistics, statistics_key,
+    lasting, lease, policy_flags, socket_flags, statistics, statistics_key,
 };
 use rto_agent_ebpf::counter::{Counter, Step};
 
@@ -48,7 +48,7 @@ static HOST_DEFAULTS: Array<HostDefaults, 1> = Array::new();
 pub(crate) static BRAKES: Array<Brake, { (brake::DIRECTIONS * SLOTS) as usize }> = Array::new();
 
 #[btf_map]
-pub(crate) static LEASE: Array<u64, 1> = Array::new();
+pub(crate) static LEASE: Array<u64, { lease::LEN as usize }> = Array::new();
 
 #[btf_map]
 pub(crate) static DISCOVERED: LruHashMap<Prefix, Discovered, { Discovered::ROOM as usize }> =
@@ -58,7 +58,7 @@ pub(crate) static DISCOVERED: LruHashMap<Prefix, Discovered, { Discovered::ROOM 
 static LASTING: Array<u32, { lasting::LEN as usize }> = Array::new();
 
 #[btf_map]
-static COUNTERS: PerCpuArray<Counters, { FAST_COUNTERS as usize }> = PerCpuArray::new();
+static COUNTERS: PerCpuArray<FastStatistics, { FAST_COUNTERS as usize }> = PerCpuArray::new();
 
 #[btf_map]
 static STATISTICS: PerCpuHashMap<u32, Statistics, STATISTICS_ROOM, NO_PREALLOC> =
@@ -96,7 +96,7 @@ pub(crate) fn policy(slot: u32) -> Option<&'static Policy> {
     Some(&slot.copies[(active & 1) as usize])
 }
 
-/// The settings of an arm.
+/// The settings of an arm, but for whether delays of ACKs are counted in it: a branch less for the verifier.
 #[inline(always)]
 pub(crate) fn settings(arm: u32) -> Option<&'static Policy> {
     let slot = if arm::is_control(arm) {
@@ -274,6 +274,18 @@ impl Tally {
         }
     }
 
+    /// Counts how long a handshake took (0: not known), without a call: as [`Self::add_one`].
+    #[inline(always)]
+    pub(crate) fn handshake_one(self, us: u32) {
+        if self.is_nobody() || us == 0 {
+            return;
+        }
+        match COUNTERS.get_ptr_mut(self.0) {
+            Some(fast) => count_time(fast, offset_of!(FastStatistics, handshake), us.into(), 1),
+            None => self.time(Times::Handshake, us.into(), 1),
+        }
+    }
+
     /// Counts a time (0: none) in a histogram, so many times.
     #[inline(always)]
     pub(crate) fn time(self, times: Times, us: u64, weight: u32) {
@@ -296,13 +308,8 @@ pub(crate) enum Times {
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn rto_count(key: u32, offset: u64, n: u64) -> u32 {
-    let counters = match COUNTERS.get_ptr_mut(key) {
-        Some(counters) => counters,
-        // They lie at its beginning (asserted).
-        None => match STATISTICS.get_ptr_mut(&key) {
-            Some(sheet) => sheet.cast(),
-            None => return 0,
-        },
+    let Some(counters) = fast(key) else {
+        return 0;
     };
     let offset = offset & ALIGNED;
     if offset <= LAST_COUNTER {
@@ -310,6 +317,16 @@ extern "C" fn rto_count(key: u32, offset: u64, n: u64) -> u32 {
         unsafe { add_at(counters, offset as usize, n) };
     }
     0
+}
+
+/// The statistics of a key that each connection may count in.
+#[inline(always)]
+fn fast(key: u32) -> Option<*mut FastStatistics> {
+    match COUNTERS.get_ptr_mut(key) {
+        // They lie at its beginning (asserted).
+        None => STATISTICS.get_ptr_mut(&key).map(<*mut _>::cast),
+        fast => fast,
+    }
 }
 
 /// Where the last counter is, and a mask for the place of any, by which the verifier sees that it is aligned.
@@ -320,37 +337,57 @@ const ALIGNED: u64 = size_of::<Counters>().next_power_of_two() as u64 - size_of:
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn rto_time(key: u32, times: u32, us: u64, weight: u32) -> u32 {
-    let Some(sheet) = STATISTICS.get_ptr_mut(&key) else {
-        return 0;
-    };
     const HANDSHAKE: u32 = Times::Handshake as u32;
     const SRTT: u32 = Times::Srtt as u32;
-    let histogram = match times {
-        HANDSHAKE => offset_of!(Statistics, handshake),
-        SRTT => offset_of!(Statistics, srtt),
-        _ => offset_of!(Statistics, ack_excess),
+    // Once: the verifier would follow it in each branch below.
+    let Some(bucket) = bounded_bucket_of(us) else {
+        return 0;
     };
+    let weight = weight.into();
+    if times == HANDSHAKE {
+        if let Some(fast) = fast(key) {
+            let histogram = offset_of!(FastStatistics, handshake);
+            count_in(fast, histogram, bucket, us, weight);
+        }
+    } else if let Some(sheet) = STATISTICS.get_ptr_mut(&key) {
+        let histogram = match times {
+            SRTT => offset_of!(Statistics, srtt),
+            _ => offset_of!(Statistics, ack_excess),
+        };
+        count_in(sheet, histogram, bucket, us, weight);
+    }
+    0
+}
+
+/// Counts a time in the [`Histogram`] at an offset, so many times.
+#[inline(always)]
+pub(crate) fn count_time<T>(place: *mut T, histogram: usize, us: u64, weight: u64) {
+    if let Some(bucket) = bounded_bucket_of(us) {
+        count_in(place, histogram, bucket, us, weight);
+    }
+}
+
+/// [`bucket_of`] with a bound that the verifier sees: the compiler knows the one below and would leave it out.
+#[inline(always)]
+fn bounded_bucket_of(us: u64) -> Option<usize> {
     let mut bucket = bucket_of(us);
-    // A bound that the verifier sees: the compiler knows the one below and would leave it out.
     // SAFETY: arithmetic on one register.
     unsafe {
         asm!("{bucket} &= 127", bucket = inout(reg) bucket, options(pure, nomem, nostack));
     }
-    if bucket >= BUCKETS {
-        return 0;
-    }
+    (bucket < BUCKETS).then_some(bucket)
+}
+
+/// As [`count_time`], in a bucket that the histogram has.
+#[inline(always)]
+fn count_in<T>(place: *mut T, histogram: usize, bucket: usize, us: u64, weight: u64) {
+    let sum_us = histogram + offset_of!(Histogram, sum_us);
     let buckets = histogram + offset_of!(Histogram, buckets);
-    let weight = u64::from(weight);
     // SAFETY: both within the histogram.
     unsafe {
-        add_at(
-            sheet,
-            histogram + offset_of!(Histogram, sum_us),
-            us * weight,
-        );
-        add_at(sheet, buckets + bucket * size_of::<u64>(), weight);
+        add_at(place, sum_us, us * weight);
+        add_at(place, buckets + bucket * size_of::<u64>(), weight);
     }
-    0
 }
 
 /// # Safety

@@ -7,9 +7,9 @@ use aya::Pod;
 use aya_obj::{Object, generated::bpf_insn};
 use rto_agent::{datapath::OBJECT, kernel::kfuncs};
 use rto_agent_common::{
-    Counters, EntryValue, FAST_COUNTERS, FIRST_SLOT, HostDefaults, PROGRAM, Policy, PolicySlot,
-    SocketState, Statistics, address::Peer, arm, direction, event::EventControl, globals, lasting,
-    maps, statistics, statistics_key,
+    Counters, EntryValue, FAST_COUNTERS, FIRST_SLOT, FastStatistics, HostDefaults, PROGRAM, Policy,
+    PolicySlot, SocketState, Statistics, address::Peer, arm, direction, event::EventControl,
+    globals, lasting, maps, statistics, statistics_key,
 };
 
 use super::interpreter::{self, Helpers, Memory};
@@ -236,9 +236,13 @@ impl Kernel {
             .sum::<anyhow::Result<u32>>()?;
         let counters = |direction| {
             let index = statistics_key(arm::treated(SLOT), direction) as usize;
-            self.value::<Counters>(memory, maps::COUNTERS, index)
+            self.value::<FastStatistics>(memory, maps::COUNTERS, index)
         };
-        let mut samples = 0;
+        let [active, passive] = [counters(direction::ACTIVE)?, counters(direction::PASSIVE)?];
+        let mut samples = [active, passive]
+            .iter()
+            .flat_map(|fast| fast.handshake.buckets)
+            .sum::<u64>();
         for index in 0..2 {
             let sheet: Statistics = self.value(memory, maps::STATISTICS, index)?;
             samples += sheet.handshake.buckets.iter().sum::<u64>();
@@ -248,7 +252,7 @@ impl Kernel {
             reply: word(Context::REPLY)?,
             callbacks: word(Context::CALLBACKS)?,
             hits,
-            counted: [counters(direction::ACTIVE)?, counters(direction::PASSIVE)?],
+            counted: [active.counters, passive.counters],
             samples,
             options: self.options,
             is_stored: self.storage.is_some(),
@@ -359,7 +363,7 @@ fn contents(
             syn_ack_retries: 5,
         }]),
         maps::LASTING => array(&[0_u32; lasting::LEN as usize]),
-        maps::COUNTERS => array(&[Counters::default(); FAST_COUNTERS as usize]),
+        maps::COUNTERS => array(&[FastStatistics::default(); FAST_COUNTERS as usize]),
         maps::STATISTICS => {
             let key = |direction| bytes_of(&statistics_key(arm::treated(SLOT), direction)).to_vec();
             let keys = [direction::ACTIVE, direction::PASSIVE].map(key);

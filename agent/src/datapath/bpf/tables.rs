@@ -14,13 +14,13 @@ use aya::maps::{
     Array, HashMap, MapData, MapError, PerCpuArray, PerCpuHashMap, PerCpuValues, RingBuf, SkStorage,
 };
 use rto_agent_common::{
-    Counters, FAST_COUNTERS, FIRST_SLOT, HostDefaults, Policy, PolicySlot, SLOTS, SocketState,
-    Statistics,
+    FAST_COUNTERS, FIRST_SLOT, FastStatistics, HostDefaults, Policy, PolicySlot, SLOTS,
+    SocketState, Statistics,
     brake::{self, Brake},
     direction,
     discovery::{Discovered, Prefix},
     event::EventControl,
-    lasting, maps, statistics_key,
+    lasting, lease, maps, statistics_key,
 };
 
 use super::{
@@ -41,7 +41,7 @@ pub(super) struct Tables {
     lasting: Array<MapData, u32>,
     brakes: Array<MapData, Brake>,
     lease: Array<MapData, u64>,
-    counters: PerCpuArray<MapData, Counters>,
+    counters: PerCpuArray<MapData, FastStatistics>,
     statistics: PerCpuHashMap<MapData, u32, Statistics>,
     /// How often memory for them may be waited for.
     retry_budget: u32,
@@ -183,7 +183,7 @@ impl Tables {
     /// Keeps automatic values in force until then.
     pub(super) fn renew_lease(&mut self, until_ns: u64) -> Result<(), DatapathError> {
         self.lease
-            .set(0, &until_ns, 0)
+            .set(lease::UNTIL_NS, &until_ns, 0)
             .map_err(|e| map_error(maps::LEASE, e))
     }
 
@@ -236,7 +236,7 @@ impl Tables {
         if key >= FAST_COUNTERS {
             return Ok(());
         }
-        PerCpuValues::try_from(vec![Counters::default(); self.cpus])
+        PerCpuValues::try_from(vec![FastStatistics::default(); self.cpus])
             .map_err(MapError::from)
             .and_then(|zero| self.counters.set(key, zero, 0))
             .map_err(|e| map_error(maps::COUNTERS, e))
@@ -277,7 +277,7 @@ pub(super) struct ReadTables {
     pub(super) tries: Arc<Tries>,
     policies: Array<MapData, PolicySlot>,
     statistics: PerCpuHashMap<MapData, u32, Statistics>,
-    counters: PerCpuArray<MapData, Counters>,
+    counters: PerCpuArray<MapData, FastStatistics>,
     host_defaults: Array<MapData, HostDefaults>,
     brakes: Array<MapData, Brake>,
     discovered: HashMap<MapData, Prefix, Discovered>,
@@ -362,10 +362,7 @@ impl ReadTables {
             if key < FAST_COUNTERS {
                 let values = self.counters.get(&key, 0);
                 let values = values.map_err(|e| map_error(maps::COUNTERS, e))?;
-                let counted = values.iter().map(|counters| Statistics {
-                    counters: *counters,
-                    ..Statistics::default()
-                });
+                let counted = values.iter().map(|fast| Statistics::from(*fast));
                 *sum = counted.fold(*sum, |sum, one| sum.plus(&one));
             }
         }
