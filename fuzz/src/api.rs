@@ -232,6 +232,7 @@ fn config() -> EngineConfig {
     EngineConfig {
         config_path: "/config.toml".into(),
         config: Config::default(),
+        refused: None,
         fingerprint: 0,
         cgroup: "/".into(),
         host: HOST,

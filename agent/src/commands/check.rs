@@ -52,9 +52,11 @@ pub(super) fn run(args: &Check) -> anyhow::Result<ExitCode> {
             false => Err(ConfigErrors(errors)),
         }
     });
-    match loaded {
-        Ok(config) => {
-            let answer = good(&config, host).map_err(anyhow::Error::msg)?;
+    let checked = loaded.and_then(|config| {
+        good(&config, host).map_err(|e| ConfigErrors(vec![ConfigError::whole(path, e)]))
+    });
+    match checked {
+        Ok(answer) => {
             print(args.output.json, &answer, || {
                 coloured(text(&answer), args.color)
             })?;

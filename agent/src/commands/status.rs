@@ -51,6 +51,11 @@ fn text(status: &StatusAnswer, columns: Option<usize>) -> String {
     let reload = &status.last_reload;
     let ago = since(reload.at_s);
     let outcome = if reload.ok { "good" } else { "REFUSED" };
+    let kept = reload.kept_at_s.map(|at_s| {
+        let ago = since(at_s);
+        format!("; in force is the last good one, kept on disk {ago} ago")
+    });
+    let kept = kept.unwrap_or_default();
     let host = &status.host;
     let lines = [
         (
@@ -95,7 +100,7 @@ fn text(status: &StatusAnswer, columns: Option<usize>) -> String {
         (
             "configuration",
             format!(
-                "{}, {outcome}, {ago} ago ({})",
+                "{}, {outcome}, {ago} ago ({}){kept}",
                 printable::path(&status.config),
                 reload.cause
             ),

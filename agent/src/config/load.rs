@@ -64,11 +64,14 @@ impl Loader {
     }
 
     /// The first file is the main one.
-    pub(super) fn add_all(&mut self, files: Vec<(PathBuf, io::Result<String>)>) {
+    pub(super) fn add_all<'f>(
+        &mut self,
+        files: impl Iterator<Item = (&'f Path, Result<Arc<String>, &'f io::Error>)>,
+    ) {
         let mut sources = Vec::new();
-        for (i, (path, text)) in files.into_iter().enumerate() {
+        for (i, (path, text)) in files.enumerate() {
             match text {
-                Ok(text) => sources.push(Source::new(&path, text)),
+                Ok(text) => sources.push(Source::new(path, text)),
                 Err(e) => {
                     let fix = match e.kind() {
                         io::ErrorKind::NotFound if i == 0 => {
@@ -82,10 +85,10 @@ impl Loader {
                         _ => "",
                     };
                     self.errors
-                        .push(ConfigError::whole(&path, format!("{e}{fix}")));
+                        .push(ConfigError::whole(path, format!("{e}{fix}")));
                 }
             }
-            self.files.push(path);
+            self.files.push(path.to_owned());
         }
         for (source, parsed, errors) in parse_all(sources) {
             self.add(source, parsed, errors);

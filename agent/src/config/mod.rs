@@ -70,35 +70,34 @@ impl Config {
     /// Reads and checks everything, for a host.
     pub fn load(path: &Path, host: &HostFacts) -> Result<Self, ConfigErrors> {
         match FilesReader::default().read(path) {
-            Ok(files) => Self::of(files, host),
+            Ok(files) => Self::of(&files, host),
             Err(e) => Err(e.into()),
         }
     }
 
     /// Checks everything that was read, for a host.
-    pub fn of(files: Files, host: &HostFacts) -> Result<Self, ConfigErrors> {
+    pub fn of(files: &Files, host: &HostFacts) -> Result<Self, ConfigErrors> {
         let mut loader = Loader::default();
-        loader.add_all(files.files);
-        loader.refuse(files.dir_error);
+        loader.add_all(files.iter());
+        loader.refuse(files.dir_error.clone());
         let mut config = loader.finish(host)?;
         config.warnings.extend_from_slice(&files.exposed);
-        config.exposed = files.exposed;
+        config.exposed.clone_from(&files.exposed);
         Ok(config)
     }
 
     /// Checks one file's text, for a host. Nothing is read: `path` is only named.
     pub fn from_text(path: &Path, text: String, host: &HostFacts) -> Result<Self, ConfigErrors> {
         let mut loader = Loader::default();
-        loader.add_all(vec![(path.to_owned(), Ok(text))]);
+        loader.add_all(std::iter::once((path, Ok(Arc::new(text)))));
         loader.finish(host)
     }
 
     /// Only `[agent]`, for commands that need no more: errors elsewhere do not concern them.
     pub fn load_agent(path: &Path) -> Result<AgentConfig, ConfigErrors> {
-        let mut files = FilesReader::default().read(path)?;
-        files.files.truncate(1);
+        let files = FilesReader::default().read(path)?;
         let mut loader = Loader::default();
-        loader.add_all(files.files);
+        loader.add_all(files.iter().take(1));
         loader.agent()
     }
 
@@ -111,7 +110,7 @@ impl Config {
 /// The configuration's files as they were at one time.
 pub struct Files {
     /// The main one is the first.
-    files: Vec<(PathBuf, io::Result<String>)>,
+    files: Vec<(PathBuf, io::Result<Arc<String>>)>,
     dir_error: Option<ConfigError>,
     /// Who else may change them.
     exposed: Vec<String>,
@@ -139,7 +138,7 @@ impl Files {
         let files: Vec<_> = all
             .map(|path| {
                 telling(&path);
-                let text = source::read(&path);
+                let text = source::read(&path).map(Arc::new);
                 (path, text)
             })
             .collect();
@@ -152,9 +151,46 @@ impl Files {
         }
     }
 
+    /// Files that were read at another time.
+    #[must_use]
+    pub fn of_texts(texts: Vec<(PathBuf, String)>) -> Self {
+        let files = texts.into_iter();
+        Self {
+            files: files
+                .map(|(path, text)| (path, Ok(Arc::new(text))))
+                .collect(),
+            dir_error: None,
+            exposed: Vec::new(),
+            fingerprint: OnceLock::new(),
+        }
+    }
+
+    /// What could be read.
+    pub fn texts(&self) -> impl Iterator<Item = (&Path, &str)> {
+        let files = self.files.iter();
+        files.filter_map(|(path, text)| Some((path.as_path(), text.as_ref().ok()?.as_str())))
+    }
+
+    fn iter(&self) -> impl Iterator<Item = (&Path, Result<Arc<String>, &io::Error>)> {
+        let files = self.files.iter();
+        files.map(|(path, text)| (path.as_path(), text.as_ref().map(Arc::clone)))
+    }
+
+    /// `persistent_dir` as far as it can be read, also of files that are refused.
+    #[must_use]
+    pub fn persistent_dir(&self) -> PathBuf {
+        let main = self.iter().next();
+        let agent = main.and_then(|(path, text)| {
+            let source = source::Source::new(path, text.ok()?);
+            Some(parse::agent(&source))
+        });
+        agent.unwrap_or_default().persistent_dir
+    }
+
     /// The same with another text of one of them.
     #[must_use]
     pub fn with(mut self, path: &Path, text: String) -> Self {
+        let text = Arc::new(text);
         match self.files.iter_mut().find(|(other, _)| other == path) {
             Some((_, former)) => *former = Ok(text),
             None => {

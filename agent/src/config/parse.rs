@@ -58,22 +58,41 @@ const TOP_KEYS: [&str; 2] = ["agent", "policy"];
 type Value<'a> = Spanned<DeValue<'a>>;
 
 pub(super) fn parse(source: &Source) -> (Parsed, Vec<ConfigError>) {
+    walked(source, |mut walk, table, syntax| {
+        if !syntax.is_empty() {
+            for e in syntax.iter().take(MOST_ERRORS) {
+                walk.error(e.span().unwrap_or(0..0), e.message());
+            }
+            return (Parsed::default(), walk.errors);
+        }
+        let parsed = walk.top(table);
+        (parsed, walk.errors)
+    })
+}
+
+/// `[agent]` of a text that may be damaged: what of it cannot be read is as if it were not there.
+pub(super) fn agent(source: &Source) -> AgentConfig {
+    walked(source, |mut walk, table, _| {
+        let agent = table.get("agent");
+        let agent = agent.and_then(|value| value.get_ref().as_table());
+        agent.map(|table| walk.agent(table)).unwrap_or_default()
+    })
+}
+
+/// What is made of the text's table, and of its errors of syntax.
+fn walked<T>(
+    source: &Source,
+    make: impl FnOnce(Walk<'_>, &DeTable<'_>, &[toml::de::Error]) -> T,
+) -> T {
     let lists = Lists::extract(&source.text);
     let rest = lists.rest.clone();
     let (table, syntax) = DeTable::parse_recoverable(&rest);
-    let mut walk = Walk {
+    let walk = Walk {
         source,
         lists,
         errors: Vec::new(),
     };
-    if !syntax.is_empty() {
-        for e in syntax.iter().take(MOST_ERRORS) {
-            walk.error(e.span().unwrap_or(0..0), e.message());
-        }
-        return (Parsed::default(), walk.errors);
-    }
-    let parsed = walk.top(table.get_ref());
-    (parsed, walk.errors)
+    make(walk, table.get_ref(), &syntax)
 }
 
 struct Walk<'a> {

@@ -80,7 +80,8 @@ const AGENT: &[Key] = &[
         name: "persistent_dir",
         values: "absolute path",
         default: "\"/var/lib/rto-agent\"",
-        meaning: "What was [learnt](#values-that-are-learnt), and [experiments](experiments.md), over a reboot",
+        meaning: "What was [learnt](#values-that-are-learnt), [experiments](experiments.md) and the [last good \
+                  configuration](runbook.md#rtoagentreloadfailed), over a reboot",
         accepted: &["\"/var/lib/other\""],
         refused: &["\"lib\""],
     },

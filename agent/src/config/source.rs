@@ -32,7 +32,7 @@ pub(super) fn read(path: &Path) -> io::Result<String> {
 /// A file's text with a table of its lines.
 pub(super) struct Source {
     pub(super) path: Arc<Path>,
-    pub(super) text: String,
+    pub(super) text: Arc<String>,
     /// Byte offset at which each line begins, once that was asked.
     lines: OnceLock<Vec<usize>>,
 }
@@ -69,10 +69,10 @@ struct Excerpt {
 pub struct ConfigErrors(pub Vec<ConfigError>);
 
 impl Source {
-    pub(super) fn new(path: &Path, text: String) -> Self {
+    pub(super) fn new(path: &Path, text: impl Into<Arc<String>>) -> Self {
         Self {
             path: path.into(),
-            text,
+            text: text.into(),
             lines: OnceLock::new(),
         }
     }

@@ -15,11 +15,11 @@ use crate::{
         peer, server,
         socket::{RebindingListener, Socket},
     },
-    config::{CgroupSetting, Config, ConfigErrors, FilesReader, MetricsSetting, OnExit},
+    config::{CgroupSetting, MetricsSetting, OnExit},
     datapath::{handover, make_pin_dir, probe},
     engine::{
-        self, Engine, EngineConfig, EngineError, Handle, Message, STOP_LIMIT,
-        memory::{self, Need},
+        self, Engine, EngineConfig, EngineError, Handle, LastGood, Message, STOP_LIMIT,
+        StartConfig, memory,
         systemd::{self, WatchdogKeepalive},
     },
     kernel::{self, facts::host_facts, privileges},
@@ -56,16 +56,20 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
     privileges::keep_for_start().context("capabilities cannot be given up")?;
     let features = probe::features();
     let host = host_facts(&features)?;
-    let files = FilesReader::default().read(config_path);
-    let files = files.map_err(ConfigErrors::from)?;
-    memory::check(&Need::of_files(files.cidrs()))?;
+    let StartConfig {
+        config,
+        files,
+        refused,
+    } = StartConfig::read(config_path, &host)?;
     let fingerprint = files.fingerprint();
-    let config = Config::of(files, &host)?;
     let agent = &config.agent;
     let cgroup = resolve_cgroup(cgroup, &agent.cgroup)?;
     let lock = InstanceLock::of_state(&agent.state_dir)?;
     let _removed_if_empty = NewPinDir::make(&agent.pin_dir);
     let mut lock = lock.and_pins(&agent.pin_dir)?;
+    let mut last_good = LastGood::open(&agent.persistent_dir, config_path);
+    last_good.stage(&files);
+    drop(files);
     let pin_dir = agent.pin_dir.clone();
     let group = peer::group_id(&agent.group)?;
     for warning in &config.warnings {
@@ -89,6 +93,7 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
         host,
         config,
         fingerprint,
+        refused,
         features,
         tells_process: probe::tells_process(),
     };
@@ -101,7 +106,7 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
         .spawn(move || {
             // Dropped when the engine ends, however it does.
             let _ended = ended;
-            Engine::start(engine_config, channels)?.run()
+            Engine::start(engine_config, last_good, channels)?.run()
         })
         .context("cannot start the engine's thread")?;
     let has_ended = runtime.block_on(async {

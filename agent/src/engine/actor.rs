@@ -9,16 +9,16 @@ use tokio::sync::{broadcast, watch};
 use tracing::{error, info, warn};
 
 use super::{
-    Channels, EngineConfig, EngineError, Message, Open, Reply, STOP_LIMIT, Snapshot,
+    Channels, EngineConfig, EngineError, LastGood, Message, Open, Reply, STOP_LIMIT, Snapshot,
     adjusting::Deciding,
     audit::{Cause, Source},
     desired::{Desired, LoadedConfig},
     detach::Restoring,
     experiments::RunningExperiments,
-    jobs::{Done, comparing::Comparing, events::Events, probing::Probing, walk, walk::Walks},
+    jobs::{Done, comparing::Comparing, events::Events, probing::Probing, walk::Walks},
     memory::{self, Need},
     reconcile::{Persist, Reconciler},
-    reload::reload_view,
+    reload::start_view,
     runtime::boottime_ms,
     snapshot::{About, Health, Shared},
     store::{self, RuntimeStore},
@@ -26,17 +26,17 @@ use super::{
 };
 use crate::{
     config::{AgentConfig, Config, FilesReader, OnExit, atomic_file::AtomicFile},
-    datapath::{BpfKernel, Found, Options, StatisticsOptions, walk::Mode},
+    datapath::{BpfKernel, Found, Options, StatisticsOptions},
     kernel::{
         facts::host_facts,
-        features::{Feature, Presence, can_set},
+        features::{Feature, Presence},
     },
     policy::PolicyName,
     problem::Problem,
     progress::{self, Progress},
     wire::{
         events::StreamItem,
-        types::{ApplyRequest, Caller, ReloadView, WalkView, now_s},
+        types::{Caller, ReloadView, now_s},
     },
 };
 
@@ -54,6 +54,7 @@ pub struct Engine {
     /// When entries past their time are looked at again; absent unless the kernel would not have them out.
     expiry_after: Option<Instant>,
     pub(super) files: FilesReader,
+    pub(super) last_good: LastGood,
     /// Fingerprint of the files last read, good or bad; absent when they could not be read.
     pub(super) fingerprint: Option<u64>,
     pub(super) last_reload: ReloadView,
@@ -83,10 +84,15 @@ impl Engine {
     /// # Errors
     ///
     /// If the program cannot be put in force; what an earlier run left in force stays.
-    pub fn start(config: EngineConfig, channels: Channels) -> anyhow::Result<Self> {
+    pub fn start(
+        config: EngineConfig,
+        last_good: LastGood,
+        channels: Channels,
+    ) -> anyhow::Result<Self> {
         Self::start_with(
             Arc::new(|options| Ok(Box::new(BpfKernel::open(options)?))),
             config,
+            last_good,
             channels,
         )
     }
@@ -95,6 +101,7 @@ impl Engine {
     pub(super) fn start_with(
         open: Open,
         config: EngineConfig,
+        mut last_good: LastGood,
         channels: Channels,
     ) -> anyhow::Result<Self> {
         channels.progress.count_this_thread();
@@ -133,6 +140,7 @@ impl Engine {
         let opening = (open, starting.shared.clone());
         let (reconciler, change) = Reconciler::start(opening, options, desired, store)?;
         log_start(&reconciler);
+        last_good.commit();
         let cause = Cause::from(Source::Start);
         cause.audit(&change);
         if let Some(warning) = &lost {
@@ -140,10 +148,14 @@ impl Engine {
         }
         let mut engine = Self {
             files: FilesReader::default(),
-            fingerprint: Some(config.fingerprint),
+            fingerprint: match &config.refused {
+                Some(refused) => refused.fingerprint,
+                None => Some(config.fingerprint),
+            },
+            last_good,
             reconciler,
             expiry_after: None,
-            last_reload: reload_view(&cause, Ok(&config.config)),
+            last_reload: start_view(&config, &cause),
             warnings: lost.into_iter().collect(),
             detached_by: None,
             host_problem: Problem::default(),
@@ -327,6 +339,7 @@ impl Engine {
         self.events.policies_changed(reader.as_deref());
         let mut warnings = self.warnings.clone();
         warnings.extend(self.reconciler.store_problem());
+        warnings.extend(self.last_good.problem().cloned());
         warnings.extend(self.deciding.experiments.problem().cloned());
         warnings.extend(self.deciding.problems());
         let attachment = match &reader {
@@ -454,72 +467,6 @@ impl Engine {
             format!("the host's TCP settings changed, and the policies could not follow: {e}")
         });
         self.host_problem.becomes(problem, |text| error!("{text}"));
-    }
-
-    /// Whether sockets that are open already get the options of a policy that comes to cover them.
-    pub(super) fn applies_to_open(&self) -> bool {
-        self.reconciler.resolved().config().agent.apply_to_open
-    }
-
-    /// Walks over the open sockets, if the configuration says so.
-    pub(super) fn apply_to_open(&mut self, cause: &Cause) {
-        if !self.applies_to_open() || self.detached_by.is_some() {
-            return;
-        }
-        if self.walks.is_running() {
-            self.walks.ask_again(cause);
-        } else if let Err(e) = self.begin_walk(Mode::ApplyToNew, cause) {
-            warn!("open sockets were left alone: {e}");
-            self.walks.refused(&cause.to_string(), e.to_string());
-        }
-    }
-
-    fn apply(&mut self, request: &ApplyRequest, by: Caller) -> Result<WalkView, EngineError> {
-        if self.walks.is_running() {
-            return Err(EngineError::Refused(
-                "a walk over the open sockets runs already; see rto-agent status".to_owned(),
-            ));
-        }
-        let mode = if request.new_only {
-            Mode::ApplyToNew
-        } else {
-            Mode::Apply
-        };
-        self.begin_walk(mode, &Cause::asked(by))
-    }
-
-    fn begin_walk(&mut self, mode: Mode, cause: &Cause) -> Result<WalkView, EngineError> {
-        self.check_not_restoring()?;
-        let kernel = self.reconciler.kernel();
-        let Some(kernel) = kernel.filter(|_| self.detached_by.is_none()) else {
-            return Err(EngineError::Refused(
-                "nothing is in force; rto-agent reload attaches again".to_owned(),
-            ));
-        };
-        self.check_can_walk()?;
-        let walker = kernel.walker(mode)?;
-        let has_hook = can_set(&self.config.features, "rto-hook-on-open-sockets") != Some(false);
-        let mut policies = self.reconciler.resolved().set.policies.values();
-        let sets_rto_min = policies.any(|policy| policy.settings.rto_min.is_some());
-        let notes = walk::notes(sets_rto_min, has_hook);
-        cause.audit_other(match mode {
-            Mode::Apply => "apply to open sockets",
-            Mode::ApplyToNew => "apply to new open sockets",
-            Mode::Restore => "give back to open sockets",
-        });
-        let cause = cause.to_string();
-        Ok(self.walks.begin(vec![walker], &cause, notes))
-    }
-
-    pub(super) fn check_can_walk(&self) -> Result<(), EngineError> {
-        if can_set(&self.config.features, "iter-tcp") == Some(false) {
-            return Err(EngineError::Refused(
-                "this kernel does not let a program walk over open sockets (Linux 5.15 and later; \
-                 see iter-tcp in rto-agent doctor); nothing was changed"
-                    .to_owned(),
-            ));
-        }
-        Ok(())
     }
 
     fn consider_probe(&mut self) {

@@ -142,7 +142,9 @@ impl Engine {
                 kept
             }
             Err(e) => {
-                warn!("the service manager was not given what is in force: {e}");
+                warn!(
+                    "the service manager does not have what is in force, and until the next start nothing is: {e}"
+                );
                 false
             }
         }

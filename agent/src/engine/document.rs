@@ -147,12 +147,22 @@ impl Document {
     ///
     /// As above.
     pub(super) fn write<T: Serialize>(&self, content: &T) -> io::Result<()> {
-        let write = || {
+        let draft = self.stage(content)?;
+        self.commit(draft)
+    }
+
+    /// Writes it beside its place.
+    ///
+    /// # Errors
+    ///
+    /// As above.
+    pub(super) fn stage<T: Serialize>(&self, content: &T) -> io::Result<AtomicFile> {
+        let stage = || {
             if self.is_taken {
                 return Err(self.taken());
             }
             path_security::make_private(&self.dir)?;
-            let draft = AtomicFile::write_with(&self.path(), 0o600, |to| {
+            AtomicFile::write_with(&self.path(), 0o600, |to| {
                 let mut to = BufWriter::with_capacity(PIECE, Stepwise(to));
                 let versioned = Versioned {
                     format: self.format,
@@ -161,10 +171,18 @@ impl Document {
                 };
                 serde_json::to_writer(&mut to, &versioned)?;
                 to.flush()
-            })?;
-            draft.commit()
+            })
         };
-        write().map_err(|e| self.named(&e))
+        stage().map_err(|e| self.named(&e))
+    }
+
+    /// Puts what was staged in its place.
+    ///
+    /// # Errors
+    ///
+    /// As above.
+    pub(super) fn commit(&self, draft: AtomicFile) -> io::Result<()> {
+        draft.commit().map_err(|e| self.named(&e))
     }
 
     /// Whether it is another daemon's, which is left alone.

@@ -15,6 +15,7 @@ use crate::{
 
 mod actor;
 mod adjusting;
+mod applying;
 mod audit;
 mod changing;
 pub mod desired;
@@ -25,6 +26,7 @@ mod error;
 mod experiments;
 mod handle;
 mod jobs;
+mod last_good;
 pub mod memory;
 mod reconcile;
 mod reload;
@@ -44,6 +46,7 @@ pub use handle::{Channels, Handle, Message, Reply, channels};
 #[cfg(test)]
 pub(crate) use jobs::events::WATCHERS;
 pub use jobs::{Done, walk};
+pub use last_good::{LastGood, Refused, StartConfig};
 pub use reconcile::Open;
 pub use snapshot::{Readiness, Snapshot};
 
@@ -60,6 +63,8 @@ pub struct EngineConfig {
     pub config: Config,
     /// [`crate::config::Files::fingerprint`] of what was read.
     pub fingerprint: u64,
+    /// Why this is the last good configuration, and not that of the files as they are.
+    pub refused: Option<Refused>,
     /// The cgroup2 directory to attach to.
     pub cgroup: PathBuf,
     /// The host.
@@ -84,6 +89,10 @@ pub fn state_files(agent: &AgentConfig) -> Vec<(PathBuf, &'static str)> {
             lasting.join(experiments::FILE),
             "experiments are forgotten, and their policies in force as configured",
         ),
+        (
+            lasting.join(last_good::FILE),
+            "a start with a bad configuration has no last good one to go on with",
+        ),
     ]
 }
 
@@ -95,6 +104,7 @@ impl EngineConfig {
             config_path: "/config.toml".into(),
             config: Config::default(),
             fingerprint: 0,
+            refused: None,
             cgroup: "/nowhere".into(),
             host: crate::policy::compile::tests::HOST,
             kernel: "6.12".to_owned(),

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Instant};
 use tracing::{debug, error, warn};
 
 use super::{
-    Engine, EngineError,
+    Engine, EngineConfig, EngineError,
     audit::{Cause, Source},
     desired::LoadedConfig,
     memory::{self, Need},
@@ -82,7 +82,7 @@ impl Engine {
     }
 
     /// What the files say, for the host as it is; read anew only if they are others than those in force.
-    pub(super) fn load(&self, files: Files) -> Result<Arc<LoadedConfig>, EngineError> {
+    pub(super) fn load(&self, files: &Files) -> Result<Arc<LoadedConfig>, EngineError> {
         let desired = self.reconciler.desired();
         let (fingerprint, host) = (files.fingerprint(), desired.host);
         progress::step();
@@ -102,8 +102,7 @@ impl Engine {
         self.systemd.reloading();
         self.fingerprint = Some(files.fingerprint());
         let differences = self.verify().differences;
-        let loaded = self.load(files);
-        let taken = loaded.and_then(|files| self.take_over(files, &Persist::Later, cause));
+        let taken = self.load_and_take_over(files, &Persist::Later, cause);
         let mut result = taken.map_err(|error| self.not_reloaded(error, cause));
         for note in result.iter().flat_map(|answer| &answer.notes) {
             warn!(%cause, "{note}");
@@ -120,8 +119,27 @@ impl Engine {
         result
     }
 
+    /// Puts these files in force, and keeps them as the last good ones.
+    pub(super) fn load_and_take_over(
+        &mut self,
+        files: Files,
+        persist: &Persist,
+        cause: &Cause,
+    ) -> Result<ChangeAnswer, EngineError> {
+        let loaded = self.load(&files)?;
+        self.last_good.stage(&files);
+        // Their texts are as large as what they say.
+        drop(files);
+        let taken = self.take_over(loaded, persist, cause);
+        match &taken {
+            Ok(_) => self.last_good.commit(),
+            Err(_) => self.last_good.discard(),
+        }
+        taken
+    }
+
     /// Puts other files in force.
-    pub(super) fn take_over(
+    fn take_over(
         &mut self,
         files: Arc<LoadedConfig>,
         persist: &Persist,
@@ -164,7 +182,10 @@ impl Engine {
     /// Remembers that the files were not taken over, and says what is in force instead.
     fn not_reloaded(&mut self, error: EngineError, cause: &Cause) -> EngineError {
         const KEPT: &str = "the last good configuration stays in force";
-        self.last_reload = reload_view(cause, Err(&error.to_string()));
+        self.last_reload = ReloadView {
+            kept_at_s: self.last_reload.kept_at_s,
+            ..reload_view(cause, Err(&error.to_string()))
+        };
         if error.is_interrupted() {
             return error;
         }
@@ -181,7 +202,18 @@ impl Engine {
     }
 }
 
-pub(super) fn reload_view(cause: &Cause, result: Result<&Config, &str>) -> ReloadView {
+/// How the reading of the files went that the start goes by.
+pub(super) fn start_view(config: &EngineConfig, cause: &Cause) -> ReloadView {
+    match &config.refused {
+        None => reload_view(cause, Ok(&config.config)),
+        Some(refused) => ReloadView {
+            kept_at_s: Some(refused.kept_at_s),
+            ..reload_view(cause, Err(&refused.errors))
+        },
+    }
+}
+
+fn reload_view(cause: &Cause, result: Result<&Config, &str>) -> ReloadView {
     ReloadView {
         at_s: now_s(),
         cause: cause.to_string(),
@@ -193,6 +225,7 @@ pub(super) fn reload_view(cause: &Cause, result: Result<&Config, &str>) -> Reloa
         warnings: result
             .map(|config| config.warnings.clone())
             .unwrap_or_default(),
+        kept_at_s: None,
     }
 }
 

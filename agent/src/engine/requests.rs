@@ -170,7 +170,7 @@ impl Engine {
         let mut files = self.read_files()?;
         if files.fingerprint() != self.reconciler.desired().files.fingerprint {
             // An edit of files that are refused as they are would be lost in their errors.
-            if let Err(e) = self.load(files) {
+            if let Err(e) = self.load(&files) {
                 return refused(&format!(
                     "nothing was saved: the files are refused as they are\n{e}"
                 ));
@@ -181,9 +181,8 @@ impl Engine {
         let files = files.with(edit.path(), edit.text().to_owned());
         let fingerprint = files.fingerprint();
         self.systemd.reloading();
-        let loaded = self.load(files);
         let (persist, cause) = (Persist::File(edit), Cause::done(what, by));
-        let taken = loaded.and_then(|files| self.take_over(files, &persist, &cause));
+        let taken = self.load_and_take_over(files, &persist, &cause);
         self.systemd.reloaded();
         let mut answer = taken?;
         self.fingerprint = Some(fingerprint);

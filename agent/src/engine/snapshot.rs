@@ -151,6 +151,7 @@ impl Snapshot {
                     ok: true,
                     errors: Vec::new(),
                     warnings: Vec::new(),
+                    kept_at_s: None,
                 },
                 detached_by: None,
                 found: Found::Nothing,

@@ -99,10 +99,10 @@ impl Snapshot {
         }
         if !health.last_reload.ok {
             // Where the kernel could not go back it says so itself.
-            let in_force = if health.in_sync {
-                "; the last good configuration is in force"
-            } else {
-                ""
+            let in_force = match health.last_reload.kept_at_s {
+                _ if !health.in_sync => "",
+                None => "; the last good configuration is in force",
+                Some(_) => "; the last good configuration, kept on disk, is in force",
             };
             let cause = &health.last_reload.cause;
             problems.push(format!("the files were not taken over ({cause}){in_force}"));

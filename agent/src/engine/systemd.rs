@@ -52,22 +52,27 @@ impl Systemd {
     }
 }
 
-/// Whether the service manager keeps so many descriptors over a restart: it says how many by FDSTORE (systemd 254), which
-/// the unit sets for earlier ones.
-fn keeps(count: usize) -> bool {
-    let limit = std::env::var("FDSTORE").ok();
-    let limit = limit.and_then(|text| text.parse::<usize>().ok());
-    count > 0
-        && limit.is_some_and(|limit| limit >= count)
-        && std::env::var_os("NOTIFY_SOCKET").is_some()
+/// Whether the service manager says that it keeps descriptors over a restart: by FDSTORE (systemd 254), which the unit
+/// sets for earlier ones, and then whatever a drop-in says.
+fn says_it_keeps() -> bool {
+    let is_set = |name: &&str| std::env::var_os(name).is_some();
+    ["FDSTORE", "NOTIFY_SOCKET"].iter().all(is_set)
 }
 
 /// How long the service manager may take to read what was sent.
 const BARRIER_LIMIT_MS: u16 = 1000;
+/// How much longer it may take to close what it does not keep: some versions do that on another thread.
+const CLOSE_LIMIT_MS: u8 = 100;
+/// The name of a pipe by which it is seen whether it keeps what it is sent.
+const PROBE: &str = "probe";
 
 /// Has the service manager keep these for the next start, and waits until it has them. Whether it keeps any.
+///
+/// # Errors
+///
+/// If it says so and does not, or not so many: it answers nothing to what it refuses.
 pub(super) fn hand_over(objects: &[Handed]) -> io::Result<bool> {
-    if !keeps(objects.len()) {
+    if objects.is_empty() || !says_it_keeps() {
         return Ok(false);
     }
     for object in objects {
@@ -79,15 +84,47 @@ pub(super) fn hand_over(objects: &[Handed]) -> io::Result<bool> {
         ];
         sd_notify::notify_with_fds(&state, &[object.fd.as_fd()])?;
     }
+    // The last one: where it is kept, all before it are.
+    let probe = send_pipe(&[NotifyState::FdStore, NotifyState::FdName(PROBE)])?;
     // sd_notify_barrier(3): its end is closed once all before it was read.
-    let (ours, theirs) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
-    sd_notify::notify_with_fds(&[NotifyState::Custom("BARRIER=1")], &[theirs.as_fd()])?;
-    drop(theirs);
-    let mut closed = [PollFd::new(ours.as_fd(), PollFlags::empty())];
-    if nix::poll::poll(&mut closed, PollTimeout::from(BARRIER_LIMIT_MS))? == 0 {
-        return Err(io::ErrorKind::TimedOut.into());
+    let barrier = send_pipe(&[NotifyState::Custom("BARRIER=1")])?;
+    let is_read = is_closed(&barrier, BARRIER_LIMIT_MS.into())?;
+    if is_read && !is_closed(&probe, CLOSE_LIMIT_MS.into())? {
+        forget(PROBE);
+        return Ok(true);
     }
-    Ok(true)
+    for object in objects {
+        forget(&object.name);
+    }
+    forget(PROBE);
+    Err(io::Error::other(if is_read {
+        format!(
+            "it keeps fewer descriptors than the {} that are needed, or none (FileDescriptorStoreMax= of the unit and its \
+             drop-ins)",
+            objects.len() + 1
+        )
+    } else {
+        format!(
+            "it has not answered within {BARRIER_LIMIT_MS} ms, and whether it keeps descriptors is not known"
+        )
+    }))
+}
+
+/// Sends one end of a pipe; the other, at which it is seen when that is closed.
+fn send_pipe(state: &[NotifyState<'_>]) -> io::Result<OwnedFd> {
+    let (ours, theirs) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
+    sd_notify::notify_with_fds(state, &[theirs.as_fd()])?;
+    Ok(ours)
+}
+
+/// Whether the other end of a pipe is closed within a time.
+fn is_closed(end: &OwnedFd, limit: PollTimeout) -> io::Result<bool> {
+    let mut closed = [PollFd::new(end.as_fd(), PollFlags::empty())];
+    Ok(nix::poll::poll(&mut closed, limit)? != 0)
+}
+
+fn forget(name: &str) {
+    send(&[NotifyState::FdStoreRemove, NotifyState::FdName(name)]);
 }
 
 /// What the service manager kept for this start. To be called once, before other descriptors are given its numbers.
@@ -95,12 +132,11 @@ pub fn handed_over() -> io::Result<Vec<Handed>> {
     let listed = sd_notify::listen_fds_with_names()?;
     // SAFETY: the service manager has opened these for this process (sd_listen_fds(3)), and this is asked once.
     let owned = |fd| unsafe { OwnedFd::from_raw_fd(fd) };
-    Ok(listed
-        .map(|(fd, name)| Handed {
-            name,
-            fd: owned(fd),
-        })
-        .collect())
+    let handed = listed.map(|(fd, name)| Handed {
+        name,
+        fd: owned(fd),
+    });
+    Ok(handed.filter(|one| one.name != PROBE).collect())
 }
 
 /// Has the service manager drop what it kept for this start: it is pinned now.
@@ -113,7 +149,7 @@ fn forget_handed_over() {
         .split(':')
         .filter(|name| !name.is_empty())
     {
-        send(&[NotifyState::FdStoreRemove, NotifyState::FdName(name)]);
+        forget(name);
     }
 }
 

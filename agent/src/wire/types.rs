@@ -239,6 +239,10 @@ pub struct ReloadView {
     /// Things that are allowed but probably not meant.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
+    /// The files were refused at the start and ever since: in force is the last good configuration that an earlier run
+    /// kept on disk, at this time (Unix seconds).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kept_at_s: Option<u64>,
 }
 
 /// `GET /v1/status`.

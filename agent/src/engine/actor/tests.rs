@@ -12,13 +12,16 @@ use super::*;
 use crate::{
     config::Files,
     datapath::fake::FakeHost,
-    engine::{Handle, Readiness, channels, desired::tests::NEAR, jobs::comparing::Position},
+    engine::{
+        Handle, Readiness, StartConfig, channels, desired::tests::NEAR, jobs::comparing::Position,
+    },
     wire::types::{AddRequest, DetachRequest, RemoveRequest},
 };
 
 mod discover;
 mod experiments;
 mod holdout;
+mod last_good;
 mod stopping;
 mod tuning;
 
@@ -113,12 +116,19 @@ impl Bed {
         reader: FilesReader,
     ) -> Self {
         let config_path = dir.path().join("config.toml");
-        let files = Files::read(&config_path);
         // As the health check sees it.
         let host = host_facts(&[]).unwrap();
+        let StartConfig {
+            config,
+            files,
+            refused,
+        } = StartConfig::read(&config_path, &host).unwrap();
+        let mut last_good = LastGood::open(&config.agent.persistent_dir, &config_path);
+        last_good.stage(&files);
         let config = EngineConfig {
             fingerprint: files.fingerprint(),
-            config: Config::of(files, &host).unwrap(),
+            config,
+            refused,
             host,
             config_path,
             ..EngineConfig::for_tests()
@@ -130,7 +140,7 @@ impl Bed {
             kernel.stop_at(write, engine.progress().clone());
         }
         let run = move || {
-            let mut engine = Engine::start_with(open, config, ends)?;
+            let mut engine = Engine::start_with(open, config, last_good, ends)?;
             engine.files = reader;
             engine.run()
         };

@@ -88,6 +88,11 @@ pub(super) fn health(status: &StatusAnswer) -> Vec<Family> {
             "Whether the files were taken over when they were last read",
             status.last_reload.ok,
         ),
+        flag(
+            "last_good_configuration_restored",
+            "Whether the configuration in force was restored from disk, as the files were refused at the start",
+            status.last_reload.kept_at_s.is_some(),
+        ),
         seconds(
             "last_reload_timestamp",
             "When the files were last read, Unix time",

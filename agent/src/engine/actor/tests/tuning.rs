@@ -316,6 +316,12 @@ fn an_idle_daemon_does_not_wake_for_it() {
     // A configured value is watched, with the pace of the health check.
     let bed = Bed::ready();
     assert_eq!(bed.timer().kind, crate::wire::tune::TimerKind::Watched);
-    assert!(!bed.dir.path().join("lasting").exists());
+    assert!(
+        !bed.dir
+            .path()
+            .join("lasting")
+            .join(crate::engine::tuning_store::FILE)
+            .exists()
+    );
     bed.stop();
 }

@@ -1,0 +1,381 @@
+//! The last good configuration, kept in `persistent_dir` as the texts of its files: a start whose files are refused goes
+//! on with it.
+
+use std::{
+    path::{Path, PathBuf},
+    time::{Duration, UNIX_EPOCH},
+};
+
+use anyhow::Context as _;
+use serde::{Deserialize, Serialize};
+use tracing::{error, warn};
+
+use super::{
+    document::Document,
+    memory::{self, Need},
+};
+use crate::{
+    config::{Config, ConfigErrors, Files, FilesReader, atomic_file::AtomicFile},
+    path_security,
+    policy::HostFacts,
+    problem::Problem,
+    wire::types::now_s,
+};
+
+pub(super) const FILE: &str = "last-good.json";
+const FORMAT: u32 = 1;
+
+/// What is written.
+#[derive(Serialize)]
+struct KeptRef<'a> {
+    /// When it was read, Unix seconds.
+    at_s: u64,
+    /// [`Files::fingerprint`].
+    fingerprint: u64,
+    /// Path and text of each file, the main one first.
+    files: Vec<(&'a Path, &'a str)>,
+}
+
+#[derive(Deserialize)]
+struct Kept {
+    at_s: u64,
+    files: Vec<(PathBuf, String)>,
+}
+
+/// The part of it that says which it is.
+#[derive(Deserialize)]
+struct Head {
+    fingerprint: u64,
+}
+
+/// Where it is kept.
+#[derive(Debug)]
+pub struct LastGood {
+    document: Document,
+    /// The fingerprint of what is there.
+    kept: Option<u64>,
+    /// What is there once it is in force, and its fingerprint.
+    draft: Option<(AtomicFile, u64)>,
+    /// Why what is there is older than what is in force.
+    problem: Problem,
+}
+
+impl LastGood {
+    /// In a `persistent_dir`, for the daemon of this configuration file. What cannot be understood is moved aside and
+    /// said.
+    #[must_use]
+    pub fn open(dir: &Path, config_path: &Path) -> Self {
+        let mut document = document(dir, config_path);
+        let head = document.load::<Head>();
+        let (head, lost) = head.unwrap_or_else(|e| (None, Some(e.to_string())));
+        // Of another daemon it is said by what is kept of this one.
+        if let Some(why) = lost.filter(|_| !document.is_taken()) {
+            warn!("the last good configuration that was kept is lost: {why}");
+        }
+        Self {
+            document,
+            kept: head.map(|head| head.fingerprint),
+            draft: None,
+            problem: Problem::default(),
+        }
+    }
+
+    /// Writes files that were found good beside their place, unless they are there already: their texts are gone by the
+    /// time they are in force.
+    pub fn stage(&mut self, files: &Files) {
+        self.draft = None;
+        let fingerprint = files.fingerprint();
+        if self.kept == Some(fingerprint) {
+            self.problem = Problem::default();
+            return;
+        }
+        let staged = self.document.stage(&KeptRef {
+            at_s: now_s(),
+            fingerprint,
+            files: files.texts().collect(),
+        });
+        match staged {
+            Ok(draft) => self.draft = Some((draft, fingerprint)),
+            Err(e) => self.is_not_kept(&e),
+        }
+    }
+
+    /// They are in force.
+    pub(super) fn commit(&mut self) {
+        let Some((draft, fingerprint)) = self.draft.take() else {
+            return;
+        };
+        match self.document.commit(draft) {
+            Ok(()) => {
+                self.kept = Some(fingerprint);
+                self.problem = Problem::default();
+            }
+            Err(e) => self.is_not_kept(&e),
+        }
+    }
+
+    /// They are not.
+    pub(super) fn discard(&mut self) {
+        self.draft = None;
+    }
+
+    fn is_not_kept(&mut self, error: &std::io::Error) {
+        let text = format!(
+            "the configuration cannot be kept: {error}; a start with a bad one goes back to what was kept before, if \
+             anything"
+        );
+        self.problem.becomes(Some(text), |text| warn!("{text}"));
+    }
+
+    /// Why what is there is older than what is in force.
+    pub(super) fn problem(&self) -> Option<&String> {
+        self.problem.text()
+    }
+}
+
+fn document(dir: &Path, config_path: &Path) -> Document {
+    let owner = config_path.to_string_lossy().into_owned();
+    Document::new(dir, FILE, FORMAT, owner)
+}
+
+/// Files that were refused at the start.
+#[derive(Clone, Debug)]
+pub struct Refused {
+    /// Why.
+    pub errors: String,
+    /// Their [`Files::fingerprint`], if they could be read.
+    pub fingerprint: Option<u64>,
+    /// When the configuration in their place was kept, Unix seconds.
+    pub kept_at_s: u64,
+}
+
+/// What a daemon starts with.
+pub struct StartConfig {
+    /// A good configuration.
+    pub config: Config,
+    /// Its files.
+    pub files: Files,
+    /// Why it is not that of the files as they are.
+    pub refused: Option<Refused>,
+}
+
+impl StartConfig {
+    /// Reads and checks the files, and takes the last good configuration where they are refused.
+    ///
+    /// # Errors
+    ///
+    /// Why they are refused, if there is no other that is good for this host.
+    pub fn read(config_path: &Path, host: &HostFacts) -> anyhow::Result<Self> {
+        let files = FilesReader::default().read(config_path);
+        let files = files.map_err(ConfigErrors::from);
+        let errors = match files.as_ref().map(|files| check(files, host)) {
+            Ok(Ok(config)) => {
+                return Ok(Self {
+                    config,
+                    files: files?,
+                    refused: None,
+                });
+            }
+            Ok(Err(error)) => error,
+            Err(errors) => errors.clone().into(),
+        };
+        let dir = files.as_ref().map_or_else(
+            // Without a file it is where it is by default.
+            |_| crate::config::AgentConfig::default().persistent_dir,
+            Files::persistent_dir,
+        );
+        match last_good(&dir, config_path, host) {
+            Ok(Some((kept_at_s, kept, config))) => {
+                let errors = errors.to_string();
+                let at = UNIX_EPOCH + Duration::from_secs(kept_at_s);
+                let at = humantime::format_rfc3339_seconds(at);
+                error!(
+                    "configuration refused; the last good one, kept on disk {at}, is used:\n{errors}"
+                );
+                Ok(Self {
+                    config,
+                    files: kept,
+                    refused: Some(Refused {
+                        errors,
+                        fingerprint: files.ok().map(|files| files.fingerprint()),
+                        kept_at_s,
+                    }),
+                })
+            }
+            Ok(None) => Err(errors),
+            Err(why) => {
+                warn!("the last good configuration cannot be used: {why:#}");
+                Err(errors)
+            }
+        }
+    }
+}
+
+fn check(files: &Files, host: &HostFacts) -> anyhow::Result<Config> {
+    memory::check(&Need::of_files(files.cidrs()))?;
+    Ok(Config::of(files, host)?)
+}
+
+/// What is kept there, if anything: checked like files that were just read.
+fn last_good(
+    dir: &Path,
+    config_path: &Path,
+    host: &HostFacts,
+) -> anyhow::Result<Option<(u64, Files, Config)>> {
+    // What others can write there is none of the daemon's.
+    path_security::check_private(dir)?;
+    let mut document = document(dir, config_path);
+    let (kept, lost) = document.load::<Kept>()?;
+    if let Some(why) = lost {
+        anyhow::bail!(why);
+    }
+    let Some(Kept { at_s, files }) = kept else {
+        return Ok(None);
+    };
+    let files = Files::of_texts(files);
+    let config = check(&files, host).with_context(|| document.path().display().to_string())?;
+    Ok(Some((at_s, files, config)))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, os::unix::fs::PermissionsExt as _};
+
+    use super::*;
+    use crate::policy::compile::tests::HOST;
+
+    /// A good configuration whose daemon has kept it.
+    struct Bed {
+        dir: tempfile::TempDir,
+        good: String,
+    }
+
+    impl Bed {
+        fn new() -> Self {
+            let dir = tempfile::tempdir().unwrap();
+            let lasting = dir.path().join("lasting");
+            let good = format!(
+                "[agent]\npersistent_dir = {lasting:?}\n[policy.near]\ninitial_rto = \"100ms\"\n\
+                 cidrs = [\"10.1.0.0/16\"]\n"
+            );
+            let bed = Self { dir, good };
+            bed.write(&bed.good);
+            bed.keep();
+            bed
+        }
+
+        fn path(&self) -> PathBuf {
+            self.dir.path().join("config.toml")
+        }
+
+        fn kept(&self) -> PathBuf {
+            self.dir.path().join("lasting").join(FILE)
+        }
+
+        fn write(&self, text: &str) {
+            fs::write(self.path(), text).unwrap();
+        }
+
+        fn start(&self) -> anyhow::Result<StartConfig> {
+            StartConfig::read(&self.path(), &HOST)
+        }
+
+        fn keep(&self) -> LastGood {
+            let start = self.start().unwrap();
+            assert!(start.refused.is_none());
+            let mut last_good = LastGood::open(&start.config.agent.persistent_dir, &self.path());
+            last_good.stage(&start.files);
+            last_good.commit();
+            last_good
+        }
+    }
+
+    #[test]
+    fn refused_files_are_replaced_by_those_that_were_kept() {
+        let bed = Bed::new();
+        for (bad, error) in [
+            (bed.good.replace("100ms", "100"), "a unit is missing"),
+            // Not even TOML: where it is kept is found all the same.
+            (format!("{}[policy.x\n", bed.good), "unclosed table"),
+        ] {
+            bed.write(&bad);
+            let start = bed.start().unwrap();
+            assert_eq!(start.config.set.entries.len(), 1);
+            let refused = start.refused.unwrap();
+            assert!(refused.errors.contains(error), "{}", refused.errors);
+            let read = Files::read(&bed.path()).fingerprint();
+            assert_eq!(refused.fingerprint, Some(read));
+            assert_ne!(start.files.fingerprint(), read);
+        }
+        bed.write(&bed.good);
+        let start = bed.start().unwrap();
+        assert!(start.refused.is_none());
+        // Nor is it written again.
+        let mut last_good = LastGood::open(&start.config.agent.persistent_dir, &bed.path());
+        last_good.stage(&start.files);
+        assert!(last_good.draft.is_none() && last_good.problem().is_none());
+    }
+
+    #[test]
+    fn what_is_kept_is_not_used_unless_it_is_good_and_of_this_daemon() {
+        type Spoil = fn(&Bed);
+        let cases: [Spoil; 5] = [
+            |bed| fs::remove_file(bed.kept()).unwrap(),
+            |bed| fs::write(bed.kept(), "{\"format\":1,").unwrap(),
+            |bed| {
+                let text = fs::read_to_string(bed.kept()).unwrap();
+                let other = text.replacen("config.toml", "other.toml", 1);
+                fs::write(bed.kept(), other).unwrap();
+            },
+            |bed| {
+                let text = fs::read_to_string(bed.kept()).unwrap();
+                fs::write(bed.kept(), text.replace("100ms", "100h")).unwrap();
+            },
+            |bed| {
+                let mode = fs::Permissions::from_mode(0o777);
+                fs::set_permissions(bed.kept().parent().unwrap(), mode).unwrap();
+            },
+        ];
+        for (case, spoil) in cases.into_iter().enumerate() {
+            let bed = Bed::new();
+            bed.write(&bed.good.replace("100ms", "100"));
+            assert!(bed.start().unwrap().refused.is_some());
+            spoil(&bed);
+            let error = bed.start().err().map(|e| e.to_string());
+            let error = error.unwrap_or_default();
+            assert!(error.contains("a unit is missing"), "{case}: {error}");
+        }
+    }
+
+    #[test]
+    fn what_was_not_put_in_force_is_not_kept() {
+        let bed = Bed::new();
+        let before = fs::read_to_string(bed.kept()).unwrap();
+        let mut last_good = bed.keep();
+        let other = |text: &str| Files::of_texts(vec![(bed.path(), text.to_owned())]);
+        last_good.stage(&other("a"));
+        last_good.discard();
+        last_good.commit();
+        last_good.stage(&other("b"));
+        drop(last_good);
+        assert_eq!(fs::read_to_string(bed.kept()).unwrap(), before);
+        let lasting = fs::read_dir(bed.kept().parent().unwrap()).unwrap();
+        assert_eq!(lasting.count(), 1);
+    }
+
+    #[test]
+    fn it_is_said_for_as_long_as_it_cannot_be_kept() {
+        let bed = Bed::new();
+        let mut last_good = bed.keep();
+        let files = Files::of_texts(vec![(bed.path(), "a".to_owned())]);
+        fs::remove_dir_all(bed.kept().parent().unwrap()).unwrap();
+        fs::write(bed.kept().parent().unwrap(), "no directory").unwrap();
+        last_good.stage(&files);
+        let problem = last_good.problem().unwrap();
+        assert!(problem.contains("last-good.json"), "{problem}");
+        fs::remove_file(bed.kept().parent().unwrap()).unwrap();
+        last_good.stage(&files);
+        last_good.commit();
+        assert_eq!(last_good.problem(), None);
+    }
+}
