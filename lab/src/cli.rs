@@ -6,7 +6,9 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::{
     commands,
-    experiment::{blackout::Blackout, tail::Tail},
+    experiment::{
+        blackout::Blackout, definition::Defined, estimator::Estimator, workloads::Workloads,
+    },
     topology::LinkBackend,
 };
 
@@ -30,25 +32,37 @@ pub enum Verb {
     Blackout(Blackout),
     /// How often an RTO is too short, by estimator, sampling and minimum: over generated load, a capture or the
     /// agent's statistics
-    Estimator(commands::estimator::Estimator),
+    Estimator(Estimator),
     /// Renders the logs of experiments again
     Report(commands::report::ReportArgs),
     /// Two logs of the same experiment next to each other: kernels, versions, settings
     Compare(commands::report::Compare),
     /// Request and response between two hosts: latencies, idle times, and how TCP sees them
     Rr(commands::rr::Rr),
+    /// Connections to a server: handshakes a second, and how long each takes, by percentile
+    Connect(commands::connect::Connect),
     /// Round-trip times as each end's TCP and the application see them, by pause and delayed-ACK timer
-    Rtt(commands::rtt::Rtt),
+    Rtt(Defined),
     /// What a lost packet costs a small HTTP/1.1 transfer, next to published measurements
-    Loss(commands::loss::Loss),
+    Loss(Defined),
+    /// An experiment of your own, which a TOML file defines: factors, link, workload, outages
+    Run {
+        /// The file; docs/research/lab.md has its keys
+        file: PathBuf,
+        /// How
+        #[command(flatten)]
+        options: Defined,
+    },
     /// Flows that lose their last segments: tail loss probes, RTO restart and rto_min, by round-trip time
-    Tail(Tail),
+    Tail(Defined),
+    /// Which workloads gain from which timer: HTTP/1.1, HTTP/2, gRPC, TLS, health checks, request/response
+    Workloads(Workloads),
     /// What initial_rto = "auto" does to connections, simulated: generated paths, steps, overload, a dead daemon
     Tune(commands::tune::Tune),
     /// One end of an experiment's connection
     #[command(hide = true)]
     Workload {
-        /// DropPattern, as JSON
+        /// Its role, as JSON
         role: String,
     },
 }

@@ -81,10 +81,6 @@ impl Host {
     }
 
     /// This one.
-    ///
-    /// # Errors
-    ///
-    /// If the kernel does not say its jiffies.
     pub fn here() -> anyhow::Result<Self> {
         let sysctl = |name: &str| -> Option<u8> {
             let text = fs::read_to_string(format!("/proc/sys/net/ipv4/{name}")).ok()?;

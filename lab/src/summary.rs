@@ -36,15 +36,16 @@ fn sorted(values: &[f64]) -> Vec<f64> {
 /// The least value that this share (0 to 1) of all is not above (the nearest rank). `None` of none.
 #[must_use]
 pub fn quantile(values: &[f64], share: f64) -> Option<f64> {
-    let sorted = sorted(values);
+    let mut values = values.to_vec();
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
         clippy::cast_precision_loss,
         reason = "an index of a list, held within it"
     )]
-    let rank = (share.clamp(0.0, 1.0) * sorted.len() as f64).ceil() as usize;
-    sorted.get(rank.saturating_sub(1)).copied()
+    let rank = (share.clamp(0.0, 1.0) * values.len() as f64).ceil() as usize;
+    let index = rank.saturating_sub(1);
+    (index < values.len()).then(|| *values.select_nth_unstable_by(index, f64::total_cmp).1)
 }
 
 /// Latencies up to an hour, microseconds, to three digits.

@@ -9,7 +9,7 @@ use rto_testbed::{
     netns::{Pair, sysctl},
     workload::{Program, Role},
 };
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 /// Port of the servers.
 pub const PORT: u16 = 4700;
@@ -49,10 +49,6 @@ pub struct Topology {
 
 impl Topology {
     /// Makes it; the ends' processes will be in this cgroup, which an agent may cover.
-    ///
-    /// # Errors
-    ///
-    /// If something cannot be made.
     pub fn new(
         backend: LinkBackend,
         number: u8,
@@ -99,30 +95,56 @@ impl Topology {
     ///
     /// If it does not.
     pub fn serve(&self, role: &Role) -> anyhow::Result<ControlChannel> {
+        Ok(self.server::<()>(role)?.0)
+    }
+
+    /// Starts a server, of the testbed or of the lab, and waits for its first reply.
+    ///
+    /// # Errors
+    ///
+    /// If it does not come.
+    pub fn server<T: DeserializeOwned>(
+        &self,
+        role: &impl Serialize,
+    ) -> anyhow::Result<(ControlChannel, T)> {
         let mut server = start(&self.net.server, self.cgroup.as_deref(), role)?;
-        server.recv::<()>()?;
-        Ok(server)
+        let first = server.recv()?;
+        Ok((server, first))
     }
 
     /// Starts a client.
-    ///
-    /// # Errors
-    ///
-    /// If it cannot be started.
-    pub fn client(&self, role: &Role) -> anyhow::Result<ControlChannel> {
-        start(&self.net.client, self.cgroup.as_deref(), role)
+    pub fn client(&self, role: &impl Serialize) -> anyhow::Result<ControlChannel> {
+        self.client_end(true).start(role)
     }
 
-    /// As [`Self::client`], outside of the cgroup: an agent covers the server alone.
-    ///
-    /// # Errors
-    ///
-    /// If it cannot be started.
-    pub fn uncovered_client(&self, role: &Role) -> anyhow::Result<ControlChannel> {
-        start(&self.net.client, None, role)
+    /// For clients that another thread starts.
+    #[must_use]
+    pub fn client_end(&self, is_covered: bool) -> ClientEnd {
+        ClientEnd {
+            netns: self.net.client.clone(),
+            cgroup: self.cgroup.clone().filter(|_| is_covered),
+        }
     }
 }
 
-fn start(netns: &str, cgroup: Option<&Path>, role: &Role) -> anyhow::Result<ControlChannel> {
+/// Where clients are started; namespaces stay with the thread that made them.
+#[derive(Clone, Debug)]
+pub struct ClientEnd {
+    netns: String,
+    cgroup: Option<PathBuf>,
+}
+
+impl ClientEnd {
+    /// Starts one.
+    pub fn start(&self, role: &impl Serialize) -> anyhow::Result<ControlChannel> {
+        start(&self.netns, self.cgroup.as_deref(), role)
+    }
+}
+
+fn start(
+    netns: &str,
+    cgroup: Option<&Path>,
+    role: &impl Serialize,
+) -> anyhow::Result<ControlChannel> {
     ControlChannel::start(&mut Program::own(WORKLOAD)?.command(netns, cgroup, role)?)
 }

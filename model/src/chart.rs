@@ -1,4 +1,4 @@
-//! Charts as SVG text: curves and points over linear or logarithmic axes, and bars of a histogram.
+//! Charts as SVG text: curves and points over linear or logarithmic axes.
 //!
 //! Nothing in them is fetched from elsewhere.
 
@@ -40,8 +40,6 @@ pub enum Mark {
     Line,
     /// Each by itself.
     Points,
-    /// Bars from zero, as wide as the distance to the next.
-    Bars,
 }
 
 /// One of a chart's.
@@ -276,9 +274,6 @@ impl Chart {
                 Mark::Points => {
                     chart.draw_series(points.map(|at| Circle::new(at, 3, color.filled())))
                 }
-                Mark::Bars => chart.draw_series(bars(points).map(|(from, to, y)| {
-                    Rectangle::new([(from, 0.0), (to, y)], color.mix(0.6).filled())
-                })),
             };
             drawn
                 .map_err(drawing)?
@@ -297,22 +292,6 @@ impl Chart {
             .draw()
             .map_err(drawing)
     }
-}
-
-/// Each from its place to that of the next; the last as wide as the one before.
-fn bars(points: impl Iterator<Item = (f64, f64)>) -> impl Iterator<Item = (f64, f64, f64)> {
-    let points: Vec<_> = points.collect();
-    let last_width = match points.as_slice() {
-        [.., (before, _), (last, _)] => last - before,
-        _ => 1.0,
-    };
-    (0..points.len()).map(move |n| {
-        let (from, y) = points[n];
-        let to = points
-            .get(n + 1)
-            .map_or(from + last_width, |(next, _)| *next);
-        (from, to, y)
-    })
 }
 
 fn drawing(error: impl std::fmt::Display) -> ChartError {
@@ -339,7 +318,7 @@ mod tests {
     fn every_mark_on_every_axis() {
         let points = vec![(0.0, 1.0), (1.0, 2.0), (10.0, 0.0), (100.0, 5.0)];
         for (log_x, log_y) in [(false, false), (false, true), (true, false), (true, true)] {
-            let series = [Mark::Line, Mark::Points, Mark::Bars].map(|mark| Series {
+            let series = [Mark::Line, Mark::Points].map(|mark| Series {
                 name: format!("{mark:?}"),
                 mark,
                 points: points.clone(),
@@ -352,7 +331,7 @@ mod tests {
             let text = svg(&[chart.clone(), chart]).unwrap();
             assert!(text.starts_with("<svg") && text.trim_end().ends_with("</svg>"));
             assert!(text.contains("a &lt;title&gt;"), "{text}");
-            for name in ["Line", "Points", "Bars"] {
+            for name in ["Line", "Points"] {
                 assert_eq!(text.matches(&format!("{name}\n")).count(), 2, "{text}");
             }
             let circles = 4 - usize::from(log_x) - usize::from(log_y);
@@ -389,11 +368,5 @@ mod tests {
             let error = svg(&[chart(vec![Series::line("x", points)])]).unwrap_err();
             assert!(error.to_string().contains("a <title>: "), "{error}");
         }
-    }
-
-    #[test]
-    fn bars_reach_to_the_next() {
-        let all: Vec<_> = bars([(1.0, 5.0), (2.0, 6.0), (4.0, 7.0)].into_iter()).collect();
-        assert_eq!(all, [(1.0, 2.0, 5.0), (2.0, 4.0, 6.0), (4.0, 6.0, 7.0)]);
     }
 }

@@ -67,11 +67,7 @@ pub(super) fn run(args: &Advise) -> anyhow::Result<()> {
 }
 
 /// A capture's bytes.
-///
-/// # Errors
-///
-/// If it cannot be read, or is too large to be held in memory.
-pub(super) fn read_capture(path: &Path) -> anyhow::Result<Vec<u8>> {
+pub(crate) fn read_capture(path: &Path) -> anyhow::Result<Vec<u8>> {
     let at = || path.display().to_string();
     let length = fs::metadata(path).with_context(at)?.len();
     ensure!(

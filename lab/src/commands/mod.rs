@@ -1,12 +1,10 @@
 //! One file a verb.
 
 pub mod advise;
-pub mod estimator;
-pub mod loss;
+pub mod connect;
 pub mod predict;
 pub mod report;
 pub mod rr;
-pub mod rtt;
 pub mod tune;
 
 use std::{
@@ -17,7 +15,7 @@ use std::{
 
 use anyhow::ensure;
 use nix::unistd::geteuid;
-use rto_testbed::workload;
+use rto_testbed::workload as testbed;
 use serde::Serialize;
 
 use crate::{
@@ -25,9 +23,11 @@ use crate::{
     engine::{self, Experiment},
     experiment::{
         blackout::{self, Blackout},
-        tail::{self, Tail},
+        definition::{self, Defined},
+        estimator::{self, Estimator},
+        workloads::{self, Workloads},
     },
-    interrupt,
+    interrupt, protocol,
     report::Report,
 };
 
@@ -35,18 +35,23 @@ use crate::{
 #[must_use]
 pub fn dispatch(verb: Verb) -> ExitCode {
     let done = match verb {
-        Verb::Workload { role } => return workload::main([role]),
+        Verb::Workload { role } => {
+            return protocol::main(&role).unwrap_or_else(|| testbed::main([role]));
+        }
         Verb::Advise(args) => advise::run(&args),
         Verb::Blackout(args) => blackout(&args),
-        Verb::Estimator(args) => estimator::run(&args),
-        Verb::Loss(args) => loss::run(&args),
+        Verb::Connect(args) => connect::run(&args),
+        Verb::Estimator(args) => estimator(&args),
+        Verb::Loss(args) => defined(definition::Plan::own("loss", &args), &args),
         Verb::Predict(args) => predict::run(&args),
         Verb::Report(args) => report::run(&args),
         Verb::Compare(args) => report::compare(&args),
         Verb::Rr(args) => rr::run(&args),
-        Verb::Rtt(args) => rtt::run(&args),
-        Verb::Tail(args) => tail(&args),
+        Verb::Rtt(args) => defined(definition::Plan::own("rtt", &args), &args),
+        Verb::Run { file, options } => defined(definition::Plan::read(&file, &options), &options),
+        Verb::Tail(args) => defined(definition::Plan::own("tail", &args), &args),
         Verb::Tune(args) => tune::run(&args),
+        Verb::Workloads(args) => workloads(&args),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -113,10 +118,30 @@ fn blackout(args: &Blackout) -> anyhow::Result<()> {
     measure(&args.common, &plan, args.jobs.into(), args.fresh)
 }
 
-/// `rto-lab tail`.
-fn tail(args: &Tail) -> anyhow::Result<()> {
-    let plan = tail::Plan::new(args)?;
-    measure(&args.common, &plan, tail::JOBS, args.fresh)
+/// `rto-lab loss`, `rtt`, `tail` and `run`.
+fn defined(plan: anyhow::Result<definition::Plan>, args: &Defined) -> anyhow::Result<()> {
+    measure(&args.common, &plan?, args.jobs.into(), args.fresh)
+}
+
+/// `rto-lab estimator`.
+fn estimator(args: &Estimator) -> anyhow::Result<()> {
+    let plan = estimator::Plan::new(args)?;
+    if !plan.is_of_file() {
+        return measure(&args.common, &plan, plan.jobs(), args.fresh);
+    }
+    let options = engine::Options {
+        seed: args.common.seed,
+        jobs: 1,
+        out: &args.common.out,
+        fresh: true,
+    };
+    study(&args.common, || engine::run(&plan, &options))
+}
+
+/// `rto-lab workloads`.
+fn workloads(args: &Workloads) -> anyhow::Result<()> {
+    let plan = workloads::Plan::new(args)?;
+    measure(&args.common, &plan, workloads::JOBS, args.fresh)
 }
 
 /// Runs an experiment of the engine.

@@ -47,9 +47,10 @@ pub(super) fn run(args: &ReportArgs) -> anyhow::Result<()> {
         let (manifest, records) = Log::read(&path)?;
         let report = engine::report(&manifest, &records);
         if let Some(page) = &args.page {
-            report::write_tables(page, &report.name, &report.tables)?;
+            report::write_tables(page, &report)?;
         }
-        publish(&report, &args.dir, args.json)?;
+        let dir = path.parent().unwrap_or(&args.dir);
+        publish(&report, dir, args.json)?;
     }
     Ok(())
 }
@@ -96,4 +97,32 @@ fn logs(path: &Path) -> anyhow::Result<Vec<PathBuf>> {
     ensure!(!logs.is_empty(), "{}: no log of an experiment", at());
     logs.sort();
     Ok(logs)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_have_what_was_measured() {
+        let mut found = Vec::new();
+        for page in ["lab", "published", "results"] {
+            let docs = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/research");
+            let text = fs::read_to_string(format!("{docs}/{page}.md")).unwrap();
+            for part in text.split("<!-- ").skip(1) {
+                let (marker, rest) = part.split_once(" -->\n").unwrap();
+                let (kind, table) = marker.split_once(": ").unwrap();
+                if kind != "end" {
+                    let lines = rest.lines().filter(|line| line.starts_with('|')).count();
+                    assert!(lines > 2, "{page}: {marker} was never measured");
+                    let begin = format!("<!-- end: {table} -->");
+                    assert!(text.contains(&begin), "{page}: no {begin}");
+                    found.push(kind.to_owned());
+                }
+            }
+        }
+        found.sort();
+        found.dedup();
+        assert_eq!(found, ["blackout", "estimator", "loss", "rtt", "tail"]);
+    }
 }

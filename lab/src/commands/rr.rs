@@ -3,12 +3,14 @@
 use std::{
     io::{self, Write as _},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs as _},
+    path::PathBuf,
     sync::{Arc, atomic::Ordering},
     time::Duration,
 };
 
 use anyhow::{Context as _, bail, ensure};
 use clap::{ArgGroup, Args};
+use hdrhistogram::Histogram;
 use nix::errno::Errno;
 use rto_testbed::workload::rr::{Limits, Options, Sizes, Tally, listen, serve_while};
 
@@ -16,8 +18,9 @@ use super::predict::duration;
 use crate::{
     interrupt,
     rr::{
-        measure::{self, Interval, Limit, Outcome, Plan},
+        measure::{self, Interval, Limit, Outcome, Plan, Test},
         print,
+        records::{self, Records},
     },
     topology::PORT,
 };
@@ -37,7 +40,7 @@ const KEPT: usize = 100_000;
 #[command(group(ArgGroup::new("side").required(true).args(["server", "connect"])))]
 pub struct Rr {
     /// Answer clients, any number of them, until Ctrl-C
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["Extent", "Output"])]
     server: bool,
     /// Where to listen [default: [::]:4700, which takes IPv4 as well]
     #[arg(long, value_name = "ADDR:PORT", conflicts_with = "connect")]
@@ -65,54 +68,97 @@ pub struct Rr {
         conflicts_with = "server"
     )]
     response: u32,
-    /// How long, at most 30days [default: 10s]
-    #[arg(long, value_parser = measurement, conflicts_with = "server")]
-    duration: Option<Duration>,
-    /// How many transactions of each connection, instead of a duration
-    #[arg(
-        long,
-        value_name = "N",
-        conflicts_with_all = ["server", "duration"]
-    )]
-    #[arg(value_parser = clap::value_parser!(u64).range(1..))]
-    count: Option<u64>,
-    /// Between a response and the next request
-    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = duration)]
-    #[arg(conflicts_with = "server")]
-    pause: Duration,
-    /// How many at the same time
-    #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "server")]
-    #[arg(value_parser = clap::value_parser!(u16).range(1..=4096))]
-    connections: u16,
     /// Each transaction on a connection of its own: connect, request, response, close (TCP_CRR)
     #[arg(long, conflicts_with = "server")]
     new_connection: bool,
-    /// For so long at the beginning nothing is recorded
-    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = duration)]
-    #[arg(conflicts_with = "server")]
-    warmup: Duration,
-    /// Fail after so long without a response [default: 1m with --count, else none]
-    #[arg(long, value_name = "DURATION", value_parser = duration, conflicts_with = "server")]
-    timeout: Option<Duration>,
-    /// A line for each such time while it runs, at least 10ms; --json keeps the first 100000
-    #[arg(long, value_name = "DURATION", value_parser = interval, conflicts_with = "server")]
-    #[arg(num_args = 0..=1, default_missing_value = "1s")]
-    interval: Option<Duration>,
+    #[command(flatten)]
+    extent: Extent,
     /// Linear timeouts of a thin stream, on this side's sockets (TCP_THIN_LINEAR_TIMEOUTS)
     #[arg(long)]
     thin: bool,
+    #[command(flatten)]
+    output: Output,
+}
+
+/// How much a client measures.
+#[derive(Debug, Args)]
+pub(super) struct Extent {
+    /// How long, at most 30days [default: 10s]
+    #[arg(long, value_parser = measurement)]
+    duration: Option<Duration>,
+    /// How many transactions of each connection (handshakes of each worker), instead of a duration
+    #[arg(long, value_name = "N", conflicts_with = "duration")]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..))]
+    count: Option<u64>,
+    /// Between a response (handshake) and the next request
+    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = duration)]
+    pause: Duration,
+    /// How many at the same time
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..=4096))]
+    connections: u16,
+    /// For so long at the beginning nothing is recorded
+    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = duration)]
+    warmup: Duration,
+    /// Fail after so long without a response (connection) [default: 1m with --count, else none]
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    timeout: Option<Duration>,
+}
+
+impl Extent {
+    /// So much of a test.
+    pub(super) fn of(
+        &self,
+        test: Test,
+        to: &str,
+        sizes: Sizes,
+        options: Options,
+    ) -> anyhow::Result<Plan> {
+        for (name, given) in [("duration", self.duration), ("timeout", self.timeout)] {
+            ensure!(given != Some(Duration::ZERO), "--{name} 0s is no time");
+        }
+        let time = self.duration.unwrap_or(Duration::from_secs(10));
+        Ok(Plan {
+            to: resolve(to)?,
+            sizes,
+            options,
+            limit: self.count.map_or(Limit::Time(time), Limit::Count),
+            pause: self.pause,
+            connections: self.connections.into(),
+            test,
+            warmup: self.warmup,
+            timeout: self.timeout.or(self.count.map(|_| PATIENCE)),
+            interval: None,
+            keep: 0,
+        })
+    }
+}
+
+/// How a client gives out what it measures.
+#[derive(Debug, Args)]
+pub(super) struct Output {
+    /// A line for each such time while it runs, at least 10ms; --json keeps the first 100000
+    #[arg(long, value_name = "DURATION", value_parser = interval)]
+    #[arg(num_args = 0..=1, default_missing_value = "1s")]
+    interval: Option<Duration>,
     /// Print JSON
-    #[arg(long, conflicts_with = "server")]
+    #[arg(long)]
     json: bool,
     /// Print lines of comma-separated values
-    #[arg(long, conflicts_with_all = ["server", "json"])]
+    #[arg(long, conflicts_with = "json")]
     csv: bool,
+    /// Keeps records of it here, for report and compare; another call adds to them
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// Forget the records that an earlier call left in that directory
+    #[arg(long, requires = "out")]
+    fresh: bool,
 }
 
 pub(super) fn run(args: &Rr) -> anyhow::Result<()> {
     interrupt::handle()?;
     match &args.connect {
-        Some(host) => client(args, host),
+        Some(host) => client(args.plan(host)?, &args.output),
         None => server(args),
     }
 }
@@ -125,45 +171,47 @@ impl Rr {
     }
 
     fn plan(&self, host: &str) -> anyhow::Result<Plan> {
-        let some = |name: &str, given: Option<Duration>| {
-            ensure!(given != Some(Duration::ZERO), "--{name} 0s is no time");
-            Ok(given)
-        };
         let sizes = Sizes {
             request: self.request,
             response: self.response,
         };
         sizes.check()?;
-        let time = some("duration", self.duration)?.unwrap_or(Duration::from_secs(10));
-        let timeout = some("timeout", self.timeout)?;
-        Ok(Plan {
-            to: resolve(host)?,
-            sizes,
-            options: self.options(),
-            limit: self.count.map_or(Limit::Time(time), Limit::Count),
-            pause: self.pause,
-            connections: self.connections.into(),
-            new_connection: self.new_connection,
-            warmup: self.warmup,
-            timeout: timeout.or(self.count.map(|_| PATIENCE)),
-            interval: self.interval,
-            keep: if self.json { KEPT } else { 0 },
-        })
+        let test = match self.new_connection {
+            true => Test::NewConnection,
+            false => Test::RequestResponse,
+        };
+        self.extent.of(test, host, sizes, self.options())
     }
 }
 
-fn client(args: &Rr, host: &str) -> anyhow::Result<()> {
-    let plan = args.plan(host)?;
+/// Measures, and gives it out.
+pub(super) fn client(mut plan: Plan, output: &Output) -> anyhow::Result<()> {
+    let go_on = || !interrupt::interrupted();
+    plan.interval = output.interval;
+    if output.json && output.interval.is_some() {
+        plan.keep = KEPT;
+    }
+    let mut records = None;
+    if let Some(dir) = &output.out {
+        plan.interval.get_or_insert(records::interval(plan.limit));
+        records = Some(Records::open(dir, &plan, output.fresh, &go_on)?);
+    }
     let mut out = io::stdout().lock();
-    if args.csv {
+    if output.csv {
         out.write_all(print::csv_heading().as_bytes())?;
     }
-    let mut each = |interval: &Interval| {
-        if args.json {
+    let mut each = |interval: &Interval, times: &Histogram<u64>| {
+        if let Some(records) = &mut records {
+            records.add(interval, times)?;
+        }
+        if output.interval.is_none() || interval.is_rest {
+            return Ok(());
+        }
+        if output.json {
             // Stdout is one document.
             return Ok(io::stderr().write_all(print::live(interval).as_bytes())?);
         }
-        let line = if args.csv {
+        let line = if output.csv {
             print::csv_interval(interval)
         } else {
             print::live(interval)
@@ -171,15 +219,19 @@ fn client(args: &Rr, host: &str) -> anyhow::Result<()> {
         out.write_all(line.as_bytes())?;
         Ok(out.flush()?)
     };
-    let outcome = measure::run(&plan, &|| !interrupt::interrupted(), &mut each)?;
-    if args.csv {
+    let outcome = measure::run(&plan, &go_on, &mut each)?;
+    if output.csv {
         out.write_all(print::csv_total(&outcome).as_bytes())?;
-    } else if args.json || outcome.transactions > 0 {
+    } else if output.json || outcome.transactions > 0 {
         drop(out);
-        super::print(args.json, &outcome, || print::text(&outcome))?;
+        super::print(output.json, &outcome, || print::text(&outcome))?;
     }
     for remark in &outcome.remarks {
         eprintln!("{remark}");
+    }
+    if let (Some(records), Some(dir)) = (records, &output.out) {
+        records.report().write(dir)?;
+        eprintln!("records: {}", dir.display());
     }
     match outcome {
         Outcome {
@@ -252,9 +304,9 @@ fn resolve(host: &str) -> anyhow::Result<Vec<SocketAddr>> {
     let (name, port) = split(host)?;
     let found: Vec<SocketAddr> = (name, port)
         .to_socket_addrs()
-        .with_context(|| format!("--connect {host}"))?
+        .with_context(|| host.to_owned())?
         .collect();
-    ensure!(!found.is_empty(), "--connect {host}: it has no address");
+    ensure!(!found.is_empty(), "{host}: it has no address");
     Ok(found)
 }
 
@@ -263,14 +315,14 @@ fn split(host: &str) -> anyhow::Result<(&str, u16)> {
     let (name, port) = if let Some(rest) = host.strip_prefix('[') {
         let (name, port) = rest
             .split_once(']')
-            .with_context(|| format!("--connect {host}: no ] after the address"))?;
+            .with_context(|| format!("{host}: no ] after the address"))?;
         (name, port)
     } else if host.matches(':').count() > 1 {
         (host, "")
     } else {
         host.split_at(host.find(':').unwrap_or(host.len()))
     };
-    ensure!(!name.is_empty(), "--connect {host}: no host");
+    ensure!(!name.is_empty(), "{host}: no host");
     if port.is_empty() {
         return Ok((name, PORT));
     }
@@ -278,7 +330,7 @@ fn split(host: &str) -> anyhow::Result<(&str, u16)> {
     let port = port.filter(|port| *port > 0);
     Ok((
         name,
-        port.with_context(|| format!("--connect {host}: no port from 1 to 65535 after the :"))?,
+        port.with_context(|| format!("{host}: no port from 1 to 65535 after the :"))?,
     ))
 }
 
@@ -326,11 +378,12 @@ mod tests {
         };
         let default = plan("").unwrap();
         assert_eq!(default.limit, Limit::Time(Duration::from_secs(10)));
-        assert_eq!((default.timeout, default.interval), (None, None));
-        let counted = plan("--count 5 --interval --thin").unwrap();
+        assert_eq!(default.timeout, None);
+        let args = parsed("--connect a --interval").unwrap();
+        assert_eq!(args.output.interval, Some(Duration::from_secs(1)));
+        let counted = plan("--count 5 --thin").unwrap();
         assert_eq!(counted.limit, Limit::Count(5));
         assert_eq!(counted.timeout, Some(PATIENCE));
-        assert_eq!(counted.interval, Some(Duration::from_secs(1)));
         assert_eq!(counted.options.thin_linear, Some(true));
         for bad in ["--duration 0s", "--response 0", "--request 9999999"] {
             assert!(plan(bad).is_err(), "{bad}");
@@ -341,6 +394,8 @@ mod tests {
     fn wrong_usage() {
         for bad in [
             "--json",
+            "--server --json",
+            "--server --out a",
             "--server --connect a",
             "--server --count 3",
             "--connect a --on 127.0.0.1:1",

@@ -45,7 +45,7 @@ pub(super) fn run(args: &Tune) -> anyhow::Result<()> {
     study(&args.common, || {
         let found = tune::run(&options)?;
         if let Some(page) = &args.page {
-            report::write_tables(page, &found.name, &found.tables)?;
+            report::write_tables(page, &found)?;
         }
         Ok(found)
     })

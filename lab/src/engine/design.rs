@@ -15,6 +15,7 @@ pub type Only = BTreeMap<String, Vec<String>>;
 
 /// What an experiment asks, and how its records are shown.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Design {
     /// Name of the experiment; also of its files.
     pub name: String,
@@ -28,6 +29,8 @@ pub struct Design {
     pub units: BTreeMap<String, String>,
     /// What is compared; the first one makes the headline.
     pub effects: Vec<EffectSpec>,
+    /// The first of them also as a small table: rows by levels.
+    pub pivot: bool,
     /// How near levels of a factor are to each other.
     pub agreements: Vec<Agreement>,
     /// Tables.
@@ -39,9 +42,10 @@ pub struct Design {
 }
 
 /// One number of many values.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub enum Stat {
     /// The mean.
+    #[default]
     Mean,
     /// The least value that this share is not above.
     Quantile(f64),
@@ -164,6 +168,7 @@ impl<'de> Deserialize<'de> for Stat {
 
 /// One number of each cell.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Column {
     /// Of which measure.
     pub measure: String,
@@ -187,6 +192,7 @@ impl Column {
 
 /// A table: a line for each level of its rows, and its columns, once for each level across.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct TableSpec {
     /// For its file.
     pub name: String,
@@ -204,6 +210,7 @@ pub struct TableSpec {
 
 /// A chart for each level of some factors: curves over a factor, or the distribution of values.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct ChartSpec {
     /// Above it; the levels follow.
     pub title: String,
@@ -224,7 +231,8 @@ pub struct ChartSpec {
 }
 
 /// Levels of a factor compared with one of them.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct EffectSpec {
     /// Of which measure; less is better.
     pub measure: String,
@@ -237,8 +245,10 @@ pub struct EffectSpec {
     /// Factors that stay the same.
     pub rows: Vec<String>,
     /// Runs of the same number belong together.
+    #[serde(default)]
     pub paired: bool,
     /// Of which records.
+    #[serde(default)]
     pub only: Only,
 }
 
@@ -255,6 +265,33 @@ pub struct Agreement {
     pub base: String,
     /// Factors that stay the same.
     pub rows: Vec<String>,
+}
+
+/// Published values: text is a level of a factor, a number is one of a measure ("time p50").
+pub(crate) fn references(published: &[toml::Table]) -> Vec<Record> {
+    let number = |value: &toml::Value| match value {
+        #[expect(clippy::cast_precision_loss, reason = "a measurement")]
+        toml::Value::Integer(value) => Some(*value as f64),
+        value => value.as_float(),
+    };
+    let references = published.iter().map(|table| {
+        let levels = table
+            .iter()
+            .filter_map(|(name, value)| Some((name.as_str(), value.as_str()?)));
+        let numbers = table
+            .iter()
+            .filter_map(|(name, value)| Some((name, number(value)?)));
+        numbers.fold(Record::new(levels, 0), |record, (name, value)| {
+            record.with(name, value)
+        })
+    });
+    references.collect()
+}
+
+/// Those of a file of [`rto_model::published`].
+pub(crate) fn published(text: &str) -> Vec<Record> {
+    let tables: BTreeMap<String, Vec<toml::Table>> = toml::from_str(text).unwrap_or_default();
+    references(tables.get("published").map_or(&[], Vec::as_slice))
 }
 
 /// Names of factors, or levels of one.
@@ -291,6 +328,21 @@ mod tests {
         for text in ["p101", "p", "median", "above x"] {
             assert!(text.parse::<Stat>().unwrap_err().contains("p50"), "{text}");
         }
+    }
+
+    #[test]
+    fn every_published_figure_is_read() {
+        use rto_model::published::{ESTIMATOR, LOSS, RTT, TAIL};
+        for (text, count) in [(LOSS, 8), (RTT, 5), (TAIL, 3), (ESTIMATOR, 3)] {
+            let records = published(text);
+            assert_eq!(records.len(), count);
+            assert!(
+                records
+                    .iter()
+                    .all(|one| one.factors.len() > 1 && !one.values.is_empty())
+            );
+        }
+        assert_eq!(published(RTT)[1].values["time p50"], [0.149]);
     }
 
     #[test]

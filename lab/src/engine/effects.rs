@@ -62,9 +62,9 @@ impl fmt::Display for Verdict {
 pub(super) struct Effect {
     pub(super) rows: Vec<String>,
     pub(super) level: String,
-    base: f64,
+    pub(super) base: f64,
     value: f64,
-    interval: Option<(f64, f64)>,
+    pub(super) interval: Option<(f64, f64)>,
     pub(super) verdict: Verdict,
 }
 
@@ -81,19 +81,14 @@ pub(super) fn effects(
     records: &[&Record],
     machine: &Machine,
 ) -> Vec<Effect> {
-    let tolerance = tolerance(design, &spec.measure, machine);
+    let tolerance = tolerance(design, (&spec.measure, &spec.stat), machine);
     let measured = |record: &&&Record| record.values.contains_key(&spec.measure);
     let of_measure: Vec<&Record> = records.iter().filter(measured).copied().collect();
     let against = (&*spec.across, &*spec.base);
     let pairs = pairs(design, &of_measure, against, &spec.rows, &spec.only);
     let effects = pairs.into_iter().filter_map(|pair| {
         let (value, base) = pair.values(&spec.stat, &spec.measure)?;
-        let interval = interval(
-            &spec.stat,
-            &runs(&pair.records, &spec.measure),
-            &runs(&pair.base, &spec.measure),
-            spec.paired,
-        );
+        let interval = interval(spec, &runs(&pair.records), &runs(&pair.base));
         Some(Effect {
             rows: pair.rows,
             level: pair.level,
@@ -161,12 +156,12 @@ fn by_level<'a, T>(all: impl Iterator<Item = (&'a str, T)>) -> Vec<(&'a str, Vec
     by_level
 }
 
-/// What is no difference, in the unit of a measure: a jiffy, which timers are made of, or one percent.
-fn tolerance(design: &Design, measure: &str, machine: &Machine) -> f64 {
-    match design.units.get(measure).map(String::as_str) {
-        Some("ms") => jiffy_ms(machine),
-        Some("us") => 1000.0 * jiffy_ms(machine),
-        Some("%") => POINTS,
+/// What is no difference, in the unit of a number: a jiffy, which timers are made of, or one percent.
+fn tolerance(design: &Design, number: (&str, &Stat), machine: &Machine) -> f64 {
+    match design.unit(number) {
+        "ms" => jiffy_ms(machine),
+        "us" => 1000.0 * jiffy_ms(machine),
+        "%" => POINTS,
         _ => 0.0,
     }
 }
@@ -176,34 +171,31 @@ fn jiffy_ms(machine: &Machine) -> f64 {
     1000.0 / machine.hz as f64
 }
 
-/// Values by number of the run.
-type Runs<'a> = BTreeMap<u32, Vec<&'a [f64]>>;
+/// Records by number of the run.
+type Runs<'a> = BTreeMap<u32, Vec<&'a Record>>;
 
-fn runs<'a>(records: &[&'a Record], measure: &str) -> Runs<'a> {
+fn runs<'a>(records: &[&'a Record]) -> Runs<'a> {
     let mut runs = Runs::new();
     for record in records {
-        if let Some(values) = record.values.get(measure) {
-            runs.entry(record.run).or_default().push(values);
-        }
+        runs.entry(record.run).or_default().push(record);
     }
     runs
 }
 
 /// The bounds of the difference that 95 % of the draws are between. Runs are drawn, and of each its values, as those of
 /// one run may be alike. Where runs are paired, both levels draw the same ones.
-fn interval(stat: &Stat, one: &Runs<'_>, base: &Runs<'_>, paired: bool) -> Option<(f64, f64)> {
+fn interval(spec: &EffectSpec, one: &Runs<'_>, base: &Runs<'_>) -> Option<(f64, f64)> {
     let count = |runs: &Runs<'_>| {
-        runs.values()
-            .flatten()
-            .map(|values| values.len())
-            .sum::<usize>()
+        let records = runs.values().flatten();
+        let values = records.filter_map(|record| record.values.get(&spec.measure));
+        values.map(Vec::len).sum::<usize>()
     };
     if count(one) < LEAST || count(base) < LEAST {
         return None;
     }
     let numbers = |runs: &Runs<'_>| runs.keys().copied().collect::<Vec<u32>>();
     let (mut of_one, mut of_base) = (numbers(one), numbers(base));
-    if paired {
+    if spec.paired {
         of_one.retain(|number| base.contains_key(number));
         of_base.clone_from(&of_one);
     }
@@ -214,13 +206,13 @@ fn interval(stat: &Stat, one: &Runs<'_>, base: &Runs<'_>, paired: bool) -> Optio
     let mut differences = Vec::with_capacity(DRAWS);
     for _ in 0..DRAWS {
         let numbers = draw(&of_one, &mut rng);
-        let value = drawn(stat, one, &numbers, &mut rng);
-        let numbers = if paired {
+        let value = drawn(spec, one, &numbers, &mut rng);
+        let numbers = if spec.paired {
             numbers
         } else {
             draw(&of_base, &mut rng)
         };
-        let at_base = drawn(stat, base, &numbers, &mut rng);
+        let at_base = drawn(spec, base, &numbers, &mut rng);
         if let (Some(value), Some(at_base)) = (value, at_base) {
             differences.push(value - at_base);
         }
@@ -238,21 +230,25 @@ fn draw<T: Copy>(of: &[T], rng: &mut ChaCha8Rng) -> Vec<T> {
         .collect()
 }
 
-fn drawn(stat: &Stat, runs: &Runs<'_>, numbers: &[u32], rng: &mut ChaCha8Rng) -> Option<f64> {
-    let mut values = Vec::new();
-    for list in numbers
+fn drawn(spec: &EffectSpec, runs: &Runs<'_>, numbers: &[u32], rng: &mut ChaCha8Rng) -> Option<f64> {
+    let records = numbers
         .iter()
         .filter_map(|number| runs.get(number))
-        .flatten()
-    {
+        .flatten();
+    if matches!(spec.stat, Stat::PercentOf(_)) {
+        // Whole runs: their counts have no values to draw.
+        return spec.stat.of(records.copied(), &spec.measure);
+    }
+    let mut values = Vec::new();
+    for list in records.filter_map(|record| record.values.get(&spec.measure)) {
         values.extend(draw(list, rng));
     }
-    stat.of_values(&values)
+    spec.stat.of_values(&values)
 }
 
 /// The table of effects.
 pub(super) fn table(name: &str, design: &Design, spec: &EffectSpec, effects: &[Effect]) -> Table {
-    let unit = design.units.get(&spec.measure).cloned().unwrap_or_default();
+    let unit = design.unit((&spec.measure, &spec.stat));
     let title = format!(
         "{} ({}{}) against {}: difference with its 95 % interval{}",
         spec.measure,
@@ -303,7 +299,7 @@ pub(super) fn table(name: &str, design: &Design, spec: &EffectSpec, effects: &[E
 /// One sentence: how often each level is better and worse, and where it is worst.
 pub(super) fn headline(design: &Design, spec: &EffectSpec, effects: &[Effect]) -> String {
     let by_level = by_level(effects.iter().map(|effect| (&*effect.level, effect)));
-    let unit = design.units.get(&spec.measure).map_or("", String::as_str);
+    let unit = design.unit((&spec.measure, &spec.stat));
     let said = by_level.into_iter().map(|(level, all)| {
         let count = |verdict| all.iter().filter(|effect| effect.verdict == verdict).count();
         let differences: Vec<f64> = all.iter().map(|effect| effect.difference()).collect();
@@ -374,7 +370,7 @@ pub(super) fn agreement(
         let (other, base) = pair.values(&spec.stat, &spec.measure)?;
         Some((&*pair.level, (base, other)))
     });
-    let tolerance = tolerance(design, &spec.measure, machine);
+    let tolerance = tolerance(design, (&spec.measure, &spec.stat), machine);
     for (level, pairs) in by_level(cells) {
         let percent: Vec<f64> = pairs
             .iter()
@@ -485,7 +481,7 @@ mod tests {
             let [one, base] = value
                 .each_ref()
                 .map(|half| half.iter().collect::<Vec<&Record>>());
-            let bounds = interval(&Stat::P50, &runs(&one, "time"), &runs(&base, "time"), false);
+            let bounds = interval(&design().1, &runs(&one), &runs(&base));
             let verdict = Verdict::of(bounds, 4.0);
             wrong += i32::from(matches!(verdict, Verdict::Better | Verdict::Worse));
         }

@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::{Context as _, ensure};
-use rto_testbed::machine::Machine;
+use rto_testbed::{facts::HostFacts, machine::Machine};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use super::Design;
@@ -77,6 +77,9 @@ pub struct Manifest {
     pub plan: u64,
     /// What is shown of it.
     pub design: Design,
+    /// Who took part, if it was measured between hosts.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub hosts: Vec<(String, HostFacts)>,
 }
 
 impl Manifest {
@@ -107,13 +110,23 @@ impl Log {
         dir.join(format!("{experiment}.jsonl"))
     }
 
+    /// As [`Self::open`], in a directory that is made. `fresh` forgets what an earlier call left.
+    pub(crate) fn in_dir<R: DeserializeOwned>(
+        dir: &Path,
+        manifest: &Manifest,
+        fresh: bool,
+    ) -> anyhow::Result<(Self, Vec<Done<R>>)> {
+        fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
+        let path = Self::path(dir, &manifest.design.name);
+        if fresh && path.exists() {
+            fs::remove_file(&path).with_context(|| path.display().to_string())?;
+        }
+        Self::open(&path, manifest)
+    }
+
     /// Opens or makes it; what was done before. A line that is not whole, as the last one of a killed process may
     /// be, is not taken.
-    ///
-    /// # Errors
-    ///
-    /// If it is of another experiment, or cannot be read or written.
-    pub(super) fn open<R: DeserializeOwned>(
+    pub(crate) fn open<R: DeserializeOwned>(
         path: &Path,
         manifest: &Manifest,
     ) -> anyhow::Result<(Self, Vec<Done<R>>)> {
@@ -152,10 +165,6 @@ impl Log {
     }
 
     /// Reads one, whatever experiment it is of.
-    ///
-    /// # Errors
-    ///
-    /// If it cannot be read, or is none.
     pub fn read(path: &Path) -> anyhow::Result<(Manifest, Vec<Record>)> {
         let at = || path.display().to_string();
         let text = fs::read_to_string(path).with_context(at)?;
@@ -177,11 +186,7 @@ impl Log {
     }
 
     /// Adds a run.
-    ///
-    /// # Errors
-    ///
-    /// If it cannot be written.
-    pub(super) fn add(&mut self, run: &impl Serialize, records: &[Record]) -> anyhow::Result<()> {
+    pub(crate) fn add(&mut self, run: &impl Serialize, records: &[Record]) -> anyhow::Result<()> {
         self.line(&Line {
             run,
             records: records.to_vec(),
@@ -232,11 +237,19 @@ pub(super) mod tests {
 
     fn manifest(seed: u64) -> Manifest {
         Manifest {
+            seed,
+            ..manifest_of(Design::default())
+        }
+    }
+
+    pub(in super::super) fn manifest_of(design: Design) -> Manifest {
+        Manifest {
             format: Manifest::FORMAT,
             machine: machine(),
-            seed,
+            seed: 1,
             plan: 1,
-            design: Design::default(),
+            design,
+            hosts: Vec::new(),
         }
     }
 

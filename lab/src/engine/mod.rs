@@ -1,4 +1,4 @@
-//! The engine of experiments: [`blackout`](crate::experiment::blackout) and [`tail`](crate::experiment::tail) run on it.
+//! The engine of experiments.
 //!
 //! An [`Experiment`] says what varies (*factors*), makes testbeds, and measures one run in one of them. The engine runs
 //! all of it in an order of the seed, several runs at once, and writes each into a log of JSON lines as soon as it is
@@ -13,11 +13,12 @@
 mod design;
 mod effects;
 mod log;
+mod pivot;
 mod render;
 mod runner;
 
 pub use design::{Agreement, ChartSpec, Column, Design, EffectSpec, Only, Stat, TableSpec};
-pub(crate) use design::{only, texts};
+pub(crate) use design::{only, published, references, texts};
 pub use effects::Verdict;
 pub use log::{Log, Manifest, Record};
 pub use render::{compare, report};

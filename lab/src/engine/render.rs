@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::ensure;
 use rto_model::chart::{Axis, Chart, Legend, Series};
-use rto_testbed::machine::Machine;
+use rto_testbed::{facts::HostFacts, machine::Machine};
 
-use super::{ChartSpec, Design, Manifest, Only, Record, TableSpec, effects, log};
-use crate::report::{Report, Table};
+use super::{ChartSpec, Design, Manifest, Only, Record, Stat, TableSpec, effects, log, pivot};
+use crate::report::{Method, Report, Table};
 
 /// Points of the curve of a distribution.
 const POINTS: usize = 200;
@@ -28,8 +28,9 @@ pub fn report(manifest: &Manifest, records: &[Record]) -> Report {
         question: design.question.clone(),
         machine: machine.clone(),
         seed: *seed,
-        method: design.method.clone(),
+        method: method(design, &manifest.hosts),
         findings: Vec::new(),
+        effects: Vec::new(),
         tables: Vec::new(),
         charts: charts(design, &all),
     };
@@ -45,6 +46,16 @@ pub fn report(manifest: &Manifest, records: &[Record]) -> Report {
     report
 }
 
+/// How it was done, and between whom.
+fn method(design: &Design, hosts: &[(String, HostFacts)]) -> Method {
+    let mut method = design.method.clone();
+    for (name, host) in hosts {
+        let lines = host.lines().into_iter();
+        method.extend(lines.map(|(fact, is)| (format!("{name}, {fact}"), is)));
+    }
+    method
+}
+
 /// Effects, and a sentence for each kind of them.
 fn conclude(report: &mut Report, design: &Design, records: &[&Record], machine: &Machine) {
     for (number, spec) in design.effects.iter().enumerate() {
@@ -53,12 +64,15 @@ fn conclude(report: &mut Report, design: &Design, records: &[&Record], machine: 
             continue;
         }
         report.findings.push(effects::headline(design, spec, &all));
+        if design.pivot && number == 0 {
+            report.effects.push(pivot::table(design, spec, &all));
+        }
         let name = match number {
             0 => "effects".to_owned(),
-            _ => format!("effects-{}", spec.measure.replace(' ', "-")),
+            _ => format!("effects-{}", number + 1),
         };
         report
-            .tables
+            .effects
             .push(effects::table(&name, design, spec, &all));
     }
 }
@@ -127,6 +141,16 @@ pub fn compare(
         });
     design.name = format!("{}-compared", design.name);
     design.method = method.collect();
+    // Of the hosts what differs.
+    let facts = [one.1, other.1].map(|manifest| self::method(&Design::default(), &manifest.hosts));
+    for (name, own, others) in [
+        (&names[0], &facts[0], &facts[1]),
+        (&names[1], &facts[1], &facts[0]),
+    ] {
+        let differs = own.iter().filter(|fact| !others.contains(fact));
+        let named = differs.map(|(fact, is)| (format!("{name}: {fact}"), is.clone()));
+        design.method.extend(named);
+    }
     // Both logs have them, and nothing new is said of them.
     design.agreements.clear();
     design.references.clear();
@@ -142,6 +166,7 @@ pub fn compare(
         seed: one.1.seed,
         plan: one.1.plan,
         design,
+        hosts: Vec::new(),
     };
     Ok(Report {
         machine: one.1.machine.clone(),
@@ -158,11 +183,20 @@ impl Design {
         }
     }
 
+    /// Of a number of a measure; nothing where there is none.
+    pub(super) fn unit(&self, (measure, stat): (&str, &Stat)) -> &str {
+        match stat {
+            Stat::PercentOf(_) | Stat::Above(_) => "%",
+            _ => self.units.get(measure).map_or("", String::as_str),
+        }
+    }
+
     /// A value of a measure, to what is worth telling.
     pub(super) fn number(&self, measure: &str, value: f64) -> String {
         let digits = match self.units.get(measure).map(String::as_str) {
             Some("us") => 0,
-            Some("%") => 2,
+            _ if value.abs() < 0.01 => 4,
+            _ if value.abs() < 0.1 => 3,
             _ if value.abs() < 1.0 => 2,
             _ => 1,
         };
@@ -352,7 +386,7 @@ fn curve(design: &Design, spec: &ChartSpec, x: &str, records: &[&Record]) -> Vec
         std::slice::from_ref(&x.to_owned()),
         &spec.only,
     );
-    let stat = spec.stat.clone().unwrap_or(super::Stat::P50);
+    let stat = spec.stat.clone().unwrap_or(Stat::P50);
     let points = at.into_iter().filter_map(|(level, records)| {
         Some((
             level[0].parse().ok()?,
@@ -404,6 +438,7 @@ mod tests {
             machine: machine(),
             seed: 1,
             plan: 1,
+            hosts: Vec::new(),
             design: Design {
                 name: "trial".to_owned(),
                 question: "Does it pay?".to_owned(),
@@ -485,8 +520,11 @@ mod tests {
             .iter()
             .map(|table| table.name.as_str())
             .collect();
-        assert_eq!(names, ["effects", "medians", "long"]);
-        let medians = &report.tables[1];
+        assert_eq!(
+            (names, &*report.effects[0].name),
+            (vec!["medians", "long"], "effects")
+        );
+        let medians = &report.tables[0];
         assert_eq!(
             medians.columns,
             ["lost, ms", "kernel", "agent", "published"]
@@ -496,7 +534,7 @@ mod tests {
             medians.rows,
             [["9", "208", "16", "7"], ["100", "208", "16", ""]]
         );
-        let long = &report.tables[2];
+        let long = &report.tables[1];
         assert_eq!(long.columns, ["lost, ms", "p50", "requests"]);
         assert_eq!(long.rows, [["9", "16", "12"], ["100", "16", "12"]]);
         assert_eq!(report.charts.len(), 3);
@@ -509,7 +547,7 @@ mod tests {
     fn two_logs_next_to_each_other() {
         let (manifest, slow, fast) = (manifest(), records(40.0), records(16.0));
         let report = compare(("a", &manifest, &slow), ("b", &manifest, &fast)).unwrap();
-        let effects = &report.tables[0];
+        let effects = &report.effects[0];
         assert_eq!(effects.columns[..3], ["lost, ms", "timers", "log"]);
         let verdict = |timers: &str| {
             let of = effects.rows.iter().filter(|row| row[1] == timers);
@@ -531,8 +569,9 @@ mod tests {
         for (value, text) in [
             (207.54, "207.5"),
             (208.0, "208"),
-            (0.054, "0.05"),
-            (-0.001, "0"),
+            (0.054, "0.054"),
+            (0.0048, "0.0048"),
+            (-0.00001, "0"),
             (100.0, "100"),
         ] {
             assert_eq!(design.number("time", value), text);

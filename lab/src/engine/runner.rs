@@ -1,7 +1,6 @@
 //! Runs what is not done yet: several runs at once, each in a testbed of its kind.
 
 use std::{
-    fs,
     path::Path,
     sync::{Condvar, Mutex, MutexGuard, PoisonError},
     thread,
@@ -35,20 +34,12 @@ pub trait Experiment: Sync {
     fn runs(&self) -> Vec<Self::Run>;
 
     /// Makes what testbeds share.
-    ///
-    /// # Errors
-    ///
-    /// If it cannot be made.
     fn share(&self) -> anyhow::Result<Self::Shared>;
 
     /// How many testbeds there are of each kind.
     fn testbeds(&self) -> Vec<usize>;
 
     /// Makes one of a kind. Its number tells its link from others.
-    ///
-    /// # Errors
-    ///
-    /// If it cannot be made.
     fn testbed(
         &self,
         shared: &Self::Shared,
@@ -63,10 +54,6 @@ pub trait Experiment: Sync {
     fn kind(&self, run: &Self::Run) -> usize;
 
     /// Measures a run.
-    ///
-    /// # Errors
-    ///
-    /// If it cannot be measured; all others end then.
     fn measure(&self, seat: &mut Self::Seat<'_>, run: &Self::Run) -> anyhow::Result<Vec<Record>>;
 
     /// How long it takes, about.
@@ -102,10 +89,6 @@ pub fn seed_of(seed: u64, value: &impl Serialize) -> u64 {
 }
 
 /// Measures what is not measured yet, and reports.
-///
-/// # Errors
-///
-/// If something cannot be made or measured; the runs that are done are kept.
 pub fn run<E: Experiment>(experiment: &E, options: &Options<'_>) -> anyhow::Result<Report> {
     let design = experiment.design();
     let mut left = experiment.runs();
@@ -115,13 +98,9 @@ pub fn run<E: Experiment>(experiment: &E, options: &Options<'_>) -> anyhow::Resu
         seed: options.seed,
         plan: seed_of(0, &left),
         design,
+        hosts: Vec::new(),
     };
-    fs::create_dir_all(options.out).with_context(|| options.out.display().to_string())?;
-    let path = Log::path(options.out, &manifest.design.name);
-    if options.fresh && path.exists() {
-        fs::remove_file(&path).with_context(|| path.display().to_string())?;
-    }
-    let (mut log, done) = Log::open::<E::Run>(&path, &manifest)?;
+    let (mut log, done) = Log::in_dir::<E::Run>(options.out, &manifest, options.fresh)?;
     left.shuffle(&mut ChaCha8Rng::seed_from_u64(options.seed));
     left.retain(|run| !done.iter().any(|(done, _)| done == run));
     let (now, before) = (left.len(), done.len());

@@ -1,8 +1,7 @@
 //! The experiments.
 
 pub mod blackout;
+pub mod definition;
 pub mod estimator;
-pub mod loss;
-pub mod rtt;
-pub mod tail;
 pub mod tune;
+pub mod workloads;

@@ -24,11 +24,6 @@ svg { max-width: 100%; height: auto }
 
 pub(super) fn page(report: &Report) -> anyhow::Result<String> {
     let drawings = drawings(&report.charts)?;
-    // What was concluded comes first.
-    let (effects, others): (Vec<&Table>, Vec<&Table>) = report
-        .tables
-        .iter()
-        .partition(|table| table.name == "effects");
     let body = html! {
         p { (report.question) }
         p { (report.machine.describe()) "; seed " (report.seed) }
@@ -45,9 +40,9 @@ pub(super) fn page(report: &Report) -> anyhow::Result<String> {
                 @for finding in &report.findings { li { (finding) } }
             }
         }
-        @for table in &effects { (markup(table)) }
+        @for table in &report.effects { (markup(table)) }
         (drawings)
-        @for table in &others { (markup(table)) }
+        @for table in &report.tables { (markup(table)) }
     };
     Ok(document(&format!("rto-lab {}", report.name), &body))
 }

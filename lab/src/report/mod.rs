@@ -30,6 +30,8 @@ pub struct Report {
     pub method: Method,
     /// What came of it, in words.
     pub findings: Vec<String>,
+    /// What follows from them, before all other tables.
+    pub effects: Vec<Table>,
     /// The numbers.
     pub tables: Vec<Table>,
     /// Drawn.
@@ -38,6 +40,11 @@ pub struct Report {
 }
 
 impl Report {
+    /// Effects first.
+    pub fn all_tables(&self) -> impl Iterator<Item = &Table> {
+        self.effects.iter().chain(&self.tables)
+    }
+
     /// For people at a terminal.
     #[must_use]
     pub fn text(&self) -> String {
@@ -51,7 +58,7 @@ impl Report {
         for finding in &self.findings {
             text.push_str(&format!("- {finding}\n"));
         }
-        for table in &self.tables {
+        for table in self.all_tables() {
             text.push_str(&format!("\n{}\n{}", table.title, table.text()));
         }
         text
@@ -70,7 +77,7 @@ impl Report {
         for finding in &self.findings {
             text.push_str(&format!("- {finding}\n"));
         }
-        for table in &self.tables {
+        for table in self.all_tables() {
             text.push_str(&format!("\n{}\n\n{}", table.title, table.markdown()));
         }
         text
@@ -78,10 +85,6 @@ impl Report {
 
     /// Writes `NAME.html`, `NAME.json`, `NAME.md` and a `NAME-TABLE.csv` for each table; the directory is made if it is
     /// not there.
-    ///
-    /// # Errors
-    ///
-    /// If a file cannot be written, or a chart not be drawn.
     pub fn write(&self, dir: &Path) -> anyhow::Result<()> {
         fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
         let write = |file: String, text: &str| {
@@ -92,7 +95,7 @@ impl Report {
         let json = serde_json::to_string_pretty(self)?;
         write(format!("{}.json", self.name), &json)?;
         write(format!("{}.md", self.name), &self.markdown())?;
-        for table in &self.tables {
+        for table in self.all_tables() {
             write(format!("{}-{}.csv", self.name, table.name), &table.csv()?)?;
         }
         Ok(())
@@ -100,10 +103,6 @@ impl Report {
 }
 
 /// Writes charts alone: one drawing, or a page like those of the reports, by the ending of the file's name.
-///
-/// # Errors
-///
-/// If it ends in neither `.svg` nor `.html`, there is nothing to draw, or the file cannot be written.
 pub fn write_charts(path: &Path, title: &str, charts: &[Chart]) -> anyhow::Result<()> {
     let text = match path.extension().and_then(|ending| ending.to_str()) {
         Some("svg") => chart::svg(charts)?,
@@ -119,12 +118,12 @@ pub fn write_charts(path: &Path, title: &str, charts: &[Chart]) -> anyhow::Resul
 /// # Errors
 ///
 /// If the page cannot be read or written, or a marker has no end.
-pub fn write_tables(path: &Path, experiment: &str, tables: &[Table]) -> anyhow::Result<()> {
+pub fn write_tables(path: &Path, report: &Report) -> anyhow::Result<()> {
     let context = || path.display().to_string();
     let mut text = fs::read_to_string(path).with_context(context)?;
-    for table in tables {
+    for table in report.all_tables() {
         let [begin, end] =
-            [experiment, "end"].map(|kind| format!("<!-- {kind}: {} -->", table.name));
+            [&*report.name, "end"].map(|kind| format!("<!-- {kind}: {} -->", table.name));
         let Some((before, rest)) = text.split_once(&begin) else {
             continue;
         };
@@ -161,6 +160,7 @@ mod tests {
             seed: 1,
             method: vec![("runs".to_owned(), "11 of each".to_owned())],
             findings: vec!["It does, below 100 ms.".to_owned()],
+            effects: Vec::new(),
             tables: vec![table],
             charts: vec![Chart {
                 title: "idle".to_owned(),
@@ -206,21 +206,21 @@ mod tests {
         let page = dir.path().join("page.md");
         fs::write(
             &page,
-            "a\n<!-- tune: idle -->\nold\n<!-- end: idle -->\nb\n",
+            "a\n<!-- trial: idle -->\nold\n<!-- end: idle -->\nb\n",
         )
         .unwrap();
-        write_tables(&page, "tune", &report().tables).unwrap();
+        write_tables(&page, &report()).unwrap();
         let text = fs::read_to_string(&page).unwrap();
         let (before, rest) = text
-            .split_once("<!-- tune: idle -->\nIdle, ms\n\n")
+            .split_once("<!-- trial: idle -->\nIdle, ms\n\n")
             .unwrap();
         assert!(
             before == "a\n" && rest.ends_with("|\n<!-- end: idle -->\nb\n"),
             "{text}"
         );
         assert!(rest.contains("| 10 ") && !rest.contains("old"), "{text}");
-        fs::write(&page, "<!-- tune: idle -->").unwrap();
-        assert!(write_tables(&page, "tune", &report().tables).is_err());
+        fs::write(&page, "<!-- trial: idle -->").unwrap();
+        assert!(write_tables(&page, &report()).is_err());
     }
 
     #[test]

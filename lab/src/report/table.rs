@@ -71,10 +71,6 @@ impl Table {
     }
 
     /// Comma-separated, with a heading.
-    ///
-    /// # Errors
-    ///
-    /// If it cannot be written.
     pub fn csv(&self) -> anyhow::Result<String> {
         let mut writer = csv::Writer::from_writer(Vec::new());
         writer.write_record(&self.columns)?;

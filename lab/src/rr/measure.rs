@@ -32,6 +32,29 @@ pub enum Limit {
     Count(u64),
 }
 
+/// What one transaction is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Test {
+    /// Request and response, over one connection.
+    RequestResponse,
+    /// The same over a connection of its own: connect, request, response, close.
+    NewConnection,
+    /// A connection alone, closed by a reset as soon as it is there.
+    Connect,
+}
+
+impl Test {
+    /// netperf's name for it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::RequestResponse => "TCP_RR",
+            Self::NewConnection => "TCP_CRR",
+            Self::Connect => "TCP_CC",
+        }
+    }
+}
+
 /// What is measured.
 #[derive(Clone, Debug)]
 pub struct Plan {
@@ -47,8 +70,8 @@ pub struct Plan {
     pub pause: Duration,
     /// How many at the same time.
     pub connections: usize,
-    /// Each transaction on a connection of its own.
-    pub new_connection: bool,
+    /// What a transaction is.
+    pub test: Test,
     /// For so long nothing is recorded.
     pub warmup: Duration,
     /// Longest wait for a connection or a response; `None`: as long as TCP waits.
@@ -145,14 +168,20 @@ pub struct Interval {
     pub transactions: u64,
     /// How long they took.
     pub latency: Option<Times>,
+    /// It was over before its time: what was measured after the last whole one.
+    #[serde(skip)]
+    pub is_rest: bool,
 }
+
+/// Is told of each interval, and of all its times, microseconds.
+pub type Each<'a> = &'a mut dyn FnMut(&Interval, &Histogram<u64>) -> anyhow::Result<()>;
 
 /// What was measured.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Outcome {
     /// The server.
     pub to: SocketAddr,
-    /// netperf's name for it: TCP_RR, or TCP_CRR with new connections.
+    /// netperf's name for it: TCP_RR, TCP_CRR with new connections, TCP_CC without requests.
     pub test: &'static str,
     /// Bytes of a request.
     pub request_bytes: u32,
@@ -170,7 +199,8 @@ pub struct Outcome {
     pub transactions: u64,
     /// Of all connections together.
     pub transactions_per_s: f64,
-    /// How long a transaction took; with new connections from connect(2) to the end of the connection.
+    /// How long a transaction took; with new connections from connect(2) to the end of the connection, and without
+    /// requests connect(2) alone.
     pub latency: Option<Times>,
     /// How long connect(2) took.
     pub connect: Option<Times>,
@@ -208,11 +238,7 @@ pub(super) struct Shared<'a> {
 ///
 /// If the connections cannot be made, or a time of the plan is beyond what the clock counts. What fails later is in
 /// the outcome.
-pub fn run(
-    plan: &Plan,
-    go_on: &dyn Fn() -> bool,
-    each: &mut dyn FnMut(&Interval) -> anyhow::Result<()>,
-) -> anyhow::Result<Outcome> {
+pub fn run(plan: &Plan, go_on: &dyn Fn() -> bool, each: Each<'_>) -> anyhow::Result<Outcome> {
     plan.sizes.check()?;
     later(Instant::now(), plan.pause)?;
     let (to, clients) = connect(plan, go_on)?;
@@ -279,9 +305,9 @@ pub fn run(
             }
             let stopping = shared.stop.load(Ordering::Relaxed);
             if next.is_some_and(|next| Instant::now() >= next) && failed.is_none() && !stopping {
-                let interval = drain(&shared, from, &mut last)?;
+                let (interval, times) = drain(&shared, from, &mut last)?;
                 // With a warm-up the first begin is in the future.
-                if let Err(error) = each(&interval) {
+                if let Err(error) = each(&interval, &times) {
                     failed = Some(error);
                     shared.stop.store(true, Ordering::Relaxed);
                 }
@@ -291,6 +317,11 @@ pub fn run(
                     left_out += 1;
                 }
             }
+        }
+        if plan.interval.is_some() && failed.is_none() {
+            let (mut rest, times) = drain(&shared, from, &mut last)?;
+            rest.is_rest = true;
+            each(&rest, &times)?;
         }
         Ok(shares)
     })?;
@@ -323,7 +354,11 @@ fn later(instant: Instant, by: Duration) -> anyhow::Result<Instant> {
 }
 
 /// Takes what the workers have measured since the last interval.
-fn drain(shared: &Shared<'_>, from: Instant, last: &mut Instant) -> anyhow::Result<Interval> {
+fn drain(
+    shared: &Shared<'_>,
+    from: Instant,
+    last: &mut Instant,
+) -> anyhow::Result<(Interval, Histogram<u64>)> {
     let mut all = Histogram::<u64>::new(3)?;
     for one in &shared.live {
         let mut one = one.lock().unwrap_or_else(PoisonError::into_inner);
@@ -336,9 +371,10 @@ fn drain(shared: &Shared<'_>, from: Instant, last: &mut Instant) -> anyhow::Resu
         seconds: now.saturating_duration_since(*last).as_secs_f64(),
         transactions: all.len(),
         latency: Times::of(&all),
+        is_rest: false,
     };
     *last = now;
-    Ok(interval)
+    Ok((interval, all))
 }
 
 /// The address that answers, and a client for each worker (none where each transaction has its own).
@@ -346,11 +382,12 @@ fn connect(
     plan: &Plan,
     go_on: &dyn Fn() -> bool,
 ) -> anyhow::Result<(SocketAddr, Vec<Option<Connected>>)> {
-    let close = if plan.new_connection {
-        // It is only to see who answers.
-        CloseMode::ByClient
-    } else {
+    let keeps = plan.test == Test::RequestResponse;
+    let close = if keeps {
         CloseMode::WithTcpInfo
+    } else {
+        // It is only to see who answers; nothing is sent.
+        CloseMode::OneShot
     };
     let mut error = None;
     for to in &plan.to {
@@ -367,9 +404,9 @@ fn connect(
                 continue;
             }
         };
-        let mut clients = vec![(!plan.new_connection).then_some(first)];
+        let mut clients = vec![keeps.then_some(first)];
         while clients.len() < plan.connections {
-            let next = (!plan.new_connection).then(open).transpose();
+            let next = keeps.then(open).transpose();
             let number = clients.len() + 1;
             clients.push(next.with_context(|| format!("connection {number} to {to}"))?);
         }
@@ -411,11 +448,7 @@ fn assemble(shared: &Shared<'_>, shares: Vec<Share>, began: SystemTime) -> anyho
     };
     Ok(Outcome {
         to: *to,
-        test: if plan.new_connection {
-            "TCP_CRR"
-        } else {
-            "TCP_RR"
-        },
+        test: plan.test.name(),
         request_bytes: plan.sizes.request,
         response_bytes: plan.sizes.response,
         pause_us: micros(plan.pause),
@@ -460,7 +493,7 @@ mod tests {
             limit: Limit::Time(Duration::from_millis(200)),
             pause: Duration::from_millis(1),
             connections: 1,
-            new_connection: false,
+            test: Test::RequestResponse,
             warmup: Duration::ZERO,
             timeout: None,
             interval: Some(Duration::from_millis(10)),
@@ -481,7 +514,7 @@ mod tests {
         for keep in [0, 2] {
             let plan = Plan { keep, ..plan(to) };
             let mut seen = 0;
-            let mut each = |_: &Interval| {
+            let mut each = |_: &Interval, _: &Histogram<u64>| {
                 seen += 1;
                 Ok(())
             };
@@ -510,13 +543,13 @@ mod tests {
                 ..plan.clone()
             },
         ] {
-            let error = run(&plan, &|| true, &mut |_| Ok(())).unwrap_err();
+            let error = run(&plan, &|| true, &mut |_, _| Ok(())).unwrap_err();
             assert!(error.to_string().contains("beyond"), "{error}");
         }
         let plan = Plan {
             interval: Some(long),
             ..plan
         };
-        run(&plan, &|| true, &mut |_| Ok(())).unwrap();
+        run(&plan, &|| true, &mut |_, _| Ok(())).unwrap();
     }
 }

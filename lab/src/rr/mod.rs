@@ -2,4 +2,5 @@
 
 pub mod measure;
 pub mod print;
+pub mod records;
 mod worker;

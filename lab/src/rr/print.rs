@@ -2,7 +2,7 @@
 
 use rto_testbed::tcp::TcpInfo;
 
-use super::measure::{Interval, Outcome, Times};
+use super::measure::{Interval, Outcome, Test, Times};
 use crate::report::Table;
 
 /// Connections whose ends are shown one by one; JSON has all.
@@ -33,6 +33,10 @@ const CSV: [&str; 17] = [
 pub fn text(outcome: &Outcome) -> String {
     let Outcome { test, to, .. } = outcome;
     let mut text = format!("{test} to {to}\n\n{}", rate(outcome).text());
+    let transaction = match *test == Test::Connect.name() {
+        true => "handshake",
+        false => "transaction",
+    };
     let mut latency = Table::new(
         "",
         "",
@@ -40,10 +44,7 @@ pub fn text(outcome: &Outcome) -> String {
             "us", "min", "mean", "p50", "p90", "p99", "p99.9", "max", "stddev",
         ],
     );
-    for (name, times) in [
-        ("transaction", outcome.latency),
-        ("connect", outcome.connect),
-    ] {
+    for (name, times) in [(transaction, outcome.latency), ("connect", outcome.connect)] {
         if let Some(times) = times {
             let mut cells = vec![name.to_owned()];
             cells.extend(numbers(&times));
@@ -321,6 +322,7 @@ mod tests {
             seconds: 0.5,
             transactions: 1000,
             latency: times(),
+            is_rest: false,
         };
         assert_eq!(
             live(&interval),

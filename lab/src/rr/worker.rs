@@ -14,7 +14,7 @@ use rto_testbed::{
     workload::rr::{Client, CloseMode, Error, TICK},
 };
 
-use super::measure::{Connection, Limit, Plan, Shared};
+use super::measure::{Connection, Limit, Plan, Shared, Test};
 use crate::summary::micros;
 
 /// A response that is overdue for longer when the time is over is one that did not come.
@@ -132,7 +132,7 @@ fn farewell(share: &mut Share, client: Client, shared: &Shared<'_>) {
     }
 }
 
-/// A transaction on a connection of its own, from connect(2) until the connection has ended.
+/// A transaction on a connection of its own, from connect(2) until the connection has ended; or that connection alone.
 fn once(
     shared: &Shared<'_>,
     share: &mut Share,
@@ -141,6 +141,12 @@ fn once(
     let Plan { sizes, options, .. } = *shared.plan;
     let begin = Instant::now();
     let (mut client, connect) = Client::open(shared.to, sizes, options, CloseMode::OneShot, go_on)?;
+    if shared.plan.test == Test::Connect {
+        share.ended(shared, &client, connect)?;
+        // Else each would leave a port in TIME_WAIT for a minute.
+        client.reset()?;
+        return Ok(connect);
+    }
     client.transact_while(go_on)?;
     client.wait_for_end(go_on)?;
     let took = begin.elapsed();
@@ -217,7 +223,8 @@ fn why(shared: &Shared<'_>, share: &Share, error: &Error, waited: Duration) -> O
             let timed_out = shared.plan.timeout.is_some_and(|most| waited >= most);
             let silent = share.latencies.is_empty() || waited >= SILENCE.max(usual * 2);
             (timed_out || silent).then(|| {
-                let hint = if share.latencies.is_empty() {
+                let asks = shared.plan.test != Test::Connect;
+                let hint = if share.latencies.is_empty() && asks {
                     "; is it rto-lab rr --server that listens there?"
                 } else {
                     ""

@@ -1,8 +1,9 @@
-//! Published tables: how long a request/response connection (1 byte out, 2 bytes back, one transaction at a time)
-//! between two near hosts was idle, by how long all its packets were dropped.
+//! Published figures, all in this directory.
 //!
-//! Columns are *thin* (linear timeouts of thin streams) or *thick*, and rto_min. One table was computed by its
-//! authors, two were measured.
+//! [`LOSS`] and those after it are TOML: `[[published]]` with levels of factors and numbers of measures, as `rto-lab`
+//! reads them. [`Table`] is how long a request/response connection (1 byte out, 2 bytes back, one transaction at a
+//! time) between two near hosts was idle, by how long all its packets were dropped. Its columns are *thin* (linear
+//! timeouts of thin streams) or *thick*, and rto_min. One table was computed by its authors, two were measured.
 
 use std::collections::BTreeMap;
 
@@ -13,6 +14,15 @@ const THEORY: &str = include_str!("idle_theory_ms.csv");
 const LINUX_6_5: &str = include_str!("idle_linux_6_5_ms.csv");
 /// Measured on Linux 6.11, rto_min by sysctl, HZ 1000.
 const LINUX_6_11: &str = include_str!("idle_linux_6_11_ms.csv");
+
+/// What one lost packet costs a small HTTP/1.1 transfer.
+pub const LOSS: &str = include_str!("loss.toml");
+/// Latencies of a request/response connection by pause.
+pub const RTT: &str = include_str!("rtt.toml");
+/// Spurious retransmissions with RTO restart and tail loss probes.
+pub const TAIL: &str = include_str!("tail.toml");
+/// How often the RTO of RFC 6298 is exceeded.
+pub const ESTIMATOR: &str = include_str!("estimator.toml");
 
 /// A column of such a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -125,6 +125,7 @@ impl Plan {
                 ..ChartSpec::default()
             }],
             references: self.references(),
+            ..Design::default()
         }
     }
 

@@ -1,14 +1,14 @@
 //! RTT samples of TCP flows that share a bottleneck with other traffic.
 
-use std::{fs, path::PathBuf, thread, time::Duration};
-
-use anyhow::Context as _;
-use indicatif::ProgressBar;
-use rto_model::{
-    capture::{self, Capture},
-    estimator::Sample,
+use std::{
+    fs,
+    path::PathBuf,
+    thread,
+    time::{Duration, Instant},
 };
 
+use anyhow::Context as _;
+use rto_model::capture;
 use rto_testbed::{
     channel::ControlChannel,
     link::{config::LinkConfig, packet::Direction, relay::Relay},
@@ -16,7 +16,6 @@ use rto_testbed::{
     workload::{Role, load::Sender},
 };
 
-use super::Source;
 use crate::{
     interrupt,
     topology::{PORT, Topology},
@@ -35,30 +34,29 @@ const STEP: Duration = Duration::from_millis(100);
 
 /// Traffic on a bottleneck.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Load {
+pub(super) struct Load {
     /// Of the bottleneck, bits a second.
-    pub rate: u64,
+    pub(super) rate: u64,
     /// One way, without the queue.
-    pub delay: Duration,
+    pub(super) delay: Duration,
     /// How long a packet waits in a full queue.
-    pub queue: Duration,
+    pub(super) queue: Duration,
     /// Offered, as a share of the rate.
-    pub load: f64,
+    pub(super) load: f64,
     /// Of which by TCP, in bursts of ten segments over all flows.
-    pub tcp: f64,
+    pub(super) tcp: f64,
     /// TCP flows.
-    pub flows: u16,
+    pub(super) flows: u16,
     /// For how long.
-    pub length: Duration,
+    pub(super) length: Duration,
     /// Of what is random.
-    pub seed: u64,
+    pub(super) seed: u64,
 }
 
 impl Load {
-    /// How long it takes, in steps of a progress bar.
-    pub(super) fn steps(&self) -> u64 {
-        let whole = self.length + MORE;
-        u64::try_from(whole.as_nanos().div_ceil(STEP.as_nanos())).unwrap_or(u64::MAX)
+    /// How long it takes.
+    pub(super) fn takes(&self) -> Duration {
+        self.length + MORE
     }
 
     /// Bytes that wait in a full queue.
@@ -79,8 +77,8 @@ impl Load {
         Duration::from_micros(us.max(1.0) as u64)
     }
 
-    /// Runs it; the samples of each TCP flow, as its sender's host sees them.
-    pub(super) fn run(&self, number: u8, bar: &ProgressBar) -> anyhow::Result<Source> {
+    /// Runs it; the TCP flows, as their sender's host sees them.
+    pub(super) fn run(&self, number: u8) -> anyhow::Result<Vec<capture::Flow>> {
         let net = Pair::new()?;
         let relay = Relay::new(&net, number, self.seed)?;
         relay.set_delay(self.delay);
@@ -101,14 +99,15 @@ impl Load {
         let on = topology.server_address();
         let _sink = topology.serve(&Role::Sink { on })?;
         let _senders = self.senders(&topology)?;
-        for _ in 0..self.steps() {
+        let end = Instant::now() + self.takes();
+        while Instant::now() < end {
             interrupt::check()?;
             thread::sleep(STEP);
-            bar.inc(1);
         }
         topology.relay().context("no relay")?.end_capture()?;
-        let capture = capture::read(&fs::read(&file)?)?;
-        Ok(self.source(&capture))
+        let mut flows = capture::read(&fs::read(&file)?)?.flows;
+        flows.retain(|flow| flow.to.port() == PORT);
+        Ok(flows)
     }
 
     fn senders(&self, topology: &Topology) -> anyhow::Result<Vec<ControlChannel>> {
@@ -131,25 +130,6 @@ impl Load {
         let flood = sender(PACKET, mean, u64::from(self.flows))?;
         senders.push(topology.client(&Role::UdpFlood(flood))?);
         Ok(senders)
-    }
-
-    fn source(&self, capture: &Capture) -> Source {
-        let ours = capture.flows.iter().filter(|flow| flow.to.port() == PORT);
-        let flows: Vec<Vec<Sample>> = ours.clone().map(capture::Flow::samples).collect();
-        let retransmitted: u64 = ours.clone().map(|flow| flow.counts.retransmitted).sum();
-        let segments: u64 = ours.map(|flow| flow.counts.segments).sum();
-        let percent = self.load * 100.0;
-        Source {
-            name: format!("load-{percent:.0}"),
-            title: format!(
-                "{percent:.0} % of a bottleneck of {} Mbit/s",
-                self.rate / 1_000_000
-            ),
-            flows,
-            remarks: vec![format!(
-                "{retransmitted} of {segments} segments were retransmitted"
-            )],
-        }
     }
 }
 

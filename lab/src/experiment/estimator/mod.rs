@@ -1,194 +1,421 @@
 //! How often an RTO is too short: RFC 6298 with any weights, sampling and minimum, and Linux's variant, over RTT
-//! samples of generated load, of a capture or of the agent's statistics.
+//! samples of generated load, of a capture or of the agent's statistics. A run is a load; its flows are what effects are
+//! paired by.
 
 mod load;
-mod tables;
+mod source;
 
-use std::thread;
+use std::{fs, path::PathBuf, time::Duration};
 
 use anyhow::{Context as _, ensure};
-use indicatif::{ProgressBar, ProgressStyle};
+use clap::Args;
 use rto_model::{
-    advice::Distribution,
     capture,
-    estimator::{Rfc6298, Sample},
+    estimator::{Linux, Rfc6298, Sample, Weights},
+    published,
+    study::{MINIMUMS_US, Sampling, Shares, Study, weights_table},
 };
 use rto_testbed::machine::Machine;
-use serde::Deserialize;
 
-pub use self::load::Load;
-use crate::report::{Method, Report};
+use self::{load::Load, source::Source};
+use crate::{
+    cli::Common,
+    commands::{advise::read_capture, predict::duration},
+    engine::{self, Column, Design, Experiment, Record, Stat},
+    summary::micros,
+};
 
-/// Samples drawn of histograms.
-const DRAWN: usize = 50_000;
+/// Of the rate, by TCP.
+const TCP: f64 = 0.15;
+const FLOWS: u16 = 8;
+/// The least that Linux can have at HZ 250, to its default.
+const RTO_MINS_US: [u64; 7] = [8_000, 20_000, 50_000, 100_000, 200_000, 500_000, 1_000_000];
+/// How it is shown.
+const DESIGN: &str = include_str!("../../../experiments/estimator.toml");
+/// Samplings as they are named.
+const SAMPLINGS: [&str; 3] = ["All", "One", "EverySecondAck"];
 
-/// RTT samples from one place.
-#[derive(Clone, Debug)]
-pub struct Source {
-    /// For the names of tables.
-    pub name: String,
-    /// What they are of.
-    pub title: String,
-    /// By flow, in order.
-    pub flows: Vec<Vec<Sample>>,
-    /// What to know of them.
-    pub remarks: Vec<String>,
+/// `rto-lab estimator`.
+#[derive(Debug, Args)]
+pub struct Estimator {
+    #[command(flatten)]
+    pub(crate) common: Common,
+    /// Of this capture, of the host where it was taken (tcpdump -s 128 -w FILE tcp); nothing is generated then
+    #[arg(long, value_name = "FILE", conflicts_with = "stats")]
+    pcap: Option<PathBuf>,
+    /// Of what `rto-agent stats --json` printed; nothing is generated then
+    #[arg(long, value_name = "FILE")]
+    stats: Option<PathBuf>,
+    /// Of this policy's statistics only
+    #[arg(long, requires = "stats")]
+    policy: Option<String>,
+    /// Weight of a new sample in the smoothed RTT, of an estimator beside W1 to W9
+    #[arg(long, value_parser = weight)]
+    alpha: Option<f64>,
+    /// Its weight in the variation
+    #[arg(long, value_parser = weight)]
+    beta: Option<f64>,
+    /// How many variations the RTO lies above the smoothed RTT
+    #[arg(long, short, value_parser = variations)]
+    k: Option<f64>,
+    /// The clock's granularity
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    granularity: Option<Duration>,
+    /// Its least RTO
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    minimum: Option<Duration>,
+    /// Minimum RTOs to compare [default: 250ms,500ms,750ms,1s]
+    #[arg(long, value_name = "DURATION", value_delimiter = ',', value_parser = duration)]
+    minimums: Vec<Duration>,
+    /// Loads to generate, % of the bottleneck
+    #[arg(long, value_delimiter = ',', default_values_t = [75, 100, 125], value_parser = clap::value_parser!(u16).range(20..=400))]
+    load: Vec<u16>,
+    /// Rate of the bottleneck, Mbit/s
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=100))]
+    rate: u64,
+    /// One way, without the queue
+    #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "20ms")]
+    delay: Duration,
+    /// How long a packet waits in the full queue
+    #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "1500ms")]
+    queue: Duration,
+    /// How long each load lasts [default: 30s; quick: 5s]
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    length: Option<Duration>,
+    /// Forget the runs that an earlier call left in the report's directory
+    #[arg(long)]
+    pub(crate) fresh: bool,
 }
 
-/// What to study.
-#[derive(Clone, Debug)]
-pub struct Options {
-    /// An estimator beside the published ones.
-    pub own: Option<Rfc6298>,
-    /// Minimum RTOs to compare, microseconds.
-    pub minimums_us: Vec<u64>,
-    /// Values of rto_min for Linux's estimator, microseconds.
-    pub rto_mins_us: Vec<u64>,
-    /// Of what is random.
-    pub seed: u64,
+/// The whole study.
+#[derive(Debug)]
+pub struct Plan {
+    design: Design,
+    loads: Vec<Load>,
+    /// In place of loads.
+    file: Option<Source>,
+    own: Option<Rfc6298>,
+    minimums_us: Vec<u64>,
+    hz: u32,
 }
 
-/// Generates loads, all at once, each on a link of its own.
-///
-/// # Errors
-///
-/// If a link or a sender cannot be made.
-pub fn generate(loads: &[Load]) -> anyhow::Result<Vec<Source>> {
-    let bar = ProgressBar::new(loads.iter().map(Load::steps).sum());
-    bar.set_style(ProgressStyle::with_template(
-        "{bar:40} {percent} %, {eta} left",
-    )?);
-    let sources = thread::scope(|scope| {
-        let running: Vec<_> = loads
-            .iter()
-            .zip(0..)
-            .map(|(load, number)| (load, number, bar.clone()))
-            .map(|(load, number, bar)| scope.spawn(move || load.run(number, &bar)))
-            .collect();
-        let ended = running.into_iter().map(|load| {
-            load.join()
-                .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-        });
-        ended.collect()
-    });
-    bar.finish_and_clear();
-    sources
-}
-
-/// The samples of a capture: of the host where it was taken.
-///
-/// # Errors
-///
-/// If it cannot be read as one, or has no samples.
-pub fn of_capture(name: &str, bytes: &[u8]) -> anyhow::Result<Source> {
-    let mut capture = capture::read(bytes)?;
-    capture.retain_far();
-    let flows = capture.samples();
-    ensure!(!flows.is_empty(), "no round trip of TCP in it");
-    Ok(Source {
-        name: "capture".to_owned(),
-        title: name.to_owned(),
-        flows,
-        remarks: capture.remarks(),
-    })
-}
-
-/// What `rto-agent stats --json` prints, as far as it is needed.
-#[derive(Deserialize)]
-struct Statistics {
-    policies:
-        std::collections::BTreeMap<String, std::collections::BTreeMap<String, serde_json::Value>>,
-}
-
-#[derive(Deserialize)]
-struct Histogram {
-    buckets: Vec<Bucket>,
-}
-
-#[derive(Deserialize)]
-struct Bucket {
-    below_us: Option<u64>,
-    count: u64,
-}
-
-/// Samples drawn at random of the smoothed RTTs that the agent counted, of one policy or of all.
-///
-/// # Errors
-///
-/// If it is not what `rto-agent stats --json` prints, or has no round trips.
-pub fn of_statistics(text: &str, policy: Option<&str>) -> anyhow::Result<Source> {
-    let statistics: Statistics = serde_json::from_str(text)
-        .context("not what `rto-agent stats --json` prints: give the file it was written to")?;
-    let known: Vec<&str> = statistics.policies.keys().map(String::as_str).collect();
-    if let Some(policy) = policy {
+impl Plan {
+    /// What was asked for.
+    pub fn new(args: &Estimator) -> anyhow::Result<Self> {
         ensure!(
-            known.contains(&policy),
-            "unknown policy {policy}; the statistics have: {}",
-            known.join(", ")
+            args.queue >= Duration::from_millis(1) && args.load.len() <= 100,
+            "--queue: at least 1ms; --load: at most 100 of them"
         );
+        let file = match (&args.pcap, &args.stats) {
+            (Some(path), _) => {
+                let source = source::of_capture(&path.display().to_string(), &read_capture(path)?);
+                Some(source.with_context(|| path.display().to_string())?)
+            }
+            (None, Some(path)) => {
+                let at = || path.display().to_string();
+                let text = fs::read_to_string(path).with_context(at)?;
+                Some(source::of_statistics(&text, args.policy.as_deref()).with_context(at)?)
+            }
+            (None, None) => None,
+        };
+        let default = Duration::from_secs(if args.common.quick { 5 } else { 30 });
+        let load = |percent: &u16| Load {
+            rate: args.rate * 1_000_000,
+            delay: args.delay,
+            queue: args.queue,
+            load: f64::from(*percent) / 100.0,
+            tcp: TCP,
+            flows: FLOWS,
+            length: args.length.unwrap_or(default),
+            seed: args.common.seed,
+        };
+        Ok(Self {
+            design: toml::from_str(DESIGN)?,
+            loads: if file.is_some() {
+                Vec::new()
+            } else {
+                args.load.iter().map(load).collect()
+            },
+            file,
+            own: own(args),
+            minimums_us: match args.minimums.is_empty() {
+                true => MINIMUMS_US.to_vec(),
+                false => args.minimums.iter().copied().map(micros).collect(),
+            },
+            hz: u32::try_from(Machine::here()?.hz)?,
+        })
     }
-    let mut times = Distribution::default();
-    let wanted = statistics.policies.iter();
-    for (_, directions) in wanted.filter(|(name, _)| policy.is_none_or(|policy| policy == *name)) {
-        for direction in directions.values() {
-            let Some(histogram) = direction.get("srtt").filter(|srtt| !srtt.is_null()) else {
-                continue;
-            };
-            let histogram: Histogram = serde_json::from_value(histogram.clone())?;
-            for bucket in histogram.buckets {
-                times.add(bucket.below_us.unwrap_or(u64::MAX), bucket.count);
+
+    /// All loads at once.
+    pub(crate) fn jobs(&self) -> usize {
+        self.loads.len()
+    }
+
+    /// Whether it needs no more than a file, which may be another one of the same name the next time.
+    pub(crate) fn is_of_file(&self) -> bool {
+        self.file.is_some()
+    }
+
+    /// What every estimator makes of a flow.
+    fn flow(&self, load: &str, number: u32, samples: &[Sample]) -> Vec<Record> {
+        let flows = [samples];
+        let rtts = samples.iter().map(|sample| f(sample.rtt_us) / 1000.0);
+        let mut records = vec![Record::new([("load", load)], number).with_all("RTT", rtts)];
+        let mut weights = |name: &str, sampling: Sampling, shares: &Shares| {
+            let sampling = SAMPLINGS[Sampling::ALL
+                .iter()
+                .position(|one| *one == sampling)
+                .unwrap_or(0)];
+            let levels = [("load", load), ("weights", name), ("sampling", sampling)];
+            let mut record = Record::new(levels, number)
+                .with("judged", f(shares.judged))
+                .with("within", f(shares.within))
+                .with("exceeding", f(shares.exceeding))
+                .with("RTO > 1 s", f(shares.long))
+                .with("exceeded", f(shares.spurious()));
+            for (us, avoided) in &shares.avoided {
+                record = record.with(&avoid(*us), f(*avoided));
+            }
+            records.push(record);
+        };
+        for row in weights_table(&flows, &self.minimums_us) {
+            weights(row.name, row.sampling, &row.shares);
+        }
+        if let Some(own) = &self.own {
+            for sampling in Sampling::ALL {
+                let shares = Study::published(sampling).run(own, &flows, &self.minimums_us);
+                weights("own", sampling, &shares);
             }
         }
+        let every = Study::every(Sampling::All);
+        let of = |weights| every.run(&Rfc6298::new(weights), &flows, &RTO_MINS_US);
+        for (name, shares) in [
+            (
+                "Linux",
+                every.run(&Linux::new(self.hz), &flows, &RTO_MINS_US),
+            ),
+            ("RFC 6298, W1", of(Weights::W1)),
+            ("RFC 6298, W8", of(Weights::W8)),
+        ] {
+            for (us, avoided) in &shares.avoided {
+                let minimum = (us / 1000).to_string();
+                let levels = [("load", load), ("estimator", name), ("minimum", &minimum)];
+                records.push(
+                    Record::new(levels, number)
+                        .with("segments", f(shares.judged))
+                        .with("spurious", f(shares.judged - avoided)),
+                );
+            }
+        }
+        records
     }
-    ensure!(
-        times.count() > 0,
-        "no round trips in the statistics: is rtt_sampling off?"
-    );
-    Ok(Source {
-        name: "statistics".to_owned(),
-        title: format!("smoothed RTTs of {}", policy.unwrap_or("all policies")),
-        flows: times.drawn(DRAWN),
-        remarks: vec![format!(
-            "{} smoothed RTTs, of which samples were drawn without order: single slow answers are hidden in them",
-            times.count()
-        )],
-    })
 }
 
-/// Runs the estimators over the samples.
-///
-/// # Errors
-///
-/// If the machine does not say what it is.
-pub fn study(sources: &[Source], options: &Options, method: Method) -> anyhow::Result<Report> {
-    Ok(tables::report(sources, options, method, Machine::here()?))
+impl Experiment for Plan {
+    /// Number of a load.
+    type Run = usize;
+    type Shared = ();
+    /// Number of its link.
+    type Testbed = u8;
+    type Seat<'a> = u8;
+
+    fn design(&self) -> Design {
+        let time = |duration| humantime::format_duration(duration).to_string();
+        let mut method = vec![(
+            "judged",
+            "each sample against the RTO before it; weights: what the estimator takes; minimums: every segment"
+                .to_owned(),
+        )];
+        if let Some(file) = &self.file {
+            method.extend(
+                file.remarks
+                    .iter()
+                    .map(|remark| ("samples", remark.clone())),
+            );
+        }
+        if let Some(load) = self.loads.first() {
+            method.push((
+                "traffic",
+                format!(
+                    "{FLOWS} TCP flows, bursts of ten segments at random times, {:.0} % of the rate; the rest UDP \
+                     packets at random times; for {}",
+                    TCP * 100.0,
+                    time(load.length)
+                ),
+            ));
+            let loads: Vec<String> = self.loads.iter().map(name).collect();
+            method.push(("loads", loads.join(", ")));
+            method.push((
+                "bottleneck",
+                format!(
+                    "{} Mbit/s, {} one way, a full queue takes {}",
+                    load.rate / 1_000_000,
+                    time(load.delay),
+                    time(load.queue)
+                ),
+            ));
+        }
+        if let Some(own) = &self.own {
+            method.push(("own", format!("{own:?}")));
+        }
+        let mut design = self.design.clone();
+        if self.file.is_some() {
+            // Its log is not that of what was measured.
+            design.name = "estimator-file".to_owned();
+        }
+        design.method = method
+            .into_iter()
+            .map(|(name, value)| (name.to_owned(), value))
+            .collect();
+        if let Some(table) = design.tables.last_mut() {
+            table.columns.extend(self.minimums_us.iter().map(|us| {
+                let name = avoid(*us);
+                Column::new(&name, Stat::PercentOf("judged".to_owned()), &name)
+            }));
+        }
+        if self.file.is_none() {
+            design.references = engine::published(published::ESTIMATOR);
+            let is_load = |one: &Record| {
+                self.loads
+                    .iter()
+                    .any(|load| name(load) == one.level("load"))
+            };
+            design.references.retain(is_load);
+        }
+        design
+    }
+
+    fn runs(&self) -> Vec<usize> {
+        (0..self.loads.len().max(1)).collect()
+    }
+
+    fn share(&self) -> anyhow::Result<()> {
+        Ok(())
+    }
+
+    fn testbeds(&self) -> Vec<usize> {
+        vec![self.loads.len().max(1)]
+    }
+
+    fn testbed(&self, (): &(), _: usize, number: u8) -> anyhow::Result<u8> {
+        Ok(number)
+    }
+
+    fn seats(&self, number: &mut u8) -> Vec<u8> {
+        vec![*number]
+    }
+
+    fn kind(&self, _: &usize) -> usize {
+        0
+    }
+
+    fn measure(&self, number: &mut u8, run: &usize) -> anyhow::Result<Vec<Record>> {
+        if let Some(file) = &self.file {
+            let flows = (0..).zip(&file.flows);
+            return Ok(flows
+                .flat_map(|(n, flow)| self.flow(&file.title, n, flow))
+                .collect());
+        }
+        let load = &self.loads[*run];
+        let name = name(load);
+        let flows = load.run(*number)?;
+        ensure!(!flows.is_empty(), "no flow of TCP in the capture");
+        let records = (0..)
+            .zip(&flows)
+            .flat_map(|(n, flow): (u32, &capture::Flow)| {
+                let counts = Record::new([("load", &*name)], n)
+                    .with("sent", f(flow.counts.segments))
+                    .with("retransmitted", f(flow.counts.retransmitted));
+                std::iter::once(counts)
+                    .chain(self.flow(&name, n, &flow.samples()))
+                    .collect::<Vec<_>>()
+            });
+        Ok(records.collect())
+    }
+
+    fn expected(&self, run: &usize) -> Duration {
+        self.loads.get(*run).map_or(Duration::ZERO, Load::takes)
+    }
+}
+
+/// Of the bottleneck, percent.
+fn name(load: &Load) -> String {
+    format!("{:.0}", load.load * 100.0)
+}
+
+fn avoid(us: u64) -> String {
+    format!("avoid at {} ms", us / 1000)
+}
+
+#[expect(clippy::cast_precision_loss, reason = "thousands of samples")]
+fn f(count: u64) -> f64 {
+    count as f64
+}
+
+/// An estimator of one's own, if anything of it was said.
+fn own(args: &Estimator) -> Option<Rfc6298> {
+    let Estimator {
+        alpha,
+        beta,
+        k,
+        granularity,
+        minimum,
+        ..
+    } = args;
+    let said = alpha.or(*beta).or(*k).is_some() || granularity.or(*minimum).is_some();
+    let mut own = Rfc6298::new(Weights {
+        alpha: alpha.unwrap_or(Weights::W1.alpha),
+        beta: beta.unwrap_or(Weights::W1.beta),
+    });
+    own.k = k.unwrap_or(own.k);
+    own.granularity_us = granularity.map_or(own.granularity_us, micros);
+    own.minimum_us = minimum.map_or(own.minimum_us, micros);
+    said.then_some(own)
+}
+
+/// More than 0, at most 1; also as a fraction.
+fn weight(text: &str) -> Result<f64, String> {
+    let number = match text.split_once('/') {
+        Some((above, below)) => above
+            .parse::<f64>()
+            .ok()
+            .zip(below.parse::<f64>().ok())
+            .map(|(above, below)| above / below),
+        None => text.parse().ok(),
+    };
+    number
+        .filter(|weight| *weight > 0.0 && *weight <= 1.0)
+        .ok_or_else(|| format!("{text}: a weight is above 0 and at most 1, such as 1/8 or 0.125"))
+}
+
+fn variations(text: &str) -> Result<f64, String> {
+    text.parse()
+        .ok()
+        .filter(|k| (0.0..=1000.0).contains(k))
+        .ok_or_else(|| format!("{text}: 0 to 1000 variations, such as 4"))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const STATISTICS: &str = r#"{"on": true, "policies": {
-        "near": {"active": {"connections": 7, "srtt": {"count": 10, "sum_us": 1000, "buckets": [
-            {"from_us": 100, "below_us": 120, "count": 9}, {"from_us": 1000, "count": 1}]}},
-          "passive": {"connections": 0, "srtt": null}},
-        "far": {"active": {"srtt": {"count": 5, "sum_us": 5, "buckets": [
-            {"from_us": 50000, "below_us": 60000, "count": 5}]}}}}}"#;
+    #[test]
+    fn how_many_variations() {
+        assert_eq!(variations("4"), Ok(4.0));
+        for text in ["-3", "nan", "inf", "1001", ""] {
+            assert!(
+                variations(text).unwrap_err().contains("such as 4"),
+                "{text}"
+            );
+        }
+    }
 
     #[test]
-    fn statistics_of_the_agent() {
-        let all = of_statistics(STATISTICS, None).unwrap();
-        assert!(all.remarks[0].starts_with("15 smoothed RTTs"));
-        let far = of_statistics(STATISTICS, Some("far")).unwrap();
-        assert!(far.flows.iter().flatten().all(|s| s.rtt_us == 60_000));
-        assert!(far.flows.iter().map(Vec::len).sum::<usize>() >= DRAWN);
-        for (text, policy, said) in [
-            (STATISTICS, Some("other"), "the statistics have: far, near"),
-            ("{}", None, "rto-agent stats --json"),
-            (r#"{"policies": {}}"#, None, "rtt_sampling"),
-        ] {
-            let error = format!("{:#}", of_statistics(text, policy).unwrap_err());
-            assert!(error.contains(said), "{error}");
+    fn weights() {
+        assert_eq!(weight("1/8"), Ok(0.125));
+        assert_eq!(weight("0.5"), Ok(0.5));
+        for text in ["0", "1.5", "1/0", "x", "1/x", "-1"] {
+            assert!(weight(text).unwrap_err().contains("such as 1/8"), "{text}");
         }
     }
 }

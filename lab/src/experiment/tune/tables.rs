@@ -53,6 +53,7 @@ pub(super) fn report(results: &Results, options: &Options, machine: Machine) -> 
         seed: options.seed,
         method: method(results, options),
         findings,
+        effects: Vec::new(),
         tables: vec![
             table,
             fleet_table(&results.prefixes),

@@ -1,0 +1,126 @@
+//! How the records of a definition are shown.
+
+use std::collections::BTreeMap;
+
+use super::{Definition, Plan};
+use crate::engine::{
+    ChartSpec, Column, Design, EffectSpec, Only, Stat, TableSpec, references, seed_of,
+};
+
+/// Measures that are times.
+const MILLISECONDS: [&str; 6] = [
+    "time",
+    "longest",
+    "smoothed RTT at the client",
+    "smoothed RTT at the server",
+    "RTO at the server",
+    "value that was learnt",
+];
+
+impl Plan {
+    /// As the file has it, or the obvious: the first factor's levels against the first of them.
+    pub(super) fn shown(&self) -> Design {
+        let Definition {
+            factor: factors, ..
+        } = &self.definition;
+        let mut method = vec![("runs of a cell".to_owned(), self.runs.to_string())];
+        // Runs of other cells, or of other settings, are not gone on with.
+        let cells: Vec<_> = self
+            .cells
+            .iter()
+            .map(|cell| (&cell.levels, &cell.settings))
+            .collect();
+        method.push((
+            "cells".to_owned(),
+            format!("{}, hash {:016x}", cells.len(), seed_of(0, &cells)),
+        ));
+        method.push((
+            "link".to_owned(),
+            format!("{:?}", self.backend).to_lowercase(),
+        ));
+        method.push(("all".to_owned(), self.definition.settings.describe()));
+        for factor in factors.iter().filter(|factor| factor.sets.is_none()) {
+            method.extend(factor.level.iter().map(|level| {
+                let name = level.name.clone().unwrap_or_default();
+                (format!("{} {name}", factor.name), level.describe())
+            }));
+        }
+        method.retain(|(_, value)| !value.is_empty());
+        let mut units: BTreeMap<String, String> = MILLISECONDS
+            .iter()
+            .map(|name| ((*name).to_owned(), "ms".to_owned()))
+            .collect();
+        let swept = factors.iter().filter(|factor| factor.sets.is_some());
+        units.extend(
+            swept
+                .clone()
+                .map(|factor| (factor.name.clone(), "ms".to_owned())),
+        );
+        let levels = factors.iter().map(|factor| {
+            let names = factor.level.iter().filter_map(|level| level.name.clone());
+            (factor.name.clone(), names.collect())
+        });
+        let mut design = Design {
+            name: self.definition.name.clone(),
+            question: self.definition.question.clone(),
+            method,
+            levels: levels.collect(),
+            units,
+            effects: self.definition.effect.clone(),
+            tables: self.definition.table.clone(),
+            charts: self.definition.chart.clone(),
+            references: references(&self.definition.published),
+            ..Design::default()
+        };
+        let compared = &factors[0];
+        let across = vec![compared.name.clone()];
+        let others: Vec<String> = factors[1..]
+            .iter()
+            .map(|factor| factor.name.clone())
+            .collect();
+        // What an outage costs is the longest wait of a run.
+        let measure = match self.cells.iter().any(|cell| cell.settings.outage.is_some()) {
+            true => "longest",
+            false => "time",
+        };
+        if design.effects.is_empty() {
+            design.effects.push(EffectSpec {
+                measure: measure.to_owned(),
+                stat: Stat::P50,
+                across: compared.name.clone(),
+                base: compared.level[0].name.clone().unwrap_or_default(),
+                rows: others.clone(),
+                paired: false,
+                only: Only::new(),
+            });
+        }
+        if design.tables.is_empty() {
+            design.tables.push(TableSpec {
+                name: "medians".to_owned(),
+                title: format!("{measure}, ms: medians"),
+                rows: others.clone(),
+                across: across.clone(),
+                columns: vec![Column::new(measure, Stat::P50, "p50")],
+                only: Only::new(),
+            });
+        }
+        if design.charts.is_empty() {
+            let x = swept
+                .map(|factor| factor.name.clone())
+                .find(|name| *name != compared.name);
+            design.charts.push(ChartSpec {
+                title: measure.to_owned(),
+                per: others
+                    .into_iter()
+                    .filter(|name| Some(name) != x.as_ref())
+                    .collect(),
+                across,
+                stat: x.is_some().then_some(Stat::P50),
+                x,
+                measure: measure.to_owned(),
+                ..ChartSpec::default()
+            });
+        }
+        design
+    }
+}

@@ -1,0 +1,510 @@
+//! Experiments that are defined by a TOML file: factors, and what their levels set. `rto-lab loss`, `rtt` and `tail` are
+//! such files, and `rto-lab run FILE.toml` runs a user's own.
+
+mod design;
+mod run;
+mod settings;
+
+use std::path::Path;
+
+use anyhow::{Context as _, ensure};
+use clap::Args;
+use rto_model::published;
+use rto_testbed::{agent, machine::Machine};
+use serde::Deserialize;
+
+use self::settings::{Dropped, Settings, Sweep};
+use crate::{
+    cli::{Common, LinkArg},
+    engine::{ChartSpec, EffectSpec, Only, TableSpec},
+    topology::LinkBackend,
+};
+
+/// The lab's own: a verb, what it is, and figures beside it.
+const OWN: [(&str, &str, &str); 3] = [
+    (
+        "loss",
+        include_str!("../../../experiments/loss.toml"),
+        published::LOSS,
+    ),
+    (
+        "rtt",
+        include_str!("../../../experiments/rtt.toml"),
+        published::RTT,
+    ),
+    (
+        "tail",
+        include_str!("../../../experiments/tail.toml"),
+        published::TAIL,
+    ),
+];
+/// Cells of an experiment: more would take days.
+const CELLS: usize = 10_000;
+/// Testbeds of all kinds together: each has an address of its own.
+const TESTBEDS: usize = 200;
+
+/// Options of an experiment that a file defines.
+#[derive(Clone, Debug, Args)]
+pub struct Defined {
+    #[command(flatten)]
+    pub(crate) common: Common,
+    #[command(flatten)]
+    link: LinkArg,
+    /// Runs of a cell [default: what the definition says]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    runs: Option<u32>,
+    /// Runs at once
+    #[arg(long, value_name = "N", default_value_t = 24)]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub(crate) jobs: u16,
+    /// Forget the runs that an earlier call left in the report's directory
+    #[arg(long)]
+    pub(crate) fresh: bool,
+}
+
+/// The file.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Definition {
+    name: String,
+    question: String,
+    /// Of a cell.
+    #[serde(default = "runs")]
+    runs: u32,
+    #[serde(default = "quick_runs")]
+    quick_runs: u32,
+    /// What all runs have, unless a level says otherwise.
+    #[serde(default)]
+    settings: Settings,
+    factor: Vec<Factor>,
+    #[serde(default)]
+    effect: Vec<EffectSpec>,
+    #[serde(default)]
+    table: Vec<TableSpec>,
+    #[serde(default)]
+    chart: Vec<ChartSpec>,
+    /// Levels by name, and numbers of a measure: `"time p50" = 3.0`.
+    #[serde(default)]
+    published: Vec<toml::Table>,
+}
+
+const fn runs() -> u32 {
+    10
+}
+
+const fn quick_runs() -> u32 {
+    5
+}
+
+/// What varies: levels with settings of their own, or values of one setting.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Factor {
+    name: String,
+    #[serde(default)]
+    level: Vec<Settings>,
+    sets: Option<Sweep>,
+    #[serde(default)]
+    values: Vec<String>,
+    /// Levels of a quick run; all, if there are none.
+    #[serde(default)]
+    quick: Vec<String>,
+}
+
+/// Levels of factors, their settings over each other, and what they are measured with.
+type Combination = (Vec<(String, String)>, Settings, Only);
+
+/// Levels of all factors, and what they come to.
+#[derive(Clone, Debug)]
+struct Cell {
+    levels: Vec<(String, String)>,
+    settings: Settings,
+    kind: usize,
+}
+
+/// A whole experiment.
+#[derive(Debug)]
+pub struct Plan {
+    definition: Definition,
+    cells: Vec<Cell>,
+    /// A cell of each kind of testbed, and how many testbeds there are.
+    kinds: Vec<(Settings, usize)>,
+    runs: u32,
+    backend: LinkBackend,
+    seed: u64,
+    hz: u32,
+    agent: std::path::PathBuf,
+}
+
+impl Plan {
+    /// What a file asks for.
+    pub fn read(path: &Path, args: &Defined) -> anyhow::Result<Self> {
+        let at = || path.display().to_string();
+        let text = std::fs::read_to_string(path).with_context(at)?;
+        Self::parse(&text, args).with_context(at)
+    }
+
+    /// One of the lab's own.
+    ///
+    /// # Errors
+    ///
+    /// If there is no agent.
+    pub fn own(verb: &str, args: &Defined) -> anyhow::Result<Self> {
+        let own = OWN
+            .iter()
+            .find(|(name, ..)| *name == verb)
+            .context("no such experiment")?;
+        Self::parse(&format!("{}\n{}", own.1, own.2), args)
+    }
+
+    fn parse(text: &str, args: &Defined) -> anyhow::Result<Self> {
+        let mut definition: Definition = toml::from_str(text)?;
+        let is_name = |name: &str| {
+            let is_fine = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
+            !name.is_empty() && name.chars().all(is_fine)
+        };
+        ensure!(
+            is_name(&definition.name),
+            "name: {:?} is a file's: letters, digits, - and _ only",
+            definition.name
+        );
+        for factor in &mut definition.factor {
+            factor.complete(args.common.quick)?;
+        }
+        let mut plan = Self {
+            runs: args.runs.unwrap_or(match args.common.quick {
+                true => definition.quick_runs,
+                false => definition.runs,
+            }),
+            definition,
+            cells: Vec::new(),
+            kinds: Vec::new(),
+            backend: args.link.link,
+            seed: args.common.seed,
+            hz: u32::try_from(Machine::here()?.hz)?,
+            agent: agent::find(args.common.agent.as_deref())?,
+        };
+        plan.combine(args.common.quick)?;
+        Ok(plan)
+    }
+
+    /// All combinations of levels.
+    fn combine(&mut self, quick: bool) -> anyhow::Result<()> {
+        let Definition {
+            settings,
+            factor: factors,
+            ..
+        } = &self.definition;
+        let count = factors
+            .iter()
+            .map(|factor| factor.level.len())
+            .try_fold(1, usize::checked_mul);
+        ensure!(
+            count.is_some_and(|count| (1..=CELLS).contains(&count)),
+            "[[factor]]: at least one, and no more than {CELLS} combinations of levels"
+        );
+        let mut cells: Vec<Combination> = vec![(Vec::new(), settings.clone(), Only::new())];
+        for factor in factors {
+            let with = |(levels, below, only): &Combination, level: &Settings| {
+                let mut levels = levels.clone();
+                levels.push((factor.name.clone(), level.name.clone().unwrap_or_default()));
+                let mut only = only.clone();
+                only.extend(level.only.clone());
+                (levels, level.over(below), only)
+            };
+            cells = cells
+                .iter()
+                .flat_map(|cell| factor.level.iter().map(|level| with(cell, level)))
+                .collect();
+        }
+        for (levels, mut settings, only) in cells {
+            let is_meant = |(factor, level): &(String, String)| {
+                only.get(factor).is_none_or(|levels| levels.contains(level))
+            };
+            let rule = settings.drop.as_ref().map(Dropped::rule).transpose();
+            // nftables cannot tell copies.
+            let is_possible = self.backend == LinkBackend::Relay
+                || rule.as_ref().is_ok_and(|rule| {
+                    rule.is_none_or(|rule| {
+                        !rule.filter.first_time && rule.filter.from_byte.is_none()
+                    })
+                });
+            if !levels.iter().all(is_meant) || !is_possible {
+                continue;
+            }
+            settings.check().with_context(|| named(&levels))?;
+            if quick {
+                settings.count = settings.quick_count.or(settings.count);
+            }
+            let kind = self.kind_of(&settings);
+            self.cells.push(Cell {
+                levels,
+                settings,
+                kind,
+            });
+        }
+        ensure!(
+            !self.cells.is_empty(),
+            "`only` leaves no combination of levels"
+        );
+        let testbeds: usize = self.kinds.iter().map(|(_, links)| links).sum();
+        ensure!(
+            testbeds <= TESTBEDS,
+            "links: {testbeds} in all; at most {TESTBEDS}"
+        );
+        Ok(())
+    }
+
+    fn kind_of(&mut self, settings: &Settings) -> usize {
+        let links = settings.links.unwrap_or(2);
+        let same = self
+            .kinds
+            .iter()
+            .position(|(known, _)| known.has_testbed_of(settings));
+        match same {
+            Some(kind) => {
+                self.kinds[kind].1 = self.kinds[kind].1.max(links);
+                kind
+            }
+            None => {
+                self.kinds.push((settings.clone(), links));
+                self.kinds.len() - 1
+            }
+        }
+    }
+}
+
+/// "timers agent, pause 8".
+fn named(levels: &[(String, String)]) -> String {
+    let levels = levels
+        .iter()
+        .map(|(factor, level)| format!("{factor} {level}"));
+    levels.collect::<Vec<_>>().join(", ")
+}
+
+impl Factor {
+    /// Makes levels of values, and drops those that a quick run leaves out.
+    fn complete(&mut self, quick: bool) -> anyhow::Result<()> {
+        let name = &self.name;
+        let at = || format!("factor {name}");
+        let is_sweep = self.sets.is_some();
+        ensure!(
+            self.values.is_empty() != is_sweep && self.level.is_empty() == is_sweep,
+            "factor {name}: give levels ([[factor.level]]), or `sets` (pause, delay, round_trip, jitter or outage) and `values`"
+        );
+        if let Some(sets) = self.sets {
+            let levels = self
+                .values
+                .iter()
+                .map(|value| Settings::of_sweep(sets, value));
+            self.level = levels.collect::<Result<_, _>>().with_context(at)?;
+        }
+        let names: Vec<String> = self
+            .level
+            .iter()
+            .filter_map(|level| level.name.clone())
+            .collect();
+        ensure!(
+            names.len() == self.level.len(),
+            "factor {name}: each level needs a `name`"
+        );
+        for (number, one) in names.iter().enumerate() {
+            ensure!(
+                !names[..number].contains(one),
+                "factor {name}: two levels {one}"
+            );
+        }
+        let unknown = self
+            .quick
+            .iter()
+            .find(|one| !names.contains(one) && !self.values.contains(one));
+        if let Some(one) = unknown {
+            anyhow::bail!(
+                "factor {name}: quick: no level {one}; there are {}",
+                names.join(", ")
+            );
+        }
+        if quick && !self.quick.is_empty() {
+            let mut number = 0;
+            self.level.retain(|level| {
+                let value = self.values.get(number);
+                number += 1;
+                let is = |one: &String| Some(one) == level.name.as_ref() || Some(one) == value;
+                self.quick.iter().any(is)
+            });
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use clap::Parser as _;
+
+    use super::*;
+    use crate::engine::Experiment as _;
+
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: Defined,
+    }
+
+    fn parsed(text: &str, options: &[&str]) -> anyhow::Result<Plan> {
+        let options = ["rto-lab", "--agent", env!("CARGO_MANIFEST_PATH")]
+            .iter()
+            .chain(options);
+        Plan::parse(text, &Line::parse_from(options).args)
+    }
+
+    const TWO: &str = r#"
+name = "two"
+question = "Which?"
+[settings]
+delay = "2ms"
+count = 7
+[[factor]]
+name = "timers"
+[[factor.level]]
+name = "kernel"
+[[factor.level]]
+name = "agent"
+policy = { rto_min = "10ms" }
+only = { pause = ["8"] }
+[[factor]]
+name = "pause"
+sets = "pause"
+values = ["0ms", "8ms"]
+quick = ["8ms"]
+"#;
+
+    #[test]
+    fn levels_are_combined() {
+        let plan = parsed(TWO, &["--runs", "3"]).unwrap();
+        let cells: Vec<String> = plan.cells.iter().map(|cell| named(&cell.levels)).collect();
+        assert_eq!(
+            cells,
+            [
+                "timers kernel, pause 0",
+                "timers kernel, pause 8",
+                "timers agent, pause 8"
+            ]
+        );
+        // The kernel's testbed does for both pauses.
+        assert_eq!(plan.testbeds(), [2, 2]);
+        let (runs, last) = (plan.runs(), &plan.cells[2].settings);
+        assert_eq!((runs.len(), plan.kind(&runs[8])), (9, 1));
+        assert_eq!(
+            (last.work().count, last.work().pause),
+            (7, Duration::from_millis(8))
+        );
+        assert_eq!(last.link().delay, Duration::from_millis(2));
+        let design = plan.design();
+        assert_eq!(
+            (&*design.effects[0].base, &*design.effects[0].measure),
+            ("kernel", "time")
+        );
+        assert_eq!(design.charts[0].x.as_deref(), Some("pause"));
+        assert!(
+            design
+                .method
+                .iter()
+                .any(|(_, value)| value.contains("rto_min = \"10ms\""))
+        );
+        assert_eq!(parsed(TWO, &["--quick"]).unwrap().cells.len(), 2);
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_with_its_place_and_fix() {
+        let changed = |from: &str, to: &str| {
+            assert!(TWO.contains(from));
+            format!("{:#}", parsed(&TWO.replace(from, to), &[]).unwrap_err())
+        };
+        for (from, to, said) in [
+            (
+                "delay = \"2ms\"",
+                "delai = \"2ms\"",
+                &["line 5", "delai", "delay"][..],
+            ),
+            (
+                "delay = \"2ms\"",
+                "delay = \"2\"",
+                &["line 5", "such as 10ms"],
+            ),
+            ("count = 7", "workload = \"http2\"", &["line 6", "http-new"]),
+            (
+                "count = 7",
+                "drop = { every = 0 }",
+                &["timers kernel, pause 0", "1 or more"],
+            ),
+            (
+                "policy = { rto_min = \"10ms\" }",
+                "arm = \"control\"",
+                &["timers agent", "add `policy"],
+            ),
+            ("\"0ms\"", "\"5\"", &["factor pause", "such as 10ms"]),
+            (
+                "quick = [\"8ms\"]",
+                "quick = [\"9ms\"]",
+                &["factor pause", "9ms", "0, 8"],
+            ),
+            ("name = \"two\"", "name = \"a/b\"", &["name", "letters"]),
+            ("sets = \"pause\"", "", &["factor pause", "`sets`"]),
+            (
+                "name = \"kernel\"",
+                "name = \"agent\"",
+                &["factor timers", "two levels"],
+            ),
+            (
+                "only = { pause = [\"8\"] }",
+                "links = 999",
+                &["links", "200"],
+            ),
+        ] {
+            let error = changed(from, to);
+            assert!(
+                said.iter().all(|one| error.contains(one)),
+                "{from} -> {to}: {error}"
+            );
+        }
+    }
+
+    #[test]
+    fn own_definitions_are_read() {
+        let counts = [
+            (16 * 2 + 2 + 10, 10 * 2 + 2 + 4),
+            (17 * 6, 5 * 6),
+            (8 * (7 * 5 + 5), 8 * (3 * 3 + 2)),
+        ];
+        for ((verb, text, figures), (cells, quick)) in OWN.iter().zip(counts) {
+            let text = format!("{text}\n{figures}");
+            let plan = parsed(&text, &[]).unwrap();
+            assert_eq!((&*plan.definition.name, plan.cells.len()), (*verb, cells));
+            assert_eq!(parsed(&text, &["--quick"]).unwrap().cells.len(), quick);
+            // Levels that tables and figures name are those there are.
+            let design = plan.design();
+            let known = |factor: &str, level: &String| {
+                level.is_empty()
+                    || level.contains("published")
+                    || design.levels[factor].contains(level)
+            };
+            let named = design.tables.iter().flat_map(|table| &table.only);
+            let factors = design.references.iter().flat_map(|one| &one.factors);
+            assert!(
+                named
+                    .clone()
+                    .all(|(factor, levels)| levels.iter().all(|one| known(factor, one)))
+            );
+            assert!(factors.clone().all(|(factor, level)| known(factor, level)));
+        }
+        let veth = parsed(OWN[0].1, &["--link", "nft"]).unwrap();
+        assert_eq!(veth.cells.len(), 42);
+        let example = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/examples")).unwrap();
+        for file in example {
+            let text = std::fs::read_to_string(file.unwrap().path()).unwrap();
+            parsed(&text, &[]).unwrap();
+        }
+    }
+}

@@ -1,0 +1,303 @@
+//! HTTP/2 over one connection: requests beside each other, and a stream of messages both ways, as gRPC has them.
+
+use std::{
+    cell::RefCell,
+    collections::VecDeque,
+    net::{SocketAddr, TcpListener},
+    rc::Rc,
+    time::Duration,
+};
+
+use anyhow::{Context as _, bail, ensure};
+use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
+use h2::{
+    RecvStream, SendStream,
+    client::{ResponseFuture, SendRequest},
+    server::SendResponse,
+};
+use http::{Method, Request, Response};
+use rto_testbed::workload::http::BODY;
+use tokio::{
+    net::TcpStream,
+    runtime::{Builder, Runtime},
+    task::LocalSet,
+    time::{Instant, MissedTickBehavior, interval, sleep_until, timeout},
+};
+
+use super::{Client, Times};
+
+/// Requests beside each other.
+const AT_ONCE: usize = 4;
+/// Of the stream of messages; as gRPC's are named.
+const ECHO: &str = "/lab.Echo/Echo";
+/// From one message to the next.
+const INTERVAL: Duration = Duration::from_millis(10);
+/// Bytes of a message.
+const MESSAGE: usize = 100;
+/// Before each message: whether it is compressed, and its length.
+const PREFIX: usize = 5;
+/// An answer that takes longer does not come.
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+fn runtime() -> anyhow::Result<Runtime> {
+    Ok(Builder::new_current_thread().enable_all().build()?)
+}
+
+/// Answers connections until the listener fails.
+pub(super) fn serve(listener: TcpListener) -> anyhow::Result<()> {
+    runtime()?.block_on(async {
+        listener.set_nonblocking(true)?;
+        let listener = tokio::net::TcpListener::from_std(listener)?;
+        loop {
+            let (stream, _) = listener.accept().await?;
+            // A client that breaks off is no error of the server's.
+            tokio::spawn(serve_connection(stream));
+        }
+    })
+}
+
+async fn serve_connection(stream: TcpStream) -> anyhow::Result<()> {
+    stream.set_nodelay(true)?;
+    let mut connection = h2::server::handshake(stream).await?;
+    while let Some(accepted) = connection.accept().await {
+        let (request, respond) = accepted?;
+        tokio::spawn(answer(request, respond));
+    }
+    Ok(())
+}
+
+async fn answer(
+    request: Request<RecvStream>,
+    mut respond: SendResponse<Bytes>,
+) -> anyhow::Result<()> {
+    let is_echo = request.uri().path() == ECHO;
+    let mut requests = request.into_body();
+    let mut answers = respond.send_response(Response::new(()), false)?;
+    if !is_echo {
+        answers.send_data(Bytes::from_static(&[b'.'; BODY]), true)?;
+        return Ok(());
+    }
+    let mut messages = Messages::default();
+    while let Some(message) = messages.next(&mut requests).await? {
+        answers.send_data(framed(&message), false)?;
+    }
+    Ok(answers.send_data(Bytes::new(), true)?)
+}
+
+/// A message with its prefix.
+fn framed(message: &[u8]) -> Bytes {
+    let mut framed = BytesMut::with_capacity(PREFIX + message.len());
+    framed.put_u8(0);
+    framed.put_u32(u32::try_from(message.len()).unwrap_or(u32::MAX));
+    framed.put_slice(message);
+    framed.freeze()
+}
+
+/// Messages of a stream, whatever pieces they come in.
+#[derive(Default)]
+struct Messages(BytesMut);
+
+impl Messages {
+    /// `None` at the end of the stream.
+    async fn next(&mut self, from: &mut RecvStream) -> anyhow::Result<Option<Bytes>> {
+        loop {
+            if let Some(message) = self.whole() {
+                return Ok(Some(message));
+            }
+            let Some(more) = more(from).await? else {
+                ensure!(self.0.is_empty(), "the end in the middle of a message");
+                return Ok(None);
+            };
+            self.0.put(more);
+        }
+    }
+
+    fn whole(&mut self) -> Option<Bytes> {
+        let length = self.0.get(1..PREFIX)?.get_u32() as usize;
+        if self.0.len() < PREFIX + length {
+            return None;
+        }
+        self.0.advance(PREFIX);
+        Some(self.0.split_to(length).freeze())
+    }
+}
+
+/// What comes next; the window is opened again.
+async fn more(from: &mut RecvStream) -> anyhow::Result<Option<Bytes>> {
+    let Some(more) = from.data().await.transpose()? else {
+        return Ok(None);
+    };
+    from.flow_control().release_capacity(more.len())?;
+    Ok(Some(more))
+}
+
+/// A connection. It lives while something waits for it.
+struct Connected {
+    runtime: Runtime,
+    tasks: LocalSet,
+    send: SendRequest<Bytes>,
+}
+
+impl Connected {
+    fn to(to: SocketAddr) -> anyhow::Result<Self> {
+        let (runtime, tasks) = (runtime()?, LocalSet::new());
+        let send = tasks.block_on(&runtime, async {
+            let stream = TcpStream::connect(to).await?;
+            stream.set_nodelay(true)?;
+            let (send, connection) = h2::client::handshake(stream).await?;
+            tokio::task::spawn_local(connection);
+            anyhow::Ok(send)
+        })?;
+        Ok(Self {
+            runtime,
+            tasks,
+            send,
+        })
+    }
+}
+
+/// Requests beside each other, each with a response of [`BODY`] bytes.
+pub(super) struct Requests(Connected);
+
+impl Requests {
+    pub(super) fn connect(to: SocketAddr) -> anyhow::Result<Self> {
+        Connected::to(to).map(Self)
+    }
+}
+
+impl Client for Requests {
+    fn requests(&mut self, times: &mut Times) -> anyhow::Result<()> {
+        let Connected {
+            runtime,
+            tasks,
+            send,
+        } = &self.0;
+        let shared = Rc::new(RefCell::new(std::mem::take(times)));
+        tasks.block_on(runtime, async {
+            let all: Vec<_> = (0..AT_ONCE)
+                .map(|_| tokio::task::spawn_local(repeat(send.clone(), Rc::clone(&shared))))
+                .collect();
+            for one in all {
+                one.await??;
+            }
+            anyhow::Ok(())
+        })?;
+        *times = shared.take();
+        Ok(())
+    }
+}
+
+async fn repeat(mut send: SendRequest<Bytes>, times: Rc<RefCell<Times>>) -> anyhow::Result<()> {
+    while !times.borrow().are_enough() {
+        let begun = Instant::now();
+        let length = timeout(TIMEOUT, get(&mut send))
+            .await
+            .context("no answer")??;
+        ensure!(length == BODY, "a response of {length} bytes");
+        times.borrow_mut().add(begun.elapsed());
+    }
+    Ok(())
+}
+
+async fn get(send: &mut SendRequest<Bytes>) -> anyhow::Result<usize> {
+    let mut ready = send.clone().ready().await?;
+    let request = Request::get("http://lab.invalid/").body(())?;
+    let (response, _) = ready.send_request(request, true)?;
+    let mut body = response.await?.into_body();
+    let mut length = 0;
+    while let Some(more) = more(&mut body).await? {
+        length += more.len();
+    }
+    Ok(length)
+}
+
+/// A message each [`INTERVAL`], whether the one before has come back or not.
+pub(super) struct Stream {
+    connected: Connected,
+    requests: SendStream<Bytes>,
+    answers: RecvStream,
+    messages: Messages,
+}
+
+impl Stream {
+    pub(super) fn connect(to: SocketAddr) -> anyhow::Result<Self> {
+        let connected = Connected::to(to)?;
+        let Connected {
+            runtime,
+            tasks,
+            send,
+        } = &connected;
+        let (requests, answers) = tasks.block_on(runtime, async {
+            let mut ready = send.clone().ready().await?;
+            let request = Request::builder()
+                .method(Method::POST)
+                .uri(format!("http://lab.invalid{ECHO}"))
+                .header("content-type", "application/grpc")
+                .body(())?;
+            let (response, requests): (ResponseFuture, _) = ready.send_request(request, false)?;
+            anyhow::Ok((requests, response.await?.into_body()))
+        })?;
+        Ok(Self {
+            connected,
+            requests,
+            answers,
+            messages: Messages::default(),
+        })
+    }
+}
+
+impl Client for Stream {
+    fn requests(&mut self, times: &mut Times) -> anyhow::Result<()> {
+        let Self {
+            connected,
+            requests,
+            answers,
+            messages,
+        } = self;
+        let conversation = async {
+            let mut ticks = interval(INTERVAL);
+            ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            // When each that has not come back was sent.
+            let mut sent: VecDeque<Instant> = VecDeque::new();
+            loop {
+                if times.are_enough() && sent.is_empty() {
+                    return Ok(());
+                }
+                let oldest = sent.front().copied().unwrap_or_else(Instant::now);
+                tokio::select! {
+                    _ = ticks.tick(), if !times.are_enough() => {
+                        sent.push_back(Instant::now());
+                        requests.send_data(framed(&[b'm'; MESSAGE]), false)?;
+                    }
+                    message = messages.next(answers) => {
+                        let message = message?.context("the server ended the stream")?;
+                        ensure!(message.len() == MESSAGE, "a message of {} bytes", message.len());
+                        let begun = sent.pop_front().context("an answer to nothing")?;
+                        times.add(begun.elapsed());
+                    }
+                    () = sleep_until(oldest + TIMEOUT) => bail!("no answer"),
+                }
+            }
+        };
+        let tasks = &connected.tasks;
+        tasks.block_on(&connected.runtime, conversation)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_come_in_any_pieces() {
+        let whole = [framed(b"one"), framed(b""), framed(b"three")].concat();
+        let mut messages = Messages::default();
+        let mut found = Vec::new();
+        for byte in whole {
+            messages.0.put_u8(byte);
+            found.extend(messages.whole());
+        }
+        assert_eq!(found, [&b"one"[..], b"", b"three"]);
+        assert!(messages.0.is_empty());
+    }
+}

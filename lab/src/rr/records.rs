@@ -1,0 +1,290 @@
+//! A measurement between two hosts as records of the engine: `rto-lab report` and `rto-lab compare` take them.
+
+use std::{
+    io,
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use anyhow::Context as _;
+use hdrhistogram::Histogram;
+use rto_testbed::{
+    facts::HostFacts,
+    workload::rr::{Client, Error},
+};
+
+use super::measure::{Interval, Limit, Plan, Test};
+use crate::{
+    engine::{
+        self, ChartSpec, Column, Design, EffectSpec, Log, Manifest, Only, Record, Stat, TableSpec,
+        seed_of, texts,
+    },
+    report::Report,
+};
+
+/// A record has the times of an interval as so many values at most, at even ranks.
+const VALUES: u64 = 200;
+/// Records of a measurement at most.
+const RECORDS: u32 = 1000;
+/// Length of an interval, if nothing else is asked for and the measurement is short.
+const INTERVAL: Duration = Duration::from_secs(1);
+
+/// Length of the intervals that are recorded.
+#[must_use]
+pub fn interval(limit: Limit) -> Duration {
+    match limit {
+        // As few as a minute has.
+        Limit::Time(time) => (time / 60).max(INTERVAL),
+        Limit::Count(_) => INTERVAL,
+    }
+}
+
+/// The log of a measurement, to which others with the same plan between the same hosts can be added.
+#[derive(Debug)]
+pub struct Records {
+    log: Log,
+    manifest: Manifest,
+    test: Test,
+    all: Vec<Record>,
+    /// Of those before.
+    next: u32,
+    /// Of this one.
+    taken: u32,
+}
+
+impl Records {
+    /// Opens it, and asks the server what its host is. A server that is none of ours is not in it.
+    ///
+    /// # Errors
+    ///
+    /// If it is of another measurement, or cannot be written.
+    pub fn open(
+        dir: &Path,
+        plan: &Plan,
+        fresh: bool,
+        go_on: &dyn Fn() -> bool,
+    ) -> anyhow::Result<Self> {
+        let to = plan.to.first().context("no address to connect to")?;
+        let own = HostFacts::towards(to.ip())?;
+        let machine = own.machine.clone();
+        let mut hosts = vec![("client".to_owned(), own)];
+        let server = server(plan, go_on)?;
+        hosts.extend(server.map(|server| ("server".to_owned(), server)));
+        let mut design = design(plan);
+        if hosts.len() == 1 {
+            let why = "not known: no rto-lab rr --server answers there".to_owned();
+            design.method.push(("server".to_owned(), why));
+        }
+        let manifest = Manifest {
+            format: Manifest::FORMAT,
+            machine,
+            seed: 0,
+            plan: seed_of(0, &design.method),
+            design,
+            hosts,
+        };
+        let (log, done) = Log::in_dir::<u32>(dir, &manifest, fresh)?;
+        let next = done.iter().map(|(run, _)| run + 1).max().unwrap_or(0);
+        let all = done.into_iter().flat_map(|(_, records)| records).collect();
+        Ok(Self {
+            log,
+            manifest,
+            test: plan.test,
+            all,
+            next,
+            taken: 0,
+        })
+    }
+
+    /// Adds an interval; beyond some number no more.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be written.
+    pub fn add(&mut self, interval: &Interval, times: &Histogram<u64>) -> anyhow::Result<()> {
+        // Of an empty rest nothing can be said.
+        let is_empty = interval.is_rest && interval.transactions == 0;
+        if is_empty || self.taken == RECORDS {
+            return Ok(());
+        }
+        let run = self.next + self.taken;
+        let record = record(self.test, run, interval, times);
+        self.log.add(&run, std::slice::from_ref(&record))?;
+        self.all.push(record);
+        self.taken += 1;
+        Ok(())
+    }
+
+    /// The report of all that is there.
+    #[must_use]
+    pub fn report(&self) -> Report {
+        engine::report(&self.manifest, &self.all)
+    }
+}
+
+/// What the server says of its host; `None` if it is none of ours.
+fn server(plan: &Plan, go_on: &dyn Fn() -> bool) -> anyhow::Result<Option<HostFacts>> {
+    let mut failed = None;
+    for to in &plan.to {
+        let begin = Instant::now();
+        let is_in_time = || go_on() && plan.timeout.is_none_or(|most| begin.elapsed() < most);
+        match Client::facts(*to, &is_in_time) {
+            Ok(facts) => return Ok(Some(facts)),
+            // A server of another kind may also answer a request that it does not know by a reset.
+            Err(Error::Io(error)) if error.kind() != io::ErrorKind::ConnectionReset => {
+                failed = Some(anyhow::Error::new(error).context(format!("connect to {to}")));
+            }
+            Err(_) => return Ok(None),
+        }
+    }
+    failed.map_or(Ok(None), Err)
+}
+
+#[expect(
+    clippy::cast_precision_loss,
+    reason = "less than an hour in microseconds"
+)]
+fn record(test: Test, run: u32, interval: &Interval, times: &Histogram<u64>) -> Record {
+    let count = times.len().min(VALUES);
+    let ranks = (0..count).map(|rank| (rank as f64 + 0.5) / count as f64);
+    let values = ranks.map(|share| times.value_at_quantile(share) as f64);
+    let record = Record::new([("test", test.name())], run).with_all("time", values);
+    let record = match times.is_empty() {
+        true => record,
+        false => record.with("longest", times.max() as f64),
+    };
+    // A rate over the moments that are left after the last second says nothing.
+    match interval.is_rest && run > 0 {
+        true => record,
+        false => record.with("rate", interval.transactions as f64 / interval.seconds),
+    }
+}
+
+/// How it is shown.
+fn design(plan: &Plan) -> Design {
+    let (name, question, unit) = match plan.test {
+        Test::Connect => (
+            "connect",
+            "How many handshakes a second, and how long does each take?",
+            "handshakes/s",
+        ),
+        Test::RequestResponse | Test::NewConnection => (
+            "rr",
+            "How many transactions a second, and how long does each take?",
+            "transactions/s",
+        ),
+    };
+    let to: Vec<String> = plan.to.iter().map(ToString::to_string).collect();
+    let mut method = vec![("to", to.join(", ")), ("test", plan.test.name().to_owned())];
+    if plan.test != Test::Connect {
+        let sizes = plan.sizes;
+        method.push((
+            "bytes",
+            format!("{} out, {} back", sizes.request, sizes.response),
+        ));
+    }
+    let time = |time: Duration| humantime::format_duration(time).to_string();
+    if let Some(thin) = plan.options.thin_linear {
+        method.push(("TCP_THIN_LINEAR_TIMEOUTS", u8::from(thin).to_string()));
+    }
+    method.extend([
+        ("pause", time(plan.pause)),
+        ("not recorded at first", time(plan.warmup)),
+        (
+            "interval",
+            plan.interval.map_or_else(|| "none".to_owned(), time),
+        ),
+        ("connections at the same time", plan.connections.to_string()),
+        (
+            "values",
+            format!("of each interval (a run) {VALUES} at most, at even ranks, and the longest"),
+        ),
+    ]);
+    let column = |measure: &str, stat, title: &str| Column::new(measure, stat, title);
+    Design {
+        name: name.to_owned(),
+        question: question.to_owned(),
+        method: method
+            .into_iter()
+            .map(|(name, value)| (name.to_owned(), value))
+            .collect(),
+        units: [("time", "us"), ("longest", "us"), ("rate", unit)]
+            .map(|(name, unit)| (name.to_owned(), unit.to_owned()))
+            .into(),
+        // There is one level, unless logs are compared.
+        effects: [Stat::P50, Stat::Quantile(0.99)]
+            .map(|stat| EffectSpec {
+                measure: "time".to_owned(),
+                stat,
+                across: "test".to_owned(),
+                base: plan.test.name().to_owned(),
+                rows: Vec::new(),
+                paired: false,
+                only: Only::new(),
+            })
+            .to_vec(),
+        tables: vec![TableSpec {
+            name: "times".to_owned(),
+            title: format!("Time, us, and {unit}"),
+            rows: texts(&["test"]),
+            columns: vec![
+                column("rate", Stat::Count, "intervals"),
+                column("rate", Stat::Mean, unit),
+                column("time", Stat::P50, "p50"),
+                column("time", Stat::Quantile(0.9), "p90"),
+                column("time", Stat::Quantile(0.99), "p99"),
+                column("longest", Stat::LARGEST, "longest"),
+            ],
+            ..TableSpec::default()
+        }],
+        charts: vec![ChartSpec {
+            title: "time".to_owned(),
+            across: texts(&["test"]),
+            measure: "time".to_owned(),
+            log: true,
+            ..ChartSpec::default()
+        }],
+        ..Design::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_has_the_distribution() {
+        let mut times = Histogram::<u64>::new(3).unwrap();
+        for us in 1..=10_000 {
+            times.record(us).unwrap();
+        }
+        let interval = Interval {
+            from_s: 0.0,
+            seconds: 2.0,
+            transactions: 10_000,
+            latency: None,
+            is_rest: false,
+        };
+        let record = record(Test::Connect, 3, &interval, &times);
+        let values = &record.values["time"];
+        assert_eq!((values.len(), record.run), (200, 3));
+        assert!(values.is_sorted());
+        let p50 = Stat::P50.of_values(values).unwrap();
+        assert!((4900.0..5100.0).contains(&p50), "{p50}");
+        assert_eq!(record.values["rate"], [5000.0]);
+        assert!((10_000.0..10_020.0).contains(&record.values["longest"][0]));
+        // Of few all.
+        let mut times = Histogram::<u64>::new(3).unwrap();
+        times.record(7).unwrap();
+        let few = super::record(Test::Connect, 0, &interval, &times);
+        assert_eq!(few.values["time"], [7.0]);
+    }
+
+    #[test]
+    fn long_measurements_have_longer_intervals() {
+        let time = |s| interval(Limit::Time(Duration::from_secs(s)));
+        assert_eq!(time(10), Duration::from_secs(1));
+        assert_eq!(time(3600), Duration::from_secs(60));
+        assert_eq!(interval(Limit::Count(5)), Duration::from_secs(1));
+    }
+}

@@ -1,0 +1,224 @@
+//! `rto-lab connect` over the loopback, as a user runs it, and the records that it and `rto-lab rr` keep.
+
+#![expect(clippy::unwrap_used, reason = "a test may fail")]
+
+use std::{
+    fs,
+    io::{BufRead as _, BufReader},
+    net::TcpListener,
+    path::Path,
+    process::{Child, Command, Stdio},
+};
+
+use assert_cmd::{assert::OutputAssertExt as _, cargo::cargo_bin};
+use serde_json::Value;
+
+/// Killed when dropped.
+struct Server(Child, String);
+
+impl Server {
+    fn start() -> Self {
+        let mut server = rto_lab(&["rr", "--server", "--on", "127.0.0.1:0"]);
+        let mut server = server.stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        let mut said = BufReader::new(server.stdout.as_mut().unwrap());
+        said.read_line(&mut line).unwrap();
+        let to = line.trim().strip_prefix("listening on ").unwrap();
+        let to = to.to_owned();
+        Self(server, to)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ended = self.0.kill();
+        let _reaped = self.0.wait();
+    }
+}
+
+fn rto_lab(args: &[&str]) -> Command {
+    let mut command = Command::new(cargo_bin!("rto-lab"));
+    command.args(args);
+    command
+}
+
+/// What it prints as JSON.
+fn json(args: &[&str]) -> Value {
+    let output = rto_lab(args).assert().success().get_output().clone();
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// The lines of a log: its manifest, and its records.
+fn log(path: &Path) -> (Value, Vec<Value>) {
+    let text = fs::read_to_string(path).unwrap();
+    let mut lines = text
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let manifest = lines.next().unwrap();
+    let records = lines.flat_map(|line| line["records"].as_array().unwrap().clone());
+    (manifest, records.collect())
+}
+
+#[test]
+fn handshakes_with_any_server() {
+    // It never accepts: the kernel makes the connections.
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let to = listener.local_addr().unwrap().to_string();
+    let out = json(&["connect", &to, "--count", "100", "--json"]);
+    assert_eq!(
+        (&out["test"], &out["ended"]),
+        (&"TCP_CC".into(), &"done".into())
+    );
+    assert_eq!(out["latency"]["count"], 100);
+    let us = |name: &str| out["latency"][name].as_f64().unwrap();
+    assert!(
+        ["p50_us", "p90_us", "p99_us", "max_us"].map(us).is_sorted(),
+        "{out:#}"
+    );
+    assert!(
+        out["transactions_per_s"].as_f64().unwrap() > 10.0,
+        "{out:#}"
+    );
+    let said = rto_lab(&["connect", &to, "--count", "3"])
+        .assert()
+        .success();
+    let text = String::from_utf8(said.get_output().stdout.clone()).unwrap();
+    assert!(
+        text.contains("TCP_CC to") && text.contains("handshake "),
+        "{text}"
+    );
+    // Each was reset: this end waits for none of them.
+    let sockets = fs::read_to_string("/proc/net/tcp").unwrap();
+    let port = format!(":{:04X}", listener.local_addr().unwrap().port());
+    let in_time_wait = |line: &&str| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        words[2].ends_with(&port) && words[3] == "06"
+    };
+    assert_eq!(sockets.lines().skip(1).filter(in_time_wait).count(), 0);
+    drop(listener);
+    // Nothing is kept of what was not measured.
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().display().to_string();
+    rto_lab(&["connect", &to, "--out", &out]).assert().code(1);
+    assert!(!dir.path().join("connect.jsonl").exists());
+    let said = rto_lab(&["connect", &to, "--json"]).assert().code(1);
+    let said = String::from_utf8(said.get_output().stderr.clone()).unwrap();
+    assert!(said.contains("refused"), "{said}");
+}
+
+#[test]
+fn records_of_both_have_the_hosts_and_are_reported_and_compared() {
+    let server = Server::start();
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("a");
+    let [one, other] = ["a", "b"].map(|name| dir.path().join(name).display().to_string());
+    let rr = [
+        "rr",
+        "--connect",
+        &server.1,
+        "--pause",
+        "1ms",
+        "--count",
+        "50",
+        "--json",
+    ];
+    let connect = [
+        "connect", &server.1, "--pause", "1ms", "--count", "50", "--json",
+    ];
+    for dir in [&one, &other] {
+        let measured = json(&[&rr[..], &["--out", dir]].concat());
+        // As without records: no intervals were asked for.
+        assert_eq!(measured["intervals"], Value::Array(Vec::new()));
+        json(&[&connect[..], &["--out", dir]].concat());
+    }
+    for (name, test) in [("rr", "TCP_RR"), ("connect", "TCP_CC")] {
+        let (manifest, records) = log(&out.join(format!("{name}.jsonl")));
+        let hosts = manifest["hosts"].as_array().unwrap();
+        assert_eq!(
+            (&hosts[0][0], &hosts[1][0]),
+            (&"client".into(), &"server".into())
+        );
+        for host in hosts {
+            let facts = &host[1];
+            assert_eq!(
+                (&facts["device"], &facts["mtu"]),
+                (&"lo".into(), &65536.into())
+            );
+            assert!(
+                facts["sysctls"]["tcp_congestion_control"].is_string(),
+                "{facts:#}"
+            );
+            assert!(facts["machine"]["hz"].is_u64(), "{facts:#}");
+        }
+        let values = |measure: &str| -> usize {
+            let of = records
+                .iter()
+                .filter_map(|one| one["values"][measure].as_array());
+            of.map(Vec::len).sum()
+        };
+        assert_eq!(values("time"), 50, "{records:#?}");
+        assert!(
+            values("rate") >= 1 && records[0]["factors"]["test"] == test,
+            "{records:#?}"
+        );
+    }
+    // Another call adds to it; one with another plan does not.
+    rto_lab(&[&connect[..], &["--out", &one]].concat())
+        .assert()
+        .success();
+    let (_, records) = log(&out.join("connect.jsonl"));
+    let mut runs: Vec<_> = records
+        .iter()
+        .map(|one| one["run"].as_u64().unwrap())
+        .collect();
+    runs.dedup();
+    assert_eq!(runs.len(), records.len(), "{runs:?}");
+    let wider = [&connect[..], &["--connections", "2", "--out", &one]].concat();
+    let said = rto_lab(&wider).assert().code(1).get_output().clone();
+    assert!(String::from_utf8(said.stderr).unwrap().contains("--fresh"));
+    rto_lab(&[&wider[..], &["--fresh"]].concat())
+        .assert()
+        .success();
+
+    fs::remove_file(out.join("rr.html")).unwrap();
+    let said = rto_lab(&["report", &one])
+        .assert()
+        .success()
+        .get_output()
+        .clone();
+    let text = String::from_utf8(said.stdout).unwrap();
+    assert!(text.contains("server, device: lo"), "{text}");
+    assert!(text.contains("TCP_RR") && text.contains("TCP_CC"), "{text}");
+    assert!(out.join("rr.html").exists());
+    let compared = dir.path().join("c").display().to_string();
+    let said = rto_lab(&["compare", &one, &other, "--out", &compared]).assert();
+    let text = String::from_utf8(said.success().get_output().stdout.clone()).unwrap();
+    assert!(
+        text.contains("no different") && text.contains("95 % interval"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_server_that_is_none_of_ours_has_no_facts() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let to = listener.local_addr().unwrap().to_string();
+    // It answers as a web server would, and closes.
+    std::thread::spawn(move || {
+        use std::io::Write as _;
+        for stream in listener.incoming() {
+            let _answered = stream
+                .unwrap()
+                .write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n");
+        }
+    });
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().display().to_string();
+    json(&["connect", &to, "--count", "20", "--json", "--out", &out]);
+    let (manifest, records) = log(&dir.path().join("connect.jsonl"));
+    assert_eq!(manifest["hosts"].as_array().unwrap().len(), 1);
+    assert_eq!(manifest["hosts"][0][0], "client");
+    assert!(!records.is_empty());
+    let text = fs::read_to_string(dir.path().join("connect.md")).unwrap();
+    assert!(text.contains("no rto-lab rr --server"), "{text}");
+}
