@@ -10,6 +10,7 @@ use rto_testbed::{agent, cgroup, netns};
 mod add;
 mod callback;
 mod demo;
+mod fleet;
 mod gap;
 mod idle;
 mod memory;

@@ -6,7 +6,7 @@
 
 use std::{
     collections::HashSet,
-    fmt::Write as _,
+    fmt::{Display, Write as _},
     fs,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     os::unix::net::UnixStream,
@@ -139,7 +139,7 @@ impl Measured {
         let least = self.raw.last().copied().unwrap_or(f64::NAN);
         self.ratio.push(load / least);
         self.kernel.push(slab_mb()? - slab);
-        self.resident.push(memory_mb(&env, "VmRSS")?);
+        self.resident.push(memory_mb(env.pid()?, "VmRSS")?);
 
         let address = set.entries[set.entries.len() / 2].0.0.to_string();
         self.lookup.push(cli(&env, &["lookup", &address])?);
@@ -157,8 +157,8 @@ impl Measured {
             let entries = env.json(&["status"])?["entries"].as_u64();
             ensure!(entries == Some(sizes.entries.into()), "{entries:?} entries");
         }
-        self.resident.push(memory_mb(&env, "VmRSS")?);
-        self.peak.push(memory_mb(&env, "VmHWM")?);
+        self.resident.push(memory_mb(env.pid()?, "VmRSS")?);
+        self.peak.push(memory_mb(env.pid()?, "VmHWM")?);
 
         let client = StatusClient::start(env.socket());
         self.detach.push(cli(&env, &["detach"])?);
@@ -367,7 +367,7 @@ impl Requested {
         self.reload.push(reload);
         self.add.push(add);
         self.ratio.push(add / reload);
-        self.peak.push(memory_mb(&env, "VmHWM")?);
+        self.peak.push(memory_mb(env.pid()?, "VmHWM")?);
         Ok(())
     }
 }
@@ -443,8 +443,9 @@ impl StatusClient {
     }
 }
 
-fn memory_mb(env: &TestEnv, field: &str) -> anyhow::Result<f64> {
-    kilobytes(&format!("/proc/{}/status", env.pid()?), field)
+/// A field of a process's status, megabytes.
+pub(crate) fn memory_mb(pid: impl Display, field: &str) -> anyhow::Result<f64> {
+    kilobytes(&format!("/proc/{pid}/status"), field)
 }
 
 fn slab_mb() -> anyhow::Result<f64> {

@@ -11,7 +11,7 @@ use clap::ValueEnum;
 use rto_testbed::machine::Machine;
 
 use crate::{
-    add, callback, gap, idle, memory, page,
+    add, callback, fleet, gap, idle, memory, page,
     process::check_signals,
     pure, rate,
     result::{BenchResult, Goal, goals_table},
@@ -59,6 +59,8 @@ enum Name {
     Tick,
     /// A million entries: load, reload, list, lookup, detach, memory
     Scale,
+    /// Queries about 1,000 hosts in one Prometheus
+    Fleet,
     /// Functions without a kernel, by criterion
     Pure,
 }
@@ -86,6 +88,8 @@ pub(crate) struct SampleSizes {
     pub(crate) loads: u32,
     /// Entries of the full set.
     pub(crate) entries: u32,
+    /// Simulated hosts in one Prometheus.
+    pub(crate) hosts: u32,
 }
 
 impl SampleSizes {
@@ -98,6 +102,7 @@ impl SampleSizes {
         idle: Duration::from_secs(60),
         loads: 3,
         entries: 1_000_000,
+        hosts: 1000,
     };
     const QUICK: Self = Self {
         rounds: 3,
@@ -108,6 +113,7 @@ impl SampleSizes {
         idle: Duration::from_secs(2),
         loads: 1,
         entries: 20_000,
+        hosts: 20,
     };
 }
 
@@ -164,6 +170,7 @@ impl Args {
             Name::Idle => idle::run(sizes, programs),
             Name::Tick => tick::run(sizes, programs),
             Name::Scale => scale::run(sizes, &self.scale, programs),
+            Name::Fleet => fleet::run(sizes, programs),
             Name::Pure => pure::result(),
         }
     }

@@ -2,12 +2,17 @@
 
 use std::{
     fs, io,
+    os::{
+        fd::{AsRawFd as _, OwnedFd},
+        unix::process::CommandExt as _,
+    },
     path::{Path, PathBuf},
     process::{Command, Output, Stdio},
 };
 
 use anyhow::{Context as _, bail, ensure};
 use nix::{
+    fcntl::{FcntlArg, fcntl},
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
@@ -15,6 +20,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::{
+    bpf::made,
     cgroup::Cgroup,
     names,
     notify::NotifySocket,
@@ -31,6 +37,8 @@ pub struct Agent {
     notify: NotifySocket,
     daemon: Option<KillOnDrop>,
     log_format: &'static str,
+    /// How many descriptors the service manager says that it keeps.
+    fd_store: Option<usize>,
     /// The cgroup it attaches to.
     pub cgroup: Cgroup,
 }
@@ -60,6 +68,7 @@ impl Agent {
             notify,
             daemon: None,
             log_format: "text",
+            fd_store: None,
             cgroup: Cgroup::new()?,
             dir,
         })
@@ -186,12 +195,21 @@ impl Agent {
             .create(true)
             .append(true)
             .open(self.log_path())?;
-        let words: Vec<_> = wrapper
-            .iter()
+        let handed_over = self.notify.handed_over()?;
+        let listener = (!handed_over.is_empty()).then_some(LISTENER);
+        let words: Vec<_> = listener
+            .into_iter()
+            .flatten()
             .map(Into::into)
+            .chain(wrapper.iter().map(Into::into))
             .chain([self.binary.clone().into_os_string()])
             .collect();
-        let child = Command::new(&words[0])
+        let mut command = Command::new(&words[0]);
+        hand_over(&mut command, handed_over)?;
+        if let Some(max) = self.fd_store {
+            command.env("FDSTORE", max.to_string());
+        }
+        let child = command
             .args(&words[1..])
             .arg("run")
             .arg("--config")
@@ -245,6 +263,22 @@ impl Agent {
         let messages = self.notify.drain()?;
         let mut lines = messages.iter().flat_map(|message| message.lines());
         Ok(lines.any(|l| l.starts_with(line)))
+    }
+
+    /// Has the service manager keep descriptors over a restart: so many, of as many as it says.
+    pub fn keep_descriptors(&mut self, says: usize, keeps: usize) {
+        self.fd_store = Some(says);
+        self.notify.keep(keeps);
+    }
+
+    /// The names of the descriptors that the service manager keeps, once it has read all that was sent until now.
+    ///
+    /// # Errors
+    ///
+    /// If the socket cannot be read.
+    pub fn kept_descriptors(&self) -> anyhow::Result<Vec<String>> {
+        self.notify.drain()?;
+        Ok(self.notify.kept())
     }
 
     /// Has daemons that are started from now on log in this form.
@@ -362,6 +396,38 @@ impl Drop for Agent {
         // Not by the verb: also what a broken agent has left.
         let _gone = fs::remove_dir_all(self.pin_dir());
     }
+}
+
+/// Says whom the descriptors are for, which is known only to the process itself.
+const LISTENER: [&str; 4] = ["sh", "-c", "LISTEN_PID=$$ exec \"$@\"", "listener"];
+/// The first descriptor of sd_listen_fds(3).
+const LISTEN_FDS_START: i32 = 3;
+/// Where there is nothing else.
+const FREE_FDS: i32 = 200;
+
+/// Hands these over as a service manager does.
+fn hand_over(command: &mut Command, kept: Vec<(String, OwnedFd)>) -> anyhow::Result<()> {
+    if kept.is_empty() {
+        return Ok(());
+    }
+    let (names, fds): (Vec<_>, Vec<_>) = kept.into_iter().unzip();
+    command
+        .env("LISTEN_FDS", fds.len().to_string())
+        .env("LISTEN_FDNAMES", names.join(":"));
+    let moved = |fd: OwnedFd| fcntl(fd, FcntlArg::F_DUPFD_CLOEXEC(FREE_FDS)).map(made);
+    let fds: Vec<_> = fds.into_iter().map(moved).collect::<nix::Result<_>>()?;
+    // SAFETY: between fork and exec only system calls are made; nothing is allocated.
+    unsafe {
+        command.pre_exec(move || {
+            for (fd, target) in fds.iter().zip(LISTEN_FDS_START..) {
+                if libc::dup2(fd.as_raw_fd(), target) < 0 {
+                    return Err(io::Error::last_os_error());
+                }
+            }
+            Ok(())
+        });
+    }
+    Ok(())
 }
 
 /// The agent's binary: the one given (or RTO_AGENT_BIN), or beside this program, or on the path.

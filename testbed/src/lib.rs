@@ -12,6 +12,7 @@ pub mod channel;
 pub mod control;
 pub mod emulated;
 pub mod env;
+pub mod facts;
 pub mod foreign;
 pub mod http;
 pub mod kernel;

@@ -1,15 +1,21 @@
 //! The service manager's end of sd_notify(3).
 
 use std::{
-    io,
-    os::unix::net::UnixDatagram,
+    io::{self, IoSliceMut},
+    os::{
+        fd::{AsRawFd as _, OwnedFd},
+        unix::net::UnixDatagram,
+    },
     path::{Path, PathBuf},
-    sync::mpsc,
+    sync::{Arc, Mutex, PoisonError, mpsc},
     thread,
     time::{Duration, Instant},
 };
 
 use anyhow::bail;
+use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg};
+
+use crate::bpf::made;
 
 /// What this socket sends itself, to have what came before it.
 const SENTINEL: &str = "DRAINED=1";
@@ -20,6 +26,31 @@ const SENTINEL: &str = "DRAINED=1";
 pub struct NotifySocket {
     messages: mpsc::Receiver<String>,
     path: PathBuf,
+    store: Arc<Mutex<FdStore>>,
+}
+
+/// The file-descriptor store of a service (systemd.service(5), FileDescriptorStoreMax=).
+#[derive(Debug, Default)]
+struct FdStore {
+    max: usize,
+    kept: Vec<(String, OwnedFd)>,
+}
+
+impl FdStore {
+    /// What is neither kept nor removed is closed: who has sent a BARRIER=1 waits for that.
+    fn receive(&mut self, text: &str, fds: Vec<OwnedFd>) {
+        let has = |line: &str| text.lines().any(|l| l == line);
+        let name = text.lines().find_map(|l| l.strip_prefix("FDNAME="));
+        let name = name.unwrap_or("stored");
+        if has("FDSTOREREMOVE=1") {
+            self.kept.retain(|(kept, _)| kept != name);
+        }
+        if has("FDSTORE=1") {
+            let room = self.max.saturating_sub(self.kept.len());
+            let fds = fds.into_iter().take(room);
+            self.kept.extend(fds.map(|fd| (name.to_owned(), fd)));
+        }
+    }
 }
 
 impl NotifySocket {
@@ -34,19 +65,55 @@ impl NotifySocket {
         socket.set_read_timeout(Some(Duration::from_millis(500)))?;
         let (sender, messages) = mpsc::channel();
         let bound = path.clone();
+        let store = Arc::<Mutex<FdStore>>::default();
+        let shared = Arc::clone(&store);
         thread::spawn(move || {
-            let mut buffer = [0u8; 4096];
             // Ends once the test has removed its directory.
             while bound.exists() {
-                if let Ok(length) = socket.recv(&mut buffer) {
-                    let text = String::from_utf8_lossy(&buffer[..length]).into_owned();
+                if let Ok((text, fds)) = receive(&socket) {
+                    let mut store = shared.lock().unwrap_or_else(PoisonError::into_inner);
+                    store.receive(&text, fds);
+                    drop(store);
                     if sender.send(text).is_err() {
                         return;
                     }
                 }
             }
         });
-        Ok(Self { messages, path })
+        Ok(Self {
+            messages,
+            path,
+            store,
+        })
+    }
+
+    /// Keeps so many descriptors from now on, and drops what is more.
+    pub fn keep(&self, max: usize) {
+        let mut store = self.store();
+        store.max = max;
+        store.kept.truncate(max);
+    }
+
+    /// The names of those that are kept.
+    #[must_use]
+    pub fn kept(&self) -> Vec<String> {
+        let store = self.store();
+        store.kept.iter().map(|(name, _)| name.clone()).collect()
+    }
+
+    /// Those that are kept, for a start; they are kept on.
+    ///
+    /// # Errors
+    ///
+    /// If there are too many.
+    pub(crate) fn handed_over(&self) -> io::Result<Vec<(String, OwnedFd)>> {
+        let store = self.store();
+        let copy = |(name, fd): &(String, OwnedFd)| Ok((name.clone(), fd.try_clone()?));
+        store.kept.iter().map(copy).collect()
+    }
+
+    fn store(&self) -> std::sync::MutexGuard<'_, FdStore> {
+        self.store.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// For the environment.
@@ -104,4 +171,21 @@ impl NotifySocket {
             }
         }
     }
+}
+
+/// One message, and the descriptors that came with it.
+fn receive(socket: &UnixDatagram) -> io::Result<(String, Vec<OwnedFd>)> {
+    let mut buffer = [0u8; 4096];
+    let mut control = nix::cmsg_space!([i32; 4]);
+    let mut pieces = [IoSliceMut::new(&mut buffer)];
+    let flags = MsgFlags::MSG_CMSG_CLOEXEC;
+    let message = recvmsg::<()>(socket.as_raw_fd(), &mut pieces, Some(&mut control), flags)?;
+    let mut fds = Vec::new();
+    for one in message.cmsgs()? {
+        if let ControlMessageOwned::ScmRights(raw) = one {
+            fds.extend(raw.into_iter().map(made));
+        }
+    }
+    let length = message.bytes;
+    Ok((String::from_utf8_lossy(&buffer[..length]).into_owned(), fds))
 }

@@ -101,6 +101,20 @@ impl Prometheus {
         serde_json::from_str(&answer.body).with_context(|| format!("{path}: {answer:?}"))
     }
 
+    /// Its rules of a kind, "record" or "alert", as it tells them.
+    ///
+    /// # Errors
+    ///
+    /// If it does not.
+    pub fn rules(&self, kind: &str) -> anyhow::Result<Vec<Value>> {
+        let answer = self.api(&format!("/api/v1/rules?type={kind}"))?;
+        let groups = answer["data"]["groups"].as_array().context("no groups")?;
+        let rules = groups
+            .iter()
+            .flat_map(|group| group["rules"].as_array().into_iter().flatten());
+        Ok(rules.cloned().collect())
+    }
+
     /// By HTTP/1.0, whose answers come in one piece.
     fn get(&self, path: &str) -> anyhow::Result<http::Answer> {
         let mut stream = netns::inside(&self.netns, || {
@@ -109,6 +123,30 @@ impl Prometheus {
         write!(stream, "GET {path} HTTP/1.0\r\nhost: x\r\n\r\n")?;
         http::receive(stream)
     }
+}
+
+/// The queries of a Grafana dashboard, each with its panel's title.
+///
+/// # Errors
+///
+/// If it has no panels.
+pub fn panels(dashboard: &Value) -> anyhow::Result<Vec<(String, String)>> {
+    let panels = dashboard["panels"].as_array().context("no panels")?;
+    let queries = panels.iter().flat_map(|panel| {
+        let title = panel["title"].as_str().unwrap_or_default();
+        let targets = panel["targets"].as_array().into_iter().flatten();
+        let queries = targets.filter_map(|target| target["expr"].as_str());
+        queries.map(move |query| (title.to_owned(), query.to_owned()))
+    });
+    Ok(queries.collect())
+}
+
+/// A dashboard's query with these values of its variables.
+#[must_use]
+pub fn filled(query: &str, instance: &str, rate_interval: &str) -> String {
+    query
+        .replace("$instance", instance)
+        .replace("$__rate_interval", rate_interval)
 }
 
 /// For a URL (RFC 3986 section 2.1).

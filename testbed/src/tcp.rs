@@ -71,25 +71,6 @@ impl TcpInfo {
             delivered: info.tcpi_delivered,
         })
     }
-
-    /// Of many one after the other: the median of each time, and the counters of the last. `None` of none.
-    #[must_use]
-    pub fn typical(all: &[Self]) -> Option<Self> {
-        let last = *all.last()?;
-        let median = |time: fn(&Self) -> u32| {
-            let mut times: Vec<u32> = all.iter().map(time).collect();
-            times.sort_unstable();
-            times[times.len() / 2]
-        };
-        Some(Self {
-            srtt_us: median(|info| info.srtt_us),
-            rttvar_us: median(|info| info.rttvar_us),
-            rto_us: median(|info| info.rto_us),
-            rcv_rtt_us: median(|info| info.rcv_rtt_us),
-            ato_us: median(|info| info.ato_us),
-            ..last
-        })
-    }
 }
 
 /// The value of an option of [`option`].
@@ -158,18 +139,6 @@ mod tests {
     };
 
     use super::*;
-
-    #[test]
-    fn of_many() {
-        let with = |srtt_us, total_retrans| TcpInfo {
-            srtt_us,
-            total_retrans,
-            ..TcpInfo::default()
-        };
-        assert_eq!(TcpInfo::typical(&[]), None);
-        let all = [with(30, 1), with(10, 1), with(20, 2)];
-        assert_eq!(TcpInfo::typical(&all), Some(with(20, 2)));
-    }
 
     #[test]
     fn of_a_connection_over_the_loopback() {

@@ -2,6 +2,7 @@
 //! expected of a kernel.
 
 pub mod brakes;
+pub mod browser;
 #[cfg(test)]
 mod budget;
 #[path = "../declared.rs"]

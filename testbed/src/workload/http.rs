@@ -52,7 +52,12 @@ pub struct Took {
     pub timed_out: bool,
 }
 
-pub(super) fn serve_connection(stream: TcpStream) -> io::Result<()> {
+/// Answers the requests of a connection until its client ends it.
+///
+/// # Errors
+///
+/// If it breaks off.
+pub fn serve_connection(stream: TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let mut response = format!("HTTP/1.1 200 OK\r\nContent-Length: {BODY}\r\n\r\n").into_bytes();
     response.resize(response.len() + BODY, b'.');
@@ -158,7 +163,9 @@ fn is_timeout(error: &anyhow::Error) -> bool {
     )
 }
 
-struct Client {
+/// A connection.
+#[derive(Debug)]
+pub struct Client {
     stream: TcpStream,
     responses: BufReader<TcpStream>,
 }
@@ -175,7 +182,12 @@ impl Client {
         Self::connect(to)
     }
 
-    fn connect(to: SocketAddr) -> anyhow::Result<Self> {
+    /// Connects; what takes longer than [`TIMEOUT`] fails.
+    ///
+    /// # Errors
+    ///
+    /// If the connection cannot be made.
+    pub fn connect(to: SocketAddr) -> anyhow::Result<Self> {
         let stream = TcpStream::connect_timeout(&to, TIMEOUT)?;
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(TIMEOUT))?;
@@ -183,11 +195,21 @@ impl Client {
         Ok(Self { stream, responses })
     }
 
-    fn request(&mut self) -> anyhow::Result<()> {
+    /// Sends one.
+    ///
+    /// # Errors
+    ///
+    /// If the connection ends.
+    pub fn request(&mut self) -> anyhow::Result<()> {
         Ok(self.stream.write_all(REQUEST)?)
     }
 
-    fn response(&mut self) -> anyhow::Result<()> {
+    /// Reads the response to the oldest request.
+    ///
+    /// # Errors
+    ///
+    /// If it does not come in time, or is none.
+    pub fn response(&mut self) -> anyhow::Result<()> {
         let lines = head(&mut self.responses)?.context("the server ended the connection")?;
         let status = lines.first().context("an empty head")?;
         ensure!(status.ends_with("200 OK"), "the server said {status}");

@@ -15,7 +15,7 @@ pub mod rate;
 pub mod rr;
 pub mod rtt;
 mod socket;
-mod stdio;
+pub mod stdio;
 pub mod traffic;
 
 use std::{
@@ -103,12 +103,10 @@ pub enum Role {
         /// Of the sockets.
         options: rr::Options,
     },
-    /// Answers request/response clients; says for a client's port how TCP sees its connection.
+    /// Answers request/response clients; says for a client's port how TCP saw its connection at each request.
     RttServer {
         /// Where.
         on: SocketAddr,
-        /// Transactions of each connection that are left out of it.
-        skip: usize,
     },
     /// Request/response with pauses; its only reply is an [`rtt::Seen`].
     RttClient(rtt::Client),
@@ -191,7 +189,7 @@ impl Role {
                 rr::serve_connection(stream, options, |_| {})
             }),
             Self::IdleClient { to, options } => idle::run(to, options),
-            Self::RttServer { on, skip } => rtt::serve(on, skip),
+            Self::RttServer { on } => rtt::serve(on),
             Self::RttClient(client) => client.run(),
             Self::HttpServer { on } => serve(on, http::serve_connection),
             Self::HttpClient { to } => http::run(to),
@@ -242,7 +240,7 @@ impl Program {
         })
     }
 
-    /// A child with this role, in a namespace and a cgroup.
+    /// A child with this role (a [`Role`], or what else the program takes), in a namespace and a cgroup.
     ///
     /// # Errors
     ///
@@ -251,7 +249,7 @@ impl Program {
         &self,
         netns: &str,
         cgroup: Option<&Path>,
-        role: &Role,
+        role: &impl Serialize,
     ) -> anyhow::Result<Command> {
         let mut command = command_in(Some(netns), cgroup, &self.path)?;
         command.args(self.verb).arg(serde_json::to_string(role)?);
@@ -266,7 +264,12 @@ pub fn main(arguments: impl IntoIterator<Item = String>) -> ExitCode {
         [role] => serde_json::from_str::<Role>(role).context("not a role"),
         _ => Err(anyhow::anyhow!("one argument is taken: a role as JSON")),
     };
-    match role.and_then(Role::run) {
+    end(role.and_then(Role::run))
+}
+
+/// How a child ends; an error is a last reply.
+pub fn end(done: anyhow::Result<()>) -> ExitCode {
+    match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("rto-workload: {error:#}");

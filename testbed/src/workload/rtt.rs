@@ -24,9 +24,7 @@ pub struct Client {
     pub to: SocketAddr,
     /// After each transaction.
     pub pause: Duration,
-    /// Transactions that are left out.
-    pub skip: usize,
-    /// Transactions after them.
+    /// How many.
     pub count: usize,
 }
 
@@ -37,14 +35,14 @@ pub struct Seen {
     pub port: u16,
     /// How long each transaction took, microseconds.
     pub latencies_us: Vec<u64>,
-    /// How its kernel sees the connection.
-    pub info: TcpInfo,
+    /// How its kernel sees the connection at each response.
+    pub infos: Vec<TcpInfo>,
 }
 
 /// By the client's port.
 type Infos = Arc<Mutex<HashMap<u16, Vec<TcpInfo>>>>;
 
-pub(super) fn serve(on: SocketAddr, skip: usize) -> anyhow::Result<()> {
+pub(super) fn serve(on: SocketAddr) -> anyhow::Result<()> {
     let listener = super::listen(on)?;
     reply(&())?;
     let infos = Infos::default();
@@ -56,10 +54,10 @@ pub(super) fn serve(on: SocketAddr, skip: usize) -> anyhow::Result<()> {
         }
     });
     commands(|port: u16| {
-        let infos = infos.lock().unwrap_or_else(PoisonError::into_inner);
-        let of_client = infos.get(&port).map_or(&[][..], Vec::as_slice);
-        let typical = TcpInfo::typical(of_client.get(skip..).unwrap_or_default());
-        typical.context("no transactions of this client")
+        // The port may be another client's after this one.
+        let mut infos = infos.lock().unwrap_or_else(PoisonError::into_inner);
+        let of_client = infos.remove(&port);
+        of_client.context("no transactions of this client")
     })
 }
 
@@ -79,12 +77,10 @@ impl Client {
         let mut client = rr::Client::connect(self.to, Sizes::SMALL, Options::default())?;
         let mut latencies_us = Vec::with_capacity(self.count);
         let mut infos = Vec::with_capacity(self.count);
-        for number in 0..self.skip + self.count {
+        for _ in 0..self.count {
             let took = client.transact()?;
-            if number >= self.skip {
-                latencies_us.push(took.as_micros().try_into()?);
-                infos.push(TcpInfo::of(client.stream())?);
-            }
+            latencies_us.push(took.as_micros().try_into()?);
+            infos.push(TcpInfo::of(client.stream())?);
             if !self.pause.is_zero() {
                 thread::sleep(self.pause);
             }
@@ -92,7 +88,7 @@ impl Client {
         reply(&Seen {
             port: client.stream().local_addr()?.port(),
             latencies_us,
-            info: TcpInfo::typical(&infos).context("nothing to measure")?,
+            infos,
         })?;
         until_closed();
         Ok(())

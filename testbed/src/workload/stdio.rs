@@ -6,7 +6,11 @@ use anyhow::Context as _;
 use serde::{Serialize, de::DeserializeOwned};
 
 /// Replies with a value.
-pub(super) fn reply(value: &impl Serialize) -> anyhow::Result<()> {
+///
+/// # Errors
+///
+/// If the parent has gone.
+pub fn reply(value: &impl Serialize) -> anyhow::Result<()> {
     write(&Ok::<_, String>(value))
 }
 
@@ -23,7 +27,11 @@ fn write(reply: &impl Serialize) -> anyhow::Result<()> {
 }
 
 /// Does what it is told and replies, until there are no more commands.
-pub(super) fn commands<C: DeserializeOwned, T: Serialize>(
+///
+/// # Errors
+///
+/// If the parent cannot be heard or told.
+pub fn commands<C: DeserializeOwned, T: Serialize>(
     mut run: impl FnMut(C) -> anyhow::Result<T>,
 ) -> anyhow::Result<()> {
     for line in io::stdin().lock().lines() {
@@ -38,6 +46,6 @@ pub(super) fn commands<C: DeserializeOwned, T: Serialize>(
 }
 
 /// Waits until the parent closes stdin or kills this process.
-pub(super) fn until_closed() {
+pub fn until_closed() {
     io::stdin().lock().lines().for_each(drop);
 }

@@ -2,22 +2,27 @@
 
 use std::{
     fs,
-    os::unix::fs::{PermissionsExt as _, chown},
+    os::unix::{
+        fs::{PermissionsExt as _, chown},
+        net::UnixStream,
+    },
     path::Path,
     process::{Command, Output},
     time::Duration,
 };
 
 use anyhow::Context as _;
+use nix::sys::signal::Signal;
 use rto_testbed::{
     env::TestEnv,
+    http,
     netns::SERVER_V4,
     process::{beside, stdout_of},
     timing::{jiffies, jiffy},
     workload::traffic::Connect,
 };
 
-use super::{POLICY_RTO, near, to};
+use super::{KERNEL_RTO, POLICY_RTO, near, to};
 use crate::needs::THIN_LINEAR;
 
 const PORT: u16 = 4600;
@@ -462,5 +467,81 @@ fn every_setting_by_file_cli_list_lookup_and_json() -> anyhow::Result<()> {
         env.json(&["list"])?["entries"].as_array().map(Vec::len),
         Some(3)
     );
+    Ok(())
+}
+
+test!(a_start_with_bad_files_goes_on_with_the_last_good_ones);
+fn a_start_with_bad_files_goes_on_with_the_last_good_ones() -> anyhow::Result<()> {
+    let mut env = TestEnv::new()?;
+    env.net.black_hole(PORT)?;
+    let metrics = env.dir().join("metrics.sock");
+    let good = format!(
+        "metrics = \"unix:{}\"\n{}",
+        metrics.display(),
+        near("\"10.88.0.0/24\"")
+    );
+    let bad = format!("{good}inital_rto = \"1s\"\n");
+    let expect =
+        |env: &TestEnv, timer| env.assert_syn_gap(to(SERVER_V4, PORT), &Connect::default(), timer);
+    let restored = || -> anyhow::Result<f64> {
+        let page = http::get(UnixStream::connect(&metrics)?, "/metrics", "text/plain")?;
+        let name = "rto_agent_last_good_configuration_restored ";
+        let mut lines = page.body.lines();
+        let value = lines.find_map(|line| line.strip_prefix(name));
+        Ok(value.context("no such metric")?.parse()?)
+    };
+    let refused = |env: &mut TestEnv| {
+        let error = env.start().err().map(|e| format!("{e:?}"));
+        let error = error.unwrap_or_default();
+        assert!(error.contains("unknown key inital_rto"), "{error}");
+        assert!(!env.pin_dir().exists() && !env.socket().exists());
+    };
+    // Nothing was ever kept.
+    env.configure(&bad)?;
+    refused(&mut env);
+    env.configure(&good)?;
+    env.start()?;
+    assert_eq!(restored()?, 0.0);
+    env.end(Signal::SIGTERM)?;
+    expect(&env, KERNEL_RTO)?;
+    env.configure(&bad)?;
+    env.start()?;
+    expect(&env, POLICY_RTO)?;
+    assert_eq!(restored()?, 1.0);
+    let in_use = |status: &serde_json::Value| {
+        status["healthy"] == false
+            && status["last_reload"]["ok"] == false
+            && status["last_reload"]["kept_at_s"].is_u64()
+    };
+    let status = env.json(&["status"])?;
+    assert!(in_use(&status), "{status:#}");
+    let errors = status["last_reload"]["errors"].to_string();
+    assert!(errors.contains("unknown key inital_rto"), "{errors}");
+    let text = String::from_utf8(env.try_cli(&["status"])?.stdout)?;
+    let said = "; in force is the last good one, kept on disk ";
+    assert!(text.replace("\n", " ").contains("REFUSED") && text.contains("NOT GOOD"));
+    let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(words(&text).contains(&words(said)), "{text}");
+    let logged = "configuration refused; the last good one, kept on disk ";
+    assert!(env.log().contains(logged), "{}", env.log());
+    // It lasts as long as the files are bad, over another start too.
+    env.cli_fails(&["reload"])?;
+    assert!(in_use(&env.json(&["status"])?));
+    env.end(Signal::SIGTERM)?;
+    env.start()?;
+    assert!(in_use(&env.json(&["status"])?));
+    env.configure(&good)?;
+    env.cli(&["reload"])?;
+    let status = env.json(&["status"])?;
+    assert_eq!(status["healthy"], true, "{status:#}");
+    assert!(status["last_reload"]["kept_at_s"].is_null(), "{status:#}");
+    assert_eq!(restored()?, 0.0);
+    env.end(Signal::SIGTERM)?;
+    // What is damaged is told, and not used.
+    fs::write(env.persistent_dir().join("last-good.json"), "{")?;
+    env.configure(&bad)?;
+    refused(&mut env);
+    let logged = "the last good configuration cannot be used: ";
+    assert!(env.log().contains(logged), "{}", env.log());
     Ok(())
 }

@@ -14,6 +14,7 @@ use rto_testbed::{
     cgroup::{self, Cgroup},
     env::TestEnv,
     kernel::{SOCK_OPS, programs_at},
+    netns::SERVER_V4,
     process::run,
     workload::traffic::Connect,
 };
@@ -142,27 +143,45 @@ fn a_container_finds_the_hosts_hierarchy() -> anyhow::Result<()> {
     expect(&env, KERNEL_RTO)
 }
 
-test!(an_image_without_a_list_of_groups);
-/// As FROM scratch: `/etc` is empty. Groups are numbers, and "root" is one.
-fn an_image_without_a_list_of_groups() -> anyhow::Result<()> {
+/// Has a program run in an image of its own, as FROM scratch: in it are the binary, shared libraries if that needs any,
+/// /dev/null, /proc, /sys and one directory of the host.
+fn alone_in_its_image(shared: &Path) -> Vec<String> {
+    // ldd(1) says nothing of a static program.
+    let inner = format!(
+        "set -e; mount -t tmpfs none /mnt; cd /mnt; cp \"$0\" rto-agent; \
+         for lib in $(ldd \"$0\" 2>/dev/null | grep -o '/[^ ]*'); do cp -L --parents \"$lib\" .; done; \
+         mkdir -p dev proc sys .{shared}; touch dev/null; mount --bind /dev/null dev/null; \
+         mount -t proc none proc; mount --rbind /sys sys; \
+         mount --bind {shared} .{shared}; test ! -e etc; exec chroot . /rto-agent \"$@\"",
+        shared = shared.display()
+    );
+    let words = ["unshare", "--mount", "sh", "-c", &inner];
+    words.map(str::to_owned).to_vec()
+}
+
+test!(an_image_of_the_binary_alone);
+/// Groups are numbers there, and "root" is one. The binary of a release: `RTO_AGENT_BIN` names it.
+fn an_image_of_the_binary_alone() -> anyhow::Result<()> {
     const GROUP: u32 = 54_321;
     let mut env = TestEnv::new()?;
+    env.net.black_hole(PORT)?;
     let policy = near("\"10.88.0.0/24\"");
-    let wrapper = [
-        "unshare",
-        "--mount",
-        "sh",
-        "-c",
-        "mount -t tmpfs none /etc && exec \"$@\"",
-        "sh",
-    ]
-    .map(str::to_owned);
+    let wrapper = alone_in_its_image(env.dir());
     for (setting, gid) in [("", 0), ("group = \"54321\"\n", GROUP)] {
         env.configure(&format!("{setting}{policy}"))?;
         env.start_under(&wrapper)?;
         let socket = std::fs::metadata(env.socket())?;
         ensure!(socket.gid() == gid, "{}", socket.gid());
+        let status = env.wait_status("the probe", |status| status["probe"].is_object())?;
+        ensure!(status["healthy"] == true, "{status:#}");
+        ensure!(
+            !env.log().contains("cannot start the probe"),
+            "{}",
+            env.log()
+        );
+        env.assert_syn_gap(to(SERVER_V4, PORT), &Connect::default(), POLICY_RTO)?;
         env.end(Signal::SIGTERM)?;
+        env.assert_syn_gap(to(SERVER_V4, PORT), &Connect::default(), KERNEL_RTO)?;
     }
     env.configure(&format!("group = \"netops\"\n{policy}"))?;
     env.spawn_under(&wrapper)?;

@@ -9,6 +9,7 @@ use std::{
 };
 
 use anyhow::{Context as _, ensure};
+use rto_testbed::prometheus;
 use serde_json::Value;
 
 use super::{metrics, near};
@@ -31,15 +32,9 @@ fn text(file: &str) -> anyhow::Result<String> {
 pub(super) fn queries() -> anyhow::Result<Vec<String>> {
     let dashboard: Value = serde_json::from_str(&text(DASHBOARD)?)?;
     let panels = dashboard["panels"].as_array().context("no panels")?;
-    let targets = panels
-        .iter()
-        .flat_map(|panel| panel["targets"].as_array().into_iter().flatten());
-    let queries: Vec<String> = targets
-        .filter_map(|target| target["expr"].as_str())
-        .map(ToOwned::to_owned)
-        .collect();
+    let queries = prometheus::panels(&dashboard)?;
     ensure!(panels.len() > 5 && queries.len() >= panels.len());
-    Ok(queries)
+    Ok(queries.into_iter().map(|(_, query)| query).collect())
 }
 
 /// The alerts by name, each with its lines.
@@ -166,9 +161,7 @@ fn promtool_takes_them_and_fires() -> anyhow::Result<()> {
     run(&["test", "rules", "alerts_test.yml", "recording_test.yml"])?;
     let mut rules = "groups:\n  - name: dashboard\n    rules:\n".to_owned();
     for (i, query) in queries()?.iter().enumerate() {
-        let query = query
-            .replace("$instance", ".*")
-            .replace("$__rate_interval", "5m");
+        let query = prometheus::filled(query, ".*", "5m");
         writeln!(
             rules,
             "      - {{record: \"q{i}\", expr: {}}}",

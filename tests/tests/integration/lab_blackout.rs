@@ -85,7 +85,9 @@ fn gains() -> anyhow::Result<()> {
     ensure!(page.exists());
     let again: Value = serde_json::from_str(&std::fs::read_to_string(&json)?)?;
     let before: Value = serde_json::from_str(&before)?;
-    ensure!(again["tables"] == before["tables"], "{again:#}");
+    for of in ["effects", "tables"] {
+        ensure!(again[of] == before[of], "{again:#}");
+    }
     // With itself it is no different.
     let same = out.path().join("same");
     let [dir, to] = [out.path(), &same].map(|path| path.to_string_lossy());

@@ -181,6 +181,73 @@ fn on_exit_keep() -> anyhow::Result<()> {
     Ok(())
 }
 
+test!(a_restart_by_the_service_managers_descriptor_store_has_no_gap);
+/// With `on_exit = "detach"`, the default: it has what is in force while no daemon runs, and drops it at a stop.
+fn a_restart_by_the_service_managers_descriptor_store_has_no_gap() -> anyhow::Result<()> {
+    let mut env = env()?;
+    let counted = |env: &TestEnv| -> anyhow::Result<u64> {
+        let stats = env.json(&["status"])?;
+        let count = stats["policies"]["near"]["syn_timeouts_set"].as_u64();
+        count.with_context(|| format!("{stats:#}"))
+    };
+    let mut prober = env.prober(&[to(SERVER_V4, PORT)], &[POLICY_RTO])?;
+    // Without a store there are such moments.
+    prober.begin()?;
+    env.end(Signal::SIGTERM)?;
+    expect(&env, KERNEL_RTO)?;
+    env.keep_descriptors(64, 64);
+    env.start()?;
+    ensure!(prober.end()?.wrong > 0, "the control saw no gap");
+    let before = kernel(&env)?;
+    expect(&env, POLICY_RTO)?;
+    for _ in 0..3 {
+        let count = counted(&env)?;
+        prober.begin()?;
+        env.end(Signal::SIGTERM)?;
+        assert!(!env.pin_dir().exists(), "{}", env.log());
+        expect(&env, POLICY_RTO)?;
+        env.start()?;
+        let seen = prober.end()?;
+        ensure!(seen.wrong == 0 && seen.count > 100, "{seen:?}");
+        assert_eq!(kernel(&env)?, before);
+        assert_eq!(env.json(&["status"])?["found_at_start"], "adopted");
+        let after = counted(&env)?;
+        ensure!(after >= count + seen.count, "{count} + {seen:?}: {after}");
+        // What is pinned is kept no longer.
+        let kept = || env.kept_descriptors();
+        eventually_seen("an empty store", wait::TIMEOUT, kept, Vec::is_empty)?;
+    }
+    env.end(Signal::SIGTERM)?;
+    // It is a stop and not a restart.
+    env.keep_descriptors(64, 0);
+    assert_gone(&before)?;
+    expect(&env, KERNEL_RTO)
+}
+
+test!(a_service_manager_that_keeps_too_few_descriptors_is_told_of);
+/// FileDescriptorStoreMax= of a drop-in, which FDSTORE of the unit knows nothing of.
+fn a_service_manager_that_keeps_too_few_descriptors_is_told_of() -> anyhow::Result<()> {
+    for keeps in [0, 3] {
+        let mut env = env()?;
+        env.end(Signal::SIGTERM)?;
+        assert!(!env.log().contains("service manager"), "{}", env.log());
+        env.keep_descriptors(64, keeps);
+        env.start()?;
+        let before = kernel(&env)?;
+        assert_eq!(env.end(Signal::SIGTERM)?.code(), Some(0));
+        let log = env.log();
+        assert!(log.contains("until the next start nothing is: it keeps fewer descriptors than"));
+        assert!(
+            !log.contains("the service manager has what is in force"),
+            "{log}"
+        );
+        assert!(env.kept_descriptors()?.is_empty());
+        assert_gone(&before)?;
+        expect(&env, KERNEL_RTO)?;
+    }
+    Ok(())
+}
+
 test!(the_units_capabilities_suffice);
 /// With the systemd unit's capability bounding set and no new privileges: start, change, adopt, stop.
 fn the_units_capabilities_suffice() -> anyhow::Result<()> {

@@ -31,6 +31,8 @@ pub(crate) const RTO_MIN_OPTION: Need = Need::Feature("tcp-rto-min-us");
 /// Batches of LPM tries, without which the agent does the same entry by entry.
 pub(crate) const LPM_BATCHES: Need = Need::Feature("lpm-batches");
 
+/// Chromium without a window.
+pub(crate) const BROWSER: Need = Need::Program(rto_tests::browser::BROWSER);
 pub(crate) const BASH: Need = Need::Program("bash");
 pub(crate) const CURL: Need = Need::Program("curl");
 pub(crate) const FISH: Need = Need::Program("fish");

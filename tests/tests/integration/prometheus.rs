@@ -8,7 +8,7 @@ use rto_testbed::{
     env::TestEnv,
     netns::SERVER_V4,
     process::stdout_of,
-    prometheus::{self, Prometheus},
+    prometheus::{self, Prometheus, filled},
     wait::{TIMEOUT, eventually_seen},
     workload::traffic::{Connect, Traffic},
 };
@@ -106,21 +106,13 @@ fn panels() -> anyhow::Result<()> {
     let _server = fleet.env.serve(to(SERVER_V4, PORT))?;
     let prometheus = fleet.prometheus()?;
     // Rules too: what they record, but alerts do not fire.
-    let groups = prometheus.api("/api/v1/rules?type=record")?;
-    let groups = groups["data"]["groups"].as_array().context("no groups")?;
-    let rules = groups
-        .iter()
-        .flat_map(|group| group["rules"].as_array().into_iter().flatten());
-    let recorded = rules.filter_map(|rule| rule["name"].as_str());
+    let rules = prometheus.rules("record")?;
+    let recorded = rules.iter().filter_map(|rule| rule["name"].as_str());
     let mut without: Vec<String> = recorded.map(ToOwned::to_owned).collect();
     ensure!(without.len() > 20, "{without:?}");
     let panels = dashboards::queries()?;
     let panels = panels.iter().filter(|query| !query.contains(RUNS));
-    without.extend(panels.map(|query| {
-        query
-            .replace("$instance", "127.*")
-            .replace("$__rate_interval", "10s")
-    }));
+    without.extend(panels.map(|query| filled(query, "127.*", "10s")));
     eventually_seen(
         "series of every panel and rule",
         TIMEOUT,

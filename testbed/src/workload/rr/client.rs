@@ -12,10 +12,11 @@ use nix::{
     errno::Errno,
     poll::{PollFd, PollFlags, PollTimeout, poll},
 };
-use socket2::{Domain, Socket, Type};
+use serde::de::DeserializeOwned;
+use socket2::{Domain, SockRef, Socket, Type};
 
 use super::{CloseMode, Opening, Options, RESPONSE, Sizes, TICK, TICK_MS};
-use crate::tcp::TcpInfo;
+use crate::{facts::HostFacts, tcp::TcpInfo};
 
 /// Longest wait for what the server says at the end.
 const LAST_WORDS: Duration = Duration::from_secs(2);
@@ -176,6 +177,31 @@ impl Client {
     /// something else, or too much ([`Error::UnexpectedProtocol`]).
     pub fn close_with_tcp_info(self, go_on: &dyn Fn() -> bool) -> Result<TcpInfo, Error> {
         self.stream.shutdown(Shutdown::Write)?;
+        self.last_words(go_on)
+    }
+
+    /// What the server says of its host, over a connection of its own.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::close_with_tcp_info`].
+    pub fn facts(to: SocketAddr, go_on: &dyn Fn() -> bool) -> Result<HostFacts, Error> {
+        let options = Options::default();
+        let (client, _) = Self::open(to, Sizes::SMALL, options, CloseMode::Facts, go_on)?;
+        client.last_words(go_on)
+    }
+
+    /// Closes the connection by a reset, which leaves nothing behind at either end.
+    ///
+    /// # Errors
+    ///
+    /// Those of setsockopt(2).
+    pub fn reset(self) -> Result<(), Error> {
+        Ok(SockRef::from(&self.stream).set_linger(Some(Duration::ZERO))?)
+    }
+
+    /// What the server says as JSON before it closes the connection.
+    fn last_words<T: DeserializeOwned>(self, go_on: &dyn Fn() -> bool) -> Result<T, Error> {
         let end = Instant::now() + LAST_WORDS;
         let patience = || go_on() && Instant::now() < end;
         let mut said = Vec::new();

@@ -68,6 +68,8 @@ pub enum CloseMode {
     WithTcpInfo,
     /// The server closes it after one response.
     OneShot,
+    /// There are no requests: the server says its [`HostFacts`](crate::facts::HostFacts) as JSON, and closes it.
+    Facts,
 }
 
 impl CloseMode {
@@ -76,6 +78,7 @@ impl CloseMode {
             Self::ByClient => b'1',
             Self::WithTcpInfo => b't',
             Self::OneShot => b'o',
+            Self::Facts => b'f',
         }
     }
 }
@@ -103,6 +106,7 @@ impl Opening {
             CloseMode::ByClient,
             CloseMode::WithTcpInfo,
             CloseMode::OneShot,
+            CloseMode::Facts,
         ];
         let close = modes.into_iter().find(|close| close.letter() == e);
         let (MAGIC, Some(close)) = ([m0, m1, m2], close) else {
@@ -143,6 +147,7 @@ mod tests {
     };
 
     use super::*;
+    use crate::facts::HostFacts;
 
     const SIZES: Sizes = Sizes {
         request: 1,
@@ -188,6 +193,8 @@ mod tests {
         let mut once = open(CloseMode::OneShot);
         once.transact().unwrap();
         once.wait_for_end(&|| true).unwrap();
+        let facts = Client::facts(to, &|| true).unwrap();
+        assert_eq!(facts, HostFacts::towards(to.ip()).unwrap());
         let error = once.transact_while(&|| true).unwrap_err();
         assert!(matches!(error, Error::Closed | Error::Io(_)), "{error:?}");
     }
@@ -224,6 +231,7 @@ mod tests {
             CloseMode::ByClient,
             CloseMode::WithTcpInfo,
             CloseMode::OneShot,
+            CloseMode::Facts,
         ] {
             let opening = Opening {
                 sizes: SIZES,

@@ -19,7 +19,7 @@ use nix::{
 use socket2::{Domain, SockRef, Socket, TcpKeepalive, Type};
 
 use super::{CloseMode, HEADER, LONGEST, Opening, Options, RESPONSE, TICK, TICK_MS};
-use crate::tcp::TcpInfo;
+use crate::{facts::HostFacts, tcp::TcpInfo};
 
 /// A peer that has not been heard of for this long is asked whether it is there.
 const KEEPALIVE: Duration = Duration::from_secs(60);
@@ -248,6 +248,10 @@ fn serve_within(
         return Ok(());
     };
     let Opening { sizes, close } = Opening::parse(header)?;
+    if close == CloseMode::Facts {
+        let facts = HostFacts::towards(stream.peer_addr()?.ip())?;
+        return Ok(stream.write_all(&serde_json::to_vec(&facts)?)?);
+    }
     stream.set_read_timeout(limits.map(|limits| limits.read))?;
     stream.set_write_timeout(limits.map(|limits| limits.write))?;
     let response = &RESPONSES[..sizes.response as usize];
@@ -285,6 +289,8 @@ fn header(stream: &mut TcpStream, within: Option<Duration>) -> io::Result<Option
             Ok(more) => filled += more,
             // Then no time is left.
             Err(e) if matches!(e.kind(), io::ErrorKind::Interrupted) => {}
+            // As who measures connections alone ends them.
+            Err(e) if filled == 0 && e.kind() == io::ErrorKind::ConnectionReset => return Ok(None),
             Err(e) if within.is_some() && e.kind() == io::ErrorKind::WouldBlock => {}
             Err(e) => return Err(e),
         }

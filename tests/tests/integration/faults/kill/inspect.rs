@@ -117,10 +117,14 @@ impl Run {
     fn check_files(&self) -> anyhow::Result<()> {
         let dir = self.env.dir();
         for (sub, allowed) in [
-            ("", &["control.sock", "etc", "log", "notify", "state"][..]),
+            (
+                "",
+                &["control.sock", "etc", "lasting", "log", "notify", "state"][..],
+            ),
             ("etc", &["config.toml", "policies.d"]),
             ("etc/policies.d", &["50-cli.toml"]),
             ("state", &["lock", "manual.json"]),
+            ("lasting", &["last-good.json"]),
         ] {
             let found = names_in(&dir.join(sub))?;
             let stray: Vec<_> = found

@@ -1,0 +1,126 @@
+//! Looking at a page in a real browser: Chromium without a window, on a page of ours.
+
+use std::{
+    fs::File,
+    io::BufReader,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context as _, ensure};
+use serde_json::Value;
+
+/// Debian's package of the same name.
+pub const BROWSER: &str = "chromium-headless-shell";
+/// Of the window, pixels: a page's body and its margins.
+const WIDTH: u32 = 1100;
+
+/// What the system asks pages for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scheme {
+    /// Dark letters on a light background.
+    Light,
+    /// Light letters on a dark background.
+    Dark,
+}
+
+impl Scheme {
+    /// Both.
+    pub const BOTH: [Self; 2] = [Self::Light, Self::Dark];
+
+    /// Of a file.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Light => "light",
+            Self::Dark => "dark",
+        }
+    }
+
+    /// Chromium's number (`blink::mojom::PreferredColorScheme`).
+    const fn number(self) -> u8 {
+        match self {
+            Self::Dark => 0,
+            Self::Light => 1,
+        }
+    }
+}
+
+/// How a page looked.
+#[derive(Clone, Debug)]
+pub struct Seen {
+    /// What was said on the console: errors of scripts, and all else.
+    pub console: Vec<String>,
+    /// What it asked the network for.
+    pub fetched: Vec<String>,
+    /// How bright its background is, 0 to 255.
+    pub background: u8,
+    /// Its picture.
+    pub screenshot: PathBuf,
+}
+
+/// Shows a page, with a picture in this directory. Names are resolved nowhere: nothing leaves the machine.
+///
+/// # Errors
+///
+/// If the browser fails.
+pub fn look(page: &Path, scheme: Scheme, into: &Path) -> anyhow::Result<Seen> {
+    let state = tempfile::tempdir()?;
+    let net_log = state.path().join("net.json");
+    let stem = page.file_stem().context("no name")?.to_string_lossy();
+    std::fs::create_dir_all(into)?;
+    let screenshot = into.join(format!("{stem}-{}.png", scheme.name()));
+    let option = |name: &str, path: &Path| format!("--{name}={}", path.display());
+    let output = Command::new(BROWSER)
+        // As root it needs that, and it shows no page but ours.
+        .args(["--no-sandbox", "--disable-gpu", "--hide-scrollbars"])
+        .args([
+            "--enable-logging=stderr",
+            "--host-resolver-rules=MAP * ~NOTFOUND",
+        ])
+        .arg(format!("--window-size={WIDTH},1400"))
+        .arg(format!(
+            "--blink-settings=preferredColorScheme={}",
+            scheme.number()
+        ))
+        .arg(option("user-data-dir", state.path()))
+        .arg(option("log-net-log", &net_log))
+        .arg(option("screenshot", &screenshot))
+        .arg(format!("file://{}", page.canonicalize()?.display()))
+        .output()
+        .context(BROWSER)?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(output.status.success(), "{}: {said}", output.status);
+    let console = said.lines().filter(|line| line.contains(":CONSOLE"));
+    let net_log: Value = serde_json::from_str(&std::fs::read_to_string(&net_log)?)?;
+    Ok(Seen {
+        console: console.map(str::to_owned).collect(),
+        fetched: fetched(&net_log)?,
+        background: background(&screenshot)?,
+        screenshot,
+    })
+}
+
+/// Addresses in a log of Chromium's network, each once.
+fn fetched(net_log: &Value) -> anyhow::Result<Vec<String>> {
+    let events = net_log["events"].as_array().context("no events")?;
+    // It logs its own doings even where a page asks for nothing.
+    ensure!(!events.is_empty(), "an empty log");
+    let mut fetched: Vec<String> = events
+        .iter()
+        .filter_map(|event| event["params"]["url"].as_str().map(str::to_owned))
+        .collect();
+    fetched.sort();
+    fetched.dedup();
+    Ok(fetched)
+}
+
+/// The first pixel: no letter is there.
+fn background(picture: &Path) -> anyhow::Result<u8> {
+    let file = File::open(picture).with_context(|| picture.display().to_string())?;
+    let mut reader = png::Decoder::new(BufReader::new(file)).read_info()?;
+    let mut pixels = vec![0; reader.output_buffer_size().context("too large a picture")?];
+    reader.next_frame(&mut pixels)?;
+    let colours = pixels.get(..3).context("an empty picture")?;
+    Ok(colours.iter().copied().max().unwrap_or(0))
+}

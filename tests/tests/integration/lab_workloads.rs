@@ -1,0 +1,181 @@
+//! The lab's workloads: what each of them loses without the agent and gains from a timer, read from its records.
+
+use std::{fs, ops::Range, path::Path, time::Duration};
+
+use anyhow::{Context as _, ensure};
+use rto_testbed::timing::latest;
+use rto_tests::lab::{measured, quick};
+use serde_json::Value;
+
+/// What processes add to a request on an idle machine, milliseconds: also what a handshake of TLS computes.
+const PROCESSES_MS: f64 = 30.0;
+/// Of RTO and smoothed RTT of the link: a timer of 200 ms is one of 203.
+const KERNEL_RTO_MS: f64 = 200.0;
+const SYN_RTO: Duration = Duration::from_secs(1);
+const SHORT_SYN_RTO: Duration = Duration::from_millis(100);
+
+/// Times of all requests, milliseconds.
+struct Times(Vec<Value>);
+
+impl Times {
+    /// Measures a workload.
+    fn of(workload: &str, args: &[&str]) -> anyhow::Result<Self> {
+        let out = tempfile::tempdir()?;
+        quick(
+            "workloads",
+            out.path(),
+            &[&["--workload", workload][..], args].concat(),
+        )?;
+        Self::read(&out.path().join("workloads.jsonl"))
+    }
+
+    fn read(log: &Path) -> anyhow::Result<Self> {
+        let text = fs::read_to_string(log)?;
+        let mut records = Vec::new();
+        for line in text.lines().skip(1) {
+            let line: Value = serde_json::from_str(line)?;
+            records.extend(line["records"].as_array().cloned().unwrap_or_default());
+        }
+        Ok(Self(records))
+    }
+
+    /// Those of a cell, sorted.
+    fn at(&self, timers: &str, lost: &str) -> anyhow::Result<Vec<f64>> {
+        let is = |record: &&Value| {
+            record["factors"]["timers"] == timers && record["factors"]["lost"] == lost
+        };
+        let lists = self
+            .0
+            .iter()
+            .filter(is)
+            .filter_map(|one| one["values"]["time"].as_array());
+        let mut all: Vec<f64> = lists.flatten().filter_map(Value::as_f64).collect();
+        all.sort_by(f64::total_cmp);
+        ensure!(!all.is_empty(), "{timers}, {lost}: nothing was measured");
+        Ok(all)
+    }
+
+    /// How many of a cell took at least so long.
+    fn slow(&self, timers: &str, lost: &str, least_ms: f64) -> anyhow::Result<usize> {
+        Ok(self
+            .at(timers, lost)?
+            .iter()
+            .filter(|ms| **ms >= least_ms)
+            .count())
+    }
+}
+
+/// The middle one.
+fn median(sorted: &[f64]) -> anyhow::Result<f64> {
+    sorted.get(sorted.len() / 2).copied().context("no value")
+}
+
+/// Of a timer that fires once: never sooner, and as late as the timer wheel and the machine make it.
+fn once(rto: Duration) -> Range<f64> {
+    rto.as_secs_f64() * 1e3..latest(rto).as_secs_f64() * 1e3 + PROCESSES_MS
+}
+
+/// A workload whose requests have a connection each: its first SYN costs the timer of SYNs, and no other helps.
+fn handshakes(workload: &str) -> anyhow::Result<()> {
+    let args = [
+        "--timers",
+        "initial_rto,rto_min",
+        "--lost",
+        "nothing,syn",
+        "--runs",
+        "2",
+    ];
+    let times = Times::of(workload, &args)?;
+    for (timers, expected) in [
+        ("kernel", once(SYN_RTO)),
+        ("initial_rto", once(SHORT_SYN_RTO)),
+        ("rto_min", once(SYN_RTO)),
+    ] {
+        // The control: without loss none waits for a timer.
+        let lossless = median(&times.at(timers, "nothing")?)?;
+        ensure!(lossless < PROCESSES_MS, "{timers}: {lossless} without loss");
+        let all = times.at(timers, "first SYN")?;
+        ensure!(
+            all.iter().all(|ms| expected.contains(ms)),
+            "{timers}: {all:?} are not all in {expected:?}"
+        );
+    }
+    Ok(())
+}
+
+test!(a_tls_handshake_gains_from_initial_rto, || measured(|| {
+    handshakes("tls")
+}));
+test!(a_health_check_gains_from_initial_rto, || measured(|| {
+    handshakes("health-check")
+}));
+
+/// A workload of which nothing follows a request: what is lost waits for the RTO, which only rto_min shortens.
+fn one_at_a_time(workload: &str) -> anyhow::Result<()> {
+    const LOST: &str = "3 % of data";
+    let args = ["--timers", "initial_rto,rto_min", "--lost", "nothing,data"];
+    let times = Times::of(workload, &args)?;
+    for timers in ["kernel", "initial_rto", "rto_min"] {
+        let lossless = times.slow(timers, "nothing", KERNEL_RTO_MS)?;
+        ensure!(lossless == 0, "{timers}: {lossless} waited without loss");
+    }
+    // Of 300 requests some 15 lose their last segment, or have it lost.
+    for timers in ["kernel", "initial_rto"] {
+        let slow = times.slow(timers, LOST, KERNEL_RTO_MS)?;
+        ensure!(slow >= 4, "{timers}: {slow} waited for the RTO");
+    }
+    let all = times.at("rto_min", LOST)?;
+    let slow = times.slow("rto_min", LOST, KERNEL_RTO_MS)?;
+    ensure!(
+        slow == 0,
+        "rto_min: {slow} waited as long: {:?}",
+        all.last()
+    );
+    // They lost something all the same.
+    let again = times.slow("rto_min", LOST, 12.0)?;
+    ensure!(again >= 4, "rto_min: {again} were sent again");
+    Ok(())
+}
+
+test!(request_response_gains_from_rto_min, || measured(|| {
+    one_at_a_time("request-response")
+}));
+test!(http1_gains_from_rto_min, || measured(|| one_at_a_time(
+    "http1"
+)));
+
+/// A workload of which more segments follow: they show a loss without a timer, so that few requests wait for one.
+fn beside_each_other(workload: &str) -> anyhow::Result<()> {
+    const LOST: &str = "3 % of data";
+    let times = Times::of(workload, &["--timers", "rto_min", "--lost", "nothing,data"])?;
+    for timers in ["kernel", "rto_min"] {
+        let lossless = times.slow(timers, "nothing", KERNEL_RTO_MS)?;
+        ensure!(lossless == 0, "{timers}: {lossless} waited without loss");
+        // They were lost all the same, and at least a quarter of those that were late did not wait for the kernel's
+        // RTO, as all do of which nothing follows.
+        let lossless = median(&times.at(timers, "nothing")?)?;
+        let all = times.at(timers, LOST)?;
+        let late: Vec<f64> = all.into_iter().filter(|ms| *ms >= 2.0 * lossless).collect();
+        ensure!(late.len() >= 8, "{timers}: {} were late", late.len());
+        let quarter = late[late.len() / 4];
+        ensure!(quarter < KERNEL_RTO_MS / 2.0, "{timers}: {late:?}");
+    }
+    // In an outage nothing follows: the timer is what ends it.
+    let args = ["--timers", "all", "--lost", "outage", "--runs", "1"];
+    let times = Times::of(workload, &args)?;
+    for timers in ["kernel", "all"] {
+        let all = times.at(timers, "50-500 ms of all")?;
+        ensure!(
+            all.iter().all(|ms| (250.0..1500.0).contains(ms)),
+            "{timers}: {all:?}"
+        );
+    }
+    Ok(())
+}
+
+test!(http2_hardly_waits_for_a_timer, || measured(|| {
+    beside_each_other("http2")
+}));
+test!(a_grpc_stream_hardly_waits_for_a_timer, || measured(|| {
+    beside_each_other("grpc")
+}));
