@@ -308,6 +308,16 @@ fn check_pod(daemon_set: &Value) -> anyhow::Result<()> {
     ensure!(security["privileged"].is_null(), "{security}");
     ensure!(pod["automountServiceAccountToken"] == false, "a token");
     let mounts = container["volumeMounts"].as_array().context("mounts")?;
+    for path in ["/host/cgroup", "/host/security"] {
+        let mount = mounts.iter().find(|mount| mount["mountPath"] == path);
+        let mount = mount.with_context(|| format!("no {path}"))?;
+        ensure!(mount["readOnly"] == true, "{mount}");
+        let volumes = pod["volumes"].as_array().context("volumes")?;
+        let volume = volumes.iter().find(|one| one["name"] == mount["name"]);
+        let volume = volume.with_context(|| format!("no volume for {path}"))?;
+        let source = text(&volume["hostPath"]["path"]);
+        ensure!(source.starts_with("/sys/"), "{path} is {source}");
+    }
     ensure!(
         mounts.iter().all(|mount| mount["subPath"].is_null()),
         "a subPath is never updated"

@@ -16,6 +16,7 @@ mod ebpf;
 mod fuzz;
 mod host;
 mod miri;
+mod node;
 mod process;
 mod setup;
 mod test;
@@ -54,6 +55,8 @@ enum Verb {
     Host(host::Args),
     /// Run the tests of agent-common under Miri, which detects undefined behaviour
     Miri,
+    /// Test the container as the Helm chart runs it, in a virtual machine
+    Node(node::Args),
     /// Install missing system packages for tests and demo
     Setup,
     /// Run all tests: unit, property, documentation and, as root, integration
@@ -75,6 +78,7 @@ fn main() -> anyhow::Result<()> {
         Verb::Fuzz(args) => fuzz::run(&args),
         Verb::Host(args) => host::run(&args),
         Verb::Miri => miri::run(),
+        Verb::Node(args) => node::run(&args),
         Verb::Setup => setup::run(),
         Verb::Test(args) => test::run(&args),
         Verb::Vm(args) => vm::run(&args),

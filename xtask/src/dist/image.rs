@@ -1,20 +1,32 @@
 //! The container image: an OCI archive with all architectures.
 
-use std::{fs, path::Path, process::Command};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
-use super::{Release, VERSION, stage::Stage};
-use crate::process::{output, run as run_command};
+use super::{Release, VERSION};
+use crate::{
+    arch::Arch,
+    process::{output, run as run_command},
+};
 
 const NAME: &str = "rto-agent";
 
-/// Makes the image by buildah, whose storage is a temporary one: nothing of the host's is changed.
-pub(super) fn make(release: &Release, stages: &[Stage], dist: &Path) -> anyhow::Result<()> {
+/// Makes the image of these binaries by buildah, whose storage is a temporary one: nothing of the host's is changed. The
+/// path of the archive.
+pub(crate) fn make(
+    release: &Release,
+    binaries: &[(Arch, PathBuf)],
+    dist: &Path,
+) -> anyhow::Result<PathBuf> {
     let dir = tempfile::tempdir()?;
     let context = dir.path().join("context");
-    for stage in stages {
-        let of_arch = context.join(stage.arch().deb());
+    for (arch, binary) in binaries {
+        let of_arch = context.join(arch.deb());
         fs::create_dir_all(&of_arch)?;
-        fs::copy(stage.dir().join(NAME), of_arch.join(NAME))?;
+        fs::copy(binary, of_arch.join(NAME))?;
     }
     let buildah = |verb: &[&str]| {
         let mut buildah = Command::new("buildah");
@@ -28,9 +40,9 @@ pub(super) fn make(release: &Release, stages: &[Stage], dist: &Path) -> anyhow::
             .env("TMPDIR", dir.path());
         buildah
     };
-    let platforms: Vec<String> = stages
+    let platforms: Vec<String> = binaries
         .iter()
-        .map(|stage| format!("linux/{}", stage.arch().deb()))
+        .map(|(arch, _)| format!("linux/{}", arch.deb()))
         .collect();
     output(
         buildah(&["build", "--quiet", "--manifest", NAME])
@@ -49,5 +61,7 @@ pub(super) fn make(release: &Release, stages: &[Stage], dist: &Path) -> anyhow::
     // Its own archives (oci-archive:) have the time of their making.
     let archive = dist.join(format!("rto-agent-{VERSION}.oci.tar"));
     release.tar(&layout, ".", &[], &archive)?;
-    run_command(&mut buildah(&["rmi", "--all", "--force"])).or(Ok(()))
+    // The temporary directory goes all the same.
+    let _removed = run_command(&mut buildah(&["rmi", "--all", "--force"]));
+    Ok(archive)
 }

@@ -22,7 +22,7 @@ use crate::{
 };
 
 mod binary;
-mod image;
+pub(crate) mod image;
 pub(crate) mod lint;
 pub(crate) mod stage;
 
@@ -137,7 +137,8 @@ impl Release {
             )?;
         }
         if have("buildah") {
-            image::make(self, &stages, dist)?;
+            let binary = |stage: &Stage<'_>| (stage.arch(), stage.dir().join("rto-agent"));
+            image::make(self, &stages.iter().map(binary).collect::<Vec<_>>(), dist)?;
         } else {
             println!("buildah is not installed: NO image was made");
         }

@@ -25,9 +25,10 @@ pub(crate) struct Stage<'a> {
 const MAINTAINER: &str = "The rto-agent authors <maintainers@example.invalid>";
 
 /// Copied from the checkout: from where, and to which name.
-const FILES: [(&str, &str); 10] = [
+const FILES: [(&str, &str); 11] = [
     ("config/config.toml", "config.toml"),
     ("config/prometheus/alerts.yml", "alerts.yml"),
+    ("config/prometheus/recording.yml", "recording.yml"),
     ("systemd/open-sockets.conf", "open-sockets.conf"),
     ("LICENSE-APACHE", "LICENSE-APACHE"),
     ("LICENSE-MIT", "LICENSE-MIT"),
@@ -39,20 +40,22 @@ const FILES: [(&str, &str); 10] = [
 ];
 
 /// In /usr/share/doc/rto-agent: from where, and the name there.
-const DOCUMENTATION: [(&str, &str); 4] = [
+const DOCUMENTATION: [(&str, &str); 5] = [
     ("open-sockets.conf", "examples/open-sockets.conf"),
     ("alerts.yml", "examples/alerts.yml"),
+    ("recording.yml", "examples/recording.yml"),
     ("rto-agent.cdx.json.gz", "rto-agent.cdx.json.gz"),
     ("changelog.gz", "changelog.gz"),
 ];
 
 /// What somebody who installs without a package gets.
-const IN_TAR: [&str; 11] = [
+const IN_TAR: [&str; 12] = [
     "rto-agent",
     "rto-agent.service",
     "open-sockets.conf",
     "config.toml",
     "alerts.yml",
+    "recording.yml",
     "sysusers.conf",
     "man",
     "completions",

@@ -2,7 +2,10 @@
 
 use std::{fs, path::Path, time::Duration};
 
-use super::{Checks, write, write_program};
+use super::{
+    Checks,
+    debian::{write, write_program},
+};
 use crate::{
     arch::Arch,
     process::{apt_install, have},
@@ -43,6 +46,7 @@ pub(super) fn run(stage: &Path, limit: Duration) -> anyhow::Result<()> {
         arch: Arch::Arm64,
         kernel: &kernel.image,
         initramfs: &initramfs,
+        disk: None,
         clock: Clock::Instructions,
         memory_mib: 1024,
         command_line: "",

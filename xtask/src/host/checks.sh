@@ -1,4 +1,4 @@
-# Checks of the unit, after lib.sh.
+# Checks of the unit, after lib.sh and reboot.sh.
 
 # A boot with the service enabled.
 is "boot: the service is enabled" "$(systemctl is-enabled $unit)" enabled
@@ -128,4 +128,4 @@ check "watchdog: it was the watchdog" \
 check "watchdog: in force" in_force
 check "watchdog: the entries are there" lists 192.0.2.0/24
 
-conclude
+learn_and_reboot

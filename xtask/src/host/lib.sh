@@ -1,7 +1,7 @@
 #!/bin/bash
 # Runs in the machine, after multi-user.target, and says on the console what holds: "ok NAME" or
-# "not ok NAME: why" for each check, and at the end how many there were. The checks follow: those of checks.sh or of
-# packages.sh.
+# "not ok NAME: why" for each check, and at the end how many there were. The checks follow: those of checks.sh, of
+# packages.sh, or of node/*.sh.
 exec </dev/null >/dev/console 2>&1
 unit=rto-agent.service
 config=/etc/rto-agent/config.toml
@@ -52,12 +52,13 @@ rto() {
   echo "${found:-0}"
 }
 # The policy is in force: 100 ms; else it is the kernel's 1000.
-in_force() { is_rto 100; }
+of_policy=100
+in_force() { is_rto "$of_policy"; }
 out_of_force() { is_rto 1000; }
 is_rto() {
   local rto
   rto=$(rto 192.0.2.1)
-  [[ $rto == "$1" ]] || { echo "rto $rto"; return 1; }
+  [[ $rto =~ ^($1)$ ]] || { echo "rto $rto"; return 1; }
 }
 # 10 ms, without a process made for it: those take long on an emulated processor.
 exec {never}<> <(:)
@@ -97,13 +98,15 @@ while_in_force() {
   meanwhile look_at_rto "$@"
   status=$?
   [[ -s $looks ]] || { echo "nobody looked"; return 1; }
-  without=$(grep -cvx 100 $looks)
+  without=$(grep -cvxE "$of_policy" $looks)
   ((without == 0)) || { echo "$without of $(wc -l <$looks) looks without"; return 1; }
   return $status
 }
 
+# Of the daemon, printed if a check fails.
+logs() { journalctl -b -u $unit -o short-monotonic --no-pager; }
 conclude() {
-  ((failed == 0)) || journalctl -b -u $unit -o short-monotonic --no-pager
+  ((failed == 0)) || logs
   echo "checks end $count"
   sync
   systemctl poweroff --force --force

@@ -21,12 +21,14 @@ use crate::{
 const PROGRAMS: [&str; 10] = [
     "ip", "ss", "nft", "tcpdump", "bpftool", "sysctl", "setpriv", "bash", "unshare", "nsenter",
 ];
-/// Directories of the kernel's modules that the tests may need.
-const MODULES: [&str; 4] = [
+/// Directories of the kernel's modules that machines may need.
+const MODULES: [&str; 6] = [
     "kernel/net",
     "kernel/lib",
     "kernel/crypto",
     "kernel/drivers/net",
+    "kernel/drivers/block",
+    "kernel/drivers/virtio",
 ];
 pub(crate) const BUSYBOX: &str = "/bin/busybox";
 /// Printed by the machine before the exit status of the tests.

@@ -24,11 +24,13 @@ pub(crate) enum Clock {
     Kvm,
 }
 
-/// A machine without network and without disk.
+/// A machine without network.
 pub(crate) struct Machine<'a> {
     pub(crate) arch: Arch,
     pub(crate) kernel: &'a Path,
     pub(crate) initramfs: &'a Path,
+    /// A raw image, /dev/vda. A machine that has one may reboot; another ends then.
+    pub(crate) disk: Option<&'a Path>,
     pub(crate) clock: Clock,
     pub(crate) memory_mib: u32,
     /// Added to the kernel's command line.
@@ -63,7 +65,14 @@ impl Machine<'_> {
                 .args(["-accel", "kvm", "-cpu", "host"])
                 .args(["-smp", "2"]),
         };
-        qemu.args(["-nic", "none", "-nographic", "-no-reboot", "-m"])
+        match self.disk {
+            Some(disk) => qemu.arg("-drive").arg(format!(
+                "file={},format=raw,if=virtio,cache=unsafe",
+                disk.display()
+            )),
+            None => qemu.arg("-no-reboot"),
+        };
+        qemu.args(["-nic", "none", "-nographic", "-m"])
             .arg(self.memory_mib.to_string())
             .arg("-kernel")
             .arg(self.kernel)

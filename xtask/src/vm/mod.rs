@@ -336,6 +336,7 @@ fn column(
                 arch: Arch::Amd64,
                 kernel: &kernel.image,
                 initramfs: &image,
+                disk: None,
                 clock,
                 memory_mib: 2048,
                 command_line: "",

@@ -1,0 +1,52 @@
+//! A disk for what outlives a boot, as the rest of the machine's files are in memory.
+
+use std::{os::unix::fs::symlink, path::Path};
+
+use super::debian::{UNITS, enable, write, write_program};
+use crate::{root, vm::image};
+
+/// Before the service starts.
+const KEEP_UNIT: &str = "[Unit]
+Description=The disk, with what outlives a boot
+DefaultDependencies=no
+Before=local-fs.target
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+ExecStart=/usr/local/lib/keep.sh
+";
+pub(super) const KEEP: &str = "#!/bin/bash -e
+modprobe virtio_pci || true
+modprobe virtio_blk
+mkdir -p /kept /var/lib/rto-agent
+is_blank() { [[ $(head -c 1M /dev/vda | tr -d '\\0' | wc -c) == 0 ]]; }
+if is_blank; then
+  mke2fs -q -t ext4 /dev/vda
+  mount -t ext4 /dev/vda /kept
+  cp -a /etc/rto-agent /kept/etc
+  mkdir /kept/lib
+else
+  mount -t ext4 /dev/vda /kept
+fi
+mount --bind /kept/etc /etc/rto-agent
+mount --bind /kept/lib /var/lib/rto-agent
+";
+/// Bytes of the disk.
+const DISK: u64 = 64 << 20;
+
+/// An empty disk, and in the system what mounts it.
+pub(super) fn add(top: &Path) -> anyhow::Result<tempfile::TempPath> {
+    modprobe(top)?;
+    write_program(&top.join("usr/local/lib/keep.sh"), KEEP)?;
+    write(&top.join(UNITS).join("keep.service"), KEEP_UNIT)?;
+    enable(top, "local-fs.target", "keep.service")?;
+    let disk = tempfile::NamedTempFile::new_in(root().join("target/vm"))?;
+    disk.as_file().set_len(DISK)?;
+    Ok(disk.into_temp_path())
+}
+
+/// Debian's minimal base has no modprobe, which the kernel calls as well.
+fn modprobe(top: &Path) -> anyhow::Result<()> {
+    image::copy(Path::new(image::BUSYBOX), &top.join("usr/sbin/busybox"))?;
+    Ok(symlink("busybox", top.join("usr/sbin/modprobe"))?)
+}

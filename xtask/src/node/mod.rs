@@ -1,0 +1,99 @@
+//! `cargo xtask node --podman`: tests the container on a node that is a virtual machine.
+//!
+//! The image runs as the Helm chart runs it, by Debian's podman.
+
+use std::{fs, time::Duration};
+
+use anyhow::ensure;
+
+use crate::{
+    arch::Arch,
+    dist::{Release, VERSION, image},
+    host::{
+        Checks,
+        debian::{Boot, Debian, write, write_program},
+    },
+    process::{apt_install, have},
+    root,
+    vm::{self, image::copy, machine::Clock},
+};
+
+/// `cargo xtask node`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Run the image by Debian's podman
+    #[arg(long, required = true)]
+    podman: bool,
+    /// The kernel: 6.1, 6.12 or newest
+    #[arg(long, default_value = "6.12")]
+    kernel: String,
+    /// Seconds after which the machine is stopped
+    #[arg(long, default_value_t = 1800)]
+    limit: u64,
+}
+
+/// Packages beside those of the minimal base. systemd makes cgroups for container runtimes that ask it by D-Bus.
+const PODMAN: &str = "systemd,systemd-sysv,dbus,iproute2,podman,crun,netavark,apparmor";
+const PODMAN_CHECKS: &str = concat!(
+    include_str!("container.sh"),
+    "\n",
+    include_str!("podman.sh")
+);
+/// Where the first program is.
+const INIT: &str = "/usr/local/lib/init";
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    ensure!(args.podman, "podman is the one way so far");
+    vm::install()?;
+    let debian = Debian::new(PODMAN)?;
+    add_image(&debian)?;
+    write(&debian.dir().join("etc/containers/storage.conf"), STORAGE)?;
+    let boot = Boot {
+        kernel: &args.kernel,
+        init: INIT,
+        clock: Clock::Instructions,
+        memory_mib: 2048,
+        disk: None,
+        limit: Duration::from_secs(args.limit),
+    };
+    debian.run(PODMAN_CHECKS, &boot, &mut Checks::default())
+}
+
+/// Copies layers, of which the image has one.
+const STORAGE: &str = "[storage]
+driver = \"vfs\"
+runroot = \"/run/containers/storage\"
+graphroot = \"/var/lib/containers/storage\"
+";
+
+/// Adds the image, the binary that is in it, and the first program.
+fn add_image(debian: &Debian) -> anyhow::Result<()> {
+    if !have("buildah") {
+        apt_install(&["buildah"], "the container's image")?;
+    }
+    let release = Release::of(root())?;
+    let binary = release.binary(Arch::host())?;
+    let srv = debian.dir().join("srv");
+    fs::create_dir_all(&srv)?;
+    image::make(&release, &[(Arch::host(), binary.clone())], &srv)?;
+    write(&srv.join("version"), VERSION)?;
+    copy(&binary, &debian.dir().join("usr/local/bin/rto-agent"))?;
+    write_program(
+        &debian.dir().join(INIT.trim_start_matches('/')),
+        include_str!("init.sh"),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::debian::script;
+
+    #[test]
+    fn the_script_is_such_that_bash_reads() {
+        let status = std::process::Command::new("bash")
+            .args(["-n", "-c", &script(PODMAN_CHECKS)])
+            .status();
+        assert!(status.unwrap().success());
+    }
+}
