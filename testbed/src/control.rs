@@ -39,11 +39,11 @@ impl Observed {
         self.late > 0
     }
 
-    /// By how much a kernel timer may be early: it is counted from `jiffies`, and one jiffy of their delay is made
-    /// up for by the timer wheel, which rounds up (`calc_index()` in kernel/time/timer.c, Linux 6.12).
+    /// Whether a kernel timer may have been early: it is counted from `jiffies`, and one jiffy of their delay is made up
+    /// for by the timer wheel, which rounds up (`calc_index()` in kernel/time/timer.c, Linux 6.12).
     #[must_use]
-    pub fn may_be_early_by(&self) -> Duration {
-        self.jiffies_behind.saturating_sub(jiffy())
+    pub fn jiffies_were_behind(&self) -> bool {
+        self.jiffies_behind > jiffy()
     }
 
     fn add(&mut self, other: Self) {
@@ -181,13 +181,13 @@ mod tests {
             ..Observed::default()
         };
         assert!(!calm.was_late());
-        assert_eq!(calm.may_be_early_by(), Duration::ZERO);
+        assert!(!calm.jiffies_were_behind());
         let stolen = Observed {
             late: 1,
             jiffies_behind: 3 * jiffy(),
             ..calm
         };
         assert!(stolen.was_late());
-        assert_eq!(stolen.may_be_early_by(), 2 * jiffy());
+        assert!(stolen.jiffies_were_behind());
     }
 }

@@ -174,18 +174,12 @@ impl Client {
         path: &str,
         body: Bytes,
     ) -> Result<(Response<Incoming>, JoinHandle<hyper::Result<()>>), ClientError> {
-        let stream = UnixStream::connect(&self.socket).await.map_err(|reason| {
-            let socket = self.socket.clone();
-            if reason.kind() == io::ErrorKind::PermissionDenied {
-                ClientError::NotPermitted { socket }
-            } else {
-                ClientError::NotRunning { socket, reason }
-            }
-        })?;
+        let stream = self.connect().await?;
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream))
             .await
             .map_err(|e| self.broken(e))?;
         let driver = tokio::spawn(connection);
+        let is_reading = method == Method::GET;
         let request = Request::builder()
             .method(method)
             .uri(path)
@@ -193,10 +187,10 @@ impl Client {
             .header("content-type", "application/json")
             .body(Full::new(body))
             .map_err(|e| self.broken(e))?;
-        let response = sender
-            .send_request(request)
-            .await
-            .map_err(|e| self.broken(e))?;
+        let response = match sender.send_request(request).await {
+            Ok(response) => response,
+            Err(e) => return Err(self.unanswered(is_reading, e).await),
+        };
         let status = response.status();
         if status.is_success() {
             return Ok((response, driver));
@@ -210,6 +204,26 @@ impl Client {
         }
     }
 
+    async fn connect(&self) -> Result<UnixStream, ClientError> {
+        UnixStream::connect(&self.socket).await.map_err(|reason| {
+            let socket = self.socket.clone();
+            if reason.kind() == io::ErrorKind::PermissionDenied {
+                ClientError::NotPermitted { socket }
+            } else {
+                ClientError::NotRunning { socket, reason }
+            }
+        })
+    }
+
+    /// Why a request got no answer. Of a daemon that was killed the socket may live on for a moment, in a child that it
+    /// has just begun: who only reads is told that no daemon runs, who changes something that it is not known.
+    async fn unanswered(&self, is_reading: bool, error: hyper::Error) -> ClientError {
+        match self.connect().await {
+            Err(gone @ ClientError::NotRunning { .. }) if is_reading => gone,
+            _ => self.broken(error),
+        }
+    }
+
     fn silent(&self) -> ClientError {
         self.broken(format!("nothing for {} s", self.timeout.as_secs()))
     }
@@ -219,5 +233,40 @@ impl Client {
             socket: self.socket.clone(),
             reason: reason.to_string(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{os::unix::net::UnixListener, thread};
+
+    use super::*;
+
+    /// What a request is told by a daemon that ends, or only the connection, before it answers.
+    fn told(
+        does_end: bool,
+        request: impl FnOnce(&Client) -> Result<(), ClientError>,
+    ) -> ClientError {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("socket");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let ending = thread::spawn(move || {
+            let (stream, _) = listener.accept().unwrap();
+            let left = (!does_end).then_some(listener);
+            drop(stream);
+            left
+        });
+        let error = request(&Client::new(&socket)).unwrap_err();
+        drop(ending.join().unwrap());
+        error
+    }
+
+    #[test]
+    fn a_daemon_that_ends_before_it_answers() {
+        let get = |client: &Client| client.get::<()>("/v1/entries");
+        let post = |client: &Client| client.post::<()>("/v1/reload", &());
+        assert!(matches!(told(true, get), ClientError::NotRunning { .. }));
+        assert!(matches!(told(true, post), ClientError::Broken { .. }));
+        assert!(matches!(told(false, get), ClientError::Broken { .. }));
     }
 }

@@ -302,7 +302,8 @@ test!(what_is_pinned_and_detached_is_not_listed);
 fn what_is_pinned_and_detached_is_not_listed() -> anyhow::Result<()> {
     let mut env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
     env.end(Signal::SIGKILL)?;
-    assert_eq!(env.try_cli(&["list"])?.status.code(), Some(3));
+    let listed = env.try_cli(&["list"])?;
+    ensure!(listed.status.code() == Some(3), "{listed:?}");
     let link = env.pins()?.join("link");
     run(&format!("bpftool link detach pinned {}", link.display()))?;
     ensure!(link.exists());

@@ -85,8 +85,11 @@ impl SourceLeft {
 pub(super) fn list(args: &List, wanted: &Wanted, error: ClientError) -> anyhow::Result<ExitCode> {
     let agent = agent_config();
     // The pins of another daemon say nothing of this one.
-    let found = (agent.socket == args.socket.socket).then(|| pinned_maps(&agent.pin_dir));
-    let Some(found) = found.flatten() else {
+    if agent.socket != args.socket.socket {
+        return Err(error.into());
+    }
+    let found = pinned_maps(&agent.pin_dir).with_context(|| error.to_string())?;
+    let Some(found) = found else {
         return Err(error.into());
     };
     let left = Left::of(found, agent, wanted)?;

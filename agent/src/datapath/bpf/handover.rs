@@ -29,7 +29,8 @@ pub struct Handed {
 /// If one cannot be opened.
 pub fn pinned_objects(pin_dir: &Path) -> io::Result<Vec<Handed>> {
     let is_in_force = |set: &pins::PinSet| {
-        !set.is_staging() && Link::at(&set.path).is_some_and(|link| link.is_attached())
+        !set.is_staging()
+            && Link::at(&set.path).is_some_and(|link| link.is_attached().unwrap_or(false))
     };
     let Some(set) = pins::pin_sets(pin_dir)?.into_iter().find(is_in_force) else {
         return Ok(Vec::new());

@@ -1,6 +1,6 @@
 //! The sock_ops program's link: adopted, made, or given another program.
 
-use std::{fs::File, os::fd::AsFd as _, path::Path};
+use std::{fs::File, io, os::fd::AsFd as _, path::Path};
 
 use aya::programs::{CgroupAttachMode, SockOps, links::FdLink};
 use rto_agent_common::{PROGRAM, PROGRAM_CLONE, SocketTypes};
@@ -32,14 +32,18 @@ pub(super) struct Link {
 }
 
 impl Link {
-    /// The link pinned in `dir`.
+    /// The link pinned in `dir`, if it can be opened.
     pub(super) fn at(dir: &Path) -> Option<Self> {
-        let handle = link::Link::from_pin(&dir.join(pins::LINK)).ok()?;
-        let program_id = handle.program_id().ok()?;
-        Some(Self {
-            id: handle.id().ok()?,
+        Self::open(dir).ok()
+    }
+
+    /// The link pinned in `dir`.
+    pub(super) fn open(dir: &Path) -> io::Result<Self> {
+        let handle = link::Link::from_pin(&dir.join(pins::LINK))?;
+        Ok(Self {
+            id: handle.id()?,
+            program_id: handle.program_id()?,
             handle,
-            program_id,
             limited: None,
         })
     }
@@ -69,8 +73,8 @@ impl Link {
     }
 
     /// Whether it is attached to a cgroup, whichever that is.
-    pub(super) fn is_attached(&self) -> bool {
-        self.handle.is_attached().unwrap_or(false)
+    pub(super) fn is_attached(&self) -> io::Result<bool> {
+        self.handle.is_attached()
     }
 
     /// Whether its program is the one pinned in `dir`: the one that uses the maps there. After a crash a link may be
@@ -107,7 +111,7 @@ impl Link {
         // What can fail comes first: after the update nothing is as it was.
         former.handle.pin(&path).map_err(|e| pin_error(&path, e))?;
         let updated = link::Link::from_pin(&path).and_then(|handle| {
-            let fd = program.fd().map_err(std::io::Error::other)?;
+            let fd = program.fd().map_err(io::Error::other)?;
             handle.update(fd.as_fd()).map(|()| handle)
         });
         match updated {
@@ -128,7 +132,7 @@ impl Link {
 
 /// Removes the pins of links in `dir`, and then takes the agent's programs out of force. A link that is somebody
 /// else's loses its pin alone.
-pub(super) fn remove(dir: &Path) -> std::io::Result<()> {
+pub(super) fn remove(dir: &Path) -> io::Result<()> {
     let own = [
         (pins::LINK, PROGRAM, pins::PROGRAM),
         (pins::CLONE_LINK, PROGRAM_CLONE, pins::CLONE_PROGRAM),
@@ -151,7 +155,7 @@ pub(super) fn detach(link: &link::Link) {
 }
 
 /// Whether the kernel lists a program at a cgroup.
-pub(super) fn attached(cgroup: &Path, program_id: u32) -> std::io::Result<bool> {
+pub(super) fn attached(cgroup: &Path, program_id: u32) -> io::Result<bool> {
     Ok(attached_ids(File::open(cgroup)?.as_fd())?.contains(&program_id))
 }
 

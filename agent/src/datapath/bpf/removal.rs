@@ -106,7 +106,7 @@ pub(super) fn wait_until(done: impl Fn() -> bool) -> bool {
 /// none is in force or no entry with one covers it.
 #[must_use]
 pub fn pinned_initial_rto(pin_dir: &Path, address: std::net::IpAddr) -> Option<u32> {
-    let tables = in_force(pin_dir)?;
+    let tables = in_force(pin_dir).ok()??;
     let host: Cidr = address.to_string().parse().ok()?;
     let entry = tables.read.tries.get(&host).ok()??;
     let policy = tables.read.policy(entry.policy).ok()?;
@@ -133,17 +133,22 @@ pub struct PinnedEntry {
     pub hits: u32,
 }
 
-/// What is in force by the pins below `pin_dir`; `None` if nothing is, or it cannot be read.
-#[must_use]
-pub fn pinned_maps(pin_dir: &Path) -> Option<PinnedMaps> {
-    let tables = in_force(pin_dir)?;
-    let policies = tables.read.policies().ok()?;
+/// What is in force by the pins below `pin_dir`; `None` if nothing is.
+///
+/// # Errors
+///
+/// If that cannot be told, or what is in force cannot be read.
+pub fn pinned_maps(pin_dir: &Path) -> Result<Option<PinnedMaps>, DatapathError> {
+    let Some(tables) = in_force(pin_dir)? else {
+        return Ok(None);
+    };
+    let policies = tables.read.policies()?;
     let slots = Slots::read(policies.iter().copied());
     let names = slots.by_index();
     let named = policies.into_iter();
     let named = named.filter_map(|(index, policy)| Some(((*names.get(&index)?).clone(), policy)));
     let mut entries = Vec::new();
-    for (cidr, value) in tables.read.tries.all().ok()? {
+    for (cidr, value) in tables.read.tries.all()? {
         if let Some(policy) = names.get(&value.policy) {
             entries.push(PinnedEntry {
                 cidr,
@@ -153,27 +158,33 @@ pub fn pinned_maps(pin_dir: &Path) -> Option<PinnedMaps> {
         }
     }
     entries.sort_unstable_by_key(|entry| entry.cidr);
-    Some(PinnedMaps {
+    Ok(Some(PinnedMaps {
         policies: named.collect(),
         entries,
-    })
+    }))
 }
 
-/// The maps that the program in force uses.
-fn in_force(pin_dir: &Path) -> Option<Tables> {
-    let sets = pins::pin_sets(pin_dir).ok()?;
-    let in_force = sets
-        .iter()
-        .find(|g| g.layout == Some(LAYOUT_VERSION) && is_in_force(&g.path))?;
-    Tables::open(&in_force.path).ok()
+/// The maps that the program in force uses, if one is.
+fn in_force(pin_dir: &Path) -> Result<Option<Tables>, DatapathError> {
+    for set in pins::pin_sets(pin_dir).map_err(|e| pin_error(pin_dir, e))? {
+        let is_readable = set.layout == Some(LAYOUT_VERSION);
+        if is_readable && is_in_force(&set.path).map_err(|e| pin_error(&set.path, e))? {
+            return Tables::open(&set.path).map(Some);
+        }
+    }
+    Ok(None)
 }
 
 /// Whether the program pinned in `dir` is attached, and every map pinned there is one that it uses: what somebody else
 /// pinned in the place of one decides nothing.
-fn is_in_force(dir: &Path) -> bool {
-    let link = Link::at(dir);
-    link.is_some_and(|link| link.is_attached() && link.is_of(dir))
-        && OwnMaps::pinned(dir).is_some_and(|own| own.foreign_pin(dir).is_none())
+fn is_in_force(dir: &Path) -> io::Result<bool> {
+    let link = match Link::open(dir) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(false),
+        link => link?,
+    };
+    Ok(link.is_attached()?
+        && link.is_of(dir)
+        && OwnMaps::pinned(dir).is_some_and(|own| own.foreign_pin(dir).is_none()))
 }
 
 /// As [`remove_pins`], but only if none of them is in force: a daemon may have begun anew. Says
