@@ -43,6 +43,15 @@ struct Body<T> {
     content: T,
 }
 
+/// Why there is a document and it is not used.
+#[derive(Debug)]
+pub(super) enum Unusable {
+    /// It is another daemon's.
+    Taken,
+    /// The reason, for people.
+    Damaged(String),
+}
+
 /// A document's place.
 #[derive(Debug)]
 pub(super) struct Document {
@@ -85,35 +94,13 @@ impl Document {
             let path = printable::path(&path);
             warn!("a draft of {path} cannot be removed: {e}");
         }
-        let text = match regular_file::read(&path, MAX_FILE) {
-            Ok(text) => text,
-            // Where there is no directory nothing was ever saved.
-            Err(e)
-                if matches!(
-                    e.kind(),
-                    io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
-                ) =>
-            {
-                return Ok((None, None));
-            }
-            Err(e) if e.kind() == io::ErrorKind::InvalidData => String::new(),
-            Err(e) => return Err(self.named(&e)),
-        };
-        let damaged = |e| format!("cannot be understood: {e}");
-        let reason = match serde_json::from_str::<Head>(&text) {
-            Ok(Head { format, .. }) if format != self.format => {
-                format!("has format {format}, this version reads {}", self.format)
-            }
-            Ok(Head { owner, .. }) if owner != self.owner => {
+        let reason = match self.peek()? {
+            Ok(content) => return Ok((content, None)),
+            Err(Unusable::Taken) => {
                 self.is_taken = true;
-                let taken = self.named(&self.taken());
-                return Ok((None, Some(taken.to_string())));
+                return Ok((None, Some(self.text_of(&Unusable::Taken))));
             }
-            Ok(_) => match serde_json::from_str::<Body<T>>(&text) {
-                Ok(body) => return Ok((Some(body.content), None)),
-                Err(e) => damaged(e),
-            },
-            Err(e) => damaged(e),
+            Err(damaged) => self.text_of(&damaged),
         };
         let aside = aside(&path);
         let moved = match fs::rename(&path, &aside) {
@@ -123,8 +110,53 @@ impl Document {
             ),
             Err(e) => format!("it cannot be moved aside: {e}; remove it"),
         };
-        let warning = format!("{} {reason}; {moved}", printable::path(&path));
-        Ok((None, Some(warning)))
+        Ok((None, Some(format!("{reason}; {moved}"))))
+    }
+
+    /// The same for who may not be the daemon of this directory: changes nothing.
+    ///
+    /// # Errors
+    ///
+    /// If there is a file and it cannot be read.
+    pub(super) fn peek<T: DeserializeOwned>(&self) -> io::Result<Result<Option<T>, Unusable>> {
+        let text = match regular_file::read(&self.path(), MAX_FILE) {
+            Ok(text) => text,
+            // Where there is no directory nothing was ever saved.
+            Err(e)
+                if matches!(
+                    e.kind(),
+                    io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
+                ) =>
+            {
+                return Ok(Ok(None));
+            }
+            Err(e) if e.kind() == io::ErrorKind::InvalidData => String::new(),
+            Err(e) => return Err(self.named(&e)),
+        };
+        let damaged = |e| Unusable::Damaged(format!("cannot be understood: {e}"));
+        let head = match serde_json::from_str::<Head>(&text) {
+            Ok(head) => head,
+            Err(e) => return Ok(Err(damaged(e))),
+        };
+        Ok(if head.format != self.format {
+            Err(Unusable::Damaged(format!(
+                "has format {}, this version reads {}",
+                head.format, self.format
+            )))
+        } else if head.owner != self.owner {
+            Err(Unusable::Taken)
+        } else {
+            let body = serde_json::from_str::<Body<T>>(&text);
+            body.map(|body| Some(body.content)).map_err(damaged)
+        })
+    }
+
+    /// Why it is of no use, with its name.
+    pub(super) fn text_of(&self, unusable: &Unusable) -> String {
+        match unusable {
+            Unusable::Taken => self.named(&taken()).to_string(),
+            Unusable::Damaged(reason) => format!("{} {reason}", printable::path(&self.path())),
+        }
     }
 
     /// Saves it. Where that fails [`Document::problem`] says so as well, until it is saved.
@@ -159,7 +191,7 @@ impl Document {
     pub(super) fn stage<T: Serialize>(&self, content: &T) -> io::Result<AtomicFile> {
         let stage = || {
             if self.is_taken {
-                return Err(self.taken());
+                return Err(taken());
             }
             path_security::make_private(&self.dir)?;
             AtomicFile::write_with(&self.path(), 0o600, |to| {
@@ -195,14 +227,14 @@ impl Document {
         self.problem.text()
     }
 
-    fn taken(&self) -> io::Error {
-        io::Error::other("it is another daemon's: give this one a persistent_dir of its own")
-    }
-
     fn named(&self, error: &io::Error) -> io::Error {
         let path = self.path();
         io::Error::new(error.kind(), format!("{}: {error}", printable::path(&path)))
     }
+}
+
+fn taken() -> io::Error {
+    io::Error::other("it is another daemon's: give this one a persistent_dir of its own")
 }
 
 /// Where a file that cannot be understood is moved to.

@@ -224,11 +224,10 @@ fn last_good(
 ) -> anyhow::Result<Option<(u64, Files, Config)>> {
     // What others can write there is none of the daemon's.
     path_security::check_private(dir)?;
-    let mut document = document(dir, config_path);
-    let (kept, lost) = document.load::<Kept>()?;
-    if let Some(why) = lost {
-        anyhow::bail!(why);
-    }
+    let document = document(dir, config_path);
+    // Another daemon may run there: it is the one that tidies up.
+    let kept = document.peek::<Kept>()?;
+    let kept = kept.map_err(|unusable| anyhow::Error::msg(document.text_of(&unusable)))?;
     let Some(Kept { at_s, files }) = kept else {
         return Ok(None);
     };

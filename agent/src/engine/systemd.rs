@@ -70,11 +70,22 @@ const PROBE: &str = "probe";
 ///
 /// # Errors
 ///
-/// If it says so and does not, or not so many: it answers nothing to what it refuses.
+/// If it says so and does not, or not so many: it answers nothing to what it refuses. Then it keeps none.
 pub(super) fn hand_over(objects: &[Handed]) -> io::Result<bool> {
     if objects.is_empty() || !says_it_keeps() {
         return Ok(false);
     }
+    let stored = store(objects);
+    if stored.is_err() {
+        for object in objects {
+            forget(&object.name);
+        }
+    }
+    forget(PROBE);
+    stored.map(|()| true)
+}
+
+fn store(objects: &[Handed]) -> io::Result<()> {
     for object in objects {
         let state = [
             NotifyState::FdStore,
@@ -88,26 +99,19 @@ pub(super) fn hand_over(objects: &[Handed]) -> io::Result<bool> {
     let probe = send_pipe(&[NotifyState::FdStore, NotifyState::FdName(PROBE)])?;
     // sd_notify_barrier(3): its end is closed once all before it was read.
     let barrier = send_pipe(&[NotifyState::Custom("BARRIER=1")])?;
-    let is_read = is_closed(&barrier, BARRIER_LIMIT_MS.into())?;
-    if is_read && !is_closed(&probe, CLOSE_LIMIT_MS.into())? {
-        forget(PROBE);
-        return Ok(true);
+    if !is_closed(&barrier, BARRIER_LIMIT_MS.into())? {
+        return Err(io::Error::other(format!(
+            "it has not answered within {BARRIER_LIMIT_MS} ms, and whether it keeps descriptors is not known"
+        )));
     }
-    for object in objects {
-        forget(&object.name);
-    }
-    forget(PROBE);
-    Err(io::Error::other(if is_read {
-        format!(
+    if is_closed(&probe, CLOSE_LIMIT_MS.into())? {
+        return Err(io::Error::other(format!(
             "it keeps fewer descriptors than the {} that are needed, or none (FileDescriptorStoreMax= of the unit and its \
              drop-ins)",
             objects.len() + 1
-        )
-    } else {
-        format!(
-            "it has not answered within {BARRIER_LIMIT_MS} ms, and whether it keeps descriptors is not known"
-        )
-    }))
+        )));
+    }
+    Ok(())
 }
 
 /// Sends one end of a pipe; the other, at which it is seen when that is closed.

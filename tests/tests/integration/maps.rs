@@ -344,7 +344,8 @@ fn a_foreign_map_in_a_pins_place_is_not_listed() -> anyhow::Result<()> {
     let mut env = env()?;
     let trie = map(&env, maps::ENTRIES_V4)?;
     env.end(Signal::SIGKILL)?;
-    assert_eq!(env.try_cli(&["list"])?.status.code(), Some(3));
+    let listed = env.try_cli(&["list"])?;
+    ensure!(listed.status.code() == Some(3), "{listed:?}");
     let pin = env.pins()?.join(maps::ENTRIES_V4);
     fs::remove_file(&pin)?;
     trie.twin()?.pin(&pin)?;
