@@ -91,7 +91,7 @@ pub(crate) fn judged_spurious(state: &SocketState, retransmissions: u32) {
     );
 }
 
-#[inline(never)]
+#[inline(always)]
 fn holds_now(arm: u32, policy: &Policy, direction: u32) -> u32 {
     let (epoch, budget) = limits(policy, direction);
     if epoch == 0 {

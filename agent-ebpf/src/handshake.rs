@@ -121,7 +121,7 @@ pub(crate) fn established_clean(
 }
 
 /// What only some policies ask for of each connection that was established without a retransmission.
-#[inline(never)]
+#[inline(always)]
 fn more_at_established(ctx: &SockOpsContext, arm: u32, policy: &Policy, direction: u32) -> u32 {
     let more = policy.flags;
     if more & policy_flags::BRAKED != 0 {
