@@ -302,9 +302,23 @@ fn long_outage(timers: Timers) -> anyhow::Result<()> {
     const LENGTH: Duration = Duration::from_secs(10);
     const SECONDS: u32 = 12;
     const SYNS: f64 = 1.1;
-    let control = thread::spawn(|| outage(Timers::Kernel, LENGTH, SECONDS));
-    let agents = outage(timers, LENGTH, SECONDS)?;
-    let control = control.join().map_err(|_| anyhow::anyhow!("a panic"))??;
+    const TRIES: u32 = 4;
+    let measured = || -> anyhow::Result<_> {
+        let control = thread::spawn(|| outage(Timers::Kernel, LENGTH, SECONDS));
+        let agents = outage(timers, LENGTH, SECONDS)?;
+        let control = control.join().map_err(|_| anyhow::anyhow!("a panic"))??;
+        Ok((agents, control))
+    };
+    // Who connects at the end of an outage sends fewer SYNs: a machine that stood still in one of the two outages makes
+    // them differ.
+    let is_alike = |a: usize, b: usize| a.abs_diff(b) * 50 <= a.max(b);
+    let (mut agents, mut control) = measured()?;
+    for _ in 1..TRIES {
+        if is_alike(agents.hit.len(), control.hit.len()) {
+            break;
+        }
+        (agents, control) = measured()?;
+    }
     #[expect(clippy::cast_precision_loss, reason = "thousands")]
     let [own, kernels] =
         [&agents, &control].map(|one| syns(&one.hit) as f64 / one.hit.len() as f64);

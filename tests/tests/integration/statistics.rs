@@ -100,13 +100,22 @@ impl Link {
 
     /// As above, with a pause before the first request.
     fn converse_after(&self, pause: Duration, address: &str) -> anyhow::Result<Value> {
+        self.talk(pause, address)?;
+        self.judged()
+    }
+
+    /// A connection with some requests and answers, the first after a pause.
+    pub(super) fn talk(&self, pause: Duration, address: &str) -> anyhow::Result<()> {
         let _server = self.env.echo_server(to(address, PORT))?;
         let mut conversation = self
             .env
             .converse(to(address, PORT), conversation::Options::default())?;
         std::thread::sleep(pause);
-        conversation.rounds(ROUNDS, Duration::ZERO)?;
-        drop(conversation);
+        conversation.rounds(ROUNDS, Duration::ZERO)
+    }
+
+    /// Both sides' statistics, once all that was retransmitted has been judged.
+    pub(super) fn judged(&self) -> anyhow::Result<Value> {
         stats_when(&self.env, "a verdict", |near| {
             ["active", "passive"].into_iter().all(|direction| {
                 let side = &near[direction];

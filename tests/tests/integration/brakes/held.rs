@@ -21,8 +21,9 @@ fn guarded(settings: &str) -> String {
     )
 }
 
-/// The fuse of a direction is blown.
+/// The fuse of a direction is blown, and the daemon, which would set another timer, stands still.
 fn blow(env: &TestEnv, direction: u32) -> anyhow::Result<()> {
+    env.signal(Signal::SIGSTOP)?;
     InKernel::of(env, "near")?.blow(env, direction)
 }
 
@@ -66,6 +67,7 @@ test!(brakes_begin_anew_with_a_guard_that_was_off);
 fn brakes_begin_anew_with_a_guard_that_was_off() -> anyhow::Result<()> {
     let env = TestEnv::with(&guarded(""))?;
     blow(&env, ACTIVE)?;
+    env.signal(Signal::SIGCONT)?;
     for (guard, epoch) in [("off", 0), ("on", 1)] {
         env.configure(&guarded("").replace("\"on\"", &format!("\"{guard}\"")))?;
         env.cli(&["reload"])?;
@@ -87,7 +89,9 @@ fn a_request_of_either_timer_is_undecided() -> anyhow::Result<()> {
         if held {
             blow(&link.env, PASSIVE)?;
         }
-        let near = link.converse(RELAY_SERVER_V4)?;
+        link.talk(Duration::ZERO, RELAY_SERVER_V4)?;
+        link.env.signal(Signal::SIGCONT)?;
+        let near = link.judged()?;
         let [again, spurious, undecided, recovered] = outcome(&near["passive"]);
         ensure!((1..=2).contains(&again), "{near:#}");
         let verdicts = [spurious, undecided, recovered];
