@@ -3,6 +3,9 @@
 
 export HOME=/root KUBECONFIG=/etc/kubernetes/admin.kubeconfig PATH=$PATH:/node/bin
 long=600
+# A look that comes late, which this clock allows, sees the timer doubled once: after five SYNs, or before Linux 6.5 one.
+of_policy='300|600'
+other_in_force() { is_rto "$of_policy" 198.51.100.1; }
 namespace=kube-system
 values=/run/values.yaml
 kube() { kubectl --namespace $namespace "$@"; }
@@ -13,7 +16,7 @@ policies() {
 policies:
   same-region:
     cidrs: [$1]
-    initial_rto: 100ms
+    initial_rto: 300ms
 END_OF_VALUES
 }
 node_condition() { kubectl get node localhost -o jsonpath="{.status.conditions[?(@.type=='Ready')].status}"; }
@@ -75,21 +78,21 @@ check "install: the daemon is ready" wait_for 60 ready
 # Without it there is nothing to look at.
 ready || give_up
 check "install: the policy is in force for the node's own connections" in_force
-is "install: another address has the kernel's own" "$(rto 198.51.100.1)" 1000
+check "install: another address has the kernel's own" is_rto 1000 198.51.100.1
 check "install: the node's socket lists the entry" lists 192.0.2.0/24
 check "install: status in the pod says that every socket of the node is covered" says_all_sockets
 confined
 
 # All that the policy must outlast.
 steps() {
-  local uid restarts before_s
+  local uid restarts
 
   do_step ConfigMap
   uid=$(pod uid) restarts=$(pod count) before=$(pid)
   policies '"192.0.2.0/24", "198.51.100.0/24"'
   check "ConfigMap: helm changes it" release --values $values
   check "ConfigMap: the change is reloaded" wait_for 300 lists 198.51.100.0/24
-  is "ConfigMap: and in force" "$(rto 198.51.100.1)" 100
+  check "ConfigMap: and in force" other_in_force
   is "ConfigMap: the same pod" "$(pod uid)" "$uid"
   is "ConfigMap: no restart" "$(pod count)" "$restarts"
   is "ConfigMap: the same process" "$(pid)" "$before"
@@ -100,7 +103,7 @@ steps() {
   check "bad configuration: the metric tells of it" wait_for 300 metric_is last_reload_successful 0.0
   check "bad configuration: and the log" logged "the last good configuration stays in force"
   check "bad configuration: the former one stays in force" in_force
-  is "bad configuration: all of it" "$(rto 198.51.100.1)" 100
+  check "bad configuration: all of it" other_in_force
   is "bad configuration: the same process" "$(pid)" "$before"
   check "bad configuration: helm rolls it back" helm rollback rto-agent --namespace $namespace
   check "bad configuration: the good one is reloaded" wait_for 300 metric_is last_reload_successful 1.0
@@ -140,9 +143,9 @@ steps() {
   check "second agent: in force" in_force
 }
 meanwhile look_at_rto_and_step steps
-without=$(grep -cv "^$of_policy " $looks)
+without=$(grep -cvE "^($of_policy) " $looks)
 is "prober: connections begun meanwhile without the policy, of $(wc -l <$looks)" "$without" 0
-((without == 0)) || grep -v "^$of_policy " $looks | sort | uniq -c
+((without == 0)) || grep -vE "^($of_policy) " $looks | sort | uniq -c
 for one in ConfigMap "bad configuration" SIGKILL upgrade rollback "second agent"; do
   check "prober: it looked during: $one ($(grep -c " $one\$" $looks))" grep -q " $one\$" $looks
 done

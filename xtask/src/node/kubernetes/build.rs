@@ -45,7 +45,12 @@ pub(super) fn program() -> anyhow::Result<PathBuf> {
     }
     let unfinished = dir.join("unfinished");
     run(Command::new(go()?)
-        .args(["build", "-trimpath", "-ldflags=-s -w", "-o"])
+        .args(["build", "-trimpath"])
+        // helm compares the version with that of Chart.yaml.
+        .arg(format!(
+            "-ldflags=-s -w -X k8s.io/component-base/version.gitVersion=v{VERSION}"
+        ))
+        .arg("-o")
         .arg(&unfinished)
         .arg(".")
         .current_dir(&dir)

@@ -20,11 +20,12 @@ use crate::{
 
 /// Its processes, which end with it.
 pub(super) struct ControlPlane {
+    // Before their directory is removed.
+    processes: Vec<(&'static str, KillOnDrop)>,
     dir: tempfile::TempDir,
     port: u16,
     /// By user.
     tokens: Vec<String>,
-    processes: Vec<(&'static str, KillOnDrop)>,
 }
 
 /// Who the API server knows, by a token.
@@ -184,7 +185,9 @@ impl ControlPlane {
             .arg("--anonymous-auth=false")
             .arg("--authorization-mode=Node,RBAC")
             .arg("--enable-admission-plugins=NodeRestriction")
-            .arg("--service-cluster-ip-range=10.96.0.0/24");
+            .arg("--service-cluster-ip-range=10.96.0.0/24")
+            // An endpoint of the API server must not be a loopback address.
+            .arg("--endpoint-reconciler-type=none");
         self.spawn("apiserver", server)
     }
 
