@@ -53,8 +53,9 @@ rto() {
 }
 # The policy is in force: 100 ms (or what matches); else it is the kernel's 1000.
 of_policy=100
+of_kernel=1000
 in_force() { is_rto "$of_policy"; }
-out_of_force() { is_rto 1000; }
+out_of_force() { is_rto "$of_kernel"; }
 # is_rto VALUE [ADDRESS]
 is_rto() {
   local rto
