@@ -31,9 +31,9 @@ pub(super) use build::is_built;
 /// Packages beside those of the minimal base. systemd makes cgroups for container runtimes that ask it by D-Bus.
 const PACKAGES: &str = "systemd,systemd-sysv,dbus,iproute2,containerd,runc,apparmor";
 pub(super) const CHECKS: &str = concat!(
-    include_str!("container.sh"),
+    include_str!("../container.sh"),
     "\n",
-    include_str!("kubernetes.sh")
+    include_str!("../kubernetes.sh")
 );
 /// This host's loopback interface, as the machine sees it.
 const HOST: &str = "10.0.2.2";
@@ -68,10 +68,8 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     debian
         .run(CHECKS, &boot, &mut Checks::default())
         .with_context(|| {
-            format!(
-                "logs of the control plane: {}",
-                ControlPlane::logs().display()
-            )
+            let logs = ControlPlane::logs();
+            format!("the control plane's logs are in {}", logs.display())
         })
 }
 
@@ -83,7 +81,7 @@ fn add_images(debian: &Debian) -> anyhow::Result<()> {
     release.chart(&srv)?;
     let pause = image::Image {
         name: "busybox",
-        containerfile: &root().join("xtask/src/node/Containerfile.pause"),
+        containerfile: &root().join("xtask/src/node/kubernetes/Containerfile.pause"),
         programs: &[(Arch::host(), vm::image::BUSYBOX.into())],
     };
     pause.make(&release, &srv.join(format!("pause-{VERSION}.oci.tar")))
