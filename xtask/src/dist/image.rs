@@ -14,54 +14,75 @@ use crate::{
 
 const NAME: &str = "rto-agent";
 
-/// Makes the image of these binaries by buildah, whose storage is a temporary one: nothing of the host's is changed. The
-/// path of the archive.
+/// Makes the image of these binaries of the agent; the path of the archive.
 pub(crate) fn make(
     release: &Release,
     binaries: &[(Arch, PathBuf)],
     dist: &Path,
 ) -> anyhow::Result<PathBuf> {
-    let dir = tempfile::tempdir()?;
-    let context = dir.path().join("context");
-    for (arch, binary) in binaries {
-        let of_arch = context.join(arch.deb());
-        fs::create_dir_all(&of_arch)?;
-        fs::copy(binary, of_arch.join(NAME))?;
-    }
-    let buildah = |verb: &[&str]| {
-        let mut buildah = Command::new("buildah");
-        buildah
-            .args(["--storage-driver=vfs", "--root"])
-            .arg(dir.path().join("storage"))
-            .arg("--runroot")
-            .arg(dir.path().join("run"))
-            .args(verb)
-            // Downloads nothing: FROM scratch.
-            .env("TMPDIR", dir.path());
-        buildah
-    };
-    let platforms: Vec<String> = binaries
-        .iter()
-        .map(|(arch, _)| format!("linux/{}", arch.deb()))
-        .collect();
-    output(
-        buildah(&["build", "--quiet", "--manifest", NAME])
-            .arg(format!("--platform={}", platforms.join(",")))
-            .arg(format!("--timestamp={}", release.epoch))
-            .arg(format!("--build-arg=VERSION={VERSION}"))
-            .arg("--file")
-            .arg(release.source.join("packaging/Containerfile"))
-            .arg(&context),
-    )?;
-    let layout = dir.path().join("layout");
-    output(
-        buildah(&["manifest", "push", "--quiet", "--all", NAME])
-            .arg(format!("oci:{}:{VERSION}", layout.display())),
-    )?;
-    // Its own archives (oci-archive:) have the time of their making.
     let archive = dist.join(format!("rto-agent-{VERSION}.oci.tar"));
-    release.tar(&layout, ".", &[], &archive)?;
-    // The temporary directory goes all the same.
-    let _removed = run_command(&mut buildah(&["rmi", "--all", "--force"]));
+    let image = Image {
+        name: NAME,
+        containerfile: &release.source.join("packaging/Containerfile"),
+        programs: binaries,
+    };
+    image.make(release, &archive)?;
     Ok(archive)
+}
+
+/// An image that is made of one program, FROM scratch.
+pub(crate) struct Image<'a> {
+    /// The program's file name in the build context, below the architecture's.
+    pub(crate) name: &'a str,
+    pub(crate) containerfile: &'a Path,
+    pub(crate) programs: &'a [(Arch, PathBuf)],
+}
+
+impl Image<'_> {
+    /// Makes the archive by buildah, whose storage is a temporary one: nothing of the host's is changed.
+    pub(crate) fn make(&self, release: &Release, archive: &Path) -> anyhow::Result<()> {
+        let dir = tempfile::tempdir()?;
+        let context = dir.path().join("context");
+        for (arch, program) in self.programs {
+            let of_arch = context.join(arch.deb());
+            fs::create_dir_all(&of_arch)?;
+            fs::copy(program, of_arch.join(self.name))?;
+        }
+        let buildah = |verb: &[&str]| {
+            let mut buildah = Command::new("buildah");
+            buildah
+                .args(["--storage-driver=vfs", "--root"])
+                .arg(dir.path().join("storage"))
+                .arg("--runroot")
+                .arg(dir.path().join("run"))
+                .args(verb)
+                // Downloads nothing: FROM scratch.
+                .env("TMPDIR", dir.path());
+            buildah
+        };
+        let platforms: Vec<String> = self
+            .programs
+            .iter()
+            .map(|(arch, _)| format!("linux/{}", arch.deb()))
+            .collect();
+        output(
+            buildah(&["build", "--quiet", "--manifest", self.name])
+                .arg(format!("--platform={}", platforms.join(",")))
+                .arg(format!("--timestamp={}", release.epoch))
+                .arg(format!("--build-arg=VERSION={VERSION}"))
+                .arg("--file")
+                .arg(self.containerfile)
+                .arg(&context),
+        )?;
+        let layout = dir.path().join("layout");
+        output(
+            buildah(&["manifest", "push", "--quiet", "--all", self.name])
+                .arg(format!("oci:{}:{VERSION}", layout.display())),
+        )?;
+        // Its own archives (oci-archive:) have the time of their making.
+        release.tar(&layout, ".", &[], archive)?;
+        // The temporary directory goes all the same.
+        let _removed = run_command(&mut buildah(&["rmi", "--all", "--force"]));
+        Ok(())
+    }
 }

@@ -30,7 +30,7 @@ pub(super) fn run(stage: &Path, limit: Duration) -> anyhow::Result<()> {
         fs::create_dir_all(top.join(name))?;
     }
     image::copy(
-        &kernels::busybox(Arch::Arm64)?.join("bin/busybox"),
+        &kernels::debian("busybox-static", Arch::Arm64)?.join("bin/busybox"),
         &top.join("bin/busybox"),
     )?;
     image::copy(&stage.join("rto-agent"), &top.join("usr/bin/rto-agent"))?;
@@ -47,6 +47,7 @@ pub(super) fn run(stage: &Path, limit: Duration) -> anyhow::Result<()> {
         kernel: &kernel.image,
         initramfs: &initramfs,
         disk: None,
+        network: None,
         clock: Clock::Instructions,
         memory_mib: 1024,
         command_line: "",

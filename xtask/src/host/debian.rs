@@ -71,6 +71,8 @@ pub(crate) struct Boot<'a> {
     pub(crate) memory_mib: u32,
     /// A raw image: `/dev/vda`.
     pub(crate) disk: Option<&'a Path>,
+    /// As QEMU's `-nic` has it; else it has none.
+    pub(crate) network: Option<&'a str>,
     pub(crate) limit: Duration,
 }
 
@@ -113,6 +115,7 @@ impl Debian {
             kernel: &kernel.image,
             initramfs: &image,
             disk: boot.disk,
+            network: boot.network,
             clock: boot.clock,
             memory_mib: boot.memory_mib,
             command_line: &format!(

@@ -5,15 +5,15 @@ use std::{os::unix::fs::symlink, path::Path};
 use super::debian::{UNITS, enable, write, write_program};
 use crate::{root, vm::image};
 
-/// Before the service starts.
-const KEEP_UNIT: &str = "[Unit]
-Description=The disk, with what outlives a boot
+/// Before services start.
+const UNIT: &str = "[Unit]
+Description=The disk
 DefaultDependencies=no
 Before=local-fs.target
 [Service]
 Type=oneshot
 RemainAfterExit=yes
-ExecStart=/usr/local/lib/keep.sh
+ExecStart=/usr/local/lib/disk.sh
 ";
 pub(super) const KEEP: &str = "#!/bin/bash -e
 modprobe virtio_pci || true
@@ -36,13 +36,18 @@ const DISK: u64 = 64 << 20;
 
 /// An empty disk, and in the system what mounts it.
 pub(super) fn add(top: &Path) -> anyhow::Result<tempfile::TempPath> {
-    modprobe(top)?;
-    write_program(&top.join("usr/local/lib/keep.sh"), KEEP)?;
-    write(&top.join(UNITS).join("keep.service"), KEEP_UNIT)?;
-    enable(top, "local-fs.target", "keep.service")?;
+    mount(top, KEEP)?;
     let disk = tempfile::NamedTempFile::new_in(root().join("target/vm"))?;
     disk.as_file().set_len(DISK)?;
     Ok(disk.into_temp_path())
+}
+
+/// Adds what mounts the disk early in the boot, by this script.
+pub(crate) fn mount(top: &Path, script: &str) -> anyhow::Result<()> {
+    modprobe(top)?;
+    write_program(&top.join("usr/local/lib/disk.sh"), script)?;
+    write(&top.join(UNITS).join("disk.service"), UNIT)?;
+    enable(top, "local-fs.target", "disk.service")
 }
 
 /// Debian's minimal base has no modprobe, which the kernel calls as well.

@@ -51,13 +51,15 @@ rto() {
   wait $connecting 2>/dev/null
   echo "${found:-0}"
 }
-# The policy is in force: 100 ms; else it is the kernel's 1000.
+# The policy is in force: 100 ms (or what matches); else it is the kernel's 1000.
 of_policy=100
+of_kernel=1000
 in_force() { is_rto "$of_policy"; }
-out_of_force() { is_rto 1000; }
+out_of_force() { is_rto "$of_kernel"; }
+# is_rto VALUE [ADDRESS]
 is_rto() {
   local rto
-  rto=$(rto 192.0.2.1)
+  rto=$(rto "${2:-192.0.2.1}")
   [[ $rto =~ ^($1)$ ]] || { echo "rto $rto"; return 1; }
 }
 # 10 ms, without a process made for it: those take long on an emulated processor.

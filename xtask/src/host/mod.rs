@@ -20,7 +20,7 @@ use crate::{
 
 mod arm64;
 pub(crate) mod debian;
-mod disk;
+pub(crate) mod disk;
 mod packages;
 
 /// `cargo xtask host`.
@@ -74,6 +74,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         },
         memory_mib: 2048,
         disk: disk.as_deref(),
+        network: None,
         limit,
     };
     debian.run(script, &boot, &mut checks)

@@ -1,4 +1,4 @@
-# What podman.sh calls, after lib.sh; nothing of it is podman's.
+# What podman.sh and kubernetes.sh call, after lib.sh.
 
 version=$(</srv/version)
 # The daemon's, as this host sees it; 0 if none runs.

@@ -1,10 +1,7 @@
-//! `cargo xtask node --podman`: tests the container on a node that is a virtual machine.
-//!
-//! The image runs as the Helm chart runs it, by Debian's podman.
+//! `cargo xtask node`: tests the Helm chart on a node of Kubernetes that is a virtual machine; with `--podman` the container
+//! alone, as the chart runs it, by Debian's podman.
 
 use std::{fs, time::Duration};
-
-use anyhow::ensure;
 
 use crate::{
     arch::Arch,
@@ -18,17 +15,22 @@ use crate::{
     vm::{self, image::copy, machine::Clock},
 };
 
+mod kubernetes;
+
 /// `cargo xtask node`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Run the image by Debian's podman
-    #[arg(long, required = true)]
+    /// Run the image by Debian's podman, as the chart does, without Kubernetes
+    #[arg(long)]
     podman: bool,
+    /// Do nothing, and say so, unless Kubernetes has been built already
+    #[arg(long, conflicts_with = "podman")]
+    if_built: bool,
     /// The kernel: 6.1, 6.12 or newest
     #[arg(long, default_value = "6.12")]
     kernel: String,
     /// Seconds after which the machine is stopped
-    #[arg(long, default_value_t = 1800)]
+    #[arg(long, default_value_t = 2700)]
     limit: u64,
 }
 
@@ -43,7 +45,19 @@ const PODMAN_CHECKS: &str = concat!(
 const INIT: &str = "/usr/local/lib/init";
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    ensure!(args.podman, "podman is the one way so far");
+    if args.podman {
+        return podman(args);
+    }
+    if args.if_built && !kubernetes::is_built() {
+        println!(
+            "NOT RUN: the chart on a node of Kubernetes, which has not been built here: cargo xtask node"
+        );
+        return Ok(());
+    }
+    kubernetes::run(args)
+}
+
+fn podman(args: &Args) -> anyhow::Result<()> {
     vm::install()?;
     let debian = Debian::new(PODMAN)?;
     add_image(&debian)?;
@@ -54,6 +68,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         clock: Clock::Instructions,
         memory_mib: 2048,
         disk: None,
+        network: None,
         limit: Duration::from_secs(args.limit),
     };
     debian.run(PODMAN_CHECKS, &boot, &mut Checks::default())
@@ -90,10 +105,12 @@ mod tests {
     use crate::host::debian::script;
 
     #[test]
-    fn the_script_is_such_that_bash_reads() {
-        let status = std::process::Command::new("bash")
-            .args(["-n", "-c", &script(PODMAN_CHECKS)])
-            .status();
-        assert!(status.unwrap().success());
+    fn the_scripts_are_such_that_bash_reads() {
+        for checks in [PODMAN_CHECKS, kubernetes::CHECKS] {
+            let status = std::process::Command::new("bash")
+                .args(["-n", "-c", &script(checks)])
+                .status();
+            assert!(status.unwrap().success());
+        }
     }
 }

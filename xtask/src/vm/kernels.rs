@@ -200,10 +200,10 @@ fn download(kernel: &Kernel, cache: &Path) -> anyhow::Result<PathBuf> {
     Ok(dir)
 }
 
-/// A directory with the static busybox of an architecture; downloaded if it is not cached.
-pub(crate) fn busybox(arch: Arch) -> anyhow::Result<PathBuf> {
+/// A directory into which a package of Debian was unpacked; downloaded if it is not cached.
+pub(crate) fn debian(package: &str, arch: Arch) -> anyhow::Result<PathBuf> {
     let vm = root().join("target/vm");
-    let dir = vm.join(format!("busybox-{}", arch.deb()));
+    let dir = vm.join(format!("{package}-{}", arch.deb()));
     if dir.exists() {
         return Ok(dir);
     }
@@ -211,7 +211,7 @@ pub(crate) fn busybox(arch: Arch) -> anyhow::Result<PathBuf> {
     let into = tempfile::tempdir_in(&vm)?;
     run_command(
         apt.command("apt-get")
-            .args(["download", "-qq", "busybox-static"])
+            .args(["download", "-qq", package])
             .current_dir(into.path()),
     )?;
     let unpacked = tempfile::tempdir_in(&vm)?;

@@ -24,13 +24,15 @@ pub(crate) enum Clock {
     Kvm,
 }
 
-/// A machine without network.
+/// A machine.
 pub(crate) struct Machine<'a> {
     pub(crate) arch: Arch,
     pub(crate) kernel: &'a Path,
     pub(crate) initramfs: &'a Path,
     /// A raw image, /dev/vda. A machine that has one may reboot; another ends then.
     pub(crate) disk: Option<&'a Path>,
+    /// As QEMU's `-nic` has it; else it has none.
+    pub(crate) network: Option<&'a str>,
     pub(crate) clock: Clock,
     pub(crate) memory_mib: u32,
     /// Added to the kernel's command line.
@@ -72,7 +74,8 @@ impl Machine<'_> {
             )),
             None => qemu.arg("-no-reboot"),
         };
-        qemu.args(["-nic", "none", "-nographic", "-m"])
+        qemu.args(["-nic", self.network.unwrap_or("none")])
+            .args(["-nographic", "-m"])
             .arg(self.memory_mib.to_string())
             .arg("-kernel")
             .arg(self.kernel)

@@ -337,6 +337,7 @@ fn column(
                 kernel: &kernel.image,
                 initramfs: &image,
                 disk: None,
+                network: None,
                 clock,
                 memory_mib: 2048,
                 command_line: "",

@@ -1,0 +1,277 @@
+//! etcd and the control plane, on the loopback interface.
+
+use std::{
+    fs::{self, File},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, bail};
+use serde_json::{Value, json};
+
+use super::{HOST, free_port};
+use crate::{
+    arch::Arch,
+    process::{KillOnDrop, apt_install, have, output},
+    root,
+    vm::kernels,
+};
+
+/// Its processes, which end with it.
+pub(super) struct ControlPlane {
+    // Before their directory is removed.
+    processes: Vec<(&'static str, KillOnDrop)>,
+    dir: tempfile::TempDir,
+    port: u16,
+    /// By user.
+    tokens: Vec<String>,
+}
+
+/// Who the API server knows, by a token.
+#[derive(Clone, Copy)]
+pub(super) enum User {
+    Admin,
+    ControllerManager,
+    Scheduler,
+    Kubelet,
+}
+
+impl User {
+    const ALL: [Self; 4] = [
+        Self::Admin,
+        Self::ControllerManager,
+        Self::Scheduler,
+        Self::Kubelet,
+    ];
+
+    /// Its name and its groups.
+    fn names(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Admin => ("admin", "system:masters"),
+            Self::ControllerManager => ("system:kube-controller-manager", ""),
+            Self::Scheduler => ("system:kube-scheduler", ""),
+            Self::Kubelet => ("system:node:localhost", "system:nodes"),
+        }
+    }
+}
+
+const LOOPBACK: &str = "127.0.0.1";
+/// The API server's key and certificate, the key of service accounts, and who has which token.
+const KEY: &str = "apiserver.key";
+const CERTIFICATE: &str = "apiserver.crt";
+const ACCOUNTS_KEY: &str = "accounts.key";
+const TOKENS: &str = "tokens.csv";
+/// Until the API server answers.
+const PATIENCE: Duration = Duration::from_secs(600);
+
+impl ControlPlane {
+    /// Starts it and waits until the API server is ready.
+    pub(super) fn start(kubernetes: &Path, kubectl: &Path) -> anyhow::Result<Self> {
+        if !have("openssl") {
+            apt_install(&["openssl"], "certificates of a control plane")?;
+        }
+        let etcd = kernels::debian("etcd-server", Arch::host())?.join("usr/bin/etcd");
+        fs::create_dir_all(Self::logs())?;
+        let mut control_plane = Self {
+            dir: tempfile::tempdir()?,
+            port: free_port()?,
+            tokens: Vec::new(),
+            processes: Vec::new(),
+        };
+        control_plane.credentials()?;
+        let store = control_plane.etcd(&etcd)?;
+        control_plane.api_server(kubernetes, &store)?;
+        control_plane.wait_until_ready(kubectl)?;
+        control_plane.controllers(kubernetes)?;
+        Ok(control_plane)
+    }
+
+    /// The directory of its logs.
+    pub(super) fn logs() -> PathBuf {
+        root().join("target/node")
+    }
+
+    /// Of the API server, signed by itself: it serves by it, and identifies itself to kubelets.
+    pub(super) fn certificate(&self) -> PathBuf {
+        self.file(CERTIFICATE)
+    }
+
+    /// A kubeconfig of a user who has the API server at this address, and its certificate in this file.
+    pub(super) fn kubeconfig(&self, user: User, address: &str, certificate: &Path) -> Value {
+        json!({
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "test", "cluster": {
+                "server": format!("https://{address}:{}", self.port),
+                "certificate-authority": certificate,
+            }}],
+            "users": [{"name": "user", "user": {"token": self.tokens.get(user as usize)}}],
+            "contexts": [{"name": "test", "context": {"cluster": "test", "user": "user"}}],
+            "current-context": "test",
+        })
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// A kubeconfig for this host's processes.
+    fn own_kubeconfig(&self, user: User) -> anyhow::Result<PathBuf> {
+        let path = self.file(&format!("{}.kubeconfig", user as usize));
+        let config = self.kubeconfig(user, LOOPBACK, &self.certificate());
+        fs::write(&path, config.to_string())?;
+        Ok(path)
+    }
+
+    /// Makes keys, the certificate and tokens.
+    fn credentials(&mut self) -> anyhow::Result<()> {
+        let names = format!("subjectAltName=IP:{LOOPBACK},IP:{HOST}");
+        self.openssl(&format!(
+            "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=kube-apiserver -addext {names} -keyout {KEY} -out {CERTIFICATE}"
+        ))?;
+        self.openssl(&format!("genrsa -out {ACCOUNTS_KEY} 2048"))?;
+        let mut file = String::new();
+        for user in User::ALL {
+            let token = self.openssl("rand -hex 32")?;
+            let (name, groups) = user.names();
+            file += &format!("{token},{name},{name},{groups}\n");
+            self.tokens.push(token);
+        }
+        Ok(fs::write(self.file(TOKENS), file)?)
+    }
+
+    /// Runs openssl with these words.
+    fn openssl(&self, words: &str) -> anyhow::Result<String> {
+        let mut openssl = Command::new("openssl");
+        output(openssl.args(words.split(' ')).current_dir(&self.dir))
+    }
+
+    /// Starts etcd; its address.
+    fn etcd(&mut self, program: &Path) -> anyhow::Result<String> {
+        let [client, peer] =
+            [free_port()?, free_port()?].map(|port| format!("http://{LOOPBACK}:{port}"));
+        let mut etcd = self.command("etcd", program)?;
+        etcd.args(["--data-dir", "etcd"])
+            .args(["--listen-client-urls", &client])
+            .args(["--advertise-client-urls", &client])
+            .args(["--listen-peer-urls", &peer]);
+        self.spawn("etcd", etcd)?;
+        Ok(client)
+    }
+
+    fn api_server(&mut self, program: &Path, etcd: &str) -> anyhow::Result<()> {
+        let mut server = self.command("apiserver", program)?;
+        server
+            .arg("apiserver")
+            .arg(format!("--etcd-servers={etcd}"))
+            .arg(format!("--bind-address={LOOPBACK}"))
+            .arg(format!("--advertise-address={LOOPBACK}"))
+            .arg(format!("--secure-port={}", self.port))
+            .args([
+                &format!("--tls-cert-file={CERTIFICATE}"),
+                &format!("--tls-private-key-file={KEY}"),
+                &format!("--kubelet-client-certificate={CERTIFICATE}"),
+                &format!("--kubelet-client-key={KEY}"),
+            ])
+            // The node is called localhost, where its kubelet's port is forwarded from.
+            .arg("--kubelet-preferred-address-types=Hostname")
+            .args([
+                &format!("--service-account-key-file={ACCOUNTS_KEY}"),
+                &format!("--service-account-signing-key-file={ACCOUNTS_KEY}"),
+                "--service-account-issuer=https://kubernetes.default.svc",
+            ])
+            .arg(format!("--token-auth-file={TOKENS}"))
+            .arg("--anonymous-auth=false")
+            .arg("--authorization-mode=Node,RBAC")
+            .arg("--enable-admission-plugins=NodeRestriction")
+            .arg("--service-cluster-ip-range=10.96.0.0/24")
+            // An endpoint of the API server must not be a loopback address.
+            .arg("--endpoint-reconciler-type=none");
+        self.spawn("apiserver", server)
+    }
+
+    fn controllers(&mut self, program: &Path) -> anyhow::Result<()> {
+        let name = "controller-manager";
+        let mut manager = self.command(name, program)?;
+        manager
+            .arg(name)
+            .arg("--kubeconfig")
+            .arg(self.own_kubeconfig(User::ControllerManager)?)
+            .arg(format!("--service-account-private-key-file={ACCOUNTS_KEY}"))
+            .arg("--use-service-account-credentials=true")
+            // An emulated node may be late.
+            .arg("--node-monitor-grace-period=300s")
+            .args(["--leader-elect=false", "--secure-port=0"]);
+        self.spawn(name, manager)?;
+        let name = "scheduler";
+        let mut scheduler = self.command(name, program)?;
+        scheduler
+            .arg(name)
+            .arg("--kubeconfig")
+            .arg(self.own_kubeconfig(User::Scheduler)?)
+            .args(["--leader-elect=false", "--secure-port=0"]);
+        self.spawn(name, scheduler)
+    }
+
+    /// A command that logs under this name, and that the kernel kills if this process ends without.
+    fn command(&self, name: &str, program: &Path) -> anyhow::Result<Command> {
+        let log = File::create(Self::logs().join(format!("{name}.log")))?;
+        let mut command = Command::new("setpriv");
+        command
+            .args(["--pdeathsig", "KILL"])
+            .arg(program)
+            .current_dir(&self.dir)
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log);
+        Ok(command)
+    }
+
+    fn spawn(&mut self, name: &'static str, mut command: Command) -> anyhow::Result<()> {
+        let child = command.spawn().with_context(|| name.to_owned())?;
+        self.processes.push((name, KillOnDrop(child)));
+        Ok(())
+    }
+
+    fn wait_until_ready(&mut self, kubectl: &Path) -> anyhow::Result<()> {
+        let config = self.own_kubeconfig(User::Admin)?;
+        let begin = Instant::now();
+        loop {
+            let mut ready = Command::new(kubectl);
+            ready
+                .arg("--kubeconfig")
+                .arg(&config)
+                .args(["get", "--raw", "/readyz"])
+                .stderr(Stdio::null());
+            if ready.output().context("kubectl")?.stdout == b"ok" {
+                println!(
+                    "the control plane is ready after {} s",
+                    begin.elapsed().as_secs()
+                );
+                return Ok(());
+            }
+            self.check_alive()?;
+            if begin.elapsed() > PATIENCE {
+                bail!(
+                    "the API server is not ready after {PATIENCE:?}: see {}",
+                    Self::logs().display()
+                );
+            }
+            std::thread::sleep(Duration::from_millis(500));
+        }
+    }
+
+    /// Fails if one of the processes has ended.
+    fn check_alive(&mut self) -> anyhow::Result<()> {
+        for (name, process) in &mut self.processes {
+            if let Some(status) = process.0.try_wait()? {
+                bail!(
+                    "{name}: {status}: see {}",
+                    Self::logs().join(format!("{name}.log")).display()
+                );
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,165 @@
+//! `cargo xtask node`: the Helm chart on a node of Kubernetes.
+//!
+//! etcd and the control plane run on this host's loopback interface. The node is a virtual machine with containerd and a
+//! kubelet; `kubernetes.sh` runs in it, and calls helm and kubectl there.
+
+use std::{net::TcpListener, path::Path, process::Command, time::Duration};
+
+use anyhow::Context as _;
+use serde_json::json;
+
+use self::control_plane::{ControlPlane, User};
+use super::{Args, INIT, add_image};
+use crate::{
+    arch::Arch,
+    dist::{Release, VERSION, image},
+    host::{
+        Checks,
+        debian::{Boot, Debian, UNITS, write},
+        disk,
+    },
+    process::{apt_install, find, run as run_command},
+    root, tools,
+    vm::{self, image::copy, machine::Clock},
+};
+
+mod build;
+mod control_plane;
+
+pub(super) use build::is_built;
+
+/// Packages beside those of the minimal base. systemd makes cgroups for container runtimes that ask it by D-Bus.
+const PACKAGES: &str = "systemd,systemd-sysv,dbus,iproute2,containerd,runc,apparmor";
+pub(super) const CHECKS: &str = concat!(
+    include_str!("../container.sh"),
+    "\n",
+    include_str!("../kubernetes.sh")
+);
+/// This host's loopback interface, as the machine sees it.
+const HOST: &str = "10.0.2.2";
+/// Bytes of the disk, most of which is a hole.
+const DISK: u64 = 4 << 30;
+/// Of the node, below `/etc`.
+const KUBERNETES: &str = "etc/kubernetes";
+
+pub(super) fn run(args: &Args) -> anyhow::Result<()> {
+    vm::install()?;
+    let kubernetes = build::program()?;
+    let helm = tools::helm()?;
+    let debian = Debian::new(PACKAGES)?;
+    add_images(&debian)?;
+    let disk = disk_of(&kubernetes, &helm)?;
+    // Kubernetes has the address of a kubelet, but takes it by name here: the node is called localhost.
+    let kubelet_port = free_port()?;
+    let control_plane = ControlPlane::start(&kubernetes, &helm.join("kubectl"))?;
+    add_node(debian.dir(), &control_plane, kubelet_port)?;
+    let network =
+        format!("user,model=virtio-net-pci,hostfwd=tcp:127.0.0.1:{kubelet_port}-:{kubelet_port}");
+    let boot = Boot {
+        kernel: &args.kernel,
+        init: INIT,
+        // That of the control plane.
+        clock: Clock::Host,
+        memory_mib: 3072,
+        disk: Some(&disk),
+        network: Some(&network),
+        limit: Duration::from_secs(args.limit),
+    };
+    debian
+        .run(CHECKS, &boot, &mut Checks::default())
+        .with_context(|| {
+            let logs = ControlPlane::logs();
+            format!("the control plane's logs are in {}", logs.display())
+        })
+}
+
+/// Adds the agent's image, the chart, and the image of the pods' sandboxes.
+fn add_images(debian: &Debian) -> anyhow::Result<()> {
+    add_image(debian)?;
+    let srv = debian.dir().join("srv");
+    let release = Release::of(root())?;
+    release.chart(&srv)?;
+    let pause = image::Image {
+        name: "busybox",
+        containerfile: &root().join("xtask/src/node/kubernetes/Containerfile.pause"),
+        programs: &[(Arch::host(), vm::image::BUSYBOX.into())],
+    };
+    pause.make(&release, &srv.join(format!("pause-{VERSION}.oci.tar")))
+}
+
+/// The disk, with the programs.
+fn disk_of(kubernetes: &Path, helm: &Path) -> anyhow::Result<tempfile::TempPath> {
+    let dir = tempfile::tempdir_in(root().join("target/vm"))?;
+    copy(kubernetes, &dir.path().join("bin/kubernetes"))?;
+    for program in ["helm", "kubectl"] {
+        copy(&helm.join(program), &dir.path().join("bin").join(program))?;
+    }
+    let disk = tempfile::NamedTempFile::new_in(root().join("target/vm"))?;
+    disk.as_file().set_len(DISK)?;
+    if find("mke2fs").is_none() {
+        apt_install(&["e2fsprogs"], "the node's disk")?;
+    }
+    run_command(
+        Command::new(find("mke2fs").context("mke2fs")?)
+            .args(["-q", "-t", "ext4", "-d"])
+            .arg(dir.path())
+            .arg(disk.path()),
+    )?;
+    Ok(disk.into_temp_path())
+}
+
+/// Adds what makes the machine a node of this control plane.
+fn add_node(top: &Path, control_plane: &ControlPlane, port: u16) -> anyhow::Result<()> {
+    disk::mount(top, include_str!("disk.sh"))?;
+    write(
+        &top.join("etc/containerd/config.toml"),
+        &include_str!("containerd.toml").replace("VERSION", VERSION),
+    )?;
+    // The kubelet has a node as ready if there is a network for pods, which those of the node's own network do not need.
+    let network = json!({"cniVersion": "0.4.0", "name": "none", "plugins": [{"type": "loopback"}]});
+    write(
+        &top.join("etc/cni/net.d/none.conflist"),
+        &network.to_string(),
+    )?;
+    // The kubelet copies these for the pods.
+    write(&top.join("etc/hosts"), "127.0.0.1 localhost\n")?;
+    write(&top.join("etc/resolv.conf"), "")?;
+    write(
+        &top.join(UNITS).join("kubelet.service"),
+        include_str!("kubelet.service"),
+    )?;
+    let dir = top.join(KUBERNETES);
+    let certificate = Path::new("/").join(KUBERNETES).join("apiserver.crt");
+    copy(&control_plane.certificate(), &dir.join("apiserver.crt"))?;
+    let kubelet = json!({
+        "apiVersion": "kubelet.config.k8s.io/v1beta1",
+        "kind": "KubeletConfiguration",
+        // The API server alone, for `kubectl exec`.
+        "authentication": {
+            "anonymous": {"enabled": false},
+            "webhook": {"enabled": false},
+            "x509": {"clientCAFile": certificate},
+        },
+        "authorization": {"mode": "AlwaysAllow"},
+        "port": port,
+        "cgroupDriver": "systemd",
+        "containerRuntimeEndpoint": "unix:///run/containerd/containerd.sock",
+        // How soon a changed ConfigMap is mounted; else a minute.
+        "syncFrequency": "10s",
+    });
+    write(&dir.join("kubelet.json"), &kubelet.to_string())?;
+    for (name, user) in [("kubelet", User::Kubelet), ("admin", User::Admin)] {
+        let config = control_plane.kubeconfig(user, HOST, &certificate);
+        write(&dir.join(format!("{name}.kubeconfig")), &config.to_string())?;
+    }
+    // For the second agent, of the node itself.
+    write(
+        &top.join("etc/rto-agent/config.toml"),
+        "[policy.other]\ncidrs = [\"203.0.113.0/24\"]\ninitial_rto = \"200ms\"\n",
+    )
+}
+
+/// A port of the loopback interface where nothing listens.
+fn free_port() -> anyhow::Result<u16> {
+    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
+}
