@@ -56,6 +56,23 @@ pub struct Work {
 pub type Values = Vec<(&'static str, Vec<f64>)>;
 
 impl Workload {
+    /// What it measures.
+    #[must_use]
+    pub const fn measures(self) -> &'static [&'static str] {
+        match self {
+            Self::HttpNew | Self::HttpKept | Self::HttpPipelined => &["time", "timed out"],
+            Self::RequestResponse => &[
+                "time",
+                "smoothed RTT at the client",
+                "smoothed RTT at the server",
+                "RTO at the server",
+                "sent again",
+                "responses",
+            ],
+            Self::Flows | Self::FlowsInTurn => &["time"],
+        }
+    }
+
     /// What listens.
     #[must_use]
     pub const fn server(self, on: SocketAddr) -> Role {

@@ -1,11 +1,12 @@
 //! Experiments that are defined by a TOML file: factors, and what their levels set. `rto-lab loss`, `rtt` and `tail` are
 //! such files, and `rto-lab run FILE.toml` runs a user's own.
 
+mod check;
 mod design;
 mod run;
 mod settings;
 
-use std::path::Path;
+use std::{collections::BTreeSet, path::Path};
 
 use anyhow::{Context as _, ensure};
 use clap::Args;
@@ -88,6 +89,16 @@ struct Definition {
     published: Vec<toml::Table>,
 }
 
+impl Definition {
+    /// What any of its levels measures.
+    fn measures(&self) -> BTreeSet<&'static str> {
+        let levels = self.factor.iter().flat_map(|factor| &factor.level);
+        let all = levels.map(|level| level.over(&self.settings));
+        let all = all.chain([self.settings.clone()]);
+        all.flat_map(|settings| settings.measures()).collect()
+    }
+}
+
 const fn runs() -> u32 {
     10
 }
@@ -109,10 +120,13 @@ struct Factor {
     /// Levels of a quick run; all, if there are none.
     #[serde(default)]
     quick: Vec<String>,
+    /// Names of all levels, also of those that a quick run leaves out.
+    #[serde(skip)]
+    all: Vec<String>,
 }
 
-/// Levels of factors, their settings over each other, and what they are measured with.
-type Combination = (Vec<(String, String)>, Settings, Only);
+/// Levels of factors, their settings over each other, and what each of them is measured with.
+type Combination = (Vec<(String, String)>, Settings, Vec<Only>);
 
 /// Levels of all factors, and what they come to.
 #[derive(Clone, Debug)]
@@ -141,7 +155,7 @@ impl Plan {
     pub fn read(path: &Path, args: &Defined) -> anyhow::Result<Self> {
         let at = || path.display().to_string();
         let text = std::fs::read_to_string(path).with_context(at)?;
-        Self::parse(&text, args).with_context(at)
+        Self::of(toml::from_str(&text).with_context(at)?, args).with_context(at)
     }
 
     /// One of the lab's own.
@@ -154,23 +168,25 @@ impl Plan {
             .iter()
             .find(|(name, ..)| *name == verb)
             .context("no such experiment")?;
-        Self::parse(&format!("{}\n{}", own.1, own.2), args)
+        let mut definition: Definition = toml::from_str(&format!("{}\n{}", own.1, own.2))?;
+        if args.link.link == LinkBackend::Nft {
+            // Of the lab's own it is known what is left of them.
+            definition.settings.delay = None;
+        }
+        Self::of(definition, args)
     }
 
-    fn parse(text: &str, args: &Defined) -> anyhow::Result<Self> {
-        let mut definition: Definition = toml::from_str(text)?;
-        let is_name = |name: &str| {
-            let is_fine = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
-            !name.is_empty() && name.chars().all(is_fine)
-        };
+    fn of(mut definition: Definition, args: &Defined) -> anyhow::Result<Self> {
         ensure!(
-            is_name(&definition.name),
+            is_file_name(&definition.name),
             "name: {:?} is a file's: letters, digits, - and _ only",
             definition.name
         );
+        let measures = definition.measures();
         for factor in &mut definition.factor {
             factor.complete(args.common.quick)?;
         }
+        check::names(&definition, &measures)?;
         let mut plan = Self {
             runs: args.runs.unwrap_or(match args.common.quick {
                 true => definition.quick_runs,
@@ -203,13 +219,13 @@ impl Plan {
             count.is_some_and(|count| (1..=CELLS).contains(&count)),
             "[[factor]]: at least one, and no more than {CELLS} combinations of levels"
         );
-        let mut cells: Vec<Combination> = vec![(Vec::new(), settings.clone(), Only::new())];
+        let mut cells: Vec<Combination> = vec![(Vec::new(), settings.clone(), Vec::new())];
         for factor in factors {
             let with = |(levels, below, only): &Combination, level: &Settings| {
                 let mut levels = levels.clone();
                 levels.push((factor.name.clone(), level.name.clone().unwrap_or_default()));
                 let mut only = only.clone();
-                only.extend(level.only.clone());
+                only.push(level.only.clone());
                 (levels, level.over(below), only)
             };
             cells = cells
@@ -219,7 +235,8 @@ impl Plan {
         }
         for (levels, mut settings, only) in cells {
             let is_meant = |(factor, level): &(String, String)| {
-                only.get(factor).is_none_or(|levels| levels.contains(level))
+                let all = only.iter().filter_map(|only| only.get(factor));
+                all.into_iter().all(|levels| levels.contains(level))
             };
             let rule = settings.drop.as_ref().map(Dropped::rule).transpose();
             // nftables cannot tell copies.
@@ -232,7 +249,9 @@ impl Plan {
             if !levels.iter().all(is_meant) || !is_possible {
                 continue;
             }
-            settings.check().with_context(|| named(&levels))?;
+            settings
+                .check(self.backend)
+                .with_context(|| named(&levels))?;
             if quick {
                 settings.count = settings.quick_count.or(settings.count);
             }
@@ -272,6 +291,12 @@ impl Plan {
             }
         }
     }
+}
+
+/// Whether files of a report can be named so.
+fn is_file_name(name: &str) -> bool {
+    let is_fine = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
+    !name.is_empty() && name.chars().all(is_fine)
 }
 
 /// "timers agent, pause 8".
@@ -324,6 +349,7 @@ impl Factor {
                 names.join(", ")
             );
         }
+        self.all = names;
         if quick && !self.quick.is_empty() {
             let mut number = 0;
             self.level.retain(|level| {
@@ -353,10 +379,12 @@ mod tests {
     }
 
     fn parsed(text: &str, options: &[&str]) -> anyhow::Result<Plan> {
-        let options = ["rto-lab", "--agent", env!("CARGO_MANIFEST_PATH")]
-            .iter()
-            .chain(options);
-        Plan::parse(text, &Line::parse_from(options).args)
+        Plan::of(toml::from_str(text)?, &args(options))
+    }
+
+    fn args(options: &[&str]) -> Defined {
+        let words = ["rto-lab", "--agent", env!("CARGO_MANIFEST_PATH")];
+        Line::parse_from(words.iter().chain(options)).args
     }
 
     const TWO: &str = r#"
@@ -472,35 +500,104 @@ quick = ["8ms"]
     }
 
     #[test]
+    fn what_is_named_has_to_be_there() {
+        let refused =
+            |more: &str| format!("{:#}", parsed(&format!("{TWO}\n{more}"), &[]).unwrap_err());
+        let effect = |changed: &str| {
+            let keys = [
+                "measure = \"time\"",
+                "stat = \"p50\"",
+                "across = \"timers\"",
+                "base = \"kernel\"",
+                "rows = [\"pause\"]",
+            ];
+            let name = changed.split(' ').next().unwrap();
+            let others = keys.iter().filter(|key| !key.starts_with(name));
+            let lines: Vec<&str> = others.copied().chain([changed]).collect();
+            format!("[[effect]]\n{}", lines.join("\n"))
+        };
+        assert!(
+            parsed(
+                &format!("{TWO}\n{}", effect("only = { pause = [\"0\"] }")),
+                &[]
+            )
+            .is_ok()
+        );
+        for (more, said) in [
+            (effect("measure = \"tiem\""), &["[[effect]] 1", "tiem", "time"][..]),
+            (effect("stat = \"percent of packets\""), &["nothing measures packets"]),
+            (effect("across = \"timer\""), &["no factor timer", "timers"]),
+            (effect("base = \"linux\""), &["base", "no level linux", "kernel"]),
+            (effect("rows = [\"lost\"]"), &["no factor lost", "pause"]),
+            (effect("only = { pause = [\"8ms\"] }"), &["only", "no level 8ms", "0; 8"]),
+            (
+                "[[table]]\nname = \"a\"\nrows = [\"x\"]".to_owned(),
+                &["[[table]] a", "no factor x"],
+            ),
+            ("[[table]]\nname = \"effects\"".to_owned(), &["[[table]]", "effects"]),
+            ("[[table]]\nname = \"a/b\"".to_owned(), &["[[table]]", "letters"]),
+            (
+                "[[chart]]\nmeasure = \"time\"\nx = \"lost\"".to_owned(),
+                &["[[chart]] 1", "no factor lost"],
+            ),
+            (
+                "[[published]]\ntimer = \"old\"".to_owned(),
+                &["[[published]] 1", "no factor timer"],
+            ),
+            (
+                "[[factor]]\nname = \"timers\"\n[[factor.level]]\nname = \"a\"".to_owned(),
+                &["two are named timers"],
+            ),
+            (
+                "[[factor]]\nname = \"n\"\n[[factor.level]]\nname = \"a\"\nonly = { timers = [\"x\"] }".to_owned(),
+                &["factor n, level a", "no level x", "kernel; agent"],
+            ),
+            (
+                "[[factor]]\nname = \"n\"\n[[factor.level]]\nname = \"a\"\nonly = { lost = [\"x\"] }".to_owned(),
+                &["factor n, level a", "no factor lost"],
+            ),
+        ] {
+            let error = refused(&more);
+            assert!(said.iter().all(|one| error.contains(one)), "{more}: {error}");
+        }
+    }
+
+    #[test]
+    fn each_only_of_a_combination_holds() {
+        // The agent is measured with a pause of 8 ms, and this level with none: they never meet.
+        let third = "[[factor]]\nname = \"n\"\n[[factor.level]]\nname = \"a\"\nonly = { pause = [\"0\"] }\n";
+        let plan = parsed(&format!("{TWO}\n{third}"), &[]).unwrap();
+        let cells: Vec<String> = plan.cells.iter().map(|cell| named(&cell.levels)).collect();
+        assert_eq!(cells, ["timers kernel, pause 0, n a"]);
+    }
+
+    #[test]
     fn own_definitions_are_read() {
         let counts = [
             (16 * 2 + 2 + 10, 10 * 2 + 2 + 4),
             (17 * 6, 5 * 6),
             (8 * (7 * 5 + 5), 8 * (3 * 3 + 2)),
         ];
-        for ((verb, text, figures), (cells, quick)) in OWN.iter().zip(counts) {
-            let text = format!("{text}\n{figures}");
-            let plan = parsed(&text, &[]).unwrap();
+        for ((verb, ..), (cells, quick)) in OWN.iter().zip(counts) {
+            let plan = Plan::own(verb, &args(&[])).unwrap();
             assert_eq!((&*plan.definition.name, plan.cells.len()), (*verb, cells));
-            assert_eq!(parsed(&text, &["--quick"]).unwrap().cells.len(), quick);
-            // Levels that tables and figures name are those there are.
-            let design = plan.design();
-            let known = |factor: &str, level: &String| {
-                level.is_empty()
-                    || level.contains("published")
-                    || design.levels[factor].contains(level)
-            };
-            let named = design.tables.iter().flat_map(|table| &table.only);
-            let factors = design.references.iter().flat_map(|one| &one.factors);
-            assert!(
-                named
-                    .clone()
-                    .all(|(factor, levels)| levels.iter().all(|one| known(factor, one)))
-            );
-            assert!(factors.clone().all(|(factor, level)| known(factor, level)));
+            let plan = Plan::own(verb, &args(&["--quick"])).unwrap();
+            assert_eq!(plan.cells.len(), quick);
         }
-        let veth = parsed(OWN[0].1, &["--link", "nft"]).unwrap();
+        // A veth has no delay, and nftables cannot tell copies.
+        let veth = Plan::own("loss", &args(&["--link", "nft"])).unwrap();
         assert_eq!(veth.cells.len(), 42);
+        let method = veth.design().method;
+        assert!(
+            !method.iter().any(|(_, is)| is.contains("delay = ")),
+            "{method:?}"
+        );
+        let refused = parsed(TWO, &["--link", "nft"]).unwrap_err();
+        let refused = format!("{refused:#}");
+        assert!(
+            refused.contains("delay") && refused.contains("--link relay"),
+            "{refused}"
+        );
         let example = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/examples")).unwrap();
         for file in example {
             let text = std::fs::read_to_string(file.unwrap().path()).unwrap();

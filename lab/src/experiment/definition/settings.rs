@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     commands::predict::duration,
     engine::Only,
+    topology::LinkBackend,
     workload::{Work, Workload},
 };
 
@@ -250,7 +251,11 @@ impl Settings {
     }
 
     /// What can be wrong although each key is right by itself.
-    pub(super) fn check(&self) -> anyhow::Result<()> {
+    pub(super) fn check(&self, backend: LinkBackend) -> anyhow::Result<()> {
+        ensure!(
+            backend == LinkBackend::Relay || self.link() == LinkConfig::default(),
+            "delay, jitter, rate_mbit and queue: a veth has none of them: leave them out, or take --link relay"
+        );
         if let Some(dropped) = &self.drop {
             dropped.rule()?;
         }
@@ -266,6 +271,15 @@ impl Settings {
             "`arm` is the client's at the server: add `at = \"server\"`"
         );
         Ok(())
+    }
+
+    /// What a run of it measures.
+    pub(super) fn measures(&self) -> Vec<&'static str> {
+        let mut measures = self.workload.unwrap_or_default().measures().to_vec();
+        measures.extend(["longest", "sent", "retransmitted", "spurious"]);
+        measures.extend(self.drop.as_ref().map(|_| "packets dropped"));
+        measures.extend(self.learnt.as_ref().map(|_| "value that was learnt"));
+        measures
     }
 
     /// In one line of a report; nothing where nothing is set.

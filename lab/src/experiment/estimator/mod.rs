@@ -259,9 +259,12 @@ impl Experiment for Plan {
             method.push(("own", format!("{own:?}")));
         }
         let mut design = self.design.clone();
-        if self.file.is_some() {
+        if let Some(file) = &self.file {
             // Its log is not that of what was measured.
             design.name = "estimator-file".to_owned();
+            if file.is_drawn {
+                design.run_is = "drawn flow".to_owned();
+            }
         }
         design.method = method
             .into_iter()
