@@ -21,6 +21,7 @@ struct Known<'a> {
 pub(super) fn names(
     definition: &Definition,
     measures: &BTreeSet<&'static str>,
+    asked: &Only,
 ) -> anyhow::Result<()> {
     let Definition {
         factor: factors,
@@ -45,6 +46,7 @@ pub(super) fn names(
         );
     }
     let mut known = Known { levels, measures };
+    known.only(asked).context("--only")?;
     for factor in factors {
         for level in &factor.level {
             let at = || {

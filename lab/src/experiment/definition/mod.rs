@@ -1,12 +1,12 @@
-//! Experiments that are defined by a TOML file: factors, and what their levels set. `rto-lab loss`, `rtt` and `tail` are
-//! such files, and `rto-lab run FILE.toml` runs a user's own.
+//! Experiments that are defined by a TOML file: factors, and what their levels set. `rto-lab loss`, `rtt`, `tail` and
+//! `workloads` are such files, and `rto-lab run FILE.toml` runs a user's own.
 
 mod check;
 mod design;
 mod run;
 mod settings;
 
-use std::{collections::BTreeSet, path::Path};
+use std::{collections::BTreeSet, path::Path, sync::Mutex};
 
 use anyhow::{Context as _, ensure};
 use clap::Args;
@@ -14,15 +14,16 @@ use rto_model::published;
 use rto_testbed::{agent, machine::Machine};
 use serde::Deserialize;
 
-use self::settings::{Dropped, Settings, Sweep};
+pub(crate) use self::settings::Settings;
+use self::settings::{Dropped, Sweep};
 use crate::{
     cli::{Common, LinkArg},
-    engine::{ChartSpec, EffectSpec, Only, TableSpec},
+    engine::{ChartSpec, Design, EffectSpec, Only, TableSpec, seed_of},
     topology::LinkBackend,
 };
 
 /// The lab's own: a verb, what it is, and figures beside it.
-const OWN: [(&str, &str, &str); 3] = [
+const OWN: [(&str, &str, &str); 4] = [
     (
         "loss",
         include_str!("../../../experiments/loss.toml"),
@@ -37,6 +38,11 @@ const OWN: [(&str, &str, &str); 3] = [
         "tail",
         include_str!("../../../experiments/tail.toml"),
         published::TAIL,
+    ),
+    (
+        "workloads",
+        include_str!("../../../experiments/workloads.toml"),
+        "",
     ),
 ];
 /// Cells of an experiment: more would take days.
@@ -58,9 +64,19 @@ pub struct Defined {
     #[arg(long, value_name = "N", default_value_t = 24)]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=256))]
     pub(crate) jobs: u16,
+    /// Only this level of a factor; again for others of the same factor [default: all levels of all factors]
+    #[arg(long, value_name = "FACTOR=LEVEL", value_parser = factor_level)]
+    only: Vec<(String, String)>,
     /// Forget the runs that an earlier call left in the report's directory
     #[arg(long)]
     pub(crate) fresh: bool,
+}
+
+fn factor_level(text: &str) -> Result<(String, String), String> {
+    let (factor, level) = text
+        .split_once('=')
+        .ok_or_else(|| format!("{text}: a factor, = and a level, such as timers=kernel"))?;
+    Ok((factor.to_owned(), level.to_owned()))
 }
 
 /// The file.
@@ -80,6 +96,9 @@ struct Definition {
     factor: Vec<Factor>,
     #[serde(default)]
     effect: Vec<EffectSpec>,
+    /// The first effect also as a small table: rows by levels.
+    #[serde(default)]
+    pivot: bool,
     #[serde(default)]
     table: Vec<TableSpec>,
     #[serde(default)]
@@ -96,6 +115,64 @@ impl Definition {
         let all = levels.map(|level| level.over(&self.settings));
         let all = all.chain([self.settings.clone()]);
         all.flat_map(|settings| settings.measures()).collect()
+    }
+
+    /// All combinations of levels.
+    fn cells(&self, args: &Defined, asked: Only, runs: u32) -> anyhow::Result<Vec<Cell>> {
+        let factors = &self.factor;
+        let count = factors
+            .iter()
+            .map(|factor| factor.level.len())
+            .try_fold(1, usize::checked_mul);
+        ensure!(
+            !factors.is_empty() && count.is_some_and(|count| (1..=CELLS).contains(&count)),
+            "[[factor]]: at least one, and no more than {CELLS} combinations of levels"
+        );
+        let mut all: Vec<Combination> = vec![(Vec::new(), self.settings.clone(), vec![asked])];
+        for factor in factors {
+            let with = |(levels, below, only): &Combination, level: &Settings| {
+                let mut levels = levels.clone();
+                levels.push((factor.name.clone(), level.name.clone().unwrap_or_default()));
+                let mut only = only.clone();
+                only.push(level.only.clone());
+                (levels, level.over(below), only)
+            };
+            all = all
+                .iter()
+                .flat_map(|cell| factor.level.iter().map(|level| with(cell, level)))
+                .collect();
+        }
+        let mut cells = Vec::new();
+        for (levels, mut settings, only) in all {
+            let is_meant = |(factor, level): &(String, String)| {
+                let mut all = only.iter().filter_map(|only| only.get(factor));
+                all.all(|levels| levels.contains(level))
+            };
+            let rule = settings.drop.as_ref().map(Dropped::rule).transpose();
+            // nftables cannot tell copies.
+            let is_possible = args.link.link == LinkBackend::Relay
+                || rule.as_ref().is_ok_and(|rule| {
+                    rule.is_none_or(|rule| {
+                        !rule.filter.first_time && rule.filter.from_byte.is_none()
+                    })
+                });
+            if !levels.iter().all(is_meant) || !is_possible {
+                continue;
+            }
+            if args.common.quick {
+                settings.count = settings.quick_count.or(settings.count);
+            }
+            cells.push(Cell {
+                levels,
+                settings,
+                runs,
+            });
+        }
+        ensure!(
+            !cells.is_empty(),
+            "`only` (or --only, of levels that --quick has) leaves no combination of levels"
+        );
+        Ok(cells)
     }
 }
 
@@ -130,24 +207,29 @@ type Combination = (Vec<(String, String)>, Settings, Vec<Only>);
 
 /// Levels of all factors, and what they come to.
 #[derive(Clone, Debug)]
-struct Cell {
-    levels: Vec<(String, String)>,
-    settings: Settings,
-    kind: usize,
+pub(crate) struct Cell {
+    pub(crate) levels: Vec<(String, String)>,
+    pub(crate) settings: Settings,
+    pub(crate) runs: u32,
 }
 
 /// A whole experiment.
 #[derive(Debug)]
 pub struct Plan {
-    definition: Definition,
+    design: Design,
+    /// The measure of an outage's longest transaction.
+    outages_are: &'static str,
     cells: Vec<Cell>,
-    /// A cell of each kind of testbed, and how many testbeds there are.
+    /// Of each cell.
+    kind_of: Vec<usize>,
+    /// Settings of each kind of testbed, and how many testbeds there are.
     kinds: Vec<(Settings, usize)>,
-    runs: u32,
     backend: LinkBackend,
     seed: u64,
     hz: u32,
     agent: std::path::PathBuf,
+    /// Of runs with an outage only one connects and talks at a time; those that are idle disturb nobody.
+    gate: Mutex<()>,
 }
 
 impl Plan {
@@ -186,110 +268,69 @@ impl Plan {
         for factor in &mut definition.factor {
             factor.complete(args.common.quick)?;
         }
-        check::names(&definition, &measures)?;
-        let mut plan = Self {
-            runs: args.runs.unwrap_or(match args.common.quick {
-                true => definition.quick_runs,
-                false => definition.runs,
-            }),
-            definition,
-            cells: Vec::new(),
-            kinds: Vec::new(),
-            backend: args.link.link,
-            seed: args.common.seed,
-            hz: u32::try_from(Machine::here()?.hz)?,
-            agent: agent::find(args.common.agent.as_deref())?,
-        };
-        plan.combine(args.common.quick)?;
-        Ok(plan)
+        let mut only = Only::new();
+        for (factor, level) in args.only.iter().cloned() {
+            only.entry(factor).or_default().push(level);
+        }
+        check::names(&definition, &measures, &only)?;
+        let runs = args.runs.unwrap_or(match args.common.quick {
+            true => definition.quick_runs,
+            false => definition.runs,
+        });
+        let cells = definition.cells(args, only, runs)?;
+        let design = definition.shown(runs, args.link.link);
+        Self::new(design, "time", cells, &args.common, args.link)
     }
 
-    /// All combinations of levels.
-    fn combine(&mut self, quick: bool) -> anyhow::Result<()> {
-        let Definition {
-            settings,
-            factor: factors,
-            ..
-        } = &self.definition;
-        let count = factors
-            .iter()
-            .map(|factor| factor.level.len())
-            .try_fold(1, usize::checked_mul);
-        ensure!(
-            count.is_some_and(|count| (1..=CELLS).contains(&count)),
-            "[[factor]]: at least one, and no more than {CELLS} combinations of levels"
-        );
-        let mut cells: Vec<Combination> = vec![(Vec::new(), settings.clone(), Vec::new())];
-        for factor in factors {
-            let with = |(levels, below, only): &Combination, level: &Settings| {
-                let mut levels = levels.clone();
-                levels.push((factor.name.clone(), level.name.clone().unwrap_or_default()));
-                let mut only = only.clone();
-                only.push(level.only.clone());
-                (levels, level.over(below), only)
-            };
-            cells = cells
+    /// An experiment of these cells.
+    pub(crate) fn new(
+        mut design: Design,
+        outages_are: &'static str,
+        cells: Vec<Cell>,
+        common: &Common,
+        link: LinkArg,
+    ) -> anyhow::Result<Self> {
+        let mut kinds: Vec<(Settings, usize)> = Vec::new();
+        let mut kind_of = Vec::new();
+        for Cell {
+            levels, settings, ..
+        } in &cells
+        {
+            settings.check(link.link).with_context(|| named(levels))?;
+            let links = settings.links.unwrap_or(2);
+            let same = kinds
                 .iter()
-                .flat_map(|cell| factor.level.iter().map(|level| with(cell, level)))
-                .collect();
-        }
-        for (levels, mut settings, only) in cells {
-            let is_meant = |(factor, level): &(String, String)| {
-                let all = only.iter().filter_map(|only| only.get(factor));
-                all.into_iter().all(|levels| levels.contains(level))
-            };
-            let rule = settings.drop.as_ref().map(Dropped::rule).transpose();
-            // nftables cannot tell copies.
-            let is_possible = self.backend == LinkBackend::Relay
-                || rule.as_ref().is_ok_and(|rule| {
-                    rule.is_none_or(|rule| {
-                        !rule.filter.first_time && rule.filter.from_byte.is_none()
-                    })
-                });
-            if !levels.iter().all(is_meant) || !is_possible {
-                continue;
+                .position(|(known, _)| known.has_testbed_of(settings));
+            kind_of.push(same.unwrap_or(kinds.len()));
+            match same {
+                Some(kind) => kinds[kind].1 = kinds[kind].1.max(links),
+                None => kinds.push((settings.clone(), links)),
             }
-            settings
-                .check(self.backend)
-                .with_context(|| named(&levels))?;
-            if quick {
-                settings.count = settings.quick_count.or(settings.count);
-            }
-            let kind = self.kind_of(&settings);
-            self.cells.push(Cell {
-                levels,
-                settings,
-                kind,
-            });
         }
-        ensure!(
-            !self.cells.is_empty(),
-            "`only` leaves no combination of levels"
-        );
-        let testbeds: usize = self.kinds.iter().map(|(_, links)| links).sum();
+        // Runs of other cells, or of other settings, are not gone on with.
+        let all: Vec<_> = cells
+            .iter()
+            .map(|cell| (&cell.levels, &cell.settings))
+            .collect();
+        let hash = format!("{}, hash {:016x}", cells.len(), seed_of(0, &all));
+        design.method.push(("cells".to_owned(), hash));
+        let testbeds: usize = kinds.iter().map(|(_, links)| links).sum();
         ensure!(
             testbeds <= TESTBEDS,
             "links: {testbeds} in all; at most {TESTBEDS}"
         );
-        Ok(())
-    }
-
-    fn kind_of(&mut self, settings: &Settings) -> usize {
-        let links = settings.links.unwrap_or(2);
-        let same = self
-            .kinds
-            .iter()
-            .position(|(known, _)| known.has_testbed_of(settings));
-        match same {
-            Some(kind) => {
-                self.kinds[kind].1 = self.kinds[kind].1.max(links);
-                kind
-            }
-            None => {
-                self.kinds.push((settings.clone(), links));
-                self.kinds.len() - 1
-            }
-        }
+        Ok(Self {
+            design,
+            outages_are,
+            cells,
+            kind_of,
+            kinds,
+            backend: link.link,
+            seed: common.seed,
+            hz: u32::try_from(Machine::here()?.hz)?,
+            agent: agent::find(common.agent.as_deref())?,
+            gate: Mutex::new(()),
+        })
     }
 }
 
@@ -461,7 +502,7 @@ quick = ["8ms"]
                 "delay = \"2\"",
                 &["line 5", "such as 10ms"],
             ),
-            ("count = 7", "workload = \"http2\"", &["line 6", "http-new"]),
+            ("count = 7", "workload = \"http3\"", &["line 6", "http-new"]),
             (
                 "count = 7",
                 "drop = { every = 0 }",
@@ -478,6 +519,27 @@ quick = ["8ms"]
                 "quick = [\"9ms\"]",
                 &["factor pause", "9ms", "0, 8"],
             ),
+            (
+                "count = 7",
+                "outage = \"0ms\"",
+                &["timers kernel, pause 0", "outage: at least 2ms"],
+            ),
+            (
+                "count = 7",
+                "outage_to = \"9ms\"",
+                &["outage_to: more than `outage`"],
+            ),
+            (
+                "count = 7",
+                "outage = \"9ms\"\nworkload = \"flows\"",
+                &["outage: flows", "another workload"],
+            ),
+            (
+                "count = 7",
+                "workload = \"http-pipelined\"",
+                &["timers kernel, pause 8", "http-pipelined", "leave it out"],
+            ),
+            ("count = 7", "thin = true", &["thin", "request-response"]),
             ("name = \"two\"", "name = \"a/b\"", &["name", "letters"]),
             ("sets = \"pause\"", "", &["factor pause", "`sets`"]),
             (
@@ -563,6 +625,33 @@ quick = ["8ms"]
     }
 
     #[test]
+    fn outages_are_spread_over_the_runs() {
+        let text = TWO.replace("count = 7", "outage = \"50ms\"\noutage_to = \"500ms\"");
+        let settings = &parsed(&text, &[]).unwrap().cells[0].settings;
+        let ms = |number| settings.outage(number, 3).unwrap().as_millis();
+        assert_eq!([0, 1, 2].map(ms), [125, 275, 425]);
+        assert_eq!(Settings::default().outage(0, 3), None);
+    }
+
+    #[test]
+    fn levels_are_chosen_on_the_command_line() {
+        let plan = parsed(TWO, &["--only", "timers=kernel", "--only", "pause=8"]).unwrap();
+        assert_eq!(named(&plan.cells[0].levels), "timers kernel, pause 8");
+        assert_eq!(plan.cells.len(), 1);
+        let error = format!(
+            "{:#}",
+            parsed(TWO, &["--only", "timers=linux"]).unwrap_err()
+        );
+        assert!(
+            error.contains("--only") && error.contains("kernel; agent"),
+            "{error}"
+        );
+        let line = Line::try_parse_from(["rto-lab", "--only", "timers"]);
+        let error = line.map(|_| ()).unwrap_err().to_string();
+        assert!(error.contains("timers=kernel"), "{error}");
+    }
+
+    #[test]
     fn each_only_of_a_combination_holds() {
         // The agent is measured with a pause of 8 ms, and this level with none: they never meet.
         let third = "[[factor]]\nname = \"n\"\n[[factor.level]]\nname = \"a\"\nonly = { pause = [\"0\"] }\n";
@@ -577,10 +666,11 @@ quick = ["8ms"]
             (16 * 2 + 2 + 10, 10 * 2 + 2 + 4),
             (17 * 6, 5 * 6),
             (8 * (7 * 5 + 5), 8 * (3 * 3 + 2)),
+            (6 * (6 * 3 + 2 * 2), 6 * (6 * 3 + 2 * 2)),
         ];
         for ((verb, ..), (cells, quick)) in OWN.iter().zip(counts) {
             let plan = Plan::own(verb, &args(&[])).unwrap();
-            assert_eq!((&*plan.definition.name, plan.cells.len()), (*verb, cells));
+            assert_eq!((&*plan.design.name, plan.cells.len()), (*verb, cells));
             let plan = Plan::own(verb, &args(&["--quick"])).unwrap();
             assert_eq!(plan.cells.len(), quick);
         }

@@ -304,8 +304,8 @@ impl Experiment for Plan {
         Ok(number)
     }
 
-    fn seats(&self, number: &mut u8) -> Vec<u8> {
-        vec![*number]
+    fn seat(&self, number: &mut u8) -> u8 {
+        *number
     }
 
     fn kind(&self, _: &usize) -> usize {
