@@ -369,6 +369,19 @@ mod tests {
         error.to_string()
     }
 
+    /// Asking anew takes some milliseconds, of four processes.
+    #[test]
+    fn a_host_is_asked_for_its_facts_once() {
+        let peer = IpAddr::from([127, 0, 0, 3]);
+        let first = facts(peer).unwrap();
+        let begin = Instant::now();
+        for _ in 0..2000 {
+            assert_eq!(facts(peer).unwrap(), first);
+        }
+        assert!(begin.elapsed() < Duration::from_secs(2));
+        assert_ne!(facts([127, 0, 0, 4].into()).unwrap(), first);
+    }
+
     fn opening(request: u32, response: u32) -> [u8; HEADER] {
         let close = CloseMode::ByClient;
         let sizes = Sizes { request, response };
