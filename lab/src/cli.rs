@@ -6,9 +6,7 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::{
     commands,
-    experiment::{
-        blackout::Blackout, definition::Defined, estimator::Estimator, workloads::Workloads,
-    },
+    experiment::{blackout::Blackout, definition::Defined, estimator::Estimator},
     topology::LinkBackend,
 };
 
@@ -56,7 +54,7 @@ pub enum Verb {
     /// Flows that lose their last segments: tail loss probes, RTO restart and rto_min, by round-trip time
     Tail(Defined),
     /// Which workloads gain from which timer: HTTP/1.1, HTTP/2, gRPC, TLS, health checks, request/response
-    Workloads(Workloads),
+    Workloads(Defined),
     /// What initial_rto = "auto" does to connections, simulated: generated paths, steps, overload, a dead daemon
     Tune(commands::tune::Tune),
     /// One end of an experiment's connection

@@ -49,12 +49,6 @@ struct Refusal {
     message: String,
 }
 
-/// Settings of a policy, in one line of a report.
-#[must_use]
-pub fn one_line(settings: &str) -> String {
-    settings.trim_end().replace('\n', ", ")
-}
-
 /// What the timers of a host depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 pub struct Host {

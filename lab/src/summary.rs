@@ -19,14 +19,6 @@ pub fn median(values: &[f64]) -> Option<f64> {
     Some(f64::midpoint(lower, upper))
 }
 
-/// The mean. `None` of none.
-#[must_use]
-#[expect(clippy::cast_precision_loss, reason = "a number of measurements")]
-pub fn mean(values: &[f64]) -> Option<f64> {
-    let count = values.len() as f64;
-    (count > 0.0).then(|| values.iter().sum::<f64>() / count)
-}
-
 fn sorted(values: &[f64]) -> Vec<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);

@@ -1,12 +1,14 @@
 //! Two namespaces with a link between them, and the processes at its ends.
 
-use std::{net::SocketAddr, path::Path, path::PathBuf};
+use std::{net::SocketAddr, path::Path, path::PathBuf, time::Duration};
 
+use anyhow::Context as _;
 use clap::ValueEnum;
 use rto_testbed::{
     channel::ControlChannel,
     link::{Link, nft::Veth, relay::Relay},
     netns::{Pair, sysctl},
+    process::run,
     workload::{Program, Role},
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
@@ -87,6 +89,28 @@ impl Topology {
     #[must_use]
     pub fn server_address(&self) -> SocketAddr {
         (self.link.server(false), PORT).into()
+    }
+
+    /// Gives both ends a route to the other one with this least RTO, as ip(8) has it: in milliseconds.
+    ///
+    /// # Errors
+    ///
+    /// If ip(8) fails.
+    pub fn set_route_rto_min(&self, rto_min: Duration) -> anyhow::Result<()> {
+        let ends = [
+            (&self.net.client, self.link.server(false)),
+            (&self.net.server, self.link.client(false)),
+        ];
+        for (netns, peer) in ends {
+            let route = run(&format!("ip -n {netns} route get {peer}"))?;
+            let mut device = route.split_whitespace().skip_while(|word| *word != "dev");
+            let device = device.nth(1).context("no device to the peer")?;
+            let ms = rto_min.as_millis();
+            run(&format!(
+                "ip -n {netns} route add {peer}/32 dev {device} rto_min {ms}ms"
+            ))?;
+        }
+        Ok(())
     }
 
     /// Starts a server, and waits until it listens.

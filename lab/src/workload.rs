@@ -1,5 +1,4 @@
-//! What talks over a link in a run. A new kind of traffic is a variant here, and whatever it is made of stays in
-//! `rto_testbed::workload`.
+//! What talks over a link in a run. What both ends do is in [`crate::protocol`]; flows are the testbed's.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -7,25 +6,34 @@ use anyhow::ensure;
 use rto_testbed::{
     channel::ControlChannel,
     tcp::TcpInfo,
-    workload::{
-        Role, flow,
-        http::{self, Took},
-        rtt,
-    },
+    workload::{Role, flow, rr::Options},
 };
 use serde::{Deserialize, Serialize};
+
+use crate::{
+    protocol::{self, Seen, To, Until},
+    topology::{ClientEnd, Topology},
+};
 
 /// Which traffic.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Workload {
-    /// HTTP/1.1 requests, each over a connection of its own
+    /// HTTP/1.1: GET and a response of three segments, each over a connection of its own
     #[default]
     HttpNew,
     /// One after the other over one connection
     HttpKept,
     /// Over one connection, the next one sent before the last one is answered
     HttpPipelined,
+    /// HTTP/2 over one connection, four at a time
+    Http2,
+    /// One stream of HTTP/2 both ways, a message of 100 bytes every 10 ms and its echo
+    Grpc,
+    /// A connection for each: TLS 1.3 handshake, 1 byte out, 1 byte back
+    Tls,
+    /// A connection for each, as a load balancer checks a server: 1 byte out, 2 bytes back, and its end
+    HealthCheck,
     /// Request and response of a byte and two over one connection, seen by TCP at both ends
     RequestResponse,
     /// A flow of ten full segments over each of `count` connections at once, which had `skip` small transactions each
@@ -42,7 +50,7 @@ const CONNECTIONS: u32 = 10;
 const STAGGER: Duration = Duration::from_millis(3);
 
 /// How much of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Work {
     /// Transactions before those that are measured.
     pub skip: u32,
@@ -56,49 +64,115 @@ pub struct Work {
 pub type Values = Vec<(&'static str, Vec<f64>)>;
 
 impl Workload {
-    /// What listens.
+    /// Whether it is flows, which count connections and have no pauses between requests.
     #[must_use]
-    pub const fn server(self, on: SocketAddr) -> Role {
+    pub const fn has_flows(self) -> bool {
+        matches!(self, Self::Flows | Self::FlowsInTurn)
+    }
+
+    /// Whether it sends when it has to, and takes no pause.
+    #[must_use]
+    pub const fn has_own_pace(self) -> bool {
+        matches!(self, Self::HttpPipelined | Self::Grpc)
+    }
+
+    /// From one message to the next, where that is not when the one before was answered.
+    #[must_use]
+    pub const fn interval(self) -> Duration {
         match self {
-            Self::HttpNew | Self::HttpKept | Self::HttpPipelined => Role::HttpServer { on },
-            Self::RequestResponse => Role::RttServer { on },
-            Self::Flows | Self::FlowsInTurn => Role::FlowServer { on },
+            Self::Grpc => protocol::INTERVAL,
+            _ => Duration::ZERO,
         }
     }
 
-    /// What connects.
+    /// What it measures.
     #[must_use]
-    pub fn client(self, to: SocketAddr, work: Work) -> Role {
+    pub const fn measures(self) -> &'static [&'static str] {
         match self {
-            Self::HttpNew | Self::HttpKept | Self::HttpPipelined => Role::HttpClient { to },
-            Self::Flows | Self::FlowsInTurn => Role::FlowClient { to },
-            Self::RequestResponse => Role::RttClient(rtt::Client {
-                to,
+            Self::RequestResponse => &[
+                "time",
+                "smoothed RTT at the client",
+                "smoothed RTT at the server",
+                "RTO at the server",
+                "sent again",
+                "responses",
+            ],
+            Self::Flows | Self::FlowsInTurn => &["time"],
+            _ => &["time", "timed out"],
+        }
+    }
+
+    /// Starts what listens; its certificate.
+    pub fn serve(
+        self,
+        topology: &Topology,
+        options: Options,
+    ) -> anyhow::Result<(ControlChannel, Vec<u8>)> {
+        let on = topology.server_address();
+        if self.has_flows() {
+            let (server, ()) = topology.server(&Role::FlowServer { on })?;
+            return Ok((server, Vec::new()));
+        }
+        let on = on.ip();
+        topology.server(&protocol::Role::WorkloadServer { on, options })
+    }
+
+    /// Starts what connects; it has done what is skipped, where connections stay.
+    pub fn connect(
+        self,
+        end: &ClientEnd,
+        to: SocketAddr,
+        certificate: &[u8],
+        (work, options): (Work, Options),
+    ) -> anyhow::Result<ControlChannel> {
+        if self.has_flows() {
+            let mut client = end.start(&Role::FlowClient { to })?;
+            client.recv::<()>()?;
+            let connections = match self {
+                Self::Flows => work.count,
+                _ => CONNECTIONS,
+            };
+            let _ports: Vec<u16> = client.request(&flow::Command::Connect(connections as usize))?;
+            return Ok(client);
+        }
+        let mut client = end.start(&protocol::Role::WorkloadClient(To {
+            workload: self,
+            to: to.ip(),
+            certificate: certificate.to_vec(),
+            work,
+            options,
+        }))?;
+        client.recv::<()>()?;
+        Ok(client)
+    }
+
+    /// Has a client begin; with an outage until a transaction took at least so long, and `count` more.
+    pub fn begin(
+        self,
+        client: &mut ControlChannel,
+        work: Work,
+        at_least: Option<Duration>,
+    ) -> anyhow::Result<()> {
+        let flows = |from: u32, to: u32, flows| {
+            flow::Command::Run(flow::Work {
+                warm: work.skip,
+                bytes: (from * MSS, to * MSS, MSS),
+                flows,
                 pause: work.pause,
-                count: (work.skip + work.count) as usize,
+                stagger: STAGGER,
+            })
+        };
+        match self {
+            Self::Flows => client.send(&flows(10, 10, 1)),
+            Self::FlowsInTurn => client.send(&flows(8, 12, work.count)),
+            _ => client.send(&match at_least {
+                None => Until::Count(work.count),
+                Some(at_least) => Until::Longer {
+                    at_least,
+                    after: work.count,
+                },
             }),
         }
-    }
-
-    /// Has a client that was just started begin.
-    pub fn begin(self, client: &mut ControlChannel, work: Work) -> anyhow::Result<()> {
-        let count = work.skip + work.count;
-        if self != Self::RequestResponse {
-            client.recv::<()>()?;
-        }
-        let command = match self {
-            // It begins by itself.
-            Self::RequestResponse => return Ok(()),
-            Self::HttpNew => http::Command::NewConnections {
-                count,
-                pause: work.pause,
-            },
-            Self::HttpKept => http::Command::KeepAlive(count),
-            Self::HttpPipelined => http::Command::Pipelined(count),
-            Self::Flows => return flows(client, work.count, (10, 10), 1, work),
-            Self::FlowsInTurn => return flows(client, CONNECTIONS, (8, 12), work.count, work),
-        };
-        client.send(&command)
     }
 
     /// What came of it, when the client has a reply.
@@ -108,74 +182,56 @@ impl Workload {
         server: &mut ControlChannel,
         work: Work,
     ) -> anyhow::Result<Values> {
-        let skip = work.skip as usize;
-        if matches!(self, Self::Flows | Self::FlowsInTurn) {
+        if self.has_flows() {
             let took: Vec<Duration> = client.recv()?;
             let ms = took.iter().map(|took| took.as_secs_f64() * 1e3);
             return Ok(vec![("time", ms.collect())]);
         }
-        if self != Self::RequestResponse {
-            let took: Vec<Took> = client.recv()?;
-            let took = took.get(skip..).unwrap_or_default();
-            let timed_out = took.iter().filter(|took| took.timed_out).count();
-            return Ok(vec![
-                ("time", took.iter().map(|took| ms(took.us)).collect()),
-                ("timed out", vec![f(timed_out)]),
-            ]);
-        }
-        let seen: rtt::Seen = client.recv()?;
-        let infos: Vec<TcpInfo> = server.request(&seen.port)?;
-        ensure!(infos.len() > skip, "no transactions to measure");
-        let of = |infos: &[TcpInfo], time: fn(&TcpInfo) -> u32| {
-            infos[skip..].iter().map(|info| ms(time(info))).collect()
+        let seen: Seen = client.recv()?;
+        let mut values = vec![("time", seen.us.iter().map(|us| ms(*us)).collect())];
+        let Some((port, at_client)) = seen.tcp else {
+            values.push(("timed out", vec![f64::from(seen.timed_out)]));
+            return Ok(values);
         };
-        let again = infos.last().map_or(0, |info| info.total_retrans);
-        Ok(vec![
-            (
-                "time",
-                seen.latencies_us[skip..].iter().map(|us| ms(*us)).collect(),
-            ),
+        let at_server: Vec<TcpInfo> = server.request(&port)?;
+        ensure!(
+            at_server.len() > work.skip as usize,
+            "no transactions to measure"
+        );
+        let of = |infos: &[TcpInfo], time: fn(&TcpInfo) -> u32| {
+            infos.iter().map(|info| ms(time(info))).collect()
+        };
+        let measured = &at_server[work.skip as usize..];
+        let again = at_server.last().map_or(0, |info| info.total_retrans);
+        values.extend([
             (
                 "smoothed RTT at the client",
-                of(&seen.infos, |info| info.srtt_us),
+                of(&at_client, |info| info.srtt_us),
             ),
             (
                 "smoothed RTT at the server",
-                of(&infos, |info| info.srtt_us),
+                of(measured, |info| info.srtt_us),
             ),
-            ("RTO at the server", of(&infos, |info| info.rto_us)),
+            ("RTO at the server", of(measured, |info| info.rto_us)),
             ("sent again", vec![f64::from(again)]),
-            ("responses", vec![f(infos.len())]),
-        ])
+            ("responses", vec![f(at_server.len())]),
+        ]);
+        Ok(values)
     }
 
-    /// Which share of a small machine it takes, so that what runs beside it is disturbed little.
+    /// Which share of a small machine it takes, so that what runs beside it is disturbed little; a transaction is under way
+    /// for so long.
     #[must_use]
-    pub fn load(self, work: Work) -> f64 {
+    pub fn load(self, work: Work, under_way: Duration) -> f64 {
         match self {
             Self::HttpNew | Self::Flows => 0.03,
             Self::HttpKept | Self::HttpPipelined | Self::FlowsInTurn => 0.1,
+            Self::Http2 | Self::Grpc | Self::Tls | Self::HealthCheck => 0.12,
+            Self::RequestResponse if !under_way.is_zero() => 0.12,
             // 400 transactions a second, each of which takes 0.4 ms.
             Self::RequestResponse => 1.0 / ((work.pause.as_secs_f64() + 4e-4) * 400.0),
         }
     }
-}
-
-fn flows(
-    client: &mut ControlChannel,
-    connections: u32,
-    segments: (u32, u32),
-    flows: u32,
-    work: Work,
-) -> anyhow::Result<()> {
-    let _ports: Vec<u16> = client.request(&flow::Command::Connect(connections as usize))?;
-    client.send(&flow::Command::Run(flow::Work {
-        warm: work.skip,
-        bytes: (segments.0 * MSS, segments.1 * MSS, MSS),
-        flows,
-        pause: work.pause,
-        stagger: STAGGER,
-    }))
 }
 
 #[expect(clippy::cast_precision_loss, reason = "seconds")]

@@ -25,7 +25,6 @@ use crate::{
         blackout::{self, Blackout},
         definition::{self, Defined},
         estimator::{self, Estimator},
-        workloads::{self, Workloads},
     },
     interrupt, protocol,
     report::Report,
@@ -51,7 +50,7 @@ pub fn dispatch(verb: Verb) -> ExitCode {
         Verb::Run { file, options } => defined(definition::Plan::read(&file, &options), &options),
         Verb::Tail(args) => defined(definition::Plan::own("tail", &args), &args),
         Verb::Tune(args) => tune::run(&args),
-        Verb::Workloads(args) => workloads(&args),
+        Verb::Workloads(args) => defined(definition::Plan::own("workloads", &args), &args),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -114,11 +113,11 @@ fn publish(report: &Report, out: &Path, json: bool) -> anyhow::Result<()> {
 
 /// `rto-lab blackout`.
 fn blackout(args: &Blackout) -> anyhow::Result<()> {
-    let plan = blackout::Plan::new(args)?;
+    let plan = blackout::plan(args)?;
     measure(&args.common, &plan, args.jobs.into(), args.fresh)
 }
 
-/// `rto-lab loss`, `rtt`, `tail` and `run`.
+/// `rto-lab loss`, `rtt`, `tail`, `workloads` and `run`.
 fn defined(plan: anyhow::Result<definition::Plan>, args: &Defined) -> anyhow::Result<()> {
     measure(&args.common, &plan?, args.jobs.into(), args.fresh)
 }
@@ -136,12 +135,6 @@ fn estimator(args: &Estimator) -> anyhow::Result<()> {
         fresh: true,
     };
     study(&args.common, || engine::run(&plan, &options))
-}
-
-/// `rto-lab workloads`.
-fn workloads(args: &Workloads) -> anyhow::Result<()> {
-    let plan = workloads::Plan::new(args)?;
-    measure(&args.common, &plan, workloads::JOBS, args.fresh)
 }
 
 /// Runs an experiment of the engine.

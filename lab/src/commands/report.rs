@@ -106,7 +106,7 @@ mod tests {
     #[test]
     fn pages_have_what_was_measured() {
         let mut found = Vec::new();
-        for page in ["lab", "published", "results"] {
+        for page in ["lab", "published", "results", "workloads"] {
             let docs = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/research");
             let text = fs::read_to_string(format!("{docs}/{page}.md")).unwrap();
             for part in text.split("<!-- ").skip(1) {
@@ -123,6 +123,9 @@ mod tests {
         }
         found.sort();
         found.dedup();
-        assert_eq!(found, ["blackout", "estimator", "loss", "rtt", "tail"]);
+        assert_eq!(
+            found,
+            ["blackout", "estimator", "loss", "rtt", "tail", "workloads"]
+        );
     }
 }

@@ -4,11 +4,11 @@ use std::{collections::BTreeMap, fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Record, log};
-use crate::{
-    report::Method,
-    summary::{mean, quantile},
+use super::{
+    Record,
+    log::{self, Weighted},
 };
+use crate::{report::Method, summary::quantile};
 
 /// Levels that are taken, by factor; of a factor that is not named, all.
 pub type Only = BTreeMap<String, Vec<String>>;
@@ -27,6 +27,9 @@ pub struct Design {
     pub levels: BTreeMap<String, Vec<String>>,
     /// Units of measures and of factors that are numbers: "ms", "us", "%".
     pub units: BTreeMap<String, String>,
+    /// What a run is, if it is not called one: what intervals are over.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub run_is: String,
     /// What is compared; the first one makes the headline.
     pub effects: Vec<EffectSpec>,
     /// The first of them also as a small table: rows by levels.
@@ -74,8 +77,8 @@ impl Stat {
         let values = log::values(records.clone(), measure);
         match self {
             Self::PercentOf(other) => {
-                let whole: f64 = log::values(records, other).iter().sum();
-                (whole > 0.0).then(|| 100.0 * values.iter().sum::<f64>() / whole)
+                let whole = sum(&log::values(records, other));
+                (whole > 0.0).then(|| 100.0 * sum(&values) / whole)
             }
             _ => self.of_values(&values),
         }
@@ -83,29 +86,54 @@ impl Stat {
 
     /// Of values.
     #[expect(clippy::cast_precision_loss, reason = "thousands of values")]
-    pub(crate) fn of_values(&self, values: &[f64]) -> Option<f64> {
+    pub(crate) fn of_values(&self, values: &[Weighted]) -> Option<f64> {
         if values.is_empty() {
             return None;
         }
-        let count = values.len() as f64;
+        let (count, all) = (values.len() as f64, weight(values.iter()));
         match self {
-            Self::Mean => mean(values),
+            Self::Mean => Some(sum(values) / all),
             // Of a hundred values the 99th is the second largest, which says nothing of one in a hundred.
             Self::Quantile(share)
                 if *share < 1.0 && count * (1.0 - share) < 2.0 && *share > 0.9 =>
             {
                 None
             }
-            Self::Quantile(share) => quantile(values, *share),
-            Self::Sum => Some(values.iter().sum()),
-            Self::Count => Some(count),
+            Self::Quantile(share) => weighted_quantile(values, *share),
+            Self::Sum => Some(sum(values)),
+            Self::Count => Some(all),
             Self::Above(least) => {
-                let above = values.iter().filter(|value| *value > least).count();
-                Some(100.0 * above as f64 / count)
+                let above = values.iter().filter(|(value, _)| value > least);
+                Some(100.0 * weight(above) / all)
             }
             Self::PercentOf(_) => None,
         }
     }
+}
+
+fn sum(values: &[Weighted]) -> f64 {
+    values.iter().map(|(value, weight)| value * weight).sum()
+}
+
+fn weight<'a>(values: impl Iterator<Item = &'a Weighted>) -> f64 {
+    values.map(|(_, weight)| weight).sum()
+}
+
+/// The least value that this share of all weight is not above.
+fn weighted_quantile(values: &[Weighted], share: f64) -> Option<f64> {
+    // Nearly always.
+    if values.iter().all(|(_, weight)| *weight == 1.0) {
+        let values: Vec<f64> = values.iter().map(|(value, _)| *value).collect();
+        return quantile(&values, share);
+    }
+    let mut sorted = values.to_vec();
+    sorted.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let mut left = share * weight(sorted.iter());
+    let found = sorted.iter().find(|(_, weight)| {
+        left -= weight;
+        left <= 0.0
+    });
+    found.or(sorted.last()).map(|(value, _)| *value)
 }
 
 impl fmt::Display for Stat {
@@ -347,7 +375,7 @@ mod tests {
 
     #[test]
     fn stats_of_values() {
-        let values: Vec<f64> = (1..=100).map(f64::from).collect();
+        let values: Vec<Weighted> = (1..=100).map(|n| (f64::from(n), 1.0)).collect();
         let of = |text: &str| text.parse::<Stat>().unwrap().of_values(&values);
         assert_eq!(of("mean"), Some(50.5));
         assert_eq!(
@@ -361,6 +389,12 @@ mod tests {
         // One value in a hundred says nothing of one in a hundred.
         assert_eq!((of("p99"), of("p95")), (None, Some(95.0)));
         assert_eq!(Stat::Mean.of_values(&[]), None);
+        // A second with 1000 transactions weighs more than one with ten.
+        let mixed = [(1.0, 500.0), (2.0, 500.0), (90.0, 5.0), (95.0, 5.0)];
+        let of = |text: &str| text.parse::<Stat>().unwrap().of_values(&mixed);
+        assert_eq!((of("p50"), of("p90")), (Some(2.0), Some(2.0)));
+        assert_eq!((of("count"), of("largest")), (Some(1010.0), Some(95.0)));
+        assert_eq!(of("above 50"), Some(1000.0 / 1010.0));
         let record = |sent: f64, again: f64| {
             Record::new([("n", "1")], 0)
                 .with("again", again)

@@ -65,6 +65,8 @@ pub(super) struct Effect {
     pub(super) base: f64,
     value: f64,
     pub(super) interval: Option<(f64, f64)>,
+    /// What the interval is over.
+    over: String,
     pub(super) verdict: Verdict,
 }
 
@@ -88,8 +90,10 @@ pub(super) fn effects(
     let pairs = pairs(design, &of_measure, against, &spec.rows, &spec.only);
     let effects = pairs.into_iter().filter_map(|pair| {
         let (value, base) = pair.values(&spec.stat, &spec.measure)?;
-        let interval = interval(spec, &runs(&pair.records), &runs(&pair.base));
+        let (one, of_base) = (runs(&pair.records), runs(&pair.base));
+        let interval = interval(spec, &one, &of_base);
         Some(Effect {
+            over: interval.map_or_else(String::new, |_| over(design, spec, &one, &of_base)),
             rows: pair.rows,
             level: pair.level,
             base,
@@ -182,6 +186,25 @@ fn runs<'a>(records: &[&'a Record]) -> Runs<'a> {
     runs
 }
 
+/// What is drawn for an interval: the fewer runs of both levels, or of a single one its values.
+fn over(design: &Design, spec: &EffectSpec, one: &Runs<'_>, base: &Runs<'_>) -> String {
+    let run = match design.run_is.as_str() {
+        "" => "run",
+        named => named,
+    };
+    let count = match spec.paired {
+        true => one
+            .keys()
+            .filter(|number| base.contains_key(number))
+            .count(),
+        false => one.len().min(base.len()),
+    };
+    match count {
+        1 => format!("values of 1 {run}"),
+        count => format!("{count} {run}s"),
+    }
+}
+
 /// The bounds of the difference that 95 % of the draws are between. Runs are drawn, and of each its values, as those of
 /// one run may be alike. Where runs are paired, both levels draw the same ones.
 fn interval(spec: &EffectSpec, one: &Runs<'_>, base: &Runs<'_>) -> Option<(f64, f64)> {
@@ -240,8 +263,9 @@ fn drawn(spec: &EffectSpec, runs: &Runs<'_>, numbers: &[u32], rng: &mut ChaCha8R
         return spec.stat.of(records.copied(), &spec.measure);
     }
     let mut values = Vec::new();
-    for list in records.filter_map(|record| record.values.get(&spec.measure)) {
-        values.extend(draw(list, rng));
+    for record in records {
+        let of_run: Vec<_> = record.weighted(&spec.measure).collect();
+        values.extend(draw(&of_run, rng));
     }
     spec.stat.of_values(&values)
 }
@@ -274,6 +298,7 @@ pub(super) fn table(name: &str, design: &Design, spec: &EffectSpec, effects: &[E
             "difference",
             "from",
             "to",
+            "interval over",
             "verdict",
         ]
         .map(str::to_owned),
@@ -289,6 +314,7 @@ pub(super) fn table(name: &str, design: &Design, spec: &EffectSpec, effects: &[E
         row.extend([
             bound(|(low, _)| low),
             bound(|(_, high)| high),
+            effect.over.clone(),
             effect.verdict.to_string(),
         ]);
         table.row(row);
@@ -463,6 +489,32 @@ mod tests {
         // Nor is anything of four runs.
         let few = told(4, |_| 20.0, false);
         assert_eq!((few.verdict, few.interval), (Verdict::NotTold, None));
+        assert_eq!(
+            (&*told(11, |_| 20.0, true).over, &*few.over),
+            ("11 runs", "")
+        );
+    }
+
+    #[test]
+    fn an_interval_says_what_it_is_over() {
+        let (mut design, spec) = design();
+        let record = |timers, run| {
+            let values = (0..9).map(f64::from);
+            Record::new([("lost", "10"), ("timers", timers)], run).with_all("time", values)
+        };
+        let of = |design: &Design, runs: u32| {
+            let records: Vec<Record> = (0..runs)
+                .flat_map(|run| ["kernel", "agent"].map(|timers| record(timers, run)))
+                .collect();
+            let records: Vec<&Record> = records.iter().collect();
+            effects(design, &spec, &records, &machine())[0].over.clone()
+        };
+        assert_eq!(
+            (of(&design, 1), of(&design, 3)),
+            ("values of 1 run".into(), "3 runs".into())
+        );
+        design.run_is = "flow".to_owned();
+        assert_eq!(of(&design, 3), "3 flows");
     }
 
     #[test]

@@ -23,6 +23,9 @@ pub struct Record {
     pub run: u32,
     /// Values of each measure. A reference may have a number of it alone, as "latency p50".
     pub values: BTreeMap<String, Vec<f64>>,
+    /// How many measured values each value of a measure stands for, where that is not one.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub weights: BTreeMap<String, f64>,
 }
 
 impl Record {
@@ -33,7 +36,7 @@ impl Record {
         Self {
             factors: factors.into_iter().map(own).collect(),
             run,
-            values: BTreeMap::new(),
+            ..Self::default()
         }
     }
 
@@ -51,6 +54,20 @@ impl Record {
         self
     }
 
+    /// Each value of a measure stands for so many.
+    #[must_use]
+    pub fn weighing(mut self, measure: &str, weight: f64) -> Self {
+        self.weights.insert(measure.to_owned(), weight);
+        self
+    }
+
+    /// Values of a measure, each with its weight.
+    pub(crate) fn weighted(&self, measure: &str) -> impl Iterator<Item = Weighted> {
+        let weight = self.weights.get(measure).copied().unwrap_or(1.0);
+        let values = self.values.get(measure).into_iter().flatten();
+        values.map(move |value| (*value, weight))
+    }
+
     /// The level of a factor; nothing where it does not vary.
     #[must_use]
     pub fn level(&self, factor: &str) -> &str {
@@ -58,10 +75,17 @@ impl Record {
     }
 }
 
+/// A value, and how many it stands for.
+pub type Weighted = (f64, f64);
+
 /// Values of a measure, of all records together.
-pub(super) fn values<'a>(records: impl Iterator<Item = &'a Record>, measure: &str) -> Vec<f64> {
-    let lists = records.filter_map(|record| record.values.get(measure));
-    lists.flatten().copied().collect()
+pub(super) fn values<'a>(
+    records: impl Iterator<Item = &'a Record>,
+    measure: &str,
+) -> Vec<Weighted> {
+    records
+        .flat_map(|record| record.weighted(measure))
+        .collect()
 }
 
 /// What has to be the same, so that runs may stand in one table.
@@ -125,7 +149,7 @@ impl Log {
     }
 
     /// Opens or makes it; what was done before. A line that is not whole, as the last one of a killed process may
-    /// be, is not taken.
+    /// be, is not taken. A log without runs, as a refused definition may leave it, is begun anew.
     pub(crate) fn open<R: DeserializeOwned>(
         path: &Path,
         manifest: &Manifest,
@@ -135,10 +159,14 @@ impl Log {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => String::new(),
             text => text.with_context(at)?,
         };
-        let whole = whole(&text);
+        let mut whole = whole(&text);
         let mut done = Vec::new();
-        if let Some(first) = whole.lines().next() {
-            let before = serde_json::from_str::<Manifest>(first).ok();
+        let first = whole.lines().next();
+        let before = first.and_then(|first| serde_json::from_str::<Manifest>(first).ok());
+        if before.is_some() && whole.lines().count() == 1 {
+            whole = "";
+        }
+        if !whole.is_empty() {
             ensure!(
                 before.as_ref() == Some(manifest),
                 "{} has runs of another plan, seed, link or machine: name another directory by --out, or \
@@ -278,6 +306,21 @@ pub(super) mod tests {
             Log::read(&path).unwrap(),
             (manifest(1), vec![record(0), record(1)])
         );
+    }
+
+    #[test]
+    fn a_log_without_runs_holds_up_no_other_experiment() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = Log::path(dir.path(), "trial");
+        drop(Log::open::<u32>(&path, &manifest(1)).unwrap());
+        let (mut log, before) = Log::open::<u32>(&path, &manifest(2)).unwrap();
+        assert_eq!(before, []);
+        log.add(&0, &[record(0)]).unwrap();
+        assert_eq!(Log::read(&path).unwrap(), (manifest(2), vec![record(0)]));
+        // What is no log of ours is left alone.
+        fs::write(&path, "nonsense\n").unwrap();
+        assert!(Log::open::<u32>(&path, &manifest(1)).is_err());
+        assert_eq!(fs::read_to_string(&path).unwrap(), "nonsense\n");
     }
 
     #[test]

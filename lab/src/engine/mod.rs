@@ -20,6 +20,6 @@ mod runner;
 pub use design::{Agreement, ChartSpec, Column, Design, EffectSpec, Only, Stat, TableSpec};
 pub(crate) use design::{only, published, references, texts};
 pub use effects::Verdict;
-pub use log::{Log, Manifest, Record};
+pub use log::{Log, Manifest, Record, Weighted};
 pub use render::{compare, report};
 pub use runner::{Experiment, Options, run, seed_of};

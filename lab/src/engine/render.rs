@@ -397,18 +397,20 @@ fn curve(design: &Design, spec: &ChartSpec, x: &str, records: &[&Record]) -> Vec
 }
 
 /// The share of values that are at most so much, percent.
-#[expect(clippy::cast_precision_loss, reason = "thousands of values")]
 fn distribution(spec: &ChartSpec, records: &[&Record]) -> Vec<(f64, f64)> {
     let mut values = log::values(records.iter().copied(), &spec.measure);
-    values.sort_by(f64::total_cmp);
-    let count = values.len();
-    let step = (count / POINTS).max(1);
-    let last = count.saturating_sub(1);
-    let points = values.iter().enumerate();
+    values.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let all: f64 = values.iter().map(|(_, weight)| weight).sum();
+    let step = (values.len() / POINTS).max(1);
+    let last = values.len().saturating_sub(1);
+    let mut below = 0.0;
+    let points = values.iter().map(|(value, weight)| {
+        below += weight;
+        (*value, 100.0 * below / all)
+    });
+    let points = points.enumerate();
     let points = points.filter(|(n, _)| n % step == 0 || *n == last);
-    points
-        .map(|(n, value)| (*value, 100.0 * (n + 1) as f64 / count as f64))
-        .collect()
+    points.map(|(_, point)| point).collect()
 }
 
 #[cfg(test)]

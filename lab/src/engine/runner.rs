@@ -24,7 +24,7 @@ pub trait Experiment: Sync {
     type Shared;
     /// Namespaces, a link, a server.
     type Testbed;
-    /// What one run at a time has of a testbed: the link, and a client.
+    /// What a run has of a testbed: the link, the server, and where clients start.
     type Seat<'a>: Send;
 
     /// What is asked, and how records are shown.
@@ -47,8 +47,8 @@ pub trait Experiment: Sync {
         number: u8,
     ) -> anyhow::Result<Self::Testbed>;
 
-    /// Its seats: so many runs at once.
-    fn seats<'a>(&self, testbed: &'a mut Self::Testbed) -> Vec<Self::Seat<'a>>;
+    /// What a run has of it.
+    fn seat<'a>(&self, testbed: &'a mut Self::Testbed) -> Self::Seat<'a>;
 
     /// Which kind of testbed a run needs.
     fn kind(&self, run: &Self::Run) -> usize;
@@ -180,10 +180,9 @@ fn measure<E: Experiment>(
         bar,
     };
     thread::scope(|scope| -> anyhow::Result<()> {
-        let seats = testbeds.iter_mut().flat_map(|(kind, testbed)| {
-            let seats = experiment.seats(testbed).into_iter();
-            seats.map(|seat| (*kind, seat))
-        });
+        let seats = testbeds
+            .iter_mut()
+            .map(|(kind, testbed)| (*kind, experiment.seat(testbed)));
         let workers: Vec<_> = seats
             .map(|(kind, seat)| {
                 let pool = &pool;
@@ -315,11 +314,11 @@ mod tests {
         }
 
         fn testbeds(&self) -> Vec<usize> {
-            vec![2, 1]
+            vec![6, 1]
         }
 
-        fn seats<'a>(&self, testbed: &'a mut usize) -> Vec<&'a usize> {
-            vec![&*testbed; if *testbed == 0 { 3 } else { 1 }]
+        fn seat<'a>(&self, testbed: &'a mut usize) -> &'a usize {
+            testbed
         }
 
         fn testbed(&self, (): &(), kind: usize, _: u8) -> anyhow::Result<usize> {

@@ -4,4 +4,3 @@ pub mod blackout;
 pub mod definition;
 pub mod estimator;
 pub mod tune;
-pub mod workloads;

@@ -21,17 +21,17 @@ use tokio::{
     net::TcpStream,
     runtime::{Builder, Runtime},
     task::LocalSet,
-    time::{Instant, MissedTickBehavior, interval, sleep_until, timeout},
+    time::{Instant, MissedTickBehavior, interval, sleep, sleep_until, timeout},
 };
 
-use super::{Client, Times};
+use super::{Client, Times, Until};
 
 /// Requests beside each other.
 const AT_ONCE: usize = 4;
 /// Of the stream of messages; as gRPC's are named.
 const ECHO: &str = "/lab.Echo/Echo";
 /// From one message to the next.
-const INTERVAL: Duration = Duration::from_millis(10);
+pub(crate) const INTERVAL: Duration = Duration::from_millis(10);
 /// Bytes of a message.
 const MESSAGE: usize = 100;
 /// Before each message: whether it is compressed, and its length.
@@ -172,7 +172,8 @@ impl Client for Requests {
             tasks,
             send,
         } = &self.0;
-        let shared = Rc::new(RefCell::new(std::mem::take(times)));
+        let none = Times::new(Until::Count(0), times.pause);
+        let shared = Rc::new(RefCell::new(std::mem::replace(times, none)));
         tasks.block_on(runtime, async {
             let all: Vec<_> = (0..AT_ONCE)
                 .map(|_| tokio::task::spawn_local(repeat(send.clone(), Rc::clone(&shared))))
@@ -182,19 +183,23 @@ impl Client for Requests {
             }
             anyhow::Ok(())
         })?;
-        *times = shared.take();
+        std::mem::swap(times, &mut *shared.borrow_mut());
         Ok(())
     }
 }
 
 async fn repeat(mut send: SendRequest<Bytes>, times: Rc<RefCell<Times>>) -> anyhow::Result<()> {
-    while !times.borrow().are_enough() {
+    let pause = times.borrow().pause;
+    while times.borrow_mut().next() {
         let begun = Instant::now();
         let length = timeout(TIMEOUT, get(&mut send))
             .await
             .context("no answer")??;
         ensure!(length == BODY, "a response of {length} bytes");
         times.borrow_mut().add(begun.elapsed());
+        if !pause.is_zero() {
+            sleep(pause).await;
+        }
     }
     Ok(())
 }
@@ -259,15 +264,19 @@ impl Client for Stream {
             ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
             // When each that has not come back was sent.
             let mut sent: VecDeque<Instant> = VecDeque::new();
+            let mut is_over = false;
             loop {
-                if times.are_enough() && sent.is_empty() {
+                if is_over && sent.is_empty() {
                     return Ok(());
                 }
                 let oldest = sent.front().copied().unwrap_or_else(Instant::now);
                 tokio::select! {
-                    _ = ticks.tick(), if !times.are_enough() => {
-                        sent.push_back(Instant::now());
-                        requests.send_data(framed(&[b'm'; MESSAGE]), false)?;
+                    _ = ticks.tick(), if !is_over => {
+                        is_over = !times.next();
+                        if !is_over {
+                            sent.push_back(Instant::now());
+                            requests.send_data(framed(&[b'm'; MESSAGE]), false)?;
+                        }
                     }
                     message = messages.next(answers) => {
                         let message = message?.context("the server ended the stream")?;

@@ -1,92 +1,50 @@
-//! Workloads that need more than a socket: HTTP/2, gRPC-like streams and TLS; beside them HTTP/1.1, request/response and
-//! connections as a load balancer's health checks make them, so that all of them have one client and one server.
+//! What both ends of a [`Workload`] do, but those of flows: HTTP/1.1, HTTP/2, gRPC-like streams, TLS, request/response, and
+//! connections as a load balancer's health checks make them.
 //!
 //! Both are child processes of the lab (`rto-lab workload ROLE`), as the [roles of the testbed](rto_testbed::workload).
 
+mod http1;
 mod http2;
-mod plain;
+mod rr;
 mod tls;
 
+pub(crate) use http2::INTERVAL;
+
 use std::{
-    net::{IpAddr, SocketAddr},
+    io,
+    net::{IpAddr, SocketAddr, TcpListener, TcpStream},
     process::ExitCode,
     thread,
     time::{Duration, Instant},
 };
 
-use anyhow::Context as _;
-use clap::ValueEnum;
+use anyhow::{Context as _, bail};
 use rto_testbed::{
     process::run_in_real_time,
+    tcp::TcpInfo,
     workload::{
-        self as testbed, http, rr,
-        stdio::{commands, reply, until_closed},
+        self as testbed, http,
+        rr::{Options, listen},
+        stdio::{commands, reply},
     },
 };
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
 
-use crate::{summary::micros, topology::PORT};
+use crate::{
+    summary::micros,
+    topology::PORT,
+    workload::{Work, Workload},
+};
 
-/// Requests after one that took long enough: what kept it is over.
-const AFTER: u32 = 10;
-/// Requests before those that are measured: the estimator knows the path, and quick ACKs are over.
-const BEFORE: u32 = 30;
-
-/// A workload.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-#[value(rename_all = "kebab-case")]
-pub enum Kind {
-    /// 1 byte out, 2 bytes back, one at a time, over one connection
-    RequestResponse,
-    /// GET, a response of three segments, one at a time, over one connection
-    Http1,
-    /// As http1, four at a time, over one connection
-    Http2,
-    /// One stream of HTTP/2 both ways, a message of 100 bytes every 10 ms and its echo
-    Grpc,
-    /// A connection for each: TLS 1.3 handshake, 1 byte out, 1 byte back
-    Tls,
-    /// A connection for each, as a load balancer checks a server: 1 byte out, 2 bytes back, and its end
-    HealthCheck,
-}
-
-impl Kind {
-    /// For tables.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::RequestResponse => "request/response",
-            Self::Http1 => "HTTP/1.1",
-            Self::Http2 => "HTTP/2",
-            Self::Grpc => "gRPC stream",
-            Self::Tls => "TLS handshake",
-            Self::HealthCheck => "health check",
-        }
-    }
-
-    /// Whether each request has a connection of its own, whose handshake is part of its time.
-    #[must_use]
-    pub const fn connects(self) -> bool {
-        matches!(self, Self::Tls | Self::HealthCheck)
-    }
-
-    /// What it is, in words.
-    #[must_use]
-    pub fn description(self) -> String {
-        let help = self.to_possible_value();
-        help.and_then(|value| Some(value.get_help()?.to_string()))
-            .unwrap_or_default()
-    }
-
+impl Workload {
     /// Port of its server.
     const fn port(self) -> u16 {
         match self {
-            Self::RequestResponse | Self::HealthCheck => PORT,
-            Self::Http1 => PORT + 1,
+            Self::RequestResponse | Self::Flows | Self::FlowsInTurn => PORT,
+            Self::HttpNew | Self::HttpKept | Self::HttpPipelined => PORT + 1,
             Self::Http2 | Self::Grpc => PORT + 2,
             Self::Tls => PORT + 3,
+            Self::HealthCheck => PORT + 4,
         }
     }
 }
@@ -95,33 +53,58 @@ impl Kind {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Role {
-    /// Serves all workloads; its first reply is its certificate (`Vec<u8>`, DER).
+    /// Serves all workloads; its first reply is its certificate (`Vec<u8>`, DER). For the port of a request/response client
+    /// it says how TCP saw its requests (`Vec<TcpInfo>`).
     WorkloadServer {
         /// Where.
         on: IpAddr,
+        /// Of request/response sockets.
+        options: Options,
     },
-    /// Takes [`Command`]s.
-    WorkloadClient {
-        /// Where to.
-        to: IpAddr,
-        /// The server's certificate, DER.
-        certificate: Vec<u8>,
+    /// Connects, and makes requests that are not measured; says when they are done, and then takes [`Until`], for which
+    /// it says a [`Seen`].
+    WorkloadClient(To),
+}
+
+/// A client.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct To {
+    /// Of what.
+    pub workload: Workload,
+    /// Where to.
+    pub to: IpAddr,
+    /// The server's certificate, DER.
+    pub certificate: Vec<u8>,
+    /// How many requests are not measured, and the pause after each request.
+    pub work: Work,
+    /// Of request/response sockets.
+    pub options: Options,
+}
+
+/// How long a client makes requests.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Until {
+    /// So many of them.
+    Count(u32),
+    /// Until one took at least so long, and some more.
+    Longer {
+        /// How long at least.
+        at_least: Duration,
+        /// How many more.
+        after: u32,
     },
 }
 
-/// What the client is told.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Command {
-    /// Over a connection of its own, if it has one: requests that are not measured.
-    Open(Kind),
-    /// So many of them; says how long each took (`Vec<u64>`, microseconds).
-    Requests(u32),
-    /// Until some time after one took at least so long; says the longest (`u64`, microseconds).
-    Longest {
-        /// How long at least.
-        at_least: Duration,
-    },
+/// What a client has seen.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Seen {
+    /// How long each request took, microseconds.
+    pub us: Vec<u64>,
+    /// How many of them were not answered in that time.
+    pub timed_out: u32,
+    /// How TCP saw the connection at each response, and its port: of request/response.
+    pub tcp: Option<(u16, Vec<TcpInfo>)>,
 }
 
 /// A child that has this as its argument; `None` if it is a role of the testbed's.
@@ -130,142 +113,150 @@ pub fn main(role: &str) -> Option<ExitCode> {
     let role: Role = serde_json::from_str(role).ok()?;
     run_in_real_time();
     Some(testbed::end(match role {
-        Role::WorkloadServer { on } => serve(on),
-        Role::WorkloadClient { to, certificate } => run(to, &certificate),
+        Role::WorkloadServer { on, options } => serve(on, options),
+        Role::WorkloadClient(to) => run(&to),
     }))
 }
 
-fn serve(on: IpAddr) -> anyhow::Result<()> {
-    let at = |kind: Kind| SocketAddr::new(on, kind.port());
-    let listen = |kind| rr::listen(at(kind)).with_context(|| at(kind).to_string());
-    let (small, http1) = (listen(Kind::RequestResponse)?, listen(Kind::Http1)?);
-    let (http2, secured) = (listen(Kind::Http2)?, listen(Kind::Tls)?);
-    let (config, certificate) = tls::server()?;
+fn serve(on: IpAddr, options: Options) -> anyhow::Result<()> {
+    let on = |workload: Workload| {
+        let on = SocketAddr::new(on, workload.port());
+        listen(on).with_context(|| on.to_string())
+    };
+    let (small, checks) = (on(Workload::RequestResponse)?, on(Workload::HealthCheck)?);
+    let (http1, http2) = (on(Workload::HttpNew)?, on(Workload::Http2)?);
+    let (secured, (config, certificate)) = (on(Workload::Tls)?, tls::server()?);
+    let infos = rr::Infos::default();
+    let all = infos.clone();
     // Each until the process ends; what one of them fails with, the client sees.
-    thread::spawn(move || rr::serve(&small, rr::Options::default()));
-    thread::spawn(move || plain::serve(&http1, http::serve_connection));
+    thread::spawn(move || each(&small, move |stream| all.watch(stream, options)));
+    thread::spawn(move || each(&checks, move |stream| rr::serve(stream, options)));
+    thread::spawn(move || each(&http1, http::serve_connection));
     thread::spawn(move || http2::serve(http2));
     thread::spawn(move || {
-        plain::serve(&secured, move |stream| {
+        each(&secured, move |stream| {
             tls::serve_connection(stream, &config)
         })
     });
     reply(&certificate)?;
-    until_closed();
-    Ok(())
+    commands(|port: u16| infos.take(port))
 }
 
-/// Times of requests, and when there are enough.
-#[derive(Debug, Default)]
-struct Times {
-    us: Vec<u64>,
-    until: Until,
-}
-
-#[derive(Clone, Copy, Debug)]
-enum Until {
-    Count(u32),
-    Longer { at_least: Duration, after: u32 },
-}
-
-impl Default for Until {
-    fn default() -> Self {
-        Self::Count(0)
+/// Has each connection served by a thread of its own; returns when the listener fails.
+fn each<E>(
+    listener: &TcpListener,
+    connection: impl Fn(TcpStream) -> Result<(), E> + Clone + Send + 'static,
+) -> io::Result<()> {
+    loop {
+        let (stream, _) = listener.accept()?;
+        let connection = connection.clone();
+        // A client that breaks off is no error of the server's.
+        let _detached = thread::Builder::new().spawn(move || connection(stream).is_ok());
     }
+}
+
+/// Times of requests, and how many more there are.
+#[derive(Debug)]
+struct Times {
+    seen: Seen,
+    until: Until,
+    pause: Duration,
 }
 
 impl Times {
-    const fn new(until: Until) -> Self {
-        let us = Vec::new();
-        Self { us, until }
+    fn new(until: Until, pause: Duration) -> Self {
+        let seen = Seen::default();
+        Self { seen, until, pause }
     }
 
-    fn add(&mut self, took: Duration) {
-        self.us.push(micros(took));
+    /// Whether there is another request, which begins now.
+    const fn next(&mut self) -> bool {
         match &mut self.until {
-            Until::Count(left) => *left = left.saturating_sub(1),
-            Until::Longer { at_least, after } => {
-                if self.us.iter().any(|us| *us >= micros(*at_least)) {
-                    *after = after.saturating_sub(1);
-                }
+            Until::Count(0) | Until::Longer { after: 0, .. } => false,
+            Until::Count(left) => {
+                *left -= 1;
+                true
             }
+            Until::Longer { .. } => true,
         }
     }
 
-    const fn are_enough(&self) -> bool {
-        matches!(self.until, Until::Count(0) | Until::Longer { after: 0, .. })
+    fn add(&mut self, took: Duration) {
+        self.seen.us.push(micros(took));
+        if let Until::Longer { at_least, after } = &mut self.until
+            && self.seen.us.iter().any(|us| *us >= micros(*at_least))
+        {
+            *after = after.saturating_sub(1);
+        }
+    }
+
+    /// How a request ended that began then: whether it was answered. An error, if it ended otherwise than by loss.
+    fn done(&mut self, begun: Instant, done: anyhow::Result<()>) -> anyhow::Result<bool> {
+        let is_answered = match done {
+            Ok(()) => true,
+            Err(error) if http::is_timeout(&error) => false,
+            Err(error) => return Err(error),
+        };
+        self.add(begun.elapsed());
+        self.seen.timed_out += u32::from(!is_answered);
+        Ok(is_answered)
+    }
+
+    fn rest(&self) {
+        if !self.pause.is_zero() {
+            thread::sleep(self.pause);
+        }
     }
 }
 
 /// What makes requests.
 trait Client {
-    /// As many as are enough.
+    /// As long as there are more.
     fn requests(&mut self, times: &mut Times) -> anyhow::Result<()>;
 }
 
 /// One at a time.
 impl<F: FnMut() -> anyhow::Result<()>> Client for F {
     fn requests(&mut self, times: &mut Times) -> anyhow::Result<()> {
-        while !times.are_enough() {
+        while times.next() {
             let begun = Instant::now();
-            self()?;
-            times.add(begun.elapsed());
+            let done = self();
+            times.done(begun, done)?;
+            times.rest();
         }
         Ok(())
     }
 }
 
-fn client(kind: Kind, to: IpAddr, certificate: &[u8]) -> anyhow::Result<Box<dyn Client>> {
-    let to = SocketAddr::new(to, kind.port());
-    Ok(match kind {
-        Kind::RequestResponse => {
-            let mut client = rr::Client::connect(to, rr::Sizes::SMALL, rr::Options::default())?;
-            Box::new(move || Ok(client.transact().map(drop)?))
-        }
-        Kind::Http1 => {
-            let mut client = http::Client::connect(to)?;
-            Box::new(move || {
-                client.request()?;
-                client.response()
-            })
-        }
-        Kind::Http2 => Box::new(http2::Requests::connect(to)?),
-        Kind::Grpc => Box::new(http2::Stream::connect(to)?),
-        Kind::Tls => {
-            let config = tls::client(certificate)?;
+fn client(of: &To) -> anyhow::Result<Box<dyn Client>> {
+    let to = SocketAddr::new(of.to, of.workload.port());
+    let options = of.options;
+    Ok(match of.workload {
+        Workload::RequestResponse => Box::new(rr::Transactions::connect(to, options)?),
+        Workload::HealthCheck => Box::new(move || rr::check(to, options)),
+        Workload::HttpNew => Box::new(move || http::Client::connect(to)?.transact()),
+        Workload::HttpKept => Box::new(http1::Kept::connect(to, 1)?),
+        Workload::HttpPipelined => Box::new(http1::Kept::connect(to, 2)?),
+        Workload::Http2 => Box::new(http2::Requests::connect(to)?),
+        Workload::Grpc => Box::new(http2::Stream::connect(to)?),
+        Workload::Tls => {
+            let config = tls::client(&of.certificate)?;
             Box::new(move || tls::handshake(to, &config))
         }
-        Kind::HealthCheck => Box::new(move || plain::check(to)),
+        Workload::Flows | Workload::FlowsInTurn => bail!("flows are the testbed's"),
     })
 }
 
-fn run(to: IpAddr, certificate: &[u8]) -> anyhow::Result<()> {
+fn run(of: &To) -> anyhow::Result<()> {
+    let mut client = client(of)?;
+    let mut seen = |until| -> anyhow::Result<Seen> {
+        let mut times = Times::new(until, of.work.pause);
+        client.requests(&mut times)?;
+        Ok(times.seen)
+    };
+    seen(Until::Count(of.work.skip))?;
     reply(&())?;
-    let mut current: Option<Box<dyn Client>> = None;
-    commands(|command| -> anyhow::Result<Value> {
-        let mut take = |until| -> anyhow::Result<Vec<u64>> {
-            let mut times = Times::new(until);
-            let client = current.as_mut().context("not connected")?;
-            client.requests(&mut times)?;
-            Ok(times.us)
-        };
-        match command {
-            Command::Requests(count) => Ok(json!(take(Until::Count(count))?)),
-            Command::Longest { at_least } => {
-                let until = Until::Longer {
-                    at_least,
-                    after: AFTER,
-                };
-                Ok(json!(take(until)?.into_iter().max()))
-            }
-            Command::Open(kind) => {
-                let opened = current.insert(client(kind, to, certificate)?);
-                let before = if kind.connects() { 1 } else { BEFORE };
-                opened.requests(&mut Times::new(Until::Count(before)))?;
-                Ok(Value::Null)
-            }
-        }
-    })
+    commands(seen)
 }
 
 #[cfg(test)]
@@ -278,65 +269,86 @@ mod tests {
     fn roles_are_told_from_the_testbeds() {
         let own = Role::WorkloadServer {
             on: Ipv4Addr::LOCALHOST.into(),
+            options: Options::default(),
         };
         let text = serde_json::to_string(&own).unwrap();
         assert_eq!(serde_json::from_str::<Role>(&text).unwrap(), own);
         assert!(serde_json::from_str::<testbed::Role>(&text).is_err());
-        assert!(main(r#"{"http-server":{"on":"127.0.0.1:1"}}"#).is_none());
+        assert!(main(r#"{"flow-server":{"on":"127.0.0.1:1"}}"#).is_none());
     }
 
     #[test]
     fn enough_is_a_count_or_some_after_a_long_one() {
-        let mut times = Times::new(Until::Count(2));
-        times.add(Duration::from_millis(1));
-        assert!(!times.are_enough());
-        times.add(Duration::from_millis(1));
-        assert!(times.are_enough());
-        let mut times = Times::new(Until::Longer {
+        let pause = Duration::ZERO;
+        let mut times = Times::new(Until::Count(2), pause);
+        assert_eq!(
+            [times.next(), times.next(), times.next()],
+            [true, true, false]
+        );
+        let until = Until::Longer {
             at_least: Duration::from_millis(50),
             after: 2,
-        });
+        };
+        let mut times = Times::new(until, pause);
         for ms in [1, 2, 60] {
             times.add(Duration::from_millis(ms));
-            assert!(!times.are_enough(), "{ms}");
+            assert!(times.next(), "{ms}");
         }
         times.add(Duration::from_millis(1));
-        assert!(times.are_enough());
-        assert_eq!(times.us.into_iter().max(), Some(60_000));
+        assert!(!times.next());
+        assert_eq!(times.seen.us.into_iter().max(), Some(60_000));
     }
 
     /// Each workload over the loopback, with a server of its own.
     #[test]
     fn conversations() {
         let on: IpAddr = Ipv4Addr::LOCALHOST.into();
-        let any = || rr::listen(SocketAddr::new(on, 0)).unwrap();
-        let enough = |client: &mut dyn Client| {
-            let mut times = Times::new(Until::Count(9));
+        let any = || listen(SocketAddr::new(on, 0)).unwrap();
+        let nine = |client: &mut dyn Client| {
+            let mut times = Times::new(Until::Count(9), Duration::from_micros(1));
             client.requests(&mut times).unwrap();
-            assert!((9..=12).contains(&times.us.len()), "{times:?}");
+            assert_eq!(
+                (times.seen.us.len(), times.seen.timed_out),
+                (9, 0),
+                "{times:?}"
+            );
+            times.seen
         };
         let listener = any();
         let to = listener.local_addr().unwrap();
         thread::spawn(move || http2::serve(listener));
-        enough(&mut http2::Requests::connect(to).unwrap());
-        enough(&mut http2::Stream::connect(to).unwrap());
+        nine(&mut http2::Requests::connect(to).unwrap());
+        nine(&mut http2::Stream::connect(to).unwrap());
         let listener = any();
         let to = listener.local_addr().unwrap();
         let (config, certificate) = tls::server().unwrap();
         thread::spawn(move || {
-            plain::serve(&listener, move |stream| {
+            each(&listener, move |stream| {
                 tls::serve_connection(stream, &config)
             })
         });
         let config = tls::client(&certificate).unwrap();
-        enough(&mut || tls::handshake(to, &config));
+        nine(&mut || tls::handshake(to, &config));
         // Another certificate is not trusted.
         let (_, other) = tls::server().unwrap();
         let config = tls::client(&other).unwrap();
         assert!(tls::handshake(to, &config).is_err());
         let listener = any();
         let to = listener.local_addr().unwrap();
-        thread::spawn(move || rr::serve(&listener, rr::Options::default()));
-        enough(&mut || plain::check(to));
+        thread::spawn(move || each(&listener, http::serve_connection));
+        nine(&mut || http::Client::connect(to)?.transact());
+        for at_once in [1, 2] {
+            nine(&mut http1::Kept::connect(to, at_once).unwrap());
+        }
+        let listener = any();
+        let (to, options) = (listener.local_addr().unwrap(), Options::default());
+        let (infos, all) = (rr::Infos::default(), rr::Infos::default());
+        let watching = infos.clone();
+        thread::spawn(move || each(&listener, move |stream| watching.watch(stream, options)));
+        nine(&mut || rr::check(to, options));
+        let seen = nine(&mut rr::Transactions::connect(to, options).unwrap());
+        let (port, at_client) = seen.tcp.unwrap();
+        assert_eq!((at_client.len(), infos.take(port).unwrap().len()), (9, 9));
+        assert!(all.take(port).is_err());
     }
 }

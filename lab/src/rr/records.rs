@@ -24,8 +24,8 @@ use crate::{
 
 /// A record has the times of an interval as so many values at most, at even ranks.
 const VALUES: u64 = 200;
-/// Records of a measurement at most.
-const RECORDS: u32 = 1000;
+/// Records of one length; after so many, twice as many intervals make one, so that a log of days stays small.
+const RECORDS: u32 = 500;
 /// Length of an interval, if nothing else is asked for and the measurement is short.
 const INTERVAL: Duration = Duration::from_secs(1);
 
@@ -50,6 +50,32 @@ pub struct Records {
     next: u32,
     /// Of this one.
     taken: u32,
+    /// Intervals that are no whole record yet.
+    pending: Pending,
+}
+
+/// Intervals that follow each other.
+#[derive(Debug)]
+struct Pending {
+    intervals: u32,
+    seconds: f64,
+    times: Histogram<u64>,
+}
+
+impl Pending {
+    fn new() -> anyhow::Result<Self> {
+        Ok(Self {
+            intervals: 0,
+            seconds: 0.0,
+            times: Histogram::new(3)?,
+        })
+    }
+}
+
+/// How many intervals make the next record.
+const fn intervals(taken: u32) -> u32 {
+    let doublings = taken / RECORDS;
+    1 << if doublings < 31 { doublings } else { 31 }
 }
 
 impl Records {
@@ -93,22 +119,32 @@ impl Records {
             all,
             next,
             taken: 0,
+            pending: Pending::new()?,
         })
     }
 
-    /// Adds an interval; beyond some number no more.
+    /// Adds an interval.
     ///
     /// # Errors
     ///
     /// If it cannot be written.
     pub fn add(&mut self, interval: &Interval, times: &Histogram<u64>) -> anyhow::Result<()> {
         // Of an empty rest nothing can be said.
-        let is_empty = interval.is_rest && interval.transactions == 0;
-        if is_empty || self.taken == RECORDS {
+        if !interval.is_rest || interval.transactions > 0 {
+            self.pending.intervals += 1;
+            self.pending.seconds += interval.seconds;
+            self.pending.times.add(times)?;
+        }
+        let whole = match interval.is_rest {
+            true => 1,
+            false => intervals(self.taken),
+        };
+        if self.pending.intervals < whole {
             return Ok(());
         }
+        let Pending { seconds, times, .. } = std::mem::replace(&mut self.pending, Pending::new()?);
         let run = self.next + self.taken;
-        let record = record(self.test, run, interval, times);
+        let record = record(self.test, run, seconds, &times);
         self.log.add(&run, std::slice::from_ref(&record))?;
         self.all.push(record);
         self.taken += 1;
@@ -144,19 +180,21 @@ fn server(plan: &Plan, go_on: &dyn Fn() -> bool) -> anyhow::Result<Option<HostFa
     clippy::cast_precision_loss,
     reason = "less than an hour in microseconds"
 )]
-fn record(test: Test, run: u32, interval: &Interval, times: &Histogram<u64>) -> Record {
+fn record(test: Test, run: u32, seconds: f64, times: &Histogram<u64>) -> Record {
     let count = times.len().min(VALUES);
     let ranks = (0..count).map(|rank| (rank as f64 + 0.5) / count as f64);
     let values = ranks.map(|share| times.value_at_quantile(share) as f64);
-    let record = Record::new([("test", test.name())], run).with_all("time", values);
-    let record = match times.is_empty() {
-        true => record,
-        false => record.with("longest", times.max() as f64),
-    };
-    // A rate over the moments that are left after the last second says nothing.
-    match interval.is_rest && run > 0 {
-        true => record,
-        false => record.with("rate", interval.transactions as f64 / interval.seconds),
+    // A busy second has more transactions than a slow one, and the last interval is shorter than the others.
+    let seconds = seconds.max(1e-6);
+    let record = Record::new([("test", test.name())], run)
+        .with_all("time", values)
+        .with("rate", times.len() as f64 / seconds)
+        .weighing("rate", seconds);
+    match count {
+        0 => record,
+        _ => record
+            .weighing("time", times.len() as f64 / count as f64)
+            .with("longest", times.max() as f64),
     }
 }
 
@@ -197,7 +235,11 @@ fn design(plan: &Plan) -> Design {
         ("connections at the same time", plan.connections.to_string()),
         (
             "values",
-            format!("of each interval (a run) {VALUES} at most, at even ranks, and the longest"),
+            format!(
+                "of each interval {VALUES} at most, at even ranks, each of which weighs as many as it stands for, \
+                 and the longest; after {RECORDS} records two intervals make one, after {} four, and so on",
+                2 * RECORDS
+            ),
         ),
     ]);
     let column = |measure: &str, stat, title: &str| Column::new(measure, stat, title);
@@ -211,6 +253,7 @@ fn design(plan: &Plan) -> Design {
         units: [("time", "us"), ("longest", "us"), ("rate", unit)]
             .map(|(name, unit)| (name.to_owned(), unit.to_owned()))
             .into(),
+        run_is: "interval".to_owned(),
         // There is one level, unless logs are compared.
         effects: [Stat::P50, Stat::Quantile(0.99)]
             .map(|stat| EffectSpec {
@@ -228,7 +271,7 @@ fn design(plan: &Plan) -> Design {
             title: format!("Time, us, and {unit}"),
             rows: texts(&["test"]),
             columns: vec![
-                column("rate", Stat::Count, "intervals"),
+                column("longest", Stat::Count, "intervals"),
                 column("rate", Stat::Mean, unit),
                 column("time", Stat::P50, "p50"),
                 column("time", Stat::Quantile(0.9), "p90"),
@@ -251,6 +294,7 @@ fn design(plan: &Plan) -> Design {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::Weighted;
 
     #[test]
     fn a_record_has_the_distribution() {
@@ -258,26 +302,95 @@ mod tests {
         for us in 1..=10_000 {
             times.record(us).unwrap();
         }
-        let interval = Interval {
-            from_s: 0.0,
-            seconds: 2.0,
-            transactions: 10_000,
-            latency: None,
-            is_rest: false,
-        };
-        let record = record(Test::Connect, 3, &interval, &times);
+        let record = record(Test::Connect, 3, 2.0, &times);
         let values = &record.values["time"];
         assert_eq!((values.len(), record.run), (200, 3));
         assert!(values.is_sorted());
-        let p50 = Stat::P50.of_values(values).unwrap();
+        let weighted: Vec<Weighted> = values
+            .iter()
+            .map(|us| (*us, record.weights["time"]))
+            .collect();
+        assert_eq!(Stat::Count.of_values(&weighted), Some(10_000.0));
+        let p50 = Stat::P50.of_values(&weighted).unwrap();
         assert!((4900.0..5100.0).contains(&p50), "{p50}");
         assert_eq!(record.values["rate"], [5000.0]);
         assert!((10_000.0..10_020.0).contains(&record.values["longest"][0]));
         // Of few all.
         let mut times = Histogram::<u64>::new(3).unwrap();
         times.record(7).unwrap();
-        let few = super::record(Test::Connect, 0, &interval, &times);
+        let few = super::record(Test::Connect, 0, 1.0, &times);
         assert_eq!(few.values["time"], [7.0]);
+        assert_eq!(few.weights["time"], 1.0);
+        // None ended in it: its rate counts.
+        let none = super::record(Test::Connect, 0, 1.0, &Histogram::new(3).unwrap());
+        assert_eq!(
+            (
+                &none.values["rate"][..],
+                none.values.contains_key("longest")
+            ),
+            (&[0.0][..], false)
+        );
+    }
+
+    #[test]
+    fn nothing_is_left_out_of_a_long_measurement() {
+        let dir = tempfile::tempdir().unwrap();
+        let manifest = Manifest {
+            format: Manifest::FORMAT,
+            machine: rto_testbed::machine::Machine::here().unwrap(),
+            seed: 0,
+            plan: 0,
+            design: Design::default(),
+            hosts: Vec::new(),
+        };
+        let (log, _) = Log::in_dir::<u32>(dir.path(), &manifest, true).unwrap();
+        let mut records = Records {
+            log,
+            manifest,
+            test: Test::Connect,
+            all: Vec::new(),
+            // Of an earlier call.
+            next: 7,
+            taken: 0,
+            pending: Pending::new().unwrap(),
+        };
+        let mut times = Histogram::<u64>::new(3).unwrap();
+        times.record_n(70, 3).unwrap();
+        let mut interval = Interval {
+            from_s: 0.0,
+            seconds: 0.5,
+            transactions: 3,
+            latency: None,
+            is_rest: false,
+        };
+        let count = 3 * RECORDS + 1;
+        for _ in 0..count {
+            records.add(&interval, &times).unwrap();
+        }
+        interval.is_rest = true;
+        interval.transactions = 0;
+        records.add(&interval, &Histogram::new(3).unwrap()).unwrap();
+        // 500 of one, 500 of two, and the one that is left.
+        let lengths: Vec<f64> = records.all.iter().map(|one| one.weights["rate"]).collect();
+        assert_eq!(lengths.len(), 2 * RECORDS as usize + 1);
+        assert_eq!(
+            (
+                lengths[0],
+                lengths[RECORDS as usize],
+                lengths[lengths.len() - 1]
+            ),
+            (0.5, 1.0, 0.5)
+        );
+        let of = |measure: &str, stat: &Stat| {
+            let values: Vec<Weighted> = records
+                .all
+                .iter()
+                .flat_map(|one| one.weighted(measure))
+                .collect();
+            stat.of_values(&values)
+        };
+        assert_eq!(of("time", &Stat::Count), Some(f64::from(3 * count)));
+        assert_eq!(of("rate", &Stat::Mean), Some(6.0));
     }
 
     #[test]

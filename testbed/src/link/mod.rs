@@ -1,6 +1,6 @@
 //! Links between two namespaces that lose what they are told to lose.
 //!
-//! The emulated one ([`relay::Relay`]) delays, jitters, limits the rate, loses by chance, in bursts, for a
+//! The emulated one ([`relay::Relay`]) delays, jitters, limits the rate, loses by chance, for a
 //! while or exactly, and records every packet; it needs TUN devices and nothing else (not netem, which not
 //! every kernel has, and which cannot drop "the last segment of a flow"). The other ([`nft::Veth`]) is the
 //! kernel's own veth with nftables rules, to check the first against.

@@ -15,7 +15,7 @@ use anyhow::{Context as _, bail};
 use super::{
     Blackout, Link, Outage, RuleId,
     packet::{Direction, Kind},
-    rule::{ActiveWindow, DropPattern, PacketFilter, Rule},
+    rule::{DropPattern, PacketFilter, Rule},
 };
 use crate::{
     netns::{CLIENT_V4, CLIENT_V6, Pair, SERVER_V4, SERVER_V6},
@@ -108,7 +108,7 @@ impl Link for Veth {
     }
 
     fn drops(&self, rule: Rule) -> anyhow::Result<RuleId> {
-        if rule.window != ActiveWindow::Always {
+        if rule.until.is_some() {
             bail!("a veth cannot tell times of its own: take --link relay");
         }
         let directions = match rule.filter.direction {
@@ -203,7 +203,6 @@ fn statements(rule: &Rule, direction: Direction) -> anyhow::Result<Vec<String>> 
         direction: _,
         kind,
         client_port,
-        server_port,
         payload,
         from_byte,
         first_time,
@@ -212,15 +211,12 @@ fn statements(rule: &Rule, direction: Direction) -> anyhow::Result<Vec<String>> 
         bail!("a veth cannot follow sequence numbers: take --link relay");
     }
     let mut parts = vec!["meta l4proto tcp".to_owned()];
-    let (to_port, from_port) = match direction {
-        Direction::ToServer => (server_port, client_port),
-        Direction::ToClient => (client_port, server_port),
-    };
-    if let Some(port) = to_port {
-        parts.push(format!("tcp dport {port}"));
-    }
-    if let Some(port) = from_port {
-        parts.push(format!("tcp sport {port}"));
+    if let Some(port) = client_port {
+        let end = match direction {
+            Direction::ToServer => "sport",
+            Direction::ToClient => "dport",
+        };
+        parts.push(format!("tcp {end} {port}"));
     }
     let mut payload = *payload;
     match kind {
@@ -243,7 +239,7 @@ fn statements(rule: &Rule, direction: Direction) -> anyhow::Result<Vec<String>> 
         DropPattern::Above { per_s, burst } => {
             format!("limit rate over {per_s}/second burst {burst} packets")
         }
-        DropPattern::Next(_) | DropPattern::Nth(_) => {
+        DropPattern::Next(_) => {
             bail!("a veth cannot stop after a number of packets: take --link relay")
         }
     };
@@ -286,10 +282,10 @@ mod tests {
 
     #[test]
     fn rules_as_nft_takes_them() {
-        let every = Rule::new(PacketFilter::SYN.of_server(80), DropPattern::Every(2));
+        let every = Rule::new(PacketFilter::SYN.of_client(80), DropPattern::Every(2));
         assert_eq!(
             statements(&every, Direction::ToServer).unwrap(),
-            ["meta l4proto tcp tcp dport 80 tcp flags & (syn|ack) == syn numgen inc mod 2 0"]
+            ["meta l4proto tcp tcp sport 80 tcp flags & (syn|ack) == syn numgen inc mod 2 0"]
         );
         let last = PacketFilter::SERVER_DATA.with_payload(1321).of_client(7);
         let last = Rule::new(last, DropPattern::Share(0.5));

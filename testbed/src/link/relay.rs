@@ -25,10 +25,10 @@ use rand::{RngExt as _, SeedableRng as _, rngs::ChaCha8Rng};
 
 use super::{
     Blackout, Link, Outage, RuleId,
-    config::{Fate, Hop, LinkConfig},
+    config::{Hop, LinkConfig},
     packet::{Direction, Flows, Packet},
     pcap::Pcap,
-    rule::{Active, ActiveWindow, DropPattern, PacketFilter, Rule},
+    rule::{Active, DropPattern, PacketFilter, Rule},
     tun::Tun,
 };
 use crate::{
@@ -181,13 +181,6 @@ impl Relay {
         self.shared.state().add(rule)
     }
 
-    /// When a rule of [`ActiveWindow::From`] began; `None` if it has not, or is not in force any more.
-    #[must_use]
-    pub fn began(&self, rule: RuleId) -> Option<Instant> {
-        let state = self.shared.state();
-        state.rules.iter().find(|(id, _)| *id == rule)?.1.since()
-    }
-
     /// Every packet that has come so far, in order; also what is not TCP.
     #[must_use]
     pub fn log(&self) -> Vec<Relayed> {
@@ -271,9 +264,8 @@ impl Link for Relay {
     fn start_outage(&self, filter: PacketFilter, length: Duration) -> anyhow::Result<Outage> {
         let from = Instant::now();
         let rule = self.add(Rule {
-            filter,
-            pattern: DropPattern::All,
-            window: ActiveWindow::Between(from, length),
+            until: Some(from + length),
+            ..Rule::new(filter, DropPattern::All)
         });
         Ok(Outage { rule, from, length })
     }
@@ -406,10 +398,7 @@ impl State {
             Direction::ToServer => &mut self.hops[0],
             Direction::ToClient => &mut self.hops[1],
         };
-        match hop.take(now, bytes, &mut self.rng) {
-            Fate::Leaves(due) => Some(due),
-            Fate::Lost | Fate::Overflow => None,
-        }
+        hop.take(now, bytes, &mut self.rng)
     }
 
     fn delivered(&mut self, direction: Direction, due: Instant, bytes: &[u8]) {

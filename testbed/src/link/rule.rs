@@ -1,6 +1,6 @@
 //! Which packets get lost: exact drops by predicate.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::packet::{Direction, Kind, Packet};
 
@@ -13,8 +13,6 @@ pub struct PacketFilter {
     pub kind: Option<Kind>,
     /// Port of the client's end.
     pub client_port: Option<u16>,
-    /// Port of the server's end.
-    pub server_port: Option<u16>,
     /// Bytes of data: least and most.
     pub payload: Option<(u32, u32)>,
     /// Only data from this byte of the flow on: the last `k` segments of a flow of known length.
@@ -29,7 +27,6 @@ impl PacketFilter {
         direction: None,
         kind: None,
         client_port: None,
-        server_port: None,
         payload: None,
         from_byte: None,
         first_time: false,
@@ -68,13 +65,6 @@ impl PacketFilter {
         self
     }
 
-    /// Only of connections with this port at the server's end.
-    #[must_use]
-    pub const fn of_server(mut self, port: u16) -> Self {
-        self.server_port = Some(port);
-        self
-    }
-
     /// Only with so many bytes of data.
     #[must_use]
     pub const fn with_payload(mut self, bytes: u32) -> Self {
@@ -102,7 +92,6 @@ impl PacketFilter {
         self.direction.is_none_or(|d| d == packet.direction)
             && self.kind.is_none_or(|k| k == packet.kind)
             && self.client_port.is_none_or(|p| p == packet.client_port)
-            && self.server_port.is_none_or(|p| p == packet.server_port)
             && self
                 .payload
                 .is_none_or(|(least, most)| (least..=most).contains(&packet.payload))
@@ -120,8 +109,6 @@ pub enum DropPattern {
     All,
     /// The next so many, and no more.
     Next(u64),
-    /// Only the one of this number, from 1.
-    Nth(u64),
     /// One in so many: the first, the one after `n` more, and so on ("every second" begins with the first).
     Every(u64),
     /// Each with this probability.
@@ -135,17 +122,6 @@ pub enum DropPattern {
     },
 }
 
-/// When a rule is in force.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ActiveWindow {
-    /// As long as it is there.
-    Always,
-    /// From a moment on, for so long.
-    Between(Instant, Duration),
-    /// From the next packet of this kind on (which is its first), for so long.
-    From(PacketFilter, Duration),
-}
-
 /// What is dropped.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rule {
@@ -153,8 +129,8 @@ pub struct Rule {
     pub filter: PacketFilter,
     /// Which of them.
     pub pattern: DropPattern,
-    /// When.
-    pub window: ActiveWindow,
+    /// No longer than this, if it ends by itself.
+    pub until: Option<Instant>,
 }
 
 impl Rule {
@@ -164,7 +140,7 @@ impl Rule {
         Self {
             filter,
             pattern,
-            window: ActiveWindow::Always,
+            until: None,
         }
     }
 }
@@ -177,8 +153,6 @@ pub(super) struct Active {
     matched: u64,
     /// How many were dropped.
     dropped: u64,
-    /// Of [`ActiveWindow::From`]: since when.
-    since: Option<Instant>,
     /// Of [`DropPattern::Above`]: what the bucket lacked, in packets, and when.
     spent: Option<(Instant, f64)>,
 }
@@ -189,31 +163,20 @@ impl Active {
             rule,
             matched: 0,
             dropped: 0,
-            since: None,
             spent: None,
         }
     }
 
     /// Whether to drop a packet; `chance` is from 0 to 1.
     pub(super) fn drops(&mut self, packet: &Packet, now: Instant, chance: f64) -> bool {
-        let in_force = match &self.rule.window {
-            ActiveWindow::Always => true,
-            ActiveWindow::Between(from, length) => *from <= now && now < *from + *length,
-            ActiveWindow::From(trigger, length) => {
-                if self.since.is_none() && trigger.matches(packet) {
-                    self.since = Some(now);
-                }
-                self.since.is_some_and(|since| now < since + *length)
-            }
-        };
-        if !in_force || !self.rule.filter.matches(packet) {
+        let is_over = self.rule.until.is_some_and(|until| until <= now);
+        if is_over || !self.rule.filter.matches(packet) {
             return false;
         }
         self.matched += 1;
         let drops = match self.rule.pattern {
             DropPattern::All => true,
             DropPattern::Next(count) => self.dropped < count,
-            DropPattern::Nth(number) => self.matched == number,
             DropPattern::Every(n) => (self.matched - 1).is_multiple_of(n.max(1)),
             DropPattern::Share(share) => chance < share,
             DropPattern::Above { per_s, burst } => !self.takes(now, per_s, burst),
@@ -236,15 +199,12 @@ impl Active {
     pub(super) const fn dropped(&self) -> u64 {
         self.dropped
     }
-
-    /// When it began, if it is one that begins with a packet.
-    pub(super) const fn since(&self) -> Option<Instant> {
-        self.since
-    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     const SYN: Packet = Packet {
@@ -284,7 +244,6 @@ mod tests {
     fn which_of_them() {
         assert_eq!(of_six(DropPattern::All), [1, 2, 3, 4, 5, 6]);
         assert_eq!(of_six(DropPattern::Next(2)), [1, 2]);
-        assert_eq!(of_six(DropPattern::Nth(3)), [3]);
         assert_eq!(of_six(DropPattern::Every(2)), [1, 3, 5]);
         assert_eq!(of_six(DropPattern::Every(3)), [1, 4]);
         assert_eq!(of_six(DropPattern::Share(0.4)), [] as [usize; 0]);
@@ -325,39 +284,19 @@ mod tests {
         assert!(!by_length.matches(&data(0, 99, false)));
         assert!(!PacketFilter::SERVER_DATA.matches(&data(0, 1, false)));
         assert!(!PacketFilter::SYN.of_client(1).matches(&SYN));
-        assert!(
-            PacketFilter::SYN
-                .of_client(40_000)
-                .of_server(80)
-                .matches(&SYN)
-        );
+        assert!(PacketFilter::SYN.of_client(40_000).matches(&SYN));
     }
 
     #[test]
-    fn windows() {
+    fn a_rule_may_end_by_itself() {
         let begin = Instant::now();
         let ms = Duration::from_millis;
         let mut rule = Active::new(Rule {
-            window: ActiveWindow::Between(begin + ms(10), ms(20)),
+            until: Some(begin + ms(30)),
             ..Rule::new(PacketFilter::ALL, DropPattern::All)
         });
-        for (at, drops) in [(9, false), (10, true), (29, true), (30, false)] {
+        for (at, drops) in [(0, true), (29, true), (30, false)] {
             assert_eq!(rule.drops(&SYN, begin + ms(at), 0.0), drops, "{at}");
         }
-        let trigger = PacketFilter::kind(Kind::Data);
-        let mut rule = Active::new(Rule {
-            window: ActiveWindow::From(trigger, ms(20)),
-            ..Rule::new(PacketFilter::ALL, DropPattern::All)
-        });
-        for (packet, at, drops) in [
-            (SYN, 5, false),
-            (data(0, 1, false), 7, true),
-            (SYN, 26, true),
-            (SYN, 27, false),
-            (data(1, 1, false), 28, false),
-        ] {
-            assert_eq!(rule.drops(&packet, begin + ms(at), 0.0), drops, "{at}");
-        }
-        assert_eq!(rule.since(), Some(begin + ms(7)));
     }
 }

@@ -8,12 +8,10 @@ pub mod conversation;
 pub mod flow;
 pub mod hold;
 pub mod http;
-pub mod idle;
 pub mod load;
 pub mod prober;
 pub mod rate;
 pub mod rr;
-pub mod rtt;
 mod socket;
 pub mod stdio;
 pub mod traffic;
@@ -89,37 +87,6 @@ pub enum Role {
         /// An address of the namespace itself.
         on: SocketAddr,
     },
-    /// Answers request/response clients.
-    RrServer {
-        /// Where.
-        on: SocketAddr,
-        /// Of the sockets.
-        options: rr::Options,
-    },
-    /// Takes [`idle::Command`]s.
-    IdleClient {
-        /// Where to.
-        to: SocketAddr,
-        /// Of the sockets.
-        options: rr::Options,
-    },
-    /// Answers request/response clients; says for a client's port how TCP saw its connection at each request.
-    RttServer {
-        /// Where.
-        on: SocketAddr,
-    },
-    /// Request/response with pauses; its only reply is an [`rtt::Seen`].
-    RttClient(rtt::Client),
-    /// Answers HTTP/1.1 requests.
-    HttpServer {
-        /// Where.
-        on: SocketAddr,
-    },
-    /// Takes [`http::Command`]s.
-    HttpClient {
-        /// Where to.
-        to: SocketAddr,
-    },
     /// Answers with flows of the length that is asked for.
     FlowServer {
         /// Where.
@@ -152,12 +119,6 @@ impl Role {
             | Self::EchoServer { .. }
             | Self::Conversation { .. }
             | Self::Prober(_)
-            | Self::RrServer { .. }
-            | Self::IdleClient { .. }
-            | Self::RttServer { .. }
-            | Self::RttClient(_)
-            | Self::HttpServer { .. }
-            | Self::HttpClient { .. }
             | Self::FlowServer { .. }
             | Self::FlowClient { .. } => true,
             Self::ConnectMany { .. }
@@ -185,14 +146,6 @@ impl Role {
             Self::Prober(probes) => prober::run(probes),
             Self::Rate(both) => rate::run(&both),
             Self::Hold { on } => hold::run(on),
-            Self::RrServer { on, options } => serve(on, move |stream| {
-                rr::serve_connection(stream, options, |_| {})
-            }),
-            Self::IdleClient { to, options } => idle::run(to, options),
-            Self::RttServer { on } => rtt::serve(on),
-            Self::RttClient(client) => client.run(),
-            Self::HttpServer { on } => serve(on, http::serve_connection),
-            Self::HttpClient { to } => http::run(to),
             Self::FlowServer { on } => serve(on, flow::serve_connection),
             Self::FlowClient { to } => flow::run(to),
             Self::Sink { on } => load::sink(on),
@@ -309,7 +262,7 @@ mod tests {
     fn roles_are_json() {
         let on = SocketAddr::from(([10, 89, 0, 2], 4700));
         let roles = [
-            Role::HttpServer { on },
+            Role::FlowServer { on },
             Role::Connect {
                 to: on,
                 options: traffic::Connect::default(),
@@ -326,8 +279,8 @@ mod tests {
             let json = serde_json::to_string(&role).unwrap();
             assert_eq!(serde_json::from_str::<Role>(&json).unwrap(), role, "{json}");
         }
-        let json = serde_json::to_string(&Role::HttpServer { on }).unwrap();
-        assert_eq!(json, r#"{"http-server":{"on":"10.89.0.2:4700"}}"#);
-        assert!(serde_json::from_str::<Role>(r#"{"http-server":{"to":"1"}}"#).is_err());
+        let json = serde_json::to_string(&Role::FlowServer { on }).unwrap();
+        assert_eq!(json, r#"{"flow-server":{"on":"10.89.0.2:4700"}}"#);
+        assert!(serde_json::from_str::<Role>(r#"{"flow-server":{"to":"1"}}"#).is_err());
     }
 }

@@ -18,14 +18,15 @@ const SHORT_SYN_RTO: Duration = Duration::from_millis(100);
 struct Times(Vec<Value>);
 
 impl Times {
-    /// Measures a workload.
-    fn of(workload: &str, args: &[&str]) -> anyhow::Result<Self> {
+    /// Measures a workload, with these levels of timers and of what is lost.
+    fn of(workload: &str, timers: &[&str], lost: &[&str], args: &[&str]) -> anyhow::Result<Self> {
         let out = tempfile::tempdir()?;
-        quick(
-            "workloads",
-            out.path(),
-            &[&["--workload", workload][..], args].concat(),
-        )?;
+        let one = |factor: &str, level: &&str| format!("--only={factor}={level}");
+        let mut all = vec![one("workload", &workload)];
+        all.extend(timers.iter().map(|level| one("timers", level)));
+        all.extend(lost.iter().map(|level| one("lost", level)));
+        let only: Vec<&str> = all.iter().map(String::as_str).collect();
+        quick("workloads", out.path(), &[&only, args].concat())?;
         Self::read(&out.path().join("workloads.jsonl"))
     }
 
@@ -77,15 +78,11 @@ fn once(rto: Duration) -> Range<f64> {
 
 /// A workload whose requests have a connection each: its first SYN costs the timer of SYNs, and no other helps.
 fn handshakes(workload: &str) -> anyhow::Result<()> {
-    let args = [
-        "--timers",
-        "initial_rto,rto_min",
-        "--lost",
-        "nothing,syn",
-        "--runs",
-        "2",
-    ];
-    let times = Times::of(workload, &args)?;
+    let (timers, lost) = (
+        ["kernel", "initial_rto", "rto_min"],
+        ["nothing", "first SYN"],
+    );
+    let times = Times::of(workload, &timers, &lost, &["--runs", "2"])?;
     for (timers, expected) in [
         ("kernel", once(SYN_RTO)),
         ("initial_rto", once(SHORT_SYN_RTO)),
@@ -104,17 +101,17 @@ fn handshakes(workload: &str) -> anyhow::Result<()> {
 }
 
 test!(a_tls_handshake_gains_from_initial_rto, || measured(|| {
-    handshakes("tls")
+    handshakes("TLS handshake")
 }));
 test!(a_health_check_gains_from_initial_rto, || measured(|| {
-    handshakes("health-check")
+    handshakes("health check")
 }));
 
 /// A workload of which nothing follows a request: what is lost waits for the RTO, which only rto_min shortens.
 fn one_at_a_time(workload: &str) -> anyhow::Result<()> {
     const LOST: &str = "3 % of data";
-    let args = ["--timers", "initial_rto,rto_min", "--lost", "nothing,data"];
-    let times = Times::of(workload, &args)?;
+    let timers = ["kernel", "initial_rto", "rto_min"];
+    let times = Times::of(workload, &timers, &["nothing", LOST], &[])?;
     for timers in ["kernel", "initial_rto", "rto_min"] {
         let lossless = times.slow(timers, "nothing", KERNEL_RTO_MS)?;
         ensure!(lossless == 0, "{timers}: {lossless} waited without loss");
@@ -138,16 +135,16 @@ fn one_at_a_time(workload: &str) -> anyhow::Result<()> {
 }
 
 test!(request_response_gains_from_rto_min, || measured(|| {
-    one_at_a_time("request-response")
+    one_at_a_time("request/response")
 }));
 test!(http1_gains_from_rto_min, || measured(|| one_at_a_time(
-    "http1"
+    "HTTP/1.1"
 )));
 
 /// A workload of which more segments follow: they show a loss without a timer, so that few requests wait for one.
 fn beside_each_other(workload: &str) -> anyhow::Result<()> {
     const LOST: &str = "3 % of data";
-    let times = Times::of(workload, &["--timers", "rto_min", "--lost", "nothing,data"])?;
+    let times = Times::of(workload, &["kernel", "rto_min"], &["nothing", LOST], &[])?;
     for timers in ["kernel", "rto_min"] {
         let lossless = times.slow(timers, "nothing", KERNEL_RTO_MS)?;
         ensure!(lossless == 0, "{timers}: {lossless} waited without loss");
@@ -161,10 +158,10 @@ fn beside_each_other(workload: &str) -> anyhow::Result<()> {
         ensure!(quarter < KERNEL_RTO_MS / 2.0, "{timers}: {late:?}");
     }
     // In an outage nothing follows: the timer is what ends it.
-    let args = ["--timers", "all", "--lost", "outage", "--runs", "1"];
-    let times = Times::of(workload, &args)?;
+    const OUTAGE: &str = "50-500 ms of all";
+    let times = Times::of(workload, &["kernel", "all"], &[OUTAGE], &["--runs", "1"])?;
     for timers in ["kernel", "all"] {
-        let all = times.at(timers, "50-500 ms of all")?;
+        let all = times.at(timers, OUTAGE)?;
         ensure!(
             all.iter().all(|ms| (250.0..1500.0).contains(ms)),
             "{timers}: {all:?}"
@@ -174,8 +171,8 @@ fn beside_each_other(workload: &str) -> anyhow::Result<()> {
 }
 
 test!(http2_hardly_waits_for_a_timer, || measured(|| {
-    beside_each_other("http2")
+    beside_each_other("HTTP/2")
 }));
 test!(a_grpc_stream_hardly_waits_for_a_timer, || measured(|| {
-    beside_each_other("grpc")
+    beside_each_other("gRPC stream")
 }));

@@ -2,43 +2,31 @@
 
 use std::collections::BTreeMap;
 
-use super::{Definition, Plan};
-use crate::engine::{
-    ChartSpec, Column, Design, EffectSpec, Only, Stat, TableSpec, references, seed_of,
+use super::Definition;
+use crate::{
+    engine::{ChartSpec, Column, Design, EffectSpec, Only, Stat, TableSpec, references},
+    topology::LinkBackend,
 };
 
 /// Measures that are times.
 const MILLISECONDS: [&str; 6] = [
     "time",
-    "longest",
+    "lasted",
     "smoothed RTT at the client",
     "smoothed RTT at the server",
     "RTO at the server",
     "value that was learnt",
 ];
 
-impl Plan {
+impl Definition {
     /// As the file has it, or the obvious: the first factor's levels against the first of them.
-    pub(super) fn shown(&self) -> Design {
-        let Definition {
+    pub(super) fn shown(&self, runs: u32, backend: LinkBackend) -> Design {
+        let Self {
             factor: factors, ..
-        } = &self.definition;
-        let mut method = vec![("runs of a cell".to_owned(), self.runs.to_string())];
-        // Runs of other cells, or of other settings, are not gone on with.
-        let cells: Vec<_> = self
-            .cells
-            .iter()
-            .map(|cell| (&cell.levels, &cell.settings))
-            .collect();
-        method.push((
-            "cells".to_owned(),
-            format!("{}, hash {:016x}", cells.len(), seed_of(0, &cells)),
-        ));
-        method.push((
-            "link".to_owned(),
-            format!("{:?}", self.backend).to_lowercase(),
-        ));
-        method.push(("all".to_owned(), self.definition.settings.describe()));
+        } = self;
+        let mut method = vec![("runs of a cell".to_owned(), runs.to_string())];
+        method.push(("link".to_owned(), format!("{backend:?}").to_lowercase()));
+        method.push(("all".to_owned(), self.settings.describe()));
         for factor in factors.iter().filter(|factor| factor.sets.is_none()) {
             method.extend(factor.level.iter().map(|level| {
                 let name = level.name.clone().unwrap_or_default();
@@ -61,15 +49,16 @@ impl Plan {
             (factor.name.clone(), names.collect())
         });
         let mut design = Design {
-            name: self.definition.name.clone(),
-            question: self.definition.question.clone(),
+            name: self.name.clone(),
+            question: self.question.clone(),
             method,
             levels: levels.collect(),
             units,
-            effects: self.definition.effect.clone(),
-            tables: self.definition.table.clone(),
-            charts: self.definition.chart.clone(),
-            references: references(&self.definition.published),
+            effects: self.effect.clone(),
+            tables: self.table.clone(),
+            charts: self.chart.clone(),
+            pivot: self.pivot,
+            references: references(&self.published),
             ..Design::default()
         };
         let compared = &factors[0];
@@ -78,11 +67,7 @@ impl Plan {
             .iter()
             .map(|factor| factor.name.clone())
             .collect();
-        // What an outage costs is the longest wait of a run.
-        let measure = match self.cells.iter().any(|cell| cell.settings.outage.is_some()) {
-            true => "longest",
-            false => "time",
-        };
+        let measure = "time";
         if design.effects.is_empty() {
             design.effects.push(EffectSpec {
                 measure: measure.to_owned(),

@@ -1,11 +1,12 @@
-//! Experiments that are defined by a TOML file: factors, and what their levels set. `rto-lab loss`, `rtt` and `tail` are
-//! such files, and `rto-lab run FILE.toml` runs a user's own.
+//! Experiments that are defined by a TOML file: factors, and what their levels set. `rto-lab loss`, `rtt`, `tail` and
+//! `workloads` are such files, and `rto-lab run FILE.toml` runs a user's own.
 
+mod check;
 mod design;
 mod run;
 mod settings;
 
-use std::path::Path;
+use std::{collections::BTreeSet, path::Path, sync::Mutex};
 
 use anyhow::{Context as _, ensure};
 use clap::Args;
@@ -13,15 +14,16 @@ use rto_model::published;
 use rto_testbed::{agent, machine::Machine};
 use serde::Deserialize;
 
-use self::settings::{Dropped, Settings, Sweep};
+pub(crate) use self::settings::Settings;
+use self::settings::{Dropped, Sweep};
 use crate::{
     cli::{Common, LinkArg},
-    engine::{ChartSpec, EffectSpec, Only, TableSpec},
+    engine::{ChartSpec, Design, EffectSpec, Only, TableSpec, seed_of},
     topology::LinkBackend,
 };
 
 /// The lab's own: a verb, what it is, and figures beside it.
-const OWN: [(&str, &str, &str); 3] = [
+const OWN: [(&str, &str, &str); 4] = [
     (
         "loss",
         include_str!("../../../experiments/loss.toml"),
@@ -36,6 +38,11 @@ const OWN: [(&str, &str, &str); 3] = [
         "tail",
         include_str!("../../../experiments/tail.toml"),
         published::TAIL,
+    ),
+    (
+        "workloads",
+        include_str!("../../../experiments/workloads.toml"),
+        "",
     ),
 ];
 /// Cells of an experiment: more would take days.
@@ -57,9 +64,19 @@ pub struct Defined {
     #[arg(long, value_name = "N", default_value_t = 24)]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=256))]
     pub(crate) jobs: u16,
+    /// Only this level of a factor; again for others of the same factor [default: all levels of all factors]
+    #[arg(long, value_name = "FACTOR=LEVEL", value_parser = factor_level)]
+    only: Vec<(String, String)>,
     /// Forget the runs that an earlier call left in the report's directory
     #[arg(long)]
     pub(crate) fresh: bool,
+}
+
+fn factor_level(text: &str) -> Result<(String, String), String> {
+    let (factor, level) = text
+        .split_once('=')
+        .ok_or_else(|| format!("{text}: a factor, = and a level, such as timers=kernel"))?;
+    Ok((factor.to_owned(), level.to_owned()))
 }
 
 /// The file.
@@ -79,6 +96,9 @@ struct Definition {
     factor: Vec<Factor>,
     #[serde(default)]
     effect: Vec<EffectSpec>,
+    /// The first effect also as a small table: rows by levels.
+    #[serde(default)]
+    pivot: bool,
     #[serde(default)]
     table: Vec<TableSpec>,
     #[serde(default)]
@@ -86,6 +106,74 @@ struct Definition {
     /// Levels by name, and numbers of a measure: `"time p50" = 3.0`.
     #[serde(default)]
     published: Vec<toml::Table>,
+}
+
+impl Definition {
+    /// What any of its levels measures.
+    fn measures(&self) -> BTreeSet<&'static str> {
+        let levels = self.factor.iter().flat_map(|factor| &factor.level);
+        let all = levels.map(|level| level.over(&self.settings));
+        let all = all.chain([self.settings.clone()]);
+        all.flat_map(|settings| settings.measures()).collect()
+    }
+
+    /// All combinations of levels.
+    fn cells(&self, args: &Defined, asked: Only, runs: u32) -> anyhow::Result<Vec<Cell>> {
+        let factors = &self.factor;
+        let count = factors
+            .iter()
+            .map(|factor| factor.level.len())
+            .try_fold(1, usize::checked_mul);
+        ensure!(
+            !factors.is_empty() && count.is_some_and(|count| (1..=CELLS).contains(&count)),
+            "[[factor]]: at least one, and no more than {CELLS} combinations of levels"
+        );
+        let mut all: Vec<Combination> = vec![(Vec::new(), self.settings.clone(), vec![asked])];
+        for factor in factors {
+            let with = |(levels, below, only): &Combination, level: &Settings| {
+                let mut levels = levels.clone();
+                levels.push((factor.name.clone(), level.name.clone().unwrap_or_default()));
+                let mut only = only.clone();
+                only.push(level.only.clone());
+                (levels, level.over(below), only)
+            };
+            all = all
+                .iter()
+                .flat_map(|cell| factor.level.iter().map(|level| with(cell, level)))
+                .collect();
+        }
+        let mut cells = Vec::new();
+        for (levels, mut settings, only) in all {
+            let is_meant = |(factor, level): &(String, String)| {
+                let mut all = only.iter().filter_map(|only| only.get(factor));
+                all.all(|levels| levels.contains(level))
+            };
+            let rule = settings.drop.as_ref().map(Dropped::rule).transpose();
+            // nftables cannot tell copies.
+            let is_possible = args.link.link == LinkBackend::Relay
+                || rule.as_ref().is_ok_and(|rule| {
+                    rule.is_none_or(|rule| {
+                        !rule.filter.first_time && rule.filter.from_byte.is_none()
+                    })
+                });
+            if !levels.iter().all(is_meant) || !is_possible {
+                continue;
+            }
+            if args.common.quick {
+                settings.count = settings.quick_count.or(settings.count);
+            }
+            cells.push(Cell {
+                levels,
+                settings,
+                runs,
+            });
+        }
+        ensure!(
+            !cells.is_empty(),
+            "`only` (or --only, of levels that --quick has) leaves no combination of levels"
+        );
+        Ok(cells)
+    }
 }
 
 const fn runs() -> u32 {
@@ -109,31 +197,39 @@ struct Factor {
     /// Levels of a quick run; all, if there are none.
     #[serde(default)]
     quick: Vec<String>,
+    /// Names of all levels, also of those that a quick run leaves out.
+    #[serde(skip)]
+    all: Vec<String>,
 }
 
-/// Levels of factors, their settings over each other, and what they are measured with.
-type Combination = (Vec<(String, String)>, Settings, Only);
+/// Levels of factors, their settings over each other, and what each of them is measured with.
+type Combination = (Vec<(String, String)>, Settings, Vec<Only>);
 
 /// Levels of all factors, and what they come to.
 #[derive(Clone, Debug)]
-struct Cell {
-    levels: Vec<(String, String)>,
-    settings: Settings,
-    kind: usize,
+pub(crate) struct Cell {
+    pub(crate) levels: Vec<(String, String)>,
+    pub(crate) settings: Settings,
+    pub(crate) runs: u32,
 }
 
 /// A whole experiment.
 #[derive(Debug)]
 pub struct Plan {
-    definition: Definition,
+    design: Design,
+    /// The measure of an outage's longest transaction.
+    outages_are: &'static str,
     cells: Vec<Cell>,
-    /// A cell of each kind of testbed, and how many testbeds there are.
+    /// Of each cell.
+    kind_of: Vec<usize>,
+    /// Settings of each kind of testbed, and how many testbeds there are.
     kinds: Vec<(Settings, usize)>,
-    runs: u32,
     backend: LinkBackend,
     seed: u64,
     hz: u32,
     agent: std::path::PathBuf,
+    /// Of runs with an outage only one connects and talks at a time; those that are idle disturb nobody.
+    gate: Mutex<()>,
 }
 
 impl Plan {
@@ -141,7 +237,7 @@ impl Plan {
     pub fn read(path: &Path, args: &Defined) -> anyhow::Result<Self> {
         let at = || path.display().to_string();
         let text = std::fs::read_to_string(path).with_context(at)?;
-        Self::parse(&text, args).with_context(at)
+        Self::of(toml::from_str(&text).with_context(at)?, args).with_context(at)
     }
 
     /// One of the lab's own.
@@ -154,124 +250,94 @@ impl Plan {
             .iter()
             .find(|(name, ..)| *name == verb)
             .context("no such experiment")?;
-        Self::parse(&format!("{}\n{}", own.1, own.2), args)
+        let mut definition: Definition = toml::from_str(&format!("{}\n{}", own.1, own.2))?;
+        if args.link.link == LinkBackend::Nft {
+            // Of the lab's own it is known what is left of them.
+            definition.settings.delay = None;
+        }
+        Self::of(definition, args)
     }
 
-    fn parse(text: &str, args: &Defined) -> anyhow::Result<Self> {
-        let mut definition: Definition = toml::from_str(text)?;
-        let is_name = |name: &str| {
-            let is_fine = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
-            !name.is_empty() && name.chars().all(is_fine)
-        };
+    fn of(mut definition: Definition, args: &Defined) -> anyhow::Result<Self> {
         ensure!(
-            is_name(&definition.name),
+            is_file_name(&definition.name),
             "name: {:?} is a file's: letters, digits, - and _ only",
             definition.name
         );
+        let measures = definition.measures();
         for factor in &mut definition.factor {
             factor.complete(args.common.quick)?;
         }
-        let mut plan = Self {
-            runs: args.runs.unwrap_or(match args.common.quick {
-                true => definition.quick_runs,
-                false => definition.runs,
-            }),
-            definition,
-            cells: Vec::new(),
-            kinds: Vec::new(),
-            backend: args.link.link,
-            seed: args.common.seed,
-            hz: u32::try_from(Machine::here()?.hz)?,
-            agent: agent::find(args.common.agent.as_deref())?,
-        };
-        plan.combine(args.common.quick)?;
-        Ok(plan)
+        let mut only = Only::new();
+        for (factor, level) in args.only.iter().cloned() {
+            only.entry(factor).or_default().push(level);
+        }
+        check::names(&definition, &measures, &only)?;
+        let runs = args.runs.unwrap_or(match args.common.quick {
+            true => definition.quick_runs,
+            false => definition.runs,
+        });
+        let cells = definition.cells(args, only, runs)?;
+        let design = definition.shown(runs, args.link.link);
+        Self::new(design, "time", cells, &args.common, args.link)
     }
 
-    /// All combinations of levels.
-    fn combine(&mut self, quick: bool) -> anyhow::Result<()> {
-        let Definition {
-            settings,
-            factor: factors,
-            ..
-        } = &self.definition;
-        let count = factors
-            .iter()
-            .map(|factor| factor.level.len())
-            .try_fold(1, usize::checked_mul);
-        ensure!(
-            count.is_some_and(|count| (1..=CELLS).contains(&count)),
-            "[[factor]]: at least one, and no more than {CELLS} combinations of levels"
-        );
-        let mut cells: Vec<Combination> = vec![(Vec::new(), settings.clone(), Only::new())];
-        for factor in factors {
-            let with = |(levels, below, only): &Combination, level: &Settings| {
-                let mut levels = levels.clone();
-                levels.push((factor.name.clone(), level.name.clone().unwrap_or_default()));
-                let mut only = only.clone();
-                only.extend(level.only.clone());
-                (levels, level.over(below), only)
-            };
-            cells = cells
+    /// An experiment of these cells.
+    pub(crate) fn new(
+        mut design: Design,
+        outages_are: &'static str,
+        cells: Vec<Cell>,
+        common: &Common,
+        link: LinkArg,
+    ) -> anyhow::Result<Self> {
+        let mut kinds: Vec<(Settings, usize)> = Vec::new();
+        let mut kind_of = Vec::new();
+        for Cell {
+            levels, settings, ..
+        } in &cells
+        {
+            settings.check(link.link).with_context(|| named(levels))?;
+            let links = settings.links.unwrap_or(2);
+            let same = kinds
                 .iter()
-                .flat_map(|cell| factor.level.iter().map(|level| with(cell, level)))
-                .collect();
-        }
-        for (levels, mut settings, only) in cells {
-            let is_meant = |(factor, level): &(String, String)| {
-                only.get(factor).is_none_or(|levels| levels.contains(level))
-            };
-            let rule = settings.drop.as_ref().map(Dropped::rule).transpose();
-            // nftables cannot tell copies.
-            let is_possible = self.backend == LinkBackend::Relay
-                || rule.as_ref().is_ok_and(|rule| {
-                    rule.is_none_or(|rule| {
-                        !rule.filter.first_time && rule.filter.from_byte.is_none()
-                    })
-                });
-            if !levels.iter().all(is_meant) || !is_possible {
-                continue;
+                .position(|(known, _)| known.has_testbed_of(settings));
+            kind_of.push(same.unwrap_or(kinds.len()));
+            match same {
+                Some(kind) => kinds[kind].1 = kinds[kind].1.max(links),
+                None => kinds.push((settings.clone(), links)),
             }
-            settings.check().with_context(|| named(&levels))?;
-            if quick {
-                settings.count = settings.quick_count.or(settings.count);
-            }
-            let kind = self.kind_of(&settings);
-            self.cells.push(Cell {
-                levels,
-                settings,
-                kind,
-            });
         }
-        ensure!(
-            !self.cells.is_empty(),
-            "`only` leaves no combination of levels"
-        );
-        let testbeds: usize = self.kinds.iter().map(|(_, links)| links).sum();
+        // Runs of other cells, or of other settings, are not gone on with.
+        let all: Vec<_> = cells
+            .iter()
+            .map(|cell| (&cell.levels, &cell.settings))
+            .collect();
+        let hash = format!("{}, hash {:016x}", cells.len(), seed_of(0, &all));
+        design.method.push(("cells".to_owned(), hash));
+        let testbeds: usize = kinds.iter().map(|(_, links)| links).sum();
         ensure!(
             testbeds <= TESTBEDS,
             "links: {testbeds} in all; at most {TESTBEDS}"
         );
-        Ok(())
+        Ok(Self {
+            design,
+            outages_are,
+            cells,
+            kind_of,
+            kinds,
+            backend: link.link,
+            seed: common.seed,
+            hz: u32::try_from(Machine::here()?.hz)?,
+            agent: agent::find(common.agent.as_deref())?,
+            gate: Mutex::new(()),
+        })
     }
+}
 
-    fn kind_of(&mut self, settings: &Settings) -> usize {
-        let links = settings.links.unwrap_or(2);
-        let same = self
-            .kinds
-            .iter()
-            .position(|(known, _)| known.has_testbed_of(settings));
-        match same {
-            Some(kind) => {
-                self.kinds[kind].1 = self.kinds[kind].1.max(links);
-                kind
-            }
-            None => {
-                self.kinds.push((settings.clone(), links));
-                self.kinds.len() - 1
-            }
-        }
-    }
+/// Whether files of a report can be named so.
+fn is_file_name(name: &str) -> bool {
+    let is_fine = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
+    !name.is_empty() && name.chars().all(is_fine)
 }
 
 /// "timers agent, pause 8".
@@ -324,6 +390,7 @@ impl Factor {
                 names.join(", ")
             );
         }
+        self.all = names;
         if quick && !self.quick.is_empty() {
             let mut number = 0;
             self.level.retain(|level| {
@@ -353,10 +420,12 @@ mod tests {
     }
 
     fn parsed(text: &str, options: &[&str]) -> anyhow::Result<Plan> {
-        let options = ["rto-lab", "--agent", env!("CARGO_MANIFEST_PATH")]
-            .iter()
-            .chain(options);
-        Plan::parse(text, &Line::parse_from(options).args)
+        Plan::of(toml::from_str(text)?, &args(options))
+    }
+
+    fn args(options: &[&str]) -> Defined {
+        let words = ["rto-lab", "--agent", env!("CARGO_MANIFEST_PATH")];
+        Line::parse_from(words.iter().chain(options)).args
     }
 
     const TWO: &str = r#"
@@ -433,7 +502,7 @@ quick = ["8ms"]
                 "delay = \"2\"",
                 &["line 5", "such as 10ms"],
             ),
-            ("count = 7", "workload = \"http2\"", &["line 6", "http-new"]),
+            ("count = 7", "workload = \"http3\"", &["line 6", "http-new"]),
             (
                 "count = 7",
                 "drop = { every = 0 }",
@@ -450,6 +519,27 @@ quick = ["8ms"]
                 "quick = [\"9ms\"]",
                 &["factor pause", "9ms", "0, 8"],
             ),
+            (
+                "count = 7",
+                "outage = \"0ms\"",
+                &["timers kernel, pause 0", "outage: at least 2ms"],
+            ),
+            (
+                "count = 7",
+                "outage_to = \"9ms\"",
+                &["outage_to: more than `outage`"],
+            ),
+            (
+                "count = 7",
+                "outage = \"9ms\"\nworkload = \"flows\"",
+                &["outage: flows", "another workload"],
+            ),
+            (
+                "count = 7",
+                "workload = \"http-pipelined\"",
+                &["timers kernel, pause 8", "http-pipelined", "leave it out"],
+            ),
+            ("count = 7", "thin = true", &["thin", "request-response"]),
             ("name = \"two\"", "name = \"a/b\"", &["name", "letters"]),
             ("sets = \"pause\"", "", &["factor pause", "`sets`"]),
             (
@@ -472,35 +562,132 @@ quick = ["8ms"]
     }
 
     #[test]
+    fn what_is_named_has_to_be_there() {
+        let refused =
+            |more: &str| format!("{:#}", parsed(&format!("{TWO}\n{more}"), &[]).unwrap_err());
+        let effect = |changed: &str| {
+            let keys = [
+                "measure = \"time\"",
+                "stat = \"p50\"",
+                "across = \"timers\"",
+                "base = \"kernel\"",
+                "rows = [\"pause\"]",
+            ];
+            let name = changed.split(' ').next().unwrap();
+            let others = keys.iter().filter(|key| !key.starts_with(name));
+            let lines: Vec<&str> = others.copied().chain([changed]).collect();
+            format!("[[effect]]\n{}", lines.join("\n"))
+        };
+        assert!(
+            parsed(
+                &format!("{TWO}\n{}", effect("only = { pause = [\"0\"] }")),
+                &[]
+            )
+            .is_ok()
+        );
+        for (more, said) in [
+            (effect("measure = \"tiem\""), &["[[effect]] 1", "tiem", "time"][..]),
+            (effect("stat = \"percent of packets\""), &["nothing measures packets"]),
+            (effect("across = \"timer\""), &["no factor timer", "timers"]),
+            (effect("base = \"linux\""), &["base", "no level linux", "kernel"]),
+            (effect("rows = [\"lost\"]"), &["no factor lost", "pause"]),
+            (effect("only = { pause = [\"8ms\"] }"), &["only", "no level 8ms", "0; 8"]),
+            (
+                "[[table]]\nname = \"a\"\nrows = [\"x\"]".to_owned(),
+                &["[[table]] a", "no factor x"],
+            ),
+            ("[[table]]\nname = \"effects\"".to_owned(), &["[[table]]", "effects"]),
+            ("[[table]]\nname = \"a/b\"".to_owned(), &["[[table]]", "letters"]),
+            (
+                "[[chart]]\nmeasure = \"time\"\nx = \"lost\"".to_owned(),
+                &["[[chart]] 1", "no factor lost"],
+            ),
+            (
+                "[[published]]\ntimer = \"old\"".to_owned(),
+                &["[[published]] 1", "no factor timer"],
+            ),
+            (
+                "[[factor]]\nname = \"timers\"\n[[factor.level]]\nname = \"a\"".to_owned(),
+                &["two are named timers"],
+            ),
+            (
+                "[[factor]]\nname = \"n\"\n[[factor.level]]\nname = \"a\"\nonly = { timers = [\"x\"] }".to_owned(),
+                &["factor n, level a", "no level x", "kernel; agent"],
+            ),
+            (
+                "[[factor]]\nname = \"n\"\n[[factor.level]]\nname = \"a\"\nonly = { lost = [\"x\"] }".to_owned(),
+                &["factor n, level a", "no factor lost"],
+            ),
+        ] {
+            let error = refused(&more);
+            assert!(said.iter().all(|one| error.contains(one)), "{more}: {error}");
+        }
+    }
+
+    #[test]
+    fn outages_are_spread_over_the_runs() {
+        let text = TWO.replace("count = 7", "outage = \"50ms\"\noutage_to = \"500ms\"");
+        let settings = &parsed(&text, &[]).unwrap().cells[0].settings;
+        let ms = |number| settings.outage(number, 3).unwrap().as_millis();
+        assert_eq!([0, 1, 2].map(ms), [125, 275, 425]);
+        assert_eq!(Settings::default().outage(0, 3), None);
+    }
+
+    #[test]
+    fn levels_are_chosen_on_the_command_line() {
+        let plan = parsed(TWO, &["--only", "timers=kernel", "--only", "pause=8"]).unwrap();
+        assert_eq!(named(&plan.cells[0].levels), "timers kernel, pause 8");
+        assert_eq!(plan.cells.len(), 1);
+        let error = format!(
+            "{:#}",
+            parsed(TWO, &["--only", "timers=linux"]).unwrap_err()
+        );
+        assert!(
+            error.contains("--only") && error.contains("kernel; agent"),
+            "{error}"
+        );
+        let line = Line::try_parse_from(["rto-lab", "--only", "timers"]);
+        let error = line.map(|_| ()).unwrap_err().to_string();
+        assert!(error.contains("timers=kernel"), "{error}");
+    }
+
+    #[test]
+    fn each_only_of_a_combination_holds() {
+        // The agent is measured with a pause of 8 ms, and this level with none: they never meet.
+        let third = "[[factor]]\nname = \"n\"\n[[factor.level]]\nname = \"a\"\nonly = { pause = [\"0\"] }\n";
+        let plan = parsed(&format!("{TWO}\n{third}"), &[]).unwrap();
+        let cells: Vec<String> = plan.cells.iter().map(|cell| named(&cell.levels)).collect();
+        assert_eq!(cells, ["timers kernel, pause 0, n a"]);
+    }
+
+    #[test]
     fn own_definitions_are_read() {
         let counts = [
             (16 * 2 + 2 + 10, 10 * 2 + 2 + 4),
             (17 * 6, 5 * 6),
             (8 * (7 * 5 + 5), 8 * (3 * 3 + 2)),
+            (6 * (6 * 3 + 2 * 2), 6 * (6 * 3 + 2 * 2)),
         ];
-        for ((verb, text, figures), (cells, quick)) in OWN.iter().zip(counts) {
-            let text = format!("{text}\n{figures}");
-            let plan = parsed(&text, &[]).unwrap();
-            assert_eq!((&*plan.definition.name, plan.cells.len()), (*verb, cells));
-            assert_eq!(parsed(&text, &["--quick"]).unwrap().cells.len(), quick);
-            // Levels that tables and figures name are those there are.
-            let design = plan.design();
-            let known = |factor: &str, level: &String| {
-                level.is_empty()
-                    || level.contains("published")
-                    || design.levels[factor].contains(level)
-            };
-            let named = design.tables.iter().flat_map(|table| &table.only);
-            let factors = design.references.iter().flat_map(|one| &one.factors);
-            assert!(
-                named
-                    .clone()
-                    .all(|(factor, levels)| levels.iter().all(|one| known(factor, one)))
-            );
-            assert!(factors.clone().all(|(factor, level)| known(factor, level)));
+        for ((verb, ..), (cells, quick)) in OWN.iter().zip(counts) {
+            let plan = Plan::own(verb, &args(&[])).unwrap();
+            assert_eq!((&*plan.design.name, plan.cells.len()), (*verb, cells));
+            let plan = Plan::own(verb, &args(&["--quick"])).unwrap();
+            assert_eq!(plan.cells.len(), quick);
         }
-        let veth = parsed(OWN[0].1, &["--link", "nft"]).unwrap();
+        // A veth has no delay, and nftables cannot tell copies.
+        let veth = Plan::own("loss", &args(&["--link", "nft"])).unwrap();
         assert_eq!(veth.cells.len(), 42);
+        let method = veth.design().method;
+        assert!(
+            !method.iter().any(|(_, is)| is.contains("delay = ")),
+            "{method:?}"
+        );
+        let refused = parsed(TWO, &["--link", "nft"]).unwrap_err();
+        let refused = format!("{refused:#}");
+        assert!(
+            refused.contains("delay") && refused.contains("--link relay"),
+            "{refused}"
+        );
         let example = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/examples")).unwrap();
         for file in example {
             let text = std::fs::read_to_string(file.unwrap().path()).unwrap();

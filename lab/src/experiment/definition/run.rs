@@ -1,8 +1,15 @@
 //! How a definition is run: an agent for each policy, testbeds for each kind of ends, a client for each run.
 
-use std::{net::SocketAddr, process::Command, thread, time::Duration};
+use std::{
+    collections::BTreeMap,
+    net::SocketAddr,
+    process::Command,
+    sync::PoisonError,
+    thread,
+    time::{Duration, Instant},
+};
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{Context as _, bail};
 use rand::{RngExt as _, SeedableRng as _, rngs::ChaCha8Rng};
 use rto_testbed::{
     agent::Agent,
@@ -15,7 +22,7 @@ use rto_testbed::{
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Plan, named,
+    Cell, Plan, named,
     settings::{Arm, Coverage, Dropped, Learnt, Settings, Time},
 };
 use crate::{
@@ -29,8 +36,17 @@ use crate::{
 const POLICY: &str = "lab";
 /// Numbers of links among which are clients of both arms, but for one case in 500,000.
 const ARMS: std::ops::RangeInclusive<u8> = 210..=230;
-/// An outage begins so long after the client, and up to as much later.
-const BEFORE: Duration = Duration::from_millis(100);
+/// An outage begins at an unforeseeable moment of the transactions that are measured: within this time, and some times
+/// that of one with its pause.
+const PHASE: (Duration, u32) = (Duration::from_millis(2), 5);
+/// By how much more than that the longest transaction may be shorter than the outage, as it begins in it.
+const SHORTER: Duration = Duration::from_millis(2);
+/// For so long after an outage, and for so many times as long as it was, a transaction that was hit is waited for.
+const PATIENCE: (Duration, u32) = (Duration::from_secs(10), 10);
+/// By how much more than a quarter an outage may be longer than it should: a veth's ends when nft(8) has run.
+const LINGERS: Duration = Duration::from_millis(20);
+/// Attempts, if it was, or if nothing was lost.
+const ATTEMPTS: u32 = 10;
 /// How often a wait looks for signals.
 const TICK: Duration = Duration::from_millis(10);
 
@@ -52,6 +68,7 @@ pub struct Covering {
 pub struct Testbed {
     // Before the namespaces that it is in.
     server: ControlChannel,
+    certificate: Vec<u8>,
     topology: Topology,
     client: ClientEnd,
     /// Asks an agent that learns for its values.
@@ -63,6 +80,7 @@ pub struct Seat<'a> {
     link: &'a dyn Link,
     to: SocketAddr,
     server: &'a mut ControlChannel,
+    certificate: &'a [u8],
     client: &'a ClientEnd,
     tune: &'a mut Option<Command>,
 }
@@ -71,15 +89,15 @@ impl Settings {
     /// Whether both can be measured in one testbed.
     pub(super) fn has_testbed_of(&self, other: &Self) -> bool {
         let key = |one: &Self| {
-            let on = ([0, 0, 0, 0], 0).into();
             (
                 one.at.unwrap_or_default(),
                 one.arm,
-                one.workload.unwrap_or_default().server(on),
+                one.workload.unwrap_or_default().has_flows(),
             )
         };
-        let policy = |one: &Self| (one.policy.clone(), one.learnt.clone(), one.sysctls.clone());
-        key(self) == key(other) && policy(self) == policy(other)
+        let made = |one: &Self| (one.sysctls.clone(), one.route_rto_min, one.thin);
+        let policy = |one: &Self| (one.policy.clone(), one.learnt.clone());
+        key(self) == key(other) && made(self) == made(other) && policy(self) == policy(other)
     }
 }
 
@@ -146,12 +164,14 @@ impl Experiment for Plan {
     type Seat<'a> = Seat<'a>;
 
     fn design(&self) -> Design {
-        self.shown()
+        self.design.clone()
     }
 
     fn runs(&self) -> Vec<Run> {
-        let cells = 0..self.cells.len();
-        let runs = cells.flat_map(|cell| (0..self.runs).map(move |number| Run { cell, number }));
+        let cells = self.cells.iter().enumerate();
+        let runs = cells.flat_map(|(cell, Cell { runs, .. })| {
+            (0..*runs).map(move |number| Run { cell, number })
+        });
         runs.collect()
     }
 
@@ -164,8 +184,12 @@ impl Experiment for Plan {
             if all.iter().any(|one| one.is_of(settings)) {
                 continue;
             }
-            let cell = self.cells.iter().find(|cell| cell.kind == kind);
-            let at = || cell.map_or_else(String::new, |cell| named(&cell.levels));
+            let cell = self
+                .cells
+                .iter()
+                .zip(&self.kind_of)
+                .find(|(_, of)| **of == kind);
+            let at = || cell.map_or_else(String::new, |(cell, _)| named(&cell.levels));
             let covering = self.covering(policy, settings.learnt.as_ref());
             all.push(covering.with_context(at)?);
         }
@@ -199,10 +223,14 @@ impl Experiment for Plan {
                 run_command(&format!("ip -n {netns} link set {device} gso_max_segs 1"))?;
             }
         }
-        let on = topology.server_address();
-        let server = topology.serve(&settings.workload.unwrap_or_default().server(on))?;
+        if let Some(Time(rto_min)) = settings.route_rto_min {
+            topology.set_route_rto_min(rto_min)?;
+        }
+        let workload = settings.workload.unwrap_or_default();
+        let (server, certificate) = workload.serve(&topology, settings.options())?;
         Ok(Testbed {
             server,
+            certificate,
             client: topology.client_end(settings.at != Some(Coverage::Server)),
             topology,
             tune: agent
@@ -211,99 +239,147 @@ impl Experiment for Plan {
         })
     }
 
-    fn seats<'a>(&self, testbed: &'a mut Testbed) -> Vec<Seat<'a>> {
-        vec![Seat {
+    fn seat<'a>(&self, testbed: &'a mut Testbed) -> Seat<'a> {
+        Seat {
             link: &*testbed.topology.link,
             to: testbed.topology.server_address(),
             server: &mut testbed.server,
+            certificate: &testbed.certificate,
             client: &testbed.client,
             tune: &mut testbed.tune,
-        }]
+        }
     }
 
     fn kind(&self, run: &Run) -> usize {
-        self.cells[run.cell].kind
+        self.kind_of[run.cell]
     }
 
     fn measure(&self, seat: &mut Seat<'_>, run: &Run) -> anyhow::Result<Vec<Record>> {
         let cell = &self.cells[run.cell];
-        let record = self.one(seat, &cell.settings, run);
-        let record = record.with_context(|| named(&cell.levels))?;
         let levels = cell
             .levels
             .iter()
             .map(|(factor, level)| (&**factor, &**level));
-        Ok(vec![Record {
-            values: record.values,
-            ..Record::new(levels, run.number)
-        }])
+        for _ in 0..ATTEMPTS {
+            interrupt::check()?;
+            let measured = self.attempt(seat, cell, run);
+            if let Some(values) = measured.with_context(|| named(&cell.levels))? {
+                let record = Record::new(levels, run.number);
+                return Ok(vec![Record { values, ..record }]);
+            }
+        }
+        bail!(
+            "{}: outage: in {ATTEMPTS} attempts no transaction was hit, or it was too long: raise `count`, or lower `pause`",
+            named(&cell.levels)
+        )
     }
 
     fn expected(&self, run: &Run) -> Duration {
-        let settings = &self.cells[run.cell].settings;
+        let Cell { settings, runs, .. } = &self.cells[run.cell];
         let work = settings.work();
-        let each = work.pause + 4 * settings.link().delay + Duration::from_millis(1);
-        let outage = settings.outage.map_or(Duration::ZERO, |time| time.0);
+        let each = work.pause + 2 * settings.under_way() + Duration::from_millis(1);
+        let outage = settings.outage(run.number, *runs).unwrap_or_default();
         each * (work.skip + work.count) + outage
     }
 
     fn load(&self, run: &Run) -> f64 {
         let settings = &self.cells[run.cell].settings;
-        settings.workload.unwrap_or_default().load(settings.work())
+        match settings.outage {
+            // It waits, and the gate is between those that do not.
+            Some(_) => 0.04,
+            None => {
+                let workload = settings.workload.unwrap_or_default();
+                workload.load(settings.work(), settings.under_way())
+            }
+        }
     }
 }
 
 impl Plan {
-    fn one(&self, seat: &mut Seat<'_>, settings: &Settings, run: &Run) -> anyhow::Result<Record> {
+    /// What was measured; `None` if there was an outage that did not come as it should.
+    fn attempt(
+        &self,
+        seat: &mut Seat<'_>,
+        Cell { settings, runs, .. }: &Cell,
+        run: &Run,
+    ) -> anyhow::Result<Option<BTreeMap<String, Vec<f64>>>> {
         let (workload, work) = (settings.workload.unwrap_or_default(), settings.work());
+        let outage = settings.outage(run.number, *runs);
         if let Some(relay) = seat.link.relay() {
             relay.set(settings.link());
             let _before = relay.take_log();
         }
+        let gate = outage.map(|_| self.gate.lock().unwrap_or_else(PoisonError::into_inner));
+        let with = (work, settings.options());
+        let mut client = workload.connect(seat.client, seat.to, seat.certificate, with)?;
         let rule = settings.drop.as_ref().map(Dropped::rule).transpose()?;
         let rule = rule.map(|rule| seat.link.drops(rule)).transpose()?;
-        let mut client = seat.client.start(&workload.client(seat.to, work))?;
-        workload.begin(&mut client, work)?;
-        if let Some(Time(length)) = settings.outage {
+        let cycle = work.pause + workload.interval() + settings.under_way();
+        let at_least = outage.map(|length| length.saturating_sub(SHORTER + cycle));
+        workload.begin(&mut client, work, at_least)?;
+        let mut lasted = None;
+        if let Some(length) = outage {
             // Of the number alone: the same for all levels.
             let seed = seed_of(self.seed, &run.number);
             let later: f64 = ChaCha8Rng::seed_from_u64(seed).random();
-            thread::sleep(BEFORE + BEFORE.mul_f64(later));
+            thread::sleep((PHASE.0 + PHASE.1 * cycle).mul_f64(later));
             let outage = seat.link.start_outage(PacketFilter::ALL, length)?;
-            ensure!(
-                seat.link.end_outage(outage)?.dropped > 0,
-                "outage: nothing was lost: raise `count` or `pause`, so that the work takes longer than {BEFORE:?} and \
-                 as much again"
-            );
+            drop(gate);
+            let blackout = seat.link.end_outage(outage)?;
+            let is_as_asked = blackout.until - blackout.from <= length + length / 4 + LINGERS;
+            if blackout.dropped > 0 && is_as_asked {
+                lasted = Some(blackout.until - blackout.from);
+            }
         }
         // Who only waits for an answer hears no signal.
+        let begun = Instant::now();
+        let patience = outage.map(|length| PATIENCE.0 + PATIENCE.1 * length);
         while !client.has_reply()? {
             interrupt::check()?;
+            if patience.is_some_and(|most| begun.elapsed() > most) {
+                // None was hit, so that it goes on for ever.
+                rule.map(|rule| seat.link.remove(rule)).transpose()?;
+                return Ok(None);
+            }
             thread::sleep(TICK);
         }
-        let mut record = Record::default();
-        for (measure, values) in workload.end(&mut client, seat.server, work)? {
-            if measure == "time" {
+        let mut measured: BTreeMap<String, Vec<f64>> = BTreeMap::new();
+        let mut add = |measure: &str, values| measured.insert(measure.to_owned(), values);
+        for (mut measure, mut values) in workload.end(&mut client, seat.server, work)? {
+            if let ("time", Some(at_least)) = (measure, at_least) {
+                // What an outage costs is the longest wait.
                 let longest = values.iter().copied().fold(0.0, f64::max);
-                record = record.with("longest", longest);
+                if longest < ms(at_least) {
+                    lasted = None;
+                }
+                values = vec![longest];
+                measure = self.outages_are;
             }
-            record = record.with_all(measure, values);
+            add(measure, values);
         }
         if let Some(rule) = rule {
-            record = record.with("packets dropped", f(seat.link.remove(rule)?));
+            add("packets dropped", vec![f(seat.link.remove(rule)?)]);
         }
         if let Some(relay) = seat.link.relay() {
             let counts = RetransmitCounts::of(&relay.take_log(), &PacketFilter::ALL);
-            record = record
-                .with("sent", f(counts.sent))
-                .with("retransmitted", f(counts.needed + counts.spurious))
-                .with("spurious", f(counts.spurious));
+            add("sent", vec![f(counts.sent)]);
+            add("retransmitted", vec![f(counts.needed + counts.spurious)]);
+            add("spurious", vec![f(counts.spurious)]);
         }
-        match seat.tune.as_mut().map(value_ms).transpose()? {
-            Some(Some(ms)) => Ok(record.with("value that was learnt", ms)),
-            _ => Ok(record),
+        if let Some(Some(ms)) = seat.tune.as_mut().map(value_ms).transpose()? {
+            add("value that was learnt", vec![ms]);
         }
+        match (outage, lasted) {
+            (Some(_), None) => return Ok(None),
+            (_, Some(lasted)) => drop(add("lasted", vec![ms(lasted)])),
+            (None, None) => {}
+        }
+        Ok(Some(measured))
     }
+}
+
+fn ms(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
 }
 
 #[expect(clippy::cast_precision_loss, reason = "some thousand packets")]

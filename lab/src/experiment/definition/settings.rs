@@ -3,23 +3,30 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use anyhow::ensure;
-use rto_testbed::link::{
-    config::LinkConfig,
-    packet::Direction,
-    rule::{DropPattern, PacketFilter, Rule},
+use rto_testbed::{
+    link::{
+        config::LinkConfig,
+        packet::{Direction, Kind},
+        rule::{DropPattern, PacketFilter, Rule},
+    },
+    workload::rr::Options,
 };
 use serde::{Deserialize, Serialize};
 
 use crate::{
     commands::predict::duration,
     engine::Only,
+    topology::LinkBackend,
     workload::{Work, Workload},
 };
+
+/// Of outages.
+const SHORTEST: Duration = Duration::from_millis(2);
 
 /// A setting whose values are a factor.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Sweep {
+pub(crate) enum Sweep {
     Pause,
     Delay,
     RoundTrip,
@@ -30,47 +37,53 @@ pub(super) enum Sweep {
 /// What a level sets; what is not there is as it was.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub(super) struct Settings {
+pub(crate) struct Settings {
     /// Of the level.
     #[serde(skip_serializing)]
-    pub(super) name: Option<String>,
+    pub(crate) name: Option<String>,
     /// Levels of other factors that this one is measured with.
     #[serde(skip_serializing)]
-    pub(super) only: Only,
+    pub(crate) only: Only,
     /// An agent's policy, as its configuration has it; none: the kernel's own timers.
-    pub(super) policy: Option<toml::Table>,
+    pub(crate) policy: Option<toml::Table>,
     /// Which end the agent covers.
-    pub(super) at: Option<Coverage>,
+    pub(crate) at: Option<Coverage>,
     /// What a daemon would have seen for hours.
-    pub(super) learnt: Option<Learnt>,
+    pub(crate) learnt: Option<Learnt>,
     /// The arm of a policy with a holdout that the client is in.
-    pub(super) arm: Option<Arm>,
+    pub(crate) arm: Option<Arm>,
     /// In both namespaces.
-    pub(super) sysctls: Option<BTreeMap<String, toml::Value>>,
-    pub(super) delay: Option<Time>,
-    pub(super) jitter: Option<Time>,
+    pub(crate) sysctls: Option<BTreeMap<String, toml::Value>>,
+    /// rto_min as the metric of a route to the other end.
+    pub(crate) route_rto_min: Option<Time>,
+    /// TCP_THIN_LINEAR_TIMEOUTS of a request/response application.
+    pub(crate) thin: Option<bool>,
+    pub(crate) delay: Option<Time>,
+    pub(crate) jitter: Option<Time>,
     /// The same, of the delay.
-    pub(super) jitter_percent: Option<u32>,
-    pub(super) rate_mbit: Option<u64>,
+    pub(crate) jitter_percent: Option<u32>,
+    pub(crate) rate_mbit: Option<u64>,
     /// Bytes that wait at the bottleneck.
-    pub(super) queue: Option<u64>,
-    pub(super) drop: Option<Dropped>,
+    pub(crate) queue: Option<u64>,
+    pub(crate) drop: Option<Dropped>,
     /// All packets are lost for so long, from a random moment on.
-    pub(super) outage: Option<Time>,
-    pub(super) workload: Option<Workload>,
-    pub(super) count: Option<u32>,
+    pub(crate) outage: Option<Time>,
+    /// The longest outage: those of the runs are spread evenly.
+    pub(crate) outage_to: Option<Time>,
+    pub(crate) workload: Option<Workload>,
+    pub(crate) count: Option<u32>,
     #[serde(skip_serializing)]
-    pub(super) quick_count: Option<u32>,
-    pub(super) skip: Option<u32>,
-    pub(super) pause: Option<Time>,
+    pub(crate) quick_count: Option<u32>,
+    pub(crate) skip: Option<u32>,
+    pub(crate) pause: Option<Time>,
     /// Testbeds: so many runs at once.
     #[serde(skip_serializing)]
-    pub(super) links: Option<usize>,
+    pub(crate) links: Option<usize>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum Coverage {
+pub(crate) enum Coverage {
     #[default]
     Both,
     Server,
@@ -78,7 +91,7 @@ pub(super) enum Coverage {
 
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum Arm {
+pub(crate) enum Arm {
     Treated,
     Control,
 }
@@ -86,7 +99,7 @@ pub(super) enum Arm {
 /// A duration as text, "8ms".
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub(super) struct Time(pub(super) Duration);
+pub(crate) struct Time(pub(crate) Duration);
 
 impl TryFrom<String> for Time {
     type Error = String;
@@ -105,7 +118,7 @@ impl From<Time> for String {
 /// Path times or delays of ACKs, microseconds, and how many of each a second.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Learnt {
+pub(crate) enum Learnt {
     InitialRto(Vec<(u64, u64)>),
     RtoMin(Vec<(u64, u64)>),
 }
@@ -113,46 +126,48 @@ pub(super) enum Learnt {
 /// Which packets the link drops.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Dropped {
+pub(crate) struct Dropped {
     #[serde(default)]
-    pub(super) packets: Packets,
-    pub(super) towards: Option<Towards>,
+    pub(crate) packets: Packets,
+    pub(crate) towards: Option<Towards>,
     /// Of data in the packet.
-    pub(super) bytes: Option<u32>,
+    pub(crate) bytes: Option<u32>,
     #[serde(default)]
-    pub(super) first_copy: bool,
+    pub(crate) first_copy: bool,
     /// Data of a flow from this byte on.
-    pub(super) from_byte: Option<u64>,
+    pub(crate) from_byte: Option<u64>,
     /// One in so many.
-    pub(super) every: Option<u64>,
+    pub(crate) every: Option<u64>,
     /// By chance.
-    pub(super) percent: Option<f64>,
+    pub(crate) percent: Option<f64>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(super) enum Packets {
+pub(crate) enum Packets {
     #[default]
     All,
     Syn,
     SynAck,
+    Data,
     ClientData,
     ServerData,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum Towards {
+pub(crate) enum Towards {
     Client,
     Server,
 }
 
 impl Dropped {
-    pub(super) fn rule(&self) -> anyhow::Result<Rule> {
+    pub(crate) fn rule(&self) -> anyhow::Result<Rule> {
         let mut filter = match self.packets {
             Packets::All => PacketFilter::ALL,
             Packets::Syn => PacketFilter::SYN,
             Packets::SynAck => PacketFilter::SYN_ACK,
+            Packets::Data => PacketFilter::kind(Kind::Data),
             Packets::ClientData => PacketFilter::CLIENT_DATA,
             Packets::ServerData => PacketFilter::SERVER_DATA,
         };
@@ -178,7 +193,7 @@ impl Dropped {
 
 impl Settings {
     /// These, where they are set, over others.
-    pub(super) fn over(&self, below: &Self) -> Self {
+    pub(crate) fn over(&self, below: &Self) -> Self {
         macro_rules! over {
             ($($field:ident),*) => {
                 Self {
@@ -194,6 +209,8 @@ impl Settings {
             learnt,
             arm,
             sysctls,
+            route_rto_min,
+            thin,
             delay,
             jitter,
             jitter_percent,
@@ -201,6 +218,7 @@ impl Settings {
             queue,
             drop,
             outage,
+            outage_to,
             workload,
             count,
             quick_count,
@@ -211,7 +229,7 @@ impl Settings {
     }
 
     /// The values of a setting as a level.
-    pub(super) fn of_sweep(sets: Sweep, value: &str) -> anyhow::Result<Self> {
+    pub(crate) fn of_sweep(sets: Sweep, value: &str) -> anyhow::Result<Self> {
         let time = duration(value).map_err(anyhow::Error::msg)?;
         let mut settings = Self {
             name: Some((time.as_secs_f64() * 1e3).to_string()),
@@ -228,7 +246,14 @@ impl Settings {
         Ok(settings)
     }
 
-    pub(super) fn work(&self) -> Work {
+    /// Of sockets.
+    pub(crate) const fn options(&self) -> Options {
+        Options {
+            thin_linear: self.thin,
+        }
+    }
+
+    pub(crate) fn work(&self) -> Work {
         Work {
             skip: self.skip.unwrap_or(0),
             count: self.count.unwrap_or(20),
@@ -236,7 +261,21 @@ impl Settings {
         }
     }
 
-    pub(super) fn link(&self) -> LinkConfig {
+    /// How long all is lost in a run.
+    pub(crate) fn outage(&self, number: u32, runs: u32) -> Option<Duration> {
+        let least = self.outage?.0;
+        let most = self.outage_to.map_or(least, |time| time.0);
+        let share = (f64::from(number) + 0.5) / f64::from(runs.max(1));
+        Some(least + most.saturating_sub(least).mul_f64(share))
+    }
+
+    /// How long a transaction is under way, without what servers take.
+    pub(crate) fn under_way(&self) -> Duration {
+        let link = self.link();
+        2 * (link.delay + link.jitter)
+    }
+
+    pub(crate) fn link(&self) -> LinkConfig {
         let default = LinkConfig::default();
         let time = |time: Option<Time>| time.map_or(Duration::ZERO, |time| time.0);
         let delay = time(self.delay);
@@ -245,16 +284,43 @@ impl Settings {
             jitter: time(self.jitter) + delay * self.jitter_percent.unwrap_or(0) / 100,
             rate: self.rate_mbit.map(|mbit| mbit * 1_000_000),
             queue: self.queue.unwrap_or(default.queue),
-            ..default
         }
     }
 
     /// What can be wrong although each key is right by itself.
-    pub(super) fn check(&self) -> anyhow::Result<()> {
+    pub(crate) fn check(&self, backend: LinkBackend) -> anyhow::Result<()> {
+        ensure!(
+            backend == LinkBackend::Relay || self.link() == LinkConfig::default(),
+            "delay, jitter, rate_mbit and queue: a veth has none of them: leave them out, or take --link relay"
+        );
         if let Some(dropped) = &self.drop {
             dropped.rule()?;
         }
+        let workload = self.workload.unwrap_or_default();
         ensure!(self.work().count > 0, "count: at least 1");
+        ensure!(
+            self.work().pause.is_zero() || !workload.has_own_pace(),
+            "pause: http-pipelined and grpc send on their own: leave it out, or give `pause = \"0ms\"`"
+        );
+        ensure!(
+            self.thin.is_none() || workload == Workload::RequestResponse,
+            "thin: of request-response alone: leave it out, or take that workload"
+        );
+        if let Some(Time(outage)) = self.outage {
+            ensure!(
+                outage >= SHORTEST,
+                "outage: at least 2ms, which is longer than a transaction; leave it out for none"
+            );
+            ensure!(
+                !workload.has_flows(),
+                "outage: flows begin at once, and may be over before it: take another workload"
+            );
+        }
+        ensure!(
+            self.outage_to
+                .is_none_or(|most| self.outage.is_some_and(|least| least.0 < most.0)),
+            "outage_to: more than `outage`, which has to be there"
+        );
         ensure!(self.links != Some(0), "links: at least 1");
         ensure!(self.rate_mbit != Some(0), "rate_mbit: at least 1");
         ensure!(
@@ -268,8 +334,18 @@ impl Settings {
         Ok(())
     }
 
+    /// What a run of it measures.
+    pub(crate) fn measures(&self) -> Vec<&'static str> {
+        let mut measures = self.workload.unwrap_or_default().measures().to_vec();
+        measures.extend(["sent", "retransmitted", "spurious"]);
+        measures.extend(self.outage.map(|_| "lasted"));
+        measures.extend(self.drop.as_ref().map(|_| "packets dropped"));
+        measures.extend(self.learnt.as_ref().map(|_| "value that was learnt"));
+        measures
+    }
+
     /// In one line of a report; nothing where nothing is set.
-    pub(super) fn describe(&self) -> String {
+    pub(crate) fn describe(&self) -> String {
         let table = toml::Table::try_from(self).unwrap_or_default();
         let all = table.iter().map(|(key, value)| format!("{key} = {value}"));
         all.collect::<Vec<_>>().join(", ")

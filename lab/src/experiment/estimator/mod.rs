@@ -259,9 +259,12 @@ impl Experiment for Plan {
             method.push(("own", format!("{own:?}")));
         }
         let mut design = self.design.clone();
-        if self.file.is_some() {
+        if let Some(file) = &self.file {
             // Its log is not that of what was measured.
             design.name = "estimator-file".to_owned();
+            if file.is_drawn {
+                design.run_is = "drawn flow".to_owned();
+            }
         }
         design.method = method
             .into_iter()
@@ -301,8 +304,8 @@ impl Experiment for Plan {
         Ok(number)
     }
 
-    fn seats(&self, number: &mut u8) -> Vec<u8> {
-        vec![*number]
+    fn seat(&self, number: &mut u8) -> u8 {
+        *number
     }
 
     fn kind(&self, _: &usize) -> usize {

@@ -14,6 +14,8 @@ pub(super) struct Source {
     pub(super) title: String,
     /// By flow, in order.
     pub(super) flows: Vec<Vec<Sample>>,
+    /// Whether flows are only drawn of what was counted.
+    pub(super) is_drawn: bool,
     /// What to know of them.
     pub(super) remarks: Vec<String>,
 }
@@ -27,6 +29,7 @@ pub(super) fn of_capture(name: &str, bytes: &[u8]) -> anyhow::Result<Source> {
     Ok(Source {
         title: name.to_owned(),
         flows,
+        is_drawn: false,
         remarks: capture.remarks(),
     })
 }
@@ -81,10 +84,15 @@ pub(super) fn of_statistics(text: &str, policy: Option<&str>) -> anyhow::Result<
     Ok(Source {
         title: format!("smoothed RTTs of {}", policy.unwrap_or("all policies")),
         flows: times.drawn(DRAWN),
-        remarks: vec![format!(
-            "{} smoothed RTTs, of which samples were drawn without order: single slow answers are hidden in them",
-            times.count()
-        )],
+        is_drawn: true,
+        remarks: vec![
+            format!(
+                "{} smoothed RTTs, of which samples were drawn without order: single slow answers are hidden in them",
+                times.count()
+            ),
+            "intervals are over the drawn flows: they tell how much another draw would differ, not other traffic"
+                .to_owned(),
+        ],
     })
 }
 
@@ -102,7 +110,7 @@ mod tests {
     #[test]
     fn statistics_of_the_agent() {
         let all = of_statistics(STATISTICS, None).unwrap();
-        assert!(all.remarks[0].starts_with("15 smoothed RTTs"));
+        assert!(all.is_drawn && all.remarks[0].starts_with("15 smoothed RTTs"));
         let far = of_statistics(STATISTICS, Some("far")).unwrap();
         assert!(far.flows.iter().flatten().all(|s| s.rtt_us == 60_000));
         assert!(far.flows.iter().map(Vec::len).sum::<usize>() >= DRAWN);

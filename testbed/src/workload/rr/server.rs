@@ -1,11 +1,12 @@
 //! The server's side: any number of connections, each in a thread of its own.
 
 use std::{
+    collections::BTreeMap,
     io::{self, Read as _, Write as _},
-    net::{Shutdown, SocketAddr, TcpListener, TcpStream},
+    net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream},
     os::fd::AsFd as _,
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     thread,
@@ -28,6 +29,10 @@ const KEEPALIVE: Duration = Duration::from_secs(60);
 const REFUSALS: Duration = Duration::from_secs(1);
 /// Of a connection's thread, which calls little; without it each would reserve 2 MiB.
 const STACK_BYTES: usize = 256 << 10;
+/// For so long a host is taken to be as it was.
+const FACTS: Duration = Duration::from_secs(60);
+/// Towards so many peers at most.
+const FACTS_OF: usize = 1000;
 /// A request is read in pieces of this length.
 const PIECE_BYTES: usize = 8 << 10;
 /// Of this all responses are a part.
@@ -249,8 +254,7 @@ fn serve_within(
     };
     let Opening { sizes, close } = Opening::parse(header)?;
     if close == CloseMode::Facts {
-        let facts = HostFacts::towards(stream.peer_addr()?.ip())?;
-        return Ok(stream.write_all(&serde_json::to_vec(&facts)?)?);
+        return Ok(stream.write_all(&facts(stream.peer_addr()?.ip())?)?);
     }
     stream.set_read_timeout(limits.map(|limits| limits.read))?;
     stream.set_write_timeout(limits.map(|limits| limits.write))?;
@@ -271,6 +275,22 @@ fn serve_within(
             .and_then(|()| stream.shutdown(Shutdown::Write));
     }
     Ok(())
+}
+
+/// This host towards a peer, as JSON. It is asked once a minute: each time is some processes, of ip(8) and ethtool(8),
+/// and anybody may connect. One at a time asks.
+fn facts(peer: IpAddr) -> anyhow::Result<Vec<u8>> {
+    static ASKED: Mutex<BTreeMap<IpAddr, (Instant, Vec<u8>)>> = Mutex::new(BTreeMap::new());
+    let mut asked = ASKED.lock().unwrap_or_else(PoisonError::into_inner);
+    asked.retain(|_, (at, _)| at.elapsed() < FACTS);
+    if let Some((_, facts)) = asked.get(&peer) {
+        return Ok(facts.clone());
+    }
+    let facts = serde_json::to_vec(&HostFacts::towards(peer)?)?;
+    if asked.len() < FACTS_OF {
+        asked.insert(peer, (Instant::now(), facts.clone()));
+    }
+    Ok(facts)
 }
 
 /// What a connection begins with, if it does not end before; within this time, however many pieces it comes in.
@@ -347,6 +367,19 @@ mod tests {
         assert!(begin.elapsed() < Duration::from_secs(5));
         peer.join().unwrap();
         error.to_string()
+    }
+
+    /// Asking anew takes some milliseconds, of four processes.
+    #[test]
+    fn a_host_is_asked_for_its_facts_once() {
+        let peer = IpAddr::from([127, 0, 0, 3]);
+        let first = facts(peer).unwrap();
+        let begin = Instant::now();
+        for _ in 0..2000 {
+            assert_eq!(facts(peer).unwrap(), first);
+        }
+        assert!(begin.elapsed() < Duration::from_secs(2));
+        assert_ne!(facts([127, 0, 0, 4].into()).unwrap(), first);
     }
 
     fn opening(request: u32, response: u32) -> [u8; HEADER] {

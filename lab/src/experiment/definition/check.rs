@@ -1,0 +1,165 @@
+//! What a definition names has to be there: factors, levels and measures.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use anyhow::{Context as _, bail, ensure};
+
+use super::{Definition, is_file_name};
+use crate::engine::{Only, Stat};
+
+/// Names of reports that are made of every definition.
+const TAKEN: [&str; 3] = ["effects", "differences", "agreement"];
+
+/// What there is to be named.
+struct Known<'a> {
+    /// Levels by factor, as the file has them: also those that a quick run leaves out.
+    levels: BTreeMap<&'a str, Vec<&'a str>>,
+    measures: &'a BTreeSet<&'static str>,
+}
+
+/// Refuses what is named but not there, or twice; says where, and what is there.
+pub(super) fn names(
+    definition: &Definition,
+    measures: &BTreeSet<&'static str>,
+    asked: &Only,
+) -> anyhow::Result<()> {
+    let Definition {
+        factor: factors,
+        effect: effects,
+        table: tables,
+        chart: charts,
+        published,
+        ..
+    } = definition;
+    let mut levels = BTreeMap::new();
+    for factor in factors {
+        let name = factor.name.as_str();
+        // "log" is what `rto-lab compare` compares by.
+        ensure!(
+            !name.is_empty() && name != "log",
+            "[[factor]]: {name:?} is no name for a factor: take another"
+        );
+        let all = factor.all.iter().map(String::as_str).collect();
+        ensure!(
+            levels.insert(name, all).is_none(),
+            "[[factor]]: two are named {name}: join their levels, or name one of them otherwise"
+        );
+    }
+    let mut known = Known { levels, measures };
+    known.only(asked).context("--only")?;
+    for factor in factors {
+        for level in &factor.level {
+            let at = || {
+                let level = level.name.as_deref().unwrap_or_default();
+                format!("factor {}, level {level}: only", factor.name)
+            };
+            ensure!(
+                !level.only.contains_key(&factor.name),
+                "{}: {} is its own factor: name levels of others",
+                at(),
+                factor.name
+            );
+            known.only(&level.only).with_context(at)?;
+        }
+    }
+    for (number, one) in (1..).zip(published) {
+        for (name, level) in one {
+            if let Some(level) = level.as_str() {
+                let at = || format!("[[published]] {number}");
+                known.factor(name).with_context(at)?;
+                known.levels.entry(name).or_default().push(level);
+            }
+        }
+    }
+    // A published value may lack a factor.
+    if !published.is_empty() {
+        known.levels.values_mut().for_each(|levels| levels.push(""));
+    }
+    for (number, one) in (1..).zip(effects) {
+        let check = || {
+            known.measure(&one.measure, Some(&one.stat))?;
+            known.level(&one.across, &one.base).context("base")?;
+            known.factors(&one.rows)?;
+            known.only(&one.only).context("only")
+        };
+        check().with_context(|| format!("[[effect]] {number}"))?;
+    }
+    let mut named = BTreeSet::from(TAKEN);
+    for one in tables {
+        let name = one.name.as_str();
+        ensure!(
+            is_file_name(name) && named.insert(name),
+            "[[table]]: {name:?} is a file's: letters, digits, - and _ only, and not the name of another table"
+        );
+        let check = || {
+            for column in &one.columns {
+                known.measure(&column.measure, Some(&column.stat))?;
+            }
+            known.factors(&one.rows)?;
+            known.factors(&one.across)?;
+            known.only(&one.only).context("only")
+        };
+        check().with_context(|| format!("[[table]] {name}"))?;
+    }
+    for (number, one) in (1..).zip(charts) {
+        let check = || {
+            known.measure(&one.measure, one.stat.as_ref())?;
+            let x = one.x.iter();
+            x.chain(&one.per)
+                .chain(&one.across)
+                .try_for_each(|name| known.factor(name).map(drop))?;
+            known.only(&one.only).context("only")
+        };
+        check().with_context(|| format!("[[chart]] {number}"))?;
+    }
+    Ok(())
+}
+
+impl Known<'_> {
+    fn factor(&self, name: &str) -> anyhow::Result<&[&str]> {
+        let Some(levels) = self.levels.get(name) else {
+            let all: Vec<&str> = self.levels.keys().copied().collect();
+            bail!("no factor {name}; there are {}", all.join(", "));
+        };
+        Ok(levels)
+    }
+
+    fn factors(&self, names: &[String]) -> anyhow::Result<()> {
+        names
+            .iter()
+            .try_for_each(|name| self.factor(name).map(drop))
+    }
+
+    fn level(&self, factor: &str, level: &str) -> anyhow::Result<()> {
+        let levels = self.factor(factor)?;
+        ensure!(
+            levels.contains(&level),
+            "{factor} has no level {level}; there are {}",
+            levels.join("; ")
+        );
+        Ok(())
+    }
+
+    fn only(&self, only: &Only) -> anyhow::Result<()> {
+        let mut all = only
+            .iter()
+            .flat_map(|(factor, levels)| levels.iter().map(move |level| (factor, level)));
+        all.try_for_each(|(factor, level)| self.level(factor, level))
+    }
+
+    fn measure(&self, measure: &str, stat: Option<&Stat>) -> anyhow::Result<()> {
+        let whole = match stat {
+            Some(Stat::PercentOf(whole)) => Some(whole.as_str()),
+            _ => None,
+        };
+        for one in [Some(measure), whole].into_iter().flatten() {
+            let all: Vec<&str> = self.measures.iter().copied().collect();
+            ensure!(
+                self.measures.contains(one),
+                "nothing measures {one}; there are {}",
+                all.join(", ")
+            );
+        }
+        Ok(())
+    }
+}

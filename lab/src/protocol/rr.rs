@@ -1,0 +1,74 @@
+//! Request/response of a byte and two, and how TCP sees it at both ends.
+
+use std::{
+    collections::HashMap,
+    net::{SocketAddr, TcpStream},
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use anyhow::Context as _;
+use rto_testbed::{
+    tcp::TcpInfo,
+    workload::rr::{Client, CloseMode, Options, Sizes, serve_connection},
+};
+
+use super::Times;
+
+/// How TCP sees the connection at each request, by the client's port.
+#[derive(Clone, Default)]
+pub(super) struct Infos(Arc<Mutex<HashMap<u16, Vec<TcpInfo>>>>);
+
+impl Infos {
+    /// Answers a connection.
+    pub(super) fn watch(&self, stream: TcpStream, options: Options) -> anyhow::Result<()> {
+        let port = stream.peer_addr()?.port();
+        serve_connection(stream, options, |stream| {
+            if let Ok(info) = TcpInfo::of(stream) {
+                let mut infos = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+                infos.entry(port).or_default().push(info);
+            }
+        })
+    }
+
+    /// Of a client; the port may be another one's after it.
+    pub(super) fn take(&self, port: u16) -> anyhow::Result<Vec<TcpInfo>> {
+        let mut infos = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let of_client = infos.remove(&port);
+        of_client.context("no transactions of this client")
+    }
+}
+
+/// Answers a connection that nobody asks about.
+pub(super) fn serve(stream: TcpStream, options: Options) -> anyhow::Result<()> {
+    serve_connection(stream, options, |_| {})
+}
+
+/// Over one connection.
+pub(super) struct Transactions(Client);
+
+impl Transactions {
+    pub(super) fn connect(to: SocketAddr, options: Options) -> anyhow::Result<Self> {
+        Ok(Self(Client::connect(to, Sizes::SMALL, options)?))
+    }
+}
+
+impl super::Client for Transactions {
+    fn requests(&mut self, times: &mut Times) -> anyhow::Result<()> {
+        let mut infos = Vec::new();
+        while times.next() {
+            let took = self.0.transact()?;
+            times.add(took);
+            infos.push(TcpInfo::of(self.0.stream())?);
+            times.rest();
+        }
+        times.seen.tcp = Some((self.0.stream().local_addr()?.port(), infos));
+        Ok(())
+    }
+}
+
+/// A connection, one request, its answer, and the end of the connection.
+pub(super) fn check(to: SocketAddr, options: Options) -> anyhow::Result<()> {
+    let (mut client, _) = Client::open(to, Sizes::SMALL, options, CloseMode::OneShot, &|| true)?;
+    client.transact()?;
+    Ok(client.wait_for_end(&|| true)?)
+}
