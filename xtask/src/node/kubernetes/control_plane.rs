@@ -63,7 +63,7 @@ const CERTIFICATE: &str = "apiserver.crt";
 const ACCOUNTS_KEY: &str = "accounts.key";
 const TOKENS: &str = "tokens.csv";
 /// Until the API server answers.
-const PATIENCE: Duration = Duration::from_secs(600);
+const READY_LIMIT: Duration = Duration::from_secs(600);
 
 impl ControlPlane {
     /// Starts it and waits until the API server is ready.
@@ -252,9 +252,9 @@ impl ControlPlane {
                 return Ok(());
             }
             self.check_alive()?;
-            if begin.elapsed() > PATIENCE {
+            if begin.elapsed() > READY_LIMIT {
                 bail!(
-                    "the API server is not ready after {PATIENCE:?}: see {}",
+                    "the API server is not ready after {READY_LIMIT:?}: see {}",
                     Self::logs().display()
                 );
             }

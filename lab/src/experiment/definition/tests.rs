@@ -1,0 +1,311 @@
+use std::time::Duration;
+
+use clap::Parser as _;
+
+use super::*;
+use crate::engine::Experiment as _;
+
+#[derive(clap::Parser)]
+struct Line {
+    #[command(flatten)]
+    args: Defined,
+}
+
+fn parsed(text: &str, options: &[&str]) -> anyhow::Result<Plan> {
+    Plan::of(toml::from_str(text)?, &args(options))
+}
+
+fn args(options: &[&str]) -> Defined {
+    let words = ["rto-lab", "--agent", env!("CARGO_MANIFEST_PATH")];
+    Line::parse_from(words.iter().chain(options)).args
+}
+
+const TWO: &str = r#"
+name = "two"
+question = "Which?"
+[settings]
+delay = "2ms"
+count = 7
+[[factor]]
+name = "timers"
+[[factor.level]]
+name = "kernel"
+[[factor.level]]
+name = "agent"
+policy = { rto_min = "10ms" }
+only = { pause = ["8"] }
+[[factor]]
+name = "pause"
+sets = "pause"
+values = ["0ms", "8ms"]
+quick = ["8ms"]
+"#;
+
+#[test]
+fn levels_are_combined() {
+    let plan = parsed(TWO, &["--runs", "3"]).unwrap();
+    let cells: Vec<String> = plan.cells.iter().map(|cell| named(&cell.levels)).collect();
+    assert_eq!(
+        cells,
+        [
+            "timers kernel, pause 0",
+            "timers kernel, pause 8",
+            "timers agent, pause 8"
+        ]
+    );
+    // The kernel's testbed does for both pauses.
+    assert_eq!(plan.testbeds(), [2, 2]);
+    let (runs, last) = (plan.runs(), &plan.cells[2].settings);
+    assert_eq!((runs.len(), plan.kind(&runs[8])), (9, 1));
+    assert_eq!(
+        (last.work().count, last.work().pause),
+        (7, Duration::from_millis(8))
+    );
+    assert_eq!(last.link().delay, Duration::from_millis(2));
+    let design = plan.design();
+    assert_eq!(
+        (&*design.effects[0].base, &*design.effects[0].measure),
+        ("kernel", "time")
+    );
+    assert_eq!(design.charts[0].x.as_deref(), Some("pause"));
+    assert!(
+        design
+            .method
+            .iter()
+            .any(|(_, value)| value.contains("rto_min = \"10ms\""))
+    );
+    assert_eq!(parsed(TWO, &["--quick"]).unwrap().cells.len(), 2);
+}
+
+#[test]
+fn what_is_wrong_is_named_with_its_place_and_fix() {
+    let changed = |from: &str, to: &str| {
+        assert!(TWO.contains(from));
+        format!("{:#}", parsed(&TWO.replace(from, to), &[]).unwrap_err())
+    };
+    for (from, to, said) in [
+        (
+            "delay = \"2ms\"",
+            "delai = \"2ms\"",
+            &["line 5", "delai", "delay"][..],
+        ),
+        (
+            "delay = \"2ms\"",
+            "delay = \"2\"",
+            &["line 5", "such as 10ms"],
+        ),
+        ("count = 7", "workload = \"http3\"", &["line 6", "http-new"]),
+        (
+            "count = 7",
+            "drop = { every = 0 }",
+            &["timers kernel, pause 0", "1 or more"],
+        ),
+        (
+            "policy = { rto_min = \"10ms\" }",
+            "arm = \"control\"",
+            &["timers agent", "add `policy"],
+        ),
+        ("\"0ms\"", "\"5\"", &["factor pause", "such as 10ms"]),
+        (
+            "quick = [\"8ms\"]",
+            "quick = [\"9ms\"]",
+            &["factor pause", "9ms", "0, 8"],
+        ),
+        (
+            "count = 7",
+            "outage = \"0ms\"",
+            &["timers kernel, pause 0", "outage: at least 2ms"],
+        ),
+        (
+            "count = 7",
+            "outage_to = \"9ms\"",
+            &["outage_to: more than `outage`"],
+        ),
+        (
+            "count = 7",
+            "outage = \"9ms\"\nworkload = \"flows\"",
+            &["outage: flows", "another workload"],
+        ),
+        (
+            "count = 7",
+            "workload = \"http-pipelined\"",
+            &["timers kernel, pause 8", "http-pipelined", "leave it out"],
+        ),
+        ("count = 7", "thin = true", &["thin", "request-response"]),
+        ("name = \"two\"", "name = \"a/b\"", &["name", "letters"]),
+        ("sets = \"pause\"", "", &["factor pause", "`sets`"]),
+        (
+            "name = \"kernel\"",
+            "name = \"agent\"",
+            &["factor timers", "two levels"],
+        ),
+        (
+            "only = { pause = [\"8\"] }",
+            "links = 999",
+            &["links", "200"],
+        ),
+    ] {
+        let error = changed(from, to);
+        assert!(
+            said.iter().all(|one| error.contains(one)),
+            "{from} -> {to}: {error}"
+        );
+    }
+}
+
+#[test]
+fn what_is_named_has_to_be_there() {
+    let refused = |more: &str| format!("{:#}", parsed(&format!("{TWO}\n{more}"), &[]).unwrap_err());
+    let effect = |changed: &str| {
+        let keys = [
+            "measure = \"time\"",
+            "stat = \"p50\"",
+            "across = \"timers\"",
+            "base = \"kernel\"",
+            "rows = [\"pause\"]",
+        ];
+        let name = changed.split(' ').next().unwrap();
+        let others = keys.iter().filter(|key| !key.starts_with(name));
+        let lines: Vec<&str> = others.copied().chain([changed]).collect();
+        format!("[[effect]]\n{}", lines.join("\n"))
+    };
+    assert!(
+        parsed(
+            &format!("{TWO}\n{}", effect("only = { pause = [\"0\"] }")),
+            &[]
+        )
+        .is_ok()
+    );
+    for (more, said) in [
+        (
+            effect("measure = \"tiem\""),
+            &["[[effect]] 1", "tiem", "time"][..],
+        ),
+        (
+            effect("stat = \"percent of packets\""),
+            &["nothing measures packets"],
+        ),
+        (effect("across = \"timer\""), &["no factor timer", "timers"]),
+        (
+            effect("base = \"linux\""),
+            &["base", "no level linux", "kernel"],
+        ),
+        (effect("rows = [\"lost\"]"), &["no factor lost", "pause"]),
+        (
+            effect("only = { pause = [\"8ms\"] }"),
+            &["only", "no level 8ms", "0; 8"],
+        ),
+        (
+            "[[table]]\nname = \"a\"\nrows = [\"x\"]".to_owned(),
+            &["[[table]] a", "no factor x"],
+        ),
+        (
+            "[[table]]\nname = \"effects\"".to_owned(),
+            &["[[table]]", "effects"],
+        ),
+        (
+            "[[table]]\nname = \"a/b\"".to_owned(),
+            &["[[table]]", "letters"],
+        ),
+        (
+            "[[chart]]\nmeasure = \"time\"\nx = \"lost\"".to_owned(),
+            &["[[chart]] 1", "no factor lost"],
+        ),
+        (
+            "[[published]]\ntimer = \"old\"".to_owned(),
+            &["[[published]] 1", "no factor timer"],
+        ),
+        (
+            "[[factor]]\nname = \"timers\"\n[[factor.level]]\nname = \"a\"".to_owned(),
+            &["two are named timers"],
+        ),
+        (
+            "[[factor]]\nname = \"n\"\n[[factor.level]]\nname = \"a\"\nonly = { timers = [\"x\"] }"
+                .to_owned(),
+            &["factor n, level a", "no level x", "kernel; agent"],
+        ),
+        (
+            "[[factor]]\nname = \"n\"\n[[factor.level]]\nname = \"a\"\nonly = { lost = [\"x\"] }"
+                .to_owned(),
+            &["factor n, level a", "no factor lost"],
+        ),
+    ] {
+        let error = refused(&more);
+        assert!(
+            said.iter().all(|one| error.contains(one)),
+            "{more}: {error}"
+        );
+    }
+}
+
+#[test]
+fn outages_are_spread_over_the_runs() {
+    let text = TWO.replace("count = 7", "outage = \"50ms\"\noutage_to = \"500ms\"");
+    let settings = &parsed(&text, &[]).unwrap().cells[0].settings;
+    let ms = |number| settings.outage(number, 3).unwrap().as_millis();
+    assert_eq!([0, 1, 2].map(ms), [125, 275, 425]);
+    assert_eq!(Settings::default().outage(0, 3), None);
+}
+
+#[test]
+fn levels_are_chosen_on_the_command_line() {
+    let plan = parsed(TWO, &["--only", "timers=kernel", "--only", "pause=8"]).unwrap();
+    assert_eq!(named(&plan.cells[0].levels), "timers kernel, pause 8");
+    assert_eq!(plan.cells.len(), 1);
+    let error = format!(
+        "{:#}",
+        parsed(TWO, &["--only", "timers=linux"]).unwrap_err()
+    );
+    assert!(
+        error.contains("--only") && error.contains("kernel; agent"),
+        "{error}"
+    );
+    let line = Line::try_parse_from(["rto-lab", "--only", "timers"]);
+    let error = line.map(|_| ()).unwrap_err().to_string();
+    assert!(error.contains("timers=kernel"), "{error}");
+}
+
+#[test]
+fn each_only_of_a_combination_holds() {
+    // The agent is measured with a pause of 8 ms, and this level with none: they never meet.
+    let third =
+        "[[factor]]\nname = \"n\"\n[[factor.level]]\nname = \"a\"\nonly = { pause = [\"0\"] }\n";
+    let plan = parsed(&format!("{TWO}\n{third}"), &[]).unwrap();
+    let cells: Vec<String> = plan.cells.iter().map(|cell| named(&cell.levels)).collect();
+    assert_eq!(cells, ["timers kernel, pause 0, n a"]);
+}
+
+#[test]
+fn own_definitions_are_read() {
+    let counts = [
+        (16 * 2 + 2 + 10, 10 * 2 + 2 + 4),
+        (17 * 6, 5 * 6),
+        (8 * (7 * 5 + 5), 8 * (3 * 3 + 2)),
+        (6 * (6 * 3 + 2 * 2), 6 * (6 * 3 + 2 * 2)),
+    ];
+    for ((verb, ..), (cells, quick)) in OWN.iter().zip(counts) {
+        let plan = Plan::own(verb, &args(&[])).unwrap();
+        assert_eq!((&*plan.design.name, plan.cells.len()), (*verb, cells));
+        let plan = Plan::own(verb, &args(&["--quick"])).unwrap();
+        assert_eq!(plan.cells.len(), quick);
+    }
+    // A veth has no delay, and nftables cannot tell copies.
+    let veth = Plan::own("loss", &args(&["--link", "nft"])).unwrap();
+    assert_eq!(veth.cells.len(), 42);
+    let method = veth.design().method;
+    assert!(
+        !method.iter().any(|(_, is)| is.contains("delay = ")),
+        "{method:?}"
+    );
+    let refused = parsed(TWO, &["--link", "nft"]).unwrap_err();
+    let refused = format!("{refused:#}");
+    assert!(
+        refused.contains("delay") && refused.contains("--link relay"),
+        "{refused}"
+    );
+    let example = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/examples")).unwrap();
+    for file in example {
+        let text = std::fs::read_to_string(file.unwrap().path()).unwrap();
+        parsed(&text, &[]).unwrap();
+    }
+}
