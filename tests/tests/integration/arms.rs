@@ -55,15 +55,20 @@ test!(both_arms_have_their_share_of_mapped_addresses, || shares(
 /// arm.
 fn shares(address: IpAddr) -> anyhow::Result<()> {
     const SHARE: f64 = 0.05;
+    /// Each gets fewer connections than connect() tries ports, so that no pair of ports comes twice: it would draw the
+    /// same arm again, and the shares would vary by more than those of independent connections.
+    const LISTENERS: u16 = 8;
     let connections = scaled("connections", 100_000, 3_000);
     let env = TestEnv::with(
         "[policy.near]\ncidrs = [\"127.0.0.0/8\", \"::1/128\"]\ninitial_rto = \"100ms\"\n\
          syn_ack_rto = \"100ms\"\nholdout = \"5%\"\nforce = true\n",
     )?;
     let program = beside("rto-workload")?;
-    let on = SocketAddr::from((address, PORT));
-    let mut rate = Rate::start(&program, &env.net.client, env.cgroup.path(), None, on)?;
-    rate.connections(connections)?;
+    for port in PORT..PORT + LISTENERS {
+        let on = SocketAddr::from((address, port));
+        let mut rate = Rate::start(&program, &env.net.client, env.cgroup.path(), None, on)?;
+        rate.connections(connections / u32::from(LISTENERS))?;
+    }
     let near = near(&env)?;
     let n = f64::from(connections);
     let sigma = (n * SHARE * (1.0 - SHARE)).sqrt();
