@@ -15,7 +15,7 @@ use rto_testbed::{
         Link as _,
         rule::{DropPattern, PacketFilter, Rule},
     },
-    machine::Machine,
+    machine::{Machine, jiffy},
     netns::{SERVER_V4, SERVER_V4_OTHER},
     wait::{TIMEOUT, eventually},
     warm::{Learnt, Seen},
@@ -117,8 +117,9 @@ fn a_dead_daemon_leaves_the_brakes() -> anyhow::Result<()> {
     // The control: until then it was the policy's timer.
     let timers: Vec<_> = after.iter().filter_map(|one| one.first_timer()).collect();
     let in_time = timers.iter().filter(|timer| **timer < 2 * TIMER).count();
+    // A timer starts from jiffies, which lag on a busy machine.
     ensure!(
-        timers.iter().all(|timer| *timer >= TIMER - MS) && 2 * in_time > timers.len(),
+        timers.iter().all(|timer| *timer >= TIMER - jiffy()) && 2 * in_time > timers.len(),
         "{timers:?}"
     );
     let policy = InKernel::of(&path.env, "near")?;
@@ -153,6 +154,9 @@ fn a_step_of_the_path_raises_the_timer() -> anyhow::Result<()> {
     let mut clients = path.clients(PER_S, ROUNDS, PATIENCE)?;
     clients.begin(BEFORE + AFTER)?;
     path.begun(BEFORE as usize)?;
+    // Between two handshakes: one across the step takes less than the path takes from then on, and an alarm that knows of
+    // no other raises the timer by less (248 ms were seen).
+    thread::sleep(RTT + 2 * MS);
     path.relay.set_delay(SLOW_RTT / 2);
     let step = Instant::now();
     let mut values = vec![(Duration::ZERO, before)];
