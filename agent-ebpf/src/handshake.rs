@@ -122,7 +122,7 @@ pub(crate) fn established_clean(
 
 /// What only some policies ask for of each connection that was established without a retransmission.
 #[inline(always)]
-fn more_at_established(ctx: &SockOpsContext, arm: u32, policy: &Policy, direction: u32) -> u32 {
+fn more_at_established(ctx: &SockOpsContext, arm: u32, policy: &Policy, direction: u32) {
     let more = policy.flags;
     if more & policy_flags::BRAKED != 0 {
         brake::credit(arm, policy, direction, 0);
@@ -133,7 +133,6 @@ fn more_at_established(ctx: &SockOpsContext, arm: u32, policy: &Policy, directio
     if more & policy_flags::DISCOVERS != 0 {
         discovery::note(ctx, 0);
     }
-    0
 }
 
 /// Gives storage to a connection that did without so far: notes whose it is, what was set on it, and which callbacks it
