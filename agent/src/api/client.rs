@@ -218,10 +218,10 @@ impl Client {
     /// Why a request got no answer. Of a daemon that was killed the socket may live on for a moment, in a child that it
     /// has just begun: who only reads is told that no daemon runs, who changes something that it is not known.
     async fn unanswered(&self, is_reading: bool, error: hyper::Error) -> ClientError {
-        match self.connect().await {
-            Err(gone @ ClientError::NotRunning { .. }) if is_reading => gone,
-            _ => self.broken(error),
+        if is_reading && let Err(gone @ ClientError::NotRunning { .. }) = self.connect().await {
+            return gone;
         }
+        self.broken(error)
     }
 
     fn silent(&self) -> ClientError {
