@@ -34,8 +34,8 @@ pub(crate) struct Args {
     limit: u64,
 }
 
-/// Packages beside those of the minimal base. systemd makes cgroups for container runtimes that ask it by D-Bus.
-const PODMAN: &str = "systemd,systemd-sysv,dbus,iproute2,podman,crun,netavark,apparmor";
+/// The runtime's packages.
+const RUNTIME: &str = "podman,crun,netavark";
 const PODMAN_CHECKS: &str = concat!(
     include_str!("container.sh"),
     "\n",
@@ -57,9 +57,16 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     kubernetes::run(args)
 }
 
+/// A system for a runtime of containers. systemd makes cgroups for those that ask it by D-Bus.
+fn debian_with(runtime: &str) -> anyhow::Result<Debian> {
+    Debian::new(&format!(
+        "systemd,systemd-sysv,dbus,iproute2,apparmor,{runtime}"
+    ))
+}
+
 fn podman(args: &Args) -> anyhow::Result<()> {
     vm::install()?;
-    let debian = Debian::new(PODMAN)?;
+    let debian = debian_with(RUNTIME)?;
     add_image(&debian)?;
     write(&debian.dir().join("etc/containers/storage.conf"), STORAGE)?;
     let boot = Boot {

@@ -9,7 +9,7 @@ use anyhow::Context as _;
 use serde_json::json;
 
 use self::control_plane::{ControlPlane, User};
-use super::{Args, INIT, add_image};
+use super::{Args, INIT, add_image, debian_with};
 use crate::{
     arch::Arch,
     dist::{Release, VERSION, image},
@@ -28,8 +28,8 @@ mod control_plane;
 
 pub(super) use build::is_built;
 
-/// Packages beside those of the minimal base. systemd makes cgroups for container runtimes that ask it by D-Bus.
-const PACKAGES: &str = "systemd,systemd-sysv,dbus,iproute2,containerd,runc,apparmor";
+/// The runtime's packages.
+const RUNTIME: &str = "containerd,runc";
 pub(super) const CHECKS: &str = concat!(
     include_str!("../container.sh"),
     "\n",
@@ -46,7 +46,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     vm::install()?;
     let kubernetes = build::program()?;
     let helm = tools::helm()?;
-    let debian = Debian::new(PACKAGES)?;
+    let debian = debian_with(RUNTIME)?;
     add_images(&debian)?;
     let disk = disk_of(&kubernetes, &helm)?;
     // Kubernetes has the address of a kubelet, but takes it by name here: the node is called localhost.
