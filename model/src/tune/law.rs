@@ -143,6 +143,12 @@ pub fn after_alarm_us(history: &History) -> Option<u64> {
     Some(exceeded.saturating_mul(3))
 }
 
+/// Whether what is asked for is so much below a value, by a fifth, that it is worth a change.
+#[must_use]
+pub const fn is_clearly_less(want: u64, value: u64) -> bool {
+    want.saturating_mul(10) <= value.saturating_mul(8)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

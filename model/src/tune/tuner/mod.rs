@@ -23,7 +23,7 @@ pub use self::{
 use super::{
     cusum::Cusum,
     history::{HOUR_MS, History},
-    law::{LEAST_SAMPLES, Settings, Want, after_alarm_us},
+    law::{LEAST_SAMPLES, Settings, Want, after_alarm_us, is_clearly_less},
 };
 use crate::{advice::Distribution, tune::brake::Budget};
 
@@ -388,13 +388,12 @@ impl Tuner {
         let settling = matches!(self.phase, Phase::Lowering | Phase::Steady);
         if let Some(cause) = alarm {
             self.back_off(now_ms, cause, value, transitions);
-        } else if let Some(want) = want.filter(|want| *want > value) {
-            self.raised_ms = Some(now_ms);
-            if want >= largest {
+        } else if let Some(higher) = self.higher(now_ms, value, want) {
+            if higher >= largest {
                 self.suspend(now_ms, Cause::AtMaximum, transitions);
             } else {
                 let phase = self.phase;
-                self.enter(now_ms, phase, Cause::WantHigher, Some(want), transitions);
+                self.enter(now_ms, phase, Cause::WantHigher, Some(higher), transitions);
             }
         } else if self.setting.percent < 100 && self.clean >= LEAST_SAMPLES {
             self.setting.percent = 100;
@@ -418,6 +417,20 @@ impl Tuner {
         } else if let Some(want) = want.filter(|_| settling) {
             self.lower_or_settle(now_ms, value, want, transitions);
         }
+    }
+
+    /// What is asked for beyond the value. An alarm may know of but a few connections of the path as it is now, the first
+    /// of which began before it was so: until enough are judged, those that come later may ask for clearly more.
+    fn higher(&mut self, now_ms: u64, value: u64, want: Option<u64>) -> Option<u64> {
+        let want = want.filter(|want| *want > value);
+        if want.is_some() {
+            self.raised_ms = Some(now_ms);
+        }
+        let few =
+            self.phase == Phase::Backoff && self.judged() < LEAST_SAMPLES && !self.only_warns();
+        let recent = after_alarm_us(&self.history).filter(|_| few);
+        let recent = recent.map(|us| self.settings.clamped(us));
+        want.max(recent.filter(|recent| is_clearly_less(value, *recent)))
     }
 
     /// The phase without an alarm.
@@ -451,7 +464,7 @@ impl Tuner {
         want: u64,
         transitions: &mut Vec<Transition>,
     ) {
-        if !asks_for_less(want, value) {
+        if !is_clearly_less(want, value) {
             if self.raised_ms.is_some() {
                 self.raised_ms = Some(now_ms);
             }
@@ -581,9 +594,4 @@ impl Tuner {
             numbers: self.numbers(),
         });
     }
-}
-
-/// Whether a value is so much above what is asked for that it is lowered.
-const fn asks_for_less(want: u64, value: u64) -> bool {
-    want.saturating_mul(10) <= value.saturating_mul(8)
 }

@@ -162,6 +162,31 @@ fn a_step_is_answered_at_once_and_held() {
 }
 
 #[test]
+fn connections_after_an_alarm_raise_the_value_again() {
+    let mut host = Host::steady();
+    // The path steps to 150 ms, and those on their way took 80.
+    let growth = host.growth(80_000, 10);
+    let _decision = host.step(&growth);
+    assert_eq!(
+        (host.value(), host.tuner.phase()),
+        (Some(60), Phase::Backoff)
+    );
+    // One of three hundred proves nothing.
+    host.run(1, 150_000, 1);
+    assert_eq!(host.value(), Some(60));
+    host.run(4, 150_000, 50);
+    assert_eq!(host.value(), Some(113));
+    assert_eq!(host.causes(), [Cause::Alarm, Cause::WantHigher]);
+    // A jitter of a fifth is no reason for another change.
+    host.run(2, 170_000, 50);
+    assert_eq!(host.all.len(), 2);
+    // Once enough are judged, a timer that holds is long enough.
+    host.run(6, 150_000, 50);
+    host.run(2, 220_000, 50);
+    assert_eq!(host.all.len(), 2);
+}
+
+#[test]
 fn a_raised_value_is_lowered_when_nothing_has_asked_for_it_for_an_hour() {
     let mut host = Host::steady();
     let spike = |host: &mut Host| {
