@@ -154,9 +154,6 @@ fn a_step_of_the_path_raises_the_timer() -> anyhow::Result<()> {
     let mut clients = path.clients(PER_S, ROUNDS, PATIENCE)?;
     clients.begin(BEFORE + AFTER)?;
     path.begun(BEFORE as usize)?;
-    // Between two handshakes: one across the step takes less than the path takes from then on, and an alarm that knows of
-    // no other raises the timer by less (248 ms were seen).
-    thread::sleep(RTT + 2 * MS);
     path.relay.set_delay(SLOW_RTT / 2);
     let step = Instant::now();
     let mut values = vec![(Duration::ZERO, before)];
