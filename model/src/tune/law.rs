@@ -143,9 +143,9 @@ pub fn after_alarm_us(history: &History) -> Option<u64> {
     Some(exceeded.saturating_mul(3))
 }
 
-/// Whether what is asked for is so much below a value, by a fifth, that it is worth a change.
+/// Whether a value is so much above what is asked for that it is lowered.
 #[must_use]
-pub const fn is_clearly_less(want: u64, value: u64) -> bool {
+pub const fn asks_for_less(want: u64, value: u64) -> bool {
     want.saturating_mul(10) <= value.saturating_mul(8)
 }
 

@@ -23,7 +23,7 @@ pub use self::{
 use super::{
     cusum::Cusum,
     history::{HOUR_MS, History},
-    law::{LEAST_SAMPLES, Settings, Want, after_alarm_us, is_clearly_less},
+    law::{LEAST_SAMPLES, Settings, Want, after_alarm_us, asks_for_less},
 };
 use crate::{advice::Distribution, tune::brake::Budget};
 
@@ -420,17 +420,18 @@ impl Tuner {
     }
 
     /// What is asked for beyond the value. An alarm may know of but a few connections of the path as it is now, the first
-    /// of which began before it was so: until enough are judged, those that come later may ask for clearly more.
+    /// of which began before it was so: until enough are judged, the value is too short where it is not twice what the
+    /// last ones took.
     fn higher(&mut self, now_ms: u64, value: u64, want: Option<u64>) -> Option<u64> {
         let want = want.filter(|want| *want > value);
         if want.is_some() {
             self.raised_ms = Some(now_ms);
         }
-        let few =
-            self.phase == Phase::Backoff && self.judged() < LEAST_SAMPLES && !self.only_warns();
-        let recent = after_alarm_us(&self.history).filter(|_| few);
-        let recent = recent.map(|us| self.settings.clamped(us));
-        want.max(recent.filter(|recent| is_clearly_less(value, *recent)))
+        let is_new = self.phase == Phase::Backoff && self.judged() < LEAST_SAMPLES;
+        let thrice_us = after_alarm_us(&self.history).filter(|_| is_new && !self.only_warns());
+        let thrice = thrice_us.map(|us| self.settings.clamped(us));
+        let again = thrice.filter(|thrice| thrice * 2 > value.saturating_mul(3));
+        want.max(again)
     }
 
     /// The phase without an alarm.
@@ -464,7 +465,7 @@ impl Tuner {
         want: u64,
         transitions: &mut Vec<Transition>,
     ) {
-        if !is_clearly_less(want, value) {
+        if !asks_for_less(want, value) {
             if self.raised_ms.is_some() {
                 self.raised_ms = Some(now_ms);
             }

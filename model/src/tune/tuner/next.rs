@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{LEAST_SAMPLES, Phase, Tuner, is_clearly_less};
+use super::{LEAST_SAMPLES, Phase, Tuner, asks_for_less};
 
 /// What comes next, if things stay as they are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -71,7 +71,7 @@ impl Tuner {
                     samples: lacks(self.history.all().count()),
                 },
             },
-            (_, Some(value)) => match want.filter(|want| is_clearly_less(want.jiffies, value)) {
+            (_, Some(value)) => match want.filter(|want| asks_for_less(want.jiffies, value)) {
                 Some(want) => Next::Lower {
                     to: want.jiffies.max(value.div_ceil(2)),
                     at_ms: self.may_lower_ms(),

@@ -177,12 +177,12 @@ fn connections_after_an_alarm_raise_the_value_again() {
     host.run(4, 150_000, 50);
     assert_eq!(host.value(), Some(113));
     assert_eq!(host.causes(), [Cause::Alarm, Cause::WantHigher]);
-    // A jitter of a fifth is no reason for another change.
-    host.run(2, 170_000, 50);
+    // The timer is still twice as long as these.
+    host.run(2, 200_000, 50);
     assert_eq!(host.all.len(), 2);
     // Once enough are judged, a timer that holds is long enough.
     host.run(6, 150_000, 50);
-    host.run(2, 220_000, 50);
+    host.run(2, 250_000, 50);
     assert_eq!(host.all.len(), 2);
 }
 
