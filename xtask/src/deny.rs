@@ -1,11 +1,12 @@
-//! `cargo xtask deny`: licences, sources and known vulnerabilities of the dependencies.
+//! `cargo xtask deny`: dependencies that nobody uses, and licences, sources and known vulnerabilities of the others.
 
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 use anyhow::ensure;
 
 use crate::{
     process::run as run_command,
+    root,
     tools::{self, cargo},
 };
 
@@ -13,6 +14,7 @@ use crate::{
 const ADVISORIES: &str = "ADVISORIES";
 
 pub(crate) fn run() -> anyhow::Result<()> {
+    unused()?;
     let path = tools::ensure("cargo-deny", "0.20.2", &[], "licences, sources, advisories")?;
     let deny = |args: &[&str]| {
         let mut deny = cargo();
@@ -41,4 +43,10 @@ pub(crate) fn run() -> anyhow::Result<()> {
             .args(["audit", "--deny", "warnings"])
             .env("PATH", path),
     )
+}
+
+/// Fails if a crate's manifest names a dependency that the crate does not use.
+fn unused() -> anyhow::Result<()> {
+    let path = tools::ensure("cargo-machete", "0.9.1", &[], "unused dependencies")?;
+    run_command(Command::new("cargo-machete").arg(root()).env("PATH", path))
 }

@@ -168,36 +168,18 @@ fn install_tools() -> anyhow::Result<PathBuf> {
             "--component=rust-src,clippy,rustfmt",
         ]))?;
     }
-    let tools = root().join("target/tools");
-    let linker = tools.join("bin/bpf-linker");
     install_llvm()?;
-    if is_wanted_linker(&linker) {
-        return Ok(linker);
-    }
-    println!(
-        "building bpf-linker {BPF_LINKER} into {} (about a minute)",
-        tools.display()
-    );
-    run_command(
+    let bin = tools::installed(
         Command::new("rustup")
-            .args([
-                "run", RUST, "cargo", "install", "--quiet", "--locked", "--force",
-            ])
-            .args([&format!("bpf-linker@{BPF_LINKER}"), "--no-default-features"])
+            .args(["run", RUST, "cargo", "install", "--no-default-features"])
             .arg(format!("--features=llvm-{LLVM}"))
-            .arg("--root")
-            .arg(&tools)
             .env("LLVM_PREFIX", llvm_prefix())
-            .env("CARGO_TARGET_DIR", root().join("target/bpf-linker"))
             .env_remove("RUSTUP_TOOLCHAIN"),
+        "bpf-linker",
+        BPF_LINKER,
+        "about a minute",
     )?;
-    Ok(linker)
-}
-
-fn is_wanted_linker(path: &Path) -> bool {
-    path.is_file()
-        && output(Command::new(path).arg("--version"))
-            .is_ok_and(|version| version.ends_with(BPF_LINKER))
+    Ok(bin.join("bpf-linker"))
 }
 
 fn install_llvm() -> anyhow::Result<()> {

@@ -1,8 +1,8 @@
-//! Tools that cargo builds and pip installs into target/tools, and other toolchains.
+//! Tools that cargo builds and pip installs into the user's cache, and other toolchains.
 
 use std::{
     ffi::OsString,
-    fs,
+    fs::{self, File},
     path::{Path, PathBuf},
     process::{Command, Stdio},
 };
@@ -10,13 +10,22 @@ use std::{
 use anyhow::{Context as _, bail};
 
 use crate::{
+    ebpf::sha256,
     process::{apt_install, run},
     root,
 };
 
-/// Their directory: nothing is installed for the user.
-fn tools() -> PathBuf {
-    root().join("target/tools")
+/// In the user's cache, which outlives a checkout: what is here has its version in its name, and is only read once it is
+/// there.
+pub(crate) fn cache() -> anyhow::Result<PathBuf> {
+    let cache = std::env::var_os("XDG_CACHE_HOME").filter(|dir| Path::new(dir).is_absolute());
+    let cache = match cache {
+        Some(dir) => dir.into(),
+        None => std::env::home_dir()
+            .context("no home directory: set XDG_CACHE_HOME")?
+            .join(".cache"),
+    };
+    Ok(cache.join("rto-agent"))
 }
 
 /// Announces and builds a tool, with these options of `cargo install`, unless it is there in this version; a PATH with
@@ -27,38 +36,52 @@ pub(crate) fn ensure(
     options: &[&str],
     why: &str,
 ) -> anyhow::Result<OsString> {
-    let bin = tools().join("bin");
-    // cargo's own list: not every tool tells its version.
-    let installed = fs::read_to_string(tools().join(".crates.toml")).unwrap_or_default();
-    let is_there = installed.contains(&format!("\"{tool} {version} (")) && bin.join(tool).is_file();
-    if !is_there {
-        println!(
-            "building {tool} {version} into {} ({why})",
-            tools().display()
-        );
-        // Unoptimised, which builds faster: it does little work itself.
-        run(cargo()
-            .args(["install", "--quiet", "--locked", "--debug", "--root"])
-            .arg(tools())
-            .arg(format!("{tool}@{version}"))
-            .args(options)
-            .env("CARGO_TARGET_DIR", root().join("target").join(tool)))?;
-    }
+    // Unoptimised, which builds faster: it does little work itself.
+    let bin = installed(
+        cargo().args(["install", "--debug"]).args(options),
+        tool,
+        version,
+        why,
+    )?;
     let path = std::env::var_os("PATH").unwrap_or_default();
     let all = std::iter::once(bin).chain(std::env::split_paths(&path));
     Ok(std::env::join_paths(all)?)
 }
 
-/// Announces and installs these packages of PyPI, each with its version, into a virtual environment of this name below
-/// target/tools, unless they are there; the environment's directory. Options of pip may be among them, and files of
+/// Announces and runs this `cargo install` unless the tool is there in this version; the directory of its program.
+pub(crate) fn installed(
+    install: &mut Command,
+    tool: &str,
+    version: &str,
+    why: &str,
+) -> anyhow::Result<PathBuf> {
+    let dir = cache()?.join(format!("tools/{tool}-{version}"));
+    let bin = dir.join("bin");
+    if !bin.join(tool).is_file() {
+        println!("building {tool} {version} into {} ({why})", dir.display());
+        run(install
+            .args(["--quiet", "--locked", "--root"])
+            .arg(&dir)
+            .arg(format!("{tool}@{version}"))
+            .env_remove("CARGO_TARGET_DIR"))?;
+    }
+    Ok(bin)
+}
+
+/// Announces and installs these packages of PyPI, each with its version, into a virtual environment of this name in the
+/// cache, unless they are there; the environment's directory. Options of pip may be among them, and files of
 /// requirements.
 pub(crate) fn python(name: &str, packages: &[&str], why: &str) -> anyhow::Result<PathBuf> {
-    let dir = tools().join("python").join(name);
-    // Written last: an installation that was interrupted is repeated.
-    let installed = dir.join("installed");
     let text = |one: &&str| fs::read_to_string(one).unwrap_or_else(|_| (*one).to_owned());
     let wanted = packages.iter().map(text).collect::<Vec<_>>().join("\n");
-    if fs::read_to_string(&installed).is_ok_and(|have| have == wanted) {
+    let all = cache()?.join("tools");
+    let dir = all.join(format!("{name}-{}", &sha256(wanted.as_bytes())[..12]));
+    fs::create_dir_all(&all)?;
+    let lock = File::create(dir.with_extension("lock"))?;
+    lock.lock()?;
+    // Written last: an installation that was interrupted is repeated.
+    let installed = dir.join("installed");
+    if installed.exists() {
         return Ok(dir);
     }
     println!("installing {name} from PyPI ({why})");
@@ -75,7 +98,7 @@ pub(crate) fn python(name: &str, packages: &[&str], why: &str) -> anyhow::Result
     run(Command::new(dir.join("bin/pip"))
         .args(["install", "--quiet", "--disable-pip-version-check"])
         .args(packages))?;
-    fs::write(installed, wanted)?;
+    File::create(installed)?;
     Ok(dir)
 }
 

@@ -14,7 +14,7 @@ use crate::{
     arch::Arch,
     ebpf::sha256,
     process::{apt_install, as_root, have, is_root},
-    root,
+    root, tools,
     vm::{
         image, kernels,
         machine::{Clock, Machine},
@@ -137,7 +137,8 @@ pub(crate) fn script(checks: &str) -> String {
 /// The minimal Debian as an archive, made once.
 fn base(packages: &str) -> anyhow::Result<PathBuf> {
     let hash = sha256(format!("{ARCHIVE} {SUITE} {packages} {UNREAD:?}").as_bytes());
-    let image = root().join(format!("target/vm/{SUITE}-{}.cpio.gz", &hash[..12]));
+    let cache = tools::cache()?.join("debian");
+    let image = cache.join(format!("{SUITE}-{}.cpio.gz", &hash[..12]));
     if image.exists() {
         return Ok(image);
     }
@@ -146,10 +147,13 @@ fn base(packages: &str) -> anyhow::Result<PathBuf> {
     }
     kernels::install_keyring()?;
     if !is_root() {
-        bail!("debootstrap needs root the first time: sudo env PATH=\"$PATH\" cargo xtask ...");
+        bail!(
+            "debootstrap needs root the first time: sudo env PATH=\"$PATH\" HOME=\"$HOME\" cargo xtask ..."
+        );
     }
     println!("debootstrap {SUITE} with {packages}");
-    let dir = tempfile::tempdir_in(root().join("target/vm"))?;
+    fs::create_dir_all(&cache)?;
+    let dir = tempfile::tempdir_in(&cache)?;
     let top = dir.path().join("root");
     let log = dir.path().join("log");
     let status = as_root("debootstrap")

@@ -15,7 +15,7 @@ use anyhow::{Context as _, bail};
 use crate::{
     arch::Arch,
     process::{apt_install, output, run as run_command},
-    root,
+    tools,
 };
 
 /// A kernel that the tests run on.
@@ -133,7 +133,7 @@ impl Unpacked {
 
 /// The unpacked kernel; downloaded if it is not cached, or if `refresh` asks for a newer one.
 pub(crate) fn unpacked(kernel: &Kernel, refresh: bool) -> anyhow::Result<Unpacked> {
-    let cache = root().join("target/vm/kernels").join(kernel.name);
+    let cache = tools::cache()?.join("kernels").join(kernel.name);
     fs::create_dir_all(&cache)?;
     // Without the lock, the unfinished download of another process would be removed.
     let lock = File::create(cache.with_extension("lock"))?;
@@ -202,7 +202,8 @@ fn download(kernel: &Kernel, cache: &Path) -> anyhow::Result<PathBuf> {
 
 /// A directory into which a package of Debian was unpacked; downloaded if it is not cached.
 pub(crate) fn debian(package: &str, arch: Arch) -> anyhow::Result<PathBuf> {
-    let vm = root().join("target/vm");
+    let vm = tools::cache()?.join("debian");
+    fs::create_dir_all(&vm)?;
     let dir = vm.join(format!("{package}-{}", arch.deb()));
     if dir.exists() {
         return Ok(dir);

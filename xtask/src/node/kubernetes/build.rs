@@ -1,12 +1,6 @@
 //! Kubernetes, built once from its Go modules, and kept outside of `target`.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    process::Command,
-};
-
-use anyhow::Context as _;
+use std::{fs, path::PathBuf, process::Command};
 
 use crate::{
     process::{output, run},
@@ -69,16 +63,8 @@ pub(in crate::node) fn is_built() -> bool {
     })
 }
 
-/// In the user's cache: it outlives `target`.
 fn dir() -> anyhow::Result<PathBuf> {
-    let cache = std::env::var_os("XDG_CACHE_HOME").filter(|dir| Path::new(dir).is_absolute());
-    let cache = match cache {
-        Some(dir) => dir.into(),
-        None => std::env::home_dir()
-            .context("no home directory: set XDG_CACHE_HOME")?
-            .join(".cache"),
-    };
-    Ok(cache.join(format!("rto-agent/kubernetes-{VERSION}")))
+    Ok(tools::cache()?.join(format!("kubernetes-{VERSION}")))
 }
 
 /// A Go that is new enough: this host's, or that of PyPI.
