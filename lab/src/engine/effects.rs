@@ -8,7 +8,7 @@ use rto_testbed::machine::Machine;
 use super::{Agreement, Design, EffectSpec, Only, Record, Stat, render::groups};
 use crate::{
     report::Table,
-    summary::{median, quantile},
+    summary::{f, median, quantile},
 };
 
 /// Draws of a bootstrap.
@@ -163,16 +163,11 @@ fn by_level<'a, T>(all: impl Iterator<Item = (&'a str, T)>) -> Vec<(&'a str, Vec
 /// What is no difference, in the unit of a number: a jiffy, which timers are made of, or one percent.
 fn tolerance(design: &Design, number: (&str, &Stat), machine: &Machine) -> f64 {
     match design.unit(number) {
-        "ms" => jiffy_ms(machine),
-        "us" => 1000.0 * jiffy_ms(machine),
+        "ms" => 1e3 / f(machine.hz),
+        "us" => 1e6 / f(machine.hz),
         "%" => POINTS,
         _ => 0.0,
     }
-}
-
-#[expect(clippy::cast_precision_loss, reason = "some thousand at most")]
-fn jiffy_ms(machine: &Machine) -> f64 {
-    1000.0 / machine.hz as f64
 }
 
 /// Records by number of the run.

@@ -14,7 +14,7 @@ use rto_testbed::machine::Machine;
 use serde::{Serialize, de::DeserializeOwned};
 
 use super::{Design, Log, Manifest, Record, render};
-use crate::{interrupt, report::Report};
+use crate::{interrupt, report::Report, summary::micros};
 
 /// What varies, where it is measured, and how.
 pub trait Experiment: Sync {
@@ -156,7 +156,7 @@ fn measure<E: Experiment>(
     // The bar goes by the time that runs are expected to take.
     let bar = ProgressBar::new(
         left.iter()
-            .map(|run| millis(experiment.expected(run)))
+            .map(|run| micros(experiment.expected(run)))
             .sum(),
     );
     let style = format!(
@@ -220,7 +220,7 @@ impl<'a, E: Experiment> Pool<'a, E> {
             state.records.extend(measured);
             drop(state);
             self.changed.notify_all();
-            self.bar.inc(millis(self.experiment.expected(&run)));
+            self.bar.inc(micros(self.experiment.expected(&run)));
         }
         std::mem::forget(unfinished);
         Ok(())
@@ -268,10 +268,6 @@ impl<E: Experiment> Drop for Unfinished<'_, '_, E> {
         self.0.lock().left.clear();
         self.0.changed.notify_all();
     }
-}
-
-fn millis(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

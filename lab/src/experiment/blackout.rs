@@ -16,7 +16,7 @@ use crate::{
     cli::{Common, LinkArg},
     commands::predict::duration,
     engine::{Design, Record, TableSpec, only, texts},
-    summary::micros,
+    summary::{micros, ms},
 };
 
 /// How it is shown.
@@ -134,16 +134,16 @@ impl Setting {
 /// The whole experiment.
 pub(crate) fn plan(args: &Blackout) -> anyhow::Result<Plan> {
     let quick = args.common.quick;
-    let ms = Duration::from_millis;
+    let millis = Duration::from_millis;
     let two_jiffies = 2 * jiffy();
     let rto_mins = match (args.rto_min.is_empty(), quick) {
         (false, _) => args.rto_min.clone(),
-        (true, false) => vec![two_jiffies, ms(50), ms(200)],
-        (true, true) => vec![two_jiffies, ms(200)],
+        (true, false) => vec![two_jiffies, millis(50), millis(200)],
+        (true, true) => vec![two_jiffies, millis(200)],
     };
     for rto_min in &rto_mins {
         ensure!(
-            (two_jiffies..=ms(200)).contains(rto_min),
+            (two_jiffies..=millis(200)).contains(rto_min),
             "--rto-min {}: this kernel takes {} to 200ms",
             humantime::format_duration(*rto_min),
             humantime::format_duration(two_jiffies)
@@ -270,11 +270,6 @@ fn references(setting: Setting, lost_us: u64, hz: u64) -> Vec<Record> {
         Some(Record::new(levels, 0).with("idle", idle_ms?))
     });
     records.collect()
-}
-
-#[expect(clippy::cast_precision_loss, reason = "minutes at most")]
-fn ms(us: u64) -> f64 {
-    us as f64 / 1000.0
 }
 
 #[cfg(test)]

@@ -29,6 +29,7 @@ use crate::{
     engine::{Design, Experiment, Record, seed_of},
     interrupt,
     policy::Policy,
+    summary::{f, millis},
     topology::{ClientEnd, Topology},
 };
 
@@ -349,7 +350,7 @@ impl Plan {
             if let ("time", Some(at_least)) = (measure, at_least) {
                 // What an outage costs is the longest wait.
                 let longest = values.iter().copied().fold(0.0, f64::max);
-                if longest < ms(at_least) {
+                if longest < millis(at_least) {
                     lasted = None;
                 }
                 values = vec![longest];
@@ -371,18 +372,9 @@ impl Plan {
         }
         match (outage, lasted) {
             (Some(_), None) => return Ok(None),
-            (_, Some(lasted)) => drop(add("lasted", vec![ms(lasted)])),
+            (_, Some(lasted)) => drop(add("lasted", vec![millis(lasted)])),
             (None, None) => {}
         }
         Ok(Some(measured))
     }
-}
-
-fn ms(time: Duration) -> f64 {
-    time.as_secs_f64() * 1e3
-}
-
-#[expect(clippy::cast_precision_loss, reason = "some thousand packets")]
-fn f(count: u64) -> f64 {
-    count as f64
 }

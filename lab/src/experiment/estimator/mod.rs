@@ -22,7 +22,7 @@ use crate::{
     cli::Common,
     commands::{advise::read_capture, predict::duration},
     engine::{self, Column, Design, Experiment, Record, Stat},
-    summary::micros,
+    summary::{f, micros, ms},
 };
 
 /// Of the rate, by TCP.
@@ -159,7 +159,7 @@ impl Plan {
     /// What every estimator makes of a flow.
     fn flow(&self, load: &str, number: u32, samples: &[Sample]) -> Vec<Record> {
         let flows = [samples];
-        let rtts = samples.iter().map(|sample| f(sample.rtt_us) / 1000.0);
+        let rtts = samples.iter().map(|sample| ms(sample.rtt_us));
         let mut records = vec![Record::new([("load", load)], number).with_all("RTT", rtts)];
         let mut weights = |name: &str, sampling: Sampling, shares: &Shares| {
             let sampling = SAMPLINGS[Sampling::ALL
@@ -348,11 +348,6 @@ fn name(load: &Load) -> String {
 
 fn avoid(us: u64) -> String {
     format!("avoid at {} ms", us / 1000)
-}
-
-#[expect(clippy::cast_precision_loss, reason = "thousands of samples")]
-fn f(count: u64) -> f64 {
-    count as f64
 }
 
 /// An estimator of one's own, if anything of it was said.
