@@ -30,6 +30,12 @@ pub const fn f(count: u64) -> f64 {
     count as f64
 }
 
+/// Of so many, 0 to 1; 0 of none.
+#[must_use]
+pub fn share(count: u64, all: u64) -> f64 {
+    f(count) / f(all.max(1))
+}
+
 /// The median of some values; the mean of the two in the middle. `None` of none.
 #[must_use]
 pub fn median(values: &[f64]) -> Option<f64> {

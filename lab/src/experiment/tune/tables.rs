@@ -5,7 +5,7 @@ use rto_model::chart::{Axis, Chart, Legend, Series};
 use rto_testbed::machine::Machine;
 
 use super::{
-    Braked, Compared, Options, Results, Saturated,
+    Braked, Options, Results, Saturated,
     criteria::{criteria, digits},
     fleet::{self, Prefix},
     host::{Host, Point},
@@ -169,16 +169,15 @@ fn scenarios(results: &Results) -> Table {
             "saved, ms a connection",
         ],
     );
-    let mut rows = |name: &str, compared: &Compared| {
-        let autos = compared.auto.iter().map(|course| ("auto", course));
-        let fixed = compared
-            .fixed
-            .iter()
-            .map(|(value, course)| (*value, course));
-        for (value, course) in autos.chain(fixed) {
+    for (name, compared) in [
+        ("metropolitan network", &results.metro),
+        ("10 or 150 ms, every 10 min", &results.flapping),
+        ("a queue each evening", &results.evening),
+    ] {
+        for (value, course) in compared {
             table.row([
                 name.to_owned(),
-                value.to_owned(),
+                value.clone(),
                 digits(course.timer_ms),
                 digits(course.spurious * 100.0),
                 digits(course.worst * 100.0),
@@ -186,10 +185,7 @@ fn scenarios(results: &Results) -> Table {
                 format!("{:.1}", course.saved_ms),
             ]);
         }
-    };
-    rows("metropolitan network", &results.metro);
-    rows("10 or 150 ms, every 10 min", &results.flapping);
-    rows("a queue each evening", &results.evening);
+    }
     table
 }
 
@@ -306,9 +302,8 @@ fn drawn(title: &str, path: &Path, points: &[Point], seed: u64) -> Vec<Chart> {
         let us = path.quantile_us(0.999, from_s, p.at_s, DRAWS, &mut rng);
         (p.at_s / 3600.0, us / 1e3)
     });
-    #[expect(clippy::cast_precision_loss, reason = "counts of a minute")]
-    let share = |p: &Point| p.spurious as f64 / p.connections.max(1) as f64 * 100.0;
-    let spurious = points.iter().map(|p| (p.at_s / 3600.0, share(p)));
+    let percent = |p: &Point| p.spurious_share() * 100.0;
+    let spurious = points.iter().map(|p| (p.at_s / 3600.0, percent(p)));
     let chart = |title: String, y, log_y, series| Chart {
         title,
         x: Axis::number("hours"),
