@@ -51,7 +51,9 @@ pub trait Experiment: Sync {
     fn seat<'a>(&self, testbed: &'a mut Self::Testbed) -> Self::Seat<'a>;
 
     /// Which kind of testbed a run needs.
-    fn kind(&self, run: &Self::Run) -> usize;
+    fn kind(&self, _run: &Self::Run) -> usize {
+        0
+    }
 
     /// Measures a run.
     fn measure(&self, seat: &mut Self::Seat<'_>, run: &Self::Run) -> anyhow::Result<Vec<Record>>;
