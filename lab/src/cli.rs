@@ -5,8 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 
 use crate::{
-    commands,
-    experiment::{blackout::Blackout, definition::Defined, estimator::Estimator},
+    commands::{self, run::Defined},
     topology::LinkBackend,
 };
 
@@ -27,10 +26,10 @@ pub enum Verb {
     /// Which initial RTO and rto_min would suit what a packet capture shows, by rto-agent advise
     Advise(commands::advise::Advise),
     /// How long a connection is idle if all its packets are lost for a while, by rto_min and backoff
-    Blackout(Blackout),
+    Blackout(commands::blackout::Blackout),
     /// How often an RTO is too short, by estimator, sampling and minimum: over generated load, a capture or the
     /// agent's statistics
-    Estimator(Estimator),
+    Estimator(commands::estimator::Estimator),
     /// Renders the logs of experiments again
     Report(commands::report::ReportArgs),
     /// Two logs of the same experiment next to each other: kernels, versions, settings
@@ -85,10 +84,19 @@ pub struct Common {
     pub agent: Option<PathBuf>,
 }
 
-/// For experiments that can do with a veth.
-#[derive(Clone, Copy, Debug, Args)]
-pub struct LinkArg {
+/// What experiments on links take besides.
+#[derive(Clone, Debug, Args)]
+pub struct EngineArgs {
+    #[command(flatten)]
+    pub(crate) common: Common,
     /// Over which link
     #[arg(long, value_enum, default_value_t)]
-    pub link: LinkBackend,
+    pub(crate) link: LinkBackend,
+    /// Runs at once: in an outage most of them wait for its end
+    #[arg(long, alias = "lanes", value_name = "N", default_value_t = 24)]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub(crate) jobs: u16,
+    /// Forget the runs that an earlier call left in the report's directory
+    #[arg(long, alias = "again")]
+    pub(crate) fresh: bool,
 }

@@ -9,6 +9,7 @@ pub mod commands;
 pub mod engine;
 pub mod experiment;
 pub mod interrupt;
+pub mod load;
 pub mod policy;
 pub mod protocol;
 pub mod report;

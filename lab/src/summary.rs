@@ -10,6 +10,32 @@ pub fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
+/// Microseconds in milliseconds.
+#[must_use]
+#[expect(clippy::cast_precision_loss, reason = "below 2^53 microseconds")]
+pub fn ms(us: impl Into<u64>) -> f64 {
+    us.into() as f64 / 1000.0
+}
+
+/// A time in milliseconds.
+#[must_use]
+pub fn millis(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}
+
+/// A count as a value.
+#[must_use]
+#[expect(clippy::cast_precision_loss, reason = "below 2^53")]
+pub const fn f(count: u64) -> f64 {
+    count as f64
+}
+
+/// Of so many, 0 to 1; 0 of none.
+#[must_use]
+pub fn share(count: u64, all: u64) -> f64 {
+    f(count) / f(all.max(1))
+}
+
 /// The median of some values; the mean of the two in the middle. `None` of none.
 #[must_use]
 pub fn median(values: &[f64]) -> Option<f64> {

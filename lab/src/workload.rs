@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     protocol::{self, Seen, To, Until},
+    summary::{f, millis, ms},
     topology::{ClientEnd, Topology},
 };
 
@@ -184,8 +185,7 @@ impl Workload {
     ) -> anyhow::Result<Values> {
         if self.has_flows() {
             let took: Vec<Duration> = client.recv()?;
-            let ms = took.iter().map(|took| took.as_secs_f64() * 1e3);
-            return Ok(vec![("time", ms.collect())]);
+            return Ok(vec![("time", took.into_iter().map(millis).collect())]);
         }
         let seen: Seen = client.recv()?;
         let mut values = vec![("time", seen.us.iter().map(|us| ms(*us)).collect())];
@@ -214,7 +214,7 @@ impl Workload {
             ),
             ("RTO at the server", of(measured, |info| info.rto_us)),
             ("sent again", vec![f64::from(again)]),
-            ("responses", vec![f(at_server.len())]),
+            ("responses", vec![f(at_server.len() as u64)]),
         ]);
         Ok(values)
     }
@@ -232,14 +232,4 @@ impl Workload {
             Self::RequestResponse => 1.0 / ((work.pause.as_secs_f64() + 4e-4) * 400.0),
         }
     }
-}
-
-#[expect(clippy::cast_precision_loss, reason = "seconds")]
-fn ms(us: impl Into<u64>) -> f64 {
-    us.into() as f64 / 1000.0
-}
-
-#[expect(clippy::cast_precision_loss, reason = "some thousand")]
-fn f(count: usize) -> f64 {
-    count as f64
 }

@@ -20,7 +20,7 @@
 
 use serde::Serialize;
 
-use crate::estimator::{Estimator, Rfc6298, Sample, Weights};
+use crate::estimator::{Estimator, Sample};
 
 /// The minimum RTOs of the published study, microseconds.
 pub const MINIMUMS_US: [u64; 4] = [250_000, 500_000, 750_000, 1_000_000];
@@ -178,39 +178,12 @@ impl Shares {
     }
 }
 
-/// A row of the table of weights.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Row {
-    /// "W1" to "W9".
-    pub name: &'static str,
-    /// The weights.
-    pub weights: Weights,
-    /// Which samples were taken.
-    pub sampling: Sampling,
-    /// What became of them.
-    pub shares: Shares,
-}
-
-/// The table of the published study: W1 to W9, each with every sampling.
-#[must_use]
-pub fn weights_table<F: AsRef<[Sample]>>(flows: &[F], minimums_us: &[u64]) -> Vec<Row> {
-    let rows = Weights::ALL.iter().flat_map(|(name, weights)| {
-        Sampling::ALL.map(|sampling| Row {
-            name,
-            weights: *weights,
-            sampling,
-            shares: Study::published(sampling).run(&Rfc6298::new(*weights), flows, minimums_us),
-        })
-    });
-    rows.collect()
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::estimator::{Linux, in_turn};
+    use crate::estimator::{Linux, Rfc6298, Weights, in_turn};
 
     /// A window of segments sent together, answered one after the other.
     fn windows(rtts_us: &[u64], segments: u64) -> Vec<Sample> {
@@ -275,14 +248,6 @@ mod tests {
         );
         let one = [flows.concat()];
         assert_eq!(w1(Study::published(Sampling::All), &one, &[]).spurious(), 1);
-    }
-
-    #[test]
-    fn the_table_has_nine_weights_and_three_samplings() {
-        let table = weights_table(&[windows(&[100_000; 6], 10)], &MINIMUMS_US);
-        assert_eq!(table.len(), 27);
-        assert!(table.iter().all(|row| row.shares.avoided.len() == 4));
-        assert_eq!((table[0].name, table[26].name), ("W1", "W9"));
     }
 
     proptest! {

@@ -7,8 +7,8 @@
 //! rate; a flow's RTT is the path's and the time its packet waits. `-- --nocapture` prints the table.
 
 use rto_model::{
-    estimator::Sample,
-    study::{MINIMUMS_US, Row, Sampling, weights_table},
+    estimator::{Rfc6298, Sample, Weights},
+    study::{MINIMUMS_US, Sampling, Shares, Study},
 };
 
 /// A packet of 1500 bytes at 100 Mbit/s.
@@ -53,10 +53,31 @@ fn link(load_percent: u64) -> Vec<Sample> {
     samples
 }
 
+/// A row of the table of weights.
+#[derive(Debug)]
+struct Row {
+    /// "W1" to "W9".
+    name: &'static str,
+    sampling: Sampling,
+    shares: Shares,
+}
+
+/// The table of the published study: W1 to W9, each with every sampling.
+fn weights_table(flow: &[Sample]) -> Vec<Row> {
+    let rows = Weights::ALL.into_iter().flat_map(|(name, weights)| {
+        Sampling::ALL.map(|sampling| Row {
+            name,
+            sampling,
+            shares: Study::published(sampling).run(&Rfc6298::new(weights), &[flow], &MINIMUMS_US),
+        })
+    });
+    rows.collect()
+}
+
 #[test]
 fn a_low_minimum_is_fine_under_light_load_and_a_second_best_under_heavy() {
     let tables = [75, 100, 125].map(|load| {
-        let table = weights_table(&[link(load)], &MINIMUMS_US);
+        let table = weights_table(&link(load));
         println!("load {load} %: within, exceeding, RTO > 1 s; avoided at 0.25, 0.5, 0.75, 1 s");
         for row in &table {
             let shares = &row.shares;

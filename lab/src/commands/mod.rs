@@ -1,10 +1,13 @@
 //! One file a verb.
 
 pub mod advise;
+pub mod blackout;
 pub mod connect;
+pub mod estimator;
 pub mod predict;
 pub mod report;
 pub mod rr;
+pub mod run;
 pub mod tune;
 
 use std::{
@@ -19,13 +22,9 @@ use rto_testbed::workload as testbed;
 use serde::Serialize;
 
 use crate::{
-    cli::{Common, Verb},
+    cli::{Common, EngineArgs, Verb},
     engine::{self, Experiment},
-    experiment::{
-        blackout::{self, Blackout},
-        definition::{self, Defined},
-        estimator::{self, Estimator},
-    },
+    experiment::definition,
     interrupt, protocol,
     report::Report,
 };
@@ -38,19 +37,19 @@ pub fn dispatch(verb: Verb) -> ExitCode {
             return protocol::main(&role).unwrap_or_else(|| testbed::main([role]));
         }
         Verb::Advise(args) => advise::run(&args),
-        Verb::Blackout(args) => blackout(&args),
+        Verb::Blackout(args) => blackout::run(&args),
         Verb::Connect(args) => connect::run(&args),
-        Verb::Estimator(args) => estimator(&args),
-        Verb::Loss(args) => defined(definition::Plan::own("loss", &args), &args),
+        Verb::Estimator(args) => estimator::run(&args),
+        Verb::Loss(args) => run::own("loss", &args),
         Verb::Predict(args) => predict::run(&args),
         Verb::Report(args) => report::run(&args),
         Verb::Compare(args) => report::compare(&args),
         Verb::Rr(args) => rr::run(&args),
-        Verb::Rtt(args) => defined(definition::Plan::own("rtt", &args), &args),
-        Verb::Run { file, options } => defined(definition::Plan::read(&file, &options), &options),
-        Verb::Tail(args) => defined(definition::Plan::own("tail", &args), &args),
+        Verb::Rtt(args) => run::own("rtt", &args),
+        Verb::Run { file, options } => run::run(&file, &options),
+        Verb::Tail(args) => run::own("tail", &args),
         Verb::Tune(args) => tune::run(&args),
-        Verb::Workloads(args) => defined(definition::Plan::own("workloads", &args), &args),
+        Verb::Workloads(args) => run::own("workloads", &args),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -111,30 +110,9 @@ fn publish(report: &Report, out: &Path, json: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// `rto-lab blackout`.
-fn blackout(args: &Blackout) -> anyhow::Result<()> {
-    let plan = blackout::plan(args)?;
-    measure(&args.common, &plan, args.jobs.into(), args.fresh)
-}
-
-/// `rto-lab loss`, `rtt`, `tail`, `workloads` and `run`.
-fn defined(plan: anyhow::Result<definition::Plan>, args: &Defined) -> anyhow::Result<()> {
+/// Runs an experiment on emulated links.
+fn on_links(args: &EngineArgs, plan: anyhow::Result<definition::Plan>) -> anyhow::Result<()> {
     measure(&args.common, &plan?, args.jobs.into(), args.fresh)
-}
-
-/// `rto-lab estimator`.
-fn estimator(args: &Estimator) -> anyhow::Result<()> {
-    let plan = estimator::Plan::new(args)?;
-    if !plan.is_of_file() {
-        return measure(&args.common, &plan, plan.jobs(), args.fresh);
-    }
-    let options = engine::Options {
-        seed: args.common.seed,
-        jobs: 1,
-        out: &args.common.out,
-        fresh: true,
-    };
-    study(&args.common, || engine::run(&plan, &options))
 }
 
 /// Runs an experiment of the engine.

@@ -35,7 +35,7 @@ pub struct Design {
     /// The first of them also as a small table: rows by levels.
     pub pivot: bool,
     /// How near levels of a factor are to each other.
-    pub agreements: Vec<Agreement>,
+    pub agreements: Vec<EffectSpec>,
     /// Tables.
     pub tables: Vec<TableSpec>,
     /// Charts.
@@ -278,21 +278,6 @@ pub struct EffectSpec {
     /// Of which records.
     #[serde(default)]
     pub only: Only,
-}
-
-/// How near the other levels of a factor are to one of them.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Agreement {
-    /// Of which measure.
-    pub measure: String,
-    /// Of which number.
-    pub stat: Stat,
-    /// The factor.
-    pub across: String,
-    /// The level that others are compared with.
-    pub base: String,
-    /// Factors that stay the same.
-    pub rows: Vec<String>,
 }
 
 /// Published values: text is a level of a factor, a number is one of a measure ("time p50").

@@ -5,10 +5,10 @@ use std::{collections::BTreeMap, fmt};
 use rand::{RngExt as _, SeedableRng as _, rngs::ChaCha8Rng};
 use rto_testbed::machine::Machine;
 
-use super::{Agreement, Design, EffectSpec, Only, Record, Stat, render::groups};
+use super::{Design, EffectSpec, Record, Stat, render::groups};
 use crate::{
     report::Table,
-    summary::{median, quantile},
+    summary::{f, median, quantile},
 };
 
 /// Draws of a bootstrap.
@@ -86,8 +86,7 @@ pub(super) fn effects(
     let tolerance = tolerance(design, (&spec.measure, &spec.stat), machine);
     let measured = |record: &&&Record| record.values.contains_key(&spec.measure);
     let of_measure: Vec<&Record> = records.iter().filter(measured).copied().collect();
-    let against = (&*spec.across, &*spec.base);
-    let pairs = pairs(design, &of_measure, against, &spec.rows, &spec.only);
+    let pairs = pairs(design, &of_measure, spec);
     let effects = pairs.into_iter().filter_map(|pair| {
         let (value, base) = pair.values(&spec.stat, &spec.measure)?;
         let (one, of_base) = (runs(&pair.records), runs(&pair.base));
@@ -122,19 +121,13 @@ impl Pair<'_> {
 }
 
 /// Every level of a factor but the base next to it, in the order of the rows.
-fn pairs<'a>(
-    design: &Design,
-    records: &[&'a Record],
-    (across, base): (&str, &str),
-    rows: &[String],
-    only: &Only,
-) -> Vec<Pair<'a>> {
-    let across = [across.to_owned()];
+fn pairs<'a>(design: &Design, records: &[&'a Record], spec: &EffectSpec) -> Vec<Pair<'a>> {
+    let across = std::slice::from_ref(&spec.across);
     let mut pairs = Vec::new();
-    for (rows, records) in groups(design, records, rows, only) {
-        let (of_base, others): (Vec<_>, Vec<_>) = groups(design, &records, &across, only)
+    for (rows, records) in groups(design, records, &spec.rows, &spec.only) {
+        let (of_base, others): (Vec<_>, Vec<_>) = groups(design, &records, across, &spec.only)
             .into_iter()
-            .partition(|(level, _)| level[0] == base);
+            .partition(|(level, _)| level[0] == spec.base);
         let Some((_, base)) = of_base.first() else {
             continue;
         };
@@ -163,16 +156,11 @@ fn by_level<'a, T>(all: impl Iterator<Item = (&'a str, T)>) -> Vec<(&'a str, Vec
 /// What is no difference, in the unit of a number: a jiffy, which timers are made of, or one percent.
 fn tolerance(design: &Design, number: (&str, &Stat), machine: &Machine) -> f64 {
     match design.unit(number) {
-        "ms" => jiffy_ms(machine),
-        "us" => 1000.0 * jiffy_ms(machine),
+        "ms" => 1e3 / f(machine.hz),
+        "us" => 1e6 / f(machine.hz),
         "%" => POINTS,
         _ => 0.0,
     }
-}
-
-#[expect(clippy::cast_precision_loss, reason = "some thousand at most")]
-fn jiffy_ms(machine: &Machine) -> f64 {
-    1000.0 / machine.hz as f64
 }
 
 /// Records by number of the run.
@@ -368,7 +356,7 @@ fn capital(text: &str) -> String {
 /// Shares of the cells whose difference is at most so much.
 pub(super) fn agreement(
     design: &Design,
-    spec: &Agreement,
+    spec: &EffectSpec,
     records: &[&Record],
     machine: &Machine,
 ) -> Table {
@@ -390,8 +378,7 @@ pub(super) fn agreement(
         "worst, %",
     ];
     let mut table = Table::new("agreement", &title, &columns);
-    let against = (&*spec.across, &*spec.base);
-    let pairs = pairs(design, records, against, &spec.rows, &Only::new());
+    let pairs = pairs(design, records, spec);
     let cells = pairs.iter().filter_map(|pair| {
         let (other, base) = pair.values(&spec.stat, &spec.measure)?;
         Some((&*pair.level, (base, other)))
@@ -434,8 +421,7 @@ mod tests {
             across: "timers".to_owned(),
             base: "kernel".to_owned(),
             rows: vec!["lost".to_owned()],
-            paired: false,
-            only: Default::default(),
+            ..EffectSpec::default()
         };
         let design = Design {
             units: [("time".to_owned(), "ms".to_owned())].into(),
@@ -564,13 +550,11 @@ mod tests {
 
     #[test]
     fn agreement_counts_cells() {
-        let (design, _) = design();
-        let spec = Agreement {
-            measure: "time".to_owned(),
-            stat: Stat::P50,
+        let (design, spec) = design();
+        let spec = EffectSpec {
             across: "by".to_owned(),
             base: "agent".to_owned(),
-            rows: vec!["lost".to_owned()],
+            ..spec
         };
         let record = |by, lost, ms| Record::new([("lost", lost), ("by", by)], 0).with("time", ms);
         let records = [

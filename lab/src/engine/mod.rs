@@ -17,7 +17,7 @@ mod pivot;
 mod render;
 mod runner;
 
-pub use design::{Agreement, ChartSpec, Column, Design, EffectSpec, Only, Stat, TableSpec};
+pub use design::{ChartSpec, Column, Design, EffectSpec, Only, Stat, TableSpec};
 pub(crate) use design::{only, published, references, texts};
 pub use effects::Verdict;
 pub use log::{Log, Manifest, Record, Weighted};

@@ -87,8 +87,7 @@ mod tests {
                 across: "timers".to_owned(),
                 base: "kernel".to_owned(),
                 rows: vec!["lost".to_owned()],
-                paired: false,
-                only: Default::default(),
+                ..EffectSpec::default()
             }],
             pivot: true,
             ..Design::default()

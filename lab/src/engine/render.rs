@@ -429,7 +429,7 @@ mod tests {
             rows: rows.clone(),
             across,
             columns,
-            only: Only::new(),
+            ..TableSpec::default()
         };
         let long = vec![
             Column::new("time", Stat::P50, "p50"),
@@ -458,8 +458,7 @@ mod tests {
                     across: "timers".to_owned(),
                     base: "kernel".to_owned(),
                     rows: rows.clone(),
-                    paired: false,
-                    only: Only::new(),
+                    ..EffectSpec::default()
                 }],
                 tables: vec![
                     spec(

@@ -14,7 +14,7 @@ use rto_testbed::machine::Machine;
 use serde::{Serialize, de::DeserializeOwned};
 
 use super::{Design, Log, Manifest, Record, render};
-use crate::{interrupt, report::Report};
+use crate::{interrupt, report::Report, summary::micros};
 
 /// What varies, where it is measured, and how.
 pub trait Experiment: Sync {
@@ -51,7 +51,9 @@ pub trait Experiment: Sync {
     fn seat<'a>(&self, testbed: &'a mut Self::Testbed) -> Self::Seat<'a>;
 
     /// Which kind of testbed a run needs.
-    fn kind(&self, run: &Self::Run) -> usize;
+    fn kind(&self, _run: &Self::Run) -> usize {
+        0
+    }
 
     /// Measures a run.
     fn measure(&self, seat: &mut Self::Seat<'_>, run: &Self::Run) -> anyhow::Result<Vec<Record>>;
@@ -156,7 +158,7 @@ fn measure<E: Experiment>(
     // The bar goes by the time that runs are expected to take.
     let bar = ProgressBar::new(
         left.iter()
-            .map(|run| millis(experiment.expected(run)))
+            .map(|run| micros(experiment.expected(run)))
             .sum(),
     );
     let style = format!(
@@ -220,7 +222,7 @@ impl<'a, E: Experiment> Pool<'a, E> {
             state.records.extend(measured);
             drop(state);
             self.changed.notify_all();
-            self.bar.inc(millis(self.experiment.expected(&run)));
+            self.bar.inc(micros(self.experiment.expected(&run)));
         }
         std::mem::forget(unfinished);
         Ok(())
@@ -268,10 +270,6 @@ impl<E: Experiment> Drop for Unfinished<'_, '_, E> {
         self.0.lock().left.clear();
         self.0.changed.notify_all();
     }
-}
-
-fn millis(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 use std::{collections::BTreeSet, path::Path, time::Duration};
 
 use anyhow::ensure;
-use clap::{Args, ValueEnum};
+use clap::ValueEnum;
 use rto_model::{
     published::{Column as PublishedColumn, Table as Published},
     retransmit::{Ideal, LinuxTimers},
@@ -13,10 +13,9 @@ use rto_testbed::machine::{Machine, jiffy};
 
 use super::definition::{Cell, Plan, Settings};
 use crate::{
-    cli::{Common, LinkArg},
-    commands::predict::duration,
+    commands::blackout::Blackout,
     engine::{Design, Record, TableSpec, only, texts},
-    summary::micros,
+    summary::{micros, ms},
 };
 
 /// How it is shown.
@@ -38,41 +37,9 @@ const LINUX: [&str; 4] = [
     "Linux 6.11 (5 ms)",
 ];
 
-/// `rto-lab blackout`.
-#[derive(Clone, Debug, Args)]
-pub struct Blackout {
-    #[command(flatten)]
-    pub(crate) common: Common,
-    #[command(flatten)]
-    pub(crate) link: LinkArg,
-    /// By which mechanisms settings are made
-    #[arg(long = "mechanism", alias = "ways", value_name = "MECHANISM")]
-    #[arg(value_enum, value_delimiter = ',', default_values_t = [Mechanism::Agent, Mechanism::Route, Mechanism::Sysctl, Mechanism::Kernel])]
-    mechanisms: Vec<Mechanism>,
-    /// Lower bounds of the RTO [default: two jiffies, 50ms, 200ms]
-    #[arg(long, value_name = "DURATION", value_delimiter = ',', value_parser = duration)]
-    rto_min: Vec<Duration>,
-    /// How long all is lost [default: those of the published tables, 10ms to 1.5s]
-    #[arg(long, value_name = "DURATION", value_delimiter = ',', value_parser = duration)]
-    disruption: Vec<Duration>,
-    /// Runs of a cell, by the agent and of the kernel's own timers [default: 11; quick: 5]
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=10_000))]
-    runs: Option<u32>,
-    /// Runs of a cell, by route and sysctl [default: 5; quick: 1]
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=10_000))]
-    control_runs: Option<u32>,
-    /// Runs at once: all but one of them wait for their disruption to end
-    #[arg(long, alias = "lanes", value_name = "N", default_value_t = 24)]
-    #[arg(value_parser = clap::value_parser!(u16).range(1..=256))]
-    pub(crate) jobs: u16,
-    /// Forget the runs that an earlier call left in the report's directory
-    #[arg(long, alias = "again")]
-    pub(crate) fresh: bool,
-}
-
 /// How a setting is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Mechanism {
+pub(crate) enum Mechanism {
     /// By the agent, at both ends
     Agent,
     /// By the metric of a route (rto_min) and by the application (thin), at both ends
@@ -84,13 +51,8 @@ enum Mechanism {
 }
 
 impl Mechanism {
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Agent => "agent",
-            Self::Route => "route",
-            Self::Sysctl => "sysctl",
-            Self::Kernel => "kernel",
-        }
+    fn name(self) -> String {
+        format!("{self:?}").to_lowercase()
     }
 
     /// Whether this kernel has what it needs.
@@ -133,17 +95,17 @@ impl Setting {
 
 /// The whole experiment.
 pub(crate) fn plan(args: &Blackout) -> anyhow::Result<Plan> {
-    let quick = args.common.quick;
-    let ms = Duration::from_millis;
+    let quick = args.engine.common.quick;
+    let millis = Duration::from_millis;
     let two_jiffies = 2 * jiffy();
     let rto_mins = match (args.rto_min.is_empty(), quick) {
         (false, _) => args.rto_min.clone(),
-        (true, false) => vec![two_jiffies, ms(50), ms(200)],
-        (true, true) => vec![two_jiffies, ms(200)],
+        (true, false) => vec![two_jiffies, millis(50), millis(200)],
+        (true, true) => vec![two_jiffies, millis(200)],
     };
     for rto_min in &rto_mins {
         ensure!(
-            (two_jiffies..=ms(200)).contains(rto_min),
+            (two_jiffies..=millis(200)).contains(rto_min),
             "--rto-min {}: this kernel takes {} to 200ms",
             humantime::format_duration(*rto_min),
             humantime::format_duration(two_jiffies)
@@ -160,7 +122,7 @@ pub(crate) fn plan(args: &Blackout) -> anyhow::Result<Plan> {
     let control_runs = args.control_runs.unwrap_or(control_runs);
     let mut design = design(&settings, &disruptions_us, Machine::here()?.hz)?;
     let mut add = |name: &str, value| design.method.push((name.to_owned(), value));
-    add("link", format!("{:?}", args.link.link).to_lowercase());
+    add("link", format!("{:?}", args.engine.link).to_lowercase());
     add(
         "runs of a cell",
         format!("{runs}; {control_runs} by route and sysctl"),
@@ -168,10 +130,10 @@ pub(crate) fn plan(args: &Blackout) -> anyhow::Result<Plan> {
     let mut cells = Vec::new();
     for &by in &args.mechanisms {
         if !by.is_possible() {
-            add(by.name(), "left out: not in this kernel".to_owned());
+            add(&by.name(), "left out: not in this kernel".to_owned());
             continue;
         }
-        let kernel = [(KERNEL, by.name().to_owned())];
+        let kernel = [(KERNEL, by.name())];
         let of_others: Vec<_> = settings.iter().map(|one| (*one, one.name())).collect();
         let (settings, runs) = match by {
             Mechanism::Kernel => (&kernel[..], runs),
@@ -181,14 +143,14 @@ pub(crate) fn plan(args: &Blackout) -> anyhow::Result<Plan> {
         for (setting, name) in settings {
             for &us in &disruptions_us {
                 cells.push(Cell {
-                    levels: levels(name, by.name(), us),
+                    levels: levels(name, &by.name(), us),
                     settings: setting.settings(by, us)?,
                     runs,
                 });
             }
         }
     }
-    Plan::new(design, "idle", cells, &args.common, args.link)
+    Plan::new(design, "idle", cells, &args.engine)
 }
 
 /// Thin and thick, with each of these.
@@ -210,29 +172,38 @@ fn design(settings: &[Setting], disruptions_us: &[u64], hz: u64) -> anyhow::Resu
     let mut design: Design = toml::from_str(DESIGN)?;
     let names: Vec<String> = settings.iter().map(|setting| setting.name()).collect();
     let medians = design.tables[0].clone();
-    design.tables.extend(names.iter().map(|name| TableSpec {
-        name: name.replace(' ', "-"),
-        title: format!("Idle, ms: {name}, measured, computed and published"),
-        across: texts(&["by"]),
-        only: only("setting", &[name]),
-        ..medians.clone()
-    }));
-    let rto_mins_ms: BTreeSet<u64> = settings.iter().map(|one| one.rto_min_us / 1000).collect();
-    design.tables.extend(rto_mins_ms.iter().map(|ms| {
-        let settings = [format!("thin {ms} ms"), format!("thick {ms} ms")];
-        let mut both = only("by", &["agent", LINUX[0], LINUX[1], LINUX[2], LINUX[3]]);
-        both.insert("setting".to_owned(), settings.to_vec());
-        TableSpec {
-            name: format!("published-{ms}-ms"),
-            title: format!("Idle, ms: rto_min {ms} ms, here and published"),
-            across: texts(&["setting", "by"]),
-            only: both,
+    let mut table = |name: String, title: String, across: &[&str], only| {
+        design.tables.push(TableSpec {
+            name,
+            title: format!("Idle, ms: {title}"),
+            across: texts(across),
+            only,
             ..medians.clone()
-        }
-    }));
-    let all = names
-        .into_iter()
-        .chain([Mechanism::Kernel.name().to_owned()]);
+        });
+    };
+    for name in &names {
+        let title = format!("{name}, measured, computed and published");
+        table(
+            name.replace(' ', "-"),
+            title,
+            &["by"],
+            only("setting", &[name]),
+        );
+    }
+    let rto_mins_ms: BTreeSet<u64> = settings.iter().map(|one| one.rto_min_us / 1000).collect();
+    for ms in rto_mins_ms {
+        let mut both = only("by", &["agent", LINUX[0], LINUX[1], LINUX[2], LINUX[3]]);
+        let settings = [format!("thin {ms} ms"), format!("thick {ms} ms")];
+        both.insert("setting".to_owned(), settings.into());
+        let title = format!("rto_min {ms} ms, here and published");
+        table(
+            format!("published-{ms}-ms"),
+            title,
+            &["setting", "by"],
+            both,
+        );
+    }
+    let all = names.into_iter().chain([Mechanism::Kernel.name()]);
     design.levels.insert("setting".to_owned(), all.collect());
     let each = settings
         .iter()
@@ -270,11 +241,6 @@ fn references(setting: Setting, lost_us: u64, hz: u64) -> Vec<Record> {
         Some(Record::new(levels, 0).with("idle", idle_ms?))
     });
     records.collect()
-}
-
-#[expect(clippy::cast_precision_loss, reason = "minutes at most")]
-fn ms(us: u64) -> f64 {
-    us as f64 / 1000.0
 }
 
 #[cfg(test)]

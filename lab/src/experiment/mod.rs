@@ -3,4 +3,5 @@
 pub mod blackout;
 pub mod definition;
 pub mod estimator;
+pub(crate) mod samples;
 pub mod tune;

@@ -184,8 +184,10 @@ impl Times {
     fn add(&mut self, took: Duration) {
         self.seen.us.push(micros(took));
         if let Until::Longer { at_least, after } = &mut self.until
-            && self.seen.us.iter().any(|us| *us >= micros(*at_least))
+            && micros(took) >= micros(*at_least)
         {
+            // From now on each of them counts, also those that are under way.
+            *at_least = Duration::ZERO;
             *after = after.saturating_sub(1);
         }
     }

@@ -48,39 +48,34 @@ impl Report {
     /// For people at a terminal.
     #[must_use]
     pub fn text(&self) -> String {
-        let mut text = format!("{}\n{}\n", self.question, self.machine.describe());
-        for (name, value) in &self.method {
-            text.push_str(&format!("{name}: {value}\n"));
-        }
-        if !self.findings.is_empty() {
-            text.push('\n');
-        }
-        for finding in &self.findings {
-            text.push_str(&format!("- {finding}\n"));
-        }
-        for table in self.all_tables() {
-            text.push_str(&format!("\n{}\n{}", table.title, table.text()));
-        }
-        text
+        let head = format!("{}\n{}\n", self.question, self.machine.describe());
+        let tables = self.all_tables();
+        let tables = tables.map(|table| format!("\n{}\n{}", table.title, table.text()));
+        head + &self.points("") + &tables.collect::<String>()
     }
 
     /// For a page of documentation.
     #[must_use]
     pub fn markdown(&self) -> String {
-        let mut text = format!("{}\n\n{}.\n\n", self.question, self.machine.describe());
-        for (name, value) in &self.method {
-            text.push_str(&format!("- {name}: {value}\n"));
+        let head = format!("{}\n\n{}.\n\n", self.question, self.machine.describe());
+        let tables = self.all_tables();
+        let tables = tables.map(|table| format!("\n{}\n\n{}", table.title, table.markdown()));
+        head + &self.points("- ") + &tables.collect::<String>()
+    }
+
+    /// How it was done, and the findings.
+    fn points(&self, mark: &str) -> String {
+        let method = self.method.iter();
+        let method = method.map(|(name, value)| format!("{mark}{name}: {value}\n"));
+        let mut findings: String = self
+            .findings
+            .iter()
+            .map(|one| format!("- {one}\n"))
+            .collect();
+        if !findings.is_empty() {
+            findings.insert(0, '\n');
         }
-        if !self.findings.is_empty() {
-            text.push('\n');
-        }
-        for finding in &self.findings {
-            text.push_str(&format!("- {finding}\n"));
-        }
-        for table in self.all_tables() {
-            text.push_str(&format!("\n{}\n\n{}", table.title, table.markdown()));
-        }
-        text
+        method.collect::<String>() + &findings
     }
 
     /// Writes `NAME.html`, `NAME.json`, `NAME.md` and a `NAME-TABLE.csv` for each table; the directory is made if it is

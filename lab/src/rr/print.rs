@@ -3,7 +3,10 @@
 use rto_testbed::tcp::TcpInfo;
 
 use super::measure::{Interval, Outcome, Test, Times};
-use crate::report::Table;
+use crate::{
+    report::Table,
+    summary::{f, ms},
+};
 
 /// Connections whose ends are shown one by one; JSON has all.
 const SHOWN: usize = 4;
@@ -55,7 +58,7 @@ pub fn text(outcome: &Outcome) -> String {
     if let Some(idle) = &outcome.longest_idle {
         text.push_str(&format!(
             "\nlongest idle time: {:.3} ms, from {:.3} s on ({}){}{}\n",
-            f(idle.us) / 1000.0,
+            ms(idle.us),
             idle.after_s,
             idle.began,
             if outcome.connections > 1 {
@@ -100,7 +103,7 @@ fn rate(outcome: &Outcome) -> Table {
     table.row([
         outcome.request_bytes.to_string(),
         outcome.response_bytes.to_string(),
-        (f(outcome.pause_us) / 1000.0).to_string(),
+        ms(outcome.pause_us).to_string(),
         outcome.connections.to_string(),
         format!("{:.2}", outcome.elapsed_s),
         outcome.transactions.to_string(),
@@ -238,11 +241,6 @@ fn numbers(times: &Times) -> [String; 8] {
         times.max_us.to_string(),
         format!("{:.1}", times.stddev_us),
     ]
-}
-
-#[expect(clippy::cast_precision_loss, reason = "to be printed")]
-fn f(number: u64) -> f64 {
-    number as f64
 }
 
 #[cfg(test)]

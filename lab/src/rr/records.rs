@@ -15,13 +15,12 @@ use rto_testbed::{
 
 use super::measure::{Interval, Limit, Plan, Test};
 use crate::{
-    engine::{
-        self, ChartSpec, Column, Design, EffectSpec, Log, Manifest, Only, Record, Stat, TableSpec,
-        seed_of, texts,
-    },
+    engine::{self, Design, Log, Manifest, Record, seed_of},
     report::Report,
 };
 
+/// How they are shown.
+const DESIGN: &str = include_str!("../../experiments/rr.toml");
 /// A record has the times of an interval as so many values at most, at even ranks.
 const VALUES: u64 = 200;
 /// Records of one length; after so many, twice as many intervals make one, so that a log of days stays small.
@@ -96,7 +95,7 @@ impl Records {
         let mut hosts = vec![("client".to_owned(), own)];
         let server = server(plan, go_on)?;
         hosts.extend(server.map(|server| ("server".to_owned(), server)));
-        let mut design = design(plan);
+        let mut design = design(plan)?;
         if hosts.len() == 1 {
             let why = "not known: no rto-lab rr --server answers there".to_owned();
             design.method.push(("server".to_owned(), why));
@@ -199,22 +198,22 @@ fn record(test: Test, run: u32, seconds: f64, times: &Histogram<u64>) -> Record 
 }
 
 /// How it is shown.
-fn design(plan: &Plan) -> Design {
-    let (name, question, unit) = match plan.test {
-        Test::Connect => (
-            "connect",
-            "How many handshakes a second, and how long does each take?",
-            "handshakes/s",
-        ),
-        Test::RequestResponse | Test::NewConnection => (
-            "rr",
-            "How many transactions a second, and how long does each take?",
-            "transactions/s",
-        ),
+fn design(plan: &Plan) -> anyhow::Result<Design> {
+    let is_connect = plan.test == Test::Connect;
+    let text = match is_connect {
+        true => DESIGN.replace("transactions", "handshakes"),
+        false => DESIGN.to_owned(),
     };
+    let mut design: Design = toml::from_str(&text)?;
+    if is_connect {
+        "connect".clone_into(&mut design.name);
+    }
+    for spec in &mut design.effects {
+        plan.test.name().clone_into(&mut spec.base);
+    }
     let to: Vec<String> = plan.to.iter().map(ToString::to_string).collect();
     let mut method = vec![("to", to.join(", ")), ("test", plan.test.name().to_owned())];
-    if plan.test != Test::Connect {
+    if !is_connect {
         let sizes = plan.sizes;
         method.push((
             "bytes",
@@ -242,59 +241,15 @@ fn design(plan: &Plan) -> Design {
             ),
         ),
     ]);
-    let column = |measure: &str, stat, title: &str| Column::new(measure, stat, title);
-    Design {
-        name: name.to_owned(),
-        question: question.to_owned(),
-        method: method
-            .into_iter()
-            .map(|(name, value)| (name.to_owned(), value))
-            .collect(),
-        units: [("time", "us"), ("longest", "us"), ("rate", unit)]
-            .map(|(name, unit)| (name.to_owned(), unit.to_owned()))
-            .into(),
-        run_is: "interval".to_owned(),
-        // There is one level, unless logs are compared.
-        effects: [Stat::P50, Stat::Quantile(0.99)]
-            .map(|stat| EffectSpec {
-                measure: "time".to_owned(),
-                stat,
-                across: "test".to_owned(),
-                base: plan.test.name().to_owned(),
-                rows: Vec::new(),
-                paired: false,
-                only: Only::new(),
-            })
-            .to_vec(),
-        tables: vec![TableSpec {
-            name: "times".to_owned(),
-            title: format!("Time, us, and {unit}"),
-            rows: texts(&["test"]),
-            columns: vec![
-                column("longest", Stat::Count, "intervals"),
-                column("rate", Stat::Mean, unit),
-                column("time", Stat::P50, "p50"),
-                column("time", Stat::Quantile(0.9), "p90"),
-                column("time", Stat::Quantile(0.99), "p99"),
-                column("longest", Stat::LARGEST, "longest"),
-            ],
-            ..TableSpec::default()
-        }],
-        charts: vec![ChartSpec {
-            title: "time".to_owned(),
-            across: texts(&["test"]),
-            measure: "time".to_owned(),
-            log: true,
-            ..ChartSpec::default()
-        }],
-        ..Design::default()
-    }
+    let method = method.into_iter();
+    design.method = method.map(|(name, is)| (name.to_owned(), is)).collect();
+    Ok(design)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::Weighted;
+    use crate::engine::{Stat, Weighted};
 
     #[test]
     fn a_record_has_the_distribution() {

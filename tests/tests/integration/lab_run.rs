@@ -1,6 +1,7 @@
 //! The lab's experiments of a user's own: the example runs, and a mistake is told with its place.
 
 use anyhow::ensure;
+use rto_testbed::process::stdout_of;
 use rto_tests::lab::{cell, measured, run};
 
 const EXAMPLE: &str = concat!(
@@ -13,7 +14,7 @@ fn example() -> anyhow::Result<()> {
     let out = tempfile::tempdir()?;
     let dir = out.path().to_string_lossy();
     let output = run(&["run", EXAMPLE, "--quick", "--json", "--out", &dir])?;
-    let text = rto_testbed::process::stdout_of("run", output)?;
+    let text = stdout_of("run", output)?;
     let report = serde_json::from_str(&text)?;
     let at = |timers: &str, outage: &str| cell(&report, "medians", timers, &[outage]);
     // The kernel's first timer is 200 ms and the round trip; the policy's is 10 ms, and doubles.
@@ -26,6 +27,45 @@ fn example() -> anyhow::Result<()> {
     }
     let page = std::fs::read_to_string(out.path().join("near-peers.html"))?;
     ensure!(page.contains("<svg") && page.contains("rto_min = &quot;10ms&quot;"));
+    Ok(())
+}
+
+/// 150 transactions of 2 ms are skipped: an outage that began with the connection would hit those alone.
+const SKIPPING: &str = r#"
+name = "skipping"
+question = "When does an outage begin?"
+runs = 2
+[settings]
+workload = "request-response"
+skip = 150
+count = 5
+pause = "2ms"
+outage = "60ms"
+[[factor]]
+name = "timers"
+[[factor.level]]
+name = "kernel"
+"#;
+
+test!(an_outage_begins_after_what_is_skipped, || measured(
+    after_skipped
+));
+fn after_skipped() -> anyhow::Result<()> {
+    let out = tempfile::tempdir()?;
+    let file = out.path().join("skipping.toml");
+    std::fs::write(&file, SKIPPING)?;
+    let (file, dir) = (file.to_string_lossy(), out.path().to_string_lossy());
+    stdout_of("run", run(&["run", &file, "--out", &dir])?)?;
+    let log = std::fs::read_to_string(out.path().join("skipping.jsonl"))?;
+    for line in log.lines().skip(1) {
+        let run: serde_json::Value = serde_json::from_str(line)?;
+        let value = |measure: &str| run["records"][0]["values"][measure][0].as_f64();
+        // The kernel's first timer of 200 ms ends it: it hit one of those that are measured.
+        let (time, lasted) = (value("time"), value("lasted"));
+        ensure!(time.is_some_and(|ms| ms > 195.0), "{line}");
+        ensure!(lasted.is_some_and(|ms| ms > 55.0), "{line}");
+    }
+    ensure!(log.lines().count() == 3, "{log}");
     Ok(())
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::Definition;
 use crate::{
-    engine::{ChartSpec, Column, Design, EffectSpec, Only, Stat, TableSpec, references},
+    engine::{ChartSpec, Column, Design, EffectSpec, Stat, TableSpec, references},
     topology::LinkBackend,
 };
 
@@ -75,8 +75,7 @@ impl Definition {
                 across: compared.name.clone(),
                 base: compared.level[0].name.clone().unwrap_or_default(),
                 rows: others.clone(),
-                paired: false,
-                only: Only::new(),
+                ..EffectSpec::default()
             });
         }
         if design.tables.is_empty() {
@@ -86,7 +85,7 @@ impl Definition {
                 rows: others.clone(),
                 across: across.clone(),
                 columns: vec![Column::new(measure, Stat::P50, "p50")],
-                only: Only::new(),
+                ..TableSpec::default()
             });
         }
         if design.charts.is_empty() {

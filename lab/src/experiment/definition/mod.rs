@@ -9,7 +9,6 @@ mod settings;
 use std::{collections::BTreeSet, path::Path, sync::Mutex};
 
 use anyhow::{Context as _, ensure};
-use clap::Args;
 use rto_model::published;
 use rto_testbed::{agent, machine::Machine};
 use serde::Deserialize;
@@ -17,7 +16,8 @@ use serde::Deserialize;
 pub(crate) use self::settings::Settings;
 use self::settings::{Dropped, Sweep};
 use crate::{
-    cli::{Common, LinkArg},
+    cli::EngineArgs,
+    commands::run::Defined,
     engine::{ChartSpec, Design, EffectSpec, Only, TableSpec, seed_of},
     topology::LinkBackend,
 };
@@ -49,35 +49,6 @@ const OWN: [(&str, &str, &str); 4] = [
 const CELLS: usize = 10_000;
 /// Testbeds of all kinds together: each has an address of its own.
 const TESTBEDS: usize = 200;
-
-/// Options of an experiment that a file defines.
-#[derive(Clone, Debug, Args)]
-pub struct Defined {
-    #[command(flatten)]
-    pub(crate) common: Common,
-    #[command(flatten)]
-    link: LinkArg,
-    /// Runs of a cell [default: what the definition says]
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=10_000))]
-    runs: Option<u32>,
-    /// Runs at once
-    #[arg(long, value_name = "N", default_value_t = 24)]
-    #[arg(value_parser = clap::value_parser!(u16).range(1..=256))]
-    pub(crate) jobs: u16,
-    /// Only this level of a factor; again for others of the same factor [default: all levels of all factors]
-    #[arg(long, value_name = "FACTOR=LEVEL", value_parser = factor_level)]
-    only: Vec<(String, String)>,
-    /// Forget the runs that an earlier call left in the report's directory
-    #[arg(long)]
-    pub(crate) fresh: bool,
-}
-
-fn factor_level(text: &str) -> Result<(String, String), String> {
-    let (factor, level) = text
-        .split_once('=')
-        .ok_or_else(|| format!("{text}: a factor, = and a level, such as timers=kernel"))?;
-    Ok((factor.to_owned(), level.to_owned()))
-}
 
 /// The file.
 #[derive(Clone, Debug, Deserialize)]
@@ -150,7 +121,7 @@ impl Definition {
             };
             let rule = settings.drop.as_ref().map(Dropped::rule).transpose();
             // nftables cannot tell copies.
-            let is_possible = args.link.link == LinkBackend::Relay
+            let is_possible = args.engine.link == LinkBackend::Relay
                 || rule.as_ref().is_ok_and(|rule| {
                     rule.is_none_or(|rule| {
                         !rule.filter.first_time && rule.filter.from_byte.is_none()
@@ -159,7 +130,7 @@ impl Definition {
             if !levels.iter().all(is_meant) || !is_possible {
                 continue;
             }
-            if args.common.quick {
+            if args.engine.common.quick {
                 settings.count = settings.quick_count.or(settings.count);
             }
             cells.push(Cell {
@@ -251,7 +222,7 @@ impl Plan {
             .find(|(name, ..)| *name == verb)
             .context("no such experiment")?;
         let mut definition: Definition = toml::from_str(&format!("{}\n{}", own.1, own.2))?;
-        if args.link.link == LinkBackend::Nft {
+        if args.engine.link == LinkBackend::Nft {
             // Of the lab's own it is known what is left of them.
             definition.settings.delay = None;
         }
@@ -266,20 +237,20 @@ impl Plan {
         );
         let measures = definition.measures();
         for factor in &mut definition.factor {
-            factor.complete(args.common.quick)?;
+            factor.complete(args.engine.common.quick)?;
         }
         let mut only = Only::new();
         for (factor, level) in args.only.iter().cloned() {
             only.entry(factor).or_default().push(level);
         }
         check::names(&definition, &measures, &only)?;
-        let runs = args.runs.unwrap_or(match args.common.quick {
+        let runs = args.runs.unwrap_or(match args.engine.common.quick {
             true => definition.quick_runs,
             false => definition.runs,
         });
         let cells = definition.cells(args, only, runs)?;
-        let design = definition.shown(runs, args.link.link);
-        Self::new(design, "time", cells, &args.common, args.link)
+        let design = definition.shown(runs, args.engine.link);
+        Self::new(design, "time", cells, &args.engine)
     }
 
     /// An experiment of these cells.
@@ -287,8 +258,7 @@ impl Plan {
         mut design: Design,
         outages_are: &'static str,
         cells: Vec<Cell>,
-        common: &Common,
-        link: LinkArg,
+        args: &EngineArgs,
     ) -> anyhow::Result<Self> {
         let mut kinds: Vec<(Settings, usize)> = Vec::new();
         let mut kind_of = Vec::new();
@@ -296,7 +266,7 @@ impl Plan {
             levels, settings, ..
         } in &cells
         {
-            settings.check(link.link).with_context(|| named(levels))?;
+            settings.check(args.link).with_context(|| named(levels))?;
             let links = settings.links.unwrap_or(2);
             let same = kinds
                 .iter()
@@ -325,10 +295,10 @@ impl Plan {
             cells,
             kind_of,
             kinds,
-            backend: link.link,
-            seed: common.seed,
+            backend: args.link,
+            seed: args.common.seed,
             hz: u32::try_from(Machine::here()?.hz)?,
-            agent: agent::find(common.agent.as_deref())?,
+            agent: agent::find(args.common.agent.as_deref())?,
             gate: Mutex::new(()),
         })
     }

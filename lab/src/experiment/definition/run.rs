@@ -14,7 +14,7 @@ use rand::{RngExt as _, SeedableRng as _, rngs::ChaCha8Rng};
 use rto_testbed::{
     agent::Agent,
     channel::ControlChannel,
-    link::{Link, retransmits::RetransmitCounts, rule::PacketFilter},
+    link::{Blackout, Link, retransmits::RetransmitCounts, rule::PacketFilter},
     netns::{CLIENT_LINK, SERVER_LINK, sysctl},
     process::{run as run_command, stdout_of},
     warm::{self, Seen},
@@ -29,6 +29,7 @@ use crate::{
     engine::{Design, Experiment, Record, seed_of},
     interrupt,
     policy::Policy,
+    summary::{f, millis},
     topology::{ClientEnd, Topology},
 };
 
@@ -260,18 +261,16 @@ impl Experiment for Plan {
             .levels
             .iter()
             .map(|(factor, level)| (&**factor, &**level));
-        for _ in 0..ATTEMPTS {
-            interrupt::check()?;
-            let measured = self.attempt(seat, cell, run);
-            if let Some(values) = measured.with_context(|| named(&cell.levels))? {
-                let record = Record::new(levels, run.number);
-                return Ok(vec![Record { values, ..record }]);
-            }
-        }
-        bail!(
-            "{}: outage: in {ATTEMPTS} attempts no transaction was hit, or it was too long: raise `count`, or lower `pause`",
-            named(&cell.levels)
-        )
+        let measured = first_of(ATTEMPTS, || self.attempt(seat, cell, run));
+        let not_hit = || {
+            format!(
+                "outage: in {ATTEMPTS} attempts no transaction was hit, or it was too long: raise `count`, or lower `pause`"
+            )
+        };
+        let values = measured.and_then(|values| values.with_context(not_hit));
+        let values = values.with_context(|| named(&cell.levels))?;
+        let record = Record::new(levels, run.number);
+        Ok(vec![Record { values, ..record }])
     }
 
     fn expected(&self, run: &Run) -> Duration {
@@ -326,10 +325,7 @@ impl Plan {
             let outage = seat.link.start_outage(PacketFilter::ALL, length)?;
             drop(gate);
             let blackout = seat.link.end_outage(outage)?;
-            let is_as_asked = blackout.until - blackout.from <= length + length / 4 + LINGERS;
-            if blackout.dropped > 0 && is_as_asked {
-                lasted = Some(blackout.until - blackout.from);
-            }
+            lasted = self::lasted(&blackout, length);
         }
         // Who only waits for an answer hears no signal.
         let begun = Instant::now();
@@ -349,7 +345,7 @@ impl Plan {
             if let ("time", Some(at_least)) = (measure, at_least) {
                 // What an outage costs is the longest wait.
                 let longest = values.iter().copied().fold(0.0, f64::max);
-                if longest < ms(at_least) {
+                if longest < millis(at_least) {
                     lasted = None;
                 }
                 values = vec![longest];
@@ -371,18 +367,29 @@ impl Plan {
         }
         match (outage, lasted) {
             (Some(_), None) => return Ok(None),
-            (_, Some(lasted)) => drop(add("lasted", vec![ms(lasted)])),
+            (_, Some(lasted)) => drop(add("lasted", vec![millis(lasted)])),
             (None, None) => {}
         }
         Ok(Some(measured))
     }
 }
 
-fn ms(time: Duration) -> f64 {
-    time.as_secs_f64() * 1e3
+/// What the first of some attempts gives that gives anything; `None` if none does.
+pub(super) fn first_of<T>(
+    attempts: u32,
+    mut attempt: impl FnMut() -> anyhow::Result<Option<T>>,
+) -> anyhow::Result<Option<T>> {
+    for _ in 0..attempts {
+        interrupt::check()?;
+        if let Some(given) = attempt()? {
+            return Ok(Some(given));
+        }
+    }
+    Ok(None)
 }
 
-#[expect(clippy::cast_precision_loss, reason = "some thousand packets")]
-fn f(count: u64) -> f64 {
-    count as f64
+/// How long an outage lasted; `None` if it hit nothing, or lasted longer than it should.
+pub(super) fn lasted(blackout: &Blackout, asked: Duration) -> Option<Duration> {
+    let lasted = blackout.until - blackout.from;
+    (blackout.dropped > 0 && lasted <= asked + asked / 4 + LINGERS).then_some(lasted)
 }

@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     commands::predict::duration,
     engine::Only,
+    summary::millis,
     topology::LinkBackend,
     workload::{Work, Workload},
 };
@@ -232,7 +233,7 @@ impl Settings {
     pub(crate) fn of_sweep(sets: Sweep, value: &str) -> anyhow::Result<Self> {
         let time = duration(value).map_err(anyhow::Error::msg)?;
         let mut settings = Self {
-            name: Some((time.as_secs_f64() * 1e3).to_string()),
+            name: Some(millis(time).to_string()),
             ..Self::default()
         };
         let time = Some(Time(time));

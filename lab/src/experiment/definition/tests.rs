@@ -1,8 +1,12 @@
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::Parser as _;
+use rto_testbed::link::Blackout;
 
-use super::*;
+use super::{
+    run::{first_of, lasted},
+    *,
+};
 use crate::engine::Experiment as _;
 
 #[derive(clap::Parser)]
@@ -245,6 +249,31 @@ fn outages_are_spread_over_the_runs() {
     let ms = |number| settings.outage(number, 3).unwrap().as_millis();
     assert_eq!([0, 1, 2].map(ms), [125, 275, 425]);
     assert_eq!(Settings::default().outage(0, 3), None);
+}
+
+#[test]
+fn an_outage_that_hit_nothing_or_lasted_too_long_is_tried_again() {
+    let (from, ms) = (Instant::now(), Duration::from_millis);
+    let outages = [(0, 100), (3, 146), (3, 101), (9, 100)];
+    let mut outages = outages.into_iter().map(|(dropped, took)| Blackout {
+        from,
+        until: from + ms(took),
+        dropped,
+    });
+    let found = first_of(10, || Ok(lasted(&outages.next().unwrap(), ms(100))));
+    assert_eq!((found.unwrap(), outages.len()), (Some(ms(101)), 1));
+    // Not for ever; and what fails is not tried again.
+    let mut attempts = 0;
+    let mut tried = |failed: bool| {
+        let found = first_of::<()>(3, || {
+            attempts += 1;
+            ensure!(!failed, "it fails");
+            Ok(None)
+        });
+        (found.map_err(|e| e.to_string()), attempts)
+    };
+    assert_eq!(tried(false), (Ok(None), 3));
+    assert_eq!(tried(true), (Err("it fails".to_owned()), 4));
 }
 
 #[test]

@@ -1,60 +1,36 @@
 //! What is still to happen, in the order of time.
 
-use std::{
-    cmp::Ordering,
-    collections::{BinaryHeap, binary_heap::PeekMut},
-};
+use std::collections::BTreeMap;
 
-/// Things that are due, each at a time.
+/// Things that are due, each at a time, which is not negative; of those due at the same time the one that was added first
+/// comes first.
 #[derive(Debug)]
-pub(super) struct Agenda<T>(BinaryHeap<Due<T>>);
+pub(super) struct Agenda<T> {
+    /// Bits of numbers that are not negative are in the order of the numbers.
+    due: BTreeMap<(u64, u64), T>,
+    added: u64,
+}
 
 impl<T> Agenda<T> {
     /// Nothing is due.
-    pub(super) fn new() -> Self {
-        Self(BinaryHeap::new())
+    pub(super) const fn new() -> Self {
+        Self {
+            due: BTreeMap::new(),
+            added: 0,
+        }
     }
 
     /// Adds what is due at a time.
     pub(super) fn add(&mut self, at: f64, what: T) {
-        self.0.push(Due { at, what });
+        self.due.insert((at.to_bits(), self.added), what);
+        self.added += 1;
     }
 
     /// Takes the earliest that is due by a time, and when it was.
     pub(super) fn take_until(&mut self, until: f64) -> Option<(f64, T)> {
-        let earliest = self.0.peek_mut()?;
-        if earliest.at > until {
-            return None;
-        }
-        let Due { at, what } = PeekMut::pop(earliest);
-        Some((at, what))
-    }
-}
-
-#[derive(Debug)]
-struct Due<T> {
-    at: f64,
-    what: T,
-}
-
-impl<T> PartialEq for Due<T> {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other) == Ordering::Equal
-    }
-}
-
-impl<T> Eq for Due<T> {}
-
-impl<T> PartialOrd for Due<T> {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl<T> Ord for Due<T> {
-    /// The earliest is the greatest, as a heap gives the greatest first.
-    fn cmp(&self, other: &Self) -> Ordering {
-        other.at.total_cmp(&self.at)
+        let earliest = self.due.first_entry()?;
+        let at = f64::from_bits(earliest.key().0);
+        (at <= until).then(|| (at, earliest.remove()))
     }
 }
 
@@ -65,13 +41,14 @@ mod tests {
     #[test]
     fn the_earliest_comes_first_and_what_is_not_due_stays() {
         let mut agenda = Agenda::new();
-        for at in [3.0, 1.0, 2.0] {
-            agenda.add(at, format!("{at}"));
+        for (at, what) in [(3.0, "c"), (1.0, "a"), (2.0, "b"), (2.0, "also b")] {
+            agenda.add(at, what);
         }
         assert_eq!(agenda.take_until(0.5), None);
-        assert_eq!(agenda.take_until(2.0), Some((1.0, "1".to_owned())));
-        assert_eq!(agenda.take_until(2.0), Some((2.0, "2".to_owned())));
+        assert_eq!(agenda.take_until(2.0), Some((1.0, "a")));
+        assert_eq!(agenda.take_until(2.0), Some((2.0, "b")));
+        assert_eq!(agenda.take_until(2.0), Some((2.0, "also b")));
         assert_eq!(agenda.take_until(2.0), None);
-        assert_eq!(agenda.take_until(9.0), Some((3.0, "3".to_owned())));
+        assert_eq!(agenda.take_until(9.0), Some((3.0, "c")));
     }
 }

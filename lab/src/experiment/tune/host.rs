@@ -1,14 +1,11 @@
 //! A simulated host that connects over a path: the program with its brakes, and the daemon that tunes once a second.
 
 use rand::{RngExt as _, SeedableRng as _, rngs::ChaCha8Rng};
-use rto_agent_common::histogram::{BUCKETS, bucket_end_us, bucket_of};
-use rto_model::{
-    advice::Distribution,
-    tune::{
-        brake::{Budget, Fuse},
-        law::Settings,
-        tuner::{Growth, Transition, Tuner},
-    },
+use rto_agent_common::histogram::{bucket_end_us, bucket_of};
+use rto_model::tune::{
+    brake::{Budget, Fuse},
+    law::Settings,
+    tuner::{Growth, Transition, Tuner},
 };
 
 use super::{
@@ -16,6 +13,7 @@ use super::{
     handshake::{First, Handshake, Schedule},
     path::{Path, exponential},
 };
+use crate::summary::{f, share};
 
 /// Jiffies a second of simulated hosts.
 pub const HZ: u32 = 250;
@@ -29,6 +27,17 @@ pub enum Control {
     Fixed(u64),
 }
 
+impl Control {
+    /// "auto", "24 ms".
+    #[must_use]
+    pub fn name(&self) -> String {
+        match self {
+            Self::Auto(_) => "auto".to_owned(),
+            Self::Fixed(jiffies) => format!("{} ms", jiffies * 1000 / u64::from(HZ)),
+        }
+    }
+}
+
 /// What is recorded besides sums: a point for each time of this length.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Point {
@@ -40,6 +49,14 @@ pub struct Point {
     pub connections: u64,
     /// Those with a spurious copy.
     pub spurious: u64,
+}
+
+impl Point {
+    /// Of the connections, 0 to 1.
+    #[must_use]
+    pub fn spurious_share(&self) -> f64 {
+        share(self.spurious, self.connections)
+    }
 }
 
 /// What happened to a host.
@@ -64,6 +81,20 @@ pub struct Outcome {
     pub timer: Option<u64>,
     /// The last fuse that blew.
     pub blown: Option<Blown>,
+}
+
+impl Outcome {
+    /// Connections with a spurious copy, 0 to 1.
+    #[must_use]
+    pub fn spurious_share(&self) -> f64 {
+        share(self.spurious, self.connections)
+    }
+
+    /// Saved by connection, milliseconds.
+    #[must_use]
+    pub fn saved_ms(&self) -> f64 {
+        self.saved_us / 1e3 / f(self.connections.max(1))
+    }
 }
 
 /// A fuse that blew.
@@ -91,52 +122,6 @@ enum What {
     },
 }
 
-/// What the program counts.
-#[derive(Clone, Debug)]
-struct Counts {
-    clean: u64,
-    spurious: u64,
-    attempts: u64,
-    copies: u64,
-    buckets: [u32; BUCKETS],
-    /// Buckets that are not empty.
-    touched: Vec<usize>,
-}
-
-impl Counts {
-    fn path_time(&mut self, us: f64) {
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "a cast to an integer saturates"
-        )]
-        let bucket = bucket_of(us as u64);
-        if self.buckets[bucket] == 0 {
-            self.touched.push(bucket);
-        }
-        self.buckets[bucket] += 1;
-    }
-
-    fn take(&mut self, epoch: u32) -> Growth {
-        let mut path_times = Distribution::default();
-        for bucket in self.touched.drain(..) {
-            let end_us = bucket_end_us(bucket).unwrap_or(u64::MAX);
-            path_times.add(end_us, self.buckets[bucket].into());
-            self.buckets[bucket] = 0;
-        }
-        let take = |count: &mut u64| std::mem::take(count);
-        Growth {
-            epoch,
-            clean: take(&mut self.clean),
-            spurious: take(&mut self.spurious),
-            attempts: take(&mut self.attempts),
-            copies: take(&mut self.copies),
-            path_times,
-            ..Growth::default()
-        }
-    }
-}
-
 /// A host that connects over a path.
 #[derive(Debug)]
 pub struct Host {
@@ -153,7 +138,8 @@ pub struct Host {
     judged: u64,
     budget: Budget,
     later: Agenda<What>,
-    counts: Counts,
+    /// Since the daemon's last step.
+    counts: Growth,
     next_s: f64,
     tick: u32,
     /// Seconds to a point; 0: none.
@@ -183,14 +169,7 @@ impl Host {
             judged: 0,
             budget: Budget::full(Budget::LEAST_CAPACITY),
             later: Agenda::new(),
-            counts: Counts {
-                clean: 0,
-                spurious: 0,
-                attempts: 0,
-                copies: 0,
-                buckets: [0; BUCKETS],
-                touched: Vec::new(),
-            },
+            counts: Growth::default(),
             next_s: 0.0,
             tick: 0,
             points,
@@ -344,7 +323,14 @@ impl Host {
     }
 
     fn judged(&mut self, at_s: f64, epoch: Option<u32>, spurious: u32, path_us: f64) {
-        self.counts.path_time(path_us);
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a cast to an integer saturates"
+        )]
+        let bucket = bucket_of(path_us as u64);
+        let end_us = bucket_end_us(bucket).unwrap_or(u64::MAX);
+        self.counts.path_times.add(end_us, 1);
         if epoch != Some(self.epoch) {
             return;
         }
@@ -372,9 +358,10 @@ impl Host {
             return;
         };
         let growth = Growth {
+            epoch: self.epoch,
             fuse_blown: self.fuse.is_blown(),
             throttled: self.budget.is_throttled(),
-            ..self.counts.take(self.epoch)
+            ..std::mem::take(&mut self.counts)
         };
         let decision = tuner.step(u64::from(self.tick) * 1000, &growth);
         self.outcome.transitions.extend(decision.transitions);
@@ -443,7 +430,7 @@ mod tests {
         let mut host = Host::new(Path::metro(50.0), Control::Fixed(25), 1, 0);
         host.run(4_000, true);
         let outcome = host.end();
-        let saved_ms = outcome.saved_us / 1000.0 / outcome.connections as f64;
+        let saved_ms = outcome.saved_ms();
         assert!((saved_ms - 9.0).abs() < 0.5, "{saved_ms}");
     }
 }

@@ -13,10 +13,12 @@ pub mod path;
 pub mod scenarios;
 mod tables;
 
+use rto_model::tune::brake::Budget;
 use rto_testbed::machine::Machine;
 
 use self::{
     fleet::Prefix,
+    host::Control,
     overload::{Sums, Timers, Trouble},
     path::Path,
     scenarios::{Course, Step, auto, course, evening, fixed, flapping, in_parallel, step},
@@ -45,14 +47,8 @@ const METRO_RUNS: u64 = 4;
 /// The timer of the budget's scenarios, jiffies: 24 ms.
 const SHORT: u64 = 6;
 
-/// A scenario with `initial_rto = "auto"` and with fixed values.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Compared {
-    /// With some seeds.
-    pub auto: Vec<Course>,
-    /// By value.
-    pub fixed: Vec<(&'static str, Course)>,
-}
+/// A scenario with some values of `initial_rto`, each with its name.
+pub type Compared = Vec<(String, Course)>;
 
 /// A trouble with each kind of timers.
 #[derive(Clone, Debug, PartialEq)]
@@ -116,48 +112,24 @@ pub struct Results {
 pub fn simulate(options: &Options) -> Results {
     let Options { hours, seed, .. } = *options;
     let prefixes = fleet::run(options.prefixes, options.seconds, seed);
-    let steps = |control: fn() -> host::Control, daemon: bool| {
-        let work: Vec<_> = options
-            .rates
-            .iter()
-            .map(|per_s| move || step(*per_s, control(), daemon, seed))
-            .collect();
-        let work: Vec<&(dyn Fn() -> Step + Sync)> = work.iter().map(|one| one as _).collect();
-        in_parallel(&work)
+    let steps = |control: fn() -> Control, daemon: bool| {
+        in_parallel(options.rates, |per_s| step(*per_s, control(), daemon, seed))
     };
-    let metro = || Path::metro(20.0);
+    let compared = |path: &Path, seconds: u32, values: &[(Control, u64)]| {
+        in_parallel(values, |(control, seed)| {
+            let course = course(path.clone(), control.clone(), seconds, *seed);
+            (control.name(), course)
+        })
+    };
     let long = hours * 3_600;
-    let compared = |path: &(dyn Fn() -> Path + Sync),
-                    seconds: u32,
-                    runs: u64,
-                    values: &[(&'static str, u64)]| {
-        let autos: Vec<_> = (0..runs)
-            .map(|run| move || course(path(), auto(), seconds, seed + run))
-            .collect();
-        let others: Vec<_> = values
-            .iter()
-            .map(|(_, ms)| move || course(path(), fixed(*ms), seconds, seed))
-            .collect();
-        let autos = autos.iter().map(|one| one as &(dyn Fn() -> Course + Sync));
-        let others = others.iter().map(|one| one as &(dyn Fn() -> Course + Sync));
-        let work: Vec<_> = autos.chain(others).collect();
-        let mut all = in_parallel(&work);
-        let fixed = all.split_off(values.len().abs_diff(all.len()));
-        Compared {
-            auto: all,
-            fixed: values.iter().map(|(name, _)| *name).zip(fixed).collect(),
-        }
-    };
+    let metro = (0..METRO_RUNS).map(|run| (auto(), seed + run));
+    let metro: Vec<_> = metro.chain([24, 100].map(|ms| (fixed(ms), seed))).collect();
+    let with = |ms: u64| [(auto(), seed), (fixed(ms), seed)];
     Results {
         prefixes,
-        metro: compared(
-            &metro,
-            long / 4,
-            METRO_RUNS,
-            &[("24 ms", 24), ("100 ms", 100)],
-        ),
-        flapping: compared(&|| flapping(20.0, hours), long, 1, &[("100 ms", 100)]),
-        evening: compared(&|| evening(20.0), long * 4, 1, &[("52 ms", 52)]),
+        metro: compared(&Path::metro(20.0), long / 4, &metro),
+        flapping: compared(&flapping(20.0, hours), long, &with(100)),
+        evening: compared(&evening(20.0), long * 4, &with(52)),
         steps: steps(auto, true),
         fixed_steps: steps(|| fixed(24), true),
         orphans: steps(auto, false),
@@ -175,36 +147,30 @@ const SERVERS: [(f64, f64); 3] = [(10_000.0, 0.3), (1_000.0, 0.3), (100.0, 0.0)]
 /// What the budget does to servers of at most so many SYNs a second, at 80 and 90 % of it.
 #[must_use]
 pub fn saturated(most_per_s: f64, seed: u64) -> Vec<Saturated> {
-    let one = |per_s: f64, stall_s: f64, load: f64| {
+    let one = |&(per_s, stall_s, load): &(f64, f64, f64)| {
         let trouble = Trouble::Limit {
             per_s,
             queue: 0.4 * per_s,
             stall_s,
         };
         let run = |timers| overload::run(trouble, timers, load * per_s, SATURATED_S, seed);
-        let priced = |connections| {
-            run(Timers::Priced {
-                jiffies: SHORT,
-                connections,
-            })
-        };
+        let priced = |connections| run(Timers::Budgeted(SHORT, connections));
         Saturated {
             per_s,
             stall_s,
             load,
             kernel: run(Timers::Kernel),
             fixed: run(Timers::Fixed(SHORT)),
-            budget: run(Timers::Budgeted(SHORT)),
+            budget: priced(Budget::CONNECTIONS),
             half: priced(2),
             fifth: priced(5),
         }
     };
     let servers = SERVERS.iter().filter(|(per_s, _)| *per_s <= most_per_s);
-    let work: Vec<_> = servers
-        .flat_map(|(per_s, stall_s)| [0.8, 0.9].map(|load| move || one(*per_s, *stall_s, load)))
+    let loads: Vec<_> = servers
+        .flat_map(|(per_s, stall_s)| [0.8, 0.9].map(|load| (*per_s, *stall_s, load)))
         .collect();
-    let work: Vec<&(dyn Fn() -> Saturated + Sync)> = work.iter().map(|one| one as _).collect();
-    in_parallel(&work)
+    in_parallel(&loads, one)
 }
 
 /// What the budget does in a short overload and a longer one, a short blackout and a long one.
@@ -216,7 +182,7 @@ pub fn braked(seed: u64) -> Vec<Braked> {
             name,
             kernel: run(Timers::Kernel),
             fixed: run(Timers::Fixed(SHORT)),
-            budget: run(Timers::Budgeted(SHORT)),
+            budget: run(Timers::Budgeted(SHORT, Budget::CONNECTIONS)),
         }
     };
     let limit = Trouble::Limit {

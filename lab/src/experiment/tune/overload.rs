@@ -4,6 +4,7 @@ use rand::{SeedableRng as _, rngs::ChaCha8Rng};
 use rto_model::tune::brake::Budget;
 
 use super::{agenda::Agenda, handshake::Schedule, host::HZ, path::exponential};
+use crate::summary::share;
 
 /// A connection that takes longer is late, microseconds: neither a short timer nor a round trip does.
 const LATE_US: f64 = 500_000.0;
@@ -39,15 +40,8 @@ pub enum Timers {
     Kernel,
     /// A policy's, jiffies.
     Fixed(u64),
-    /// The same with a budget.
-    Budgeted(u64),
-    /// The same with a budget that another number of connections pays a copy of.
-    Priced {
-        /// The timer, jiffies.
-        jiffies: u64,
-        /// Connections to a copy.
-        connections: u32,
-    },
+    /// The same with a budget, of which so many connections pay a copy ([`Budget::CONNECTIONS`] in the program).
+    Budgeted(u64, u32),
 }
 
 /// What came of it.
@@ -68,23 +62,20 @@ pub struct Sums {
 impl Sums {
     /// SYNs sent for each attempt.
     #[must_use]
-    #[expect(clippy::cast_precision_loss, reason = "counts of some minutes")]
     pub fn syns_per_attempt(&self) -> f64 {
-        self.syns as f64 / self.attempts.max(1) as f64
+        share(self.syns, self.attempts)
     }
 
     /// Of the attempts, those that were not established within 500 ms, 0 to 1.
     #[must_use]
-    #[expect(clippy::cast_precision_loss, reason = "counts of some minutes")]
     pub fn late_share(&self) -> f64 {
-        1.0 - self.in_time as f64 / self.attempts.max(1) as f64
+        1.0 - share(self.in_time, self.attempts)
     }
 
     /// The same of the attempts of the second half.
     #[must_use]
-    #[expect(clippy::cast_precision_loss, reason = "counts of some minutes")]
     pub fn later_late_share(&self) -> f64 {
-        1.0 - self.later_in_time as f64 / self.later_attempts.max(1) as f64
+        1.0 - share(self.later_in_time, self.later_attempts)
     }
 }
 
@@ -126,15 +117,12 @@ pub fn run(trouble: Trouble, timers: Timers, per_s: f64, seconds: f64, seed: u64
     let hz = u64::from(HZ);
     let kernel = Schedule::new(hz, hz);
     let own = |jiffies| Some(Schedule::new(jiffies, hz));
-    let account = |connections| Some(Account::new(per_s, connections));
     let (own, mut account) = match timers {
         Timers::Kernel => (None, None),
         Timers::Fixed(jiffies) => (own(jiffies), None),
-        Timers::Budgeted(jiffies) => (own(jiffies), account(Budget::CONNECTIONS)),
-        Timers::Priced {
-            jiffies,
-            connections,
-        } => (own(jiffies), account(connections)),
+        Timers::Budgeted(jiffies, connections) => {
+            (own(jiffies), Some(Account::new(per_s, connections)))
+        }
     };
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     let mut sums = Sums::default();
@@ -246,7 +234,11 @@ mod tests {
             queue: 10.0,
             stall_s: 0.0,
         };
-        for timers in [Timers::Kernel, Timers::Fixed(6), Timers::Budgeted(6)] {
+        for timers in [
+            Timers::Kernel,
+            Timers::Fixed(6),
+            Timers::Budgeted(6, Budget::CONNECTIONS),
+        ] {
             let sums = run(trouble, timers, 100.0, 20.0, 1);
             assert_eq!((sums.syns, sums.in_time), (sums.attempts, sums.attempts));
             assert_eq!(sums.later_in_time, sums.later_attempts);
@@ -271,21 +263,14 @@ mod tests {
     }
 
     #[test]
-    fn a_budget_at_its_own_price_is_the_programs() {
+    fn the_cheaper_a_copy_the_more_are_sent() {
         let trouble = Trouble::Limit {
             per_s: 100.0,
             queue: 40.0,
             stall_s: 0.3,
         };
-        let with = |connections| {
-            let priced = Timers::Priced {
-                jiffies: 6,
-                connections,
-            };
-            run(trouble, priced, 90.0, 40.0, 1)
-        };
-        let own = run(trouble, Timers::Budgeted(6), 90.0, 40.0, 1);
-        assert_eq!(with(Budget::CONNECTIONS), own);
+        let with = |connections| run(trouble, Timers::Budgeted(6, connections), 90.0, 40.0, 1);
+        let own = with(Budget::CONNECTIONS);
         // Five times as cheap, and twice as dear.
         assert!(with(2).syns > own.syns && with(20).syns < own.syns);
         // Later than the kernel's, which has got over the stall.

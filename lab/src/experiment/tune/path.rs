@@ -1,6 +1,6 @@
 //! Generated paths: round-trip times, losses, and what changes them.
 
-use std::f64::consts::TAU;
+use std::{f64::consts::TAU, ops::Range};
 
 use rand::{RngExt as _, rngs::ChaCha8Rng};
 
@@ -57,26 +57,15 @@ impl Shape {
 
 /// What happens to a path.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Event {
+pub enum Change {
     /// Round trips take so many times as long.
-    Factor {
-        /// From here, seconds.
-        from_s: f64,
-        /// To here, seconds.
-        to_s: f64,
-        /// How many times.
-        factor: f64,
-    },
-    /// Packets are lost besides.
-    Loss {
-        /// From here, seconds.
-        from_s: f64,
-        /// To here, seconds.
-        to_s: f64,
-        /// Of the packets, 0 to 1.
-        share: f64,
-    },
+    Factor(f64),
+    /// So many of the packets are lost besides, 0 to 1.
+    Loss(f64),
 }
+
+/// When, seconds, and what.
+pub type Event = (Range<f64>, Change);
 
 /// A prefix's path.
 #[derive(Clone, Debug, PartialEq)]
@@ -160,29 +149,19 @@ impl Path {
         if eventful {
             let at = uniform(0.1, 0.9) * seconds;
             match n / 8 % 3 {
-                0 => events.push(Event::Factor {
-                    from_s: at,
-                    to_s: f64::INFINITY,
-                    factor: uniform(0.3, 8.0),
-                }),
+                0 => events.push((at..f64::INFINITY, Change::Factor(uniform(0.3, 8.0)))),
                 1 => {
                     for _ in 0..3 {
                         let from_s = uniform(0.1, 0.9) * seconds;
-                        events.push(Event::Factor {
-                            from_s,
-                            to_s: from_s + uniform(0.5, 20.0),
-                            factor: uniform(2.0, 8.0),
-                        });
+                        let to_s = from_s + uniform(0.5, 20.0);
+                        events.push((from_s..to_s, Change::Factor(uniform(2.0, 8.0))));
                     }
                 }
                 _ => {
                     for _ in 0..5 {
                         let from_s = uniform(0.1, 0.9) * seconds;
-                        events.push(Event::Loss {
-                            from_s,
-                            to_s: from_s + uniform(0.1, 5.0),
-                            share: uniform(0.2, 1.0),
-                        });
+                        let to_s = from_s + uniform(0.1, 5.0);
+                        events.push((from_s..to_s, Change::Loss(uniform(0.2, 1.0))));
                     }
                 }
             }
@@ -229,27 +208,27 @@ impl Path {
         self.base_us * multiple * self.factor(at_s)
     }
 
+    fn changes(&self, at_s: f64) -> impl Iterator<Item = Change> {
+        let now = self
+            .events
+            .iter()
+            .filter(move |(when, _)| when.contains(&at_s));
+        now.map(|(_, change)| *change)
+    }
+
     fn factor(&self, at_s: f64) -> f64 {
-        let factors = self.events.iter().map(|event| match event {
-            Event::Factor {
-                from_s,
-                to_s,
-                factor,
-            } if (*from_s..*to_s).contains(&at_s) => *factor,
-            _ => 1.0,
+        let factors = self.changes(at_s).map(|change| match change {
+            Change::Factor(factor) => factor,
+            Change::Loss(_) => 1.0,
         });
         factors.product()
     }
 
     /// Of the packets sent then, 0 to 1.
     pub(super) fn loss_at(&self, at_s: f64) -> f64 {
-        let lost = self.events.iter().map(|event| match event {
-            Event::Loss {
-                from_s,
-                to_s,
-                share,
-            } if (*from_s..*to_s).contains(&at_s) => *share,
-            _ => 0.0,
+        let lost = self.changes(at_s).map(|change| match change {
+            Change::Factor(_) => 0.0,
+            Change::Loss(share) => share,
         });
         lost.fold(self.loss, f64::max)
     }
@@ -310,16 +289,8 @@ mod tests {
     fn events_change_a_path_while_they_last() {
         let path = Path {
             events: vec![
-                Event::Factor {
-                    from_s: 10.0,
-                    to_s: 20.0,
-                    factor: 3.0,
-                },
-                Event::Loss {
-                    from_s: 15.0,
-                    to_s: 16.0,
-                    share: 0.5,
-                },
+                (10.0..20.0, Change::Factor(3.0)),
+                (15.0..16.0, Change::Loss(0.5)),
             ],
             ..Path::metro(1.0)
         };

@@ -1,6 +1,7 @@
 //! Hosts to which one thing happens, with a timer that tunes itself and with fixed ones.
 
 use std::{
+    iter,
     sync::atomic::{AtomicUsize, Ordering},
     thread,
 };
@@ -9,8 +10,9 @@ use rto_model::tune::law::Settings;
 
 use super::{
     host::{Blown, Control, HZ, Host, Outcome, Point},
-    path::{Event, Path, Shape},
+    path::{Change, Path, Shape},
 };
+use crate::summary::share;
 
 /// When a step comes, seconds: an hour is closed then.
 pub const STEP_S: u32 = 4_000;
@@ -44,8 +46,6 @@ pub struct Course {
     pub changes: usize,
     /// The timer at the end, milliseconds.
     pub timer_ms: f64,
-    /// Over time.
-    pub points: Vec<Point>,
 }
 
 /// Five minutes, seconds.
@@ -53,19 +53,17 @@ const POINT_S: u32 = 300;
 
 /// Lets a host connect for so long.
 #[must_use]
-#[expect(clippy::cast_precision_loss, reason = "counts of some days")]
 pub fn course(path: Path, control: Control, seconds: u32, seed: u64) -> Course {
     let mut host = Host::new(path, control, seed, POINT_S);
     host.run(seconds, true);
     let outcome = host.end();
-    let share = |point: &Point| point.spurious as f64 / point.connections.max(1) as f64;
+    let shares = outcome.points.iter().map(Point::spurious_share);
     Course {
-        spurious: outcome.spurious as f64 / outcome.connections.max(1) as f64,
-        worst: outcome.points.iter().map(share).fold(0.0, f64::max),
-        saved_ms: outcome.saved_us / 1e3 / outcome.connections.max(1) as f64,
+        spurious: outcome.spurious_share(),
+        worst: shares.fold(0.0, f64::max),
+        saved_ms: outcome.saved_ms(),
         changes: changes(&outcome, 0),
         timer_ms: outcome.points.last().map_or(0.0, |point| point.timer_ms),
-        points: outcome.points,
     }
 }
 
@@ -99,18 +97,13 @@ pub struct Step {
 #[must_use]
 pub fn step_path(per_s: f64) -> Path {
     Path {
-        events: vec![Event::Factor {
-            from_s: STEP_S.into(),
-            to_s: f64::INFINITY,
-            factor: STEP,
-        }],
+        events: vec![(STEP_S.into()..f64::INFINITY, Change::Factor(STEP))],
         ..Path::metro(per_s)
     }
 }
 
 /// A step; `daemon`: whether the daemon lives on.
 #[must_use]
-#[expect(clippy::cast_precision_loss, reason = "counts of some minutes")]
 pub fn step(per_s: f64, control: Control, daemon: bool, seed: u64) -> Step {
     let mut host = Host::new(step_path(per_s), control, seed, 1);
     host.run(STEP_S, true);
@@ -130,16 +123,13 @@ pub fn step(per_s: f64, control: Control, daemon: bool, seed: u64) -> Step {
         .copied()
         .filter(|point| point.at_s > begin_s)
         .collect();
-    let share = |points: &[Point]| {
-        let spurious: u64 = points.iter().map(|point| point.spurious).sum();
-        let connections: u64 = points.iter().map(|point| point.connections).sum();
-        spurious as f64 / connections.max(1) as f64
-    };
-    let unclean = after.iter().rfind(|point| share(&[**point]) >= 0.01);
+    let later = after.get(3..).unwrap_or_default();
+    let sum = |count: fn(&Point) -> u64| later.iter().map(count).sum();
+    let unclean = after.iter().rfind(|point| point.spurious_share() >= 0.01);
     Step {
         per_s,
         spurious: outcome.spurious - spurious,
-        later: share(after.get(3..).unwrap_or_default()),
+        later: share(sum(|point| point.spurious), sum(|point| point.connections)),
         clean_after_s: unclean.map_or(0.0, |point| point.at_s - begin_s),
         changes: changes(&outcome, u64::from(STEP_S) * 1000),
         timer_ms,
@@ -154,10 +144,9 @@ pub fn step(per_s: f64, control: Control, daemon: bool, seed: u64) -> Step {
 /// A path that is 15 times as long every other ten minutes.
 #[must_use]
 pub fn flapping(per_s: f64, hours: u32) -> Path {
-    let events = (0..hours * 3).map(|n| Event::Factor {
-        from_s: f64::from(n) * 1_200.0 + 600.0,
-        to_s: f64::from(n) * 1_200.0 + 1_200.0,
-        factor: STEP,
+    let events = (0..hours * 3).map(|n| {
+        let from_s = f64::from(n) * 1_200.0 + 600.0;
+        (from_s..from_s + 600.0, Change::Factor(STEP))
     });
     Path {
         events: events.collect(),
@@ -174,25 +163,20 @@ pub fn evening(per_s: f64) -> Path {
     }
 }
 
-/// Does pieces of work on all processors; their results in order.
-pub(super) fn in_parallel<T: Send>(work: &[&(dyn Fn() -> T + Sync)]) -> Vec<T> {
+/// Does the same with each, on all processors; what came of it, in order.
+pub(super) fn in_parallel<I: Sync, T: Send>(all: &[I], work: impl Fn(&I) -> T + Sync) -> Vec<T> {
     let next = AtomicUsize::new(0);
     let threads = thread::available_parallelism().map_or(1, usize::from);
     let worker = || {
-        let mut done = Vec::new();
-        loop {
-            let n = next.fetch_add(1, Ordering::Relaxed);
-            let Some(piece) = work.get(n) else {
-                return done;
-            };
-            done.push((n, piece()));
-        }
+        let numbers = iter::repeat_with(|| next.fetch_add(1, Ordering::Relaxed));
+        let taken = numbers.map_while(|n| Some((n, work(all.get(n)?))));
+        taken.collect::<Vec<_>>()
     };
-    let mut all = thread::scope(|scope| {
+    let mut done = thread::scope(|scope| {
         let workers: Vec<_> = (0..threads).map(|_| scope.spawn(worker)).collect();
         let done = workers.into_iter().filter_map(|worker| worker.join().ok());
         done.flatten().collect::<Vec<_>>()
     });
-    all.sort_by_key(|(n, _)| *n);
-    all.into_iter().map(|(_, result)| result).collect()
+    done.sort_by_key(|(n, _)| *n);
+    done.into_iter().map(|(_, one)| one).collect()
 }

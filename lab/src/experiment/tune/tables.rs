@@ -1,12 +1,15 @@
 //! The report of `rto-lab tune`.
 
+use std::{collections::BTreeMap, sync::LazyLock};
+
 use rand::{SeedableRng as _, rngs::ChaCha8Rng};
 use rto_model::chart::{Axis, Chart, Legend, Series};
 use rto_testbed::machine::Machine;
+use serde::Deserialize;
 
 use super::{
-    Braked, Compared, Options, Results, Saturated,
-    criteria::{criteria, digits},
+    Braked, Options, Results, Saturated,
+    criteria::{Limit, criteria, digits},
     fleet::{self, Prefix},
     host::{Host, Point},
     path::Path,
@@ -17,21 +20,51 @@ use crate::{
     summary::{median, quantile},
 };
 
+/// What must hold, and how it is shown.
+pub(super) static DEFINITION: LazyLock<Definition> = LazyLock::new(|| {
+    let text = include_str!("../../../experiments/tune.toml");
+    toml::from_str(text).unwrap_or_default()
+});
 /// Seconds to a point of a chart.
 const POINT_S: u32 = 60;
 /// Draws for a quantile of a chart.
 const DRAWS: usize = 20_000;
 
+/// The file.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Definition {
+    question: String,
+    method: Method,
+    pub(super) criteria: BTreeMap<String, Vec<Limit>>,
+    tables: Vec<Heading>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Heading {
+    name: String,
+    title: String,
+    columns: Vec<String>,
+}
+
+impl Definition {
+    /// One without lines.
+    fn table(&self, name: &str) -> Table {
+        let heading = self.tables.iter().find(|heading| heading.name == name);
+        let (title, columns) = heading.map_or_else(Default::default, |heading| {
+            (heading.title.as_str(), heading.columns.clone())
+        });
+        Table::with_columns(name, title, columns)
+    }
+}
+
 pub(super) fn report(results: &Results, options: &Options, machine: Machine) -> Report {
     let criteria = criteria(results);
-    let mut table = Table::new(
-        "criteria",
-        "What must hold",
-        &["", "wanted", "found", "holds"],
-    );
+    let mut table = DEFINITION.table("criteria");
     for one in &criteria {
         let holds = if one.met { "yes" } else { "NO" };
-        table.row([one.name, &one.wanted, &one.found, holds].map(str::to_owned));
+        table.row([&*one.name, &one.wanted, &one.found, holds].map(str::to_owned));
     }
     let missed = criteria.iter().filter(|one| !one.met);
     let mut findings: Vec<String> = missed
@@ -47,8 +80,7 @@ pub(super) fn report(results: &Results, options: &Options, machine: Machine) -> 
     }
     Report {
         name: "tune".to_owned(),
-        question: "What does a timer that tunes itself do to connections, by simulation?"
-            .to_owned(),
+        question: DEFINITION.question.clone(),
         machine,
         seed: options.seed,
         method: method(results, options),
@@ -67,57 +99,20 @@ pub(super) fn report(results: &Results, options: &Options, machine: Machine) -> 
 }
 
 fn method(results: &Results, options: &Options) -> Method {
-    let connections: u64 = results
-        .prefixes
-        .iter()
-        .map(|prefix| prefix.connections)
-        .sum();
-    let method = [
-        (
-            "prefixes",
-            format!(
-                "{} generated ones for {} h, {connections} connections: 1 to 40 a second, 0.2 to 100 ms, up to 1 % of \
-                 the packets lost each way; to half of them something happens",
-                results.prefixes.len(),
-                digits(f64::from(options.seconds) / 3600.0)
-            ),
-        ),
-        (
-            "handshakes",
-            "SYN copies as the kernel sends them at HZ 250, each lost, delayed and answered by itself; timestamps; up to 11 \
-             RTTs after the handshake, from which verdicts come"
-                .to_owned(),
-        ),
-        (
-            "not simulated",
-            "timers that fire late, the server's own SYN-ACK timer, accepted connections".to_owned(),
-        ),
-    ];
+    let connections: u64 = results.prefixes.iter().map(|one| one.connections).sum();
+    let prefixes = format!(
+        "{} generated ones for {} h, {connections} connections: 1 to 40 a second, 0.2 to 100 ms, up to 1 % of the packets \
+         lost each way; to half of them something happens",
+        results.prefixes.len(),
+        digits(f64::from(options.seconds) / 3600.0)
+    );
+    let mut method = vec![("prefixes".to_owned(), prefixes)];
+    method.extend_from_slice(&DEFINITION.method);
     method
-        .map(|(name, value)| (name.to_owned(), value))
-        .to_vec()
 }
 
 fn fleet_table(prefixes: &[Prefix]) -> Table {
-    let mut table = Table::new(
-        "prefixes",
-        "Generated prefixes: connections with a spurious copy (%), timer / (2 x true p99.9), changes of the value an hour",
-        &[
-            "",
-            "events",
-            "prefixes",
-            "spurious, median",
-            "p99",
-            "most",
-            "ratio, median",
-            "p90",
-            "changes, p90",
-            "p99",
-            "most",
-            "alarms",
-            "saved, ms a connection",
-        ],
-    );
+    let mut table = DEFINITION.table("prefixes");
     let shapes = ["lognormal", "Pareto", "bimodal", "queue"];
     for eventful in [false, true] {
         for shape in shapes.into_iter().map(Some).chain([None]) {
@@ -156,29 +151,16 @@ fn fleet_table(prefixes: &[Prefix]) -> Table {
 }
 
 fn scenarios(results: &Results) -> Table {
-    let mut table = Table::new(
-        "scenarios",
-        "Paths of 10 ms, 0.5 % of the packets lost each way, 20 connections a second",
-        &[
-            "",
-            "initial_rto",
-            "at the end, ms",
-            "spurious, %",
-            "worst 5 min, %",
-            "changes",
-            "saved, ms a connection",
-        ],
-    );
-    let mut rows = |name: &str, compared: &Compared| {
-        let autos = compared.auto.iter().map(|course| ("auto", course));
-        let fixed = compared
-            .fixed
-            .iter()
-            .map(|(value, course)| (*value, course));
-        for (value, course) in autos.chain(fixed) {
+    let mut table = DEFINITION.table("scenarios");
+    for (name, compared) in [
+        ("metropolitan network", &results.metro),
+        ("10 or 150 ms, every 10 min", &results.flapping),
+        ("a queue each evening", &results.evening),
+    ] {
+        for (value, course) in compared {
             table.row([
                 name.to_owned(),
-                value.to_owned(),
+                value.clone(),
                 digits(course.timer_ms),
                 digits(course.spurious * 100.0),
                 digits(course.worst * 100.0),
@@ -186,29 +168,12 @@ fn scenarios(results: &Results) -> Table {
                 format!("{:.1}", course.saved_ms),
             ]);
         }
-    };
-    rows("metropolitan network", &results.metro);
-    rows("10 or 150 ms, every 10 min", &results.flapping);
-    rows("a queue each evening", &results.evening);
+    }
     table
 }
 
 fn steps(results: &Results) -> Table {
-    let mut table = Table::new(
-        "steps",
-        "A step from 10 to 150 ms, after an hour: connections with a spurious copy in the ten minutes after it",
-        &[
-            "connections a second",
-            "auto",
-            "clean after, s",
-            "changes",
-            "timer after 5 s, ms",
-            "24 ms",
-            "daemon dead",
-            "fuse blown after, s",
-            "copies judged until then",
-        ],
-    );
+    let mut table = DEFINITION.table("steps");
     let all = results.steps.iter().zip(&results.fixed_steps);
     for ((auto, fixed), orphan) in all.zip(&results.orphans) {
         let blown = orphan.blown;
@@ -228,19 +193,7 @@ fn steps(results: &Results) -> Table {
 }
 
 fn budget(braked: &[Braked]) -> Table {
-    let mut table = Table::new(
-        "budget",
-        "What the budget does: SYNs an attempt, and attempts of more than 500 ms (%)",
-        &[
-            "",
-            "kernel",
-            "24 ms",
-            "24 ms, budget",
-            "kernel, %",
-            "24 ms, %",
-            "24 ms, budget, %",
-        ],
-    );
+    let mut table = DEFINITION.table("budget");
     for one in braked {
         let all = [one.kernel, one.fixed, one.budget];
         let syns = all.map(|sums| format!("{:.2}", sums.syns_per_attempt()));
@@ -251,21 +204,7 @@ fn budget(braked: &[Braked]) -> Table {
 }
 
 fn saturation(saturated: &[Saturated]) -> Table {
-    let mut table = Table::new(
-        "saturation",
-        "A server near its capacity: attempts of more than 500 ms (%) in the second half of 60 s, by how many copies a connection pays for",
-        &[
-            "SYNs a second",
-            "load, %",
-            "stall, s",
-            "kernel",
-            "24 ms",
-            "1/2",
-            "1/5",
-            "1/10 (the budget)",
-            "SYNs an attempt, budget",
-        ],
-    );
+    let mut table = DEFINITION.table("saturation");
     for one in saturated {
         let all = [one.kernel, one.fixed, one.half, one.fifth, one.budget];
         let late = all.map(|sums| format!("{:.1}", sums.later_late_share() * 100.0));
@@ -306,9 +245,8 @@ fn drawn(title: &str, path: &Path, points: &[Point], seed: u64) -> Vec<Chart> {
         let us = path.quantile_us(0.999, from_s, p.at_s, DRAWS, &mut rng);
         (p.at_s / 3600.0, us / 1e3)
     });
-    #[expect(clippy::cast_precision_loss, reason = "counts of a minute")]
-    let share = |p: &Point| p.spurious as f64 / p.connections.max(1) as f64 * 100.0;
-    let spurious = points.iter().map(|p| (p.at_s / 3600.0, share(p)));
+    let percent = |p: &Point| p.spurious_share() * 100.0;
+    let spurious = points.iter().map(|p| (p.at_s / 3600.0, percent(p)));
     let chart = |title: String, y, log_y, series| Chart {
         title,
         x: Axis::number("hours"),
@@ -370,6 +308,13 @@ mod tests {
                 ("saturation", 2)
             ]
         );
+        for table in &report.tables {
+            assert!(!table.title.is_empty(), "{}", table.name);
+            assert_eq!(table.columns.len(), table.rows[0].len(), "{}", table.name);
+        }
+        let limits = DEFINITION.criteria.values().map(Vec::len);
+        // Budget, orphans, prefixes, saturated servers, a step.
+        assert_eq!(limits.collect::<Vec<_>>(), [4, 2, 6, 3, 4]);
         // The step, and four prefixes: two charts each, which can be drawn.
         assert_eq!(report.charts.len(), 10);
         let dir = tempfile::tempdir().unwrap();

@@ -1,9 +1,7 @@
-//! RTT samples of TCP flows that share a bottleneck with other traffic.
+//! Traffic that fills a bottleneck: TCP flows that share it with UDP packets, as their sender's host sees them.
 
 use std::{
-    fs,
-    path::PathBuf,
-    thread,
+    fs, thread,
     time::{Duration, Instant},
 };
 
@@ -18,9 +16,14 @@ use rto_testbed::{
 
 use crate::{
     interrupt,
+    summary::{f, micros},
     topology::{PORT, Topology},
 };
 
+/// Of the rate, by TCP.
+pub const TCP: f64 = 0.15;
+/// TCP flows.
+pub const FLOWS: u16 = 8;
 /// Bytes of a burst of a TCP flow: ten segments, an initial window.
 const BURST: u64 = 10 * 1448;
 /// Bytes of data of a UDP packet.
@@ -32,53 +35,48 @@ const MORE: Duration = Duration::from_secs(2);
 /// Between two looks at whether to go on.
 const STEP: Duration = Duration::from_millis(100);
 
-/// Traffic on a bottleneck.
+/// Traffic on a bottleneck: bursts of ten segments over all TCP flows, and UDP packets, at random times.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Load {
+pub struct Load {
     /// Of the bottleneck, bits a second.
-    pub(super) rate: u64,
+    pub rate: u64,
     /// One way, without the queue.
-    pub(super) delay: Duration,
+    pub delay: Duration,
     /// How long a packet waits in a full queue.
-    pub(super) queue: Duration,
+    pub queue: Duration,
     /// Offered, as a share of the rate.
-    pub(super) load: f64,
-    /// Of which by TCP, in bursts of ten segments over all flows.
-    pub(super) tcp: f64,
-    /// TCP flows.
-    pub(super) flows: u16,
+    pub load: f64,
     /// For how long.
-    pub(super) length: Duration,
+    pub length: Duration,
     /// Of what is random.
-    pub(super) seed: u64,
+    pub seed: u64,
 }
 
 impl Load {
+    /// Of the bottleneck, percent.
+    #[must_use]
+    pub fn name(&self) -> String {
+        format!("{:.0}", self.load * 100.0)
+    }
+
     /// How long it takes.
-    pub(super) fn takes(&self) -> Duration {
+    #[must_use]
+    pub fn takes(&self) -> Duration {
         self.length + MORE
     }
 
     /// Bytes that wait in a full queue.
     fn queue_bytes(&self) -> u64 {
-        let bits = u128::from(self.rate) * self.queue.as_millis() / 1000;
-        u64::try_from(bits / 8).unwrap_or(u64::MAX)
+        self.rate * micros(self.queue) / 8_000_000
     }
 
-    /// Mean time between sends of so many bytes each that make up this share of the rate, in whole microseconds.
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        clippy::cast_precision_loss,
-        reason = "seconds at most"
-    )]
+    /// Mean time between sends of so many bytes each that make up this share of the rate.
     fn mean(&self, bytes: u64, share: f64) -> Duration {
-        let us = bytes as f64 * 8.0 * 1e6 / (self.rate as f64 * share);
-        Duration::from_micros(us.max(1.0) as u64)
+        Duration::from_secs_f64(f(bytes) * 8.0 / (f(self.rate) * share))
     }
 
     /// Runs it; the TCP flows, as their sender's host sees them.
-    pub(super) fn run(&self, number: u8) -> anyhow::Result<Vec<capture::Flow>> {
+    pub fn run(&self, number: u8) -> anyhow::Result<Vec<capture::Flow>> {
         let net = Pair::new()?;
         let relay = Relay::new(&net, number, self.seed)?;
         relay.set_delay(self.delay);
@@ -93,7 +91,7 @@ impl Load {
         );
         relay.record(false);
         let dir = tempfile::tempdir()?;
-        let file: PathBuf = dir.path().join("client.pcap");
+        let file = dir.path().join("client.pcap");
         relay.capture(&file)?;
         let topology = Topology::over(net, Box::new(relay), None)?;
         let on = topology.server_address();
@@ -120,14 +118,13 @@ impl Load {
                 seed: self.seed ^ (n << 32),
             })
         };
-        let each = self.tcp / f64::from(self.flows.max(1));
         let mut senders = Vec::new();
-        for n in 0..self.flows {
-            let bursts = sender(BURST, self.mean(BURST, each), n.into())?;
+        for n in 0..FLOWS {
+            let bursts = sender(BURST, self.mean(BURST, TCP / f64::from(FLOWS)), n.into())?;
             senders.push(topology.client(&Role::TcpBursts(bursts))?);
         }
-        let mean = self.mean(PACKET + HEADERS, (self.load - self.tcp).max(0.01));
-        let flood = sender(PACKET, mean, u64::from(self.flows))?;
+        let mean = self.mean(PACKET + HEADERS, (self.load - TCP).max(0.01));
+        let flood = sender(PACKET, mean, FLOWS.into())?;
         senders.push(topology.client(&Role::UdpFlood(flood))?);
         Ok(senders)
     }
@@ -144,13 +141,12 @@ mod tests {
             delay: Duration::from_millis(10),
             queue: Duration::from_millis(1000),
             load: 1.25,
-            tcp: 0.25,
-            flows: 4,
             length: Duration::from_secs(1),
             seed: 1,
         };
         assert_eq!(load.queue_bytes(), 1_250_000);
         // A burst of 14480 bytes at a quarter of the rate.
         assert_eq!(load.mean(BURST, 0.25), Duration::from_micros(46_336));
+        assert_eq!(load.name(), "125");
     }
 }

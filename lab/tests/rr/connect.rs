@@ -1,44 +1,15 @@
 //! `rto-lab connect` over the loopback, as a user runs it, and the records that it and `rto-lab rr` keep.
 
-#![expect(clippy::unwrap_used, reason = "a test may fail")]
+use std::{fs, net::TcpListener, path::Path, process::Command};
 
-use std::{
-    fs,
-    io::{BufRead as _, BufReader},
-    net::TcpListener,
-    path::Path,
-    process::{Child, Command, Stdio},
-};
-
-use assert_cmd::{assert::OutputAssertExt as _, cargo::cargo_bin};
+use assert_cmd::assert::OutputAssertExt as _;
 use serde_json::Value;
 
-/// Killed when dropped.
-struct Server(Child, String);
-
-impl Server {
-    fn start() -> Self {
-        let mut server = rto_lab(&["rr", "--server", "--on", "127.0.0.1:0"]);
-        let mut server = server.stdout(Stdio::piped()).spawn().unwrap();
-        let mut line = String::new();
-        let mut said = BufReader::new(server.stdout.as_mut().unwrap());
-        said.read_line(&mut line).unwrap();
-        let to = line.trim().strip_prefix("listening on ").unwrap();
-        let to = to.to_owned();
-        Self(server, to)
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ended = self.0.kill();
-        let _reaped = self.0.wait();
-    }
-}
+use super::{program, server};
 
 fn rto_lab(args: &[&str]) -> Command {
-    let mut command = Command::new(cargo_bin!("rto-lab"));
-    command.args(args);
+    let mut command = program(args[0]);
+    command.args(&args[1..]);
     command
 }
 
@@ -108,23 +79,21 @@ fn handshakes_with_any_server() {
 
 #[test]
 fn records_of_both_have_the_hosts_and_are_reported_and_compared() {
-    let server = Server::start();
+    let (_server, _said, to) = server("127.0.0.1:0");
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("a");
     let [one, other] = ["a", "b"].map(|name| dir.path().join(name).display().to_string());
     let rr = [
         "rr",
         "--connect",
-        &server.1,
+        &to,
         "--pause",
         "1ms",
         "--count",
         "50",
         "--json",
     ];
-    let connect = [
-        "connect", &server.1, "--pause", "1ms", "--count", "50", "--json",
-    ];
+    let connect = ["connect", &to, "--pause", "1ms", "--count", "50", "--json"];
     for dir in [&one, &other] {
         let measured = json(&[&rr[..], &["--out", dir]].concat());
         // As without records: no intervals were asked for.

@@ -2,6 +2,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a test may fail")]
 
+mod connect;
+
 use std::{
     fs,
     io::{BufRead as _, BufReader, Read as _, Write as _},
@@ -51,8 +53,15 @@ fn server(on: &str) -> (Running, BufReader<ChildStdout>, String) {
 }
 
 fn rto_lab(args: &[&str]) -> Command {
+    let mut command = program("rr");
+    command.args(args);
+    command
+}
+
+/// A verb.
+fn program(verb: &str) -> Command {
     let mut command = Command::new(cargo_bin!("rto-lab"));
-    command.arg("rr").args(args);
+    command.arg(verb);
     command
 }
 

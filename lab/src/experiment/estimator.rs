@@ -1,0 +1,248 @@
+//! How often an RTO is too short: RFC 6298 with any weights, sampling and minimum, and Linux's variant, over RTT
+//! samples of generated load, of a capture or of the agent's statistics. A run is a load; its flows are what effects are
+//! paired by.
+
+use std::time::Duration;
+
+use anyhow::ensure;
+use rto_model::{
+    estimator::{Linux, Rfc6298, Sample, Weights},
+    published,
+    study::{MINIMUMS_US, Sampling, Study},
+};
+use rto_testbed::machine::Machine;
+
+use super::samples::Samples;
+use crate::{
+    commands::estimator::Estimator,
+    engine::{self, Column, Design, Experiment, Record, Stat},
+    load::{FLOWS, Load, TCP},
+    summary::{f, micros, ms},
+};
+
+/// The least that Linux can have at HZ 250, to its default.
+const RTO_MINS_US: [u64; 7] = [8_000, 20_000, 50_000, 100_000, 200_000, 500_000, 1_000_000];
+/// How it is shown.
+const DESIGN: &str = include_str!("../../experiments/estimator.toml");
+/// Samplings as they are named.
+const SAMPLINGS: [&str; 3] = ["All", "One", "EverySecondAck"];
+
+/// The whole study.
+#[derive(Debug)]
+pub struct Plan {
+    design: Design,
+    loads: Vec<Load>,
+    /// In place of loads.
+    file: Option<Samples>,
+    /// RFC 6298 without a minimum, by weights.
+    weights: Vec<(&'static str, Rfc6298)>,
+    minimums_us: Vec<u64>,
+    hz: u32,
+}
+
+impl Plan {
+    /// What was asked for.
+    pub fn new(args: &Estimator) -> anyhow::Result<Self> {
+        ensure!(
+            args.queue >= Duration::from_millis(1) && args.load.len() <= 100,
+            "--queue: at least 1ms; --load: at most 100 of them"
+        );
+        let file = args.file()?;
+        let default = Duration::from_secs(if args.common.quick { 5 } else { 30 });
+        let load = |percent: &u16| Load {
+            rate: args.rate * 1_000_000,
+            delay: args.delay,
+            queue: args.queue,
+            load: f64::from(*percent) / 100.0,
+            length: args.length.unwrap_or(default),
+            seed: args.common.seed,
+        };
+        let loads: Vec<Load> = match file {
+            Some(_) => Vec::new(),
+            None => args.load.iter().map(load).collect(),
+        };
+        let weights = Weights::ALL.map(|(name, weights)| (name, Rfc6298::new(weights)));
+        let own = args.own().map(|own| ("own", own));
+        let minimums_us = match args.minimums.is_empty() {
+            true => MINIMUMS_US.to_vec(),
+            false => args.minimums.iter().copied().map(micros).collect(),
+        };
+        Ok(Self {
+            design: design(&loads, file.as_ref(), own, &minimums_us)?,
+            loads,
+            file,
+            weights: weights.into_iter().chain(own).collect(),
+            minimums_us,
+            hz: u32::try_from(Machine::here()?.hz)?,
+        })
+    }
+
+    /// All loads at once.
+    pub(crate) fn jobs(&self) -> usize {
+        self.loads.len()
+    }
+
+    /// Whether it needs no more than a file, which may be another one of the same name the next time.
+    pub(crate) fn is_of_file(&self) -> bool {
+        self.file.is_some()
+    }
+
+    /// What every estimator makes of a flow.
+    fn flow(&self, load: &str, number: u32, samples: &[Sample]) -> Vec<Record> {
+        let flows = [samples];
+        let rtts = samples.iter().map(|sample| ms(sample.rtt_us));
+        let mut records = vec![Record::new([("load", load)], number).with_all("RTT", rtts)];
+        for (weights, estimator) in &self.weights {
+            for (name, sampling) in SAMPLINGS.into_iter().zip(Sampling::ALL) {
+                let shares = Study::published(sampling).run(estimator, &flows, &self.minimums_us);
+                let levels = [("load", load), ("weights", *weights), ("sampling", name)];
+                let record = Record::new(levels, number)
+                    .with("judged", f(shares.judged))
+                    .with("within", f(shares.within))
+                    .with("exceeding", f(shares.exceeding))
+                    .with("RTO > 1 s", f(shares.long))
+                    .with("exceeded", f(shares.spurious()));
+                let avoided = shares.avoided.iter();
+                records.push(avoided.fold(record, |record, (us, avoided)| {
+                    record.with(&avoid(*us), f(*avoided))
+                }));
+            }
+        }
+        let every = Study::every(Sampling::All);
+        let of = |weights| every.run(&Rfc6298::new(weights), &flows, &RTO_MINS_US);
+        let linux = every.run(&Linux::new(self.hz), &flows, &RTO_MINS_US);
+        for (name, shares) in [
+            ("Linux", linux),
+            ("RFC 6298, W1", of(Weights::W1)),
+            ("RFC 6298, W8", of(Weights::W8)),
+        ] {
+            records.extend(shares.avoided.iter().map(|(us, avoided)| {
+                let minimum = (us / 1000).to_string();
+                let levels = [("load", load), ("estimator", name), ("minimum", &minimum)];
+                Record::new(levels, number)
+                    .with("segments", f(shares.judged))
+                    .with("spurious", f(shares.judged - avoided))
+            }));
+        }
+        records
+    }
+}
+
+impl Experiment for Plan {
+    /// Number of a load.
+    type Run = usize;
+    type Shared = ();
+    /// Number of its link.
+    type Testbed = u8;
+    type Seat<'a> = u8;
+
+    fn design(&self) -> Design {
+        self.design.clone()
+    }
+
+    fn runs(&self) -> Vec<usize> {
+        (0..self.loads.len().max(1)).collect()
+    }
+
+    fn share(&self) -> anyhow::Result<()> {
+        Ok(())
+    }
+
+    fn testbeds(&self) -> Vec<usize> {
+        vec![self.loads.len().max(1)]
+    }
+
+    fn testbed(&self, (): &(), _: usize, number: u8) -> anyhow::Result<u8> {
+        Ok(number)
+    }
+
+    fn seat(&self, number: &mut u8) -> u8 {
+        *number
+    }
+
+    fn measure(&self, number: &mut u8, run: &usize) -> anyhow::Result<Vec<Record>> {
+        let mut records = Vec::new();
+        if let Some(file) = &self.file {
+            for (n, flow) in (0..).zip(&file.flows) {
+                records.extend(self.flow(&file.title, n, flow));
+            }
+            return Ok(records);
+        }
+        let load = &self.loads[*run];
+        let flows = load.run(*number)?;
+        ensure!(!flows.is_empty(), "no flow of TCP in the capture");
+        for (n, flow) in (0..).zip(&flows) {
+            let counts = Record::new([("load", &*load.name())], n)
+                .with("sent", f(flow.counts.segments))
+                .with("retransmitted", f(flow.counts.retransmitted));
+            records.push(counts);
+            records.extend(self.flow(&load.name(), n, &flow.samples()));
+        }
+        Ok(records)
+    }
+
+    fn expected(&self, run: &usize) -> Duration {
+        self.loads.get(*run).map_or(Duration::ZERO, Load::takes)
+    }
+}
+
+/// How it is shown.
+fn design(
+    loads: &[Load],
+    file: Option<&Samples>,
+    own: Option<(&str, Rfc6298)>,
+    minimums_us: &[u64],
+) -> anyhow::Result<Design> {
+    let mut design: Design = toml::from_str(DESIGN)?;
+    let mut add = |name: &str, value: String| design.method.push((name.to_owned(), value));
+    for remark in file.iter().flat_map(|file| &file.remarks) {
+        add("samples", remark.clone());
+    }
+    if let Some(load) = loads.first() {
+        let time = humantime::format_duration;
+        add(
+            "traffic",
+            format!(
+                "{FLOWS} TCP flows, bursts of ten segments at random times, {:.0} % of the rate; the rest UDP packets \
+                 at random times; for {}",
+                TCP * 100.0,
+                time(load.length)
+            ),
+        );
+        let names: Vec<String> = loads.iter().map(Load::name).collect();
+        add("loads", names.join(", "));
+        add(
+            "bottleneck",
+            format!(
+                "{} Mbit/s, {} one way, a full queue takes {}",
+                load.rate / 1_000_000,
+                time(load.delay),
+                time(load.queue)
+            ),
+        );
+        design.references = engine::published(published::ESTIMATOR);
+        let is_load = |one: &Record| names.iter().any(|name| name == one.level("load"));
+        design.references.retain(is_load);
+    }
+    if let Some((name, own)) = own {
+        add(name, format!("{own:?}"));
+    }
+    if let Some(file) = file {
+        // Its log is not that of what was measured.
+        design.name = "estimator-file".to_owned();
+        if file.is_drawn {
+            design.run_is = "drawn flow".to_owned();
+        }
+    }
+    if let Some(table) = design.tables.last_mut() {
+        table.columns.extend(minimums_us.iter().map(|us| {
+            let name = avoid(*us);
+            Column::new(&name, Stat::PercentOf("judged".to_owned()), &name)
+        }));
+    }
+    Ok(design)
+}
+
+fn avoid(us: u64) -> String {
+    format!("avoid at {} ms", us / 1000)
+}
