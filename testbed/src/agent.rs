@@ -8,6 +8,7 @@ use std::{
     },
     path::{Path, PathBuf},
     process::{Command, Output, Stdio},
+    time::Duration,
 };
 
 use anyhow::{Context as _, bail, ensure};
@@ -121,18 +122,7 @@ impl Agent {
     ///
     /// If there is none, or more than one.
     pub fn pins(&self) -> anyhow::Result<PathBuf> {
-        let mut dirs: Vec<PathBuf> = fs::read_dir(self.pin_dir())?
-            .map(|entry| Ok(entry?.path()))
-            .collect::<io::Result<_>>()?;
-        // Complete ones alone, and not what is about to be removed.
-        dirs.retain(|dir| {
-            let name = dir.file_name().unwrap_or_default().to_string_lossy();
-            !name.starts_with("staging-") && !name.starts_with("old-")
-        });
-        match <[PathBuf; 1]>::try_from(dirs) {
-            Ok([dir]) => Ok(dir),
-            Err(dirs) => bail!("not one set of pins: {dirs:?}"),
-        }
+        pins_in(&self.pin_dir())
     }
 
     /// The text of a configuration file with `[agent]` for this agent and these policies.
@@ -172,6 +162,16 @@ impl Agent {
     /// If it does not; the error has its log.
     pub fn start(&mut self) -> anyhow::Result<()> {
         self.start_under(&[])
+    }
+
+    /// As [`Self::start`], for where that may take longer.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::start`].
+    pub fn start_within(&mut self, limit: Duration) -> anyhow::Result<()> {
+        self.spawn_under(&[])?;
+        self.notified_within("READY=1", limit).map(drop)
     }
 
     /// As [`Self::start`], by way of another program with these arguments.
@@ -244,12 +244,16 @@ impl Agent {
     ///
     /// If it does not come; the error has the log.
     pub fn notified(&mut self, line: &str) -> anyhow::Result<Vec<String>> {
+        self.notified_within(line, TIMEOUT)
+    }
+
+    fn notified_within(&mut self, line: &str, limit: Duration) -> anyhow::Result<Vec<String>> {
         let daemon = &mut self.daemon;
         let gone = || {
             let ended = daemon.as_mut()?.0.try_wait().ok()??;
             Some(ended.to_string())
         };
-        let messages = self.notify.wait_for(line, TIMEOUT, gone);
+        let messages = self.notify.wait_for(line, limit, gone);
         messages.with_context(|| format!("the daemon's log:\n{}", self.log()))
     }
 
@@ -395,6 +399,26 @@ impl Drop for Agent {
         drop(self.daemon.take());
         // Not by the verb: also what a broken agent has left.
         let _gone = fs::remove_dir_all(self.pin_dir());
+    }
+}
+
+/// The directory of the one set of pins below a directory of an agent's.
+///
+/// # Errors
+///
+/// If there is none, or more than one.
+pub fn pins_in(pin_dir: &Path) -> anyhow::Result<PathBuf> {
+    let mut dirs: Vec<PathBuf> = fs::read_dir(pin_dir)?
+        .map(|entry| Ok(entry?.path()))
+        .collect::<io::Result<_>>()?;
+    // Complete ones alone, and not what is about to be removed.
+    dirs.retain(|dir| {
+        let name = dir.file_name().unwrap_or_default().to_string_lossy();
+        !name.starts_with("staging-") && !name.starts_with("old-")
+    });
+    match <[PathBuf; 1]>::try_from(dirs) {
+        Ok([dir]) => Ok(dir),
+        Err(dirs) => bail!("not one set of pins: {dirs:?}"),
     }
 }
 

@@ -19,6 +19,7 @@ pub const SOCK_OPS: u32 = 3;
 
 const MAP_CREATE: libc::c_int = 0;
 const PROG_GET_NEXT_ID: libc::c_int = 11;
+const MAP_GET_NEXT_ID: libc::c_int = 12;
 const PROG_GET_FD_BY_ID: libc::c_int = 13;
 const OBJ_GET_INFO_BY_FD: libc::c_int = 15;
 const PROG_QUERY: libc::c_int = 16;
@@ -163,6 +164,49 @@ pub fn programs_using(maps: &[u32]) -> io::Result<Vec<u32>> {
         }
     }
     Ok(programs)
+}
+
+/// How many of each kind the machine has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Objects {
+    /// Maps.
+    pub maps: u64,
+    /// Programs, of whatever type.
+    pub programs: u64,
+    /// Links.
+    pub links: u64,
+}
+
+impl Objects {
+    /// Counts them.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel does not say.
+    pub fn count() -> io::Result<Self> {
+        let [maps, programs, links] =
+            [MAP_GET_NEXT_ID, PROG_GET_NEXT_ID, LINK_GET_NEXT_ID].map(ids);
+        Ok(Self {
+            maps: maps?,
+            programs: programs?,
+            links: links?,
+        })
+    }
+}
+
+/// How many ids a kind has.
+fn ids(next: libc::c_int) -> io::Result<u64> {
+    let mut attr = IdAttr::default();
+    let mut count = 0;
+    loop {
+        match call(next, &mut attr) {
+            Err(e) if e.raw_os_error() == Some(libc::ENOENT) => return Ok(count),
+            Err(e) => return Err(e),
+            Ok(_) => {}
+        }
+        attr.id = attr.next_id;
+        count += 1;
+    }
 }
 
 /// A pinned map.

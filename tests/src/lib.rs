@@ -17,5 +17,6 @@ pub mod path;
 pub mod policy_slot;
 pub mod pty;
 pub mod relay;
+pub mod soak;
 pub mod verifier;
 pub mod watcher;

@@ -19,6 +19,7 @@ mod miri;
 mod node;
 mod process;
 mod setup;
+mod soak;
 mod test;
 mod tools;
 mod vm;
@@ -59,6 +60,8 @@ enum Verb {
     Node(node::Args),
     /// Install missing system packages for tests and demo
     Setup,
+    /// Disturb an agent for hours, in two virtual machines with connections between them, and look for leaks
+    Soak(soak::Args),
     /// Run all tests: unit, property, documentation and, as root, integration
     Test(test::Args),
     /// Run the integration tests on other kernels, in small virtual machines
@@ -80,6 +83,7 @@ fn main() -> anyhow::Result<()> {
         Verb::Miri => miri::run(),
         Verb::Node(args) => node::run(&args),
         Verb::Setup => setup::run(),
+        Verb::Soak(args) => soak::run(&args),
         Verb::Test(args) => test::run(&args),
         Verb::Vm(args) => vm::run(&args),
     }

@@ -5,6 +5,7 @@
 
 pub mod arrivals;
 pub mod conversation;
+pub mod counted;
 pub mod flow;
 pub mod hold;
 pub mod http;
@@ -97,6 +98,13 @@ pub enum Role {
         /// Where to.
         to: SocketAddr,
     },
+    /// Makes connections one after the other, and counts them; takes [`counted::Command`]s.
+    CountedClient(counted::Client),
+    /// Answers them; replies to each line with how many it has accepted.
+    CountedServer {
+        /// Where.
+        on: SocketAddr,
+    },
     /// Takes whatever is sent, by TCP and UDP.
     Sink {
         /// Where.
@@ -124,6 +132,8 @@ impl Role {
             Self::ConnectMany { .. }
             | Self::Rate(_)
             | Self::Hold { .. }
+            | Self::CountedClient(_)
+            | Self::CountedServer { .. }
             | Self::Sink { .. }
             | Self::TcpBursts(_)
             | Self::UdpFlood(_) => false,
@@ -148,6 +158,8 @@ impl Role {
             Self::Hold { on } => hold::run(on),
             Self::FlowServer { on } => serve(on, flow::serve_connection),
             Self::FlowClient { to } => flow::run(to),
+            Self::CountedClient(client) => counted::run(&client),
+            Self::CountedServer { on } => counted::serve(on),
             Self::Sink { on } => load::sink(on),
             Self::TcpBursts(sender) => sender.bursts(),
             Self::UdpFlood(sender) => sender.flood(),

@@ -56,7 +56,8 @@ pub(super) fn begin_from(from: SocketAddr, to: SocketAddr) -> anyhow::Result<Own
     Ok(socket)
 }
 
-fn begin_on(socket: &OwnedFd, to: SocketAddr) -> anyhow::Result<()> {
+/// Begins to connect a socket that was made, without waiting.
+pub(super) fn begin_on(socket: &OwnedFd, to: SocketAddr) -> anyhow::Result<()> {
     fcntl(socket, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
     match connect(socket, to) {
         Ok(()) | Err(Errno::EINPROGRESS) => Ok(()),

@@ -49,6 +49,7 @@ pub(super) fn run(stage: &Path, limit: Duration) -> anyhow::Result<()> {
         disk: None,
         network: None,
         clock: Clock::Instructions,
+        processors: 1,
         memory_mib: 1024,
         command_line: "",
         limit,

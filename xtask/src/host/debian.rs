@@ -117,6 +117,7 @@ impl Debian {
             disk: boot.disk,
             network: boot.network,
             clock: boot.clock,
+            processors: 2,
             memory_mib: boot.memory_mib,
             command_line: &format!(
                 "rdinit={} systemd.show_status=0 systemd.unified_cgroup_hierarchy=1",

@@ -1,5 +1,5 @@
-//! The file system of a machine: an initramfs of busybox, the tests, the programs they call, the libraries of both, and
-//! the kernel's network modules.
+//! The file system of a machine: an initramfs of busybox, the tests, the programs they call, the libraries of both, and the
+//! kernel's network modules.
 
 use std::{
     collections::BTreeSet,
@@ -31,6 +31,8 @@ const MODULES: [&str; 6] = [
     "kernel/drivers/virtio",
 ];
 pub(crate) const BUSYBOX: &str = "/bin/busybox";
+/// Where the machine has its programs: tests look for those they call above their own directory.
+pub(crate) const PROGRAM_DIR: &str = "/t/debug";
 /// Printed by the machine before the exit status of the tests.
 pub(crate) const EXIT: &str = "vm-exit-status ";
 
@@ -50,50 +52,20 @@ pub(crate) struct Tests<'a> {
 
 /// Makes the machine's file system; an archive, removed on drop.
 pub(crate) fn initramfs(kernel: &Unpacked, tests: &Tests) -> anyhow::Result<tempfile::TempPath> {
-    let dir = tempfile::tempdir_in(root().join("target/vm"))?;
-    let top = dir.path();
-    for name in [
-        "bin",
-        "sbin",
-        "proc",
-        "sys",
-        "dev",
-        "etc",
-        "run",
-        "tmp",
-        "root",
-        "t/debug/deps",
-        "usr/sbin",
-    ] {
-        fs::create_dir_all(top.join(name))?;
-    }
-    let mut libraries = BTreeSet::new();
-    for program in PROGRAMS {
-        let found = find(program).with_context(|| format!("{program} is not installed"))?;
-        copy(&found, &top.join("usr/sbin").join(program))?;
-        libraries.extend(needed(&found)?);
-    }
-    // Where the tests look for them: above their own directory.
     let built = tests.programs;
-    for (from, to) in [
-        (built.join("rto-agent"), "t/debug/rto-agent"),
-        (built.join("rto-workload"), "t/debug/rto-workload"),
-        (built.join("rto-lab"), "t/debug/rto-lab"),
-        (tests.integration.to_owned(), "t/debug/deps/integration"),
-    ] {
-        copy(&from, &top.join(to))?;
-        strip(&top.join(to))?;
-        libraries.extend(needed(&from)?);
-    }
-    for library in libraries {
-        let below = library.strip_prefix("/").unwrap_or(&library);
-        copy(&library, &top.join(below))?;
-    }
-    copy(Path::new(BUSYBOX), &top.join("bin/busybox"))?;
-    symlink("/bin/busybox", top.join("sbin/modprobe"))?;
-    modules(kernel, top, &top.join("lib/modules"))?;
+    let system = system(
+        kernel,
+        &[
+            (built.join("rto-agent"), "rto-agent"),
+            (built.join("rto-workload"), "rto-workload"),
+            (built.join("rto-lab"), "rto-lab"),
+            (tests.integration.to_owned(), "deps/integration"),
+        ],
+    )?;
     // Read by tests, by the path they were built with.
-    let sources = top.join(root().strip_prefix("/").unwrap_or(&root()));
+    let sources = system
+        .path()
+        .join(root().strip_prefix("/").unwrap_or(&root()));
     fs::create_dir_all(sources.join("tests"))?;
     run_command(
         Command::new("cp")
@@ -105,6 +77,41 @@ pub(crate) fn initramfs(kernel: &Unpacked, tests: &Tests) -> anyhow::Result<temp
             ])
             .arg(&sources),
     )?;
+    archive(&system, &test_script(tests))
+}
+
+/// A file system without a first program, with what the tests and the agent call; removed on drop. Of these programs each
+/// has its name below [`PROGRAM_DIR`].
+pub(crate) fn system(
+    kernel: &Unpacked,
+    programs: &[(PathBuf, &str)],
+) -> anyhow::Result<tempfile::TempDir> {
+    let dir = tempfile::tempdir_in(root().join("target/vm"))?;
+    let top = dir.path();
+    for name in [
+        "bin", "sbin", "proc", "sys", "dev", "etc", "run", "tmp", "root", "usr/sbin",
+    ] {
+        fs::create_dir_all(top.join(name))?;
+    }
+    let mut libraries = BTreeSet::new();
+    for program in PROGRAMS {
+        let found = find(program).with_context(|| format!("{program} is not installed"))?;
+        copy(&found, &top.join("usr/sbin").join(program))?;
+        libraries.extend(needed(&found)?);
+    }
+    for (from, name) in programs {
+        let to = top.join(PROGRAM_DIR.trim_start_matches('/')).join(name);
+        copy(from, &to)?;
+        strip(&to)?;
+        libraries.extend(needed(from)?);
+    }
+    for library in libraries {
+        let below = library.strip_prefix("/").unwrap_or(&library);
+        copy(&library, &top.join(below))?;
+    }
+    copy(Path::new(BUSYBOX), &top.join("bin/busybox"))?;
+    symlink("/bin/busybox", top.join("sbin/modprobe"))?;
+    modules(kernel, top, &top.join("lib/modules"))?;
     fs::write(
         top.join("etc/passwd"),
         "root:x:0:0::/root:/bin/sh\nnobody:x:65534:65534::/:/bin/sh\n",
@@ -113,29 +120,26 @@ pub(crate) fn initramfs(kernel: &Unpacked, tests: &Tests) -> anyhow::Result<temp
         top.join("etc/group"),
         "root:x:0:\ndaemon:x:1:\nnogroup:x:65534:\n",
     )?;
-    let init = top.join("init");
-    fs::write(&init, init_script(tests))?;
+    Ok(dir)
+}
+
+/// Packs a file system, to which it adds the first program: what is mounted and set up, then this script, which prints
+/// [`EXIT`] and the status. The archive is removed on drop.
+pub(crate) fn archive(
+    system: &tempfile::TempDir,
+    script: &str,
+) -> anyhow::Result<tempfile::TempPath> {
+    let init = system.path().join("init");
+    fs::write(&init, format!("{SET_UP}{script}poweroff -f\n"))?;
     fs::set_permissions(&init, fs::Permissions::from_mode(0o755))?;
     // A file of its own: two machines may have the same kernel.
     let image = tempfile::NamedTempFile::new_in(root().join("target/vm"))?.into_temp_path();
-    pack(top, &image)?;
+    pack(system.path(), &image)?;
     Ok(image)
 }
 
-fn init_script(tests: &Tests) -> String {
-    let debian = if tests.is_debian {
-        "export RTO_TESTS_DEBIAN_KERNEL=1"
-    } else {
-        ":"
-    };
-    let skip: Vec<String> = tests
-        .left_out
-        .iter()
-        .map(|name| format!("--skip '{name}'"))
-        .collect();
-    // One thread, because the machine is slow.
-    format!(
-        "#!/bin/busybox sh
+/// Begins the first program.
+const SET_UP: &str = "#!/bin/busybox sh
 /bin/busybox --install -s /bin
 export PATH=/usr/sbin:/bin:/sbin HOME=/root
 export RTO_TESTS_REQUIRE_ROOT=1 RTO_TESTS_REPORT=1 RTO_TESTS_EMULATED=1 RUST_BACKTRACE=0
@@ -151,16 +155,30 @@ mount -t bpf bpf /sys/fs/bpf
 mkdir -p /run/netns
 dmesg -n 1
 ip link set lo up
-for module in veth tun nf_tables nft_limit; do modprobe $module; done
 echo \"kernel $(uname -r), LSMs $(cat /sys/kernel/security/lsm)\"
+";
+
+fn test_script(tests: &Tests) -> String {
+    let debian = if tests.is_debian {
+        "export RTO_TESTS_DEBIAN_KERNEL=1"
+    } else {
+        ":"
+    };
+    let skip: Vec<String> = tests
+        .left_out
+        .iter()
+        .map(|name| format!("--skip '{name}'"))
+        .collect();
+    // One thread, because the machine is slow.
+    format!(
+        "for module in veth tun nf_tables nft_limit; do modprobe $module; done
 {debian}
 status=0
 for filter in {}; do
-  /t/debug/deps/integration --test-threads 1 --color never {} $filter 2>&1 || status=$?
+  {PROGRAM_DIR}/deps/integration --test-threads 1 --color never {} $filter 2>&1 || status=$?
 done
 head -1 /proc/stat
 echo \"{EXIT}$status\"
-poweroff -f
 ",
         filters(tests.filters),
         skip.join(" "),

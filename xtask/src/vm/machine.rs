@@ -34,6 +34,8 @@ pub(crate) struct Machine<'a> {
     /// As QEMU's `-nic` has it; else it has none.
     pub(crate) network: Option<&'a str>,
     pub(crate) clock: Clock,
+    /// How many; one that counts its instructions has one.
+    pub(crate) processors: u32,
     pub(crate) memory_mib: u32,
     /// Added to the kernel's command line.
     pub(crate) command_line: &'a str,
@@ -50,6 +52,7 @@ impl Machine<'_> {
             Arch::Amd64 => ("Nehalem", "ttyS0"),
             Arch::Arm64 => ("cortex-a57", "ttyAMA0"),
         };
+        let processors = self.processors.to_string();
         let mut qemu = Command::new(&program);
         if self.arch == Arch::Arm64 {
             qemu.args(["-machine", "virt"]);
@@ -62,10 +65,10 @@ impl Machine<'_> {
                 .args(["-smp", "1"]),
             Clock::Host => qemu
                 .args(["-accel", "tcg,thread=multi", "-cpu", cpu])
-                .args(["-smp", "2"]),
+                .args(["-smp", &processors]),
             Clock::Kvm => qemu
                 .args(["-accel", "kvm", "-cpu", "host"])
-                .args(["-smp", "2"]),
+                .args(["-smp", &processors]),
         };
         match self.disk {
             Some(disk) => qemu.arg("-drive").arg(format!(

@@ -339,6 +339,7 @@ fn column(
                 disk: None,
                 network: None,
                 clock,
+                processors: 2,
                 memory_mib: 2048,
                 command_line: "",
                 limit: Duration::from_secs(args.limit),

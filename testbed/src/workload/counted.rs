@@ -1,0 +1,348 @@
+//! Connections that are made one after the other for as long as the process runs, and counted: what an agent's own counters
+//! are compared with.
+
+use std::{
+    io::{Read as _, Write as _},
+    net::{Shutdown, SocketAddr, TcpStream},
+    ops::AddAssign,
+    os::fd::OwnedFd,
+    sync::{Condvar, Mutex, MutexGuard, PoisonError},
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Context as _, ensure};
+use nix::{
+    errno::Errno,
+    fcntl::{FcntlArg, OFlag, fcntl},
+};
+use serde::{Deserialize, Serialize};
+
+use super::{
+    Role, listen, socket,
+    stdio::{commands, reply},
+};
+use crate::{
+    channel::ControlChannel,
+    process::command_in,
+    tcp::{TcpInfo, option, set_option},
+};
+
+/// A client.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Client {
+    /// Servers ([`Role::CountedServer`]), in turn: a request and an answer each, then an orderly end.
+    pub to: Vec<SocketAddr>,
+    /// Addresses from which nothing comes back, in turn: each connection ends by [`SYN_RETRIES`], which a policy must keep.
+    pub lost: Vec<SocketAddr>,
+    /// From the end of one to the beginning of the next.
+    pub pause: Duration,
+}
+
+/// What a client is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Command {
+    /// Connect.
+    Run,
+    /// Begin no more; the reply comes when those that were begun are over.
+    Pause,
+}
+
+/// What was done so far.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Counts {
+    /// Connections established.
+    pub established: u64,
+    /// Of these, those that were not answered, or did not end in order.
+    pub unanswered: u64,
+    /// Connections that were not established though there is a server.
+    pub refused: u64,
+    /// Connections to addresses from which nothing comes back.
+    pub lost: u64,
+    /// SYNs retransmitted, as TCP_INFO has it.
+    pub syn_retransmissions: u64,
+    /// The last error.
+    pub error: Option<String>,
+}
+
+impl AddAssign for Counts {
+    fn add_assign(&mut self, other: Self) {
+        self.established += other.established;
+        self.unanswered += other.unanswered;
+        self.refused += other.refused;
+        self.lost += other.lost;
+        self.syn_retransmissions += other.syn_retransmissions;
+        self.error = other.error.or(self.error.take());
+    }
+}
+
+/// TCP_SYNCNT of connections that are not answered. From Linux 6.5 on `net.ipv4.tcp_syn_linear_timeouts` are added to it
+/// (`tcp_write_timeout()`).
+pub const SYN_RETRIES: i32 = 2;
+/// How long a connection may take: emulated processors are slow, and a copy of a SYN may be waited for.
+const PATIENCE: Duration = Duration::from_secs(60);
+const REQUEST: [u8; 64] = [b'R'; 64];
+
+/// The child process with a client; killed and reaped when dropped.
+#[derive(Debug)]
+pub struct CountedClient(ControlChannel);
+
+impl CountedClient {
+    /// Starts `rto-workload` in a cgroup. It pauses.
+    ///
+    /// # Errors
+    ///
+    /// If it does not start.
+    pub fn start(cgroup: Option<&std::path::Path>, client: Client) -> anyhow::Result<Self> {
+        start(cgroup, &Role::CountedClient(client)).map(Self)
+    }
+
+    /// Tells it; what was done until then.
+    ///
+    /// # Errors
+    ///
+    /// If it has ended.
+    pub fn tell(&mut self, command: Command) -> anyhow::Result<Counts> {
+        self.0.request(&command)
+    }
+}
+
+/// The child process with a server; killed and reaped when dropped.
+#[derive(Debug)]
+pub struct CountedServer(ControlChannel);
+
+impl CountedServer {
+    /// Starts `rto-workload` in a cgroup.
+    ///
+    /// # Errors
+    ///
+    /// If it does not start.
+    pub fn start(cgroup: Option<&std::path::Path>, on: SocketAddr) -> anyhow::Result<Self> {
+        start(cgroup, &Role::CountedServer { on }).map(Self)
+    }
+
+    /// Connections accepted so far.
+    ///
+    /// # Errors
+    ///
+    /// If it has ended.
+    pub fn accepted(&mut self) -> anyhow::Result<u64> {
+        self.0.request(&())
+    }
+}
+
+fn start(cgroup: Option<&std::path::Path>, role: &Role) -> anyhow::Result<ControlChannel> {
+    let mut command = command_in(None, cgroup, crate::process::beside("rto-workload")?)?;
+    let mut channel = ControlChannel::start(command.arg(serde_json::to_string(role)?))?;
+    channel.recv::<()>()?;
+    Ok(channel)
+}
+
+/// Whether connections are begun, how many are not over, and what came of the others.
+#[derive(Default)]
+struct State {
+    runs: bool,
+    busy: u32,
+    counts: Counts,
+}
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait_until(&self, is: impl Fn(&State) -> bool) -> MutexGuard<'_, State> {
+        let state = self.changed.wait_while(self.state(), |state| !is(state));
+        state.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes one connection after the other, as long as they are to be made.
+    fn connections(&self, to: &[SocketAddr], pause: Duration, one: impl Fn(SocketAddr) -> Counts) {
+        for to in to.iter().cycle() {
+            self.wait_until(|state| state.runs).busy += 1;
+            let counts = one(*to);
+            let mut state = self.state();
+            state.counts += counts;
+            state.busy -= 1;
+            self.changed.notify_all();
+            drop(state);
+            thread::sleep(pause);
+        }
+    }
+}
+
+pub(super) fn run(client: &Client) -> anyhow::Result<()> {
+    // The threads live until the process ends.
+    let shared: &'static Shared = Box::leak(Box::default());
+    for (to, one) in [
+        (client.to.clone(), answered as fn(SocketAddr) -> Counts),
+        (client.lost.clone(), lost),
+    ] {
+        let pause = client.pause;
+        thread::Builder::new().spawn(move || shared.connections(&to, pause, one))?;
+    }
+    reply(&())?;
+    commands(|command: Command| {
+        shared.state().runs = command == Command::Run;
+        shared.changed.notify_all();
+        let state = match command {
+            Command::Run => shared.state(),
+            Command::Pause => shared.wait_until(|state| state.busy == 0),
+        };
+        Ok(state.counts.clone())
+    })
+}
+
+/// A connection to a server.
+fn answered(to: SocketAddr) -> Counts {
+    let connected = connect(to);
+    let mut counts = Counts::default();
+    match connected {
+        Ok((stream, copies)) => {
+            counts.established = 1;
+            counts.syn_retransmissions = copies.into();
+            if let Err(error) = converse(stream) {
+                counts.unanswered = 1;
+                counts.error = Some(format!("{to}: {error:#}"));
+            }
+        }
+        Err(error) => {
+            counts.refused = 1;
+            counts.error = Some(format!("{to}: {error:#}"));
+        }
+    }
+    counts
+}
+
+/// An established connection, and how often its SYN was retransmitted: nothing else has been sent yet.
+fn connect(to: SocketAddr) -> anyhow::Result<(TcpStream, u32)> {
+    let socket = socket::begin(to)?;
+    socket::wait(&socket)?;
+    let copies = TcpInfo::of(&socket)?.total_retrans;
+    fcntl(&socket, FcntlArg::F_SETFL(OFlag::empty()))?;
+    Ok((socket.into(), copies))
+}
+
+fn converse(mut stream: TcpStream) -> anyhow::Result<()> {
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.write_all(&REQUEST)?;
+    stream.read_exact(&mut [0]).context("answer")?;
+    stream.shutdown(Shutdown::Write)?;
+    let left = stream.read(&mut [0]).context("end")?;
+    ensure!(left == 0, "bytes where an end was due");
+    Ok(())
+}
+
+/// A connection to where nothing comes back from. The kernel ends it, so that no copy of its SYN is sent after the last look.
+fn lost(to: SocketAddr) -> Counts {
+    let mut counts = Counts::default();
+    let ended = begin_few_copies(to).and_then(|socket| {
+        let ended = socket::wait(&socket);
+        counts.syn_retransmissions = TcpInfo::of(&socket)?.total_retrans.into();
+        Ok(ended)
+    });
+    match ended {
+        Ok(Err(Errno::ETIMEDOUT)) => counts.lost = 1,
+        other => {
+            counts.refused = 1;
+            counts.error = Some(format!("{to}: {other:?}"));
+        }
+    }
+    counts
+}
+
+fn begin_few_copies(to: SocketAddr) -> anyhow::Result<OwnedFd> {
+    let socket = socket::make(to.is_ipv6(), false)?;
+    set_option(&socket, option::SYNCNT, SYN_RETRIES)?;
+    socket::begin_on(&socket, to)?;
+    Ok(socket)
+}
+
+pub(super) fn serve(on: SocketAddr) -> anyhow::Result<()> {
+    let listener = listen(on)?;
+    let accepted: &'static std::sync::atomic::AtomicU64 = Box::leak(Box::default());
+    let relaxed = std::sync::atomic::Ordering::Relaxed;
+    thread::Builder::new().spawn(move || {
+        for stream in listener.incoming().flatten() {
+            accepted.fetch_add(1, relaxed);
+            // A client that breaks off is counted by itself.
+            let _detached = thread::Builder::new().spawn(move || answer(stream).is_ok());
+        }
+    })?;
+    reply(&())?;
+    commands(|(): ()| Ok(accepted.load(relaxed)))
+}
+
+fn answer(mut stream: TcpStream) -> anyhow::Result<()> {
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.read_exact(&mut REQUEST.clone())?;
+    stream.write_all(b"A")?;
+    // The client ends first; TIME_WAIT is its.
+    let left = stream.read(&mut [0])?;
+    ensure!(left == 0, "bytes where an end was due");
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, TcpListener};
+
+    use super::*;
+
+    #[test]
+    fn each_connection_counts_once() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let to = listener.local_addr().unwrap();
+        let server = thread::spawn(move || {
+            answer(listener.accept().unwrap().0).unwrap();
+            // The second one is closed without an answer, and the listener with it.
+            drop(listener.accept().unwrap());
+        });
+        let mut all = answered(to);
+        assert_eq!((all.established, all.error.clone()), (1, None), "{all:?}");
+        all += answered(to);
+        server.join().unwrap();
+        all += answered(to);
+        let error = all.error.take();
+        assert!(error.is_some_and(|error| error.contains("ECONNREFUSED")));
+        let expected = Counts {
+            established: 2,
+            unanswered: 1,
+            refused: 1,
+            ..Counts::default()
+        };
+        assert_eq!(all, expected);
+    }
+
+    #[test]
+    fn a_pause_waits_for_what_was_begun() {
+        let shared: &'static Shared = Box::leak(Box::default());
+        let one = |_| {
+            thread::sleep(Duration::from_millis(50));
+            Counts {
+                established: 1,
+                ..Counts::default()
+            }
+        };
+        let to = [SocketAddr::from((Ipv4Addr::LOCALHOST, 1))];
+        thread::spawn(move || shared.connections(&to, Duration::ZERO, one));
+        shared.state().runs = true;
+        shared.changed.notify_all();
+        drop(shared.wait_until(|state| state.busy == 1));
+        shared.state().runs = false;
+        let counted = shared
+            .wait_until(|state| state.busy == 0)
+            .counts
+            .established;
+        assert!(counted > 0);
+        thread::sleep(Duration::from_millis(100));
+        assert_eq!(shared.state().counts.established, counted);
+    }
+}

@@ -1,0 +1,74 @@
+//! A soak: an agent in one machine, connections between that and another one, and disturbances in random order.
+//!
+//! The machine of the agent has the disturbances, looks at the kernel five times a second, and compares the agent's counters
+//! with what the clients of both machines have counted, after each round of disturbances. What happens is printed in lines of
+//! JSON ([`event::Event`]), of which `cargo xtask soak` makes a report.
+
+mod config;
+mod counters;
+mod disturbance;
+mod event;
+mod look;
+mod network;
+mod peer;
+mod rounds;
+
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use serde::Deserialize;
+
+/// A machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Role {
+    /// It has the agent.
+    Host {
+        /// How long there are disturbances.
+        seconds: u64,
+        /// Of their order.
+        seed: u64,
+    },
+    /// It is at the other end of the connections, and ends when it is told to.
+    Peer,
+}
+
+/// What the program does whose one argument is a role.
+pub fn main(arguments: impl IntoIterator<Item = String>) -> ExitCode {
+    let arguments: Vec<String> = arguments.into_iter().collect();
+    let role = match &arguments[..] {
+        [role] => serde_json::from_str::<Role>(role).context("not a role"),
+        _ => Err(anyhow::anyhow!("one argument is taken: a role as JSON")),
+    };
+    let done = role.and_then(|role| match role {
+        Role::Host { seconds, seed } => rounds::run(seconds, seed),
+        Role::Peer => peer::run(),
+    });
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("rto-soak: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn roles_are_json() {
+        let role = serde_json::from_str::<Role>(r#"{"host":{"seconds":600,"seed":7}}"#).unwrap();
+        let expected = Role::Host {
+            seconds: 600,
+            seed: 7,
+        };
+        assert_eq!(role, expected);
+        assert_eq!(
+            serde_json::from_str::<Role>(r#""peer""#).unwrap(),
+            Role::Peer
+        );
+        assert!(serde_json::from_str::<Role>(r#"{"host":{"seconds":600}}"#).is_err());
+    }
+}

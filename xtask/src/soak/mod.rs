@@ -1,0 +1,210 @@
+//! `cargo xtask soak`: an agent in a virtual machine, connections between that and another one, and disturbances for hours.
+//!
+//! What happens in the machines is in `tests/src/soak`. The machine with the agent prints events, of which the report is made
+//! here; they stay in target/soak.
+
+use std::{
+    fs,
+    io::Write as _,
+    net::UdpSocket,
+    path::PathBuf,
+    thread,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use anyhow::{Context as _, bail};
+
+use crate::{
+    arch::Arch,
+    root, setup, test,
+    vm::{
+        self, image, kernels,
+        machine::{Clock, Machine},
+    },
+};
+
+mod report;
+mod trend;
+
+use report::Report;
+
+/// `cargo xtask soak`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// How long, without what booting takes
+    #[arg(long, default_value_t = 4.0, conflicts_with = "minutes")]
+    hours: f64,
+    /// How long, in minutes
+    #[arg(long)]
+    minutes: Option<f64>,
+    /// The kernel: 5.10, 6.1, 6.12 or newest
+    #[arg(long, default_value = "6.12")]
+    kernel: String,
+    /// The order of disturbances; another one each time if it is not given
+    #[arg(long)]
+    seed: Option<u64>,
+}
+
+/// Shortest soak, in which growth can be told from noise.
+const LEAST: Duration = Duration::from_secs(600);
+/// How much longer than its disturbances a machine may run: booting, the last round, and the wait for the other machine.
+const BESIDE: Duration = Duration::from_secs(1200);
+const MEMORY_MIB: u32 = 1024;
+/// Programs that the machines have, beside those that tests call.
+const PROGRAMS: [&str; 3] = ["rto-agent", "rto-workload", "rto-soak"];
+/// Begins what the machine says of what happens.
+const EVENT: &str = "soak ";
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    let duration = args.duration()?;
+    setup::run()?;
+    vm::install()?;
+    fs::create_dir_all(root().join("target/vm"))?;
+    test::build()?;
+    let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs();
+    let seed = args.seed.unwrap_or(now);
+    let kernel = kernels::named(&args.kernel)?;
+    let [kernel] = kernel[..] else {
+        bail!("one kernel, not {}", args.kernel);
+    };
+    let kernel = kernels::unpacked(kernel, false)?;
+    let built = root().join("target/debug");
+    let programs = PROGRAMS.map(|name| (built.join(name), name));
+    let system = image::system(&kernel, &programs)?;
+    let seconds = duration.as_secs();
+    let host = format!(r#"{{"host":{{"seconds":{seconds},"seed":{seed}}}}}"#);
+    let images = [
+        image::archive(&system, &script(&host))?,
+        image::archive(&system, &script("\"peer\""))?,
+    ];
+    let links = links()?;
+    let machine = |index: usize| Machine {
+        arch: Arch::Amd64,
+        kernel: &kernel.image,
+        initramfs: &images[index],
+        disk: None,
+        network: Some(&links[index]),
+        clock: Clock::Host,
+        processors: 1,
+        memory_mib: MEMORY_MIB,
+        command_line: "",
+        limit: duration + duration / 5 + BESIDE,
+    };
+    let path = events_path(&kernel.version, now)?;
+    println!(
+        "booting two machines with Linux {} for {} min, seed {seed}; events: {}",
+        kernel.version,
+        seconds / 60,
+        path.display()
+    );
+    let mut report = Report::default();
+    let mut events = fs::File::create(&path)?;
+    thread::scope(|scope| {
+        // What is wrong there, the host sees.
+        let peer = scope.spawn(|| machine(1).boot(|line| println!("[peer] {line}")));
+        machine(0).boot(|line| match line.strip_prefix(EVENT) {
+            Some(text) => {
+                if let Some(line) = report.take(text) {
+                    println!("[host] {line}");
+                }
+                // Kept beside the report, which does not depend on it.
+                let _kept = writeln!(events, "{text}");
+            }
+            None => {
+                report.take_other(line);
+                println!("[host] {line}");
+            }
+        })?;
+        peer.join()
+            .unwrap_or_else(|_| bail!("a panic at the peer's console"))
+    })?;
+    println!("{report}");
+    let wrong = report.wrong();
+    if wrong.is_empty() {
+        println!("passed");
+        return Ok(());
+    }
+    bail!("failed:\n{}", wrong.join("\n"))
+}
+
+impl Args {
+    fn duration(&self) -> anyhow::Result<Duration> {
+        let minutes = self.minutes.unwrap_or(self.hours * 60.0);
+        let duration = Duration::try_from_secs_f64(minutes * 60.0).context("how long?")?;
+        if duration < LEAST {
+            bail!("a soak takes {} minutes or more", LEAST.as_secs() / 60);
+        }
+        Ok(duration)
+    }
+}
+
+/// What a machine does.
+fn script(role: &str) -> String {
+    let (dir, exit) = (image::PROGRAM_DIR, image::EXIT);
+    // Before it is switched off, the end of its connections has to get out.
+    format!(
+        "for module in virtio_pci virtio_net; do modprobe $module; done
+{dir}/rto-soak '{role}' 2>&1
+echo \"{exit}$?\"
+sleep 1
+"
+    )
+}
+
+/// The ends of a cable between two machines, as QEMU's `-nic` has them: its packets go over the loopback interface.
+fn links() -> anyhow::Result<[String; 2]> {
+    // Nobody else is given these ports as long as both are open.
+    let sockets = [0, 1].map(|_| UdpSocket::bind("127.0.0.1:0"));
+    let [one, other] = sockets.map(|socket| anyhow::Ok(socket?.local_addr()?));
+    let (one, other) = (one?, other?);
+    let end = |local, remote, mac| {
+        format!(
+            "socket,udp={remote},localaddr={local},model=virtio-net-pci,mac=52:54:00:00:90:0{mac}"
+        )
+    };
+    Ok([end(one, other, 1), end(other, one, 2)])
+}
+
+fn events_path(kernel: &str, now: u64) -> anyhow::Result<PathBuf> {
+    let dir = root().join("target/soak");
+    fs::create_dir_all(&dir)?;
+    Ok(dir.join(format!("{kernel}-{now}.jsonl")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn args(hours: f64, minutes: Option<f64>) -> Args {
+        Args {
+            hours,
+            minutes,
+            kernel: String::new(),
+            seed: None,
+        }
+    }
+
+    #[test]
+    fn durations() {
+        let hours = args(4.0, None).duration().unwrap();
+        assert_eq!(hours, Duration::from_secs(4 * 3600));
+        let minutes = args(4.0, Some(10.0)).duration().unwrap();
+        assert_eq!(minutes, Duration::from_secs(600));
+        for wrong in [args(0.01, None), args(-1.0, None), args(f64::NAN, None)] {
+            assert!(wrong.duration().is_err());
+        }
+    }
+
+    #[test]
+    fn the_ends_of_the_cable_belong_to_each_other() {
+        let [one, other] = links().unwrap();
+        let of = |end: &str, name: &str| {
+            let part = end.split(',').find_map(|part| part.strip_prefix(name));
+            part.map(ToOwned::to_owned)
+        };
+        assert_eq!(of(&one, "udp="), of(&other, "localaddr="));
+        assert_eq!(of(&other, "udp="), of(&one, "localaddr="));
+        assert_ne!(of(&one, "udp="), of(&one, "localaddr="));
+        assert_ne!(of(&one, "mac="), of(&other, "mac="));
+    }
+}

@@ -1,0 +1,419 @@
+//! What came of a soak.
+
+use std::{
+    collections::BTreeMap,
+    fmt::{self, Write as _},
+};
+
+use serde::Deserialize;
+
+use super::trend::Trend;
+use crate::vm::image::EXIT;
+
+/// Growth that is tolerated.
+const FLAT: f64 = 0.02;
+/// How long nobody may have looked at the kernel, s: looks are five a second, but the machine may be stopped by a busy host.
+const LONGEST_GAP: f64 = 5.0;
+
+/// A line of the machine with the agent; `tests/src/soak/event.rs` says what it means.
+#[derive(Debug, Deserialize)]
+struct Line {
+    t_s: f64,
+    round: u32,
+    #[serde(flatten)]
+    event: Event,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(tag = "event", rename_all = "kebab-case")]
+enum Event {
+    Begin {
+        seed: u64,
+        kernel: String,
+    },
+    Sample(Sample),
+    Done {
+        disturbance: String,
+        took_s: f64,
+    },
+    Failure {
+        after: Option<String>,
+        why: String,
+    },
+    Counters {
+        host: Sent,
+        peer: Sent,
+        accepted: u64,
+        counted: Counted,
+    },
+    End {
+        looks: u64,
+        longest_gap_s: f64,
+    },
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+struct Sample {
+    pid: i32,
+    rss_kib: f64,
+    anonymous_kib: f64,
+    descriptors: f64,
+    maps: f64,
+    programs: f64,
+    links: f64,
+    slab_kib: f64,
+    percpu_kib: f64,
+    dying_cgroups: f64,
+}
+
+/// A value of a sample.
+type Value = fn(&Sample) -> f64;
+
+/// What the last daemon holds, which lives through the second half.
+const OF_DAEMON: [(&str, Value); 3] = [
+    ("RSS of the daemon, KiB", |s| s.rss_kib),
+    ("anonymous part of it, KiB", |s| s.anonymous_kib),
+    ("descriptors of the daemon", |s| s.descriptors),
+];
+/// What the kernel holds.
+const OF_KERNEL: [(&str, Value); 6] = [
+    ("BPF maps", |s| s.maps),
+    ("BPF programs", |s| s.programs),
+    ("BPF links", |s| s.links),
+    ("slab (SUnreclaim), KiB", |s| s.slab_kib),
+    ("per-CPU memory, KiB", |s| s.percpu_kib),
+    ("dying cgroups", |s| s.dying_cgroups),
+];
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+struct Sent {
+    established: u64,
+    lost: u64,
+    syn_retransmissions: u64,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+struct Counted {
+    active: u64,
+    passive: u64,
+    syn_retransmissions: u64,
+    unmatched: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Counters {
+    host: Sent,
+    peer: Sent,
+    accepted: u64,
+    counted: Counted,
+}
+
+/// A disturbance: how often, and how long all together, s.
+#[derive(Clone, Copy, Debug, Default)]
+struct Done {
+    count: u32,
+    took_s: f64,
+}
+
+/// What the machine has said.
+#[derive(Debug, Default)]
+pub(super) struct Report {
+    begin: Option<(u64, String)>,
+    rounds: u32,
+    samples: Vec<Sample>,
+    done: BTreeMap<String, Done>,
+    failures: Vec<String>,
+    counters: Option<Counters>,
+    /// Looks, and the longest time between two, s.
+    end: Option<(u64, f64)>,
+    status: Option<i32>,
+}
+
+impl Report {
+    /// Takes an event; what to say of it at once.
+    pub(super) fn take(&mut self, text: &str) -> Option<String> {
+        let line: Line = match serde_json::from_str(text) {
+            Ok(line) => line,
+            Err(error) => {
+                self.failures.push(format!("{text}: {error}"));
+                return self.failures.last().cloned();
+            }
+        };
+        let (t_s, round) = (line.t_s, line.round);
+        self.rounds = self.rounds.max(round);
+        match line.event {
+            Event::Begin { seed, kernel } => self.begin = Some((seed, kernel)),
+            Event::Sample(sample) => self.samples.push(sample),
+            Event::Done {
+                disturbance,
+                took_s,
+            } => {
+                let done = self.done.entry(disturbance.clone()).or_default();
+                done.count += 1;
+                done.took_s += took_s;
+                return Some(format!(
+                    "{t_s:7.0} s, round {round}: {disturbance} ({took_s:.1} s)"
+                ));
+            }
+            Event::Failure { after, why } => {
+                let after = after.unwrap_or_else(|| "the start".to_owned());
+                let failure = format!("at {t_s:.1} s, round {round}, at or after {after}: {why}");
+                self.failures.push(failure.clone());
+                return Some(format!("FAILURE {failure}"));
+            }
+            Event::Counters {
+                host,
+                peer,
+                accepted,
+                counted,
+            } => {
+                self.counters = Some(Counters {
+                    host,
+                    peer,
+                    accepted,
+                    counted,
+                });
+            }
+            Event::End {
+                looks,
+                longest_gap_s,
+            } => self.end = Some((looks, longest_gap_s)),
+        }
+        None
+    }
+
+    /// Takes another line of the console.
+    pub(super) fn take_other(&mut self, line: &str) {
+        if let Some(status) = line.strip_prefix(EXIT) {
+            self.status = status.trim().parse().ok();
+        }
+    }
+
+    /// All that must not be; nothing if it passed.
+    pub(super) fn wrong(&self) -> Vec<String> {
+        let mut wrong = self.failures.clone();
+        for (name, trend) in self.trends() {
+            match trend {
+                None => wrong.push(format!("{name}: too few samples")),
+                Some(trend) if trend.growth() > FLAT => wrong.push(format!(
+                    "{name}: {} at first, {} at last: {}",
+                    trend.first,
+                    trend.last,
+                    percent(trend)
+                )),
+                Some(_) => {}
+            }
+        }
+        match &self.counters {
+            None => wrong.push("no counters were compared".to_owned()),
+            Some(counters) => wrong.extend(counters.missing()),
+        }
+        match self.end {
+            None => wrong.push("the machine ended before the soak did".to_owned()),
+            Some((_, gap)) if gap > LONGEST_GAP => {
+                wrong.push(format!("nobody looked at the kernel for {gap:.1} s"));
+            }
+            Some(_) => {}
+        }
+        if self.status != Some(0) {
+            wrong.push(format!("exit status {:?}", self.status));
+        }
+        wrong
+    }
+
+    fn trends(&self) -> Vec<(&'static str, Option<Trend>)> {
+        let last = self.samples.last().map_or(0, |sample| sample.pid);
+        let series = |value: Value, of: &dyn Fn(&Sample) -> bool| {
+            let samples = self.samples.iter().filter(|sample| of(sample));
+            Trend::of(&samples.map(value).collect::<Vec<_>>())
+        };
+        let of_daemon = OF_DAEMON.map(|(name, value)| {
+            let is_its = |sample: &Sample| sample.pid == last;
+            (name, series(value, &is_its))
+        });
+        let of_kernel = OF_KERNEL.map(|(name, value)| (name, series(value, &|_| true)));
+        of_daemon.into_iter().chain(of_kernel).collect()
+    }
+}
+
+impl Counters {
+    /// Counters, each with what it must be.
+    fn pairs(&self) -> [(&'static str, u64, u64); 4] {
+        let (host, counted) = (&self.host, &self.counted);
+        [
+            ("connections opened", host.established, counted.active),
+            (
+                "connections accepted",
+                self.peer.established,
+                counted.passive,
+            ),
+            (
+                "SYNs retransmitted",
+                host.syn_retransmissions,
+                counted.syn_retransmissions,
+            ),
+            ("connections without a policy", 0, counted.unmatched),
+        ]
+    }
+
+    /// What has not been tested, or differs.
+    fn missing(&self) -> Vec<String> {
+        let mut wrong = Vec::new();
+        for (what, sent, counted) in self.pairs() {
+            if sent != counted {
+                wrong.push(format!("{what}: {sent} sent, {counted} counted"));
+            }
+        }
+        let Sent {
+            established, lost, ..
+        } = self.host;
+        if [established, lost, self.accepted].contains(&0) {
+            wrong.push("there were no connections".to_owned());
+        }
+        wrong
+    }
+}
+
+fn percent(trend: Trend) -> String {
+    format!("{:+.2} %", 100.0 * trend.growth())
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some((seed, kernel)) = &self.begin {
+            writeln!(f, "\nLinux {kernel}, seed {seed}, {} rounds", self.rounds)?;
+        }
+        writeln!(
+            f,
+            "\n{:<32} {:>9} {:>12}",
+            "disturbance", "times", "mean, s"
+        )?;
+        for (name, Done { count, took_s }) in &self.done {
+            let mean = took_s / f64::from(*count);
+            writeln!(f, "{name:<32} {count:>9} {mean:>12.1}")?;
+        }
+        writeln!(
+            f,
+            "\n{:<32} {:>9} {:>12} {:>9}",
+            "median of", "1st qtr", "4th qtr", "growth"
+        )?;
+        for (name, trend) in self.trends() {
+            match trend {
+                Some(trend) => {
+                    let (first, last, growth) = (trend.first, trend.last, percent(trend));
+                    writeln!(f, "{name:<32} {first:>9} {last:>12} {growth:>9}")?;
+                }
+                None => writeln!(f, "{name:<32} too few samples")?,
+            }
+        }
+        if let Some(counters) = &self.counters {
+            writeln!(f, "\n{:<32} {:>9} {:>12}", "counter", "sent", "counted")?;
+            for (what, sent, counted) in counters.pairs() {
+                writeln!(f, "{what:<32} {sent:>9} {counted:>12}")?;
+            }
+            writeln!(
+                f,
+                "{:<32} {:>9}",
+                "connections never answered", counters.host.lost
+            )?;
+        }
+        if let Some((looks, gap)) = self.end {
+            let mut line = format!(
+                "\n{looks} looks at the kernel, {} samples",
+                self.samples.len()
+            );
+            write!(line, ", at most {gap:.2} s apart")?;
+            writeln!(f, "{line}")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const COUNTERS: &str = r#"{"t_s":599.0,"round":9,"event":"counters",
+        "host":{"established":100,"unanswered":0,"refused":0,"lost":4,"syn_retransmissions":9,"error":null},
+        "peer":{"established":80,"unanswered":0,"refused":0,"lost":0,"syn_retransmissions":0,"error":null},
+        "accepted":80,
+        "counted":{"active":100,"passive":80,"syn_retransmissions":9,"unmatched":0}}"#;
+    const END: &str = r#"{"t_s":600.0,"round":9,"event":"end","looks":3000,"longest_gap_s":0.4}"#;
+
+    /// A daemon of its own in each half; of these values.
+    fn with_samples(rss_kib: impl Fn(u32) -> u32, maps: impl Fn(u32) -> u32) -> Report {
+        let mut report = Report::default();
+        for i in 0..600 {
+            let pid = 100 + i / 300;
+            let (rss, maps) = (rss_kib(i), maps(i));
+            report.take(&format!(
+                r#"{{"t_s":{i}.0,"round":1,"event":"sample","pid":{pid},"rss_kib":{rss},"anonymous_kib":2000,
+                "descriptors":20,"maps":{maps},"programs":5,"links":4,"slab_kib":9000,"percpu_kib":700,"dying_cgroups":0}}"#
+            ));
+        }
+        report.take(COUNTERS);
+        report.take(END);
+        report.take_other("vm-exit-status 0");
+        report
+    }
+
+    fn good() -> Report {
+        with_samples(|_| 8000, |_| 20)
+    }
+
+    #[test]
+    fn a_good_one() {
+        let report = good();
+        assert_eq!(report.wrong(), [""; 0]);
+        let text = report.to_string();
+        assert!(text.contains("RSS of the daemon, KiB"), "{text}");
+        assert!(text.contains("3000 looks"), "{text}");
+    }
+
+    #[test]
+    fn leaks() {
+        // Of the last daemon alone: another one begins with less.
+        let other = with_samples(|i| if i < 300 { 4000 } else { 8000 }, |_| 20);
+        assert_eq!(other.wrong(), [""; 0]);
+        let daemon = with_samples(|i| 8000 + 2 * i, |_| 20).wrong();
+        assert!(
+            daemon.len() == 1 && daemon[0].starts_with("RSS"),
+            "{daemon:?}"
+        );
+        let kernel = with_samples(|_| 8000, |i| 20 + i / 150).wrong();
+        assert!(
+            kernel.len() == 1 && kernel[0].starts_with("BPF maps: 21 at first, 23 at last"),
+            "{kernel:?}"
+        );
+    }
+
+    #[test]
+    fn what_differs_fails_or_did_not_happen() {
+        let mut report = good();
+        report.take(&COUNTERS.replace("\"active\":100", "\"active\":99"));
+        assert_eq!(report.wrong(), ["connections opened: 100 sent, 99 counted"]);
+
+        let mut report = good();
+        let said = report.take(
+            r#"{"t_s":61.25,"round":2,"event":"failure","after":"kill","why":"no policy in force"}"#,
+        );
+        assert!(said.is_some_and(|said| said.starts_with("FAILURE")));
+        let expected = "at 61.2 s, round 2, at or after kill: no policy in force";
+        assert_eq!(report.wrong(), [expected]);
+
+        let mut report = good();
+        report.take(&COUNTERS.replace("\"lost\":4", "\"lost\":0"));
+        assert_eq!(report.wrong(), ["there were no connections"]);
+
+        let mut report = good();
+        report.take(&END.replace("0.4", "5.4"));
+        assert_eq!(report.wrong(), ["nobody looked at the kernel for 5.4 s"]);
+
+        let mut report = good();
+        report.take_other("vm-exit-status 1");
+        assert_eq!(report.wrong(), ["exit status Some(1)"]);
+
+        // A machine that did nothing.
+        assert!(Report::default().wrong().len() > 3);
+    }
+}

@@ -1,0 +1,81 @@
+//! Whether something grows.
+
+/// The first part of a series, in which caches fill, does not count.
+const WARM_UP: f64 = 0.2;
+/// Fewer values say nothing.
+const LEAST: usize = 40;
+
+/// The medians of a series' first and last quarter, after the warm-up.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Trend {
+    pub(super) first: f64,
+    pub(super) last: f64,
+}
+
+impl Trend {
+    /// Of values at equal intervals; `None` if there are too few.
+    pub(super) fn of(values: &[f64]) -> Option<Self> {
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a share of a length"
+        )]
+        let begin = (values.len() as f64 * WARM_UP) as usize;
+        let rest = values.get(begin..)?;
+        if rest.len() < LEAST {
+            return None;
+        }
+        let quarter = rest.len() / 4;
+        Some(Self {
+            first: median(&rest[..quarter]),
+            last: median(&rest[rest.len() - quarter..]),
+        })
+    }
+
+    /// Growth, of the first; negative where it shrinks.
+    pub(super) fn growth(&self) -> f64 {
+        if self.first == 0.0 {
+            return if self.last > 0.0 { f64::INFINITY } else { 0.0 };
+        }
+        self.last / self.first - 1.0
+    }
+}
+
+fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted[sorted.len() / 2]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn growth(value: impl Fn(f64) -> f64) -> f64 {
+        let values: Vec<f64> = (0..600).map(|i| value(f64::from(i))).collect();
+        Trend::of(&values).unwrap().growth()
+    }
+
+    #[test]
+    fn what_grows_and_what_does_not() {
+        assert_eq!(growth(|_| 12.0), 0.0);
+        assert_eq!(growth(|_| 0.0), 0.0);
+        // Of the 480 values after the warm-up the medians of the quarters are 360 apart.
+        let leak = growth(|i| 10_000.0 + i);
+        assert!((0.034..0.036).contains(&leak), "{leak}");
+        // A saw tooth and single outliers are no growth.
+        assert!(growth(|i| 1000.0 + 50.0 * (i % 30.0)).abs() < 0.01);
+        assert_eq!(growth(|i| if i % 7.0 == 0.0 { 5000.0 } else { 100.0 }), 0.0);
+        // Growth in the warm-up only.
+        assert_eq!(growth(|i| i.min(110.0)), 0.0);
+        assert_eq!(growth(|i| if i > 500.0 { 1.0 } else { 0.0 }), f64::INFINITY);
+        assert!(growth(|i| 10_000.0 - i) < 0.0);
+    }
+
+    #[test]
+    fn too_few_values_say_nothing() {
+        assert_eq!(Trend::of(&[]), None);
+        assert_eq!(Trend::of(&[1.0; LEAST]), None);
+        assert!(Trend::of(&[1.0; 2 * LEAST]).is_some());
+    }
+}
