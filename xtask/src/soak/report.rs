@@ -12,6 +12,10 @@ use crate::vm::image::EXIT;
 
 /// Growth that is tolerated.
 const FLAT: f64 = 0.02;
+/// What moves by some 2 % within a round, as each disturbance takes memory of its own.
+const SLAB: &str = "slab (SUnreclaim), KiB";
+/// So many rounds tell whether it grows: two or more in each quarter.
+const ROUNDS_OF_SLAB: u32 = 10;
 /// How long nobody may have looked at the kernel, s: looks are five a second, but the machine may be stopped by a busy host.
 const LONGEST_GAP: f64 = 5.0;
 
@@ -80,7 +84,7 @@ const OF_KERNEL: [(&str, Value); 6] = [
     ("BPF maps", |s| s.maps),
     ("BPF programs", |s| s.programs),
     ("BPF links", |s| s.links),
-    ("slab (SUnreclaim), KiB", |s| s.slab_kib),
+    (SLAB, |s| s.slab_kib),
     ("per-CPU memory, KiB", |s| s.percpu_kib),
     ("dying cgroups", |s| s.dying_cgroups),
 ];
@@ -195,7 +199,7 @@ impl Report {
         for (name, trend) in self.trends() {
             match trend {
                 None => wrong.push(format!("{name}: too few samples")),
-                Some(trend) if trend.growth() > FLAT => wrong.push(format!(
+                Some(trend) if trend.growth() > FLAT && self.tells(name) => wrong.push(format!(
                     "{name}: {} at first, {} at last: {}",
                     trend.first,
                     trend.last,
@@ -219,6 +223,11 @@ impl Report {
             wrong.push(format!("exit status {:?}", self.status));
         }
         wrong
+    }
+
+    /// Whether there were rounds enough to judge this series.
+    fn tells(&self, name: &str) -> bool {
+        name != SLAB || self.rounds >= ROUNDS_OF_SLAB
     }
 
     fn trends(&self) -> Vec<(&'static str, Option<Trend>)> {
@@ -301,7 +310,11 @@ impl fmt::Display for Report {
             match trend {
                 Some(trend) => {
                     let (first, last, growth) = (trend.first, trend.last, percent(trend));
-                    writeln!(f, "{name:<32} {first:>9} {last:>12} {growth:>9}")?;
+                    write!(f, "{name:<32} {first:>9} {last:>12} {growth:>9}")?;
+                    if !self.tells(name) {
+                        write!(f, "  not judged: fewer than {ROUNDS_OF_SLAB} rounds")?;
+                    }
+                    writeln!(f)?;
                 }
                 None => writeln!(f, "{name:<32} too few samples")?,
             }
@@ -333,22 +346,30 @@ impl fmt::Display for Report {
 mod tests {
     use super::*;
 
-    const COUNTERS: &str = r#"{"t_s":599.0,"round":9,"event":"counters",
+    const COUNTERS: &str = r#"{"t_s":599.0,"round":12,"event":"counters",
         "host":{"established":100,"unanswered":0,"refused":0,"lost":4,"syn_retransmissions":9,"error":null},
         "peer":{"established":80,"unanswered":0,"refused":0,"lost":0,"syn_retransmissions":0,"error":null},
         "accepted":80,
         "counted":{"active":100,"passive":80,"syn_retransmissions":9,"unmatched":0}}"#;
-    const END: &str = r#"{"t_s":600.0,"round":9,"event":"end","looks":3000,"longest_gap_s":0.4}"#;
+    const END: &str = r#"{"t_s":600.0,"round":12,"event":"end","looks":3000,"longest_gap_s":0.4}"#;
 
     /// A daemon of its own in each half; of these values.
     fn with_samples(rss_kib: impl Fn(u32) -> u32, maps: impl Fn(u32) -> u32) -> Report {
+        with_slab(rss_kib, maps, |_| 9000)
+    }
+
+    fn with_slab(
+        rss_kib: impl Fn(u32) -> u32,
+        maps: impl Fn(u32) -> u32,
+        slab: impl Fn(u32) -> u32,
+    ) -> Report {
         let mut report = Report::default();
         for i in 0..600 {
             let pid = 100 + i / 300;
-            let (rss, maps) = (rss_kib(i), maps(i));
+            let (rss, maps, slab) = (rss_kib(i), maps(i), slab(i));
             report.take(&format!(
                 r#"{{"t_s":{i}.0,"round":1,"event":"sample","pid":{pid},"rss_kib":{rss},"anonymous_kib":2000,
-                "descriptors":20,"maps":{maps},"programs":5,"links":4,"slab_kib":9000,"percpu_kib":700,"dying_cgroups":0}}"#
+                "descriptors":20,"maps":{maps},"programs":5,"links":4,"slab_kib":{slab},"percpu_kib":700,"dying_cgroups":0}}"#
             ));
         }
         report.take(COUNTERS);
@@ -384,6 +405,23 @@ mod tests {
         assert!(
             kernel.len() == 1 && kernel[0].starts_with("BPF maps: 21 at first, 23 at last"),
             "{kernel:?}"
+        );
+    }
+
+    #[test]
+    fn slab_is_judged_where_there_are_rounds_enough() {
+        let mut report = with_slab(|_| 8000, |_| 20, |i| 9000 + i);
+        let wrong = report.wrong();
+        assert!(
+            wrong.len() == 1 && wrong[0].starts_with("slab"),
+            "{wrong:?}"
+        );
+        report.rounds = ROUNDS_OF_SLAB - 1;
+        assert_eq!(report.wrong(), [""; 0]);
+        assert!(
+            report
+                .to_string()
+                .contains("not judged: fewer than 10 rounds")
         );
     }
 
