@@ -12,10 +12,10 @@ use crate::vm::image::EXIT;
 
 /// Growth that is tolerated.
 const FLAT: f64 = 0.02;
-/// What moves by some 2 % within a round, as each disturbance takes memory of its own.
-const SLAB: &str = "slab (SUnreclaim), KiB";
+/// Memory moves by up to 2 % within a round, as each disturbance takes some of its own.
+const MEMORY: &str = "KiB";
 /// So many rounds tell whether it grows: two or more in each quarter.
-const ROUNDS_OF_SLAB: u32 = 10;
+const ROUNDS_OF_MEMORY: u32 = 10;
 /// How long nobody may have looked at the kernel, s: looks are five a second, but the machine may be stopped by a busy host.
 const LONGEST_GAP: f64 = 5.0;
 
@@ -84,7 +84,7 @@ const OF_KERNEL: [(&str, Value); 6] = [
     ("BPF maps", |s| s.maps),
     ("BPF programs", |s| s.programs),
     ("BPF links", |s| s.links),
-    (SLAB, |s| s.slab_kib),
+    ("slab (SUnreclaim), KiB", |s| s.slab_kib),
     ("per-CPU memory, KiB", |s| s.percpu_kib),
     ("dying cgroups", |s| s.dying_cgroups),
 ];
@@ -227,7 +227,7 @@ impl Report {
 
     /// Whether there were rounds enough to judge this series.
     fn tells(&self, name: &str) -> bool {
-        name != SLAB || self.rounds >= ROUNDS_OF_SLAB
+        !name.ends_with(MEMORY) || self.rounds >= ROUNDS_OF_MEMORY
     }
 
     fn trends(&self) -> Vec<(&'static str, Option<Trend>)> {
@@ -312,7 +312,7 @@ impl fmt::Display for Report {
                     let (first, last, growth) = (trend.first, trend.last, percent(trend));
                     write!(f, "{name:<32} {first:>9} {last:>12} {growth:>9}")?;
                     if !self.tells(name) {
-                        write!(f, "  not judged: fewer than {ROUNDS_OF_SLAB} rounds")?;
+                        write!(f, "  not judged: fewer than {ROUNDS_OF_MEMORY} rounds")?;
                     }
                     writeln!(f)?;
                 }
@@ -409,14 +409,14 @@ mod tests {
     }
 
     #[test]
-    fn slab_is_judged_where_there_are_rounds_enough() {
+    fn memory_is_judged_where_there_are_rounds_enough() {
         let mut report = with_slab(|_| 8000, |_| 20, |i| 9000 + i);
         let wrong = report.wrong();
         assert!(
             wrong.len() == 1 && wrong[0].starts_with("slab"),
             "{wrong:?}"
         );
-        report.rounds = ROUNDS_OF_SLAB - 1;
+        report.rounds = ROUNDS_OF_MEMORY - 1;
         assert_eq!(report.wrong(), [""; 0]);
         assert!(
             report
