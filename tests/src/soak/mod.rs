@@ -2,7 +2,7 @@
 //!
 //! The machine of the agent has the disturbances, looks at the kernel five times a second, and compares the agent's counters
 //! with what the clients of both machines have counted, after each round of disturbances. What happens is printed in lines of
-//! JSON ([`event::Event`]), of which `cargo xtask soak` makes a report.
+//! JSON (`event.rs`), of which `cargo xtask soak` makes a report.
 
 mod config;
 mod counters;
