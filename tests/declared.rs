@@ -3,7 +3,7 @@
 
 /// Features as `doctor` names them, and the first mainline version that has each. An older kernel is expected to lack
 /// it.
-pub const FEATURES: [(&str, (u32, u32)); 18] = [
+pub const FEATURES: [(&str, (u32, u32)); 19] = [
     ("rto-hook", (4, 16)),
     ("bpf-syncnt", (4, 14)),
     ("btf", (5, 4)),
@@ -19,6 +19,7 @@ pub const FEATURES: [(&str, (u32, u32)); 18] = [
     ("bpf-getsockopt-syncnt", (6, 1)),
     ("reads-listener", (6, 2)),
     ("tcp-syn-linear-timeouts", (6, 5)),
+    ("rtt-hook-sample", (6, 10)),
     ("rto-hook-on-open-sockets", (6, 12)),
     ("bpf-getsockopt-rto-min", (6, 15)),
     ("tcp-rto-max", (6, 15)),

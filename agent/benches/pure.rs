@@ -32,6 +32,7 @@ use serde_json::json;
 
 const HOST: HostFacts = HostFacts {
     reads_timers: true,
+    lacks_rtt_samples: false,
     hz: 250,
     tcp_syn_retries: 6,
     tcp_syn_linear_timeouts: 4,

@@ -19,6 +19,7 @@ pub mod pcap;
 /// A host with everything.
 const HOST: HostFacts = HostFacts {
     reads_timers: true,
+    lacks_rtt_samples: false,
     hz: 250,
     tcp_syn_retries: 6,
     tcp_syn_linear_timeouts: 4,

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     btf::{Btf, BtfError},
-    privileges, sysctl,
+    privileges, sysctl, version,
 };
 
 /// Whether something is there.
@@ -188,6 +188,7 @@ pub fn evaluate(asked: &ProbeResults, btf: &Result<Btf, BtfError>) -> Vec<Featur
     });
     features.push(reads_listener(btf));
     features.push(accepted(asked));
+    features.push(tells_samples());
     let known = Known(
         "iter-tcp",
         "5.15",
@@ -224,6 +225,27 @@ fn reads_listener(btf: &Result<Btf, BtfError>) -> Feature {
             "BTF: no bpf_cast_to_kern_ctx, or no bpf_rdonly_cast",
         ),
         Err(e) => known.found(Presence::Absent, e.to_string()),
+    }
+}
+
+/// Name of the feature that the RTT hook has the sample for an argument.
+pub const RTT_SAMPLES: &str = "rtt-hook-sample";
+
+/// The one that goes by the version: only an established connection would tell.
+fn tells_samples() -> Feature {
+    const SINCE: (u32, u32) = (6, 10);
+    let known = Known(
+        RTT_SAMPLES,
+        "6.10",
+        &["rto_min"],
+        "rto_min = \"auto\", which learns from delays of ACKs",
+    );
+    match version::running() {
+        Ok(version) => {
+            let presence = present(version.at_least(SINCE));
+            known.found(presence, format!("the kernel's version, {version}"))
+        }
+        Err(e) => known.found(Presence::Unknown, e.to_string()),
     }
 }
 

@@ -571,12 +571,10 @@ fn is_in_force(tuner: &Tuner, advises: bool) -> bool {
     is_set && tuner.setting().jiffies.is_some()
 }
 
-/// A power of two, so that it changes rarely: each change is one of the policy.
 fn capacity_of(tuner: &Tuner) -> u32 {
     /// 2^31 parts are more than a brake counts.
     const MOST: u32 = 1 << 24;
-    let capacity = tuner.budget_capacity().max(Budget::LEAST_CAPACITY);
-    capacity.min(MOST).next_power_of_two()
+    tuner.budget_capacity().clamp(Budget::LEAST_CAPACITY, MOST)
 }
 
 /// As [`rto_agent_common::Policy::budgets`] has it.

@@ -173,10 +173,10 @@ fn a_value_after_three_hundred_samples() {
     bed.run(1, 9_000, 50);
     let adjustment = bed.adjustment();
     assert_eq!(bed.value_ms(), Some(500));
-    // A power of two, at least 50 and four times the connections a second.
+    // An eighth of a power of two, at least 50 and four times the connections a second.
     assert_eq!(
         (adjustment.active.epoch, adjustment.active.budget),
-        (1, 256)
+        (1, 208)
     );
     assert_eq!(adjustment.passive, crate::policy::InitialRto::default());
     assert!(bed.tuning.is_leased());
@@ -211,7 +211,7 @@ fn fewer_than_blow_the_fuse_raise_it_as_well() {
 #[test]
 fn a_spent_budget_is_told_and_ends_by_itself() {
     let mut bed = steady();
-    bed.brakes[0].budget = 256 * Brake::BUDGET_COST;
+    bed.brakes[0].budget = 208 * Brake::BUDGET_COST;
     bed.run(1, 9_000, 50);
     bed.brakes[0].budget = 0;
     bed.run(1, 9_000, 50);

@@ -29,8 +29,8 @@ impl Budget {
     const COPY: u32 = Self::CONNECTIONS;
     const CONNECTION: u32 = 1;
 
-    /// The capacity for this many connections a second at the peak, copies: a power of two, as each change of it is
-    /// written to the program, or the least.
+    /// The capacity for this many connections a second at the peak, copies: the least, or one of eight to each power of
+    /// two, as each change of it is written to the program.
     #[must_use]
     pub const fn capacity_for(peak_per_s: u32) -> u32 {
         let wanted = peak_per_s.saturating_mul(Self::SECONDS);
@@ -39,7 +39,7 @@ impl Budget {
         } else if wanted >= Self::LARGEST_CAPACITY {
             Self::LARGEST_CAPACITY
         } else {
-            wanted.next_power_of_two()
+            wanted.next_multiple_of(wanted.next_power_of_two() / 16)
         }
     }
 
@@ -155,14 +155,14 @@ mod tests {
     }
 
     #[test]
-    fn capacities_are_powers_of_two() {
+    fn capacities_are_an_eighth_apart() {
         for (peak_per_s, capacity) in [
             (0, 50),
             (12, 50),
-            (13, 64),
+            (13, 52),
             (16, 64),
-            (17, 128),
-            (100, 512),
+            (17, 72),
+            (100, 416),
             (u32::MAX, Budget::LARGEST_CAPACITY),
         ] {
             assert_eq!(Budget::capacity_for(peak_per_s), capacity, "{peak_per_s}");

@@ -102,6 +102,7 @@ mod tests {
         tcp_synack_retries: 5,
         reads_listener: true,
         reads_timers: false,
+        lacks_rtt_samples: false,
         has_rto_max: false,
         has_bpf_thin_linear: true,
     };

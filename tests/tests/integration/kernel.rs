@@ -13,7 +13,7 @@ use super::{
     established::policy,
     needs::{
         LINEAR_SYNS, LISTENER, LPM_BATCHES, MPTCP, MPTCP_BLACKHOLE, Need, RTO_MAX, RTO_MIN_OPTION,
-        TCP_ITERATOR, THIN_LINEAR,
+        RTT_SAMPLES, TCP_ITERATOR, THIN_LINEAR,
     },
     scale,
 };
@@ -40,6 +40,13 @@ pub(super) fn assert_absent(feature: Need) -> anyhow::Result<()> {
             let said = env.try_cli(&["doctor"])?.stdout;
             let said = String::from_utf8_lossy(&said).into_owned();
             ensure!(said.contains("Linux 6.2 or later with BTF"), "{said}");
+            Ok(())
+        }
+        RTT_SAMPLES => {
+            let env = TestEnv::new()?;
+            env.configure(&policy("rto_min = \"auto\""))?;
+            let said = env.cli(&["check"])?;
+            ensure!(said.contains("learns nothing on this kernel"), "{said}");
             Ok(())
         }
         MPTCP_BLACKHOLE => {

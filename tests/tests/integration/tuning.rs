@@ -25,7 +25,7 @@ use rto_tests::{
 };
 use serde_json::Value;
 
-use super::statistics::stats_when;
+use super::{needs::RTT_SAMPLES, statistics::stats_when};
 
 const RTT: Duration = Duration::from_millis(10);
 
@@ -171,7 +171,10 @@ fn killed() -> anyhow::Result<()> {
     Ok(())
 }
 
-test!(rto_min_is_learnt_from_the_control_arm);
+test!(
+    rto_min_is_learnt_from_the_control_arm,
+    needs = [RTT_SAMPLES]
+);
 /// Clients that answer late: each ACK waits for the next request, 20 to 36 ms. What was learnt covers that, and few
 /// responses are sent again for nothing; without it most connections would. The server alone has the agent.
 fn rto_min_is_learnt_from_the_control_arm() -> anyhow::Result<()> {

@@ -129,6 +129,12 @@ impl Compiler<'_> {
             });
             return;
         }
+        if self.host.lacks_rtt_samples {
+            self.warnings.push(format!(
+                "rto_min = {asked} learns nothing on this kernel, and the kernel's own stays: it needs RTT samples, which \
+                 Linux tells eBPF programs since 6.10"
+            ));
+        }
         let learnt = self
             .adjustment
             .rto_min
@@ -265,7 +271,7 @@ mod tests {
 
     use super::super::{Compiled, compile, compile_adjusted, tests::HOST};
     use super::*;
-    use crate::policy::{ControlArm, PolicyName, SynAckRto};
+    use crate::policy::{ControlArm, HostFacts, PolicyName, SynAckRto};
 
     const MS: fn(u64) -> Duration = Duration::from_millis;
 
@@ -491,6 +497,19 @@ mod tests {
         let kernel = adjusted("rto_min = 'auto'", &arm).kernel;
         assert_eq!((kernel.control_below, kernel.control_seed), (1 << 31, 7));
         assert!(has(&kernel, policy_flags::CONTROL_BY_PEER));
+    }
+
+    #[test]
+    fn a_kernel_that_tells_no_samples() {
+        let host = HostFacts {
+            lacks_rtt_samples: true,
+            ..HOST
+        };
+        for (toml, warnings) in [("rto_min = 'auto'", 1), ("rto_min = '100ms'", 0)] {
+            let compiled = compile(&name(), &settings(toml), &host).unwrap();
+            let about = |warning: &&String| warning.contains("learns nothing on this kernel");
+            assert_eq!(compiled.warnings.iter().filter(about).count(), warnings);
+        }
     }
 
     #[test]

@@ -14,6 +14,7 @@ pub(crate) const HOST: HostFacts = HostFacts {
     has_rto_max: true,
     has_bpf_thin_linear: true,
     reads_timers: true,
+    lacks_rtt_samples: false,
 };
 
 fn ms(n: u64) -> Option<Duration> {

@@ -261,7 +261,7 @@ impl Experiment for Plan {
             .levels
             .iter()
             .map(|(factor, level)| (&**factor, &**level));
-        let measured = first_of(ATTEMPTS, || self.attempt(seat, cell, run));
+        let measured = first_of(ATTEMPTS, |attempt| self.attempt(seat, cell, run, attempt));
         let not_hit = || {
             format!(
                 "outage: in {ATTEMPTS} attempts no transaction was hit, or it was too long: raise `count`, or lower `pause`"
@@ -301,6 +301,7 @@ impl Plan {
         seat: &mut Seat<'_>,
         Cell { settings, runs, .. }: &Cell,
         run: &Run,
+        attempt: u32,
     ) -> anyhow::Result<Option<BTreeMap<String, Vec<f64>>>> {
         let (workload, work) = (settings.workload.unwrap_or_default(), settings.work());
         let outage = settings.outage(run.number, *runs);
@@ -318,8 +319,8 @@ impl Plan {
         workload.begin(&mut client, work, at_least)?;
         let mut lasted = None;
         if let Some(length) = outage {
-            // Of the number alone: the same for all levels.
-            let seed = seed_of(self.seed, &run.number);
+            // Of the numbers alone: the same for all levels.
+            let seed = seed_of(self.seed, &(run.number, attempt));
             let later: f64 = ChaCha8Rng::seed_from_u64(seed).random();
             thread::sleep((PHASE.0 + PHASE.1 * cycle).mul_f64(later));
             let outage = seat.link.start_outage(PacketFilter::ALL, length)?;
@@ -377,11 +378,11 @@ impl Plan {
 /// What the first of some attempts gives that gives anything; `None` if none does.
 pub(super) fn first_of<T>(
     attempts: u32,
-    mut attempt: impl FnMut() -> anyhow::Result<Option<T>>,
+    mut attempt: impl FnMut(u32) -> anyhow::Result<Option<T>>,
 ) -> anyhow::Result<Option<T>> {
-    for _ in 0..attempts {
+    for number in 0..attempts {
         interrupt::check()?;
-        if let Some(given) = attempt()? {
+        if let Some(given) = attempt(number)? {
             return Ok(Some(given));
         }
     }

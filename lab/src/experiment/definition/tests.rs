@@ -260,12 +260,12 @@ fn an_outage_that_hit_nothing_or_lasted_too_long_is_tried_again() {
         until: from + ms(took),
         dropped,
     });
-    let found = first_of(10, || Ok(lasted(&outages.next().unwrap(), ms(100))));
+    let found = first_of(10, |_| Ok(lasted(&outages.next().unwrap(), ms(100))));
     assert_eq!((found.unwrap(), outages.len()), (Some(ms(101)), 1));
     // Not for ever; and what fails is not tried again.
     let mut attempts = 0;
     let mut tried = |failed: bool| {
-        let found = first_of::<()>(3, || {
+        let found = first_of::<()>(3, |_| {
             attempts += 1;
             ensure!(!failed, "it fails");
             Ok(None)

@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::*;
 use crate::{
     established::{assert_schedule, reno, schedule},
-    needs::RTO_MAX,
+    needs::{RTO_MAX, RTT_SAMPLES},
     statistics::{Link, outcome, stats_when},
     tuning::requests,
 };
@@ -100,7 +100,10 @@ fn a_request_of_either_timer_is_undecided() -> anyhow::Result<()> {
     Ok(())
 }
 
-test!(a_reply_of_another_program_is_no_sample);
+test!(
+    a_reply_of_another_program_is_no_sample,
+    needs = [RTT_SAMPLES]
+);
 /// It lies where the operation's first argument does, here the delay of an ACK: microseconds that no path has.
 fn a_reply_of_another_program_is_no_sample() -> anyhow::Result<()> {
     const ROUNDS: u32 = 20;

@@ -99,7 +99,7 @@ fn a_value_is_learnt_leased_shown_and_raised() {
     let policy = bed.kernel.state().maps.policies[&near()];
     assert!(policy.flags & rto_agent_common::policy_flags::LEASED_ACTIVE != 0);
     let budget = policy.budgets[0] / Brake::BUDGET_COST.cast_unsigned();
-    assert!(budget >= 50 && budget.is_power_of_two());
+    assert!(budget >= 50);
     // An hour of CLOCK_MONOTONIC, but for what has passed.
     let now = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC).unwrap();
     let now_ns = u64::try_from(Duration::from(now).as_nanos()).unwrap();
@@ -166,10 +166,13 @@ fn another_boot_begins_with_the_first_value_at_most() {
     let bed = Bed::restarted(FakeHost::default(), dir);
     bed.call(Message::Verify).unwrap();
     bed.until("begun", |bed| bed.jiffies() == first);
-    let tuned = bed.engine.snapshot().tune();
-    let transitions = tuned.policies[&near()].transitions.iter();
-    let causes: Vec<_> = transitions.map(|t| t.cause.as_str()).collect();
-    assert_eq!(causes, ["enough-samples", "boot", "enough-samples"]);
+    // It is shown after it is in the kernel.
+    bed.until("told", |bed| {
+        let tuned = bed.engine.snapshot().tune();
+        let transitions = tuned.policies[&near()].transitions.iter();
+        let causes: Vec<_> = transitions.map(|t| t.cause.as_str()).collect();
+        causes == ["enough-samples", "boot", "enough-samples"]
+    });
     bed.stop();
 }
 
