@@ -13,6 +13,13 @@ pub fn is_emulated() -> bool {
     std::env::var_os(EMULATED).is_some()
 }
 
+/// Whether its clock is the number of its instructions, so that nothing of the host's makes a timer late:
+/// RTO_TESTS_COUNTED, which `cargo xtask vm` sets.
+#[must_use]
+pub fn counts_instructions() -> bool {
+    is_emulated() && std::env::var_os("RTO_TESTS_COUNTED").is_some()
+}
+
 /// Whether this is one of the machines of `cargo xtask vm`, which are nobody's: their root is the archive they
 /// were booted with, which no other system's is.
 #[must_use]

@@ -90,6 +90,7 @@ fn main() -> ExitCode {
     }
     let trials = registry::trials(&arguments, refusal.as_deref());
     let conclusion = libtest_mimic::run(&arguments, trials);
+    registry::print_slowest();
     if std::env::var_os(REPORT).is_some() {
         match kernel::report() {
             Ok(report) => eprintln!("{REPORT} {report}"),

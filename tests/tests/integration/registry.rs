@@ -1,5 +1,10 @@
 //! Tests are registered where they are written: name, needs and body in one place.
 
+use std::{
+    sync::{Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
 use libtest_mimic::{Arguments, Failed, Trial};
 
 use crate::{kernel, limited, needs::Need};
@@ -104,16 +109,48 @@ fn trial(test: &'static Test, arguments: &Arguments, refusal: Option<&str>) -> T
         return failing(name, "only listed".to_owned());
     }
     match test.needs.iter().find(|need| need.is_missing()) {
-        None => Trial::test(name, || limited(test.body)),
+        None => Trial::test(name.clone(), || timed(name, test.body)),
         Some(need @ Need::Feature(_)) => {
-            let test = || limited(|| kernel::assert_absent(*need));
-            Trial::test(name, test).with_kind(need.why_not())
+            let absent = || kernel::assert_absent(*need);
+            Trial::test(name.clone(), move || timed(name, absent)).with_kind(need.why_not())
         }
         Some(need) => {
             let why = need.why_not();
             failing(name, why.clone())
                 .with_kind(why)
                 .with_ignored_flag(true)
+        }
+    }
+}
+
+/// How long each test took that has ended.
+static TOOK: Mutex<Vec<(Duration, String)>> = Mutex::new(Vec::new());
+
+fn timed(
+    name: String,
+    test: impl FnOnce() -> anyhow::Result<()> + Send + 'static,
+) -> Result<(), Failed> {
+    let begun = Instant::now();
+    let result = limited(test);
+    let mut took = TOOK.lock().unwrap_or_else(PoisonError::into_inner);
+    took.push((begun.elapsed(), name));
+    result
+}
+
+/// The tests that took the longest, to see what a faster run has to begin with.
+pub(crate) fn print_slowest() {
+    const SHOWN: usize = 20;
+    let mut took = TOOK.lock().unwrap_or_else(PoisonError::into_inner);
+    took.sort_unstable_by(|a, b| b.cmp(a));
+    if took.len() > SHOWN {
+        let all: Duration = took.iter().map(|(took, _)| *took).sum();
+        println!(
+            "{} tests, {:.0} s in all; the longest:",
+            took.len(),
+            all.as_secs_f64()
+        );
+        for (took, name) in took.iter().take(SHOWN) {
+            println!("{:6.1} s {name}", took.as_secs_f64());
         }
     }
 }

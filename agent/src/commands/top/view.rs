@@ -311,6 +311,9 @@ mod tests {
 
     #[test]
     fn no_size_is_too_small() {
+        // All small ones, and some of those in which there is room.
+        let widths = || (1..=30).chain((31..=100).step_by(9));
+        let heights = || (1..=15).chain((16..=40).step_by(6));
         let now = Instant::now();
         for keys in ["", "?", "p/x", "j\n", "jjj\n", "u", "uj", "ujj?"] {
             let mut state = busy();
@@ -319,7 +322,7 @@ mod tests {
             press(&mut control, keys);
             let mut tuned = tuned();
             press(&mut tuned, keys);
-            for (width, height) in (1..=100).flat_map(|w| (1..=40).map(move |h| (w, h))) {
+            for (width, height) in widths().flat_map(|w| heights().map(move |h| (w, h))) {
                 screen(&state, width, height, now);
                 if width % 10 == 0 {
                     screen(&control, width, height, now);

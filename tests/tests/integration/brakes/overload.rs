@@ -69,15 +69,14 @@ fn overloaded(timers: Timers, from: Duration) -> anyhow::Result<()> {
     eprintln!("{report}");
     ensure!(own_syns <= SYNS * kernel_syns, "{report}");
     ensure!(own_beyond <= BEYOND * kernel_beyond, "{report}");
-    // The control: it is overloaded.
-    ensure!(kernel_syns > 1.5 && kernel_beyond > 0.15, "{report}");
+    // The control: it is overloaded. (Before Linux 6.5 a connection doubles its timer at once and sends fewer.)
+    ensure!(kernel_syns > 1.3 && kernel_beyond > 0.15, "{report}");
     Ok(())
 }
 
-/// Requests that wait for the last ACK of their handshake.
-fn half_open(env: &TestEnv) -> anyhow::Result<usize> {
-    let server = &env.net.server;
-    let all = run(&format!("ip netns exec {server} ss -Htan state syn-recv"))?;
+/// Sockets of a namespace in a state that ss(8) knows.
+fn sockets(netns: &str, state: &str) -> anyhow::Result<usize> {
+    let all = run(&format!("ip netns exec {netns} ss -Htan state {state}"))?;
     Ok(all.lines().count())
 }
 
@@ -140,11 +139,14 @@ fn handshakes_that_nobody_completes_change_nothing() -> anyhow::Result<()> {
             count,
         )?);
     }
-    let all = eventually("half-open requests", TIMEOUT, || {
-        let count = half_open(&env)?;
-        Ok((count >= FLOOD).then_some(count))
+    // Each client has got a SYN-ACK, and thinks that it is connected. (On a busy machine the first requests are given up
+    // before the last ones come.)
+    let answered = || sockets(&env.net.client, "established");
+    eventually("answered SYNs", TIMEOUT, || {
+        Ok((answered()? >= FLOOD).then_some(()))
     })
-    .with_context(|| format!("{:?}", half_open(&env)))?;
+    .with_context(|| format!("{:?}", answered()))?;
+    let all = sockets(&env.net.server, "syn-recv")?;
     eventually("retransmissions", TIMEOUT, || {
         Ok((retransmitted(&env)? >= FLOOD as u64).then_some(()))
     })?;
@@ -168,7 +170,7 @@ fn handshakes_that_nobody_completes_change_nothing() -> anyhow::Result<()> {
     })
     .with_context(|| env.log())?;
     ensure!(look("near")? == before[0], "{before:#?}");
-    let still = half_open(&env)?;
+    let still = sockets(&env.net.server, "syn-recv")?;
     eprintln!(
         "{all} half-open requests, {still} at the end, {} retransmissions",
         retransmitted(&env)?
