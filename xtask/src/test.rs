@@ -23,7 +23,7 @@ pub(crate) struct Args {
     /// Skip the integration tests
     #[arg(long)]
     unprivileged: bool,
-    /// Run more rounds of randomised tests: 1,000 kills instead of 200
+    /// Run more rounds of randomised tests: 1,000 kills instead of 100
     #[arg(long)]
     long: bool,
 }

@@ -60,7 +60,7 @@ mod tuning;
 mod watch;
 
 /// A test that takes longer hangs. The longest waits for the kernel's own ETIMEDOUT (134 s), and one
-/// kills a daemon 200 times, which takes minutes on a busy machine.
+/// kills a daemon 100 times, which takes minutes on a busy machine.
 const LIMIT: Duration = Duration::from_secs(900);
 /// The same with RTO_TESTS_LONG.
 const LIMIT_LONG: Duration = Duration::from_secs(1800);

@@ -29,7 +29,7 @@ use super::{
     is_long,
 };
 
-const ROUNDS: u32 = 200;
+const ROUNDS: u32 = 100;
 const ROUNDS_LONG: u32 = 1000;
 /// Each environment has each operation three times: killed before it begins, when it is done, and at some moment.
 const ROUNDS_EMULATED: u32 = 36;
@@ -192,7 +192,7 @@ fn check_tallies(tallies: &[Tally], rounds: u32) -> anyhow::Result<()> {
             "{operation:?}: {cut_short} were cut short, {done} were done"
         );
     }
-    // Requests are cut short in the middle as well, and not only before they are heard: some six of 200 rounds
+    // Requests are cut short in the middle as well, and not only before they are heard: some three of 100 rounds
     // show it, which may be none by chance.
     let taken: u32 = tallies.iter().map(|t| t.taken).sum();
     ensure!(taken > 0 || rounds < ROUNDS_LONG, "none was half done");
