@@ -116,7 +116,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         if let Some(shard) = &args.shard {
             tests.args(["--shard", shard]);
         }
-        tests.args(["--", "--lib", "--"]).args(area.tests);
+        tests.args(["--", "--"]).args(area.tests);
         let counts = test(&mut tests, &out.join("mutants.out/outcomes.json"))?;
         table.push(counts.row(area.name, all));
     }
