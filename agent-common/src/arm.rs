@@ -147,6 +147,49 @@ mod tests {
     }
 
     #[test]
+    fn as_many_are_drawn_as_the_policy_says_by_connection_or_by_peer() {
+        let peer = Peer::V4([10, 0, 0, 1]);
+        let drawn = |flags, control_below| {
+            let policy = Policy {
+                flags,
+                control_below,
+                control_seed: 7,
+                ..Policy::EMPTY
+            };
+            let ports = 0..100;
+            ports
+                .filter(|port| draws_control(&policy, &peer, *port))
+                .count()
+        };
+        for flags in [0, policy_flags::CONTROL_BY_PEER] {
+            assert_eq!((drawn(flags, 0), drawn(flags, u32::MAX)), (0, 100));
+        }
+        assert!((20..80).contains(&drawn(policy_flags::TIMED, 1 << 31)));
+        // All connections of a peer, or none.
+        let of_peer = hash(7, address(&peer), 0);
+        assert_eq!(drawn(policy_flags::CONTROL_BY_PEER, of_peer), 0);
+        assert_eq!(drawn(policy_flags::CONTROL_BY_PEER, of_peer + 1), 100);
+    }
+
+    #[test]
+    fn every_address_is_drawn_anew_with_another_seed() {
+        for address in [[0, 0], [u64::MAX, 0], [u64::MAX; 2]] {
+            assert_ne!(hash(1, address, 0), hash(2, address, 0), "{address:?}");
+        }
+    }
+
+    /// Else some connections could not be told apart, and shares were others.
+    #[test]
+    fn no_step_of_the_hash_loses_anything() {
+        for factor in [0x9e37_79b9_7f4a_7c15, 0xbf58_476d_1ce4_e5b9] {
+            for n in 0..64 {
+                let folded = fold(1 << n, factor);
+                assert_eq!(folded ^ folded >> 32, factor << n);
+            }
+        }
+    }
+
+    #[test]
     fn another_seed_chooses_others() {
         let peer = |n: u32| Peer::V4((0x0a00_0000 + n).to_be_bytes());
         let both = (0..10_000).filter(|n| {

@@ -123,6 +123,28 @@ mod tests {
     }
 
     #[test]
+    fn either_of_both_holds() {
+        let blown = Brake {
+            fuse: Brake::FUSE,
+            ..Brake::default()
+        };
+        let throttled = Brake {
+            budget: 50,
+            ..Brake::default()
+        };
+        assert!(blown.holds(0, 100) && !blown.is_throttled(100));
+        assert!(throttled.holds(0, 100) && !throttled.is_blown(0));
+    }
+
+    #[test]
+    fn a_budget_is_spent_to_the_last_tenth_whatever_its_size() {
+        for budget in [1, 9, 10, 11, 55, i32::MAX] {
+            let all = Brake::default().budget_cost(budget.cast_unsigned(), u32::MAX);
+            assert_eq!(all, budget);
+        }
+    }
+
+    #[test]
     fn a_fuse_blows_for_its_epoch() {
         let mut brake = Brake {
             epoch: 7,

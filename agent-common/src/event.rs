@@ -124,6 +124,13 @@ mod tests {
         }
     }
 
+    /// Each with the header of eight bytes that the kernel puts before it (`BPF_RINGBUF_HDR_SZ`).
+    #[test]
+    fn the_ring_has_room_for_as_many_as_it_says() {
+        assert!(RING_BYTES.is_power_of_two());
+        assert_eq!(RING_BYTES as usize / (size_of::<Event>() + 8), 2340);
+    }
+
     #[test]
     fn what_is_longer_or_shorter_is_none() {
         let long = [0; size_of::<Event>() + 1];

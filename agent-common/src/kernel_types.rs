@@ -134,3 +134,72 @@ pub mod kfunc {
     /// `r0 = 0`, in place of a call of a function that the kernel does not have.
     pub const NULL: [u8; 8] = [0xb7, 0, 0, 0, 0, 0, 0, 0];
 }
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+    use std::{format, string::String, vec::Vec};
+
+    use super::*;
+    use crate::globals;
+
+    /// Fields and their values, as `{:?}` has them: the names in capitals.
+    fn fields(debug: &str) -> Vec<(String, u32)> {
+        let inner = debug.split_once('{').unwrap().1.trim_end_matches('}');
+        let fields = inner.split(',').map(|field| {
+            let (name, value) = field.split_once(':').unwrap();
+            (
+                name.trim().to_ascii_uppercase(),
+                value.trim().parse().unwrap(),
+            )
+        });
+        fields.collect()
+    }
+
+    #[test]
+    fn every_value_lies_where_its_name_does() {
+        let offsets = Offsets {
+            family: 1,
+            state: 2,
+            daddr: 3,
+            v6_daddr: 4,
+            cgroup: 5,
+            cgroup_kn: 6,
+            kn_id: 7,
+            css_parent: 8,
+            css_cgroup: 9,
+            rcv_saddr: 10,
+            v6_rcv_saddr: 11,
+            dport: 12,
+            num: 13,
+            num_retrans: 14,
+            request_timeout: 15,
+            cb_flags: 16,
+        };
+        for (i, (name, value)) in fields(&format!("{offsets:?}")).into_iter().enumerate() {
+            assert_eq!(globals::OFFSETS[i], format!("OFFSET_{name}"));
+            assert_eq!(offsets.values()[i], value, "{name}");
+        }
+        let types = SocketTypes {
+            is_mptcp: 1,
+            fastopen_req: 2,
+            net: 3,
+            fastopen_blackhole_timeout: 4,
+            synack_retries: 5,
+            syn_retries: 6,
+            defer_accept: 7,
+            listener: 8,
+            context_sk: 9,
+            rto: 10,
+            rto_min: 11,
+            delack_max: 12,
+            connection_sock: 13,
+            tcp_sock: 14,
+        };
+        for (i, (name, value)) in fields(&format!("{types:?}")).into_iter().enumerate() {
+            let (_, of) = globals::SOCKET_TYPES[i].split_once('_').unwrap();
+            assert_eq!(of, name);
+            assert_eq!(types.values()[i], value, "{name}");
+        }
+    }
+}

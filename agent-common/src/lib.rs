@@ -545,44 +545,4 @@ mod pod {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn statistics_add_up_word_by_word() {
-        let mut a = Statistics::default();
-        a.counters.connections = 1;
-        a.counters.rtos[7] = 2;
-        a.counters.setsockopt_failures[SockOpt::CbFlags as usize] = 3;
-        a.handshake.buckets[5] = 4;
-        let mut b = a;
-        b.counters.aborted = 5;
-        b.srtt.sum_us = 6;
-        let sum = a.plus(&b);
-        assert_eq!(sum.counters.connections, 2);
-        assert_eq!(sum.counters.rtos, [0, 0, 0, 0, 0, 0, 0, 4]);
-        assert_eq!(sum.counters.setsockopt_failures[6], 6);
-        assert_eq!((sum.counters.aborted, sum.counters.expired), (5, 0));
-        assert_eq!((sum.handshake.buckets[5], sum.srtt.sum_us), (8, 6));
-    }
-
-    #[test]
-    fn every_arm_and_direction_has_a_key_of_its_own() {
-        let mut seen = [false; 1 << (UNKNOWN_SHIFT + 2)];
-        for slot in 0..SLOTS {
-            for arm in arm::of(slot) {
-                for direction in direction::ALL {
-                    let key = statistics_key(arm, direction);
-                    assert!(!seen[key as usize], "{arm} {direction}");
-                    seen[key as usize] = true;
-                    let is_fast = slot < FAST_SLOTS && direction != direction::UNKNOWN;
-                    assert_eq!(key < FAST_COUNTERS, is_fast, "{arm} {direction}");
-                }
-            }
-        }
-        assert_eq!(
-            statistics_key(arm::treated(NO_POLICY), direction::ACTIVE),
-            0
-        );
-    }
-}
+mod tests;

@@ -215,6 +215,69 @@ mod tests {
     }
 
     #[test]
+    fn a_bit_has_one_meaning() {
+        use policy_flags::*;
+        const ALL: [u32; 13] = [
+            THIN_LINEAR_SET,
+            THIN_LINEAR,
+            MPTCP,
+            SYN_RETRIES_FIXED,
+            IN_USE,
+            STORED,
+            CONTROL_BY_PEER,
+            LEASED_ACTIVE,
+            TIMED,
+            MEASURES_ACKS,
+            BRAKED,
+            DISCOVERS,
+            LEASED_PASSIVE,
+        ];
+        let mut seen = 0;
+        for bit in ALL {
+            assert_eq!((bit.count_ones(), seen & bit), (1, 0));
+            seen |= bit;
+        }
+        for bit in [TIMED, BRAKED, DISCOVERS] {
+            assert_ne!(AT_ESTABLISHED & bit, 0);
+        }
+        assert_eq!(AT_ESTABLISHED.count_ones(), 3);
+        assert_eq!(lasting::RTO_MIN & lasting::DELACK_MAX, 0);
+        assert_ne!(lasting::DELACK_MAX, 0);
+    }
+
+    /// What is given back to a socket without storage is looked up by its value: two values share no place.
+    #[test]
+    fn every_value_that_an_option_takes_has_a_place_of_its_own() {
+        for hz in [100, 250, 300, 1000] {
+            let mut before = None;
+            for jiffies in 0..=hz / 5 {
+                let place = lasting::index(jiffies * 1_000_000 / hz);
+                assert!(
+                    place < lasting::LEN - 1 && Some(place) > before,
+                    "{jiffies}"
+                );
+                before = Some(place);
+            }
+        }
+        for beyond in [lasting::LEN * 1000, u32::MAX] {
+            assert_eq!(lasting::index(beyond), lasting::LEN - 1);
+        }
+    }
+
+    #[test]
+    fn a_name_ends_with_its_padding() {
+        let named = |text: &[u8]| {
+            let mut policy = Policy::EMPTY;
+            policy.name[..text.len()].copy_from_slice(text);
+            policy
+        };
+        assert_eq!(named(b"").name(), None);
+        assert_eq!(named(b"dc").name(), Some("dc"));
+        assert_eq!(named(&[b'a'; POLICY_NAME_LEN]).name().unwrap().len(), 64);
+        assert_eq!(named(&[0xff]).name(), None);
+    }
+
+    #[test]
     fn a_slot_that_is_written_holds_a_whole_policy_at_every_moment() {
         let policy = |n: u8| Policy {
             initial_rto_jiffies: n.into(),

@@ -182,6 +182,25 @@ mod tests {
     };
 
     #[test]
+    fn a_bit_has_one_meaning() {
+        use socket_flags::*;
+        const ALL: [u32; 7] = [
+            UNCOUNTED,
+            KERNEL_TIMERS,
+            LINEAR_OFF,
+            INITIAL_RTO_SET,
+            EXPIRED,
+            MEASURES_ACKS,
+            RTO_MAX_LATER,
+        ];
+        let mut seen = 0;
+        for bit in ALL {
+            assert_eq!((bit.count_ones(), seen & bit), (1, 0));
+            seen |= bit;
+        }
+    }
+
+    #[test]
     fn the_value_before_is_never_the_programs_own() {
         assert_eq!(Remembered::default().before(Some(7)), 7);
         assert_eq!(Remembered::default().before(None), Remembered::UNKNOWN);

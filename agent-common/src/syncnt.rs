@@ -120,6 +120,13 @@ mod tests {
                                 >= gives_up(hz.into(), hz.into(), linear, own),
                             "{own} at {timer} of {hz}, {linear} linear: {raised}"
                         );
+                        // With three fewer it would be.
+                        assert!(
+                            linear != 0
+                                || gives_up(timer.into(), hz.into(), 0, raised - 3)
+                                    < gives_up(hz.into(), hz.into(), 0, own),
+                            "{own} at {timer} of {hz}: {raised}"
+                        );
                     }
                     assert_eq!(enough(own, hz, hz), own);
                     assert_eq!(enough(own, 0, hz), own);

@@ -114,7 +114,7 @@ mod tests {
     fn steps_end_at_the_last() {
         for before in [0, 1, 6, 7, 8, u32::MAX] {
             let step = Step::of(before);
-            assert_eq!(step.0, before.min(7) as usize);
+            assert_eq!(step.index(), before.min(7) as usize);
             assert!(step.index() < RTO_STEPS);
         }
     }

@@ -123,6 +123,12 @@ mod tests {
     }
 
     #[test]
+    fn an_rtt_as_long_as_the_rto_is_not_short() {
+        assert_eq!(spurious_at_most(1, RTO, RTO.into(), RTO), 1);
+        assert_eq!(after_samples(1, 3, RTO, RTO, true, false), Spurious(1));
+    }
+
+    #[test]
     fn a_long_one_counts_from_the_copy_that_was_answered() {
         // A lost SYN on a slow path: one retransmission was needed, none spurious.
         assert_eq!(spurious_at_most(1, 120_000, 224_000, RTO), 0);

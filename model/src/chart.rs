@@ -359,6 +359,23 @@ mod tests {
     }
 
     #[test]
+    fn an_axis_has_every_value_and_a_constant_in_its_middle() {
+        let range = |log, values: &[f64]| {
+            let points = values.iter().map(|v| (*v, *v)).collect();
+            chart(vec![Series::line("x", points)]).range(log, |(x, _)| *x)
+        };
+        assert_eq!(range(false, &[5.0, f64::NAN, -1.0, 2.0]), Some(-1.0..5.0));
+        assert_eq!(range(true, &[5.0, 0.0, -1.0, 2.0]), Some(2.0..5.0));
+        for constant in [0.01, 1.0, 3.0, 1e6] {
+            let range = range(true, &[constant; 2]).unwrap();
+            let middle = (range.start * range.end).sqrt();
+            assert!(range.start < constant && (middle / constant - 1.0).abs() < 1e-9);
+        }
+        assert_eq!(range(false, &[0.0]), Some(0.0..1.0));
+        assert_eq!(range(true, &[0.0]), None);
+    }
+
+    #[test]
     fn constants_can_be_drawn_and_nothing_cannot() {
         for y in [0.0, 3.0] {
             let flat = chart(vec![Series::line("x", vec![(1.0, y), (2.0, y)])]);

@@ -9,6 +9,7 @@ mod ansible;
 mod arch;
 mod bench;
 mod chart;
+mod coverage;
 mod deny;
 mod dist;
 mod docs;
@@ -16,6 +17,7 @@ mod ebpf;
 mod fuzz;
 mod host;
 mod miri;
+mod mutants;
 mod node;
 mod process;
 mod setup;
@@ -40,6 +42,8 @@ enum Verb {
     Bench(bench::Args),
     /// Render the Helm chart, and validate what comes out
     Chart,
+    /// Print the lines of each crate that the tests run, integration tests and the programs they start included
+    Coverage(coverage::Args),
     /// Run an end-to-end demo in temporary namespaces: SYN retransmissions without and with the agent
     Demo,
     /// Check licences, sources and known vulnerabilities of the dependencies
@@ -56,6 +60,8 @@ enum Verb {
     Host(host::Args),
     /// Run the tests of agent-common under Miri, which detects undefined behaviour
     Miri,
+    /// Change the pure code in one place after the other, and count the changes that its unit tests notice
+    Mutants(mutants::Args),
     /// Test the container as the Helm chart runs it, in a virtual machine
     Node(node::Args),
     /// Install missing system packages for tests and demo
@@ -73,6 +79,7 @@ fn main() -> anyhow::Result<()> {
         Verb::Ansible => ansible::run(),
         Verb::Bench(args) => bench::run(&args),
         Verb::Chart => chart::run(),
+        Verb::Coverage(args) => coverage::run(&args),
         Verb::Demo => bench::demo(),
         Verb::Deny => deny::run(),
         Verb::Dist(args) => dist::run(&args),
@@ -81,6 +88,7 @@ fn main() -> anyhow::Result<()> {
         Verb::Fuzz(args) => fuzz::run(&args),
         Verb::Host(args) => host::run(&args),
         Verb::Miri => miri::run(),
+        Verb::Mutants(args) => mutants::run(&args),
         Verb::Node(args) => node::run(&args),
         Verb::Setup => setup::run(),
         Verb::Soak(args) => soak::run(&args),

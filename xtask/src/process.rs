@@ -65,7 +65,7 @@ pub(crate) fn as_root(program: &str) -> Command {
         Command::new(program)
     } else {
         let mut sudo = Command::new("sudo");
-        sudo.arg("--preserve-env=PATH,CI,RTO_TESTS_REQUIRE_ROOT,RTO_TESTS_LONG,RTO_TESTS_SEED,DEBIAN_FRONTEND")
+        sudo.arg("--preserve-env=PATH,CI,LLVM_PROFILE_FILE,RTO_TESTS_REQUIRE_ROOT,RTO_TESTS_LONG,RTO_TESTS_SEED,DEBIAN_FRONTEND")
             .arg(program);
         sudo
     }

@@ -123,3 +123,58 @@ fn lines(errors: &[PolicyError]) -> String {
     let lines: Vec<String> = errors.iter().map(ToString::to_string).collect();
     lines.join("\n")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn denied() -> io::Error {
+        io::Error::from_raw_os_error(libc::EACCES)
+    }
+
+    fn kernel() -> DatapathError {
+        DatapathError::PinDir {
+            path: "/sys/fs/bpf".into(),
+            cause: denied(),
+        }
+    }
+
+    /// What a reload reports is what its cause is, to callers that go by the errno or by whose fault it was.
+    #[test]
+    fn an_error_of_a_reload_is_what_it_comes_from() {
+        let errors: [(fn() -> EngineError, [bool; 3]); 8] = [
+            (|| EngineError::Kernel(kernel()), [true, false, false]),
+            (|| EngineError::Undone(kernel()), [true, false, false]),
+            (
+                || EngineError::Statistics(kernel().into()),
+                [true, false, false],
+            ),
+            (|| EngineError::Unsaved(denied()), [true, false, false]),
+            (
+                || EngineError::Refused("no".to_owned()),
+                [false, true, false],
+            ),
+            (|| EngineError::Policies(Vec::new()), [false, true, false]),
+            (|| EngineError::Interrupted, [false, false, true]),
+            (
+                || EngineError::Kernel(DatapathError::Stopped),
+                [false, false, true],
+            ),
+        ];
+        for (error, is) in errors {
+            for error in [error(), EngineError::NotReloaded(Box::new(error()))] {
+                let (errno, [kernel, refusal, interrupted]) = (error.errno(), is);
+                assert_eq!(errno, kernel.then_some(libc::EACCES), "{error:?}");
+                assert_eq!(error.is_refusal(), refusal, "{error:?}");
+                assert_eq!(error.is_interrupted(), interrupted, "{error:?}");
+            }
+        }
+        let undone = EngineError::OutOfSync {
+            cause: kernel(),
+            undo: DatapathError::Stopped,
+            held: String::new(),
+        };
+        assert_eq!(undone.errno(), Some(libc::EACCES));
+        assert!(!undone.is_refusal());
+    }
+}

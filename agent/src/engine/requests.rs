@@ -310,6 +310,44 @@ mod tests {
     use super::*;
 
     #[test]
+    fn fifty_notes_and_the_number_of_the_others() {
+        for count in [0, 1, SHOWN, SHOWN + 1, 3 * SHOWN] {
+            let mut notes = Notes::default();
+            for n in 0..count {
+                notes.push(|| n.to_string());
+            }
+            let mut wanted: Vec<String> = (0..count.min(SHOWN)).map(|n| n.to_string()).collect();
+            if count > SHOWN {
+                wanted.push(format!("... and {} more", count - SHOWN));
+            }
+            assert_eq!(notes.end(), wanted);
+        }
+    }
+
+    #[test]
+    fn every_bad_cidr_is_told_of_or_counted() {
+        let texts = |count: usize| (0..count).map(|n| format!("bad{n}")).collect::<Vec<_>>();
+        for count in [1, SHOWN, SHOWN + 7] {
+            let all = [vec!["10.0.0.0/8".to_owned()], texts(count)].concat();
+            let error = parse_cidrs(all).unwrap_err().to_string();
+            let (told, more) = match error.split_once("\n... and ") {
+                Some((told, more)) => (told, more.trim_end_matches(" more").parse().unwrap()),
+                None => (&*error, 0),
+            };
+            let named = texts(count);
+            let named = named
+                .iter()
+                .filter(|bad| told.contains(&format!("\"{bad}\"")));
+            assert_eq!(named.count() + more, count, "{error}");
+        }
+        let good = ["10.1.0.0/16", "10.0.0.0/16", "10.1.0.0/16"].map(ToOwned::to_owned);
+        let cidrs = parse_cidrs(good.to_vec()).unwrap();
+        assert_eq!(cidrs.len(), 2);
+        assert!(cidrs.is_sorted());
+        assert!(parse_cidrs(Vec::new()).is_err());
+    }
+
+    #[test]
     fn what_is_there_already_is_not_added() {
         let [known, new] = ["10.1.0.0/16", "10.2.0.0/16"].map(|text| text.parse().unwrap());
         let entry = RuntimeEntry {

@@ -262,6 +262,34 @@ mod tests {
     }
 
     #[test]
+    fn there_is_nothing_to_remove_where_there_is_no_entry() {
+        let mut runtime = RuntimeEntries::default();
+        assert_eq!(runtime.remove(&cidr("11.0.0.0/8"), &files()), None);
+        assert!(runtime.masked().is_empty() && runtime.is_empty());
+        assert!(!runtime.unmask(&cidr("10.0.0.0/8")));
+        // What is masked is kept as well.
+        runtime.remove(&cidr("10.0.0.0/8"), &files());
+        assert!(!runtime.is_empty());
+        assert_eq!(runtime.len(), 0);
+    }
+
+    #[test]
+    fn entries_count_by_family_and_by_their_end() {
+        let mut runtime = RuntimeEntries::default();
+        let cidrs = ["10.1.0.0/16", "10.2.0.0/16", "fd00::/48"].map(cidr);
+        runtime.add(&cidrs, &entry("mine", Some(7)), &settings(100));
+        let FamiliesView { ipv4, ipv6 } = runtime.families();
+        assert_eq!((ipv4, ipv6, runtime.len()), (2, 1, 3));
+        assert_eq!(runtime.get(&cidrs[2]).unwrap().expires_ms, Some(7));
+        assert!(runtime.get(&cidr("10.3.0.0/16")).is_none());
+        for (end, others) in [(Some(7), 0), (Some(8), 3), (None, 3)] {
+            assert_eq!(runtime.other_expiries(&cidrs, end), others);
+        }
+        assert_eq!(runtime.expire(6), []);
+        assert_eq!(runtime.expire(7), cidrs);
+    }
+
+    #[test]
     fn a_policy_that_left_the_files_stays_for_runtime_entries() {
         let mut runtime = RuntimeEntries::default();
         runtime.add(&[cidr("10.9.0.0/16")], &entry("near", None), &settings(50));

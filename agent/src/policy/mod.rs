@@ -154,3 +154,29 @@ impl HostFacts {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{compile::tests::HOST, *};
+
+    /// A listener's namespace, which is not the daemon's, begins with the kernel's default.
+    #[test]
+    fn a_listener_that_cannot_be_read_sends_no_more_than_the_kernels_default() {
+        for (here, unread) in [(3, 3), (5, 5), (9, 5)] {
+            let host = HostFacts {
+                tcp_synack_retries: here,
+                reads_listener: true,
+                ..HOST
+            };
+            assert_eq!(host.syn_ack_retries(), here);
+            let blind = HostFacts {
+                reads_listener: false,
+                ..host
+            };
+            assert_eq!(blind.syn_ack_retries(), unread);
+            let defaults = host.defaults();
+            assert_eq!(defaults.syn_ack_retries, u32::from(unread));
+            assert_eq!(defaults.syn_retries, u32::from(HOST.tcp_syn_retries));
+        }
+    }
+}

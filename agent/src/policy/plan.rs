@@ -239,6 +239,30 @@ mod tests {
 
     proptest! {
         #[test]
+        fn so_many_changes_are_told_and_the_number_of_the_others(
+            current in image(),
+            desired in image(),
+        ) {
+            let plan = Plan::between(&current, &desired);
+            let told = |limit| plan.describe(limit, |name| current.policies.contains_key(name));
+            let all = told(usize::MAX);
+            let changes: Vec<&str> = all.split(", ").filter(|change| !change.is_empty()).collect();
+            for limit in 0..=changes.len() {
+                let first = changes[..limit].join(", ");
+                let more = match changes.len() - limit {
+                    0 => String::new(),
+                    more => format!(" and {more} more"),
+                };
+                prop_assert_eq!(told(limit), first + &more);
+            }
+            let new = desired.policies.keys().filter(|name| !current.policies.contains_key(*name));
+            for name in new {
+                let change = format!("+policy {name}");
+                prop_assert!(changes.contains(&&*change), "{}", all);
+            }
+        }
+
+        #[test]
         fn carried_out_it_gives_what_was_wanted(current in image(), desired in image()) {
             let plan = Plan::between(&current, &desired);
             prop_assert_eq!(apply(&current, &plan, &desired), desired.clone());
@@ -246,6 +270,10 @@ mod tests {
             // Nothing is written that was there before.
             for (cidr, name) in &plan.entries_write {
                 prop_assert_ne!(current.entries.get(cidr).map(|e| e.policy), Some(name));
+                prop_assert_eq!(
+                    plan.points_anew(&current, cidr),
+                    current.entries.contains_key(cidr)
+                );
             }
             let summary = ChangeSummary::between(&current, &desired);
             prop_assert_eq!(

@@ -100,7 +100,7 @@ pub(crate) fn outlives_connections(settings: &Settings) -> bool {
 mod tests {
     use std::time::Duration;
 
-    use super::super::{compile, tests::HOST};
+    use super::super::{compile, tests::HOST, uncounted_holdout};
     use super::*;
 
     fn near() -> PolicyName {
@@ -189,6 +189,16 @@ mod tests {
                 );
             }
         }
+    }
+
+    #[test]
+    fn a_control_arm_that_is_not_counted_is_told_of() {
+        assert_eq!(uncounted_holdout(&handshake()), None);
+        let told = uncounted_holdout(&with("5%", handshake())).unwrap();
+        assert!(
+            told.contains("holdout = 5% ") && told.contains("statistics = false"),
+            "{told}"
+        );
     }
 
     #[test]

@@ -112,6 +112,26 @@ fn twice_is_told_once() {
 }
 
 #[test]
+fn an_entry_without_a_place_has_none_however_many_files_there_are() {
+    let mut builder = Builder::default();
+    let policy = builder.policy(&entry(0).policy);
+    let path: Arc<Path> = Path::new("/etc/list").into();
+    let numbers: Vec<u16> = (0..=NO_FILE).map(|_| builder.file(&path)).collect();
+    let (last, kept) = numbers.split_last().unwrap();
+    assert!(kept.iter().copied().eq(0..NO_FILE) && *last == NO_FILE);
+    let cidrs = ["10.0.0.0/8", "11.0.0.0/8", "12.0.0.0/8"].map(|text| text.parse().unwrap());
+    for (cidr, place) in cidrs.iter().zip([None, Some((*last, 1)), Some((0, 2))]) {
+        builder.push(*cidr, policy, place);
+    }
+    let (entries, _) = builder.build();
+    let lines = cidrs.map(|cidr| {
+        let location = entries.get(&cidr).unwrap().location();
+        location.map(|location| location.line)
+    });
+    assert_eq!(lines, [None, None, Some(2)]);
+}
+
+#[test]
 fn many_are_sorted() {
     let mut builder = Builder::default();
     let policy = builder.policy(&entry(0).policy);

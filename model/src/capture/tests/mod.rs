@@ -177,6 +177,32 @@ fn packets_that_the_capture_missed() {
 }
 
 #[test]
+fn what_was_sent_is_the_sum_of_the_flows() {
+    let mut capture = read(&FORM.file(&connection())).unwrap();
+    let one = FlowCounts {
+        segments: 1,
+        retransmitted: 2,
+        handshake_retransmitted: 3,
+        unanswered: 4,
+        ambiguous: 5,
+    };
+    for flow in &mut capture.flows {
+        flow.counts = one;
+    }
+    assert_eq!(capture.flows.len(), 2);
+    assert_eq!(
+        capture.sent(),
+        FlowCounts {
+            segments: 2,
+            retransmitted: 4,
+            handshake_retransmitted: 6,
+            unanswered: 8,
+            ambiguous: 10,
+        }
+    );
+}
+
+#[test]
 fn what_is_no_tcp_is_counted() {
     let mut udp = Vec::new();
     PacketBuilder::ethernet2([0; 6], [0; 6])

@@ -335,9 +335,14 @@ fn what_cannot_be_compared_is_refused() {
         .call(|reply| Message::StartExperiment("far".parse().unwrap(), Box::default(), BY, reply));
     let text = unknown.unwrap_err().to_string();
     assert!(text.starts_with("unknown policy far"), "{text}");
-    // rto_min outlives a connection.
     let path = bed.dir.path().join("config.toml");
     let text = fs::read_to_string(&path).unwrap();
+    // Both arms would have the kernel's timers.
+    fs::write(&path, text.replace("initial_rto", "syn_retries = 9 #")).unwrap();
+    bed.call(|reply| Message::Reload(BY, reply)).unwrap();
+    let same = refused(&bed, ramp(&["50%"]));
+    assert!(same.contains("nothing would be compared"), "{same}");
+    // rto_min outlives a connection.
     fs::write(
         &path,
         text.replace("initial_rto", "rto_min = \"20ms\"\ninitial_rto"),

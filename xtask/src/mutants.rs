@@ -1,0 +1,209 @@
+//! `cargo xtask mutants`: changes one expression of the pure code after the other, and looks whether its unit tests fail.
+//!
+//! What is changed, and what is left out for which reason: `.cargo/mutants.toml`.
+
+use std::{fs, path::Path, process::Command};
+
+use anyhow::{Context as _, bail};
+use serde::Deserialize;
+
+use crate::{
+    process::output,
+    root,
+    tools::{self, cargo},
+};
+
+/// `cargo xtask mutants`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// An area [default: each in turn]
+    #[arg(value_parser = AREAS.map(|area| area.name))]
+    area: Option<String>,
+    /// Run every Nth mutant of an area, from the Kth on (0 to N-1)
+    #[arg(long, value_name = "K/N")]
+    shard: Option<String>,
+    /// Run only mutants whose name, as lines of missed ones have it, matches this regular expression (deleted fields are
+    /// run all the same)
+    #[arg(long, value_name = "REGEX")]
+    only: Option<String>,
+}
+
+const CARGO_MUTANTS: &str = "27.1.0";
+
+/// What is reported for itself.
+struct Area {
+    name: &'static str,
+    packages: &'static [&'static str],
+    /// Files of these packages that are another area's. By glob: expressions that match names say nothing of deleted
+    /// fields (cargo-mutants 27.1.0).
+    others: &'static [&'static str],
+    /// Which unit tests of the changed file's package run; without any, all. The agent's take half a minute, most of it
+    /// for what lies far from the change.
+    tests: &'static [&'static str],
+}
+
+const AREAS: [Area; 4] = [
+    Area {
+        name: "program",
+        packages: &["rto-agent-common", "rto-agent-ebpf"],
+        others: &[],
+        tests: &[],
+    },
+    Area {
+        name: "model",
+        packages: &["rto-model"],
+        others: &[],
+        tests: &[],
+    },
+    Area {
+        name: "policy",
+        packages: &["rto-agent"],
+        others: &["agent/src/engine/**"],
+        tests: &["policy::"],
+    },
+    Area {
+        name: "engine",
+        packages: &["rto-agent"],
+        others: &["agent/src/policy/**"],
+        tests: &["engine::"],
+    },
+];
+
+/// How many mutants ended in each way, as in `outcomes.json` of cargo-mutants.
+#[derive(Debug, Default, PartialEq, Eq, Deserialize)]
+struct Counts {
+    caught: usize,
+    missed: usize,
+    timeout: usize,
+    /// They do not compile.
+    unviable: usize,
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    let path = tools::ensure("cargo-mutants", CARGO_MUTANTS, &[], "cargo xtask mutants")?;
+    let own = root().join("target/mutants");
+    let tree = own.join("tree");
+    copy_sources(&tree)?;
+    let is_chosen = |area: &&Area| args.area.as_deref().is_none_or(|name| name == area.name);
+    let mut table = vec![
+        "area      mutants      run   caught   missed  timeout unviable   caught of viable"
+            .to_owned(),
+    ];
+    for area in AREAS.iter().filter(is_chosen) {
+        let mutants = || {
+            let mut mutants = cargo();
+            mutants
+                .args(["mutants", "--in-place", "--dir"])
+                .arg(&tree)
+                .args(area.packages.iter().flat_map(|name| ["--package", name]))
+                .args(area.others.iter().flat_map(|files| ["--exclude", files]))
+                .args(args.only.iter().flat_map(|names| ["--re", names]))
+                .env("PATH", &path);
+            mutants
+        };
+        let all = output(mutants().arg("--list"))?.lines().count();
+        println!("{}: {all} mutants", area.name);
+        let out = own.join(area.name);
+        fs::create_dir_all(&out)?;
+        let mut tests = mutants();
+        tests
+            .arg("--output")
+            .arg(&out)
+            .args(["--colors", "never"])
+            // CARGO_BUILD_JOBS says how many run at once.
+            .args(["--jobserver", "false"])
+            .env("CARGO_TARGET_DIR", own.join("build"));
+        if let Some(shard) = &args.shard {
+            tests.args(["--shard", shard]);
+        }
+        tests.args(["--", "--"]).args(area.tests);
+        let counts = test(&mut tests, &out.join("mutants.out/outcomes.json"))?;
+        table.push(counts.row(area.name, all));
+    }
+    println!("\n{}", table.join("\n"));
+    Ok(())
+}
+
+/// Copies the sources to a directory of their own that is kept, so that what was built from it can be used again: mutants
+/// are written into it, and a run that is killed leaves its last one there.
+fn copy_sources(tree: &Path) -> anyhow::Result<()> {
+    let files = output(Command::new("git").current_dir(root()).args([
+        "ls-files",
+        "-z",
+        "--cached",
+        "--others",
+        "--exclude-standard",
+    ]))?;
+    for file in files.split_terminator('\0') {
+        let (from, to) = (root().join(file), tree.join(file));
+        let Ok(text) = fs::read(&from) else {
+            // Deleted, and not committed yet.
+            continue;
+        };
+        if fs::read(&to).is_ok_and(|there| there == text) {
+            continue;
+        }
+        fs::create_dir_all(to.parent().unwrap_or(tree))?;
+        fs::copy(&from, &to).with_context(|| format!("cannot copy to {}", to.display()))?;
+    }
+    Ok(())
+}
+
+/// Runs cargo-mutants. Mutants that were missed are no error: the share is what counts.
+fn test(mutants: &mut Command, outcomes: &Path) -> anyhow::Result<Counts> {
+    /// Some were missed; some timed out.
+    const RESULTS: [i32; 2] = [2, 3];
+    let _absent = fs::remove_file(outcomes);
+    let status = mutants.status().context("cannot run cargo mutants")?;
+    if !status.success() && !status.code().is_some_and(|code| RESULTS.contains(&code)) {
+        bail!("cargo mutants: {status}");
+    }
+    let Ok(text) = fs::read(outcomes) else {
+        // No mutant in this part.
+        return Ok(Counts::default());
+    };
+    serde_json::from_slice(&text).context("outcomes.json")
+}
+
+impl Counts {
+    fn row(&self, area: &str, all: usize) -> String {
+        let Self {
+            caught,
+            missed,
+            timeout,
+            unviable,
+        } = *self;
+        // A machine that is busy makes timeouts of its own: they count as not caught.
+        let viable = caught + missed + timeout;
+        let ran = viable + unviable;
+        let share = if viable == 0 {
+            "-".to_owned()
+        } else {
+            format!(
+                "{}.{} %",
+                caught * 100 / viable,
+                caught * 1000 / viable % 10
+            )
+        };
+        format!(
+            "{area:<8} {all:>8} {ran:>8} {caught:>8} {missed:>8} {timeout:>8} {unviable:>8} {share:>18}"
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_timed_out_was_not_caught_and_what_does_not_compile_does_not_count() {
+        let text = r#"{"outcomes": [], "caught": 17, "missed": 2, "timeout": 1, "unviable": 5, "success": 1}"#;
+        let counts: Counts = serde_json::from_str(text).unwrap();
+        let row = counts.row("model", 100);
+        let words: Vec<&str> = row.split_whitespace().collect();
+        assert_eq!(
+            words,
+            ["model", "100", "25", "17", "2", "1", "5", "85.0", "%"]
+        );
+    }
+}
