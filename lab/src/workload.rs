@@ -225,9 +225,9 @@ impl Workload {
     pub fn load(self, work: Work, under_way: Duration) -> f64 {
         match self {
             Self::HttpNew | Self::Flows => 0.03,
-            Self::HttpKept | Self::HttpPipelined | Self::FlowsInTurn => 0.1,
-            Self::Http2 | Self::Grpc | Self::Tls | Self::HealthCheck => 0.12,
-            Self::RequestResponse if !under_way.is_zero() => 0.12,
+            Self::HttpKept | Self::HttpPipelined | Self::FlowsInTurn => 0.08,
+            Self::Http2 | Self::Grpc | Self::Tls | Self::HealthCheck => 0.1,
+            Self::RequestResponse if !under_way.is_zero() => 0.1,
             // 400 transactions a second, each of which takes 0.4 ms.
             Self::RequestResponse => 1.0 / ((work.pause.as_secs_f64() + 4e-4) * 400.0),
         }
