@@ -120,10 +120,10 @@ mod tests {
                                 >= gives_up(hz.into(), hz.into(), linear, own),
                             "{own} at {timer} of {hz}, {linear} linear: {raised}"
                         );
-                        // With three fewer it would be.
+                        // With four fewer it would be.
                         assert!(
                             linear != 0
-                                || gives_up(timer.into(), hz.into(), 0, raised - 3)
+                                || gives_up(timer.into(), hz.into(), 0, raised - 4)
                                     < gives_up(hz.into(), hz.into(), 0, own),
                             "{own} at {timer} of {hz}: {raised}"
                         );

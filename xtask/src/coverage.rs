@@ -1,7 +1,7 @@
 //! `cargo xtask coverage`: runs what `cargo xtask test` runs, with counters compiled in, and prints the lines of each crate
 //! that were run, also by the programs that the integration tests start.
 
-use std::{collections::BTreeMap, fs, path::Path, process::Command};
+use std::{collections::BTreeMap, path::Path, process::Command};
 
 use anyhow::Context as _;
 use serde::Deserialize;
@@ -81,9 +81,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     };
     let cargo = cargo();
     let cargo = Path::new(cargo.get_program());
-    // Profiles and programs of an earlier run; the dependencies stay.
-    fs::create_dir_all(&target)?;
-    run_command(instrumented(cargo).args(["llvm-cov", "clean", "--workspace"]))?;
+    if target.exists() {
+        // Profiles and programs of an earlier run; the dependencies stay.
+        run_command(instrumented(cargo).args(["llvm-cov", "clean", "--workspace"]))?;
+    }
     let mut test = instrumented(&std::env::current_exe()?);
     test.arg("test").args(args.filter.as_slice());
     if args.unprivileged {

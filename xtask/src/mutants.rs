@@ -176,15 +176,11 @@ impl Counts {
         // A machine that is busy makes timeouts of its own: they count as not caught.
         let viable = caught + missed + timeout;
         let ran = viable + unviable;
-        let share = if viable == 0 {
-            "-".to_owned()
-        } else {
-            format!(
-                "{}.{} %",
-                caught * 100 / viable,
-                caught * 1000 / viable % 10
-            )
-        };
+        let tenths = (caught * 1000).checked_div(viable);
+        let share = tenths.map_or_else(
+            || "-".to_owned(),
+            |tenths| format!("{}.{} %", tenths / 10, tenths % 10),
+        );
         format!(
             "{area:<8} {all:>8} {ran:>8} {caught:>8} {missed:>8} {timeout:>8} {unviable:>8} {share:>18}"
         )

@@ -136,6 +136,29 @@ mod tests {
     }
 
     #[test]
+    fn a_comparison_that_found_nothing_is_known_by_when_it_began() {
+        let mut comparing = Comparing::new(mpsc::channel().0);
+        let part = |differs, is_last| {
+            Some(Round {
+                position: Position::default(),
+                differs,
+                is_last,
+            })
+        };
+        comparing.began_at_s = Some(100);
+        assert!(!comparing.done(part(false, false)) && !comparing.done(None));
+        assert_eq!(comparing.compared_at_s(), None);
+        assert!(comparing.done(part(true, true)));
+        assert_eq!(comparing.compared_at_s(), None);
+        assert!(!comparing.done(part(false, true)));
+        assert_eq!(comparing.compared_at_s(), Some(100));
+        comparing.all_compared(200, Duration::from_secs(1));
+        assert_eq!(comparing.compared_at_s(), Some(200));
+        // What takes a processor a second is not begun again at once.
+        assert!(comparing.not_before > Instant::now() + Duration::from_secs(10));
+    }
+
+    #[test]
     fn a_round_has_a_limit_however_many_entries_there_are() {
         // Twice what an entry takes.
         const COST: Duration = Duration::from_micros(2);
