@@ -144,13 +144,13 @@ pub(crate) fn print_slowest() {
     took.sort_unstable_by(|a, b| b.cmp(a));
     if took.len() > SHOWN {
         let all: Duration = took.iter().map(|(took, _)| *took).sum();
-        println!(
+        eprintln!(
             "{} tests, {:.0} s in all; the longest:",
             took.len(),
             all.as_secs_f64()
         );
         for (took, name) in took.iter().take(SHOWN) {
-            println!("{:6.1} s {name}", took.as_secs_f64());
+            eprintln!("{:6.1} s {name}", took.as_secs_f64());
         }
     }
 }
