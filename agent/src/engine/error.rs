@@ -142,7 +142,8 @@ mod tests {
     /// What a reload reports is what its cause is, to callers that go by the errno or by whose fault it was.
     #[test]
     fn an_error_of_a_reload_is_what_it_comes_from() {
-        let errors: [(fn() -> EngineError, [bool; 3]); 8] = [
+        type Case = (fn() -> EngineError, [bool; 3]);
+        let errors: [Case; 8] = [
             (|| EngineError::Kernel(kernel()), [true, false, false]),
             (|| EngineError::Undone(kernel()), [true, false, false]),
             (

@@ -437,6 +437,16 @@ mod tests {
     }
 
     #[test]
+    fn the_likeliest_ratio_is_about_that_of_the_rates() {
+        let ratio = |s, t, c| Evidence::of(&[tally(s, t, c)]).likeliest_ratio();
+        for (share, treated, control) in [(0.05, 3, 40), (0.5, 20, 10), (0.95, 900, 1)] {
+            let rates = treated as f64 / share / (control as f64 / (1.0 - share));
+            assert!((ratio(share, treated, control).unwrap() / rates - 1.0).abs() < 0.02);
+        }
+        assert_eq!((ratio(0.5, 0, 3), ratio(0.5, 3, 0)), (Some(0.0), None));
+    }
+
+    #[test]
     fn both_directions_are_halves_of_an_even_split() {
         for (treated, control) in [(0, 11), (5, 9), (60, 20)] {
             let e = DIRECTIONS.map(|direction| ln_e(0.5, treated, control, direction).exp());
