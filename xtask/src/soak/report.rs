@@ -1,7 +1,7 @@
 //! What came of a soak.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fmt::{self, Write as _},
 };
 
@@ -12,10 +12,11 @@ use crate::vm::image::EXIT;
 
 /// Growth that is tolerated.
 const FLAT: f64 = 0.02;
-/// Memory moves by up to 2 % within a round, as each disturbance takes some of its own.
+/// Memory moves by 2 % and more within a round, as each disturbance takes some of its own, and a daemon's heap has its size
+/// only when each disturbance has come a few times.
 const MEMORY: &str = "KiB";
-/// So many rounds tell whether it grows: two or more in each quarter.
-const ROUNDS_OF_MEMORY: u32 = 10;
+/// So many rounds of one daemon, or of the kernel, tell whether it grows: four or more in each quarter that is compared.
+const ROUNDS_OF_MEMORY: u32 = 20;
 /// How long nobody may have looked at the kernel, s: looks are five a second, but the machine may be stopped by a busy host.
 const LONGEST_GAP: f64 = 5.0;
 
@@ -68,6 +69,22 @@ struct Sample {
     slab_kib: f64,
     percpu_kib: f64,
     dying_cgroups: f64,
+}
+
+/// What a value did over the rounds in which it was seen.
+#[derive(Debug)]
+struct Series {
+    name: &'static str,
+    rounds: u32,
+    /// `None` if there were too few samples.
+    trend: Option<Trend>,
+}
+
+impl Series {
+    /// Whether there were rounds enough to judge it.
+    fn tells(&self) -> bool {
+        !self.name.ends_with(MEMORY) || self.rounds >= ROUNDS_OF_MEMORY
+    }
 }
 
 /// A value of a sample.
@@ -124,7 +141,8 @@ struct Done {
 pub(super) struct Report {
     begin: Option<(u64, String)>,
     rounds: u32,
-    samples: Vec<Sample>,
+    /// Each with its round.
+    samples: Vec<(u32, Sample)>,
     done: BTreeMap<String, Done>,
     failures: Vec<String>,
     counters: Option<Counters>,
@@ -147,7 +165,7 @@ impl Report {
         self.rounds = self.rounds.max(round);
         match line.event {
             Event::Begin { seed, kernel } => self.begin = Some((seed, kernel)),
-            Event::Sample(sample) => self.samples.push(sample),
+            Event::Sample(sample) => self.samples.push((round, sample)),
             Event::Done {
                 disturbance,
                 took_s,
@@ -196,10 +214,11 @@ impl Report {
     /// All that must not be; nothing if it passed.
     pub(super) fn wrong(&self) -> Vec<String> {
         let mut wrong = self.failures.clone();
-        for (name, trend) in self.trends() {
-            match trend {
+        for series in self.series() {
+            let name = series.name;
+            match series.trend {
                 None => wrong.push(format!("{name}: too few samples")),
-                Some(trend) if trend.growth() > FLAT && self.tells(name) => wrong.push(format!(
+                Some(trend) if trend.growth() > FLAT && series.tells() => wrong.push(format!(
                     "{name}: {} at first, {} at last: {}",
                     trend.first,
                     trend.last,
@@ -225,22 +244,21 @@ impl Report {
         wrong
     }
 
-    /// Whether there were rounds enough to judge this series.
-    fn tells(&self, name: &str) -> bool {
-        !name.ends_with(MEMORY) || self.rounds >= ROUNDS_OF_MEMORY
-    }
-
-    fn trends(&self) -> Vec<(&'static str, Option<Trend>)> {
-        let last = self.samples.last().map_or(0, |sample| sample.pid);
-        let series = |value: Value, of: &dyn Fn(&Sample) -> bool| {
-            let samples = self.samples.iter().filter(|sample| of(sample));
-            Trend::of(&samples.map(value).collect::<Vec<_>>())
+    fn series(&self) -> Vec<Series> {
+        let last = self.samples.last().map_or(0, |(_, sample)| sample.pid);
+        let of = |(name, value): (&'static str, Value), is_of: &dyn Fn(&Sample) -> bool| {
+            let samples = || self.samples.iter().filter(|(_, sample)| is_of(sample));
+            let values: Vec<f64> = samples().map(|(_, sample)| value(sample)).collect();
+            let rounds: BTreeSet<u32> = samples().map(|(round, _)| *round).collect();
+            Series {
+                name,
+                rounds: u32::try_from(rounds.len()).unwrap_or(u32::MAX),
+                trend: Trend::of(&values),
+            }
         };
-        let of_daemon = OF_DAEMON.map(|(name, value)| {
-            let is_its = |sample: &Sample| sample.pid == last;
-            (name, series(value, &is_its))
-        });
-        let of_kernel = OF_KERNEL.map(|(name, value)| (name, series(value, &|_| true)));
+        let is_last = |sample: &Sample| sample.pid == last;
+        let of_daemon = OF_DAEMON.map(|named| of(named, &is_last));
+        let of_kernel = OF_KERNEL.map(|named| of(named, &|_| true));
         of_daemon.into_iter().chain(of_kernel).collect()
     }
 }
@@ -306,13 +324,15 @@ impl fmt::Display for Report {
             "\n{:<32} {:>9} {:>12} {:>9}",
             "median of", "1st qtr", "4th qtr", "growth"
         )?;
-        for (name, trend) in self.trends() {
-            match trend {
+        for series in self.series() {
+            let name = series.name;
+            match series.trend {
                 Some(trend) => {
                     let (first, last, growth) = (trend.first, trend.last, percent(trend));
                     write!(f, "{name:<32} {first:>9} {last:>12} {growth:>9}")?;
-                    if !self.tells(name) {
-                        write!(f, "  not judged: fewer than {ROUNDS_OF_MEMORY} rounds")?;
+                    if !series.tells() {
+                        let rounds = series.rounds;
+                        write!(f, "  not judged: {rounds} rounds of {ROUNDS_OF_MEMORY}")?;
                     }
                     writeln!(f)?;
                 }
@@ -353,7 +373,10 @@ mod tests {
         "counted":{"active":100,"passive":80,"syn_retransmissions":9,"unmatched":0}}"#;
     const END: &str = r#"{"t_s":600.0,"round":12,"event":"end","looks":3000,"longest_gap_s":0.4}"#;
 
-    /// A daemon of its own in each half; of these values.
+    /// Samples in a round.
+    const ROUND: u32 = 15;
+
+    /// Forty rounds, with a daemon of its own in each half; of these values.
     fn with_samples(rss_kib: impl Fn(u32) -> u32, maps: impl Fn(u32) -> u32) -> Report {
         with_slab(rss_kib, maps, |_| 9000)
     }
@@ -365,10 +388,10 @@ mod tests {
     ) -> Report {
         let mut report = Report::default();
         for i in 0..600 {
-            let pid = 100 + i / 300;
+            let (pid, round) = (100 + i / 300, 1 + i / ROUND);
             let (rss, maps, slab) = (rss_kib(i), maps(i), slab(i));
             report.take(&format!(
-                r#"{{"t_s":{i}.0,"round":1,"event":"sample","pid":{pid},"rss_kib":{rss},"anonymous_kib":2000,
+                r#"{{"t_s":{i}.0,"round":{round},"event":"sample","pid":{pid},"rss_kib":{rss},"anonymous_kib":2000,
                 "descriptors":20,"maps":{maps},"programs":5,"links":4,"slab_kib":{slab},"percpu_kib":700,"dying_cgroups":0}}"#
             ));
         }
@@ -410,19 +433,23 @@ mod tests {
 
     #[test]
     fn memory_is_judged_where_there_are_rounds_enough() {
-        let mut report = with_slab(|_| 8000, |_| 20, |i| 9000 + i);
+        let mut report = with_slab(|i| 8000 + 2 * i, |_| 20, |i| 9000 + i);
+        let wrong = report.wrong();
+        assert!(
+            wrong.len() == 2 && wrong[0].starts_with("RSS") && wrong[1].starts_with("slab"),
+            "{wrong:?}"
+        );
+        // The last daemon lives through one round less.
+        report
+            .samples
+            .drain(300..300 + usize::try_from(ROUND).unwrap());
         let wrong = report.wrong();
         assert!(
             wrong.len() == 1 && wrong[0].starts_with("slab"),
             "{wrong:?}"
         );
-        report.rounds = ROUNDS_OF_MEMORY - 1;
-        assert_eq!(report.wrong(), [""; 0]);
-        assert!(
-            report
-                .to_string()
-                .contains("not judged: fewer than 10 rounds")
-        );
+        let text = report.to_string();
+        assert!(text.contains("not judged: 19 rounds of 20"), "{text}");
     }
 
     #[test]
