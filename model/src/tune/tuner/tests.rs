@@ -187,6 +187,28 @@ fn connections_after_an_alarm_raise_the_value_again() {
 }
 
 #[test]
+fn a_path_that_is_another_one_gets_its_headroom_before_an_alarm() {
+    let mut host = Host::steady();
+    let value = host.value().unwrap();
+    // Five connections whose verdicts are still to come: no alarm. One and a half times 80 ms alone would be 30 jiffies.
+    let seen = host.growth(80_000, 5);
+    let _decision = host.step(&Growth {
+        spurious: 0,
+        ..seen
+    });
+    assert!(value * 2 <= 30, "{value}");
+    assert_eq!(host.causes(), [Cause::WantHigher]);
+    assert_eq!(host.value(), Some(60));
+    // Three times 400 ms would be no timer at all.
+    let seen = host.growth(400_000, 5);
+    let _decision = host.step(&Growth {
+        spurious: 0,
+        ..seen
+    });
+    assert_eq!(host.value(), Some(150));
+}
+
+#[test]
 fn a_raised_value_is_lowered_when_nothing_has_asked_for_it_for_an_hour() {
     let mut host = Host::steady();
     let spike = |host: &mut Host| {
