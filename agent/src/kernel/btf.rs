@@ -1,7 +1,7 @@
 //! Places of fields in the running kernel's structs, from its BTF
 //! (Documentation/bpf/btf.rst, Linux 6.12). Only as much of the format as that takes.
 
-use std::{collections::HashMap, fs, io, path::Path};
+use std::{collections::HashMap, ffi::CStr, fs, io, path::Path};
 
 use rto_agent_common::{Offsets, SocketTypes};
 
@@ -82,8 +82,9 @@ impl Btf {
     fn string(&self, offset: usize) -> Result<String, BtfError> {
         let rest = self.data.get(self.strings + offset..);
         let rest = rest.ok_or(BtfError::Malformed("string offset"))?;
-        let end = rest.iter().position(|b| *b == 0).unwrap_or(rest.len());
-        Ok(String::from_utf8_lossy(&rest[..end]).into_owned())
+        let string = CStr::from_bytes_until_nul(rest)
+            .map_err(|_| BtfError::Malformed("a string without an end"))?;
+        Ok(string.to_string_lossy().into_owned())
     }
 
     fn type_at(&self, id: u32) -> Result<usize, BtfError> {
@@ -287,10 +288,10 @@ fn trailer(info: u32) -> Result<usize, BtfError> {
 }
 
 fn u32_at(data: &[u8], at: usize) -> Result<u32, BtfError> {
-    data.get(at..at + 4)
-        .and_then(|bytes| bytes.try_into().ok())
-        .map(u32::from_ne_bytes)
-        .ok_or(BtfError::Malformed("too short"))
+    match data.get(at..at + 4) {
+        Some(&[a, b, c, d]) => Ok(u32::from_ne_bytes([a, b, c, d])),
+        _ => Err(BtfError::Malformed("too short")),
+    }
 }
 
 #[cfg(test)]
