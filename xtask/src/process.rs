@@ -1,11 +1,14 @@
 //! Running other programs.
 
 use std::{
+    fs::{self, File},
     path::PathBuf,
     process::{Child, Command, Stdio},
 };
 
 use anyhow::{Context as _, bail};
+
+use crate::tools::cache;
 
 /// A child process, killed and reaped when dropped.
 pub(crate) struct KillOnDrop(pub(crate) Child);
@@ -80,6 +83,11 @@ pub(crate) fn apt_install(packages: &[&str], why: &str) -> anyhow::Result<()> {
         );
     }
     println!("installing {} ({why})", packages.join(" "));
+    // apt has one lock for all, and does not wait for that of its lists.
+    let cache = cache()?;
+    fs::create_dir_all(&cache)?;
+    let lock = File::create(cache.join("apt.lock"))?;
+    lock.lock()?;
     let apt = || {
         let mut apt = as_root("apt-get");
         apt.env("DEBIAN_FRONTEND", "noninteractive");
