@@ -209,6 +209,7 @@ fn design(
                 time(load.length)
             ),
         );
+        "connections of the load 200 ms".clone_into(&mut design.rto_min);
         let names: Vec<String> = loads.iter().map(Load::name).collect();
         add("loads", names.join(", "));
         add(
