@@ -174,11 +174,7 @@ pub(super) fn table(name: &str, design: &Design, spec: &EffectSpec, effects: &[E
         spec.base,
         if spec.paired { ", runs paired" } else { "" }
     );
-    let mut columns: Vec<String> = spec
-        .rows
-        .iter()
-        .map(|factor| design.titled(factor))
-        .collect();
+    let mut columns = design.all_titled(&spec.rows);
     columns.push(design.titled(&spec.across));
     columns.extend(
         [

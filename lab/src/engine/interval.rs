@@ -182,9 +182,9 @@ mod tests {
         (0..runs).map(record).collect()
     }
 
-    fn of<T>(one: &[Record], base: &[Record], with: impl FnOnce(&Samples<'_>) -> T) -> T {
+    fn samples<'a>(spec: &'a EffectSpec, one: &'a [Record], base: &'a [Record]) -> Samples<'a> {
         let [one, base] = [one, base].map(|level| level.iter().collect::<Vec<_>>());
-        with(&Samples::new(&spec(), &one, &base))
+        Samples::new(spec, &one, &base)
     }
 
     #[test]
@@ -192,7 +192,9 @@ mod tests {
         let mut wrong = 0;
         for seed in 0..200 {
             let noise = noise(22, 200.0, seed);
-            let (low, high) = of(&noise[..11], &noise[11..], |all| all.interval().unwrap());
+            let (low, high) = samples(&spec(), &noise[..11], &noise[11..])
+                .interval()
+                .unwrap();
             wrong += i32::from(low > 4.0 || high < -4.0);
         }
         // A twentieth, had the intervals no tolerance.
@@ -209,10 +211,10 @@ mod tests {
                 .map(|seed| {
                     let (one, base) = levels(8, more, seed);
                     // Of the true difference: what a few runs find is off by the half of an interval.
-                    let bounds = of(&one, &base, |all| all.interval().unwrap());
+                    let bounds = samples(&spec(), &one, &base).interval().unwrap();
                     let half = (bounds.1 - bounds.0) / 2.0;
                     let bounds = (more - half, more + half);
-                    of(&one, &base, |all| all.to_tell(more, bounds, tolerance))
+                    samples(&spec(), &one, &base).to_tell(more, bounds, tolerance)
                 })
                 .collect();
             wanted.sort_unstable();
@@ -220,7 +222,7 @@ mod tests {
             let told = |runs: u32| {
                 let seeds = (100..120).filter(|seed| {
                     let (one, base) = levels(runs, more, *seed);
-                    let bounds = of(&one, &base, |all| all.interval());
+                    let bounds = samples(&spec(), &one, &base).interval();
                     bounds.is_some_and(|(low, high)| match more > tolerance {
                         true => low > tolerance,
                         false => low >= -tolerance && high <= tolerance,

@@ -92,6 +92,11 @@ impl Design {
         }
     }
 
+    /// Columns of factors.
+    pub(super) fn all_titled(&self, factors: &[String]) -> Vec<String> {
+        factors.iter().map(|factor| self.titled(factor)).collect()
+    }
+
     /// Of a number of a measure; nothing where there is none.
     pub(super) fn unit(&self, (measure, stat): (&str, &Stat)) -> &str {
         match stat {
@@ -193,11 +198,7 @@ fn table(design: &Design, spec: &TableSpec, records: &[&Record]) -> Table {
         .into_iter()
         .map(|(levels, _)| levels)
         .collect();
-    let mut columns: Vec<String> = spec
-        .rows
-        .iter()
-        .map(|factor| design.titled(factor))
-        .collect();
+    let mut columns = design.all_titled(&spec.rows);
     for levels in &across {
         columns.extend(spec.columns.iter().map(|column| {
             match (levels.is_empty(), spec.columns.len()) {
@@ -340,7 +341,7 @@ fn distribution(spec: &ChartSpec, records: &[&Record]) -> Vec<(f64, f64)> {
 #[cfg(test)]
 pub(super) mod tests {
     use super::{
-        super::{Column, EffectSpec, Stat, design::only, log::tests::machine},
+        super::{Column, EffectSpec, Stat, design::only, log::tests::manifest_of},
         *,
     };
 
@@ -359,64 +360,57 @@ pub(super) mod tests {
             Column::new("time", Stat::P50, "p50"),
             Column::new("time", Stat::Count, "requests"),
         ];
-        Manifest {
-            format: Manifest::FORMAT,
-            machine: machine(),
-            seed: 1,
-            plan: 1,
-            hosts: Vec::new(),
-            design: Design {
-                name: "trial".to_owned(),
-                question: "Does it pay?".to_owned(),
-                rto_min: "agent 8 ms".to_owned(),
-                levels: [(
-                    "timers".to_owned(),
-                    ["kernel", "agent"].map(str::to_owned).to_vec(),
-                )]
+        manifest_of(Design {
+            name: "trial".to_owned(),
+            question: "Does it pay?".to_owned(),
+            rto_min: "agent 8 ms".to_owned(),
+            levels: [(
+                "timers".to_owned(),
+                ["kernel", "agent"].map(str::to_owned).to_vec(),
+            )]
+            .into(),
+            units: [("time", "ms"), ("lost", "ms")]
+                .map(|(a, b)| (a.to_owned(), b.to_owned()))
                 .into(),
-                units: [("time", "ms"), ("lost", "ms")]
-                    .map(|(a, b)| (a.to_owned(), b.to_owned()))
-                    .into(),
-                effects: vec![EffectSpec {
+            effects: vec![EffectSpec {
+                measure: "time".to_owned(),
+                stat: Stat::P50,
+                across: "timers".to_owned(),
+                base: "kernel".to_owned(),
+                rows: rows.clone(),
+                ..EffectSpec::default()
+            }],
+            tables: vec![
+                spec(
+                    "medians",
+                    across.clone(),
+                    vec![Column::new("time", Stat::P50, "")],
+                ),
+                TableSpec {
+                    only: only("timers", &["agent"]),
+                    ..spec("long", Vec::new(), long)
+                },
+            ],
+            charts: vec![
+                ChartSpec {
+                    title: "over".to_owned(),
+                    across: across.clone(),
+                    x: Some("lost".to_owned()),
                     measure: "time".to_owned(),
-                    stat: Stat::P50,
-                    across: "timers".to_owned(),
-                    base: "kernel".to_owned(),
-                    rows: rows.clone(),
-                    ..EffectSpec::default()
-                }],
-                tables: vec![
-                    spec(
-                        "medians",
-                        across.clone(),
-                        vec![Column::new("time", Stat::P50, "")],
-                    ),
-                    TableSpec {
-                        only: only("timers", &["agent"]),
-                        ..spec("long", Vec::new(), long)
-                    },
-                ],
-                charts: vec![
-                    ChartSpec {
-                        title: "over".to_owned(),
-                        across: across.clone(),
-                        x: Some("lost".to_owned()),
-                        measure: "time".to_owned(),
-                        ..ChartSpec::default()
-                    },
-                    ChartSpec {
-                        per: rows,
-                        across,
-                        measure: "time".to_owned(),
-                        ..ChartSpec::default()
-                    },
-                ],
-                references: vec![
-                    Record::new([("lost", "9"), ("timers", "published")], 0).with("time p50", 7.0),
-                ],
-                ..Design::default()
-            },
-        }
+                    ..ChartSpec::default()
+                },
+                ChartSpec {
+                    per: rows,
+                    across,
+                    measure: "time".to_owned(),
+                    ..ChartSpec::default()
+                },
+            ],
+            references: vec![
+                Record::new([("lost", "9"), ("timers", "published")], 0).with("time p50", 7.0),
+            ],
+            ..Design::default()
+        })
     }
 
     pub(in super::super) fn records(agent_ms: f64) -> Vec<Record> {

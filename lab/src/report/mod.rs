@@ -114,10 +114,6 @@ pub fn write_charts(path: &Path, title: &str, charts: &[Chart]) -> anyhow::Resul
 
 /// Writes tables of an experiment into a page of documentation, each between `<!-- EXPERIMENT: NAME -->` and
 /// `<!-- end: NAME -->`; those without markers there are left out.
-///
-/// # Errors
-///
-/// If the page cannot be read or written, or a marker has no end.
 pub fn write_tables(path: &Path, report: &Report) -> anyhow::Result<()> {
     let context = || path.display().to_string();
     let mut text = fs::read_to_string(path).with_context(context)?;

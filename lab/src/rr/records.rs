@@ -127,10 +127,6 @@ impl Records {
     }
 
     /// Adds an interval.
-    ///
-    /// # Errors
-    ///
-    /// If it cannot be written.
     pub fn add(&mut self, interval: &Interval, times: &Histogram<u64>) -> anyhow::Result<()> {
         // Of an empty rest nothing can be said.
         if !interval.is_rest || interval.transactions > 0 {
