@@ -14,10 +14,6 @@ use signal_hook::{
 static INTERRUPTED: OnceLock<Arc<AtomicBool>> = OnceLock::new();
 
 /// From now on the signals only set a flag; the second one ends the process.
-///
-/// # Errors
-///
-/// If the handlers cannot be set.
 pub fn handle() -> anyhow::Result<()> {
     let interrupted = INTERRUPTED.get_or_init(Arc::default);
     for signal in [SIGINT, SIGTERM] {
@@ -38,10 +34,6 @@ pub fn interrupted() -> bool {
 }
 
 /// An error after such a signal.
-///
-/// # Errors
-///
-/// That one.
 pub fn check() -> anyhow::Result<()> {
     if interrupted() {
         bail!("interrupted: what was made for it is removed");

@@ -21,9 +21,9 @@ use crate::{
 };
 
 /// Of the rate, by TCP.
-pub const TCP: f64 = 0.15;
+const TCP: f64 = 0.15;
 /// TCP flows.
-pub const FLOWS: u16 = 8;
+const FLOWS: u16 = 8;
 /// Bytes of a burst of a TCP flow: ten segments, an initial window.
 const BURST: u64 = 10 * 1448;
 /// Bytes of data of a UDP packet.
@@ -63,6 +63,28 @@ impl Load {
     #[must_use]
     pub fn takes(&self) -> Duration {
         self.length + MORE
+    }
+
+    /// What is sent, in words.
+    #[must_use]
+    pub fn traffic(&self) -> String {
+        format!(
+            "{FLOWS} TCP flows, bursts of ten segments at random times, {:.0} % of the rate; the rest UDP packets \
+             at random times; for {}",
+            TCP * 100.0,
+            humantime::format_duration(self.length)
+        )
+    }
+
+    /// What it is sent over, in words.
+    #[must_use]
+    pub fn bottleneck(&self) -> String {
+        format!(
+            "{} Mbit/s, {} one way, a full queue takes {}",
+            self.rate / 1_000_000,
+            humantime::format_duration(self.delay),
+            humantime::format_duration(self.queue)
+        )
     }
 
     /// Bytes that wait in a full queue.

@@ -2,8 +2,6 @@
 
 use std::time::Duration;
 
-use hdrhistogram::Histogram;
-
 /// Microseconds, in which times are counted.
 #[must_use]
 pub fn micros(time: Duration) -> u64 {
@@ -39,16 +37,11 @@ pub fn share(count: u64, all: u64) -> f64 {
 /// The median of some values; the mean of the two in the middle. `None` of none.
 #[must_use]
 pub fn median(values: &[f64]) -> Option<f64> {
-    let sorted = sorted(values);
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
     let upper = *sorted.get(sorted.len() / 2)?;
     let lower = sorted[(sorted.len() - 1) / 2];
     Some(f64::midpoint(lower, upper))
-}
-
-fn sorted(values: &[f64]) -> Vec<f64> {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    sorted
 }
 
 /// The least value that this share (0 to 1) of all is not above (the nearest rank). `None` of none.
@@ -64,15 +57,6 @@ pub fn quantile(values: &[f64], share: f64) -> Option<f64> {
     let rank = (share.clamp(0.0, 1.0) * values.len() as f64).ceil() as usize;
     let index = rank.saturating_sub(1);
     (index < values.len()).then(|| *values.select_nth_unstable_by(index, f64::total_cmp).1)
-}
-
-/// Latencies up to an hour, microseconds, to three digits.
-///
-/// # Errors
-///
-/// Never; the library would refuse other bounds.
-pub fn latencies() -> anyhow::Result<Histogram<u64>> {
-    Ok(Histogram::new_with_bounds(1, 3_600_000_000, 3)?)
 }
 
 #[cfg(test)]

@@ -63,10 +63,6 @@ impl Topology {
     }
 
     /// The same over a link that is there.
-    ///
-    /// # Errors
-    ///
-    /// If the namespaces cannot be prepared.
     pub fn over(net: Pair, link: Box<dyn Link>, cgroup: Option<&Path>) -> anyhow::Result<Self> {
         for netns in [&net.client, &net.server] {
             // The congestion control that every kernel has.
@@ -92,10 +88,6 @@ impl Topology {
     }
 
     /// Gives both ends a route to the other one with this least RTO, as ip(8) has it: in milliseconds.
-    ///
-    /// # Errors
-    ///
-    /// If ip(8) fails.
     pub fn set_route_rto_min(&self, rto_min: Duration) -> anyhow::Result<()> {
         let ends = [
             (&self.net.client, self.link.server(false)),
@@ -114,19 +106,11 @@ impl Topology {
     }
 
     /// Starts a server, and waits until it listens.
-    ///
-    /// # Errors
-    ///
-    /// If it does not.
     pub fn serve(&self, role: &Role) -> anyhow::Result<ControlChannel> {
         Ok(self.server::<()>(role)?.0)
     }
 
     /// Starts a server, of the testbed or of the lab, and waits for its first reply.
-    ///
-    /// # Errors
-    ///
-    /// If it does not come.
     pub fn server<T: DeserializeOwned>(
         &self,
         role: &impl Serialize,

@@ -198,7 +198,6 @@ impl Estimator for Rfc6298 {
 pub struct Linux {
     hz: u64,
     rto_min_us: u64,
-    rto_max_us: u64,
     /// RTO before the first sample.
     initial_us: u64,
     /// Eight times the smoothed RTT, microseconds; 0: there was no sample.
@@ -221,7 +220,6 @@ impl Linux {
         let new = Self {
             hz,
             rto_min_us: 0,
-            rto_max_us: RTO_MAX_US,
             initial_us: 1_000_000,
             srtt_us: 0,
             mdev_us: 0,
@@ -230,12 +228,6 @@ impl Linux {
             window_from_us: 0,
         };
         new.with_minimum(RTO_MIN_US)
-    }
-
-    /// The same with another largest RTO, microseconds.
-    #[must_use]
-    pub const fn with_maximum(self, rto_max_us: u64) -> Self {
-        Self { rto_max_us, ..self }
     }
 
     /// Sets rto_min on a connection that has samples already, as TCP_BPF_RTO_MIN does.
@@ -257,7 +249,7 @@ impl Linux {
         } else {
             u64::from(self.srtt_us >> 3) + u64::from(self.rttvar_us)
         };
-        self.jiffies(rto_us).min(self.jiffies(self.rto_max_us))
+        self.jiffies(rto_us).min(self.jiffies(RTO_MAX_US))
     }
 
     /// After how many jiffies the tail loss probe of a single segment is due: two smoothed RTTs and rto_min, or

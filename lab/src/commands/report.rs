@@ -115,6 +115,8 @@ mod tests {
                 if kind != "end" {
                     let lines = rest.lines().filter(|line| line.starts_with('|')).count();
                     assert!(lines > 2, "{page}: {marker} was never measured");
+                    let title = rest.lines().next().unwrap();
+                    assert!(title.contains("rto_min"), "{page}, {marker}: {title}");
                     let begin = format!("<!-- end: {table} -->");
                     assert!(text.contains(&begin), "{page}: no {begin}");
                     found.push(kind.to_owned());

@@ -27,6 +27,9 @@ pub struct Design {
     pub levels: BTreeMap<String, Vec<String>>,
     /// Units of measures and of factors that are numbers: "ms", "us", "%".
     pub units: BTreeMap<String, String>,
+    /// Which rto_min the levels have; titles that do not name it say so.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub rto_min: String,
     /// What a run is, if it is not called one: what intervals are over.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub run_is: String,
@@ -246,7 +249,8 @@ pub struct ChartSpec {
     pub per: Vec<String>,
     /// A curve for each of their levels.
     pub across: Vec<String>,
-    /// The factor below; absent: the distribution of all values.
+    /// The factor below, or a measure that each record has one value of, as a time; absent: the distribution of all
+    /// values.
     pub x: Option<String>,
     /// What is drawn.
     pub measure: String,

@@ -10,16 +10,20 @@
 //! differences of two logs ([`compare`]). Nothing else draws conclusions from records: an effect is a difference with an
 //! interval, and one rule says what is worse ([`Verdict`]).
 
+mod compare;
 mod design;
 mod effects;
+mod interval;
 mod log;
 mod pivot;
 mod render;
 mod runner;
 
+pub use compare::compare;
 pub use design::{ChartSpec, Column, Design, EffectSpec, Only, Stat, TableSpec};
 pub(crate) use design::{only, published, references, texts};
 pub use effects::Verdict;
+pub(crate) use effects::by_level;
 pub use log::{Log, Manifest, Record, Weighted};
-pub use render::{compare, report};
+pub use render::report;
 pub use runner::{Experiment, Options, run, seed_of};

@@ -23,11 +23,7 @@ pub(super) fn table(design: &Design, spec: &EffectSpec, effects: &[Effect]) -> T
         "{} ({}) less {}'s, {unit}, with its 95 % interval; = no different, ? not told",
         spec.measure, spec.stat, spec.base
     );
-    let mut columns: Vec<String> = spec
-        .rows
-        .iter()
-        .map(|factor| design.titled(factor))
-        .collect();
+    let mut columns = design.all_titled(&spec.rows);
     columns.push(spec.base.clone());
     columns.extend(levels.iter().map(|&level| level.to_owned()));
     let mut table = Table::with_columns("differences", &title, columns);

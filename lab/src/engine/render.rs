@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use anyhow::ensure;
 use rto_model::chart::{Axis, Chart, Legend, Series};
 use rto_testbed::{facts::HostFacts, machine::Machine};
 
@@ -43,11 +42,18 @@ pub fn report(manifest: &Manifest, records: &[Record]) -> Report {
         .tables
         .extend(design.tables.iter().map(|spec| table(design, spec, &all)));
     report.tables.retain(|table| !table.rows.is_empty());
+    for table in report.effects.iter_mut().chain(&mut report.tables) {
+        if !design.rto_min.is_empty() && !table.title.contains("rto_min") {
+            table
+                .title
+                .push_str(&format!(" (rto_min: {})", design.rto_min));
+        }
+    }
     report
 }
 
 /// How it was done, and between whom.
-fn method(design: &Design, hosts: &[(String, HostFacts)]) -> Method {
+pub(super) fn method(design: &Design, hosts: &[(String, HostFacts)]) -> Method {
     let mut method = design.method.clone();
     for (name, host) in hosts {
         let lines = host.lines().into_iter();
@@ -77,103 +83,6 @@ fn conclude(report: &mut Report, design: &Design, records: &[&Record], machine: 
     }
 }
 
-/// Two logs of one experiment next to each other; the first is what the second is compared with.
-///
-/// # Errors
-///
-/// If they are of different experiments.
-pub fn compare(
-    one: (&str, &Manifest, &[Record]),
-    other: (&str, &Manifest, &[Record]),
-) -> anyhow::Result<Report> {
-    const LOG: &str = "log";
-    let designs = [&one.1.design, &other.1.design];
-    ensure!(
-        designs[0].name == designs[1].name,
-        "{} and {}: different experiments",
-        designs[0].name,
-        designs[1].name
-    );
-    let names = match one.0 == other.0 {
-        true => ["A".to_owned(), "B".to_owned()],
-        false => [one.0, other.0].map(str::to_owned),
-    };
-    let both = [one, other]
-        .into_iter()
-        .zip(&names)
-        .flat_map(|((_, _, records), name)| {
-            records.iter().map(move |record| {
-                let mut record = record.clone();
-                record.factors.insert(LOG.to_owned(), name.clone());
-                record
-            })
-        });
-    let both: Vec<Record> = both.collect();
-    let mut design = designs[0].clone();
-    design.levels.insert(LOG.to_owned(), names.to_vec());
-    for spec in &mut design.effects {
-        spec.rows
-            .push(std::mem::replace(&mut spec.across, LOG.to_owned()));
-        spec.base.clone_from(&names[0]);
-        spec.paired = false;
-    }
-    for table in &mut design.tables {
-        // Where lines have all factors, the logs are lines below each other.
-        let to = if table.across.is_empty() {
-            &mut table.rows
-        } else {
-            &mut table.across
-        };
-        to.push(LOG.to_owned());
-    }
-    design
-        .charts
-        .iter_mut()
-        .for_each(|chart| chart.across.push(LOG.to_owned()));
-    let method = [one, other]
-        .into_iter()
-        .zip(&names)
-        .map(|((_, manifest, _), name)| {
-            (
-                name.clone(),
-                format!("{}; seed {}", manifest.machine.describe(), manifest.seed),
-            )
-        });
-    design.name = format!("{}-compared", design.name);
-    design.method = method.collect();
-    // Of the hosts what differs.
-    let facts = [one.1, other.1].map(|manifest| self::method(&Design::default(), &manifest.hosts));
-    for (name, own, others) in [
-        (&names[0], &facts[0], &facts[1]),
-        (&names[1], &facts[1], &facts[0]),
-    ] {
-        let differs = own.iter().filter(|fact| !others.contains(fact));
-        let named = differs.map(|(fact, is)| (format!("{name}: {fact}"), is.clone()));
-        design.method.extend(named);
-    }
-    // Both logs have them, and nothing new is said of them.
-    design.agreements.clear();
-    design.references.clear();
-    // The coarser of both jiffies decides.
-    let coarser = if one.1.machine.hz < other.1.machine.hz {
-        one.1
-    } else {
-        other.1
-    };
-    let manifest = Manifest {
-        format: one.1.format,
-        machine: coarser.machine.clone(),
-        seed: one.1.seed,
-        plan: one.1.plan,
-        design,
-        hosts: Vec::new(),
-    };
-    Ok(Report {
-        machine: one.1.machine.clone(),
-        ..report(&manifest, &both)
-    })
-}
-
 impl Design {
     /// "lost, ms".
     pub(super) fn titled(&self, name: &str) -> String {
@@ -181,6 +90,11 @@ impl Design {
             Some(unit) => format!("{name}, {unit}"),
             None => name.to_owned(),
         }
+    }
+
+    /// Columns of factors.
+    pub(super) fn all_titled(&self, factors: &[String]) -> Vec<String> {
+        factors.iter().map(|factor| self.titled(factor)).collect()
     }
 
     /// Of a number of a measure; nothing where there is none.
@@ -284,11 +198,7 @@ fn table(design: &Design, spec: &TableSpec, records: &[&Record]) -> Table {
         .into_iter()
         .map(|(levels, _)| levels)
         .collect();
-    let mut columns: Vec<String> = spec
-        .rows
-        .iter()
-        .map(|factor| design.titled(factor))
-        .collect();
+    let mut columns = design.all_titled(&spec.rows);
     for levels in &across {
         columns.extend(spec.columns.iter().map(|column| {
             match (levels.is_empty(), spec.columns.len()) {
@@ -338,6 +248,9 @@ fn charts(design: &Design, records: &[&Record]) -> Vec<Chart> {
             let series = groups(design, &records, &spec.across, &spec.only);
             let series = series.into_iter().map(|(levels, records)| {
                 let points = match &spec.x {
+                    Some(x) if records.iter().any(|one| one.values.contains_key(x)) => {
+                        series_of(spec, x, &records)
+                    }
                     Some(x) => curve(design, spec, x, &records),
                     None => distribution(spec, &records),
                 };
@@ -355,7 +268,7 @@ fn charts(design: &Design, records: &[&Record]) -> Vec<Chart> {
                 Some("ms") => Axis::ms(name.to_owned()),
                 Some("us") => Axis::us(name.to_owned()),
                 Some("%") => Axis::percent(name.to_owned()),
-                _ => Axis::number(name.to_owned()),
+                _ => Axis::number(design.titled(name)),
             };
             let (x, y) = match &spec.x {
                 Some(x) => (axis(x), axis(&spec.measure)),
@@ -396,6 +309,18 @@ fn curve(design: &Design, spec: &ChartSpec, x: &str, records: &[&Record]) -> Vec
     points.collect()
 }
 
+/// A point for each record, at its own value of a measure.
+fn series_of(spec: &ChartSpec, x: &str, records: &[&Record]) -> Vec<(f64, f64)> {
+    let stat = spec.stat.clone().unwrap_or(Stat::P50);
+    let points = records.iter().filter_map(|record| {
+        let at = record.values.get(x)?.first()?;
+        Some((*at, stat.of(std::iter::once(*record), &spec.measure)?))
+    });
+    let mut points: Vec<(f64, f64)> = points.collect();
+    points.sort_by(|a, b| a.0.total_cmp(&b.0));
+    points
+}
+
 /// The share of values that are at most so much, percent.
 fn distribution(spec: &ChartSpec, records: &[&Record]) -> Vec<(f64, f64)> {
     let mut values = log::values(records.iter().copied(), &spec.measure);
@@ -414,13 +339,13 @@ fn distribution(spec: &ChartSpec, records: &[&Record]) -> Vec<(f64, f64)> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::{
-        super::{Column, EffectSpec, Stat, design::only, log::tests::machine},
+        super::{Column, EffectSpec, Stat, design::only, log::tests::manifest_of},
         *,
     };
 
-    fn manifest() -> Manifest {
+    pub(in super::super) fn manifest() -> Manifest {
         let rows = vec!["lost".to_owned()];
         let across = vec!["timers".to_owned()];
         let spec = |name: &str, across: Vec<String>, columns| TableSpec {
@@ -435,66 +360,60 @@ mod tests {
             Column::new("time", Stat::P50, "p50"),
             Column::new("time", Stat::Count, "requests"),
         ];
-        Manifest {
-            format: Manifest::FORMAT,
-            machine: machine(),
-            seed: 1,
-            plan: 1,
-            hosts: Vec::new(),
-            design: Design {
-                name: "trial".to_owned(),
-                question: "Does it pay?".to_owned(),
-                levels: [(
-                    "timers".to_owned(),
-                    ["kernel", "agent"].map(str::to_owned).to_vec(),
-                )]
+        manifest_of(Design {
+            name: "trial".to_owned(),
+            question: "Does it pay?".to_owned(),
+            rto_min: "agent 8 ms".to_owned(),
+            levels: [(
+                "timers".to_owned(),
+                ["kernel", "agent"].map(str::to_owned).to_vec(),
+            )]
+            .into(),
+            units: [("time", "ms"), ("lost", "ms")]
+                .map(|(a, b)| (a.to_owned(), b.to_owned()))
                 .into(),
-                units: [("time", "ms"), ("lost", "ms")]
-                    .map(|(a, b)| (a.to_owned(), b.to_owned()))
-                    .into(),
-                effects: vec![EffectSpec {
+            effects: vec![EffectSpec {
+                measure: "time".to_owned(),
+                stat: Stat::P50,
+                across: "timers".to_owned(),
+                base: "kernel".to_owned(),
+                rows: rows.clone(),
+                ..EffectSpec::default()
+            }],
+            tables: vec![
+                spec(
+                    "medians",
+                    across.clone(),
+                    vec![Column::new("time", Stat::P50, "")],
+                ),
+                TableSpec {
+                    only: only("timers", &["agent"]),
+                    ..spec("long", Vec::new(), long)
+                },
+            ],
+            charts: vec![
+                ChartSpec {
+                    title: "over".to_owned(),
+                    across: across.clone(),
+                    x: Some("lost".to_owned()),
                     measure: "time".to_owned(),
-                    stat: Stat::P50,
-                    across: "timers".to_owned(),
-                    base: "kernel".to_owned(),
-                    rows: rows.clone(),
-                    ..EffectSpec::default()
-                }],
-                tables: vec![
-                    spec(
-                        "medians",
-                        across.clone(),
-                        vec![Column::new("time", Stat::P50, "")],
-                    ),
-                    TableSpec {
-                        only: only("timers", &["agent"]),
-                        ..spec("long", Vec::new(), long)
-                    },
-                ],
-                charts: vec![
-                    ChartSpec {
-                        title: "over".to_owned(),
-                        across: across.clone(),
-                        x: Some("lost".to_owned()),
-                        measure: "time".to_owned(),
-                        ..ChartSpec::default()
-                    },
-                    ChartSpec {
-                        per: rows,
-                        across,
-                        measure: "time".to_owned(),
-                        ..ChartSpec::default()
-                    },
-                ],
-                references: vec![
-                    Record::new([("lost", "9"), ("timers", "published")], 0).with("time p50", 7.0),
-                ],
-                ..Design::default()
-            },
-        }
+                    ..ChartSpec::default()
+                },
+                ChartSpec {
+                    per: rows,
+                    across,
+                    measure: "time".to_owned(),
+                    ..ChartSpec::default()
+                },
+            ],
+            references: vec![
+                Record::new([("lost", "9"), ("timers", "published")], 0).with("time p50", 7.0),
+            ],
+            ..Design::default()
+        })
     }
 
-    fn records(agent_ms: f64) -> Vec<Record> {
+    pub(in super::super) fn records(agent_ms: f64) -> Vec<Record> {
         let mut all = Vec::new();
         for lost in ["100", "9"] {
             for run in 0..6 {
@@ -538,6 +457,13 @@ mod tests {
         let long = &report.tables[1];
         assert_eq!(long.columns, ["lost, ms", "p50", "requests"]);
         assert_eq!(long.rows, [["9", "16", "12"], ["100", "16", "12"]]);
+        for table in report.all_tables() {
+            assert!(
+                table.title.ends_with(" (rto_min: agent 8 ms)"),
+                "{}",
+                table.title
+            );
+        }
         assert_eq!(report.charts.len(), 3);
         for chart in &report.charts {
             rto_model::chart::svg(std::slice::from_ref(chart)).unwrap();
@@ -545,23 +471,32 @@ mod tests {
     }
 
     #[test]
-    fn two_logs_next_to_each_other() {
-        let (manifest, slow, fast) = (manifest(), records(40.0), records(16.0));
-        let report = compare(("a", &manifest, &slow), ("b", &manifest, &fast)).unwrap();
-        let effects = &report.effects[0];
-        assert_eq!(effects.columns[..3], ["lost, ms", "timers", "log"]);
-        let verdict = |timers: &str| {
-            let of = effects.rows.iter().filter(|row| row[1] == timers);
-            of.map(|row| row.last().unwrap().as_str())
-                .collect::<Vec<_>>()
+    fn a_series_over_time_has_a_point_for_each_record() {
+        let mut manifest = manifest();
+        let design = &mut manifest.design;
+        design.units.insert("elapsed".to_owned(), "s".to_owned());
+        design.charts.truncate(1);
+        design.charts[0].x = Some("elapsed".to_owned());
+        let mut records = records(16.0);
+        for record in &mut records {
+            let at = 10.0 - f64::from(record.run);
+            record.values.insert("elapsed".to_owned(), vec![at]);
+        }
+        records.retain(|record| record.level("lost") == "9");
+        let chart = &report(&manifest, &records).charts[0];
+        assert_eq!(chart.x.label, "elapsed, s");
+        let of = |name: &str| {
+            &chart
+                .series
+                .iter()
+                .find(|one| one.name == name)
+                .unwrap()
+                .points
         };
-        assert_eq!(
-            (verdict("kernel"), verdict("agent")),
-            (vec!["no different"; 2], vec!["better"; 2])
-        );
-        let mut other = manifest.clone();
-        other.design.name = "other".to_owned();
-        assert!(compare(("a", &manifest, &slow), ("b", &other, &fast)).is_err());
+        // Both arms over each other, in the order of time.
+        assert_eq!(of("kernel").len(), 6);
+        assert_eq!(of("agent")[0], (5.0, 16.0));
+        assert_eq!(of("agent")[5].0, 10.0);
     }
 
     #[test]

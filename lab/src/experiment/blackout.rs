@@ -191,6 +191,8 @@ fn design(settings: &[Setting], disruptions_us: &[u64], hz: u64) -> anyhow::Resu
         );
     }
     let rto_mins_ms: BTreeSet<u64> = settings.iter().map(|one| one.rto_min_us / 1000).collect();
+    let named: Vec<String> = rto_mins_ms.iter().map(u64::to_string).collect();
+    design.rto_min = format!("{} ms; kernel 200 ms", named.join(", "));
     for ms in rto_mins_ms {
         let mut both = only("by", &["agent", LINUX[0], LINUX[1], LINUX[2], LINUX[3]]);
         let settings = [format!("thin {ms} ms"), format!("thick {ms} ms")];

@@ -16,7 +16,7 @@ use super::samples::Samples;
 use crate::{
     commands::estimator::Estimator,
     engine::{self, Column, Design, Experiment, Record, Stat},
-    load::{FLOWS, Load, TCP},
+    load::Load,
     summary::{f, micros, ms},
 };
 
@@ -24,16 +24,20 @@ use crate::{
 const RTO_MINS_US: [u64; 7] = [8_000, 20_000, 50_000, 100_000, 200_000, 500_000, 1_000_000];
 /// How it is shown.
 const DESIGN: &str = include_str!("../../experiments/estimator.toml");
-/// Samplings as they are named.
-const SAMPLINGS: [&str; 3] = ["All", "One", "EverySecondAck"];
+
+/// Where flows come from.
+#[derive(Debug)]
+enum Source {
+    /// A run for each.
+    Loads(Vec<Load>),
+    File(Samples),
+}
 
 /// The whole study.
 #[derive(Debug)]
 pub struct Plan {
     design: Design,
-    loads: Vec<Load>,
-    /// In place of loads.
-    file: Option<Samples>,
+    source: Source,
     /// RFC 6298 without a minimum, by weights.
     weights: Vec<(&'static str, Rfc6298)>,
     minimums_us: Vec<u64>,
@@ -47,7 +51,6 @@ impl Plan {
             args.queue >= Duration::from_millis(1) && args.load.len() <= 100,
             "--queue: at least 1ms; --load: at most 100 of them"
         );
-        let file = args.file()?;
         let default = Duration::from_secs(if args.common.quick { 5 } else { 30 });
         let load = |percent: &u16| Load {
             rate: args.rate * 1_000_000,
@@ -57,9 +60,9 @@ impl Plan {
             length: args.length.unwrap_or(default),
             seed: args.common.seed,
         };
-        let loads: Vec<Load> = match file {
-            Some(_) => Vec::new(),
-            None => args.load.iter().map(load).collect(),
+        let source = match args.file()? {
+            Some(file) => Source::File(file),
+            None => Source::Loads(args.load.iter().map(load).collect()),
         };
         let weights = Weights::ALL.map(|(name, weights)| (name, Rfc6298::new(weights)));
         let own = args.own().map(|own| ("own", own));
@@ -68,9 +71,8 @@ impl Plan {
             false => args.minimums.iter().copied().map(micros).collect(),
         };
         Ok(Self {
-            design: design(&loads, file.as_ref(), own, &minimums_us)?,
-            loads,
-            file,
+            design: design(&source, own, &minimums_us)?,
+            source,
             weights: weights.into_iter().chain(own).collect(),
             minimums_us,
             hz: u32::try_from(Machine::here()?.hz)?,
@@ -79,12 +81,15 @@ impl Plan {
 
     /// All loads at once.
     pub(crate) fn jobs(&self) -> usize {
-        self.loads.len()
+        match &self.source {
+            Source::Loads(loads) => loads.len(),
+            Source::File(_) => 1,
+        }
     }
 
     /// Whether it needs no more than a file, which may be another one of the same name the next time.
     pub(crate) fn is_of_file(&self) -> bool {
-        self.file.is_some()
+        matches!(self.source, Source::File(_))
     }
 
     /// What every estimator makes of a flow.
@@ -93,9 +98,10 @@ impl Plan {
         let rtts = samples.iter().map(|sample| ms(sample.rtt_us));
         let mut records = vec![Record::new([("load", load)], number).with_all("RTT", rtts)];
         for (weights, estimator) in &self.weights {
-            for (name, sampling) in SAMPLINGS.into_iter().zip(Sampling::ALL) {
+            for sampling in Sampling::ALL {
                 let shares = Study::published(sampling).run(estimator, &flows, &self.minimums_us);
-                let levels = [("load", load), ("weights", *weights), ("sampling", name)];
+                let name = format!("{sampling:?}");
+                let levels = [("load", load), ("weights", *weights), ("sampling", &name)];
                 let record = Record::new(levels, number)
                     .with("judged", f(shares.judged))
                     .with("within", f(shares.within))
@@ -141,7 +147,7 @@ impl Experiment for Plan {
     }
 
     fn runs(&self) -> Vec<usize> {
-        (0..self.loads.len().max(1)).collect()
+        (0..self.jobs()).collect()
     }
 
     fn share(&self) -> anyhow::Result<()> {
@@ -149,7 +155,7 @@ impl Experiment for Plan {
     }
 
     fn testbeds(&self) -> Vec<usize> {
-        vec![self.loads.len().max(1)]
+        vec![self.jobs()]
     }
 
     fn testbed(&self, (): &(), _: usize, number: u8) -> anyhow::Result<u8> {
@@ -161,78 +167,69 @@ impl Experiment for Plan {
     }
 
     fn measure(&self, number: &mut u8, run: &usize) -> anyhow::Result<Vec<Record>> {
-        let mut records = Vec::new();
-        if let Some(file) = &self.file {
-            for (n, flow) in (0..).zip(&file.flows) {
-                records.extend(self.flow(&file.title, n, flow));
+        let load = match &self.source {
+            Source::Loads(loads) => &loads[*run],
+            Source::File(file) => {
+                let flows = (0..).zip(&file.flows);
+                let records = flows.flat_map(|(n, flow)| self.flow(&file.title, n, flow));
+                return Ok(records.collect());
             }
-            return Ok(records);
-        }
-        let load = &self.loads[*run];
+        };
         let flows = load.run(*number)?;
         ensure!(!flows.is_empty(), "no flow of TCP in the capture");
-        for (n, flow) in (0..).zip(&flows) {
+        let records = (0..).zip(&flows).flat_map(|(n, flow)| {
             let counts = Record::new([("load", &*load.name())], n)
                 .with("sent", f(flow.counts.segments))
                 .with("retransmitted", f(flow.counts.retransmitted));
-            records.push(counts);
-            records.extend(self.flow(&load.name(), n, &flow.samples()));
-        }
-        Ok(records)
+            [counts]
+                .into_iter()
+                .chain(self.flow(&load.name(), n, &flow.samples()))
+        });
+        Ok(records.collect())
     }
 
     fn expected(&self, run: &usize) -> Duration {
-        self.loads.get(*run).map_or(Duration::ZERO, Load::takes)
+        match &self.source {
+            Source::Loads(loads) => loads[*run].takes(),
+            Source::File(_) => Duration::ZERO,
+        }
     }
 }
 
 /// How it is shown.
 fn design(
-    loads: &[Load],
-    file: Option<&Samples>,
+    source: &Source,
     own: Option<(&str, Rfc6298)>,
     minimums_us: &[u64],
 ) -> anyhow::Result<Design> {
     let mut design: Design = toml::from_str(DESIGN)?;
     let mut add = |name: &str, value: String| design.method.push((name.to_owned(), value));
-    for remark in file.iter().flat_map(|file| &file.remarks) {
-        add("samples", remark.clone());
-    }
-    if let Some(load) = loads.first() {
-        let time = humantime::format_duration;
-        add(
-            "traffic",
-            format!(
-                "{FLOWS} TCP flows, bursts of ten segments at random times, {:.0} % of the rate; the rest UDP packets \
-                 at random times; for {}",
-                TCP * 100.0,
-                time(load.length)
-            ),
-        );
-        let names: Vec<String> = loads.iter().map(Load::name).collect();
-        add("loads", names.join(", "));
-        add(
-            "bottleneck",
-            format!(
-                "{} Mbit/s, {} one way, a full queue takes {}",
-                load.rate / 1_000_000,
-                time(load.delay),
-                time(load.queue)
-            ),
-        );
-        design.references = engine::published(published::ESTIMATOR);
-        let is_load = |one: &Record| names.iter().any(|name| name == one.level("load"));
-        design.references.retain(is_load);
+    match source {
+        Source::Loads(loads) => {
+            let names: Vec<String> = loads.iter().map(Load::name).collect();
+            if let Some(load) = loads.first() {
+                add("traffic", load.traffic());
+                add("loads", names.join(", "));
+                add("bottleneck", load.bottleneck());
+            }
+            "connections of the load 200 ms".clone_into(&mut design.rto_min);
+            design.references = engine::published(published::ESTIMATOR);
+            let is_load = |one: &Record| names.iter().any(|name| name == one.level("load"));
+            design.references.retain(is_load);
+        }
+        Source::File(file) => {
+            for remark in &file.remarks {
+                add("samples", remark.clone());
+            }
+            // Its log is not that of what was measured.
+            design.name = "estimator-file".to_owned();
+            if file.is_drawn {
+                design.run_is = "drawn flow".to_owned();
+            }
+        }
     }
     if let Some((name, own)) = own {
         add(name, format!("{own:?}"));
-    }
-    if let Some(file) = file {
-        // Its log is not that of what was measured.
-        design.name = "estimator-file".to_owned();
-        if file.is_drawn {
-            design.run_is = "drawn flow".to_owned();
-        }
     }
     if let Some(table) = design.tables.last_mut() {
         table.columns.extend(minimums_us.iter().map(|us| {

@@ -27,13 +27,6 @@ pub(super) fn page(report: &Report) -> anyhow::Result<String> {
     let body = html! {
         p { (report.question) }
         p { (report.machine.describe()) "; seed " (report.seed) }
-        @if !report.method.is_empty() {
-            ul {
-                @for (name, value) in &report.method {
-                    li { (name) ": " (value) }
-                }
-            }
-        }
         @if !report.findings.is_empty() {
             h2 { "Findings" }
             ul {
@@ -41,6 +34,14 @@ pub(super) fn page(report: &Report) -> anyhow::Result<String> {
             }
         }
         @for table in &report.effects { (markup(table)) }
+        @if !report.method.is_empty() {
+            h2 { "Method" }
+            ul {
+                @for (name, value) in &report.method {
+                    li { (name) ": " (value) }
+                }
+            }
+        }
         (drawings)
         @for table in &report.tables { (markup(table)) }
     };

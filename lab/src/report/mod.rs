@@ -49,33 +49,30 @@ impl Report {
     #[must_use]
     pub fn text(&self) -> String {
         let head = format!("{}\n{}\n", self.question, self.machine.describe());
-        let tables = self.all_tables();
-        let tables = tables.map(|table| format!("\n{}\n{}", table.title, table.text()));
-        head + &self.points("") + &tables.collect::<String>()
+        self.body(head, "", |table| {
+            format!("\n{}\n{}", table.title, table.text())
+        })
     }
 
     /// For a page of documentation.
     #[must_use]
     pub fn markdown(&self) -> String {
-        let head = format!("{}\n\n{}.\n\n", self.question, self.machine.describe());
-        let tables = self.all_tables();
-        let tables = tables.map(|table| format!("\n{}\n\n{}", table.title, table.markdown()));
-        head + &self.points("- ") + &tables.collect::<String>()
+        let head = format!("{}\n\n{}.\n", self.question, self.machine.describe());
+        self.body(head, "- ", |table| {
+            format!("\n{}\n\n{}", table.title, table.markdown())
+        })
     }
 
-    /// How it was done, and the findings.
-    fn points(&self, mark: &str) -> String {
+    /// What was found and what it rests on, then how it was done, then the numbers.
+    fn body(&self, head: String, mark: &str, table: impl Fn(&Table) -> String) -> String {
+        let findings = self.findings.iter().map(|one| format!("- {one}\n"));
         let method = self.method.iter();
         let method = method.map(|(name, value)| format!("{mark}{name}: {value}\n"));
-        let mut findings: String = self
-            .findings
-            .iter()
-            .map(|one| format!("- {one}\n"))
-            .collect();
-        if !findings.is_empty() {
-            findings.insert(0, '\n');
-        }
-        method.collect::<String>() + &findings
+        let tables = |tables: &[Table]| tables.iter().map(&table).collect::<String>();
+        head + &paragraph(findings.collect())
+            + &tables(&self.effects)
+            + &paragraph(method.collect())
+            + &tables(&self.tables)
     }
 
     /// Writes `NAME.html`, `NAME.json`, `NAME.md` and a `NAME-TABLE.csv` for each table; the directory is made if it is
@@ -97,6 +94,14 @@ impl Report {
     }
 }
 
+/// Lines apart from what is before them, if there are any.
+fn paragraph(lines: String) -> String {
+    match lines.is_empty() {
+        true => lines,
+        false => format!("\n{lines}"),
+    }
+}
+
 /// Writes charts alone: one drawing, or a page like those of the reports, by the ending of the file's name.
 pub fn write_charts(path: &Path, title: &str, charts: &[Chart]) -> anyhow::Result<()> {
     let text = match path.extension().and_then(|ending| ending.to_str()) {
@@ -109,10 +114,6 @@ pub fn write_charts(path: &Path, title: &str, charts: &[Chart]) -> anyhow::Resul
 
 /// Writes tables of an experiment into a page of documentation, each between `<!-- EXPERIMENT: NAME -->` and
 /// `<!-- end: NAME -->`; those without markers there are left out.
-///
-/// # Errors
-///
-/// If the page cannot be read or written, or a marker has no end.
 pub fn write_tables(path: &Path, report: &Report) -> anyhow::Result<()> {
     let context = || path.display().to_string();
     let mut text = fs::read_to_string(path).with_context(context)?;
@@ -142,6 +143,12 @@ mod tests {
         let mut table = Table::new("idle", "Idle, ms", &["lost for, ms", "kernel", "<agent>"]);
         table.row(["10".to_owned(), "208.0".to_owned(), "16.0".to_owned()]);
         table.row(["200".to_owned(), "208.0".to_owned(), String::new()]);
+        let mut effects = Table::new(
+            "effects",
+            "What it changes, ms",
+            &["lost, ms", "difference"],
+        );
+        effects.row(["10".to_owned(), "-192".to_owned()]);
         Report {
             name: "trial".to_owned(),
             question: "Does it pay?".to_owned(),
@@ -155,7 +162,7 @@ mod tests {
             seed: 1,
             method: vec![("runs".to_owned(), "11 of each".to_owned())],
             findings: vec!["It does, below 100 ms.".to_owned()],
-            effects: Vec::new(),
+            effects: vec![effects],
             tables: vec![table],
             charts: vec![Chart {
                 title: "idle".to_owned(),
@@ -227,6 +234,12 @@ mod tests {
         let html = read("trial.html");
         assert!(html.starts_with("<!DOCTYPE html>"), "{html}");
         assert!(html.contains("&lt;agent&gt;") && html.contains("<svg"));
+        // What was found is before all else.
+        for text in [&html, &read("trial.md"), &report().text()] {
+            let at = |part: &str| text.find(part).unwrap();
+            let places = ["It does", "What it changes", "11 of each", "Idle, ms"].map(at);
+            assert!(places.is_sorted(), "{text}");
+        }
         for fetched in ["src=", "href=", "url(", "@import"] {
             assert!(!html.contains(fetched), "{fetched}");
         }

@@ -49,6 +49,8 @@ pub struct Records {
     next: u32,
     /// Of this one.
     taken: u32,
+    /// What all of them are of, seconds.
+    elapsed: f64,
     /// Intervals that are no whole record yet.
     pending: Pending,
 }
@@ -110,11 +112,13 @@ impl Records {
         };
         let (log, done) = Log::in_dir::<u32>(dir, &manifest, fresh)?;
         let next = done.iter().map(|(run, _)| run + 1).max().unwrap_or(0);
-        let all = done.into_iter().flat_map(|(_, records)| records).collect();
+        let all: Vec<Record> = done.into_iter().flat_map(|(_, records)| records).collect();
+        let lengths = all.iter().filter_map(|one| one.weights.get("rate"));
         Ok(Self {
             log,
             manifest,
             test: plan.test,
+            elapsed: lengths.sum(),
             all,
             next,
             taken: 0,
@@ -123,10 +127,6 @@ impl Records {
     }
 
     /// Adds an interval.
-    ///
-    /// # Errors
-    ///
-    /// If it cannot be written.
     pub fn add(&mut self, interval: &Interval, times: &Histogram<u64>) -> anyhow::Result<()> {
         // Of an empty rest nothing can be said.
         if !interval.is_rest || interval.transactions > 0 {
@@ -143,7 +143,8 @@ impl Records {
         }
         let Pending { seconds, times, .. } = std::mem::replace(&mut self.pending, Pending::new()?);
         let run = self.next + self.taken;
-        let record = record(self.test, run, seconds, &times);
+        self.elapsed += seconds;
+        let record = record(self.test, run, seconds, &times).with("elapsed", self.elapsed);
         self.log.add(&run, std::slice::from_ref(&record))?;
         self.all.push(record);
         self.taken += 1;
@@ -307,6 +308,7 @@ mod tests {
             // Of an earlier call.
             next: 7,
             taken: 0,
+            elapsed: 100.0,
             pending: Pending::new().unwrap(),
         };
         let mut times = Histogram::<u64>::new(3).unwrap();
@@ -336,6 +338,11 @@ mod tests {
             ),
             (0.5, 1.0, 0.5)
         );
+        // They follow each other in time, after those of the earlier call.
+        let ends = records.all.iter().map(|one| one.values["elapsed"][0]);
+        let ends: Vec<f64> = ends.collect();
+        assert_eq!((ends[0], ends[RECORDS as usize]), (100.5, 351.0));
+        assert_eq!(ends.last(), Some(&(100.0 + 0.5 * f64::from(count))));
         let of = |measure: &str, stat: &Stat| {
             let values: Vec<Weighted> = records
                 .all

@@ -142,6 +142,13 @@ fn records_of_both_have_the_hosts_and_are_reported_and_compared() {
         .collect();
     runs.dedup();
     assert_eq!(runs.len(), records.len(), "{runs:?}");
+    // Over time, after each other.
+    let ends = records
+        .iter()
+        .map(|one| one["values"]["elapsed"][0].as_f64().unwrap());
+    assert!(ends.is_sorted(), "{records:#?}");
+    let page = fs::read_to_string(out.join("connect.html")).unwrap();
+    assert!(page.contains("elapsed, s"), "{page}");
     let wider = [&connect[..], &["--connections", "2", "--out", &one]].concat();
     let said = rto_lab(&wider).assert().code(1).get_output().clone();
     assert!(String::from_utf8(said.stderr).unwrap().contains("--fresh"));

@@ -2,12 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use super::Definition;
+use super::{Definition, Factor, Settings};
 use crate::{
-    engine::{ChartSpec, Column, Design, EffectSpec, Stat, TableSpec, references},
+    engine::{ChartSpec, Column, Design, EffectSpec, Stat, TableSpec, by_level, references},
     topology::LinkBackend,
 };
 
+/// Of a namespace that nobody changed (`TCP_RTO_MIN`, include/net/tcp.h).
+const KERNEL_RTO_MIN: &str = "200 ms";
 /// Measures that are times.
 const MILLISECONDS: [&str; 6] = [
     "time",
@@ -58,6 +60,7 @@ impl Definition {
             tables: self.table.clone(),
             charts: self.chart.clone(),
             pivot: self.pivot,
+            rto_min: self.rto_min(),
             references: references(&self.published),
             ..Design::default()
         };
@@ -106,5 +109,29 @@ impl Definition {
             });
         }
         design
+    }
+
+    /// Levels by the rto_min that they have: "kernel 200 ms; agent, both 10 ms".
+    fn rto_min(&self) -> String {
+        let own = |settings: &Settings| settings.rto_min();
+        let of = |settings: &Settings| own(settings).unwrap_or_else(|| KERNEL_RTO_MIN.to_owned());
+        let sets_it = |factor: &&Factor| factor.level.iter().any(|level| own(level).is_some());
+        let levels = self
+            .factor
+            .iter()
+            .filter(sets_it)
+            .flat_map(|one| &one.level);
+        let named: Vec<_> = levels
+            .map(|level| (of(&level.over(&self.settings)), level.name.as_deref()))
+            .collect();
+        if named.is_empty() {
+            return of(&self.settings);
+        }
+        let pairs = named
+            .iter()
+            .map(|(is, name)| (&**is, name.unwrap_or_default()));
+        let each = by_level(pairs).into_iter();
+        let each = each.map(|(is, names)| format!("{} {is}", names.join(", ")));
+        each.collect::<Vec<_>>().join("; ")
     }
 }

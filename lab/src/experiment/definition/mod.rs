@@ -212,10 +212,6 @@ impl Plan {
     }
 
     /// One of the lab's own.
-    ///
-    /// # Errors
-    ///
-    /// If there is no agent.
     pub fn own(verb: &str, args: &Defined) -> anyhow::Result<Self> {
         let own = OWN
             .iter()

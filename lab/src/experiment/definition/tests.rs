@@ -82,6 +82,31 @@ fn levels_are_combined() {
 }
 
 #[test]
+fn a_report_says_which_rto_min_each_level_has() {
+    let of = |plan: anyhow::Result<Plan>| plan.unwrap().design().rto_min;
+    assert_eq!(of(parsed(TWO, &[])), "kernel 200 ms; agent 10 ms");
+    let workloads = of(Plan::own("workloads", &args(&[])));
+    assert_eq!(
+        workloads,
+        "kernel, initial_rto, delack_max, thin_linear 200 ms; rto_min, all 10 ms"
+    );
+    let learnt = of(Plan::own("rtt", &args(&[])));
+    assert!(learnt.ends_with("(server) auto"), "{learnt}");
+    for (with, is) in [
+        ("delack_max = \"5ms\"", "200 ms"),
+        ("rto_min = \"300us\"", "kernel 200 ms; agent 0.3 ms"),
+    ] {
+        let text = TWO.replace("rto_min = \"10ms\"", with);
+        assert_eq!(of(parsed(&text, &[])), is);
+    }
+    let sysctl = "sysctls = { \"net.ipv4.tcp_rto_min_us\" = 8000 }";
+    let text = TWO.replace("policy = { rto_min = \"10ms\" }", sysctl);
+    assert_eq!(of(parsed(&text, &[])), "kernel 200 ms; agent 8 ms");
+    let text = TWO.replace("policy = { rto_min = \"10ms\" }", "route_rto_min = \"9ms\"");
+    assert_eq!(of(parsed(&text, &[])), "kernel 200 ms; agent 9 ms");
+}
+
+#[test]
 fn what_is_wrong_is_named_with_its_place_and_fix() {
     let changed = |from: &str, to: &str| {
         assert!(TWO.contains(from));

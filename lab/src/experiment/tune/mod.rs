@@ -218,10 +218,6 @@ pub fn braked(seed: u64) -> Vec<Braked> {
 }
 
 /// Simulates all of it, and says what came of it.
-///
-/// # Errors
-///
-/// After a signal, or if the machine does not say what it is.
 pub fn run(options: &Options) -> anyhow::Result<Report> {
     let results = simulate(options);
     interrupt::check()?;

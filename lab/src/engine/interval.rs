@@ -1,0 +1,241 @@
+//! How far a difference of two levels may be from what was measured, and how many runs would say more.
+
+use std::collections::BTreeMap;
+
+use rand::{RngExt as _, SeedableRng as _, rngs::ChaCha8Rng};
+
+use super::{Design, EffectSpec, Record, Stat};
+use crate::summary::{f, quantile};
+
+/// Draws of a bootstrap.
+const DRAWS: usize = 400;
+/// Of the draws, those that an interval leaves out at either end.
+const TAIL: f64 = 0.025;
+/// Of fewer values nothing is concluded: draws of them cover too little.
+const LEAST: usize = 5;
+/// By how much narrower still an interval has to be, so that chance hides the difference in one of five experiments and
+/// not in every second: (1.96 + 0.84) / 1.96.
+const POWER: f64 = 1.43;
+/// Where the generator begins: the same records have the same intervals.
+const SEED: u64 = 0x426f_6f74_7374_7261;
+
+/// Records by number of the run.
+type Runs<'a> = BTreeMap<u32, Vec<&'a Record>>;
+
+fn runs<'a>(records: &[&'a Record]) -> Runs<'a> {
+    let mut runs = Runs::new();
+    for record in records {
+        runs.entry(record.run).or_default().push(record);
+    }
+    runs
+}
+
+/// What was measured at a level, and at the one that it is compared with.
+pub(super) struct Samples<'a> {
+    spec: &'a EffectSpec,
+    one: Runs<'a>,
+    base: Runs<'a>,
+    /// Numbers of the runs that are drawn; where runs are paired those that both have.
+    drawn: [Vec<u32>; 2],
+}
+
+impl<'a> Samples<'a> {
+    pub(super) fn new(spec: &'a EffectSpec, one: &[&'a Record], base: &[&'a Record]) -> Self {
+        let (one, base) = (runs(one), runs(base));
+        let mut drawn = [&one, &base].map(|runs| runs.keys().copied().collect::<Vec<u32>>());
+        if spec.paired {
+            drawn[0].retain(|number| base.contains_key(number));
+            drawn[1] = drawn[0].clone();
+        }
+        Self {
+            spec,
+            one,
+            base,
+            drawn,
+        }
+    }
+
+    fn values(&self, runs: &Runs<'_>) -> usize {
+        let records = runs.values().flatten();
+        let values = records.filter_map(|record| record.values.get(&self.spec.measure));
+        values.map(Vec::len).sum()
+    }
+
+    /// The fewer values of both levels.
+    fn least_values(&self) -> usize {
+        self.values(&self.one).min(self.values(&self.base))
+    }
+
+    /// The fewer runs of both levels.
+    fn least_runs(&self) -> usize {
+        self.drawn[0].len().min(self.drawn[1].len())
+    }
+
+    /// What is drawn for an interval: the fewer runs of both levels, or of a single one its values.
+    pub(super) fn over(&self, design: &Design) -> String {
+        let run = match design.run_is.as_str() {
+            "" => "run",
+            named => named,
+        };
+        match self.least_runs() {
+            1 => format!("values of 1 {run}"),
+            count => format!("{count} {run}s"),
+        }
+    }
+
+    /// The bounds of the difference that 95 % of the draws are between. Runs are drawn, and of each its values, as those
+    /// of one run may be alike. Where runs are paired, both levels draw the same ones.
+    pub(super) fn interval(&self) -> Option<(f64, f64)> {
+        if self.least_values() < LEAST || self.least_runs() == 0 {
+            return None;
+        }
+        let [of_one, of_base] = &self.drawn;
+        let mut rng = ChaCha8Rng::seed_from_u64(SEED);
+        let mut differences = Vec::with_capacity(DRAWS);
+        for _ in 0..DRAWS {
+            let numbers = draw(of_one, &mut rng);
+            let value = drawn(self.spec, &self.one, &numbers, &mut rng);
+            let numbers = match self.spec.paired {
+                true => numbers,
+                false => draw(of_base, &mut rng),
+            };
+            let at_base = drawn(self.spec, &self.base, &numbers, &mut rng);
+            if let (Some(value), Some(at_base)) = (value, at_base) {
+                differences.push(value - at_base);
+            }
+        }
+        Some((
+            quantile(&differences, TAIL)?,
+            quantile(&differences, 1.0 - TAIL)?,
+        ))
+    }
+
+    /// So many runs (of a single one, so many values) would tell a difference of the size that was found, which is not told
+    /// by this interval: it narrows by the root of their number. At the edge of what is no difference no number would.
+    pub(super) fn to_tell(&self, difference: f64, bounds: (f64, f64), tolerance: f64) -> u64 {
+        let (below, above) = (difference - bounds.0, bounds.1 - difference);
+        // By how much an interval has to be narrower to lie beyond the tolerance, or within it.
+        let narrower = if difference > tolerance {
+            below / (difference - tolerance)
+        } else if difference < -tolerance {
+            above / (-tolerance - difference)
+        } else {
+            (below / (difference + tolerance)).max(above / (tolerance - difference))
+        };
+        let measured = match self.least_runs() {
+            1 => self.least_values(),
+            runs => runs,
+        };
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a cast saturates"
+        )]
+        let wanted = (f(measured as u64) * (POWER * narrower).powi(2)).ceil() as u64;
+        wanted.max(measured as u64 + 1)
+    }
+}
+
+/// As many as there are, some of them more than once.
+fn draw<T: Copy>(of: &[T], rng: &mut ChaCha8Rng) -> Vec<T> {
+    of.iter()
+        .map(|_| of[rng.random_range(0..of.len())])
+        .collect()
+}
+
+fn drawn(spec: &EffectSpec, runs: &Runs<'_>, numbers: &[u32], rng: &mut ChaCha8Rng) -> Option<f64> {
+    let records = numbers
+        .iter()
+        .filter_map(|number| runs.get(number))
+        .flatten();
+    if matches!(spec.stat, Stat::PercentOf(_)) {
+        // Whole runs: their counts have no values to draw.
+        return spec.stat.of(records.copied(), &spec.measure);
+    }
+    let mut values = Vec::new();
+    for record in records {
+        let of_run: Vec<_> = record.weighted(&spec.measure).collect();
+        values.extend(draw(&of_run, rng));
+    }
+    spec.stat.of_values(&values)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec() -> EffectSpec {
+        EffectSpec {
+            measure: "time".to_owned(),
+            stat: Stat::Mean,
+            ..EffectSpec::default()
+        }
+    }
+
+    /// So many runs of a level whose times lie within 40 ms.
+    fn noise(runs: u32, from: f64, seed: u64) -> Vec<Record> {
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        let record = |run| {
+            let ms = from + 40.0 * rng.random::<f64>();
+            Record::new([("n", "1")], run).with("time", ms)
+        };
+        (0..runs).map(record).collect()
+    }
+
+    fn samples<'a>(spec: &'a EffectSpec, one: &'a [Record], base: &'a [Record]) -> Samples<'a> {
+        let [one, base] = [one, base].map(|level| level.iter().collect::<Vec<_>>());
+        Samples::new(spec, &one, &base)
+    }
+
+    #[test]
+    fn nothing_is_found_in_noise() {
+        let mut wrong = 0;
+        for seed in 0..200 {
+            let noise = noise(22, 200.0, seed);
+            let (low, high) = samples(&spec(), &noise[..11], &noise[11..])
+                .interval()
+                .unwrap();
+            wrong += i32::from(low > 4.0 || high < -4.0);
+        }
+        // A twentieth, had the intervals no tolerance.
+        assert!(wrong <= 10, "{wrong} of 200");
+    }
+
+    #[test]
+    fn as_many_runs_as_are_named_tell_a_difference() {
+        let levels =
+            |runs, more, seed| (noise(runs, 200.0 + more, seed), noise(runs, 200.0, !seed));
+        // More than is no difference, and less.
+        for (more, tolerance) in [(12.0, 4.0), (0.5, 8.0)] {
+            let mut wanted: Vec<u64> = (0..20)
+                .map(|seed| {
+                    let (one, base) = levels(8, more, seed);
+                    // Of the true difference: what a few runs find is off by the half of an interval.
+                    let bounds = samples(&spec(), &one, &base).interval().unwrap();
+                    let half = (bounds.1 - bounds.0) / 2.0;
+                    let bounds = (more - half, more + half);
+                    samples(&spec(), &one, &base).to_tell(more, bounds, tolerance)
+                })
+                .collect();
+            wanted.sort_unstable();
+            let wanted = u32::try_from(wanted[10]).unwrap();
+            let told = |runs: u32| {
+                let seeds = (100..120).filter(|seed| {
+                    let (one, base) = levels(runs, more, *seed);
+                    let bounds = samples(&spec(), &one, &base).interval();
+                    bounds.is_some_and(|(low, high)| match more > tolerance {
+                        true => low > tolerance,
+                        false => low >= -tolerance && high <= tolerance,
+                    })
+                });
+                seeds.count()
+            };
+            let (few, so_many) = (told(wanted / 4), told(wanted));
+            let found = format!(
+                "{more} ms: {few} of 20 with {}, {so_many} with {wanted}",
+                wanted / 4
+            );
+            assert!(so_many >= 10 && few < so_many / 2, "{found}");
+        }
+    }
+}
