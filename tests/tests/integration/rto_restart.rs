@@ -13,7 +13,7 @@ use rto_testbed::{
     netns::{SERVER_V4, sysctl},
     tcp::option,
     timing::{jiffy, latest},
-    wait::TIMEOUT,
+    wait::{TIMEOUT, eventually_seen},
     workload::conversation,
     workload::conversation::{Conversation, REQUEST},
     workload::traffic::Traffic,
@@ -140,15 +140,17 @@ fn is_rto_of(rto: Duration, rto_min: Duration) -> bool {
 /// Asks for round trips until the RTO is that of this rto_min: one that is held up by a busy machine
 /// makes it rise again.
 fn assert_sinks(flow: &mut Flow<'_>, rto_min: Duration) -> anyhow::Result<()> {
-    let mut seen = Vec::new();
-    for _ in 0..8 {
-        flow.rounds(MANY)?;
-        seen.push(flow.rto()?);
-        if seen.last().is_some_and(|rto| is_rto_of(*rto, rto_min)) {
-            return Ok(());
-        }
-    }
-    panic!("{seen:?} do not come to {rto_min:?} and a round trip");
+    let sunk = eventually_seen(
+        "RTO of a round trip and rto_min",
+        TIMEOUT,
+        || {
+            flow.rounds(MANY)?;
+            flow.rto()
+        },
+        |rto| is_rto_of(*rto, rto_min),
+    );
+    sunk.map(drop)
+        .with_context(|| format!("rto_min {rto_min:?}"))
 }
 
 /// After how long a request that gets lost is retransmitted; asserts that it is by the RTO.
