@@ -306,6 +306,71 @@ fn what_is_set_later_or_cannot_be_asked_for_is_remembered() {
 }
 
 #[test]
+fn what_comes_with_settings_is_none_itself() {
+    let with = |toml: &str| {
+        let settings: Settings = toml::from_str(toml).unwrap();
+        let errors = compile(&"p".parse().unwrap(), &settings, &HOST).err();
+        errors.is_some_and(|all| all.iter().any(|e| e.reason.contains("sets nothing")))
+    };
+    for nothing in [
+        "",
+        "force = true",
+        "syn_retries = 'keep'",
+        "syn_retries = 'auto'",
+        "mptcp = 'keep'",
+        "holdout = '5%'",
+        "guard = 'on'",
+        "rto_restart = false",
+    ] {
+        assert!(with(nothing), "{nothing}");
+    }
+    for something in [
+        "syn_retries = 3",
+        "delack_max = '8ms'",
+        "thin_linear = false",
+    ] {
+        assert!(!with(something), "{something}");
+    }
+}
+
+#[test]
+fn rto_max_may_be_the_timer_and_the_kernels_own() {
+    for timer_ms in [1_000, 2_000] {
+        let compiled = compiled(&Settings {
+            initial_rto: timer(timer_ms),
+            rto_max: ms(2_000),
+            ..Settings::default()
+        });
+        assert!(compiled.warnings.iter().any(|w| w.contains("rto_max")));
+    }
+    let kernels = compiled(&Settings {
+        rto_max: ms(120_000),
+        ..Settings::default()
+    });
+    assert_eq!(kernels.warnings, [""; 0]);
+}
+
+#[test]
+fn an_ack_is_not_delayed_as_long_as_the_timer() {
+    let with = |rto_min, delack_max| Settings {
+        rto_min: timer(rto_min),
+        delack_max: ms(delack_max),
+        ..Settings::default()
+    };
+    // Of 4 ms: 2 jiffies are the least.
+    assert_eq!(compiled(&with(50, 8)).warnings, [""; 0]);
+    assert_eq!(compiled(&with(12, 8)).warnings, [""; 0]);
+    let [both] = &compiled(&with(8, 8)).warnings[..] else {
+        panic!("a warning")
+    };
+    assert!(both.contains("both the least"), "{both}");
+    for (rto_min, delack_max) in [(8, 12), (12, 12), (50, 52)] {
+        let errors = errors(&with(rto_min, delack_max), &HOST);
+        assert!(errors[0].contains("retransmit for nothing"), "{errors:?}");
+    }
+}
+
+#[test]
 fn force_alone_sets_nothing() {
     let forced = Settings {
         force: true,
