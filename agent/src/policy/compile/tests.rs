@@ -111,6 +111,14 @@ fn auto_never_gives_up_sooner_and_respects_an_applications_own_choice() {
                 ours.gives_up() <= 2 * kernel.gives_up() + 1,
                 "{rto} ms, {own}"
             );
+            let one_less = SynTimers {
+                syn_retries: ours.syn_retries - 1,
+                ..ours
+            };
+            assert!(
+                ours.syn_retries == own || one_less.gives_up() < kernel.gives_up(),
+                "{rto} ms, {own}"
+            );
         }
     }
 }
@@ -134,16 +142,45 @@ fn auto_touches_nothing_where_nothing_is_shorter() {
 #[test]
 fn keep_and_fixed() {
     let with = |syn_retries| {
-        compiled(&Settings {
+        let kernel = compiled(&Settings {
             initial_rto: timer(100),
             syn_retries,
             ..Settings::default()
         })
-        .kernel
-        .syn_retries
+        .kernel;
+        (kernel.syn_retries, kernel.flags)
     };
-    assert_eq!(with(SynRetries::Keep), [0; SYN_RETRIES_LEN]);
-    assert_eq!(with(SynRetries::Fixed(3)), [3; SYN_RETRIES_LEN]);
+    assert_eq!(with(SynRetries::Keep).0, [0; SYN_RETRIES_LEN]);
+    assert_eq!(with(SynRetries::Fixed(3)).0, [3; SYN_RETRIES_LEN]);
+    let fixed = policy_flags::SYN_RETRIES_FIXED;
+    assert_eq!(
+        with(SynRetries::Keep).1 | fixed,
+        with(SynRetries::Fixed(3)).1
+    );
+    assert_eq!(with(SynRetries::Auto).1 & fixed, 0);
+}
+
+#[test]
+fn a_warning_where_even_the_most_retransmissions_are_not_enough() {
+    let warned = |tcp_syn_retries| {
+        let host = HostFacts {
+            tcp_syn_retries,
+            ..HOST
+        };
+        let settings = Settings {
+            initial_rto: timer(100),
+            rto_max: ms(1_000),
+            user_timeout: ms(900_000),
+            ..Settings::default()
+        };
+        let compiled = compile(&"p".parse().unwrap(), &settings, &host).unwrap();
+        let is_it = |w: &String| w.contains("even 127 SYN");
+        compiled.warnings.iter().any(is_it)
+    };
+    // 67 s by the kernel's own timers, and 127 of at most 1 s do. Three hours and more are not reached, nor of
+    // interest where a socket would have to ask for them.
+    assert!(!warned(6));
+    assert!(warned(100));
 }
 
 #[test]
