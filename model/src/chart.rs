@@ -350,7 +350,13 @@ mod tests {
         for (unit, value, tick) in [
             (Unit::Milliseconds, 0.0, "0"),
             (Unit::Milliseconds, 0.25, "250 us"),
+            (Unit::Milliseconds, 1.0, "1 ms"),
+            (Unit::Milliseconds, 999.0, "999 ms"),
+            (Unit::Milliseconds, 1000.0, "1 s"),
             (Unit::Milliseconds, 1500.0, "1.5 s"),
+            (Unit::Microseconds, 500.0, "500 us"),
+            (Unit::Microseconds, 1500.0, "1.5 ms"),
+            (Unit::Microseconds, 2e6, "2 s"),
             (Unit::Percent, 0.1 + 0.2, "0.3 %"),
             (Unit::Number, 100.0, "100"),
         ] {

@@ -386,6 +386,92 @@ mod tests {
     }
 
     #[test]
+    fn the_state_of_the_computed_example() {
+        let mut rfc = Rfc6298::new(Weights::W1);
+        assert_eq!(rfc.state(), None);
+        let states = in_turn([100_000, 200_000, 100_000])
+            .into_iter()
+            .map(|sample| {
+                rfc.take(sample);
+                rfc.state().unwrap()
+            });
+        assert!(states.eq([
+            (100_000.0, 50_000.0),
+            (112_500.0, 62_500.0),
+            (110_937.5, 50_000.0)
+        ]));
+        // Another minimum is for another connection.
+        let other = rfc.with_minimum(7_000);
+        let new = Rfc6298 {
+            minimum_us: 7_000,
+            ..Rfc6298::new(Weights::W1)
+        };
+        assert_eq!(other, new);
+    }
+
+    /// By another transcription of `tcp_rtt_estimator()` (net/ipv4/tcp_input.c, Linux 6.12), in Python: eight times the
+    /// smoothed RTT, four times the mean deviation, and the variation.
+    #[test]
+    fn the_kernels_arithmetic() {
+        let check = |rto_min_us, samples: &[Sample], states: &[(u32, u32, u32)]| {
+            let mut linux = Linux::new(1000).with_minimum(rto_min_us);
+            assert_eq!(samples.len(), states.len());
+            for (sample, state) in samples.iter().zip(states) {
+                linux.take(*sample);
+                assert_eq!((linux.srtt_us, linux.mdev_us, linux.rttvar_us), *state);
+            }
+            assert_eq!(
+                linux.with_minimum(4_000),
+                Linux::new(1000).with_minimum(4_000)
+            );
+        };
+        check(
+            200_000,
+            &in_turn([400_000, 100_000, 350_000, 350_000, 100, 600_000, 90_000]),
+            &[
+                (3_200_000, 800_000, 800_000),
+                (2_900_000, 812_500, 812_500),
+                (2_887_500, 621_875, 764_844),
+                (2_876_563, 477_344, 692_969),
+                (2_517_093, 507_360, 646_567),
+                (2_802_457, 665_884, 665_884),
+                (2_542_150, 677_613, 677_613),
+            ],
+        );
+        // Segments sent in one window.
+        let sent = [(0, 400_000), (10, 100_000), (20, 500_000), (30, 300)];
+        check(
+            50_000,
+            &sent.map(|(sent_us, rtt_us)| Sample { sent_us, rtt_us }),
+            &[
+                (3_200_000, 800_000, 800_000),
+                (2_900_000, 812_500, 812_500),
+                (3_037_500, 746_875, 812_500),
+                (2_658_113, 770_958, 812_500),
+            ],
+        );
+        // As long as eight times it fits.
+        for rtt_us in [(1 << 28) - 1, 1 << 28, u64::MAX] {
+            let state = [(2_147_483_640, 536_870_910, 536_870_910)];
+            check(200_000, &[Sample { sent_us: 0, rtt_us }], &state);
+        }
+    }
+
+    #[test]
+    fn no_rto_is_above_the_maximum() {
+        let mut linux = Linux::new(1000).with_maximum(500_000);
+        assert_eq!(linux.rto_us(), 500_000);
+        linux.take(Sample {
+            sent_us: 0,
+            rtt_us: 100_000,
+        });
+        assert_eq!(
+            (linux.rto_us(), linux.with_maximum(250_000).rto_us()),
+            (300_000, 250_000)
+        );
+    }
+
+    #[test]
     fn a_steady_path_ends_at_the_granularity() {
         let last = *rtos(Rfc6298::new(Weights::W1), &[1_000; 100])
             .last()

@@ -133,6 +133,21 @@ mod tests {
     use super::*;
 
     #[test]
+    fn events_have_texts_of_their_own_and_two_are_lifetimes() {
+        let texts: std::collections::BTreeSet<_> = Event::ALL.map(Event::text).into();
+        assert_eq!(texts.len(), Event::ALL.len());
+        let lifetimes = Event::ALL.into_iter().filter(|event| event.is_lifetime());
+        let lifetimes: Vec<&str> = lifetimes.map(Event::text).collect();
+        assert_eq!(
+            lifetimes,
+            [
+                "connect: no answer, gives up",
+                "accept: no ACK, request dropped"
+            ]
+        );
+    }
+
+    #[test]
     fn a_policy_of_100_ms_on_a_host_with_the_kernels_defaults() {
         let kernel = Handshake::kernel(1000, 6, 4, 5);
         let policy = Handshake {

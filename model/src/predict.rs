@@ -160,9 +160,13 @@ mod tests {
     fn worse_is_more_than_a_jiffy() {
         let kernel = LinuxTimers::near(250, 100);
         let own = kernel.with_rto_min(50_000);
-        for p in predict(&kernel, &own, &steps(MS, 20_000 * MS)) {
-            assert_eq!(p.worse, p.policy_ms > p.kernel_ms + 4.0, "{p:?}");
-            assert!(p.kernel_ms >= p.disruption_ms && p.policy_ms >= p.disruption_ms);
+        // A few jiffies apart, too.
+        let others = [200_000, 204_000, 208_000].map(|us| kernel.with_rto_min(us));
+        for own in [own].into_iter().chain(others) {
+            for p in predict(&kernel, &own, &steps(MS, 20_000 * MS)) {
+                assert_eq!(p.worse, p.policy_ms > p.kernel_ms + 4.0, "{p:?}");
+                assert!(p.kernel_ms >= p.disruption_ms && p.policy_ms >= p.disruption_ms);
+            }
         }
         let all = predict(&kernel, &own, &[200 * MS, 20 * MS]);
         assert_eq!([all[0].worse, all[1].worse], [true, false]);
@@ -193,7 +197,28 @@ mod tests {
         let kernel = LinuxTimers::near(250, 100);
         let dense = between(&[10 * MS, 2000 * MS]);
         let all = predict(&kernel, &kernel.with_rto_min(8_000), &dense);
-        let text = svg(&charts("rto_min 8ms", &all)).unwrap();
+        let csv = csv(&predict(
+            &kernel,
+            &kernel.with_rto_min(50_000),
+            &[20 * MS, 200 * MS],
+        ));
+        let lines: Vec<&str> = csv.lines().collect();
+        assert_eq!(lines[0], "disruption_ms,kernel_ms,policy_ms,worse");
+        assert!(
+            lines[1].starts_with("20,") && lines[1].ends_with(",false"),
+            "{csv}"
+        );
+        assert!(
+            lines[2].starts_with("200,") && lines[2].ends_with(",true"),
+            "{csv}"
+        );
+        assert_eq!(lines.len(), 3);
+        let charts = charts("rto_min 8ms", &all);
+        assert_eq!(charts[0].title, "rto_min 8ms: idle time");
+        assert_eq!(charts[1].title, "the same on linear axes");
+        let axes = charts.each_ref().map(|chart| (chart.log_x, chart.log_y));
+        assert_eq!(axes, [(true, true), (false, false), (true, false)]);
+        let text = svg(&charts).unwrap();
         assert!(text.matches("<polyline").count() >= 6, "{text}");
         for label in ["lost for", "idle time", "ratio", "10 ms", "1 s"] {
             assert!(text.contains(&format!("{label}\n")), "{label}: {text}");

@@ -258,6 +258,41 @@ mod tests {
         assert_eq!(far.with_rto_min(20_000).with_restart().rto_min_us, 8_000);
         let near = LinuxTimers::near(250, 100).with_rto_min(100_000);
         assert_eq!(near.with_restart(), near);
+        // Nor is it rounded up above what was asked for.
+        let odd = LinuxTimers::near(250, 100).with_rto_min(99_000);
+        assert_eq!(odd.with_restart(), odd);
+    }
+
+    #[test]
+    fn a_probe_is_two_round_trips_and_rto_min_away() {
+        let unsteady = LinuxTimers {
+            rttvar_us: 300_000,
+            ..LinuxTimers::near(1000, 30_000)
+        };
+        assert_eq!((unsteady.probe(), unsteady.rto()), (Some(260), 330));
+        let low = unsteady.with_rto_min(50_000);
+        assert_eq!((low.probe(), low.rto()), (Some(110), 330));
+        let without = LinuxTimers {
+            probe_after_us: None,
+            ..unsteady
+        };
+        assert_eq!(without.with_rto_min(50_000).probe(), None);
+    }
+
+    #[test]
+    fn as_many_places_in_a_step_wait_longer_than_the_median_as_shorter() {
+        let near = LinuxTimers::near(HZ, SRTT_US);
+        for disruption_us in [1_000, 500_000, 3_000_000, 20_000_000] {
+            let median = near.median_idle_us(disruption_us);
+            let all = (0..512).map(|begin| near.idle_us(disruption_us, begin));
+            let (below, above) = all.fold((0, 0), |(below, above), us| {
+                (
+                    below + u32::from(us < median),
+                    above + u32::from(us > median),
+                )
+            });
+            assert!(below <= 256 && above <= 256, "{below} {above}");
+        }
     }
 
     const HZ: u64 = 250;

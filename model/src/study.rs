@@ -240,6 +240,26 @@ mod tests {
     }
 
     #[test]
+    fn the_columns_part_above_a_second() {
+        let judged = |rto_us, rtt_us| {
+            let mut shares = Shares::default();
+            shares.judge(rto_us, rtt_us);
+            let Shares {
+                within,
+                exceeding,
+                long,
+                long_exceeding,
+                ..
+            } = shares;
+            [within, exceeding, long, long_exceeding]
+        };
+        assert_eq!(judged(1_000_000, 1_000_000), [1, 0, 0, 0]);
+        assert_eq!(judged(1_000_000, 1_000_001), [0, 1, 0, 0]);
+        assert_eq!(judged(1_000_001, 1_000_001), [0, 0, 1, 0]);
+        assert_eq!(judged(1_000_001, 1_000_002), [0, 0, 1, 1]);
+    }
+
+    #[test]
     fn flows_start_anew() {
         let flows = [in_turn([1_000; 50]), in_turn([200_000; 2])];
         assert_eq!(

@@ -263,6 +263,52 @@ mod tests {
         }
     }
 
+    /// The first two are of Documentation/networking/ip-sysctl.rst (tcp_syn_retries, tcp_retries2), Linux 6.12.
+    #[test]
+    fn the_documented_timeouts() {
+        assert_eq!(model_timeout(1_000, 120_000, 6), 127_000);
+        assert_eq!(model_timeout(200, 120_000, 15), 924_600);
+        assert_eq!(model_timeout(1_000, 120_000, 7), 127_000 + 120_000);
+        assert_eq!(model_timeout(3_000, 1_000, 2), 3_000 + 2 * 1_000);
+    }
+
+    #[test]
+    fn one_syn_is_retransmitted_whatever_the_time() {
+        let timers = SynTimers::kernel(HZ, 0, 4);
+        let schedule = timers.schedule(Granularity::Exact);
+        assert_eq!((schedule.sent, schedule.gives_up), (vec![0, HZ], 2 * HZ));
+    }
+
+    #[test]
+    fn retries_are_the_fewest_that_wait_long_enough() {
+        for initial_rto in [2, 25, 250, 1000] {
+            let timers = timers(initial_rto);
+            let gives_up = |syn_retries| {
+                let timers = SynTimers {
+                    syn_retries,
+                    ..timers
+                };
+                timers.gives_up()
+            };
+            let all = GivesUp::of(timers);
+            assert_eq!((all.with(0), all.with(255)), (gives_up(1), gives_up(127)));
+            for retries in 1..=MAX_SYNCNT {
+                let at = gives_up(retries);
+                assert_eq!(all.with(retries), at);
+                for wanted in [at - 1, at, at + 1] {
+                    let fewest = (1..=MAX_SYNCNT).find(|retries| gives_up(*retries) >= wanted);
+                    let syn_retries = fewest.unwrap_or(MAX_SYNCNT);
+                    let expected = Retries {
+                        syn_retries,
+                        gives_up: gives_up(syn_retries),
+                        reached: fewest.is_some(),
+                    };
+                    assert_eq!(all.retries_for(wanted), expected);
+                }
+            }
+        }
+    }
+
     #[test]
     fn defaults_are_eleven_syns_and_131_seconds() {
         let schedule = timers(HZ).schedule(Granularity::Exact);

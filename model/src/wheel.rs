@@ -52,6 +52,19 @@ mod tests {
     }
 
     #[test]
+    fn a_level_takes_63_steps_and_there_are_nine() {
+        for level in 1..LEVELS {
+            let step_of_level = 8u64.pow(level);
+            let first = 63 * step_of_level / 8;
+            assert_eq!(
+                (step(first - 1), step(first)),
+                (step_of_level / 8, step_of_level)
+            );
+        }
+        assert_eq!(step(u64::MAX), 8u64.pow(LEVELS - 1));
+    }
+
+    #[test]
     fn never_early_and_late_by_two_steps_at_most() {
         for now in [0, 1, 7, 63, 64, 511, 12345] {
             for delta in [1, 2, 25, 62, 63, 64, 250, 500, 503, 504, 4000, 30000] {

@@ -116,3 +116,27 @@ impl EngineConfig {
 
 /// For commands that work without a daemon.
 pub use crate::datapath::{remove_kept_pins, remove_links, remove_pins, walk::for_restoring};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn state_is_in_four_files_each_of_which_says_what_goes_with_it() {
+        let agent = AgentConfig {
+            persistent_dir: "/lasting".into(),
+            state_dir: "/boot".into(),
+            ..AgentConfig::default()
+        };
+        let files = state_files(&agent);
+        let lasting = files
+            .iter()
+            .filter(|(path, _)| path.starts_with("/lasting"));
+        assert_eq!((files.len(), lasting.count()), (4, 3));
+        assert!(
+            files
+                .iter()
+                .all(|(path, lost)| path.extension().is_some() && lost.contains(' '))
+        );
+    }
+}

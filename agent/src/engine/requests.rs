@@ -308,6 +308,7 @@ fn refused<T>(text: &str) -> Result<T, EngineError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::desired::tests::{NEAR, desired, files};
 
     #[test]
     fn fifty_notes_and_the_number_of_the_others() {
@@ -359,5 +360,49 @@ mod tests {
         runtime.add(&[known], &entry, &Settings::default());
         assert_eq!(need_of(&runtime, &[known]), Need::of_runtime(0, 1));
         assert_eq!(need_of(&runtime, &[known, new]), Need::of_runtime(1, 1));
+        // What is switched off is remembered, too.
+        let files = &files(NEAR).config.set;
+        let switched_off = "10.1.0.0/16".parse().unwrap();
+        runtime.remove(&known, files);
+        runtime.remove(&switched_off, files);
+        runtime.add(&[new], &entry, &Settings::default());
+        assert_eq!(need_of(&runtime, &[new]), Need::of_runtime(0, 2));
+    }
+
+    #[test]
+    fn an_entry_is_of_one_policy() {
+        let desired = desired(NEAR);
+        let settings = Settings {
+            delack_max: Some(std::time::Duration::from_millis(8)),
+            ..Settings::default()
+        };
+        let of = |policy: Option<&str>, settings: Option<&Settings>| {
+            let request = AddRequest {
+                policy: policy.map(ToOwned::to_owned),
+                settings: settings.cloned(),
+                ..AddRequest::default()
+            };
+            policy_for(&desired, &request).map_err(|e| e.to_string())
+        };
+        assert_eq!(of(Some("near"), None).unwrap().0.as_str(), "near");
+        let (name, own) = of(None, Some(&settings)).unwrap();
+        assert_eq!(
+            (name, &own),
+            (PolicyName::for_settings(&settings), &settings)
+        );
+        for (policy, settings, why) in [
+            (None, None, "no policy"),
+            (None, Some(&Settings::default()), "no policy"),
+            (Some("near"), Some(&settings), "not both"),
+            (
+                Some("far"),
+                None,
+                "unknown policy far; the configuration has: near",
+            ),
+            (Some("-"), None, "invalid policy name"),
+        ] {
+            let error = of(policy, settings).unwrap_err();
+            assert!(error.contains(why), "{error}");
+        }
     }
 }

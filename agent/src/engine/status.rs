@@ -257,3 +257,143 @@ impl Snapshot {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use rto_agent_common::Statistics;
+
+    use super::*;
+    use crate::{
+        datapath::fake::{FakeHost, options},
+        engine::{
+            EngineConfig,
+            desired::tests::{NEAR, desired},
+            runtime::RuntimeEntry,
+            snapshot::Health,
+        },
+        wire::types::Caller,
+    };
+
+    const BY: Caller = Caller { uid: 0, pid: 1 };
+
+    fn near() -> PolicyName {
+        "near".parse().unwrap()
+    }
+
+    /// Of what is in force and healthy: two entries of the file, and one added at run time.
+    fn snapshot() -> Snapshot {
+        let entry = RuntimeEntry {
+            policy: near(),
+            by: BY,
+            expires_ms: None,
+        };
+        let desired = desired(NEAR);
+        let settings = desired.files.config.set.policies[&near()].settings.clone();
+        let cidr = "10.9.0.0/16".parse().unwrap();
+        let resolved = desired.with_entries(&[cidr], &entry, &settings).resolve();
+        let host = FakeHost::default();
+        let starting = Snapshot::starting(&EngineConfig::for_tests());
+        let health = Health {
+            in_sync: true,
+            problems: Vec::new(),
+            ..(*starting.health).clone()
+        };
+        Snapshot {
+            resolved: Some(Arc::new(resolved.unwrap())),
+            reader: Some(host.open(options()).reader()),
+            health: Arc::new(health),
+            ..starting
+        }
+    }
+
+    fn with(change: impl FnOnce(&mut Health)) -> Snapshot {
+        let mut snapshot = snapshot();
+        change(Arc::make_mut(&mut snapshot.health));
+        snapshot
+    }
+
+    #[test]
+    fn one_line_for_the_service_manager() {
+        let line = |change: fn(&mut Health)| with(change).status_line();
+        assert_eq!(line(|_| {}), "3 entries of 1 policy in force");
+        let broken = line(|health| health.problems = vec!["out of step".to_owned()]);
+        assert_eq!(broken, "out of step");
+        let detached = line(|health| health.detached_by = Some(BY));
+        assert_eq!(detached, format!("detached by {BY}"));
+        let refused = line(|health| health.last_reload.ok = false);
+        assert_eq!(
+            refused,
+            "3 entries of 1 policy in force; last reload refused, the last good configuration is in force"
+        );
+    }
+
+    #[test]
+    fn entries_of_files_and_of_run_time_are_told_apart() {
+        let entries = snapshot().entries_of();
+        let families = |view: &FamiliesView| (view.ipv4, view.ipv6);
+        assert_eq!(families(&entries.file), (1, 1));
+        assert_eq!(families(&entries.runtime), (1, 0));
+        assert_eq!(families(&entries.manual), (1, 0));
+    }
+
+    #[test]
+    fn what_is_in_force_after_a_bad_file() {
+        let told = |in_sync, kept_at_s| {
+            let snapshot = with(|health| {
+                health.in_sync = in_sync;
+                health.last_reload.ok = false;
+                health.last_reload.kept_at_s = kept_at_s;
+            });
+            snapshot.problems(&snapshot.attachment()).pop().unwrap()
+        };
+        assert!(told(true, None).ends_with("; the last good configuration is in force"));
+        assert!(
+            told(true, Some(1))
+                .ends_with("; the last good configuration, kept on disk, is in force")
+        );
+        for kept_at_s in [None, Some(1)] {
+            assert_eq!(
+                told(false, kept_at_s),
+                "the files were not taken over (start)"
+            );
+        }
+    }
+
+    #[test]
+    fn programs_of_others_and_walks_are_told_where_there_are_any() {
+        let snapshot = with(|health| health.programs = vec![7, 8]);
+        let status = snapshot.status();
+        assert_eq!(status.foreign_programs, 2);
+        assert!(status.open_sockets.is_none());
+        assert!(
+            status
+                .attachment
+                .program_id
+                .is_none_or(|id| id != 7 && id != 8)
+        );
+    }
+
+    #[test]
+    fn connections_without_memory_are_counted_in_both_arms_and_warned_of() {
+        let snapshot = snapshot();
+        let counted = |treated, control| {
+            let of = |failures| {
+                let mut active = Statistics::default();
+                active.counters.storage_failures = failures;
+                [active, Statistics::default(), Statistics::default()]
+            };
+            let statistics = ArmStatistics {
+                treated: of(treated),
+                control: Some(of(control)),
+            };
+            let all = BTreeMap::from([(near(), statistics)]);
+            let counters = snapshot.counters(&snapshot.stats_answer(&all));
+            let warnings = snapshot.warnings(&counters);
+            (counters[&near()].storage_failures, warnings.len())
+        };
+        assert_eq!(counted(0, 0), (0, 0));
+        assert_eq!(counted(2, 0), (2, 1));
+        assert_eq!(counted(2, 3), (5, 1));
+        assert_eq!(counted(0, 3), (3, 1));
+    }
+}

@@ -203,8 +203,90 @@ mod tests {
     use super::*;
     use crate::{
         datapath::fake::{FakeHost, options},
-        engine::{EngineConfig, desired::tests::desired},
+        engine::{
+            EngineConfig,
+            desired::tests::{NEAR, desired},
+            snapshot::Health,
+        },
+        policy::differences::Difference,
     };
+
+    #[test]
+    fn what_somebody_else_changes_is_logged_once_a_minute() {
+        let mut differences = Differences::default();
+        (0..3).for_each(|_| differences.push(Difference::ControlArm));
+        let mut log = DifferenceLog::default();
+        for round in 1..=3 {
+            log.record(&differences);
+            assert_eq!(log.counts()["control-arm"], 3 * round);
+            assert_eq!(log.unlogged, 3 * (round - 1));
+        }
+        log.logged_at = Instant::now().checked_sub(Duration::from_secs(60));
+        log.record(&differences);
+        assert!(
+            log.logged_at
+                .is_some_and(|at| at.elapsed() < Duration::from_secs(30))
+        );
+    }
+
+    /// Two entries and what compares them; the kernel holds both, and is attached.
+    fn near() -> (FakeHost, Snapshot) {
+        let resolved = Arc::new(desired(NEAR).resolve().unwrap());
+        let host = FakeHost::default();
+        let reader = host.open(options()).reader();
+        host.state().maps = resolved.maps.clone();
+        host.state().attached = true;
+        let starting = Snapshot::starting(&EngineConfig::for_tests());
+        let health = Health {
+            in_sync: true,
+            problems: Vec::new(),
+            ..(*starting.health).clone()
+        };
+        let snapshot = Snapshot {
+            resolved: Some(resolved),
+            reader: Some(reader),
+            health: Arc::new(health),
+            ..starting
+        };
+        (host, snapshot)
+    }
+
+    #[test]
+    fn any_one_thing_that_is_wrong_is_not_ok() {
+        let (host, snapshot) = near();
+        let is_ok = |snapshot: &Snapshot| snapshot.verify().unwrap().ok;
+        assert!(is_ok(&snapshot));
+        let mut out_of_sync = snapshot.clone();
+        Arc::make_mut(&mut out_of_sync.health).in_sync = false;
+        assert!(!is_ok(&out_of_sync));
+        host.state().attached = false;
+        assert!(!is_ok(&snapshot));
+        host.state().attached = true;
+        let gone = "10.1.0.0/16".parse().unwrap();
+        assert!(host.state().maps.entries.remove(&gone));
+        assert!(!is_ok(&snapshot));
+    }
+
+    #[test]
+    fn a_part_after_an_entry_that_is_gone_begins_with_the_first() {
+        let (host, snapshot) = near();
+        let compared_after = |text: &str| {
+            let position = Position {
+                entries: TrieCursor::After(text.parse().unwrap()),
+                ..Position::default()
+            };
+            let before = host.state().compared;
+            let round = snapshot.compare_part(position, PIECE).unwrap();
+            (host.state().compared - before, round.differs)
+        };
+        let (known, gone) = ("10.1.0.0/16", "10.2.0.0/16");
+        let all = host.state().maps.entries.len();
+        assert_eq!(compared_after(gone).0, compared_after(known).0 + 1);
+        assert!(compared_after(gone).0 <= all);
+        assert!(!compared_after(gone).1);
+        assert!(host.state().maps.entries.remove(&known.parse().unwrap()));
+        assert!(compared_after(gone).1);
+    }
 
     #[test]
     fn a_part_is_no_larger_than_asked_and_each_entry_is_read_once() {

@@ -68,3 +68,28 @@ pub struct ControlArm {
     /// It draws peers, not connections.
     pub by_peer: bool,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_is_forgotten_with_its_brakes_and_the_kernels_own_timer_stays() {
+        let braked = |timer| InitialRto {
+            timer,
+            epoch: 3,
+            budget: 5,
+        };
+        let kernel = braked(Timer::Kernel).without_value();
+        let expected = InitialRto {
+            timer: Timer::Kernel,
+            epoch: 0,
+            budget: 0,
+        };
+        assert_eq!(kernel, expected);
+        for timer in [Timer::Configured, Timer::Value(Duration::from_millis(20))] {
+            let left = braked(timer).without_value();
+            assert_eq!(left, InitialRto::default());
+        }
+    }
+}

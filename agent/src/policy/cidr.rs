@@ -437,6 +437,30 @@ mod tests {
         }
     }
 
+    /// What the fast way must leave to the other, which refuses it, and what it reads by itself.
+    #[test]
+    fn nearly_right_is_not_read_the_fast_way() {
+        for text in [
+            "0.0.0.0/",
+            "10..0.0/8",
+            "0.0.0.0.0/0",
+            "1:2:3:4:5:6:7/128",
+            "1:2:3:4:5:6:7:8:9/128",
+            "1:2:3:4::5:6:7:8/128",
+            "1::2::3/128",
+            "12345::/20",
+            "1:2:3:4:5:6:7:8:/128",
+        ] {
+            assert_eq!(parse_fast(text.as_bytes()), None, "{text}");
+            assert!(text.parse::<Cidr>().is_err(), "{text}");
+        }
+        for text in ["ABCD:EF09::/32", "abcd:ef09::/32", "1:2:3::5:6:7:8/128"] {
+            let read = parse_fast(text.as_bytes());
+            assert!(read.is_some(), "{text}");
+            assert_eq!(read, Cidr::parse_full(text).ok());
+        }
+    }
+
     #[test]
     fn mapped_addresses_are_ipv4() {
         let cidr: Cidr = "10.0.0.0/8".parse().unwrap();
@@ -454,6 +478,30 @@ mod tests {
                 prop_assert_eq!(slowly.clone(), Ok(cidr));
             }
             prop_assert_eq!(text.parse(), slowly);
+        }
+
+        /// The same of texts that are one character from a right one.
+        #[test]
+        fn both_ways_are_one_nearby(
+            v4: u32,
+            v6: u128,
+            length in 0..=128u8,
+            at: prop::sample::Index,
+            insert in "[0-9a-fA-F:./]?",
+            remove: bool,
+        ) {
+            for cidr in [
+                Cidr::containing(Ipv4Addr::from_bits(v4).into(), length.min(32)),
+                Cidr::containing(Ipv6Addr::from_bits(v6).into(), length),
+            ] {
+                let Some(cidr) = cidr else { continue };
+                let mut text = cidr.to_string();
+                let at = at.index(text.len());
+                text.replace_range(at..at + usize::from(remove), &insert);
+                if let Some(cidr) = parse_fast(text.as_bytes()) {
+                    prop_assert_eq!(Cidr::parse_full(&text), Ok(cidr), "{}", text);
+                }
+            }
         }
 
         /// It is the way of nearly all.

@@ -395,6 +395,16 @@ mod tests {
             .map(|name| (cidr(name), "p".parse().unwrap()))
             .to_vec();
         assert_eq!(in_trie_order(&entries(&all), true), all);
+        // Of those with the same end the longest is first.
+        let ends = |prefixes: [&str; 3], is_ipv4| {
+            let all: Vec<_> = prefixes.map(|p| (cidr(p), "p".parse().unwrap())).to_vec();
+            assert_eq!(in_trie_order(&entries(&all), is_ipv4), all);
+        };
+        ends(
+            ["192.168.255.255/32", "192.168.255.0/24", "192.168.0.0/16"],
+            true,
+        );
+        ends(["fdff:ffff::/32", "fdff::/16", "fc00::/7"], false);
     }
 
     #[test]
@@ -411,6 +421,13 @@ mod tests {
             is_last: true,
         };
         assert_eq!(run.compare(&Entries::default()), Err(Disorder));
+        // The same one again.
+        let twice = [found[0]; 2];
+        let run = Run {
+            found: &twice,
+            ..run
+        };
+        assert_eq!(run.compare(&Entries::default()), Err(Disorder));
         // From the beginning again: the entry it was to begin after is gone.
         let after = Some(cidr("10.3.0.0/16"));
         let run = Run {
@@ -424,6 +441,14 @@ mod tests {
     #[test]
     fn many_are_counted_and_few_are_told() {
         let policy: PolicyName = "p".parse().unwrap();
+        let mut pushed = Differences::default();
+        assert!(pushed.is_empty());
+        for number in 1..=2 * KEPT {
+            pushed.push(Difference::ControlArm);
+            assert!(!pushed.is_empty());
+            assert_eq!(pushed.first.len(), number.min(KEPT));
+        }
+        assert_eq!(pushed.total(), 2 * KEPT as u64);
         let all = (0..=255).map(|n| (cidr(&format!("10.0.{n}.0/24")), policy.clone()));
         let differences = compare(&Entries::default(), &entries(&all.collect::<Vec<_>>()), 8);
         assert_eq!((differences.total(), differences.first.len()), (256, KEPT));

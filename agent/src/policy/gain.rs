@@ -67,6 +67,24 @@ mod tests {
     }
 
     #[test]
+    fn a_shorter_maximum_gains_once_it_is_reached() {
+        let policy = KernelPolicy {
+            rto_max_ms: 2_000,
+            ..KernelPolicy::EMPTY
+        };
+        // 1 s, 2 s, ... 5 s, 7 s, and then 11 s and 19 s by the kernel's own timers, 9 s and 11 s by these.
+        let expected = [0, 0, 0, 0, 0, 0, 2_000_000, 8_000_000];
+        assert_eq!(saved_time(&policy, &HOST), (1_000_000, expected));
+    }
+
+    #[test]
+    fn beyond_35_minutes_it_is_the_most() {
+        let hour = [0, 3600 * 250];
+        assert_eq!(difference(&hour, &[0, 0], 250)[0], i32::MAX);
+        assert_eq!(difference(&[0, 0], &hour, 250)[0], i32::MIN);
+    }
+
+    #[test]
     fn longer_timers_lose() {
         let (initial_rto_us, syn) = with(750);
         assert_eq!((initial_rto_us, syn[0]), (3_000_000, -2_000_000));

@@ -179,4 +179,35 @@ mod tests {
             assert_eq!(defaults.syn_retries, u32::from(HOST.tcp_syn_retries));
         }
     }
+
+    #[test]
+    fn the_kernels_tables_hold_so_many_policies() {
+        let policies = |number: u32| PolicySet {
+            policies: (0..number)
+                .map(|n| {
+                    let policy = Policy {
+                        settings: Settings::default(),
+                        location: None,
+                    };
+                    (format!("p{n}").parse().unwrap(), policy)
+                })
+                .collect(),
+            ..PolicySet::default()
+        };
+        assert_eq!(policies(0).check_size(), Ok(()));
+        assert_eq!(policies(MAX_POLICIES).check_size(), Ok(()));
+        assert_eq!(
+            policies(MAX_POLICIES + 1).check_size(),
+            Err("1025 policies: at most 1024 are possible".to_owned())
+        );
+    }
+
+    #[test]
+    fn a_location_is_a_file_and_a_line() {
+        let location = Location {
+            path: Path::new("/etc/rto-agent/config.toml").into(),
+            line: 7,
+        };
+        assert_eq!(location.to_string(), "/etc/rto-agent/config.toml:7");
+    }
 }

@@ -212,6 +212,21 @@ mod tests {
         now
     }
 
+    #[test]
+    fn a_summary_in_words() {
+        let text = |added, changed, removed| {
+            let summary = ChangeSummary {
+                added,
+                changed,
+                removed,
+                ..ChangeSummary::default()
+            };
+            summary.to_string()
+        };
+        assert_eq!(text(0, 0, 0), "nothing changed");
+        assert_eq!(text(0, 2, 0), "0 added, 2 changed, 0 removed");
+    }
+
     prop_compose! {
         fn image()(
             settings in prop::collection::btree_map(0u8..6, 1u32..4, 1..6),
@@ -267,6 +282,7 @@ mod tests {
             let plan = Plan::between(&current, &desired);
             prop_assert_eq!(apply(&current, &plan, &desired), desired.clone());
             prop_assert!(Plan::between(&desired, &desired).is_empty());
+            prop_assert_eq!(plan.is_empty(), current == desired);
             // Nothing is written that was there before.
             for (cidr, name) in &plan.entries_write {
                 prop_assert_ne!(current.entries.get(cidr).map(|e| e.policy), Some(name));
@@ -280,6 +296,33 @@ mod tests {
                 current.entries.len() + summary.added - summary.removed,
                 desired.entries.len()
             );
+        }
+
+        /// By what each entry and each policy was and is.
+        #[test]
+        fn a_summary_counts_what_a_person_would(current in image(), desired in image()) {
+            let both = desired.entries.iter().filter_map(|(cidr, after)| {
+                Some((current.entries.get(&cidr)?.policy, after.policy))
+            });
+            let changed = both.filter(|(before, after)| {
+                before != after || current.policies[*before] != desired.policies[*after]
+            });
+            let is_in = |state: &MapState, cidr: &Cidr| state.entries.contains_key(cidr);
+            let rewritten = desired.policies.iter().filter_map(|(name, after)| {
+                Some((current.policies.get(name)?, after))
+            });
+            let without = |one: &MapState, other: &MapState| {
+                one.policies.keys().filter(|name| !other.policies.contains_key(*name)).count()
+            };
+            let expected = ChangeSummary {
+                added: desired.entries.keys().filter(|cidr| !is_in(&current, cidr)).count(),
+                changed: changed.count(),
+                removed: current.entries.keys().filter(|cidr| !is_in(&desired, cidr)).count(),
+                policies_added: without(&desired, &current),
+                policies_changed: rewritten.filter(|(before, after)| before != after).count(),
+                policies_removed: without(&current, &desired),
+            };
+            prop_assert_eq!(ChangeSummary::between(&current, &desired), expected);
         }
     }
 }

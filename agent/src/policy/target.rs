@@ -165,6 +165,17 @@ mod tests {
         // The kernel's own value cannot be told from no policy.
         assert_eq!(target(&[("10.0.0.0/8", Some(1000))]), None);
         assert_eq!(target(&[("127.0.0.0/8", Some(5))]), None);
-        assert_eq!(target(&[("224.0.0.0/4", Some(5))]), None);
+        for nobodys in [
+            "0.0.0.1/32",
+            "169.254.0.0/16",
+            "224.0.0.0/4",
+            "255.255.255.0/24",
+            "::1/128",
+            "::/128",
+            "fe80::/64",
+            "ff02::/64",
+        ] {
+            assert_eq!(target(&[(nobodys, Some(5))]), None, "{nobodys}");
+        }
     }
 }

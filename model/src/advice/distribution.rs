@@ -187,3 +187,32 @@ impl SplitMix64 {
         ((self.next() as u128 * n as u128) >> 64) as u64
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of the reference implementation (prng.di.unimi.it/splitmix64.c), from 1234567 on.
+    #[test]
+    fn draws_are_those_of_splitmix64() {
+        let mut random = SplitMix64(1_234_567);
+        for draw in [
+            6_457_827_717_110_365_317,
+            3_203_168_211_198_807_973,
+            9_817_491_932_198_370_423,
+            4_593_380_528_125_082_431,
+            16_408_922_859_458_223_821,
+        ] {
+            assert_eq!(random.next(), draw);
+        }
+    }
+
+    #[test]
+    fn a_map_is_a_distribution_without_what_is_not_there() {
+        let counts = BTreeMap::from([(500, 3), (700, 0), (9_000, 2)]);
+        let distribution = Distribution::from(counts);
+        assert_eq!(distribution.count(), 5);
+        let counts = BTreeMap::from(distribution);
+        assert_eq!(counts, BTreeMap::from([(500, 3), (9_000, 2)]));
+    }
+}

@@ -337,6 +337,39 @@ mod tests {
     }
 
     #[test]
+    fn other_settings_and_a_shorter_memory_are_for_what_is_known() {
+        let mut host = Host::new();
+        host.run(600, 5_000, 50);
+        let before = host.tuner.want().unwrap();
+        assert_eq!(before.jiffies, 12);
+        let coarse = Settings::new(100);
+        host.tuner.configure(coarse);
+        assert_eq!(*host.tuner.settings(), coarse);
+        assert!(host.tuner.want().unwrap().jiffies < before.jiffies);
+        // Of six hours with 100 ms and one with 5 only the last is remembered.
+        let mut host = Host::new();
+        host.run(6 * 3_600, 100_000, 1);
+        host.run(3_600, 5_000, 1);
+        assert_eq!(host.tuner.want().unwrap().slow_us, 100_000);
+        host.tuner.limit_memory(1);
+        assert!(host.tuner.want().is_none_or(|want| want.slow_us < 100_000));
+    }
+
+    #[test]
+    fn a_value_is_lowered_once_enough_was_seen_with_it() {
+        let mut host = Host::new();
+        while host.all.is_empty() {
+            host.run(1, 5_000, 50);
+        }
+        // A minute and more, with one sample short of what is needed.
+        host.run(1, 5_000, LEAST_SAMPLES - 1);
+        host.run(120, 5_000, 0);
+        assert_eq!(host.all.len(), 1);
+        host.run(1, 5_000, 1);
+        assert_eq!(host.all.len(), 2);
+    }
+
+    #[test]
     fn a_longer_delay_raises_it_at_once() {
         let mut host = Host::new();
         host.run(1_000, 5_000, 50);

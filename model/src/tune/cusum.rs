@@ -92,6 +92,16 @@ mod tests {
         }
     }
 
+    #[test]
+    fn evidence_is_what_one_spurious_one_adds() {
+        let mut cusum = Cusum::default();
+        assert_eq!(cusum.log_evidence(), 0.0);
+        assert!(!cusum.add(&Rates::DEFAULT, 0, 1));
+        assert_eq!(cusum.log_evidence(), Rates::DEFAULT.spurious_step());
+        assert!(!cusum.add(&Rates::DEFAULT, 1_000_000, 0));
+        assert_eq!(cusum.log_evidence(), 0.0);
+    }
+
     /// Connections until the alarm, at a rate.
     fn delay(draws: &mut Draws, rate: f64, at_most: u64) -> Option<u64> {
         let mut cusum = Cusum::default();

@@ -413,6 +413,50 @@ mod tests {
     }
 
     #[test]
+    fn the_most_is_where_the_rates_are_those_counted() {
+        for share in [0.001, 0.05, 0.5, 0.95] {
+            for (treated, control) in [(3.0, 40.0), (20.0, 10.0), (900.0, 1.0)] {
+                let term = Term::new(share, treated, control);
+                let likeliest = (treated / share / (control / (1.0 - share))).ln();
+                let most = term.most();
+                assert!((term.at(likeliest) - most).abs() < 1e-9 * most.max(1.0));
+                for offset in [-1.0, -0.01, 0.01, 1.0] {
+                    assert!(term.at(likeliest + offset) < most);
+                }
+            }
+            for (treated, control, limit) in [(7.0, 0.0, 50.0), (0.0, 12.0, -50.0)] {
+                let term = Term::new(share, treated, control);
+                assert!((term.at(limit) - term.most()).abs() < 1e-6);
+            }
+        }
+    }
+
+    #[test]
+    fn probabilities_are_some_however_far_off_the_ratio() {
+        for (ratio, treated) in [(-1e4, 0.0), (0.0, 0.05), (1e4, 1.0)] {
+            let (is, control) = Term::new(0.05, 1.0, 1.0).probabilities(ratio);
+            assert!((is - treated).abs() < 1e-12 && (is + control - 1.0).abs() < 1e-12);
+        }
+    }
+
+    /// Relative to the likelihood at a ratio, it is the e-value less the likelihood there.
+    #[test]
+    fn the_average_is_relative_to_where_it_is_asked() {
+        for (share, treated, control) in [(0.05, 3, 40), (0.5, 20, 10), (0.95, 900, 1)] {
+            let evidence = Evidence::of(&[tally(share, treated, control)]);
+            let ln_e = evidence.ln_e(Direction::Either);
+            for at in [-1.5, -0.1, 0.0, 0.3, 2.0] {
+                let wanted = ln_e - evidence.counted.at(at);
+                let is = evidence.ln_average(at);
+                assert!(
+                    (is - wanted).abs() < 1e-6,
+                    "{share} {at}: {is}, not {wanted}"
+                );
+            }
+        }
+    }
+
+    #[test]
     fn it_is_the_beta_binomial_mixture() {
         for share in [0.001, 0.05, 0.1, 0.5, 0.95, 0.999] {
             for (treated, control) in [

@@ -221,6 +221,117 @@ fn what_is_answered_is_seen_by_everybody() {
 }
 
 #[test]
+fn an_answer_tells_what_changed() {
+    let bed = Bed::ready();
+    let add = |request: AddRequest| {
+        let request = Box::new(request);
+        bed.call(|reply| Message::Add(request, BY, reply)).unwrap()
+    };
+    let with_ttl = |cidr: &str, ttl: &str| AddRequest {
+        ttl: Some(ttl.to_owned()),
+        ..request(cidr)
+    };
+    let answer = add(with_ttl("10.9.0.0/16", "90s"));
+    assert_eq!((answer.changed.added, answer.lifetimes_changed), (1, 0));
+    assert_eq!(answer.expires_in_s, Some(90));
+    let answer = add(request("10.9.0.0/16"));
+    assert_eq!((answer.changed.added, answer.lifetimes_changed), (0, 1));
+    assert_eq!((answer.expires_in_s, answer.notes.len()), (None, 0));
+    // An entry of a file.
+    let answer = add(request("10.1.0.0/16"));
+    let path = bed.dir.path().join("config.toml");
+    let [note] = &answer.notes[..] else {
+        panic!("{answer:?}")
+    };
+    let said = format!("10.1.0.0/16 overrides the entry of {}:", path.display());
+    assert!(note.starts_with(&said), "{note}");
+    let remove = |cidr: &str| {
+        let remove = RemoveRequest {
+            cidrs: vec![cidr.to_owned()],
+            ..RemoveRequest::default()
+        };
+        let answer = bed.call(|reply| Message::Remove(remove, BY, reply));
+        answer.map(|answer| answer.notes).map_err(|e| e.to_string())
+    };
+    assert!(remove("10.1.0.0/16").unwrap()[0].contains("is in force again"));
+    assert!(remove("10.1.0.0/16").unwrap()[0].contains("is switched off"));
+    assert_eq!(
+        remove("10.1.0.0/16").unwrap_err(),
+        "10.1.0.0/16 is already switched off"
+    );
+    assert_eq!(
+        remove("10.9.1.0/24").unwrap_err(),
+        "there is no entry 10.9.1.0/24; it lies within 10.9.0.0/16"
+    );
+    assert_eq!(remove("10.9.0.0/16").unwrap(), [""; 0]);
+    bed.stop();
+}
+
+#[test]
+fn nothing_is_saved_while_the_files_are_refused() {
+    let bed = Bed::ready();
+    let path = bed.dir.path().join("config.toml");
+    let good = fs::read_to_string(&path).unwrap();
+    fs::write(&path, "[policy.near]\ncidrs = [\"10.1.0.1/16\"]\n").unwrap();
+    let save = || AddRequest {
+        save: true,
+        ..request("10.9.0.0/16")
+    };
+    let error = bed.add(save()).unwrap_err().to_string();
+    assert!(
+        error.starts_with("nothing was saved: the files are refused as they are\n"),
+        "{error}"
+    );
+    fs::write(&path, good).unwrap();
+    bed.add(save()).unwrap();
+    assert_eq!(bed.entries(), 3);
+    bed.stop();
+}
+
+/// What is to happen by itself: nothing, as a rule.
+#[test]
+fn an_idle_engine_does_not_wake() {
+    let next_tick = |text: &str| {
+        let dir = tempfile::tempdir().unwrap();
+        let config_path = dir.path().join("config.toml");
+        let [state, lasting] = ["state", "lasting"].map(|name| dir.path().join(name));
+        let agent = format!("[agent]\nstate_dir = {state:?}\npersistent_dir = {lasting:?}\n");
+        fs::write(&config_path, format!("{agent}{text}")).unwrap();
+        let host = host_facts(&[]).unwrap();
+        let StartConfig {
+            config,
+            files,
+            refused,
+        } = StartConfig::read(&config_path, &host).unwrap();
+        let mut last_good = LastGood::open(&config.agent.persistent_dir, &config_path);
+        last_good.stage(&files);
+        let config = EngineConfig {
+            fingerprint: files.fingerprint(),
+            config,
+            refused,
+            host,
+            config_path,
+            ..EngineConfig::for_tests()
+        };
+        let open: Open = Arc::new(|options| Ok(FakeHost::default().open(options)));
+        let (ends, _engine) = channels(&config);
+        let mut engine = Engine::start_with(open, config, last_good, ends).unwrap();
+        let due = engine.until_tick();
+        engine.tick_if_due();
+        (due, engine.until_tick())
+    };
+    let unguarded = NEAR.replacen("initial_rto", "guard = \"off\"\ninitial_rto", 1);
+    assert_eq!(next_tick(&unguarded), (None, None));
+    let learning = NEAR.replace("\"100ms\"", "\"auto\"");
+    let (first, second) = next_tick(&learning);
+    assert_eq!(first, Some(Duration::ZERO));
+    assert!(
+        second.is_some_and(|second| second > Duration::ZERO),
+        "{second:?}"
+    );
+}
+
+#[test]
 fn a_change_is_published_once() {
     let bed = Bed::ready();
     let readers = |n| {

@@ -108,3 +108,75 @@ fn seed() -> u32 {
     let [a, b, c, d, ..] = RandomState::new().build_hasher().finish().to_ne_bytes();
     u32::from_ne_bytes([a, b, c, d])
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(settings: &str, request: StartRequest) -> Result<Design, String> {
+        let settings: Settings = toml::from_str(settings).unwrap();
+        let policy = "near".parse().unwrap();
+        design(&policy, &settings, &request).map_err(|e| e.to_string())
+    }
+
+    fn ramp_of(shares: usize) -> StartRequest {
+        let shares = (1..=shares).map(|n| format!("{}%", 5 * n).parse().unwrap());
+        StartRequest {
+            ramp: shares.collect(),
+            ..StartRequest::default()
+        }
+    }
+
+    #[test]
+    fn where_peers_are_drawn_the_share_stays() {
+        let peers = "rto_min = '50ms'";
+        for (request, is_possible) in [
+            (ramp_of(0), true),
+            (ramp_of(1), true),
+            (ramp_of(2), false),
+            (
+                StartRequest {
+                    promote: true,
+                    ..ramp_of(1)
+                },
+                false,
+            ),
+        ] {
+            let by_peer = of(peers, request.clone());
+            assert_eq!(by_peer.is_ok(), is_possible, "{by_peer:?}");
+            let by_connection = of("initial_rto = '100ms'", request);
+            assert!(by_connection.is_ok(), "{by_connection:?}");
+        }
+    }
+
+    #[test]
+    fn limits() {
+        for (shares, is_possible) in [
+            (MAX_SHARES, true),
+            (MAX_SHARES + 1, false),
+            (MAX_SHARES + 2, false),
+        ] {
+            let design = of("initial_rto = '100ms'", ramp_of(shares));
+            assert_eq!(design.is_ok(), is_possible, "{design:?}");
+        }
+        for (name, is_possible) in [
+            (String::new(), false),
+            ("n".to_owned(), true),
+            ("n".repeat(MAX_NAME), true),
+            ("n".repeat(MAX_NAME + 1), false),
+            ("\u{1b}[2J".to_owned(), false),
+        ] {
+            let request = StartRequest {
+                name: Some(name),
+                ..StartRequest::default()
+            };
+            let design = of("initial_rto = '100ms'", request);
+            assert_eq!(design.is_ok(), is_possible, "{design:?}");
+        }
+    }
+
+    #[test]
+    fn arms_are_drawn_anew_by_each_start() {
+        assert_ne!(seed(), seed());
+    }
+}

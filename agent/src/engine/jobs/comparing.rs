@@ -116,7 +116,10 @@ fn entries_of_round(all: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::actor::HEALTH_INTERVAL;
+    use crate::{
+        datapath::TrieCursor,
+        engine::{EngineConfig, actor::HEALTH_INTERVAL},
+    };
 
     #[test]
     fn a_million_entries_take_less_than_ten_minutes() {
@@ -133,6 +136,29 @@ mod tests {
             let most = Duration::from_secs(600).as_secs() / HEALTH_INTERVAL.as_secs();
             assert!((rounds as u64) < most, "{all}: {rounds} rounds");
         }
+    }
+
+    #[test]
+    fn one_part_at_a_time_and_none_before_its_time() {
+        let (messages, posted) = mpsc::channel();
+        let mut comparing = Comparing::new(messages);
+        let snapshot = Arc::new(Snapshot::starting(&EngineConfig::for_tests()));
+        comparing.not_before = Instant::now() + Duration::from_secs(3600);
+        comparing.consider(&snapshot);
+        assert!(comparing.pending.is_none());
+        comparing.not_before = Instant::now();
+        comparing.consider(&snapshot);
+        // Nothing is known that could be compared.
+        let done = posted.recv_timeout(Duration::from_secs(60)).unwrap();
+        assert!(matches!(done, Message::Done(Done::Compare(None))));
+        assert!(comparing.pending.is_some() && comparing.began_at_s.take().is_some());
+        comparing.consider(&snapshot);
+        assert!(comparing.began_at_s.is_none(), "one is under way");
+        comparing.done(None);
+        let last = "10.0.0.0/8".parse().unwrap();
+        comparing.position.entries = TrieCursor::After(last);
+        comparing.consider(&snapshot);
+        assert!(comparing.pending.is_some() && comparing.began_at_s.is_none());
     }
 
     #[test]

@@ -379,3 +379,82 @@ proptest! {
         prop_assert!(is_before || bed.maps() == wanted);
     }
 }
+
+#[test]
+fn what_could_not_go_back_is_told_by_number() {
+    let differs = ChangeSummary {
+        added: 1,
+        changed: 2,
+        removed: 3,
+        ..ChangeSummary::default()
+    };
+    assert_eq!(
+        held(&differs),
+        "in force is what was before, but for entries added: 1, changed: 2, removed: 3"
+    );
+}
+
+#[test]
+fn the_maps_that_are_left_are_known_until_they_go() {
+    let mut bed = bed(NEAR);
+    assert!(!bed.reconciler.has_kept_maps());
+    // The kernel in memory has nothing that could walk.
+    assert!(bed.reconciler.unlink_for_restoring().is_err());
+    assert!(bed.kernel.state().attached);
+    assert_eq!(bed.reconciler.leave_maps(), options().pin_dir);
+    assert!(bed.reconciler.has_kept_maps());
+    assert_eq!(bed.reconciler.held, MapState::default());
+}
+
+#[test]
+fn what_is_detached_is_in_step() {
+    let mut bed = bed(NEAR);
+    let next = with_entry(bed.reconciler.desired(), "10.9.0.0/16");
+    // The first of two is written, and cannot be undone.
+    (2..12).for_each(|n| bed.kernel.fail(n));
+    let error = bed.reconciler.reconcile(next, &Persist::Runtime);
+    assert!(
+        matches!(error, Err(EngineError::OutOfSync { .. })),
+        "{error:?}"
+    );
+    assert!(!bed.reconciler.in_sync());
+    bed.reconciler.detach().unwrap();
+    assert!(bed.reconciler.in_sync());
+    assert_eq!(bed.reconciler.problems().count(), 0);
+    assert_eq!(bed.reconciler.held, MapState::default());
+}
+
+#[test]
+fn what_was_attached_again_is_told() {
+    let mut bed = bed(NEAR);
+    bed.kernel.state().attached = false;
+    let problem = bed.reconciler.reader().unwrap().attachment().problem;
+    let change = bed.reconciler.repair().unwrap();
+    assert_eq!(
+        change.detail,
+        format!("attached again: {}", problem.unwrap())
+    );
+    assert!(bed.kernel.state().attached);
+    assert!(bed.reconciler.repair().is_none());
+}
+
+#[test]
+fn more_than_the_maps_hold_are_made_anew_and_that_is_asked_once() {
+    let mut bed = bed(NEAR);
+    assert!(!bed.reconciler.take_renewed());
+    let most = bed.reconciler.options.max_entries;
+    let text = |entries: u32| {
+        let cidrs = (0..entries).map(|n| {
+            let address = std::net::Ipv4Addr::from(0x0b00_0000 + (n << 8));
+            format!("\"{address}/24\"")
+        });
+        let cidrs = cidrs.collect::<Vec<_>>().join(",");
+        format!("[policy.near]\ninitial_rto = \"100ms\"\ncidrs = [{cidrs}]\n")
+    };
+    let next = desired(&text(most + 1));
+    bed.reconciler.reconcile(next, &Persist::Later).unwrap();
+    bed.check();
+    assert!(bed.reconciler.options.max_entries > most);
+    assert!(bed.reconciler.take_renewed());
+    assert!(!bed.reconciler.take_renewed());
+}

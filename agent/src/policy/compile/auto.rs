@@ -314,6 +314,24 @@ mod tests {
     }
 
     #[test]
+    fn the_mode_is_told_where_nothing_is_applied() {
+        for (mode, told) in [
+            ("", false),
+            ("mode = 'apply'", false),
+            ("mode = 'advise'", true),
+        ] {
+            let toml = format!("initial_rto = 'auto'\n{mode}");
+            let compiled = adjusted(&toml, &Adjustment::default());
+            let mut effects = compiled.effects.iter();
+            assert_eq!(
+                effects.any(|effect| effect.setting == "mode"),
+                told,
+                "{mode}"
+            );
+        }
+    }
+
+    #[test]
     fn nothing_is_set_until_something_is_learnt() {
         let compiled = adjusted(
             "initial_rto = 'auto'\nrto_min = 'auto'",

@@ -100,8 +100,9 @@ pub(crate) fn outlives_connections(settings: &Settings) -> bool {
 mod tests {
     use std::time::Duration;
 
-    use super::super::{compile, tests::HOST, uncounted_holdout};
+    use super::super::{compile, compile_adjusted, tests::HOST, uncounted_holdout};
     use super::*;
+    use crate::policy::{Adjustment, ControlArm};
 
     fn near() -> PolicyName {
         "near".parse().unwrap()
@@ -126,6 +127,39 @@ mod tests {
         let kernel = compile(&near(), &handshake(), &HOST).unwrap().kernel;
         assert_eq!((kernel.control_below, kernel.control_seed), (0, 0));
         assert_eq!(kernel.flags & policy_flags::CONTROL_BY_PEER, 0);
+    }
+
+    #[test]
+    fn an_experiment_has_a_control_arm_of_its_own() {
+        let by_peers = with(
+            "5%",
+            Settings {
+                rto_min: Some(Duration::from_millis(100).into()),
+                ..handshake()
+            },
+        );
+        let kernel = |settings: &Settings, by_peer| {
+            let adjustment = Adjustment {
+                control: Some(ControlArm {
+                    share: "50%".parse().unwrap(),
+                    seed: 7,
+                    by_peer,
+                }),
+                ..Adjustment::default()
+            };
+            let compiled = compile_adjusted(&near(), settings, &adjustment, &HOST);
+            let kernel = compiled.unwrap().kernel;
+            assert_eq!((kernel.control_below, kernel.control_seed), (1 << 31, 7));
+            kernel
+        };
+        for settings in [&by_peers, &with("5%", handshake()), &handshake()] {
+            let without = compile(&near(), settings, &HOST).unwrap().kernel.flags;
+            for by_peer in [false, true] {
+                let unit = policy_flags::CONTROL_BY_PEER;
+                let expected = without & !unit | if by_peer { unit } else { 0 };
+                assert_eq!(kernel(settings, by_peer).flags, expected);
+            }
+        }
     }
 
     #[test]

@@ -50,6 +50,10 @@ fn a_full_policy_at_hz_250() {
     // As the kernel will tell it when it is asked for the option.
     assert_eq!(compiled.kernel.rto_min_us, 8_000);
     assert_eq!(compiled.kernel.rto_max_ms, 10_000);
+    let flags = compiled.kernel.flags;
+    assert_ne!(flags & policy_flags::IN_USE, 0);
+    assert_ne!(flags & policy_flags::THIN_LINEAR_SET, 0);
+    assert_ne!(flags & policy_flags::THIN_LINEAR, 0);
     let texts: Vec<String> = compiled.effects.iter().map(|e| e.describe(250)).collect();
     assert!(
         texts.contains(&"5ms -> 8ms, 2 jiffies at HZ=250".to_owned()),
@@ -107,6 +111,14 @@ fn auto_never_gives_up_sooner_and_respects_an_applications_own_choice() {
                 ours.gives_up() <= 2 * kernel.gives_up() + 1,
                 "{rto} ms, {own}"
             );
+            let one_less = SynTimers {
+                syn_retries: ours.syn_retries - 1,
+                ..ours
+            };
+            assert!(
+                ours.syn_retries == own || one_less.gives_up() < kernel.gives_up(),
+                "{rto} ms, {own}"
+            );
         }
     }
 }
@@ -130,16 +142,45 @@ fn auto_touches_nothing_where_nothing_is_shorter() {
 #[test]
 fn keep_and_fixed() {
     let with = |syn_retries| {
-        compiled(&Settings {
+        let kernel = compiled(&Settings {
             initial_rto: timer(100),
             syn_retries,
             ..Settings::default()
         })
-        .kernel
-        .syn_retries
+        .kernel;
+        (kernel.syn_retries, kernel.flags)
     };
-    assert_eq!(with(SynRetries::Keep), [0; SYN_RETRIES_LEN]);
-    assert_eq!(with(SynRetries::Fixed(3)), [3; SYN_RETRIES_LEN]);
+    assert_eq!(with(SynRetries::Keep).0, [0; SYN_RETRIES_LEN]);
+    assert_eq!(with(SynRetries::Fixed(3)).0, [3; SYN_RETRIES_LEN]);
+    let fixed = policy_flags::SYN_RETRIES_FIXED;
+    assert_eq!(
+        with(SynRetries::Keep).1 | fixed,
+        with(SynRetries::Fixed(3)).1
+    );
+    assert_eq!(with(SynRetries::Auto).1 & fixed, 0);
+}
+
+#[test]
+fn a_warning_where_even_the_most_retransmissions_are_not_enough() {
+    let warned = |tcp_syn_retries| {
+        let host = HostFacts {
+            tcp_syn_retries,
+            ..HOST
+        };
+        let settings = Settings {
+            initial_rto: timer(100),
+            rto_max: ms(1_000),
+            user_timeout: ms(900_000),
+            ..Settings::default()
+        };
+        let compiled = compile(&"p".parse().unwrap(), &settings, &host).unwrap();
+        let is_it = |w: &String| w.contains("even 127 SYN");
+        compiled.warnings.iter().any(is_it)
+    };
+    // 67 s by the kernel's own timers, and 127 of at most 1 s do. Three hours and more are not reached, nor of
+    // interest where a socket would have to ask for them.
+    assert!(!warned(6));
+    assert!(warned(100));
 }
 
 #[test]
@@ -237,6 +278,245 @@ fn what_the_kernel_does_not_take() {
     };
     all.extend(errors(&settings, &old));
     insta::assert_snapshot!(all.join("\n"));
+}
+
+#[test]
+fn thin_linear_is_decided_either_way() {
+    let flags = |thin_linear| {
+        let settings = Settings {
+            initial_rto: timer(100),
+            thin_linear,
+            ..Settings::default()
+        };
+        let flags = compiled(&settings).kernel.flags;
+        assert_ne!(flags & policy_flags::IN_USE, 0);
+        let both = [policy_flags::THIN_LINEAR_SET, policy_flags::THIN_LINEAR];
+        both.map(|flag| flags & flag != 0)
+    };
+    assert_eq!(flags(None), [false, false]);
+    assert_eq!(flags(Some(false)), [true, false]);
+    assert_eq!(flags(Some(true)), [true, true]);
+}
+
+/// Each setting alone, and with each other.
+#[test]
+fn what_is_set_later_or_cannot_be_asked_for_is_remembered() {
+    type Set = fn(&mut KernelPolicy);
+    let always: [Set; 5] = [
+        |policy| policy.user_timeout_ms = 5,
+        |policy| policy.linear_retries = 5,
+        |policy| policy.restart_hz = 5,
+        |policy| policy.rto_max_ms = 5,
+        |policy| policy.flags |= policy_flags::THIN_LINEAR_SET,
+    ];
+    let timers: [Set; 2] = [
+        |policy| policy.rto_min_us = 5,
+        |policy| policy.delack_max_us = 5,
+    ];
+    let never: [Set; 3] = [
+        |policy| policy.flags |= policy_flags::IN_USE | policy_flags::TIMED,
+        |policy| policy.initial_rto_jiffies = 5,
+        |policy| policy.syn_retries = [5; SYN_RETRIES_LEN],
+    ];
+    let blind = HostFacts {
+        reads_timers: false,
+        ..HOST
+    };
+    let stored = |chosen: [Set; 2]| {
+        let mut policy = KernelPolicy::EMPTY;
+        chosen.iter().for_each(|set| set(&mut policy));
+        [&HOST, &blind].map(|host| needs_storage(&policy, host))
+    };
+    let check = |ones: &[Set], others: &[Set], expected| {
+        for one in ones {
+            for other in others {
+                assert_eq!(stored([*one, *other]), expected);
+            }
+        }
+    };
+    check(&never, &never, [false, false]);
+    check(&timers, &never, [false, true]);
+    check(&timers, &timers, [false, true]);
+    for others in [&never[..], &timers, &always] {
+        check(&always, others, [true, true]);
+    }
+}
+
+#[test]
+fn what_comes_with_settings_is_none_itself() {
+    let with = |toml: &str| {
+        let settings: Settings = toml::from_str(toml).unwrap();
+        let errors = compile(&"p".parse().unwrap(), &settings, &HOST).err();
+        errors.is_some_and(|all| all.iter().any(|e| e.reason.contains("sets nothing")))
+    };
+    for nothing in [
+        "",
+        "force = true",
+        "syn_retries = 'keep'",
+        "syn_retries = 'auto'",
+        "mptcp = 'keep'",
+        "holdout = '5%'",
+        "guard = 'on'",
+        "rto_restart = false",
+    ] {
+        assert!(with(nothing), "{nothing}");
+    }
+    for something in [
+        "syn_retries = 3",
+        "delack_max = '8ms'",
+        "thin_linear = false",
+    ] {
+        assert!(!with(something), "{something}");
+    }
+}
+
+#[test]
+fn rto_max_may_be_the_timer_and_the_kernels_own() {
+    for timer_ms in [1_000, 2_000] {
+        let compiled = compiled(&Settings {
+            initial_rto: timer(timer_ms),
+            rto_max: ms(2_000),
+            ..Settings::default()
+        });
+        assert!(compiled.warnings.iter().any(|w| w.contains("rto_max")));
+    }
+    let kernels = compiled(&Settings {
+        rto_max: ms(120_000),
+        ..Settings::default()
+    });
+    assert_eq!(kernels.warnings, [""; 0]);
+}
+
+#[test]
+fn an_ack_is_not_delayed_as_long_as_the_timer() {
+    let with = |rto_min, delack_max| Settings {
+        rto_min: timer(rto_min),
+        delack_max: ms(delack_max),
+        ..Settings::default()
+    };
+    // Of 4 ms: 2 jiffies are the least.
+    assert_eq!(compiled(&with(50, 8)).warnings, [""; 0]);
+    assert_eq!(compiled(&with(12, 8)).warnings, [""; 0]);
+    let [both] = &compiled(&with(8, 8)).warnings[..] else {
+        panic!("a warning")
+    };
+    assert!(both.contains("both the least"), "{both}");
+    for (rto_min, delack_max) in [(8, 12), (12, 12), (50, 52)] {
+        let errors = errors(&with(rto_min, delack_max), &HOST);
+        assert!(errors[0].contains("retransmit for nothing"), "{errors:?}");
+    }
+}
+
+#[test]
+fn force_alone_sets_nothing() {
+    let forced = Settings {
+        force: true,
+        ..Settings::default()
+    };
+    assert!(forced.is_empty() && Settings::default().is_empty());
+    let set = Settings {
+        delack_max: ms(5),
+        ..forced
+    };
+    assert!(!set.is_empty());
+}
+
+#[test]
+fn what_goes_by_counters_needs_them() {
+    let with = |setting: &str| {
+        let mut settings = Settings::default();
+        match setting {
+            "initial_rto" => settings.initial_rto = "auto".parse().ok(),
+            "rto_min" => settings.rto_min = "auto".parse().ok(),
+            "guard" => settings.guard = "on".parse().ok(),
+            _ => settings.initial_rto = timer(100),
+        }
+        check_is_counted(&settings).map_err(|error| (error.setting, error.value))
+    };
+    for (setting, value) in [
+        ("initial_rto", "auto"),
+        ("rto_min", "auto"),
+        ("guard", "on"),
+    ] {
+        assert_eq!(with(setting), Err((setting, value.to_owned())));
+    }
+    assert_eq!(with("neither"), Ok(()));
+}
+
+#[test]
+fn a_timer_that_is_none_of_the_kernels_is_told() {
+    let note = |rto| {
+        let settings = Settings {
+            initial_rto: timer(rto),
+            rto_max: ms(2_000),
+            ..Settings::default()
+        };
+        let [initial_rto, rto_max] = ["initial_rto", "rto_max"].map(|setting| {
+            let effects = compiled(&settings).effects.into_iter();
+            let mut one = effects.filter(|effect| effect.setting == setting);
+            one.next().unwrap().note
+        });
+        assert_eq!(rto_max, None);
+        initial_rto
+    };
+    assert_eq!(note(999), None);
+    for longer in [1_000, 1_001] {
+        let note = note(longer);
+        assert_eq!(note.as_deref(), Some("not below the kernel's own 1s"));
+    }
+}
+
+#[test]
+fn user_timeout_is_in_whole_milliseconds() {
+    let with = |us| Settings {
+        user_timeout: Some(Duration::from_micros(us)),
+        ..Settings::default()
+    };
+    assert_eq!(compiled(&with(30_000_000)).kernel.user_timeout_ms, 30_000);
+    assert_eq!(compiled(&with(1_000)).kernel.user_timeout_ms, 1);
+    for bad in [1_500, 999, 30_000_001] {
+        assert_eq!(errors(&with(bad), &HOST).len(), 1, "{bad}");
+    }
+}
+
+#[test]
+fn an_image_is_whole_or_there_is_none() {
+    let path: std::sync::Arc<std::path::Path> = std::path::Path::new("/a.toml").into();
+    let mut set = PolicySet::default();
+    let add = |set: &mut PolicySet, name: &str, rto: u64| {
+        let policy = crate::policy::Policy {
+            settings: Settings {
+                initial_rto: timer(rto),
+                ..Settings::default()
+            },
+            location: Some(crate::policy::Location {
+                path: path.clone(),
+                line: 3,
+            }),
+        };
+        set.policies.insert(name.parse().unwrap(), policy);
+    };
+    add(&mut set, "near", 100);
+    let entry = crate::policy::Entry {
+        policy: "near".parse().unwrap(),
+        location: None,
+    };
+    set.entries.insert("10.0.0.0/8".parse().unwrap(), entry);
+    let (image, effects) = set.image(&HOST).unwrap();
+    assert_eq!(image.entries, set.entries);
+    let near: PolicyName = "near".parse().unwrap();
+    assert_eq!(image.policies[&near].initial_rto_jiffies, 25);
+    assert_eq!(effects[&near][0].setting, "initial_rto");
+    add(&mut set, "never", 0);
+    let errors = set.image(&HOST).unwrap_err();
+    let [error] = &errors[..] else {
+        panic!("{errors:?}")
+    };
+    let text = error.to_string();
+    assert!(
+        text.starts_with("/a.toml:3: policy never: initial_rto"),
+        "{text}"
+    );
 }
 
 #[test]

@@ -67,6 +67,13 @@ proptest! {
             }
         }
         prop_assert_eq!(&said(&entries), &oracle);
+        prop_assert_eq!(entries.is_empty(), oracle.is_empty());
+        prop_assert_eq!(format!("{entries:?}"), format!("{oracle:?}"));
+        // From one of them on, and from one that is none of them.
+        for first in oracle.keys().chain(changes.iter().map(|(cidr, _)| cidr)) {
+            let from: Vec<Cidr> = entries.iter_from(Some(first)).map(|(cidr, _)| cidr).collect();
+            prop_assert!(from.iter().eq(oracle.range(*first..).map(|(cidr, _)| cidr)));
+        }
         let ipv4 = oracle.keys().filter(|c| c.is_ipv4()).count();
         let families = FamilyCounts { ipv4, ipv6: oracle.len() - ipv4 };
         prop_assert_eq!(entries.families(), families);

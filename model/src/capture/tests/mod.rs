@@ -350,6 +350,78 @@ fn the_far_side_is_that_with_the_longer_round_trips() {
     assert_eq!(capture.flows[0].to.ip(), IpAddr::from(CLIENT));
 }
 
+#[test]
+fn of_two_sides_that_are_alike_one_is_kept() {
+    let flow = |from: u16, to: u16, rtt_us: Option<u64>| Flow {
+        from: (Ipv4Addr::LOCALHOST, from).into(),
+        to: (Ipv4Addr::LOCALHOST, to).into(),
+        interface: 0,
+        opened: None,
+        handshake: Vec::new(),
+        data: rtt_us
+            .map(|rtt_us| Sample { sent_us: 0, rtt_us })
+            .into_iter()
+            .collect(),
+        counts: FlowCounts::default(),
+    };
+    let kept = |flows: [Flow; 2]| {
+        let mut capture = read(&FORM.file(&connection())).unwrap();
+        capture.flows = flows.to_vec();
+        capture.retain_far();
+        let ports: Vec<u16> = capture.flows.iter().map(|flow| flow.from.port()).collect();
+        ports
+    };
+    for same in [Some(30), None] {
+        assert_eq!(kept([flow(1, 2, same), flow(2, 1, same)]), [1]);
+        assert_eq!(kept([flow(2, 1, same), flow(1, 2, same)]), [1]);
+    }
+    assert_eq!(kept([flow(1, 2, Some(30)), flow(2, 1, Some(31))]), [2]);
+    assert_eq!(kept([flow(1, 2, None), flow(2, 1, Some(31))]), [2]);
+}
+
+#[test]
+fn remarks_are_of_what_happened() {
+    let remarks = |change: &dyn Fn(&mut Capture)| {
+        let mut capture = read(&FORM.file(&connection())).unwrap();
+        change(&mut capture);
+        capture.remarks()
+    };
+    assert_eq!(remarks(&|_| ()), [""; 0]);
+    let backwards = remarks(&|capture| capture.counts.backwards = 2);
+    assert!(
+        backwards[0].starts_with("2 ACK(s) are older"),
+        "{backwards:?}"
+    );
+    let again = |segments, retransmitted| {
+        let told = remarks(&|capture| {
+            capture.flows.truncate(1);
+            let counts = &mut capture.flows[0].counts;
+            (counts.segments, counts.retransmitted) = (segments, retransmitted);
+        });
+        told.len()
+    };
+    // More than a third, of ten or more.
+    assert_eq!([again(9, 9), again(10, 3), again(10, 4)], [0, 0, 1]);
+    assert_eq!([again(12, 4), again(12, 5)], [0, 1]);
+}
+
+#[test]
+fn what_is_no_capture_has_a_hint() {
+    for (bytes, hint) in [
+        (&b""[..], "it is empty"),
+        (&[0x1f, 0x8b, 8, 0], "gunzip it"),
+        (&[0x28, 0xb5, 0x2f, 0xfd, 0], "unzstd it"),
+        (&[0xfd, b'7', b'z', b'X', b'Z'], "unxz it"),
+        (b"10:00:01.5 IP a.1 > b.2: Flags [S]", "it is text"),
+        (&[0; 23], "shorter than a header"),
+    ] {
+        let error = read(bytes).unwrap_err().to_string();
+        assert!(error.contains(hint), "{error}");
+    }
+    let other = read(&[0; 24]).unwrap_err().to_string();
+    assert!(!other.contains("(it is"), "{other}");
+}
+
 /// Segments of one flow, each answered or not, some retransmitted: what must come out, by a plain list.
 fn oracle(script: &[(u64, u32, bool, bool)]) -> (Vec<Packet>, Vec<u64>) {
     let (mut packets, mut expected) = (Vec::new(), Vec::new());

@@ -93,6 +93,9 @@ fn a_share_is_treated_until_a_gain_is_proven() {
     let view = answer.experiment.unwrap();
     assert_eq!((view.state, view.share), (State::Running, 0.5));
     assert_eq!(control_percent(&bed), 50);
+    let clear = |reply| Message::ClearExperiment(near(), BY, reply);
+    let runs = bed.call(clear).unwrap_err().to_string();
+    assert!(runs.starts_with("the experiment of near runs:"), "{runs}");
     let stats = bed.engine.snapshot().stats().unwrap();
     let title = stats.policies[&near()].control_title();
     assert_eq!(title.as_deref(), Some("control (50%)"));
@@ -125,10 +128,16 @@ fn a_share_is_treated_until_a_gain_is_proven() {
             .to_string()
             .contains("has ended")
     );
-    bed.call(|reply| Message::ClearExperiment(near(), BY, reply))
-        .unwrap();
+    bed.call(clear).unwrap();
     assert_eq!(control_percent(&bed), 0);
     assert!(bed.engine.snapshot().experiments().experiments.is_empty());
+    for none in [bed.call(clear), bed.call(stop)] {
+        let none = none.unwrap_err().to_string();
+        assert!(
+            none.starts_with("there is no experiment of near;"),
+            "{none}"
+        );
+    }
     bed.stop();
 }
 

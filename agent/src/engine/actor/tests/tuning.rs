@@ -307,6 +307,23 @@ fn what_is_read_for_an_experiment_is_not_read_again() {
     let due = readings.due(&near(), Due::Counters, &tuning).unwrap();
     assert!(due.is_some());
     assert_eq!(kernel.state().statistics_read, 1);
+    // For the brakes nothing is read unless the program has changed them.
+    let brakes = |spurious| {
+        let brake = Brake {
+            spurious,
+            ..Brake::default()
+        };
+        [brake, Brake::default()]
+    };
+    let desired = crate::engine::desired::tests::desired(NEAR);
+    let mut tuning = Tuning::default();
+    tuning.follow(&desired.policies(), &desired.host);
+    for (spurious, is_read) in [(0, false), (1, true)] {
+        kernel.state().brakes.insert(near(), brakes(spurious));
+        let due = readings.due(&near(), Due::Brakes, &tuning).unwrap();
+        assert_eq!(due.is_some(), is_read);
+    }
+    assert_eq!(kernel.state().statistics_read, 2);
     bed.stop();
 }
 
