@@ -22,6 +22,7 @@ mod discover;
 mod experiments;
 mod holdout;
 mod last_good;
+mod reading;
 mod stopping;
 mod tuning;
 
@@ -590,108 +591,5 @@ fn files_that_hang_are_an_error_and_the_last_good_ones_stay() {
         bed.engine.notify(Message::FilesChanged);
         bed.call(Message::Verify).unwrap();
     }
-    bed.stop();
-}
-
-#[test]
-fn it_stops_while_it_reads_files_that_hang() {
-    let slow = Arc::new(SlowFiles::default());
-    let bed = Bed::reading(slow.reader(Duration::from_secs(600)));
-    bed.call(Message::Verify).unwrap();
-    slow.hang();
-    bed.engine.notify(Message::FilesChanged);
-    slow.await_reader();
-    let kernel = bed.kernel.clone();
-    bed.stop();
-    assert!(!kernel.state().attached);
-    slow.answer();
-}
-
-#[test]
-fn only_what_writes_begins_another_epoch() {
-    let bed = Bed::ready();
-    let before = bed.engine.snapshot();
-    let seen = || bed.engine.snapshot();
-    // A health check, and what only reads.
-    let limit = Instant::now() + 3 * HEALTH_INTERVAL;
-    let mut ticks = bed.engine.snapshots();
-    ticks.mark_unchanged();
-    while !ticks.has_changed().unwrap() {
-        assert!(Instant::now() < limit, "no health check");
-        std::thread::sleep(Duration::from_millis(50));
-    }
-    bed.call(Message::Verify).unwrap();
-    bed.add(request("10.9.0.1/16")).unwrap_err();
-    assert_eq!(seen().epoch, before.epoch);
-    bed.add(request("10.9.0.0/16")).unwrap();
-    let added = seen().epoch;
-    assert!(added > before.epoch);
-    let detach = DetachRequest::default();
-    bed.call(|reply| Message::Detach(detach, BY, reply))
-        .unwrap();
-    let detached = seen().epoch;
-    assert!(detached > added);
-    bed.call(|reply| Message::Reload(BY, reply)).unwrap();
-    assert!(seen().epoch > detached);
-    bed.stop();
-}
-
-#[test]
-fn statistics_of_before_are_told_where_they_cannot_be_read() {
-    let bed = Bed::ready();
-    let snapshot = bed.engine.snapshot();
-    let good = snapshot.stats().unwrap();
-    assert_eq!(good.policies.len(), 1);
-    bed.kernel.state().unreadable = true;
-    assert_eq!(snapshot.stats().unwrap(), good);
-    let (status, stats) = snapshot.status_and_stats();
-    assert_eq!((status.policies.len(), stats), (1, good));
-    assert!(status.problems.iter().any(|p| p.contains("of before")));
-    bed.kernel.state().unreadable = false;
-    assert!(snapshot.status().healthy);
-    bed.stop();
-}
-
-#[test]
-fn statistics_are_never_of_a_change_under_way() {
-    let bed = Bed::ready();
-    let snapshot = bed.engine.snapshot();
-    let good = snapshot.stats().unwrap();
-    snapshot.shared.begin();
-    // Slots are another's meanwhile.
-    let policies = std::mem::take(&mut bed.kernel.state().maps.policies);
-    assert_eq!(snapshot.stats().unwrap(), good);
-    bed.kernel.state().maps.policies = policies;
-    bed.call(Message::Verify).unwrap();
-    // An old snapshot tells what the newest does.
-    bed.add(request("10.9.0.0/16")).unwrap();
-    std::thread::sleep(Duration::from_millis(2));
-    assert!(snapshot.stats().unwrap().at_ms > good.at_ms);
-    bed.stop();
-}
-
-#[test]
-fn of_many_notes_the_first_are_told() {
-    let bed = Bed::new();
-    let path = bed.dir.path().join("config.toml");
-    let text = fs::read_to_string(&path).unwrap();
-    let cidrs: Vec<String> = (0..60).map(|i| format!("10.9.{i}.0/24")).collect();
-    let list = cidrs.join("\", \"");
-    fs::write(
-        &path,
-        text.replace("cidrs = [", &format!("cidrs = [\"{list}\", ")),
-    )
-    .unwrap();
-    bed.call(|reply| Message::Reload(BY, reply)).unwrap();
-    let remove = RemoveRequest {
-        cidrs,
-        ..RemoveRequest::default()
-    };
-    let answer = bed
-        .call(|reply| Message::Remove(remove, BY, reply))
-        .unwrap();
-    assert_eq!(answer.changed.removed, 60);
-    assert_eq!(answer.notes.len(), 51);
-    assert_eq!(answer.notes[50], "... and 10 more");
     bed.stop();
 }

@@ -14,6 +14,14 @@ pub(super) struct Guarded {
 }
 
 impl Tuner {
+    /// The phase without an alarm.
+    pub(super) const fn settling(&self) -> Phase {
+        match self.guarded {
+            Some(_) => Phase::Steady,
+            None => Phase::Lowering,
+        }
+    }
+
     /// One that guards a configured value, jiffies: an alarm raises it for a while, and nothing lowers it.
     #[must_use]
     pub fn guarding(settings: Settings, jiffies: u64) -> Self {

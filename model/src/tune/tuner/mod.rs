@@ -421,8 +421,7 @@ impl Tuner {
 
     /// What is asked for beyond the value. An alarm may know of but a few connections of the path as it is now, the first
     /// of which began before it was so: until enough are judged, the value is too short where it is not twice what the
-    /// last ones took. Where path times ask for twice the value, the path is another one, of which as little is known,
-    /// whether or not there was an alarm before.
+    /// last ones took. As little is known where path times ask for twice the value without an alarm.
     fn higher(&mut self, now_ms: u64, value: u64, want: Option<u64>) -> Option<u64> {
         let want = want.filter(|want| *want > value);
         if want.is_some() {
@@ -430,21 +429,12 @@ impl Tuner {
         }
         let is_new = self.phase == Phase::Backoff && self.judged() < LEAST_SAMPLES;
         let is_another = want.is_some_and(|want| want >= value.saturating_mul(2));
-        let is_little_known = (is_new || is_another) && !self.only_warns();
-        let thrice_us = after_alarm_us(&self.history).filter(|_| is_little_known);
-        let thrice = thrice_us.map(|us| self.settings.clamped(us));
-        // Without an alarm, headroom is no reason to have no timer at all.
-        let is_timer = |thrice: &u64| is_new || *thrice < self.settings.largest();
-        let again = thrice.filter(|thrice| thrice * 2 > value.saturating_mul(3));
-        want.max(again.filter(is_timer))
-    }
-
-    /// The phase without an alarm.
-    const fn settling(&self) -> Phase {
-        match self.guarded {
-            Some(_) => Phase::Steady,
-            None => Phase::Lowering,
-        }
+        let thrice = after_alarm_us(&self.history).map(|us| self.settings.clamped(us));
+        want.max(thrice.filter(|thrice| {
+            // Headroom alone is no reason to have no timer at all.
+            let is_another = is_another && *thrice < self.settings.largest();
+            (is_new || is_another) && !self.only_warns() && thrice * 2 > value.saturating_mul(3)
+        }))
     }
 
     /// From the kernel's own timer.

@@ -76,3 +76,17 @@ fn a_start_is_stopped_as_well() {
     assert!(error.is_interrupted(), "{error:?}");
     assert!(!bed.kernel.state().attached);
 }
+
+#[test]
+fn it_stops_while_it_reads_files_that_hang() {
+    let slow = Arc::new(SlowFiles::default());
+    let bed = Bed::reading(slow.reader(Duration::from_secs(600)));
+    bed.call(Message::Verify).unwrap();
+    slow.hang();
+    bed.engine.notify(Message::FilesChanged);
+    slow.await_reader();
+    let kernel = bed.kernel.clone();
+    bed.stop();
+    assert!(!kernel.state().attached);
+    slow.answer();
+}

@@ -1,0 +1,109 @@
+//! Experiments as the engine has them, without a kernel.
+
+use super::*;
+use crate::policy::compile::{compile, tests::HOST};
+
+#[test]
+fn arms_are_drawn_otherwise_by_another_share_seed_or_unit() {
+    let drawn = Policy {
+        control_below: 1 << 31,
+        control_seed: 7,
+        ..Policy::EMPTY
+    };
+    let is_changed = |before: Option<Policy>, next: Policy| {
+        let near: PolicyName = "near".parse().unwrap();
+        let state = |policy: Option<Policy>| MapState {
+            policies: policy
+                .map(|policy| (near.clone(), policy))
+                .into_iter()
+                .collect(),
+            ..MapState::default()
+        };
+        let changed = arms_changed(&state(before), &state(Some(next)));
+        assert!(changed.iter().all(|name| *name == near));
+        !changed.is_empty()
+    };
+    let by_peer = policy_flags::CONTROL_BY_PEER;
+    for other in [
+        Policy {
+            control_below: 1 << 30,
+            ..drawn
+        },
+        Policy {
+            control_seed: 8,
+            ..drawn
+        },
+        Policy {
+            flags: by_peer,
+            ..drawn
+        },
+    ] {
+        assert!(is_changed(Some(drawn), other) && is_changed(Some(other), drawn));
+    }
+    // Everything else leaves them as they are.
+    for flags in [0, by_peer] {
+        let before = Policy { flags, ..drawn };
+        let next = Policy {
+            flags: flags | !by_peer,
+            initial_rto_jiffies: 25,
+            ..drawn
+        };
+        assert!(!is_changed(Some(before), next));
+    }
+    assert!(!is_changed(None, drawn));
+}
+
+#[test]
+fn what_has_a_timer_of_its_own_compares() {
+    let compares = |toml: &str| {
+        let settings: Settings = toml::from_str(toml).unwrap();
+        let compiled = compile(&"near".parse().unwrap(), &settings, &HOST).unwrap();
+        compares(&settings, &compiled)
+    };
+    for toml in [
+        "initial_rto = '100ms'\nsyn_ack_rto = 'keep'",
+        "syn_ack_rto = '500ms'",
+        "delack_max = '8ms'",
+    ] {
+        assert!(compares(toml), "{toml}");
+    }
+    for toml in ["syn_retries = 3", "initial_rto = 'auto'"] {
+        assert!(!compares(toml), "{toml}");
+    }
+}
+
+#[test]
+fn they_are_saved_each_minute_and_what_failed_is_told_and_tried_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let persistent_dir = dir.path().join("lasting");
+    let agent = AgentConfig {
+        persistent_dir: persistent_dir.clone(),
+        ..AgentConfig::default()
+    };
+    let mut experiments = RunningExperiments::load(&agent).unwrap();
+    assert!(!experiments.is_save_due() && !experiments.needs_ticks());
+    experiments.saved_at = Instant::now().checked_sub(SAVE_INTERVAL).unwrap();
+    assert!(experiments.is_save_due());
+    assert_eq!(experiments.problem(), None);
+    // A file in the directory's place.
+    std::fs::write(&persistent_dir, "").unwrap();
+    experiments.save();
+    assert!(!experiments.is_save_due());
+    let problem = experiments.problem().unwrap();
+    assert!(problem.contains("until it is saved"), "{problem}");
+    std::fs::remove_file(&persistent_dir).unwrap();
+    experiments.retry_save();
+    assert_eq!(experiments.problem(), None);
+    assert!(persistent_dir.join(FILE).is_file());
+}
+
+#[test]
+fn an_experiment_is_named_after_its_policy_and_its_host() {
+    let text = none_of(&"near".parse().unwrap());
+    assert!(
+        text.starts_with("there is no experiment of near;"),
+        "{text}"
+    );
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
+    assert_eq!(host_name(), name.trim());
+}
