@@ -124,6 +124,18 @@ fn auto_never_gives_up_sooner_and_respects_an_applications_own_choice() {
 }
 
 #[test]
+fn a_shorter_rto_max_takes_more_retransmissions_of_a_syn_too() {
+    let table = compiled(&Settings {
+        rto_max: ms(10_000),
+        ..Settings::default()
+    })
+    .kernel
+    .syn_retries;
+    assert_eq!(table[1..4], [1, 2, 3]);
+    assert!(table[6] > 6 && table[10] > 10);
+}
+
+#[test]
 fn auto_touches_nothing_where_nothing_is_shorter() {
     for settings in [
         Settings {
