@@ -196,6 +196,9 @@ mod tests {
             "auto -> 496ms, 124 jiffies at HZ=250 (a request lives 31.2s by 5 retransmissions; the \
              kernel's own 63s)"
         );
+        let mut effects = compiled.effects.iter();
+        let effect = effects.find(|effect| effect.setting == "syn_ack_rto");
+        assert_eq!(effect.unwrap().request_lifetime_ms, Some(63 * 496));
     }
 
     #[test]

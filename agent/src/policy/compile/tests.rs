@@ -208,10 +208,10 @@ fn thin_linear_is_decided_either_way() {
 fn what_is_set_later_or_cannot_be_asked_for_is_remembered() {
     type Set = fn(&mut KernelPolicy);
     let always: [Set; 5] = [
-        |policy| policy.user_timeout_ms = 5,
-        |policy| policy.linear_retries = 5,
-        |policy| policy.restart_hz = 5,
-        |policy| policy.rto_max_ms = 5,
+        |policy| policy.user_timeout_ms = 1,
+        |policy| policy.linear_retries = 1,
+        |policy| policy.restart_hz = 1,
+        |policy| policy.rto_max_ms = 1,
         |policy| policy.flags |= policy_flags::THIN_LINEAR_SET,
     ];
     let timers: [Set; 2] = [
@@ -309,6 +309,20 @@ fn an_ack_is_not_delayed_as_long_as_the_timer() {
     for (rto_min, delack_max) in [(8, 12), (12, 12), (50, 52)] {
         let errors = errors(&with(rto_min, delack_max), &HOST);
         assert!(errors[0].contains("retransmit for nothing"), "{errors:?}");
+    }
+}
+
+#[test]
+fn a_learnt_timer_is_for_both_directions_unless_one_is_given() {
+    let is_learnt = |toml: &str| {
+        let settings: Settings = toml::from_str(toml).unwrap();
+        [settings.auto_initial_rto(), settings.auto_syn_ack_rto()].map(|auto| auto.is_some())
+    };
+    assert_eq!(is_learnt("initial_rto = 'auto'"), [true, true]);
+    assert_eq!(is_learnt("initial_rto = '100ms'"), [false, false]);
+    for given in ["keep", "500ms"] {
+        let toml = format!("initial_rto = 'auto'\nsyn_ack_rto = '{given}'");
+        assert_eq!(is_learnt(&toml), [true, false]);
     }
 }
 

@@ -115,6 +115,7 @@ fn twice_is_told_once() {
     }
     let (entries, duplicates) = builder.build();
     assert_eq!(entries.len(), 2);
+    assert!(!entries.is_empty() && Entries::default().is_empty());
     assert_eq!(duplicates, ["10.0.0.0/8".parse().unwrap()]);
 }
 

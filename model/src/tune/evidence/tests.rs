@@ -73,6 +73,21 @@ fn the_average_is_relative_to_where_it_is_asked() {
     }
 }
 
+/// From the flat side of the top, where the curve is hardly curved, a half step is as short as its width.
+#[test]
+fn it_is_finite_however_rare_the_treated_are() {
+    for bits in 1..=53 {
+        for share in [0.001, 0.05, 0.5, 0.9835865448495794, 0.999] {
+            let control = 897_843_345_883_585_024 & ((1 << bits) - 1);
+            let evidence = Evidence::of(&[tally(share, 0, control), tally(0.5, 3, 4)]);
+            for direction in DIRECTIONS {
+                let ln_e = evidence.ln_e(direction);
+                assert!(ln_e.is_finite(), "{share} {control}: {ln_e}");
+            }
+        }
+    }
+}
+
 #[test]
 fn it_is_the_beta_binomial_mixture() {
     for share in [0.001, 0.05, 0.1, 0.5, 0.95, 0.999] {
