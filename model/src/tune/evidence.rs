@@ -328,15 +328,16 @@ impl Curve {
             }
             let curvature = self.curvature(at);
             let newton = at + slope / curvature;
-            // It need not be exact: a hundredth of the curve's width, which a half step says nothing of.
-            if slope.abs() <= 0.01 * curvature.sqrt() {
-                return newton;
-            }
-            at = if newton > low && newton < high {
+            let next = if newton > low && newton < high {
                 newton
             } else {
                 f64::midpoint(low, high)
             };
+            // It need not be exact: a hundredth of the curve's width.
+            if (next - at).abs() <= 0.01 / curvature.sqrt() {
+                return next;
+            }
+            at = next;
         }
         at
     }

@@ -59,6 +59,12 @@ fn enough(share: f64) -> Increments {
 }
 
 #[test]
+fn a_share_begins_with_its_experiment() {
+    let start = Experiment::start(design(), "host-1".to_owned(), 5_000).unwrap();
+    assert_eq!((start.started_s(), start.raised_s()), (5_000, 5_000));
+}
+
+#[test]
 fn designs_that_make_no_sense_are_refused() {
     let share = |share| Probability::try_from(share).unwrap();
     let refused = |shares: &[f64]| {

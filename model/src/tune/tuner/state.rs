@@ -186,3 +186,36 @@ impl fmt::Display for Transition {
         )
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_transition_says_whether_and_why_the_value_changed() {
+        let transition = |before, after| Transition {
+            at_ms: 0,
+            from: Phase::Steady,
+            to: Phase::Steady,
+            cause: Cause::LeaseOver,
+            before,
+            after,
+            numbers: Numbers {
+                want: None,
+                samples: 5_000,
+                clean: 36,
+                spurious: 4,
+                attempts: 0,
+                copies: 0,
+                log_evidence: 0.0,
+                hold_until_ms: 0,
+            },
+        };
+        assert!(transition(Some(6), None).is_change() && transition(Some(6), Some(50)).is_change());
+        assert!(!transition(Some(6), Some(6)).is_change() && !transition(None, None).is_change());
+        assert_eq!(
+            transition(Some(6), None).to_string(),
+            "steady -> steady (lease-over): 6 -> kernel jiffies; 4 of 40 spurious, 5000 samples"
+        );
+    }
+}
