@@ -128,6 +128,12 @@ impl State {
         now.saturating_duration_since(self.looked)
     }
 
+    /// When the last answer came.
+    #[cfg(test)]
+    pub(super) const fn looked(&self) -> Instant {
+        self.looked
+    }
+
     /// What is wrong with the daemon, if something is.
     pub(super) fn trouble(&self, now: Instant) -> Option<&str> {
         let late = self.age(now) > self.interval * 2 + LATE;

@@ -164,15 +164,16 @@ mod tests {
     };
     use crate::wire::{experiments::ExperimentsAnswer, tune::TuneAnswer};
 
-    fn screen(state: &State, width: u16, height: u16, now: Instant) -> Terminal<TestBackend> {
+    /// As it is so long after the last answer, however busy the machine is.
+    fn screen(state: &State, width: u16, height: u16, age: Duration) -> Terminal<TestBackend> {
         let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
+        let now = state.looked() + age;
         terminal.draw(|frame| draw(frame, state, now)).unwrap();
         terminal
     }
 
     fn text(state: &State) -> String {
-        let now = Instant::now();
-        screen(state, 80, 24, now).backend().to_string()
+        screen(state, 80, 24, Duration::ZERO).backend().to_string()
     }
 
     #[test]
@@ -222,7 +223,7 @@ mod tests {
     fn a_wide_terminal_has_all_columns_of_timers() {
         let mut state = tuned();
         press(&mut state, "ujj");
-        let terminal = screen(&state, 110, 24, Instant::now());
+        let terminal = screen(&state, 110, 24, Duration::ZERO);
         insta::assert_snapshot!(terminal.backend().to_string());
         let buffer = terminal.backend().buffer();
         let is_red = |y| (0..110).any(|x| buffer[(x, y)].fg == Color::Red);
@@ -263,8 +264,7 @@ mod tests {
     fn a_daemon_that_is_gone() {
         let mut state = busy();
         state.failed("no rto-agent daemon answers at /run/x: refused".to_owned());
-        let now = Instant::now() + Duration::from_secs(75);
-        let terminal = screen(&state, 80, 24, now);
+        let terminal = screen(&state, 80, 24, Duration::from_secs(75));
         let text = terminal.backend().to_string();
         let top: Vec<_> = text.lines().take(4).collect();
         insta::assert_snapshot!(top.join("\n"));
@@ -275,7 +275,6 @@ mod tests {
 
     #[test]
     fn nothing_to_show() {
-        let now = Instant::now();
         let empty = state(&[]);
         assert!(text(&empty).contains("no policy is in force"));
         let mut filtered = state(&[("a", 1)]);
@@ -283,7 +282,7 @@ mod tests {
         assert!(text(&filtered).contains("no policy's name has \"b\" in it"));
         let mut off = state(&[("a", 1)]);
         off.on = false;
-        let terminal = screen(&off, 80, 24, now);
+        let terminal = screen(&off, 80, 24, Duration::ZERO);
         assert!(
             terminal
                 .backend()
@@ -295,7 +294,7 @@ mod tests {
     #[test]
     fn too_many_spurious_retransmissions_are_red() {
         let state = busy();
-        let terminal = screen(&state, 80, 24, Instant::now());
+        let terminal = screen(&state, 80, 24, Duration::ZERO);
         let buffer = terminal.backend().buffer();
         let red: Vec<_> = (0..24)
             .filter(|y| (0..80).any(|x| buffer[(x, *y)].fg == Color::Red))
@@ -314,7 +313,6 @@ mod tests {
         // All small ones, and some of those in which there is room.
         let widths = || (1..=30).chain((31..=100).step_by(9));
         let heights = || (1..=15).chain((16..=40).step_by(6));
-        let now = Instant::now();
         for keys in ["", "?", "p/x", "j\n", "jjj\n", "u", "uj", "ujj?"] {
             let mut state = busy();
             press(&mut state, keys);
@@ -323,10 +321,10 @@ mod tests {
             let mut tuned = tuned();
             press(&mut tuned, keys);
             for (width, height) in widths().flat_map(|w| heights().map(move |h| (w, h))) {
-                screen(&state, width, height, now);
+                screen(&state, width, height, Duration::ZERO);
                 if width % 10 == 0 {
-                    screen(&control, width, height, now);
-                    screen(&tuned, width, height, now);
+                    screen(&control, width, height, Duration::ZERO);
+                    screen(&tuned, width, height, Duration::ZERO);
                 }
             }
         }
