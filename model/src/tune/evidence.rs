@@ -328,13 +328,15 @@ impl Curve {
             }
             let curvature = self.curvature(at);
             let newton = at + slope / curvature;
-            let next = if newton > low && newton < high {
+            let is_newton = newton > low && newton < high;
+            let next = if is_newton {
                 newton
             } else {
                 f64::midpoint(low, high)
             };
-            // It need not be exact: a hundredth of the curve's width.
-            if (next - at).abs() <= 0.01 / curvature.sqrt() {
+            // It need not be exact: a hundredth of the curve's width. A half step may be as short far from the top, where
+            // the curve is hardly curved.
+            if is_newton && (next - at).abs() <= 0.01 / curvature.sqrt() {
                 return next;
             }
             at = next;

@@ -105,6 +105,9 @@ mod tests {
         );
         // By symmetry.
         assert!((harm.low * gain.high.unwrap() - 1.0).abs() < 1e-6);
+        // By the trapezoidal rule over 400,000 steps.
+        let few = interval(&[tally(0.5, 0, 12)]);
+        assert!((few.high.unwrap() - 0.960_801_107).abs() < 1e-6, "{few:?}");
     }
 
     #[test]
