@@ -1,6 +1,6 @@
 use std::{
     fs,
-    path::Path,
+    path::{Path, PathBuf},
     sync::{
         Arc, Barrier,
         atomic::{AtomicBool, Ordering},
@@ -116,24 +116,7 @@ impl Bed {
         stop_at: Option<usize>,
         reader: FilesReader,
     ) -> Self {
-        let config_path = dir.path().join("config.toml");
-        // As the health check sees it.
-        let host = host_facts(&[]).unwrap();
-        let StartConfig {
-            config,
-            files,
-            refused,
-        } = StartConfig::read(&config_path, &host).unwrap();
-        let mut last_good = LastGood::open(&config.agent.persistent_dir, &config_path);
-        last_good.stage(&files);
-        let config = EngineConfig {
-            fingerprint: files.fingerprint(),
-            config,
-            refused,
-            host,
-            config_path,
-            ..EngineConfig::for_tests()
-        };
+        let (config, last_good) = read(dir.path().join("config.toml"));
         let opened = kernel.clone();
         let open: Open = Arc::new(move |options| Ok(opened.open(options)));
         let (ends, engine) = channels(&config);
@@ -183,6 +166,28 @@ impl Bed {
         self.thread.join().unwrap().unwrap();
         (self.kernel, self.dir)
     }
+}
+
+/// What an engine starts with that reads this configuration.
+fn read(config_path: PathBuf) -> (EngineConfig, LastGood) {
+    // As the health check sees it.
+    let host = host_facts(&[]).unwrap();
+    let StartConfig {
+        config,
+        files,
+        refused,
+    } = StartConfig::read(&config_path, &host).unwrap();
+    let mut last_good = LastGood::open(&config.agent.persistent_dir, &config_path);
+    last_good.stage(&files);
+    let config = EngineConfig {
+        fingerprint: files.fingerprint(),
+        config,
+        refused,
+        host,
+        config_path,
+        ..EngineConfig::for_tests()
+    };
+    (config, last_good)
 }
 
 fn request(cidr: &str) -> AddRequest {
@@ -298,22 +303,7 @@ fn an_idle_engine_does_not_wake() {
         let [state, lasting] = ["state", "lasting"].map(|name| dir.path().join(name));
         let agent = format!("[agent]\nstate_dir = {state:?}\npersistent_dir = {lasting:?}\n");
         fs::write(&config_path, format!("{agent}{text}")).unwrap();
-        let host = host_facts(&[]).unwrap();
-        let StartConfig {
-            config,
-            files,
-            refused,
-        } = StartConfig::read(&config_path, &host).unwrap();
-        let mut last_good = LastGood::open(&config.agent.persistent_dir, &config_path);
-        last_good.stage(&files);
-        let config = EngineConfig {
-            fingerprint: files.fingerprint(),
-            config,
-            refused,
-            host,
-            config_path,
-            ..EngineConfig::for_tests()
-        };
+        let (config, last_good) = read(config_path);
         let open: Open = Arc::new(|options| Ok(FakeHost::default().open(options)));
         let (ends, _engine) = channels(&config);
         let mut engine = Engine::start_with(open, config, last_good, ends).unwrap();

@@ -82,7 +82,7 @@ fn until_in_force(bed: &Bed, is_so: impl Fn(&Bed) -> bool) {
     }
 }
 
-fn saved(bed: &Bed) -> std::path::PathBuf {
+fn saved(bed: &Bed) -> PathBuf {
     bed.dir.path().join("lasting/experiments.json")
 }
 
