@@ -43,6 +43,9 @@ pub(crate) struct Args {
     /// The order of disturbances; another one each time if it is not given
     #[arg(long)]
     seed: Option<u64>,
+    /// Use the build of `cargo xtask test` instead of an optimised one, which takes half the processor in a machine
+    #[arg(long)]
+    unoptimised: bool,
 }
 
 /// Shortest soak, in which growth can be told from noise.
@@ -60,7 +63,12 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     setup::run()?;
     vm::install()?;
     fs::create_dir_all(root().join("target/vm"))?;
-    test::build()?;
+    let built = if args.unoptimised {
+        test::build()?;
+        root().join("target/debug")
+    } else {
+        test::build_for_machines()?.0
+    };
     let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs();
     let seed = args.seed.unwrap_or(now);
     let kernel = kernels::named(&args.kernel)?;
@@ -68,7 +76,6 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         bail!("one kernel, not {}", args.kernel);
     };
     let kernel = kernels::unpacked(kernel, false)?;
-    let built = root().join("target/debug");
     let programs = PROGRAMS.map(|name| (built.join(name), name));
     let system = image::system(&kernel, &programs)?;
     let seconds = duration.as_secs();
@@ -181,6 +188,7 @@ mod tests {
             minutes,
             kernel: String::new(),
             seed: None,
+            unoptimised: false,
         }
     }
 

@@ -63,6 +63,11 @@ impl Bed {
         tuned.policies[&near()].timers[0].clone()
     }
 
+    /// Waits until the timer is in this phase. It is shown after it is in the kernel.
+    fn until_shown(&self, phase: &str) {
+        self.until(phase, |bed| bed.timer().phase == phase);
+    }
+
     /// Waits until a tick has come to this.
     fn until(&self, what: &str, is_so: impl Fn(&Self) -> bool) {
         let end = Instant::now() + Duration::from_secs(10);
@@ -87,6 +92,7 @@ impl Bed {
         assert_eq!((bed.jiffies(), bed.epoch()), (0, 0));
         bed.connect(9_000, 400);
         bed.until("learnt", |bed| bed.jiffies() != 0);
+        bed.until_shown("lowering");
         bed
     }
 }
@@ -105,7 +111,6 @@ fn a_value_is_learnt_leased_shown_and_raised() {
     let now_ns = u64::try_from(Duration::from(now).as_nanos()).unwrap();
     let left = Duration::from_nanos(bed.kernel.state().lease_ns - now_ns);
     assert!((3_540..=3_600).contains(&left.as_secs()), "{left:?}");
-    assert_eq!(bed.timer().phase, "lowering");
     bed.until("shown", |bed| bed.timer().brakes.is_some());
     let mut lines = bed.call(|reply| Message::Watch(None, reply)).err();
     // The kernel in memory has no events to read; whoever watches is told of decisions all the same.
@@ -123,7 +128,7 @@ fn a_value_is_learnt_leased_shown_and_raised() {
         ],
     );
     bed.until("held back", |bed| bed.epoch() != 1);
-    assert_eq!(bed.timer().phase, "suspended");
+    bed.until_shown("suspended");
     let status = bed.engine.snapshot().status();
     assert!(status.healthy);
     assert!(
@@ -166,7 +171,6 @@ fn another_boot_begins_with_the_first_value_at_most() {
     let bed = Bed::restarted(FakeHost::default(), dir);
     bed.call(Message::Verify).unwrap();
     bed.until("begun", |bed| bed.jiffies() == first);
-    // It is shown after it is in the kernel.
     bed.until("told", |bed| {
         let tuned = bed.engine.snapshot().tune();
         let transitions = tuned.policies[&near()].transitions.iter();
