@@ -43,9 +43,8 @@ pub(crate) fn cargo() -> Command {
     cargo
 }
 
-/// The program that makes connections, and its package.
+/// The program that makes connections.
 const HELPER: &str = "rto-workload";
-const HELPER_PACKAGE: &str = "rto-testbed";
 
 /// The program that makes connections, in the directory of the programs.
 pub(crate) fn helper(programs: &Path) -> PathBuf {
@@ -60,11 +59,16 @@ pub(crate) fn agent(programs: &Path, configuration: &str) -> anyhow::Result<Test
     Ok(env)
 }
 
-/// Builds the agent and the helper; the directory they are in.
+/// Builds the agent and the helper; the directory they are in. Released, with the features that they themselves select;
+/// else with those of the whole workspace, as everything else is built.
 pub(crate) fn build_programs(profile: &str) -> anyhow::Result<PathBuf> {
+    let selected: &[_] = match profile {
+        "release" => &["--bins", "--package=rto-agent", "--package=rto-testbed"],
+        _ => &["--bin=rto-agent", "--bin=rto-workload"],
+    };
     let output = cargo()
-        .args(["build", "--locked", "--bins", "--profile", profile])
-        .args(["--package", "rto-agent", "--package", HELPER_PACKAGE])
+        .args(["build", "--locked", "--profile", profile])
+        .args(selected)
         .arg("--message-format=json-render-diagnostics")
         .stderr(Stdio::inherit())
         .output()?;

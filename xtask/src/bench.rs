@@ -23,13 +23,21 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 
 pub(crate) fn demo() -> anyhow::Result<()> {
     setup::run()?;
+    // Together: one after the other would take longer.
+    run_command(cargo().args([
+        "build",
+        "--locked",
+        "--bin=rto-bench",
+        "--bin=rto-agent",
+        "--bin=rto-workload",
+    ]))?;
     rto_bench(&["demo".into()])
 }
 
 fn rto_bench(args: &[OsString]) -> anyhow::Result<()> {
     run_command(
         cargo()
-            .args(["run", "--quiet", "--locked", "--package", "rto-bench", "--"])
+            .args(["run", "--quiet", "--locked", "--bin", "rto-bench", "--"])
             .args(args),
     )
 }
