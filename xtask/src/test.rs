@@ -1,12 +1,14 @@
 //! `cargo xtask test`: builds as the calling user and runs the integration tests as root.
 
 use std::{
-    io::{BufRead as _, BufReader},
+    io::{self, BufRead as _, BufReader},
+    ops::Add,
     path::PathBuf,
     process::{Command, Stdio},
+    thread,
 };
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, anyhow, bail};
 
 use crate::{
     process::as_root,
@@ -43,29 +45,50 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         integration,
         harness,
     } = build()?;
-    let mut all = Counts::default();
-    let mut plain = cargo();
-    plain
-        .args(["test", "--workspace", "--exclude", "rto-tests"])
-        .args(["--locked", "--no-fail-fast"])
-        .args(args.filter.as_slice());
-    count(&mut plain, &mut all)?;
-    let mut harness = Command::new(harness);
-    harness.current_dir(root().join("tests"));
-    count(harness.args(args.filter.as_slice()), &mut all)?;
-    if !args.unprivileged {
-        let before = all.passed + all.failed;
-        let mut tests = as_root(&integration.to_string_lossy());
+    let filter = args.filter.as_slice();
+    let without_root = |print: &mut dyn FnMut(&str)| -> anyhow::Result<Counts> {
+        let mut plain = cargo();
+        plain
+            .args(["test", "--workspace", "--exclude", "rto-tests"])
+            .args(["--locked", "--no-fail-fast"])
+            .args(filter);
+        let mut of_harness = Command::new(&harness);
+        of_harness.current_dir(root().join("tests")).args(filter);
+        Ok(count(&mut plain, print)? + count(&mut of_harness, print)?)
+    };
+    let mut print = |line: &str| println!("{line}");
+    let all = if args.unprivileged {
+        without_root(&mut print)?
+    } else {
+        let mut as_root = as_root(&integration.to_string_lossy());
         if args.long {
-            tests.env("RTO_TESTS_LONG", "1");
+            as_root.env("RTO_TESTS_LONG", "1");
         }
-        count(tests.args(args.filter.as_slice()), &mut all)?;
-        let ran = all.passed + all.failed - before;
+        as_root.args(filter);
+        // Beside those that mostly wait for timers. What they say comes afterwards, in one piece.
+        let (tested, lines, others) = thread::scope(|scope| {
+            let others = scope.spawn(|| {
+                let mut lines = Vec::new();
+                let counts = without_root(&mut |line| lines.push(line.to_owned()));
+                (lines, counts)
+            });
+            let tested = count(&mut as_root, &mut print);
+            let (lines, others) = others
+                .join()
+                .unwrap_or_else(|_| (Vec::new(), Err(anyhow!("a panic"))));
+            (tested, lines, others)
+        });
+        for line in lines {
+            println!("{line}");
+        }
+        let tested = tested?;
+        let ran = tested.passed + tested.failed;
         println!("integration tests run: {ran}");
         if ran == 0 && args.filter.is_none() {
             bail!("no integration test ran: they need root");
         }
-    }
+        tested + others?
+    };
     let Counts {
         passed,
         failed,
@@ -117,18 +140,33 @@ pub(crate) fn build_for_machines() -> anyhow::Result<(PathBuf, PathBuf)> {
     Ok((programs.to_owned(), integration))
 }
 
-/// Runs a command, prints its output, and adds up cargo's "test result" lines. A command that fails
-/// without a failed test (it does not build, or dies) is an error.
-fn count(command: &mut Command, all: &mut Counts) -> anyhow::Result<()> {
+impl Add for Counts {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            passed: self.passed + other.passed,
+            failed: self.failed + other.failed,
+            ignored: self.ignored + other.ignored,
+        }
+    }
+}
+
+/// Runs a command, prints what it says, and adds up cargo's "test result" lines. A command that fails without a failed
+/// test (it does not build, or dies) is an error.
+fn count(command: &mut Command, print: &mut dyn FnMut(&str)) -> anyhow::Result<Counts> {
+    let (reader, writer) = io::pipe()?;
     let mut child = command
-        .stdout(Stdio::piped())
+        .stdout(writer.try_clone()?)
+        .stderr(writer)
         .stdin(Stdio::null())
         .spawn()?;
-    let stdout = child.stdout.take().context("no stdout")?;
-    let failed_before = all.failed;
-    for line in BufReader::new(stdout).lines() {
+    // The command holds the pipe's other end, which would not close.
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    let mut counts = Counts::default();
+    for line in BufReader::new(reader).lines() {
         let line = line?;
-        println!("{line}");
+        print(&line);
         if let Some(result) = line.strip_prefix("test result: ") {
             let number = |what: &str| {
                 let part = result
@@ -137,14 +175,14 @@ fn count(command: &mut Command, all: &mut Counts) -> anyhow::Result<()> {
                 part.and_then(|part| part.split_whitespace().next()?.parse::<u64>().ok())
                     .unwrap_or(0)
             };
-            all.passed += number("passed");
-            all.failed += number("failed");
-            all.ignored += number("ignored");
+            counts.passed += number("passed");
+            counts.failed += number("failed");
+            counts.ignored += number("ignored");
         }
     }
     let status = child.wait()?;
-    if !status.success() && all.failed == failed_before {
+    if !status.success() && counts.failed == 0 {
         bail!("a test program ended with {status}");
     }
-    Ok(())
+    Ok(counts)
 }

@@ -217,14 +217,23 @@ fn a_lost_syn_and_a_lost_syn_ack_are_not_spurious() -> anyhow::Result<()> {
     } else {
         2
     };
-    lost_syn_and_syn_ack(&lossy("keep")?, 2, timers)?;
-    // By its own timer, before the third SYN, whose interval is doubled.
-    let link = lossy("100ms")?;
-    if !lacks("tcp-syn-linear-timeouts")? {
-        let client = &link.env.net.client;
-        sysctl(client, "net.ipv4.tcp_syn_linear_timeouts", "0")?;
+    assert_recovered(&converse_with_losses(&lossy("keep")?)?, 2, timers)?;
+    // By its own timer, before the third SYN, whose interval is doubled: 155 ms before it. Where the kernel's timers are
+    // later than that, as on a processor that others take, the third SYN is seen first.
+    const ATTEMPTS: usize = 5;
+    for _ in 0..ATTEMPTS {
+        let link = lossy("40ms")?;
+        if !lacks("tcp-syn-linear-timeouts")? {
+            let client = &link.env.net.client;
+            sysctl(client, "net.ipv4.tcp_syn_linear_timeouts", "0")?;
+        }
+        let near = converse_with_losses(&link)?;
+        let packets = link.relay.log().into_iter().filter_map(|r| r.packet);
+        if packets.filter(|p| PacketFilter::SYN.matches(p)).count() == 2 {
+            return assert_recovered(&near, 1, 1);
+        }
     }
-    lost_syn_and_syn_ack(&link, 1, 1)
+    bail!("a third SYN in each of {ATTEMPTS} attempts")
 }
 
 fn lossy(syn_ack_rto: &str) -> anyhow::Result<Link> {
@@ -233,11 +242,16 @@ fn lossy(syn_ack_rto: &str) -> anyhow::Result<Link> {
     Link::with(&policies, NEAR_ONE_WAY, true)
 }
 
-fn lost_syn_and_syn_ack(link: &Link, retransmitted: u64, timers: u64) -> anyhow::Result<()> {
+/// The policy's statistics of a connection whose first SYN is lost, and the first SYN-ACK.
+fn converse_with_losses(link: &Link) -> anyhow::Result<Value> {
     link.relay.drop_next(PacketFilter::SYN, 1);
     link.relay.drop_next(PacketFilter::SYN_ACK, 1);
     let near = link.converse(RELAY_SERVER_V4)?;
     assert_eq!(link.relay.log().iter().filter(|r| r.dropped()).count(), 2);
+    Ok(near)
+}
+
+fn assert_recovered(near: &Value, retransmitted: u64, timers: u64) -> anyhow::Result<()> {
     let active = &near["active"];
     assert_eq!(outcome(active), [retransmitted, 0, 0, 1], "{near:#}");
     let saved = timers * (1000 - INITIAL_RTO_MS) * 1000;

@@ -67,17 +67,21 @@ fn the_watchdog_hears_of_one_that_gets_on() -> anyhow::Result<()> {
     scale::file(&env, all, all)?;
     // Nothing that it was told before counts.
     env.has_notified("WATCHDOG=1")?;
-    let begin = Instant::now();
-    let (mut heard, mut longest) = (begin, Duration::ZERO);
-    while begin.elapsed() < 3 * TIMEOUT {
+    // Time in which the engine worked or was held: for how long it waited for a processor says nothing about the daemon.
+    let (mut all_time, mut silent, mut longest) = (Duration::ZERO, Duration::ZERO, Duration::ZERO);
+    while all_time < 3 * TIMEOUT {
         engine.advance(MOMENT)?;
+        let mut passed = MOMENT;
         // What it does at a stretch takes as long as on a real machine.
-        if heard.elapsed() < TIMEOUT / 2 {
+        if silent < TIMEOUT / 2 {
             std::thread::sleep(PAUSE);
+            passed += PAUSE;
         }
-        longest = longest.max(heard.elapsed());
+        all_time += passed;
+        silent += passed;
+        longest = longest.max(silent);
         if env.has_notified("WATCHDOG=1")? {
-            heard = Instant::now();
+            silent = Duration::ZERO;
         }
     }
     ensure!(entries(&env)? == 1, "the change was over too soon");
