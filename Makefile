@@ -8,8 +8,9 @@ TOOLCHAIN := $(shell sed -n 's/^channel = "\(.*\)"/\1/p' rust-toolchain.toml)
 demo: toolchain
 	cargo xtask demo
 
+# With COVERAGE=1 on programs that count the lines they run, which are printed at the end.
 test: toolchain
-	cargo xtask test
+	cargo xtask $(if $(COVERAGE),coverage,test)
 
 # Rebuild the eBPF object kept in the tree; needed only after a change to agent-ebpf or agent-common.
 ebpf: toolchain

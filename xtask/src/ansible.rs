@@ -9,7 +9,7 @@ const ANSIBLE: &str = "ansible-core==2.19.14";
 
 pub(crate) fn run() -> anyhow::Result<()> {
     let ansible = tools::python("ansible", &[ANSIBLE], "the Ansible role")?;
-    test::build()?;
+    test::build_programs()?;
     run_command(
         as_root("unshare")
             .arg("--mount")

@@ -79,7 +79,7 @@ impl Chart {
         }
         let python = tools::python("kubernetes", &[VALIDATE], "schemas of Kubernetes")?.join("bin");
         let helm = tools::helm()?.join("helm");
-        test::build()?;
+        test::build_programs()?;
         Ok(Self {
             helm,
             python,

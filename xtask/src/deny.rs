@@ -1,11 +1,15 @@
-//! `cargo xtask deny`: dependencies that nobody uses, and licences, sources and known vulnerabilities of the others.
+//! `cargo xtask deny`: dependencies that nobody uses or that are compiled twice, and licences, sources and known
+//! vulnerabilities of the others.
 
-use std::process::{Command, Stdio};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    process::{Command, Stdio},
+};
 
 use anyhow::ensure;
 
 use crate::{
-    process::run as run_command,
+    process::{output, run as run_command},
     root,
     tools::{self, cargo},
 };
@@ -13,8 +17,15 @@ use crate::{
 /// Set to `required` to fail if advisories cannot be checked.
 const ADVISORIES: &str = "ADVISORIES";
 
+/// Libraries whose features tests switch on, and why that is borne.
+const OF_TESTS: [(&str, &str); 2] = [
+    ("regex-automata", "of criterion, which has the benchmarks"),
+    ("regex-syntax", "of criterion, which has the benchmarks"),
+];
+
 pub(crate) fn run() -> anyhow::Result<()> {
     unused()?;
+    compiled_twice()?;
     let path = tools::ensure("cargo-deny", "0.20.2", &[], "licences, sources, advisories")?;
     let deny = |args: &[&str]| {
         let mut deny = cargo();
@@ -49,4 +60,73 @@ pub(crate) fn run() -> anyhow::Result<()> {
 fn unused() -> anyhow::Result<()> {
     let path = tools::ensure("cargo-machete", "0.9.1", &[], "unused dependencies")?;
     run_command(Command::new("cargo-machete").arg(root()).env("PATH", path))
+}
+
+/// Fails if tests switch on features of a library of the programs: it would be compiled for the programs, and again with
+/// the tests.
+fn compiled_twice() -> anyhow::Result<()> {
+    let libraries = |edges: &str| {
+        let tree = output(
+            cargo()
+                .args(["tree", "--locked", "--workspace", "--edges", edges])
+                .args(["--prefix", "none", "--no-dedupe", "--format", "{p} {f}"]),
+        )?;
+        anyhow::Ok(features(&tree))
+    };
+    let differing = differing(&libraries("normal,build")?, &libraries("normal,build,dev")?);
+    ensure!(
+        differing.is_empty(),
+        "tests switch on features of libraries: {}; name the features in Cargo.toml's workspace.dependencies, or do \
+         without them",
+        differing.join(", ")
+    );
+    Ok(())
+}
+
+/// The sets of features of each package of registries, from `cargo tree` in the form "NAME VERSION FEATURES".
+fn features(tree: &str) -> BTreeMap<String, BTreeSet<String>> {
+    let mut packages = BTreeMap::<_, BTreeSet<_>>::new();
+    // Those of the workspace have a path, in brackets.
+    for line in tree.lines().filter(|line| !line.contains("(/")) {
+        let mut words = line.split(' ').filter(|word| *word != "(proc-macro)");
+        if let (Some(name), Some(version)) = (words.next(), words.next()) {
+            let features = packages.entry(format!("{name} {version}")).or_default();
+            features.insert(words.next().unwrap_or_default().to_owned());
+        }
+    }
+    packages
+}
+
+/// Packages of programs that have other features with tests.
+fn differing(
+    programs: &BTreeMap<String, BTreeSet<String>>,
+    tests: &BTreeMap<String, BTreeSet<String>>,
+) -> Vec<String> {
+    let of_programs = programs.iter().filter(|(name, features)| {
+        let is_known = OF_TESTS.iter().any(|(known, _)| name.starts_with(known));
+        !is_known && tests.get(*name) != Some(*features)
+    });
+    of_programs.map(|(name, _)| name.clone()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_tests_switch_on_is_told() {
+        let programs = features(
+            "rto-agent v0.1.0 (/w/agent) \nserde v1.0.1 std\nsyn v2.0.1 full\nregex-syntax v0.8 std",
+        );
+        let tests = features(
+            "rto-agent v0.1.0 (/w/agent) \nserde v1.0.1 alloc,std\nsyn v2.0.1 full\nregex-syntax v0.8 default,std\n\
+             serde_derive v1.0.1 (proc-macro) default",
+        );
+        assert_eq!(differing(&programs, &tests), ["serde v1.0.1"]);
+        assert_eq!(differing(&programs, &programs), Vec::<String>::new());
+        assert_eq!(
+            tests["serde_derive v1.0.1"],
+            BTreeSet::from(["default".to_owned()])
+        );
+    }
 }

@@ -105,16 +105,16 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 }
 
 /// The executables of the crate `rto-tests`.
-pub(crate) struct Built {
+struct Built {
     /// The integration tests.
-    pub(crate) integration: PathBuf,
+    integration: PathBuf,
     /// The unit tests of their library.
     harness: PathBuf,
 }
 
-/// Builds all programs and tests. One command for all of them: with other packages or without tests, cargo would select
-/// other features of the dependencies and compile rto-agent a second time.
-pub(crate) fn build() -> anyhow::Result<Built> {
+/// Builds all programs and tests. One command for all of them: with other packages, cargo would select other features of
+/// the dependencies and compile them a second time.
+fn build() -> anyhow::Result<Built> {
     let [integration, harness] = tools::built(
         cargo().args(["build", "--workspace", "--locked", "--bins", "--tests"]),
         ["integration", "rto_tests"],
@@ -123,6 +123,17 @@ pub(crate) fn build() -> anyhow::Result<Built> {
         integration,
         harness,
     })
+}
+
+/// Builds all programs and the integration tests, with the same features; the tests' executable.
+pub(crate) fn build_programs() -> anyhow::Result<PathBuf> {
+    let [integration] = tools::built(
+        cargo()
+            .args(["build", "--workspace", "--locked", "--bins"])
+            .args(["--test", "integration"]),
+        ["integration"],
+    )?;
+    Ok(integration)
 }
 
 /// Builds programs and integration tests with little optimisation, for an emulated processor; the programs' directory

@@ -60,7 +60,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         packages::prepare(archs, limit, &debian.dir().join("srv"), &mut checks)?;
         (PACKAGE_CHECKS, None)
     } else {
-        test::build()?;
+        test::build_programs()?;
         agent(debian.dir())?;
         (CHECKS, Some(disk::add(debian.dir())?))
     };

@@ -64,7 +64,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     vm::install()?;
     fs::create_dir_all(root().join("target/vm"))?;
     let built = if args.unoptimised {
-        test::build()?;
+        test::build_programs()?;
         root().join("target/debug")
     } else {
         test::build_for_machines()?.0

@@ -100,7 +100,7 @@ impl Place {
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     args.check()?;
     if args.pending {
-        let pending = Matrix::note_pending(&expected(&test::build()?.integration)?)?;
+        let pending = Matrix::note_pending(&expected(&test::build_programs()?)?)?;
         println!("{pending} results are pending");
         return Ok(());
     }
@@ -109,7 +109,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     fs::create_dir_all(root().join("target/vm"))?;
     let places = places(args)?;
     let (programs, integration) = if args.unoptimised {
-        (root().join("target/debug"), test::build()?.integration)
+        (root().join("target/debug"), test::build_programs()?)
     } else {
         test::build_for_machines()?
     };
