@@ -12,7 +12,7 @@ use anyhow::{Context as _, anyhow, bail};
 
 use crate::{
     process::as_root,
-    root, setup,
+    setup,
     tools::{self, cargo},
     vm,
 };
@@ -41,20 +41,15 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if !args.unprivileged {
         setup::run()?;
     }
-    let Built {
-        integration,
-        harness,
-    } = build()?;
+    let integration = build()?;
     let filter = args.filter.as_slice();
     let without_root = |print: &mut dyn FnMut(&str)| -> anyhow::Result<Counts> {
         let mut plain = cargo();
         plain
-            .args(["test", "--workspace", "--exclude", "rto-tests"])
-            .args(["--locked", "--no-fail-fast"])
+            .args(["test", "--workspace", "--locked", "--no-fail-fast"])
+            .env("RTO_TESTS_ELSEWHERE", "1")
             .args(filter);
-        let mut of_harness = Command::new(&harness);
-        of_harness.current_dir(root().join("tests")).args(filter);
-        Ok(count(&mut plain, print)? + count(&mut of_harness, print)?)
+        count(&mut plain, print)
     };
     let mut print = |line: &str| println!("{line}");
     let all = if args.unprivileged {
@@ -104,33 +99,20 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The executables of the crate `rto-tests`.
-struct Built {
-    /// The integration tests.
-    integration: PathBuf,
-    /// The unit tests of their library.
-    harness: PathBuf,
-}
-
-/// Builds all programs and tests. One command for all of them: with other packages, cargo would select other features of
-/// the dependencies and compile them a second time.
-fn build() -> anyhow::Result<Built> {
-    let [integration, harness] = tools::built(
-        cargo().args(["build", "--workspace", "--locked", "--bins", "--tests"]),
-        ["integration", "rto_tests"],
-    )?;
-    Ok(Built {
-        integration,
-        harness,
-    })
+/// Builds all programs and tests; the integration tests' executable. Of the whole workspace: for other packages, cargo
+/// would select other features of the dependencies and compile them a second time.
+fn build() -> anyhow::Result<PathBuf> {
+    build_with("--tests")
 }
 
 /// Builds all programs and the integration tests, with the same features; the tests' executable.
 pub(crate) fn build_programs() -> anyhow::Result<PathBuf> {
+    build_with("--test=integration")
+}
+
+fn build_with(tests: &str) -> anyhow::Result<PathBuf> {
     let [integration] = tools::built(
-        cargo()
-            .args(["build", "--workspace", "--locked", "--bins"])
-            .args(["--test", "integration"]),
+        cargo().args(["build", "--workspace", "--locked", "--bins", tests]),
         ["integration"],
     )?;
     Ok(integration)
