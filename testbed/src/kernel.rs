@@ -328,7 +328,7 @@ impl Map {
 
 /// The first bytes of these words. By whole words: tests read values by the hundred thousand, unoptimised.
 fn bytes_of(words: &[u64], size: usize) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(size_of::<u64>() * words.len());
+    let mut bytes = Vec::with_capacity(size_of_val(words));
     for word in words {
         bytes.extend_from_slice(&word.to_ne_bytes());
     }

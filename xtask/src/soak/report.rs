@@ -81,11 +81,21 @@ struct Series {
 }
 
 impl Series {
-    /// Whether there were rounds enough to judge it.
-    fn tells(&self) -> bool {
-        !self.name.ends_with(MEMORY) || self.rounds >= ROUNDS_OF_MEMORY
+    /// Why it is not judged.
+    fn not_judged(&self) -> Option<String> {
+        if self.name == ANONYMOUS {
+            return Some("a part of RSS".to_owned());
+        }
+        let rounds = self.rounds;
+        let is_short = self.name.ends_with(MEMORY) && rounds < ROUNDS_OF_MEMORY;
+        is_short.then(|| format!("{rounds} rounds of {ROUNDS_OF_MEMORY}"))
     }
 }
+
+/// Without what is mapped of files. A heap takes hundreds of rounds to its size: that of a daemon with the same addition
+/// refused by a full disk, then taken and removed, grew by 9.6 % in its first 150 rounds, by 1.8 % in the next 750, and
+/// not at all in 150 more. It is told for itself, to see what RSS grows by.
+const ANONYMOUS: &str = "anonymous part of it, KiB";
 
 /// A value of a sample.
 type Value = fn(&Sample) -> f64;
@@ -93,7 +103,7 @@ type Value = fn(&Sample) -> f64;
 /// What the last daemon holds, which lives through the second half.
 const OF_DAEMON: [(&str, Value); 3] = [
     ("RSS of the daemon, KiB", |s| s.rss_kib),
-    ("anonymous part of it, KiB", |s| s.anonymous_kib),
+    (ANONYMOUS, |s| s.anonymous_kib),
     ("descriptors of the daemon", |s| s.descriptors),
 ];
 /// What the kernel holds.
@@ -218,12 +228,13 @@ impl Report {
             let name = series.name;
             match series.trend {
                 None => wrong.push(format!("{name}: too few samples")),
-                Some(trend) if trend.growth() > FLAT && series.tells() => wrong.push(format!(
-                    "{name}: {} at first, {} at last: {}",
-                    trend.first,
-                    trend.last,
-                    percent(trend)
-                )),
+                Some(trend) if trend.growth() > FLAT && series.not_judged().is_none() => wrong
+                    .push(format!(
+                        "{name}: {} at first, {} at last: {}",
+                        trend.first,
+                        trend.last,
+                        percent(trend)
+                    )),
                 Some(_) => {}
             }
         }
@@ -330,9 +341,8 @@ impl fmt::Display for Report {
                 Some(trend) => {
                     let (first, last, growth) = (trend.first, trend.last, percent(trend));
                     write!(f, "{name:<32} {first:>9} {last:>12} {growth:>9}")?;
-                    if !series.tells() {
-                        let rounds = series.rounds;
-                        write!(f, "  not judged: {rounds} rounds of {ROUNDS_OF_MEMORY}")?;
+                    if let Some(why) = series.not_judged() {
+                        write!(f, "  not judged: {why}")?;
                     }
                     writeln!(f)?;
                 }
