@@ -4,8 +4,9 @@
 
 use std::{path::PathBuf, process::Command};
 
+use anyhow::Context as _;
 use clap::{Parser, Subcommand};
-use rto_testbed::{agent, cgroup, netns};
+use rto_testbed::{agent, cgroup, netns, process::beside};
 
 mod add;
 mod callback;
@@ -78,16 +79,17 @@ fn main() -> anyhow::Result<()> {
 }
 
 impl Cli {
-    /// Builds the programs, and runs the benchmarks that need no privilege; the directory of the programs.
+    /// Builds the programs of benchmarks, and runs those that need no privilege; the directory of the programs.
     fn build(&self) -> anyhow::Result<PathBuf> {
-        let profile = match self.command {
-            Some(Verb::Demo) => "dev",
-            Some(Verb::Overhead(_)) => "release",
-            None => {
-                self.suite.prepare()?;
-                "release"
+        match self.command {
+            // Beside this program, as cargo xtask demo builds them.
+            Some(Verb::Demo) => {
+                let agent = beside("rto-agent")?;
+                return Ok(agent.parent().context("a directory")?.to_owned());
             }
-        };
-        process::build_programs(profile)
+            Some(Verb::Overhead(_)) => {}
+            None => self.suite.prepare()?,
+        }
+        process::build_programs()
     }
 }

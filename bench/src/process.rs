@@ -59,16 +59,12 @@ pub(crate) fn agent(programs: &Path, configuration: &str) -> anyhow::Result<Test
     Ok(env)
 }
 
-/// Builds the agent and the helper; the directory they are in. Released, with the features that they themselves select;
-/// else with those of the whole workspace, as everything else is built.
-pub(crate) fn build_programs(profile: &str) -> anyhow::Result<PathBuf> {
-    let selected: &[_] = match profile {
-        "release" => &["--bins", "--package=rto-agent", "--package=rto-testbed"],
-        _ => &["--bin=rto-agent", "--bin=rto-workload"],
-    };
+/// Builds the agent and the helper as they are released, and with the features that they themselves select; the directory
+/// they are in.
+pub(crate) fn build_programs() -> anyhow::Result<PathBuf> {
     let output = cargo()
-        .args(["build", "--locked", "--profile", profile])
-        .args(selected)
+        .args(["build", "--locked", "--bins", "--release"])
+        .args(["--package", "rto-agent", "--package", "rto-testbed"])
         .arg("--message-format=json-render-diagnostics")
         .stderr(Stdio::inherit())
         .output()?;

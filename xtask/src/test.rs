@@ -3,12 +3,12 @@
 use std::{
     io::{self, BufRead as _, BufReader},
     ops::Add,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
     thread,
 };
 
-use anyhow::{Context as _, anyhow, bail};
+use anyhow::{Context as _, bail};
 
 use crate::{
     process::as_root,
@@ -42,47 +42,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         setup::run()?;
     }
     let integration = build()?;
-    let filter = args.filter.as_slice();
-    let without_root = |print: &mut dyn FnMut(&str)| -> anyhow::Result<Counts> {
-        let mut plain = cargo();
-        plain
-            .args(["test", "--workspace", "--locked", "--no-fail-fast"])
-            .env("RTO_TESTS_ELSEWHERE", "1")
-            .args(filter);
-        count(&mut plain, print)
-    };
-    let mut print = |line: &str| println!("{line}");
     let all = if args.unprivileged {
-        without_root(&mut print)?
+        count(&mut without_root(args), &mut |line| println!("{line}"))?
     } else {
-        let mut as_root = as_root(&integration.to_string_lossy());
-        if args.long {
-            as_root.env("RTO_TESTS_LONG", "1");
-        }
-        as_root.args(filter);
-        // Beside those that mostly wait for timers. What they say comes afterwards, in one piece.
-        let (tested, lines, others) = thread::scope(|scope| {
-            let others = scope.spawn(|| {
-                let mut lines = Vec::new();
-                let counts = without_root(&mut |line| lines.push(line.to_owned()));
-                (lines, counts)
-            });
-            let tested = count(&mut as_root, &mut print);
-            let (lines, others) = others
-                .join()
-                .unwrap_or_else(|_| (Vec::new(), Err(anyhow!("a panic"))));
-            (tested, lines, others)
-        });
-        for line in lines {
-            println!("{line}");
-        }
-        let tested = tested?;
-        let ran = tested.passed + tested.failed;
-        println!("integration tests run: {ran}");
-        if ran == 0 && args.filter.is_none() {
-            bail!("no integration test ran: they need root");
-        }
-        tested + others?
+        count_all(&integration, args)?
     };
     let Counts {
         passed,
@@ -97,6 +60,44 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         vm::check_matrix(&integration)?;
     }
     Ok(())
+}
+
+/// All tests but the integration tests.
+fn without_root(args: &Args) -> Command {
+    let mut tests = cargo();
+    tests
+        .args(["test", "--workspace", "--locked", "--no-fail-fast"])
+        .env("RTO_TESTS_ELSEWHERE", "1")
+        .args(args.filter.as_slice());
+    tests
+}
+
+/// Runs the integration tests, and the others beside them, as those mostly wait for timers. What the others say comes
+/// afterwards, in one piece.
+fn count_all(integration: &Path, args: &Args) -> anyhow::Result<Counts> {
+    let mut tests = as_root(&integration.to_string_lossy());
+    if args.long {
+        tests.env("RTO_TESTS_LONG", "1");
+    }
+    tests.args(args.filter.as_slice());
+    let mut lines = Vec::new();
+    let (counts, others) = thread::scope(|scope| {
+        let mut keep = |line: &str| lines.push(line.to_owned());
+        let others = scope.spawn(move || count(&mut without_root(args), &mut keep));
+        let counts = count(&mut tests, &mut |line| println!("{line}"));
+        let others = others.join().unwrap_or_else(|_| bail!("a panic"));
+        (counts, others)
+    });
+    for line in lines {
+        println!("{line}");
+    }
+    let counts = counts?;
+    let ran = counts.passed + counts.failed;
+    println!("integration tests run: {ran}");
+    if ran == 0 && args.filter.is_none() {
+        bail!("no integration test ran: they need root");
+    }
+    Ok(counts + others?)
 }
 
 /// Builds all programs and tests; the integration tests' executable. Of the whole workspace: for other packages, cargo
@@ -118,17 +119,22 @@ fn build_with(tests: &str) -> anyhow::Result<PathBuf> {
     Ok(integration)
 }
 
-/// Builds programs and integration tests with little optimisation, for an emulated processor; the programs' directory
-/// and the tests' executable.
-pub(crate) fn build_for_machines() -> anyhow::Result<(PathBuf, PathBuf)> {
-    let [integration] = tools::built(
-        cargo()
-            .args(["build", "--profile", "machine", "--locked", "--bins"])
-            .args(["--package", "rto-agent", "--package", "rto-lab"])
-            .args(["--package", "rto-testbed"])
-            .args(["--package", "rto-tests", "--test", "integration"]),
-        ["integration"],
-    )?;
+/// Builds programs and integration tests for an emulated processor, with little optimisation unless as [`build`] does;
+/// the programs' directory and the tests' executable.
+pub(crate) fn build_for_machines(unoptimised: bool) -> anyhow::Result<(PathBuf, PathBuf)> {
+    let integration = if unoptimised {
+        build_programs()?
+    } else {
+        let [integration] = tools::built(
+            cargo()
+                .args(["build", "--profile", "machine", "--locked", "--bins"])
+                .args(["--package", "rto-agent", "--package", "rto-lab"])
+                .args(["--package", "rto-testbed"])
+                .args(["--package", "rto-tests", "--test", "integration"]),
+            ["integration"],
+        )?;
+        integration
+    };
     let programs = integration.ancestors().nth(2).context("a directory")?;
     Ok((programs.to_owned(), integration))
 }

@@ -63,12 +63,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     setup::run()?;
     vm::install()?;
     fs::create_dir_all(root().join("target/vm"))?;
-    let built = if args.unoptimised {
-        test::build_programs()?;
-        root().join("target/debug")
-    } else {
-        test::build_for_machines()?.0
-    };
+    let (built, _) = test::build_for_machines(args.unoptimised)?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs();
     let seed = args.seed.unwrap_or(now);
     let kernel = kernels::named(&args.kernel)?;

@@ -108,11 +108,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     install()?;
     fs::create_dir_all(root().join("target/vm"))?;
     let places = places(args)?;
-    let (programs, integration) = if args.unoptimised {
-        (root().join("target/debug"), test::build_programs()?)
-    } else {
-        test::build_for_machines()?
-    };
+    let (programs, integration) = test::build_for_machines(args.unoptimised)?;
     for (name, why) in LEFT_OUT {
         println!("left out in the machines: {name}* ({why})");
     }
