@@ -1,7 +1,7 @@
 //! `cargo xtask coverage`: runs what `cargo xtask test` runs, with counters compiled in, and prints the lines of each crate
 //! that were run, also by the programs that the integration tests start.
 
-use std::{collections::BTreeMap, path::Path, process::Command};
+use std::{collections::BTreeMap, fs, path::Path, process::Command};
 
 use anyhow::Context as _;
 use serde::Deserialize;
@@ -83,10 +83,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     };
     let cargo = cargo();
     let cargo = Path::new(cargo.get_program());
-    if target.exists() {
-        // Profiles and programs of an earlier run; the dependencies stay.
-        run_command(instrumented(cargo).args(["llvm-cov", "clean", "--workspace"]))?;
-    }
+    take_libraries(&root().join("target/debug"), &target.join("debug"))?;
+    // Programs without counters, and profiles and programs of an earlier run; the libraries stay.
+    run_command(instrumented(cargo).args(["llvm-cov", "clean", "--workspace"]))?;
     let mut test = instrumented(&std::env::current_exe()?);
     test.arg("test").args(args.filter.as_slice());
     if args.unprivileged {
@@ -104,6 +103,27 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 /// `cfg(coverage)`.
 const ENVIRONMENT: &str =
     r#"eval "$(cargo llvm-cov show-env --sh --no-cfg-coverage)" && exec "$0" "$@""#;
+
+/// Links what `cargo xtask test` has built into a directory where nothing has been built yet: libraries have no counters,
+/// and are the same. cargo sees by their times that they are fresh.
+fn take_libraries(built: &Path, target: &Path) -> anyhow::Result<()> {
+    if target.exists() {
+        return Ok(());
+    }
+    fs::create_dir_all(target)?;
+    let parts = [".fingerprint", "build", "deps"].map(|part| built.join(part));
+    let parts: Vec<_> = parts.iter().filter(|part| part.exists()).collect();
+    if parts.is_empty() {
+        return Ok(());
+    }
+    run_command(
+        Command::new("cp")
+            .arg("--archive")
+            .arg("--link")
+            .args(parts)
+            .arg(target),
+    )
+}
 
 /// The lines of each crate's files, by directory.
 fn crates(json: &str, root: &Path) -> anyhow::Result<BTreeMap<String, Lines>> {

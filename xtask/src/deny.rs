@@ -17,9 +17,6 @@ use crate::{
 /// Set to `required` to fail if advisories cannot be checked.
 const ADVISORIES: &str = "ADVISORIES";
 
-/// Libraries whose features tests switch on: criterion does, which has the benchmarks.
-const OF_TESTS: [&str; 2] = ["regex-automata", "regex-syntax"];
-
 pub(crate) fn run() -> anyhow::Result<()> {
     unused()?;
     compiled_twice()?;
@@ -99,10 +96,9 @@ fn differing(
     programs: &BTreeMap<String, BTreeSet<String>>,
     tests: &BTreeMap<String, BTreeSet<String>>,
 ) -> Vec<String> {
-    let of_programs = programs.iter().filter(|(name, features)| {
-        let is_known = OF_TESTS.iter().any(|known| name.starts_with(known));
-        !is_known && tests.get(*name) != Some(*features)
-    });
+    let of_programs = programs
+        .iter()
+        .filter(|(name, features)| tests.get(*name) != Some(*features));
     of_programs.map(|(name, _)| name.clone()).collect()
 }
 
@@ -112,11 +108,10 @@ mod tests {
 
     #[test]
     fn what_tests_switch_on_is_told() {
-        let programs = features(
-            "rto-agent v0.1.0 (/w/agent) \nserde v1.0.1 std\nsyn v2.0.1 full\nregex-syntax v0.8 std",
-        );
+        let programs =
+            features("rto-agent v0.1.0 (/w/agent) \nserde v1.0.1 std\nsyn v2.0.1 full");
         let tests = features(
-            "rto-agent v0.1.0 (/w/agent) \nserde v1.0.1 alloc,std\nsyn v2.0.1 full\nregex-syntax v0.8 default,std\n\
+            "rto-agent v0.1.0 (/w/agent) \nserde v1.0.1 alloc,std\nsyn v2.0.1 full\n\
              serde_derive v1.0.1 (proc-macro) default",
         );
         assert_eq!(differing(&programs, &tests), ["serde v1.0.1"]);

@@ -6,18 +6,22 @@ pub mod metrics;
 
 use std::os::fd::AsFd as _;
 
-use tracing_subscriber::{EnvFilter, layer::SubscriberExt as _, util::SubscriberInitExt as _};
+use tracing::level_filters::LevelFilter;
+use tracing_subscriber::{
+    filter::Targets, layer::SubscriberExt as _, util::SubscriberInitExt as _,
+};
 
 use crate::cli::LogFormat;
 
-/// Installs the log. `RTO_AGENT_LOG` sets the level (`info` by default), in the syntax of
-/// `tracing_subscriber::EnvFilter`.
+/// Installs the log. `RTO_AGENT_LOG` sets the level (`info` by default), also by target, in the syntax of
+/// [`Targets`].
 pub fn init(format: LogFormat) -> anyhow::Result<()> {
     let filter = match std::env::var("RTO_AGENT_LOG") {
-        Ok(text) => EnvFilter::try_new(&text)
+        Ok(text) => text
+            .parse::<Targets>()
             .map_err(|e| anyhow::anyhow!("RTO_AGENT_LOG={text:?}: {e}; for instance debug"))?,
         // aya logs through `log` what is its own affair.
-        Err(_) => EnvFilter::new("info"),
+        Err(_) => Targets::new().with_default(LevelFilter::INFO),
     };
     let registry = tracing_subscriber::registry().with(filter);
     let stderr = || {

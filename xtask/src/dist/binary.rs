@@ -20,7 +20,13 @@ const CARGO_CYCLONEDX: &str = "0.5.9";
 impl Release {
     /// Builds the binary of an architecture. It needs no linker of that architecture: rustc has rust-lld, and start
     /// files and a C library for its musl targets. A list of the dependencies (cargo-auditable) is part of it.
-    pub(crate) fn binary(&self, arch: Arch) -> anyhow::Result<PathBuf> {
+    /// The optimisation takes most of the time, which an unoptimised one does without: a test of all else.
+    pub(crate) fn binary(&self, arch: Arch, unoptimised: bool) -> anyhow::Result<PathBuf> {
+        let (profile, dir) = if unoptimised {
+            ("dev", "debug")
+        } else {
+            ("dist", "dist")
+        };
         let sysroot = self.install_target(arch)?;
         let path = tools::ensure("cargo-auditable", CARGO_AUDITABLE, &[], "dist")?;
         let mut flags = vec![
@@ -38,8 +44,8 @@ impl Release {
                     "build",
                     "--quiet",
                     "--locked",
-                    "--profile=dist",
                 ])
+                .args(["--profile", profile])
                 .args(["--package=rto-agent", "--bin=rto-agent", "--target"])
                 .arg(arch.target())
                 .env("PATH", path)
@@ -48,7 +54,7 @@ impl Release {
                 .env("CARGO_INCREMENTAL", "0")
                 .env("SOURCE_DATE_EPOCH", &self.epoch),
         )?;
-        Ok(self.build.join(arch.target()).join("dist/rto-agent"))
+        Ok(self.build.join(arch.target()).join(dir).join("rto-agent"))
     }
 
     /// The software bill of materials (`CycloneDX`) of an architecture's binary.

@@ -74,7 +74,7 @@ impl<'a> Stage<'a> {
         fs::create_dir_all(dir.join("completions"))?;
         fs::create_dir_all(dir.join("man"))?;
         let stage = Self { release, arch, dir };
-        stage.copy(&release.binary(arch)?, "rto-agent")?;
+        stage.copy(&release.binary(arch, false)?, "rto-agent")?;
         for (from, to) in FILES {
             stage.copy(&release.source.join(from), to)?;
         }
@@ -180,7 +180,7 @@ impl<'a> Stage<'a> {
 
     /// A manual page for each verb, and completions, by the binary that runs here.
     fn manual(&self) -> anyhow::Result<()> {
-        let agent = self.release.binary(Arch::host())?;
+        let agent = self.release.binary(Arch::host(), false)?;
         run_command(
             Command::new(&agent)
                 .args(["man", "--dir"])

@@ -29,6 +29,9 @@ pub(crate) struct Args {
     /// The kernel: 6.1, 6.12 or newest
     #[arg(long, default_value = "6.12")]
     kernel: String,
+    /// Build the agent as `cargo xtask test` does, instead of as it is released, which takes longer
+    #[arg(long)]
+    unoptimised: bool,
     /// Seconds after which the machine is stopped
     #[arg(long, default_value_t = 2700)]
     limit: u64,
@@ -67,7 +70,7 @@ fn debian_with(runtime: &str) -> anyhow::Result<Debian> {
 fn podman(args: &Args) -> anyhow::Result<()> {
     vm::install()?;
     let debian = debian_with(RUNTIME)?;
-    add_image(&debian)?;
+    add_image(&debian, args)?;
     write(&debian.dir().join("etc/containers/storage.conf"), STORAGE)?;
     let boot = Boot {
         kernel: &args.kernel,
@@ -89,12 +92,12 @@ graphroot = \"/var/lib/containers/storage\"
 ";
 
 /// Adds the image, the binary that is in it, and the first program.
-fn add_image(debian: &Debian) -> anyhow::Result<()> {
+fn add_image(debian: &Debian, args: &Args) -> anyhow::Result<()> {
     if !have("buildah") {
         apt_install(&["buildah"], "the container's image")?;
     }
     let release = Release::of(root())?;
-    let binary = release.binary(Arch::host())?;
+    let binary = release.binary(Arch::host(), args.unoptimised)?;
     let srv = debian.dir().join("srv");
     fs::create_dir_all(&srv)?;
     image::make(&release, &[(Arch::host(), binary.clone())], &srv)?;

@@ -47,7 +47,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     let kubernetes = build::program()?;
     let helm = tools::helm()?;
     let debian = debian_with(RUNTIME)?;
-    add_images(&debian)?;
+    add_images(&debian, args)?;
     let disk = disk_of(&kubernetes, &helm)?;
     // Kubernetes has the address of a kubelet, but takes it by name here: the node is called localhost.
     let kubelet_port = free_port()?;
@@ -74,8 +74,8 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
 }
 
 /// Adds the agent's image, the chart, and the image of the pods' sandboxes.
-fn add_images(debian: &Debian) -> anyhow::Result<()> {
-    add_image(debian)?;
+fn add_images(debian: &Debian, args: &Args) -> anyhow::Result<()> {
+    add_image(debian, args)?;
     let srv = debian.dir().join("srv");
     let release = Release::of(root())?;
     release.chart(&srv)?;
