@@ -108,8 +108,7 @@ mod tests {
 
     #[test]
     fn what_tests_switch_on_is_told() {
-        let programs =
-            features("rto-agent v0.1.0 (/w/agent) \nserde v1.0.1 std\nsyn v2.0.1 full");
+        let programs = features("rto-agent v0.1.0 (/w/agent) \nserde v1.0.1 std\nsyn v2.0.1 full");
         let tests = features(
             "rto-agent v0.1.0 (/w/agent) \nserde v1.0.1 alloc,std\nsyn v2.0.1 full\n\
              serde_derive v1.0.1 (proc-macro) default",

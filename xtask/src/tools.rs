@@ -166,10 +166,20 @@ pub(crate) fn remap(source: &Path, sysroot: &Path) -> [String; 3] {
     .map(|(from, to)| format!("--remap-path-prefix={}={to}", from.display()))
 }
 
-/// This cargo, in the workspace.
+/// This cargo, in the workspace, as if the caller had called it. What cargo has told this program of its package is taken
+/// away: build scripts of libraries name such variables, and would run again, and what uses the library be compiled again.
 pub(crate) fn cargo() -> Command {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.current_dir(root());
+    for (name, _) in std::env::vars_os() {
+        let text = name.to_string_lossy();
+        if ["CARGO_PKG_", "CARGO_MANIFEST_"]
+            .iter()
+            .any(|prefix| text.starts_with(prefix))
+        {
+            cargo.env_remove(&name);
+        }
+    }
     cargo
 }
 

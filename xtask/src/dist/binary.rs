@@ -39,12 +39,7 @@ impl Release {
         run_command(
             cargo()
                 .current_dir(&self.source)
-                .args([
-                    "auditable",
-                    "build",
-                    "--quiet",
-                    "--locked",
-                ])
+                .args(["auditable", "build", "--quiet", "--locked"])
                 .args(["--profile", profile])
                 .args(["--package=rto-agent", "--bin=rto-agent", "--target"])
                 .arg(arch.target())
