@@ -200,17 +200,14 @@ fn a_stop_does_not_wait_for_a_walk() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Whether a thread of a process is in an uninterruptible sleep.
+/// Whether a thread of a process waits for the lock of a socket. (Threads sleep without being interruptible for other
+/// reasons as well.)
 fn is_held_up(pid: i32) -> anyhow::Result<bool> {
     for task in std::fs::read_dir(format!("/proc/{pid}/task"))? {
         // A thread may have ended meanwhile.
-        let stat = std::fs::read_to_string(task?.path().join("stat")).unwrap_or_default();
-        // The state follows the name, which may have blanks and brackets of its own.
-        if stat
-            .rsplit(')')
-            .next()
-            .is_some_and(|rest| rest.starts_with(" D"))
-        {
+        let at = std::fs::read_to_string(task?.path().join("wchan")).unwrap_or_default();
+        // In lock_sock_nested(), or what that calls.
+        if at.contains("lock_sock") {
             return Ok(true);
         }
     }
