@@ -104,25 +104,22 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 const ENVIRONMENT: &str =
     r#"eval "$(cargo llvm-cov show-env --sh --no-cfg-coverage)" && exec "$0" "$@""#;
 
-/// Links what `cargo xtask test` has built into a directory where nothing has been built yet: libraries have no counters,
+/// Puts what `cargo xtask test` has built into a directory where nothing has been built yet: libraries have no counters,
 /// and are the same. cargo sees by their times that they are fresh.
 fn take_libraries(built: &Path, target: &Path) -> anyhow::Result<()> {
-    if target.exists() {
+    if target.exists() || !built.join("deps").exists() {
         return Ok(());
     }
     fs::create_dir_all(target)?;
-    let parts = [".fingerprint", "build", "deps"].map(|part| built.join(part));
-    let parts: Vec<_> = parts.iter().filter(|part| part.exists()).collect();
-    if parts.is_empty() {
-        return Ok(());
-    }
-    run_command(
-        Command::new("cp")
-            .arg("--archive")
-            .arg("--link")
-            .args(parts)
-            .arg(target),
-    )
+    let copy = || {
+        let mut copy = Command::new("cp");
+        copy.arg("--archive");
+        copy
+    };
+    // rustc replaces these files, while cargo and build scripts write into those of the other directories.
+    run_command(copy().arg("--link").args([&built.join("deps"), target]))?;
+    let others = [".fingerprint", "build"].map(|part| built.join(part));
+    run_command(copy().args(others).arg(target))
 }
 
 /// The lines of each crate's files, by directory.

@@ -20,7 +20,7 @@ const CARGO_CYCLONEDX: &str = "0.5.9";
 impl Release {
     /// Builds the binary of an architecture. It needs no linker of that architecture: rustc has rust-lld, and start
     /// files and a C library for its musl targets. A list of the dependencies (cargo-auditable) is part of it.
-    /// The optimisation takes most of the time, which an unoptimised one does without: a test of all else.
+    /// Most of the time goes into optimisation, which tests of the container do without.
     pub(crate) fn binary(&self, arch: Arch, unoptimised: bool) -> anyhow::Result<PathBuf> {
         let (profile, dir) = if unoptimised {
             ("dev", "debug")
