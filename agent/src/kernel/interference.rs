@@ -24,10 +24,10 @@ use nix::{
         AddressFamily, SockFlag, SockType, SockaddrStorage, connect, setsockopt, socket, sockopt,
     },
 };
-use rtnetlink::{LinkUnspec, RouteMessageBuilder};
 use rto_agent_common::PROBE_MARK;
 use serde::{Deserialize, Serialize};
 
+use super::{interface, routes};
 use crate::policy::ProbeTarget;
 
 /// Name of the hidden verb that the child process is started with.
@@ -203,11 +203,7 @@ pub fn child(cgroup: &Path, address: IpAddr) -> anyhow::Result<u64> {
     fs::write(cgroup.join("cgroup.procs"), "0")
         .with_context(|| format!("cannot move into {}", cgroup.display()))?;
     unshare(CloneFlags::CLONE_NEWNET).context("cannot make a network namespace (CAP_SYS_ADMIN)")?;
-    tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()?
-        .block_on(black_hole(address))
-        .context("cannot set the namespace up")?;
+    black_hole(address).context("cannot set the namespace up")?;
     let family = match address {
         IpAddr::V4(_) => AddressFamily::Inet,
         IpAddr::V6(_) => AddressFamily::Inet6,
@@ -226,31 +222,14 @@ pub fn child(cgroup: &Path, address: IpAddr) -> anyhow::Result<u64> {
 
 /// Every packet to `address` leaves by the loopback interface and is dropped as it comes in: it is
 /// for nobody here, and nothing is forwarded.
-async fn black_hole(address: IpAddr) -> anyhow::Result<()> {
-    let (connection, handle, _) = rtnetlink::new_connection()?;
-    let driver = tokio::spawn(connection);
-    let up = LinkUnspec::new_with_index(LOOPBACK).up().build();
-    handle.link().set(up).execute().await?;
+fn black_hole(address: IpAddr) -> anyhow::Result<()> {
+    interface::set_up(LOOPBACK)?;
     let source = match address {
         IpAddr::V4(_) => IpAddr::V4(SOURCE_V4),
         IpAddr::V6(_) => IpAddr::V6(SOURCE_V6),
     };
-    let bits = if source.is_ipv4() { 32 } else { 128 };
-    let added = handle.address().add(LOOPBACK, source, bits);
-    added.execute().await?;
-    let route = match address {
-        IpAddr::V4(address) => RouteMessageBuilder::<Ipv4Addr>::new()
-            .destination_prefix(address, bits)
-            .output_interface(LOOPBACK)
-            .build(),
-        IpAddr::V6(address) => RouteMessageBuilder::<Ipv6Addr>::new()
-            .destination_prefix(address, bits)
-            .output_interface(LOOPBACK)
-            .build(),
-    };
-    handle.route().add(route).execute().await?;
-    driver.abort();
-    Ok(())
+    interface::add_address(LOOPBACK, source)?;
+    routes::add(address, LOOPBACK)
 }
 
 /// `tcpi_rto`.

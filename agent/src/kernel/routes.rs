@@ -3,14 +3,16 @@
 
 use std::{net::IpAddr, time::Duration};
 
-use futures_util::TryStreamExt as _;
 use ipnetwork::IpNetwork;
-use netlink_packet_route::{
-    AddressFamily,
-    route::{RouteAddress, RouteAttribute, RouteMessage, RouteMetric, RouteType},
-};
+use netlink_packet_core::{DefaultNla, NLA_HEADER_SIZE, NlasIterator};
+use netlink_sys::protocols::NETLINK_ROUTE;
 
-const RTAX_RTO_MIN: u32 = 13;
+use super::netlink::{self, Message};
+
+/// Of `RTA_METRICS` (include/uapi/linux/rtnetlink.h): a bit for each metric that is locked.
+const RTAX_LOCK: u16 = 1;
+/// Milliseconds.
+const RTAX_RTO_MIN: u16 = 13;
 
 /// A route with a locked rto_min.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,87 +36,121 @@ pub fn destinations() -> anyhow::Result<Vec<IpNetwork>> {
 }
 
 /// Dumps all tables, IPv4 and IPv6.
-fn dump<T>(pick: impl Fn(&RouteMessage) -> Option<T>) -> anyhow::Result<Vec<T>> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()?;
-    runtime.block_on(async {
-        let (connection, handle, _) = rtnetlink::new_connection()?;
-        let driver = tokio::spawn(connection);
-        let mut found = Vec::new();
-        for family in [AddressFamily::Inet, AddressFamily::Inet6] {
-            let mut message = RouteMessage::default();
-            message.header.address_family = family;
-            let mut routes = handle.route().get(message).execute();
-            while let Some(route) = routes.try_next().await? {
-                found.extend(pick(&route));
-            }
-        }
-        driver.abort();
-        Ok(found)
-    })
+fn dump<T>(pick: impl Fn(&[u8]) -> Option<T>) -> anyhow::Result<Vec<T>> {
+    let mut found = Vec::new();
+    for family in [libc::AF_INET, libc::AF_INET6] {
+        let header = RouteHeader {
+            family: u8::try_from(family)?,
+            ..RouteHeader::default()
+        };
+        let request = Message::new(libc::RTM_GETROUTE, &header.bytes(), &[]);
+        netlink::dump(NETLINK_ROUTE, request, |route| found.extend(pick(route)))?;
+    }
+    Ok(found)
 }
 
-fn locked_route(route: &RouteMessage) -> Option<LockedRoute> {
-    let metrics = route
-        .attributes
-        .iter()
-        .find_map(|attribute| match attribute {
-            RouteAttribute::Metrics(metrics) => Some(metrics),
-            _ => None,
-        })?;
-    let lock = metrics.iter().find_map(|m| {
-        if let RouteMetric::Lock(bits) = m {
-            Some(*bits)
-        } else {
-            None
-        }
-    });
-    if lock? & (1 << RTAX_RTO_MIN) == 0 {
+/// Adds a route to the main table, out of the interface of this index.
+pub(super) fn add(destination: IpAddr, interface: u32) -> anyhow::Result<()> {
+    let (family, octets) = netlink::octets(destination);
+    let header = RouteHeader {
+        family,
+        prefix: u8::try_from(octets.len() * 8)?,
+        table: libc::RT_TABLE_MAIN,
+        protocol: libc::RTPROT_STATIC,
+        kind: libc::RTN_UNICAST,
+    };
+    let attributes = [
+        DefaultNla::new(libc::RTA_DST, octets),
+        DefaultNla::new(libc::RTA_OIF, interface.to_ne_bytes().to_vec()),
+    ];
+    let request = Message::new(libc::RTM_NEWROUTE, &header.bytes(), &attributes);
+    Ok(netlink::set(NETLINK_ROUTE, request)?)
+}
+
+/// What the agent uses of `struct rtmsg` (rtnetlink(7)).
+#[derive(Clone, Copy, Debug, Default)]
+struct RouteHeader {
+    family: u8,
+    prefix: u8,
+    table: u8,
+    protocol: u8,
+    kind: u8,
+}
+
+impl RouteHeader {
+    const LEN: usize = 12;
+
+    fn bytes(self) -> [u8; Self::LEN] {
+        let Self {
+            family,
+            prefix,
+            table,
+            protocol,
+            kind,
+        } = self;
+        [family, prefix, 0, 0, table, protocol, 0, kind, 0, 0, 0, 0]
+    }
+
+    /// The header and the attributes.
+    fn parse(route: &[u8]) -> Option<(Self, &[u8])> {
+        let (header, attributes) = route.split_first_chunk::<{ Self::LEN }>()?;
+        let &[family, prefix, _, _, table, protocol, _, kind, ..] = header;
+        let header = Self {
+            family,
+            prefix,
+            table,
+            protocol,
+            kind,
+        };
+        Some((header, attributes))
+    }
+}
+
+/// The value of the first attribute of this kind.
+fn find(attributes: &[u8], kind: u16) -> Option<&[u8]> {
+    let mut all = NlasIterator::new(attributes).flatten();
+    let found = all.find(|attribute| attribute.kind() == kind)?;
+    found
+        .into_inner()
+        .get(NLA_HEADER_SIZE..found.length().into())
+}
+
+fn find_u32(attributes: &[u8], kind: u16) -> Option<u32> {
+    let value = find(attributes, kind)?.try_into().ok()?;
+    Some(u32::from_ne_bytes(value))
+}
+
+fn locked_route(route: &[u8]) -> Option<LockedRoute> {
+    let (header, attributes) = RouteHeader::parse(route)?;
+    let metrics = find(attributes, libc::RTA_METRICS)?;
+    if find_u32(metrics, RTAX_LOCK)? & (1 << RTAX_RTO_MIN) == 0 {
         return None;
     }
-    let millis = metrics.iter().find_map(|m| {
-        if let RouteMetric::RtoMin(ms) = m {
-            Some(*ms)
-        } else {
-            None
-        }
-    })?;
-    let table = route
-        .attributes
-        .iter()
-        .find_map(|attribute| match attribute {
-            RouteAttribute::Table(table) => Some(*table),
-            _ => None,
-        });
+    let millis = find_u32(metrics, RTAX_RTO_MIN)?;
     Some(LockedRoute {
-        destination: destination(route)?,
-        table: table.unwrap_or(u32::from(route.header.table)),
+        destination: destination(header, attributes)?,
+        table: find_u32(attributes, libc::RTA_TABLE).unwrap_or(header.table.into()),
         rto_min: Duration::from_millis(millis.into()),
     })
 }
 
-fn unicast(route: &RouteMessage) -> Option<IpNetwork> {
-    let leads_on = route.header.kind == RouteType::Unicast;
-    let is_default = route.header.destination_prefix_length == 0;
-    (leads_on && !is_default).then(|| destination(route))?
+fn unicast(route: &[u8]) -> Option<IpNetwork> {
+    let (header, attributes) = RouteHeader::parse(route)?;
+    let leads_on = header.kind == libc::RTN_UNICAST;
+    let is_default = header.prefix == 0;
+    (leads_on && !is_default).then(|| destination(header, attributes))?
 }
 
-fn destination(route: &RouteMessage) -> Option<IpNetwork> {
-    let destination = route
-        .attributes
-        .iter()
-        .find_map(|attribute| match attribute {
-            RouteAttribute::Destination(RouteAddress::Inet(a)) => Some(IpAddr::V4(*a)),
-            RouteAttribute::Destination(RouteAddress::Inet6(a)) => Some(IpAddr::V6(*a)),
-            _ => None,
-        });
-    let any = match route.header.address_family {
-        AddressFamily::Inet6 => IpAddr::V6(std::net::Ipv6Addr::UNSPECIFIED),
-        _ => IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED),
+fn destination(header: RouteHeader, attributes: &[u8]) -> Option<IpNetwork> {
+    let octets = find(attributes, libc::RTA_DST);
+    let address = if i32::from(header.family) == libc::AF_INET6 {
+        let octets: [u8; 16] = octets.unwrap_or(&[0; 16]).try_into().ok()?;
+        IpAddr::from(octets)
+    } else {
+        let octets: [u8; 4] = octets.unwrap_or(&[0; 4]).try_into().ok()?;
+        IpAddr::from(octets)
     };
-    let prefix = route.header.destination_prefix_length;
-    IpNetwork::new(destination.unwrap_or(any), prefix).ok()
+    IpNetwork::new(address, header.prefix).ok()
 }
 
 /// Whether two prefixes share an address.
@@ -124,54 +160,81 @@ pub fn overlap(a: IpNetwork, b: IpNetwork) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use netlink_packet_core::Emitable as _;
+
     use super::*;
 
-    fn route(metrics: Vec<RouteMetric>) -> RouteMessage {
-        let mut route = RouteMessage::default();
-        route.header.address_family = AddressFamily::Inet;
-        route.header.destination_prefix_length = 8;
-        route.header.table = 254;
-        route.attributes = vec![
-            RouteAttribute::Destination(RouteAddress::Inet([10, 0, 0, 0].into())),
-            RouteAttribute::Metrics(metrics),
+    fn attribute(kind: u16, value: &[u8]) -> DefaultNla {
+        DefaultNla::new(kind, value.to_vec())
+    }
+
+    /// To 10.0.0.0/8, with these metrics.
+    fn route(header: RouteHeader, metrics: &[(u16, u32)]) -> Vec<u8> {
+        let metrics: Vec<_> = metrics
+            .iter()
+            .map(|(kind, value)| attribute(*kind, &value.to_ne_bytes()))
+            .collect();
+        let mut nested = vec![0; metrics.as_slice().buffer_len()];
+        metrics.as_slice().emit(&mut nested);
+        let mut route = header.bytes().to_vec();
+        let attributes = [
+            attribute(libc::RTA_DST, &[10, 0, 0, 0]),
+            attribute(libc::RTA_METRICS, &nested),
         ];
+        let attributes = attributes.as_slice();
+        route.resize(RouteHeader::LEN + attributes.buffer_len(), 0);
+        attributes.emit(&mut route[RouteHeader::LEN..]);
         route
     }
 
+    const HEADER: RouteHeader = RouteHeader {
+        family: 2,
+        prefix: 8,
+        table: 254,
+        protocol: libc::RTPROT_STATIC,
+        kind: libc::RTN_UNICAST,
+    };
+
     #[test]
     fn only_locked_ones() {
-        let found = locked_route(&route(vec![
-            RouteMetric::Lock(1 << 13),
-            RouteMetric::RtoMin(50),
-        ]));
+        const MTU: u16 = 2;
+        let locked = |metrics: &[(u16, u32)]| locked_route(&route(HEADER, metrics));
         assert_eq!(
-            found,
+            locked(&[(RTAX_LOCK, 1 << 13), (RTAX_RTO_MIN, 50)]),
             Some(LockedRoute {
                 destination: "10.0.0.0/8".parse().unwrap(),
                 table: 254,
                 rto_min: Duration::from_millis(50)
             })
         );
-        assert_eq!(locked_route(&route(vec![RouteMetric::RtoMin(50)])), None);
-        assert_eq!(
-            locked_route(&route(vec![RouteMetric::Lock(2), RouteMetric::Mtu(1400)])),
-            None
-        );
+        assert_eq!(locked(&[(RTAX_RTO_MIN, 50)]), None);
+        assert_eq!(locked(&[(RTAX_LOCK, 1 << MTU), (MTU, 1400)]), None);
+        assert_eq!(locked(&[(RTAX_LOCK, 1 << MTU), (RTAX_RTO_MIN, 50)]), None);
     }
 
     #[test]
     fn only_those_that_lead_somewhere() {
-        let mut one = route(Vec::new());
-        for (kind, length, leads) in [
-            (RouteType::Unicast, 8, true),
-            (RouteType::Unicast, 0, false),
-            (RouteType::BlackHole, 8, false),
-            (RouteType::Local, 8, false),
+        for (kind, prefix, leads) in [
+            (libc::RTN_UNICAST, 8, true),
+            (libc::RTN_UNICAST, 0, false),
+            (libc::RTN_BLACKHOLE, 8, false),
+            (libc::RTN_LOCAL, 8, false),
         ] {
-            one.header.kind = kind;
-            one.header.destination_prefix_length = length;
-            let found = unicast(&one).map(|net| net.to_string());
-            assert_eq!(found.as_deref(), leads.then_some("10.0.0.0/8"), "{kind:?}");
+            let header = RouteHeader {
+                kind,
+                prefix,
+                ..HEADER
+            };
+            let found = unicast(&route(header, &[])).map(|net| net.to_string());
+            assert_eq!(found.as_deref(), leads.then_some("10.0.0.0/8"), "{kind}");
+        }
+    }
+
+    #[test]
+    fn what_is_cut_off_is_none() {
+        let whole = route(HEADER, &[(RTAX_LOCK, 1 << 13), (RTAX_RTO_MIN, 50)]);
+        for end in 0..whole.len() {
+            assert_eq!(locked_route(&whole[..end]), None, "{end}");
         }
     }
 

@@ -2,17 +2,27 @@
 //! generic netlink (include/uapi/linux/tcp_metrics.h, Linux 6.12).
 
 use std::{
+    ffi::CStr,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     time::Duration,
 };
 
-use futures_util::StreamExt as _;
-use netlink_packet_core::{
-    DecodeError, Emitable, NLM_F_DUMP, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload, NlasIterator,
-    ParseableParametrized,
-};
-use netlink_packet_generic::{GenlFamily, GenlHeader, GenlMessage};
+use anyhow::Context as _;
+use netlink_packet_core::{DefaultNla, NlasIterator};
+use netlink_sys::protocols::NETLINK_GENERIC;
 
+use super::netlink::{self, Message};
+
+/// Of generic netlink's own family (include/uapi/linux/genetlink.h).
+const GENL_ID_CTRL: u16 = 16;
+const CTRL_CMD_GETFAMILY: u8 = 3;
+const CTRL_ATTR_FAMILY_ID: u16 = 1;
+const CTRL_ATTR_FAMILY_NAME: u16 = 2;
+const HEADER_LEN: usize = 4;
+
+const FAMILY: &CStr = c"tcp_metrics";
+const VERSION: u8 = 1;
+const CMD_GET: u8 = 1;
 const ADDR_IPV4: u16 = 1;
 const ADDR_IPV6: u16 = 2;
 const VALS: u16 = 6;
@@ -32,61 +42,36 @@ pub struct Metric {
 
 /// Everything cached in this network namespace.
 pub fn all() -> anyhow::Result<Vec<Metric>> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()?;
-    runtime.block_on(async {
-        let (connection, mut handle, _) = genetlink::new_connection()?;
-        let driver = tokio::spawn(connection);
-        let mut request = NetlinkMessage::from(GenlMessage::from_payload(Payload(Vec::new())));
-        request.header.flags = NLM_F_REQUEST | NLM_F_DUMP;
-        let mut answers = handle.request(request).await?;
-        let mut found = Vec::new();
-        while let Some(answer) = answers.next().await {
-            match answer?.payload {
-                NetlinkPayload::InnerMessage(message) => found.extend(metric(&message.payload.0)),
-                NetlinkPayload::Error(e) => return Err(e.to_io().into()),
-                _ => {}
-            }
-        }
-        driver.abort();
-        Ok(found)
-    })
+    let request = Message::new(family()?, &header(CMD_GET), &[]);
+    let mut found = Vec::new();
+    netlink::dump(NETLINK_GENERIC, request, |answer| {
+        found.extend(attributes(answer).and_then(metric));
+    })?;
+    Ok(found)
 }
 
-/// The attributes of one message, as they came.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Payload(Vec<u8>);
-
-impl GenlFamily for Payload {
-    fn family_name() -> &'static str {
-        "tcp_metrics"
-    }
-
-    fn command(&self) -> u8 {
-        const GET: u8 = 1;
-        GET
-    }
-
-    fn version(&self) -> u8 {
-        1
-    }
+/// The number that this kernel gave the family.
+fn family() -> anyhow::Result<u16> {
+    let name = DefaultNla::new(CTRL_ATTR_FAMILY_NAME, FAMILY.to_bytes_with_nul().to_vec());
+    let request = Message::new(GENL_ID_CTRL, &header(CTRL_CMD_GETFAMILY), &[name]);
+    let mut number = None;
+    netlink::get(NETLINK_GENERIC, request, |answer| {
+        let attributes = NlasIterator::new(attributes(answer).unwrap_or_default());
+        let found = attributes
+            .flatten()
+            .find(|a| a.kind() == CTRL_ATTR_FAMILY_ID);
+        number = found.and_then(|a| Some(u16::from_ne_bytes(a.value().try_into().ok()?)));
+    })?;
+    number.context("the kernel has no netlink family tcp_metrics")
 }
 
-impl Emitable for Payload {
-    fn buffer_len(&self) -> usize {
-        self.0.len()
-    }
-
-    fn emit(&self, buffer: &mut [u8]) {
-        buffer.copy_from_slice(&self.0);
-    }
+/// `struct genlmsghdr`: command, version, and two bytes that are reserved.
+fn header(command: u8) -> [u8; HEADER_LEN] {
+    [command, VERSION, 0, 0]
 }
 
-impl ParseableParametrized<[u8], GenlHeader> for Payload {
-    fn parse_with_param(buffer: &[u8], _: GenlHeader) -> Result<Self, DecodeError> {
-        Ok(Self(buffer.to_vec()))
-    }
+fn attributes(answer: &[u8]) -> Option<&[u8]> {
+    answer.get(HEADER_LEN..)
 }
 
 fn metric(attributes: &[u8]) -> Option<Metric> {

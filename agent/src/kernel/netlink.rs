@@ -1,0 +1,231 @@
+//! Requests to the kernel by netlink (Documentation/userspace-api/netlink/intro.rst, Linux 6.12), each on a socket of its
+//! own and awaited: the agent asks for a few things, now and then.
+
+use std::{io, net::IpAddr};
+
+use netlink_packet_core::{
+    DecodeError, DefaultNla, Emitable as _, NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL,
+    NLM_F_REQUEST, NetlinkDeserializable, NetlinkHeader, NetlinkMessage, NetlinkPayload,
+    NetlinkSerializable,
+};
+use netlink_sys::{Socket, SocketAddr};
+
+/// NLMSG_ALIGNTO.
+const ALIGNMENT: usize = 4;
+
+/// What follows a message's header: the family's own header, and attributes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Message {
+    /// `nlmsghdr.nlmsg_type`.
+    kind: u16,
+    bytes: Vec<u8>,
+}
+
+impl Message {
+    /// Of this type, with this header of the family's, whose length is a multiple of four, and with these attributes.
+    pub(super) fn new(kind: u16, header: &[u8], attributes: &[DefaultNla]) -> Self {
+        let mut bytes = header.to_vec();
+        bytes.resize(header.len() + attributes.buffer_len(), 0);
+        attributes.emit(&mut bytes[header.len()..]);
+        Self { kind, bytes }
+    }
+}
+
+impl NetlinkSerializable for Message {
+    fn message_type(&self) -> u16 {
+        self.kind
+    }
+
+    fn buffer_len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    fn serialize(&self, buffer: &mut [u8]) {
+        buffer.copy_from_slice(&self.bytes);
+    }
+}
+
+impl NetlinkDeserializable for Message {
+    type Error = DecodeError;
+
+    fn deserialize(header: &NetlinkHeader, payload: &[u8]) -> Result<Self, DecodeError> {
+        Ok(Self {
+            kind: header.message_type,
+            bytes: payload.to_vec(),
+        })
+    }
+}
+
+/// An address as netlink has it: its family, and its octets.
+pub(super) fn octets(address: IpAddr) -> (u8, Vec<u8>) {
+    const AF_INET: u8 = 2;
+    const AF_INET6: u8 = 10;
+    match address {
+        IpAddr::V4(address) => (AF_INET, address.octets().to_vec()),
+        IpAddr::V6(address) => (AF_INET6, address.octets().to_vec()),
+    }
+}
+
+/// Asks for everything of a kind; the family's header and the attributes of each answer.
+///
+/// # Errors
+///
+/// Those of the socket and of the kernel.
+pub(super) fn dump(protocol: isize, request: Message, each: impl FnMut(&[u8])) -> io::Result<()> {
+    transact(protocol, NLM_F_DUMP, request, each)
+}
+
+/// Asks for one thing; as [`dump`].
+///
+/// # Errors
+///
+/// As [`dump`].
+pub(super) fn get(protocol: isize, request: Message, each: impl FnMut(&[u8])) -> io::Result<()> {
+    transact(protocol, NLM_F_ACK, request, each)
+}
+
+/// Makes what is not there yet, or changes what is.
+///
+/// # Errors
+///
+/// As [`dump`].
+pub(super) fn set(protocol: isize, request: Message) -> io::Result<()> {
+    transact(
+        protocol,
+        NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL,
+        request,
+        |_| {},
+    )
+}
+
+/// Sends a request, and hears the kernel out.
+fn transact(
+    protocol: isize,
+    flags: u16,
+    request: Message,
+    mut each: impl FnMut(&[u8]),
+) -> io::Result<()> {
+    let mut socket = Socket::new(protocol)?;
+    socket.bind_auto()?;
+    socket.connect(&SocketAddr::new(0, 0))?;
+    let mut message = NetlinkMessage::new(
+        NetlinkHeader::default(),
+        NetlinkPayload::InnerMessage(request),
+    );
+    message.header.flags = NLM_F_REQUEST | flags;
+    message.finalize();
+    let mut bytes = vec![0; message.buffer_len()];
+    message.serialize(&mut bytes);
+    socket.send(&bytes, 0)?;
+    loop {
+        let (datagram, _) = socket.recv_from_full()?;
+        if !heard(&datagram, &mut each)? {
+            return Ok(());
+        }
+    }
+}
+
+/// The messages of one datagram. Whether more will come.
+fn heard(mut datagram: &[u8], each: &mut impl FnMut(&[u8])) -> io::Result<bool> {
+    while !datagram.is_empty() {
+        let message = NetlinkMessage::<Message>::deserialize(datagram).map_err(io::Error::other)?;
+        match message.payload {
+            NetlinkPayload::InnerMessage(answer) => each(&answer.bytes),
+            NetlinkPayload::Done(done) if done.code == 0 => return Ok(false),
+            NetlinkPayload::Done(done) => return Err(io::Error::from_raw_os_error(-done.code)),
+            NetlinkPayload::Error(ack) if ack.code.is_none() => return Ok(false),
+            NetlinkPayload::Error(error) => return Err(error.to_io()),
+            _ => {}
+        }
+        let length = usize::try_from(message.header.length).unwrap_or(usize::MAX);
+        let next = length.checked_next_multiple_of(ALIGNMENT);
+        datagram = next
+            .and_then(|next| datagram.get(next..))
+            .unwrap_or_default();
+    }
+    Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use netlink_packet_core::{DoneMessage, ErrorMessage};
+
+    use super::*;
+
+    fn bytes(payload: NetlinkPayload<Message>) -> Vec<u8> {
+        let mut message = NetlinkMessage::new(NetlinkHeader::default(), payload);
+        message.finalize();
+        let mut bytes = vec![0; message.buffer_len()];
+        message.serialize(&mut bytes);
+        bytes.resize(bytes.len().next_multiple_of(ALIGNMENT), 0);
+        bytes
+    }
+
+    fn error(errno: i32) -> Vec<u8> {
+        let mut message = ErrorMessage::default();
+        message.code = std::num::NonZeroI32::new(-errno);
+        message.header = vec![0; 16];
+        bytes(NetlinkPayload::Error(message))
+    }
+
+    fn done(errno: i32) -> Vec<u8> {
+        let mut message = DoneMessage::default();
+        message.code = -errno;
+        bytes(NetlinkPayload::Done(message))
+    }
+
+    /// What is heard of these datagrams, and how it ends.
+    fn hear(datagram: &[u8]) -> (Vec<Vec<u8>>, Result<bool, Option<i32>>) {
+        let mut answers = Vec::new();
+        let ends = heard(datagram, &mut |answer: &[u8]| answers.push(answer.to_vec()));
+        (answers, ends.map_err(|e| e.raw_os_error()))
+    }
+
+    #[test]
+    fn attributes_follow_the_header() {
+        let attributes = [
+            DefaultNla::new(1, vec![7; 5]),
+            DefaultNla::new(2, vec![8; 4]),
+        ];
+        let message = Message::new(24, &[9; 4], &attributes);
+        let mut expected = vec![9; 4];
+        for (kind, value, padding) in [(1u16, vec![7; 5], 3), (2, vec![8; 4], 0)] {
+            expected.extend(u16::try_from(4 + value.len()).unwrap().to_ne_bytes());
+            expected.extend(kind.to_ne_bytes());
+            expected.extend(value);
+            expected.resize(expected.len() + padding, 0);
+        }
+        assert_eq!(message.bytes, expected);
+    }
+
+    #[test]
+    fn several_answers_in_a_datagram_and_an_end() {
+        let answer = |byte| {
+            bytes(NetlinkPayload::InnerMessage(Message::new(
+                24,
+                &[byte; 5],
+                &[],
+            )))
+        };
+        let two = [answer(1), answer(2)].concat();
+        let both = vec![vec![1; 5], vec![2; 5]];
+        assert_eq!(hear(&two), (both.clone(), Ok(true)));
+        for (end, how) in [
+            (done(0), Ok(false)),
+            (error(0), Ok(false)),
+            (done(libc::EOPNOTSUPP), Err(Some(libc::EOPNOTSUPP))),
+            (error(libc::EPERM), Err(Some(libc::EPERM))),
+        ] {
+            assert_eq!(hear(&[two.clone(), end].concat()), (both.clone(), how));
+        }
+    }
+
+    #[test]
+    fn what_is_no_message_is_an_error() {
+        assert_eq!(hear(&[1, 2, 3]).1, Err(None));
+        // Its length leads beyond the end.
+        let mut cut = done(0);
+        cut[0] = 200;
+        assert_eq!(hear(&cut).1, Err(None));
+    }
+}
