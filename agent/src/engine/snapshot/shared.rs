@@ -8,6 +8,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use nix::time::{ClockId, clock_gettime};
+
 use super::Snapshot;
 use crate::{datapath::DatapathError, wire::stats::StatsAnswer};
 
@@ -76,6 +78,7 @@ pub(super) struct Reused<T> {
 #[derive(Clone)]
 struct Read<T> {
     at: Instant,
+    /// Of the processor: it does not count that others had that meanwhile.
     took: Duration,
     value: T,
 }
@@ -110,15 +113,21 @@ impl<T: Clone> Reused<T> {
         {
             return last.value;
         }
-        let begin = Instant::now();
+        let begin = processor_time();
         let value = read();
         *locked(&self.last) = Some(Read {
             at: Instant::now(),
-            took: begin.elapsed(),
+            took: processor_time().saturating_sub(begin),
             value: value.clone(),
         });
         value
     }
+}
+
+/// What this thread has had of a processor.
+fn processor_time() -> Duration {
+    // That clock is always there.
+    clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
 }
 
 #[cfg(test)]
@@ -131,7 +140,8 @@ mod tests {
         let reused = Reused::default();
         let slow = |value| {
             move || {
-                std::thread::sleep(Duration::from_millis(20));
+                let end = processor_time() + Duration::from_millis(20);
+                while processor_time() < end {}
                 value
             }
         };
@@ -142,6 +152,17 @@ mod tests {
         assert_eq!(reused.get(|last| *last != 1, slow(3)), 3);
         assert_eq!(reused.get(|last| *last != 3, || 4), 4);
         assert_eq!(reused.get(any, || 5), 5);
+    }
+
+    #[test]
+    fn what_waited_is_read_again() {
+        let reused = Reused::default();
+        let waiting = || {
+            std::thread::sleep(Duration::from_millis(20));
+            1
+        };
+        assert_eq!(reused.get(|_| true, waiting), 1);
+        assert_eq!(reused.get(|_| true, || 2), 2);
     }
 
     #[test]
