@@ -8,6 +8,7 @@ use std::{
     io::{BufRead as _, BufReader, Write as _},
     net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream},
     path::Path,
+    process::Command,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -21,7 +22,7 @@ use rto_testbed::{
     env::TestEnv,
     http, netns,
     netns::SERVER_V4,
-    process::{command_in, require, stdout_of},
+    process::{require, stdout_of},
     prometheus::{self, Prometheus},
     wait::{eventually, eventually_seen},
     workload::traffic::Connect,
@@ -333,10 +334,13 @@ fn panel_times(server: &Prometheus, instance: &str) -> anyhow::Result<Vec<(Strin
 fn advice(env: &TestEnv, programs: &Path) -> anyhow::Result<f64> {
     let server = format!("http://127.0.0.1:{}", prometheus::PORT);
     median_ms(|| {
-        let mut advise = command_in(Some(&env.net.client), None, programs.join("rto-agent"))?;
+        let mut advise = Command::new(programs.join("rto-agent"));
         advise.args(["advise", "--json", "--spurious", "50%", "--policy", POLICY]);
         advise.args(["--range", "10m", "--prometheus", &server]);
-        let text = stdout_of("advise", advise.output()?)?;
+        let text = stdout_of(
+            "advise",
+            netns::inside(&env.net.client, || Ok(advise.output()?))?,
+        )?;
         let answer: Value = serde_json::from_str(&text)?;
         ensure!(answer["source"]["hosts"].as_u64() > Some(1), "{answer}");
         Ok(())

@@ -4,7 +4,7 @@ use std::{
     fs::File,
     io::{BufRead as _, BufReader},
     net::{IpAddr, SocketAddr},
-    process::{Child, Stdio},
+    process::{Child, Command, Stdio},
     time::Duration,
 };
 
@@ -20,7 +20,7 @@ use pcap_parser::{
 use tempfile::NamedTempFile;
 
 use crate::{
-    process::command_in,
+    netns,
     wait::{eventually, eventually_seen},
 };
 
@@ -58,7 +58,8 @@ impl Capture {
     /// If it does not within five seconds.
     pub fn start(netns: &str, link: &str) -> anyhow::Result<Self> {
         let file = NamedTempFile::new()?;
-        let mut tcpdump = command_in(Some(netns), None, "tcpdump")?
+        let mut command = Command::new("tcpdump");
+        command
             .args([
                 "-i",
                 link,
@@ -75,9 +76,8 @@ impl Capture {
             .arg("tcp")
             .stdin(Stdio::null())
             .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .context("tcpdump")?;
+            .stderr(Stdio::piped());
+        let mut tcpdump = netns::inside(netns, || command.spawn().context("tcpdump"))?;
         let stderr = tcpdump.stderr.take().context("no stderr")?;
         let capture = Self { tcpdump, file };
         let mut lines = BufReader::new(stderr).lines();

@@ -49,14 +49,19 @@ pub fn inside<T: Send>(
 ) -> anyhow::Result<T> {
     thread::scope(|scope| {
         let thread = scope.spawn(|| {
-            let namespace = File::open(format!("/run/netns/{netns}"))?;
-            setns(namespace, CloneFlags::CLONE_NEWNET)?;
+            join(netns)?;
             run()
         });
         let joined = thread.join();
         joined.unwrap_or_else(|panic| panic::resume_unwind(panic))
     })
     .with_context(|| format!("in {netns}"))
+}
+
+/// Has the calling thread, and the processes it starts, in this namespace from now on.
+pub(crate) fn join(netns: &str) -> anyhow::Result<()> {
+    let namespace = File::open(format!("/run/netns/{netns}"))?;
+    Ok(setns(namespace, CloneFlags::CLONE_NEWNET)?)
 }
 
 /// The client's interface.

@@ -1,55 +1,18 @@
-//! Running programs inside a namespace and a cgroup.
+//! Running programs.
+//!
+//! They are started without fork(): no `pre_exec`, and then the standard library uses posix_spawn(3). Else every child
+//! would copy the page tables of a large process, and hold its `mmap_lock` meanwhile: threads that fault in a page, as any
+//! does after a fork, would wait for that for as long as the one that forks waits for a processor, of whatever priority
+//! they are.
 
 use std::{
-    ffi::OsStr,
-    fs::{self, File},
-    io,
+    fs,
     marker::PhantomData,
-    os::unix::process::CommandExt as _,
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::{Child, Command, Output},
 };
 
 use anyhow::{Context as _, bail, ensure};
-use nix::sched::{CloneFlags, setns};
-
-/// A command whose process joins `cgroup` and the network namespace `netns` before it begins:
-/// a socket belongs for good to the cgroup and namespace of the process that made it.
-///
-/// # Errors
-///
-/// If the namespace cannot be opened.
-pub fn command_in(
-    netns: Option<&str>,
-    cgroup: Option<&Path>,
-    program: impl AsRef<OsStr>,
-) -> anyhow::Result<Command> {
-    let namespace = match netns {
-        Some(name) => {
-            Some(File::open(format!("/run/netns/{name}")).with_context(|| name.to_owned())?)
-        }
-        None => None,
-    };
-    let procs = match cgroup {
-        Some(dir) => Some(File::options().write(true).open(dir.join("cgroup.procs"))?),
-        None => None,
-    };
-    let mut command = Command::new(program);
-    // SAFETY: between fork and exec only system calls are made; nothing is allocated.
-    unsafe {
-        command.pre_exec(move || {
-            if let Some(procs) = &procs {
-                // "0" is the writing process itself.
-                nix::unistd::write(procs, b"0")?;
-            }
-            if let Some(namespace) = &namespace {
-                setns(namespace, CloneFlags::CLONE_NEWNET)?;
-            }
-            Ok::<(), io::Error>(())
-        });
-    }
-    Ok(command)
-}
 
 /// Until it is dropped the calling thread alone runs before all ordinary programs, as [`run_in_real_time`] has it.
 #[derive(Debug)]

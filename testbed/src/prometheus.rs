@@ -4,7 +4,7 @@ use std::{
     fs::{self, File},
     io::Write as _,
     net::{Ipv4Addr, TcpStream},
-    process::Stdio,
+    process::{Command, Stdio},
 };
 
 use anyhow::{Context as _, ensure};
@@ -13,7 +13,7 @@ use tempfile::TempDir;
 
 use crate::{
     http, netns,
-    process::{KillOnDrop, command_in},
+    process::KillOnDrop,
     wait::{TIMEOUT, eventually},
 };
 
@@ -39,7 +39,8 @@ impl Prometheus {
         let file = dir.path().join("prometheus.yml");
         fs::write(&file, config)?;
         let log = File::create(dir.path().join("log"))?;
-        let server = command_in(Some(netns), None, "prometheus")?
+        let mut command = Command::new("prometheus");
+        command
             .arg(format!("--config.file={}", file.display()))
             .arg(format!(
                 "--storage.tsdb.path={}",
@@ -48,9 +49,8 @@ impl Prometheus {
             .arg(format!("--web.listen-address=127.0.0.1:{PORT}"))
             .stdin(Stdio::null())
             .stdout(Stdio::null())
-            .stderr(log)
-            .spawn()
-            .context("prometheus")?;
+            .stderr(log);
+        let server = netns::inside(netns, || command.spawn().context("prometheus"))?;
         let mut started = Self {
             server: KillOnDrop(server),
             dir,

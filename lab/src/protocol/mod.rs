@@ -112,7 +112,7 @@ pub struct Seen {
 pub fn main(role: &str) -> Option<ExitCode> {
     let role: Role = serde_json::from_str(role).ok()?;
     run_in_real_time();
-    Some(testbed::end(match role {
+    Some(testbed::child(|| match role {
         Role::WorkloadServer { on, options } => serve(on, options),
         Role::WorkloadClient(to) => run(&to),
     }))

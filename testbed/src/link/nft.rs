@@ -5,7 +5,7 @@ use std::{
     collections::HashMap,
     io::Write as _,
     net::IpAddr,
-    process::Stdio,
+    process::{Command, Stdio},
     sync::{Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
@@ -18,8 +18,8 @@ use super::{
     rule::{DropPattern, PacketFilter, Rule},
 };
 use crate::{
-    netns::{CLIENT_V4, CLIENT_V6, Pair, SERVER_V4, SERVER_V6},
-    process::{command_in, stdout_of},
+    netns::{self, CLIENT_V4, CLIENT_V6, Pair, SERVER_V4, SERVER_V6},
+    process::stdout_of,
 };
 
 /// Our table in each namespace.
@@ -265,10 +265,10 @@ fn counted(list: &str) -> Option<u64> {
 
 /// What nft(8) prints in a namespace.
 fn nft(netns: &str, args: &[&str], text: &str) -> anyhow::Result<String> {
-    let mut command = command_in(Some(netns), None, "nft")?;
+    let mut command = Command::new("nft");
     command.args(args).stdin(Stdio::piped());
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = command.spawn().context("nft")?;
+    let mut child = netns::inside(netns, || command.spawn().context("nft"))?;
     let mut stdin = child.stdin.take().context("no stdin")?;
     // Shorter than a pipe's buffer.
     stdin.write_all(text.as_bytes())?;

@@ -19,7 +19,8 @@ use super::{
 };
 use crate::{
     channel::ControlChannel,
-    process::{command_in, stdout_of},
+    netns,
+    process::stdout_of,
     tcp::{self, get_option, set_option},
 };
 
@@ -197,11 +198,10 @@ fn execute(stream: &mut TcpStream, command: Command) -> anyhow::Result<Value> {
 ///
 /// If there is none, or more than one.
 pub fn rto(netns: &str, filter: &str) -> anyhow::Result<Duration> {
-    let mut command = command_in(Some(netns), None, "ss")?;
-    let output = command
-        .args(["-tinHO", "state", "established"])
-        .args(filter.split(' '))
-        .output()?;
+    let mut ss = std::process::Command::new("ss");
+    ss.args(["-tinHO", "state", "established"]);
+    ss.args(filter.split(' '));
+    let output = netns::inside(netns, || Ok(ss.output()?))?;
     let text = stdout_of("ss", output)?;
     let mut rtos = text
         .lines()

@@ -19,12 +19,11 @@ use nix::{
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Role, listen, socket,
+    Program, Role, listen, socket,
     stdio::{commands, reply},
 };
 use crate::{
     channel::ControlChannel,
-    process::command_in,
     tcp::{TcpInfo, option, set_option},
 };
 
@@ -133,8 +132,8 @@ impl CountedServer {
 }
 
 fn start(cgroup: Option<&std::path::Path>, role: &Role) -> anyhow::Result<ControlChannel> {
-    let mut command = command_in(None, cgroup, crate::process::beside("rto-workload")?)?;
-    let mut channel = ControlChannel::start(command.arg(serde_json::to_string(role)?))?;
+    let mut command = Program::built()?.command(None, cgroup, role)?;
+    let mut channel = ControlChannel::start(&mut command)?;
     channel.recv::<()>()?;
     Ok(channel)
 }

@@ -18,7 +18,7 @@ pub mod stdio;
 pub mod traffic;
 
 use std::{
-    io,
+    fs, io,
     net::{SocketAddr, TcpListener, TcpStream},
     path::{Path, PathBuf},
     process::{Command, ExitCode},
@@ -28,7 +28,10 @@ use std::{
 use anyhow::Context as _;
 use serde::{Deserialize, Serialize};
 
-use crate::process::{beside, command_in, run_in_real_time};
+use crate::{
+    netns,
+    process::{beside, run_in_real_time},
+};
 
 /// What a child does.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -205,19 +208,22 @@ impl Program {
         })
     }
 
-    /// A child with this role (a [`Role`], or what else the program takes), in a namespace and a cgroup.
+    /// A child with this role (a [`Role`], or what else the program takes), in a namespace and a cgroup, which it joins
+    /// itself.
     ///
     /// # Errors
     ///
-    /// If the namespace or the cgroup cannot be opened.
-    pub fn command(
+    /// If the role is none that JSON has.
+    pub fn command<'a>(
         &self,
-        netns: &str,
+        netns: impl Into<Option<&'a str>>,
         cgroup: Option<&Path>,
         role: &impl Serialize,
     ) -> anyhow::Result<Command> {
-        let mut command = command_in(Some(netns), cgroup, &self.path)?;
+        let mut command = Command::new(&self.path);
         command.args(self.verb).arg(serde_json::to_string(role)?);
+        command.envs(netns.into().map(|name| (NETNS, name)));
+        command.envs(cgroup.map(|dir| (CGROUP, dir)));
         Ok(command)
     }
 }
@@ -229,12 +235,17 @@ pub fn main(arguments: impl IntoIterator<Item = String>) -> ExitCode {
         [role] => serde_json::from_str::<Role>(role).context("not a role"),
         _ => Err(anyhow::anyhow!("one argument is taken: a role as JSON")),
     };
-    end(role.and_then(Role::run))
+    child(|| role?.run())
 }
 
-/// How a child ends; an error is a last reply.
-pub fn end(done: anyhow::Result<()>) -> ExitCode {
-    match done {
+/// Names of the variables of a child that say what it joins before it does anything else: a socket belongs for good to
+/// the network namespace and the cgroup of the process that made it.
+const NETNS: &str = "RTO_WORKLOAD_NETNS";
+const CGROUP: &str = "RTO_WORKLOAD_CGROUP";
+
+/// A child, from its beginning to its end; an error is a last reply.
+pub fn child(run: impl FnOnce() -> anyhow::Result<()>) -> ExitCode {
+    match join().and_then(|()| run()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("rto-workload: {error:#}");
@@ -243,6 +254,19 @@ pub fn end(done: anyhow::Result<()>) -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Joins what [`Program::command`] says.
+fn join() -> anyhow::Result<()> {
+    if let Some(cgroup) = std::env::var_os(CGROUP) {
+        let procs = Path::new(&cgroup).join("cgroup.procs");
+        // "0" is the writing process itself.
+        fs::write(&procs, "0").with_context(|| procs.display().to_string())?;
+    }
+    if let Ok(netns) = std::env::var(NETNS) {
+        netns::join(&netns)?;
+    }
+    Ok(())
 }
 
 /// Has each connection served by a thread of its own, for as long as this process runs.

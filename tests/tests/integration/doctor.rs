@@ -1,10 +1,12 @@
 //! `doctor` and the other verbs that need no daemon.
 
+use std::process::Command;
+
 use rto_testbed::{
     agent::find,
     env::TestEnv,
-    netns::{SERVER_V4, sysctl},
-    process::{command_in, run},
+    netns::{self, SERVER_V4, sysctl},
+    process::run,
     workload::conversation,
 };
 use serde_json::Value;
@@ -80,11 +82,10 @@ fn a_locked_route_is_found() -> anyhow::Result<()> {
 
 /// `doctor` in the client's namespace: its report and exit status.
 fn doctor_inside(env: &TestEnv) -> anyhow::Result<(Value, Option<i32>)> {
-    let mut command = command_in(Some(&env.net.client), None, find(None)?)?;
-    let output = command
-        .args(["doctor", "--json", "--config"])
-        .arg(env.config())
-        .output()?;
+    let mut doctor = Command::new(find(None)?);
+    doctor.args(["doctor", "--json", "--config"]);
+    doctor.arg(env.config());
+    let output = netns::inside(&env.net.client, || Ok(doctor.output()?))?;
     let report = serde_json::from_slice(&output.stdout)?;
     Ok((report, output.status.code()))
 }
@@ -177,7 +178,7 @@ fn features() -> anyhow::Result<()> {
         assert_eq!(feature["evidence"], "probed", "{feature:#}");
     }
     // Without privileges nothing can be asked, and that is what is said.
-    let mut command = command_in(None, None, "setpriv")?;
+    let mut command = Command::new("setpriv");
     command
         .args(["--bounding-set=-all", "--inh-caps=-all"])
         .arg(find(None)?)
@@ -218,7 +219,7 @@ test!(without_privileges_the_mend_is_said);
 fn without_privileges_the_mend_is_said() -> anyhow::Result<()> {
     let env = TestEnv::new()?;
     env.configure(&near("\"10.88.0.0/24\""))?;
-    let mut command = command_in(None, None, "setpriv")?;
+    let mut command = Command::new("setpriv");
     command
         .args(["--bounding-set=-all", "--inh-caps=-all"])
         .arg(find(None)?);

@@ -380,7 +380,7 @@ fn the_socket_is_for_root_and_its_group() -> anyhow::Result<()> {
     );
     // Another user is kept out by the mode, and by the daemon where somebody loosened it.
     let as_nobody = || -> anyhow::Result<String> {
-        let mut command = rto_testbed::process::command_in(None, None, "setpriv")?;
+        let mut command = Command::new("setpriv");
         command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
         command
             .arg(find(None)?)
@@ -404,7 +404,7 @@ fn the_socket_is_for_root_and_its_group() -> anyhow::Result<()> {
     );
     // A member of the socket's group gets in: here the group is root's, so give nobody that one.
     chown(env.socket(), None, Some(0))?;
-    let mut member = rto_testbed::process::command_in(None, None, "setpriv")?;
+    let mut member = Command::new("setpriv");
     member.args(["--reuid=65534", "--regid=65534", "--groups=0"]);
     member
         .arg(find(None)?)

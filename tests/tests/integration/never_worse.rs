@@ -2,6 +2,7 @@
 //! without the agent, the default configuration, and where there is one the setting that asks for it.
 
 use std::{
+    process::Command,
     thread,
     time::{Duration, Instant},
 };
@@ -11,8 +12,8 @@ use rto_testbed::{
     agent::find,
     capture::{Capture, syns},
     env::TestEnv,
-    netns::{CLIENT_LINK, SERVER_V4, sysctl},
-    process::{command_in, run},
+    netns::{self, CLIENT_LINK, SERVER_V4, sysctl},
+    process::run,
     timing::latest,
     wait::{TIMEOUT, eventually_seen},
     workload::conversation,
@@ -426,11 +427,10 @@ fn doctor_says_what_limits_syn_acks() -> anyhow::Result<()> {
     env.configure(&near("\"10.88.0.0/24\""))?;
     let netns = &env.net.server;
     let findings = || -> anyhow::Result<Value> {
-        let mut command = command_in(Some(netns), None, find(None)?)?;
-        let output = command
-            .args(["doctor", "--json", "--config"])
-            .arg(env.config())
-            .output()?;
+        let mut doctor = Command::new(find(None)?);
+        doctor.args(["doctor", "--json", "--config"]);
+        doctor.arg(env.config());
+        let output = netns::inside(netns, || Ok(doctor.output()?))?;
         let report: Value = serde_json::from_slice(&output.stdout)?;
         let findings = report["findings"].as_array().context("no findings")?.iter();
         Ok(findings

@@ -1,12 +1,12 @@
 //! A real Prometheus that scrapes two agents: the panels' queries, the rules, and advice from what it has.
 
-use std::path::Path;
+use std::{path::Path, process::Command};
 
 use anyhow::{Context as _, ensure};
 use rto_testbed::{
     agent::{Agent, find},
     env::TestEnv,
-    netns::SERVER_V4,
+    netns::{self, SERVER_V4},
     process::stdout_of,
     prometheus::{self, Prometheus, filled},
     wait::{TIMEOUT, eventually_seen},
@@ -193,9 +193,11 @@ fn advice() -> anyhow::Result<()> {
     let server = format!("http://127.0.0.1:{}", prometheus::PORT);
     let netns = fleet.env.net.client.as_str();
     let ask = |arguments: &[&str]| -> anyhow::Result<Value> {
-        let mut advise = rto_testbed::process::command_in(Some(netns), None, find(None)?)?;
+        let mut advise = Command::new(find(None)?);
         advise.args(["advise", "--spurious", "50%", "--json"]);
-        let text = stdout_of("advise", advise.args(arguments).output()?)?;
+        advise.args(arguments);
+        let output = netns::inside(netns, || Ok(advise.output()?))?;
+        let text = stdout_of("advise", output)?;
         Ok(serde_json::from_str(&text)?)
     };
     let of_metrics = ask(&[
@@ -227,7 +229,7 @@ fn advice() -> anyhow::Result<()> {
         "{metrics:?}, {files:?}"
     );
     // Of other labels there is nothing.
-    let mut other = rto_testbed::process::command_in(Some(netns), None, find(None)?)?;
+    let mut other = Command::new(find(None)?);
     other.args([
         "advise",
         "--prometheus",
@@ -235,7 +237,7 @@ fn advice() -> anyhow::Result<()> {
         "--match",
         "job=\"other\"",
     ]);
-    let output = other.output()?;
+    let output = netns::inside(netns, || Ok(other.output()?))?;
     let said = String::from_utf8_lossy(&output.stderr);
     ensure!(
         output.status.code() == Some(1) && said.contains("no metrics of rto-agent"),
