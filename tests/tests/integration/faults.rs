@@ -5,7 +5,7 @@ use std::fs;
 use anyhow::Context as _;
 use rto_testbed::env::TestEnv;
 
-mod clients;
+pub(crate) mod clients;
 mod clocks;
 mod desired;
 mod files;

@@ -27,10 +27,19 @@ use super::{
 const PORT: u16 = 4460;
 /// How long a client may be silent, with the look of a busy machine.
 const PATIENCE: Duration = Duration::from_secs(15);
-/// Longer than anybody should wait for `status` on a busy machine.
-const PROMPT: Duration = Duration::from_secs(2);
+/// Shorter than silent clients may keep their connections (5 s).
+const PROMPT: Duration = Duration::from_secs(4);
 
-fn status(env: &TestEnv) -> anyhow::Result<Duration> {
+/// That others hold up nobody: most of these requests were answered before silent clients are let go. Where requests
+/// wait for that, each does; on a busy machine one of them may wait as long for a processor.
+pub(crate) fn ensure_prompt(mut took: Vec<Duration>) -> anyhow::Result<()> {
+    took.sort_unstable();
+    let median = took.get(took.len() / 2).context("no request")?;
+    ensure!(*median < PROMPT, "{took:?}");
+    Ok(())
+}
+
+pub(crate) fn status(env: &TestEnv) -> anyhow::Result<Duration> {
     let begin = Instant::now();
     let status = env.socket_request("GET", "/v1/status", "")?;
     ensure!(status["healthy"] == true, "{status:#}");
@@ -69,12 +78,13 @@ fn silent_clients_hold_up_nobody() -> anyhow::Result<()> {
         held.push(ask(&env, "GET /v1/entries HTTP/1.1\r\nhost: x\r\n\r\n")?);
         held.push(ask(&env, "GET /v1/events HTTP/1.1\r\nhost: x\r\n\r\n")?);
     }
+    let mut took = Vec::new();
     for _ in 0..5 {
-        let took = status(&env)?;
-        ensure!(took < PROMPT, "{took:?}");
+        took.push(status(&env)?);
         env.cli(&["add", "10.1.0.0/24", "--policy", "near"])?;
         env.cli(&["remove", "10.1.0.0/24"])?;
     }
+    ensure_prompt(took)?;
     // Who has said nothing is let go.
     held[0].set_read_timeout(Some(PATIENCE))?;
     ensure!(held[0].read(&mut [0])? == 0);
@@ -198,8 +208,8 @@ fn a_request_of_100_mb() -> anyhow::Result<()> {
                 })
             })
             .collect();
-        let took = status(&env)?;
-        ensure!(took < PROMPT, "{took:?}");
+        let took: anyhow::Result<_> = (0..5).map(|_| status(&env)).collect();
+        ensure_prompt(took?)?;
         for one in all {
             let answer = one.join().map_err(|_| anyhow::anyhow!("panicked"))??;
             ensure!(answer.starts_with("HTTP/1.1 413 "), "{answer:?}");
