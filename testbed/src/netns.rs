@@ -60,7 +60,8 @@ pub fn inside<T: Send>(
 
 /// Has the calling thread, and the processes it starts, in this namespace from now on.
 pub(crate) fn join(netns: &str) -> anyhow::Result<()> {
-    let namespace = File::open(format!("/run/netns/{netns}"))?;
+    let path = format!("/run/netns/{netns}");
+    let namespace = File::open(&path).context(path)?;
     Ok(setns(namespace, CloneFlags::CLONE_NEWNET)?)
 }
 

@@ -1,9 +1,9 @@
 //! Running programs.
 //!
-//! They are started without fork(): no `pre_exec`, and then the standard library uses posix_spawn(3). Else every child
-//! would copy the page tables of a large process, and hold its `mmap_lock` meanwhile: threads that fault in a page, as any
-//! does after a fork, would wait for that for as long as the one that forks waits for a processor, of whatever priority
-//! they are.
+//! They are started without fork(), wherever that can be: without `pre_exec`, `uid` and `gid` the standard library uses
+//! posix_spawn(3). Else each child would copy the page tables of a large process, and hold its `mmap_lock` meanwhile:
+//! threads that fault in a page, as any does after a fork, would wait for that for as long as the one that forks waits for
+//! a processor, of whatever priority they are.
 
 use std::{
     fs,
