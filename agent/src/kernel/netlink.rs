@@ -4,11 +4,15 @@
 use std::{io, net::IpAddr};
 
 use netlink_packet_core::{
-    DecodeError, DefaultNla, Emitable as _, NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL,
-    NLM_F_REQUEST, NetlinkDeserializable, NetlinkHeader, NetlinkMessage, NetlinkPayload,
-    NetlinkSerializable,
+    DecodeError, DefaultNla, Emitable as _, NLA_HEADER_SIZE, NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP,
+    NLM_F_EXCL, NLM_F_REQUEST, NetlinkDeserializable, NetlinkHeader, NetlinkMessage,
+    NetlinkPayload, NetlinkSerializable, NlasIterator,
 };
 use netlink_sys::{Socket, SocketAddr};
+
+/// Address families, as messages have them.
+pub(super) const AF_INET: u8 = 2;
+pub(super) const AF_INET6: u8 = 10;
 
 /// NLMSG_ALIGNTO.
 const ALIGNMENT: usize = 4;
@@ -18,7 +22,7 @@ const ALIGNMENT: usize = 4;
 pub(super) struct Message {
     /// `nlmsghdr.nlmsg_type`.
     kind: u16,
-    bytes: Vec<u8>,
+    pub(super) bytes: Vec<u8>,
 }
 
 impl Message {
@@ -58,12 +62,19 @@ impl NetlinkDeserializable for Message {
 
 /// An address as netlink has it: its family, and its octets.
 pub(super) fn octets(address: IpAddr) -> (u8, Vec<u8>) {
-    const AF_INET: u8 = 2;
-    const AF_INET6: u8 = 10;
     match address {
         IpAddr::V4(address) => (AF_INET, address.octets().to_vec()),
         IpAddr::V6(address) => (AF_INET6, address.octets().to_vec()),
     }
+}
+
+/// The value of the first attribute of this kind.
+pub(super) fn find(attributes: &[u8], kind: u16) -> Option<&[u8]> {
+    let mut all = NlasIterator::new(attributes).flatten();
+    let found = all.find(|attribute| attribute.kind() == kind)?;
+    found
+        .into_inner()
+        .get(NLA_HEADER_SIZE..found.length().into())
 }
 
 /// Asks for everything of a kind; the family's header and the attributes of each answer.

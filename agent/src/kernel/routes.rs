@@ -4,10 +4,10 @@
 use std::{net::IpAddr, time::Duration};
 
 use ipnetwork::IpNetwork;
-use netlink_packet_core::{DefaultNla, NLA_HEADER_SIZE, NlasIterator};
+use netlink_packet_core::DefaultNla;
 use netlink_sys::protocols::NETLINK_ROUTE;
 
-use super::netlink::{self, Message};
+use super::netlink::{self, AF_INET, AF_INET6, Message, find};
 
 /// Of `RTA_METRICS` (include/uapi/linux/rtnetlink.h): a bit for each metric that is locked.
 const RTAX_LOCK: u16 = 1;
@@ -38,9 +38,9 @@ pub fn destinations() -> anyhow::Result<Vec<IpNetwork>> {
 /// Dumps all tables, IPv4 and IPv6.
 fn dump<T>(pick: impl Fn(&[u8]) -> Option<T>) -> anyhow::Result<Vec<T>> {
     let mut found = Vec::new();
-    for family in [libc::AF_INET, libc::AF_INET6] {
+    for family in [AF_INET, AF_INET6] {
         let header = RouteHeader {
-            family: u8::try_from(family)?,
+            family,
             ..RouteHeader::default()
         };
         let request = Message::new(libc::RTM_GETROUTE, &header.bytes(), &[]);
@@ -106,15 +106,6 @@ impl RouteHeader {
     }
 }
 
-/// The value of the first attribute of this kind.
-fn find(attributes: &[u8], kind: u16) -> Option<&[u8]> {
-    let mut all = NlasIterator::new(attributes).flatten();
-    let found = all.find(|attribute| attribute.kind() == kind)?;
-    found
-        .into_inner()
-        .get(NLA_HEADER_SIZE..found.length().into())
-}
-
 fn find_u32(attributes: &[u8], kind: u16) -> Option<u32> {
     let value = find(attributes, kind)?.try_into().ok()?;
     Some(u32::from_ne_bytes(value))
@@ -143,7 +134,7 @@ fn unicast(route: &[u8]) -> Option<IpNetwork> {
 
 fn destination(header: RouteHeader, attributes: &[u8]) -> Option<IpNetwork> {
     let octets = find(attributes, libc::RTA_DST);
-    let address = if i32::from(header.family) == libc::AF_INET6 {
+    let address = if header.family == AF_INET6 {
         let octets: [u8; 16] = octets.unwrap_or(&[0; 16]).try_into().ok()?;
         IpAddr::from(octets)
     } else {
@@ -160,8 +151,6 @@ pub fn overlap(a: IpNetwork, b: IpNetwork) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use netlink_packet_core::Emitable as _;
-
     use super::*;
 
     fn attribute(kind: u16, value: &[u8]) -> DefaultNla {
@@ -174,21 +163,16 @@ mod tests {
             .iter()
             .map(|(kind, value)| attribute(*kind, &value.to_ne_bytes()))
             .collect();
-        let mut nested = vec![0; metrics.as_slice().buffer_len()];
-        metrics.as_slice().emit(&mut nested);
-        let mut route = header.bytes().to_vec();
+        let metrics = Message::new(0, &[], &metrics).bytes;
         let attributes = [
             attribute(libc::RTA_DST, &[10, 0, 0, 0]),
-            attribute(libc::RTA_METRICS, &nested),
+            attribute(libc::RTA_METRICS, &metrics),
         ];
-        let attributes = attributes.as_slice();
-        route.resize(RouteHeader::LEN + attributes.buffer_len(), 0);
-        attributes.emit(&mut route[RouteHeader::LEN..]);
-        route
+        Message::new(libc::RTM_NEWROUTE, &header.bytes(), &attributes).bytes
     }
 
     const HEADER: RouteHeader = RouteHeader {
-        family: 2,
+        family: AF_INET,
         prefix: 8,
         table: 254,
         protocol: libc::RTPROT_STATIC,

@@ -11,7 +11,7 @@ use anyhow::Context as _;
 use netlink_packet_core::{DefaultNla, NlasIterator};
 use netlink_sys::protocols::NETLINK_GENERIC;
 
-use super::netlink::{self, Message};
+use super::netlink::{self, Message, find};
 
 /// Of generic netlink's own family (include/uapi/linux/genetlink.h).
 const GENL_ID_CTRL: u16 = 16;
@@ -56,11 +56,8 @@ fn family() -> anyhow::Result<u16> {
     let request = Message::new(GENL_ID_CTRL, &header(CTRL_CMD_GETFAMILY), &[name]);
     let mut number = None;
     netlink::get(NETLINK_GENERIC, request, |answer| {
-        let attributes = NlasIterator::new(attributes(answer).unwrap_or_default());
-        let found = attributes
-            .flatten()
-            .find(|a| a.kind() == CTRL_ATTR_FAMILY_ID);
-        number = found.and_then(|a| Some(u16::from_ne_bytes(a.value().try_into().ok()?)));
+        let found = find(attributes(answer).unwrap_or_default(), CTRL_ATTR_FAMILY_ID);
+        number = found.and_then(|value| Some(u16::from_ne_bytes(value.try_into().ok()?)));
     })?;
     number.context("the kernel has no netlink family tcp_metrics")
 }

@@ -78,7 +78,7 @@ pub(super) struct Reused<T> {
 #[derive(Clone)]
 struct Read<T> {
     at: Instant,
-    /// Of the processor: it does not count that others had that meanwhile.
+    /// Processor time: waiting for a processor does not count.
     took: Duration,
     value: T,
 }
