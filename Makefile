@@ -1,4 +1,5 @@
-# Installs the toolchain of rust-toolchain.toml, then runs cargo xtask.
+# Installs the toolchain of rust-toolchain.toml, then runs cargo xtask. What that runs is built together with it, as
+# nothing would be beside its own last crate.
 
 TOOLCHAIN := $(shell sed -n 's/^channel = "\(.*\)"/\1/p' rust-toolchain.toml)
 
@@ -6,10 +7,12 @@ TOOLCHAIN := $(shell sed -n 's/^channel = "\(.*\)"/\1/p' rust-toolchain.toml)
 
 # An end-to-end demo in temporary namespaces: SYN retransmissions without and with the agent.
 demo: toolchain
+	cargo build --locked --bin xtask --bin rto-agent --bin rto-bench --bin rto-workload
 	cargo xtask demo
 
 # With COVERAGE=1 on programs that count the lines they run, which are printed at the end.
 test: toolchain
+	$(if $(COVERAGE),,cargo build --workspace --locked --bins --tests)
 	cargo xtask $(if $(COVERAGE),coverage,test)
 
 # Rebuild the eBPF object kept in the tree; needed only after a change to agent-ebpf or agent-common.
