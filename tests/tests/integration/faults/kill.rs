@@ -237,7 +237,7 @@ struct Run {
     rng: ChaCha8Rng,
     on_exit: &'static str,
     desired: Desired,
-    /// How long each operation takes.
+    /// The longest that each operation took which nothing cut short.
     durations: BTreeMap<Operation, Duration>,
     tally: Tally,
 }
@@ -266,7 +266,6 @@ impl Run {
         self.env.start()?;
         self.check(std::slice::from_ref(&self.desired))?;
         self.prober.begin()?;
-        self.measure()?;
         // Each comes as often as the others.
         let mut operations = Vec::new();
         let mut time = 0;
@@ -280,12 +279,16 @@ impl Run {
                 bail!("no operation");
             };
             let moment = self.moment(operation, time);
-            self.round(operation, moment).with_context(|| {
+            let took = self.round(operation, moment).with_context(|| {
                 format!(
                     "round {round}: {operation:?}, killed {moment:?}\n{}",
                     self.env.log()
                 )
             })?;
+            if matches!(moment, Moment::Done) {
+                let longest = self.durations.entry(operation).or_default();
+                *longest = took.max(*longest);
+            }
         }
         self.look()?;
         self.finish()?;
@@ -293,24 +296,9 @@ impl Run {
         Ok(self.tally)
     }
 
-    /// How long each operation takes that nothing cuts short.
-    fn measure(&mut self) -> anyhow::Result<()> {
-        for operation in OPERATIONS {
-            let mut longest = Duration::ZERO;
-            // Once is enough where no other process is in the way.
-            for _ in 0..if is_emulated() { 1 } else { 2 } {
-                let took = self.round(operation, Moment::Done);
-                longest = longest.max(took.with_context(|| format!("{operation:?}"))?);
-            }
-            self.durations.insert(operation, longest);
-        }
-        self.tally = Tally::default();
-        Ok(())
-    }
-
     /// When SIGKILL comes, this time. Mostly at any moment, also a little after the end; the first time before it
     /// begins, and the second and each sixth from there when it is done, so that also of few rounds some are cut
-    /// short and some are not.
+    /// short and some are not, and it is known how long each takes.
     fn moment(&mut self, operation: Operation, time: u32) -> Moment {
         let share = self.rng.random_range(0.0..1.2);
         match time {
