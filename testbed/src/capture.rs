@@ -21,7 +21,7 @@ use tempfile::NamedTempFile;
 
 use crate::{
     netns,
-    wait::{eventually, eventually_seen},
+    wait::{TIMEOUT, eventually, eventually_seen},
 };
 
 /// A running capture; tcpdump ends when it is dropped.
@@ -88,7 +88,7 @@ impl Capture {
         );
         // Its complaints after that go nowhere; the reader must stay open until it ends.
         std::thread::spawn(move || lines.for_each(drop));
-        eventually("header of tcpdump's", Duration::from_secs(5), || {
+        eventually("header of tcpdump's", TIMEOUT, || {
             let length = capture.file.path().metadata()?.len();
             Ok((length > 0).then_some(()))
         })?;

@@ -3,12 +3,15 @@
 use std::{
     fs,
     path::{Path, PathBuf},
-    time::Duration,
 };
 
 use anyhow::Context as _;
 
-use crate::{names, process::alive, wait::eventually};
+use crate::{
+    names,
+    process::alive,
+    wait::{TIMEOUT, eventually},
+};
 
 /// A child of the cgroup2 root; removed when dropped.
 #[derive(Debug)]
@@ -56,7 +59,7 @@ pub fn root() -> anyhow::Result<PathBuf> {
 impl Drop for Cgroup {
     fn drop(&mut self) {
         // A process that was just reaped may be accounted a moment longer.
-        let _gone = eventually("end of it", Duration::from_secs(2), || {
+        let _gone = eventually("end of it", TIMEOUT, || {
             let gone = remove(&self.path).is_ok() || !self.path.exists();
             Ok(gone.then_some(()))
         });

@@ -15,7 +15,7 @@ use std::{
 use anyhow::bail;
 use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg};
 
-use crate::bpf::made;
+use crate::{bpf::made, wait::TIMEOUT};
 
 /// What this socket sends itself, to have what came before it.
 const SENTINEL: &str = "DRAINED=1";
@@ -129,7 +129,7 @@ impl NotifySocket {
     /// If it cannot be sent to.
     pub fn drain(&self) -> anyhow::Result<Vec<String>> {
         UnixDatagram::unbound()?.send_to(SENTINEL.as_bytes(), &self.path)?;
-        self.wait_for(SENTINEL, Duration::from_secs(10), || None)
+        self.wait_for(SENTINEL, TIMEOUT, || None)
     }
 
     /// Waits for a message with this line and returns every message until then.

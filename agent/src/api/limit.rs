@@ -225,7 +225,7 @@ mod tests {
 
     use super::*;
 
-    const SOON: Duration = Duration::from_millis(50);
+    const SOON: Duration = Duration::from_millis(250);
     const LIMITS: Limits = Limits {
         connections: 4,
         for_root: 0,

@@ -256,12 +256,13 @@ mod tests {
     fn a_slow_one_that_gets_on_is_waited_for() {
         let read = |path: &Path, telling: &dyn Fn(&Path)| {
             for _ in 0..8 {
-                thread::sleep(SHORT / 3);
+                thread::sleep(SHORT);
                 telling(path);
             }
             Files::read_telling(path, telling)
         };
-        let mut reader = FilesReader::new(read, SHORT * 4);
+        // Less than all steps take, more than a busy host makes of one.
+        let mut reader = FilesReader::new(read, SHORT * 7);
         reader.read(Path::new(CONFIG)).unwrap();
     }
 

@@ -8,7 +8,7 @@ use std::{
     fs,
     io::{BufRead as _, BufReader, Read as _, Write as _},
     net::{TcpListener, TcpStream},
-    process::{Child, ChildStdout, Command, Stdio},
+    process::{Child, ChildStderr, ChildStdout, Command, Stdio},
     time::{Duration, Instant},
 };
 
@@ -19,6 +19,12 @@ use nix::{
 };
 use serde_json::Value;
 
+/// As JSON, with a line on stderr now and then.
+const LIVE: [&str; 3] = ["--json", "--interval", "100ms"];
+
+/// Of a live line: transactions were measured.
+const MEASURED: &str = ", p50 ";
+
 /// Killed, if nobody ended it.
 struct Running(Child);
 
@@ -27,6 +33,17 @@ impl Running {
         let mut command = rto_lab(args);
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         Self(command.spawn().unwrap())
+    }
+
+    /// Waits for a live line with that (asked for by [`LIVE`]); what reads the further ones.
+    fn said(&mut self, wanted: &str) -> BufReader<ChildStderr> {
+        let mut said = BufReader::new(self.0.stderr.take().unwrap());
+        let mut line = String::new();
+        while !line.contains(wanted) {
+            line.clear();
+            assert!(said.read_line(&mut line).unwrap() > 0, "it has ended");
+        }
+        said
     }
 
     fn signal(&self, signal: Signal) {
@@ -138,16 +155,19 @@ fn both_families_by_name_with_live_lines() {
         let rows: Vec<csv::StringRecord> = reader.records().map(Result::unwrap).collect();
         let (total, intervals) = rows.split_last().unwrap();
         assert_eq!(&total[0], "total");
-        assert!((2..=3).contains(&intervals.len()), "{text}");
+        let seconds = |row: &csv::StringRecord| row[1].parse::<f64>().unwrap();
+        // On a busy host fewer and longer ones than three, or one more, if the last has to wait for its thread. Rounded.
+        assert!(!intervals.is_empty(), "{text}");
+        for interval in intervals {
+            assert!(seconds(interval) >= 0.099, "{text}");
+        }
         let count = |row: &csv::StringRecord| row[5].parse::<u64>().unwrap();
         assert!(
             intervals.iter().map(count).sum::<u64>() <= count(total),
             "{text}"
         );
-        assert!(
-            (0.3..0.6).contains(&total[1].parse::<f64>().unwrap()),
-            "{text}"
-        );
+        // The warm-up is in none of them.
+        assert!(seconds(total) >= 0.349, "{text}");
     }
 }
 
@@ -174,21 +194,13 @@ fn nobody_listens() {
 fn peers_that_fall_silent_go_or_speak_something_else() {
     let (silent, _said, to) = server("127.0.0.1:0");
     let begin = Instant::now();
-    let args = [
-        "--connect",
-        &to,
-        "--json",
-        "--timeout",
-        "500ms",
-        "--pause",
-        "1ms",
-    ];
-    let client = Running::start(&args);
-    std::thread::sleep(Duration::from_millis(300));
+    let args = ["--connect", &to, "--pause", "1ms", "--duration", "1m"];
+    let mut client = Running::start(&[&args[..], &LIVE, &["--timeout", "500ms"]].concat());
+    let _more = client.said(MEASURED);
     silent.signal(Signal::SIGSTOP);
     let (json, status) = finished(client);
     assert_eq!(status, Some(1), "{json:#}");
-    assert!(begin.elapsed() < Duration::from_secs(5));
+    assert!(begin.elapsed() < Duration::from_secs(30));
     assert_eq!(json["ended"], "failed");
     assert!(
         json["reason"].as_str().unwrap().contains("no response for"),
@@ -197,11 +209,12 @@ fn peers_that_fall_silent_go_or_speak_something_else() {
     assert!(json["transactions"].as_u64().unwrap() > 0);
     assert_eq!(json["longest_idle"]["unfinished"], true);
     let idle = json["longest_idle"]["us"].as_u64().unwrap();
-    assert!((500_000..2_000_000).contains(&idle), "{json:#}");
+    assert!(idle >= 500_000, "{json:#}");
 
     let (mut gone, _said, to) = server("127.0.0.1:0");
-    let client = Running::start(&["--connect", &to, "--json", "--pause", "1ms"]);
-    std::thread::sleep(Duration::from_millis(300));
+    let args = ["--connect", &to, "--pause", "1ms", "--duration", "1m"];
+    let mut client = Running::start(&[&args[..], &LIVE].concat());
+    let _more = client.said(MEASURED);
     gone.0.kill().unwrap();
     let (json, status) = finished(client);
     assert_eq!(
@@ -228,8 +241,9 @@ fn peers_that_fall_silent_go_or_speak_something_else() {
 #[test]
 fn an_interrupt_prints_what_was_measured() {
     let (_server, _said, to) = server("127.0.0.1:0");
-    let client = Running::start(&["--connect", &to, "--json", "--duration", "1m"]);
-    std::thread::sleep(Duration::from_millis(300));
+    let args = ["--connect", &to, "--pause", "1ms", "--duration", "1m"];
+    let mut client = Running::start(&[&args[..], &LIVE].concat());
+    let _more = client.said(MEASURED);
     client.signal(Signal::SIGINT);
     let (json, status) = finished(client);
     assert_eq!(
@@ -281,7 +295,7 @@ fn peers_that_do_not_stop_talking_at_the_end() {
     assert!(said.contains("not in time"), "{said}");
     let remark = json["remarks"][0].as_str().unwrap();
     assert!(remark.contains("not in time"), "{json:#}");
-    assert!(begin.elapsed() < Duration::from_secs(20));
+    assert!(begin.elapsed() < Duration::from_secs(30));
 }
 
 #[test]
@@ -290,16 +304,16 @@ fn peers_that_trickle_a_response() {
     let begin = Instant::now();
     let args = [&long[..], &["--timeout", "500ms"]].concat();
     let (_, said) = measured(&peer(0, trickle), &args, 1);
-    assert!(said.contains("no response for 0."), "{said}");
+    assert!(said.contains("no response for "), "{said}");
     let args = [&long[..], &["--duration", "500ms"]].concat();
     // Not one transaction is a failure, but the time is over.
     let (json, _) = measured(&peer(0, trickle), &args, 1);
     assert_eq!(json["transactions"], 0);
 
     let to = peer(0, trickle);
-    let args = ["--connect", &to, "--json", "--duration", "1m"];
-    let client = Running::start(&[&args[..], &long].concat());
-    std::thread::sleep(Duration::from_millis(300));
+    let args = ["--connect", &to, "--duration", "1m"];
+    let mut client = Running::start(&[&args[..], &LIVE, &long].concat());
+    let _more = client.said(" per s");
     client.signal(Signal::SIGINT);
     let (json, status) = finished(client);
     assert_eq!(
@@ -307,7 +321,7 @@ fn peers_that_trickle_a_response() {
         (Some(0), &"interrupted".into()),
         "{json:#}"
     );
-    assert!(begin.elapsed() < Duration::from_secs(20));
+    assert!(begin.elapsed() < Duration::from_secs(30));
 }
 
 #[test]

@@ -70,7 +70,7 @@ impl Bed {
 
     /// Waits until a tick has come to this.
     fn until(&self, what: &str, is_so: impl Fn(&Self) -> bool) {
-        let end = Instant::now() + Duration::from_secs(10);
+        let end = Instant::now() + Duration::from_secs(60);
         while !is_so(self) {
             assert!(Instant::now() < end, "not {what}: {:?}", self.timer());
             std::thread::sleep(Duration::from_millis(5));
