@@ -318,9 +318,9 @@ fn a_foreign_reply_of_minus_1_is_no_argument() -> anyhow::Result<()> {
     })?;
     let near = &status["policies"]["near"];
     let rtos: Vec<u64> = serde_json::from_value(near["rtos"].clone())?;
-    // One of each step for each time that it was measured, and none that is out of the question.
-    assert!(rtos[0] > 0 && rtos[0] >= rtos[3], "{near:#}");
-    assert_eq!(rtos[7], 0, "{near:#}");
+    // Each step is only reached by way of those before it; the last has all further ones, of a client that was let wait.
+    assert!(rtos[..7].is_sorted_by(|a, b| a >= b), "{near:#}");
+    assert!(rtos[0] > 0 && (rtos[7] == 0 || rtos[6] > 0), "{near:#}");
     Ok(())
 }
 
