@@ -198,7 +198,7 @@ fn requests() -> Vec<Limit> {
             "`list` at a time",
             number(server::LISTS_AT_ONCE),
             "more wait",
-            "integration::scale::twenty_lists_at_once",
+            "integration::scale::fifty_lists_at_once",
         ),
         limit(
             "time to read a `list`",
