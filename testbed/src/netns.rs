@@ -15,6 +15,7 @@ use nix::sched::{CloneFlags, setns};
 use crate::{
     names,
     process::{alive, run},
+    wait::{TIMEOUT, eventually},
 };
 
 /// Addresses of the client's end.
@@ -112,6 +113,8 @@ impl Pair {
             run(&format!("ip -n {netns} link set {link} up"))?;
             sysctl(netns, "net.ipv4.tcp_no_metrics_save", "1")?;
         }
+        until_local(client, CLIENT_V6)?;
+        until_local(server, SERVER_V6)?;
         Ok(pair)
     }
 
@@ -184,6 +187,18 @@ impl Pair {
     pub fn drop_nothing(&self) -> anyhow::Result<()> {
         run(&format!("ip netns exec {} nft flush ruleset", self.server)).map(drop)
     }
+}
+
+/// Waits until packets to this IPv6 address are taken: also without duplicate detection the kernel makes its local route
+/// on a thread of its own, after the address was added (`addrconf_dad_work()`, Linux 6.12; measured 0.2 s later on a busy
+/// host), and drops what comes before.
+pub(crate) fn until_local(netns: &str, address: &str) -> anyhow::Result<()> {
+    eventually("local route", TIMEOUT, || {
+        let routes = run(&format!("ip -n {netns} -6 route show table local"))?;
+        let mut words = routes.lines().map(|line| line.split_whitespace().nth(1));
+        Ok(words.any(|to| to == Some(address)).then_some(()))
+    })
+    .with_context(|| format!("to {address} in {netns}"))
 }
 
 /// Sets a sysctl of one of our namespaces.

@@ -32,7 +32,7 @@ use super::{
     tun::Tun,
 };
 use crate::{
-    netns::Pair,
+    netns::{Pair, until_local},
     process::{run, run_in_real_time},
 };
 
@@ -124,6 +124,7 @@ impl Relay {
                 "ip -n {netns} addr add {v6}/64 dev {device} nodad"
             ))?;
             run(&format!("ip -n {netns} link set {device} up"))?;
+            until_local(netns, &v6.to_string())?;
         }
         let carrier = thread::Builder::new().name("link".to_owned());
         relay.carrier = Some(carrier.spawn(move || carry(&shared, &client, &server))?);
