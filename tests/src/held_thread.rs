@@ -61,12 +61,12 @@ impl HeldThread {
         Ok(held)
     }
 
-    /// Lets it run until it has used so much of a processor, or waits for something for so long.
+    /// Lets it run until it has used so much of a processor, or waits for something for so long; how much it used.
     ///
     /// # Errors
     ///
     /// If it ends, or does neither.
-    pub fn advance(&self, used: Duration) -> anyhow::Result<()> {
+    pub fn advance(&self, used: Duration) -> anyhow::Result<Duration> {
         let begin = self.time_used()?;
         let limit = Instant::now() + LIMIT;
         let mut runnable = Instant::now();
@@ -80,7 +80,8 @@ impl HeldThread {
                 break;
             }
         }
-        self.stop()
+        self.stop()?;
+        Ok(self.time_used()? - begin)
     }
 
     /// Waits until it has ended with its process.
