@@ -67,7 +67,7 @@ const LIMIT_LONG: Duration = Duration::from_secs(1800);
 /// The same on an emulated processor.
 const LIMIT_EMULATED: Duration = Duration::from_secs(1200);
 /// They mostly wait for timers, so that more run at once than there are cores: so many keep two of them busy.
-const THREADS: usize = 8;
+const THREADS: usize = 10;
 /// Set to have what the kernel has printed at the end, after this word; `cargo xtask vm` reads it.
 const REPORT: &str = "RTO_TESTS_REPORT";
 
