@@ -1,5 +1,5 @@
-# Installs the toolchain of rust-toolchain.toml, then runs cargo xtask. What that runs is built together with it, as
-# nothing would be beside its own last crate.
+# Installs the toolchain of rust-toolchain.toml, then runs cargo xtask. What that runs is built together with it: one
+# build keeps all processors busy where two, one after the other, would not.
 
 TOOLCHAIN := $(shell sed -n 's/^channel = "\(.*\)"/\1/p' rust-toolchain.toml)
 

@@ -190,8 +190,8 @@ impl Pair {
 }
 
 /// Waits until packets to this IPv6 address are taken: also without duplicate detection the kernel makes its local route
-/// on a thread of its own, after the address was added (`addrconf_dad_work()`, Linux 6.12; measured 0.2 s later on a busy
-/// host), and drops what comes before.
+/// in a workqueue, after the address was added (`addrconf_dad_work()`, Linux 6.12; measured 0.2 s later on a busy host),
+/// and drops what comes before.
 pub(crate) fn until_local(netns: &str, address: &str) -> anyhow::Result<()> {
     eventually("local route", TIMEOUT, || {
         let routes = run(&format!("ip -n {netns} -6 route show table local"))?;

@@ -166,7 +166,7 @@ fn both_families_by_name_with_live_lines() {
             intervals.iter().map(count).sum::<u64>() <= count(total),
             "{text}"
         );
-        // The warm-up is in none of them.
+        // The warm-up takes nothing off it.
         assert!(seconds(total) >= 0.349, "{text}");
     }
 }

@@ -46,7 +46,7 @@ fn set_up(own: &[&str]) -> anyhow::Result<()> {
         Ok(device.exists().then_some(()))
     })?;
     for address in own {
-        // Without duplicate address detection an IPv6 address can be used at once.
+        // Else duplicate address detection would keep an IPv6 address tentative for a second.
         let (length, options) = if address.contains(':') {
             (64, " nodad")
         } else {

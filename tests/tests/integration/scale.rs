@@ -77,8 +77,8 @@ fn reconciled(env: &TestEnv) -> anyhow::Result<String> {
     Ok(numbers.collect::<Vec<_>>().join(" "))
 }
 
-/// That a reload changed this, and no other anything. The daemon may have noticed the file before it was asked, or after
-/// that: its log has the one change in any case, and perhaps a reload that changed nothing.
+/// That one reload changed this, and that no other changed anything. The daemon may have noticed the file before it was
+/// asked, or after that: its log has the one change in any case, and perhaps a reload that changed nothing.
 fn assert_reloaded(env: &TestEnv, expected: &str) {
     let log = env.log();
     let reloads = log

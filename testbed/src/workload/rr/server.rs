@@ -402,7 +402,7 @@ mod tests {
                 if stream.write_all(&[byte]).is_err() {
                     return;
                 }
-                thread::sleep(Duration::from_millis(100));
+                thread::sleep(Duration::from_millis(200));
             }
         });
         assert_eq!(said, "no header in time");

@@ -237,7 +237,7 @@ struct Run {
     rng: ChaCha8Rng,
     on_exit: &'static str,
     desired: Desired,
-    /// The longest that each operation took which nothing cut short.
+    /// The longest that each operation took which was awaited ([`Moment::Done`]).
     durations: BTreeMap<Operation, Duration>,
     tally: Tally,
 }
