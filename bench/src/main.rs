@@ -6,7 +6,7 @@ use std::{path::PathBuf, process::Command};
 
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
-use rto_testbed::{agent, cgroup, netns, process::beside};
+use rto_testbed::{leftovers, process::beside};
 
 mod add;
 mod callback;
@@ -67,9 +67,7 @@ fn main() -> anyhow::Result<()> {
                 .arg(programs),
         );
     }
-    netns::sweep();
-    cgroup::sweep();
-    agent::sweep();
+    leftovers::sweep();
     catch_signals()?;
     match &cli.command {
         Some(Verb::Demo) => demo::run(&programs),

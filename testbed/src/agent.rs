@@ -25,7 +25,7 @@ use crate::{
     cgroup::Cgroup,
     names,
     notify::NotifySocket,
-    process::{KillOnDrop, alive, beside, stdout_of},
+    process::{KillOnDrop, beside, stdout_of},
     wait::{TIMEOUT, eventually, eventually_seen},
 };
 
@@ -51,7 +51,7 @@ impl Agent {
     ///
     /// If something cannot be made.
     pub fn new(binary: PathBuf) -> anyhow::Result<Self> {
-        Self::new_in(binary, &std::env::temp_dir())
+        Self::new_in(binary, &tempfile::env::temp_dir())
     }
 
     /// As [`Agent::new`], with its files and state in a directory below this one.
@@ -471,14 +471,4 @@ pub fn find(given: Option<&Path>) -> anyhow::Result<PathBuf> {
         .ok()
         .or_else(|| on_path.into_iter().find(|path| path.is_file()))
         .context("rto-agent is neither beside this program nor on the path: give --agent PATH")
-}
-
-/// Removes pins that a killed run left behind.
-pub fn sweep() {
-    for entry in fs::read_dir("/sys/fs/bpf").into_iter().flatten().flatten() {
-        let name = entry.file_name().to_string_lossy().into_owned();
-        if names::owner(&name).is_some_and(|pid| !alive(pid)) {
-            let _gone = fs::remove_dir_all(entry.path());
-        }
-    }
 }

@@ -9,7 +9,6 @@ use anyhow::Context as _;
 
 use crate::{
     names,
-    process::alive,
     wait::{TIMEOUT, eventually},
 };
 
@@ -59,26 +58,29 @@ pub fn root() -> anyhow::Result<PathBuf> {
 impl Drop for Cgroup {
     fn drop(&mut self) {
         // A process that was just reaped may be accounted a moment longer.
-        let _gone = eventually("end of it", TIMEOUT, || {
-            let gone = remove(&self.path).is_ok() || !self.path.exists();
-            Ok(gone.then_some(()))
+        let removed = eventually("end of it", TIMEOUT, || {
+            let removed = remove(&self.path).is_ok() || !self.path.exists();
+            Ok(removed.then_some(()))
         });
-    }
-}
-
-/// Removes cgroups that a killed run left behind.
-pub fn sweep() {
-    let Ok(root) = root() else { return };
-    for entry in fs::read_dir(root).into_iter().flatten().flatten() {
-        let name = entry.file_name().to_string_lossy().into_owned();
-        if names::owner(&name).is_some_and(|pid| !alive(pid)) {
-            let _gone = remove(&entry.path());
+        // What runs in it has to be dropped before.
+        if removed.is_err() && !std::thread::panicking() {
+            let (path, processes) = (self.path.display(), processes(&self.path));
+            panic!("{path} cannot be removed; in it run {processes:?}");
         }
     }
 }
 
+/// Their ids and names.
+fn processes(cgroup: &Path) -> Vec<String> {
+    let pids = fs::read_to_string(cgroup.join("cgroup.procs")).unwrap_or_default();
+    let name = |pid| fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    pids.lines()
+        .map(|pid| format!("{pid} {}", name(pid).trim()))
+        .collect()
+}
+
 /// With what an agent that was killed while it probed has left below.
-fn remove(path: &Path) -> std::io::Result<()> {
+pub(crate) fn remove(path: &Path) -> std::io::Result<()> {
     for entry in fs::read_dir(path)?.flatten() {
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
             let _in_use = fs::remove_dir(entry.path());

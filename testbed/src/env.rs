@@ -63,7 +63,7 @@ impl TestEnv {
     ///
     /// As [`TestEnv::new`].
     pub fn of(binary: PathBuf) -> anyhow::Result<Self> {
-        Self::of_in(binary, &std::env::temp_dir())
+        Self::of_in(binary, &tempfile::env::temp_dir())
     }
 
     /// As [`TestEnv::of`], with the agent's files and state in a directory below this one.

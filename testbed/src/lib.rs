@@ -16,6 +16,7 @@ pub mod facts;
 pub mod foreign;
 pub mod http;
 pub mod kernel;
+pub mod leftovers;
 pub mod link;
 pub mod machine;
 pub mod names;
@@ -30,10 +31,3 @@ pub mod trie;
 pub mod wait;
 pub mod warm;
 pub mod workload;
-
-/// Removes namespaces, cgroups and pins that a killed run left behind.
-pub fn sweep() {
-    netns::sweep();
-    cgroup::sweep();
-    agent::sweep();
-}

@@ -4,6 +4,7 @@ use std::{
     fs::{self, File},
     marker::PhantomData,
     panic,
+    path::Path,
     process::Command,
     thread,
     time::Duration,
@@ -14,7 +15,7 @@ use nix::sched::{CloneFlags, setns};
 
 use crate::{
     names,
-    process::{alive, run},
+    process::run,
     wait::{TIMEOUT, eventually},
 };
 
@@ -223,12 +224,8 @@ impl Drop for Pair {
     }
 }
 
-/// Removes namespaces that a killed run left behind.
-pub fn sweep() {
-    for entry in fs::read_dir("/run/netns").into_iter().flatten().flatten() {
-        let name = entry.file_name().to_string_lossy().into_owned();
-        if names::owner(&name).is_some_and(|pid| !alive(pid)) {
-            let _gone = Command::new("ip").args(["netns", "del", &name]).output();
-        }
-    }
+/// Removes the namespace of this path.
+pub(crate) fn remove(path: &Path) {
+    let name = path.file_name().unwrap_or_default();
+    let _gone = Command::new("ip").args(["netns", "del"]).arg(name).output();
 }

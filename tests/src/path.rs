@@ -32,11 +32,12 @@ pub enum Server {
 /// They and the daemon, if one runs.
 #[derive(Debug)]
 pub struct Path {
-    /// The agent and the namespaces.
-    pub env: TestEnv,
+    /// Dropped before the cgroup it runs in, as fields are in their order.
+    _server: Traffic,
     /// The link.
     pub relay: Relay,
-    _server: Traffic,
+    /// The agent and the namespaces.
+    pub env: TestEnv,
 }
 
 impl Path {
@@ -65,9 +66,9 @@ impl Path {
         };
         let server = Traffic::echo_server(&env.net.server, cgroup, on, false)?;
         Ok(Self {
-            env,
-            relay,
             _server: server,
+            relay,
+            env,
         })
     }
 

@@ -9,7 +9,7 @@ use nix::{
     unistd::Pid,
 };
 use rto_testbed::{
-    cgroup, names,
+    leftovers,
     process::{KillOnDrop, beside, stdout_of},
     timing::{jiffy, latest},
     wait::{TIMEOUT, eventually},
@@ -159,23 +159,6 @@ fn both_links() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Names in these directories that the process made.
-fn made_by(pid: u32) -> anyhow::Result<Vec<String>> {
-    let of_pid = format!("{}-{pid}-", names::PREFIX);
-    let mut made = Vec::new();
-    for dir in [
-        Path::new("/run/netns"),
-        Path::new("/sys/fs/bpf"),
-        &cgroup::root()?,
-    ] {
-        for entry in std::fs::read_dir(dir)? {
-            let name = entry?.file_name().to_string_lossy().into_owned();
-            made.extend(name.starts_with(&of_pid).then_some(name));
-        }
-    }
-    Ok(made)
-}
-
 test!(leaves_nothing_when_it_is_interrupted);
 fn leaves_nothing_when_it_is_interrupted() -> anyhow::Result<()> {
     let out = tempfile::tempdir()?;
@@ -192,7 +175,7 @@ fn leaves_nothing_when_it_is_interrupted() -> anyhow::Result<()> {
         let runs = std::fs::read_to_string(&log).unwrap_or_default();
         Ok((runs.lines().count() >= 10).then_some(()))
     })?;
-    assert!(made_by(pid)?.len() > 2 * 6, "{:?}", made_by(pid)?);
+    assert!(leftovers::of(pid).len() > 2 * 6, "{:?}", leftovers::of(pid));
     kill(Pid::from_raw(i32::try_from(pid)?), Signal::SIGINT)?;
     let status = lab.0.wait()?;
     let mut said = String::new();
@@ -203,6 +186,6 @@ fn leaves_nothing_when_it_is_interrupted() -> anyhow::Result<()> {
         .read_to_string(&mut said)?;
     assert_eq!(status.code(), Some(1), "{status} {said}");
     assert!(said.contains("interrupted"), "{said}");
-    assert_eq!(made_by(pid)?, [] as [&str; 0]);
+    assert_eq!(leftovers::of(pid), [] as [&Path; 0]);
     Ok(())
 }

@@ -1,11 +1,13 @@
 //! Integration tests: the agent driven from outside, on a real kernel, in namespaces and a cgroup
 //! of its own. Run by `cargo xtask test`, as root; without root they are reported as ignored.
 
-use std::{process::ExitCode, sync::mpsc, thread, time::Duration};
+use std::{fs, path::PathBuf, process::ExitCode, sync::mpsc, thread, time::Duration};
 
+use anyhow::anyhow;
 use libtest_mimic::{Arguments, Failed};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use rto_testbed::{emulated::is_emulated, process::require};
+use rto_testbed::{emulated::is_emulated, leftovers, names, process::require};
+use tempfile::TempDir;
 
 #[macro_use]
 mod registry;
@@ -92,11 +94,23 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     } else if !arguments.list {
-        rto_testbed::sweep();
+        leftovers::sweep();
     }
+    let files = match own_temp_dir() {
+        Ok(dir) => dir,
+        Err(e) => {
+            eprintln!("no directory for files: {e:#}");
+            return ExitCode::FAILURE;
+        }
+    };
     let trials = registry::trials(&arguments, refusal.as_deref());
     let conclusion = libtest_mimic::run(&arguments, trials);
     registry::print_slowest();
+    let left = left(files);
+    if !left.is_empty() {
+        eprintln!("tests have left behind {left:#?}");
+        return ExitCode::FAILURE;
+    }
     if std::env::var_os(REPORT).is_some() {
         match kernel::report() {
             Ok(report) => eprintln!("{REPORT} {report}"),
@@ -107,6 +121,26 @@ fn main() -> ExitCode {
         }
     }
     conclusion.exit_code()
+}
+
+/// Has the tests' files in a directory of its own, so that it is seen which of them are left.
+fn own_temp_dir() -> anyhow::Result<TempDir> {
+    let name = names::unique();
+    let dir = tempfile::Builder::new()
+        .prefix(&name)
+        .rand_bytes(0)
+        .tempdir()?;
+    tempfile::env::override_temp_dir(dir.path()).map_err(|other| anyhow!("{}", other.display()))?;
+    Ok(dir)
+}
+
+/// What the tests have made and not removed. A test that is not done in time still has what it made.
+fn left(files: TempDir) -> Vec<PathBuf> {
+    let entries = fs::read_dir(files.path()).into_iter().flatten().flatten();
+    let mut left: Vec<_> = entries.map(|entry| entry.path()).collect();
+    drop(files);
+    left.extend(leftovers::of(std::process::id()));
+    left
 }
 
 /// Why the tests cannot run here.

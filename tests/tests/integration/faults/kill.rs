@@ -166,7 +166,7 @@ fn in_envs(seed: u64, rounds: u32, envs: u32) -> anyhow::Result<Vec<Tally>> {
             .collect();
         let joined = envs.into_iter().map(|env| match env.join() {
             Ok(result) => result,
-            Err(_) => bail!("a env panicked"),
+            Err(_) => bail!("an env panicked"),
         });
         // All of them, so that none is left behind by the first that fails.
         let joined: Vec<_> = joined.collect();
@@ -232,8 +232,9 @@ fn settings_last_seen_outlive_a_kill() -> anyhow::Result<()> {
 }
 
 struct Run {
-    env: TestEnv,
+    /// Dropped before the cgroup it runs in, as fields are in their order.
     prober: Prober,
+    env: TestEnv,
     rng: ChaCha8Rng,
     on_exit: &'static str,
     desired: Desired,
@@ -251,8 +252,8 @@ impl Run {
         let prober = env.prober(&addresses, &expect)?;
         let desired = Desired::default().with(&File::random(&mut rng, on_exit));
         Ok(Self {
-            env,
             prober,
+            env,
             rng,
             on_exit,
             desired,
