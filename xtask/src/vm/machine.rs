@@ -10,16 +10,22 @@ use std::{
 
 use anyhow::{Context as _, bail};
 
-use crate::{arch::Arch, process::KillOnDrop};
+use crate::{
+    arch::Arch,
+    process::{KillOnDrop, output},
+};
 
 /// The processor of a machine and its clock.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Clock {
     /// Emulated, with time counted in instructions: timers are exact under any load of this host, and waiting takes
     /// no time.
     Instructions,
     /// Emulated, with this host's time.
     Host,
+    /// Emulated, with a clock that runs so many times as fast as this host's, as do those of other machines with the same
+    /// speed. To it the processor is as much slower.
+    Faster(f64),
     /// This host's processor, by KVM.
     Kvm,
 }
@@ -63,13 +69,16 @@ impl Machine<'_> {
                 .args(["-accel", "tcg,thread=single", "-cpu", cpu])
                 .args(["-icount", "shift=1,sleep=off", "-rtc", "clock=vm"])
                 .args(["-smp", "1"]),
-            Clock::Host => qemu
+            Clock::Host | Clock::Faster(_) => qemu
                 .args(["-accel", "tcg,thread=multi", "-cpu", cpu])
                 .args(["-smp", &processors]),
             Clock::Kvm => qemu
                 .args(["-accel", "kvm", "-cpu", "host"])
                 .args(["-smp", &processors]),
         };
+        if let Clock::Faster(speed) = self.clock {
+            qemu.envs(faster(speed)?);
+        }
         match self.disk {
             Some(disk) => qemu.arg("-drive").arg(format!(
                 "file={},format=raw,if=virtio,cache=unsafe",
@@ -118,4 +127,17 @@ impl Machine<'_> {
             }
         }
     }
+}
+
+/// What has a program's clocks run so many times as fast: libfaketime, which `faketime` finds. Not `faketime` itself, as that
+/// would be a process before the machine's.
+fn faster(speed: f64) -> anyhow::Result<[(&'static str, String); 2]> {
+    const LIBRARY: &str = "LD_PRELOAD";
+    let mut faketime = Command::new("faketime");
+    // "-m": the library for programs with threads.
+    let library = output(faketime.args(["-m", "-f", "+0", "printenv", LIBRARY]))?;
+    Ok([
+        (LIBRARY, library.trim().to_owned()),
+        ("FAKETIME", format!("+0 x{speed}")),
+    ])
 }

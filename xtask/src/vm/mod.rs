@@ -340,7 +340,7 @@ fn column(
                 // The kernel gives what it does not know to the first program's environment.
                 command_line: match clock {
                     Clock::Instructions => "RTO_TESTS_COUNTED=1",
-                    Clock::Host | Clock::Kvm => "",
+                    Clock::Host | Clock::Faster(_) | Clock::Kvm => "",
                 },
                 limit: Duration::from_secs(args.limit),
             };
