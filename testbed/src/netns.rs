@@ -2,10 +2,11 @@
 
 use std::{
     fs::{self, File},
+    io::Write as _,
     marker::PhantomData,
     panic,
     path::Path,
-    process::Command,
+    process::{Command, Stdio},
     thread,
     time::Duration,
 };
@@ -15,12 +16,14 @@ use nix::sched::{CloneFlags, setns};
 
 use crate::{
     names,
-    process::run,
+    process::{run, stdout_of},
     wait::{TIMEOUT, eventually},
 };
 
 /// Addresses of the client's end.
 pub const CLIENT_V4: &str = "10.88.0.1";
+/// A second one.
+const CLIENT_V4_OTHER: &str = "10.88.1.1";
 /// Its IPv6 address.
 pub const CLIENT_V6: &str = "fd88::1";
 /// Addresses of the server's end.
@@ -86,32 +89,24 @@ impl Pair {
             _not_send: PhantomData,
         };
         let Self { client, server, .. } = &pair;
-        run(&format!("ip netns add {client}"))?;
-        run(&format!("ip netns add {server}"))?;
-        run(&format!(
-            "ip -n {client} link add {CLIENT_LINK} type veth peer name {SERVER_LINK} netns {server}"
-        ))?;
+        ip(&[], &format!("netns add {client}\nnetns add {server}"))?;
+        let link =
+            format!("link add {CLIENT_LINK} type veth peer name {SERVER_LINK} netns {server}");
+        ip(&["-n", client], &link)?;
         for (netns, link, v4, v6) in [
-            (
-                client,
-                CLIENT_LINK,
-                &[CLIENT_V4, "10.88.1.1"][..],
-                CLIENT_V6,
-            ),
-            (
-                server,
-                SERVER_LINK,
-                &[SERVER_V4, SERVER_V4_OTHER][..],
-                SERVER_V6,
-            ),
+            (client, CLIENT_LINK, [CLIENT_V4, CLIENT_V4_OTHER], CLIENT_V6),
+            (server, SERVER_LINK, [SERVER_V4, SERVER_V4_OTHER], SERVER_V6),
         ] {
-            for address in v4 {
-                run(&format!("ip -n {netns} addr add {address}/24 dev {link}"))?;
-            }
+            let [one, other] = v4;
             // Without duplicate detection, which would keep the address tentative for a second.
-            run(&format!("ip -n {netns} addr add {v6}/64 dev {link} nodad"))?;
-            run(&format!("ip -n {netns} link set lo up"))?;
-            run(&format!("ip -n {netns} link set {link} up"))?;
+            let lines = format!(
+                "addr add {one}/24 dev {link}
+                addr add {other}/24 dev {link}
+                addr add {v6}/64 dev {link} nodad
+                link set lo up
+                link set {link} up"
+            );
+            ip(&["-n", netns], &lines)?;
             sysctl(netns, "net.ipv4.tcp_no_metrics_save", "1")?;
         }
         until_local(client, CLIENT_V6)?;
@@ -208,19 +203,37 @@ pub(crate) fn until_local(netns: &str, address: &str) -> anyhow::Result<()> {
 ///
 /// If there is none of that name.
 pub fn sysctl(netns: &str, name: &str, value: &str) -> anyhow::Result<()> {
-    run(&format!(
-        "ip netns exec {netns} sysctl -q -w {name}={value}"
-    ))
-    .map(drop)
-    .with_context(|| format!("{name} in {netns}"))
+    let path = format!("/proc/sys/{}", name.replace('.', "/"));
+    inside(netns, || Ok(fs::write(path, value)?)).with_context(|| name.to_owned())
+}
+
+/// Runs `ip` with these options once for all lines, as starting a program takes it longer than most of them.
+///
+/// # Errors
+///
+/// If it fails; it does nothing more then.
+pub(crate) fn ip(options: &[&str], lines: &str) -> anyhow::Result<()> {
+    let mut ip = Command::new("ip")
+        .args(options)
+        .args(["-batch", "-"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .context("ip")?;
+    let mut stdin = ip.stdin.take().context("no stdin")?;
+    // If it ends before, its own error says why.
+    let _read = stdin.write_all(lines.as_bytes());
+    drop(stdin);
+    stdout_of(lines, ip.wait_with_output()?).map(drop)
 }
 
 impl Drop for Pair {
     fn drop(&mut self) {
-        for netns in [&self.client, &self.server] {
-            // The link goes with either. Nothing more can be done in a drop than try.
-            let _gone = Command::new("ip").args(["netns", "del", netns]).output();
-        }
+        let Self { client, server, .. } = self;
+        // The link goes with either. Nothing more can be done in a drop than try.
+        let lines = format!("netns del {client}\nnetns del {server}");
+        let _gone = ip(&["-force"], &lines);
     }
 }
 

@@ -130,7 +130,7 @@ pub fn require(programs: &[&str]) -> anyhow::Result<()> {
         .collect();
     ensure!(
         missing.is_empty(),
-        "missing {missing:?}: install them (Debian: iproute2, nftables, procps, tcpdump, bpftool); in a checkout \
+        "missing {missing:?}: install them (Debian: iproute2, nftables, tcpdump, bpftool); in a checkout \
          cargo xtask test does"
     );
     Ok(())

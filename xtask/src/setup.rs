@@ -7,12 +7,11 @@ use crate::process::{apt_install, as_root, have, run as run_command};
 /// Looks at the lab's reports; a download of 100 MB, and no window system.
 const BROWSER: &str = "chromium-headless-shell";
 /// A program, and the Debian package it comes in.
-const PROGRAMS: [(&str, &str); 11] = [
+const PROGRAMS: [(&str, &str); 10] = [
     ("ip", "iproute2"),
     ("nft", "nftables"),
     ("tcpdump", "tcpdump"),
     ("bpftool", "bpftool"),
-    ("sysctl", "procps"),
     ("setpriv", "util-linux"),
     ("systemd-analyze", "systemd"),
     ("zsh", "zsh"),

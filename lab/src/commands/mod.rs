@@ -87,7 +87,7 @@ fn experiment(common: &Common, run: impl FnOnce() -> anyhow::Result<Report>) -> 
         geteuid().is_root(),
         "network namespaces, TUN devices and eBPF need root: run it with sudo"
     );
-    rto_testbed::process::require(&["ip", "sysctl"])?;
+    rto_testbed::process::require(&["ip"])?;
     rto_testbed::leftovers::sweep();
     // What loses packets for a time begins and ends on time, also on a busy machine.
     rto_testbed::process::run_in_real_time();

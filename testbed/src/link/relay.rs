@@ -32,8 +32,8 @@ use super::{
     tun::Tun,
 };
 use crate::{
-    netns::{Pair, until_local},
-    process::{run, run_in_real_time},
+    netns::{Pair, ip, until_local},
+    process::run_in_real_time,
 };
 
 /// More than any packet of these links, whose MTU is 1500 bytes.
@@ -119,11 +119,12 @@ impl Relay {
             (&pair.server, relay.server_device(), 2),
         ] {
             let (v4, v6) = (relay.address(host, false), relay.address(host, true));
-            run(&format!("ip -n {netns} addr add {v4}/24 dev {device}"))?;
-            run(&format!(
-                "ip -n {netns} addr add {v6}/64 dev {device} nodad"
-            ))?;
-            run(&format!("ip -n {netns} link set {device} up"))?;
+            let lines = format!(
+                "addr add {v4}/24 dev {device}
+                addr add {v6}/64 dev {device} nodad
+                link set {device} up"
+            );
+            ip(&["-n", netns], &lines)?;
             until_local(netns, &v6.to_string())?;
         }
         let carrier = thread::Builder::new().name("link".to_owned());

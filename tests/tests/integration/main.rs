@@ -148,7 +148,7 @@ fn refusal() -> Option<String> {
     if !nix::unistd::geteuid().is_root() {
         return Some("these tests need root (network namespaces, eBPF)".to_owned());
     }
-    require(&["ip", "ss", "nft", "tcpdump", "bpftool", "sysctl"])
+    require(&["ip", "ss", "nft", "tcpdump", "bpftool"])
         .err()
         .map(|e| e.to_string())
 }

@@ -18,8 +18,8 @@ use crate::{
 };
 
 /// Programs that the tests call.
-const PROGRAMS: [&str; 10] = [
-    "ip", "ss", "nft", "tcpdump", "bpftool", "sysctl", "setpriv", "bash", "unshare", "nsenter",
+const PROGRAMS: [&str; 9] = [
+    "ip", "ss", "nft", "tcpdump", "bpftool", "setpriv", "bash", "unshare", "nsenter",
 ];
 /// Directories of the kernel's modules that machines may need.
 const MODULES: [&str; 6] = [
