@@ -139,7 +139,7 @@ impl Joined {
 
 impl Drop for Joined {
     fn drop(&mut self) {
-        // Without it the cgroup stays, and the next sweep takes it.
+        // Without it the cgroup stays, which its own drop says, and the next sweep takes it.
         let _left = fs::write(self.former.join("cgroup.procs"), "0");
     }
 }

@@ -2,61 +2,67 @@
 
 use std::{
     fs,
+    io::ErrorKind,
     path::{Path, PathBuf},
 };
 
+use anyhow::Context as _;
+
 use crate::{cgroup, names, netns, process::alive};
 
-/// A kind of them.
-struct Kind {
-    dir: PathBuf,
-    remove: fn(&Path),
-}
+/// A directory in which they are, and how one is removed.
+type Kind = (PathBuf, fn(&Path));
 
-/// Namespaces, cgroups, pins, and directories for files.
-fn kinds() -> Vec<Kind> {
-    let kind = |dir: &Path, remove: fn(&Path)| {
-        let dir = dir.to_owned();
-        Kind { dir, remove }
+/// Namespaces, cgroups, pins, and files.
+fn kinds() -> anyhow::Result<[Kind; 4]> {
+    let remove: fn(&Path) = |path| {
+        let _gone = fs::remove_dir_all(path).or_else(|_| fs::remove_file(path));
     };
-    let remove_dir: fn(&Path) = |path| drop(fs::remove_dir_all(path));
-    let mut kinds = vec![
-        kind(Path::new("/run/netns"), netns::remove),
-        kind(Path::new("/sys/fs/bpf"), remove_dir),
-        kind(&std::env::temp_dir(), remove_dir),
-    ];
-    if let Ok(root) = cgroup::root() {
-        kinds.push(kind(&root, |path| drop(cgroup::remove(path))));
-    }
-    kinds
+    Ok([
+        ("/run/netns".into(), netns::remove),
+        ("/sys/fs/bpf".into(), remove),
+        (std::env::temp_dir(), remove),
+        (cgroup::root()?, |path| drop(cgroup::remove(path))),
+    ])
 }
 
-impl Kind {
-    fn made(&self) -> impl Iterator<Item = (i32, PathBuf)> {
-        let entries = fs::read_dir(&self.dir).into_iter().flatten().flatten();
-        entries.filter_map(|entry| {
-            let owner = names::owner(&entry.file_name().to_string_lossy())?;
-            Some((owner, entry.path()))
-        })
+/// What is in a directory under names that a process made of which this is so.
+fn made(dir: &Path, is: impl Fn(i32) -> bool) -> anyhow::Result<Vec<PathBuf>> {
+    let entries = match fs::read_dir(dir) {
+        // There has been no namespace yet.
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.with_context(|| dir.display().to_string())?,
+    };
+    let mut made = Vec::new();
+    for entry in entries {
+        let entry = entry?;
+        if names::owner(&entry.file_name().to_string_lossy()).is_some_and(&is) {
+            made.push(entry.path());
+        }
     }
+    Ok(made)
 }
 
-/// Removes what a killed run left behind.
+/// Removes, as far as it can, what a killed run left behind, also one whose process had the id of this one: to be called
+/// before this one makes anything.
 pub fn sweep() {
-    for kind in kinds() {
-        for (_, path) in kind.made().filter(|(owner, _)| !alive(*owner)) {
-            (kind.remove)(&path);
+    let is_left = |pid| !alive(pid) || u32::try_from(pid) == Ok(std::process::id());
+    for (dir, remove) in kinds().into_iter().flatten() {
+        for path in made(&dir, is_left).into_iter().flatten() {
+            remove(&path);
         }
     }
 }
 
 /// What a process has made and not removed.
-#[must_use]
-pub fn of(pid: u32) -> Vec<PathBuf> {
-    let is_its = |owner| u32::try_from(owner) == Ok(pid);
-    kinds()
-        .iter()
-        .flat_map(Kind::made)
-        .filter_map(|(owner, path)| is_its(owner).then_some(path))
-        .collect()
+///
+/// # Errors
+///
+/// If that cannot be seen.
+pub fn of(pid: u32) -> anyhow::Result<Vec<PathBuf>> {
+    let mut left = Vec::new();
+    for (dir, _) in kinds()? {
+        left.extend(made(&dir, |owner| u32::try_from(owner) == Ok(pid))?);
+    }
+    Ok(left)
 }

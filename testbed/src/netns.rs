@@ -204,7 +204,7 @@ pub(crate) fn until_local(netns: &str, address: &str) -> anyhow::Result<()> {
 /// If there is none of that name.
 pub fn sysctl(netns: &str, name: &str, value: &str) -> anyhow::Result<()> {
     let path = format!("/proc/sys/{}", name.replace('.', "/"));
-    inside(netns, || Ok(fs::write(path, value)?)).with_context(|| name.to_owned())
+    inside(netns, || Ok(fs::write(path, value)?)).with_context(|| format!("{name}={value}"))
 }
 
 /// Runs `ip` with these options once for all lines, as starting a program takes it longer than most of them.
@@ -225,7 +225,8 @@ pub(crate) fn ip(options: &[&str], lines: &str) -> anyhow::Result<()> {
     // If it ends before, its own error says why.
     let _read = stdin.write_all(lines.as_bytes());
     drop(stdin);
-    stdout_of(lines, ip.wait_with_output()?).map(drop)
+    let command = format!("ip {}: {lines}", options.join(" "));
+    stdout_of(&command, ip.wait_with_output()?).map(drop)
 }
 
 impl Drop for Pair {

@@ -82,8 +82,8 @@ fn expect(env: &TestEnv, timer: std::time::Duration) -> anyhow::Result<()> {
 
 test!(a_container_is_not_taken_for_the_host);
 fn a_container_is_not_taken_for_the_host() -> anyhow::Result<()> {
-    let mut env = env()?;
     let own = Cgroup::new()?;
+    let mut env = env()?;
     let wrapper = contained(&own, "true")?;
     env.spawn_under(&wrapper)?;
     let status = env.ended()?;
@@ -106,8 +106,8 @@ fn a_container_is_not_taken_for_the_host() -> anyhow::Result<()> {
 test!(a_container_finds_the_hosts_hierarchy);
 /// It is mounted elsewhere: a connection of a process outside the container is covered.
 fn a_container_finds_the_hosts_hierarchy() -> anyhow::Result<()> {
-    let mut env = env()?;
     let own = Cgroup::new()?;
+    let mut env = env()?;
     expect(&env, KERNEL_RTO)?;
     let host = env.dir().join("host-cgroup");
     std::fs::create_dir(&host)?;

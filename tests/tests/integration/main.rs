@@ -1,9 +1,18 @@
 //! Integration tests: the agent driven from outside, on a real kernel, in namespaces and a cgroup
 //! of its own. Run by `cargo xtask test`, as root; without root they are reported as ignored.
 
-use std::{fs, path::PathBuf, process::ExitCode, sync::mpsc, thread, time::Duration};
+use std::{
+    fs::{self, Permissions},
+    io,
+    os::unix::fs::PermissionsExt as _,
+    path::PathBuf,
+    process::ExitCode,
+    sync::mpsc,
+    thread,
+    time::Duration,
+};
 
-use anyhow::anyhow;
+use anyhow::{Context as _, anyhow, ensure};
 use libtest_mimic::{Arguments, Failed};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use rto_testbed::{emulated::is_emulated, leftovers, names, process::require};
@@ -80,6 +89,13 @@ fn main() -> ExitCode {
     if std::env::var_os(ELSEWHERE).is_some() {
         return ExitCode::SUCCESS;
     }
+    run().unwrap_or_else(|e| {
+        eprintln!("{e:#}");
+        ExitCode::FAILURE
+    })
+}
+
+fn run() -> anyhow::Result<ExitCode> {
     // Tests that hold many sockets do so beside others.
     if let Ok((_, hard)) = getrlimit(Resource::RLIMIT_NOFILE) {
         let _as_it_is = setrlimit(Resource::RLIMIT_NOFILE, hard, hard);
@@ -89,58 +105,50 @@ fn main() -> ExitCode {
     let refusal = refusal();
     if let Some(reason) = &refusal {
         eprintln!("ignored: {reason}");
-        if std::env::var_os("RTO_TESTS_REQUIRE_ROOT").is_some() {
-            eprintln!("RTO_TESTS_REQUIRE_ROOT is set, so that this is a failure");
-            return ExitCode::FAILURE;
-        }
-    } else if !arguments.list {
-        leftovers::sweep();
+        ensure!(
+            std::env::var_os("RTO_TESTS_REQUIRE_ROOT").is_none(),
+            "RTO_TESTS_REQUIRE_ROOT is set, so that this is a failure"
+        );
     }
-    let files = match own_temp_dir() {
-        Ok(dir) => dir,
-        Err(e) => {
-            eprintln!("no directory for files: {e:#}");
-            return ExitCode::FAILURE;
-        }
-    };
+    let can_run = refusal.is_none() && !arguments.list;
+    let files = can_run.then(own_temp_dir).transpose()?;
     let trials = registry::trials(&arguments, refusal.as_deref());
     let conclusion = libtest_mimic::run(&arguments, trials);
     registry::print_slowest();
-    let left = left(files);
-    if !left.is_empty() {
-        eprintln!("tests have left behind {left:#?}");
-        return ExitCode::FAILURE;
-    }
+    let left = files.map(left).transpose()?.unwrap_or_default();
     if std::env::var_os(REPORT).is_some() {
-        match kernel::report() {
-            Ok(report) => eprintln!("{REPORT} {report}"),
-            Err(e) => {
-                eprintln!("no report: {e:#}");
-                return ExitCode::FAILURE;
-            }
-        }
+        eprintln!("{REPORT} {}", kernel::report().context("no report")?);
     }
-    conclusion.exit_code()
+    if left.is_empty() {
+        return Ok(conclusion.exit_code());
+    }
+    eprintln!("tests have left behind {left:#?}");
+    Ok(ExitCode::FAILURE)
 }
 
 /// Has the tests' files in a directory of its own, so that it is seen which of them are left.
 fn own_temp_dir() -> anyhow::Result<TempDir> {
+    leftovers::sweep();
     let name = names::unique();
     let dir = tempfile::Builder::new()
-        .prefix(&name)
-        .rand_bytes(0)
-        .tempdir()?;
-    tempfile::env::override_temp_dir(dir.path()).map_err(|other| anyhow!("{}", other.display()))?;
+        .prefix(&format!("{name}-"))
+        // Clients in tests have other users.
+        .permissions(Permissions::from_mode(0o755))
+        .tempdir()
+        .context("no directory for files")?;
+    tempfile::env::override_temp_dir(dir.path())
+        .map_err(|other| anyhow!("files are in {} already", other.display()))?;
     Ok(dir)
 }
 
-/// What the tests have made and not removed. A test that is not done in time still has what it made.
-fn left(files: TempDir) -> Vec<PathBuf> {
-    let entries = fs::read_dir(files.path()).into_iter().flatten().flatten();
-    let mut left: Vec<_> = entries.map(|entry| entry.path()).collect();
+/// What this process has made and not removed. A test that is not done in time still has what it made.
+fn left(files: TempDir) -> anyhow::Result<Vec<PathBuf>> {
+    let entries = fs::read_dir(files.path())?;
+    let entries: io::Result<Vec<_>> = entries.map(|entry| Ok(entry?.path())).collect();
+    let mut left = entries?;
     drop(files);
-    left.extend(leftovers::of(std::process::id()));
-    left
+    left.extend(leftovers::of(std::process::id())?);
+    Ok(left)
 }
 
 /// Why the tests cannot run here.
@@ -153,15 +161,19 @@ fn refusal() -> Option<String> {
         .map(|e| e.to_string())
 }
 
-/// Runs a test on a thread of its own, so that one that hangs is a failure and not a standstill.
-fn limited(test: impl FnOnce() -> anyhow::Result<()> + Send + 'static) -> Result<(), Failed> {
+/// Runs a test on a thread of its own, which has its name, so that one that hangs is a failure and not a standstill.
+fn limited(
+    name: &str,
+    test: impl FnOnce() -> anyhow::Result<()> + Send + 'static,
+) -> Result<(), Failed> {
     let (sender, receiver) = mpsc::channel();
-    let runner = thread::spawn(move || {
+    let runner = thread::Builder::new().name(name.to_owned());
+    let runner = runner.spawn(move || {
         let result = test();
         // Nobody listens any more if it took too long.
         let _late = sender.send(());
         result
-    });
+    })?;
     let limit = match (faults::is_long(), is_emulated()) {
         (true, _) => LIMIT_LONG,
         (_, true) => LIMIT_EMULATED,

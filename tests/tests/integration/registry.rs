@@ -131,7 +131,7 @@ fn timed(
     test: impl FnOnce() -> anyhow::Result<()> + Send + 'static,
 ) -> Result<(), Failed> {
     let begun = Instant::now();
-    let result = limited(test);
+    let result = limited(&name, test);
     let mut took = TOOK.lock().unwrap_or_else(PoisonError::into_inner);
     took.push((begun.elapsed(), name));
     result

@@ -100,7 +100,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         processors: 1,
         memory_mib: MEMORY_MIB,
         command_line: "",
-        limit: duration + duration / 5 + BESIDE,
+        limit: (duration + duration / 5).div_f64(args.speed) + BESIDE,
     };
     let path = events_path(&kernel.version, now)?;
     println!(
