@@ -115,10 +115,10 @@ fn run() -> anyhow::Result<ExitCode> {
     let trials = registry::trials(&arguments, refusal.as_deref());
     let conclusion = libtest_mimic::run(&arguments, trials);
     registry::print_slowest();
-    let left = files.map(left).transpose()?.unwrap_or_default();
     if std::env::var_os(REPORT).is_some() {
         eprintln!("{REPORT} {}", kernel::report().context("no report")?);
     }
+    let left = files.map(left).transpose()?.unwrap_or_default();
     if left.is_empty() {
         return Ok(conclusion.exit_code());
     }
