@@ -21,6 +21,9 @@ use crate::wire::types::ErrorAnswer;
 /// A daemon that does not answer within this is stuck.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(120);
 
+/// The head of an answer, and what drives its connection.
+type Exchange = (Response<Incoming>, JoinHandle<hyper::Result<()>>);
+
 /// Why a request got no answer. The text says what to do.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -168,18 +171,35 @@ impl Client {
     }
 
     /// The head of a good answer, its body to come, and what drives the connection meanwhile.
+    ///
+    /// Who only reads asks once more after a connection that broke, which is told when no daemon runs any more. One that
+    /// runs has given up a client that said nothing for [`LIMITS`](super::server::LIMITS)' `idle_timeout`, as where the
+    /// whole machine stood still.
     async fn exchange(
         &self,
         method: Method,
         path: &str,
         body: Bytes,
-    ) -> Result<(Response<Incoming>, JoinHandle<hyper::Result<()>>), ClientError> {
+    ) -> Result<Exchange, ClientError> {
+        let is_reading = method == Method::GET;
+        let first = self.attempt(method.clone(), path, body.clone()).await;
+        match first {
+            Err(ClientError::Broken { .. }) if is_reading => self.attempt(method, path, body).await,
+            first => first,
+        }
+    }
+
+    async fn attempt(
+        &self,
+        method: Method,
+        path: &str,
+        body: Bytes,
+    ) -> Result<Exchange, ClientError> {
         let stream = self.connect().await?;
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream))
             .await
             .map_err(|e| self.broken(e))?;
         let driver = tokio::spawn(connection);
-        let is_reading = method == Method::GET;
         let request = Request::builder()
             .method(method)
             .uri(path)
@@ -187,10 +207,8 @@ impl Client {
             .header("content-type", "application/json")
             .body(Full::new(body))
             .map_err(|e| self.broken(e))?;
-        let response = match sender.send_request(request).await {
-            Ok(response) => response,
-            Err(e) => return Err(self.unanswered(is_reading, e).await),
-        };
+        let response = sender.send_request(request).await;
+        let response = response.map_err(|e| self.broken(e))?;
         let status = response.status();
         if status.is_success() {
             return Ok((response, driver));
@@ -215,15 +233,6 @@ impl Client {
         })
     }
 
-    /// Why a request got no answer. Of a daemon that was killed the socket may live on for a moment, in a child that it
-    /// has just begun: who only reads is told that no daemon runs, who changes something that it is not known.
-    async fn unanswered(&self, is_reading: bool, error: hyper::Error) -> ClientError {
-        if is_reading && let Err(gone @ ClientError::NotRunning { .. }) = self.connect().await {
-            return gone;
-        }
-        self.broken(error)
-    }
-
     fn silent(&self) -> ClientError {
         self.broken(format!("nothing for {} s", self.timeout.as_secs()))
     }
@@ -238,35 +247,57 @@ impl Client {
 
 #[cfg(test)]
 mod tests {
-    use std::{os::unix::net::UnixListener, thread};
+    use std::{
+        io::{Read as _, Write as _},
+        os::unix::net::UnixListener,
+        thread,
+    };
 
     use super::*;
 
-    /// What a request is told by a daemon that ends, or only the connection, before it answers.
+    /// What a request is told by a daemon that drops so many connections, and then ends or answers.
     fn told(
-        does_end: bool,
+        dropped: usize,
+        does_answer: bool,
         request: impl FnOnce(&Client) -> Result<(), ClientError>,
-    ) -> ClientError {
+    ) -> Result<(), ClientError> {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("socket");
         let listener = UnixListener::bind(&socket).unwrap();
-        let ending = thread::spawn(move || {
-            let (stream, _) = listener.accept().unwrap();
-            let left = (!does_end).then_some(listener);
-            drop(stream);
-            left
+        let daemon = thread::spawn(move || {
+            let mut last = None;
+            for _ in 0..dropped {
+                drop(last.take());
+                last = Some(listener.accept().unwrap());
+            }
+            if does_answer {
+                drop(last.take());
+                let (mut stream, _) = listener.accept().unwrap();
+                let _head = stream.read(&mut [0; 1024]).unwrap();
+                let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nnull";
+                stream.write_all(answer).unwrap();
+            }
+            // Nobody listens any more when the last one is told.
+            drop(listener);
+            drop(last);
         });
-        let error = request(&Client::new(&socket)).unwrap_err();
-        drop(ending.join().unwrap());
-        error
+        let told = request(&Client::new(&socket));
+        daemon.join().unwrap();
+        told
     }
 
     #[test]
-    fn a_daemon_that_ends_before_it_answers() {
+    fn a_connection_that_breaks_before_an_answer() {
         let get = |client: &Client| client.get::<()>("/v1/entries");
         let post = |client: &Client| client.post::<()>("/v1/reload", &());
-        assert!(matches!(told(true, get), ClientError::NotRunning { .. }));
-        assert!(matches!(told(true, post), ClientError::Broken { .. }));
-        assert!(matches!(told(false, get), ClientError::Broken { .. }));
+        let broken = |told| matches!(told, Err(ClientError::Broken { .. }));
+        assert!(matches!(
+            told(1, false, get),
+            Err(ClientError::NotRunning { .. })
+        ));
+        told(1, true, get).unwrap();
+        assert!(broken(told(2, false, get)));
+        // Whether it was heard is not known.
+        assert!(broken(told(1, false, post)));
     }
 }
