@@ -27,7 +27,7 @@ fn kinds() -> anyhow::Result<[Kind; 4]> {
 }
 
 /// What is in a directory under names that a process made of which this is so.
-fn made(dir: &Path, is: impl Fn(i32) -> bool) -> anyhow::Result<Vec<PathBuf>> {
+fn made(dir: &Path, is: impl Fn(u32) -> bool) -> anyhow::Result<Vec<PathBuf>> {
     let entries = match fs::read_dir(dir) {
         // There has been no namespace yet.
         Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
@@ -46,7 +46,7 @@ fn made(dir: &Path, is: impl Fn(i32) -> bool) -> anyhow::Result<Vec<PathBuf>> {
 /// Removes, as far as it can, what a killed run left behind, also one whose process had the id of this one: to be called
 /// before this one makes anything.
 pub fn sweep() {
-    let is_left = |pid| !alive(pid) || u32::try_from(pid) == Ok(std::process::id());
+    let is_left = |pid| !alive(pid) || pid == std::process::id();
     for (dir, remove) in kinds().into_iter().flatten() {
         for path in made(&dir, is_left).into_iter().flatten() {
             remove(&path);
@@ -62,7 +62,7 @@ pub fn sweep() {
 pub fn of(pid: u32) -> anyhow::Result<Vec<PathBuf>> {
     let mut left = Vec::new();
     for (dir, _) in kinds()? {
-        left.extend(made(&dir, |owner| u32::try_from(owner) == Ok(pid))?);
+        left.extend(made(&dir, |owner| owner == pid)?);
     }
     Ok(left)
 }

@@ -16,7 +16,7 @@ pub fn unique() -> String {
 
 /// The process that made a name, if it is one of ours.
 #[must_use]
-pub fn owner(name: &str) -> Option<i32> {
+pub fn owner(name: &str) -> Option<u32> {
     name.strip_prefix(PREFIX)?
         .strip_prefix('-')?
         .split('-')

@@ -2,11 +2,10 @@
 
 use std::{
     fs::{self, File},
-    io::Write as _,
     marker::PhantomData,
     panic,
     path::Path,
-    process::{Command, Stdio},
+    process::Command,
     thread,
     time::Duration,
 };
@@ -16,7 +15,7 @@ use nix::sched::{CloneFlags, setns};
 
 use crate::{
     names,
-    process::{run, stdout_of},
+    process::{run, run_with_input},
     wait::{TIMEOUT, eventually},
 };
 
@@ -90,9 +89,9 @@ impl Pair {
         };
         let Self { client, server, .. } = &pair;
         ip(&[], &format!("netns add {client}\nnetns add {server}"))?;
-        let link =
-            format!("link add {CLIENT_LINK} type veth peer name {SERVER_LINK} netns {server}");
-        ip(&["-n", client], &link)?;
+        run(&format!(
+            "ip -n {client} link add {CLIENT_LINK} type veth peer name {SERVER_LINK} netns {server}"
+        ))?;
         for (netns, link, v4, v6) in [
             (client, CLIENT_LINK, [CLIENT_V4, CLIENT_V4_OTHER], CLIENT_V6),
             (server, SERVER_LINK, [SERVER_V4, SERVER_V4_OTHER], SERVER_V6),
@@ -146,14 +145,7 @@ impl Pair {
         let rules = format!(
             "add table inet t\nadd chain inet t in {{ type filter hook input priority 0; }}\n{added}"
         );
-        let file = tempfile::NamedTempFile::new()?;
-        fs::write(file.path(), rules)?;
-        let netns = &self.server;
-        run(&format!(
-            "ip netns exec {netns} nft -f {}",
-            file.path().display()
-        ))
-        .map(drop)
+        nft(&self.server, &["-f", "-"], &rules).map(drop)
     }
 
     /// Drops every SYN at the server's input from the first one of an IPv4 client on, for so long; the kernel's clock
@@ -181,7 +173,7 @@ impl Pair {
     ///
     /// If `nft` fails.
     pub fn drop_nothing(&self) -> anyhow::Result<()> {
-        run(&format!("ip netns exec {} nft flush ruleset", self.server)).map(drop)
+        nft(&self.server, &["flush", "ruleset"], "").map(drop)
     }
 }
 
@@ -213,20 +205,19 @@ pub fn sysctl(netns: &str, name: &str, value: &str) -> anyhow::Result<()> {
 ///
 /// If it fails; it does nothing more then.
 pub(crate) fn ip(options: &[&str], lines: &str) -> anyhow::Result<()> {
-    let mut ip = Command::new("ip")
-        .args(options)
-        .args(["-batch", "-"])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .context("ip")?;
-    let mut stdin = ip.stdin.take().context("no stdin")?;
-    // If it ends before, its own error says why.
-    let _read = stdin.write_all(lines.as_bytes());
-    drop(stdin);
-    let command = format!("ip {}: {lines}", options.join(" "));
-    stdout_of(&command, ip.wait_with_output()?).map(drop)
+    let mut ip = Command::new("ip");
+    run_with_input(ip.args(options).args(["-batch", "-"]), lines).map(drop)
+}
+
+/// What nft(8) prints in a namespace, with this text at its standard input.
+///
+/// # Errors
+///
+/// If it fails.
+pub(crate) fn nft(netns: &str, args: &[&str], text: &str) -> anyhow::Result<String> {
+    inside(netns, || {
+        run_with_input(Command::new("nft").args(args), text)
+    })
 }
 
 impl Drop for Pair {
@@ -240,6 +231,6 @@ impl Drop for Pair {
 
 /// Removes the namespace of this path.
 pub(crate) fn remove(path: &Path) {
-    let name = path.file_name().unwrap_or_default();
-    let _gone = Command::new("ip").args(["netns", "del"]).arg(name).output();
+    let name = path.file_name().unwrap_or_default().display();
+    let _gone = run(&format!("ip netns del {name}"));
 }

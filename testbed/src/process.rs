@@ -7,9 +7,10 @@
 
 use std::{
     fs,
+    io::Write as _,
     marker::PhantomData,
     path::PathBuf,
-    process::{Child, Command, Output},
+    process::{Child, Command, Output, Stdio},
 };
 
 use anyhow::{Context as _, bail, ensure};
@@ -97,6 +98,26 @@ pub fn run(line: &str) -> anyhow::Result<String> {
     stdout_of(line, output)
 }
 
+/// Runs a program with this text at its standard input, and returns what it prints: no more than a pipe holds before it
+/// has read the text.
+///
+/// # Errors
+///
+/// If it fails, with what it said.
+pub fn run_with_input(command: &mut Command, text: &str) -> anyhow::Result<String> {
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("{command:?}"))?;
+    let mut stdin = child.stdin.take().context("no stdin")?;
+    // If it ends before it has read all, its own error says why.
+    let _read = stdin.write_all(text.as_bytes());
+    drop(stdin);
+    stdout_of(&format!("{command:?}: {text}"), child.wait_with_output()?)
+}
+
 /// What a finished program printed.
 ///
 /// # Errors
@@ -138,6 +159,6 @@ pub fn require(programs: &[&str]) -> anyhow::Result<()> {
 
 /// Whether a process with this id exists.
 #[must_use]
-pub fn alive(pid: i32) -> bool {
+pub fn alive(pid: u32) -> bool {
     fs::exists(format!("/proc/{pid}")).unwrap_or(true)
 }

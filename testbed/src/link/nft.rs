@@ -3,9 +3,7 @@
 
 use std::{
     collections::HashMap,
-    io::Write as _,
     net::IpAddr,
-    process::{Command, Stdio},
     sync::{Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
@@ -17,10 +15,7 @@ use super::{
     packet::{Direction, Kind},
     rule::{DropPattern, PacketFilter, Rule},
 };
-use crate::{
-    netns::{self, CLIENT_V4, CLIENT_V6, Pair, SERVER_V4, SERVER_V6},
-    process::stdout_of,
-};
+use crate::netns::{CLIENT_V4, CLIENT_V6, Pair, SERVER_V4, SERVER_V6, nft};
 
 /// Our table in each namespace.
 const TABLE: &str = "rto_lab";
@@ -261,19 +256,6 @@ fn statements(rule: &Rule, direction: Direction) -> anyhow::Result<Vec<String>> 
 fn counted(list: &str) -> Option<u64> {
     let (_, after) = list.split_once("packets ")?;
     after.split_whitespace().next()?.parse().ok()
-}
-
-/// What nft(8) prints in a namespace.
-fn nft(netns: &str, args: &[&str], text: &str) -> anyhow::Result<String> {
-    let mut command = Command::new("nft");
-    command.args(args).stdin(Stdio::piped());
-    command.stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = netns::inside(netns, || command.spawn().context("nft"))?;
-    let mut stdin = child.stdin.take().context("no stdin")?;
-    // Shorter than a pipe's buffer.
-    stdin.write_all(text.as_bytes())?;
-    drop(stdin);
-    stdout_of(&format!("nft {args:?} {text}"), child.wait_with_output()?)
 }
 
 #[cfg(test)]

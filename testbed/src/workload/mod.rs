@@ -243,8 +243,9 @@ pub fn main(arguments: impl IntoIterator<Item = String>) -> ExitCode {
 const NETNS: &str = "RTO_WORKLOAD_NETNS";
 const CGROUP: &str = "RTO_WORKLOAD_CGROUP";
 
-/// A child, from its beginning to its end; an error is a last reply.
+/// A child, from its beginning to its end or its parent's; an error is a last reply.
 pub fn child(run: impl FnOnce() -> anyhow::Result<()>) -> ExitCode {
+    stdio::end_with_parent();
     match join().and_then(|()| run()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

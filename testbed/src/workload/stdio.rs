@@ -1,8 +1,16 @@
 //! The child's side of a [`crate::channel::ControlChannel`].
 
-use std::io::{self, BufRead as _, Write as _};
+use std::{
+    io::{self, BufRead as _, Write as _},
+    os::fd::AsFd as _,
+    process, thread,
+};
 
 use anyhow::Context as _;
+use nix::{
+    errno::Errno,
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+};
 use serde::{Serialize, de::DeserializeOwned};
 
 /// Replies with a value.
@@ -43,6 +51,17 @@ pub fn commands<C: DeserializeOwned, T: Serialize>(
         }
     }
     Ok(())
+}
+
+/// Has this process end when the parent closes stdin, as the kernel does for one that is killed: also where nothing reads it.
+pub(super) fn end_with_parent() {
+    thread::spawn(|| {
+        let stdin = io::stdin();
+        // The pipe's end is told of without being asked for, and commands are left to those who read them (poll(2)).
+        let mut pipe = [PollFd::new(stdin.as_fd(), PollFlags::empty())];
+        while poll(&mut pipe, PollTimeout::NONE) == Err(Errno::EINTR) {}
+        process::exit(0)
+    });
 }
 
 /// Waits until the parent closes stdin or kills this process.

@@ -136,8 +136,5 @@ fn faster(speed: f64) -> anyhow::Result<[(&'static str, String); 2]> {
     let mut faketime = Command::new("faketime");
     // "-m": the library for programs with threads.
     let library = output(faketime.args(["-m", "-f", "+0", "printenv", LIBRARY]))?;
-    Ok([
-        (LIBRARY, library.trim().to_owned()),
-        ("FAKETIME", format!("+0 x{speed}")),
-    ])
+    Ok([(LIBRARY, library), ("FAKETIME", format!("+0 x{speed}"))])
 }
